@@ -1,0 +1,212 @@
+"""What the agent needs of the world, as small protocols.
+
+Everything that touches hardware, the kernel or the network stands behind one of these; tests
+pass fakes, plugins pass their own. Only the composition root knows which is which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from wattspan.model import (
+    Consumer,
+    Domain,
+    Failure,
+    GpuStatus,
+    Instant,
+    Payer,
+    PayerInfo,
+    Reading,
+    Snapshot,
+    Usage,
+)
+from wattspan.settings import Table
+
+
+class Clock(Protocol):
+    """The only way to learn the time, or to let it pass."""
+
+    def now(self) -> Instant:
+        """This moment on all clocks."""
+        ...
+
+    def monotonic(self) -> int:
+        """Nanoseconds of the monotonic clock; cheaper than ``now().mono``."""
+        ...
+
+    def sleep_until(self, mono: int) -> None:
+        """Return at, or as soon as possible after, the monotonic time ``mono``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """All that one turn of a counter source yields.
+
+    ``domains`` is every domain the source knows at present; the *same tuple object* is returned
+    while nothing changed, so the caller may compare by identity. A domain without a reading in
+    this batch is not an error by itself: slow sources answer less often than they are asked.
+    """
+
+    domains: tuple[Domain, ...]
+    readings: tuple[Reading, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    usages: tuple[Usage, ...] = ()
+    gpus: tuple[GpuStatus, ...] = ()
+
+
+@runtime_checkable
+class CounterSource(Protocol):
+    """A family of energy counters.
+
+    ``read`` never raises for a counter that fails: that is a ``Failure`` and costs only its own
+    domains. It must return promptly; a source whose calls can hang owns a thread.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def read(self) -> Batch: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class UsageBatch:
+    """What processes did since the previous batch, and who they are.
+
+    ``infos`` describes every payer that appears in ``usages`` for the first time (a payer may
+    be described anew when it changes, after ``exec``). ``exited`` payers will not be heard of
+    again; their last usage is in this batch or was in an earlier one.
+    """
+
+    usages: tuple[Usage, ...] = ()
+    infos: tuple[PayerInfo, ...] = ()
+    exited: tuple[Payer, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    processes: int = 0
+
+
+@runtime_checkable
+class UsageSource(Protocol):
+    """Who used the CPUs. Called from one thread, at tick rate."""
+
+    def poll(self) -> UsageBatch: ...
+
+    def close(self) -> None: ...
+
+
+class ProcessDirectory(Protocol):
+    """Names the processes that a device knows by pid only. Safe from any thread, cheap."""
+
+    def identify(self, pid: int) -> Consumer | None:
+        """The process that has ``pid`` now; None if there is none."""
+        ...
+
+    def describe(self, consumer: Consumer) -> PayerInfo | None:
+        """Who ``consumer`` is; None if it is gone."""
+        ...
+
+
+SnapshotView = Callable[[], Snapshot]
+"""Returns the newest snapshot. Calling it changes nothing, however often and from wherever."""
+
+
+class Exporter(Protocol):
+    """Sends snapshots somewhere. Runs in threads of its own and never blocks the poller."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def address(self) -> str | None:
+        """Where it can be reached once started, as a URL; None for one that pushes."""
+        ...
+
+    def start(self, view: SnapshotView) -> None:
+        """Begin. Raises ExporterError with one clear sentence if it cannot."""
+        ...
+
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SourceContext:
+    """What a source is given to be built with.
+
+    ``emulated`` says that the roots and libraries the source is handed belong to an emulated
+    host, so every one of its domains must be labelled so. ``nvml`` stands in for the ``pynvml``
+    module where the emulated host brings its own; ``sysfs`` for the configured root.
+    """
+
+    clock: Clock
+    directory: ProcessDirectory
+    emulated: bool = False
+    nvml: Any = None
+    sysfs: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePlugin:
+    """What a ``wattspan.sources`` entry point resolves to.
+
+    ``settings`` is the plugin's own table, ``[sources.NAME]``. ``open`` is called once; it
+    raises SourceError when the source was asked for explicitly (``enabled = true``) and cannot
+    be had, and returns None when it was left to ``auto`` and there is nothing here to read.
+    """
+
+    settings: type[Table]
+    open: Callable[[Any, SourceContext], CounterSource | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ExporterContext:
+    """What an exporter is given to be built with."""
+
+    clock: Clock
+    version: str
+    log: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ExporterPlugin:
+    """What a ``wattspan.exporters`` entry point resolves to: ``[exporters.NAME]`` and a maker.
+
+    ``open`` returns None when the settings turn the exporter off.
+    """
+
+    settings: type[Table]
+    open: Callable[[Any, ExporterContext], Exporter | None]
+
+
+class WattspanError(Exception):
+    """An error whose message is one sentence for the operator: thing, cause, remedy."""
+
+    exit_code = 1
+
+
+class ConfigError(WattspanError):
+    """The configuration says something that cannot be."""
+
+    exit_code = 2
+
+
+class SourceError(WattspanError):
+    """A source that was asked for explicitly cannot be had."""
+
+    exit_code = 3
+
+
+class ExporterError(WattspanError):
+    """An exporter cannot start: port in use, bad certificate."""
+
+    exit_code = 4
+
+
+class StoreError(WattspanError):
+    """The store cannot be used at all."""
+
+    exit_code = 5

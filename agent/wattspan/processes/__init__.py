@@ -1,0 +1,1 @@
+"""Who used the CPUs: identity, CPU clocks, cgroups, exits."""

@@ -1,0 +1,1 @@
+"""Threads and loops: where the pure core meets time."""

@@ -1,0 +1,1 @@
+"""Energy counters: one file a device family, each behind the CounterSource port."""

@@ -1,0 +1,1 @@
+"""The embedded store: what was measured survives a restart and answers ``wattspan report``."""

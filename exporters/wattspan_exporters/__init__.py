@@ -1,0 +1,1 @@
+"""Ways out: every exporter shares one catalogue and reads immutable snapshots."""
