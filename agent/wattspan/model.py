@@ -460,3 +460,25 @@ class Snapshot:
     @property
     def emulated(self) -> bool:
         return Provenance.EMULATED in {a.domain.provenance for a in self.domains}
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The ledger's books as they are carried over a restart: closed by one run, opened by the next.
+
+    Everything in it belongs to the one instant ``at``. ``readings`` are the readings up to which
+    the accounts are settled, so what was pending then is measured again by the next run: nothing
+    is lost and nothing counted twice. They, and the identity of ``processes``, mean something
+    only within the boot ``boot_id``; the totals outlive it. As in a Snapshot, for each hardware
+    type ``sum(row.energy for processes) + other + retired`` is what the consumers of its
+    attributed domains spent.
+    """
+
+    at: Instant
+    boot_id: str
+    accounts: tuple[DomainAccount, ...] = ()
+    readings: tuple[Reading, ...] = ()
+    groups: tuple[GroupRow, ...] = ()
+    processes: tuple[ProcessRow, ...] = ()
+    other: Mapping[HwType, Microjoules] = field(default_factory=dict)
+    retired: Mapping[HwType, Microjoules] = field(default_factory=dict)
