@@ -1,0 +1,91 @@
+"""What every test gets: visible skips, hypothesis profiles, free ports, and a watch for leaks."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from support.leaks import LeakWatch
+from support.requirements import REQUIREMENTS, TOOLS, required
+
+# Examples of a property: few while somebody waits, many and always the same ones in `make test`.
+_SLOW_MACHINES = [HealthCheck.too_slow]  # a busy build server is no finding
+settings.register_profile(
+    "quick", max_examples=40, deadline=None, suppress_health_check=_SLOW_MACHINES
+)
+settings.register_profile(
+    "thorough",
+    max_examples=300,
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=_SLOW_MACHINES,
+)
+
+_WATCH = pytest.StashKey[LeakWatch]()
+_LEAKS = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    thorough = os.environ.get("WATTSPAN_TESTS") == "thorough" or os.environ.get("CI")
+    settings.load_profile("thorough" if thorough else "quick")
+    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), str(TOOLS)])
+    try:
+        required(os.environ)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[_WATCH] = LeakWatch(os.environ)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for requirement in REQUIREMENTS:
+        if item.get_closest_marker(requirement.marker) and (reason := requirement.missing()):
+            if requirement.name in required(os.environ):
+                pytest.fail(f"WATTSPAN_REQUIRE has {requirement.name}, but: {reason}", False)
+            pytest.skip(reason)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    watch = session.config.stash[_WATCH]
+    processes = watch.processes()
+    leaks = [f"process {pid}: {command}" for pid, command in processes.items()]
+    leaks += [f"thread {name}" for name in watch.threads()]
+    watch.end(processes)
+    session.config.stash[_LEAKS] = leaks
+    if leaks and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    leaks = config.stash.get(_LEAKS, [])
+    if leaks:
+        terminalreporter.section("left running by the tests", red=True, bold=True)
+        for leak in leaks:
+            terminalreporter.line(leak)
+
+
+@pytest.fixture
+def free_port() -> Callable[[], int]:
+    """A maker of loopback ports that nobody listens on; no port twice in one test."""
+    given: set[int] = set()
+
+    def port() -> int:
+        while True:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                number = int(probe.getsockname()[1])
+            if number not in given:
+                given.add(number)
+                return number
+
+    return port

@@ -1,0 +1,53 @@
+"""What a test session must not leave behind: threads and processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import uuid
+from collections.abc import MutableMapping
+from contextlib import suppress
+from pathlib import Path
+
+SESSION = "WATTSPAN_TEST_SESSION"  # every process a test starts inherits it
+
+
+class LeakWatch:
+    """Remembers what ran before the first test and names what still runs after the last.
+
+    A process is recognised by a variable in its environment, so one that was adopted by init
+    is found as well as a child.
+    """
+
+    def __init__(self, environ: MutableMapping[str, str]) -> None:
+        """Watch from now on; ``environ`` is what processes to come will inherit."""
+        self._threads = frozenset(threading.enumerate())
+        self._mark = environ[SESSION] = uuid.uuid4().hex
+
+    def threads(self, patience: float = 2.0) -> list[str]:
+        """Names of threads that outlive the session, after ``patience`` s each to finish."""
+        leaked = [t for t in threading.enumerate() if t not in self._threads]
+        for thread in leaked:
+            if thread is not threading.current_thread():
+                thread.join(patience)
+        return [t.name for t in leaked if t.is_alive() and t is not threading.current_thread()]
+
+    def processes(self) -> dict[int, str]:
+        """Pid and command line of every process of this session that still runs."""
+        mark = f"{SESSION}={self._mark}".encode()
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            with suppress(OSError):  # gone meanwhile, or somebody else's
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    words = (entry / "cmdline").read_bytes().split(b"\0")
+                    found[int(entry.name)] = b" ".join(words).decode(errors="replace").strip()
+        return found
+
+    @staticmethod
+    def end(pids: dict[int, str]) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

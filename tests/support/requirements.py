@@ -1,0 +1,84 @@
+"""What some tests need that a machine may lack, how to tell, and what to say when it is missing.
+
+A test marked ``needs_cc`` is skipped with a sentence on a machine without a C compiler. Where
+``WATTSPAN_REQUIRE`` names the requirement ("cc,prometheus"), the same test fails instead: a
+build server that silently lost its compiler should not stay green.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ROOT / ".tools" / "usr" / "bin"  # where scripts/debian-tool unpacks programs
+CLIENTS = ROOT / ".venv-clients" / "bin" / "python"  # the third-party NVML clients
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One thing a test may need: a short name, its marker, and what is missing of it now."""
+
+    name: str
+    missing: Callable[[], str | None]
+
+    @property
+    def marker(self) -> str:
+        return f"needs_{self.name}"
+
+
+def find_program(*names: str) -> str | None:
+    """The path of the first of the programs ``names`` that this machine has."""
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), str(TOOLS)])
+    return next((found for name in names if (found := shutil.which(name, path=path))), None)
+
+
+@functools.cache
+def _missing_compiler() -> str | None:
+    if find_program("cc", "gcc", "clang") is None:
+        return "no C compiler; install Debian's gcc and libc6-dev"
+    if not any(Path(root, "stdio.h").exists() for root in ("/usr/include", "/usr/local/include")):
+        return "no C library headers; install Debian's libc6-dev"
+    return None
+
+
+@functools.cache
+def _missing_prometheus() -> str | None:
+    absent = [name for name in ("prometheus", "promtool") if find_program(name) is None]
+    if absent:
+        return f"no {' and no '.join(absent)}; run scripts/debian-tool prometheus"
+    return None
+
+
+@functools.cache
+def _missing_clients() -> str | None:
+    if not CLIENTS.exists():
+        return "the third-party NVML clients are not installed; `make test` installs them"
+    return None
+
+
+@functools.cache
+def _missing_root() -> str | None:
+    return None if os.geteuid() == 0 else "not root"
+
+
+REQUIREMENTS = (
+    Requirement("cc", _missing_compiler),
+    Requirement("prometheus", _missing_prometheus),
+    Requirement("clients", _missing_clients),
+    Requirement("root", _missing_root),
+)
+
+
+def required(environ: Mapping[str, str]) -> frozenset[str]:
+    """The names in WATTSPAN_REQUIRE; ValueError for one that nobody knows."""
+    names = frozenset(environ.get("WATTSPAN_REQUIRE", "").replace(",", " ").split())
+    known = {requirement.name for requirement in REQUIREMENTS}
+    if unknown := names - known:
+        named, offered = (", ".join(sorted(names)) for names in (unknown, known))
+        raise ValueError(f"WATTSPAN_REQUIRE names {named}; known: {offered}.")
+    return names

@@ -1,0 +1,26 @@
+"""Waiting for something another thread or process does, without guessing how long it takes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from wattspan.clock import SystemClock
+
+T = TypeVar("T")
+
+
+def eventually(attempt: Callable[[], T], what: str, within: float = 20.0) -> T:
+    """The first truthy result of ``attempt``; AssertionError naming ``what`` after ``within`` s.
+
+    ``within`` is a bound for the hopeless case only: a test passes as soon as the thing happens,
+    however slow the machine is.
+    """
+    clock, pause = SystemClock(), threading.Event()
+    deadline = clock.monotonic() + round(within * 1e9)
+    while not (result := attempt()):
+        if clock.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {within:g} s")
+        pause.wait(0.01)
+    return result
