@@ -1,1 +1,455 @@
-"""To be written."""
+"""The double-entry book: every joule a counter showed stands in exactly one account.
+
+For each attributed domain ``energy = consumers + idle + unattributed``, always; the consumers'
+side is booked once more by process and by group. An interval is booked when it is *settled*, all
+at once, so that every snapshot balances; until then it is pending.
+
+The ledger is a plain state machine. It is told what was read, who did what and what time it is;
+it asks nothing of the world.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from wattspan.attribution import attribute
+from wattspan.baseline import IdleModel, idle_model
+from wattspan.energy import Meter
+from wattspan.listing import LINGER, Listing, Row
+from wattspan.model import (
+    SECOND,
+    AgentStats,
+    Attribution,
+    Domain,
+    DomainAccount,
+    Gap,
+    GapReason,
+    GpuStatus,
+    Group,
+    GroupKind,
+    GroupRow,
+    HwType,
+    IdlePolicy,
+    Instant,
+    Interval,
+    Microjoules,
+    Milliwatts,
+    Opening,
+    Payer,
+    PayerInfo,
+    ProcessRow,
+    Provenance,
+    Reading,
+    Snapshot,
+    SourceHealth,
+    Usage,
+    mean_power,
+)
+from wattspan.settlement import Settled, Settlement
+
+RATE_WINDOW = SECOND
+"""Powers are means over at least this."""
+
+RANK_EVERY = 2 * SECOND
+
+_K = TypeVar("_K", Payer, Group)
+
+NOBODY = Group(GroupKind.USER, "unknown")
+"""The group of a payer that died before anybody could look who it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How the ledger keeps its books. Times in nanoseconds."""
+
+    idle: IdlePolicy = IdlePolicy.SEPARATE
+    top: int = 50
+    groups: int = 1000  # beyond, the least recently charged group is let go
+    usage_patience: int = 3 * SECOND  # how long an interval waits for usage
+    absence: int = 10 * SECOND  # without a reading for longer, time is a gap
+    keep_usage: int = 15 * SECOND
+
+
+@dataclass(slots=True)
+class _Rate:
+    """A mean power over the last full window."""
+
+    energy: int = 0
+    duration: int = 0
+    power: Milliwatts | None = None
+
+    def add(self, energy: int, duration: int) -> None:
+        self.energy += energy
+        self.duration += duration
+        if self.duration >= RATE_WINDOW:
+            self.power = mean_power(self.energy, self.duration)
+            self.energy = self.duration = 0
+
+    def unknown(self) -> None:
+        self.energy, self.duration, self.power = 0, 0, None
+
+
+@dataclass(slots=True)
+class _Book:
+    """Everything about one domain."""
+
+    domain: Domain
+    meter: Meter
+    idle_model: IdleModel
+    energy: int = 0
+    consumers: int = 0
+    idle: int = 0
+    unattributed: int = 0
+    gaps: dict[GapReason, int] = field(default_factory=dict)
+    rate: _Rate = field(default_factory=_Rate)
+    settled: Instant | None = None
+    settled_reading: Reading | None = None
+    unsettled: deque[Reading] = field(default_factory=deque)
+    present: bool = True
+    resumed: bool = False  # the meter's last reading is from an earlier life of the agent
+
+
+@dataclass(slots=True)
+class _GroupBook:
+    energy: dict[HwType, int] = field(default_factory=dict)
+    charged: int = 0  # when last, on the monotonic clock
+
+
+@dataclass(slots=True)
+class _Mark:
+    """Where a hardware type's powers were last computed from."""
+
+    at: int
+    rows: dict[Payer, int] = field(default_factory=dict)
+    groups: dict[Group, int] = field(default_factory=dict)
+
+
+class Ledger:
+    """The books of one host."""
+
+    def __init__(
+        self, rules: Rules, *, opening: Opening | None = None, boot_id: str = "", now: int = 0
+    ) -> None:
+        """Begin new books, or go on with those that an earlier run closed.
+
+        The raw readings and processes of ``opening`` count only within one and the same boot.
+        """
+        self._rules = rules
+        self._boot_id = boot_id
+        self._books: dict[str, _Book] = {}
+        self._settlement = Settlement(rules.usage_patience, rules.keep_usage)
+        self._listing = Listing(rules.top)
+        self._groups: dict[Group, _GroupBook] = {}
+        self._infos: dict[Payer, PayerInfo] = {}
+        self._dead: deque[tuple[int, Payer]] = deque()
+        self._charges: dict[HwType, dict[Payer, int]] = {}
+        self._marks: dict[HwType, _Mark] = {}
+        self._row_power: dict[Payer, dict[HwType, Milliwatts]] = {}
+        self._group_power: dict[Group, dict[HwType, Milliwatts]] = {}
+        self._ranked = now
+        self._sequence = 0
+        if opening is not None:
+            self._open(opening, now)
+
+    # ------------------------------------------------------------------------------ being told
+
+    def register(self, source: str, domains: Iterable[Domain]) -> None:
+        """Learn which domains ``source`` knows now; those it knew and no longer does are gone."""
+        known = {domain.id: domain for domain in domains}
+        for book in self._books.values():
+            if book.domain.source == source and book.domain.id not in known:
+                book.present = False
+                book.rate.unknown()
+        for domain in known.values():
+            book_ = self._books.get(domain.id)
+            if book_ is None:
+                meter = Meter(domain, self._rules.absence)
+                self._books[domain.id] = _Book(domain, meter, idle_model(domain.hw_type))
+            else:
+                book_.domain = domain
+                book_.present = True
+                book_.meter.redefine(domain)
+
+    def read(self, readings: Iterable[Reading]) -> None:
+        """Take readings of registered domains; others are ignored."""
+        for reading in readings:
+            book = self._books.get(reading.domain_id)
+            if book is None:
+                continue
+            if book.resumed:  # epochs are counted anew by each run of the agent
+                book.resumed = False
+                last = book.meter.last
+                if last is not None:
+                    book.meter = Meter(
+                        book.domain, self._rules.absence, last._replace(epoch=reading.epoch)
+                    )
+            self._book_stretch(book, book.meter.advance(reading), reading)
+
+    def use(self, usages: Iterable[Usage]) -> None:
+        """Take what was done with resources."""
+        for usage in usages:
+            self._settlement.use(usage)
+
+    def meet(self, infos: Iterable[PayerInfo]) -> None:
+        """Learn who payers are, before or in the same turn as their first usage."""
+        for info in infos:
+            self._infos[info.payer] = info
+
+    def knows(self, payer: Payer) -> bool:
+        return payer in self._infos
+
+    def leave(self, payers: Iterable[Payer], now: Instant) -> None:
+        """These payers are dead; what they still owe may settle later."""
+        self._fold(now.mono)
+        for payer in payers:
+            self._listing.leave(payer, now.mono)
+            self._dead.append((now.mono, payer))
+
+    def settle(self, now: Instant) -> list[Attribution]:
+        """Book everything that is due, and return it for the timeline."""
+        for book in self._books.values():
+            self._book_stretch(book, book.meter.absent(now), None)
+        return [self._post(settled) for settled in self._settlement.due(now)]
+
+    # -------------------------------------------------------------------------------- booking
+
+    def _book_stretch(
+        self, book: _Book, stretch: Interval | Gap | None, to: Reading | None
+    ) -> None:
+        if isinstance(stretch, Gap):
+            book.gaps[stretch.reason] = book.gaps.get(stretch.reason, 0) + stretch.duration
+            book.rate.unknown()
+        elif stretch is not None:
+            book.rate.add(stretch.energy, stretch.duration)
+            if book.domain.resource is not None and to is not None:
+                book.unsettled.append(to)
+                self._settlement.await_usage(stretch, book.domain.resource)
+                return
+            book.energy += stretch.energy
+            book.settled = stretch.end
+        if to is not None and not book.unsettled:
+            book.settled_reading = to
+
+    def _post(self, settled: Settled) -> Attribution:
+        interval, usage, covered = settled
+        book = self._books[interval.domain_id]
+        if usage is not None and covered * 10 >= interval.duration * 9:
+            book.idle_model.observe(interval.energy, interval.duration, usage)
+        attribution = attribute(
+            interval,
+            usage,
+            covered=covered,
+            idle_power=book.idle_model.power,
+            policy=self._rules.idle,
+        )
+        spent = interval.energy - attribution.idle - attribution.unattributed
+        book.energy += interval.energy
+        book.consumers += spent
+        book.idle += attribution.idle
+        book.unattributed += attribution.unattributed
+        book.settled = interval.end
+        while book.unsettled and book.unsettled[0].at.mono <= interval.end.mono:
+            book.settled_reading = book.unsettled.popleft()
+        charges = self._charges.setdefault(book.domain.hw_type, {})
+        for payer, energy in attribution.shares:
+            charges[payer] = charges.get(payer, 0) + energy
+        return attribution
+
+    def _fold(self, now: int) -> None:
+        """Carry what was charged since the last fold to rows and groups."""
+        for kind, charges in self._charges.items():
+            for payer, energy in charges.items():
+                self._listing.credit(payer, kind, energy)
+                info = self._infos.get(payer)
+                for group in info.groups if info is not None and info.groups else (NOBODY,):
+                    self._charge_group(group, kind, energy, now)
+        self._charges = {}
+
+    def _charge_group(self, group: Group, kind: HwType, energy: int, now: int) -> None:
+        book = self._groups.get(group)
+        if book is None:
+            while len(self._groups) >= self._rules.groups:
+                stalest = min(self._groups, key=lambda one: self._groups[one].charged)
+                del self._groups[stalest]
+                self._group_power.pop(stalest, None)
+            book = self._groups[group] = _GroupBook()
+        book.energy[kind] = book.energy.get(kind, 0) + energy
+        book.charged = now
+
+    # ------------------------------------------------------------------------------- showing
+
+    def snapshot(
+        self,
+        now: Instant,
+        host: str,
+        *,
+        gpus: tuple[GpuStatus, ...] = (),
+        health: tuple[SourceHealth, ...] = (),
+        stats: AgentStats | None = None,
+    ) -> Snapshot:
+        """The books as they stand, for everybody to read."""
+        self._fold(now.mono)
+        if now.mono - self._ranked >= RANK_EVERY:
+            self._ranked = now.mono
+            self._listing.rank(now.mono)
+            self._bury(now.mono)
+        self._rate()
+        self._sequence += 1
+        return Snapshot(
+            at=now,
+            sequence=self._sequence,
+            host=host,
+            domains=tuple(self._account(book) for book in self._books.values()),
+            processes=tuple(self._row(payer, row) for payer, row in self._listing.rows.items()),
+            other=self._listing.other,
+            retired=self._listing.retired,
+            groups=tuple(
+                GroupRow(group, _microjoules(book.energy), dict(self._group_power.get(group, {})))
+                for group, book in self._groups.items()
+            ),
+            provenance=self._provenance(),
+            gpus=gpus,
+            health=health,
+            stats=stats if stats is not None else AgentStats(now),
+        )
+
+    @property
+    def late_usages(self) -> int:
+        return self._settlement.late
+
+    def _account(self, book: _Book) -> DomainAccount:
+        return DomainAccount(
+            domain=book.domain,
+            energy=Microjoules(book.energy),
+            consumers=Microjoules(book.consumers),
+            idle=Microjoules(book.idle),
+            unattributed=Microjoules(book.unattributed),
+            pending=Microjoules(self._settlement.pending(book.domain.id)),
+            gaps=dict(book.gaps),
+            power=book.rate.power if book.present else None,
+            idle_power=book.idle_model.power if book.domain.resource is not None else None,
+            settled=book.settled,
+            present=book.present,
+        )
+
+    def _row(self, payer: Payer, row: Row) -> ProcessRow:
+        return ProcessRow(
+            self._infos.get(payer) or PayerInfo(payer, "unknown"),
+            _microjoules(row.energy),
+            dict(self._row_power.get(payer, {})),
+            alive=row.died is None,
+        )
+
+    def _provenance(self) -> dict[HwType, Provenance]:
+        """What may be said of a sum over one hardware type: the worst of its parts."""
+        worst: dict[HwType, Provenance] = {}
+        for book in self._books.values():
+            kind, one = book.domain.hw_type, book.domain.provenance
+            if book.domain.in_cover:
+                worst[kind] = one.worse(worst[kind]) if kind in worst else one
+        return worst
+
+    def _rate(self) -> None:
+        """Bring the powers of rows and groups up to date, one hardware type at a time."""
+        for kind in HwType:
+            settled = [
+                book.settled.mono
+                for book in self._books.values()
+                if book.domain.hw_type is kind
+                and book.domain.resource is not None
+                and book.present
+                and book.settled is not None
+            ]
+            if not settled:
+                continue
+            at = min(settled)
+            mark = self._marks.get(kind)
+            if mark is not None and 0 <= at - mark.at < RATE_WINDOW:
+                continue
+            rows = {p: row.energy.get(kind, 0) for p, row in self._listing.rows.items()}
+            groups = {g: book.energy.get(kind, 0) for g, book in self._groups.items()}
+            if mark is not None and at > mark.at:
+                elapsed = at - mark.at
+                _set_powers(self._row_power, kind, mark.rows, rows, elapsed)
+                _set_powers(self._group_power, kind, mark.groups, groups, elapsed)
+            self._marks[kind] = _Mark(at, rows, groups)
+
+    def _bury(self, now: int) -> None:
+        """Forget who the long dead were, once their row is retired too."""
+        while self._dead and now - self._dead[0][0] > 2 * LINGER:
+            _, payer = self._dead.popleft()
+            if payer not in self._listing.rows:
+                self._infos.pop(payer, None)
+                self._row_power.pop(payer, None)
+
+    # -------------------------------------------------------------------- opening and closing
+
+    def close(self, now: Instant) -> Opening:
+        """The books as the next run can open them; the ledger itself goes on.
+
+        What is pending is left out, and so are the readings behind it: the next run measures
+        that energy again.
+        """
+        shot = self.snapshot(now, "")
+        return Opening(
+            at=now,
+            boot_id=self._boot_id,
+            accounts=shot.domains,
+            readings=tuple(
+                book.settled_reading
+                for book in self._books.values()
+                if book.settled_reading is not None
+            ),
+            groups=shot.groups,
+            processes=shot.processes,
+            other=shot.other,
+            retired=shot.retired,
+        )
+
+    def _open(self, opening: Opening, now: int) -> None:
+        same_boot = bool(self._boot_id) and opening.boot_id == self._boot_id
+        readings = {r.domain_id: r for r in opening.readings} if same_boot else {}
+        for account in opening.accounts:
+            domain, last = account.domain, readings.get(account.domain.id)
+            self._books[domain.id] = _Book(
+                domain,
+                Meter(domain, self._rules.absence, last),
+                idle_model(domain.hw_type, account.idle_power),
+                account.energy,
+                account.consumers,
+                account.idle,
+                account.unattributed,
+                dict(account.gaps),
+                settled_reading=last,
+                present=False,
+                resumed=last is not None,
+            )
+        self._listing = Listing(self._rules.top, opening.other, opening.retired)
+        for row in opening.processes:
+            if same_boot and row.alive and len(self._listing.rows) < self._rules.top:
+                self._infos[row.info.payer] = row.info
+                self._listing.restore(row.info.payer, row.energy, now)
+            else:
+                self._listing.retire(row.energy)
+        for group in opening.groups:
+            self._groups[group.group] = _GroupBook(dict(group.energy), now)
+
+
+def _microjoules(energy: Mapping[HwType, int]) -> dict[HwType, Microjoules]:
+    return {kind: Microjoules(amount) for kind, amount in energy.items()}
+
+
+def _set_powers(
+    powers: dict[_K, dict[HwType, Milliwatts]],
+    kind: HwType,
+    before: Mapping[_K, int],
+    after: Mapping[_K, int],
+    elapsed: int,
+) -> None:
+    for one in [one for one in powers if one not in after]:
+        del powers[one]
+    for one, energy in after.items():
+        powers.setdefault(one, {})[kind] = mean_power(energy - before.get(one, 0), elapsed)

@@ -1,1 +1,121 @@
-"""To be written."""
+"""Which processes are shown by name.
+
+A host has thousands of processes and a time series has a price, so at most ``top`` of them are
+listed and the rest are ``other``. Three rules keep every exported counter honest. A process is
+charged to its row from the moment it is listed and to ``other`` before, so nothing counts twice.
+A row that ends is not poured into ``other``, which would look like a burst of power, but retired.
+And a row, once given, is kept for a while, so that series do not flicker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from wattspan.model import SECOND, HwType, Microjoules, Payer
+
+LINGER = 60 * SECOND  # a dead process's row stays long enough to be scraped once more
+DWELL = 60 * SECOND  # a living one's row is safe from displacement for as long
+_DISPLACES = 2  # a newcomer must have spent this many times as much as the row it takes
+
+
+@dataclass(slots=True)
+class Row:
+    """One listed payer's energy since it was listed."""
+
+    since: int
+    energy: dict[HwType, int] = field(default_factory=dict)
+    died: int | None = None
+
+
+class Listing:
+    """Rows for at most ``top`` payers, and the accounts of everybody else.
+
+    At all times, for each hardware type, all that was ever credited equals the rows plus
+    ``other`` plus ``retired``.
+    """
+
+    def __init__(
+        self,
+        top: int,
+        other: Mapping[HwType, int] | None = None,
+        retired: Mapping[HwType, int] | None = None,
+    ) -> None:
+        self._top = top
+        self._rows: dict[Payer, Row] = {}
+        self._score: dict[Payer, float] = {}
+        self._dead: dict[Payer, int] = {}
+        self._other = dict(other or {})
+        self._retired = dict(retired or {})
+
+    @property
+    def rows(self) -> Mapping[Payer, Row]:
+        return self._rows
+
+    @property
+    def other(self) -> dict[HwType, Microjoules]:
+        return {kind: Microjoules(energy) for kind, energy in self._other.items()}
+
+    @property
+    def retired(self) -> dict[HwType, Microjoules]:
+        return {kind: Microjoules(energy) for kind, energy in self._retired.items()}
+
+    def restore(self, payer: Payer, energy: Mapping[HwType, int], now: int) -> None:
+        """Give back a row that an earlier life of the agent had listed."""
+        self._rows[payer] = Row(now, dict(energy))
+
+    def retire(self, energy: Mapping[HwType, int]) -> None:
+        """Count what was spent under a row that no longer is."""
+        for kind, amount in energy.items():
+            self._retired[kind] = self._retired.get(kind, 0) + amount
+
+    def credit(self, payer: Payer, kind: HwType, energy: int) -> None:
+        """Charge ``energy`` to the payer's row, or to ``other`` if it has none."""
+        row = self._rows.get(payer)
+        account = self._other if row is None else row.energy
+        account[kind] = account.get(kind, 0) + energy
+        if payer not in self._dead:  # GPU time of the dead comes late, and makes no candidate
+            self._score[payer] = self._score.get(payer, 0.0) + energy
+
+    def leave(self, payer: Payer, now: int) -> None:
+        """The payer is dead: its row, if any, lingers; it is no candidate any more."""
+        self._score.pop(payer, None)
+        self._dead[payer] = now
+        row = self._rows.get(payer)
+        if row is not None and row.died is None:
+            row.died = now
+
+    def rank(self, now: int) -> None:
+        """Retire rows of the long dead; list the payers that spend most, as far as there is room.
+
+        Call every few seconds: what was spent before fades by half at each call.
+        """
+        for payer in [p for p, row in self._rows.items() if _is_over(row, now)]:
+            self.retire(self._rows.pop(payer).energy)
+        self._dead = {p: died for p, died in self._dead.items() if now - died < LINGER}
+        waiting = sorted(
+            (payer for payer, score in self._score.items() if score and payer not in self._rows),
+            key=lambda payer: self._score[payer],
+            reverse=True,
+        )
+        for payer in waiting[: self._top]:
+            if len(self._rows) >= self._top and not self._make_room(payer, now):
+                break
+            self._rows[payer] = Row(now)
+        # What has faded below a microjoule has spent nothing of late: forget it, stay bounded.
+        self._score = {p: score / 2 for p, score in self._score.items() if score >= 1}
+
+    def _make_room(self, newcomer: Payer, now: int) -> bool:
+        """Displace the least row, if it had its time and the newcomer is clearly above it."""
+        settled = [p for p, row in self._rows.items() if now - row.since >= DWELL]
+        if not settled:
+            return False
+        least = min(settled, key=lambda payer: self._score.get(payer, 0.0))
+        if self._score[newcomer] < _DISPLACES * self._score.get(least, 0.0):
+            return False
+        self.retire(self._rows.pop(least).energy)
+        return True
+
+
+def _is_over(row: Row, now: int) -> bool:
+    return row.died is not None and now - row.died >= LINGER

@@ -1,73 +1,298 @@
 """Typed settings: the building blocks of every configuration table.
 
 A plugin declares its own table as a :class:`Table`; :func:`convert` turns what was written into
-it, or says in one sentence what is wrong: the key, the value, and what would be right.
+it, or says in one sentence for each fault what is wrong: the key, the value, and what would be
+right. ``Annotated[int, about("Why one would change it.", least=1)]`` documents a key and bounds
+it; the reference page is written from that.
 """
 
 from __future__ import annotations
 
 import difflib
+import enum
 import re
-from collections.abc import Mapping
-from typing import Any, TypeVar
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-_UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
-_UNITS["d"] = 24 * _UNITS["h"]
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|ms|s|m|h|d)\s*")
+_TIMES = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
+_TIMES["d"] = 24 * _TIMES["h"]
+_SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+_SIZES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_NUMBER = r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*"
+_LARGEST = 2**63 - 1
+
+
+# ------------------------------------------------------------------------- kinds of value
 
 
 class Duration(int):
     """Nanoseconds, written as ``"100ms"``, ``"1.5s"``, ``"2m"``, ``"24h"`` or ``"7d"``."""
 
+    kind = 'duration such as "100ms", "2s" or "24h"'
+
     @classmethod
     def parse(cls, text: str) -> Duration:
         """Read ``text``; ValueError says what a duration looks like."""
-        match = _DURATION.fullmatch(text)
-        if match is None:
-            raise ValueError(
-                f'{text!r} is not a duration; write for example "100ms", "2s" or "24h"'
-            )
-        return cls(round(float(match[1]) * _UNITS[match[2]]))
+        return cls(_scaled(text, _TIMES, cls.kind))
 
     def __str__(self) -> str:
-        for unit in ("d", "h", "m", "s", "ms", "us"):
-            if self and int(self) % _UNITS[unit] == 0:
-                return f"{int(self) // _UNITS[unit]}{unit}"
-        return f"{int(self)}ns"
+        return _with_unit(int(self), _TIMES, ("d", "h", "m", "s", "ms", "us", "ns"))
+
+
+class Size(int):
+    """Bytes, written as ``"512KiB"``, ``"64MiB"``, ``"1.5GB"``."""
+
+    kind = 'size such as "64MiB" or "1.5GB"'
+
+    @classmethod
+    def parse(cls, text: str) -> Size:
+        """Read ``text``; ValueError says what a size looks like."""
+        return cls(_scaled(text, _SIZES, cls.kind))
+
+    def __str__(self) -> str:
+        return _with_unit(int(self), _SIZES, ("GiB", "MiB", "KiB", "GB", "MB", "kB", "B"))
+
+
+class Listen(str):
+    """Where to listen: ``"HOST:PORT"``, ``"[::1]:9949"``; ``""`` turns the listener off.
+
+    A port without a host (``":9949"``) means every address of the machine.
+    """
+
+    __slots__ = ()
+    kind = 'listen address such as "127.0.0.1:9949", or "" for none'
+
+    @classmethod
+    def parse(cls, text: str) -> Listen:
+        """Check ``text``; ValueError says which part of it cannot be."""
+        if text:
+            host, colon, port = text.rpartition(":")
+            if not colon:
+                raise ValueError(f'{quoted(text)} names no port; write "HOST:PORT"')
+            if not (port.isascii() and port.isdecimal() and int(port[:6]) <= 65535):
+                raise ValueError(f"the port {quoted(port)} is not a number from 0 to 65535")
+            if host.startswith("[") != host.endswith("]") or (":" in host and host[:1] != "["):
+                raise ValueError(f'{quoted(text)}: an IPv6 address stands in brackets, "[::1]:80"')
+            if not re.fullmatch(r"[\w.*:%\[\]-]*", host, re.ASCII):
+                raise ValueError(f'{quoted(host)} is not a host; write "HOST:PORT"')
+        return cls(text)
+
+    @property
+    def host(self) -> str:
+        """The host without brackets; every address when none is named."""
+        host = self.rpartition(":")[0].removeprefix("[").removesuffix("]")
+        return "" if host == "*" else host
+
+    @property
+    def port(self) -> int:
+        return int(self.rpartition(":")[2])
+
+
+def _scaled(text: str, units: Mapping[str, int], kind: str) -> int:
+    match = re.fullmatch(f"{_NUMBER}({'|'.join(units)})\\s*", text)
+    if match is None:
+        raise ValueError(f"{quoted(text)} is not a {kind}")
+    value = round(Fraction(match[1]) * units[match[2]])
+    if value > _LARGEST:
+        raise ValueError(f"{quoted(text)} is too much")
+    return value
+
+
+def _with_unit(value: int, units: Mapping[str, int], preferred: tuple[str, ...]) -> str:
+    """The value in the first unit that divides it, so that it reads back as the same."""
+    unit = next((u for u in preferred if value and value % units[u] == 0), preferred[-1])
+    return f"{value // units[unit]}{unit}"
+
+
+_WRITTEN = (Duration, Size, Listen)
+
+
+# ---------------------------------------------------------------------- tables and their keys
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A configuration table: strict types, no unknown keys, a default for everything."""
 
 
+def about(
+    text: str, *, least: int | str | None = None, most: int | str | None = None
+) -> msgspec.Meta:
+    """What a key is for, and its bounds, written as its values are: ``least="10ms"``."""
+    return msgspec.Meta(description=text, extra={"least": least, "most": most})
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What may be written under one key."""
+
+    name: str
+    type: Any
+    doc: str
+    default: object
+    required: bool
+    least: int | str | None = None
+    most: int | str | None = None
+
+    @property
+    def kind(self) -> str:
+        """What a value of this key is, in words."""
+        return _kind(self.type)
+
+
+def keys(table: type[Table]) -> dict[str, Key]:
+    """The keys of ``table`` by name, in the order they are declared."""
+    return {field.encode_name: _key(field) for field in msgspec.structs.fields(table)}
+
+
+def _key(field: msgspec.structs.FieldInfo) -> Key:
+    meta: list[msgspec.Meta] = []
+    kind = field.type
+    while typing.get_origin(kind) is Annotated:
+        meta += [m for m in kind.__metadata__ if isinstance(m, msgspec.Meta)]
+        kind = kind.__origin__
+    extra: dict[str, Any] = {}
+    for each in meta:
+        extra |= each.extra or {}
+    default = field.default
+    if field.default_factory is not msgspec.NODEFAULT:
+        default = field.default_factory()
+    return Key(
+        name=field.encode_name,
+        type=field.type,
+        doc=next((m.description for m in meta if m.description), ""),
+        default=None if field.required else default,
+        required=field.required,
+        least=extra.get("least"),
+        most=extra.get("most"),
+    )
+
+
+_KINDS = {
+    bool: ("true", "false"),
+    int: ("whole number",),
+    float: ("number",),
+    str: ("text",),
+    type(None): (),
+}
+
+
+def _kind(kind: Any) -> str:
+    words = list(_alternatives(kind))
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _alternatives(kind: Any) -> Iterator[str]:
+    origin = typing.get_origin(kind)
+    if origin is Annotated:
+        yield from _alternatives(kind.__origin__)
+    elif origin in (typing.Union, types.UnionType):
+        # words before true and false: "auto", true or false
+        for each in sorted(typing.get_args(kind), key=lambda k: k is bool):
+            yield from _alternatives(each)
+    elif origin in (list, tuple, set, frozenset):
+        yield f"list of {_kind(typing.get_args(kind)[0])}"
+    elif origin is not None and issubclass(origin, Mapping):
+        yield "table"
+    elif choices := _choices(kind):
+        yield from map(quoted, choices)
+    elif hasattr(kind, "kind"):
+        yield kind.kind
+    else:
+        yield from _KINDS.get(kind, (getattr(kind, "__name__", str(kind)),))
+
+
+def _choices(kind: Any) -> list[str]:
+    """The words a key accepts, if it accepts words."""
+    origin = typing.get_origin(kind)
+    if origin is Annotated:
+        return _choices(kind.__origin__)
+    if origin is Literal:
+        return [str(choice) for choice in typing.get_args(kind)]
+    if origin in (typing.Union, types.UnionType):
+        return [word for k in typing.get_args(kind) for word in _choices(k)]
+    if isinstance(kind, type) and issubclass(kind, enum.StrEnum):
+        return [str(member) for member in kind]
+    return []
+
+
+# --------------------------------------------------------------------- what was written, checked
+
+
+class Fault(NamedTuple):
+    """One thing wrong with one key; ``sentence`` names key, cause and remedy."""
+
+    key: str
+    sentence: str
+
+
 class SettingError(ValueError):
-    """A setting that cannot be; the message is one sentence."""
+    """Settings that cannot be: every fault of one table, each one sentence."""
+
+    def __init__(self, *faults: Fault) -> None:
+        super().__init__("\n".join(fault.sentence for fault in faults))
+        self.faults = faults
 
 
 T = TypeVar("T", bound=Table)
 
 
 def convert(raw: Mapping[str, object], to: type[T], where: str) -> T:
-    """``raw`` as the table ``to``; SettingError names the key, the fault and the remedy.
+    """``raw`` as the table ``to``; SettingError lists everything that is wrong with it.
 
     ``where`` is the table's dotted name, such as ``sources.rapl``.
     """
-    known = {field.encode_name: field for field in msgspec.structs.fields(to)}
-    for key in raw:
-        if key not in known:
-            raise SettingError(unknown_key(f"{where}.{key}" if where else key, key, known))
+    known = keys(to)
+    values: dict[str, object] = {}
+    faults: list[Fault] = []
+    for name, value in raw.items():
+        path = f"{where}.{name}" if where else name
+        if name not in known:
+            faults.append(Fault(name, unknown_key(path, name, known)))
+            continue
+        try:
+            values[name] = value_of(value, known[name])
+        except ValueError as error:
+            faults.append(Fault(name, _ended(f"Bad value for {path!r}: {error}")))
+    faults += (
+        Fault(name, f"{where!r} needs the key {name!r}: {key.doc or key.kind}")
+        for name, key in known.items()
+        if key.required and name not in raw
+    )
+    if faults:
+        raise SettingError(*faults)
+    fields = {field.encode_name: field.name for field in msgspec.structs.fields(to)}
     try:
-        return msgspec.convert(dict(raw), to, dec_hook=_decode)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise SettingError(_sentence(str(error), where)) from None
+        return to(**{fields[name]: value for name, value in values.items()})
+    except (TypeError, ValueError) as error:  # the table's own __post_init__
+        raise SettingError(Fault("", _ended(f"[{where}]: {error}"))) from None
+
+
+def value_of(value: object, key: Key) -> object:
+    """``value`` as ``key`` wants it; ValueError ends the sentence "Bad value for ...:"."""
+    try:
+        converted: object = msgspec.convert(value, key.type, dec_hook=_decode)
+    except (msgspec.ValidationError, ValueError, OverflowError) as error:
+        raise ValueError(_mismatch(value, key, error)) from None
+    for bound, word, beyond in ((key.least, "least", -1), (key.most, "most", 1)):
+        if bound is not None and isinstance(converted, int | float):
+            limit = type(converted).parse(bound) if isinstance(bound, str) else bound  # type: ignore[union-attr]
+            # written so that a NaN is out of every bound
+            if not (converted >= limit if beyond < 0 else converted <= limit):
+                raise ValueError(f"{_shown(value)} is out of bounds, at {word} {_shown(bound)}")
+    return converted
 
 
 def unknown_key(path: str, key: str, known: Mapping[str, object]) -> str:
     """The sentence for a key that nobody knows, naming the nearest one that somebody does."""
     near = difflib.get_close_matches(key, known, n=1)
-    remedy = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(known))}."
+    listing = f"known here: {', '.join(sorted(known))}." if known else "no key is known here."
+    remedy = f"did you mean {near[0]!r}?" if near else listing
     return f"Unknown key {path!r}: {remedy}"
 
 
@@ -78,23 +303,60 @@ def to_plain(table: msgspec.Struct) -> dict[str, Any]:
     return plain
 
 
+def quoted(text: str) -> str:
+    """Text in double quotes, on one line, not too long: as it would stand in the file."""
+    shown = text if len(text) <= 60 else f"{text[:57]}..."
+    return '"' + "".join(c if c.isprintable() else "?" for c in shown) + '"'
+
+
+def _ended(sentence: str) -> str:
+    return sentence if sentence.endswith((".", "?", "!")) else f"{sentence}."
+
+
+def _mismatch(value: object, key: Key, error: Exception) -> str:
+    choices = _choices(key.type)
+    if choices and isinstance(value, str):
+        near = difflib.get_close_matches(value, choices, n=1)
+        hint = f"; did you mean {quoted(near[0])}?" if near else ""
+        return f"{quoted(value)} is not {key.kind}{hint}"
+    cause = error.__cause__ or error
+    if isinstance(cause, ValueError) and not isinstance(cause, msgspec.ValidationError):
+        return str(cause)  # a Duration, Size or Listen knows better
+    return f"expected {key.kind}, got {_shown(value)}"
+
+
+def _shown(value: object) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            return quoted(value)
+        case int() | float():
+            return str(value) if abs(value) < 10**20 else "a huge number"
+        case dict():
+            return "a table"
+        case list():
+            return "a list"
+        case _:
+            return f"a {type(value).__name__}"
+
+
 def _decode(kind: type, value: object) -> object:
-    if kind is Duration:
+    if issubclass(kind, _WRITTEN):
         if isinstance(value, str):
-            return Duration.parse(value)
-        raise ValueError(f'{value!r} is not a duration; write it as text with a unit, "100ms"')
+            return kind.parse(value)
+        raise ValueError(f"expected a {kind.kind}, got {_shown(value)}")
     raise NotImplementedError(kind)
 
 
 def _encode(value: object) -> object:
-    if isinstance(value, Duration):
+    if isinstance(value, _WRITTEN):
         return str(value)
     raise NotImplementedError(type(value))
 
 
-def _sentence(message: str, where: str) -> str:
-    """msgspec says "Expected `int`, got `str` - at `$.top`": the same, key first."""
-    fault, _, path = message.partition(" - at `$")
-    key = f"{where}{path.rstrip('`')}".lstrip(".")
-    fault = fault.replace("`", "")
-    return f"Bad value for {key!r}: {fault[:1].lower()}{fault[1:]}."
+def each_key(tables: Mapping[str, type[Table]]) -> Iterator[tuple[str, Key]]:
+    """Every key of several tables, with its dotted name."""
+    for where, table in tables.items():
+        for name, key in keys(table).items():
+            yield f"{where}.{name}", key

@@ -1,0 +1,210 @@
+"""One poll: sources, then usage, then the books, then the next snapshot.
+
+The poller is the only owner of the ledger. Everybody else reads its newest snapshot, which is
+replaced by one assignment and never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from wattspan.ledger import Ledger
+from wattspan.model import (
+    SECOND,
+    AgentStats,
+    Consumer,
+    Failure,
+    GpuStatus,
+    Opening,
+    Payer,
+    PayerInfo,
+    Snapshot,
+    SourceHealth,
+    Trouble,
+    Usage,
+)
+from wattspan.ports import Batch, Clock, CounterSource, ProcessDirectory, UsageBatch, UsageSource
+from wattspan.runtime.ticker import Ticker
+from wattspan.runtime.watch import WatchedSource
+from wattspan.timeline import Timeline
+
+PUBLISH_EVERY = SECOND // 2
+
+
+@dataclass(frozen=True, slots=True)
+class SelfMeasure:
+    """What the agent itself costs: CPU seconds since it began, resident bytes."""
+
+    cpu_seconds: float
+    rss_bytes: int | None
+
+
+class Poller:
+    """Drives sources and ledger; ``turn`` is one poll and can be called by a test."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        ledger: Ledger,
+        timeline: Timeline,
+        sources: Sequence[CounterSource],
+        usage: UsageSource,
+        directory: ProcessDirectory,
+        *,
+        interval: int,
+        host: str,
+        measure: Callable[[], SelfMeasure] = lambda: SelfMeasure(0.0, None),
+        extra_health: Callable[[], tuple[SourceHealth, ...]] = lambda: (),
+        checkpoint_every: int | None = None,
+    ) -> None:
+        self._clock = clock
+        self._ledger = ledger
+        self._timeline = timeline
+        self._sources = [WatchedSource(source, clock) for source in sources]
+        self._usage = usage
+        self._directory = directory
+        self._host = host
+        self._measure = measure
+        self._extra_health = extra_health
+        self._checkpoint_every = checkpoint_every
+        self._ticker = Ticker(clock, interval)
+        self._started = clock.now()
+        self._domains: dict[int, object] = {}
+        self._gpus: dict[str, GpuStatus] = {}
+        self._usage_failures: tuple[Failure, ...] = ()
+        self._usage_reads = self._usage_failed = self._processes = 0
+        self._published = self._checkpointed = self._started.mono
+        self._self = SelfMeasure(0.0, None)
+        self._checkpoint: tuple[Opening, Snapshot] | None = None
+        self.exporter_drops: Callable[[], dict[str, int]] = dict
+        self._snapshot = ledger.snapshot(self._started, host, stats=AgentStats(self._started))
+
+    def view(self) -> Snapshot:
+        """The newest snapshot. Safe from any thread."""
+        return self._snapshot
+
+    def checkpoint(self) -> tuple[Opening, Snapshot] | None:
+        """The newest books fit for the store, and the snapshot of the same instant."""
+        return self._checkpoint
+
+    def run(self, running: Callable[[], bool]) -> None:
+        """Poll at every tick while ``running()``; closes nothing."""
+        while running():
+            self.turn()
+            self._ticker.wait()
+
+    def turn(self) -> None:
+        """One poll."""
+        usages: list[Usage] = []
+        for position, source in enumerate(self._sources):
+            batch = source.read()
+            if self._domains.get(position) is not batch.domains:
+                self._domains[position] = batch.domains
+                self._ledger.register(source.source.name, batch.domains)
+            self._ledger.read(batch.readings)
+            self._note_gpus(batch)
+            usages.extend(batch.usages)
+        did = self._poll_usage()
+        self._ledger.meet(did.infos)
+        self._introduce(usages)
+        self._ledger.use(did.usages)
+        self._ledger.use(usages)
+        if did.exited:
+            self._ledger.leave(did.exited, self._clock.now())
+        now = self._clock.now()
+        for attribution in self._ledger.settle(now):
+            self._timeline.add(attribution)
+        if now.mono - self._published >= PUBLISH_EVERY:
+            self._published = now.mono
+            self.publish()
+
+    def publish(self) -> None:
+        """Replace the snapshot by one of now."""
+        now = self._clock.now()
+        if now.mono // SECOND != self._snapshot.at.mono // SECOND:
+            self._self = self._measure()
+        self._snapshot = self._ledger.snapshot(
+            now,
+            self._host,
+            gpus=tuple(self._gpus.values()),
+            health=(
+                *(source.health() for source in self._sources),
+                self._usage_health(),
+                *self._extra_health(),
+            ),
+            stats=AgentStats(
+                started=self._started,
+                ticks=self._ticker.ticks,
+                missed_ticks=self._ticker.missed,
+                cpu_seconds=self._self.cpu_seconds,
+                rss_bytes=self._self.rss_bytes,
+                processes=self._processes,
+                late_usages=self._ledger.late_usages,
+                dropped_history=self._timeline.dropped,
+                exporter_drops=self.exporter_drops(),
+            ),
+        )
+        if (
+            self._checkpoint_every is not None
+            and now.mono - self._checkpointed >= self._checkpoint_every
+        ):
+            self._checkpointed = now.mono
+            self.take_checkpoint()
+
+    def take_checkpoint(self) -> None:
+        """Close the books for the store, at the instant of the newest snapshot."""
+        self._checkpoint = (self._ledger.close(self._snapshot.at), self._snapshot)
+
+    def close(self) -> None:
+        """Let go of sources; each closes whatever the others do."""
+        for source in self._sources:
+            source.source.close()
+        self._usage.close()
+
+    # ------------------------------------------------------------------------------- details
+
+    def _note_gpus(self, batch: Batch) -> None:
+        for status in batch.gpus:
+            self._gpus[status.domain_id] = status
+
+    def _poll_usage(self) -> UsageBatch:
+        self._usage_reads += 1
+        try:
+            did = self._usage.poll()
+        except Exception as error:  # noqa: BLE001 - energy is measured even when nobody is charged
+            did = UsageBatch(
+                failures=(
+                    Failure(
+                        "processes",
+                        "the processes' CPU time",
+                        Trouble.MALFORMED,
+                        f"{type(error).__name__}: {error}",
+                        "This is a bug; energy goes to unattributed meanwhile.",
+                    ),
+                )
+            )
+        self._usage_failures = did.failures
+        self._usage_failed += len(did.failures)
+        self._processes = did.processes
+        return did
+
+    def _usage_health(self) -> SourceHealth:
+        broken = any(failure.trouble is Trouble.MALFORMED for failure in self._usage_failures)
+        return SourceHealth(
+            "processes", not broken, self._usage_reads, self._usage_failed, self._usage_failures
+        )
+
+    def _introduce(self, usages: Iterable[Usage]) -> None:
+        """Tell the ledger who the payers are that only a device has seen so far."""
+        strangers: dict[Payer, PayerInfo] = {}
+        for usage in usages:
+            for payer in usage.spent:
+                if payer not in strangers and not self._ledger.knows(payer):
+                    info = self._describe(payer)
+                    if info is not None:
+                        strangers[payer] = info
+        self._ledger.meet(strangers.values())
+
+    def _describe(self, payer: Payer) -> PayerInfo | None:
+        return self._directory.describe(payer) if isinstance(payer, Consumer) else None
