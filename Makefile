@@ -1,0 +1,72 @@
+# Two commands set everything up: `make demo` and `make test`. The rest is for working on it.
+
+PURE := model energy attribution baseline settlement listing timeline ledger settings
+BIN := .venv/bin
+INNER := tests/unit tests/property tests/contract
+
+comma := ,
+empty :=
+PURE_FILES := $(subst $(empty) ,$(comma),$(PURE:%=agent/wattspan/%.py))
+
+export PYTHON PYTHONDONTWRITEBYTECODE
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check environment tools lint types contracts format unit suite coverage \
+	docs bench lock clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: ## set up and run the agent on an emulated host (needs Python >= 3.11, nothing else)
+	@scripts/environment run
+	@exec $(BIN)/wattspan demo
+
+test: environment tools lint types contracts suite coverage ## set up and run every check there is
+
+check: environment lint types contracts unit ## the inner loop: every check that takes seconds
+
+environment:
+	@scripts/environment dev
+
+tools:
+	@scripts/test-tools
+
+lint: ## style, spelling, project metadata
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/codespell
+	$(BIN)/validate-pyproject pyproject.toml
+
+types: ## mypy, strict
+	$(BIN)/mypy
+
+contracts: ## who may import whom
+	$(BIN)/lint-imports
+
+format: ## rewrite the sources in the project's style
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+unit: ## unit, property and contract tests, the slow ones left out
+	$(BIN)/python -m pytest -q -m 'not slow' $(INNER)
+
+suite: ## every test, under branch coverage
+	WATTSPAN_TESTS=thorough $(BIN)/python -m coverage run -m pytest --durations=10
+
+coverage: ## hold the pure modules to 100 % of the last suite run
+	@$(BIN)/python -m coverage report --skip-covered --sort=cover
+	@echo "Pure modules (100 % is required):"
+	@$(BIN)/python -m coverage report --include='$(PURE_FILES)' --fail-under=100 --show-missing
+
+docs: environment ## write the generated reference pages
+	$(BIN)/python scripts/reference.py
+
+bench: environment ## measure the agent beside its peers (minutes; see benchmarks/README.md)
+	$(BIN)/python -m benchmarks
+
+lock: ## resolve the dependencies anew and pin them with hashes
+	scripts/lock
+
+clean: ## remove everything that was set up or generated here
+	rm -rf .venv .venv-clients .tools build dist htmlcov .coverage .coverage.* .mypy_cache \
+		.ruff_cache .pytest_cache .hypothesis .import_linter_cache
