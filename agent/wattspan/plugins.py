@@ -1,1 +1,178 @@
-"""To be written."""
+"""Sources and exporters by entry point: found, checked, and each on its own."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
+from typing import TypeVar
+
+from wattspan.config import TABLES, Config, Schema
+from wattspan.model import Failure, Trouble
+from wattspan.ports import (
+    CounterSource,
+    Exporter,
+    ExporterContext,
+    ExporterPlugin,
+    SourceContext,
+    SourcePlugin,
+    WattspanError,
+)
+from wattspan.settings import Table, keys
+
+SOURCES = "wattspan.sources"
+EXPORTERS = "wattspan.exporters"
+
+P = TypeVar("P", SourcePlugin, ExporterPlugin)
+EntryPoints = Callable[[str], Iterable[EntryPoint]]
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A plugin that is installed and cannot be used: which, why, and what to do about it."""
+
+    table: str  # "sources.rapl"
+    cause: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"The plugin [{self.table}] cannot be used: {self.cause}. {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plugins:
+    """What is installed, by name, in alphabetical order. A broken plugin costs only itself."""
+
+    sources: Mapping[str, SourcePlugin] = field(default_factory=dict)
+    exporters: Mapping[str, ExporterPlugin] = field(default_factory=dict)
+    broken: tuple[Broken, ...] = ()
+
+    @property
+    def schema(self) -> Schema:
+        """All tables that can be configured with these plugins."""
+        tables: dict[str, type[Table]] = dict(TABLES)
+        tables |= {f"sources.{name}": plugin.settings for name, plugin in self.sources.items()}
+        tables |= {f"exporters.{name}": plugin.settings for name, plugin in self.exporters.items()}
+        return Schema(tables, frozenset(broken.table for broken in self.broken))
+
+
+def discover(entry_points: EntryPoints | None = None) -> Plugins:
+    """Load every installed plugin."""
+    find = entry_points or _installed
+    broken: list[Broken] = []
+    sources = _load(find(SOURCES), "sources", SourcePlugin, broken)
+    exporters = _load(find(EXPORTERS), "exporters", ExporterPlugin, broken)
+    return Plugins(sources, exporters, tuple(broken))
+
+
+def _installed(group: str) -> Iterable[EntryPoint]:
+    return importlib.metadata.entry_points(group=group)
+
+
+def _load(
+    found: Iterable[EntryPoint], family: str, kind: type[P], broken: list[Broken]
+) -> dict[str, P]:
+    by_name: dict[str, dict[str, EntryPoint]] = {}
+    for entry in found:
+        by_name.setdefault(entry.name, {})[entry.value] = entry
+    loaded: dict[str, P] = {}
+    for name in sorted(by_name):
+        entries = by_name[name]
+        if len(entries) > 1:
+            # Which of them would win must not depend on the order of sys.path.
+            rivals = " and ".join(f"{e.value} ({_origin(e)})" for _, e in sorted(entries.items()))
+            cause = f"it is installed more than once, as {rivals}"
+            remedy = "Uninstall all but one of these packages."
+            broken.append(Broken(f"{family}.{name}", cause, remedy))
+            continue
+        (entry,) = entries.values()
+        try:
+            loaded[name] = _checked(entry.load(), kind)
+        except Exception as error:  # noqa: BLE001 - a plugin may fail in any way, and only itself
+            cause = f"{entry.value} does not load, {_cause(error)}"
+            remedy = f"Reinstall or remove its package, {_origin(entry)}."
+            broken.append(Broken(f"{family}.{name}", cause, remedy))
+    return loaded
+
+
+def _checked(plugin: object, kind: type[P]) -> P:
+    if not isinstance(plugin, kind):
+        raise TypeError(f"it is {type(plugin).__name__}, not a {kind.__name__}")
+    settings: object = plugin.settings
+    if not (isinstance(settings, type) and issubclass(settings, Table)):
+        raise TypeError("its settings are not a Table")
+    keys(plugin.settings)  # annotations that cannot be resolved would fail later, and fatally
+    return plugin
+
+
+def _origin(entry: EntryPoint) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown package"
+
+
+def _cause(error: BaseException) -> str:
+    text = " ".join(str(error).split()).rstrip(".")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+# --------------------------------------------------------------------------------- opening them
+
+
+_REPORT = "This is a fault of the plugin: report it to its authors, or set enabled = false."
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The sources and exporters that run, by name, and what could not be opened."""
+
+    sources: Mapping[str, CounterSource] = field(default_factory=dict)
+    exporters: Mapping[str, Exporter] = field(default_factory=dict)
+    failures: tuple[Failure, ...] = ()
+
+
+def open_sources(plugins: Plugins, config: Config, context: SourceContext) -> Opened:
+    """Open every source that the configuration does not turn off.
+
+    A source asked for by name (``enabled = true``) that cannot be had raises SourceError, once
+    those opened before it are closed. Any other that fails is a failure, and costs only itself.
+    """
+    opened: dict[str, CounterSource] = {}
+    failures = [_failure(broken.table, broken.cause, broken.remedy) for broken in plugins.broken]
+    for name, plugin in plugins.sources.items():
+        try:
+            source = plugin.open(config.sources[name], context)
+        except WattspanError:
+            for each in opened.values():
+                each.close()
+            raise
+        except Exception as error:  # noqa: BLE001 - one failing source is one missing column
+            failures.append(_failure(f"sources.{name}", f"it does not open, {_cause(error)}"))
+            continue
+        if source is not None:
+            opened[name] = source
+    return Opened(sources=opened, failures=tuple(failures))
+
+
+def open_exporters(plugins: Plugins, config: Config, context: ExporterContext) -> Opened:
+    """Make every exporter that the configuration does not turn off; none is started yet.
+
+    ExporterError, for a setting that cannot work, is passed on: without its exporter an agent
+    would run and nobody would see it.
+    """
+    opened: dict[str, Exporter] = {}
+    failures: list[Failure] = []
+    for name, plugin in plugins.exporters.items():
+        try:
+            exporter = plugin.open(config.exporters[name], context)
+        except WattspanError:
+            raise
+        except Exception as error:  # noqa: BLE001 - one failing exporter costs only itself
+            failures.append(_failure(f"exporters.{name}", f"it does not open, {_cause(error)}"))
+            continue
+        if exporter is not None:
+            opened[name] = exporter
+    return Opened(exporters=opened, failures=tuple(failures))
+
+
+def _failure(table: str, cause: str, remedy: str = _REPORT) -> Failure:
+    return Failure(table.partition(".")[2], f"[{table}]", Trouble.ABSENT, cause, remedy)

@@ -197,10 +197,10 @@ def _alternatives(kind: Any) -> Iterator[str]:
             yield from _alternatives(each)
     elif origin in (list, tuple, set, frozenset):
         yield f"list of {_kind(typing.get_args(kind)[0])}"
-    elif origin is not None and issubclass(origin, Mapping):
-        yield "table"
     elif choices := _choices(kind):
         yield from map(quoted, choices)
+    elif (origin or kind) in (dict, Mapping):
+        yield "table"
     elif hasattr(kind, "kind"):
         yield kind.kind
     else:
@@ -275,6 +275,8 @@ def convert(raw: Mapping[str, object], to: type[T], where: str) -> T:
 
 def value_of(value: object, key: Key) -> object:
     """``value`` as ``key`` wants it; ValueError ends the sentence "Bad value for ...:"."""
+    if isinstance(value, str) and not value.isascii() and _not_unicode(value):
+        raise ValueError(f"{quoted(value)} is not UTF-8 text")
     try:
         converted: object = msgspec.convert(value, key.type, dec_hook=_decode)
     except (msgspec.ValidationError, ValueError, OverflowError) as error:
@@ -311,6 +313,11 @@ def quoted(text: str) -> str:
 
 def _ended(sentence: str) -> str:
     return sentence if sentence.endswith((".", "?", "!")) else f"{sentence}."
+
+
+def _not_unicode(text: str) -> bool:
+    """Whether ``text`` was made of bytes that are no text, as an environment can hold."""
+    return any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def _mismatch(value: object, key: Key, error: Exception) -> str:

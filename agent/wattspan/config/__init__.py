@@ -1,0 +1,32 @@
+"""The configuration: flag over environment over file over default, and where each came from."""
+
+from wattspan.config.environment import PREFIX as ENVIRONMENT_PREFIX
+from wattspan.config.environment import variable
+from wattspan.config.loading import DEFAULT_PATH, load
+from wattspan.config.tables import (
+    TABLES,
+    Agent,
+    Config,
+    Emulation,
+    Flag,
+    Origin,
+    Processes,
+    Schema,
+    Store,
+)
+
+__all__ = [
+    "DEFAULT_PATH",
+    "ENVIRONMENT_PREFIX",
+    "TABLES",
+    "Agent",
+    "Config",
+    "Emulation",
+    "Flag",
+    "Origin",
+    "Processes",
+    "Schema",
+    "Store",
+    "load",
+    "variable",
+]

@@ -1,0 +1,197 @@
+"""From file, environment and flags to one Config, or to every fault at once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from wattspan.config import file
+from wattspan.config.environment import strangers, understood, variables
+from wattspan.config.file import TomlFile
+from wattspan.config.tables import (
+    FAMILIES,
+    NOT_YET,
+    Agent,
+    Config,
+    Emulation,
+    Flag,
+    Origin,
+    Processes,
+    Schema,
+    Store,
+)
+from wattspan.ports import ConfigError
+from wattspan.settings import Key, SettingError, Table, convert, keys, unknown_key
+
+DEFAULT_PATH = Path("/etc/wattspan/config.toml")
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What has been gathered so far, and what is wrong with it."""
+
+    schema: Schema
+    values: dict[str, dict[str, object]]
+    origins: dict[str, Origin] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    def put(self, where: str, key: str, value: object, origin: Origin) -> None:
+        self.values[where][key] = value
+        self.origins[f"{where}.{key}"] = origin
+
+
+def load(
+    path: Path | None = None,
+    *,
+    environ: Mapping[str, str],
+    flags: Mapping[str, Flag] | None = None,
+    schema: Schema | None = None,
+    default: Path = DEFAULT_PATH,
+) -> Config:
+    """The configuration: flag over environment over file over default.
+
+    ``path`` must exist if it is given; ``default`` is read in its absence, if it exists.
+    ``flags`` maps dotted keys to what the command line said. ConfigError has one line for each
+    fault of all of them together.
+    """
+    schema = schema or Schema()
+    draft = _Draft(schema, {where: {} for where in schema.tables})
+    source = _file(path, default)
+    if source is not None:
+        _take_file(draft, source)
+    for name, where, key, value in variables(environ, schema):
+        draft.put(where, key, value, Origin("environment", name))
+    for dotted, flag in (flags or {}).items():
+        _take_flag(draft, dotted, flag)
+    tables = _settle(draft, source)
+    if draft.faults:
+        raise ConfigError("\n".join(draft.faults))
+    return Config(
+        agent=cast("Agent", tables["agent"]),
+        processes=cast("Processes", tables["processes"]),
+        store=cast("Store", tables["store"]),
+        emulation=cast("Emulation", tables["emulation"]),
+        sources=_family("sources", tables),
+        exporters=_family("exporters", tables),
+        origins=draft.origins,
+        path=source.path if source else None,
+        warnings=tuple(strangers(environ, schema)),
+    )
+
+
+def _file(path: Path | None, default: Path) -> TomlFile | None:
+    if path is not None:
+        return file.read(path)
+    try:
+        there = default.exists()
+    except OSError:
+        there = True  # something is there that may not be looked at: let reading say so
+    return file.read(default) if there else None
+
+
+def _family(family: str, tables: Mapping[str, Table]) -> dict[str, Table]:
+    prefix = f"{family}."
+    return {
+        where.removeprefix(prefix): table
+        for where, table in tables.items()
+        if where.startswith(prefix)
+    }
+
+
+# ------------------------------------------------------------------------------------ the file
+
+
+def _take_file(draft: _Draft, source: TomlFile) -> None:
+    for name, value in source.values.items():
+        if name in FAMILIES and isinstance(value, dict):
+            for plugin, table in value.items():
+                _take_table(draft, source, f"{name}.{plugin}", table)
+        else:
+            _take_table(draft, source, name, value)
+
+
+def _take_table(draft: _Draft, source: TomlFile, where: str, value: Any) -> None:
+    if where in draft.schema.broken:
+        return
+    if where not in draft.schema.tables:
+        place = source.place(where)
+        draft.faults.append(f"{place}: {_unknown_table(draft.schema, where, value)}")
+        return
+    if not isinstance(value, dict):
+        draft.faults.append(
+            f"{source.place(where)}: Bad value for {where!r}: expected a table, [{where}]."
+        )
+        return
+    for key, each in value.items():
+        draft.put(where, key, each, Origin("file", source.place(f"{where}.{key}")))
+
+
+def _unknown_table(schema: Schema, where: str, value: object) -> str:
+    """The sentence for a table, or a key outside all tables, that nobody knows."""
+    unbuilt = next((t for t in NOT_YET if where == t or where.startswith(f"{t}.")), None)
+    if unbuilt:
+        return f"[{unbuilt}] is not part of this version. Remove it."
+    if where in FAMILIES:
+        return f"Bad value for {where!r}: expected tables, [{where}.NAME]."
+    homes = [table for table, kind in schema.tables.items() if where in keys(kind)]
+    if homes and not isinstance(value, dict):
+        return f"Unknown key {where!r}: it belongs under [{homes[0]}]."
+    known = [*schema.tables, *schema.broken]
+    if family := next((f for f in FAMILIES if where.startswith(f"{f}.")), None):
+        known = [name for name in known if name.startswith(f"{family}.")]
+        installed = ", ".join(name.removeprefix(f"{family}.") for name in known) or "none"
+        fallback = f"installed {family}: {installed}."
+    else:
+        fallback = f"known here: {', '.join(f'[{name}]' for name in known)}."
+    near = difflib.get_close_matches(where, known, n=1)
+    return f"Unknown table {where!r}: " + (f"did you mean [{near[0]}]?" if near else fallback)
+
+
+# ----------------------------------------------------------------------------------- the flags
+
+
+def _take_flag(draft: _Draft, dotted: str, flag: Flag) -> None:
+    where, _, name = dotted.rpartition(".")
+    table = draft.schema.tables.get(where)
+    if table is None:
+        sentence = _unknown_table(draft.schema, where or dotted, {})
+        draft.faults.append(f"{flag.option}: {sentence}")
+        return
+    key = keys(table).get(name)
+    if key is None:
+        draft.faults.append(f"{flag.option}: {unknown_key(dotted, name, keys(table))}")
+        return
+    draft.put(where, name, _flag_value(flag, key), Origin("flag", flag.option))
+
+
+def _flag_value(flag: Flag, key: Key) -> object:
+    return understood(flag.value, key) if isinstance(flag.value, str) else flag.value
+
+
+# -------------------------------------------------------------------------------- all together
+
+
+def _settle(draft: _Draft, source: TomlFile | None) -> dict[str, Table]:
+    tables: dict[str, Table] = {}
+    for where, kind in draft.schema.tables.items():
+        try:
+            tables[where] = convert(draft.values[where], kind, where)
+        except SettingError as error:
+            draft.faults += _placed(draft, source, where, error)
+            continue
+        for key in keys(kind):
+            draft.origins.setdefault(f"{where}.{key}", Origin("default"))
+    return tables
+
+
+def _placed(
+    draft: _Draft, source: TomlFile | None, where: str, error: SettingError
+) -> Iterator[str]:
+    """The faults of one table, each with where its value came from."""
+    for key, sentence in error.faults:
+        origin = draft.origins.get(f"{where}.{key}")
+        place = origin.where if origin else (source.place(where) if source else "")
+        yield f"{place}: {sentence}" if place else sentence

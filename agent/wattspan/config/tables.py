@@ -1,0 +1,199 @@
+"""What can be configured: the agent's own tables, and the whole as one value.
+
+Each key's ``about`` is its documentation: ``docs/reference/configuration.md`` is made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from wattspan.model import IdlePolicy
+from wattspan.settings import Duration, Size, Table, about, to_plain
+
+Auto = bool | Literal["auto"]
+
+
+class Agent(Table, frozen=True):
+    """The agent as a whole: how often it looks, where it keeps things, how far back it knows."""
+
+    interval: Annotated[
+        Duration,
+        about("How often the counters and the processes are read.", least="10ms", most="1m"),
+    ] = Duration.parse("100ms")
+    state_dir: Annotated[
+        str, about("Where what must outlive a restart is kept; written by the agent alone.")
+    ] = "/var/lib/wattspan"
+    run_dir: Annotated[
+        str, about("Where the agent's Unix sockets are; emptied by the system at boot.")
+    ] = "/run/wattspan"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        about("The least severe message that is logged, to standard error."),
+    ] = "info"
+    history: Annotated[
+        Duration,
+        about("How far back the timeline of settled energy reaches.", least="1s", most="24h"),
+    ] = Duration.parse("5m")
+    history_bytes: Annotated[
+        Size,
+        about(
+            "What the timeline may take of memory. The oldest goes first, and is counted.",
+            least="1MiB",
+            most="4GiB",
+        ),
+    ] = Size.parse("16MiB")
+
+
+class Processes(Table, frozen=True):
+    """Which processes are told apart, and who pays for the idle device."""
+
+    top: Annotated[
+        int,
+        about(
+            "How many processes are listed by name; the rest are summed as `other`.",
+            least=0,
+            most=10_000,
+        ),
+    ] = 50
+    groups: Annotated[
+        int,
+        about(
+            "How many containers, pods, jobs, units and users are listed by name; the rest are "
+            "summed as `other`.",
+            least=0,
+            most=10_000,
+        ),
+    ] = 200
+    idle: Annotated[
+        IdlePolicy,
+        about(
+            "Who pays for the energy a device draws while it does nothing: an account of its own, "
+            "its users by use, or whoever holds it in equal parts."
+        ),
+    ] = IdlePolicy.SEPARATE
+    events: Annotated[
+        Auto,
+        about(
+            "Whether the kernel tells of every fork and exit, so that work shorter than an "
+            "interval is charged to who did it. Needs CAP_NET_ADMIN."
+        ),
+    ] = "auto"
+
+
+class Store(Table, frozen=True):
+    """The embedded store behind `wattspan report`: energy by minute, hour and day."""
+
+    enabled: Annotated[
+        Auto,
+        about("Whether to keep a store. `auto`: if the state directory can be written."),
+    ] = "auto"
+    keep_minutes: Annotated[
+        Duration, about("How long figures by the minute are kept.", least="1h", most="3650d")
+    ] = Duration.parse("2d")
+    keep_hours: Annotated[
+        Duration, about("How long figures by the hour are kept.", least="1h", most="3650d")
+    ] = Duration.parse("60d")
+    keep_days: Annotated[
+        Duration, about("How long figures by the day are kept.", least="1d", most="36500d")
+    ] = Duration.parse("1825d")
+    max_size: Annotated[
+        Size,
+        about(
+            "What the store may take of the disk. The oldest goes first.",
+            least="1MiB",
+            most="64GiB",
+        ),
+    ] = Size.parse("256MiB")
+
+
+class Emulation(Table, frozen=True):
+    """An emulated host in place of this one; every figure is labelled `emulated`."""
+
+    profile: Annotated[
+        str, about('The emulated host to run, as `--emulate` names it; "" for the real one.')
+    ] = ""
+
+
+TABLES: Mapping[str, type[Table]] = {
+    "agent": Agent,
+    "processes": Processes,
+    "store": Store,
+    "emulation": Emulation,
+}
+"""The agent's own tables. ``[sources.*]`` and ``[exporters.*]`` belong to plugins."""
+
+FAMILIES = ("sources", "exporters")
+
+NOT_YET = ("spans", "autotune", "exporters.otlp")
+"""Tables that are announced and not built: saying so beats calling them unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """Which tables can be written: by dotted name, the agent's own and the plugins'.
+
+    ``broken`` are the tables of plugins that are installed but cannot be loaded: what stands
+    there cannot be checked, and is no error of whoever wrote it.
+    """
+
+    tables: Mapping[str, type[Table]] = field(default_factory=lambda: dict(TABLES))
+    broken: frozenset[str] = frozenset()
+
+
+class Flag(NamedTuple):
+    """A value given on the command line, by the option that gave it."""
+
+    option: str
+    value: object
+
+
+class Origin(NamedTuple):
+    """Where a value came from: ``flag``, ``environment``, ``file`` or ``default``."""
+
+    kind: Literal["flag", "environment", "file", "default"]
+    where: str = ""
+
+    def __str__(self) -> str:
+        return self.where or self.kind
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A configuration in which nothing is wrong.
+
+    ``sources`` and ``exporters`` hold one settled table for each plugin that loads, by name.
+    ``origins`` tells for each dotted key where its value came from. ``path`` is the file that
+    was read, None if there was none. ``warnings`` are sentences for the operator.
+    """
+
+    agent: Agent = field(default_factory=Agent)
+    processes: Processes = field(default_factory=Processes)
+    store: Store = field(default_factory=Store)
+    emulation: Emulation = field(default_factory=Emulation)
+    sources: Mapping[str, Table] = field(default_factory=dict)
+    exporters: Mapping[str, Table] = field(default_factory=dict)
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    path: Path | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """Every table by its dotted name, as it stands in a file."""
+        own: dict[str, Table] = {
+            "agent": self.agent,
+            "processes": self.processes,
+            "store": self.store,
+            "emulation": self.emulation,
+        }
+        return (
+            own
+            | {f"sources.{name}": table for name, table in self.sources.items()}
+            | {f"exporters.{name}": table for name, table in self.exporters.items()}
+        )
+
+    def plain(self) -> dict[str, dict[str, Any]]:
+        """Every table by its dotted name, in plain TOML-like values."""
+        return {where: to_plain(table) for where, table in self.tables.items()}

@@ -1,0 +1,61 @@
+"""The configuration as a file that, read back, is the same configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from wattspan.config.tables import Config
+
+
+def to_toml(config: Config, *, origins: bool = False) -> str:
+    """The whole configuration as TOML; with ``origins``, each value's origin as a comment.
+
+    TOML has no word for nothing: a key without a value is left out, as it would be in a file.
+    """
+    return "\n\n".join(
+        "\n".join([f"[{where}]", *_entries(config, where, table, origins)])
+        for where, table in config.plain().items()
+    )
+
+
+def _entries(config: Config, where: str, table: dict[str, Any], origins: bool) -> Iterator[str]:
+    lines = [(key, _entry(key, value)) for key, value in table.items() if value is not None]
+    width = max((len(line) for _, line in lines), default=0)
+    for key, line in lines:
+        yield f"{line:{width}}  # {config.origins[f'{where}.{key}']}" if origins else line
+
+
+def _entry(key: str, value: object) -> str:
+    return f"{_key(key)} = {_value(value)}"
+
+
+def _key(key: str) -> str:
+    bare = key.isascii() and key.replace("-", "").replace("_", "").isalnum()
+    return key if bare else _text(key)
+
+
+def _value(value: object) -> str:
+    """One value on one line, so that a comment can stand behind it."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            return _text(value)
+        case dict():
+            return "{" + ", ".join(_entry(k, v) for k, v in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ", ".join(map(_value, value)) + "]"
+        case _:
+            return str(value)  # int and float write themselves as TOML does, inf and nan too
+
+
+_ESCAPES = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r"}
+
+
+def _text(text: str) -> str:
+    return '"' + "".join(_ESCAPES.get(c) or _printable(c) for c in text) + '"'
+
+
+def _printable(c: str) -> str:
+    return c if c.isprintable() else f"\\U{ord(c):08X}"
