@@ -99,6 +99,6 @@ def _idle_shares(
 ) -> tuple[list[Payer], list[int]]:
     """Who pays how much of ``idle``; nobody when nobody is there."""
     if policy is IdlePolicy.EQUAL:
-        everyone = list(dict.fromkeys([*payers, *sorted(usage.present - set(payers))]))
+        everyone = list(dict.fromkeys([*payers, *sorted(usage.present - set(payers), key=repr)]))
         return everyone, split(idle, [1] * len(everyone)) if everyone else []
     return payers, split(idle, weights) if payers else []

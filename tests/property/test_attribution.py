@@ -1,0 +1,114 @@
+"""Invariant 1: conservation, to the microjoule."""
+
+from fractions import Fraction
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattspan.attribution import attribute, split
+from wattspan.model import (
+    Consumer,
+    IdlePolicy,
+    Instant,
+    Interval,
+    Microjoules,
+    Milliwatts,
+    Payer,
+    Remainder,
+    Usage,
+    energy_at,
+)
+
+payers = st.one_of(
+    st.builds(Consumer, st.integers(1, 30), st.integers(0, 3)),
+    st.builds(Remainder, st.sampled_from(["/a", "/b"])),
+)
+usages = st.builds(
+    lambda spent, unclaimed, present: Usage(
+        "cpu:0", Instant(0, 0), Instant(10**9, 0), spent, unclaimed, 2 * 10**9, frozenset(present)
+    ),
+    st.dictionaries(payers, st.integers(0, 10**10), max_size=12),
+    st.integers(0, 10**10),
+    st.sets(payers, max_size=5),
+)
+intervals = st.builds(
+    lambda energy, duration: Interval(
+        "d", Instant(0, 0), Instant(duration, 0), Microjoules(energy)
+    ),
+    st.integers(0, 10**12),
+    st.integers(1, 10**11),
+)
+
+
+@given(st.integers(0, 10**15), st.lists(st.integers(0, 10**12), min_size=1).filter(any))
+def test_a_split_adds_up_and_no_part_is_off_by_one(total: int, weights: list[int]) -> None:
+    parts = split(total, weights)
+    assert sum(parts) == total
+    for part, weight in zip(parts, weights, strict=True):
+        assert part >= 0
+        assert abs(part - Fraction(total * weight, sum(weights))) < 1
+        if weight == 0:
+            assert part == 0
+
+
+@given(
+    interval=intervals,
+    usage=st.none() | usages,
+    covered=st.none() | st.integers(0, 10**11),
+    idle_power=st.none() | st.integers(0, 10**6),
+    policy=st.sampled_from(IdlePolicy),
+)
+def test_every_interval_is_divided_without_remainder(
+    interval: Interval,
+    usage: Usage | None,
+    covered: int | None,
+    idle_power: int | None,
+    policy: IdlePolicy,
+) -> None:
+    result = attribute(
+        interval,
+        usage,
+        covered=covered,
+        idle_power=None if idle_power is None else Milliwatts(idle_power),
+        policy=policy,
+    )
+    assert (
+        result.idle + result.unattributed + sum(share.energy for share in result.shares)
+        == interval.energy
+    )
+    assert result.idle >= 0
+    assert result.unattributed >= 0
+    assert all(share.energy > 0 for share in result.shares)
+    names: list[Payer] = [share.payer for share in result.shares]
+    assert len(names) == len(set(names))
+
+
+@given(interval=intervals, usage=usages, idle_power=st.integers(1, 10**6))
+def test_those_who_only_hold_a_device_pay_no_active_energy(
+    interval: Interval, usage: Usage, idle_power: int
+) -> None:
+    result = attribute(interval, usage, idle_power=Milliwatts(idle_power))
+    charged = {share.payer for share in result.shares}
+    assert charged <= {payer for payer, spent in usage.spent.items() if spent > 0}
+
+
+@given(interval=intervals, usage=usages, idle_power=st.integers(1, 10**6))
+def test_idle_is_never_more_than_its_power_nor_than_all_there_is(
+    interval: Interval, usage: Usage, idle_power: int
+) -> None:
+    idle = attribute(interval, usage, idle_power=Milliwatts(idle_power)).idle
+    assert idle == min(interval.energy, energy_at(idle_power, interval.duration))
+
+
+@given(interval=intervals, usage=usages, idle_power=st.integers(1, 10**6))
+def test_with_anybody_there_a_dividing_policy_leaves_no_idle(
+    interval: Interval, usage: Usage, idle_power: int
+) -> None:
+    power = Milliwatts(idle_power)
+    users = any(spent > 0 for spent in usage.spent.values())
+    equal = attribute(interval, usage, idle_power=power, policy=IdlePolicy.EQUAL)
+    proportional = attribute(interval, usage, idle_power=power, policy=IdlePolicy.PROPORTIONAL)
+    if users or usage.present:
+        assert equal.idle == 0
+    if users:
+        assert proportional.idle == 0

@@ -1,0 +1,181 @@
+"""The ledger under everything a host can do to it: invariants 1, 2, 3 and 8."""
+
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.world import CORE, DRAM, GPU, PACKAGE, World, imbalances, steps_back
+from wattspan.ledger import Ledger, Rules
+from wattspan.model import SECOND, IdlePolicy, Payer, energy_at
+from wattspan.timeline import Timeline
+
+pids = st.integers(1, 12)
+loads = st.dictionaries(pids, st.integers(0, 100), max_size=6)
+turns = st.fixed_dictionaries(
+    {
+        "nanoseconds": st.sampled_from([1, 10**6, SECOND // 10, SECOND // 10, SECOND, 20 * SECOND]),
+        "loads": loads,
+        "gpu_loads": loads,
+        "unclaimed": st.integers(0, SECOND // 10),
+        "dying": st.lists(pids, max_size=3).map(tuple),
+        "gpu_usage_comes": st.booleans(),
+        "power": st.integers(0, 300_000),
+    }
+)
+accidents = st.one_of(
+    st.tuples(st.just("born"), pids),
+    st.tuples(st.sampled_from(["reset", "relabel", "vanish", "return"]), st.integers(0, 3)),
+    st.tuples(st.just("suspend"), st.integers(1, 3600)),
+    st.tuples(st.just("step"), st.integers(-3600, 3600)),
+)
+histories = st.lists(st.one_of(turns, accidents), max_size=60)
+rules = st.builds(
+    Rules,
+    idle=st.sampled_from(IdlePolicy),
+    top=st.integers(1, 4),
+    groups=st.integers(1, 4),
+)
+
+
+def happen(world: World, what: str, how: int) -> None:
+    ids = [PACKAGE.id, CORE.id, DRAM.id, GPU.id]
+    match what:
+        case "born":
+            world.born(how)
+        case "reset":
+            world.reset(ids[how])
+        case "relabel":
+            world.relabel(ids[how])
+        case "vanish":
+            world.domains[ids[how]].readable = False
+        case "return":
+            world.domains[ids[how]].readable = True
+        case "suspend":
+            world.clock.suspend(how)
+        case "step":
+            world.clock.step_wall(how)
+
+
+@given(rules=rules, history=histories)
+def test_every_snapshot_balances_and_no_counter_runs_backwards(
+    rules: Rules, history: list[object]
+) -> None:
+    world = World(Ledger(rules, now=0))
+    last = world.ledger.snapshot(world.clock.now(), "host")
+    for event in history:
+        if isinstance(event, dict):
+            snapshot = world.turn(**event)
+            assert imbalances(snapshot) == []
+            if rules.groups >= 4:  # a bounded table may let a group go and begin it anew
+                assert [w for w in steps_back(last, snapshot) if "Group" not in w] == []
+            last = snapshot
+        else:
+            assert isinstance(event, tuple)
+            happen(world, *event)
+    for account in last.domains:
+        true = world.domains[account.domain.id]
+        assert account.energy + account.pending <= true.spent
+
+
+@given(history=st.lists(turns, min_size=1, max_size=40))
+def test_without_accidents_every_true_joule_is_counted(history: list[dict[str, object]]) -> None:
+    world = World(Ledger(Rules(), now=0))
+    for pid in range(1, 13):
+        world.born(pid)
+    snapshot = world.ledger.snapshot(world.clock.now(), "host")
+    for event in history:
+        if event["nanoseconds"] == 20 * SECOND:
+            event = {**event, "nanoseconds": SECOND}
+        snapshot = world.turn(**event)  # type: ignore[arg-type]
+    for account in snapshot.domains:
+        assert account.energy + account.pending == world.domains[account.domain.id].spent
+
+
+@given(history=histories)
+@settings(max_examples=30)
+def test_books_closed_and_opened_again_go_on_where_they_were(history: list[object]) -> None:
+    world = World(Ledger(Rules(), boot_id="b", now=0))
+    for event in history:
+        if isinstance(event, dict):
+            world.turn(**event)
+        else:
+            assert isinstance(event, tuple)
+            happen(world, *event)
+    now = world.clock.now()
+    before = world.ledger.snapshot(now, "host")
+    heir = Ledger(Rules(), opening=world.ledger.close(now), boot_id="b", now=now.mono)
+    after = heir.snapshot(now, "host")
+    assert imbalances(after) == []
+    assert {a.domain.id: a.energy for a in before.domains} == {
+        a.domain.id: a.energy for a in after.domains
+    }
+    assert steps_back(before, after) == []
+
+
+@given(
+    loads=st.dictionaries(pids, st.integers(1, 30), min_size=1, max_size=10),
+    seconds=st.integers(3, 20),
+)
+def test_the_energy_of_processes_is_in_proportion_to_their_cpu_time(
+    loads: dict[int, int], seconds: int
+) -> None:
+    world = World(Ledger(Rules(top=50), now=0))
+    for pid in loads:
+        world.born(pid)
+    snapshot = world.ledger.snapshot(world.clock.now(), "host")
+    for _ in range(seconds * 10):
+        snapshot = world.turn(SECOND // 10, loads, power=100_000)
+    charged = {payer.pid: energy for payer, energy in _totals(world, PACKAGE.id).items()}
+    whole = sum(charged.values())
+    account = snapshot.account(PACKAGE.id)
+    assert whole + account.idle + account.unattributed == account.energy
+    assert account.energy == energy_at(100_000, seconds * SECOND)
+    for pid, load in loads.items():
+        share = whole * load / sum(loads.values())
+        assert abs(charged[pid] - share) <= seconds * 10 + 1  # a microjoule a turn
+
+
+def _totals(world: World, domain_id: str) -> dict[Payer, int]:
+    totals: dict[Payer, int] = {}
+    for entry in world.timeline.entries(domain_id, 0, 2**62):
+        for payer, energy in world.timeline.payers(entry):
+            totals[payer] = totals.get(payer, 0) + energy
+    return totals
+
+
+@given(history=histories, limit=st.integers(2_000, 20_000))
+def test_the_timeline_is_in_order_and_within_its_bound(history: list[object], limit: int) -> None:
+
+    world = World(Ledger(Rules(), now=0), timeline=Timeline(30 * SECOND, limit))
+    for event in history:
+        if isinstance(event, dict):
+            world.turn(**event)
+        else:
+            assert isinstance(event, tuple)
+            happen(world, *event)
+        assert world.timeline.size <= max(limit, 3_000)
+        for domain_id in world.timeline.domains:
+            ends = -1
+            for entry in world.timeline.entries(domain_id, 0, 2**62):
+                assert entry.interval.start.mono >= ends
+                ends = entry.interval.end.mono
+                shares = sum(energy for _, energy in world.timeline.payers(entry))
+                assert shares + entry.idle + entry.unattributed == entry.interval.energy
+
+
+@given(cuts=st.lists(st.integers(0, 5 * SECOND), min_size=2, max_size=6).map(sorted))
+def test_windows_side_by_side_never_exceed_the_whole(cuts: list[int]) -> None:
+    world = World(Ledger(Rules(), now=0))
+    world.born(1)
+    begin = world.clock.monotonic()
+    for _ in range(50):
+        world.turn(SECOND // 10, {1: 70})
+    me = world.alive[1]
+    parts = [
+        world.timeline.spent(PACKAGE.id, me, begin + a, begin + b)
+        for a, b in itertools.pairwise(cuts)
+    ]
+    whole = world.timeline.spent(PACKAGE.id, me, begin + cuts[0], begin + cuts[-1])
+    assert sum(parts) <= whole
+    assert whole - sum(parts) <= 2 * len(parts)

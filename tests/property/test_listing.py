@@ -1,0 +1,80 @@
+"""Listed, other, retired: whatever happens, they add up and never fall."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattspan.listing import DWELL, LINGER, Listing
+from wattspan.model import SECOND, Consumer, HwType
+
+payers = st.builds(Consumer, st.integers(1, 8), st.just(0))
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("credit"), payers, st.integers(0, 10**6)),
+        st.tuples(st.just("leave"), payers, st.just(0)),
+        st.tuples(st.just("rank"), payers, st.sampled_from([0, 2, 61])),
+    ),
+    max_size=80,
+)
+
+
+@given(top=st.integers(0, 4), events=events)
+def test_all_that_was_credited_is_listed_other_or_retired(
+    top: int, events: list[tuple[str, Consumer, int]]
+) -> None:
+    listing, now, total = Listing(top), 0, 0
+    last = (0, 0)
+    for what, who, amount in events:
+        if what == "credit":
+            listing.credit(who, HwType.CPU, amount)
+            total += amount
+        elif what == "leave":
+            listing.leave(who, now)
+        else:
+            now += amount * SECOND
+            listing.rank(now)
+        rows = sum(row.energy.get(HwType.CPU, 0) for row in listing.rows.values())
+        accounts = (listing.other.get(HwType.CPU, 0), listing.retired.get(HwType.CPU, 0))
+        assert rows + sum(accounts) == total
+        assert accounts[0] >= last[0]
+        assert accounts[1] >= last[1]
+        assert len(listing.rows) <= top
+        last = accounts
+
+
+def test_a_dead_row_lingers_to_be_scraped_once_more_and_is_then_retired() -> None:
+    listing, who = Listing(1), Consumer(1, 1)
+    listing.credit(who, HwType.CPU, 5)
+    listing.rank(0)
+    listing.credit(who, HwType.CPU, 70)
+    listing.leave(who, 0)
+    listing.rank(LINGER - 1)
+    assert listing.rows[who].energy == {HwType.CPU: 70}
+    listing.rank(LINGER)
+    assert who not in listing.rows
+    assert listing.retired == {HwType.CPU: 70}
+    assert listing.other == {HwType.CPU: 5}
+
+
+def test_a_row_is_displaced_only_after_its_time_and_by_a_clearly_bigger_spender() -> None:
+    listing, old, new = Listing(1), Consumer(1, 1), Consumer(2, 2)
+    listing.credit(old, HwType.CPU, 1000)
+    listing.rank(0)
+    listing.credit(new, HwType.CPU, 5000)
+    listing.rank(DWELL - 1)
+    assert old in listing.rows
+    listing.credit(old, HwType.CPU, 4000)
+    listing.rank(DWELL)
+    assert old in listing.rows
+    listing.credit(new, HwType.CPU, 50_000)
+    listing.rank(DWELL + 1)
+    assert set(listing.rows) == {new}
+    assert listing.retired == {HwType.CPU: 4000}
+
+
+def test_the_dead_are_never_listed_even_when_their_gpu_time_comes_late() -> None:
+    listing, who = Listing(3), Consumer(1, 1)
+    listing.leave(who, 0)
+    listing.credit(who, HwType.GPU, 9)
+    listing.rank(SECOND)
+    assert not listing.rows
+    assert listing.other == {HwType.GPU: 9}
