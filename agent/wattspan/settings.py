@@ -158,6 +158,7 @@ def _key(field: msgspec.structs.FieldInfo) -> Key:
         kind = kind.__origin__
     extra: dict[str, Any] = {}
     for each in meta:
+        extra |= {k: v for k, v in (("least", each.ge), ("most", each.le)) if v is not None}
         extra |= each.extra or {}
     default = field.default
     if field.default_factory is not msgspec.NODEFAULT:
@@ -329,6 +330,8 @@ def _mismatch(value: object, key: Key, error: Exception) -> str:
     cause = error.__cause__ or error
     if isinstance(cause, ValueError) and not isinstance(cause, msgspec.ValidationError):
         return str(cause)  # a Duration, Size or Listen knows better
+    if bound := re.search(r"`(?:int|float)` [<>]=? \S+$", str(error)):
+        return f"{_shown(value)} is out of bounds, {bound[0].replace('`', '')}"
     return f"expected {key.kind}, got {_shown(value)}"
 
 

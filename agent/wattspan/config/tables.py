@@ -61,12 +61,12 @@ class Processes(Table, frozen=True):
     groups: Annotated[
         int,
         about(
-            "How many containers, pods, jobs, units and users are listed by name; the rest are "
-            "summed as `other`.",
-            least=0,
-            most=10_000,
+            "How many containers, pods, jobs, units and users have an account. Beyond, the one "
+            "that was charged longest ago is let go.",
+            least=1,
+            most=100_000,
         ),
-    ] = 200
+    ] = 1000
     idle: Annotated[
         IdlePolicy,
         about(
@@ -90,15 +90,19 @@ class Store(Table, frozen=True):
         Auto,
         about("Whether to keep a store. `auto`: if the state directory can be written."),
     ] = "auto"
-    keep_minutes: Annotated[
+    interval: Annotated[
+        Duration,
+        about("How often what was measured is written down.", least="1s", most="10m"),
+    ] = Duration.parse("5s")
+    minutes: Annotated[
         Duration, about("How long figures by the minute are kept.", least="1h", most="3650d")
     ] = Duration.parse("2d")
-    keep_hours: Annotated[
-        Duration, about("How long figures by the hour are kept.", least="1h", most="3650d")
+    hours: Annotated[
+        Duration, about("How long figures by the hour are kept.", least="1d", most="3650d")
     ] = Duration.parse("60d")
-    keep_days: Annotated[
+    days: Annotated[
         Duration, about("How long figures by the day are kept.", least="1d", most="36500d")
-    ] = Duration.parse("1825d")
+    ] = Duration.parse("1830d")
     max_size: Annotated[
         Size,
         about(
@@ -107,6 +111,22 @@ class Store(Table, frozen=True):
             most="64GiB",
         ),
     ] = Size.parse("256MiB")
+    processes: Annotated[
+        int,
+        about(
+            "How many commands a bucket of time names; the rest are its `other`.",
+            least=1,
+            most=10_000,
+        ),
+    ] = 50
+    groups: Annotated[
+        int,
+        about(
+            "How many groups of a kind a bucket of time names; the rest are its `other`.",
+            least=1,
+            most=10_000,
+        ),
+    ] = 250
 
 
 class Emulation(Table, frozen=True):

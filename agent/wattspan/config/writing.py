@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from wattspan.config.tables import Config
+from wattspan.settings import Duration, Size
 
 
 def to_toml(config: Config, *, origins: bool = False) -> str:
@@ -27,7 +28,7 @@ def _entries(config: Config, where: str, table: dict[str, Any], origins: bool) -
 
 
 def _entry(key: str, value: object) -> str:
-    return f"{_key(key)} = {_value(value)}"
+    return f"{_key(key)} = {value_text(value)}"
 
 
 def _key(key: str) -> str:
@@ -35,17 +36,19 @@ def _key(key: str) -> str:
     return key if bare else _text(key)
 
 
-def _value(value: object) -> str:
+def value_text(value: object) -> str:
     """One value on one line, so that a comment can stand behind it."""
     match value:
         case bool():
             return str(value).lower()
+        case Duration() | Size():
+            return _text(str(value))
         case str():
             return _text(value)
         case dict():
             return "{" + ", ".join(_entry(k, v) for k, v in value.items()) + "}"
         case list() | tuple():
-            return "[" + ", ".join(map(_value, value)) + "]"
+            return "[" + ", ".join(map(value_text, value)) + "]"
         case _:
             return str(value)  # int and float write themselves as TOML does, inf and nan too
 

@@ -1,0 +1,89 @@
+"""Options that several commands share, and the configuration they lead to."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from wattspan.config import Config, Flag, load
+from wattspan.plugins import Plugins, discover
+from wattspan.ports import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The configuration, and the plugins that gave it its tables."""
+
+    config: Config
+    plugins: Plugins
+
+
+def config_options(function: F) -> F:
+    """Add ``--config`` and ``--set``, passed as ``config_file`` and ``settings``."""
+    function = click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Set one configuration key, such as agent.interval=50ms. Repeatable.",
+    )(function)
+    return click.option(
+        "--config",
+        "-c",
+        "config_file",
+        type=click.Path(path_type=Path),
+        envvar="WATTSPAN_CONFIG",
+        help="Read this file instead of /etc/wattspan/config.toml.",
+    )(function)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def load_configuration(
+    config_file: Path | None,
+    settings: Iterable[str] = (),
+    flags: Mapping[str, Flag] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+) -> Loaded:
+    """The configuration with the installed plugins; its warnings go to standard error.
+
+    ``flags`` holds what a command's own options set, by dotted key. ``--set`` is stronger.
+    """
+    plugins = discover()
+    config = load(
+        config_file,
+        environ=os.environ if environ is None else environ,
+        flags={**(flags or {}), **_assignments(settings)},
+        schema=plugins.schema,
+    )
+    for sentence in (*config.warnings, *map(str, plugins.broken)):
+        click.echo(f"wattspan: warning: {sentence}", err=True)
+    return Loaded(config, plugins)
+
+
+def _assignments(settings: Iterable[str]) -> dict[str, Flag]:
+    flags = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise ConfigError(
+                f"--set {setting}: no value. Write --set KEY=VALUE, "
+                "for example --set agent.interval=50ms."
+            )
+        flags[key.strip()] = Flag(f"--set {key.strip()}", value.strip())
+    return flags
+
+
+def echo_json(facts: object) -> None:
+    """Print facts for a program: JSON, text unescaped, one trailing newline."""
+    click.echo(json.dumps(facts, indent=2, ensure_ascii=False))
