@@ -1,0 +1,263 @@
+"""The project's promises about itself that no type checker or linter can hold."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from support.requirements import ROOT
+from support.sources import (
+    SHIPPED,
+    called,
+    documents,
+    functions,
+    parsed,
+    python_files,
+    tracked,
+)
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+# ------------------------------------------------------------------------------------ sources
+
+
+def test_every_shipped_module_says_what_it_is() -> None:
+    silent = [name(p) for p in python_files(*SHIPPED) if not ast.get_docstring(parsed(p))]
+    assert silent == []
+
+
+def test_files_stay_chapters() -> None:
+    long = {
+        name(path): lines
+        for path in python_files(*SHIPPED)
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 500
+    }
+    assert long == {}
+
+
+def test_every_test_can_fail() -> None:
+    """Each test asserts, expects an exception, or calls a helper of the tests that does."""
+    files = python_files("tests")
+    everything = [function for path in files for function in functions(path)]
+    asserting = {"raises", "warns", "fail", "approx"}
+    while True:
+        before = len(asserting)
+        asserting |= {f.name for f in everything if asserts(f) or called(f) & asserting}
+        if len(asserting) == before:
+            break
+    tests = {f.name: f for f in everything if f.name.startswith("test_")}
+    assert [t for t in tests if t not in asserting] == []
+    assert len(tests) > 20
+
+
+def asserts(function: ast.AST) -> bool:
+    return any(isinstance(node, ast.Assert) for node in ast.walk(function))
+
+
+def test_no_test_sleeps_to_pass() -> None:
+    def sleeps(node: ast.AST) -> bool:
+        if isinstance(node, ast.Attribute):
+            return ast.unparse(node) in {"time.sleep", "asyncio.sleep"}
+        return (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "time"
+            and "sleep" in {alias.name for alias in node.names}
+        )
+
+    sleeping = [name(p) for p in python_files("tests") if any(map(sleeps, ast.walk(parsed(p))))]
+    assert sleeping == []
+
+
+def test_no_file_knows_the_machine_it_was_written_on() -> None:
+    private = [
+        r"/(root|home)/[a-z.]+/",  # somebody's home
+        r"/opt/(wheels|pypi)",
+        r"/work/[a-z]+",
+        r"(extra-)?index-url|find-links|pythonhosted|artifactory",
+        r"/tmp/(bash|claude|brief)",
+    ]
+    pattern = re.compile("|".join(private))
+    found = [
+        f"{name(path)}: {match[0]}"
+        for path in tracked()
+        if path != Path(__file__) and path.suffix not in {".csv", ".png", ".gz"}
+        if (match := pattern.search(path.read_text(encoding="utf-8", errors="replace")))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in tracked() if p.parent.name in {"scripts", ".ci"}], ids=lambda p: p.name
+)
+def test_every_script_runs_and_parses(path: Path) -> None:
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    if path.suffix == ".py":
+        assert ast.get_docstring(parsed(path))
+        return
+    assert path.stat().st_mode & 0o111, f"{path.name} is not executable"
+    shell = {"#!/bin/sh": "sh", "#!/usr/bin/env bash": "bash"}[first]
+    checked = subprocess.run([shell, "-n", str(path)], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+
+
+# ---------------------------------------------------------------------------------- documents
+
+
+def targets() -> set[str]:
+    return set(re.findall(r"^([a-z][a-z-]*):", MAKEFILE, re.MULTILINE))
+
+
+@pytest.mark.parametrize("path", documents(), ids=name)
+def test_every_make_command_in_a_document_exists(path: Path) -> None:
+    commands = re.findall(r"(?:^|`)make ([a-z-]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(commands) <= targets()
+
+
+@pytest.mark.parametrize("path", documents(), ids=name)
+def test_every_link_in_a_document_leads_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+    local = [link for link in links if not re.match(r"[a-z]+:", link)]
+    assert [link for link in local if not (path.parent / link).exists()] == []
+
+
+def test_the_readme_sets_up_with_two_commands() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "make demo" in readme
+    assert "make test" in readme
+
+
+def test_help_lists_every_target_a_person_would_type() -> None:
+    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True).stdout
+    described = set(re.findall(r"^([a-z]+):.*## ", MAKEFILE, re.MULTILINE))
+    assert {"demo", "test", "check", "docs", "bench", "lock", "clean"} <= described
+    assert all(f"make {target} " in listed for target in described)
+
+
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+
+
+@pytest.mark.parametrize("path", DECISIONS, ids=lambda p: p.stem)
+def test_every_decision_says_when_why_and_what_follows(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert re.match(rf"# {int(path.name[:4])}\. \S", text), "its title bears its number"
+    assert re.search(r"^Status: (accepted|proposed|superseded by \[.*)", text, re.MULTILINE)
+    assert re.search(r"^Date: \d{4}-\d\d-\d\d", text, re.MULTILINE)
+    for part in ("Context", "Decision", "Consequences"):
+        assert re.search(rf"^## {part}\n\n\S", text, re.MULTILINE), f"no {part}"
+
+
+def test_decisions_are_numbered_without_holes_and_listed() -> None:
+    assert [int(p.name[:4]) for p in DECISIONS] == list(range(1, len(DECISIONS) + 1))
+    index = (ROOT / "docs" / "decisions" / "README.md").read_text(encoding="utf-8")
+    assert [p.name for p in DECISIONS if p.name not in index] == []
+
+
+def test_the_changelog_knows_this_version() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## \[(.+?)\]", changelog, re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    assert PROJECT["project"]["version"] in headings or len(headings) == 1
+
+
+# ------------------------------------------------------------------------------- distributions
+
+ENTRY_POINTS = [
+    (group, point)
+    for group in ("console_scripts", *PROJECT["project"]["entry-points"])
+    for point in metadata.distribution("wattspan").entry_points.select(group=group)
+]
+
+
+@pytest.mark.parametrize(("group", "point"), ENTRY_POINTS, ids=lambda v: getattr(v, "name", v))
+def test_every_entry_point_resolves(group: str, point: metadata.EntryPoint) -> None:
+    assert point.load() is not None, group
+
+
+def test_every_entry_point_is_installed() -> None:
+    declared = {
+        (group, key)
+        for group, points in PROJECT["project"]["entry-points"].items()
+        for key in points
+    }
+    assert {(g, p.name) for g, p in ENTRY_POINTS if g != "console_scripts"} == declared
+
+
+@pytest.mark.parametrize("lock", ["run", "dev", "build"])
+def test_every_locked_package_has_its_hashes(lock: str) -> None:
+    text = (ROOT / "requirements" / f"{lock}.txt").read_text(encoding="utf-8")
+    pins = re.findall(r"^\S+==\S+.*\\\n    --hash=sha256:", text, re.MULTILINE)
+    assert len(pins) == len(re.findall(r"^[a-z]", text, re.MULTILINE)) > 0
+
+
+def test_the_lock_knows_every_dependency() -> None:
+    text = (ROOT / "requirements" / "run.txt").read_text(encoding="utf-8")
+    locked = set(re.findall(r"^([a-z0-9.-]+)==", text, re.MULTILINE))
+    wanted = {re.split(r"[>=<\[; ]", d)[0].lower() for d in PROJECT["project"]["dependencies"]}
+    assert wanted <= locked
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the sdist of the present tree."""
+    out = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "hatchling", "build", "-d", str(out)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    return out
+
+
+@pytest.mark.slow
+def test_the_wheel_works_without_the_sources(distributions: Path, tmp_path: Path) -> None:
+    (wheel,) = distributions.glob("*.whl")
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, timeout=120)
+    python = venv / "bin" / "python"
+    install = [str(python), "-m", "pip", "install", "-q", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run(install, check=True, timeout=120)
+    # The dependencies, but not this project: a .pth file is not read from a path that another
+    # .pth file added, so the editable installation beside them stays out of sight.
+    (site,) = venv.glob("lib/python*/site-packages")
+    (site / "dependencies.pth").write_text(str(Path(pytest.__file__).parents[1]))
+
+    version = subprocess.run(
+        [str(venv / "bin" / "wattspan"), "--version"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert version.returncode == 0, version.stderr
+    assert PROJECT["project"]["version"] in version.stdout
+    where = [str(python), "-c", "import wattspan, wattspan_exporters as e; print(wattspan, e)"]
+    found = subprocess.run(where, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert found.stdout.count(str(site)) == 2, found.stdout + found.stderr
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_both_packages_and_their_types(distributions: Path) -> None:
+    (wheel,) = distributions.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"wattspan/py.typed", "wattspan_exporters/py.typed"} <= set(names)
+    assert not [n for n in names if n.startswith(("tests/", "agent/", "exporters/"))]
+
+
+@pytest.mark.slow
+def test_the_sdist_can_be_tested(distributions: Path) -> None:
+    (sdist,) = distributions.glob("*.tar.gz")
+    listing = subprocess.run(["tar", "tzf", str(sdist)], capture_output=True, text=True, check=True)
+    inside = {line.partition("/")[2] for line in listing.stdout.splitlines()}
+    for needed in ("tests/conftest.py", "tests/unit/test_project.py", "Makefile", "scripts/lock"):
+        assert needed in inside
