@@ -1,0 +1,260 @@
+"""The books, one story at a time. What must hold always stands in tests/property."""
+
+import pytest
+
+from support.world import DRAM, GPU, PACKAGE, World, imbalances
+from wattspan.ledger import NOBODY, RANK_EVERY, Ledger, Rules
+from wattspan.listing import LINGER
+from wattspan.model import (
+    SECOND,
+    Consumer,
+    GapReason,
+    HwType,
+    Instant,
+    Microjoules,
+    Opening,
+    Provenance,
+    Reading,
+    Usage,
+)
+
+TICK = SECOND // 10
+
+
+def world(**rules: object) -> World:
+    return World(Ledger(Rules(**rules), boot_id="boot", now=0))  # type: ignore[arg-type]
+
+
+def test_an_interval_is_pending_until_its_usage_is_known_and_then_booked_at_once() -> None:
+    host = world()
+    host.born(1)
+    waiting = host.turn(TICK, {1: 50}, gpu_loads={1: 50}, gpu_usage_comes=False)
+    assert waiting.account(GPU.id).energy == 0
+    assert waiting.account(GPU.id).pending == 8_000_000
+    booked = host.turn(TICK, {1: 50}, gpu_loads={1: 50})
+    assert booked.account(GPU.id).pending == 0
+    assert booked.account(GPU.id).energy == 16_000_000
+    assert booked.account(GPU.id).consumers == 16_000_000
+
+
+def test_a_domain_outside_the_cover_is_counted_and_never_attributed() -> None:
+    host = world()
+    host.born(1)
+    snapshot = host.turn(TICK, {1: 50})
+    core = snapshot.account("rapl:package-0/core")
+    assert core.energy == 8_000_000
+    assert (core.consumers, core.idle, core.unattributed) == (0, 0, 0)
+    assert core not in snapshot.cover
+
+
+def test_the_energy_of_a_reused_pid_is_not_inherited() -> None:
+    host = world()
+    host.born(7)
+    for _ in range(30):
+        host.turn(TICK, {7: 100})
+    first = host.alive[7]
+    host.born(7)
+    for _ in range(30):
+        snapshot = host.turn(TICK, {7: 100})
+    rows = {row.info.payer: row for row in snapshot.processes}
+    assert first in rows
+    assert not rows[first].alive
+    assert rows[host.alive[7]].energy[HwType.CPU] < rows[first].energy[HwType.CPU] + 24_000_000
+
+
+def test_the_dead_stay_counted_in_their_group() -> None:
+    host = world()
+    host.born(1)
+    for _ in range(30):
+        before = host.turn(TICK, {1: 100})
+    host.turn(TICK, {1: 100}, dying=(1,))
+    for _ in range(20):
+        after = host.turn(10 * SECOND, {})
+    assert not after.processes
+    spent = {g.group.name: g.energy[HwType.CPU] for g in after.groups}
+    assert spent["c1"] >= {g.group.name: g.energy[HwType.CPU] for g in before.groups}["c1"]
+    assert after.retired[HwType.CPU] > 0
+    assert imbalances(after) == []
+
+
+def test_a_payer_nobody_could_describe_is_charged_to_unknown() -> None:
+    host = world()
+    stranger = Consumer(99, 99)
+    host.clock.advance(1)
+    now = host.clock.now()
+    host.domains[PACKAGE.id].spend(1_000_000)
+    host.ledger.read([Reading(PACKAGE.id, now, Microjoules(1_000_000))])
+    host.ledger.use([Usage("cpu:0", Instant(0, 0), now, {stranger: 5})])
+    host.ledger.settle(now)
+    snapshot = host.ledger.snapshot(now, "h")
+    assert [(row.group, row.energy) for row in snapshot.groups] == [
+        (NOBODY, {HwType.CPU: 1_000_000})
+    ]
+    assert not host.ledger.knows(stranger)
+
+
+def test_power_is_the_mean_of_the_last_second_and_unknown_after_a_gap() -> None:
+    host = world()
+    for _ in range(12):
+        snapshot = host.turn(TICK, {}, power=80_000)
+    assert snapshot.account(PACKAGE.id).power == 80_000
+    host.clock.suspend(60)
+    snapshot = host.turn(TICK, {})
+    assert snapshot.account(PACKAGE.id).power is None
+    assert snapshot.account(PACKAGE.id).gaps == {GapReason.SUSPEND: TICK + 60 * SECOND}
+
+
+def test_rows_and_groups_have_the_power_of_their_last_settled_second() -> None:
+    host = world()
+    host.born(1)
+    for _ in range(60):
+        snapshot = host.turn(TICK, {1: 100}, gpu_loads={1: 40}, power=80_000)
+    (row,) = snapshot.processes
+    assert row.info.command == "job1"
+    assert row.power[HwType.GPU] == pytest.approx(80_000, rel=0.01)
+    assert row.power[HwType.CPU] > 0
+    assert {g.group.name: g.power[HwType.GPU] for g in snapshot.groups}["c1"] == pytest.approx(
+        80_000, rel=0.01
+    )
+
+
+def test_a_domain_that_is_gone_keeps_its_account_and_shows_no_power() -> None:
+    host = world()
+    for _ in range(20):
+        before = host.turn(TICK, {})
+    host.ledger.register("rapl", (PACKAGE,))
+    host.domains[DRAM.id].readable = False
+    after = host.turn(TICK, {})
+    assert not after.account(DRAM.id).present
+    assert after.account(DRAM.id).power is None
+    assert after.account(DRAM.id).energy >= before.account(DRAM.id).energy
+    assert after.account(PACKAGE.id).present
+
+
+def test_absence_beyond_patience_is_a_gap_that_grows_while_it_lasts() -> None:
+    host = world(absence=5 * SECOND)
+    host.turn(TICK, {})
+    host.domains[PACKAGE.id].readable = False
+    lengths = [
+        host.turn(2 * SECOND, {}).account(PACKAGE.id).gaps.get(GapReason.ABSENT, 0)
+        for _ in range(5)
+    ]
+    assert lengths == [0, 0, 6 * SECOND, 8 * SECOND, 10 * SECOND]
+    host.domains[PACKAGE.id].readable = True
+    before = host.ledger.snapshot(host.clock.now(), "h").account(PACKAGE.id).energy
+    host.turn(TICK, {})
+    after = host.turn(TICK, {}).account(PACKAGE.id)
+    assert after.energy == before + 8_000_000
+    assert after.gaps[GapReason.ABSENT] == 10 * SECOND + TICK
+
+
+def test_a_short_absence_loses_no_energy() -> None:
+    host = world(absence=5 * SECOND)
+    host.turn(TICK, {})
+    host.domains[PACKAGE.id].readable = False
+    host.turn(SECOND, {})
+    host.domains[PACKAGE.id].readable = True
+    account = host.turn(SECOND, {}).account(PACKAGE.id)
+    assert account.energy + account.pending == host.domains[PACKAGE.id].spent
+    assert account.gaps == {}
+
+
+def test_readings_of_unregistered_domains_are_ignored() -> None:
+    host = world()
+    host.ledger.read([Reading("nobody", host.clock.now(), Microjoules(5))])
+    assert "nobody" not in {a.domain.id for a in host.turn(TICK, {}).domains}
+
+
+def test_groups_are_bounded_and_the_stalest_is_let_go() -> None:
+    host = world(groups=2)
+    for pid in range(1, 7):
+        host.born(pid)
+        host.turn(TICK, {pid: 100})
+    assert len(host.turn(TICK, {}).groups) == 2
+
+
+def test_provenance_of_a_kind_is_that_of_its_worst_part() -> None:
+    host = world()
+    estimated = Provenance.ESTIMATED
+    from dataclasses import replace
+
+    host.ledger.register("estimate", [replace(PACKAGE, id="e", provenance=estimated)])
+    assert host.turn(TICK, {}).provenance[HwType.CPU] is estimated
+    assert host.turn(TICK, {}).provenance[HwType.GPU] is Provenance.MEASURED
+    assert not host.turn(TICK, {}).emulated
+
+
+# ------------------------------------------------------------------------------- restarts
+
+
+def reopened(host: World, boot_id: str = "boot", opening: Opening | None = None) -> World:
+    now = host.clock.now()
+    opening = opening or host.ledger.close(now)
+    heir = Ledger(Rules(), opening=opening, boot_id=boot_id, now=now.mono)
+    world = World.__new__(World)
+    world.__dict__.update(host.__dict__)
+    world.ledger = heir
+    heir.register("rapl", [t.domain for t in host.domains.values() if t.domain.source == "rapl"])
+    heir.register("nvml", (GPU,))
+    world._usage_from = world._gpu_from = now  # type: ignore[attr-defined]
+    return world
+
+
+def test_energy_spent_while_the_agent_was_down_is_counted_and_charged_to_nobody() -> None:
+    host = world()
+    host.born(1)
+    for _ in range(20):
+        before = host.turn(TICK, {1: 100})
+    opening = host.ledger.close(host.clock.now())
+    down = 5 * SECOND
+    for true in host.domains.values():
+        true.spend(400_000_000 // (4 if true.domain is DRAM else 1))
+    host.clock.advance(ns=down)
+    host = reopened(host, opening=opening)
+    host._read()
+    host.ledger.settle(host.clock.now())
+    for _ in range(40):
+        after = host.turn(TICK, {1: 100})
+    old, new = before.account(PACKAGE.id), after.account(PACKAGE.id)
+    assert new.energy + new.pending == host.domains[PACKAGE.id].spent
+    assert new.unattributed >= old.unattributed + 400_000_000
+    assert imbalances(after) == []
+
+
+def test_over_a_reboot_totals_go_on_and_raw_readings_do_not() -> None:
+    host = world()
+    host.born(1)
+    for _ in range(40):
+        before = host.turn(TICK, {1: 100})
+    assert before.processes
+    host = reopened(host, boot_id="another")
+    for true in host.domains.values():
+        true.counter = 0
+    snapshot = host.turn(TICK, {})
+    snapshot = host.turn(TICK, {})
+    account = snapshot.account(PACKAGE.id)
+    assert account.energy == before.account(PACKAGE.id).energy + 8_000_000
+    assert account.gaps == {}
+    assert not snapshot.processes
+    assert snapshot.retired[HwType.CPU] == sum(row.energy[HwType.CPU] for row in before.processes)
+
+
+def test_a_listed_process_that_still_lives_keeps_its_row_over_a_restart() -> None:
+    host = world()
+    host.born(1)
+    for _ in range(40):
+        before = host.turn(TICK, {1: 100})
+    host = reopened(host)
+    after = host.turn(TICK, {1: 100})
+    assert after.processes[0].info == before.processes[0].info
+    assert after.processes[0].energy[HwType.CPU] >= before.processes[0].energy[HwType.CPU]
+
+
+def test_the_long_dead_are_forgotten() -> None:
+    host = world()
+    host.born(1)
+    who = host.alive[1]
+    host.turn(TICK, {1: 100}, dying=(1,))
+    for _ in range(2 * LINGER // RANK_EVERY + 2):
+        host.turn(RANK_EVERY, {})
+    assert not host.ledger.knows(who)

@@ -1,0 +1,100 @@
+"""Intervals wait for usage, but not for ever."""
+
+from wattspan.model import SECOND, Consumer, Instant, Interval, Microjoules, Usage
+from wattspan.settlement import Settlement
+
+ME, YOU = Consumer(1, 1), Consumer(2, 2)
+PATIENCE, KEEP = 3 * SECOND, 15 * SECOND
+
+
+def interval(start: int, end: int, energy: int = 1000) -> Interval:
+    return Interval("d", Instant(start, 0), Instant(end, 0), Microjoules(energy))
+
+
+def usage(start: int, end: int, **rest: object) -> Usage:
+    return Usage("r", Instant(start, 0), Instant(end, 0), **{"spent": {ME: 50}, **rest})  # type: ignore[arg-type]
+
+
+def test_an_interval_waits_until_its_usage_is_known() -> None:
+    settlement = Settlement(PATIENCE, KEEP)
+    settlement.await_usage(interval(0, 100), "r")
+    assert settlement.due(Instant(200, 0)) == []
+    assert settlement.pending("d") == 1000
+    settlement.use(usage(0, 50))
+    assert settlement.due(Instant(200, 0)) == []
+    settlement.use(usage(50, 100))
+    (settled,) = settlement.due(Instant(200, 0))
+    assert settled.covered == 100
+    assert settled.usage is not None
+    assert settled.usage.spent == {ME: 100}
+    assert settlement.pending("d") == 0
+
+
+def test_an_interval_that_waited_long_enough_settles_with_what_is_known() -> None:
+    settlement = Settlement(PATIENCE, KEEP)
+    settlement.use(usage(0, 40))
+    settlement.await_usage(interval(0, 100), "r")
+    assert settlement.due(Instant(99 + PATIENCE, 0)) == []
+    (settled,) = settlement.due(Instant(100 + PATIENCE, 0))
+    assert settled.covered == 40
+
+
+def test_usage_counts_by_the_part_of_it_that_lies_inside_the_interval() -> None:
+    settlement = Settlement(PATIENCE, KEEP)
+    settlement.await_usage(interval(75, 125), "r")
+    settlement.use(usage(0, 100, spent={ME: 400}, unclaimed=40, capacity=100))
+    settlement.use(usage(100, 200, spent={ME: 40, YOU: 80}, capacity=100, present=frozenset({YOU})))
+    (settled,) = settlement.due(Instant(200, 0))
+    assert settled.usage is not None
+    assert settled.usage.spent == {ME: 110, YOU: 20}
+    assert settled.usage.unclaimed == 10
+    assert settled.usage.capacity == 50
+    assert settled.usage.present == {YOU}
+    assert settled.usage.end.mono - settled.usage.start.mono == settled.covered == 50
+
+
+def test_usage_of_unknown_capacity_stays_so_when_merged() -> None:
+    settlement = Settlement(PATIENCE, KEEP)
+    settlement.await_usage(interval(0, 200), "r")
+    settlement.use(usage(0, 100, capacity=100))
+    settlement.use(usage(100, 200, capacity=None))
+    (settled,) = settlement.due(Instant(200, 0))
+    assert settled.usage is not None
+    assert settled.usage.capacity is None
+
+
+def test_usage_that_comes_after_the_settlement_is_late_and_charges_nobody() -> None:
+    settlement = Settlement(PATIENCE, KEEP)
+    settlement.await_usage(interval(0, 100), "r")
+    (settled,) = settlement.due(Instant(100 + PATIENCE, 0))
+    assert settled.usage is None
+    settlement.use(usage(0, 100))
+    assert settlement.late == 1
+    settlement.use(usage(100, 200))
+    assert settlement.late == 1
+
+
+def test_usage_that_took_no_time_is_ignored() -> None:
+    settlement = Settlement(PATIENCE, KEEP)
+    settlement.use(usage(100, 100))
+    settlement.await_usage(interval(0, 100), "r")
+    assert settlement.due(Instant(100, 0)) == []
+
+
+def test_old_usage_is_forgotten() -> None:
+    settlement = Settlement(PATIENCE, KEEP)
+    settlement.use(usage(0, 100))
+    settlement.due(Instant(101 + KEEP, 0))
+    settlement.await_usage(interval(0, 100), "r")
+    (settled,) = settlement.due(Instant(101 + KEEP, 0))
+    assert settled.usage is None
+
+
+def test_a_resource_that_is_never_heard_of_does_not_hold_up_another() -> None:
+    settlement = Settlement(PATIENCE, KEEP)
+    settlement.await_usage(interval(0, 100), "silent")
+    other = Interval("e", Instant(0, 0), Instant(100, 0), Microjoules(7))
+    settlement.await_usage(other, "r")
+    settlement.use(usage(0, 100))
+    (settled,) = settlement.due(Instant(100, 0))
+    assert settled.interval is other
