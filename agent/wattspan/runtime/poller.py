@@ -6,6 +6,7 @@ replaced by one assignment and never changed.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -76,7 +77,7 @@ class Poller:
         self._usage_reads = self._usage_failed = self._processes = 0
         self._published = self._checkpointed = self._started.mono
         self._self = SelfMeasure(0.0, None)
-        self._checkpoint: tuple[Opening, Snapshot] | None = None
+        self._checkpoint: Opening | None = None
         self.exporter_drops: Callable[[], dict[str, int]] = dict
         self._snapshot = ledger.snapshot(self._started, host, stats=AgentStats(self._started))
 
@@ -84,13 +85,13 @@ class Poller:
         """The newest snapshot. Safe from any thread."""
         return self._snapshot
 
-    def checkpoint(self) -> tuple[Opening, Snapshot] | None:
-        """The newest books fit for the store, and the snapshot of the same instant."""
+    def checkpoint(self) -> Opening | None:
+        """The newest closed books. Safe from any thread."""
         return self._checkpoint
 
-    def run(self, running: Callable[[], bool]) -> None:
-        """Poll at every tick while ``running()``; closes nothing."""
-        while running():
+    def run(self, stop: threading.Event) -> None:
+        """Poll at every tick until ``stop``; closes nothing."""
+        while not stop.is_set():
             self.turn()
             self._ticker.wait()
 
@@ -154,7 +155,7 @@ class Poller:
 
     def take_checkpoint(self) -> None:
         """Close the books for the store, at the instant of the newest snapshot."""
-        self._checkpoint = (self._ledger.close(self._snapshot.at), self._snapshot)
+        self._checkpoint = self._ledger.close(self._snapshot.at)
 
     def close(self) -> None:
         """Let go of sources; each closes whatever the others do."""
