@@ -1,0 +1,318 @@
+"""One poll: every source on its own, one owner of the books, one assignment to publish."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from support.world import GPU, PACKAGE, imbalances
+from wattspan.ledger import Ledger, Rules
+from wattspan.model import (
+    SECOND,
+    AgentStats,
+    Consumer,
+    Failure,
+    GpuStatus,
+    Group,
+    GroupKind,
+    Instant,
+    Microjoules,
+    Opening,
+    PayerInfo,
+    Reading,
+    Snapshot,
+    SourceHealth,
+    Trouble,
+    Usage,
+)
+from wattspan.ports import Batch, UsageBatch
+from wattspan.runtime.agent import Agent
+from wattspan.runtime.poller import Poller, SelfMeasure
+from wattspan.runtime.recorder import Recorder
+from wattspan.runtime.watch import QUIET, WatchedSource
+from wattspan.testing import FakeDirectory, ManualClock, ReplaySource, ReplayUsage
+from wattspan.timeline import Timeline
+
+TICK = SECOND // 10
+ME = Consumer(5, 50)
+WHO = PayerInfo(ME, "trainer", (Group(GroupKind.USER, "ada"),), "ada")
+
+
+class Burning:
+    """A counter source of steady power, and a usage source in which one process uses one CPU."""
+
+    def __init__(self, clock: ManualClock, watts: int = 50) -> None:
+        self._clock, self._watts = clock, watts
+        self._domains = (PACKAGE,)
+        self._last = clock.now()
+        self.closed = False
+
+    name = "rapl"
+
+    def read(self) -> Batch:
+        now = self._clock.now()
+        counter = Microjoules(now.mono * self._watts // 1000 % (65_533 * 10**6))
+        return Batch(self._domains, (Reading(PACKAGE.id, now, counter),))
+
+    def poll(self) -> UsageBatch:
+        start, self._last = self._last, self._clock.now()
+        span = self._last.mono - start.mono
+        usage = Usage("cpu:0", start, self._last, {ME: span}, capacity=2 * span)
+        return UsageBatch((usage,), (WHO,), processes=1)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Raising:
+    name = "broken"
+
+    def read(self) -> Batch:
+        raise RuntimeError("no such luck")
+
+    def poll(self) -> UsageBatch:
+        raise RuntimeError("no such luck")
+
+    def close(self) -> None: ...
+
+
+def poller(clock: ManualClock, sources: list[object], usage: object, **rest: object) -> Poller:
+    return Poller(
+        clock,
+        Ledger(Rules(), boot_id="b", now=clock.monotonic()),
+        Timeline(300 * SECOND, 10**6),
+        sources,  # type: ignore[arg-type]
+        usage,  # type: ignore[arg-type]
+        FakeDirectory([WHO]),
+        interval=TICK,
+        host="h",
+        **rest,  # type: ignore[arg-type]
+    )
+
+
+def ticks(clock: ManualClock, one: Poller, n: int) -> Snapshot:
+    for _ in range(n):
+        clock.advance(ns=TICK)
+        one.turn()
+    one.publish()
+    return one.view()
+
+
+def test_every_joule_of_a_busy_host_is_charged_to_its_only_process() -> None:
+    clock = ManualClock()
+    host = Burning(clock)
+    snapshot = ticks(clock, poller(clock, [host], host), 40)
+    account = snapshot.account(PACKAGE.id)
+    assert account.energy + account.pending == 39 * 5_000_000
+    assert account.consumers == account.energy
+    assert snapshot.processes[0].info == WHO
+    assert imbalances(snapshot) == []
+
+
+def test_a_source_that_raises_costs_only_itself_and_says_so() -> None:
+    clock = ManualClock()
+    host = Burning(clock)
+    snapshot = ticks(clock, poller(clock, [Raising(), host], host), 20)
+    assert snapshot.account(PACKAGE.id).energy > 0
+    broken, good, processes = snapshot.health
+    assert not broken.up
+    assert "no such luck" in str(broken.failures[0])
+    assert broken.failed == broken.reads == 20
+    assert good.up
+    assert processes.up
+
+
+def test_energy_is_counted_even_when_nobody_can_be_charged() -> None:
+    clock = ManualClock()
+    snapshot = ticks(clock, poller(clock, [Burning(clock)], Raising()), 60)
+    account = snapshot.account(PACKAGE.id)
+    assert account.energy > 0
+    assert account.unattributed == account.energy
+    assert not snapshot.health[-1].up
+
+
+def test_a_source_without_readings_goes_down_after_a_while() -> None:
+    clock = ManualClock()
+    host = Burning(clock)
+    watched = WatchedSource(ReplaySource([host.read(), Batch((PACKAGE,))], "rapl"), clock)
+    watched.read()
+    assert watched.health().up
+    watched.read()
+    assert watched.health().up
+    clock.advance(ns=QUIET + 1)
+    assert not watched.health().up
+
+
+def test_a_scrape_changes_nothing_and_everybody_sees_the_same() -> None:
+    clock = ManualClock()
+    host = Burning(clock)
+    one = poller(clock, [host], host)
+    ticks(clock, one, 20)
+    assert one.view() is one.view()
+
+
+def test_snapshots_are_published_twice_a_second_not_at_every_tick() -> None:
+    clock = ManualClock()
+    host = Burning(clock)
+    one = poller(clock, [host], host)
+    seen = set()
+    for _ in range(50):
+        clock.advance(ns=TICK)
+        one.turn()
+        seen.add(one.view().sequence)
+    assert len(seen) == 11
+
+
+def test_payers_that_only_a_device_has_seen_are_introduced_by_the_directory() -> None:
+    clock = ManualClock()
+    start = clock.now()
+    domains = (GPU,)
+
+    def batches() -> Iterator[Batch]:
+        while True:
+            now = clock.now()
+            yield Batch(
+                domains,
+                (Reading(GPU.id, now, Microjoules(now.mono // 10)),),
+                usages=(Usage("gpu:GPU-0", start, now, {ME: 100, Consumer(404, 4): 100}),),
+                gpus=(GpuStatus(GPU.id, now, temperature_celsius=40),),
+            )
+
+    snapshot = ticks(clock, poller(clock, [ReplaySource(batches(), "nvml")], ReplayUsage()), 40)
+    assert {row.info.command for row in snapshot.processes} == {"trainer", "unknown"}
+    assert snapshot.gpus[0].temperature_celsius == 40
+
+
+def test_the_agents_own_cost_is_in_the_snapshot() -> None:
+    clock = ManualClock()
+    host = Burning(clock)
+    one = poller(clock, [host], host, measure=lambda: SelfMeasure(1.5, 40_000_000))
+    one.exporter_drops = lambda: {"otlp": 3}
+    stats: AgentStats = ticks(clock, one, 30).stats
+    assert stats.cpu_seconds == 1.5
+    assert stats.rss_bytes == 40_000_000
+    assert stats.processes == 1
+    assert stats.exporter_drops == {"otlp": 3}
+
+
+def test_exits_reach_the_ledger_after_the_last_usage() -> None:
+    clock = ManualClock()
+    host = Burning(clock)
+    one = poller(clock, [host], host)
+    ticks(clock, one, 40)
+    one._usage = ReplayUsage([UsageBatch(exited=(ME,))])  # type: ignore[assignment]
+    assert not ticks(clock, one, 1).processes[0].alive
+
+
+# -------------------------------------------------------------------------- agent, recorder
+
+
+class Shelf:
+    """Books kept in a list; ``refuse`` writes to see what happens then."""
+
+    def __init__(self) -> None:
+        self.kept: list[Opening] = []
+        self.refuse = False
+        self.closed = False
+
+    def write(self, opening: Opening) -> bool:
+        if self.refuse:
+            return False
+        self.kept.append(opening)
+        return True
+
+    @property
+    def health(self) -> SourceHealth:
+        return SourceHealth("store", True, 0, 0)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_books_are_written_once_and_again_only_when_refused() -> None:
+    shelf = Shelf()
+    opening = Opening(Instant(0, 0), "b")
+    recorder = Recorder(shelf, lambda: opening)
+    shelf.refuse = True
+    recorder.turn()
+    shelf.refuse = False
+    recorder.turn()
+    recorder.turn()
+    assert shelf.kept == [opening]
+    Recorder(shelf, lambda: None).turn()
+    assert len(shelf.kept) == 1
+
+
+class Window:
+    """An exporter that only remembers what happened to it."""
+
+    name = "window"
+    address = "http://127.0.0.1:9949"
+
+    def __init__(self, fails: bool = False) -> None:
+        self.events: list[str] = []
+        self._fails = fails
+
+    def start(self, view: object) -> None:
+        if self._fails:
+            raise OSError("port in use")
+        self.events.append("start")
+
+    def stop(self) -> None:
+        self.events.append("stop")
+
+
+def test_what_was_measured_up_to_the_stop_is_kept() -> None:
+    clock = ManualClock()
+    host = Burning(clock)
+    shelf, window = Shelf(), Window()
+    polled = threading.Event()
+    clock.on_sleep = lambda mono: polled.set() if mono > 10**12 + 5 * SECOND else None
+    one = poller(clock, [host], host, checkpoint_every=SECOND)
+    agent = Agent(one, [window], books=shelf, log=print)  # type: ignore[list-item]
+    agent.start()
+    assert agent.addresses == ("http://127.0.0.1:9949",)
+    assert polled.wait(20)
+    agent.request_stop()
+    assert agent.wait(5)
+    agent.stop()
+    assert window.events == ["start", "stop"]
+    assert shelf.closed
+    assert host.closed
+    final = {a.domain.id: a.energy for a in shelf.kept[-1].accounts}
+    assert final[PACKAGE.id] == one.view().account(PACKAGE.id).energy
+    assert agent.failure is None
+
+
+def test_an_exporter_that_cannot_start_leaves_nothing_running() -> None:
+    clock = ManualClock()
+    host = Burning(clock)
+    good, bad = Window(), Window(fails=True)
+    agent = Agent(poller(clock, [host], host), [good, bad], log=print)  # type: ignore[list-item]
+    with pytest.raises(OSError, match="port in use"):
+        agent.start()
+    assert good.events == ["start", "stop"]
+    assert host.closed
+
+
+def test_a_thread_that_dies_ends_the_agent_loudly() -> None:
+    clock = ManualClock()
+    host = Burning(clock)
+    said: list[str] = []
+
+    def explode(_: int) -> None:
+        raise RuntimeError("the clock is broken")
+
+    one = poller(clock, [host], host)
+    agent = Agent(one, [], log=said.append)
+    clock.on_sleep = explode
+    agent.start()
+    assert agent.wait(20)
+    agent.stop()
+    assert isinstance(agent.failure, RuntimeError)
+    assert "the clock is broken" in said[0]
+
+
+def test_a_failure_prints_as_a_sentence_with_a_remedy() -> None:
+    failure = Failure("rapl", "/sys/x", Trouble.DENIED, "permission denied", "Run as root.")
+    assert str(failure) == "Cannot read /sys/x: permission denied. Run as root."
