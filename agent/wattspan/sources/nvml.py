@@ -1,0 +1,185 @@
+"""NVIDIA GPUs, through NVML: the plugin, and the source around the thread that does the calls.
+
+A call into the driver can hang and cannot be ended from outside. One daemon thread makes all of
+them; ``read`` takes what it has laid down since, and looks at the clock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import deque
+from typing import Any, Literal
+
+from wattspan.model import Domain, Failure, GpuStatus, Reading, Trouble, Usage
+from wattspan.ports import (
+    Batch,
+    Clock,
+    CounterSource,
+    SourceContext,
+    SourceError,
+    SourcePlugin,
+)
+from wattspan.settings import Duration, Table
+from wattspan.sources.nvml_calls import CallWatch
+from wattspan.sources.nvml_device import SOURCE, Pace
+from wattspan.sources.nvml_processes import in_nested_pid_namespace
+from wattspan.sources.nvml_session import NvmlSession
+
+LIBRARY = "libnvidia-ml.so.1"
+KEPT = 4096  # readings, or usages, that wait for a reader: some minutes of eight GPUs
+STATUSES_HELD = 3  # status intervals
+_SECOND = Duration.parse("1s")
+
+
+class NvmlSettings(Table, frozen=True):
+    """``[sources.nvml]``: how often the GPUs are asked, and how long an answer may take."""
+
+    enabled: bool | Literal["auto"] = "auto"
+    interval: Duration = Duration.parse("100ms")  # energy, power, utilisation
+    usage_interval: Duration = Duration.parse("500ms")  # the utilisation of each process
+    process_interval: Duration = _SECOND  # lists of processes: expensive on some drivers
+    status_interval: Duration = _SECOND  # limits, clocks, temperature, memory, throttling
+    deadline: Duration = Duration.parse("2s")  # a call that takes longer is stuck
+
+    def __post_init__(self) -> None:
+        if self.interval < Duration.parse("10ms"):
+            raise ValueError('interval: no counter moves that often; write "10ms" or more')
+        if self.process_interval < _SECOND:
+            raise ValueError(
+                "process_interval: lists of processes hold up the driver for everybody;"
+                ' write "1s" or more'
+            )
+        if self.deadline <= self.interval:
+            raise ValueError("deadline: it must be longer than the interval")
+
+
+class NvmlSource:
+    """A ``CounterSource`` whose every turn is done by somebody else."""
+
+    name = SOURCE
+
+    def __init__(
+        self, session: NvmlSession, watch: CallWatch, clock: Clock, settings: NvmlSettings
+    ) -> None:
+        self._session = session
+        self._watch = watch
+        self._clock = clock
+        self._settings = settings
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._domains: tuple[Domain, ...] = ()
+        self._failures: tuple[Failure, ...] = ()
+        self._gpus: dict[str, GpuStatus] = {}
+        self._readings: deque[Reading] = deque(maxlen=KEPT)
+        self._usages: deque[Usage] = deque(maxlen=KEPT)
+        self._thread = threading.Thread(target=self._work, name="wattspan-nvml", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def read(self) -> Batch:
+        """All that came since the last call; never waits for the driver.
+
+        Failures and statuses are those in force, told every time. A status that was not renewed
+        in time (its GPU is lost, a call is stuck) is no longer told.
+        """
+        oldest = self._clock.monotonic() - STATUSES_HELD * self._settings.status_interval
+        stuck = self._stuck()
+        with self._lock:
+            readings, usages = tuple(self._readings), tuple(self._usages)
+            self._readings.clear()
+            self._usages.clear()
+            failures = self._failures if stuck is None else (*self._failures, stuck)
+            gpus = tuple(s for s in self._gpus.values() if s.at.mono >= oldest)
+            return Batch(self._domains, readings, failures, usages, gpus)
+
+    def close(self) -> None:
+        """End the thread, which lets go of the GPUs. One that is stuck is left behind."""
+        self._stop.set()
+        if self._stuck() is None and self._thread.is_alive():
+            self._thread.join(self._settings.deadline / 1e9)
+
+    def deliver(self, batch: Batch) -> None:
+        """Lay down what a turn yielded, for the next ``read``."""
+        with self._lock:
+            self._domains = batch.domains
+            self._failures = batch.failures
+            self._readings.extend(batch.readings)
+            self._usages.extend(batch.usages)
+            self._gpus.update((status.domain_id, status) for status in batch.gpus)
+
+    def _stuck(self) -> Failure | None:
+        current = self._watch.current
+        if current is None:
+            return None
+        call, since = current
+        elapsed = self._clock.monotonic() - since
+        if elapsed <= self._settings.deadline:
+            return None
+        return Failure(
+            source=SOURCE,
+            thing="NVML",
+            trouble=Trouble.STUCK,
+            cause=f"{call} has not returned for {elapsed / 1e9:.0f} s",
+            remedy="Look for Xid messages in dmesg; a driver call cannot be ended from outside.",
+        )
+
+    def _work(self) -> None:
+        due = self._clock.monotonic()
+        while not self._stop.is_set():
+            self.deliver(self._session.turn())
+            now = self._clock.monotonic()
+            due = max(due + self._settings.interval, now)  # missed turns are not made up for
+            self._stop.wait((due - now) / 1e9)
+        self._session.close()
+
+
+def open_nvml(settings: NvmlSettings, context: SourceContext) -> CounterSource | None:
+    """The GPUs of this host; None where there is no NVML at all and nobody insisted.
+
+    A driver that is not loaded is no reason for None: it can be loaded any time.
+    """
+    if settings.enabled is False:
+        return None
+    nvml = context.nvml if context.nvml is not None else _binding()
+    if nvml is None:
+        if settings.enabled is True:
+            raise SourceError(
+                f"Cannot read GPUs: {LIBRARY} was not found. Install NVIDIA's driver, or set"
+                ' sources.nvml.enabled = "auto".'
+            )
+        return None
+    watch = CallWatch()
+    session = new_session(nvml, settings, context, watch)
+    source = NvmlSource(session, watch, context.clock, settings)
+    source.start()
+    return source
+
+
+def new_session(
+    nvml: Any, settings: NvmlSettings, context: SourceContext, watch: CallWatch | None = None
+) -> NvmlSession:
+    """What the thread drives; a test drives it itself."""
+    pace = Pace(
+        energy=settings.interval,
+        usage=settings.usage_interval,
+        processes=settings.process_interval,
+        condition=settings.status_interval,
+    )
+    nested = not context.emulated and in_nested_pid_namespace()
+    return NvmlSession(nvml, context, pace, watch=watch, nested=nested)
+
+
+def _binding() -> Any:
+    """The ``pynvml`` module, or None without the library; it costs 6 MB that others can save."""
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return None
+    import pynvml
+
+    return pynvml
+
+
+plugin = SourcePlugin(settings=NvmlSettings, open=open_nvml)

@@ -1,0 +1,350 @@
+"""One GPU: what is asked of it, how often, and what becomes of the answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from wattspan.model import (
+    Domain,
+    Failure,
+    GpuStatus,
+    HwType,
+    Instant,
+    Microjoules,
+    Milliwatts,
+    Nanoseconds,
+    Payer,
+    Provenance,
+    Reading,
+    Trouble,
+    Usage,
+)
+from wattspan.ports import Clock, SourceContext
+from wattspan.sources import nvml_calls
+from wattspan.sources.nvml_calls import GpuCalls, Library
+from wattspan.sources.nvml_energy import EnergyMeter
+from wattspan.sources.nvml_processes import GpuProcesses
+from wattspan.sources.nvml_status import (
+    Condition,
+    Power,
+    PowerGauge,
+    Utilisation,
+    read_condition,
+    read_utilisation,
+)
+from wattspan.sources.nvml_usage import UsageMeter
+
+SOURCE = "nvml"
+ENERGY = "energy counter"
+METHOD = "gpu-sm-utilisation"
+TRANSIENTS = 2  # boards overshoot their limit for milliseconds
+UNLIMITED = Milliwatts(5_000_000)  # above any board, where the limit is not known
+DUTY = 50  # a call that took long is not repeated before 50 times as long has passed
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often what is asked, in nanoseconds."""
+
+    energy: int
+    usage: int
+    processes: int
+    condition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What never changes about a GPU, as far as this session of the library goes."""
+
+    uuid: str
+    index: int
+    model: str
+    driver: str
+    architecture: int | None = None
+
+    @property
+    def domain_id(self) -> str:
+        return f"gpu:{self.uuid}"
+
+    def name(self, *, emulated: bool) -> str:
+        label = f"{self.model or 'GPU'} {self.index}"
+        already = label.lower().startswith("emulated")
+        return f"Emulated {label}" if emulated and not already else label
+
+
+@dataclass(slots=True)
+class Findings:
+    """What the turns of all GPUs add to."""
+
+    readings: list[Reading] = field(default_factory=list)
+    usages: list[Usage] = field(default_factory=list)
+    gpus: list[GpuStatus] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+
+class Cadence:
+    """When something is due: every ``period``, or less often if it turns out to be expensive.
+
+    On some drivers a list of processes takes milliseconds under a lock that all users of all
+    GPUs share.
+    """
+
+    def __init__(self, period: int, clock: Clock) -> None:
+        self._period = period
+        self._clock = clock
+        self._due: int | None = None
+        self._began = 0
+
+    def begin(self, now: int) -> bool:
+        """Whether it is due at ``now``; if so, it is under way until ``end``."""
+        if self._due is not None and now < self._due:
+            return False
+        self._began = now
+        return True
+
+    def end(self) -> None:
+        cost = self._clock.monotonic() - self._began
+        due = self._began if self._due is None else self._due
+        self._due = max(due + self._period, self._began + cost * DUTY)
+        if self._due <= self._began:  # turns were missed: they are not made up for
+            self._due = self._began + self._period
+
+
+class Gpu:
+    """One GPU through the time in which it answers."""
+
+    def __init__(
+        self,
+        library: Library,
+        handle: Any,
+        identity: Identity,
+        context: SourceContext,
+        pace: Pace,
+        *,
+        epoch: int,
+        nested: bool,
+    ) -> None:
+        clock = context.clock
+        self.identity = identity
+        self._clock = clock
+        self._emulated = context.emulated
+        self._nested = nested
+        self._calls = GpuCalls(library, handle, clock)
+        self._gauge = PowerGauge(self._calls, identity.architecture, identity.model)
+        self._meter = EnergyMeter(epoch)
+        self._processes = GpuProcesses(self._calls, clock, context.directory, nested=nested)
+        self._usage: UsageMeter | None = None
+        self._present: frozenset[Payer] = frozenset()
+        self._condition = Condition()
+        self._ceiling: Milliwatts | None = None  # the highest limit the board was ever told
+        self._condition_pace = Cadence(pace.condition, clock)
+        self._process_pace = Cadence(pace.processes, clock)
+        self._usage_pace = Cadence(pace.usage, clock)
+        self._defined_by = self._what_may_change()
+        self.domain = self._define()
+
+    @property
+    def epoch(self) -> int:
+        return self._meter.epoch
+
+    def rebind(self, handle: Any) -> None:
+        """The library was initialised anew while this GPU was well."""
+        self._calls.rebind(handle)
+
+    def turn(self, into: Findings) -> None:
+        """Ask what is due. Raises GpuLostError or SessionLostError; the rest costs one field."""
+        energy, at = self._energy()
+        power = self._gauge.read()
+        refused = self._calls.refused(ENERGY) is not None
+        counter = self._meter.read(at, energy, power.draw, refused=refused)
+        if counter is not None:
+            into.readings.append(Reading(self.domain.id, at, counter, self._meter.epoch))
+        utilisation = read_utilisation(self._calls)
+        if self._usage is None:
+            self._usage = UsageMeter(self.domain.id, at)
+        self._measure_use(self._usage, at, utilisation, into)
+        if self._condition_pace.begin(at.mono):
+            self._condition = read_condition(self._calls)
+            self._ceiling = self._condition.limits.maximum or self._ceiling
+            self._condition_pace.end()
+            into.gpus.append(self._status(at, power, utilisation))
+        self._redefine()
+
+    def _energy(self) -> tuple[Microjoules | None, Instant]:
+        """The counter, stamped half-way through its call."""
+        began = self._clock.now()
+        millijoules = self._calls.ask(ENERGY, "nvmlDeviceGetTotalEnergyConsumption")
+        half = (self._clock.monotonic() - began.mono) // 2
+        at = Instant(began.mono + half, began.wall + half, began.asleep)
+        return None if millijoules is None else Microjoules(int(millijoules) * 1000), at
+
+    def _measure_use(
+        self, meter: UsageMeter, at: Instant, utilisation: Utilisation | None, into: Findings
+    ) -> None:
+        if self._process_pace.begin(at.mono):
+            self._present = self._processes.look()
+            self._process_pace.end()
+        due = self._usage_pace.begin(at.mono)
+        if due:
+            meter.take(self._processes.samples() or [])
+            self._usage_pace.end()
+        named = self._processes.named
+        if utilisation is None:
+            meter.observe_device(at.mono, 0 if named else 100)
+        else:
+            meter.observe_device(at.mono, utilisation.gpu)
+        if due:
+            lag = meter.lag if named else 0
+            self._record(meter, _before(at, lag), into)
+
+    def _record(self, meter: UsageMeter, end: Instant, into: Findings) -> None:
+        usage = meter.usage(end, self._present, named=self._processes.named)
+        if usage is not None:
+            into.usages.append(usage)
+
+    def part(self, into: Findings) -> None:
+        """The GPU is lost: tell what is known of its use up to now, as nothing more will come."""
+        if self._usage is not None:
+            self._record(self._usage, self._clock.now(), into)
+
+    def _status(self, at: Instant, power: Power, utilisation: Utilisation | None) -> GpuStatus:
+        condition = self._condition
+        compared = self._meter.integral.compared
+        integrated = None if compared is None else compared[0]
+        if integrated is None and self._meter.derived:
+            integrated = self._meter.integral.energy
+        return GpuStatus(
+            domain_id=self.domain.id,
+            at=at,
+            power_average=power.average,
+            power_instant=power.instant,
+            limits=condition.limits,
+            sm_clock_hz=condition.sm_clock_hz,
+            memory_clock_hz=condition.memory_clock_hz,
+            utilisation=None if utilisation is None else utilisation.gpu / 100,
+            memory_utilisation=None if utilisation is None else utilisation.memory / 100,
+            temperature_celsius=condition.temperature_celsius,
+            memory_used=condition.memory_used,
+            memory_total=condition.memory_total,
+            throttled=condition.throttled,
+            throttling=condition.throttling,
+            mig=condition.mig,
+            integrated_energy=integrated,
+            counter_energy=None if compared is None else compared[1],
+            model=self.identity.model,
+            driver=self.identity.driver,
+        )
+
+    # -------------------------------------------------------------------- domain
+
+    def _define(self) -> Domain:
+        derived = bool(self._meter.derived)
+        provenance = Provenance.DERIVED if derived else Provenance.MEASURED
+        limit = self._ceiling
+        named = self._processes.named
+        how = "integrated from its power" if derived else "by its energy counter"
+        return Domain(
+            id=self.identity.domain_id,
+            hw_type=HwType.GPU,
+            name=self.identity.name(emulated=self._emulated),
+            source=SOURCE,
+            provenance=Provenance.EMULATED if self._emulated else provenance,
+            resource=self.identity.domain_id,
+            method=METHOD if named else "none",
+            max_power=UNLIMITED if limit is None else Milliwatts(limit * TRANSIENTS),
+            resolution=Nanoseconds(self._meter.resolution),
+            why=f"the whole board, {how}",
+        )
+
+    def _redefine(self) -> None:
+        """A new domain only if something about it changed, so that callers may compare."""
+        traits = self._what_may_change()
+        if traits != self._defined_by:
+            self._defined_by = traits
+            self.domain = self._define()
+
+    def _what_may_change(self) -> tuple[object, ...]:
+        return (
+            self._meter.derived,
+            self._meter.resolution,
+            self._ceiling,
+            self._processes.named,
+        )
+
+    # ------------------------------------------------------------------ failures
+
+    def failures(self) -> list[Failure]:
+        """Everything that is wrong with this GPU, as long as it is."""
+        found = self._calls.failures(self._failure)
+        if self._meter.derived is None and self._calls.refused(ENERGY) is not None:
+            found.append(
+                self._told(
+                    "energy and power",
+                    Trouble.ABSENT,
+                    "the GPU offers neither an energy counter nor its power",
+                )
+            )
+        if self._meter.frozen:
+            found.append(
+                self._told(
+                    ENERGY,
+                    Trouble.MALFORMED,
+                    "it stands still while the GPU draws power",
+                    "Its power is integrated instead; a newer driver may help.",
+                )
+            )
+        found.extend(self._blind_spots())
+        return found
+
+    def _blind_spots(self) -> list[Failure]:
+        """Why energy cannot be charged to processes, or not to all of them."""
+        found = []
+        refusal = self._processes.refusal
+        if refusal is not None and refusal != nvml_calls.NO_PERMISSION:
+            cause = nvml_calls.cause_of(refusal)
+            remedy = "All of its energy stays unattributed."
+            if self._condition.mig:
+                cause = "MIG is on, and the driver tells no process's share of a divided GPU"
+            found.append(self._told("process utilisation", Trouble.ABSENT, cause, remedy))
+        if self._nested:
+            found.append(
+                self._told(
+                    "all processes",
+                    Trouble.DENIED,
+                    "the agent runs in a pid namespace of its own",
+                    "Share the host's (hostPID: true, --pid=host); until then processes"
+                    " outside stay unattributed.",
+                )
+            )
+        if self._processes.misdated:
+            found.append(
+                self._told(
+                    "process utilisation",
+                    Trouble.MALFORMED,
+                    f"{self._processes.misdated} samples are from the future or beyond 100 %",
+                )
+            )
+        return found
+
+    def _failure(self, what: str, code: int) -> Failure:
+        return self._told(
+            what,
+            nvml_calls.trouble_of(code),
+            nvml_calls.cause_of(code),
+            nvml_calls.remedy_of(code),
+        )
+
+    def _told(self, what: str, trouble: Trouble, cause: str, remedy: str = "") -> Failure:
+        return Failure(
+            source=SOURCE,
+            thing=f"{what} of {self.domain.name}",
+            trouble=trouble,
+            cause=cause,
+            remedy=remedy,
+            domain_id=self.domain.id,
+        )
+
+
+def _before(at: Instant, nanoseconds: int) -> Instant:
+    return Instant(at.mono - nanoseconds, at.wall - nanoseconds, at.asleep)
