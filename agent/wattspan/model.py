@@ -298,7 +298,7 @@ class Trouble(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One thing that could not be read: what, why, and what to do about it."""
+    """One thing that could not be read or written: what, why, and what to do about it."""
 
     source: str
     thing: str
@@ -306,9 +306,10 @@ class Failure:
     cause: str
     remedy: str = ""
     domain_id: str | None = None
+    verb: str = "read"  # what could not be done to it
 
     def __str__(self) -> str:
-        sentence = f"Cannot read {self.thing}: {self.cause}."
+        sentence = f"Cannot {self.verb} {self.thing}: {self.cause}."
         return f"{sentence} {self.remedy}" if self.remedy else sentence
 
 

@@ -1,1 +1,5 @@
-"""The embedded store: what was measured survives a restart and answers ``wattspan report``."""
+"""The embedded store: counters that survive a restart, and a history that needs no server."""
+
+from wattspan.store.store import Store
+
+__all__ = ["Store"]

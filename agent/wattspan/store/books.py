@@ -1,0 +1,124 @@
+"""The ledger's books as bytes, and back.
+
+JSON, because a person must be able to read it after a disaster and because a lone surrogate (an
+undecodable byte in a process's name) survives it; compressed, because it is written every few
+seconds, and a changed bit then shows in the checksum.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from wattspan.model import (
+    Consumer,
+    DomainAccount,
+    Group,
+    GroupRow,
+    HwType,
+    Instant,
+    Microjoules,
+    Milliwatts,
+    Opening,
+    Payer,
+    PayerInfo,
+    ProcessRow,
+    Reading,
+    Remainder,
+)
+
+
+class BooksError(ValueError):
+    """These bytes are not books."""
+
+
+class _Row(msgspec.Struct):
+    """A process: ``payer`` is pid and start time, or the cgroup whose remainder it is."""
+
+    payer: tuple[int, int] | str
+    command: str
+    user: str
+    parent: int | None
+    groups: list[Group]
+    energy: dict[HwType, Microjoules]
+    alive: bool
+
+
+class _Total(msgspec.Struct):
+    group: Group
+    energy: dict[HwType, Microjoules]
+
+
+class _Books(msgspec.Struct):
+    at: Instant
+    boot_id: str
+    accounts: list[DomainAccount]
+    readings: list[Reading]
+    groups: list[_Total]
+    processes: list[_Row]
+    other: dict[HwType, Microjoules]
+    retired: dict[HwType, Microjoules]
+
+
+def pack(opening: Opening) -> bytes:
+    """``opening`` as bytes, without powers and what is pending: they were true only then."""
+    plain: dict[str, Any] = msgspec.to_builtins(
+        _Books(
+            at=opening.at,
+            boot_id=opening.boot_id,
+            accounts=list(opening.accounts),
+            readings=list(opening.readings),
+            groups=[_Total(row.group, dict(row.energy)) for row in opening.groups],
+            processes=[_row(row) for row in opening.processes],
+            other=dict(opening.other),
+            retired=dict(opening.retired),
+        )
+    )
+    for account in plain["accounts"]:
+        account["power"], account["pending"] = None, 0
+    return zlib.compress(json.dumps(plain, separators=(",", ":")).encode("ascii"), 1)
+
+
+def unpack(blob: bytes) -> Opening:
+    """The opening that was packed; BooksError if there is none in ``blob``."""
+    try:
+        books = msgspec.convert(json.loads(zlib.decompress(blob)), _Books)
+    except (zlib.error, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise BooksError(str(error)) from None
+    return Opening(
+        at=books.at,
+        boot_id=books.boot_id,
+        accounts=tuple(books.accounts),
+        readings=tuple(books.readings),
+        groups=tuple(GroupRow(total.group, total.energy, _NO_POWER) for total in books.groups),
+        processes=tuple(_process(row) for row in books.processes),
+        other=books.other,
+        retired=books.retired,
+    )
+
+
+_NO_POWER: Mapping[HwType, Milliwatts] = MappingProxyType({})
+
+
+def _row(row: ProcessRow) -> _Row:
+    info, payer = row.info, row.info.payer
+    return _Row(
+        payer=(payer.pid, payer.started) if isinstance(payer, Consumer) else payer.cgroup,
+        command=info.command,
+        user=info.user,
+        parent=info.parent,
+        groups=list(info.groups),
+        energy=dict(row.energy),
+        alive=row.alive,
+    )
+
+
+def _process(row: _Row) -> ProcessRow:
+    payer: Payer = Remainder(row.payer) if isinstance(row.payer, str) else Consumer(*row.payer)
+    info = PayerInfo(payer, row.command, tuple(row.groups), row.user, row.parent)
+    return ProcessRow(info, row.energy, _NO_POWER, row.alive)

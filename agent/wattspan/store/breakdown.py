@@ -1,0 +1,166 @@
+"""From sums to the lines of a report: every way of dividing the same joules adds up. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from wattspan.model import GroupKind, HwType, Provenance
+from wattspan.store.deltas import PROCESS, Owner
+from wattspan.store.query import DomainTotal, Extract
+
+
+class Role(StrEnum):
+    """What a line is."""
+
+    NAMED = "named"  # a process's command, a group, a kind of groups
+    OTHER = "other"  # named ones that a bucket, or the report, had no room for
+    OUTSIDE = "outside"  # spent by consumers in no group of that kind
+    IDLE = "idle"
+    UNATTRIBUTED = "unattributed"
+    COUNTED = "counted"  # of domains whose energy is counted and never attributed
+    TOTAL = "total"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """So much energy, by hardware type in microjoules, in somebody's name."""
+
+    role: Role
+    kind: str  # "process" or a GroupKind; "" for idle, unattributed, counted, total
+    name: str
+    energy: Mapping[HwType, int]
+    group: str = ""
+
+    @property
+    def whole(self) -> int:
+        return sum(self.energy.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One way of dividing what the consumers spent: its lines sum to that."""
+
+    kind: str
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Each section, together with ``besides``, sums to ``total``, which is the cover's energy."""
+
+    sections: tuple[Section, ...]
+    besides: tuple[Line, ...]
+    total: Line
+    provenance: Mapping[HwType, Provenance]
+
+
+def break_down(extract: Extract, kinds: Iterable[str], *, limit: int = 0) -> Breakdown:
+    """A section for each of ``kinds``, its greatest lines first and at most ``limit`` of them.
+
+    Without a limit (0) every name that was kept has its line.
+    """
+    cover = [domain for domain in extract.domains if domain.in_cover]
+    consumers = _sum((domain.hw_type, domain.consumers) for domain in cover)
+    sections = (_section(extract.owners, kind, consumers, limit) for kind in kinds)
+    return Breakdown(
+        sections=tuple(section for section in sections if section is not None),
+        besides=tuple(line for line in _besides(cover) if line.energy),
+        total=Line(Role.TOTAL, "", "total", _sum((d.hw_type, d.energy) for d in cover)),
+        provenance=provenance(cover),
+    )
+
+
+def provenance(domains: Iterable[DomainTotal]) -> dict[HwType, Provenance]:
+    """What may be said of a sum over each hardware type: the worst of its parts."""
+    worst: dict[HwType, Provenance] = {}
+    for domain in domains:
+        known = worst.get(domain.hw_type, domain.provenance)
+        worst[domain.hw_type] = known.worse(domain.provenance)
+    return worst
+
+
+def by_kind(breakdown: Breakdown) -> Breakdown:
+    """Only what each section's names hold together, and what is outside of it."""
+    return Breakdown(
+        tuple(
+            Section(
+                section.kind,
+                (
+                    Line(
+                        Role.NAMED,
+                        section.kind,
+                        f"in a {section.kind}",
+                        _sum(_pairs(x for x in section.lines if x.role is not Role.OUTSIDE)),
+                    ),
+                    *(line for line in section.lines if line.role is Role.OUTSIDE),
+                ),
+            )
+            for section in breakdown.sections
+        ),
+        breakdown.besides,
+        breakdown.total,
+        breakdown.provenance,
+    )
+
+
+def _section(
+    owners: Mapping[Owner, int], kind: str, consumers: Mapping[HwType, int], limit: int
+) -> Section | None:
+    named: dict[tuple[str, str], dict[HwType, int]] = {}
+    rest: dict[HwType, int] = {}
+    for owner, energy in owners.items():
+        if owner.kind == kind:
+            row = rest if owner.rest else named.setdefault((owner.name, owner.group), {})
+            row[owner.hw_type] = row.get(owner.hw_type, 0) + energy
+    if not named and not rest:
+        return None
+    lines = sorted(
+        (Line(Role.NAMED, kind, name, row, group) for (name, group), row in named.items()),
+        key=lambda line: (-line.whole, line.name, line.group),
+    )
+    shown = lines[: limit or None]
+    other = _sum(
+        [*rest.items(), *(pair for line in lines[len(shown) :] for pair in line.energy.items())]
+    )
+    claimed = _sum([*other.items(), *(pair for line in shown for pair in line.energy.items())])
+    outside = {
+        hw_type: left
+        for hw_type, whole in consumers.items()
+        if (left := whole - claimed.get(hw_type, 0))
+    }
+    if other:
+        shown.append(Line(Role.OTHER, kind, f"other {PLURAL[kind]}", other))
+    if outside:
+        shown.append(Line(Role.OUTSIDE, kind, f"in no {kind}", outside))
+    return Section(kind, tuple(shown))
+
+
+PLURAL: Mapping[str, str] = {PROCESS: "processes"} | {kind: f"{kind}s" for kind in GroupKind}
+
+
+def _besides(cover: Iterable[DomainTotal]) -> Iterable[Line]:
+    yield Line(Role.IDLE, "", "idle", _sum((d.hw_type, d.idle) for d in cover))
+    yield Line(
+        Role.UNATTRIBUTED, "", "unattributed", _sum((d.hw_type, d.unattributed) for d in cover)
+    )
+    yield Line(
+        Role.COUNTED,
+        "",
+        "counted only",
+        _sum((d.hw_type, d.energy) for d in cover if not d.attributed),
+    )
+
+
+def _pairs(lines: Iterable[Line]) -> Iterable[tuple[HwType, int]]:
+    return (pair for line in lines for pair in line.energy.items())
+
+
+def _sum(pairs: Iterable[tuple[HwType, int]]) -> dict[HwType, int]:
+    """By hardware type; what comes to nothing is left out."""
+    sums: dict[HwType, int] = {}
+    for hw_type, energy in pairs:
+        if energy:
+            sums[hw_type] = sums.get(hw_type, 0) + energy
+    return sums

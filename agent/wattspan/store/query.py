@@ -1,0 +1,213 @@
+"""Reading the history, while an agent writes it or none does."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wattspan.model import GapReason, HwType, Provenance
+from wattspan.ports import StoreError
+from wattspan.store.deltas import Owner
+from wattspan.store.faults import code
+from wattspan.store.schema import DAY, HOUR, MIGRATIONS, MINUTE, SchemaError, version
+
+
+@dataclass(frozen=True, slots=True)
+class DomainTotal:
+    """One domain's energy in a stretch of time, in microjoules; its gaps in nanoseconds.
+
+    A domain whose provenance changed is two of these.
+    """
+
+    id: str
+    hw_type: HwType
+    name: str
+    provenance: Provenance
+    method: str
+    in_cover: bool
+    attributed: bool
+    energy: int
+    consumers: int
+    idle: int
+    unattributed: int
+    gaps: Mapping[GapReason, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Extract:
+    """What the history holds of a stretch of time, widened to whole buckets.
+
+    ``start`` and ``end`` are Unix seconds, ``steps`` the lengths of the buckets that were summed.
+    """
+
+    start: int
+    end: int
+    steps: tuple[int, ...]
+    domains: tuple[DomainTotal, ...]
+    owners: Mapping[Owner, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """The history holds nothing of that time; ``reach`` is what it does hold, if anything."""
+
+    reach: tuple[int, int] | None
+
+
+def extract(path: Path, start: int, end: int, kinds: Iterable[str] = ()) -> Extract | Nothing:
+    """The sums from ``start`` to before ``end`` (Unix seconds), owners of ``kinds`` included.
+
+    All sums are of one moment, whatever the agent writes meanwhile. StoreError if the store
+    cannot be read.
+    """
+    try:
+        with closing(_connect(path)) as database:
+            _require_present(database, path)
+            database.execute("BEGIN")
+            return _extract(database, start, end, frozenset(kinds))
+    except (sqlite3.Error, ValueError, TypeError) as error:
+        # A value of no known kind is as corrupt as a page of no known kind.
+        raise StoreError(_sentence(error, path)) from None
+
+
+_WITHIN = " OR ".join(
+    f"(step = {step} AND start > :start - {step} AND start < :end)" for step in (MINUTE, HOUR, DAY)
+)
+"""Every bucket that has a part in the stretch, at each step by its primary key."""
+
+_STEPS = "SELECT step, min(start), max(start) + step FROM domain_energy"
+
+_FOUND = f"{_STEPS} WHERE {_WITHIN} GROUP BY step"
+_REACH = f"{_STEPS} GROUP BY step"
+_GAPS = f"""
+SELECT domain, reason, sum(nanoseconds) FROM gap WHERE {_WITHIN} GROUP BY domain, reason
+"""  # noqa: S608
+_DOMAINS = f"""
+SELECT key, id, hw_type, name, provenance, method, in_cover, attributed, energy, consumers, idle,
+       unattributed
+FROM domain JOIN (
+    SELECT domain, sum(energy) AS energy, sum(consumers) AS consumers, sum(idle) AS idle,
+           sum(unattributed) AS unattributed
+    FROM domain_energy WHERE {_WITHIN} GROUP BY domain
+) ON key = domain
+ORDER BY in_cover DESC, hw_type, id, provenance
+"""  # noqa: S608
+_OWNERS = f"""
+SELECT kind, hw_type, name, "group", rest, energy
+FROM owner JOIN (
+    SELECT owner, sum(energy) AS energy FROM owner_energy WHERE {_WITHIN} GROUP BY owner
+) ON key = owner
+"""  # noqa: S608
+
+
+def _extract(
+    database: sqlite3.Connection, start: int, end: int, kinds: frozenset[str]
+) -> Extract | Nothing:
+    stretch = {"start": start, "end": end}
+    found = database.execute(_FOUND, stretch).fetchall()
+    if not found:
+        reach = database.execute(_REACH).fetchall()
+        return Nothing((min(r[1] for r in reach), max(r[2] for r in reach)) if reach else None)
+    gaps: dict[int, dict[GapReason, int]] = {}
+    for domain, reason, nanoseconds in database.execute(_GAPS, stretch):
+        gaps.setdefault(domain, {})[GapReason(reason)] = nanoseconds
+    owners = database.execute(_OWNERS, stretch) if kinds else ()
+    return Extract(
+        start=min(row[1] for row in found),
+        end=max(row[2] for row in found),
+        steps=tuple(sorted(row[0] for row in found)),
+        domains=tuple(
+            _domain_total(row, gaps.get(key, {}))
+            for key, *row in database.execute(_DOMAINS, stretch)
+        ),
+        owners={
+            Owner(kind, HwType(hw_type), name, group, bool(rest)): energy
+            for kind, hw_type, name, group, rest, energy in owners
+            if kind in kinds
+        },
+    )
+
+
+def _domain_total(row: list[Any], gaps: Mapping[GapReason, int]) -> DomainTotal:
+    domain, hw_type, name, provenance, method, in_cover, attributed, *sums = row
+    energy, consumers, idle, unattributed = sums
+    return DomainTotal(
+        id=domain,
+        hw_type=HwType(hw_type),
+        name=name,
+        provenance=Provenance(provenance),
+        method=method,
+        in_cover=bool(in_cover),
+        attributed=bool(attributed),
+        energy=energy,
+        consumers=consumers,
+        idle=idle,
+        unattributed=unattributed,
+        gaps=gaps,
+    )
+
+
+# ------------------------------------------------------------------------------- the connection
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """A connection that writes nothing.
+
+    Reading a write-ahead log takes its index beside it. Where the agent closed the store neither
+    is there, and who may not create them reads the file as it is: nobody is writing it.
+    """
+    if not path.exists():
+        raise StoreError(
+            f"There is no store at {path}: no agent has kept one there. Start `wattspan run`,"
+            " or name the state directory of one that runs with --state-dir."
+        )
+    address = f"{path.absolute().as_uri()}?mode=ro"
+    try:
+        return _opened(address)
+    except sqlite3.OperationalError:
+        if path.with_name(path.name + "-wal").exists():
+            raise
+        return _opened(f"{address}&immutable=1")
+
+
+def _opened(address: str) -> sqlite3.Connection:
+    database = sqlite3.connect(address, uri=True, timeout=5.0, isolation_level=None)
+    try:
+        database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database
+
+
+def _require_present(database: sqlite3.Connection, path: Path) -> None:
+    try:
+        found = version(database)
+    except SchemaError as error:
+        raise StoreError(f"Cannot read the store {path}: it {error}.") from None
+    if found > len(MIGRATIONS):
+        raise StoreError(
+            f"Cannot read the store {path}: it was written by a newer wattspan. Upgrade this one."
+        )
+    if found < len(MIGRATIONS):
+        raise StoreError(
+            f"Cannot read the store {path}: it was written by an older wattspan. Restart the"
+            " agent, which brings it up to date."
+        )
+
+
+def _sentence(error: Exception, path: Path) -> str:
+    if code(error) in {"SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM"}:
+        return (
+            f"Cannot read the store {path}: {error}. Run this as root or as the user of the agent."
+        )
+    if code(error) in {"SQLITE_BUSY", "SQLITE_LOCKED"}:
+        return f"Cannot read the store {path}: another program keeps it locked. Try again."
+    return (
+        f"Cannot read the store {path}: it is corrupt ({error}). Restart the agent, which moves"
+        " it aside and begins a new one."
+    )
