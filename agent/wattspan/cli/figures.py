@@ -1,0 +1,60 @@
+"""Figures for people: a few digits, the unit beside them, and a dash for what is unknown."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+UNKNOWN = "-"
+
+
+def watts(milliwatts: int | None) -> str:
+    """``"84.2"``: watts without the unit, for a column that names it."""
+    if milliwatts is None:
+        return UNKNOWN
+    return f"{milliwatts / 1000:.1f}" if milliwatts < 9_999_950 else f"{milliwatts / 1000:.0f}"
+
+
+_PREFIXES = ("", "k", "M", "G", "T", "P")
+
+
+def joules(microjoules: int | None) -> str:
+    """``"12.3 kJ"``: three digits and a prefix, so that a column of them lines up."""
+    if microjoules is None:
+        return UNKNOWN
+    value, prefix = microjoules / 1e6, 0
+    while value >= 999.5 and prefix < len(_PREFIXES) - 1:
+        value, prefix = value / 1000, prefix + 1
+    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:.{digits}f} {_PREFIXES[prefix]}J"
+
+
+def share(part: int, whole: int) -> str:
+    """``"31%"`` of a whole; a dash if there is no whole."""
+    if not whole:
+        return UNKNOWN
+    percent = 100 * part / whole
+    return f"{percent:.1f}%" if 0 < percent < 9.95 else f"{percent:.0f}%"
+
+
+def lasting(nanoseconds: int) -> str:
+    """``"3.2 s"``, ``"4m 12s"``, ``"2h 05m"``, ``"3d 07h"``: two units at most."""
+    seconds = nanoseconds / 1e9
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days}d {hours:02}h"
+    if hours:
+        return f"{hours}h {minutes:02}m"
+    return f"{minutes}m {whole % 60:02}s"
+
+
+def clock_time(wall: int) -> str:
+    """Unix nanoseconds as a time of day, in UTC because hosts and people are elsewhere."""
+    return f"{datetime.fromtimestamp(wall // 10**9, UTC):%H:%M:%S}Z"
+
+
+def clean(text: str) -> str:
+    """One printable line: a process may call itself anything, terminal commands included."""
+    return "".join(c if c.isprintable() else "?" for c in text)

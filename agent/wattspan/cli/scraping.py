@@ -1,0 +1,387 @@
+"""A running agent's snapshot, rebuilt from what its Prometheus exporter serves.
+
+The exporter gives counters, so the watts of processes and groups are the difference of two
+scrapes over the time between them. What the exporter does not tell is unknown here too: start
+times of processes, and what processes spent that are no longer listed.
+"""
+
+from __future__ import annotations
+
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from wattspan.model import (
+    AgentStats,
+    Consumer,
+    Domain,
+    DomainAccount,
+    GapReason,
+    GpuStatus,
+    Group,
+    GroupKind,
+    GroupRow,
+    HwType,
+    Instant,
+    Microjoules,
+    Milliwatts,
+    PayerInfo,
+    PowerLimits,
+    ProcessRow,
+    Provenance,
+    Remainder,
+    Snapshot,
+    SourceHealth,
+    mean_power,
+)
+from wattspan.ports import Clock, WattspanError
+from wattspan.settings import Duration
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+TIMEOUT = 5.0  # seconds a scrape may take
+_LARGEST = 64 * 2**20  # more than that is no agent's scrape
+
+K = TypeVar("K")
+Labels = Mapping[str, str]
+
+
+class ScrapeError(WattspanError):
+    """A running agent cannot be read."""
+
+
+# ---------------------------------------------------------------------------------- the client
+
+
+class Scraper:
+    """A view of a running agent: each call scrapes it once.
+
+    An agent that stops answering leaves the last snapshot standing, and ``notice`` says so. The
+    first scrape must succeed.
+    """
+
+    def __init__(self, address: str, clock: Clock, fetch: Callable[[str], str] | None = None):
+        self._url = _url(address)
+        self._clock = clock
+        self._fetch = fetch or _fetch
+        self._last: Snapshot | None = None
+        self.notice = ""
+
+    def __call__(self) -> Snapshot:
+        try:
+            snapshot = snapshot_of(self._fetch(self._url), self._clock.now())
+        except ScrapeError as error:
+            if self._last is None:
+                raise
+            age = Duration(self._clock.now().wall - self._last.at.wall)
+            self.notice = f"{error} These figures are {age // 10**9} s old."
+            return self._last
+        self.notice = ""
+        if self._last is None or snapshot.at.wall > self._last.at.wall:
+            # the same figures scraped again would only lose the watts they have
+            self._last = with_power(snapshot, self._last) if self._last else snapshot
+        return self._last
+
+
+def _url(address: str) -> str:
+    url = address if "://" in address else f"http://{address}"
+    return url if url.rstrip("/").endswith("/metrics") else f"{url.rstrip('/')}/metrics"
+
+
+def _fetch(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise ScrapeError(f"Cannot read {url}: not an http or https address.")
+    request = urllib.request.Request(url, headers={"Accept": "text/plain"})  # noqa: S310 - checked
+    try:
+        # an agent is on this host or near it: a proxy for the rest of the world is in the way
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=TIMEOUT) as answer:
+            body: bytes = answer.read(_LARGEST + 1)
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise ScrapeError(f"Cannot read {url}: {_cause(error)}. {_REMEDY}") from None
+    if len(body) > _LARGEST:
+        raise ScrapeError(f"Cannot read {url}: it answers more than {_LARGEST >> 20} MiB.")
+    return body.decode("utf-8", "replace")
+
+
+_REMEDY = "Start the agent with `wattspan run`, or name one that runs with --address."
+
+
+def _cause(error: Exception) -> str:
+    reason = getattr(error, "reason", None) or error
+    if isinstance(reason, TimeoutError | socket.timeout):
+        return f"no answer within {TIMEOUT:.0f} s"
+    if isinstance(error, urllib.error.HTTPError):
+        return f"it answers {error.code} {error.reason}"
+    return str(getattr(reason, "strerror", None) or reason).lower()
+
+
+# ----------------------------------------------------------------------------- text to snapshot
+
+
+@dataclass(slots=True)
+class _Scrape:
+    """The samples of one scrape, by series name."""
+
+    series: dict[str, list[tuple[Labels, float]]] = field(default_factory=dict)
+
+    def get(self, name: str) -> list[tuple[Labels, float]]:
+        return self.series.get(name, [])
+
+    def one(self, name: str) -> float | None:
+        samples = self.get(name)
+        return samples[0][1] if samples else None
+
+    def by_id(self, name: str) -> dict[str, float]:
+        return {labels.get("hw_id", ""): value for labels, value in self.get(name)}
+
+
+def snapshot_of(text: str, now: Instant) -> Snapshot:
+    """The snapshot that ``text`` was rendered from, as far as it tells; watts come later.
+
+    ScrapeError if it is not the exposition of an agent.
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    scrape = _Scrape()
+    try:
+        families: list[Metric] = list(text_string_to_metric_families(text))
+    except (ValueError, KeyError, IndexError) as error:
+        raise ScrapeError(f"Cannot understand the answer: {error}. Is it an agent's?") from None
+    for family in families:
+        for sample in family.samples:
+            scrape.series.setdefault(sample.name, []).append((sample.labels, sample.value))
+    if not any(name.startswith("wattspan_") for name in scrape.series):
+        raise ScrapeError("The answer holds no series of wattspan. Is it another exporter's?")
+    at = Instant(now.mono, _nanoseconds(scrape.one("wattspan_snapshot_time_seconds")) or now.wall)
+    host = scrape.get("wattspan_host_info")
+    started = _nanoseconds(scrape.one("wattspan_agent_start_time_seconds")) or 0
+    return Snapshot(
+        at=at,
+        sequence=0,
+        host=host[0][0].get("host_name", "") if host else "",
+        domains=_domains(scrape),
+        processes=_processes(scrape),
+        other=_other(scrape),
+        groups=_groups(scrape),
+        gpus=_gpus(scrape, at),
+        health=_health(scrape),
+        stats=AgentStats(
+            started=Instant(0, started),
+            ticks=int(scrape.one("wattspan_agent_ticks_total") or 0),
+            missed_ticks=int(scrape.one("wattspan_agent_missed_ticks_total") or 0),
+            cpu_seconds=scrape.one("wattspan_agent_cpu_seconds_total") or 0.0,
+            rss_bytes=_whole(scrape.one("wattspan_agent_resident_memory_bytes")),
+            processes=int(scrape.one("wattspan_agent_processes") or 0),
+        ),
+    )
+
+
+def _nanoseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1e9)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _uj(value: float) -> Microjoules:
+    return Microjoules(round(value * 1e6))
+
+
+def _mw(value: float | None) -> Milliwatts | None:
+    return None if value is None else Milliwatts(round(value * 1e3))
+
+
+def _hw_type(labels: Labels) -> HwType | None:
+    try:
+        return HwType(labels.get("hw_type", ""))
+    except ValueError:
+        return None  # a newer agent's word
+
+
+def _provenance(labels: Labels) -> Provenance:
+    try:
+        return Provenance(labels.get("provenance", ""))
+    except ValueError:
+        return Provenance.ESTIMATED  # of what is not told, no more is claimed
+
+
+def _domains(scrape: _Scrape) -> tuple[DomainAccount, ...]:
+    infos = {labels.get("hw_id", ""): labels for labels, _ in scrape.get("wattspan_domain_info")}
+    power = scrape.by_id("hw_power_watts")
+    idle = scrape.by_id("wattspan_idle_energy_joules_total")
+    unattributed = scrape.by_id("wattspan_unattributed_energy_joules_total")
+    pending = scrape.by_id("wattspan_pending_energy_joules")
+    idle_power = scrape.by_id("wattspan_idle_power_watts")
+    up = scrape.by_id("wattspan_domain_up")
+    accounts = []
+    for labels, joules in scrape.get("hw_energy_joules_total"):
+        hw_type = _hw_type(labels)
+        if hw_type is None:
+            continue
+        identity = labels.get("hw_id", "")
+        energy = _uj(joules)
+        rest = _uj(idle.get(identity, 0.0)) + _uj(unattributed.get(identity, 0.0))
+        accounts.append(
+            DomainAccount(
+                domain=_domain(labels, infos.get(identity, {}), hw_type, identity in idle),
+                energy=energy,
+                consumers=Microjoules(max(0, energy - rest) if identity in idle else 0),
+                idle=_uj(idle.get(identity, 0.0)),
+                unattributed=_uj(unattributed.get(identity, 0.0)),
+                pending=_uj(pending.get(identity, 0.0)),
+                gaps=_gaps(scrape, identity),
+                power=_mw(power.get(identity)),
+                idle_power=_mw(idle_power.get(identity)),
+                present=bool(up.get(identity, 1.0)),
+            )
+        )
+    return tuple(accounts)
+
+
+def _domain(labels: Labels, info: Labels, hw_type: HwType, attributed: bool) -> Domain:
+    identity, parent = labels.get("hw_id", ""), labels.get("hw_parent", "")
+    return Domain(
+        id=identity,
+        hw_type=hw_type,
+        name=labels.get("hw_name", identity),
+        source=info.get("source", ""),
+        provenance=_provenance(labels),
+        in_cover=not parent,
+        parent=parent or None,
+        resource=identity if attributed and not parent else None,
+        method=info.get("method", "none"),
+    )
+
+
+def _gaps(scrape: _Scrape, identity: str) -> dict[GapReason, int]:
+    reasons = set(GapReason)
+    return {
+        GapReason(labels["reason"]): round(value * 1e9)
+        for labels, value in scrape.get("wattspan_gap_seconds_total")
+        if labels.get("hw_id") == identity and labels.get("reason") in reasons and value
+    }
+
+
+def _processes(scrape: _Scrape) -> tuple[ProcessRow, ...]:
+    found: dict[tuple[str, str, str], dict[HwType, Microjoules]] = {}
+    for labels, joules in scrape.get("wattspan_process_energy_joules_total"):
+        hw_type = _hw_type(labels)
+        key = (labels.get("pid", ""), labels.get("command", ""), labels.get("group", ""))
+        if hw_type is not None and not _is_other(labels):
+            found.setdefault(key, {})[hw_type] = _uj(joules)
+    return tuple(ProcessRow(_payer(*key), energy=energy, power={}) for key, energy in found.items())
+
+
+def _is_other(labels: Labels) -> bool:
+    return not labels.get("pid") and labels.get("command") == "other"
+
+
+def _payer(pid: str, command: str, group: str) -> PayerInfo:
+    known = pid.isascii() and pid.isdecimal()
+    payer = Consumer(int(pid[:18]), 0) if known else Remainder(f"{command} {group}")
+    # The kind of the group is not told here; the view shows its name only.
+    groups = (Group(GroupKind.CGROUP, group),) if group else ()
+    return PayerInfo(payer, command, groups)
+
+
+def _other(scrape: _Scrape) -> dict[HwType, Microjoules]:
+    return {
+        hw_type: _uj(joules)
+        for labels, joules in scrape.get("wattspan_process_energy_joules_total")
+        if _is_other(labels) and (hw_type := _hw_type(labels)) is not None
+    }
+
+
+def _groups(scrape: _Scrape) -> tuple[GroupRow, ...]:
+    kinds = set(GroupKind)
+    found: dict[Group, dict[HwType, Microjoules]] = {}
+    for labels, joules in scrape.get("wattspan_group_energy_joules_total"):
+        hw_type = _hw_type(labels)
+        if hw_type is not None and labels.get("group_kind") in kinds:
+            group = Group(GroupKind(labels["group_kind"]), labels.get("group", ""))
+            found.setdefault(group, {})[hw_type] = _uj(joules)
+    return tuple(GroupRow(group, energy, {}) for group, energy in found.items())
+
+
+def _gpus(scrape: _Scrape, at: Instant) -> tuple[GpuStatus, ...]:
+    limits: dict[str, dict[str, Milliwatts | None]] = {}
+    names = {"minimum", "default", "maximum", "requested", "enforced"}
+    for labels, watts in scrape.get("wattspan_power_limit_watts"):
+        if labels.get("limit") in names:
+            of_gpu = limits.setdefault(labels.get("hw_id", ""), {})
+            of_gpu[labels["limit"]] = _mw(watts)
+    held: dict[str, list[str]] = {}
+    for labels, value in scrape.get("wattspan_gpu_throttling"):
+        if value:
+            held.setdefault(labels.get("hw_id", ""), []).append(labels.get("reason", ""))
+    clocks = {
+        labels.get("hw_id", ""): value
+        for labels, value in scrape.get("wattspan_gpu_clock_hertz")
+        if labels.get("clock") == "sm"
+    }
+    busy = scrape.by_id("hw_gpu_utilization_ratio")
+    heat = scrape.by_id("hw_temperature_celsius")
+    identities = [labels.get("hw_id", "") for labels, _ in scrape.get("wattspan_gpu_info")]
+    return tuple(
+        GpuStatus(
+            domain_id=identity,
+            at=at,
+            limits=PowerLimits(**limits.get(identity, {})),
+            sm_clock_hz=_whole(clocks.get(identity)),
+            utilisation=busy.get(identity),
+            temperature_celsius=_whole(heat.get(identity)),
+            throttling=tuple(held.get(identity, ())),
+        )
+        for identity in identities
+    )
+
+
+def _health(scrape: _Scrape) -> tuple[SourceHealth, ...]:
+    return tuple(
+        SourceHealth(labels.get("source", ""), up=bool(value), reads=0, failed=0)
+        for labels, value in scrape.get("wattspan_source_up")
+    )
+
+
+# ------------------------------------------------------------------------ two scrapes to watts
+
+
+def with_power(after: Snapshot, before: Snapshot) -> Snapshot:
+    """``after`` with the mean power of its rows since ``before``.
+
+    A row that is new, or whose counter fell, has no power yet: unknown, not zero.
+    """
+    elapsed = after.at.wall - before.at.wall
+    if elapsed <= 0:
+        return after
+    processes = {row.info: row.energy for row in before.processes}
+    groups = {row.group: row.energy for row in before.groups}
+    return replace(
+        after,
+        processes=tuple(
+            replace(row, power=_power(processes.get(row.info), row.energy, elapsed))
+            for row in after.processes
+        ),
+        groups=tuple(
+            replace(row, power=_power(groups.get(row.group), row.energy, elapsed))
+            for row in after.groups
+        ),
+    )
+
+
+def _power(
+    before: Mapping[HwType, int] | None, after: Mapping[HwType, int], elapsed: int
+) -> dict[HwType, Milliwatts]:
+    if before is None:
+        return {}
+    return {
+        kind: mean_power(energy - before[kind], elapsed)
+        for kind, energy in after.items()
+        if kind in before and energy >= before[kind]
+    }

@@ -1,0 +1,124 @@
+"""``wattspan top``: watch a running agent."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from wattspan.cli.controls import By, Options, Sort
+from wattspan.cli.options import config_options, echo_json, json_option, load_configuration
+from wattspan.clock import SystemClock
+from wattspan.settings import Duration
+
+if TYPE_CHECKING:
+    from wattspan.cli.scraping import Scraper
+    from wattspan.config import Config
+
+PORT = "127.0.0.1:9949"
+
+
+class DurationType(click.ParamType[Duration]):
+    """A duration with a unit."""
+
+    name = "duration"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Duration:
+        if isinstance(value, Duration):
+            return value
+        try:
+            return Duration.parse(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command(name="top")
+@click.option("--address", help="The agent's metrics address; by default the configured one.")
+@click.option(
+    "--interval", type=DurationType(), default="2s", show_default=True, help="Time between scrapes."
+)
+@click.option("--once", is_flag=True, help="Print one view and end. So it is without a terminal.")
+@click.option(
+    "--by", type=click.Choice(list(By)), default=By.ALL, show_default=True, help="What to list."
+)
+@click.option(
+    "--sort",
+    type=click.Choice(list(Sort)),
+    default=Sort.WATTS,
+    show_default=True,
+    help="What comes first.",
+)
+@click.option("--filter", "wanted", default="", help="Only rows that contain this text.")
+@config_options
+@json_option
+def command(
+    address: str | None,
+    interval: Duration,
+    once: bool,
+    by: By,
+    sort: Sort,
+    wanted: str,
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Watch devices, groups and processes, live.
+
+    Reads a running agent's metrics twice a view at first: the watts of processes are what was
+    spent between two scrapes.
+    """
+    if interval <= 0:
+        raise click.BadParameter("must be more than nothing", param_hint="--interval")
+    from wattspan.cli.scraping import Scraper
+
+    if address is None:
+        address = _configured(load_configuration(config_file, settings).config)
+    clock = SystemClock()
+    scraper = Scraper(address, clock)
+    options = Options(by=By(by), sort=Sort(sort), filter=wanted)
+    scraper()
+    # A short first stretch, so that the first view already tells processes' watts.
+    first = interval if once or as_json else min(interval, Duration.parse("500ms"))
+    clock.sleep_until(clock.monotonic() + first)
+    if as_json:
+        from wattspan.cli.facts import facts
+
+        echo_json(facts(scraper(), options))
+    else:
+        _show(scraper, options, clock, interval, once=once)
+
+
+def _show(
+    scraper: Scraper, options: Options, clock: SystemClock, interval: Duration, *, once: bool
+) -> None:
+    from rich.console import Console
+
+    from wattspan.cli.keyboard import Keyboard
+    from wattspan.cli.live import print_once, watch
+
+    console = Console()
+    if once or not (console.is_terminal and sys.stdin.isatty()):
+        print_once(scraper, options, console, lambda: scraper.notice)
+        return
+    with Keyboard() as keys:
+        watch(
+            scraper,
+            options,
+            clock=clock,
+            console=console,
+            keys=keys,
+            interval=interval,
+            notice=lambda: scraper.notice,
+        )
+
+
+def _configured(config: Config) -> str:
+    """Where the configured Prometheus exporter listens."""
+    listen = str(getattr(config.exporters.get("prometheus"), "listen", "") or PORT)
+    host, _, port = listen.rpartition(":")
+    everywhere = host in ("", "*", "0.0.0.0", "[::]")  # noqa: S104 - asked about, not bound
+    return f"127.0.0.1:{port}" if everywhere else listen

@@ -1,0 +1,355 @@
+"""The terminal view of a snapshot: ``render(snapshot, options)``. Pure, and the same for all.
+
+What matters is said in words and marks; colour repeats it and may be absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypeVar
+
+from rich.console import Group, RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+
+from wattspan.cli import figures
+from wattspan.cli.controls import By, Options
+from wattspan.cli.rows import (
+    Nested,
+    Row,
+    device_tree,
+    group_rows,
+    host,
+    hw_types,
+    process_rows,
+)
+from wattspan.model import GpuStatus, HwType, Provenance, Snapshot
+
+T = TypeVar("T")
+
+WIDE = 110  # from here on there is room for bars, methods and the state of GPUs
+
+BANNER = "EMULATED HOST: these figures are true of no machine"
+_SHORT = {HwType.CPU: "cpu", HwType.GPU: "gpu", HwType.MEMORY: "mem", HwType.ENCLOSURE: "encl"}
+_COLOURS = {
+    Provenance.MEASURED: "green",
+    Provenance.DERIVED: "cyan",
+    Provenance.ESTIMATED: "yellow",
+    Provenance.EMULATED: "magenta",
+}
+HELP = """\
+tab      everything, processes, groups, devices
+s        sort by watts, joules, name
+/        filter; enter keeps it, escape clears it
+up down  scroll; also j k, page up, page down
+?        this help
+q        quit
+
+watts    mean power over about the last second
+joules   since the agent first saw it
+procs, idle, unattr.
+         how the device's joules were divided
+-        not known
+*        lies within, or repeats, another device:
+         in no sum"""
+
+
+def render(snapshot: Snapshot, options: Options) -> RenderableType:
+    """Everything ``options`` asks for, in at most ``options.height`` lines."""
+    head = [*_header(snapshot, options), *_notices(snapshot, options)]
+    foot = [*_problems(snapshot, options), *_keys(options)]
+    room = None if options.height is None else options.height - len(head) - len(foot)
+    if options.help:
+        return Group(*head, Text(), Text(HELP), Text(), *foot)
+    body = list(_body(snapshot, options, room))
+    return Group(*head, *body, *foot)
+
+
+def _body(snapshot: Snapshot, options: Options, room: int | None) -> Iterator[RenderableType]:
+    devices = device_tree(snapshot, options if options.by is By.DEVICE else Options())
+    groups = group_rows(snapshot, options)
+    processes = process_rows(snapshot, options)
+    space = _share_out(options, room, len(devices), len(groups))
+    if options.by in (By.ALL, By.DEVICE):
+        yield Text()
+        yield _devices(snapshot, options, devices, space.devices)
+    if options.by in (By.ALL, By.GROUP):
+        yield Text()
+        offset = options.offset if options.by is By.GROUP else 0
+        yield _spenders("GROUP", snapshot, options, groups, offset, space.groups)
+    if options.by in (By.ALL, By.PROCESS):
+        yield Text()
+        yield _spenders("PROCESS", snapshot, options, processes, options.offset, space.processes)
+    if options.by in (By.ALL, By.PROCESS):
+        yield _remainder(snapshot, options)
+
+
+class _Space(NamedTuple):
+    """How many rows each table may have; None is no limit."""
+
+    devices: int | None
+    groups: int | None
+    processes: int | None
+
+
+def _share_out(options: Options, room: int | None, devices: int, groups: int) -> _Space:
+    """Devices first, a third of the rest to groups, all else to processes."""
+    if room is None:
+        return _Space(None, None, None)
+    if options.by is not By.ALL:
+        rows = max(1, room - 3)
+        return _Space(rows, rows, rows)
+    left = max(0, room - 7)  # three headings with a blank line above each, and the remainder
+    for_devices = min(devices, max(1, left // 2))
+    for_groups = min(groups, max(1, (left - for_devices) // 3))
+    return _Space(for_devices, for_groups, max(1, left - for_devices - for_groups))
+
+
+# ---------------------------------------------------------------------------- above the tables
+
+
+def _header(snapshot: Snapshot, options: Options) -> Iterator[RenderableType]:
+    total = host(snapshot)
+    left = Text.assemble(
+        ("wattspan", "bold"),
+        f"  {figures.clean(snapshot.host)}  ",
+        (figures.clock_time(snapshot.at.wall), "dim"),
+    )
+    unit = "" if total.power is None else " W"
+    right = Text.assemble(
+        (f"{figures.watts(total.power)}{unit}", "bold"),
+        f"  {figures.joules(total.energy)}",
+        (f" in {figures.lasting(_uptime(snapshot))}" if _uptime(snapshot) > 0 else "", "dim"),
+    )
+    line = Table.grid(expand=True)
+    line.add_column(no_wrap=True, overflow="ellipsis")
+    line.add_column(justify="right", no_wrap=True)
+    line.add_row(left, right)
+    yield line
+
+
+def _uptime(snapshot: Snapshot) -> int:
+    started = snapshot.stats.started
+    return snapshot.at.wall - started.wall if started.wall else 0
+
+
+def _notices(snapshot: Snapshot, options: Options) -> Iterator[RenderableType]:
+    if snapshot.emulated:
+        yield Text(f" {BANNER} ", style="bold reverse magenta", no_wrap=True, overflow="ellipsis")
+    if options.notice:
+        yield Text(f"! {options.notice}", style="bold yellow", no_wrap=True, overflow="ellipsis")
+
+
+# ------------------------------------------------------------------------------------- devices
+
+
+def _devices(
+    snapshot: Snapshot, options: Options, tree: list[Nested], rows: int | None
+) -> RenderableType:
+    wide = options.width >= WIDE
+    table = _table(
+        options,
+        Column("DEVICE", no_wrap=True, overflow="ellipsis", ratio=2),
+        _number("watts"),
+        *([Column("", no_wrap=True)] if wide else []),
+        _number("joules"),
+        _number("procs"),
+        _number("idle"),
+        _number("unattr."),
+        Column("how", no_wrap=True),
+        *([Column("state", no_wrap=True, overflow="ellipsis", ratio=3)] if wide else []),
+    )
+    whole = host(snapshot).power
+    gpus = {gpu.domain_id: gpu for gpu in snapshot.gpus}
+    offset = options.offset if options.by is By.DEVICE else 0
+    shown, hidden = _window(tree, offset, rows)
+    for account, depth in shown:
+        domain = account.domain
+        settled = account.consumers + account.idle + account.unattributed
+        split = (account.consumers, account.idle, account.unattributed)
+        shares = [figures.share(part, settled) for part in split]
+        name = "  " * depth + f"{_SHORT[domain.hw_type]} {figures.clean(domain.name)}"
+        mark = "" if domain.in_cover else " *"
+        cells: list[RenderableType] = [
+            Text(name + mark, style="" if domain.in_cover else "dim"),
+            Text(figures.watts(account.power), style="bold" if domain.in_cover else "dim"),
+        ]
+        if wide:
+            part = account.power if domain.in_cover else None
+            cells.append(_bar(part, whole, options))
+        cells += [
+            _column(account.energy),
+            *(shares if account.attributed else ["", "", ""]),
+            Text(domain.provenance, style=_COLOURS[domain.provenance]),
+        ]
+        if wide:
+            cells.append(Text(_state(account.present, domain.method, gpus.get(domain.id))))
+        table.add_row(*cells)
+    if not tree:
+        table.add_row(Text("no counter is read: see `wattspan doctor`", style="yellow"))
+    return Group(table, *_more(hidden))
+
+
+def _state(present: bool, method: str, gpu: GpuStatus | None) -> str:
+    """What a wide terminal has room for: how it is charged, and how a GPU is."""
+    if not present:
+        return "gone"
+    if gpu is None:
+        return "" if method == "none" else f"by {method}"
+    parts = [
+        None if gpu.utilisation is None else f"{gpu.utilisation:.0%}",
+        None if gpu.sm_clock_hz is None else f"{gpu.sm_clock_hz / 1e6:.0f} MHz",
+        None if gpu.temperature_celsius is None else f"{gpu.temperature_celsius} °C",
+        None if gpu.limits.enforced is None else f"cap {gpu.limits.enforced / 1000:.0f} W",
+        *(f"held down: {reason}" for reason in gpu.throttling),
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+_BAR = 10
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def _bar(part: int | None, whole: int | None, options: Options) -> Text:
+    """A part of the host's power, ten cells long."""
+    if not part or not whole:
+        return Text(" " * _BAR)
+    eighths = round(8 * _BAR * min(1.0, part / whole))
+    if options.ascii:
+        return Text(("#" * round(eighths / 8)).ljust(_BAR))
+    full, rest = divmod(eighths, 8)
+    return Text(("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(_BAR), style="blue")
+
+
+# ------------------------------------------------------------------------- groups and processes
+
+
+def _spenders(
+    title: str,
+    snapshot: Snapshot,
+    options: Options,
+    rows: list[Row],
+    offset: int,
+    limit: int | None,
+) -> RenderableType:
+    kinds = hw_types(snapshot)
+    of_process = title == "PROCESS"
+    table = _table(
+        options,
+        *([_number("PID")] if of_process else []),
+        Column(title, no_wrap=True, overflow="ellipsis", ratio=3),
+        Column("group" if of_process else "kind", no_wrap=True, overflow="ellipsis", ratio=2),
+        *(_number(f"{_SHORT[kind]} W") for kind in kinds),
+        _number("watts"),
+        _number("joules"),
+    )
+    shown, hidden = _window(rows, offset, limit)
+    for row in shown:
+        name = figures.clean(row.name) + ("" if row.alive else " (ended)")
+        powers = [figures.watts(row.power[kind]) if kind in row.power else "" for kind in kinds]
+        table.add_row(
+            *([row.pid] if of_process else []),
+            Text(name),
+            Text(figures.clean(row.detail), style="dim"),
+            *powers,
+            Text(figures.watts(row.watts), style="bold"),
+            _column(row.joules),
+            style="" if row.alive else "dim",
+        )
+    if not rows:
+        table.add_row(*([""] if of_process else []), Text(_nobody(options), style="dim"))
+    return Group(table, *_more(hidden))
+
+
+def _nobody(options: Options) -> str:
+    return f"none with {options.filter!r}" if options.filter else "none yet"
+
+
+def _remainder(snapshot: Snapshot, options: Options) -> Text:
+    """The joules that no row shows: without them the rows would not add up."""
+    total = host(snapshot)
+    parts = [
+        ("other", sum(snapshot.other.values())),
+        ("ended", sum(snapshot.retired.values())),
+        ("idle", total.idle),
+        ("unattributed", total.unattributed),
+    ]
+    told = [f"{name} {figures.joules(energy)}" for name, energy in parts if energy]
+    line = Text("beside these: " + ", ".join(told) if told else "", style="dim")
+    return _one_line(line, options)
+
+
+# ---------------------------------------------------------------------------- below the tables
+
+
+def _problems(snapshot: Snapshot, options: Options) -> Iterator[RenderableType]:
+    sentences = [str(failure) for health in snapshot.health for failure in health.failures]
+    sentences += [
+        f"{account.domain.name}: {figures.lasting(duration)} unknown ({reason})"
+        for account in snapshot.domains
+        for reason, duration in sorted(account.gaps.items())
+        if duration
+    ]
+    most = 3
+    if options.height is None:
+        most = 10
+    elif options.height < 24:
+        most = 1
+    for sentence in sentences[:most]:
+        yield _one_line(Text(f"! {figures.clean(sentence)}", style="yellow"), options)
+    if len(sentences) > most:
+        yield Text(f"! {len(sentences) - most} more: see `wattspan doctor`", style="yellow")
+
+
+def _one_line(line: Text, options: Options) -> Text:
+    """Cut to one line where lines are counted; whole where there is room for all."""
+    line.no_wrap, line.overflow = options.height is not None, "ellipsis"
+    return line
+
+
+def _keys(options: Options) -> Iterator[RenderableType]:
+    if options.editing:
+        yield Text(f"/{options.filter}_   enter keeps it, escape clears it", style="reverse")
+    elif options.keys:
+        parts = f"q quit   tab {options.by}   s {options.sort}   / filter   ? help"
+        if options.filter:
+            parts += f"   only {options.filter!r}"
+        yield Text(parts, style="reverse", no_wrap=True, overflow="ellipsis")
+
+
+# -------------------------------------------------------------------------------------- tables
+
+
+def _table(options: Options, *columns: Column) -> Table:
+    return Table(
+        *columns,
+        box=None,
+        expand=True,
+        padding=(0, 2 if options.width >= WIDE else 1, 0, 0),
+        pad_edge=False,
+        header_style="bold underline",
+        collapse_padding=True,
+    )
+
+
+def _column(energy: int) -> str:
+    """Joules for a column: a blank where others have a prefix, so that digits line up."""
+    text = figures.joules(energy)
+    return text.replace(" J", "  J")
+
+
+def _number(title: str) -> Column:
+    return Column(title, justify="right", no_wrap=True)
+
+
+def _window(rows: list[T], offset: int, limit: int | None) -> tuple[list[T], int]:
+    """The rows that fit, from ``offset`` on, and how many do not."""
+    if limit is None or len(rows) <= limit:
+        return rows, 0
+    first = min(offset, len(rows) - (limit - 1))
+    shown = rows[first : first + limit - 1]  # one line goes to "more"
+    return shown, len(rows) - len(shown)
+
+
+def _more(hidden: int) -> list[RenderableType]:
+    return [Text(f"  {hidden} more", style="dim")] if hidden else []
