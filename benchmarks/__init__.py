@@ -1,0 +1,1 @@
+"""One script a claim: what the agent costs, measured beside its peers."""

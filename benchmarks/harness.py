@@ -1,0 +1,200 @@
+"""Processes under measurement: start one, know its CPU time and memory, stop it, by its pid.
+
+CPU time is the kernel's CPU clock of the process: nanoseconds, user and system, all threads.
+It costs the measured process nothing, and unlike wall time it hardly depends on what else the
+machine does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+LOOPBACK = "127.0.0.1"
+
+
+def cpu_seconds(pid: int) -> float:
+    """The CPU time of ``pid`` so far."""
+    return time.clock_gettime_ns((~pid << 3) | 2) / 1e9
+
+
+def rss_megabytes(pid: int) -> float:
+    """The resident memory of ``pid``, shared pages included."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE / 1e6
+
+
+def family(pid: int) -> list[int]:
+    """``pid`` and its descendants."""
+    found = [pid]
+    for one in found:
+        with suppress(OSError):
+            for task in Path(f"/proc/{one}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Something to measure: how it is started, and what it is asked while it runs."""
+
+    name: str
+    command: Sequence[str | Path]
+    does: str
+    url: str | None = None  # scraped once a second, like a monitoring system would
+    environ: dict[str, str] = field(default_factory=dict)
+
+    @contextmanager
+    def running(self, within: float = 60.0) -> Iterator[int]:
+        """Its pid, once it answers; it is gone afterwards."""
+        with tempfile.TemporaryFile() as log:
+            process = subprocess.Popen(
+                [str(word) for word in self.command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env=os.environ | self.environ,
+            )
+            try:
+                deadline = time.monotonic() + within
+                while self.url is not None and not _answers(self.url):
+                    if process.poll() is not None or time.monotonic() > deadline:
+                        raise RuntimeError(f"{self.name} did not start: {_last_words(log)}")
+                    time.sleep(0.02)
+                yield process.pid
+                if process.poll() is not None:
+                    raise RuntimeError(f"{self.name} ended by itself: {_last_words(log)}")
+            finally:
+                stop(process)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a subject used over a window: percent of one core, and megabytes at its end."""
+
+    cpu_percent: float
+    rss: float
+
+
+def measure(subject: Subject, window: float, warm_up: float) -> Cost:
+    """Start, let it settle, scrape it once a second for ``window`` seconds, stop it."""
+    with subject.running() as pid:
+        _scrape_for(subject.url, warm_up)
+        began, used = time.monotonic(), _cpu(pid)
+        _scrape_for(subject.url, window)
+        lasted = time.monotonic() - began
+        return Cost(
+            (_cpu(pid) - used) / lasted * 100, sum(rss_megabytes(one) for one in family(pid))
+        )
+
+
+def medians(
+    subjects: Sequence[Subject], repeats: int, once: Callable[[Subject], Cost]
+) -> dict[str, Cost]:
+    """The median cost of each subject; rounds take turns, so that drift falls on all alike."""
+    costs: dict[str, list[Cost]] = {subject.name: [] for subject in subjects}
+    for round_ in range(repeats):
+        for subject in subjects:
+            cost = once(subject)
+            costs[subject.name].append(cost)
+            print(
+                f"  round {round_ + 1}, {subject.name}: {cost.cpu_percent:.2f} % of a core, "
+                f"{cost.rss:.0f} MB",
+                file=sys.stderr,
+            )
+    return {
+        name: Cost(
+            statistics.median(cost.cpu_percent for cost in found),
+            statistics.median(cost.rss for cost in found),
+        )
+        for name, found in costs.items()
+    }
+
+
+_SLEEPERS = """
+import os, sys
+for _ in range(int(sys.argv[1])):
+    if os.fork() == 0:
+        os.read(0, 1)
+        os._exit(0)
+os.write(1, b"ready")
+os.read(0, 1)
+while True:
+    try: os.wait()
+    except ChildProcessError: break
+"""
+
+
+@contextmanager
+def sleepers(count: int) -> Iterator[None]:
+    """``count`` more processes that do nothing. They end with this one, however it ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", _SLEEPERS, str(count)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        if process.stdout.read(5) != b"ready":
+            raise RuntimeError(f"only some of {count} processes could be started")
+        yield
+    finally:
+        process.stdin.close()  # the end of their input is the end of them all
+        process.wait(60)
+        process.stdout.close()
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End the process, politely first."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+
+
+def fetch(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return bytes(answer.read())
+
+
+def _answers(url: str) -> bool:
+    with suppress(OSError):
+        return bool(fetch(url))
+    return False
+
+
+def _cpu(pid: int) -> float:
+    """The CPU time of the process, its descendants and those of them that have ended."""
+    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    ended = (int(stat[13]) + int(stat[14])) / os.sysconf("SC_CLK_TCK")  # cutime, cstime
+    return ended + sum(cpu_seconds(one) for one in family(pid))
+
+
+def _scrape_for(url: str | None, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    due = time.monotonic()
+    while (now := time.monotonic()) < end:
+        if url is not None and now >= due:
+            fetch(url)
+            due = max(due + 1.0, time.monotonic())
+        time.sleep(max(0.0, min(due if url is not None else end, end) - time.monotonic()))
+
+
+def _last_words(log: IO[bytes]) -> str:
+    log.seek(0)
+    return log.read().decode(errors="replace").strip()[-500:] or "it said nothing"

@@ -1,0 +1,28 @@
+"""What the figures were measured on, in one paragraph."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+
+
+def describe() -> str:
+    """The machine, its software and how busy it was."""
+    load = os.getloadavg()[0]
+    processes = sum(entry.name.isdigit() for entry in Path("/proc").iterdir())
+    return (
+        f"{os.cpu_count()} x {_cpu_model()}, Linux {platform.release().split('-')[0]}, "
+        f"Python {platform.python_version()}, wattspan {metadata.version('wattspan')}, "
+        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}; "
+        f"load {load:.1f}, {processes} processes at the start."
+    )
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

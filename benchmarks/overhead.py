@@ -1,0 +1,61 @@
+"""What the agent costs at 10 Hz with 500 and with 3,000 processes, beside its peers.
+
+.venv/bin/python -m benchmarks.overhead
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from benchmarks.harness import Cost, Subject, measure, medians, sleepers
+from benchmarks.machine import describe
+from benchmarks.peers import agent, peers
+
+GOALS = {500: 1.0, 3000: 3.0}  # percent of one core
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--processes", type=int, nargs="+", default=list(GOALS))
+    options.add_argument("--window", type=float, default=10.0, help="seconds measured each time")
+    options.add_argument("--warm-up", type=float, default=5.0, help="seconds before that")
+    options.add_argument("--repeats", type=int, default=3)
+    options.add_argument("--alone", action="store_true", help="the agent without its peers")
+    chosen = options.parse_args()
+    print(describe())
+    with tempfile.TemporaryDirectory() as folder:
+        subjects = [agent(Path(folder))]
+        if not chosen.alone:
+            subjects += peers(Path(folder))
+        for count in chosen.processes:
+            with sleepers(count):
+                costs = medians(
+                    subjects, chosen.repeats, lambda s: measure(s, chosen.window, chosen.warm_up)
+                )
+            print(table(count, subjects, costs, chosen.repeats, chosen.window))
+
+
+def table(
+    count: int, subjects: list[Subject], costs: dict[str, Cost], repeats: int, window: float
+) -> str:
+    """The costs with ``count`` more processes, as ratios to the agent's, in Markdown."""
+    own = costs[subjects[0].name].cpu_percent
+    goal = f" (goal: {GOALS[count]:g} % for wattspan)" if count in GOALS else ""
+    lines = [
+        f"\n**{count:,} sleeping processes**{goal}; medians of {repeats} windows of {window:g} s\n",
+        "| | does | % of one core | ratio | RSS MB |",
+        "|---|---|---|---|---|",
+    ]
+    for subject in subjects:
+        cost = costs[subject.name]
+        lines.append(
+            f"| {subject.name} | {subject.does} | {cost.cpu_percent:.2f} "
+            f"| {cost.cpu_percent / own:.1f} | {cost.rss:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

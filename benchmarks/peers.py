@@ -1,0 +1,113 @@
+"""The agent and what it is measured beside. Everybody listens on loopback only."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.harness import LOOPBACK, Subject
+
+ROOT = Path(__file__).resolve().parents[1]
+
+_PSUTIL = """
+import time, psutil
+due = time.monotonic()
+while True:
+    for process in psutil.process_iter(["pid", "cpu_times", "create_time"]):
+        process.info
+    due += 0.1
+    time.sleep(max(0.0, due - time.monotonic()))
+"""
+
+_CODECARBON = """
+import time
+from codecarbon import OfflineEmissionsTracker
+tracker = OfflineEmissionsTracker(country_iso_code="FRA", measure_power_secs=1,
+                                  save_to_file=False, log_level="error")
+tracker.start()
+while True:
+    time.sleep(3600)
+"""
+
+_PROCESS_EXPORTER_GROUPS = 'process_names:\n- name: "{{.Comm}}"\n  cmdline: [".+"]\n'
+
+
+def agent(folder: Path, *, profile: str = "two-socket-h100") -> Subject:
+    """The agent on the emulated host, 10 Hz, store and all: the emulator's cost is included."""
+    port = free_port()
+    config = folder / "config.toml"
+    config.write_text(
+        f'[agent]\ninterval = "100ms"\nstate_dir = "{folder / "state"}"\n'
+        f'run_dir = "{folder / "run"}"\n'
+        f'[exporters.prometheus]\nlisten = "{LOOPBACK}:{port}"\n'
+    )
+    command = [ROOT / ".venv" / "bin" / "wattspan", "run", "--emulate", profile]
+    return Subject(
+        "wattspan",
+        [*command, "--config", config],
+        "energy and per-process attribution at 10 Hz, scraped at 1 Hz",
+        f"http://{LOOPBACK}:{port}/metrics",
+    )
+
+
+def peers(folder: Path) -> Iterator[Subject]:
+    """Those peers that this machine has; the others are named on standard error."""
+    yield Subject(
+        "psutil", [sys.executable, "-c", _PSUTIL], "CPU times of every process at 10 Hz, no energy"
+    )
+    if node := _debian("prometheus-node-exporter"):
+        port = free_port()
+        yield Subject(
+            "node_exporter",
+            [node, f"--web.listen-address={LOOPBACK}:{port}"],
+            "host metrics, default collectors, scraped at 1 Hz, no processes",
+            f"http://{LOOPBACK}:{port}/metrics",
+        )
+    if process := _debian("prometheus-process-exporter"):
+        port = free_port()
+        groups = folder / "process-exporter.yml"
+        groups.write_text(_PROCESS_EXPORTER_GROUPS)
+        address = f"{LOOPBACK}:{port}"
+        yield Subject(
+            "process-exporter",
+            [process, "-config.path", groups, "-web.listen-address", address],
+            "CPU, memory and I/O by command, scraped at 1 Hz, no energy",
+            f"http://{address}/metrics",
+        )
+    clients = ROOT / ".venv-clients" / "bin" / "python"
+    if _has_codecarbon(clients):
+        yield Subject(
+            "CodeCarbon",
+            [clients, "-c", _CODECARBON],
+            "energy of the machine at 1 Hz, no processes",
+            environ={"CODECARBON_LOG_LEVEL": "error"},
+        )
+    else:
+        print("no CodeCarbon: `make tools` installs it into .venv-clients", file=sys.stderr)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def _debian(name: str) -> str | None:
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), str(ROOT / ".tools/usr/bin")])
+    if shutil.which(name, path=path) is None:
+        subprocess.run([ROOT / "scripts" / "debian-tool", name], check=False)
+    return shutil.which(name, path=path)
+
+
+def _has_codecarbon(python: Path) -> bool:
+    return (
+        python.exists()
+        and not subprocess.run(
+            [python, "-c", "import codecarbon"], capture_output=True, check=False
+        ).returncode
+    )

@@ -1,0 +1,89 @@
+"""A benchmark that measures the wrong thing is worse than none."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from benchmarks.harness import (
+    Cost,
+    Subject,
+    cpu_seconds,
+    family,
+    medians,
+    rss_megabytes,
+    sleepers,
+)
+from benchmarks.memory import slope
+from benchmarks.overhead import table
+from benchmarks.startup import FIRST_FIGURE
+
+SLEEPY = Subject("sleepy", [sys.executable, "-c", "input()"], "nothing")
+
+
+def test_cpu_seconds_are_the_kernels() -> None:
+    times = os.times()
+    assert cpu_seconds(os.getpid()) >= times.user + times.system - 0.02
+
+
+def test_resident_memory_is_the_kernels() -> None:
+    own = psutil.Process().memory_info().rss / 1e6
+    assert rss_megabytes(os.getpid()) == pytest.approx(own, rel=0.2)
+
+
+def test_sleepers_are_as_many_as_asked_and_end() -> None:
+    before = set(family(os.getpid()))
+    with sleepers(25):
+        new = set(family(os.getpid())) - before
+        assert len(new) == 1 + 25  # the one that forked them, and they
+    assert not [pid for pid in new if psutil.pid_exists(pid)]
+
+
+def test_a_subject_is_gone_after_its_turn() -> None:
+    forever = Subject(
+        "forever", [sys.executable, "-c", "import threading as t; t.Event().wait()"], ""
+    )
+    with forever.running() as pid:
+        assert psutil.pid_exists(pid)
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_subject_that_does_not_start_says_why(free_port: object) -> None:
+    assert callable(free_port)
+    url = f"http://127.0.0.1:{free_port()}/"
+    broken = Subject("broken", [sys.executable, "-c", "raise SystemExit('no counters')"], "", url)
+    with pytest.raises(RuntimeError, match="broken did not start: no counters"), broken.running():
+        pass
+
+
+def test_the_figure_of_several_rounds_is_their_median() -> None:
+    costs = iter([Cost(1.0, 10.0), Cost(9.0, 30.0), Cost(2.0, 20.0)])
+    assert medians([SLEEPY], 3, lambda _: next(costs)) == {"sleepy": Cost(2.0, 20.0)}
+
+
+def test_ratios_are_to_the_first() -> None:
+    other = Subject("other", [], "something")
+    text = table(500, [SLEEPY, other], {"sleepy": Cost(0.5, 9), "other": Cost(5.0, 90)}, 3, 10.0)
+    assert "| sleepy | nothing | 0.50 | 1.0 | 9 |" in text
+    assert "| other | something | 5.00 | 10.0 | 90 |" in text
+
+
+def test_a_trend_is_seen_in_growing_memory() -> None:
+    assert slope([(0.0, 40.0), (60.0, 41.0), (120.0, 42.0)]) == pytest.approx(1 / 60)
+
+
+@pytest.mark.parametrize(("value", "counts"), [("0", False), ("0.0", False), ("0.25", True)])
+def test_a_first_figure_is_not_zero(value: str, counts: bool) -> None:
+    line = f'wattspan_process_energy_joules_total{{pid="1"}} {value}\n'.encode()
+    assert bool(FIRST_FIGURE["wattspan"].search(line)) is counts
+
+
+def test_every_script_in_the_readme_exists() -> None:
+    folder = Path(__file__).parents[2] / "benchmarks"
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    named = {word.strip("`") for word in text.split() if word.strip("`").endswith(".py")}
+    assert named
+    assert all((folder / name).exists() for name in named)
