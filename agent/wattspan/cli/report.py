@@ -1,0 +1,164 @@
+"""``wattspan report``: where the joules went, from the store, with no server and no agent."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from wattspan.cli import report_data, report_text
+from wattspan.cli.options import config_options, echo_json, json_option, load_configuration
+from wattspan.clock import SystemClock
+from wattspan.model import GroupKind, HwType
+from wattspan.ports import WattspanError
+from wattspan.settings import Duration
+from wattspan.store.breakdown import break_down, by_kind
+from wattspan.store.deltas import PROCESS
+from wattspan.store.places import store_path
+from wattspan.store.query import Extract, Nothing, extract
+
+_KINDS: dict[str, tuple[str, ...]] = {
+    PROCESS: (PROCESS,),
+    "group": tuple(GroupKind),
+    "kind": tuple(GroupKind),
+    "domain": (),
+} | {kind.value: (kind,) for kind in GroupKind}
+
+_LINES = 20
+
+
+def _span(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+    """A duration in whole seconds."""
+    try:
+        return None if text is None else Duration.parse(text) // 10**9
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _moment(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+    """A time in Unix seconds; local time unless it says otherwise."""
+    try:
+        return None if text is None else int(datetime.fromisoformat(text).timestamp())
+    except (ValueError, OverflowError, OSError):
+        raise click.BadParameter(
+            f'{text!r} is not a time; write for example "2026-01-31", "2026-01-31 08:00"'
+            ' (local time) or "2026-01-31T08:00Z"'
+        ) from None
+
+
+@click.command(name="report")
+@click.option("--since", callback=_span, metavar="DURATION", help="How far back. [default: 24h]")
+@click.option("--from", "start", callback=_moment, metavar="TIME", help="From this time on.")
+@click.option("--to", "end", callback=_moment, metavar="TIME", help="Up to this time, else now.")
+@click.option(
+    "--by",
+    type=click.Choice(list(_KINDS)),
+    default=PROCESS,
+    show_default=True,
+    help="Whose energy: `group` is every kind of group, `kind` how much each kind holds.",
+)
+@click.option("--hw-type", type=click.Choice([t.value for t in HwType]), help="Only this hardware.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    help=f"Lines named; 0: all. [default: {_LINES}; all as data]",
+)
+@click.option(
+    "--unit",
+    type=click.Choice(["auto", *report_text.UNITS]),
+    default="auto",
+    show_default=True,
+    help="Of the energies in the table.",
+)
+@json_option
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@click.option("--emulated", is_flag=True, help="Report of an emulated host's own store.")
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    help="Where the store is, instead of what the configuration says.",
+)
+@config_options
+def command(
+    since: int | None,
+    start: int | None,
+    end: int | None,
+    by: str,
+    hw_type: str | None,
+    limit: int | None,
+    unit: str,
+    as_json: bool,
+    as_csv: bool,
+    emulated: bool,
+    state_dir: Path | None,
+    config_file: Path | None,
+    settings: tuple[str, ...],
+) -> None:
+    """Say where the joules went, from the store.
+
+    Idle, unattributed and what could not be measured are lines of their own; every way of
+    dividing the energy adds up to the same total. Works while the agent runs, and without it.
+    """
+    if as_json and as_csv:
+        raise click.UsageError("--json and --csv: choose one.")
+    if since is not None and start is not None:
+        raise click.UsageError("--since and --from: choose one.")
+    now = SystemClock().now().wall // 10**9
+    last = now + 60 if end is None else end  # the minute that is not over counts too
+    first = start if start is not None else min(last, now) - (since or 86400)
+    if first >= last:
+        raise click.UsageError("--from is not before --to.")
+    path = _store(state_dir or _configured(config_file, settings), emulated)
+    found = extract(path, first, last, _KINDS[by])
+    if isinstance(found, Nothing):
+        raise WattspanError(_nothing(found, path, first, last))
+    if hw_type is not None:
+        found = _only(found, HwType(hw_type))
+    shown = limit if limit is not None else 0 if as_json or as_csv else _LINES
+    breakdown = break_down(found, _KINDS[by], limit=shown)
+    if by == "kind":
+        breakdown = by_kind(breakdown)
+    if as_json:
+        echo_json(report_data.facts(path, by, found, breakdown))
+    elif as_csv:
+        rows = (
+            report_data.domain_rows(found) if by == "domain" else report_data.line_rows(breakdown)
+        )
+        click.echo(report_data.csv_text(rows), nl=False)
+    else:
+        click.echo("\n".join(report_text.render(path, by, found, breakdown, unit)))
+
+
+def _configured(config_file: Path | None, settings: Iterable[str]) -> Path:
+    return Path(load_configuration(config_file, settings).config.agent.state_dir)
+
+
+def _store(state_dir: Path, emulated: bool) -> Path:
+    """The host's own store; if there is none, an emulated host's, which the report then says."""
+    true, other = store_path(state_dir), store_path(state_dir, emulated=True)
+    return other if emulated or (other.exists() and not true.exists()) else true
+
+
+def _only(found: Extract, hw_type: HwType) -> Extract:
+    return dataclasses.replace(
+        found,
+        domains=tuple(domain for domain in found.domains if domain.hw_type is hw_type),
+        owners={owner: e for owner, e in found.owners.items() if owner.hw_type is hw_type},
+    )
+
+
+def _nothing(nothing: Nothing, path: Path, start: int, end: int) -> str:
+    if nothing.reach is None:
+        return (
+            f"The store {path} holds no energy yet: the agent writes every few seconds, once it"
+            " has measured something."
+        )
+    moment = report_text.moment
+    return (
+        f"The store {path} holds nothing from {moment(start)} to {moment(end)}: it reaches from"
+        f" {moment(nothing.reach[0])} to {moment(nothing.reach[1])}. Ask for that with --from and"
+        " --to."
+    )

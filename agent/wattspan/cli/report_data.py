@@ -1,0 +1,110 @@
+"""A report for programs: JSON and CSV, in whole microjoules beside joules."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from wattspan.model import Provenance
+from wattspan.store.breakdown import Breakdown, Line
+from wattspan.store.query import DomainTotal, Extract
+
+
+def facts(path: Path, by: str, extract: Extract, breakdown: Breakdown) -> dict[str, Any]:
+    """The whole report. For each kind its lines and those without a kind sum to the total."""
+    provenance = breakdown.provenance
+    return {
+        "store": str(path),
+        "emulated": Provenance.EMULATED in provenance.values(),
+        "from": _iso(extract.start),
+        "to": _iso(extract.end),
+        "from_unix_seconds": extract.start,
+        "to_unix_seconds": extract.end,
+        "bucket_seconds": list(extract.steps),
+        "by": by,
+        "provenance": dict(provenance),
+        "total": _line(breakdown.total, breakdown),
+        "lines": [_line(line, breakdown) for line in _lines(breakdown)],
+        "domains": [_domain(domain) for domain in extract.domains],
+    }
+
+
+def line_rows(breakdown: Breakdown) -> Iterator[tuple[object, ...]]:
+    """A row for each line and hardware type; for each kind and type they sum to the total's."""
+    yield "kind", "role", "name", "group", "hw_type", "provenance", "energy_uj", "energy_j"
+    for line in (*_lines(breakdown), breakdown.total):
+        for hw_type, energy in line.energy.items():
+            label = breakdown.provenance[hw_type]
+            yield (
+                *(line.kind, line.role, line.name, line.group, hw_type, label),
+                *(energy, f"{energy / 1e6:.6f}"),
+            )
+
+
+def domain_rows(extract: Extract) -> Iterator[tuple[object, ...]]:
+    """A row for each domain; what is not attributed has empty parts, not zeros."""
+    yield (
+        *("hw_id", "hw_type", "hw_name", "provenance", "in_cover", "energy_uj", "consumers_uj"),
+        *("idle_uj", "unattributed_uj", "gap_seconds"),
+    )
+    for domain in extract.domains:
+        parts = (domain.consumers, domain.idle, domain.unattributed)
+        yield (
+            *(domain.id, domain.hw_type, domain.name, domain.provenance, int(domain.in_cover)),
+            domain.energy,
+            *(parts if domain.attributed else ("", "", "")),
+            sum(domain.gaps.values()) / 1e9,
+        )
+
+
+def csv_text(rows: Iterable[tuple[object, ...]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _lines(breakdown: Breakdown) -> tuple[Line, ...]:
+    named = tuple(line for section in breakdown.sections for line in section.lines)
+    return named + breakdown.besides
+
+
+def _line(line: Line, breakdown: Breakdown) -> dict[str, Any]:
+    whole = breakdown.total.whole
+    return {
+        "kind": line.kind or None,
+        "role": line.role,
+        "name": line.name,
+        "group": line.group or None,
+        "energy_microjoules": line.whole,
+        "energy_joules": line.whole / 1e6,
+        "energy_microjoules_by_type": dict(line.energy),
+        "share": line.whole / whole if whole else None,
+    }
+
+
+def _domain(domain: DomainTotal) -> dict[str, Any]:
+    parts = {
+        "consumers_microjoules": domain.consumers,
+        "idle_microjoules": domain.idle,
+        "unattributed_microjoules": domain.unattributed,
+    }
+    return {
+        "hw_id": domain.id,
+        "hw_type": domain.hw_type,
+        "hw_name": domain.name,
+        "provenance": domain.provenance,
+        "method": domain.method,
+        "in_cover": domain.in_cover,
+        "energy_microjoules": domain.energy,
+        "energy_joules": domain.energy / 1e6,
+        **(parts if domain.attributed else dict.fromkeys(parts)),
+        "gap_seconds": {reason: time / 1e9 for reason, time in domain.gaps.items()},
+    }
+
+
+def _iso(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()

@@ -1,0 +1,154 @@
+"""A report as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from wattspan.cli.figures import UNKNOWN, clean, lasting, share
+from wattspan.model import Provenance
+from wattspan.store.breakdown import Breakdown, Line, provenance
+from wattspan.store.deltas import PROCESS
+from wattspan.store.query import DomainTotal, Extract
+from wattspan.store.schema import DAY, HOUR, MINUTE
+
+_WIDEST = 40
+
+
+class Unit(NamedTuple):
+    microjoules: int
+    digits: int
+    from_total: int  # the least total, in microjoules, that is shown in it
+
+
+UNITS: Mapping[str, Unit] = {
+    "J": Unit(10**6, 2, 0),
+    "kJ": Unit(10**9, 3, 10**9),
+    "Wh": Unit(3600 * 10**6, 3, 10 * 3600 * 10**6),
+    "kWh": Unit(3600 * 10**9, 4, 3600 * 10**9),
+}
+"""One unit serves a whole table, so that its figures can be compared and added by eye."""
+
+_STEPS = {MINUTE: "minute", HOUR: "hour", DAY: "day"}
+
+
+def render(
+    path: Path, by: str, extract: Extract, breakdown: Breakdown, unit: str = "auto"
+) -> Iterator[str]:
+    """The lines of the report: what and when, the table, the gaps."""
+    total = breakdown.total.whole
+    name = _fitting(total) if unit == "auto" else unit
+    steps = " and ".join(_STEPS[step] for step in extract.steps)
+    yield f"Energy from {moment(extract.start)} to {moment(extract.end)}, by the {steps}, in {name}"
+    yield f"from {path}"
+    if Provenance.EMULATED in breakdown.provenance.values():
+        yield "EMULATED: these are figures of an emulated host and true of no machine."
+    if by == "domain":
+        yield ""
+        yield from _align(_domain_table(extract.domains, total, name), left=(0, 1, 2))
+    else:
+        for section in breakdown.sections:
+            lines = [*section.lines, *breakdown.besides, breakdown.total]
+            yield ""
+            yield from _align(_table(section.kind, lines, breakdown, name), left=(0, 1))
+        if not breakdown.sections:
+            lines = [*breakdown.besides, breakdown.total]
+            yield ""
+            yield from _align(_table(by, lines, breakdown, name), left=(0, 1))
+        yield from _gaps(extract.domains)
+
+
+def moment(seconds: int) -> str:
+    """Unix seconds in local time, the offset said."""
+    return f"{datetime.fromtimestamp(seconds, UTC).astimezone():%Y-%m-%d %H:%M %z}"
+
+
+def _table(
+    kind: str, lines: Iterable[Line], breakdown: Breakdown, unit: str
+) -> Iterator[tuple[str, ...]]:
+    types = list(breakdown.provenance)
+    whole = breakdown.total.whole
+    several = ("total",) if len(types) > 1 else ()
+    detail = ("group",) if kind == PROCESS else ("",)
+    yield (kind, *detail, *types, *several, "share")
+    worst = max(breakdown.provenance.values(), key=lambda one: one.doubt, default=None)
+    labels = [breakdown.provenance[hw_type].value for hw_type in types]
+    yield ("", "", *labels, *((worst.value,) if several and worst else ()), "")
+    for line in lines:
+        figures = [_energy(line.energy.get(hw_type, 0), unit) for hw_type in types]
+        sums = (_energy(line.whole, unit),) if several else ()
+        yield (_name(line.name), _name(line.group), *figures, *sums, share(line.whole, whole))
+
+
+def _domain_table(
+    domains: Sequence[DomainTotal], total: int, unit: str
+) -> Iterator[tuple[str, ...]]:
+    yield (
+        *("domain", "type", "provenance", "energy", "consumers", "idle", "unattributed"),
+        *("share", "gap"),
+    )
+    for domain in domains:
+        parts = (domain.consumers, domain.idle, domain.unattributed)
+        yield (
+            _name(domain.id),
+            domain.hw_type,
+            domain.provenance,
+            _energy(domain.energy, unit),
+            *(_energy(part, unit) if domain.attributed else UNKNOWN for part in parts),
+            share(domain.energy, total) if domain.in_cover else "part",
+            _gap(domain),
+        )
+    cover = [domain for domain in domains if domain.in_cover]
+    worst = max(provenance(cover).values(), key=lambda one: one.doubt, default=None)
+    yield (
+        *("total", "", worst.value if worst else "", _energy(total, unit)),
+        *(_energy(sum(d.consumers for d in cover), unit),),
+        *(_energy(sum(d.idle for d in cover), unit),),
+        *(_energy(sum(d.unattributed for d in cover), unit),),
+        *(share(total, total), ""),
+    )
+
+
+def _gaps(domains: Iterable[DomainTotal]) -> Iterator[str]:
+    missing = [domain for domain in domains if domain.in_cover and domain.gaps]
+    if missing:
+        yield ""
+        yield "Not measured, and in no figure above:"
+        for domain in missing:
+            yield f"  {clean(domain.id)}: {_gap(domain)}"
+
+
+def _gap(domain: DomainTotal) -> str:
+    return ", ".join(f"{lasting(time)} {reason}" for reason, time in sorted(domain.gaps.items()))
+
+
+def _fitting(total: int) -> str:
+    return [name for name, unit in UNITS.items() if total >= unit.from_total][-1]
+
+
+def _energy(microjoules: int, name: str) -> str:
+    """To the unit's digits; what is not nothing is not shown as nothing."""
+    unit = UNITS[name]
+    text = f"{microjoules / unit.microjoules:.{unit.digits}f}"
+    least = f"{10**-unit.digits:.{unit.digits}f}"
+    return f"<{least}" if microjoules and float(text) == 0 else text
+
+
+def _name(text: str) -> str:
+    shown = clean(text)
+    return shown if len(shown) <= _WIDEST else f"{shown[: _WIDEST - 1]}…"
+
+
+def _align(rows: Iterable[tuple[str, ...]], left: Sequence[int]) -> Iterator[str]:
+    """Columns wide enough; those in ``left`` flush left, figures flush right; empty ones gone."""
+    table = list(rows)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        cells = (
+            f"{cell:<{width}}" if place in left else f"{cell:>{width}}"
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            if width
+        )
+        yield "  ".join(cells).rstrip()
