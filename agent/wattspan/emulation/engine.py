@@ -1,0 +1,149 @@
+"""The process in which an emulated host lives: it owns the physics and the truth.
+
+Run as ``python -m wattspan.emulation.engine PROFILE DIRECTORY [--jobs]``. It is a process of its
+own so that the agent's cost stays the agent's, and so that an agent that is killed leaves nothing
+behind: when its standard input ends, it ends. It speaks JSON, a line each way::
+
+    {"do": "truth"}  ->  {"packages": ..., "gpus": [...]}
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from wattspan.clock import SystemClock
+from wattspan.emulation.cpu_load import on_sockets, open_cpu_load
+from wattspan.emulation.gpus import EmulatedGpus
+from wattspan.emulation.powercap_engine import PowercapEngine
+from wattspan.emulation.powercap_layout import LAYOUTS
+from wattspan.emulation.powercap_runner import PowercapRunner
+from wattspan.emulation.powercap_tree import PowercapTree
+from wattspan.emulation.profiles import HostProfile, Job, profile_named
+from wattspan.emulation.workload import call_myself
+from wattspan.model import MILLISECOND
+
+GPU_STEP = 0.02  # seconds; the boards' own periods are 100 ms
+
+
+class Engine:
+    """Physics in threads, jobs in processes, and a conversation with the owner."""
+
+    def __init__(self, profile: HostProfile, directory: Path, *, with_jobs: bool) -> None:
+        clock = SystemClock()
+        self._runner: PowercapRunner | None = None
+        self._gpus: EmulatedGpus | None = None
+        self._jobs: dict[str, subprocess.Popen[bytes]] = {}
+        if profile.powercap is not None:
+            tree = PowercapTree(directory / "sys", LAYOUTS[profile.powercap])
+            load = on_sockets(open_cpu_load(), tree.socket_of_cpu)
+            self._runner = PowercapRunner(
+                PowercapEngine(tree, profile.law, clock, load), clock, period=10 * MILLISECOND
+            )
+            self._runner.start()
+        if profile.gpus:
+            self._gpus = EmulatedGpus(directory / "gpus", profile.gpus, clock)
+            self._gpus.start(GPU_STEP)
+        for job in profile.jobs if with_jobs else ():
+            self._start(job)
+
+    def _start(self, job: Job) -> None:
+        arguments = [job.name, str(job.duty), *([] if job.cpu is None else [str(job.cpu)])]
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            [sys.executable, "-m", "wattspan.emulation.workload", *arguments],
+            stdin=subprocess.PIPE,
+        )
+        self._jobs[job.name] = process
+        for gpu, work in job.gpus.items():
+            assert self._gpus is not None  # noqa: S101 - a profile with GPU work has GPUs
+            self._gpus.attach(gpu, process.pid, work, memory=job.memory, until_exit=True)
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one line of the conversation."""
+        match question:
+            case {"do": "truth"}:
+                return self._truth()
+            case {"do": "fault", "zone": str(zone), "fault": str(fault)}:
+                return self._break_zone(zone, fault)
+            case {"do": "fault", "gpu": int(gpu), "fault": str(fault), "on": bool(on)}:
+                return self._break_gpu(gpu, fault, on)
+        return {"error": f"not understood: {question}"}
+
+    def _truth(self) -> dict[str, Any]:
+        gpus = []
+        for index in range(len(self._gpus) if self._gpus is not None else 0):
+            assert self._gpus is not None  # noqa: S101 - just counted
+            truth = self._gpus.truth(index)
+            gpus.append(
+                {
+                    "uuid": self._gpus.uuid(index),
+                    "energy": truth.energy,
+                    "idle": truth.idle,
+                    "processes": dict(truth.processes),
+                }
+            )
+        packages: dict[str, int] = {}
+        if self._runner is not None:
+            self._runner.between_steps(lambda engine: packages.update(engine.energies()))
+        return {"zones": packages, "gpus": gpus}
+
+    def _break_zone(self, zone: str, fault: str) -> dict[str, Any]:
+        if self._runner is None or fault not in {
+            "reset", "freeze", "vanish", "reappear", "deny", "fail", "garble", "mend",
+        }:  # fmt: skip
+            return {"error": f"no such fault: {fault}"}
+        self._runner.between_steps(lambda engine: getattr(engine, fault)(zone))
+        return {"done": fault}
+
+    def _break_gpu(self, gpu: int, fault: str, on: bool) -> dict[str, Any]:
+        if self._gpus is None or fault not in {"lost", "hang", "mig"}:
+            return {"error": f"no such fault: {fault}"}
+        getattr(self._gpus.faults, fault)(gpu, on)
+        return {"done": fault}
+
+    def close(self) -> None:
+        """Jobs end when their input does; then the physics stops."""
+        for process in self._jobs.values():
+            assert process.stdin is not None  # noqa: S101 - it was asked for
+            process.stdin.close()
+        for process in self._jobs.values():
+            try:
+                process.wait(2)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._gpus is not None:
+            self._gpus.close()
+        if self._runner is not None:
+            self._runner.stop()
+
+    @property
+    def jobs(self) -> dict[str, int]:
+        """The pid of each job, by name."""
+        return {name: process.pid for name, process in self._jobs.items()}
+
+
+def main(arguments: list[str]) -> None:
+    """Live until standard input ends."""
+    call_myself("emulated-host")
+    engine = Engine(
+        profile_named(arguments[0]), Path(arguments[1]), with_jobs="--jobs" in arguments
+    )
+    try:
+        _say({"ready": True, "jobs": engine.jobs})
+        for line in sys.stdin:
+            _say(engine.answer(json.loads(line)))
+    finally:
+        engine.close()
+
+
+def _say(facts: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

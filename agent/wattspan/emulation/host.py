@@ -1,0 +1,100 @@
+"""An emulated host as its owner sees it: a sysfs root, an NVML, and somebody to ask for truth."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from wattspan.emulation.profiles import HostProfile
+from wattspan.ports import WattspanError
+
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - counters change a hundred times a second: no disk
+
+
+class EmulatedHost:
+    """An emulated host that is running. Closing it ends its process and removes its files."""
+
+    def __init__(self, profile: HostProfile, *, with_jobs: bool = False) -> None:
+        """Start it, and return when its counters can be read."""
+        self.profile = profile
+        where = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
+        self.directory = Path(tempfile.mkdtemp(prefix="wattspan-emulated-", dir=where))
+        command = [sys.executable, "-m", "wattspan.emulation.engine", profile.name]
+        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            [*command, str(self.directory), *(["--jobs"] if with_jobs else [])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            # Ctrl-C in a terminal reaches the whole process group; the owner alone decides.
+            start_new_session=True,
+        )
+        try:
+            self.jobs: dict[str, int] = self._hear()["jobs"]
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def sysfs(self) -> Path | None:
+        """Stands for ``/sys``; None if the host has no CPU counters."""
+        return self.directory / "sys" if self.profile.powercap is not None else None
+
+    def nvml(self) -> Any:
+        """Stands for the ``pynvml`` module; None if the host has no GPU."""
+        if not self.profile.gpus:
+            return None
+        from wattspan.emulation.nvml import EmulatedNvml
+
+        return EmulatedNvml(self.directory / "gpus")
+
+    def ask(self, **question: object) -> dict[str, Any]:
+        """Ask the engine: ``ask(do="truth")``, ``ask(do="fault", zone=..., fault="reset")``."""
+        assert self._process.stdin is not None  # noqa: S101 - it was asked for
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        answer = self._hear()
+        if "error" in answer:
+            raise WattspanError(f"The emulated host refuses: {answer['error']}.")
+        return answer
+
+    def close(self) -> None:
+        """End it and remove what it wrote. It may be closed again."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> EmulatedHost:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _hear(self) -> dict[str, Any]:
+        assert self._process.stdout is not None  # noqa: S101 - it was asked for
+        line = self._process.stdout.readline()
+        if not line:
+            raise WattspanError(
+                f"The emulated host {self.profile.name!r} ended unexpectedly; "
+                "its message stands above."
+            )
+        answer: dict[str, Any] = json.loads(line)
+        return answer
