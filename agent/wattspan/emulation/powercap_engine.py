@@ -1,0 +1,169 @@
+"""Makes an emulated powercap tree live: counters that follow CPU time by a declared law."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+from wattspan.emulation.powercap_law import CpuLaw
+from wattspan.emulation.powercap_layout import EmulatedZone, zone_at
+from wattspan.emulation.powercap_tree import PowercapTree
+from wattspan.model import MILLISECOND, Microjoules
+from wattspan.ports import Clock
+
+SocketLoad = Callable[[], Sequence[int]]
+"""CPU nanoseconds spent on each emulated socket since some fixed moment."""
+
+# Any reader gets EACCES from this file, root as well: the kernel's sysctls know no capability
+# that overrides a mode without read permission. Nothing is ever written to it.
+_NOBODY_MAY_READ = "/proc/sys/vm/compact_memory"
+# Opens for everybody; a read at 0 fails with EIO, for there never is memory at address 0.
+_FAILS_TO_READ = "/proc/self/mem"
+
+
+class PowercapEngine:
+    """Turns time and load into counter values, and breaks counters on demand.
+
+    Zones are named by the layout's directory ids (``intel-rapl:0:0``), under whatever id they
+    are registered at the moment. Not thread-safe: faults belong to the thread that steps, or
+    between ``pause`` and ``resume`` of a runner.
+    """
+
+    def __init__(
+        self,
+        tree: PowercapTree,
+        law: CpuLaw,
+        clock: Clock,
+        load: SocketLoad,
+        *,
+        period: int = MILLISECOND,
+    ) -> None:
+        self.tree = tree
+        self.law = law
+        self._clock = clock
+        self._load = load
+        self._period = period
+        self._start = clock.monotonic()
+        self._load_start = tuple(load())
+        self._cpus = [tree.socket_of_cpu.count(s) for s in range(tree.layout.sockets)]
+        self._elapsed = 0
+        self._busy: tuple[int, ...] = tuple(0 for _ in self._load_start)
+        self._zero = {zone.directory: zone.start for zone in tree.layout.zones}  # in steps
+        self._still: set[str] = set()  # zones whose file is not written
+        self._write_all()
+
+    def step(self) -> None:
+        """Bring every counter up to now, if one of its update periods has passed."""
+        elapsed = (self._clock.monotonic() - self._start) // self._period * self._period
+        if elapsed <= self._elapsed:
+            return
+        self._elapsed = elapsed
+        self._busy = tuple(
+            now - then for now, then in zip(self._load(), self._load_start, strict=True)
+        )
+        self._write_all()
+
+    @property
+    def busy(self) -> tuple[int, ...]:
+        """CPU nanoseconds on each socket since the engine was made, up to the last step."""
+        return self._busy
+
+    @property
+    def elapsed(self) -> int:
+        """Nanoseconds since the engine was made, up to the last step."""
+        return self._elapsed
+
+    def truth(self, cpu_ns: int, kind: str = "package") -> Microjoules:
+        """The active energy of a process that spent ``cpu_ns`` on one socket's CPUs."""
+        return self.law.active(kind, cpu_ns)
+
+    def energy(self, zone: str) -> Microjoules:
+        """What the hardware behind ``zone`` has spent since the start, faults regardless."""
+        return Microjoules(self._picojoules(zone_at(self.tree.layout, zone)) // 1_000_000)
+
+    def energies(self) -> Mapping[str, Microjoules]:
+        """``energy`` of every zone of the layout."""
+        return {zone.directory: self.energy(zone.directory) for zone in self.tree.layout.zones}
+
+    # ------------------------------------------------------------------------------ faults
+
+    def reset(self, zone: str) -> None:
+        """The counter starts again at 0."""
+        emulated = zone_at(self.tree.layout, zone)
+        self._zero[zone] = -self._steps(emulated)
+        self._write(emulated)
+
+    def rewind(self, zone: str, microjoules: int) -> None:
+        """The counter runs backwards by ``microjoules``, and on from there."""
+        emulated = zone_at(self.tree.layout, zone)
+        self._zero[zone] -= microjoules * 1000 // emulated.step
+        self._write(emulated)
+
+    def freeze(self, zone: str) -> None:
+        """The counter stands still; ``mend`` lets it catch up."""
+        self._still.add(zone)
+
+    def vanish(self, zone: str) -> None:
+        """The zone is unregistered, with those below it. Held descriptors read nothing."""
+        self.tree.remove(zone)
+        self._still.update(below for below in self._zero if self._within(below, zone))
+
+    def reappear(self, zone: str, directory: str | None = None) -> None:
+        """The zone is registered anew, with those below it, counting from 0.
+
+        Under another directory id, if one is given: ids move when packages come and go.
+        """
+        for below in [name for name in self._zero if self._within(name, zone)]:
+            moved = None if directory is None else directory + below.removeprefix(zone)
+            self.tree.add(zone_at(self.tree.layout, below), moved)
+            self._still.discard(below)
+            self.reset(below)
+
+    def deny(self, zone: str) -> str:
+        """Nobody may read the counter, root neither. Returns the error readers get: EACCES."""
+        if os.access(_NOBODY_MAY_READ, os.F_OK):
+            self.tree.replace_counter(zone, _NOBODY_MAY_READ)
+            self._still.add(zone)
+            return "EACCES"
+        self.tree.replace_counter(zone, "energy_uj")  # a link to itself
+        self._still.add(zone)
+        return "ELOOP"
+
+    def fail(self, zone: str) -> str:
+        """Reading the counter fails, opening it does not. Returns the error: EIO."""
+        self.tree.replace_counter(zone, _FAILS_TO_READ)
+        self._still.add(zone)
+        return "EIO"
+
+    def garble(self, zone: str, content: bytes = b"not a number\n") -> None:
+        """The counter answers ``content``."""
+        self.tree.garble(zone, content)
+        self._still.add(zone)
+
+    def mend(self, zone: str) -> None:
+        """Undo ``freeze``, ``deny``, ``fail`` and ``garble``; the counter never stopped."""
+        self._still.discard(zone)
+        if not self.tree.writable(zone):
+            self.tree.open_counter(zone)
+        self._write(zone_at(self.tree.layout, zone))
+
+    # ------------------------------------------------------------------------------ values
+
+    def _picojoules(self, zone: EmulatedZone) -> int:
+        return self.law.picojoules(zone.meter, self._elapsed, self._busy, self._cpus)
+
+    def _steps(self, zone: EmulatedZone) -> int:
+        return self._picojoules(zone) // (zone.step * 1000)
+
+    def _write_all(self) -> None:
+        for zone in self.tree.layout.zones:
+            self._write(zone)
+
+    def _write(self, zone: EmulatedZone) -> None:
+        if zone.directory not in self._still:
+            steps = (self._zero[zone.directory] + self._steps(zone)) % zone.turn
+            self.tree.show(zone.directory, steps * zone.step // 1000)
+
+    @staticmethod
+    def _within(directory: str, zone: str) -> bool:
+        return directory == zone or directory.startswith(f"{zone}:")

@@ -1,0 +1,189 @@
+"""A sysfs tree of powercap zones in an ordinary directory.
+
+Built like the kernel's: ``class/powercap`` links into ``devices/virtual/powercap``, every zone
+links back to its subsystem, and the CPU topology stands beside, so that programs with
+hard-coded paths run on it unchanged once it is mounted over ``/sys`` in a namespace of theirs.
+Counters are written in place, in a fixed width, because readers hold descriptors.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from wattspan.emulation.powercap_layout import EmulatedZone, PowercapLayout
+
+_DEVICES = "devices/virtual/powercap"
+_CLASS = "class/powercap"
+_CPUS = "devices/system/cpu"
+_WIDTH = 24  # of a counter file: more than any value, so that no write changes its length
+_MODALIAS = {"intel": "ven0000fam0006mod008F", "amd": "ven0002fam0019mod0001"}
+
+
+class TreeError(ValueError):
+    """The directory cannot become an emulated sysfs."""
+
+
+class PowercapTree:
+    """The tree of one layout. ``root`` stands for ``/sys``; it is made, and must be empty.
+
+    ``cpus`` are spread over the sockets in consecutive blocks; each socket gets at least one.
+    """
+
+    def __init__(self, root: Path, layout: PowercapLayout, *, cpus: int | None = None) -> None:
+        root = root.resolve()
+        if root.is_relative_to("/sys") or root.is_relative_to("/proc"):
+            raise TreeError(f"{root} belongs to the kernel; choose an empty directory.")
+        if root.exists() and any(root.iterdir()):
+            raise TreeError(f"{root} is not empty; choose an empty directory.")
+        self.root = root
+        self.layout = layout
+        self.socket_of_cpu = _spread(max(cpus or os.cpu_count() or 1, layout.sockets), layout)
+        self._directory_of = {zone.directory: zone.directory for zone in layout.zones}
+        self._counters: dict[str, int] = {}  # write descriptors, by the layout's directory id
+        self._build()
+
+    def path(self, zone: str) -> Path:
+        """The real directory of ``zone``, by the layout's directory id, wherever it is now."""
+        return self.root / _DEVICES / _below_control_type(self._directory_of[zone])
+
+    def show(self, zone: str, microjoules: int) -> None:
+        """Let the counter of ``zone`` read ``microjoules``. Nothing happens if it has vanished."""
+        fd = self._counters.get(zone)
+        if fd is not None:
+            os.pwrite(fd, (b"%d" % microjoules).ljust(_WIDTH, b"\n"), 0)
+
+    def add(self, zone: EmulatedZone, directory: str | None = None) -> None:
+        """Register ``zone``, under another directory id than the layout's if one is given."""
+        self._directory_of[zone.directory] = directory or zone.directory
+        path = self.path(zone.directory)
+        path.mkdir(parents=True, exist_ok=True)
+        _write(path / "name", zone.name)
+        _write(path / "max_energy_range_uj", str(zone.max_range))
+        _write(path / "enabled", "1")
+        _write(path / "uevent", "")
+        if zone.spec_watts:
+            for number, name, watts in ((0, "long_term", 1.0), (1, "short_term", 1.2)):
+                _write(path / f"constraint_{number}_name", name)
+                limit = round(zone.spec_watts * watts * 1e6)
+                _write(path / f"constraint_{number}_power_limit_uw", str(limit))
+                _write(path / f"constraint_{number}_time_window_us", "999424")
+            _write(path / "constraint_0_max_power_uw", str(zone.spec_watts * 1_000_000))
+        self._link(path)
+        self.open_counter(zone.directory)
+
+    def remove(self, zone: str) -> None:
+        """Unregister ``zone`` and the zones below it.
+
+        The kernel lets descriptors into a removed zone fail with ENODEV. An ordinary file
+        cannot; it is emptied first, so that a held descriptor reads nothing.
+        """
+        path = self.path(zone)
+        for below in sorted(path.glob("*:*"), reverse=True):
+            self._unlink(below)
+        self._unlink(path)
+        gone = [name for name in self._directory_of if not self.path(name).exists()]
+        for name in gone:
+            self.close_counter(name)
+
+    def open_counter(self, zone: str) -> None:
+        """A fresh counter file for ``zone``, a new inode, showing 0."""
+        self.close_counter(zone)
+        path = self.path(zone) / "energy_uj"
+        path.unlink(missing_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._counters[zone] = os.open(path, flags, 0o400)
+        self.show(zone, 0)
+
+    def replace_counter(self, zone: str, target: str) -> None:
+        """Put a link to ``target`` in the place of the counter of ``zone``."""
+        path = self.path(zone) / "energy_uj"
+        _empty(path)
+        self.close_counter(zone)
+        path.unlink(missing_ok=True)
+        path.symlink_to(target)
+
+    def garble(self, zone: str, content: bytes) -> None:
+        """Let the counter file of ``zone`` say ``content`` until it is opened anew."""
+        fd = self._counters.pop(zone)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, content, 0)
+        os.close(fd)
+
+    def writable(self, zone: str) -> bool:
+        """Whether the counter of ``zone`` is there and shows what it is told."""
+        return zone in self._counters
+
+    def close_counter(self, zone: str) -> None:
+        fd = self._counters.pop(zone, None)
+        if fd is not None:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Let go of the files; the tree stays where it is."""
+        for zone in list(self._counters):
+            self.close_counter(zone)
+
+    # ---------------------------------------------------------------------------- building
+
+    def _build(self) -> None:
+        (self.root / _CLASS).mkdir(parents=True)
+        for control_type in dict.fromkeys(z.directory.split(":")[0] for z in self.layout.zones):
+            path = self.root / _DEVICES / control_type
+            path.mkdir(parents=True)
+            _write(path / "enabled", "1")
+            _write(path / "uevent", "")
+            self._link(path)
+        for zone in self.layout.zones:
+            self.add(zone)
+        cpus = self.root / _CPUS
+        cpus.mkdir(parents=True)
+        last = len(self.socket_of_cpu) - 1
+        for name in ("present", "online", "possible"):
+            _write(cpus / name, f"0-{last}" if last else "0")
+        _write(cpus / "modalias", f"cpu:type:x86,{_MODALIAS[self.layout.vendor]}:feature:,0000")
+        for cpu, socket in enumerate(self.socket_of_cpu):
+            topology = cpus / f"cpu{cpu}" / "topology"
+            topology.mkdir(parents=True)
+            _write(topology / "physical_package_id", str(socket))
+            _write(topology / "core_id", str(cpu))
+            _write(topology / "die_id", "0")
+
+    def _link(self, path: Path) -> None:
+        """The links between a device and its class, as relative as the kernel's."""
+        by_class = self.root / _CLASS
+        _symlink(path / "subsystem", os.path.relpath(by_class, path))
+        _symlink(by_class / path.name, os.path.relpath(path, by_class))
+
+    def _unlink(self, path: Path) -> None:
+        (self.root / _CLASS / path.name).unlink(missing_ok=True)
+        if not path.exists():
+            return
+        _empty(path / "energy_uj")
+        for entry in path.iterdir():
+            entry.unlink()
+        path.rmdir()
+
+
+def _below_control_type(directory: str) -> Path:
+    """``intel-rapl:0:1`` is ``intel-rapl/intel-rapl:0/intel-rapl:0:1``."""
+    parts = directory.split(":")
+    return Path(*(":".join(parts[: depth + 1]) for depth in range(len(parts))))
+
+
+def _spread(cpus: int, layout: PowercapLayout) -> tuple[int, ...]:
+    return tuple(cpu * layout.sockets // cpus for cpu in range(cpus))
+
+
+def _write(path: Path, line: str) -> None:
+    path.write_text(f"{line}\n" if line else "")
+
+
+def _symlink(path: Path, target: str) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+
+
+def _empty(path: Path) -> None:
+    if path.is_file() and not path.is_symlink():
+        os.truncate(path, 0)
