@@ -54,8 +54,11 @@ def load_configuration(
     flags: Mapping[str, Flag] | None = None,
     *,
     environ: Mapping[str, str] | None = None,
+    quiet: bool = False,
 ) -> Loaded:
     """The configuration with the installed plugins; its warnings go to standard error.
+
+    Unless ``quiet``: then the caller shows ``config.warnings`` and ``plugins.broken`` itself.
 
     ``flags`` holds what a command's own options set, by dotted key. ``--set`` is stronger.
     """
@@ -66,7 +69,7 @@ def load_configuration(
         flags={**(flags or {}), **_assignments(settings)},
         schema=plugins.schema,
     )
-    for sentence in (*config.warnings, *map(str, plugins.broken)):
+    for sentence in () if quiet else (*config.warnings, *map(str, plugins.broken)):
         click.echo(f"wattspan: warning: {sentence}", err=True)
     return Loaded(config, plugins)
 

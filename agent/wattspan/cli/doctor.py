@@ -1,0 +1,96 @@
+"""``wattspan doctor``: what can be read here, what cannot, why, and the remedy."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from pathlib import Path
+
+import click
+
+from wattspan import __version__
+from wattspan.cli.diagnosis import COLOURS, Diagnosis, Line, lines
+from wattspan.cli.examine_agent import (
+    examine_configuration,
+    examine_directories,
+    examine_ports,
+)
+from wattspan.cli.examine_host import examine_host
+from wattspan.cli.examine_sources import Nobody, examine_sources
+from wattspan.cli.options import (
+    Loaded,
+    config_options,
+    echo_json,
+    json_option,
+    load_configuration,
+)
+from wattspan.clock import SystemClock
+from wattspan.ports import SourceContext, SourceError, WattspanError
+
+NOTHING = SourceError.exit_code
+
+
+@click.command(name="doctor")
+@config_options
+@json_option
+@click.pass_context
+def command(
+    context: click.Context, config_file: Path | None, settings: tuple[str, ...], as_json: bool
+) -> None:
+    """Say what can be read here, what cannot, why, and the remedy.
+
+    Reads every counter twice, a second apart, with the rights of whoever calls it: call it as
+    the user that runs the agent. The exit code is 3 if no counter can be read.
+    """
+    diagnosis = diagnose(load_configuration(config_file, settings, quiet=True))
+    if as_json:
+        echo_json({"version": __version__, "host": platform.node(), **diagnosis.plain()})
+    else:
+        _print(diagnosis)
+    if not diagnosis.readable:
+        context.exit(NOTHING)
+
+
+def diagnose(loaded: Loaded, root: Path = Path("/")) -> Diagnosis:
+    """Look at everything; takes a second for each source that can be read."""
+    config, plugins = loaded.config, loaded.plugins
+    sources = examine_sources(plugins, config, SourceContext(SystemClock(), Nobody()))
+    return Diagnosis(
+        sections=(
+            examine_host(root),
+            *sources.sections,
+            examine_configuration(config, plugins),
+            examine_directories(config),
+            examine_ports(config, _answers),
+        ),
+        readable=sources.readable,
+        emulated=sources.emulated,
+    )
+
+
+def _answers(address: str) -> bool:
+    from wattspan.cli.scraping import Scraper
+
+    try:
+        Scraper(address, SystemClock())()
+    except WattspanError:
+        return False
+    return True
+
+
+def _print(diagnosis: Diagnosis) -> None:
+    colour = False if os.environ.get("NO_COLOR") else None  # None: if it is a terminal
+    width = min(110, shutil.get_terminal_size((100, 24)).columns)
+    click.echo(f"wattspan {__version__} on {platform.node()}\n")
+    for line in lines(diagnosis, width):
+        click.echo(_styled(line), color=colour)
+
+
+def _styled(line: Line) -> str:
+    if line.heading:
+        return click.style(line.text, bold=True)
+    if line.mark is None:
+        return line.text
+    before, mark, after = line.text.partition(line.mark)
+    return before + click.style(mark, fg=COLOURS[line.mark]) + after

@@ -1,0 +1,95 @@
+"""What the agent itself needs: its configuration, its directories, its ports."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from wattspan.cli.diagnosis import Finding, Mark, Section
+from wattspan.config import Config
+from wattspan.plugins import Plugins
+from wattspan.settings import Listen, Size
+
+
+def examine_configuration(config: Config, plugins: Plugins) -> Section:
+    """Where the settings come from, and what is odd about them."""
+    place = f"{config.path}" if config.path else "no file, the defaults apply"
+    findings = [Finding(Mark.OK, "file", place)]
+    findings += (Finding(Mark.WARN, "environment", sentence) for sentence in config.warnings)
+    findings += (
+        Finding(Mark.FAIL, f"[{broken.table}]", broken.cause, broken.remedy)
+        for broken in plugins.broken
+        if not broken.table.startswith("sources.")
+    )
+    return Section("Configuration", tuple(findings))
+
+
+def examine_directories(config: Config) -> Section:
+    """Whether the agent could keep what it is asked to keep. Creates nothing."""
+    findings = list(_directory("state_dir", Path(config.agent.state_dir), config))
+    findings += _directory("run_dir", Path(config.agent.run_dir), config)
+    return Section("Directories", tuple(findings))
+
+
+def _directory(key: str, path: Path, config: Config) -> Iterator[Finding]:
+    needed = key == "state_dir"
+    mark = Mark.WARN if needed else Mark.NOTE
+    remedy = f"Create it for the user that runs wattspan, or set agent.{key} to another."
+    if path.is_dir():
+        if not os.access(path, os.W_OK | os.X_OK):
+            yield Finding(mark, key, f"{path} cannot be written by this user", remedy)
+            return
+        yield Finding(Mark.OK, key, f"{path} can be written")
+    elif path.exists():
+        yield Finding(Mark.FAIL, key, f"{path} is not a directory", remedy)
+        return
+    else:
+        above = next((p for p in path.parents if p.exists()), Path("/"))
+        if not os.access(above, os.W_OK | os.X_OK):
+            missing = f"{path} is missing and cannot be created by this user"
+            yield Finding(mark, key, missing, remedy)
+            return
+        yield Finding(Mark.OK, key, f"{path} will be created")
+        path = above
+    free = shutil.disk_usage(path).free
+    if needed and config.store.enabled is not False and free < config.store.max_size:
+        left = Size(free // 2**20 * 2**20)
+        yield Finding(
+            Mark.WARN,
+            "disk space",
+            f"{left} left at {path}, less than store.max_size, {config.store.max_size}",
+            "Free some, or set store.max_size lower.",
+        )
+
+
+def examine_ports(config: Config, answers: Callable[[str], bool]) -> Section:
+    """Whether each exporter could listen. ``answers`` tells if an agent is behind an address."""
+    findings = [
+        _port(f"exporters.{name}", Listen.parse(str(listen)), answers)
+        for name, table in config.exporters.items()
+        if (listen := getattr(table, "listen", None))
+    ]
+    return Section("Ports", tuple(findings))
+
+
+def _port(where: str, listen: Listen, answers: Callable[[str], bool]) -> Finding:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            listen.host or None, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        if answers(listen):
+            return Finding(Mark.OK, where, f"a running agent answers at {listen}")
+        return Finding(
+            Mark.FAIL,
+            where,
+            f"cannot listen at {listen}: {(error.strerror or str(error)).lower()}",
+            f"Set {where}.listen to a free address of this host.",
+        )
+    return Finding(Mark.OK, where, f"{listen} is free")

@@ -1,0 +1,98 @@
+"""What kind of host this is, as far as it decides which counters there can be."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+from wattspan.cli.diagnosis import Finding, Mark, Section
+
+_CAPABILITIES = {
+    2: "CAP_DAC_READ_SEARCH",
+    12: "CAP_NET_ADMIN",
+    19: "CAP_SYS_PTRACE",
+    21: "CAP_SYS_ADMIN",
+}
+"""Those that decide what can be read: the bits of ``CapEff`` in ``/proc/self/status``."""
+
+
+def examine_host(root: Path = Path("/")) -> Section:
+    """The host under ``root``."""
+    return Section("Host", tuple(_findings(root)))
+
+
+def _findings(root: Path) -> Iterator[Finding]:
+    machine = f"{platform.machine()}, {os.cpu_count()} CPUs"
+    yield Finding(Mark.NOTE, "kernel", f"{platform.system()} {platform.release()}, {machine}")
+    yield Finding(Mark.NOTE, "user", _user(root))
+    if vendor := hypervisor(root):
+        yield Finding(
+            Mark.WARN,
+            "virtual machine",
+            f"this is one ({vendor}); few hosts pass their energy counters through",
+            "Run wattspan on the host, or opt in to [sources.estimate].",
+        )
+    if runtime := container(root):
+        yield Finding(
+            Mark.WARN,
+            "container",
+            f"wattspan runs in one ({runtime}); it sees this container's processes only, and "
+            "counters may be masked",
+            "Run it on the host, or with the host's pid namespace and /sys mounted.",
+        )
+    powercap = root / "sys/class/powercap"
+    if powercap.is_dir():
+        yield Finding(Mark.OK, "powercap", f"{powercap} is there")
+    else:
+        yield Finding(
+            Mark.WARN,
+            "powercap",
+            f"{powercap} is missing: the kernel offers no CPU energy counters",
+            "Load intel_rapl_msr; a kernel built without CONFIG_POWERCAP has none.",
+        )
+    if (root / "sys/bus/event_source/devices/power").is_dir():
+        yield Finding(Mark.NOTE, "perf", "the kernel has energy events too; wattspan uses none")
+
+
+def _user(root: Path) -> str:
+    held = capabilities(root)
+    name = "root" if os.geteuid() == 0 else f"uid {os.geteuid()}"
+    return f"{name}, {', '.join(held) if held else 'without capabilities'}"
+
+
+def capabilities(root: Path = Path("/")) -> list[str]:
+    """The effective capabilities that matter here."""
+    for line in _text(root / "proc/self/status").splitlines():
+        if line.startswith("CapEff:"):
+            mask = int(line.split()[1], 16)
+            return [name for bit, name in _CAPABILITIES.items() if mask >> bit & 1]
+    return []
+
+
+def hypervisor(root: Path = Path("/")) -> str:
+    """Who emulates this machine; empty on bare metal, as far as can be told."""
+    flags = next(
+        (line for line in _text(root / "proc/cpuinfo").splitlines() if line.startswith("flags")), ""
+    )
+    kind = _text(root / "sys/hypervisor/type").strip()
+    if kind or "hypervisor" in flags.split():
+        return kind or _text(root / "sys/class/dmi/id/sys_vendor").strip() or "unknown hypervisor"
+    return ""
+
+
+def container(root: Path = Path("/")) -> str:
+    """The runtime of the container this runs in; empty outside of one."""
+    if named := _text(root / "run/systemd/container").strip():
+        return named
+    if (root / ".dockerenv").exists():
+        return "docker"
+    return "podman" if (root / "run/.containerenv").exists() else ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
