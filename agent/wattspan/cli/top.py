@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wattspan.cli.controls import By, Options, Sort
+from wattspan.cli.duration import DurationType
 from wattspan.cli.options import config_options, echo_json, json_option, load_configuration
 from wattspan.clock import SystemClock
 from wattspan.settings import Duration
@@ -18,22 +19,6 @@ if TYPE_CHECKING:
     from wattspan.config import Config
 
 PORT = "127.0.0.1:9949"
-
-
-class DurationType(click.ParamType[Duration]):
-    """A duration with a unit."""
-
-    name = "duration"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Duration:
-        if isinstance(value, Duration):
-            return value
-        try:
-            return Duration.parse(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 @click.command(name="top")
