@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
 import zipfile
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,11 @@ from support.sources import (
     python_files,
     tracked,
 )
+from wattspan.model import Trouble
+from wattspan.plugins import discover
+from wattspan.ports import CounterSource, SourceContext
+from wattspan.settings import convert, keys
+from wattspan.testing import FakeDirectory, ManualClock
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -147,6 +154,24 @@ def test_help_lists_every_target_a_person_would_type() -> None:
     assert all(f"make {target} " in listed for target in described)
 
 
+@pytest.mark.parametrize("page", ["commands.md", "configuration.md", "metrics.md"])
+def test_the_reference_says_what_the_code_does(page: str) -> None:
+    made = runpy.run_path(str(ROOT / "scripts" / "reference.py"))["pages"]()
+    written = (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8")
+    assert written == made[page], "out of date: run `make docs`"
+
+
+def test_every_setting_is_explained() -> None:
+    tables = discover().schema.tables
+    silent = [
+        f"{where}.{key.name}"
+        for where, table in tables.items()
+        for key in keys(table).values()
+        if not key.doc
+    ]
+    assert silent == []
+
+
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 
 
@@ -171,6 +196,23 @@ def test_the_changelog_knows_this_version() -> None:
     headings = re.findall(r"^## \[(.+?)\]", changelog, re.MULTILINE)
     assert headings[0] == "Unreleased"
     assert PROJECT["project"]["version"] in headings or len(headings) == 1
+
+
+def test_the_source_in_the_guide_works(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "how-to" / "write-a-plugin.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    module: dict[str, Any] = {"__name__": "guide"}
+    exec(compile(code, "guide", "exec", dont_inherit=True), module)
+    meter = tmp_path / "meter"
+    meter.write_text("42")
+
+    plugin = module["plugin"]
+    settings = convert({"path": str(meter)}, plugin.settings, "sources.meter")
+    source = plugin.open(settings, SourceContext(ManualClock(), FakeDirectory()))
+    assert isinstance(source, CounterSource)
+    assert [reading.counter for reading in source.read().readings] == [42_000]
+    meter.write_text("nonsense")
+    assert [failure.trouble for failure in source.read().failures] == [Trouble.RETRY]
 
 
 # ------------------------------------------------------------------------------- distributions

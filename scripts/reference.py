@@ -1,0 +1,93 @@
+"""Write docs/reference/ from the code that it describes: `make docs`.
+
+Each page is made of what the program itself uses: the tables of the configuration, the catalogue
+of metrics, the help of the commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from wattspan.cli import cli
+from wattspan.config import reference
+from wattspan.plugins import discover
+from wattspan_exporters.catalogue import ATTRIBUTES, CHAPTERS
+from wattspan_exporters.metric import Metric
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
+
+_METRICS = """\
+# Metrics
+
+OpenTelemetry's names come first; the Prometheus names follow from them by OpenTelemetry's
+translation rules. Energy is counted in joules, as a counter: its `rate()` is power. A series whose
+value is unknown is absent, never zero. Where `instance` or `job` is meant, the scraping system adds
+it.
+"""
+
+
+def pages() -> dict[str, str]:
+    """Every generated page, by file name."""
+    return {
+        "commands.md": "\n".join(_commands()),
+        "configuration.md": reference.page(discover().schema.tables),
+        "metrics.md": "\n".join(_metrics()),
+    }
+
+
+def _metrics() -> Iterator[str]:
+    yield _METRICS
+    for chapter in CHAPTERS:
+        yield f"## {chapter.title}\n"
+        yield f"{chapter.prose}\n"
+        yield "| Prometheus | OpenTelemetry | kind | labels | |"
+        yield "|---|---|---|---|---|"
+        yield from map(_row, chapter.metrics)
+        yield ""
+    yield "## Labels\n"
+    yield "| label | attribute | meaning |"
+    yield "|---|---|---|"
+    for attribute, meaning in sorted(ATTRIBUTES.items()):
+        yield f"| `{attribute.replace('.', '_')}` | `{attribute}` | {meaning} |"
+    yield ""
+
+
+def _row(metric: Metric) -> str:
+    kind = f"{metric.instrument.value}{f', {metric.unit}' if metric.unit else ''}"
+    labels = " ".join(f"`{label}`" for label in metric.labels)
+    return f"| `{metric.series}` | `{metric.name}` | {kind} | {labels} | {metric.help} |"
+
+
+def _commands() -> Iterator[str]:
+    yield "# Commands\n"
+    yield "What `wattspan --help` and its commands' `--help` print.\n"
+    yield from _help(cli, None, "wattspan")
+
+
+def _help(command: click.Command, parent: click.Context | None, name: str) -> Iterator[str]:
+    settings = {**command.context_settings, "terminal_width": 96, "max_content_width": 96}
+    context = command.context_class(command, parent=parent, info_name=name, **settings)
+    yield f"{'#' * (2 if parent is None else 3)} `{context.command_path}`\n"
+    yield "```text"
+    yield command.get_help(context)
+    yield "```\n"
+    if isinstance(command, click.Group):
+        for one in command.list_commands(context):
+            if child := command.get_command(context, one):
+                yield from _help(child, context, one)
+
+
+def main() -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        path = FOLDER / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path.relative_to(Path.cwd())}")
+
+
+if __name__ == "__main__":
+    main()
