@@ -14,19 +14,9 @@ import click
 from wattspan.cli import cli
 from wattspan.config import reference
 from wattspan.plugins import discover
-from wattspan_exporters.catalogue import ATTRIBUTES, CHAPTERS
-from wattspan_exporters.metric import Metric
+from wattspan_exporters import reference as metrics
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
-
-_METRICS = """\
-# Metrics
-
-OpenTelemetry's names come first; the Prometheus names follow from them by OpenTelemetry's
-translation rules. Energy is counted in joules, as a counter: its `rate()` is power. A series whose
-value is unknown is absent, never zero. Where `instance` or `job` is meant, the scraping system adds
-it.
-"""
 
 
 def pages() -> dict[str, str]:
@@ -34,31 +24,8 @@ def pages() -> dict[str, str]:
     return {
         "commands.md": "\n".join(_commands()),
         "configuration.md": reference.page(discover().schema.tables),
-        "metrics.md": "\n".join(_metrics()),
+        "metrics.md": metrics.page(),
     }
-
-
-def _metrics() -> Iterator[str]:
-    yield _METRICS
-    for chapter in CHAPTERS:
-        yield f"## {chapter.title}\n"
-        yield f"{chapter.prose}\n"
-        yield "| Prometheus | OpenTelemetry | kind | labels | |"
-        yield "|---|---|---|---|---|"
-        yield from map(_row, chapter.metrics)
-        yield ""
-    yield "## Labels\n"
-    yield "| label | attribute | meaning |"
-    yield "|---|---|---|"
-    for attribute, meaning in sorted(ATTRIBUTES.items()):
-        yield f"| `{attribute.replace('.', '_')}` | `{attribute}` | {meaning} |"
-    yield ""
-
-
-def _row(metric: Metric) -> str:
-    kind = f"{metric.instrument.value}{f', {metric.unit}' if metric.unit else ''}"
-    labels = " ".join(f"`{label}`" for label in metric.labels)
-    return f"| `{metric.series}` | `{metric.name}` | {kind} | {labels} | {metric.help} |"
 
 
 def _commands() -> Iterator[str]:

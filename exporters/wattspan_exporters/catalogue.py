@@ -1,0 +1,321 @@
+"""Every metric, once: each exporter and the reference page are made from this list."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from wattspan_exporters import draw_agent, draw_energy, draw_gpu
+from wattspan_exporters.metric import Instrument, Metric
+
+COUNTER, UPDOWN = Instrument.COUNTER, Instrument.UPDOWN
+GAUGE, INFO = Instrument.GAUGE, Instrument.INFO
+
+HARDWARE = ("hw.id", "hw.type", "hw.name", "hw.parent", "provenance")
+TYPED = ("hw.id", "hw.type", "provenance")
+NAMED = ("hw.id", "hw.name")
+
+ATTRIBUTES = {
+    "clock": "`sm` or `memory`",
+    "command": "the process's command name; `other` for all processes that are not listed",
+    "emulated": "`true` on an emulated host: its figures are true of no machine",
+    "exporter": "the exporter's name",
+    "group": "the name of the container, pod, job, unit, cgroup or user",
+    "group_kind": "`container`, `pod`, `job`, `unit`, `cgroup` or `user`",
+    "host.name": "the host's name",
+    "hw.driver_version": "the version of the device's driver",
+    "hw.id": "the domain's stable identity: a zone such as `intel-rapl:0`, a GPU's UUID",
+    "hw.model": "the device's model",
+    "hw.name": "the domain's name for people",
+    "hw.parent": "absent for members of the cover; else the domain this one lies within or "
+    f"repeats, or `{draw_energy.OUTSIDE_COVER}`",
+    "hw.type": "`cpu`, `gpu`, `memory` or `enclosure`",
+    "in_cover": "`true` if the domain is part of the disjoint set that may be summed",
+    "limit": "`minimum`, `default`, `maximum`, `requested` or `enforced`",
+    "method": "how the domain's energy is charged to processes; for compared energy, `counter` "
+    "or `integrated`",
+    "mig": "`true` if the GPU is split into instances; absent where that is not known",
+    "pid": "the process id, in the agent's namespace; absent for work that outlived its process",
+    "provenance": "how the figure was obtained: `measured` by an energy counter (for a power "
+    "sensor: by the sensor), `derived` from measured power, `estimated` by a model of load, "
+    "`emulated` on an emulated host; for a sum, the least trustworthy of its parts",
+    "reason": "why",
+    "resolution": "how often the counter moves",
+    "source": "the counter source's name",
+    "trouble": "`denied`, `absent`, `retry`, `stuck` or `malformed`",
+}
+"""What each attribute means, in Markdown."""
+
+
+class Chapter(NamedTuple):
+    """Metrics that belong together, and what must be known to use them."""
+
+    title: str
+    prose: str
+    metrics: tuple[Metric, ...]
+
+
+ENERGY = Chapter(
+    "Energy and power by domain",
+    "Settled energy: what has been divided among processes, idle and unattributed, so that the "
+    "accounts below add up to it in every scrape. What is measured and not yet divided is "
+    "`wattspan_pending_energy_joules`.",
+    (
+        Metric(
+            "hw.energy", COUNTER, "J",
+            "Energy spent in one domain since it was first seen.",
+            HARDWARE, draw_energy.domain_energy,
+        ),
+        Metric(
+            "hw.power", GAUGE, "W",
+            "Mean power of one domain over about the last second.",
+            HARDWARE, draw_energy.domain_power,
+        ),
+        Metric(
+            "hw.host.energy", COUNTER, "J",
+            "Energy spent in all domains of the cover, each joule once.",
+            ("provenance",), draw_energy.host_energy,
+        ),
+        Metric(
+            "hw.host.power", GAUGE, "W",
+            "Mean power of the cover; absent while that of any member is unknown.",
+            ("provenance",), draw_energy.host_power,
+        ),
+        Metric(
+            "wattspan.domain.up", GAUGE, "",
+            "Whether the domain is there: 0 keeps the account of one that is gone.",
+            ("hw.id",), draw_energy.domain_up,
+        ),
+        Metric(
+            "wattspan.gap.time", COUNTER, "s",
+            "Time whose energy is unknown, by reason; nothing is guessed for it.",
+            ("hw.id", "reason"), draw_energy.gap_time,
+            # Fixed without the "time" that the rules would keep.
+            series="wattspan_gap_seconds_total",
+        ),
+        Metric(
+            "wattspan.domain.info", INFO, "",
+            "What a domain is, and how its figures are obtained.",
+            (*HARDWARE[:4], "source", "provenance", "method", "in_cover", "resolution"),
+            draw_energy.domain_info,
+        ),
+    ),
+)  # fmt: skip
+
+ACCOUNTS = Chapter(
+    "Who spent it",
+    "For each attributed domain, energy = its processes' share + idle + unattributed, to the "
+    "microjoule. Summed over `hw_type`, the increases of the process series, `other` included, "
+    "are the processes' share: a process that is no longer listed keeps what it was charged in "
+    "an account of its own inside the agent, which is not exported, and spends into `other` "
+    "from then on, so its series ends and no joule is counted twice. Groups overlap (a process "
+    "is in its container *and* its user): sum within one `group_kind` only.",
+    (
+        Metric(
+            "wattspan.process.energy", COUNTER, "J",
+            "Energy charged to one process while it is listed, and to all others as one.",
+            ("hw.type", "pid", "command", "group", "provenance"), draw_energy.process_energy,
+        ),
+        Metric(
+            "wattspan.group.energy", COUNTER, "J",
+            "Energy charged to one group of processes, those that have ended included.",
+            ("hw.type", "group_kind", "group", "provenance"), draw_energy.group_energy,
+        ),
+        Metric(
+            "wattspan.idle.energy", COUNTER, "J",
+            "Energy a domain drew for doing nothing, by its learned baseline.",
+            TYPED, draw_energy.idle_energy,
+        ),
+        Metric(
+            "wattspan.unattributed.energy", COUNTER, "J",
+            "Active energy of a domain that no process can be charged for.",
+            TYPED, draw_energy.unattributed_energy,
+        ),
+        Metric(
+            "wattspan.pending.energy", UPDOWN, "J",
+            "Energy measured and not yet divided; in no counter until it is.",
+            TYPED, draw_energy.pending_energy,
+        ),
+        Metric(
+            "wattspan.idle.power", GAUGE, "W",
+            "The learned baseline: what the domain draws when nothing runs.",
+            TYPED, draw_energy.idle_power,
+        ),
+    ),
+)  # fmt: skip
+
+GPUS = Chapter(
+    "GPUs",
+    "Absent series are figures the device does not give. Never sum the compared energies with "
+    "`hw_energy_joules_total`: they are the same joules, measured in two ways.",
+    (
+        Metric(
+            "wattspan.power.limit", GAUGE, "W",
+            "A power limit of the device.",
+            ("hw.id", "limit"), draw_gpu.power_limits,
+        ),
+        Metric(
+            "wattspan.gpu.power.average", GAUGE, "W",
+            "What the power sensor reports as its average, over a window of its own.",
+            (*NAMED, "provenance"), draw_gpu.sensor(lambda gpu: gpu.power_average),
+        ),
+        Metric(
+            "wattspan.gpu.power.instant", GAUGE, "W",
+            "What the power sensor reports as the present power.",
+            (*NAMED, "provenance"), draw_gpu.sensor(lambda gpu: gpu.power_instant),
+        ),
+        Metric(
+            "wattspan.gpu.compared.energy", GAUGE, "J",
+            "Energy over one stretch of time, by the counter and by integrated power.",
+            ("hw.id", "method", "provenance"), draw_gpu.compared_energy,
+        ),
+        Metric(
+            "wattspan.gpu.energy.divergence", GAUGE, "1",
+            "Integrated power over counted energy, less one.",
+            NAMED, draw_gpu.gauge(draw_gpu.divergence),
+        ),
+        Metric(
+            "hw.gpu.utilization", GAUGE, "1",
+            "Fraction of time in which the GPU ran anything.",
+            NAMED, draw_gpu.gauge(lambda gpu: gpu.utilisation),
+        ),
+        Metric(
+            # Not hw.gpu.memory.utilization: that is how full the memory is, this how busy.
+            "wattspan.gpu.memory.busy", GAUGE, "1",
+            "Fraction of time in which the GPU's memory was read or written.",
+            NAMED, draw_gpu.gauge(lambda gpu: gpu.memory_utilisation),
+        ),
+        Metric(
+            "hw.gpu.memory.usage", UPDOWN, "By",
+            "GPU memory in use.",
+            NAMED, draw_gpu.gauge(lambda gpu: gpu.memory_used),
+        ),
+        Metric(
+            "hw.gpu.memory.limit", UPDOWN, "By",
+            "GPU memory there is.",
+            NAMED, draw_gpu.gauge(lambda gpu: gpu.memory_total),
+        ),
+        Metric(
+            "hw.temperature", GAUGE, "Cel",
+            "Temperature of the device.",
+            ("hw.id", "hw.type", "hw.name"), draw_gpu.temperature,
+        ),
+        Metric(
+            "wattspan.gpu.clock", GAUGE, "Hz",
+            "Present clock frequency.",
+            (*NAMED, "clock"), draw_gpu.clocks,
+        ),
+        Metric(
+            "wattspan.gpu.throttled", COUNTER, "s",
+            "Time the device has held its clocks down, by reason.",
+            ("hw.id", "reason"), draw_gpu.throttled_time,
+        ),
+        Metric(
+            "wattspan.gpu.throttling", GAUGE, "",
+            "Whether the device holds its clocks down for this reason now.",
+            ("hw.id", "reason"), draw_gpu.throttling,
+        ),
+        Metric(
+            "wattspan.gpu.info", INFO, "",
+            "What a GPU is.",
+            (*NAMED, "hw.model", "hw.driver_version", "mig"), draw_gpu.gpu_info,
+        ),
+    ),
+)  # fmt: skip
+
+SOURCES = Chapter(
+    "Sources",
+    "A counter that cannot be read costs its own series only; here it is seen.",
+    (
+        Metric(
+            "wattspan.source.up", GAUGE, "",
+            "Whether the source could read any of its domains at its last turn.",
+            ("source",), draw_agent.of_source(lambda health: int(health.up)),
+        ),
+        Metric(
+            "wattspan.source.reads", COUNTER, "",
+            "Turns the source has taken.",
+            ("source",), draw_agent.of_source(lambda health: health.reads),
+        ),
+        Metric(
+            "wattspan.source.failures", COUNTER, "",
+            "Readings that failed.",
+            ("source",), draw_agent.of_source(lambda health: health.failed),
+        ),
+        Metric(
+            "wattspan.source.unreadable", GAUGE, "",
+            "Things the source cannot read now, by what is wrong with them.",
+            ("source", "trouble"), draw_agent.unreadable,
+        ),
+        Metric(
+            "wattspan.source.read", GAUGE, "s",
+            "How long the source's last turn took.",
+            ("source",), draw_agent.of_source(lambda health: health.read_nanoseconds),
+        ),
+    ),
+)  # fmt: skip
+
+AGENT = Chapter(
+    "The agent",
+    "What the agent spends and drops itself.",
+    (
+        Metric(
+            "wattspan.host.info", INFO, "",
+            "The host, and whether it is an emulated one.",
+            ("host.name", "emulated"), draw_agent.host_info,
+        ),
+        Metric(
+            "wattspan.snapshot.time", GAUGE, "s",
+            "Unix time of the figures in this scrape.",
+            (), draw_agent.snapshot_time,
+        ),
+        Metric(
+            "wattspan.agent.start.time", GAUGE, "s",
+            "Unix time at which the agent started.",
+            (), draw_agent.of_agent(lambda stats: stats.started.wall),
+        ),
+        Metric(
+            "wattspan.agent.ticks", COUNTER, "",
+            "Polls of the counters.",
+            (), draw_agent.of_agent(lambda stats: stats.ticks),
+        ),
+        Metric(
+            "wattspan.agent.missed.ticks", COUNTER, "",
+            "Polls that were due while another was still running, and were left out.",
+            (), draw_agent.of_agent(lambda stats: stats.missed_ticks),
+        ),
+        Metric(
+            "wattspan.agent.cpu", COUNTER, "s",
+            "CPU time the agent has used.",
+            (), draw_agent.of_agent(lambda stats: round(stats.cpu_seconds * 1e9)),
+        ),
+        Metric(
+            "wattspan.agent.resident.memory", GAUGE, "By",
+            "Memory the agent holds.",
+            (), draw_agent.of_agent(lambda stats: stats.rss_bytes),
+        ),
+        Metric(
+            "wattspan.agent.processes", GAUGE, "",
+            "Processes the agent follows.",
+            (), draw_agent.of_agent(lambda stats: stats.processes),
+        ),
+        Metric(
+            "wattspan.agent.late.usages", COUNTER, "",
+            "Usage that arrived after its interval had been settled.",
+            (), draw_agent.of_agent(lambda stats: stats.late_usages),
+        ),
+        Metric(
+            "wattspan.agent.dropped.history", COUNTER, "",
+            "Entries of the recent past pushed out by its memory bound.",
+            (), draw_agent.of_agent(lambda stats: stats.dropped_history),
+        ),
+        Metric(
+            "wattspan.agent.exporter.drops", COUNTER, "",
+            "What an exporter could not send or serve, and dropped.",
+            ("exporter",), draw_agent.exporter_drops,
+        ),
+    ),
+)  # fmt: skip
+
+CHAPTERS = (ENERGY, ACCOUNTS, GPUS, SOURCES, AGENT)
+
+CATALOGUE = tuple(metric for chapter in CHAPTERS for metric in chapter.metrics)

@@ -1,0 +1,114 @@
+"""What a metric is: one entry of the catalogue, and its name in each world."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from wattspan.model import Snapshot
+
+Labels = tuple[str, ...]
+"""The label values of one series, in the order of its metric's attributes; "" is absent."""
+
+Sample = tuple[Labels, int | float]
+"""One series' value; see Metric for its scale."""
+
+Draw = Callable[[Snapshot], Iterable[Sample]]
+
+
+class Instrument(StrEnum):
+    """OpenTelemetry's instruments, and the one that only Prometheus has."""
+
+    COUNTER = "Counter"
+    UPDOWN = "UpDownCounter"
+    GAUGE = "Gauge"
+    INFO = "Info"  # facts as labels, the value always 1
+
+
+DECIMALS = {"J": 6, "W": 3, "s": 9}
+"""Quantities the model holds as whole microjoules, milliwatts and nanoseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric: its names, its meaning, and how it is drawn from a snapshot.
+
+    ``draw`` yields whole numbers of the model's own unit where ``unit`` is in ``DECIMALS``
+    (microjoules for J, milliwatts for W, nanoseconds for s), so that no value is ever rounded
+    on its way out; for every other unit it yields the value itself.
+    """
+
+    name: str
+    instrument: Instrument
+    unit: str
+    help: str
+    attributes: tuple[str, ...]
+    draw: Draw
+    series: str = ""  # the Prometheus name where it is fixed otherwise than by the rules
+
+    def __post_init__(self) -> None:
+        if not self.series:
+            translated = prometheus_name(self.name, self.unit, self.instrument)
+            object.__setattr__(self, "series", translated)
+
+    @property
+    def decimals(self) -> int:
+        return DECIMALS.get(self.unit, 0)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(attribute.replace(".", "_") for attribute in self.attributes)
+
+    @property
+    def unit_word(self) -> str:
+        """The unit as Prometheus spells it in a name; "" if the name carries none."""
+        if self.unit == "1":
+            return "ratio" if self.instrument is Instrument.GAUGE else ""
+        return _unit_word(self.unit)
+
+
+# ------------------------------------------------- OpenTelemetry's names as Prometheus names
+
+_UNIT_WORDS = {
+    "d": "days", "h": "hours", "min": "minutes",
+    "s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds",
+    "By": "bytes", "KiBy": "kibibytes", "MiBy": "mebibytes", "GiBy": "gibibytes",
+    "TiBy": "tibibytes", "KBy": "kilobytes", "MBy": "megabytes", "GBy": "gigabytes",
+    "TBy": "terabytes",
+    "m": "meters", "V": "volts", "A": "amperes", "J": "joules", "W": "watts", "g": "grams",
+    "Cel": "celsius", "Hz": "hertz", "1": "", "%": "percent",
+}  # fmt: skip
+_PER_WORDS = {
+    "s": "second", "m": "minute", "h": "hour", "d": "day", "w": "week", "mo": "month", "y": "year",
+}  # fmt: skip
+
+
+def prometheus_name(name: str, unit: str, instrument: Instrument) -> str:
+    """``name`` as OpenTelemetry's translation to Prometheus spells it.
+
+    Separators become single underscores, the unit's word is appended unless the name has it,
+    counters end in ``total``, gauges of unit 1 in ``ratio``; units in braces are dropped.
+    Source: the OpenTelemetry specification, "Prometheus and OpenMetrics compatibility".
+    """
+    tokens = [token for token in re.split(r"[^A-Za-z0-9:]+", name) if token]
+    main, _, per = unit.partition("/")
+    words = [_unit_word(main)]
+    if per and (word := _unit_word(per, _PER_WORDS)):
+        words.append(f"per_{word}")
+    tokens += [word for word in words if word and word not in tokens]
+    if instrument is Instrument.COUNTER:
+        words_at_end = ["total"]
+    elif instrument is Instrument.GAUGE and unit == "1":
+        words_at_end = ["ratio"]
+    else:
+        words_at_end = []
+    translated = "_".join([t for t in tokens if t not in words_at_end] + words_at_end)
+    return f"_{translated}" if translated[:1].isdigit() else translated
+
+
+def _unit_word(unit: str, words: dict[str, str] = _UNIT_WORDS) -> str:
+    if "{" in unit or "}" in unit:
+        return ""
+    return words.get(unit, re.sub(r"[^A-Za-z0-9]+", "_", unit).strip("_"))

@@ -1,0 +1,97 @@
+"""The exporter: pages on a server in a thread of its own."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+
+from wattspan.ports import ExporterContext, ExporterError, SnapshotView
+from wattspan_exporters.prometheus.itself import Itself
+from wattspan_exporters.prometheus.pages import Pages
+from wattspan_exporters.prometheus.server import Limits, MetricsServer
+from wattspan_exporters.prometheus.settings import Address, PrometheusSettings
+from wattspan_exporters.prometheus.tls import server_context
+
+GRACE_SECONDS = 2.0
+"""What a request in hand is given when the agent stops."""
+
+
+class PrometheusExporter:
+    """Serves ``/metrics``, ``/healthz`` and a landing page."""
+
+    def __init__(self, settings: PrometheusSettings, context: ExporterContext) -> None:
+        self._settings, self._context = settings, context
+        self._listen = Address.parse(settings.listen)
+        self._server: MetricsServer | None = None
+
+    @property
+    def name(self) -> str:
+        return "prometheus"
+
+    @property
+    def address(self) -> str | None:
+        """The URL of the metrics; None until started."""
+        if self._server is None:
+            return None
+        scheme = "https" if self._server.tls else "http"
+        host = self._listen.host or socket.gethostname()
+        return f"{scheme}://{Address(host, self._server.server_port)}/metrics"
+
+    def start(self, view: SnapshotView) -> None:
+        clock, version = self._context.clock, self._context.version
+        settings = self._settings
+        tls = server_context(settings)
+        itself = Itself(version)
+        pages = Pages(view, clock, version, itself)
+        limits = Limits(settings.max_connections, settings.request_timeout, settings.idle_timeout)
+        try:
+            family, _, _, _, address = socket.getaddrinfo(
+                self._listen.host or None,
+                self._listen.port,
+                type=socket.SOCK_STREAM,
+                flags=socket.AI_PASSIVE,
+            )[0]
+            self._server = MetricsServer(
+                address,
+                family,
+                pages.get,
+                limits,
+                clock,
+                self._context.log,
+                itself.refused,
+                tls,
+                f"wattspan/{version}",
+            )
+        except OSError as error:
+            raise ExporterError(self._sentence(error)) from None
+        if tls is None and not self._listen.loopback:
+            self._context.log(
+                f"Metrics are served to the network on {self._listen} without TLS: whoever reaches "
+                "it sees every process; set tls_certificate in [exporters.prometheus]."
+            )
+        threading.Thread(
+            target=self._server.serve_forever, name="wattspan-prometheus", daemon=True
+        ).start()
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop(GRACE_SECONDS)
+            self._server = None
+
+    def _sentence(self, error: OSError) -> str:
+        listen = self._listen
+        another = "choose another address in [exporters.prometheus] listen"
+        if error.errno == errno.EADDRINUSE:
+            cause = "the port is in use"
+            remedy = f"stop its user (`ss -ltnp sport = :{listen.port}` names it) or {another}"
+        elif error.errno == errno.EACCES:
+            cause = "ports below 1024 are privileged"
+            remedy = f"{another}, or give the service CAP_NET_BIND_SERVICE"
+        elif isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            cause = "this host has no such address"
+            remedy = another
+        else:
+            cause = error.strerror or str(error)
+            remedy = another
+        return f"Cannot serve metrics on {listen}: {cause}; {remedy}."

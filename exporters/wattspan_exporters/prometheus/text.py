@@ -1,0 +1,63 @@
+"""Values and labels as the exposition formats write them."""
+
+from __future__ import annotations
+
+import math
+import re
+from hashlib import blake2s
+
+MAX_LABEL = 128
+"""Characters of a label value; whatever is longer is cut and marked with a digest."""
+
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def number(value: int | float, decimals: int) -> str:
+    """``value`` times ten to the power of minus ``decimals``: exactly, if it is an integer."""
+    if isinstance(value, float):
+        return _float(value / 10**decimals)
+    if decimals == 0:
+        return str(value)
+    whole, fraction = divmod(abs(value), 10**decimals)
+    sign = "-" if value < 0 else ""
+    return f"{sign}{whole}.{fraction:0{decimals}d}" if fraction else f"{sign}{whole}"
+
+
+def _float(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return repr(value)
+
+
+def clean(value: str) -> str:
+    """``value`` as it is, unless it is too long or holds what no page should show.
+
+    Control characters could rewrite the terminal of whoever looks at a scrape, and half a
+    surrogate pair (a file name that is not UTF-8) cannot be encoded at all. What had to be
+    changed is marked with a digest of the original, so that two names stay two series.
+    """
+    fit = _UNPRINTABLE.sub("\ufffd", value)
+    if fit == value and len(value) <= MAX_LABEL:
+        return value
+    digest = blake2s(value.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    return f"{fit[: MAX_LABEL - 9]}~{digest}"
+
+
+def escape(value: str) -> str:
+    """``value`` between the quotes of a label."""
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def line_head(series: str, names: tuple[str, ...], values: tuple[str, ...]) -> str:
+    """All of a sample's line before its value.
+
+    Labels that are empty are left out: to Prometheus an empty label and none are the same.
+    """
+    labels = ",".join(
+        f'{name}="{escape(clean(value))}"'
+        for name, value in zip(names, values, strict=True)
+        if value
+    )
+    return f"{series}{{{labels}}} " if labels else f"{series} "
