@@ -1,0 +1,122 @@
+"""Two readings of one counter: an interval, or the name of the gap."""
+
+from dataclasses import replace
+
+import pytest
+
+from support.world import PACKAGE
+from wattspan.attribution import split
+from wattspan.energy import Meter, between
+from wattspan.model import (
+    SECOND,
+    Attribution,
+    Gap,
+    GapReason,
+    Instant,
+    Interval,
+    Microjoules,
+    PayerInfo,
+    Provenance,
+    Reading,
+    Remainder,
+    Snapshot,
+)
+
+TOP = PACKAGE.modulus or 0
+
+
+def reading(seconds: float, counter: int, epoch: int = 0) -> Reading:
+    return Reading(PACKAGE.id, Instant(round(seconds * SECOND), 0), Microjoules(counter), epoch)
+
+
+def reason(stretch: Interval | Gap) -> GapReason | None:
+    return stretch.reason if isinstance(stretch, Gap) else None
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "expected"),
+    [
+        pytest.param(reading(0, 5), reading(1, 100_000_005), None, id="counting"),
+        pytest.param(reading(0, TOP - 5), reading(1, 10), None, id="wrapping"),
+        pytest.param(reading(0, 9**9), reading(1, 0, 1), GapReason.LOST, id="registered anew"),
+        pytest.param(reading(0, TOP // 2), reading(1, 0), GapReason.RESET, id="reset"),
+        pytest.param(reading(0, 0), reading(1, 10**9), GapReason.IMPLAUSIBLE, id="a jump up"),
+        pytest.param(reading(0, 0), reading(200, 10), GapReason.MISSED, id="may have lapped"),
+        pytest.param(
+            reading(0, 3 * TOP), reading(1, 5), GapReason.RESET, id="above its own modulus"
+        ),
+    ],
+)
+def test_what_two_readings_say(
+    earlier: Reading, later: Reading, expected: GapReason | None
+) -> None:
+    assert reason(between(PACKAGE, earlier, later)) is expected
+
+
+def test_a_counter_that_steps_may_show_what_was_spent_just_before() -> None:
+    slow = replace(PACKAGE, resolution=SECOND // 10)
+    burst = 400 * 10**6 * 2 // 10  # two steps' worth at the ceiling, within a millisecond
+    assert reason(between(slow, reading(0, 0), reading(0.001, burst))) is None
+    assert reason(between(PACKAGE, reading(0, 0), reading(0.001, burst))) is GapReason.IMPLAUSIBLE
+
+
+def test_readings_out_of_order_are_refused() -> None:
+    with pytest.raises(ValueError, match="out of order"):
+        between(PACKAGE, reading(1, 0), reading(1, 0))
+
+
+def test_a_meter_ignores_a_reading_that_is_not_newer() -> None:
+    meter = Meter(PACKAGE, SECOND)
+    assert meter.advance(reading(1, 0)) is None
+    assert meter.advance(reading(1, 7)) is None
+    assert meter.last == reading(1, 0)
+
+
+def test_absence_is_only_told_of_a_meter_that_was_ever_read_and_once_a_moment() -> None:
+    meter = Meter(PACKAGE, SECOND)
+    assert meter.absent(Instant(99 * SECOND, 0)) is None
+    meter.advance(reading(0, 0))
+    assert meter.absent(Instant(SECOND, 0)) is None
+    assert reason(meter.absent(Instant(2 * SECOND, 0)) or pytest.fail()) is GapReason.ABSENT
+    assert meter.absent(Instant(2 * SECOND, 0)) is None
+    assert meter.last is None
+    assert meter.advance(reading(2, 5)) is None
+    assert meter.last == reading(2, 5)
+
+
+@pytest.mark.parametrize("weights", [[], [0, 0], [3, -1]])
+def test_nothing_can_be_split_by_no_weight(weights: list[int]) -> None:
+    with pytest.raises(ValueError, match="weights"):
+        split(10, weights)
+
+
+def test_ties_go_to_the_earlier_weight() -> None:
+    assert split(5, [1, 1, 1]) == [2, 2, 1]
+
+
+# ------------------------------------------------------------------- the values' own promises
+
+
+def test_an_attribution_that_does_not_add_up_cannot_be_made() -> None:
+    interval = Interval("d", Instant(0, 0), Instant(1, 0), Microjoules(10))
+    with pytest.raises(ValueError, match="10 uJ were divided into 9 uJ"):
+        Attribution(interval, (), Microjoules(4), Microjoules(5))
+
+
+def test_only_a_member_of_the_cover_can_be_attributed() -> None:
+    with pytest.raises(ValueError, match="only a member of the cover"):
+        replace(PACKAGE, in_cover=False)
+
+
+def test_the_worse_provenance_wins() -> None:
+    assert Provenance.MEASURED.worse(Provenance.ESTIMATED) is Provenance.ESTIMATED
+    assert Provenance.EMULATED.worse(Provenance.MEASURED) is Provenance.EMULATED
+
+
+def test_a_payer_without_groups_has_no_group_name() -> None:
+    assert PayerInfo(Remainder("/x"), "x").group == ""
+
+
+def test_asking_a_snapshot_for_a_domain_it_has_not_is_an_error() -> None:
+    with pytest.raises(KeyError, match="nobody"):
+        Snapshot(Instant(0, 0), 1, "h").account("nobody")
