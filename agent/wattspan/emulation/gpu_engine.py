@@ -1,0 +1,330 @@
+"""One emulated GPU as a value, and what a moment makes of it: ``step(gpu, now, ...) -> gpu``.
+
+Pure: the caller brings the time. Between two steps power is constant, and it is the power that
+was published; a step first accounts for that stretch, then lets controls and demands decide the
+next. So whatever a client read in between was true, and the energy is the exact integral of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from wattspan.emulation.gpu_boards import Board
+from wattspan.emulation.gpu_meter import (
+    PICOJOULES,
+    History,
+    Segment,
+    extended,
+    last_edge,
+    mean_power,
+    picojoules,
+)
+from wattspan.emulation.gpu_work import Work
+from wattspan.emulation.physics import Demand, Grant, OperatingPoint, operate
+
+SAMPLES = 72  # the driver's ring of per-process utilisation samples
+_NO_GRANT = Grant(0, 0, 1.0)
+
+
+class ProcessKind(StrEnum):
+    """Which of NVML's process lists a process is in."""
+
+    COMPUTE = "compute"
+    GRAPHICS = "graphics"
+    MPS = "mps"
+
+
+class Throttle(StrEnum):
+    """Why, beside the power cap, a clock is held down."""
+
+    SW_THERMAL = "sw_thermal"
+    HW_THERMAL = "hw_thermal"
+    POWER_BRAKE = "power_brake"
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A process on the GPU, with the truth about it. Energy in picojoules."""
+
+    pid: int
+    work: Work
+    memory: int
+    kind: ProcessKind = ProcessKind.COMPUTE
+    grant: Grant = _NO_GRANT
+    energy: int = 0
+    used: int = 0  # since the last utilisation sample, in millionths times nanoseconds
+
+
+class UtilisationSample(NamedTuple):
+    """What NVML's GetProcessUtilization reports: percent, stamped in Unix microseconds."""
+
+    stamp: int
+    pid: int
+    sm: int
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """What clients and the outside world ask of the GPU. Power in milliwatts, clocks in MHz.
+
+    ``ceiling`` is a limit that no client sees or sets (a BMC's): the enforced limit is the lower.
+    """
+
+    limit: int
+    lock_mhz: int | None = None  # highest locked clock
+    ceiling: int | None = None
+    throttle: Throttle | None = None
+    throttle_mhz: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """The whole state of one emulated GPU at the time ``at``. Energy in picojoules."""
+
+    board: Board
+    born: int
+    at: int
+    point: OperatingPoint
+    controls: Controls  # in force
+    asked: Controls  # what was last asked, which takes effect at ``due``
+    due: int
+    tenants: tuple[Tenant, ...] = ()
+    departed: tuple[tuple[int, int], ...] = ()  # pid and energy of detached processes
+    energy: int = 0
+    origin: int = 0  # the energy at which the counter last stood at zero
+    latched: int = 0  # the energy at the counter's latest edge
+    history: History = ()
+    power_instant: int = 0
+    power_average: int | None = None
+    utilisation: int = 0
+    memory_utilisation: int = 0
+    used: int = 0
+    sampled: int = 0  # time of the last utilisation sample
+    samples: tuple[UtilisationSample, ...] = ()
+    capped_ns: int = 0
+    throttled_ns: tuple[tuple[Throttle, int], ...] = ()
+    temperature: float = 30.0
+
+    @property
+    def enforced(self) -> int:
+        """The limit in force, in milliwatts."""
+        controls = self.controls
+        return controls.limit if controls.ceiling is None else min(controls.limit, controls.ceiling)
+
+    @property
+    def memory_used(self) -> int:
+        return self.board.reserved_memory + sum(tenant.memory for tenant in self.tenants)
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """Where the energy of one GPU went, in microjoules.
+
+    Exactly ``energy == idle + sum(processes.values())``. A process's energy is the dynamic energy
+    it caused, kept after it left; ``idle`` is the rest
+    and takes the roundings, less than a microjoule a process. ``progress`` is in units of work.
+    """
+
+    energy: int
+    idle: int
+    processes: dict[int, int]
+    progress: dict[int, float]
+
+
+def new_gpu(board: Board, now: int) -> Gpu:
+    """An idle GPU whose driver was just loaded."""
+    controls = Controls(limit=board.limits[1])
+    point = operate(board.silicon, (), controls.limit)
+    average = None if board.sensor.average_window is None else point.power
+    return Gpu(
+        board=board,
+        born=now,
+        at=now,
+        point=point,
+        controls=controls,
+        asked=controls,
+        due=now,
+        power_instant=point.power,
+        power_average=average,
+        sampled=now,
+    )
+
+
+def step(gpu: Gpu, now: int, wall: int, asked: Controls | None = None) -> Gpu:
+    """The GPU at ``now``; ``wall`` is Unix time in nanoseconds, for the samples' stamps.
+
+    ``asked`` is what clients ask at this moment; a change takes effect a cap latency later.
+    """
+    if now < gpu.at:
+        raise ValueError(f"time ran backwards: from {gpu.at} to {now}")
+    return _decided(_noticed(_accounted(gpu, now, wall), asked))
+
+
+def attached(gpu: Gpu, tenant: Tenant) -> Gpu:
+    """The GPU with one more process; ValueError if that pid is already there."""
+    if any(present.pid == tenant.pid for present in gpu.tenants):
+        raise ValueError(f"process {tenant.pid} is already on this GPU; detach it first")
+    return _decided(replace(gpu, tenants=(*gpu.tenants, tenant)))
+
+
+def detached(gpu: Gpu, pid: int) -> Gpu:
+    """The GPU without that process, whose energy stays known; ValueError if it is not there."""
+    leaving = [tenant for tenant in gpu.tenants if tenant.pid == pid]
+    if not leaving:
+        raise ValueError(f"process {pid} is not on this GPU")
+    staying = tuple(tenant for tenant in gpu.tenants if tenant.pid != pid)
+    departed = dict(gpu.departed)
+    departed[pid] = departed.get(pid, 0) + leaving[0].energy
+    return _decided(replace(gpu, tenants=staying, departed=tuple(departed.items())))
+
+
+def truth(gpu: Gpu) -> Truth:
+    """Where the energy went until ``gpu.at``."""
+    spent = dict(gpu.departed)
+    for tenant in gpu.tenants:
+        spent[tenant.pid] = spent.get(tenant.pid, 0) + tenant.energy
+    processes = {pid: energy // PICOJOULES for pid, energy in spent.items()}
+    energy = gpu.energy // PICOJOULES
+    return Truth(
+        energy=energy,
+        idle=energy - sum(processes.values()),
+        processes=processes,
+        progress={tenant.pid: tenant.work.done for tenant in gpu.tenants},
+    )
+
+
+def _accounted(gpu: Gpu, now: int, wall: int) -> Gpu:
+    """The GPU at ``now``, having drawn until then what it was said to draw."""
+    elapsed, power = now - gpu.at, gpu.point.power
+    energy = gpu.energy + picojoules(power, elapsed)
+    sensor = gpu.board.sensor
+    keep = max(sensor.average_window or 0, sensor.instant_window) + sensor.period
+    share = sum(tenant.grant.share for tenant in gpu.tenants)
+    throttle = gpu.controls.throttle
+    throttled = dict(gpu.throttled_ns)
+    if throttle is not None:
+        throttled[throttle] = throttled.get(throttle, 0) + elapsed
+    moved = replace(
+        gpu,
+        at=now,
+        energy=energy,
+        latched=_latched(gpu, now),
+        history=extended(gpu.history, Segment(gpu.at, now, power), keep),
+        tenants=tuple(_worked(tenant, elapsed) for tenant in gpu.tenants),
+        used=gpu.used + share * elapsed,
+        capped_ns=gpu.capped_ns + elapsed * gpu.point.capped,
+        throttled_ns=tuple(throttled.items()),
+        temperature=_warmed(gpu, elapsed),
+    )
+    return _sampled(_sensed(moved, gpu.at), gpu, wall)
+
+
+def _latched(gpu: Gpu, now: int) -> int:
+    """The energy at the counter's latest edge up to ``now``."""
+    if gpu.board.counter_step is None:
+        return gpu.latched
+    edge = last_edge(gpu.born, gpu.board.counter_step, now)
+    return gpu.latched if edge < gpu.at else gpu.energy + picojoules(gpu.point.power, edge - gpu.at)
+
+
+def _worked(tenant: Tenant, elapsed: int) -> Tenant:
+    grant = tenant.grant
+    return replace(
+        tenant,
+        work=tenant.work.after(elapsed, grant.speed),
+        energy=tenant.energy + picojoules(grant.power, elapsed),
+        used=tenant.used + grant.share * elapsed,
+    )
+
+
+def _sensed(gpu: Gpu, before: int) -> Gpu:
+    """The sensor's readings at its latest edge, if there was one after ``before``."""
+    sensor = gpu.board.sensor
+    edge = last_edge(gpu.born, sensor.period, gpu.at)
+    if edge <= before:
+        return gpu
+    return replace(
+        gpu,
+        power_instant=_shown(gpu, edge, sensor.instant_window) or 0,
+        power_average=_shown(gpu, edge, sensor.average_window),
+    )
+
+
+def _shown(gpu: Gpu, edge: int, window: int | None) -> int | None:
+    mean = None if window is None else mean_power(gpu.history, edge - window, edge)
+    return None if mean is None else mean + mean * gpu.board.sensor.gain_ppm // 1_000_000
+
+
+def _sampled(gpu: Gpu, before: Gpu, wall: int) -> Gpu:
+    """Utilisation samples for every sample edge since ``before``: in percent, non-zero only."""
+    period = gpu.board.sample_period
+    edge = last_edge(gpu.born, period, gpu.at)
+    if edge <= gpu.sampled:
+        return gpu
+    samples = list(gpu.samples)
+    # Only as many edges as the ring can hold; the first also covers any that are left out.
+    at = max(gpu.sampled + period, edge - (SAMPLES - 1) * period)
+    since, device, device_memory = gpu.sampled, 0, 0
+    over = {tenant.pid: tenant.used for tenant in before.tenants}
+    over_device = before.used
+    start = before.at
+    while at <= edge:
+        stamp = (wall - (gpu.at - at)) // 1000
+        device_memory = 0
+        for tenant in before.tenants:
+            used = over[tenant.pid] + tenant.grant.share * (at - start)
+            percent = _percent(used, at - since)
+            traffic = min(percent, round(percent * 0.6))
+            device_memory += traffic
+            if percent:
+                samples.append(UtilisationSample(stamp, tenant.pid, percent, traffic))
+            over[tenant.pid] = 0
+        share = sum(tenant.grant.share for tenant in before.tenants)
+        device = _percent(over_device + share * (at - start), at - since)
+        over_device = 0
+        start = since = at
+        at += period
+    rest = gpu.at - edge
+    return replace(
+        gpu,
+        samples=tuple(samples[-SAMPLES:]),
+        sampled=edge,
+        utilisation=device,
+        memory_utilisation=min(100, device_memory),
+        used=sum(tenant.grant.share for tenant in before.tenants) * rest,
+        tenants=tuple(replace(tenant, used=tenant.grant.share * rest) for tenant in gpu.tenants),
+    )
+
+
+def _percent(used: int, duration: int) -> int:
+    return min(100, round(used / (duration * 10_000))) if duration > 0 else 0
+
+
+def _warmed(gpu: Gpu, elapsed: int) -> float:
+    """A board of one thermal mass: 30 degrees unpowered, 80 at the highest limit, in 30 s."""
+    target = 30.0 + 50.0 * gpu.point.power / gpu.board.limits[2]
+    part = min(1.0, elapsed / 30e9)
+    return gpu.temperature + (target - gpu.temperature) * part
+
+
+def _noticed(gpu: Gpu, asked: Controls | None) -> Gpu:
+    """A change of what is asked takes effect a cap latency after it is noticed."""
+    if asked is not None and asked != gpu.asked:
+        gpu = replace(gpu, asked=asked, due=gpu.at + gpu.board.cap_latency)
+    return replace(gpu, controls=gpu.asked) if gpu.at >= gpu.due else gpu
+
+
+def _decided(gpu: Gpu) -> Gpu:
+    """The operating point that demands and controls imply from now on."""
+    controls = gpu.controls
+    ceilings = [mhz for mhz in (controls.lock_mhz, controls.throttle_mhz) if mhz is not None]
+    demands = [Demand(tenant.work.demand, tenant.work.kernel) for tenant in gpu.tenants]
+    point = operate(gpu.board.silicon, demands, gpu.enforced, min(ceilings, default=None))
+    tenants = tuple(
+        replace(tenant, grant=grant)
+        for tenant, grant in zip(gpu.tenants, point.grants, strict=True)
+    )
+    return replace(gpu, point=point, tenants=tenants)

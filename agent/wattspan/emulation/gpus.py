@@ -1,0 +1,225 @@
+"""The emulated GPUs of a host: who owns them gives them work, faults and time, and knows the truth.
+
+One object owns a file; any number of NVML clients, in any process, see the same boards through
+it. Time comes from the given clock. Call ``step`` often (10 ms is good), or ``start`` a thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from wattspan.emulation.gpu_boards import BOARDS, Board
+from wattspan.emulation.gpu_engine import (
+    Controls,
+    Gpu,
+    ProcessKind,
+    Tenant,
+    Truth,
+    attached,
+    detached,
+    new_gpu,
+    step,
+    truth,
+)
+from wattspan.emulation.gpu_faults import Faults
+from wattspan.emulation.gpu_publication import describe, publish
+from wattspan.emulation.gpu_work import Work
+from wattspan.emulation.nvml_layout import MAX_GPUS, MAX_PROCESSES, HostRecord
+from wattspan.emulation.nvml_state import EmulationError, GpuFile
+from wattspan.ports import Clock
+
+DRIVER_VERSION = "580.95.05"
+NVML_VERSION = "13.580.95.05"
+CUDA_VERSION = 13000
+_GIB = 1 << 30
+_PROC = Path("/proc")
+
+
+class EmulatedGpus:
+    """Emulated boards in a file that NVML clients read. Safe to use from several threads."""
+
+    def __init__(self, path: Path, boards: Sequence[Board | str], clock: Clock) -> None:
+        """Create ``path``. ``boards`` are values of ``gpu_boards`` or their keys ("h100")."""
+        if not 0 < len(boards) <= MAX_GPUS:
+            raise EmulationError(f"A host has 1 to {MAX_GPUS} emulated GPUs, not {len(boards)}.")
+        kinds = [BOARDS[board] if isinstance(board, str) else board for board in boards]
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._followed: set[tuple[int, int]] = set()
+        self._outside = [Controls(limit=board.limits[1]) for board in kinds]
+        born = clock.monotonic()
+        self._gpus = [new_gpu(board, born) for board in kinds]
+
+        def fill(host: HostRecord) -> None:
+            host.header.gpus = len(kinds)
+            host.header.driver_version = DRIVER_VERSION.encode()
+            host.header.nvml_version = NVML_VERSION.encode()
+            host.header.cuda_version = CUDA_VERSION
+            for index, gpu in enumerate(self._gpus):
+                describe(host.gpu[index], gpu, index)
+                publish(host.gpu[index].live, gpu, host.gpu[index].mig != 0)
+
+        self._file = GpuFile.create(path, fill)
+        self.faults = Faults(self._file, self._revise)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # ------------------------------------------------------------------------------- facts
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    def __len__(self) -> int:
+        return len(self._gpus)
+
+    def uuid(self, gpu: int) -> str:
+        text: bytes = self._file.identity(gpu).uuid
+        return text.decode()
+
+    def board(self, gpu: int) -> Board:
+        return self._gpus[gpu].board
+
+    def label(self, gpu: int) -> str:
+        """A name that says it is emulated, and from what its physics was made."""
+        board = self.board(gpu)
+        return f"Emulated {board.name} ({board.basis})"
+
+    def state(self, gpu: int) -> Gpu:
+        """The whole state at the last step."""
+        with self._lock:
+            return self._gpus[gpu]
+
+    def truth(self, gpu: int) -> Truth:
+        """Where the GPU's energy went until now, in microjoules, exactly."""
+        with self._lock:
+            self._advance(gpu)
+            return truth(self._gpus[gpu])
+
+    # --------------------------------------------------------------------------- processes
+
+    def attach(
+        self,
+        gpu: int,
+        pid: int,
+        work: Work,
+        *,
+        memory: int = _GIB,
+        kind: ProcessKind = ProcessKind.COMPUTE,
+        until_exit: bool = False,
+    ) -> None:
+        """Put a process on a GPU; ``until_exit`` takes it off when that process is gone.
+
+        ValueError if it is already there, if memory runs out, or if the list is full.
+        """
+        with self._lock:
+            present = self._gpus[gpu]
+            if len(present.tenants) >= MAX_PROCESSES:
+                raise ValueError(f"GPU {gpu} already has {MAX_PROCESSES} processes")
+            if present.memory_used + memory > present.board.memory:
+                raise ValueError(f"GPU {gpu} has too little memory left for process {pid}")
+            tenant = Tenant(pid, work, memory, kind)
+            self._advance(gpu, lambda state: attached(state, tenant))
+            if until_exit:
+                self._followed.add((gpu, pid))
+
+    def detach(self, gpu: int, pid: int) -> None:
+        """Take a process off a GPU; what it spent stays in the truth."""
+        with self._lock:
+            self._advance(gpu, lambda state: detached(state, pid))
+            self._followed.discard((gpu, pid))
+
+    # -------------------------------------------------------------------------------- time
+
+    def step(self) -> None:
+        """Bring every GPU to the present."""
+        with self._lock:
+            for index in range(len(self._gpus)):
+                self._advance(index)
+
+    def run(self, seconds: float, every: float = 0.01) -> None:
+        """Let ``seconds`` of the clock pass, stepping; with a manual clock, at once."""
+        start = self._clock.monotonic()
+        end, period = start + round(seconds * 1e9), round(every * 1e9)
+        while (now := self._clock.monotonic()) < end:
+            self._clock.sleep_until(min(end, now + period))
+            self.step()
+
+    def start(self, every: float = 0.01) -> None:
+        """Step in a thread of its own until ``close``, and notice exits of followed processes."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._keep_stepping, args=(every,), name="emulated-gpus", daemon=True
+            )
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop. The file stays, and clients go on seeing the last state."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._file.close()
+
+    def __enter__(self) -> EmulatedGpus:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _keep_stepping(self, every: float) -> None:
+        period, steps = round(every * 1e9), 0
+        while not self._stop.is_set():
+            self.step()
+            if steps % 10 == 0:
+                self._follow()
+            steps += 1
+            self._clock.sleep_until(self._clock.monotonic() + period)
+
+    def _follow(self) -> None:
+        for gpu, pid in tuple(self._followed):
+            if not _alive(pid):
+                self.detach(gpu, pid)
+
+    def _revise(self, gpu: int, change: Callable[[Controls], Controls]) -> None:
+        """Change what the world outside NVML asks of a GPU."""
+        with self._lock:
+            self._outside[gpu] = change(self._outside[gpu])
+            self._advance(gpu)
+
+    def _advance(self, index: int, change: Callable[[Gpu], Gpu] | None = None) -> None:
+        record = self._file.record(index)
+        with self._file.writing(index) as live:
+            now = self._clock.now()
+            asked = self._asked(index)
+            gpu = step(self._gpus[index], max(now.mono, self._gpus[index].at), now.wall, asked)
+            if (origin := self.faults.take_reset(index)) is not None:
+                gpu = replace(gpu, origin=gpu.energy - origin, latched=gpu.energy)
+            self._gpus[index] = gpu = gpu if change is None else change(gpu)
+            publish(live, gpu, record.mig != 0)
+
+    def _asked(self, index: int) -> Controls:
+        record = self._file.record(index)
+        lock = int(record.clock_request) & 0xFF_FFFF
+        return replace(
+            self._outside[index],
+            limit=int(record.limit_request) & 0xFFFF_FFFF,
+            lock_mhz=lock or None,
+        )
+
+
+def _alive(pid: int) -> bool:
+    """Whether the process still runs: a zombie holds no GPU context."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in {"Z", "X"}

@@ -1,0 +1,98 @@
+"""Building the emulated ``libnvidia-ml.so.1``, which any NVML client loads unchanged.
+
+Put its directory in ``LD_LIBRARY_PATH`` and the file of emulated GPUs in
+``WATTSPAN_EMULATED_GPUS`` before a client starts; or load it with ``ctypes.CDLL`` before the
+client's binding does, since it has the real library's SONAME.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import tempfile
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+from wattspan.emulation.nvml_layout import CONSTANTS, ENVIRONMENT, STRUCTURES
+from wattspan.emulation.nvml_library import MESSAGES, symbols
+from wattspan.emulation.nvml_state import EmulationError
+
+SONAME = "libnvidia-ml.so.1"
+_NAMES = {ctypes.c_uint32: "uint32_t", ctypes.c_uint64: "uint64_t", ctypes.c_char: "char"}
+_FLAGS = (
+    *("-std=c11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
+    *("-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{SONAME}", "-pthread"),
+)
+
+
+def build(directory: Path, compiler: str = "cc") -> Path:
+    """Compile the library into ``directory`` and return its path.
+
+    EmulationError says so when there is no C compiler, or what it complained about.
+    """
+    found = shutil.which(compiler)
+    if found is None:
+        raise EmulationError(
+            f"Cannot build {SONAME}: no C compiler {compiler!r} on PATH. "
+            "Install one (Debian: gcc libc6-dev), or use EmulatedNvml, which needs none."
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    library = directory / SONAME
+    sources = files("wattspan.emulation").joinpath("libnvidia_ml")
+    with as_file(sources) as here, tempfile.TemporaryDirectory() as generated:
+        _generate(Path(generated))
+        units = [*sorted(here.glob("*.c")), Path(generated) / "stubs.c"]
+        command = [found, *_FLAGS, f"-I{generated}", f"-I{here}", "-o", str(library)]
+        result = subprocess.run(  # noqa: S603 - the compiler that was found
+            [*command, *map(str, units)], capture_output=True, text=True, check=False
+        )
+    if result.returncode:
+        raise EmulationError(f"Cannot build {SONAME}: {found} says: {result.stderr.strip()}")
+    return library
+
+
+def environment(library: Path, gpus: Path) -> dict[str, str]:
+    """What a client's environment must hold to see the emulated GPUs and no others."""
+    return {"LD_LIBRARY_PATH": str(library.parent), ENVIRONMENT: str(gpus)}
+
+
+def _generate(directory: Path) -> None:
+    (directory / "layout.h").write_text(layout_header())
+    (directory / "stubs.c").write_text(_stubs())
+    (directory / "messages.inc").write_text(
+        "".join(f'case {code}: return "{text}";\n' for code, text in MESSAGES.items())
+    )
+
+
+def layout_header() -> str:
+    """``nvml_layout`` in C, with every offset asserted."""
+    lines = ["#pragma once", "#include <stddef.h>", "#include <stdint.h>"]
+    lines += [f"#define {name} {value:#x}ull" for name, value in CONSTANTS.items()]
+    lines.append(f'#define ENVIRONMENT "{ENVIRONMENT}"')
+    for structure in STRUCTURES:
+        name = structure.__name__
+        fields = [_field(field, kind) for field, kind, *_ in structure._fields_]
+        lines += [f"struct {name} {{", *fields, "};"]
+        lines.append(f'_Static_assert(sizeof(struct {name}) == {ctypes.sizeof(structure)}, "");')
+        for field, *_ in structure._fields_:
+            offset = getattr(structure, field).offset
+            lines.append(f'_Static_assert(offsetof(struct {name}, {field}) == {offset}, "");')
+    return "\n".join(lines) + "\n"
+
+
+def _field(name: str, kind: Any) -> str:
+    if issubclass(kind, ctypes.Array):
+        return f"    {_type(kind._type_)} {name}[{kind._length_}];"
+    return f"    {_type(kind)} {name};"
+
+
+def _type(kind: Any) -> str:
+    return _NAMES.get(kind, f"struct {kind.__name__}")
+
+
+def _stubs() -> str:
+    """NOT_SUPPORTED for every function; weak, so that a real definition replaces it."""
+    attributes = '__attribute__((weak, visibility("default")))'
+    return "".join(f"{attributes} int {name}(void) {{ return 3; }}\n" for name in sorted(symbols()))
