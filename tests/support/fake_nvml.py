@@ -55,6 +55,9 @@ class FakeNvml:
         self.gpus = list(gpus)
         self.errors: dict[Any, int] = {}
         self.calls: list[str] = []
+        self.seen: list[int] = []  # the time stamps that utilisation was asked from
+        self.fields_asked: list[int] = []
+        self.kinds: dict[int, int] = {}  # fields that answer with another value type
         self.initialised = 0
         self.generation = 0
         self.before: Callable[[str], None] = lambda _name: None
@@ -74,6 +77,12 @@ class FakeNvml:
     def _joules(self, gpu: FakeGpu) -> float:
         elapsed = self.clock.monotonic() - gpu.since
         return gpu.joules + gpu.watts * (elapsed // gpu.step_ns * gpu.step_ns) / 1e9
+
+    def _handle(self, name: str, gpu: FakeGpu) -> tuple[FakeGpu, int]:
+        code = self.errors.get((name, gpu.uuid), 0) or self.errors.get(gpu.uuid, 0)
+        if code:
+            raise pynvml.NVMLError(code)
+        return gpu, self.generation
 
     def _enter(self, name: str, handle: Any = None) -> FakeGpu:
         self.calls.append(name)
@@ -112,17 +121,13 @@ class FakeNvml:
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:  # noqa: N802
         self._enter("nvmlDeviceGetHandleByIndex")
-        handle = (self.gpus[index], self.generation)
-        self._enter("nvmlDeviceGetHandleByIndex", handle)
-        return handle
+        return self._handle("nvmlDeviceGetHandleByIndex", self.gpus[index])
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:  # noqa: N802
         self._enter("nvmlDeviceGetHandleByUUID")
         for gpu in self.gpus:
             if gpu.uuid == uuid:
-                handle = (gpu, self.generation)
-                self._enter("nvmlDeviceGetHandleByUUID", handle)
-                return handle
+                return self._handle("nvmlDeviceGetHandleByUUID", gpu)
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     def __getattr__(self, name: str) -> Any:
@@ -139,10 +144,11 @@ class FakeNvml:
     def fields(self, gpu: FakeGpu, numbers: list[int]) -> list[SimpleNamespace]:
         milliwatts = round(gpu.watts * 1000)
         known = {185: milliwatts, 186: milliwatts, **gpu.limits, **gpu.throttled}
+        self.fields_asked += numbers
         entries = []
         for number in numbers:
             code = self.errors.get(number, 0) or (0 if number in known else 3)
-            kind = ULL if number in gpu.throttled else UI
+            kind = self.kinds.get(number, ULL if number in gpu.throttled else UI)
             value = SimpleNamespace(uiVal=known.get(number, 0), ullVal=known.get(number, 0))
             entries.append(
                 SimpleNamespace(fieldId=number, nvmlReturn=code, valueType=kind, value=value)
@@ -150,6 +156,7 @@ class FakeNvml:
         return entries
 
     def process_utilisation(self, gpu: FakeGpu, last_seen: int) -> list[SimpleNamespace]:
+        self.seen.append(last_seen)
         fresh = [sample for sample in gpu.samples if sample[0] > last_seen]
         if not fresh:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
@@ -191,4 +198,5 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetClockInfo": lambda _n, _g, kind: {1: 1980, 2: 2619}[kind],
     "nvmlDeviceGetTemperature": lambda _n, _g, _sensor: 41,
     "nvmlDeviceGetCurrentClocksEventReasons": lambda _n, g: g.reasons,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _n, g: g.reasons,
 }

@@ -162,7 +162,6 @@ def new_session(
 ) -> NvmlSession:
     """What the thread drives; a test drives it itself."""
     pace = Pace(
-        energy=settings.interval,
         usage=settings.usage_interval,
         processes=settings.process_interval,
         condition=settings.status_interval,

@@ -49,6 +49,7 @@ class GpuProcesses:
         now = clock.now()
         self._offset = now.wall - now.mono
         self._seen = now.wall // _MICROSECOND
+        self._outdated = 0  # stamps up to here may be from before the clock was set back
         self._listed: frozenset[int] = frozenset()
         self._known: dict[int, Consumer] = {}
         self.misdated = 0  # samples of the last look whose stamps cannot be
@@ -81,7 +82,7 @@ class GpuProcesses:
             if stamp <= self._seen:
                 continue
             if stamp * _MICROSECOND > now.wall + _AHEAD or entry.smUtil > 100:
-                self.misdated += 1
+                self.misdated += stamp > self._outdated
                 continue
             newest = max(newest, stamp)
             samples.append(self._sample(entry, stamp * _MICROSECOND - self._offset, now.asleep))
@@ -96,6 +97,7 @@ class GpuProcesses:
         offset = now.wall - now.mono
         moved = offset - self._offset
         if abs(moved) > _STEPPED:
+            self._outdated = (now.wall - moved) // _MICROSECOND
             self._seen += moved // _MICROSECOND
         self._offset = offset
 

@@ -18,8 +18,8 @@ from wattspan.sources.nvml_device import SOURCE, Findings, Gpu, Identity, Pace
 FIRST_DELAY = SECOND
 LONGEST_DELAY = 30 * SECOND
 AFRESH_EVERY = 8
-"""So many vain attempts to get a lost GPU back, then the library is initialised anew, although
-the other GPUs are well: a driver bound again is not seen otherwise."""
+"""After so many failures to get a lost GPU back, the library is initialised anew, although the
+other GPUs are well: a driver bound again is not seen otherwise."""
 
 
 class Backoff:
@@ -148,10 +148,6 @@ class NvmlSession:
         for key, lost in list(self._lost.items()):
             if not lost.backoff.is_due(now):
                 continue
-            lost.backoff.failed(now)
-            if lost.backoff.attempts % AFRESH_EVERY == 0:
-                self._begin_afresh(found)
-                return
             try:
                 handle = self._handle_of(lost)
                 gpu = self._gpu(handle, lost.index)
@@ -159,6 +155,10 @@ class NvmlSession:
                 lost.code = nvml_calls.code_of(error)
                 if lost.code in nvml_calls.OF_THE_SESSION:
                     self._fail(lost.code, found)
+                    return
+                lost.backoff.failed(now)
+                if lost.backoff.attempts % AFRESH_EVERY == 0:
+                    self._begin_afresh(found)
                     return
                 continue
             del self._lost[key]

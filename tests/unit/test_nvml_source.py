@@ -1,0 +1,190 @@
+"""The source around the thread: prompt whatever the driver does, bounded, and gone when closed."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from support.fake_nvml import FakeGpu, FakeNvml
+from support.waiting import eventually
+from wattspan.model import Trouble
+from wattspan.ports import CounterSource, SourceContext, SourceError
+from wattspan.settings import Duration, SettingError, convert
+from wattspan.sources.nvml import LIBRARY, NvmlSettings, NvmlSource, open_nvml, plugin
+from wattspan.testing import FakeDirectory, ManualClock
+
+
+class Hanging:
+    """Makes one function block until it is let go."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.entered = threading.Event()
+        self.let_go = threading.Event()
+
+    def __call__(self, name: str) -> None:
+        if name == self.name:
+            self.entered.set()
+            self.let_go.wait(30)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def nvml(clock: ManualClock) -> FakeNvml:
+    return FakeNvml(clock, FakeGpu("GPU-a"))
+
+
+def opened(nvml: Any, clock: ManualClock, **settings: Any) -> NvmlSource:
+    fast = {"interval": Duration.parse("10ms"), **settings}
+    source = open_nvml(NvmlSettings(**fast), SourceContext(clock, FakeDirectory(), nvml=nvml))
+    assert isinstance(source, NvmlSource)
+    return source
+
+
+@pytest.fixture
+def source(nvml: FakeNvml, clock: ManualClock) -> Iterator[NvmlSource]:
+    source = opened(nvml, clock)
+    yield source
+    source.close()
+
+
+def test_it_is_a_counter_source(source: NvmlSource) -> None:
+    assert isinstance(source, CounterSource)
+    assert source.name == "nvml"
+
+
+def test_what_the_thread_reads_is_collected_once(source: NvmlSource, clock: ManualClock) -> None:
+    batch = eventually(lambda: (b := source.read()).readings and b, "a first reading")
+    assert batch.domains[0].id == "gpu:GPU-a"
+    seen = {reading.at for reading in batch.readings}
+    clock.advance(0.1)
+    later = eventually(
+        lambda: [r for r in source.read().readings if r.at not in seen], "a second reading"
+    )
+    assert later[0].counter > batch.readings[0].counter
+
+
+def test_domains_and_statuses_are_told_every_time(source: NvmlSource) -> None:
+    eventually(lambda: source.read().gpus, "a status")
+    first, second = source.read(), source.read()
+    assert first.domains is second.domains
+    assert first.gpus == second.gpus != ()
+
+
+def test_a_hanging_call_never_blocks_the_reader_and_is_named(
+    nvml: FakeNvml, clock: ManualClock
+) -> None:
+    hanging = Hanging("nvmlDeviceGetTotalEnergyConsumption")
+    nvml.before = hanging
+    source = opened(nvml, clock)
+    assert hanging.entered.wait(20)
+    assert source.read().failures == ()
+    clock.advance(2.5)
+    (failure,) = source.read().failures
+    assert failure.trouble is Trouble.STUCK
+    assert "nvmlDeviceGetTotalEnergyConsumption" in failure.cause
+    hanging.let_go.set()
+    eventually(lambda: source.read().readings, "a reading once the call returned")
+    assert source.read().failures == ()
+    source.close()
+
+
+def test_a_hanging_initialisation_is_stuck_too(nvml: FakeNvml, clock: ManualClock) -> None:
+    hanging = Hanging("nvmlInit")
+    nvml.before = hanging
+    source = opened(nvml, clock)
+    assert hanging.entered.wait(20)
+    clock.advance(3)
+    (failure,) = source.read().failures
+    assert "nvmlInit" in failure.cause
+    hanging.let_go.set()
+    source.close()
+
+
+def test_a_stuck_thread_does_not_hold_up_the_end(nvml: FakeNvml, clock: ManualClock) -> None:
+    hanging = Hanging("nvmlDeviceGetUtilizationRates")
+    nvml.before = hanging
+    source = opened(nvml, clock)
+    assert hanging.entered.wait(20)
+    clock.advance(60)
+    source.close()  # returns although the call does not
+    (thread,) = [t for t in threading.enumerate() if t.name == "wattspan-nvml"]
+    assert thread.daemon
+    hanging.let_go.set()
+    thread.join(20)
+    assert nvml.initialised == 0  # let go of as soon as it was possible
+
+
+def test_statuses_that_are_not_renewed_are_withdrawn(nvml: FakeNvml, clock: ManualClock) -> None:
+    source = opened(nvml, clock)
+    eventually(lambda: source.read().gpus, "a status")
+    nvml.errors["GPU-a"] = 15
+    clock.advance(10)
+    assert source.read().gpus == ()
+    source.close()
+
+
+def test_closing_ends_the_thread_and_the_library(nvml: FakeNvml, clock: ManualClock) -> None:
+    source = opened(nvml, clock)
+    eventually(lambda: source.read().readings, "a reading")
+    source.close()
+    assert not [t for t in threading.enumerate() if t.name == "wattspan-nvml"]
+    assert nvml.initialised == 0
+    source.close()
+
+
+def test_a_driver_not_loaded_opens_and_reports(nvml: FakeNvml, clock: ManualClock) -> None:
+    nvml.errors["nvmlInit"] = 9
+    source = opened(nvml, clock)
+    (failure,) = eventually(lambda: source.read().failures, "a failure")
+    assert failure.trouble is Trouble.ABSENT
+    nvml.errors.clear()
+
+    def reading() -> object:
+        clock.advance(1)
+        return source.read().readings
+
+    eventually(reading, "a reading from the driver loaded meanwhile")
+    source.close()
+
+
+def test_switched_off_it_is_not_opened(nvml: FakeNvml, clock: ManualClock) -> None:
+    context = SourceContext(clock, FakeDirectory(), nvml=nvml)
+    assert open_nvml(NvmlSettings(enabled=False), context) is None
+    assert nvml.calls == []
+
+
+def test_without_the_library_it_depends_on_who_asked(clock: ManualClock) -> None:
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        pass
+    else:
+        pytest.skip(f"this machine has {LIBRARY}")
+    context = SourceContext(clock, FakeDirectory())
+    assert open_nvml(NvmlSettings(), context) is None
+    with pytest.raises(SourceError, match="libnvidia-ml"):
+        open_nvml(NvmlSettings(enabled=True), context)
+
+
+def test_settings_are_read_from_their_table() -> None:
+    settings = convert({"enabled": True, "interval": "50ms"}, plugin.settings, "sources.nvml")
+    assert isinstance(settings, NvmlSettings)
+    assert settings.interval == 50_000_000
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("interval", "0ms"), ("process_interval", "100ms"), ("deadline", "50ms")],
+)
+def test_a_setting_that_cannot_be_is_refused(key: str, value: str) -> None:
+    with pytest.raises(SettingError, match=key):
+        convert({key: value}, NvmlSettings, "sources.nvml")

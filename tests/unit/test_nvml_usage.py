@@ -1,0 +1,349 @@
+"""Who used a GPU: from utilisation samples to nanoseconds for each process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from support.fake_nvml import FakeGpu
+from support.nvml_bench import SERVE, TRAIN, Bench
+from wattspan.model import Consumer, PayerInfo, Trouble
+from wattspan.sources.nvml_processes import in_nested_pid_namespace
+
+SAMPLES_REFUSED = {"nvmlDeviceGetProcessUtilization": 3}
+
+
+def busy(bench: Bench, *users: tuple[Consumer, int], device: int | None = None) -> None:
+    """Let each of ``users`` keep the GPU that many percent busy from now on."""
+    total = sum(percent for _, percent in users)
+    bench.gpu.utilisation = (total if device is None else device, 0)
+    bench.gpu.running = [user.pid for user, _ in users]
+
+
+def sampling(bench: Bench, *users: tuple[Consumer, int]) -> Callable[[], None]:
+    def each() -> None:
+        for user, percent in users:
+            bench.nvml.sample(bench.gpu, user.pid, percent)
+
+    return each
+
+
+def test_a_process_is_charged_its_share_of_the_time() -> None:
+    bench = Bench()
+    bench.turn()
+    busy(bench, (TRAIN, 60), (SERVE, 20))
+    bench.run(10, each=sampling(bench, (TRAIN, 60), (SERVE, 20)))
+    covered = (bench.usages[-1].end.mono - bench.usages[0].start.mono) / 1e9
+    assert covered > 8.5
+    assert bench.spent(TRAIN) == pytest.approx(0.60 * covered)
+    assert bench.spent(SERVE) == pytest.approx(0.20 * covered)
+    assert bench.unclaimed() == pytest.approx(0, abs=0.001)
+
+
+@pytest.mark.parametrize("period", [0.1, 0.2, 0.5, 1.0])
+def test_the_share_does_not_depend_on_how_often_the_driver_samples(period: float) -> None:
+    bench = Bench()
+    bench.turn()
+    busy(bench, (TRAIN, 50))
+    every = round(period / 0.1)
+    count = 0
+
+    def each() -> None:
+        nonlocal count
+        count += 1
+        if count % every == 0:
+            bench.nvml.sample(bench.gpu, TRAIN.pid, 50)
+
+    bench.run(30, each=each)
+    start = len(bench.usages) // 2
+    late = bench.usages[start:]
+    covered = (late[-1].end.mono - late[0].start.mono) / 1e9
+    assert sum(u.spent.get(TRAIN, 0) for u in late) / 1e9 == pytest.approx(covered / 2, rel=0.01)
+
+
+def test_periods_without_use_are_not_charged() -> None:
+    """NVML leaves out samples of zero: every second one is missing."""
+    bench = Bench()
+    bench.turn()
+    busy(bench, (TRAIN, 80), device=40)
+    sample = sampling(bench, (TRAIN, 80))
+    bench.run(2, each=sample)  # as long as it is busy throughout, the period shows
+    spent, end = bench.spent(TRAIN), bench.usages[-1].end.mono
+    on = False
+
+    def each() -> None:
+        nonlocal on
+        on = not on
+        if on:
+            sample()
+
+    bench.run(2, each=each)
+    covered = (bench.usages[-1].end.mono - end) / 1e9
+    assert (bench.spent(TRAIN) - spent) < 0.75 * 0.80 * covered
+
+
+def test_records_follow_each_other_without_gap_or_overlap() -> None:
+    bench = Bench()
+    bench.turn()
+    begun = bench.readings[0].at
+    bench.run(3)
+    busy(bench, (TRAIN, 60))
+    bench.run(3, every=0.13, each=sampling(bench, (TRAIN, 60)))
+    bench.clock.advance(4.2)
+    bench.run(3)
+    assert bench.usages[0].start == begun
+    pairs = list(zip(bench.usages, bench.usages[1:], strict=False))
+    assert pairs
+    assert all(earlier.end == later.start for earlier, later in pairs)
+    assert all(u.capacity == u.end.mono - u.start.mono > 0 for u in bench.usages)
+
+
+def test_records_flow_while_nobody_uses_the_gpu() -> None:
+    bench = Bench()
+    bench.turn()
+    bench.run(5)
+    assert bench.clock.now().mono - bench.usages[-1].end.mono <= 1.5e9
+    assert all(usage.busy == 0 for usage in bench.usages)
+
+
+def test_the_gpu_that_was_busy_beyond_its_processes_keeps_a_remainder() -> None:
+    bench = Bench()
+    bench.turn()
+    busy(bench, (TRAIN, 30), device=90)
+    bench.run(10, each=sampling(bench, (TRAIN, 30)))
+    covered = (bench.usages[-1].end.mono - bench.usages[0].start.mono) / 1e9
+    assert bench.spent(TRAIN) == pytest.approx(0.30 * covered)
+    assert bench.unclaimed() == pytest.approx(0.60 * covered)
+
+
+def test_a_device_figure_that_trails_leaves_no_remainder() -> None:
+    """The device's utilisation is smoothed: it rises late and falls late by as much."""
+    bench = Bench()
+    bench.turn()
+    busy(bench, (TRAIN, 100), device=0)
+    bench.run(0.8, each=sampling(bench, (TRAIN, 100)))
+    busy(bench, (TRAIN, 100))
+    bench.run(5, each=sampling(bench, (TRAIN, 100)))
+    bench.run(0.8)
+    bench.gpu.utilisation = (0, 0)
+    bench.run(5)
+    assert bench.unclaimed() == pytest.approx(0, abs=0.01)
+    assert bench.spent(TRAIN) == pytest.approx(5.8)
+
+
+def test_more_than_all_of_the_time_keeps_its_proportions() -> None:
+    bench = Bench()
+    bench.turn()
+    busy(bench, (TRAIN, 90), (SERVE, 60), device=100)
+    bench.run(5, each=sampling(bench, (TRAIN, 90), (SERVE, 60)))
+    assert bench.spent(TRAIN) / bench.spent(SERVE) == pytest.approx(1.5)
+    assert bench.unclaimed() == 0
+
+
+def test_holders_of_a_context_are_present_without_being_charged() -> None:
+    bench = Bench()
+    bench.gpu.running = [TRAIN.pid, SERVE.pid, 4711]
+    bench.turn()
+    bench.run(5)
+    assert bench.usages[-1].present == {TRAIN, SERVE}
+    assert bench.usages[-1].spent == {}
+
+
+def test_a_process_nobody_knows_is_unclaimed() -> None:
+    bench = Bench()
+    bench.turn()
+    busy(bench, (Consumer(4711, 0), 50))
+    bench.run(5, each=sampling(bench, (Consumer(4711, 0), 50)))
+    covered = (bench.usages[-1].end.mono - bench.usages[0].start.mono) / 1e9
+    assert bench.unclaimed() == pytest.approx(covered / 2)
+
+
+def test_a_process_that_has_just_ended_is_still_charged() -> None:
+    bench = Bench()
+    bench.turn()
+    busy(bench, (TRAIN, 50))
+    bench.run(2, each=sampling(bench, (TRAIN, 50)))
+    sampling(bench, (TRAIN, 50))()
+    del bench.directory.infos[TRAIN]
+    bench.gpu.utilisation, bench.gpu.running = (0, 0), []
+    bench.run(4)
+    assert bench.spent(TRAIN) == pytest.approx(1.0)
+    assert bench.unclaimed() == pytest.approx(0)
+
+
+def test_a_pid_used_again_is_not_charged_for_who_had_it_before() -> None:
+    bench = Bench()
+    bench.turn()
+    busy(bench, (TRAIN, 50))
+    bench.run(2, each=sampling(bench, (TRAIN, 50)))
+    sampling(bench, (TRAIN, 50))()
+    successor = Consumer(TRAIN.pid, bench.clock.monotonic() // 10_000_000 + 10)
+    bench.directory.infos = {successor: PayerInfo(successor, "next")}
+    bench.gpu.utilisation, bench.gpu.running = (0, 0), []
+    bench.run(4)
+    assert bench.spent(successor) == 0
+    assert bench.spent(TRAIN) == pytest.approx(1.0)
+
+
+def test_each_sample_is_asked_for_once() -> None:
+    bench = Bench()
+    bench.turn()
+    busy(bench, (TRAIN, 50))
+    bench.run(3, each=sampling(bench, (TRAIN, 50)))
+    assert bench.nvml.seen[0] >= 1_700_000_000_000_000  # never the whole buffer
+    assert bench.nvml.seen[2:] == sorted(set(bench.nvml.seen[2:]))
+
+
+def test_a_clock_set_back_hides_no_samples() -> None:
+    bench = Bench()
+    bench.turn()
+    busy(bench, (TRAIN, 50))
+    sample = sampling(bench, (TRAIN, 50))
+    bench.run(5, each=sample)
+    bench.clock.step_wall(-3600)
+    bench.run(5, each=sample)
+    assert bench.spent(TRAIN) == pytest.approx(4.9, abs=0.5)
+    assert bench.batch.failures == ()
+
+
+def test_a_clock_set_forward_loses_no_samples() -> None:
+    bench = Bench()
+    bench.turn()
+    busy(bench, (TRAIN, 50))
+    sample = sampling(bench, (TRAIN, 50))
+    bench.run(5, each=sample)
+    bench.clock.step_wall(3600)
+    bench.run(5, each=sample)
+    assert bench.spent(TRAIN) == pytest.approx(4.9, abs=0.5)
+
+
+def test_samples_that_cannot_be_are_named() -> None:
+    bench = Bench()
+    bench.turn()
+    bench.gpu.samples.append((bench.clock.now().wall // 1000 + 60_000_000, TRAIN.pid, 50))
+    bench.gpu.samples.append((bench.clock.now().wall // 1000 + 1, TRAIN.pid, 4_000_000))
+    bench.run(0.5)
+    assert bench.failure("process utilisation").trouble is Trouble.MALFORMED
+    assert bench.spent(TRAIN) == 0
+
+
+def test_where_processes_cannot_be_told_apart_nothing_is_guessed() -> None:
+    """Not even with a single process on the GPU: it need not be the one that works."""
+    bench = Bench()
+    bench.nvml.errors |= SAMPLES_REFUSED
+    busy(bench, (TRAIN, 70))
+    bench.turn()
+    bench.run(5)
+    covered = (bench.usages[-1].end.mono - bench.usages[0].start.mono) / 1e9
+    assert bench.spent(TRAIN) == 0
+    assert bench.unclaimed() == pytest.approx(0.7 * covered)
+    assert bench.domain().method == "none"
+    assert "does not support" in bench.failure("process utilisation").cause
+
+
+def test_a_divided_gpu_is_unattributed_and_says_why() -> None:
+    bench = Bench(FakeGpu("GPU-a", mig=1))
+    bench.nvml.errors |= SAMPLES_REFUSED | {"nvmlDeviceGetUtilizationRates": 3}
+    bench.turn()
+    bench.run(5)
+    assert all(usage.unclaimed == usage.capacity for usage in bench.usages)
+    assert "MIG" in bench.failure("process utilisation").cause
+    assert bench.statuses[-1].mig is True
+    assert bench.statuses[-1].utilisation is None
+
+
+def test_a_gpu_made_whole_again_is_attributed_within_a_minute() -> None:
+    bench = Bench()
+    bench.nvml.errors |= SAMPLES_REFUSED
+    bench.turn()
+    bench.run(2)
+    bench.nvml.errors.clear()
+    bench.run(61)
+    assert bench.domain().method == "gpu-sm-utilisation"
+    assert bench.batch.failures == ()
+
+
+def test_a_device_that_tells_no_utilisation_of_its_own_owes_no_remainder() -> None:
+    bench = Bench()
+    bench.nvml.errors["nvmlDeviceGetUtilizationRates"] = 3
+    bench.turn()
+    busy(bench, (TRAIN, 50))
+    bench.run(5, each=sampling(bench, (TRAIN, 50)))
+    assert bench.spent(TRAIN) > 1.5
+    assert bench.unclaimed() == 0
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND])
+def test_an_empty_buffer_means_that_nobody_used_the_gpu(code: int) -> None:
+    """The binding raises "success" for it; the driver answers "not found"."""
+    bench = Bench()
+
+    def empty(name: str) -> None:
+        if name == "nvmlDeviceGetProcessUtilization":
+            raise pynvml.NVMLError(code)
+
+    bench.nvml.before = empty
+    bench.turn()
+    bench.run(3)
+    assert bench.batch.failures == ()
+    assert bench.usages[-1].busy == 0
+    assert bench.domain().method == "gpu-sm-utilisation"
+
+
+def test_a_list_that_grows_between_two_calls_is_asked_for_again() -> None:
+    bench = Bench()
+    bench.turn()
+    busy(bench, (TRAIN, 50))
+    refused = 0
+
+    def grow(name: str) -> None:
+        nonlocal refused
+        if name == "nvmlDeviceGetProcessUtilization":
+            refused = (refused + 1) % 3
+            bench.nvml.errors[name] = 7 if refused else 0
+
+    bench.nvml.before = grow
+    bench.run(5, each=sampling(bench, (TRAIN, 50)))
+    assert bench.spent(TRAIN) > 1.5
+    assert bench.batch.failures == ()
+
+
+def test_in_a_pid_namespace_only_listed_processes_are_believed() -> None:
+    bench = Bench(nested=True)
+    bench.turn()
+    busy(bench, (TRAIN, 40))
+    bench.gpu.utilisation = (80, 0)
+    bench.run(1)  # SERVE's pid comes from the host, and is somebody else's here
+    bench.run(5, each=sampling(bench, (TRAIN, 40), (SERVE, 40)))
+    assert bench.spent(TRAIN) > 1.5
+    assert bench.spent(SERVE) == 0
+    assert bench.unclaimed() >= bench.spent(TRAIN)
+    assert "hostPID" in bench.failure("all processes").remedy
+
+
+def test_the_hosts_pid_namespace_is_recognised(tmp_path: Path) -> None:
+    assert in_nested_pid_namespace(tmp_path)  # nobody can tell: do not believe
+    assert in_nested_pid_namespace() in {True, False}
+
+
+def test_process_lists_are_asked_once_a_second_at_most() -> None:
+    bench = Bench()
+    bench.turn()
+    bench.run(10)
+    assert bench.nvml.calls.count("nvmlDeviceGetComputeRunningProcesses") == 11
+
+
+def test_an_expensive_process_list_is_asked_less_often() -> None:
+    bench = Bench()
+
+    def slow(name: str) -> None:
+        if name.endswith("RunningProcesses"):
+            bench.clock.advance(0.020)
+
+    bench.nvml.before = slow
+    bench.turn()
+    bench.run(30)
+    assert bench.nvml.calls.count("nvmlDeviceGetComputeRunningProcesses") <= 11
