@@ -1,0 +1,210 @@
+"""The ``estimate`` source plugin: a load model in the place of counters. Off unless asked for.
+
+Every figure is labelled ``estimated``. See docs/reference/estimate.md for what it is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from wattspan.model import (
+    SECOND,
+    Domain,
+    Failure,
+    HwType,
+    Instant,
+    Microjoules,
+    Milliwatts,
+    Provenance,
+    Reading,
+    Trouble,
+    energy_at,
+)
+from wattspan.ports import (
+    Batch,
+    Clock,
+    ConfigError,
+    CounterSource,
+    SourceContext,
+    SourceError,
+    SourcePlugin,
+)
+from wattspan.settings import Table
+from wattspan.sources.cpu_stat import StatFile, sockets_of_cpus
+from wattspan.sources.load_model import LoadModel
+from wattspan.sources.powercap_scan import ENERGY, scan
+
+NAME = "estimate"
+
+
+class EstimateSettings(Table, frozen=True):
+    """``[sources.estimate]``. Watts are of one socket; no guess stands in for ``tdp_watts``."""
+
+    enabled: bool = False
+    tdp_watts: float = 0.0
+    idle_fraction: float = 0.3
+    curvature: float = 1.4
+    dram_gigabytes: float = 0.0
+    dram_watts_per_gigabyte: float = 0.375
+    procfs: str = "/proc"
+    sysfs: str = "/sys"
+
+
+@dataclass(slots=True)
+class _Account:
+    """What one domain has drawn so far by the model."""
+
+    domain: Domain
+    energy: int = 0  # microjoules
+
+
+class EstimateSource:
+    """A CounterSource whose counters are sums of modelled power.
+
+    ``dram`` is the constant power of the memory in milliwatts; 0 for no such domain.
+
+    It answers once a second at most: the CPU times it rests on move in steps of 10 ms, and a
+    curve applied to their noise would be biased.
+    """
+
+    def __init__(
+        self,
+        stat: StatFile,
+        clock: Clock,
+        model: LoadModel,
+        *,
+        sockets: Mapping[int, int],
+        dram: int = 0,
+        beside_counters: bool = False,
+        provenance: Provenance = Provenance.ESTIMATED,
+    ) -> None:
+        self._stat = stat
+        self._clock = clock
+        self._model = model
+        self._socket_of = sockets
+        self._dram = dram
+        self._before: tuple[Instant, dict[int, int]] | None = None
+
+        def domain(path: str, hw_type: HwType, resource: str, method: str, what: str) -> Domain:
+            why = f"{what}, estimated from load: this host has no counter that can be read"
+            if beside_counters:
+                why = f"{what}, estimated from load beside counters that are there"
+            return Domain(
+                id=f"{NAME}:{path}",
+                hw_type=hw_type,
+                name=path,
+                source=NAME,
+                provenance=provenance,
+                in_cover=not beside_counters,
+                resource=None if beside_counters else resource,
+                method="none" if beside_counters else method,
+                resolution=SECOND,
+                why=why,
+            )
+
+        self._packages = {
+            socket: _Account(
+                domain(f"package-{socket}", HwType.CPU, f"cpu:{socket}", "cpu-time", "the package")
+            )
+            for socket in sorted(set(sockets.values()))
+        }
+        self._memory = (
+            _Account(domain("dram", HwType.MEMORY, "cpu", "cpu-time-proxy", "memory by its size"))
+            if dram
+            else None
+        )
+        accounts = [*self._packages.values(), *([self._memory] if self._memory else [])]
+        self._accounts = tuple(accounts)
+        self._domains = tuple(account.domain for account in accounts)
+
+    @property
+    def name(self) -> str:
+        return NAME
+
+    def read(self) -> Batch:
+        at = self._clock.now()
+        if self._before is not None and at.mono - self._before[0].mono < SECOND:
+            return Batch(self._domains)
+        try:
+            busy = self._stat.busy()
+        except (OSError, ValueError) as error:
+            failure = Failure(
+                NAME, str(self._stat.path), Trouble.RETRY, str(error), "It is read again."
+            )
+            return Batch(self._domains, failures=(failure,))
+        if self._before is not None:
+            self._add(at, busy)
+        self._before = (at, busy)
+        readings = tuple(Reading(a.domain.id, at, Microjoules(a.energy)) for a in self._accounts)
+        return Batch(self._domains, readings)
+
+    def close(self) -> None:
+        self._stat.close()
+
+    def _add(self, at: Instant, busy: dict[int, int]) -> None:
+        assert self._before is not None  # noqa: S101 - the caller has looked
+        then, before = self._before
+        duration = at.mono - then.mono
+        for socket, account in self._packages.items():
+            cpus = [cpu for cpu in busy if cpu in before and self._socket_of.get(cpu, 0) == socket]
+            spent = sum(max(0, busy[cpu] - before[cpu]) for cpu in cpus)
+            power = self._model.power(spent, duration * len(cpus))
+            account.energy += energy_at(power, duration)
+        if self._memory is not None:
+            self._memory.energy += energy_at(self._dram, duration)
+
+
+def open_estimate(settings: EstimateSettings, context: SourceContext) -> CounterSource | None:
+    """The source; None unless it is enabled.
+
+    ConfigError where the model's figures are missing or cannot be, SourceError where the CPU
+    times cannot be read. Beside readable counters it stays out of the cover: nothing is counted
+    twice, and the estimate can be held against the measurement.
+    """
+    if not settings.enabled:
+        return None
+    if settings.tdp_watts <= 0:
+        raise ConfigError(
+            "Cannot estimate CPU energy: sources.estimate.tdp_watts is not set. Write the "
+            "processor's thermal design power in watts, as its maker's data sheet gives it."
+        )
+    try:
+        busy = Milliwatts(round(settings.tdp_watts * 1000))
+        idle = Milliwatts(round(busy * settings.idle_fraction))
+        model = LoadModel(idle, busy, settings.curvature)
+    except ValueError as error:
+        raise ConfigError(f"Cannot estimate CPU energy: {error} in [sources.estimate].") from None
+    sysfs = context.sysfs or Path(settings.sysfs)
+    try:
+        stat = StatFile(Path(settings.procfs) / "stat")
+        cpus = stat.busy()
+    except (OSError, ValueError) as error:
+        raise SourceError(
+            f"Cannot estimate CPU energy: CPU times are not to be had: {error}. "
+            "Check sources.estimate.procfs."
+        ) from None
+    return EstimateSource(
+        stat,
+        context.clock,
+        model,
+        sockets=sockets_of_cpus(sysfs, cpus),
+        dram=round(settings.dram_gigabytes * settings.dram_watts_per_gigabyte * 1000),
+        beside_counters=_counted(sysfs),
+        provenance=Provenance.EMULATED if context.emulated else Provenance.ESTIMATED,
+    )
+
+
+def _counted(sysfs: Path) -> bool:
+    """Whether a counter of this host can be read."""
+    for path in scan(sysfs).zones.values():
+        try:
+            if (path / ENERGY).read_bytes().strip().isdigit():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+plugin = SourcePlugin(settings=EstimateSettings, open=open_estimate)
