@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import enum
+import functools
 import re
 import types
 import typing
@@ -24,7 +25,7 @@ _TIMES = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3
 _TIMES["d"] = 24 * _TIMES["h"]
 _SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_NUMBER = r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*"
+_NUMBER = r"\s*([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*"
 _LARGEST = 2**63 - 1
 
 
@@ -145,7 +146,8 @@ class Key:
         return _kind(self.type)
 
 
-def keys(table: type[Table]) -> dict[str, Key]:
+@functools.cache
+def keys(table: type[Table]) -> Mapping[str, Key]:
     """The keys of ``table`` by name, in the order they are declared."""
     return {field.encode_name: _key(field) for field in msgspec.structs.fields(table)}
 

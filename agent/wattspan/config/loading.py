@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +70,7 @@ def load(
         _take_flag(draft, dotted, flag)
     tables = _settle(draft, source)
     if draft.faults:
-        raise ConfigError("\n".join(draft.faults))
+        raise ConfigError("\n".join(sorted(draft.faults, key=_line)))
     return Config(
         agent=cast("Agent", tables["agent"]),
         processes=cast("Processes", tables["processes"]),
@@ -80,6 +82,12 @@ def load(
         path=source.path if source else None,
         warnings=tuple(strangers(environ, schema)),
     )
+
+
+def _line(fault: str) -> int:
+    """The line a fault stands on; those of flags and the environment come last."""
+    match = re.match(r"[^ ]*?:(\d+): ", fault)
+    return int(match[1]) if match else sys.maxsize
 
 
 def _file(path: Path | None, default: Path) -> TomlFile | None:
@@ -139,15 +147,20 @@ def _unknown_table(schema: Schema, where: str, value: object) -> str:
     homes = [table for table, kind in schema.tables.items() if where in keys(kind)]
     if homes and not isinstance(value, dict):
         return f"Unknown key {where!r}: it belongs under [{homes[0]}]."
-    known = [*schema.tables, *schema.broken]
-    if family := next((f for f in FAMILIES if where.startswith(f"{f}.")), None):
-        known = [name for name in known if name.startswith(f"{family}.")]
-        installed = ", ".join(name.removeprefix(f"{family}.") for name in known) or "none"
-        fallback = f"installed {family}: {installed}."
+    known = [*schema.tables, *sorted(schema.broken)]
+    family, _, name = where.partition(".")
+    if family in FAMILIES:
+        prefix = f"{family}."
+        known = [table.removeprefix(prefix) for table in known if table.startswith(prefix)]
+        fallback = f"installed {family}: {', '.join(known) or 'none'}."
     else:
-        fallback = f"known here: {', '.join(f'[{name}]' for name in known)}."
-    near = difflib.get_close_matches(where, known, n=1)
-    return f"Unknown table {where!r}: " + (f"did you mean [{near[0]}]?" if near else fallback)
+        prefix, name = "", where
+        fallback = f"known here: {', '.join(f'[{table}]' for table in known)}."
+        known += FAMILIES
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"Unknown table {where!r}: " + (
+        f"did you mean [{prefix}{near[0]}]?" if near else fallback
+    )
 
 
 # ----------------------------------------------------------------------------------- the flags

@@ -1,0 +1,160 @@
+"""Any configuration can be written down and read back; no input makes a traceback."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from wattspan.config import TABLES, Config, Flag, Schema, load, variable
+from wattspan.config.file import parse
+from wattspan.config.writing import to_toml
+from wattspan.ports import ConfigError
+from wattspan.settings import Duration, Key, Listen, Size, Table, about, each_key, keys
+
+
+class Odd(Table, frozen=True):
+    """Keys of every kind a plugin may declare."""
+
+    ratio: Annotated[float, about("A number.")] = 0.5
+    words: Annotated[tuple[str, ...], about("A list.")] = ()
+    labels: Annotated[dict[str, str], about("A table.")] = msgspec.field(default_factory=dict)
+    maybe: Annotated[int | None, about("A number or nothing.")] = None
+    listen: Annotated[Listen, about("An address.")] = Listen("")
+    room: Annotated[Size, about("A size.")] = Size(0)
+    mode: Annotated[bool | Literal["auto"], about("A choice.")] = "auto"
+
+
+SCHEMA = Schema({**TABLES, "sources.odd": Odd})
+NOWHERE = Path("/nonexistent/config.toml")
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+def values(key: Key) -> st.SearchStrategy[Any]:
+    """Values of ``key`` as a person might give them, within its bounds."""
+    if "duration" in key.kind:
+        least, most = Duration.parse(str(key.least)), Duration.parse(str(key.most))
+        return st.integers(least, most).map(lambda n: str(Duration(n)))
+    if "size" in key.kind:
+        least = Size.parse(str(key.least or "0B"))
+        most = Size.parse(str(key.most or "1GiB"))
+        return st.integers(least, most).map(lambda n: str(Size(n)))
+    if "listen" in key.kind:
+        return st.sampled_from(["", "127.0.0.1:0", "[::1]:9949", ":80"])
+    if '"' in key.kind:
+        words = st.sampled_from([w.strip('"') for w in key.kind.split() if w[0] == '"'])
+        return words.map(lambda w: w.rstrip(",").strip('"')) | (
+            st.booleans() if "true" in key.kind else st.nothing()
+        )
+    return {
+        "whole number": st.integers(int(key.least or 0), int(key.most or 2**53)),
+        "number": st.floats(allow_nan=False),
+        "text": TEXT,
+        "list of text": st.lists(TEXT, max_size=3),
+        "table": st.dictionaries(TEXT, TEXT, max_size=3),
+    }[key.kind]
+
+
+@st.composite
+def given_values(draw: st.DrawFn) -> dict[str, Flag]:
+    flags = {}
+    for dotted, key in each_key(SCHEMA.tables):
+        if draw(st.booleans()):
+            flags[dotted] = Flag("--test", draw(values(key)))
+    return flags
+
+
+def from_flags(flags: dict[str, Flag]) -> Config:
+    # a text of several readings, such as "true", is taken as text where text is wanted
+    return load(None, environ={}, flags=flags, schema=SCHEMA, default=NOWHERE)
+
+
+@given(flags=given_values(), origins=st.booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_show_prints_check_reads_as_the_same(
+    flags: dict[str, Flag], origins: bool, tmp_path: Path
+) -> None:
+    config = from_flags(flags)
+    path = tmp_path / "shown.toml"
+    path.write_text(to_toml(config, origins=origins), newline="")
+    again = load(path, environ={}, schema=SCHEMA)
+    assert again.plain() == config.plain()
+    assert again.tables == config.tables
+
+
+@given(flags=given_values())
+def test_the_environment_can_say_what_a_flag_can_say(flags: dict[str, Flag]) -> None:
+    texts = {dotted: flag for dotted, flag in flags.items() if isinstance(flag.value, str)}
+    environ = {
+        variable(dotted): str(flag.value)
+        for dotted, flag in texts.items()
+        if "\0" not in str(flag.value)
+    }
+    texts = {dotted: flag for dotted, flag in texts.items() if "\0" not in str(flag.value)}
+    by_variable = load(None, environ=environ, schema=SCHEMA, default=NOWHERE)
+    assert by_variable.plain() == from_flags(texts).plain()
+
+
+def told(action: Callable[[], object]) -> str:
+    """What a ConfigError says; nothing if there is none. Any other exception passes."""
+    try:
+        action()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+TOML_VALUES = st.recursive(
+    st.none().map(lambda _: "1979-05-27T07:32:00Z")
+    | st.booleans().map(lambda b: str(b).lower())
+    | st.integers().map(str)
+    | st.floats().map(lambda f: repr(f))
+    | st.from_regex(r'"[a-z0-9:. \[\]%-]{0,12}"', fullmatch=True)
+    | st.sampled_from(["9" * 400, "1e999", '"""a\nb"""', "07:32:00", '"\\ud800"', "nan"]),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda vs: "[" + ", ".join(vs) + "]")
+        | inner.map(lambda v: "{x = " + v + "}")
+    ),
+    max_leaves=4,
+)
+NAMES = st.sampled_from(
+    [*(dotted for dotted, _ in each_key(SCHEMA.tables)), "agent", "sources", "sources.odd",
+     "spans.http", "autotune", "exporters.otlp.endpoint", "x", "agent.intervall", '"a\\nb".c']
+)  # fmt: skip
+
+
+@given(entries=st.lists(st.tuples(NAMES, TOML_VALUES), max_size=4))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_value_makes_a_traceback(entries: list[tuple[str, str]], tmp_path: Path) -> None:
+    path = tmp_path / "fuzz.toml"
+    path.write_text("\n".join(f"{name} = {value}" for name, value in entries))
+    for fault in told(lambda: load(path, environ={}, schema=SCHEMA)).splitlines():
+        assert fault.startswith(str(path)), fault
+        assert fault.endswith((".", "?")), fault
+
+
+@given(text=st.text(max_size=60) | st.binary(max_size=60).map(lambda b: b.decode("latin-1")))
+def test_no_text_makes_a_traceback(text: str) -> None:
+    sentence = told(lambda: parse(text, Path("x.toml")))
+    assert not sentence or sentence.startswith("x.toml:")
+
+
+@pytest.mark.parametrize("opening", ["[", "{a="])
+def test_a_file_nested_beyond_all_measure_is_refused(opening: str) -> None:
+    with pytest.raises(ConfigError):
+        parse("a = " + opening * 100_000, Path("x.toml"))
+
+
+@given(name=TEXT, value=TEXT)
+def test_no_variable_makes_a_traceback(name: str, value: str) -> None:
+    environ = {f"WATTSPAN_{name}": value, "WATTSPAN_AGENT_INTERVAL": value}
+    sentence = told(lambda: load(None, environ=environ, schema=SCHEMA, default=NOWHERE))
+    assert not sentence or sentence.startswith("WATTSPAN_AGENT_INTERVAL: ")
+
+
+def test_the_strategy_knows_every_kind_of_key() -> None:
+    for key in keys(Odd).values():
+        assert isinstance(values(key), st.SearchStrategy)

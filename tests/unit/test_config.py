@@ -1,0 +1,230 @@
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+
+from wattspan.config import TABLES, Config, Flag, Origin, Schema, load, variable
+from wattspan.config.writing import to_toml
+from wattspan.ports import ConfigError
+from wattspan.settings import Listen, Table, about
+
+
+class Rapl(Table, frozen=True):
+    """A source's table."""
+
+    enabled: Annotated[bool | Literal["auto"], about("Whether.")] = "auto"
+    reader: Annotated[Literal["powercap", "pyrapl"], about("Which.")] = "powercap"
+
+
+class Prometheus(Table, frozen=True):
+    """An exporter's table."""
+
+    listen: Annotated[Listen, about("Where.")] = Listen("127.0.0.1:9949")
+    allow: Annotated[tuple[str, ...], about("Who.")] = ()
+
+
+SCHEMA = Schema({**TABLES, "sources.rapl": Rapl, "exporters.prometheus": Prometheus})
+NOWHERE = Path("/nonexistent/config.toml")
+
+
+def read(
+    text: str = "",
+    tmp_path: Path | None = None,
+    environ: dict[str, str] | None = None,
+    flags: dict[str, Flag] | None = None,
+    schema: Schema = SCHEMA,
+) -> Config:
+    path = None
+    if tmp_path is not None:
+        path = tmp_path / "config.toml"
+        path.write_text(text)
+    return load(path, environ=environ or {}, flags=flags, schema=schema, default=NOWHERE)
+
+
+def faults(text: str, tmp_path: Path, **given: dict[str, str]) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        read(text, tmp_path, given.get("environ"))
+    assert caught.value.exit_code == 2
+    return [line.removeprefix(f"{tmp_path}/") for line in str(caught.value).splitlines()]
+
+
+# ---------------------------------------------------------------------- where values come from
+
+
+def test_without_anything_the_defaults_hold() -> None:
+    config = read()
+    assert config.agent.interval == 100_000_000
+    assert config.sources["rapl"] == Rapl()
+    assert config.path is None
+    assert set(config.origins.values()) == {Origin("default")}
+
+
+def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(tmp_path: Path) -> None:
+    text = '[agent]\nhistory = "1m"\ninterval = "1s"\nlog_level = "error"\n'
+    environ = {"WATTSPAN_AGENT_HISTORY": "2m", "WATTSPAN_AGENT_INTERVAL": "2s"}
+    config = read(text, tmp_path, environ, {"agent.history": Flag("--history", "3m")})
+    agent = config.agent
+    assert [str(agent.history), str(agent.interval), agent.log_level] == ["3m", "2s", "error"]
+    assert [config.origins[f"agent.{key}"] for key in ("history", "interval", "log_level")] == [
+        Origin("flag", "--history"),
+        Origin("environment", "WATTSPAN_AGENT_INTERVAL"),
+        Origin("file", f"{tmp_path}/config.toml:4"),
+    ]
+    assert config.origins["agent.run_dir"] == Origin("default")
+
+
+def test_a_plugins_table_is_configured_like_the_agents_own(tmp_path: Path) -> None:
+    environ = {"WATTSPAN_EXPORTERS_PROMETHEUS_ALLOW": "a, b"}
+    config = read('[sources.rapl]\nreader = "pyrapl"', tmp_path, environ)
+    assert config.sources["rapl"] == Rapl(reader="pyrapl")
+    assert config.exporters["prometheus"] == Prometheus(allow=("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("true", True), ("false", False), ("auto", "auto"), ('"auto"', "auto")]
+)
+def test_the_environment_speaks_as_the_file_does(text: str, value: object) -> None:
+    config = read(environ={"WATTSPAN_SOURCES_RAPL_ENABLED": text})
+    assert config.sources["rapl"] == Rapl(enabled=value)  # type: ignore[arg-type]
+
+
+def test_a_number_in_the_environment_stays_text_where_text_is_wanted() -> None:
+    assert read(environ={"WATTSPAN_EMULATION_PROFILE": "42"}).emulation.profile == "42"
+
+
+def test_an_unknown_variable_is_a_warning_that_names_the_nearest() -> None:
+    config = read(environ={"WATTSPAN_AGENT_INTERVALL": "1s", "PATH": "/bin"})
+    assert config.warnings == (
+        "WATTSPAN_AGENT_INTERVALL is ignored: no such setting. "
+        "Did you mean WATTSPAN_AGENT_INTERVAL?",
+    )
+
+
+def test_a_variable_of_a_table_that_is_not_built_says_so() -> None:
+    (warning,) = read(environ={"WATTSPAN_SPANS_HTTP": ""}).warnings
+    assert "[spans] is not part of this version" in warning
+
+
+def test_variables_of_options_and_of_broken_plugins_are_no_strangers() -> None:
+    schema = Schema(TABLES, frozenset({"sources.odd-one"}))
+    environ = {"WATTSPAN_CONFIG": "x", "WATTSPAN_DEBUG": "1", "WATTSPAN_SOURCES_ODD_ONE_KEY": "x"}
+    assert read(environ=environ, schema=schema).warnings == ()
+
+
+def test_the_name_of_a_variable() -> None:
+    assert variable("sources.my-gpu.rate") == "WATTSPAN_SOURCES_MY_GPU_RATE"
+
+
+def test_the_default_file_may_be_absent_and_a_named_one_may_not(tmp_path: Path) -> None:
+    assert read().path is None
+    with pytest.raises(ConfigError, match="no such file"):
+        load(tmp_path / "absent.toml", environ={})
+
+
+def test_the_default_file_is_read_if_it_is_there(tmp_path: Path) -> None:
+    default = tmp_path / "config.toml"
+    default.write_text("[processes]\ntop = 7")
+    assert load(None, environ={}, default=default).processes.top == 7
+
+
+# -------------------------------------------------------------------------------- what is wrong
+
+
+def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    text = """\
+interval = "1s"
+[agent]
+history = 3
+[processes]
+idle = "propotional"
+[autotune]
+mode = "off"
+[sources.raple]
+"""
+    environ = {"WATTSPAN_PROCESSES_TOP": "many"}
+    assert [fault.partition(": ")[0] for fault in faults(text, tmp_path, environ=environ)] == [
+        "config.toml:1",
+        "config.toml:3",
+        "config.toml:5",
+        "config.toml:6",
+        "config.toml:8",
+        "WATTSPAN_PROCESSES_TOP",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[agent]\nintervall = 1", "2: Unknown key 'agent.intervall': did you mean 'interval'?"),
+        ('interval = "1s"', "1: Unknown key 'interval': it belongs under [agent]."),
+        ("[agnet]", "1: Unknown table 'agnet': did you mean [agent]?"),
+        ("[sources.rapll]", "1: Unknown table 'sources.rapll': did you mean [sources.rapl]?"),
+        ("[sources.zz]", "1: Unknown table 'sources.zz': installed sources: rapl."),
+        ("[source.rapl]", "1: Unknown table 'source': did you mean [sources]?"),
+        ("agent = 3", "1: Bad value for 'agent': expected a table, [agent]."),
+        ("sources = 3", "1: Bad value for 'sources': expected tables, [sources.NAME]."),
+        ("sources.rapl = 3", "1: Bad value for 'sources.rapl': expected a table, [sources.rapl]."),
+        ("[[agent]]", "1: Bad value for 'agent': expected a table, [agent]."),
+        (
+            '[exporters.prometheus]\nlisten = "here"',
+            "2: Bad value for 'exporters.prometheus.listen': "
+            '"here" names no port; write "HOST:PORT".',
+        ),
+        ("\n[a\n", "2: not TOML: "),
+        ("a = 1\na = 2", "2: not TOML: cannot overwrite a value"),
+        ("a = [", "1: not TOML: "),
+    ],
+)
+def test_a_fault_names_file_line_cause_and_remedy(text: str, sentence: str, tmp_path: Path) -> None:
+    (fault,) = faults(text, tmp_path)
+    assert fault.startswith(f"config.toml:{sentence}")
+
+
+@pytest.mark.parametrize("table", ["spans", "autotune", "exporters.otlp"])
+def test_a_table_that_is_announced_and_not_built_is_not_accepted_silently(
+    table: str, tmp_path: Path
+) -> None:
+    (fault,) = faults(f"[{table}]", tmp_path)
+    assert fault == f"config.toml:1: [{table}] is not part of this version. Remove it."
+
+
+def test_the_jobs_of_a_table_that_is_not_built_are_one_fault_with_it(tmp_path: Path) -> None:
+    text = '[autotune]\nmode = "off"\n[[autotune.job]]\nservice = "x"'
+    assert len(faults(text, tmp_path)) == 1
+
+
+def test_the_table_of_a_broken_plugin_is_no_fault_of_its_author(tmp_path: Path) -> None:
+    schema = Schema(TABLES, frozenset({"sources.rapl"}))
+    config = read("[sources.rapl]\nanything = 1", tmp_path, schema=schema)
+    assert "rapl" not in config.sources
+
+
+def test_a_directory_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a directory"):
+        load(tmp_path, environ={})
+
+
+def test_what_is_not_utf8_is_told_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "latin.toml"
+    path.write_bytes(b"[agent]\n# caf\xe9\n")
+    with pytest.raises(ConfigError, match=r"latin\.toml:2: not UTF-8"):
+        load(path, environ={})
+
+
+def test_a_flag_for_a_key_that_nobody_knows_is_a_fault_of_the_flag() -> None:
+    with pytest.raises(ConfigError, match=r"^--set agent\.nterval: .* did you mean 'interval'\?$"):
+        read(flags={"agent.nterval": Flag("--set agent.nterval", "1s")})
+
+
+def test_a_flag_of_an_unknown_table_is_a_fault_of_the_flag() -> None:
+    with pytest.raises(ConfigError, match=r"^--set agnet\.x: Unknown table 'agnet'"):
+        read(flags={"agnet.x": Flag("--set agnet.x", "1")})
+
+
+# ------------------------------------------------------------------------------ written down
+
+
+def test_origins_stand_behind_the_values(tmp_path: Path) -> None:
+    shown = to_toml(read("[processes]\ntop = 9", tmp_path), origins=True).splitlines()
+    line = next(line for line in shown if line.startswith("top"))
+    assert line.split() == ["top", "=", "9", "#", f"{tmp_path}/config.toml:2"]

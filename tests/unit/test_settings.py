@@ -1,0 +1,171 @@
+from typing import Annotated, Literal
+
+import msgspec
+import pytest
+
+from wattspan.model import IdlePolicy
+from wattspan.settings import (
+    Duration,
+    Listen,
+    SettingError,
+    Size,
+    Table,
+    about,
+    convert,
+    keys,
+    to_plain,
+)
+
+
+class Everything(Table, frozen=True):
+    """One key of each kind."""
+
+    pause: Annotated[Duration, about("How long.", least="10ms", most="1m")] = Duration.parse("1s")
+    room: Size | None = None
+    listen: Listen = Listen("")
+    mode: bool | Literal["auto"] = "auto"
+    idle: IdlePolicy = IdlePolicy.SEPARATE
+    ratio: Annotated[float, about("A part.", least=0, most=1)] = 0.5
+    rows: Annotated[int, msgspec.Meta(ge=1, le=10)] = 5
+    names: tuple[str, ...] = ()
+
+
+def fault(**raw: object) -> str:
+    with pytest.raises(SettingError) as caught:
+        convert(raw, Everything, "sources.test")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "nanoseconds"),
+    [("100ms", 10**8), ("1.5s", 1_500_000_000), ("2m", 120 * 10**9), ("7d", 604_800 * 10**9)],
+)
+def test_a_duration_is_read_as_nanoseconds(text: str, nanoseconds: int) -> None:
+    assert Duration.parse(text) == nanoseconds
+
+
+@pytest.mark.parametrize("text", ["", "100", "ms", "-1s", "1e3s", "9" * 400 + "d", "1 s s", "١s"])
+def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match=r'duration such as "100ms"'):
+        Duration.parse(text)
+
+
+def test_a_duration_beyond_64_bits_is_too_much() -> None:
+    with pytest.raises(ValueError, match="too much"):
+        Duration.parse("999999d")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("64MiB", 2**26), ("1.5GB", 15 * 10**8), ("0B", 0), ("1kB", 1000)]
+)
+def test_a_size_is_read_as_bytes(text: str, size: int) -> None:
+    assert Size.parse(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["127.0.0.1:9949", "[::1]:0", ":80", "*:80", "node-7.lan:65535", ""]
+)
+def test_a_listen_address_is_kept_as_it_was_written(text: str) -> None:
+    assert Listen.parse(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [
+        ("127.0.0.1", "names no port"),
+        ("localhost:http", 'the port "http"'),
+        ("localhost:65536", "65535"),
+        ("::1:80", "brackets"),
+        ("[::1:80", "brackets"),
+        ("two words:80", "not a host"),
+        ("http://x:80", "brackets"),
+        ("x:٣", "65535"),
+    ],
+)
+def test_what_is_no_listen_address_is_refused_by_the_part_that_is_wrong(
+    text: str, fragment: str
+) -> None:
+    with pytest.raises(ValueError, match=fragment):
+        Listen.parse(text)
+
+
+def test_the_parts_of_a_listen_address() -> None:
+    assert (Listen("[::1]:9949").host, Listen("[::1]:9949").port) == ("::1", 9949)
+    assert Listen("*:1").host == Listen(":1").host == ""
+
+
+def test_every_fault_of_a_table_is_told_at_once() -> None:
+    told = fault(pause="5s s", rows=0, modus="auto", ratio="x").splitlines()
+    assert len(told) == 4
+
+
+def test_a_mistyped_word_is_answered_with_the_nearest() -> None:
+    assert fault(idle="seperate") == (
+        'Bad value for \'sources.test.idle\': "seperate" is not "separate", '
+        '"proportional" or "equal"; did you mean "separate"?'
+    )
+
+
+def test_a_wrong_type_is_answered_with_the_right_one() -> None:
+    assert fault(pause=100) == (
+        "Bad value for 'sources.test.pause': "
+        'expected a duration such as "100ms", "2s" or "24h", got 100.'
+    )
+    assert 'expected "auto", true or false, got 3' in fault(mode=3)
+
+
+@pytest.mark.parametrize("value", ["9ms", "61s"])
+def test_bounds_are_written_as_values_are(value: str) -> None:
+    assert f'"{value}" is out of bounds, at' in fault(pause=value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.1, 10**400])
+def test_a_number_out_of_bounds_is_refused_even_if_it_is_none(value: float) -> None:
+    assert "sources.test.ratio" in fault(ratio=value)
+
+
+def test_bounds_in_msgspecs_own_words_are_told_as_well() -> None:
+    assert fault(rows=11) == "Bad value for 'sources.test.rows': 11 is out of bounds, int <= 10."
+
+
+def test_bytes_of_the_environment_that_are_no_text_are_refused() -> None:
+    assert "not UTF-8" in fault(names=None, listen="\udcff:80")
+
+
+def test_a_tables_own_check_is_told_with_the_tables_name() -> None:
+    class Picky(Table, frozen=True):
+        low: int = 0
+
+        def __post_init__(self) -> None:
+            if self.low > 3:
+                raise ValueError("low: it is too high")
+
+    with pytest.raises(SettingError, match=r"\[sources.picky\]: low: it is too high\.$"):
+        convert({"low": 4}, Picky, "sources.picky")
+
+
+def test_a_required_key_that_is_missing_is_named() -> None:
+    class Push(Table, frozen=True):
+        endpoint: Annotated[str, about("Where to push to.")]
+
+    with pytest.raises(SettingError, match=r"'exporters\.push' needs the key 'endpoint'"):
+        convert({}, Push, "exporters.push")
+
+
+def test_a_key_knows_its_kind_its_meaning_and_its_bounds() -> None:
+    key = keys(Everything)["pause"]
+    assert (key.doc, key.least, key.most) == ("How long.", "10ms", "1m")
+    assert [k.kind for k in keys(Everything).values()][3:] == [
+        '"auto", true or false',
+        '"separate", "proportional" or "equal"',
+        "number",
+        "whole number",
+        "list of text",
+    ]
+
+
+def test_plain_values_are_written_as_they_are_read() -> None:
+    table = convert({"pause": "1.5s", "room": "1.5MiB"}, Everything, "x")
+    plain = to_plain(table)
+    assert (plain["pause"], plain["room"]) == ("1500ms", "1536KiB")
+    assert convert(plain, Everything, "x") == table
