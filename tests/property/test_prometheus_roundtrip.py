@@ -1,0 +1,115 @@
+"""Whatever the world calls its processes, a scrape can be read back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from decimal import Decimal
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.scrapes import full_host, parse
+from wattspan.model import (
+    Consumer,
+    Group,
+    GroupKind,
+    GroupRow,
+    HwType,
+    Microjoules,
+    PayerInfo,
+    ProcessRow,
+    Remainder,
+    Snapshot,
+)
+from wattspan_exporters.catalogue import CATALOGUE
+from wattspan_exporters.metric import Instrument, Metric, Sample
+from wattspan_exporters.prometheus.render import Format, Renderer
+from wattspan_exporters.prometheus.text import clean
+
+names = st.text(st.characters(), max_size=160)  # surrogates and control characters included
+nasty = st.text(st.sampled_from('\\"\n{},= #ab'), max_size=12)
+energies = st.integers(0, 2**63)
+by_type = st.dictionaries(st.sampled_from(HwType), energies.map(Microjoules))
+payers = st.builds(Consumer, st.integers(1, 5), st.integers(1, 3)) | st.builds(Remainder, names)
+groups = st.builds(Group, st.sampled_from(GroupKind), names)
+infos = st.builds(PayerInfo, payers, names | nasty, st.lists(groups, max_size=1).map(tuple))
+rows = st.lists(st.builds(ProcessRow, infos, by_type, st.just({})), max_size=8).map(tuple)
+forms = st.sampled_from(Format)
+
+
+def table(samples: list[tuple[str, int]]) -> Metric:
+    def draw(snapshot: Snapshot) -> Iterator[Sample]:
+        for label, energy in samples:
+            yield (label,), energy
+
+    return Metric("x.energy", Instrument.COUNTER, "J", "Help.", ("name",), draw)
+
+
+@given(st.dictionaries(names | nasty, energies, min_size=1, max_size=20), forms)
+def test_labels_and_values_survive_the_parser(table_: dict[str, int], form: Format) -> None:
+    document = Renderer([table(list(table_.items()))]).render(full_host(), form)
+    scrape = parse(document, form)
+    found = {dict(labels).get("name", ""): value for (_, labels), value in scrape.items()}
+    assert found == {clean(name): energy / 10**6 for name, energy in table_.items()}
+
+
+@given(st.lists(energies, min_size=1, max_size=5))
+def test_every_microjoule_is_written(values: list[int]) -> None:
+    samples = [(str(n), value) for n, value in enumerate(values)]
+    text = Renderer([table(samples)]).render(full_host(), Format.TEXT).decode()
+    written = re.findall(r"^x_energy_joules_total\{.*\} (\S+)$", text, re.MULTILINE)
+    assert [Decimal(joules) * 10**6 for joules in written] == values
+
+
+@given(rows, st.lists(st.builds(GroupRow, groups, by_type, st.just({})), max_size=4), forms)
+def test_no_host_makes_an_invalid_scrape(
+    processes: tuple[ProcessRow, ...], group_rows: list[GroupRow], form: Format
+) -> None:
+    snapshot = replace(full_host(), processes=processes, groups=tuple(group_rows))
+    scrape = parse(Renderer().render(snapshot, form), form)
+    assert {name for name, _ in scrape} <= {metric.series for metric in CATALOGUE}
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 10**9), min_size=6, max_size=6), min_size=2, max_size=6),
+    forms,
+)
+def test_no_counter_falls_while_the_books_grow(steps: list[list[int]], form: Format) -> None:
+    """One renderer over a host whose accounts only ever grow, as accounts do."""
+    renderer, snapshot = Renderer(), full_host()
+    before = parse(renderer.render(snapshot, form), form)
+    for step in steps:
+        snapshot = grown(snapshot, step)
+        after = parse(renderer.render(snapshot, form), form)
+        counters = {key for key in before if key[0].endswith("_total")}
+        assert counters <= after.keys()
+        assert not [key for key in counters if after[key] < before[key]]
+        before = after
+
+
+def grown(snapshot: Snapshot, step: list[int]) -> Snapshot:
+    idle, charged, other, unlisted, waited, ticks = step
+
+    def more(energy: dict[HwType, Microjoules], amount: int) -> dict[HwType, Microjoules]:
+        return {kind: Microjoules(uj + amount) for kind, uj in energy.items()}
+
+    return replace(
+        snapshot,
+        domains=tuple(
+            replace(
+                a,
+                energy=Microjoules(a.energy + idle + charged),
+                idle=Microjoules(a.idle + idle),
+                consumers=Microjoules(a.consumers + charged),
+                gaps={reason: ns + waited for reason, ns in a.gaps.items()},
+            )
+            for a in snapshot.domains
+        ),
+        processes=tuple(
+            replace(row, energy=more(dict(row.energy), charged)) for row in snapshot.processes
+        ),
+        other=more(dict(snapshot.other), other + unlisted),
+        stats=replace(snapshot.stats, ticks=snapshot.stats.ticks + ticks),
+    )

@@ -1,0 +1,155 @@
+"""A snapshot that uses every metric, and what a scrape says to prometheus-client's parsers.
+
+``PYTHONPATH=tests python -m support.scrapes`` writes the golden scrapes anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from prometheus_client.openmetrics import parser as openmetrics_parser
+from prometheus_client.parser import text_string_to_metric_families
+
+from support.requirements import ROOT
+from support.snapshots import CPU, GPU, MEMORY, NOON, account, process
+from wattspan.model import (
+    AgentStats,
+    Consumer,
+    Domain,
+    DomainAccount,
+    Failure,
+    GapReason,
+    GpuStatus,
+    Group,
+    GroupKind,
+    GroupRow,
+    HwType,
+    Instant,
+    Microjoules,
+    Milliwatts,
+    PayerInfo,
+    PowerLimits,
+    ProcessRow,
+    Provenance,
+    Remainder,
+    Snapshot,
+    SourceHealth,
+    Trouble,
+)
+from wattspan_exporters.prometheus.render import Format, Renderer
+
+GOLDEN = {
+    Format.TEXT: ROOT / "tests" / "fixtures" / "scrape.txt",
+    Format.OPENMETRICS: ROOT / "tests" / "fixtures" / "scrape.openmetrics.txt",
+}
+
+Series = tuple[str, frozenset[tuple[str, str]]]
+
+
+def parse(document: bytes, form: Format) -> dict[Series, float]:
+    """Every sample of a scrape; AssertionError if a series is there twice."""
+    text = document.decode()
+    if form is Format.OPENMETRICS:
+        families = openmetrics_parser.text_string_to_metric_families(text)
+    else:
+        families = text_string_to_metric_families(text)
+    samples = [sample for family in families for sample in family.samples]
+    found = {(s.name, frozenset(s.labels.items())): s.value for s in samples}
+    assert len(found) == len(samples), "a series is there twice"
+    return found
+
+
+def value(scrape: Mapping[Series, float], name: str, **labels: str) -> float:
+    """The value of the only series of ``name`` that has ``labels``."""
+    wanted = labels.items()
+    found = {key: v for key, v in scrape.items() if key[0] == name and wanted <= key[1]}
+    assert len(found) == 1, f"{name} {labels}: {list(found)}"
+    return next(iter(found.values()))
+
+
+def total(scrape: Mapping[Series, float], name: str, **labels: str) -> float:
+    """The sum of all series of ``name`` with ``labels``; a label "" must be absent."""
+    absent = {key for key, v in labels.items() if v == ""}
+    wanted = {key: v for key, v in labels.items() if v}.items()
+    return sum(
+        v
+        for (series, pairs), v in scrape.items()
+        if series == name and wanted <= pairs and not absent & dict(pairs).keys()
+    )
+
+
+def full_host() -> Snapshot:
+    """Every metric has a series here, and most have awkward ones."""
+    at = Instant(10**12, NOON)
+    core = Domain(
+        "intel-rapl:0:0", CPU, "core", "rapl", Provenance.MEASURED,
+        in_cover=False, parent="intel-rapl:0",
+    )  # fmt: skip
+    psys = Domain("intel-rapl:2", HwType.ENCLOSURE, "psys", "rapl", Provenance.MEASURED, False)
+    package = replace(
+        account("intel-rapl:0", CPU, "package-0", 84.2, (9_400, 3_000, 21)),
+        energy=Microjoules(12_421_123_456),
+        consumers=Microjoules(9_400_123_456),
+        pending=Microjoules(7),
+        idle_power=Milliwatts(31_005),
+        gaps={GapReason.SUSPEND: 3_600_000_000_001},
+    )
+    gpus = tuple(
+        account(f"GPU-{n}", GPU, f"H100 #{n}", watts, split, Provenance.DERIVED)
+        for n, (watts, split) in enumerate([(612.3, (81_000, 9_100, 420)), (71.2, (0, 9_000, 0))])
+    )
+    rows = (
+        process(4123, "python", "trainer-7f9c", {}, {CPU: 9_120, GPU: 81_000}),
+        process(77, 'quo"te\\back\nline', "", {}, {CPU: 0}),
+        ProcessRow(
+            PayerInfo(Remainder("/build.slice"), "short-lived", (Group(GroupKind.UNIT, "build"),)),
+            {CPU: Microjoules(280_123_456)}, {},
+        ),
+        ProcessRow(PayerInfo(Consumer(9, 5), "x" * 300), {MEMORY: Microjoules(1)}, {}),
+    )  # fmt: skip
+    denied = Failure("rapl", "energy_uj", Trouble.DENIED, "permission denied")
+    status = GpuStatus(
+        "GPU-0", at,
+        power_average=Milliwatts(611_000), power_instant=Milliwatts(640_500),
+        limits=PowerLimits(*map(Milliwatts, (200_000, 700_000, 700_000, 650_000, 650_000))),
+        sm_clock_hz=1_755_000_000, memory_clock_hz=2_619_000_000,
+        utilisation=0.97, memory_utilisation=0.4, temperature_celsius=61,
+        memory_used=63 * 2**30, memory_total=80 * 2**30,
+        throttled={"sw_power_cap": 12_345_678_901, "hw_thermal": 0}, throttling=("sw_power_cap",),
+        mig=False, integrated_energy=Microjoules(99_000_000),
+        counter_energy=Microjoules(100_000_000), model="NVIDIA H100 80GB HBM3", driver="570.86.10",
+    )  # fmt: skip
+    return Snapshot(
+        at=at,
+        sequence=7,
+        host="node7",
+        domains=(
+            package,
+            DomainAccount(core, energy=Microjoules(7_100_000_001), power=Milliwatts(52_000)),
+            DomainAccount(psys, energy=Microjoules(99_000_000_000)),
+            replace(account("intel-rapl:0:1", MEMORY, "dram", 9.1, (900, 1_300, 0)), present=False),
+            *gpus,
+        ),
+        processes=rows,
+        other={CPU: Microjoules(0), MEMORY: Microjoules(899_999_999)},
+        retired={},
+        groups=(GroupRow(Group(GroupKind.CONTAINER, "trainer-7f9c"), {CPU: Microjoules(5)}, {}),),
+        provenance={CPU: Provenance.MEASURED, GPU: Provenance.DERIVED},
+        gpus=(status, GpuStatus("GPU-1", at)),
+        health=(SourceHealth("rapl", True, 100, 3, (denied,), 1_234_567),),
+        stats=AgentStats(
+            Instant(0, NOON - 10**9), ticks=10, missed_ticks=1, cpu_seconds=1.25,
+            rss_bytes=31_000_000, processes=412, late_usages=2, dropped_history=3,
+            exporter_drops={"otlp": 4},
+        ),
+    )  # fmt: skip
+
+
+def main() -> None:
+    for form, path in GOLDEN.items():
+        path.write_bytes(Renderer().render(full_host(), form))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""From a snapshot to a scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from support.scrapes import GOLDEN, full_host, parse, total, value
+from support.snapshots import CPU, process
+from wattspan.model import Instant, Microjoules, ProcessRow, Snapshot
+from wattspan_exporters.catalogue import CATALOGUE
+from wattspan_exporters.metric import Instrument, Metric, Sample
+from wattspan_exporters.prometheus.itself import Itself
+from wattspan_exporters.prometheus.render import SLACK, Format, Renderer
+from wattspan_exporters.prometheus.text import MAX_LABEL, clean, escape, number
+
+formats = pytest.mark.parametrize("form", list(Format), ids=lambda form: form.name.lower())
+
+
+@formats
+def test_the_golden_scrape(form: Format) -> None:
+    written = GOLDEN[form].read_text(encoding="utf-8")
+    hint = "meant? write it anew: PYTHONPATH=tests python -m support.scrapes"
+    assert Renderer().render(full_host(), form).decode() == written, hint
+
+
+@formats
+def test_the_parser_reads_every_metric_and_exact_values(form: Format) -> None:
+    scrape = parse(Renderer().render(full_host(), form), form)
+    assert {name for name, _ in scrape} == {metric.series for metric in CATALOGUE}
+    assert value(scrape, "hw_energy_joules_total", hw_id="intel-rapl:0") == 12421.123456
+    assert value(scrape, "hw_gpu_memory_limit_bytes", hw_id="GPU-0") == 80 * 2**30
+    assert value(scrape, "wattspan_agent_cpu_seconds_total") == 1.25
+
+
+def test_both_formats_say_the_same() -> None:
+    renderer = Renderer()
+    text, openmetrics = (parse(renderer.render(full_host(), form), form) for form in Format)
+    assert text == openmetrics
+
+
+@formats
+def test_the_cover_adds_up_in_the_scrape(form: Format) -> None:
+    scrape = parse(Renderer().render(full_host(), form), form)
+    cover = total(scrape, "hw_energy_joules_total", hw_parent="")
+    assert cover == pytest.approx(value(scrape, "hw_host_energy_joules_total"), abs=1e-7)
+
+
+def test_openmetrics_declares_units_and_ends() -> None:
+    lines = Renderer().render(full_host(), Format.OPENMETRICS).decode().splitlines()
+    assert "# TYPE hw_energy_joules counter" in lines
+    assert "# UNIT hw_energy_joules joules" in lines
+    assert "# UNIT hw_gpu_utilization_ratio ratio" in lines
+    assert "# TYPE wattspan_domain info" in lines
+    assert lines[-1] == "# EOF"
+
+
+def test_the_text_format_has_neither_units_nor_an_end() -> None:
+    text = Renderer().render(full_host(), Format.TEXT).decode()
+    assert "# UNIT" not in text
+    assert "# EOF" not in text
+    assert "# TYPE hw_energy_joules_total counter" in text
+    assert "# TYPE wattspan_domain_info gauge" in text
+
+
+@formats
+def test_the_exporters_own_series_fit_behind_the_catalogue(form: Format) -> None:
+    itself = Itself("1.2.3")
+    document = Renderer().render(full_host(), form, itself.render(form))
+    scrape = parse(document, form)
+    assert value(scrape, "wattspan_build_info", version="1.2.3") == 1
+    assert value(scrape, "process_resident_memory_bytes") > 0
+    own = {family.name for family in itself.families()}
+    assert not own & {metric.series.removesuffix("_total") for metric in CATALOGUE}
+
+
+def test_an_empty_snapshot_is_still_a_valid_scrape() -> None:
+    bare = Snapshot(Instant(0, 0), 0, "")
+    scrape = parse(Renderer().render(bare, Format.OPENMETRICS), Format.OPENMETRICS)
+    assert "wattspan_agent_ticks_total" in {name for name, _ in scrape}
+
+
+def test_a_series_drawn_twice_is_written_once() -> None:
+    def draw(snapshot: Snapshot) -> Iterator[Sample]:
+        yield ("a",), 1
+        yield ("b",), 2
+        yield ("a",), 3
+
+    metric = Metric("x", Instrument.GAUGE, "", "Help.", ("l",), draw)
+    scrape = parse(Renderer([metric]).render(full_host(), Format.TEXT), Format.TEXT)
+    assert sorted(scrape.values()) == [2, 3]
+
+
+def test_the_label_cache_follows_the_processes_that_come_and_go() -> None:
+    renderer = Renderer()
+    sizes = []
+    for generation in range(40):
+        rows = tuple(process(1000 * generation + n, "sh", "", {}, {CPU: n}) for n in range(100))
+        renderer.render(replace(full_host(), processes=rows), Format.TEXT)
+        sizes.append(renderer.cached)
+    fixed = Renderer()
+    fixed.render(replace(full_host(), processes=()), Format.TEXT)
+    assert max(sizes) <= fixed.cached + 2 * 102 + SLACK
+
+
+def test_a_renderer_with_a_past_writes_what_a_new_one_does() -> None:
+    renderer = Renderer()
+    row = full_host().processes[0]
+    for joules in (1, 2, 3):
+        grown = ProcessRow(row.info, {CPU: Microjoules(joules * 10**6 + 1)}, {})
+        snapshot = replace(full_host(), processes=(grown,))
+        used = renderer.render(snapshot, Format.TEXT)
+        assert used == Renderer().render(snapshot, Format.TEXT)
+
+
+# --------------------------------------------------------------------------- values and labels
+
+
+@pytest.mark.parametrize(
+    ("value", "decimals", "text"),
+    [
+        (123_456_789, 6, "123.456789"),
+        (0, 6, "0"),
+        (1, 6, "0.000001"),
+        (999_999, 6, "0.999999"),
+        (5_000_000, 6, "5"),
+        (-1_500, 3, "-1.500"),
+        (2**63 * 10**6 + 1, 6, "9223372036854775808.000001"),
+        (42, 0, "42"),
+        (-3, 0, "-3"),
+        (0.25, 0, "0.25"),
+        (1e-9, 0, "1e-09"),
+        (float("nan"), 0, "NaN"),
+        (float("inf"), 0, "+Inf"),
+        (float("-inf"), 0, "-Inf"),
+    ],
+)
+def test_numbers_are_written_exactly(value: float, decimals: int, text: str) -> None:
+    assert number(value, decimals) == text
+
+
+@pytest.mark.parametrize("label", ["", "python", "ünïcode ✓", "two\nlines\tand a tab", "x" * 128])
+def test_an_ordinary_label_stays_what_it_is(label: str) -> None:
+    assert clean(label) == label
+
+
+@pytest.mark.parametrize("label", ["x" * 129, "a\x1b[31mred", "nul\0", "\udcff not UTF-8", "\x9b"])
+def test_an_unfit_label_is_made_fit_and_marked(label: str) -> None:
+    fit = clean(label)
+    assert fit.encode().decode().isprintable()
+    assert len(fit) <= MAX_LABEL
+    assert fit[-9] == "~"
+
+
+def test_two_unfit_labels_stay_two() -> None:
+    assert clean("x" * 200 + "a") != clean("x" * 200 + "b")
+    assert clean("a\x01") != clean("a\x02")
+
+
+def test_what_would_end_a_label_early_is_escaped() -> None:
+    assert escape('a"b\\c\nd') == r"a\"b\\c\nd"
