@@ -8,7 +8,13 @@ from wattspan.model import Instant
 
 
 class SystemClock:
-    """The host's clocks."""
+    """The host's clocks, those of its processes included.
+
+    ``read_cpu_clock`` takes the id of a CPU clock and returns its nanoseconds; OSError once the
+    process is gone. It is the bare C function, so that thousands a tick cost no Python frame.
+    """
+
+    read_cpu_clock = staticmethod(time.clock_gettime_ns)
 
     def now(self) -> Instant:
         mono = time.monotonic_ns()

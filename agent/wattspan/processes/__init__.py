@@ -1,1 +1,10 @@
-"""Who used the CPUs: identity, CPU clocks, cgroups, exits."""
+"""Who used the CPUs: identity, CPU clocks, cgroups, exits.
+
+``open_processes`` puts a host's usage source and process directory together.
+"""
+
+from wattspan.processes.capability import Capability
+from wattspan.processes.groups import groups_of
+from wattspan.processes.opening import HostUsage, open_processes
+
+__all__ = ["Capability", "HostUsage", "groups_of", "open_processes"]

@@ -1,0 +1,173 @@
+"""The clocks of cgroups: what all processes in one did, also those nobody saw.
+
+A cgroup's clock includes its descendants', so what is measured here is each known cgroup's time
+less that of the known cgroups directly below it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from wattspan.processes.groups import cgroup_paths
+
+MOST = 512
+"""Cgroups whose clocks are kept open; the rest count with the nearest one above them."""
+
+_REMEMBERED = 2048
+
+
+class Hierarchy(NamedTuple):
+    """Where cgroups' clocks are: under ``root``, named by one controller's paths."""
+
+    root: Path
+    unified: bool
+
+    @property
+    def name(self) -> str:
+        return "cgroup v2 cpu.stat" if self.unified else "cgroup v1 cpuacct.usage"
+
+    def path_in(self, cgroup_text: str) -> str | None:
+        """A process's path in this hierarchy; None if it has none, or one outside of our view."""
+        for controllers, path in cgroup_paths(cgroup_text).items():
+            if (controllers == "") if self.unified else ("cpuacct" in controllers.split(",")):
+                return None if ".." in path.split("/") or "\n" in path else path
+        return None
+
+
+def find_hierarchy(root: Path) -> Hierarchy | None:
+    """The hierarchy with the better clocks: v1's ``cpuacct`` where it is mounted, else v2."""
+    for name in ("cpuacct", "cpu,cpuacct", "cpuacct,cpu"):
+        if (root / name / "cpuacct.usage").is_file():
+            return Hierarchy(root / name, unified=False)
+    for path in (root, root / "unified"):
+        if (path / "cgroup.controllers").is_file():
+            return Hierarchy(path, unified=True)
+    return None
+
+
+def is_host_root(hierarchy: Hierarchy) -> bool:
+    """Whether this is the whole host's hierarchy, or what a container is shown of it."""
+    return not hierarchy.unified and (hierarchy.root / "cgroup.sane_behavior").exists()
+
+
+class CgroupClocks:
+    """Persistent descriptors on the clocks of the cgroups that processes were seen in."""
+
+    def __init__(self, hierarchy: Hierarchy) -> None:
+        self._hierarchy = hierarchy
+        self._fds: dict[str, int] = {}
+        self._last: dict[str, int] = {}
+        self._above: dict[str, str | None] = {}
+        self._paths: dict[str, str | None] = {}  # by text: few, and asked for all the time
+        self._refused: set[str] = set()
+        if not hierarchy.unified:
+            self.add("/")  # v2 shows only ticks at the root, and every process as its own child
+
+    @property
+    def name(self) -> str:
+        return self._hierarchy.name
+
+    def path_in(self, cgroup_text: str) -> str | None:
+        """The path of a process's cgroup in this hierarchy; None: outside of our view."""
+        try:
+            return self._paths[cgroup_text]
+        except KeyError:
+            if len(self._paths) >= _REMEMBERED:
+                self._paths.clear()
+            path = self._paths[cgroup_text] = self._hierarchy.path_in(cgroup_text)
+            return path
+
+    def wanted(self, path: str) -> bool:
+        """Whether ``path`` is worth adding: not known, and not refused before."""
+        return path not in self._fds and path not in self._refused
+
+    def covering(self, path: str | None) -> str | None:
+        """The known cgroup that ``path`` counts with: itself, or the nearest above; or none."""
+        while path is not None:
+            if path in self._fds:
+                return path
+            path = _up(path)
+        return None
+
+    def add(self, path: str) -> bool:
+        """Know one more cgroup from now on; False if its clock cannot be read.
+
+        What it did before is left with the one above. To be called right after ``read``.
+        """
+        if path in self._fds:
+            return True
+        if len(self._fds) >= MOST or (self._hierarchy.unified and path == "/"):
+            return self._refuse(path)
+        name = "cpu.stat" if self._hierarchy.unified else "cpuacct.usage"
+        try:
+            fd = os.open(f"{self._hierarchy.root}{path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        except (OSError, ValueError):
+            return self._refuse(path)
+        value = self._value(fd)
+        if value is None:
+            os.close(fd)
+            return self._refuse(path)
+        self._fds[path], self._last[path] = fd, value
+        self._relink()
+        return True
+
+    def read(self) -> tuple[Mapping[str, int], Mapping[str, str | None]]:
+        """What each known cgroup did itself since the last read, and those that are gone.
+
+        The gone come with the cgroup they counted with, into which their books are to be folded.
+        """
+        change: dict[str, int] = {}
+        dead: list[str] = []
+        for path, fd in self._fds.items():
+            value = self._value(fd)
+            if value is None:
+                dead.append(path)
+                continue
+            change[path] = value - self._last[path]
+            self._last[path] = value
+        own = dict(change)
+        for path, amount in change.items():
+            above = self._above[path]
+            if above in own:
+                own[above] -= amount
+        for path in dead:
+            os.close(self._fds.pop(path))
+            del self._last[path]
+        if dead:
+            self._relink()
+        return own, {path: self.covering(_up(path)) for path in dead}
+
+    def close(self) -> None:
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds.clear()
+
+    def _refuse(self, path: str) -> bool:
+        if len(self._refused) >= _REMEMBERED:
+            self._refused.clear()
+        self._refused.add(path)
+        return False
+
+    def _relink(self) -> None:
+        self._above = {path: self.covering(_up(path)) for path in self._fds}
+
+    def _value(self, fd: int) -> int | None:
+        try:
+            raw = os.pread(fd, 4096, 0)
+            if not self._hierarchy.unified:
+                return int(raw)
+            for line in raw.split(b"\n"):
+                if line.startswith(b"usage_usec "):
+                    return int(line[11:]) * 1000
+        except (OSError, ValueError):  # ENODEV: the cgroup was removed
+            return None
+        return None
+
+
+def _up(path: str) -> str | None:
+    if path in ("/", ""):
+        return None
+    return path.rpartition("/")[0] or "/"

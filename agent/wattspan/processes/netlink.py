@@ -1,0 +1,98 @@
+"""The framing of Linux netlink, as far as process events and taskstats need it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+GENERIC = 16  # NETLINK_GENERIC
+CONNECTOR = 11  # NETLINK_CONNECTOR
+ERROR = 2  # NLMSG_ERROR
+REQUEST, ACK = 1, 4
+_SO_RCVBUFFORCE = 33
+_HEADER = struct.Struct("=IHHII")
+_ATTRIBUTE = struct.Struct("=HH")
+_BUFFER = 4 << 20  # what a few thousand exits between two polls need; used only when needed
+_LARGEST = 65536
+
+
+def open_netlink(protocol: int, groups: int = 0) -> socket.socket:
+    """A bound netlink socket with a receive buffer large enough for bursts.
+
+    OSError where the kernel does not permit or know it.
+    """
+    link = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, protocol)
+    try:
+        link.bind((0, groups))
+        try:
+            link.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
+        except OSError:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+    except OSError:
+        link.close()
+        raise
+    return link
+
+
+def message(kind: int, flags: int, payload: bytes, sequence: int = 1) -> bytes:
+    return _HEADER.pack(_HEADER.size + len(payload), kind, flags, sequence, 0) + payload
+
+
+def messages(datagram: bytes) -> Iterator[tuple[int, bytes]]:
+    """The (type, payload) of every whole message in a datagram; a cut one ends it."""
+    at = 0
+    while at + _HEADER.size <= len(datagram):
+        length, kind, _, _, _ = _HEADER.unpack_from(datagram, at)
+        if length < _HEADER.size or at + length > len(datagram):
+            return
+        yield kind, datagram[at + _HEADER.size : at + length]
+        at += (length + 3) & ~3
+
+
+def attribute(kind: int, value: bytes) -> bytes:
+    length = _ATTRIBUTE.size + len(value)
+    return _ATTRIBUTE.pack(length, kind) + value + b"\0" * (-length % 4)
+
+
+def attributes(payload: bytes) -> Iterator[tuple[int, bytes]]:
+    """The (type, value) of every whole attribute; a cut one ends it."""
+    at = 0
+    while at + _ATTRIBUTE.size <= len(payload):
+        length, kind = _ATTRIBUTE.unpack_from(payload, at)
+        if length < _ATTRIBUTE.size or at + length > len(payload):
+            return
+        yield kind & 0x3FFF, payload[at + _ATTRIBUTE.size : at + length]
+        at += (length + 3) & ~3
+
+
+def raise_error(payload: bytes) -> None:
+    """Raise what an NLMSG_ERROR says; an acknowledgement says nothing."""
+    code = -struct.unpack_from("=i", payload)[0]
+    if code:
+        raise OSError(code, os.strerror(code))
+
+
+class Drain:
+    """Empties a non-blocking socket, and notes when the kernel had to drop messages."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self.overruns = 0
+
+    def datagrams(self) -> Iterator[bytes]:
+        receive = self._link.recvfrom
+        while True:
+            try:
+                datagram, sender = receive(_LARGEST)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                self.overruns += 1
+                continue
+            if sender[0] == 0:  # only the kernel speaks the truth about processes
+                yield datagram

@@ -1,0 +1,41 @@
+"""Where the active processes run, sampled at a bounded cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wattspan.processes.procfs import Processes
+from wattspan.processes.sockets import Weights, weights_of
+from wattspan.processes.table import Tracked
+from wattspan.processes.topology import CpuTopology
+
+SAMPLES = 24
+"""Processes looked at a poll, those that did most first: some ten microseconds each."""
+
+
+class Placement:
+    """Gives each active process its weights by socket."""
+
+    def __init__(self, processes: Processes, topology: CpuTopology) -> None:
+        self._processes = processes
+        self._topology = topology
+
+    def weights(self, active: Sequence[tuple[Tracked | None, int]]) -> list[Weights]:
+        """The weights of each of ``active`` (with what it did); None is nobody in particular."""
+        cpus = self._topology.capacity()
+        anywhere = {socket: float(count or 1) for socket, count in cpus.items()}
+        by_amount = sorted(range(len(active)), key=lambda at: -active[at][1])
+        for at in by_amount[:SAMPLES]:
+            row = active[at][0]
+            if row is not None and row.index >= 0:
+                row.weights = self._sample(row.consumer.pid, dict(cpus)) or row.weights
+        return [(row.weights if row is not None else None) or anywhere for row, _ in active]
+
+    def _sample(self, pid: int, cpus: dict[int, int]) -> dict[int, float] | None:
+        stat, allowed = self._processes.stat(pid), self._processes.affinity(pid)
+        if stat is None:
+            return None
+        socket_of = self._topology.socket_of
+        sockets = {socket_of(cpu) for cpu in allowed} if allowed else set(cpus)
+        seen = socket_of(stat.processor) if stat.processor >= 0 else None
+        return weights_of(seen, sorted(sockets), cpus, stat.threads)

@@ -1,0 +1,154 @@
+"""The kernel's process table, read from a procfs root."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+TICK = 1_000_000_000 // TICKS_PER_SECOND
+"""Nanoseconds of one USER_HZ tick, the unit of a process's start time."""
+
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD in the flags field
+_EXITING = 0x00000004  # PF_EXITING
+_BIGGEST = 65536
+
+
+class Stat(NamedTuple):
+    """What is needed of ``/proc/PID/stat``. ``started`` is in ticks since boot (field 22)."""
+
+    pid: int
+    comm: str
+    parent: int
+    started: int
+    threads: int
+    processor: int  # the CPU the main thread last ran on
+    kernel: bool = False
+    exiting: bool = False  # it has ended, but for its parent's taking note of it
+
+
+def parse_stat(raw: bytes) -> Stat:
+    """Parse one ``stat`` line; ValueError if it is none.
+
+    The name stands in parentheses and may itself contain spaces and parentheses, so the line
+    is taken apart at the first opening and the last closing one.
+    """
+    opening, closing = raw.find(b"("), raw.rfind(b")")
+    fields = raw[closing + 1 :].split()
+    if opening < 1 or closing < opening or len(fields) < 20:
+        raise ValueError("not a line of /proc/PID/stat")
+    return Stat(
+        pid=int(raw[:opening]),
+        comm=raw[opening + 1 : closing].decode("utf-8", "replace"),
+        parent=int(fields[1]),
+        started=int(fields[19]),
+        threads=int(fields[17]),
+        processor=int(fields[36]) if len(fields) > 36 else -1,
+        kernel=bool(int(fields[6]) & _KERNEL_THREAD),
+        exiting=bool(int(fields[6]) & _EXITING),
+    )
+
+
+class Processes(Protocol):
+    """The process table as the kernel shows it. Who is gone, or hidden, is None: no error."""
+
+    def pids(self) -> list[int]: ...
+    def last_pid(self) -> int | None: ...
+    def pid_max(self) -> int: ...
+    def stat(self, pid: int) -> Stat | None: ...
+    def cgroup(self, pid: int) -> str | None: ...
+    def first_argument(self, pid: int) -> str | None: ...
+    def user_id(self, pid: int) -> int | None: ...
+    def affinity(self, pid: int) -> frozenset[int] | None: ...
+    def close(self) -> None: ...
+
+
+class ProcFs:
+    """Reads below one procfs root. A process that is gone, or hidden, is None: never an error."""
+
+    def __init__(self, root: Path = Path("/proc")) -> None:
+        self._root = str(root)
+        self._last_pid: int | None = _open(f"{root}/loadavg")
+
+    def pids(self) -> list[int]:
+        """Every process that is shown to us; empty if the root cannot be read."""
+        try:
+            names = os.listdir(self._root)  # noqa: PTH208 - thousands of names, no paths
+        except OSError:
+            return []
+        return [int(name) for name in names if name.isdecimal()]
+
+    def last_pid(self) -> int | None:
+        """The pid given out last, to a process or thread of this pid namespace; None: unknown.
+
+        One cheap read that tells whether anything at all was born since the one before.
+        """
+        if self._last_pid is None:
+            return None
+        try:
+            return int(os.pread(self._last_pid, 256, 0).rsplit(None, 1)[-1])
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def pid_max(self) -> int:
+        """Where pids start over; the kernel's default if it is not shown."""
+        raw = self._read("sys/kernel/pid_max")
+        return int(raw) if raw is not None and raw.strip().isdigit() else 32768
+
+    def stat(self, pid: int) -> Stat | None:
+        raw = self._read(f"{pid}/stat")
+        if raw is None:
+            return None
+        try:
+            return parse_stat(raw)
+        except ValueError:
+            return None
+
+    def cgroup(self, pid: int) -> str | None:
+        """The text of ``/proc/PID/cgroup``."""
+        raw = self._read(f"{pid}/cgroup")
+        return None if raw is None else raw.decode("utf-8", "replace")
+
+    def first_argument(self, pid: int) -> str | None:
+        """What the process calls itself: only the first word of its command line."""
+        raw = self._read(f"{pid}/cmdline", limit=4096)
+        return None if raw is None else raw.split(b"\0", 1)[0].decode("utf-8", "replace")
+
+    def user_id(self, pid: int) -> int | None:
+        """The process's effective user: the owner of its directory."""
+        try:
+            return os.stat(f"{self._root}/{pid}").st_uid  # noqa: PTH116 - per process, so bare
+        except OSError:
+            return None
+
+    def affinity(self, pid: int) -> frozenset[int] | None:
+        """The CPUs its main thread may run on."""
+        try:
+            return frozenset(os.sched_getaffinity(pid))
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        if self._last_pid is not None:
+            os.close(self._last_pid)
+            self._last_pid = None
+
+    def _read(self, name: str, limit: int = _BIGGEST) -> bytes | None:
+        try:
+            fd = os.open(f"{self._root}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            return os.read(fd, limit)
+        except OSError:  # ESRCH: it died between the opening and the reading
+            return None
+        finally:
+            os.close(fd)
+
+
+def _open(path: str) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None

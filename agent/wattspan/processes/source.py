@@ -1,0 +1,287 @@
+"""Who used the CPUs: the usage source of a host.
+
+Each poll reads, in this order: how busy the CPUs were, what the kernel reported, the clocks of
+cgroups if processes came or went, and the clock of every process. The error at either edge of a
+usage is how far the scheduler's books lag for a thread that is running at that moment: at most
+one scheduler tick (1 to 10 ms) a thread, and what lags in one usage is in the next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from wattspan.attribution import split
+from wattspan.model import (
+    SECOND,
+    Failure,
+    Instant,
+    PayerInfo,
+    Remainder,
+    Trouble,
+)
+from wattspan.ports import Clock, UsageBatch
+from wattspan.processes.accounts import SocketAccounts
+from wattspan.processes.busy import BusyClock
+from wattspan.processes.capability import Capability
+from wattspan.processes.cgroups import CgroupClocks
+from wattspan.processes.discovery import Discovery
+from wattspan.processes.envelope import EnvelopeBook
+from wattspan.processes.events import Events, News
+from wattspan.processes.identity import groups_in
+from wattspan.processes.lives import Charge, Lives, Turn
+from wattspan.processes.placement import Placement
+from wattspan.processes.procfs import Processes
+from wattspan.processes.table import ProcessTable, ReadClock, Tracked
+from wattspan.processes.topology import CpuTopology
+
+SECOND_LOOK = SECOND
+"""A newborn is looked at again after this: by then it is what it set out to be."""
+
+AUDITED = 20
+"""Busy processes whose cgroup is read again at each scan, in turn."""
+
+_AUDITABLE = 4096
+
+THRIFT = 50
+"""Cgroups' clocks are read so rarely that it takes no more than one part in this."""
+
+
+class CpuUsageSource:
+    """The usage source of one host. One thread polls it.
+
+    ``births`` and ``finals`` are the kernel's two channels, either of which may be None; what
+    they would tell is then inferred from pids, clocks and cgroups.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        processes: Processes,
+        read_clock: ReadClock,
+        topology: CpuTopology,
+        *,
+        busy: BusyClock | None = None,
+        births: Events | None = None,
+        finals: Events | None = None,
+        cgroups: CgroupClocks | None = None,
+        capabilities: tuple[Capability, ...] = (),
+        scan_every: int = SECOND,
+    ) -> None:
+        self._clock = clock
+        self._processes = processes
+        self._topology = topology
+        self._busy = busy
+        self._births, self._finals, self._cgroups = births, finals, cgroups
+        self._capabilities = capabilities
+        self._scan_every = scan_every
+        self._table = ProcessTable(read_clock)
+        self._lives = Lives(processes, self._table)
+        self._discovery = Discovery(processes, self._table, scan_every)
+        self._accounts = SocketAccounts(topology, Placement(processes, topology), busy)
+        self._book = EnvelopeBook()
+        self._texts: dict[str, str] = {}  # cgroup to the text it was learned from
+        self._new_cgroups: dict[str, str] = {}
+        self._remainders: set[str] = set()
+        self._removed: list[Remainder] = []
+        self._young: deque[tuple[int, Tracked]] = deque()
+        self._audited: deque[Tracked] = deque(maxlen=_AUDITABLE)
+        self._before: Instant | None = None
+        self._churn = False
+        self._next_envelope = 0
+        self._next_topology = 0
+
+    @property
+    def overruns(self) -> int:
+        """How often the kernel's reports overran their buffer, each time mended by a scan."""
+        return sum(one.overruns for one in (self._births, self._finals) if one is not None)
+
+    def capabilities(self) -> tuple[Capability, ...]:
+        """What is used to see processes, what is not, and how to have it."""
+        return self._capabilities
+
+    def poll(self) -> UsageBatch:
+        before = self._before
+        if before is None:
+            return self._begin()
+        now = self._clock.now()
+        self._refresh_topology(now)
+        self._accounts.read_busy(now.mono)
+        news = self._hear()
+        found = self._discovery.look(now.mono, news, heard=self._births is not None)
+        self._churn = self._churn or found.churn or bool(self._new_cgroups)
+        measured = self._churn and self._measure_cgroups()
+        moved = self._table.moved()
+        if self._finals is not None and any(value < 0 for _, value in moved):
+            # The kernel reports an exit before it frees the pid: the rest is there by now.
+            news.merge(self._hear())
+            found.born |= news.born.keys()
+        turn = Turn(news, found, before, now)
+        self._lives.turn(turn, moved)
+        if turn.exited and not measured:
+            self._churn = True
+            measured = self._measure_cgroups()
+        self._redescribe(turn)
+        self._settle_cgroups(turn, measured)
+        self._before = now
+        complete = found.complete and not self._churn
+        active = [(c.payer, c.amount, c.row) for c in turn.charges if c.amount > 0]
+        return UsageBatch(
+            usages=self._accounts.usages(before, now, active, complete),
+            infos=tuple(turn.infos),
+            exited=tuple(turn.exited),
+            failures=self._failures(),
+            processes=len(self._table),
+        )
+
+    def _begin(self) -> UsageBatch:
+        """The first poll: who is there. Nothing that was done up to its end is charged."""
+        news = self._hear()
+        now = self._clock.now()
+        found = self._discovery.look(now.mono, news, heard=self._births is not None)
+        self._lives.turn(Turn(news, found, None, now), ())
+        # Looking took its time. Every account begins now, at one moment as nearly as may be.
+        now = self._before = self._clock.now()
+        self._accounts.read_busy(now.mono)
+        self._table.rebase()
+        self._measure_cgroups()
+        self._book.settle()
+        return UsageBatch(failures=self._failures(), processes=len(self._table))
+
+    def close(self) -> None:
+        for part in (self._births, self._finals, self._cgroups, self._busy, self._processes):
+            if part is not None:
+                part.close()
+
+    def _hear(self) -> News:
+        news = News()
+        for channel in (self._births, self._finals):
+            if channel is not None:
+                channel.drain(news)
+        return news
+
+    def _refresh_topology(self, now: Instant) -> None:
+        if now.mono >= self._next_topology:
+            self._next_topology = now.mono + SECOND
+            self._topology.refresh()
+
+    def _failures(self) -> tuple[Failure, ...]:
+        if len(self._table):
+            return ()
+        return (
+            Failure(
+                "processes",
+                "the process table",
+                Trouble.DENIED,
+                "no process is shown in procfs",
+                "Mount procfs with hidepid=0, or grant CAP_SYS_PTRACE.",
+            ),
+        )
+
+    # ------------------------------------------------------------------------------ cgroups
+
+    def _measure_cgroups(self) -> bool:
+        """Read the clocks of the known cgroups, if it is not too soon to afford that again."""
+        cgroups = self._cgroups
+        if cgroups is None:
+            return False
+        began = self._clock.monotonic()
+        if began < self._next_envelope:
+            return False
+        change, gone = cgroups.read()
+        self._book.measured(change)
+        for cgroup, above in gone.items():
+            self._book.folded(cgroup, above)
+            self._texts.pop(cgroup, None)
+            if cgroup in self._remainders:
+                self._remainders.remove(cgroup)
+                self._removed.append(Remainder(cgroup))
+        took = self._clock.monotonic() - began
+        self._next_envelope = began + THRIFT * took
+        return True
+
+    def _settle_cgroups(self, turn: Turn, measured: bool) -> None:
+        cgroups = self._cgroups
+        if cgroups is None:
+            self._churn = False
+            return
+        turn.exited.extend(self._removed)
+        self._removed.clear()
+        ended: dict[str, list[Charge]] = {}
+        for text, charges in turn.ended.items():
+            covering = self._covering(text)
+            if covering is not None:
+                ended.setdefault(covering, []).extend(charges)
+        for charge in turn.charges:
+            covering = self._covering(charge.cgroup)
+            if covering is not None:
+                self._book.charged(covering, charge.amount)
+        if measured:
+            self._churn = False
+            for cgroup, excess in self._book.settle().items():
+                self._charge_excess(turn, cgroup, excess, ended.get(cgroup, ()))
+            for path, text in self._new_cgroups.items():
+                if cgroups.add(path):
+                    self._texts[path] = text
+            self._new_cgroups.clear()
+
+    def _charge_excess(self, turn: Turn, cgroup: str, excess: int, ended: Sequence[Charge]) -> None:
+        """To those whose end was reported, in equal parts, as what ending cost them.
+
+        But to the cgroup's remainder if anybody may have come and gone unreported.
+        """
+        silent = self._finals is None or turn.news.lost or turn.tails_unknown
+        if ended and not silent:
+            for charge, part in zip(ended, split(excess, [1] * len(ended)), strict=True):
+                if part:
+                    turn.charges.append(Charge(charge.payer, part, None, charge.row))
+            return
+        payer = Remainder(cgroup)
+        if cgroup not in self._remainders:
+            self._remainders.add(cgroup)
+            groups = groups_in(self._texts.get(cgroup, ""), "")
+            turn.infos.append(PayerInfo(payer, "(short-lived)", groups))
+        turn.charges.append(Charge(payer, excess, None))
+
+    def _covering(self, text: str | None) -> str | None:
+        if not text or self._cgroups is None:
+            return None
+        path = self._cgroups.path_in(text)
+        covering = self._cgroups.covering(path)
+        if path is not None and self._cgroups.wanted(path):
+            self._new_cgroups.setdefault(path, text)
+        elif covering is not None and covering == path:
+            self._texts.setdefault(path, text)
+        return covering
+
+    # --------------------------------------------------------------------------- second looks
+
+    def _redescribe(self, turn: Turn) -> None:
+        """Look again at who became another program, at the young, and at some of the rest."""
+        again = {row for pid in turn.news.execed if (row := self._table.get(pid)) is not None}
+        while self._young and self._young[0][0] <= turn.now.mono:
+            row = self._young.popleft()[1]
+            again.add(row)
+            self._audited.append(row)
+        if turn.found.scanned:
+            for _ in range(min(AUDITED, len(self._audited))):
+                row = self._audited.popleft()
+                if row.index >= 0:
+                    again.add(row)
+                    self._audited.append(row)
+        for row in again:
+            if row.index >= 0 and row.info is not None:
+                before = row.text
+                self._lives.describe(turn, row)
+                self._note_move(before, row.text)
+        for charge in turn.charges:
+            if charge.row is not None and not charge.row.known:
+                charge.row.known = True
+                self._young.append((turn.now.mono + SECOND_LOOK, charge.row))
+
+    def _note_move(self, old: str, new: str) -> None:
+        """What was charged to the cgroup it had left is set right."""
+        if old != new:
+            was, now = self._covering(old), self._covering(new)
+            if was is not None and now is not None:
+                self._book.moved(was, now)
