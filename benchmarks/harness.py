@@ -54,6 +54,16 @@ class Subject:
     does: str
     url: str | None = None  # scraped once a second, like a monitoring system would
     environ: dict[str, str] = field(default_factory=dict)
+    with_children: bool = True  # whether its descendants' cost is its own
+
+    def processes(self, pid: int) -> list[int]:
+        """The processes whose cost is the subject's."""
+        return family(pid) if self.with_children else [pid]
+
+    def cpu_seconds(self, pid: int) -> float:
+        """Its CPU time so far, that of descendants which ended included where they count."""
+        ended = _cpu_of_ended_children(pid) if self.with_children else 0.0
+        return ended + sum(cpu_seconds(one) for one in self.processes(pid))
 
     @contextmanager
     def running(self, within: float = 60.0) -> Iterator[int]:
@@ -91,12 +101,10 @@ def measure(subject: Subject, window: float, warm_up: float) -> Cost:
     """Start, let it settle, scrape it once a second for ``window`` seconds, stop it."""
     with subject.running() as pid:
         _scrape_for(subject.url, warm_up)
-        began, used = time.monotonic(), _cpu(pid)
+        began, used = time.monotonic(), subject.cpu_seconds(pid)
         _scrape_for(subject.url, window)
-        lasted = time.monotonic() - began
-        return Cost(
-            (_cpu(pid) - used) / lasted * 100, sum(rss_megabytes(one) for one in family(pid))
-        )
+        used, lasted = subject.cpu_seconds(pid) - used, time.monotonic() - began
+        return Cost(used / lasted * 100, sum(map(rss_megabytes, subject.processes(pid))))
 
 
 def medians(
@@ -178,11 +186,9 @@ def _answers(url: str) -> bool:
     return False
 
 
-def _cpu(pid: int) -> float:
-    """The CPU time of the process, its descendants and those of them that have ended."""
+def _cpu_of_ended_children(pid: int) -> float:
     stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    ended = (int(stat[13]) + int(stat[14])) / os.sysconf("SC_CLK_TCK")  # cutime, cstime
-    return ended + sum(cpu_seconds(one) for one in family(pid))
+    return (int(stat[13]) + int(stat[14])) / os.sysconf("SC_CLK_TCK")  # cutime, cstime
 
 
 def _scrape_for(url: str | None, seconds: float) -> None:

@@ -38,7 +38,7 @@ _PROCESS_EXPORTER_GROUPS = 'process_names:\n- name: "{{.Comm}}"\n  cmdline: [".+
 
 
 def agent(folder: Path, *, profile: str = "two-socket-h100") -> Subject:
-    """The agent on the emulated host, 10 Hz, store and all: the emulator's cost is included."""
+    """The agent at 10 Hz, store and all, on the emulated host, which is a process of its own."""
     port = free_port()
     config = folder / "config.toml"
     config.write_text(
@@ -52,6 +52,7 @@ def agent(folder: Path, *, profile: str = "two-socket-h100") -> Subject:
         [*command, "--config", config],
         "energy and per-process attribution at 10 Hz, scraped at 1 Hz",
         f"http://{LOOPBACK}:{port}/metrics",
+        with_children=False,  # its child plays the hardware
     )
 
 
