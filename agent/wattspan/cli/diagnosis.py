@@ -75,7 +75,7 @@ class Diagnosis:
 
 ADVICE = (
     "No energy counter can be read here. `wattspan demo` shows everything on an emulated host; "
-    "[sources.estimate] enabled = true estimates from load, labelled as estimated."
+    "[sources.estimate] with enabled = true and tdp_watts estimates from load, and says so."
 )
 
 

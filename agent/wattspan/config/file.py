@@ -25,12 +25,13 @@ class TomlFile:
     lines: Mapping[str, int] = field(default_factory=dict)
 
     def place(self, key: str) -> str:
-        """``FILE:LINE`` of a dotted key; of the table it stands in; or only ``FILE``."""
-        while key:
-            if key in self.lines:
-                return f"{self.path}:{self.lines[key]}"
+        """``FILE:LINE`` of a dotted key; of what is in or around it; or only ``FILE``."""
+        below = (line for name, line in self.lines.items() if name.startswith(f"{key}."))
+        line = self.lines.get(key) or next(below, None)
+        while line is None and key:
             key = key.rpartition(".")[0]
-        return str(self.path)
+            line = self.lines.get(key)
+        return f"{self.path}:{line}" if line else str(self.path)
 
 
 def read(path: Path) -> TomlFile:

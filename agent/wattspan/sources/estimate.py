@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from wattspan.model import (
     SECOND,
@@ -31,7 +32,7 @@ from wattspan.ports import (
     SourceError,
     SourcePlugin,
 )
-from wattspan.settings import Table
+from wattspan.settings import Table, about
 from wattspan.sources.cpu_stat import StatFile, sockets_of_cpus
 from wattspan.sources.load_model import LoadModel
 from wattspan.sources.powercap_scan import ENERGY, scan
@@ -40,16 +41,28 @@ NAME = "estimate"
 
 
 class EstimateSettings(Table, frozen=True):
-    """``[sources.estimate]``. Watts are of one socket; no guess stands in for ``tdp_watts``."""
+    """CPU energy estimated from load, for a host without a counter; off unless asked for."""
 
-    enabled: bool = False
-    tdp_watts: float = 0.0
-    idle_fraction: float = 0.3
-    curvature: float = 1.4
-    dram_gigabytes: float = 0.0
-    dram_watts_per_gigabyte: float = 0.375
-    procfs: str = "/proc"
-    sysfs: str = "/sys"
+    enabled: Annotated[bool, about("Whether to estimate.")] = False
+    tdp_watts: Annotated[
+        float, about("What one socket draws when busy; no guess stands in for it.")
+    ] = 0.0
+    idle_fraction: Annotated[
+        float, about("What a socket draws when idle, as a part of `tdp_watts`.")
+    ] = 0.3
+    curvature: Annotated[
+        float, about("How power bends with load: 1 is a straight line, up to 2.")
+    ] = 1.4
+    dram_gigabytes: Annotated[
+        float, about("The host's memory; 0 leaves memory out of the estimate.")
+    ] = 0.0
+    dram_watts_per_gigabyte: Annotated[float, about("What memory draws, whatever it does.")] = 0.375
+    procfs: Annotated[
+        str, about("Where procfs is mounted; in a container, where the host's is.")
+    ] = "/proc"
+    sysfs: Annotated[str, about("Where sysfs is mounted; in a container, where the host's is.")] = (
+        "/sys"
+    )
 
 
 @dataclass(slots=True)

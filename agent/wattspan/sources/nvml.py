@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from wattspan.model import Domain, Failure, GpuStatus, Reading, Trouble, Usage
 from wattspan.ports import (
@@ -20,9 +20,9 @@ from wattspan.ports import (
     SourceError,
     SourcePlugin,
 )
-from wattspan.settings import Duration, Table
+from wattspan.settings import Duration, Table, about
 from wattspan.sources.nvml_calls import CallWatch
-from wattspan.sources.nvml_device import SOURCE, Pace
+from wattspan.sources.nvml_device import SOURCE, GpuReport, Pace
 from wattspan.sources.nvml_processes import in_nested_pid_namespace
 from wattspan.sources.nvml_session import NvmlSession
 
@@ -33,14 +33,31 @@ _SECOND = Duration.parse("1s")
 
 
 class NvmlSettings(Table, frozen=True):
-    """``[sources.nvml]``: how often the GPUs are asked, and how long an answer may take."""
+    """NVIDIA GPUs: how often they are asked, and how long an answer may take."""
 
-    enabled: bool | Literal["auto"] = "auto"
-    interval: Duration = Duration.parse("100ms")  # energy, power, utilisation
-    usage_interval: Duration = Duration.parse("500ms")  # the utilisation of each process
-    process_interval: Duration = _SECOND  # lists of processes: expensive on some drivers
-    status_interval: Duration = _SECOND  # limits, clocks, temperature, memory, throttling
-    deadline: Duration = Duration.parse("2s")  # a call that takes longer is stuck
+    enabled: Annotated[
+        bool | Literal["auto"],
+        about("Whether to read them. `auto`: if there are any; `true`: or do not start at all."),
+    ] = "auto"
+    interval: Annotated[
+        Duration, about("How often energy, power and utilisation are read; 10ms at least.")
+    ] = Duration.parse("100ms")
+    usage_interval: Annotated[
+        Duration, about("How often the utilisation of each process is read.", least="10ms")
+    ] = Duration.parse("500ms")
+    process_interval: Annotated[
+        Duration,
+        about("How often processes are listed, which some drivers take long for; 1s at least."),
+    ] = _SECOND
+    status_interval: Annotated[
+        Duration,
+        about(
+            "How often limits, clocks, temperature, memory and throttling are read.", least="10ms"
+        ),
+    ] = _SECOND
+    deadline: Annotated[Duration, about("A driver call that takes longer counts as stuck.")] = (
+        Duration.parse("2s")
+    )
 
     def __post_init__(self) -> None:
         if self.interval < Duration.parse("10ms"):
@@ -168,6 +185,23 @@ def new_session(
     )
     nested = not context.emulated and in_nested_pid_namespace()
     return NvmlSession(nvml, context, pace, watch=watch, nested=nested)
+
+
+def describe_gpus(context: SourceContext) -> tuple[tuple[GpuReport, ...], tuple[Failure, ...]]:
+    """What every GPU tells and does not tell, and what is wrong with those that tell nothing.
+
+    For a look by hand: it calls the driver in the caller's own thread, and waits as long as
+    the driver takes.
+    """
+    nvml = context.nvml if context.nvml is not None else _binding()
+    if nvml is None:
+        return (), ()
+    session = new_session(nvml, NvmlSettings(), context)
+    try:
+        failures = session.turn().failures
+        return session.reports(), failures
+    finally:
+        session.close()
 
 
 def _binding() -> Any:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from wattspan.ports import CounterSource, SourceContext, SourceError, SourcePlugin
-from wattspan.settings import Table
+from wattspan.settings import Table, about
 from wattspan.sources.powercap import PowercapSource
 from wattspan.sources.powercap_failures import LOAD
 from wattspan.sources.powercap_scan import CLASS, scan
 
 
 class RaplSettings(Table, frozen=True):
-    """``[sources.rapl]``."""
+    """Energy counters of CPU packages and memory (RAPL)."""
 
-    enabled: Literal["auto"] | bool = "auto"
-    reader: Literal["powercap", "pyrapl"] = "powercap"
-    sysfs: str = "/sys"
+    enabled: Annotated[
+        bool | Literal["auto"],
+        about("Whether to read them. `auto`: if there are any; `true`: or do not start at all."),
+    ] = "auto"
+    reader: Annotated[
+        Literal["powercap", "pyrapl"],
+        about("Who reads them: the agent itself, or the pyRAPL library, which sees less."),
+    ] = "powercap"
+    sysfs: Annotated[str, about("Where sysfs is mounted; in a container, where the host's is.")] = (
+        "/sys"
+    )
 
 
 def open_rapl(settings: RaplSettings, context: SourceContext) -> CounterSource | None:

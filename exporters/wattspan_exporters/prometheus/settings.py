@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from wattspan.settings import Duration, Table
+from wattspan.settings import Duration, Table, about
 
 
 class Address(NamedTuple):
@@ -40,15 +40,29 @@ class Address(NamedTuple):
 
 
 class PrometheusSettings(Table, frozen=True):
-    """Where and how ``/metrics`` is served."""
+    """Where and how `/metrics` is served."""
 
-    listen: str = "127.0.0.1:9949"  # "" turns the exporter off
-    tls_certificate: str = ""  # PEM, the chain included; with it, HTTPS only
-    tls_key: str = ""  # PEM; "" if it is in the certificate's file
-    tls_client_ca: str = ""  # PEM; with it, only clients with a certificate by this authority
-    max_connections: int = 64
-    request_timeout: Duration = Duration.parse("10s")  # from a request's first byte to its answer
-    idle_timeout: Duration = Duration.parse("90s")  # between two requests of one connection
+    listen: Annotated[
+        str, about('Where to listen; `:9949` is every address, "" turns the exporter off.')
+    ] = "127.0.0.1:9949"
+    tls_certificate: Annotated[
+        str, about("A PEM file with the certificate and its chain; with it, HTTPS only.")
+    ] = ""
+    tls_key: Annotated[
+        str, about('A PEM file with the key; "" if it is in the certificate\'s file.')
+    ] = ""
+    tls_client_ca: Annotated[
+        str, about("A PEM file; with it, only clients with a certificate by this authority.")
+    ] = ""
+    max_connections: Annotated[
+        int, about("How many connections are served at once; more are turned away.")
+    ] = 64
+    request_timeout: Annotated[
+        Duration, about("From a request's first byte to the end of its answer.")
+    ] = Duration.parse("10s")
+    idle_timeout: Annotated[
+        Duration, about("How long a connection may stay silent between two requests.")
+    ] = Duration.parse("90s")
 
     def __post_init__(self) -> None:
         if self.listen:
