@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,6 +84,15 @@ def test_every_board_is_a_domain_that_says_it_is_emulated(host: Host) -> None:
     assert host.batch.failures == ()
 
 
+def test_an_emulated_board_gives_itself_away_in_the_real_librarys_place(host: Host) -> None:
+    """With the emulated library preloaded nobody told the agent that it is not real."""
+    context = SourceContext(host.clock, FakeDirectory(), emulated=False)
+    nvml = EmulatedNvml(host.gpus.path, host.clock)
+    session = new_session(nvml, NvmlSettings(), context)
+    assert {d.provenance for d in session.turn().domains} == {Provenance.EMULATED}
+    session.close()
+
+
 def test_energy_is_the_truth_within_one_step_of_the_counter(host: Host) -> None:
     host.gpus.attach(0, TRAIN.pid, Steady(1.0))
     host.run(0.1)
@@ -124,7 +134,7 @@ def test_records_of_each_gpu_tile_time(host: Host) -> None:
     for gpu in (0, 1):
         used = host.used(gpu)
         assert len(used) > 10
-        assert all(a.end == b.start for a, b in zip(used, used[1:], strict=False))
+        assert all(a.end == b.start for a, b in itertools.pairwise(used))
 
 
 def test_a_status_tells_limits_and_throttling(host: Host) -> None:

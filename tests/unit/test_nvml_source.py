@@ -175,6 +175,10 @@ def test_without_the_library_it_depends_on_who_asked(clock: ManualClock) -> None
         open_nvml(NvmlSettings(enabled=True), context)
 
 
+def test_an_emulated_host_without_gpus_never_shows_real_ones(clock: ManualClock) -> None:
+    assert open_nvml(NvmlSettings(), SourceContext(clock, FakeDirectory(), emulated=True)) is None
+
+
 def test_settings_are_read_from_their_table() -> None:
     settings = convert({"enabled": True, "interval": "50ms"}, plugin.settings, "sources.nvml")
     assert isinstance(settings, NvmlSettings)

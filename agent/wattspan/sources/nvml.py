@@ -159,7 +159,7 @@ def open_nvml(settings: NvmlSettings, context: SourceContext) -> CounterSource |
     """
     if settings.enabled is False:
         return None
-    nvml = context.nvml if context.nvml is not None else _binding()
+    nvml = _nvml_of(context)
     if nvml is None:
         if settings.enabled is True:
             raise SourceError(
@@ -193,7 +193,7 @@ def describe_gpus(context: SourceContext) -> tuple[tuple[GpuReport, ...], tuple[
     For a look by hand: it calls the driver in the caller's own thread, and waits as long as
     the driver takes.
     """
-    nvml = context.nvml if context.nvml is not None else _binding()
+    nvml = _nvml_of(context)
     if nvml is None:
         return (), ()
     session = new_session(nvml, NvmlSettings(), context)
@@ -202,6 +202,11 @@ def describe_gpus(context: SourceContext) -> tuple[tuple[GpuReport, ...], tuple[
         return session.reports(), failures
     finally:
         session.close()
+
+
+def _nvml_of(context: SourceContext) -> Any:
+    """The NVML to ask: an emulated host's own, and never the real one in its stead."""
+    return context.nvml if context.emulated or context.nvml is not None else _binding()
 
 
 def _binding() -> Any:

@@ -168,6 +168,7 @@ class GpuCalls:
         self.handle = handle
         self._refused: dict[str, Refusal] = {}
         self._failing: dict[str, int] = {}  # what failed last time, with a code that may pass
+        self._told: set[str] = set()
         self._unknowns = 0
 
     def ask(self, what: str, name: str, *arguments: Any) -> Any:
@@ -227,6 +228,7 @@ class GpuCalls:
 
     def answered(self, what: str) -> None:
         """``what`` was told: nothing is wrong with it any longer."""
+        self._told.add(what)
         if self._refused:
             self._refused.pop(what, None)
         if self._failing:
@@ -272,9 +274,16 @@ class GpuCalls:
             by_code.setdefault(code, []).append(what)
         return [of(", ".join(sorted(whats)), code) for code, whats in sorted(by_code.items())]
 
-    def refusals(self) -> list[Refusal]:
-        """Every field that is not to be had at present."""
-        return sorted(self._refused.values(), key=lambda refusal: refusal.what)
+    @property
+    def told(self) -> frozenset[str]:
+        """Everything that was answered, the last time it was asked for."""
+        return frozenset(self._told - self._refused.keys() - self._failing.keys())
+
+    @property
+    def not_told(self) -> dict[str, str]:
+        """Everything that was asked for in vain, and why."""
+        codes = {refusal.what: refusal.code for refusal in self._refused.values()}
+        return {what: cause_of(code) for what, code in sorted({**codes, **self._failing}.items())}
 
 
 def code_of(error: Exception) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,9 @@ ENERGY = "energy counter"
 METHOD = "gpu-sm-utilisation"
 TRANSIENTS = 2  # boards overshoot their limit for milliseconds
 UNLIMITED = Milliwatts(5_000_000)  # above any board, where the limit is not known
+EMULATED_UUID = "GPU-e0e0e0e0-0000-4000-8000-"
+"""How the UUIDs of this project's emulated boards begin, and no real one's: its emulated
+library can be put in the real one's place, and must not be believed then."""
 DUTY = 50  # a call that took long is not repeated before 50 times as long has passed
 
 
@@ -70,6 +74,15 @@ class Identity:
         label = f"{self.model or 'GPU'} {self.index}"
         already = label.lower().startswith("emulated")
         return f"Emulated {label}" if emulated and not already else label
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReport:
+    """What one GPU tells, and what it does not tell and why."""
+
+    domain: Domain
+    readable: frozenset[str]
+    unreadable: Mapping[str, str]
 
 
 @dataclass(slots=True)
@@ -127,7 +140,7 @@ class Gpu:
         clock = context.clock
         self.identity = identity
         self._clock = clock
-        self._emulated = context.emulated
+        self._emulated = context.emulated or identity.uuid.startswith(EMULATED_UUID)
         self._nested = nested
         self._calls = GpuCalls(library, handle, clock)
         self._gauge = PowerGauge(self._calls, identity.architecture, identity.model)
@@ -201,6 +214,10 @@ class Gpu:
         usage = meter.usage(end, self._present, named=self._processes.named)
         if usage is not None:
             into.usages.append(usage)
+
+    def report(self) -> GpuReport:
+        """What was told and what was not, in the turns so far."""
+        return GpuReport(self.domain, self._calls.told, self._calls.not_told)
 
     def part(self, into: Findings) -> None:
         """The GPU is lost: tell what is known of its use up to now, as nothing more will come."""

@@ -13,7 +13,7 @@ from wattspan.model import SECOND, Domain, Failure, Trouble
 from wattspan.ports import Batch, SourceContext
 from wattspan.sources import nvml_calls
 from wattspan.sources.nvml_calls import CallWatch, GpuLostError, Library, SessionLostError
-from wattspan.sources.nvml_device import SOURCE, Findings, Gpu, Identity, Pace
+from wattspan.sources.nvml_device import SOURCE, Findings, Gpu, GpuReport, Identity, Pace
 
 FIRST_DELAY = SECOND
 LONGEST_DELAY = 30 * SECOND
@@ -112,6 +112,10 @@ class NvmlSession:
             usages=tuple(found.usages),
             gpus=tuple(found.gpus),
         )
+
+    def reports(self) -> tuple[GpuReport, ...]:
+        """What each GPU that answers tells and does not tell."""
+        return tuple(gpu.report() for gpu in self._gpus.values())
 
     def close(self) -> None:
         """Let go of the GPUs: while a process holds them they cannot be reset or unloaded."""
