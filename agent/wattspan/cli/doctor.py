@@ -17,6 +17,7 @@ from wattspan.cli.examine_agent import (
     examine_ports,
 )
 from wattspan.cli.examine_host import examine_host
+from wattspan.cli.examine_processes import examine_processes
 from wattspan.cli.examine_sources import Nobody, examine_sources
 from wattspan.cli.options import (
     Loaded,
@@ -55,11 +56,13 @@ def command(
 def diagnose(loaded: Loaded, root: Path = Path("/")) -> Diagnosis:
     """Look at everything; takes a second for each source that can be read."""
     config, plugins = loaded.config, loaded.plugins
-    sources = examine_sources(plugins, config, SourceContext(SystemClock(), Nobody()))
+    clock = SystemClock()
+    sources = examine_sources(plugins, config, SourceContext(clock, Nobody()))
     return Diagnosis(
         sections=(
             examine_host(root),
             *sources.sections,
+            examine_processes(config, clock),
             examine_configuration(config, plugins),
             examine_directories(config),
             examine_ports(config, _answers),

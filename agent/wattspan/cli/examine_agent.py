@@ -68,21 +68,25 @@ def _directory(key: str, path: Path, config: Config) -> Iterator[Finding]:
 def examine_ports(config: Config, answers: Callable[[str], bool]) -> Section:
     """Whether each exporter could listen. ``answers`` tells if an agent is behind an address."""
     findings = [
-        _port(f"exporters.{name}", Listen.parse(str(listen)), answers)
+        _port(f"exporters.{name}", str(listen), answers)
         for name, table in config.exporters.items()
         if (listen := getattr(table, "listen", None))
     ]
     return Section("Ports", tuple(findings))
 
 
-def _port(where: str, listen: Listen, answers: Callable[[str], bool]) -> Finding:
+def _port(where: str, address: str, answers: Callable[[str], bool]) -> Finding:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
+        listen = Listen.parse(address)
+    except ValueError as error:
+        return Finding(Mark.FAIL, where, str(error), f"Correct {where}.listen.")
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(
             listen.host or None, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+            probe.bind(place)
     except OSError as error:
         if answers(listen):
             return Finding(Mark.OK, where, f"a running agent answers at {listen}")
