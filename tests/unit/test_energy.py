@@ -77,7 +77,7 @@ def test_absence_is_only_told_of_a_meter_that_was_ever_read_and_once_a_moment() 
     assert meter.absent(Instant(99 * SECOND, 0)) is None
     meter.advance(reading(0, 0))
     assert meter.absent(Instant(SECOND, 0)) is None
-    assert reason(meter.absent(Instant(2 * SECOND, 0)) or pytest.fail()) is GapReason.ABSENT
+    assert reason(meter.absent(Instant(2 * SECOND, 0)) or pytest.fail("no gap")) is GapReason.ABSENT
     assert meter.absent(Instant(2 * SECOND, 0)) is None
     assert meter.last is None
     assert meter.advance(reading(2, 5)) is None
