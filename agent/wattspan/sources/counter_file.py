@@ -99,7 +99,11 @@ class CounterFile:
             self.fd = None
 
 
-def _identity(path: Path) -> tuple[int, int]:
-    # Not followed: an energy_uj that is a link is judged by the link.
+def _identity(path: Path) -> tuple[int, ...]:
+    """The file at ``path`` and, if that is a link, the file behind it as well."""
     status = path.lstat()
-    return status.st_dev, status.st_ino
+    try:
+        behind = path.stat()
+    except OSError:  # a link to nowhere, or in a circle
+        return status.st_dev, status.st_ino
+    return status.st_dev, status.st_ino, behind.st_dev, behind.st_ino

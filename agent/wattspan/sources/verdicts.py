@@ -36,7 +36,9 @@ class Context:
 
     def original(self, identity: str) -> str | None:
         """The first domain that shows the same counter as ``identity``, if another one does."""
-        return min((a for a, b in self.mirrors if b == identity), key=natural, default=None)
+        here = set(self.domain_of.values())  # of two dies, the first may have gone offline
+        others = (a for a, b in self.mirrors if b == identity and a in here)
+        return min(others, key=natural, default=None)
 
     @property
     def counts_packages(self) -> bool:
@@ -72,7 +74,9 @@ def _dram(place: Place, context: Context) -> Verdict:
     whole = context.at(f"package-{place.socket}/dram") if place.die is not None else None
     if whole is not None:
         return Verdict(False, f"part of {whole}", whole)
-    if not context.counts_packages and (platform := _platform(context)) is not None:
+    platforms = context.of_kind(Kind.PLATFORM)
+    if platforms and not context.counts_packages:
+        platform = context.domain_of[platforms[0]]
         return Verdict(False, f"{platform} may contain it, and counts in its place", platform)
     if place.above:
         return Verdict(True, f"memory has a counter of its own: {place.above} does not contain it")
