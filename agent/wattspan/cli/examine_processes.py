@@ -6,13 +6,13 @@ from wattspan.cli.diagnosis import Finding, Mark, Section
 from wattspan.clock import SystemClock
 from wattspan.config import Config
 from wattspan.ports import SourceError
-from wattspan.processes.opening import open_processes
+from wattspan.processes import open_processes
 
 
 def examine_processes(config: Config, clock: SystemClock) -> Section:
     """Open what the agent would open, ask what it can, and close it."""
     try:
-        source, _ = open_processes(clock, clock.read_cpu_clock, events=config.processes.events)
+        source = open_processes(clock, events=config.processes.events).usage
     except SourceError as error:
         return Section("Processes", (Finding(Mark.FAIL, "process events", str(error)),))
     try:
@@ -25,7 +25,7 @@ def examine_processes(config: Config, clock: SystemClock) -> Section:
                     capability.detail,
                     "" if capability.active else capability.remedy,
                 )
-                for capability in source.capabilities
+                for capability in source.capabilities()
             ),
         )
     finally:
