@@ -41,8 +41,8 @@ def describe(record: GpuRecord, gpu: Gpu, index: int) -> None:
     record.persistence_request = 1
 
 
-def publish(live: Live, gpu: Gpu, mig: bool) -> None:
-    """What the GPU is now."""
+def publish(live: Live, gpu: Gpu, mig: bool, before: Gpu | None = None) -> None:
+    """What the GPU is now; ``before`` is what was last published, if anything was."""
     live.at, live.power = gpu.at, gpu.point.power
     live.energy, live.energy_rest = divmod(gpu.energy, PICOJOULES)
     live.counter, live.counter_rest = divmod(gpu.energy - gpu.origin, PICOJOULES)
@@ -64,6 +64,8 @@ def publish(live: Live, gpu: Gpu, mig: bool) -> None:
         entry.pid, entry.kind = tenant.pid, KINDS.index(tenant.kind)
         entry.memory, entry.progress = tenant.memory, int(tenant.work.done * 1e6)
         entry.instance = place + 1 if mig else NO_INSTANCE
+    if before is not None and before.samples is gpu.samples:
+        return
     live.samples = len(gpu.samples)
     for place, sample in enumerate(gpu.samples):
         row = live.sample[place]

@@ -189,5 +189,7 @@ class Serving:
     def _burst(self, index: int) -> tuple[int, float]:
         """How many requests burst ``index`` brings, and the seconds until the next one."""
         draw = random.Random(self.seed * 1_000_003 + index)  # noqa: S311
-        size = 1 + int(draw.expovariate(1.0 / max(self.burst - 1.0, 1e-9)))
+        # Geometric: at least one, ``burst`` on average.
+        more = 1.0 - 1.0 / max(self.burst, 1.0)
+        size = 1 + (int(math.log(1.0 - draw.random()) / math.log(more)) if more else 0)
         return size, max(1e-6, draw.expovariate(self.rate / self.burst))

@@ -46,7 +46,7 @@ class EmulatedGpus:
         """Create ``path``. ``boards`` are values of ``gpu_boards`` or their keys ("h100")."""
         if not 0 < len(boards) <= MAX_GPUS:
             raise EmulationError(f"A host has 1 to {MAX_GPUS} emulated GPUs, not {len(boards)}.")
-        kinds = [BOARDS[board] if isinstance(board, str) else board for board in boards]
+        kinds = [board_named(board) if isinstance(board, str) else board for board in boards]
         self._clock = clock
         self._lock = threading.RLock()
         self._followed: set[tuple[int, int]] = set()
@@ -200,11 +200,12 @@ class EmulatedGpus:
         with self._file.writing(index) as live:
             now = self._clock.now()
             asked = self._asked(index)
-            gpu = step(self._gpus[index], max(now.mono, self._gpus[index].at), now.wall, asked)
+            before = self._gpus[index]
+            gpu = step(before, max(now.mono, before.at), now.wall, asked)
             if (origin := self.faults.take_reset(index)) is not None:
                 gpu = replace(gpu, origin=gpu.energy - origin, latched=gpu.energy)
             self._gpus[index] = gpu = gpu if change is None else change(gpu)
-            publish(live, gpu, record.mig != 0)
+            publish(live, gpu, record.mig != 0, before)
 
     def _asked(self, index: int) -> Controls:
         record = self._file.record(index)
@@ -214,6 +215,13 @@ class EmulatedGpus:
             limit=int(record.limit_request) & 0xFFFF_FFFF,
             lock_mhz=lock or None,
         )
+
+
+def board_named(key: str) -> Board:
+    """The board called ``key``; EmulationError names those there are."""
+    if key not in BOARDS:
+        raise EmulationError(f"No GPU {key!r} can be emulated; choose of {', '.join(BOARDS)}.")
+    return BOARDS[key]
 
 
 def _alive(pid: int) -> bool:

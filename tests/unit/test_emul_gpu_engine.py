@@ -1,0 +1,167 @@
+"""One emulated GPU through time: meters, samples, controls and their delay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from wattspan.emulation.gpu_boards import A40, H100, P100, V100
+from wattspan.emulation.gpu_engine import (
+    Controls,
+    Gpu,
+    ProcessKind,
+    Tenant,
+    Throttle,
+    attached,
+    detached,
+    new_gpu,
+    step,
+    truth,
+)
+from wattspan.emulation.gpu_meter import Segment, extended, mean_power
+from wattspan.emulation.gpu_work import Resident, Script, Steady
+
+MS = 1_000_000
+SECOND = 1000 * MS
+WALL = 1_700_000_000 * SECOND
+FULL = Tenant(100, Steady(), 1 << 30)
+
+
+def run(gpu: Gpu, seconds: float, asked: Controls | None = None, every: int = 10 * MS) -> Gpu:
+    end = gpu.at + round(seconds * SECOND)
+    while gpu.at < end:
+        now = min(end, gpu.at + every)
+        gpu = step(gpu, now, WALL + now, asked)
+    return gpu
+
+
+def test_an_idle_gpu_spends_its_idle_power() -> None:
+    gpu = run(new_gpu(H100, 0), 10)
+    assert truth(gpu).energy == truth(gpu).idle == 700_000_000
+
+
+def test_each_process_pays_for_what_it_caused() -> None:
+    gpu = attached(attached(new_gpu(H100, 0), FULL), Tenant(200, Resident(), 1 << 30))
+    found = truth(run(gpu, 10))
+    assert found.energy == 6_290_000_000
+    assert found.processes == {100: 5_590_000_000, 200: 0}
+
+
+def test_the_dead_stay_counted() -> None:
+    gpu = run(attached(new_gpu(H100, 0), FULL), 1)
+    gone = run(detached(gpu, 100), 1)
+    assert truth(gone).processes == {100: 559_000_000}
+    again = run(attached(gone, FULL), 1)
+    assert truth(again).processes == {100: 1_118_000_000}
+
+
+def test_a_pid_is_on_a_gpu_once() -> None:
+    with pytest.raises(ValueError, match="already"):
+        attached(attached(new_gpu(H100, 0), FULL), FULL)
+    with pytest.raises(ValueError, match="not on this GPU"):
+        detached(new_gpu(H100, 0), 100)
+
+
+def test_a_cap_takes_effect_after_its_latency() -> None:
+    board = replace(H100, cap_latency=300 * MS)
+    gpu = run(attached(new_gpu(board, 0), FULL), 1)
+    asked = Controls(limit=400_000)
+    waiting = run(gpu, 0.3, asked)
+    assert (waiting.enforced, waiting.point.power) == (700_000, 629_000)
+    settled = run(waiting, 0.02, asked)
+    assert settled.enforced == 400_000
+    assert settled.point.power <= 400_000
+
+
+def test_a_binding_cap_is_counted_in_nanoseconds() -> None:
+    gpu = attached(new_gpu(replace(H100, cap_latency=0), 0), FULL)
+    gpu = run(gpu, 0.01, Controls(limit=400_000))
+    assert run(gpu, 2, Controls(limit=400_000)).capped_ns == 2 * SECOND
+
+
+def test_something_outside_may_enforce_less_than_is_requested() -> None:
+    gpu = run(new_gpu(H100, 0), 1, Controls(limit=700_000, ceiling=500_000))
+    assert gpu.controls.limit == 700_000
+    assert gpu.enforced == 500_000
+
+
+def test_throttling_holds_the_clock_and_is_counted() -> None:
+    asked = Controls(limit=700_000, throttle=Throttle.HW_THERMAL, throttle_mhz=900)
+    gpu = run(attached(new_gpu(replace(H100, cap_latency=0), 0), FULL), 1.01, asked)
+    assert gpu.point.mhz == 900
+    assert dict(gpu.throttled_ns) == {Throttle.HW_THERMAL: SECOND}
+
+
+def test_a_hopper_averages_over_a_second_and_looks_for_25_milliseconds() -> None:
+    gpu = run(new_gpu(H100, 0), 5)
+    gpu = run(attached(gpu, FULL), 0.5)
+    assert gpu.power_instant == 629_000
+    assert gpu.power_average == (70_000 + 629_000) // 2
+
+
+def test_a_part_time_sensor_misses_what_happens_between_its_looks() -> None:
+    """Busy for the first 50 ms of each 100 ms: the last 25 ms before each edge are idle."""
+    work = Tenant(100, Script(((0.05, 1.0), (0.05, 0.0))), 1 << 30)
+    gpu = run(attached(new_gpu(H100, 0), work), 3)
+    assert gpu.power_instant == 70_000
+    assert truth(gpu).energy == pytest.approx(3 * 349_500_000)
+
+
+def test_an_older_board_has_no_average_and_a_p100_no_counter() -> None:
+    assert run(new_gpu(V100, 0), 2).power_average is None
+    assert P100.counter_step is None
+
+
+def test_a_sensor_may_lie_in_proportion() -> None:
+    board = replace(A40, sensor=replace(A40.sensor, gain_ppm=-50_000))
+    gpu = run(new_gpu(board, 0), 2)
+    assert gpu.power_instant == round(0.95 * board.silicon.idle)
+
+
+def test_utilisation_samples_name_only_those_who_did_something() -> None:
+    gpu = attached(new_gpu(H100, 0), Tenant(100, Steady(0.5), 1 << 30))
+    gpu = run(attached(gpu, Tenant(200, Resident(), 1 << 30)), 1.01)
+    assert {sample.pid for sample in gpu.samples} == {100}
+    assert {sample.sm for sample in gpu.samples} == {50}
+    assert len(gpu.samples) == 6
+    assert gpu.samples[-1].stamp <= (WALL + gpu.at) // 1000
+    assert gpu.utilisation == 50
+
+
+def test_the_ring_of_samples_is_bounded_even_after_one_long_step() -> None:
+    gpu = attached(new_gpu(H100, 0), FULL)
+    gpu = step(gpu, 3600 * SECOND, WALL)
+    assert len(gpu.samples) == 72
+    assert {sample.sm for sample in gpu.samples} == {100}
+
+
+def test_a_process_that_left_is_in_the_sample_of_its_last_period() -> None:
+    gpu = run(attached(new_gpu(H100, 0), FULL), 0.1)
+    gpu = run(detached(gpu, 100), 1)
+    assert gpu.samples == ()  # the driver forgets it with its context
+    assert gpu.utilisation == 0
+
+
+def test_time_does_not_run_backwards() -> None:
+    with pytest.raises(ValueError, match="backwards"):
+        step(new_gpu(H100, 100), 99, WALL)
+
+
+def test_memory_is_what_processes_hold_and_the_driver_keeps() -> None:
+    gpu = attached(new_gpu(H100, 0), Tenant(1, Resident(), 5 << 30, ProcessKind.MPS))
+    assert gpu.memory_used == (5 << 30) + H100.reserved_memory
+
+
+def test_a_mean_before_anything_is_remembered_is_unknown() -> None:
+    assert mean_power((), 0, 100) is None
+    assert mean_power((Segment(0, 10, 5),), 10, 10) is None
+
+
+def test_history_keeps_what_the_longest_window_needs() -> None:
+    history: tuple[Segment, ...] = ()
+    for start in range(0, 1000, 10):
+        history = extended(history, Segment(start, start + 10, start), keep=100)
+    assert history[0].start == 900
+    assert mean_power(history, 980, 1000) == 985
+    assert extended(history, Segment(1000, 1000, 7), keep=100) == history
