@@ -56,10 +56,15 @@ class PyRaplSource:
         """Start the library; PyRaplError if it refuses. ``read`` does it by itself otherwise."""
         self._due = self._clock.monotonic() + self._retry
         packages, memories, domains = self._find()
-        self._sensor = PyRaplSensor(self._sysfs, packages, memories)
+        sensor = PyRaplSensor(self._sysfs, packages, memories)
+        try:
+            values = sensor.read()
+        except PyRaplError:
+            sensor.close()
+            raise
+        self._sensor = sensor
         self._epoch += 1
         self._failure = None
-        values = self._sensor.read()
         self._columns = tuple(
             (place, domains[place])
             for place, value in enumerate(values)

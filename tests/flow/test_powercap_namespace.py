@@ -1,0 +1,80 @@
+"""Programs with /sys hard-coded, unmodified, on the emulated tree in a mount namespace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.powercap_host import PowercapHost, python_on
+
+pytestmark = pytest.mark.needs_root
+
+
+def test_unmodified_pyrapl_reads_what_the_tree_shows(tmp_path: Path) -> None:
+    with PowercapHost(tmp_path) as host:
+        host.pass_time(100)
+        host.work(1, 7)
+        host.pass_time(1)
+        done = python_on(tmp_path, "import pyRAPL; print(list(pyRAPL.Sensor().energy()))")
+        assert done.returncode == 0, done.stderr
+        shown = [
+            int((host.tree.path(zone) / "energy_uj").read_text())
+            for zone in ("intel-rapl:0", "intel-rapl:0:0", "intel-rapl:1", "intel-rapl:1:0")
+        ]
+        assert json.loads(done.stdout) == shown
+
+
+def test_the_agents_readers_agree_on_the_hosts_own_sys(tmp_path: Path) -> None:
+    code = """
+import json, sys
+from pathlib import Path
+from wattspan.clock import SystemClock
+from wattspan.sources.cross_check import cross_check
+from wattspan.sources.pyrapl import PyRaplSource
+check = cross_check(Path("/sys"), SystemClock(), duration=10_000_000)
+source = PyRaplSource(Path("/sys"), SystemClock())
+source.open()
+print(json.dumps({
+    "agrees": check.agrees,
+    "compared": len([c for c in check.comparisons if c.agrees]),
+    "failures": [str(f) for f in check.failures],
+    "sensor": type(source._sensor._sensor).__name__,
+    "ids": [d.id for d in source.read().domains],
+}))
+"""
+    with PowercapHost(tmp_path):
+        done = python_on(tmp_path, code)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "agrees": True,
+        "compared": 4,
+        "failures": [],
+        "sensor": "Sensor",  # the library's own, not the one given other files
+        "ids": ["rapl:package-0", "rapl:package-0/dram", "rapl:package-1", "rapl:package-1/dram"],
+    }
+
+
+def test_pyrapl_refuses_dies_and_the_agent_says_which_reader_would_do(tmp_path: Path) -> None:
+    code = """
+from pathlib import Path
+from wattspan.sources.pyrapl_library import PyRaplError, PyRaplSensor
+try:
+    PyRaplSensor(Path("/sys"), {}, {})
+except PyRaplError as error:
+    print(error)
+"""
+    with PowercapHost(tmp_path, "multi-die"):
+        done = python_on(tmp_path, code)
+    assert "pyRAPL refuses this host" in done.stdout, done.stderr
+
+
+def test_the_machines_own_sys_is_untouched_by_the_namespace(tmp_path: Path) -> None:
+    before = Path("/sys").stat()
+    with PowercapHost(tmp_path):
+        python_on(tmp_path, "pass")
+    assert (Path("/sys").stat().st_dev, Path("/sys").stat().st_ino) == (
+        before.st_dev,
+        before.st_ino,
+    )
