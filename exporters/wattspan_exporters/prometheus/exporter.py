@@ -24,6 +24,7 @@ class PrometheusExporter:
         self._settings, self._context = settings, context
         self._listen = Address.parse(settings.listen)
         self._server: MetricsServer | None = None
+        self._thread: threading.Thread | None = None
 
     @property
     def name(self) -> str:
@@ -70,14 +71,18 @@ class PrometheusExporter:
                 f"Metrics are served to the network on {self._listen} without TLS: whoever reaches "
                 "it sees every process; set tls_certificate in [exporters.prometheus]."
             )
-        threading.Thread(
+        self._thread = threading.Thread(
             target=self._server.serve_forever, name="wattspan-prometheus", daemon=True
-        ).start()
+        )
+        self._thread.start()
 
     def stop(self) -> None:
         if self._server is not None:
             self._server.stop(GRACE_SECONDS)
             self._server = None
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
 
     def _sentence(self, error: OSError) -> str:
         listen = self._listen

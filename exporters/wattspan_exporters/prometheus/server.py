@@ -134,10 +134,14 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
 
     def stop(self, grace_seconds: float) -> None:
         """Accept nobody, let requests in hand finish for a while, then cut what is left."""
-        self.shutdown()
-        super().server_close()
         with self._changed:
             self._stopping = True
+        with suppress(OSError):
+            self.socket.shutdown(
+                socket.SHUT_RDWR
+            )  # wakes serve_forever, which looks twice a second
+        self.shutdown()
+        self.server_close()
         self._cut(lambda connection: connection.idle)
         with self._changed:
             self._changed.wait_for(lambda: not self._open, grace_seconds)

@@ -66,7 +66,10 @@ class PrometheusSettings(Table, frozen=True):
 
     def __post_init__(self) -> None:
         if self.listen:
-            Address.parse(self.listen)
+            try:
+                Address.parse(self.listen)
+            except ValueError as error:
+                raise ValueError(f"listen = {error}") from None
         if (self.tls_key or self.tls_client_ca) and not self.tls_certificate:
             raise ValueError("tls_key and tls_client_ca are of no use without tls_certificate")
         if self.max_connections < 1:

@@ -1,0 +1,344 @@
+"""The exporter on a real socket."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from support.exporting import Served, serving
+from support.scrapes import full_host, parse, value
+from support.snapshots import CPU, busy_host
+from support.waiting import eventually
+from wattspan.model import Microjoules, Provenance
+from wattspan.ports import ExporterContext, ExporterError
+from wattspan.testing import ManualClock
+from wattspan_exporters.prometheus import plugin
+from wattspan_exporters.prometheus.render import Format
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serving() as running:
+        yield running
+
+
+# -------------------------------------------------------------------------------------- pages
+
+
+def test_the_metrics_are_text_for_whoever_does_not_ask(served: Served) -> None:
+    answer = served.ask()
+    assert answer.status == 200
+    assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    scrape = parse(answer.body, Format.TEXT)
+    assert value(scrape, "hw_energy_joules_total", hw_id="intel-rapl:0") == 12421.123456
+    assert value(scrape, "wattspan_build_info", version="1.2.3") == 1
+
+
+def test_the_metrics_are_openmetrics_on_request(served: Served) -> None:
+    answer = served.ask(accept=OPENMETRICS)
+    content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    assert answer.headers["Content-Type"] == content_type
+    scrape = parse(answer.body, Format.OPENMETRICS)
+    assert value(scrape, "hw_energy_joules_total", hw_id="intel-rapl:0") == 12421.123456
+
+
+def test_gzip_is_the_same_scrape(served: Served) -> None:
+    plain = served.ask()
+    zipped = served.ask(accept_encoding="gzip")
+    assert zipped.headers["Content-Encoding"] == "gzip"
+    assert "Accept-Encoding" in zipped.headers["Vary"]
+    assert gzip.decompress(zipped.body) == plain.body
+
+
+def test_a_new_snapshot_is_a_new_scrape(served: Served) -> None:
+    served.ask()
+    served.snapshot = replace(served.snapshot, other={CPU: Microjoules(17_000_001)})
+    scrape = parse(served.ask().body, Format.TEXT)
+    name = "wattspan_process_energy_joules_total"
+    assert value(scrape, name, command="other") == 17.000001
+    assert value(scrape, "wattspan_scrapes_total", format="text") == 1
+
+
+def test_head_says_what_get_would(served: Served) -> None:
+    got, head = served.ask(), served.ask(method="HEAD")
+    assert head.status == 200
+    assert head.body == b""
+    assert head.headers["Content-Length"] == str(len(got.body))
+
+
+@pytest.mark.parametrize("path", ["/metric", "/metrics/", "/../etc/passwd", "/%2e%2e/"])
+def test_elsewhere_is_nothing(served: Served, path: str) -> None:
+    answer = served.ask(path)
+    assert answer.status == 404
+    assert b"/metrics" in answer.body
+
+
+def test_a_query_does_not_change_the_page(served: Served) -> None:
+    assert served.ask("/metrics?name[]=up").body == served.ask().body
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
+def test_nothing_can_be_changed(served: Served, method: str) -> None:
+    answer = served.ask(method=method)
+    assert answer.status == 405
+    assert answer.headers["Allow"] == "GET, HEAD"
+
+
+def test_a_body_nobody_asked_for_ends_the_connection(served: Served) -> None:
+    smuggled = b"GET /healthz HTTP/1.1\r\n\r\n"
+    answer = served.ask(body=smuggled)
+    assert answer.status == 200
+    assert answer.headers["Connection"] == "close"
+
+
+def test_the_landing_page_needs_nothing_from_elsewhere(served: Served) -> None:
+    answer = served.ask("/")
+    links: list[str] = []
+
+    class Links(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            links.extend(target for name, target in attrs if name in ("href", "src") and target)
+
+    Links().feed(answer.body.decode())
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert sorted(links) == ["/healthz", "/metrics"]
+    assert b"1.2.3" in answer.body
+    assert b"Emulated" not in answer.body
+
+
+def test_the_landing_page_names_an_emulated_host(served: Served) -> None:
+    served.snapshot = replace(busy_host(Provenance.EMULATED), host="<b>host</b>")
+    body = served.ask("/").body
+    assert b"Emulated host" in body
+    assert b"&lt;b&gt;host" in body
+
+
+def test_health_is_the_age_of_the_figures() -> None:
+    clock = ManualClock()
+    with serving(clock) as served:
+        served.snapshot = replace(full_host(), at=clock.now())
+        assert served.ask("/healthz").body == b"ok\n"
+        clock.advance(61)
+        stale = served.ask("/healthz")
+        assert stale.status == 503
+        assert stale.body == b"The newest snapshot is 61 s old.\n"
+
+
+def test_a_page_that_cannot_be_made_is_said_and_logged(served: Served) -> None:
+    served.snapshot = replace(full_host(), host=None)  # type: ignore[arg-type]
+    assert served.ask("/").status == 500
+    assert "GET / failed" in served.log[0]
+    served.snapshot = full_host()
+    assert served.ask("/").status == 200
+
+
+# -------------------------------------------------------------------------------- connections
+
+
+def test_fifty_scrapers_see_one_world(served: Served) -> None:
+    start = threading.Barrier(50)
+
+    def scrape(_: int) -> bytes:
+        start.wait(20)
+        return served.ask().body
+
+    with ThreadPoolExecutor(50) as pool:
+        bodies = set(pool.map(scrape, range(50)))
+    assert len(bodies) == 1
+
+
+def test_a_scraper_keeps_its_connection(served: Served) -> None:
+    connection = served.connect()
+    for _ in range(3):
+        connection.request("GET", "/metrics")
+        assert connection.getresponse().read()
+        assert connection.sock is not None  # closed, http.client would have let go of it
+    connection.close()
+
+
+def test_one_too_many_is_told_so() -> None:
+    with serving(max_connections=2) as served:
+        held = [served.connect() for _ in range(2)]
+        for connection in held:
+            connection.request("GET", "/healthz")
+            connection.getresponse().read()
+        refused = served.ask("/healthz")
+        assert refused.status == 503
+        assert refused.headers["Retry-After"] == "1"
+        held.pop().close()
+        eventually(lambda: served.ask("/healthz").status != 503 or None, "a place became free")
+        scrape = parse(served.ask().body, Format.TEXT)
+        assert value(scrape, "wattspan_scrape_connections_refused_total") >= 1
+        held.pop().close()
+
+
+def closed(connection: socket.socket) -> bool:
+    """Whether the server has ended the connection; what it said before is discarded."""
+    connection.settimeout(20)
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_a_trickle_of_bytes_does_not_hold_a_connection() -> None:
+    clock = ManualClock()
+    with serving(clock) as served, socket.create_connection(("127.0.0.1", served.port)) as slow:
+        slow.sendall(b"GET /metrics HTTP/1.1\r\nX-")
+        eventually(lambda: served.ask("/healthz").status, "the server is up")
+        clock.advance(6)
+        slow.sendall(b"a")
+        clock.advance(6)  # longer than a request may take, though never silent for as long
+        assert closed(slow)
+        assert served.ask("/metrics").status == 200
+
+
+def test_a_silent_connection_is_closed() -> None:
+    clock = ManualClock()
+    with serving(clock) as served, socket.create_connection(("127.0.0.1", served.port)) as idle:
+        idle.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert idle.recv(65536).startswith(b"HTTP/1.1 200")
+        idle.settimeout(0.05)
+
+        def ended() -> bool:
+            clock.advance(91)
+            try:
+                return not idle.recv(1)
+            except TimeoutError:
+                return False
+
+        assert eventually(ended, "the connection is closed")
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a TLS hello \r\n",
+        b"GET /metrics HTTP/9.9\r\n\r\n",
+        b"GET " + b"a" * 70_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"".join(b"X-%d: y\r\n" % n for n in range(200)) + b"\r\n",
+        b"BREW /coffee HTTP/1.1\r\n\r\n",
+    ],
+    ids=["empty", "tls", "version", "long", "headers", "method"],
+)
+def test_junk_is_refused_and_forgotten(served: Served, junk: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", served.port)) as client:
+        client.sendall(junk)
+        client.shutdown(socket.SHUT_WR)
+        assert closed(client)
+    assert served.ask().status == 200
+    assert served.log == []
+
+
+def test_a_client_that_leaves_early_is_no_news(served: Served) -> None:
+    with socket.create_connection(("127.0.0.1", served.port)) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+    assert served.ask().status == 200
+    assert served.log == []
+
+
+# ---------------------------------------------------------------------------- start and stop
+
+
+def test_stopping_ends_idle_connections_and_frees_the_port() -> None:
+    with serving() as served:
+        port = served.port
+        idle = socket.create_connection(("127.0.0.1", port))
+        idle.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert idle.recv(64).startswith(b"HTTP/1.1 200")
+    assert closed(idle)
+    idle.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    assert not [t for t in threading.enumerate() if t.name == "wattspan-prometheus"]
+    with serving(listen=f"127.0.0.1:{port}") as again:
+        assert again.ask().status == 200
+
+
+def test_a_request_in_hand_is_finished_when_the_agent_stops() -> None:
+    entered, release = threading.Event(), threading.Event()
+    with serving() as served:
+
+        def linger() -> None:
+            entered.set()
+            assert release.wait(20)
+
+        def refused() -> bool:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+            except ConnectionRefusedError:
+                return True
+            return False
+
+        served.before, port = linger, served.port
+        with ThreadPoolExecutor(2) as pool:
+            scrape = pool.submit(served.ask)
+            assert entered.wait(20)
+            stopping = pool.submit(served.exporter.stop)
+            eventually(refused, "nobody new is served")
+            assert not scrape.done()
+            release.set()
+            assert scrape.result(20).status == 200
+            stopping.result(20)
+
+
+def opened(listen: str) -> None:
+    context = ExporterContext(ManualClock(), "1", [].append)
+    exporter = plugin.open(plugin.settings(listen=listen), context)
+    assert exporter is not None
+    assert exporter.address is None
+    exporter.start(full_host)
+
+
+def test_a_port_in_use_gets_one_sentence(served: Served) -> None:
+    with pytest.raises(ExporterError) as caught:
+        opened(f"127.0.0.1:{served.port}")
+    assert str(caught.value) == (
+        f"Cannot serve metrics on 127.0.0.1:{served.port}: the port is in use; stop its user "
+        f"(`ss -ltnp sport = :{served.port}` names it) or choose another address in "
+        "[exporters.prometheus] listen."
+    )
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("listen", ["192.0.2.1:9949", "no-such-host.invalid:9949"])
+def test_an_address_of_another_host_gets_one_sentence(listen: str) -> None:
+    with pytest.raises(ExporterError, match="this host has no such address; choose another"):
+        opened(listen)
+
+
+def test_no_address_is_no_exporter() -> None:
+    context = ExporterContext(ManualClock(), "1", [].append)
+    assert plugin.open(plugin.settings(listen=""), context) is None
+
+
+def test_ipv6_is_served_where_there_is_any() -> None:
+    try:
+        with serving(listen="[::1]:0") as served:
+            assert served.exporter.address == f"http://[::1]:{served.port}/metrics"
+            connection = http.client.HTTPConnection("::1", served.port, timeout=20)
+            connection.request("GET", "/metrics")
+            assert connection.getresponse().read()
+            connection.close()
+    except ExporterError as error:
+        pytest.skip(str(error))
+
+
+def test_serving_the_network_without_tls_is_said_aloud() -> None:
+    with serving(listen=":0") as served:
+        assert "without TLS" in served.log[0]
+    with serving() as served:
+        assert served.log == []
