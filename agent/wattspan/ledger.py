@@ -292,7 +292,7 @@ class Ledger:
     ) -> Snapshot:
         """The books as they stand, for everybody to read."""
         self._fold(now.mono)
-        if now.mono - self._ranked >= RANK_EVERY:
+        if now.mono - self._ranked >= RANK_EVERY or not self._listing.rows:
             self._ranked = now.mono
             self._listing.rank(now.mono)
             self._bury(now.mono)

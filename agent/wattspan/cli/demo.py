@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from wattspan.runtime.agent import Agent
 
 LISTEN = "127.0.0.1:9949"
-FIRST_FIGURES = 4.0  # seconds: by then GPU energy is settled and watts are a second's mean
+AT_REST = 4.5  # seconds before the jobs begin, enough for the idle baselines
+FIRST_FIGURES = 4.0  # seconds after: GPU energy is settled then, and watts are a second's mean
 EVERY = 5.0
 
 
@@ -51,9 +52,7 @@ def command(profile: str, listen: str, duration: Duration | None, plain: bool) -
     with contextlib.ExitStack() as stack:
         state = stack.enter_context(tempfile.TemporaryDirectory(prefix="wattspan-demo-"))
         click.echo(f"Starting an emulated host: {chosen.about}.")
-        host = stack.enter_context(EmulatedHost(chosen, with_jobs=True))
-        for name, pid in host.jobs.items():
-            click.echo(f"  job {name!r} is process {pid}")
+        host = stack.enter_context(EmulatedHost(chosen))
         loaded = _configuration(state, free_address(listen))
         agent = build_agent(loaded.config, loaded.plugins, log=logger("warning"), emulated=host)
         stack.callback(agent.stop)
@@ -61,7 +60,11 @@ def command(profile: str, listen: str, duration: Duration | None, plain: bool) -
         with stop_on_signals(agent.request_stop):
             for address in agent.addresses:
                 click.echo(f"Every figure is EMULATED. Metrics: curl {address}")
-            show(agent, duration, plain=plain)
+            click.echo("Watching it idle for a moment, to learn what it draws by doing nothing.")
+            if not agent.wait(AT_REST):
+                for name, pid in host.start_jobs().items():
+                    click.echo(f"Job {name!r} begins: process {pid}")
+                show(agent, duration, plain=plain)
     click.echo("Done: the emulated host and its files are gone.")
 
 

@@ -1,6 +1,6 @@
 """The process in which an emulated host lives: it owns the physics and the truth.
 
-Run as ``python -m wattspan.emulation.engine PROFILE DIRECTORY [--jobs]``. It is a process of its
+Run as ``python -m wattspan.emulation.engine PROFILE DIRECTORY``. It is a process of its
 own so that the agent's cost stays the agent's, and so that an agent that is killed leaves nothing
 behind: when its standard input ends, it ends. It speaks JSON, a line each way::
 
@@ -17,6 +17,7 @@ from typing import Any
 
 from wattspan.clock import SystemClock
 from wattspan.emulation.cpu_load import on_sockets, open_cpu_load
+from wattspan.emulation.gpu_work import Steady
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.powercap_engine import PowercapEngine
 from wattspan.emulation.powercap_layout import LAYOUTS
@@ -32,7 +33,8 @@ GPU_STEP = 0.02  # seconds; the boards' own periods are 100 ms
 class Engine:
     """Physics in threads, jobs in processes, and a conversation with the owner."""
 
-    def __init__(self, profile: HostProfile, directory: Path, *, with_jobs: bool) -> None:
+    def __init__(self, profile: HostProfile, directory: Path) -> None:
+        self._profile = profile
         clock = SystemClock()
         self._runner: PowercapRunner | None = None
         self._gpus: EmulatedGpus | None = None
@@ -47,8 +49,6 @@ class Engine:
         if profile.gpus:
             self._gpus = EmulatedGpus(directory / "gpus", profile.gpus, clock)
             self._gpus.start(GPU_STEP)
-        for job in profile.jobs if with_jobs else ():
-            self._start(job)
 
     def _start(self, job: Job) -> None:
         arguments = [job.name, str(job.duty), *([] if job.cpu is None else [str(job.cpu)])]
@@ -66,11 +66,23 @@ class Engine:
         match question:
             case {"do": "truth"}:
                 return self._truth()
+            case {"do": "start-jobs"}:
+                for job in self._profile.jobs:
+                    self._start(job)
+                return {"jobs": {name: process.pid for name, process in self._jobs.items()}}
+            case {"do": "attach", "gpu": int(gpu), "pid": int(pid), "load": float(load)}:
+                return self._attach(gpu, pid, load)
             case {"do": "fault", "zone": str(zone), "fault": str(fault)}:
                 return self._break_zone(zone, fault)
             case {"do": "fault", "gpu": int(gpu), "fault": str(fault), "on": bool(on)}:
                 return self._break_gpu(gpu, fault, on)
         return {"error": f"not understood: {question}"}
+
+    def _attach(self, gpu: int, pid: int, load: float) -> dict[str, Any]:
+        if self._gpus is None:
+            return {"error": "this host has no GPU"}
+        self._gpus.attach(gpu, pid, Steady(load), until_exit=True)
+        return {"done": "attach"}
 
     def _truth(self) -> dict[str, Any]:
         gpus = []
@@ -120,20 +132,13 @@ class Engine:
         if self._runner is not None:
             self._runner.stop()
 
-    @property
-    def jobs(self) -> dict[str, int]:
-        """The pid of each job, by name."""
-        return {name: process.pid for name, process in self._jobs.items()}
-
 
 def main(arguments: list[str]) -> None:
     """Live until standard input ends."""
     call_myself("emulated-host")
-    engine = Engine(
-        profile_named(arguments[0]), Path(arguments[1]), with_jobs="--jobs" in arguments
-    )
+    engine = Engine(profile_named(arguments[0]), Path(arguments[1]))
     try:
-        _say({"ready": True, "jobs": engine.jobs})
+        _say({"ready": True})
         for line in sys.stdin:
             _say(engine.answer(json.loads(line)))
     finally:

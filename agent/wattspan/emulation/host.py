@@ -21,14 +21,16 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - counters change a hundred time
 class EmulatedHost:
     """An emulated host that is running. Closing it ends its process and removes its files."""
 
-    def __init__(self, profile: HostProfile, *, with_jobs: bool = False) -> None:
+    def __init__(self, profile: HostProfile) -> None:
         """Start it, and return when its counters can be read."""
         self.profile = profile
         where = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
         self.directory = Path(tempfile.mkdtemp(prefix="wattspan-emulated-", dir=where))
-        command = [sys.executable, "-m", "wattspan.emulation.engine", profile.name]
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [*command, str(self.directory), *(["--jobs"] if with_jobs else [])],
+            [
+                *(sys.executable, "-m", "wattspan.emulation.engine"),
+                *(profile.name, str(self.directory)),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -36,7 +38,7 @@ class EmulatedHost:
             start_new_session=True,
         )
         try:
-            self.jobs: dict[str, int] = self._hear()["jobs"]
+            self._hear()
         except BaseException:
             self.close()
             raise
@@ -53,6 +55,11 @@ class EmulatedHost:
         from wattspan.emulation.nvml import EmulatedNvml
 
         return EmulatedNvml(self.directory / "gpus")
+
+    def start_jobs(self) -> dict[str, int]:
+        """Start the profile's jobs; their pids by name. They end with the host."""
+        jobs: dict[str, int] = self.ask(do="start-jobs")["jobs"]
+        return jobs
 
     def ask(self, **question: object) -> dict[str, Any]:
         """Ask the engine: ``ask(do="truth")``, ``ask(do="fault", zone=..., fault="reset")``."""

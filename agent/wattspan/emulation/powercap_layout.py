@@ -7,7 +7,7 @@ energy it shows. Zones that mirror one hardware counter share a meter.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 FINE = 15_258  # nanojoules a step: 2**-16 J, AMD
@@ -131,6 +131,16 @@ def _build() -> Mapping[str, PowercapLayout]:
             "two-socket Xeon, memory with counters of its own",
             2,
             (*_package(0, "intel-rapl:0"), *_package(1, "intel-rapl:1")),
+        ),
+        PowercapLayout(
+            "wrapping",
+            "two-socket Xeon whose counters wrap every minute or so, as none does",
+            2,
+            tuple(
+                replace(zone, turn=2**26 if zone.name != "dram" else 2**25)
+                for socket in range(2)
+                for zone in _package(socket, f"intel-rapl:{socket}")
+            ),
         ),
         PowercapLayout(
             "multi-die",

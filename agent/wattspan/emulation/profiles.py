@@ -81,6 +81,14 @@ PROFILES: Mapping[str, HostProfile] = {
             (Job("trainer", 0.3, 0, {0: Training(step=0.5, noise=0.03, seed=3)}, 20 << 30),),
         ),
         HostProfile(
+            "wrapping",
+            "two-socket server whose counters wrap every minute or so, two GPUs",
+            "wrapping",
+            _SERVER,
+            ("h100", "h100"),
+            (_TRAINER, _SERVER_JOB),
+        ),
+        HostProfile(
             "laptop",
             "client processor with psys, core and uncore counters",
             "client",
