@@ -28,12 +28,16 @@ PORT = "127.0.0.1:9949"
 )
 @click.option("--once", is_flag=True, help="Print one view and end. So it is without a terminal.")
 @click.option(
-    "--by", type=click.Choice(list(By)), default=By.ALL, show_default=True, help="What to list."
+    "--by",
+    type=click.Choice([str(by) for by in By]),
+    default="all",
+    show_default=True,
+    help="What to list.",
 )
 @click.option(
     "--sort",
-    type=click.Choice(list(Sort)),
-    default=Sort.WATTS,
+    type=click.Choice([str(sort) for sort in Sort]),
+    default="watts",
     show_default=True,
     help="What comes first.",
 )
@@ -44,8 +48,8 @@ def command(
     address: str | None,
     interval: Duration,
     once: bool,
-    by: By,
-    sort: Sort,
+    by: str,
+    sort: str,
     wanted: str,
     config_file: Path | None,
     settings: tuple[str, ...],
@@ -53,8 +57,8 @@ def command(
 ) -> None:
     """Watch devices, groups and processes, live.
 
-    Reads a running agent's metrics twice a view at first: the watts of processes are what was
-    spent between two scrapes.
+    Reads the metrics of a running agent; the watts of processes and groups are what they spent
+    between two scrapes. Keys: ? tells them.
     """
     if interval <= 0:
         raise click.BadParameter("must be more than nothing", param_hint="--interval")

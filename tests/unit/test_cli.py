@@ -1,0 +1,195 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from wattspan import __version__
+from wattspan.cli import COMMANDS, cli
+from wattspan.ports import StoreError
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("WATTSPAN_"):
+            monkeypatch.delenv(name)
+
+
+def wattspan(*arguments: str, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(cli, arguments, env=env, prog_name="wattspan")
+
+
+def test_help_imports_none_of_the_heavy_libraries() -> None:
+    code = (
+        "import sys; from wattspan.cli import cli\n"
+        "try: cli(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(*sorted(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stderr.split())
+    assert "wattspan.cli" in loaded
+    heavy = {"pynvml", "pyRAPL", "opentelemetry", "sqlite3", "rich", "prometheus_client", "psutil"}
+    assert loaded & heavy == set()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_summary_in_the_group_is_the_commands_own(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    assert command.get_short_help_str(100).startswith(COMMANDS[name].rstrip("."))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str) -> None:
+    for flag in ("-h", "--help"):
+        result = wattspan(name, flag)
+        assert result.exit_code == 0
+        assert f"Usage: wattspan {name}" in result.output
+
+
+def test_the_version_is_told() -> None:
+    assert wattspan("--version").output == f"wattspan {__version__}\n"
+
+
+def test_an_unknown_command_is_bad_usage_and_names_the_nearest() -> None:
+    result = wattspan("confg")
+    assert result.exit_code == 2
+    assert "Did you mean 'config'?" in result.output
+
+
+def test_an_error_is_one_sentence_on_standard_error_with_its_exit_code() -> None:
+    result = wattspan("config", "check", "/nonexistent.toml")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("wattspan: Cannot read /nonexistent.toml: there is no such")
+    assert result.stderr.count("\n") == 1
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    @click.command()
+    def command() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "get_command", lambda ctx, name: command)
+
+
+def test_each_error_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, StoreError("Cannot write X: full. Free some."))
+    result = wattspan("run")
+    assert (result.exit_code, result.stderr) == (5, "wattspan: Cannot write X: full. Free some.\n")
+
+
+def test_a_fault_of_ours_is_a_sentence_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, KeyError("x"))
+    result = wattspan("run")
+    assert result.exit_code == 70
+    assert "fault of wattspan itself (KeyError: 'x')" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, KeyError("x"))
+    assert isinstance(wattspan("--debug", "run").exception, KeyError)
+    assert isinstance(wattspan("run", env={"WATTSPAN_DEBUG": "1"}).exception, KeyError)
+
+
+def test_an_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, KeyboardInterrupt())
+    result = wattspan("run")
+    assert result.exit_code == 130
+    assert "Traceback" not in result.output
+
+
+# -------------------------------------------------------------------------------------- config
+
+
+def test_check_says_that_a_file_is_right(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("[processes]\ntop = 3\n")
+    assert wattspan("config", "check", str(path)).stdout == f"{path}: ok\n"
+    told = json.loads(wattspan("config", "check", str(path), "--json").stdout)
+    assert told == {"ok": True, "file": str(path), "warnings": []}
+
+
+def test_check_says_everything_that_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('[processes]\ntop = "x"\n[sources.rapl]\nreader = "pirapl"\n')
+    result = wattspan("config", "check", str(path))
+    assert result.exit_code == 2
+    assert [line.split(": ")[1] for line in result.stderr.splitlines()] == [
+        f"{path}:2",
+        f"{path}:4",
+    ]
+
+
+def test_an_unknown_variable_is_a_warning_and_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.touch()
+    result = wattspan("config", "check", str(path), env={"WATTSPAN_AGENT_INTERVALL": "1s"})
+    assert result.exit_code == 0
+    assert "Did you mean WATTSPAN_AGENT_INTERVAL?" in result.stderr
+
+
+def test_show_prints_a_file_that_check_accepts(tmp_path: Path) -> None:
+    shown = wattspan("config", "show", "--set", "agent.interval=250ms").stdout
+    path = tmp_path / "shown.toml"
+    path.write_text(shown)
+    assert 'interval = "250ms"' in shown
+    assert wattspan("config", "check", str(path)).exit_code == 0
+    assert wattspan("config", "show", "-c", str(path)).stdout == shown
+
+
+def test_show_tells_origins_to_people_and_programs() -> None:
+    arguments = ("config", "show", "--origin", "--set", "processes.top=7")
+    line = next(x for x in wattspan(*arguments).stdout.splitlines() if x.startswith("top"))
+    assert line.endswith("# --set processes.top")
+    facts = json.loads(wattspan(*arguments, "--json").stdout)
+    assert facts["processes"]["top"] == {
+        "value": 7,
+        "origin": {"kind": "flag", "where": "--set processes.top"},
+    }
+    assert facts["agent"]["interval"]["origin"]["kind"] == "default"
+
+
+def test_the_file_can_be_named_by_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("[processes]\ntop = 3\n")
+    shown = wattspan("config", "show", "--json", env={"WATTSPAN_CONFIG": str(path)}).stdout
+    assert json.loads(shown)["processes"]["top"] == 3
+
+
+def test_an_assignment_without_a_value_is_told_how_to_have_one() -> None:
+    result = wattspan("config", "show", "--set", "agent.interval")
+    assert (result.exit_code, "--set KEY=VALUE" in result.stderr) == (2, True)
+
+
+# ---------------------------------------------------------------------------------- completion
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_calls_the_program_back(shell: str) -> None:
+    result = wattspan("completion", shell)
+    assert result.exit_code == 0
+    assert f"_WATTSPAN_COMPLETE={shell}_complete" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "completions"),
+    [("wattspan con", "config"), ("wattspan config sh", "show"), ("wattspan --ve", "--version")],
+)
+def test_the_program_completes(words: str, completions: str) -> None:
+    env = {
+        **os.environ,
+        "_WATTSPAN_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    program = [sys.executable, "-c", "from wattspan.cli import main; main()"]
+    done = subprocess.run(program, env=env, capture_output=True, text=True, check=False)
+    assert done.stdout == f"plain,{completions}\n"

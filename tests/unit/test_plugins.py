@@ -1,0 +1,113 @@
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from support import plugin_bench
+from wattspan.config import Config
+from wattspan.plugins import EXPORTERS, SOURCES, Plugins, discover, open_exporters, open_sources
+from wattspan.ports import ExporterContext, SourceContext, SourceError
+from wattspan.settings import Table
+from wattspan.testing import FakeDirectory, ManualClock
+
+
+def installed(
+    sources: Iterable[tuple[str, str]] = (), exporters: Iterable[tuple[str, str]] = ()
+) -> Plugins:
+    def find(group: str) -> Iterable[EntryPoint]:
+        pairs = {SOURCES: sources, EXPORTERS: exporters}[group]
+        return [EntryPoint(name, f"support.{target}", group) for name, target in pairs]
+
+    return discover(find)
+
+
+def configured(plugins: Plugins) -> Config:
+    tables = plugins.schema.tables
+
+    def family(name: str) -> dict[str, Table]:
+        return {t.partition(".")[2]: tables[t]() for t in tables if t.startswith(f"{name}.")}
+
+    return Config(sources=family("sources"), exporters=family("exporters"))
+
+
+CONTEXT = SourceContext(ManualClock(), FakeDirectory())
+EXPORTER_CONTEXT = ExporterContext(ManualClock(), "1", lambda line: None)
+
+
+def test_plugins_come_in_alphabetical_order() -> None:
+    plugins = installed([("b", "plugin_bench:knob"), ("a", "plugin_bench:good")])
+    assert list(plugins.sources) == ["a", "b"]
+    assert plugins.broken == ()
+
+
+def test_a_plugins_table_becomes_part_of_the_schema() -> None:
+    schema = installed([("k", "plugin_bench:knob")]).schema
+    assert schema.tables["sources.k"] is plugin_bench.Knob
+
+
+@pytest.mark.parametrize(
+    ("target", "cause"),
+    [
+        ("no_such_module:plugin", "ModuleNotFoundError"),
+        ("plugin_bench:missing", "AttributeError"),
+        ("plugin_bench:not_a_plugin", "it is str, not a SourcePlugin"),
+        ("plugin_bench:crashing_exporter", "it is ExporterPlugin, not a SourcePlugin"),
+        ("plugin_bench:no_table", "its settings are not a Table"),
+        ("plugin_bench:unresolvable", "NoSuchType"),
+    ],
+)
+def test_a_broken_plugin_costs_only_itself(target: str, cause: str) -> None:
+    plugins = installed([("bad", target), ("good", "plugin_bench:good")])
+    assert list(plugins.sources) == ["good"]
+    (broken,) = plugins.broken
+    assert broken.table == "sources.bad"
+    assert cause in str(broken)
+    assert plugins.schema.broken == {"sources.bad"}
+
+
+def test_two_plugins_of_one_name_are_both_refused() -> None:
+    plugins = installed([("x", "plugin_bench:good"), ("x", "plugin_bench:knob")])
+    assert plugins.sources == {}
+    (broken,) = plugins.broken
+    assert "installed more than once" in str(broken)
+    assert "Uninstall all but one" in str(broken)
+
+
+def test_one_plugin_found_twice_is_one_plugin() -> None:
+    plugins = installed([("x", "plugin_bench:good"), ("x", "plugin_bench:good")])
+    assert list(plugins.sources) == ["x"]
+
+
+def test_a_source_that_crashes_is_a_failure_and_the_others_open() -> None:
+    plugins = installed([("bad", "plugin_bench:crashing"), ("good", "plugin_bench:good")])
+    opened = open_sources(plugins, configured(plugins), CONTEXT)
+    assert list(opened.sources) == ["good"]
+    (failure,) = opened.failures
+    assert "[sources.bad]: it does not open, ZeroDivisionError: oops." in str(failure)
+
+
+def test_a_broken_plugin_is_told_as_a_failure_when_sources_open() -> None:
+    plugins = installed([("bad", "no_such_module:plugin")])
+    (failure,) = open_sources(plugins, configured(plugins), CONTEXT).failures
+    assert failure.source == "bad"
+    assert "Reinstall or remove its package" in failure.remedy
+
+
+def test_a_source_that_turns_itself_off_is_not_opened() -> None:
+    plugins = installed([("k", "plugin_bench:knob")])
+    opened = open_sources(plugins, configured(plugins), CONTEXT)
+    assert (opened.sources, opened.failures) == ({}, ())
+
+
+def test_a_source_that_was_asked_for_and_cannot_be_had_ends_the_start_and_closes_the_rest() -> None:
+    plugins = installed([("a", "plugin_bench:good"), ("z", "plugin_bench:refusing")])
+    with pytest.raises(SourceError, match="it is not here"):
+        open_sources(plugins, configured(plugins), CONTEXT)
+    assert plugin_bench.OPENED[-1].closed
+
+
+def test_an_exporter_that_crashes_costs_only_itself() -> None:
+    plugins = installed(exporters=[("bad", "plugin_bench:crashing_exporter")])
+    opened = open_exporters(plugins, configured(plugins), EXPORTER_CONTEXT)
+    assert opened.exporters == {}
+    assert "exporters.bad" in str(opened.failures[0])
