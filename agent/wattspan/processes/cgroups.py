@@ -50,7 +50,61 @@ def find_hierarchy(root: Path) -> Hierarchy | None:
 
 def is_host_root(hierarchy: Hierarchy) -> bool:
     """Whether this is the whole host's hierarchy, or what a container is shown of it."""
-    return not hierarchy.unified and (hierarchy.root / "cgroup.sane_behavior").exists()
+    if hierarchy.unified:
+        return not (hierarchy.root / "cgroup.type").exists()
+    return (hierarchy.root / "cgroup.sane_behavior").exists()
+
+
+class TotalClock:
+    """The work of all processes together, to the nanosecond or microsecond.
+
+    v1 has it as the root's clock. v2 counts only ticks at its root, so there it is the sum over
+    the cgroups just below, and does not cover kernel threads, which have no cgroup.
+    """
+
+    def __init__(self, hierarchy: Hierarchy) -> None:
+        self._hierarchy = hierarchy
+        self._fds: dict[str, int] = {}
+        self._last: dict[str, int] = {}
+        self._sum = 0
+        self.refresh()
+
+    @property
+    def covers_kernel(self) -> bool:
+        return not self._hierarchy.unified
+
+    def refresh(self) -> None:
+        """Find cgroups that were made since; what they did so far is left out."""
+        root = self._hierarchy.root
+        names = [""]
+        if self._hierarchy.unified:
+            try:
+                names = [entry.name for entry in os.scandir(root) if entry.is_dir()]
+            except OSError:
+                names = []
+        for name in names:
+            if name not in self._fds:
+                fd = _open_clock(self._hierarchy, f"/{name}")
+                value = None if fd is None else _clock_value(self._hierarchy, fd)
+                if fd is not None and value is not None:
+                    self._fds[name], self._last[name] = fd, value
+
+    def read(self) -> int | None:
+        """Nanoseconds since the beginning; None if there is nothing to sum."""
+        for name, fd in list(self._fds.items()):
+            value = _clock_value(self._hierarchy, fd)
+            if value is None:
+                os.close(self._fds.pop(name))
+                del self._last[name]
+                continue
+            self._sum += value - self._last[name]
+            self._last[name] = value
+        return self._sum if self._fds else None
+
+    def close(self) -> None:
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds.clear()
 
 
 class CgroupClocks:
@@ -101,12 +155,10 @@ class CgroupClocks:
             return True
         if len(self._fds) >= MOST or (self._hierarchy.unified and path == "/"):
             return self._refuse(path)
-        name = "cpu.stat" if self._hierarchy.unified else "cpuacct.usage"
-        try:
-            fd = os.open(f"{self._hierarchy.root}{path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        except (OSError, ValueError):
+        fd = _open_clock(self._hierarchy, path)
+        if fd is None:
             return self._refuse(path)
-        value = self._value(fd)
+        value = _clock_value(self._hierarchy, fd)
         if value is None:
             os.close(fd)
             return self._refuse(path)
@@ -122,7 +174,7 @@ class CgroupClocks:
         change: dict[str, int] = {}
         dead: list[str] = []
         for path, fd in self._fds.items():
-            value = self._value(fd)
+            value = _clock_value(self._hierarchy, fd)
             if value is None:
                 dead.append(path)
                 continue
@@ -154,17 +206,27 @@ class CgroupClocks:
     def _relink(self) -> None:
         self._above = {path: self.covering(_up(path)) for path in self._fds}
 
-    def _value(self, fd: int) -> int | None:
-        try:
-            raw = os.pread(fd, 4096, 0)
-            if not self._hierarchy.unified:
-                return int(raw)
-            for line in raw.split(b"\n"):
-                if line.startswith(b"usage_usec "):
-                    return int(line[11:]) * 1000
-        except (OSError, ValueError):  # ENODEV: the cgroup was removed
-            return None
+
+def _open_clock(hierarchy: Hierarchy, path: str) -> int | None:
+    name = "cpu.stat" if hierarchy.unified else "cpuacct.usage"
+    try:
+        return os.open(f"{hierarchy.root}{path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, ValueError):
         return None
+
+
+def _clock_value(hierarchy: Hierarchy, fd: int) -> int | None:
+    """Nanoseconds; None once the cgroup was removed (ENODEV)."""
+    try:
+        raw = os.pread(fd, 4096, 0)
+        if not hierarchy.unified:
+            return int(raw)
+        for line in raw.split(b"\n"):
+            if line.startswith(b"usage_usec "):
+                return int(line[11:]) * 1000
+    except (OSError, ValueError):
+        return None
+    return None
 
 
 def _up(path: str) -> str | None:

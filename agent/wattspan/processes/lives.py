@@ -7,7 +7,8 @@ inherits: its clock falls, or its birth is reported, and then its start time dec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
 from wattspan.model import Consumer, Instant, Payer, PayerInfo
 from wattspan.processes.discovery import Found
@@ -44,6 +45,9 @@ class Turn:
         self.exited: list[Payer] = []
         self.ended: dict[str | None, list[Charge]] = {}  # by cgroup, with a charge to add to
         self.tails_unknown = False  # somebody ended and nobody said how much it had done
+        self.seen: set[int] = set()  # pids that have been looked into
+        self.newcomers: set[int] = set()  # those of them that are under watch now
+        self.buried: Counter[int] = Counter()  # how many lives of a pid began and ended in it
         self.texts: dict[int, str] = {}  # cgroups of the dead, for their orphans
 
 
@@ -56,24 +60,32 @@ class Lives:
         self._scanned: Instant | None = None
 
     def turn(self, turn: Turn, moved: Moved) -> None:
-        """Work through one poll: ends and work first, then newcomers, then the unseen dead."""
-        reborn = self._replace_reused(turn)
-        for row, value in moved:
-            if row.index < 0:
-                continue
-            if value == GONE:
-                reborn.add(row.consumer.pid)
-                self._end(turn, row)
-            elif value >= row.charged:
-                self._work(turn, row, value - row.charged)
-                row.charged = value
-            elif not self._is_same(row):
-                reborn.add(row.consumer.pid)
-                self._end(turn, row)
-        newcomers = self._admit_all(turn, reborn)
-        self._hear_finals(turn, newcomers)
+        """Work through one poll: ends and work first, then newcomers, then the unseen dead.
+
+        May be called again in the same turn, with others who moved and what was heard since.
+        """
+        new = (turn.found.born | turn.found.found) - turn.seen
+        turn.seen |= new
+        replaced = self._replace_reused(turn, new)
+        ended = self._follow(turn, moved)
+        turn.newcomers |= {pid for pid in new | replaced | ended if self._admit(turn, pid)}
+        self._hear_finals(turn)
         if turn.found.scanned:
             self._scanned = turn.now
+
+    def _follow(self, turn: Turn, moved: Moved) -> set[int]:
+        """Charge what was done; returns the pids of those that have ended."""
+        ended = set()
+        for row, value in moved:
+            if row.rank is None:
+                continue  # replaced already
+            if value >= row.charged:
+                self._work(turn, row, value - row.charged)
+                self._table.worked(row, value)
+            elif value == GONE or not self._is_same(row):
+                ended.add(row.consumer.pid)
+                self._end(turn, row)
+        return ended
 
     def describe(self, turn: Turn, row: Tracked) -> None:
         """Say who a process is, if that is news; what it did so far is not affected."""
@@ -90,10 +102,10 @@ class Lives:
             row.info = info
             turn.infos.append(info)
 
-    def _replace_reused(self, turn: Turn) -> set[int]:
+    def _replace_reused(self, turn: Turn, new: set[int]) -> set[int]:
         """End every watched process whose pid was given to another; returns those pids."""
         reborn = set()
-        for pid in turn.found.born:
+        for pid in new:
             row = self._table.get(pid)
             if row is not None and not self._is_same(row):
                 self._end(turn, row)
@@ -135,20 +147,18 @@ class Lives:
         row.info = _obituary(row.consumer, said.command, row.text, user, said.parent)
         turn.infos.append(row.info)
 
-    def _admit_all(self, turn: Turn, reborn: Iterable[int]) -> set[int]:
-        newcomers = set()
-        for pid in {*turn.found.born, *turn.found.found, *reborn}:
-            if pid not in self._table and self._admit(turn, pid, pid not in turn.found.found):
-                newcomers.add(pid)
-        return newcomers
-
-    def _admit(self, turn: Turn, pid: int, born: bool) -> bool:
+    def _admit(self, turn: Turn, pid: int) -> bool:
         """Watch a newcomer. All it did is ours if it was born under our eyes, else nothing."""
+        if pid in self._table:
+            return False
+        born = pid not in turn.found.found
         stat = self._processes.stat(pid)
         value = self._table.clock(pid) if stat is not None else None
         if stat is None or value is None:
             return False
-        row = Tracked(Consumer(pid, stat.started), value, stat.comm, stat.parent)
+        row = Tracked(
+            Consumer(pid, stat.started), value, stat.comm, stat.parent, kernel=stat.kernel
+        )
         finals = turn.news.finals.get(pid)
         if stat.exiting and finals:
             row.final = finals.pop().cpu
@@ -162,19 +172,20 @@ class Lives:
         scanned = self._scanned
         return scanned is not None and (stat.started + 1) * TICK > scanned.mono + scanned.asleep
 
-    def _hear_finals(self, turn: Turn, newcomers: set[int]) -> None:
+    def _hear_finals(self, turn: Turn) -> None:
         """Charge the dead that were never seen alive; keep the word of those who linger."""
         for pid, finals in turn.news.finals.items():
             row = self._table.get(pid)
-            if row is not None and pid not in newcomers:
+            if row is not None and pid not in turn.newcomers:
                 if finals:
                     row.final = max(row.final or 0, finals[-1].cpu)
-                continue
-            for age, final in enumerate(finals):
-                if final.certain or pid in turn.news.born:
-                    self._bury(turn, final, age)
+            else:
+                for final in finals:
+                    if final.certain or pid in turn.news.born:
+                        self._bury(turn, final)
+            finals.clear()
 
-    def _bury(self, turn: Turn, final: Final, age: int) -> None:
+    def _bury(self, turn: Turn, final: Final) -> None:
         if turn.before is None:
             return
         watch = turn.now.mono - turn.before.mono + _SLACK
@@ -182,7 +193,8 @@ class Lives:
             return  # it was hidden from us so far: its work has been accounted for as nobody's
         # It was not there to be asked for its start. No two of one pid get the same one.
         boot = turn.now.mono + turn.now.asleep
-        consumer = Consumer(final.pid, (boot - final.elapsed) // TICK + age)
+        consumer = Consumer(final.pid, (boot - final.elapsed) // TICK + turn.buried[final.pid])
+        turn.buried[final.pid] += 1
         parent = turn.news.born.get(final.pid, final.parent)
         text = self._text_of(turn, parent)
         turn.texts[final.pid] = text

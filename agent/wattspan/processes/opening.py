@@ -10,7 +10,13 @@ from wattspan.model import SECOND
 from wattspan.ports import Clock, SourceError
 from wattspan.processes import capability
 from wattspan.processes.busy import AccountedBusy, BusyClock, IdleComplement
-from wattspan.processes.cgroups import CgroupClocks, Hierarchy, find_hierarchy, is_host_root
+from wattspan.processes.cgroups import (
+    CgroupClocks,
+    Hierarchy,
+    TotalClock,
+    find_hierarchy,
+    is_host_root,
+)
 from wattspan.processes.connector import ProcessConnector
 from wattspan.processes.identity import HostProcesses
 from wattspan.processes.procfs import ProcFs
@@ -67,6 +73,8 @@ def open_processes(
         )
     hierarchy = find_hierarchy(cgroup)
     clocks = CgroupClocks(hierarchy) if hierarchy is not None else None
+    whole = hierarchy is not None and is_host_root(hierarchy)
+    total = TotalClock(hierarchy) if hierarchy is not None and whole else None
     busy = _busy_clock(procfs, hierarchy)
     processes = ProcFs(procfs)
     source = CpuUsageSource(
@@ -78,6 +86,7 @@ def open_processes(
         births=births,
         finals=finals,
         cgroups=clocks,
+        total=total,
         capabilities=(
             capability.visible(processes.stat(1) is not None),
             capability.births(births_error),
@@ -103,7 +112,7 @@ def _attempt(
 
 def _busy_clock(procfs: Path, hierarchy: Hierarchy | None) -> BusyClock | None:
     try:
-        if hierarchy is not None and is_host_root(hierarchy):
+        if hierarchy is not None and not hierarchy.unified and is_host_root(hierarchy):
             return AccountedBusy(hierarchy.root)
     except OSError:
         pass

@@ -27,7 +27,7 @@ class Placement:
         by_amount = sorted(range(len(active)), key=lambda at: -active[at][1])
         for at in by_amount[:SAMPLES]:
             row = active[at][0]
-            if row is not None and row.index >= 0:
+            if row is not None and row.rank is not None:
                 row.weights = self._sample(row.consumer.pid, dict(cpus)) or row.weights
         return [(row.weights if row is not None else None) or anywhere for row, _ in active]
 

@@ -24,16 +24,17 @@ from wattspan.ports import Clock, UsageBatch
 from wattspan.processes.accounts import SocketAccounts
 from wattspan.processes.busy import BusyClock
 from wattspan.processes.capability import Capability
-from wattspan.processes.cgroups import CgroupClocks
+from wattspan.processes.cgroups import CgroupClocks, TotalClock
 from wattspan.processes.discovery import Discovery
 from wattspan.processes.envelope import EnvelopeBook
 from wattspan.processes.events import Events, News
 from wattspan.processes.identity import groups_in
-from wattspan.processes.lives import Charge, Lives, Turn
+from wattspan.processes.lives import Charge, Lives, Moved, Turn
 from wattspan.processes.placement import Placement
 from wattspan.processes.procfs import Processes
-from wattspan.processes.table import ProcessTable, ReadClock, Tracked
+from wattspan.processes.table import GONE, ProcessTable, Rank, ReadClock, Tracked
 from wattspan.processes.topology import CpuTopology
+from wattspan.processes.vigil import PATIENCE, Vigil
 
 SECOND_LOOK = SECOND
 """A newborn is looked at again after this: by then it is what it set out to be."""
@@ -65,6 +66,7 @@ class CpuUsageSource:
         births: Events | None = None,
         finals: Events | None = None,
         cgroups: CgroupClocks | None = None,
+        total: TotalClock | None = None,
         capabilities: tuple[Capability, ...] = (),
         scan_every: int = SECOND,
     ) -> None:
@@ -80,6 +82,7 @@ class CpuUsageSource:
         self._discovery = Discovery(processes, self._table, scan_every)
         self._accounts = SocketAccounts(topology, Placement(processes, topology), busy)
         self._book = EnvelopeBook()
+        self._vigil = Vigil(total)
         self._texts: dict[str, str] = {}  # cgroup to the text it was learned from
         self._new_cgroups: dict[str, str] = {}
         self._remainders: set[str] = set()
@@ -107,17 +110,19 @@ class CpuUsageSource:
         now = self._clock.now()
         self._refresh_topology(now)
         self._accounts.read_busy(now.mono)
+        self._vigil.read()
         news = self._hear()
         found = self._discovery.look(now.mono, news, heard=self._births is not None)
         self._churn = self._churn or found.churn or bool(self._new_cgroups)
         measured = self._churn and self._measure_cgroups()
-        moved = self._table.moved()
-        if self._finals is not None and any(value < 0 for _, value in moved):
-            # The kernel reports an exit before it frees the pid: the rest is there by now.
-            news.merge(self._hear())
-            found.born |= news.born.keys()
+        for pid in (*news.finals, *news.died):
+            self._table.wake(pid)
         turn = Turn(news, found, before, now)
-        self._lives.turn(turn, moved)
+        self._lives.turn(turn, self._ask(self._table.awake, turn))
+        if self._sleepers_due(turn):
+            self._lives.turn(turn, self._ask(self._table.asleep, turn))
+            self._table.sweep(PATIENCE)
+            self._vigil.asked(now.mono)
         if turn.exited and not measured:
             self._churn = True
             measured = self._measure_cgroups()
@@ -134,6 +139,29 @@ class CpuUsageSource:
             processes=len(self._table),
         )
 
+    def _ask(self, rank: Rank, turn: Turn) -> Moved:
+        moved = rank.moved()
+        if self._finals is not None and any(value == GONE for _, value in moved):
+            # The kernel reports an exit before it frees the pid: the rest is there by now.
+            turn.news.merge(self._hear())
+            turn.found.born |= turn.news.born.keys()
+        return moved
+
+    def _sleepers_due(self, turn: Turn) -> bool:
+        """Whether the sleepers must be asked in this turn."""
+        total = self._vigil.total
+        if total is not None:
+            self._vigil.explained(
+                sum(
+                    charge.amount
+                    for charge in turn.charges
+                    if charge.row is None or total.covers_kernel or not charge.row.kernel
+                )
+            )
+        began = turn.before.mono if turn.before is not None else turn.now.mono
+        capacity = sum(self._topology.capacity().values()) * (turn.now.mono - began)
+        return self._vigil.due(turn.now.mono, capacity)
+
     def _begin(self) -> UsageBatch:
         """The first poll: who is there. Nothing that was done up to its end is charged."""
         news = self._hear()
@@ -144,12 +172,21 @@ class CpuUsageSource:
         now = self._before = self._clock.now()
         self._accounts.read_busy(now.mono)
         self._table.rebase()
+        self._vigil.read()
+        self._vigil.asked(now.mono)
         self._measure_cgroups()
         self._book.settle()
         return UsageBatch(failures=self._failures(), processes=len(self._table))
 
     def close(self) -> None:
-        for part in (self._births, self._finals, self._cgroups, self._busy, self._processes):
+        for part in (
+            self._births,
+            self._finals,
+            self._cgroups,
+            self._vigil.total,
+            self._busy,
+            self._processes,
+        ):
             if part is not None:
                 part.close()
 
@@ -266,11 +303,11 @@ class CpuUsageSource:
         if turn.found.scanned:
             for _ in range(min(AUDITED, len(self._audited))):
                 row = self._audited.popleft()
-                if row.index >= 0:
+                if row.rank is not None:
                     again.add(row)
                     self._audited.append(row)
         for row in again:
-            if row.index >= 0 and row.info is not None:
+            if row.rank is not None and row.info is not None:
                 before = row.text
                 self._lives.describe(turn, row)
                 self._note_move(before, row.text)
