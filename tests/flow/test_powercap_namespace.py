@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,15 @@ import pytest
 from support.powercap_host import PowercapHost, python_on
 
 pytestmark = pytest.mark.needs_root
+
+
+@pytest.fixture(autouse=True)
+def _needs_namespaces() -> None:
+    tried = subprocess.run(
+        ["unshare", "--mount", "mount", "--make-rprivate", "/"], capture_output=True, text=True
+    )
+    if tried.returncode:
+        pytest.skip(f"no private mount namespaces here: {tried.stderr.strip()}")
 
 
 def test_unmodified_pyrapl_reads_what_the_tree_shows(tmp_path: Path) -> None:

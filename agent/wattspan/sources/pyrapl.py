@@ -99,6 +99,7 @@ class PyRaplSource:
 
     def close(self) -> None:
         self._drop()
+        self._due = 0
 
     def _drop(self) -> None:
         if self._sensor is not None:

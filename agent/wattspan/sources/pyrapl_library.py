@@ -18,6 +18,7 @@ import contextlib
 import logging
 import os
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -66,7 +67,7 @@ class PyRaplSensor:
             self._close()
 
     def _opened(self) -> Any:
-        with self._translated(), warnings.catch_warnings():
+        with warnings.catch_warnings(), self._translated():
             warnings.simplefilter("ignore")  # it leaves files for the collector to close
             return self._make()
 
@@ -79,17 +80,18 @@ class PyRaplSensor:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except PermissionError as error:
-            raise PyRaplError(f"permission denied on {error.filename or 'a counter'}") from error
-        except self._library.PyRAPLException as error:
-            raise PyRaplError(_refusal(error)) from error
-        except (OSError, ValueError, IndexError) as error:
-            raise PyRaplError(f"{type(error).__name__}: {error}") from error
+        except (self._library.PyRAPLException, OSError, ValueError, IndexError) as error:
+            traceback.clear_frames(error.__traceback__)  # or they keep its open files alive
+            raise PyRaplError(_cause(self._library, error)) from None
 
 
-def _refusal(error: Exception) -> str:
+def _cause(library: Any, error: Exception) -> str:
     name = type(error).__name__
-    return f"pyRAPL refuses this host ({name}); it knows one package a socket and decimal ids"
+    if isinstance(error, library.PyRAPLException):
+        return f"pyRAPL refuses this host ({name}); it knows one package a socket and decimal ids"
+    if isinstance(error, PermissionError):
+        return f"permission denied on {error.filename or 'a counter'}"
+    return f"{name}: {error}"
 
 
 def _import() -> Any:
