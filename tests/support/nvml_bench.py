@@ -8,7 +8,7 @@ from typing import Any
 from support.fake_nvml import FakeGpu, FakeNvml
 from wattspan.model import Consumer, Domain, Failure, GpuStatus, PayerInfo, Reading, Usage
 from wattspan.ports import Batch, SourceContext
-from wattspan.sources.nvml import NvmlSettings
+from wattspan.sources.nvml import GAUGES_EVERY, NvmlSettings
 from wattspan.sources.nvml_device import Pace
 from wattspan.sources.nvml_session import NvmlSession
 from wattspan.testing import FakeDirectory, ManualClock
@@ -29,6 +29,7 @@ class Bench:
         context = SourceContext(self.clock, self.directory, emulated=emulated)
         settings = NvmlSettings()
         pace = Pace(
+            gauges=GAUGES_EVERY * settings.interval,
             usage=settings.usage_interval,
             processes=settings.process_interval,
             condition=settings.status_interval,

@@ -113,7 +113,7 @@ def test_counter_and_integral_are_held_against_each_other() -> None:
     bench.run(5)
     status = bench.statuses[-1]
     assert status.counter_energy == pytest.approx(2_500_000_000)
-    assert status.integrated_energy == pytest.approx(2_500_000_000, rel=0.02)
+    assert status.integrated_energy == pytest.approx(2_500_000_000, rel=0.04)
     assert status.integrated_energy != status.counter_energy  # the jump falls between samples
 
 

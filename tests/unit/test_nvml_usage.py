@@ -130,8 +130,19 @@ def test_a_device_figure_that_trails_leaves_no_remainder() -> None:
     bench.run(0.8)
     bench.gpu.utilisation = (0, 0)
     bench.run(5)
-    assert bench.unclaimed() == pytest.approx(0, abs=0.01)
+    assert bench.unclaimed() < 0.25  # a look at the device every 0.2 s, and not 0.8 s
     assert bench.spent(TRAIN) == pytest.approx(5.8)
+
+
+def test_power_is_looked_at_every_other_time_and_every_time_without_a_counter() -> None:
+    bench = Bench()
+    bench.turn()
+    bench.run(10)
+    power = bench.nvml.calls.count("nvmlDeviceGetUtilizationRates")
+    assert power == 1 + 10 * 6  # after 0.2, 0.4, 0.5 (for the usage), 0.7, 0.9 and 1.0 s
+    bench.nvml.errors["nvmlDeviceGetTotalEnergyConsumption"] = 3
+    bench.run(10)
+    assert bench.nvml.calls.count("nvmlDeviceGetUtilizationRates") == power + 100
 
 
 def test_more_than_all_of_the_time_keeps_its_proportions() -> None:

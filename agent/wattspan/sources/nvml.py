@@ -28,6 +28,7 @@ from wattspan.sources.nvml_session import NvmlSession
 
 LIBRARY = "libnvidia-ml.so.1"
 KEPT = 4096  # readings, or usages, that wait for a reader: some minutes of eight GPUs
+GAUGES_EVERY = 2  # intervals; sensors smooth power over a second, utilisation over a sixth
 STATUSES_HELD = 3  # status intervals
 _SECOND = Duration.parse("1s")
 
@@ -40,7 +41,7 @@ class NvmlSettings(Table, frozen=True):
         about("Whether to read them. `auto`: if there are any; `true`: or do not start at all."),
     ] = "auto"
     interval: Annotated[
-        Duration, about("How often energy, power and utilisation are read; 10ms at least.")
+        Duration, about("How often energy is read, and every other time power; 10ms at least.")
     ] = Duration.parse("100ms")
     usage_interval: Annotated[
         Duration, about("How often the utilisation of each process is read.", least="10ms")
@@ -179,6 +180,7 @@ def new_session(
 ) -> NvmlSession:
     """What the thread drives; a test drives it itself."""
     pace = Pace(
+        gauges=GAUGES_EVERY * settings.interval,
         usage=settings.usage_interval,
         processes=settings.process_interval,
         condition=settings.status_interval,

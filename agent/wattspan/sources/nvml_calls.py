@@ -251,6 +251,11 @@ class GpuCalls:
         refusal = self._refused.get(what)
         return None if refusal is None else refusal.code
 
+    @property
+    def refuses(self) -> bool:
+        """Whether anything at all was refused."""
+        return bool(self._refused)
+
     def is_due(self, what: str) -> bool:
         """Whether ``what`` may be asked for: not refused, or refused long ago."""
         refusal = self._refused.get(what)

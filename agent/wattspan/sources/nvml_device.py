@@ -49,8 +49,13 @@ DUTY = 50  # a call that took long is not repeated before 50 times as long has p
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often what is asked, in nanoseconds; energy, power and utilisation at every turn."""
+    """How often what is asked, in nanoseconds; energy at every turn.
 
+    ``gauges`` are power and utilisation, which are smoothed by the sensor. Where power has to
+    be integrated for want of a counter, they are read at every turn too.
+    """
+
+    gauges: int
     usage: int
     processes: int
     condition: int
@@ -99,7 +104,8 @@ class Cadence:
     """When something is due: every ``period``, or less often if it turns out to be expensive.
 
     On some drivers a list of processes takes milliseconds under a lock that all users of all
-    GPUs share.
+    GPUs share. A turn that comes a little early, by a twentieth of the period, is on time: else
+    a timer's jitter would put it off by a whole turn.
     """
 
     def __init__(self, period: int, clock: Clock) -> None:
@@ -108,9 +114,11 @@ class Cadence:
         self._due: int | None = None
         self._began = 0
 
-    def begin(self, now: int) -> bool:
-        """Whether it is due at ``now``; if so, it is under way until ``end``."""
-        if self._due is not None and now < self._due:
+    def begin(self, now: int, *, forced: bool = False) -> bool:
+        """Whether it is due at ``now``, or made so; then it is under way until ``end``."""
+        if forced or self._due is None:
+            self._due = now
+        elif now < self._due - self._period // 20:
             return False
         self._began = now
         return True
@@ -148,8 +156,12 @@ class Gpu:
         self._processes = GpuProcesses(self._calls, clock, context.directory, nested=nested)
         self._usage: UsageMeter | None = None
         self._present: frozenset[Payer] = frozenset()
+        self._at = clock.now()
+        self._power = Power()
+        self._utilisation: Utilisation | None = None
         self._condition = Condition()
         self._ceiling: Milliwatts | None = None  # the highest limit the board was ever told
+        self._gauge_pace = Cadence(pace.gauges, clock)
         self._condition_pace = Cadence(pace.condition, clock)
         self._process_pace = Cadence(pace.processes, clock)
         self._usage_pace = Cadence(pace.usage, clock)
@@ -166,22 +178,37 @@ class Gpu:
 
     def turn(self, into: Findings) -> None:
         """Ask what is due. Raises GpuLostError or SessionLostError; the rest costs one field."""
-        energy, at = self._energy()
-        power = self._gauge.read()
-        refused = self._calls.refused(ENERGY) is not None
-        counter = self._meter.read(at, energy, power.draw, refused=refused)
-        if counter is not None:
-            into.readings.append(Reading(self.domain.id, at, counter, self._meter.epoch))
-        utilisation = read_utilisation(self._calls)
-        if self._usage is None:
-            self._usage = UsageMeter(self.domain.id, at)
-        self._measure_use(self._usage, at, utilisation, into)
-        if self._condition_pace.begin(at.mono):
+        energy, self._at = self._energy()
+        at = self._at
+        usage_due = self._usage_pace.begin(at.mono)
+        condition_due = self._condition_pace.begin(at.mono)
+        counted = energy is not None and self._meter.derived is False
+        forced = usage_due or condition_due or not counted
+        looks = self._gauge_pace.begin(at.mono, forced=forced)
+        if looks:
+            self._power = self._gauge.read()
+            self._utilisation = read_utilisation(self._calls)
+            self._gauge_pace.end()
+        self._count(at, energy, self._power.draw if looks else None, into)
+        if self._process_pace.begin(at.mono):
+            self._present = self._processes.look()
+            self._process_pace.end()
+        if looks:
+            self._measure_use(at, into, settle=usage_due)
+        if condition_due:
             self._condition = read_condition(self._calls)
             self._ceiling = self._condition.limits.maximum or self._ceiling
             self._condition_pace.end()
-            into.gpus.append(self._status(at, power, utilisation))
+            into.gpus.append(self._status(at, self._power, self._utilisation))
         self._redefine()
+
+    def _count(
+        self, at: Instant, energy: Microjoules | None, power: Milliwatts | None, into: Findings
+    ) -> None:
+        refused = self._calls.refused(ENERGY) is not None
+        counter = self._meter.read(at, energy, power, refused=refused)
+        if counter is not None:
+            into.readings.append(Reading(self.domain.id, at, counter, self._meter.epoch))
 
     def _energy(self) -> tuple[Microjoules | None, Instant]:
         """The counter, stamped half-way through its call."""
@@ -191,24 +218,21 @@ class Gpu:
         at = Instant(began.mono + half, began.wall + half, began.asleep)
         return None if millijoules is None else Microjoules(int(millijoules) * 1000), at
 
-    def _measure_use(
-        self, meter: UsageMeter, at: Instant, utilisation: Utilisation | None, into: Findings
-    ) -> None:
-        if self._process_pace.begin(at.mono):
-            self._present = self._processes.look()
-            self._process_pace.end()
-        due = self._usage_pace.begin(at.mono)
-        if due:
-            meter.take(self._processes.samples() or [])
+    def _measure_use(self, at: Instant, into: Findings, *, settle: bool) -> None:
+        if self._usage is None:
+            self._usage = UsageMeter(self.domain.id, at)
+        if settle:
+            self._usage.take(self._processes.samples() or [])
             self._usage_pace.end()
         named = self._processes.named
-        if utilisation is None:
-            meter.observe_device(at.mono, 0 if named else 100)
-        else:
-            meter.observe_device(at.mono, utilisation.gpu)
-        if due:
-            lag = meter.lag if named else 0
-            self._record(meter, _before(at, lag), into)
+        # A device that tells nothing of its use owes no remainder beside processes that do;
+        # where they tell nothing either, all of it may have been in use.
+        unknown = 0 if named else 100
+        busy = unknown if self._utilisation is None else self._utilisation.gpu
+        self._usage.observe_device(at.mono, busy)
+        if settle:
+            lag = self._usage.lag if named else 0
+            self._record(self._usage, _before(at, lag), into)
 
     def _record(self, meter: UsageMeter, end: Instant, into: Findings) -> None:
         usage = meter.usage(end, self._present, named=self._processes.named)
@@ -222,7 +246,7 @@ class Gpu:
     def part(self, into: Findings) -> None:
         """The GPU is lost: tell what is known of its use up to now, as nothing more will come."""
         if self._usage is not None:
-            self._record(self._usage, self._clock.now(), into)
+            self._record(self._usage, self._at, into)
 
     def _status(self, at: Instant, power: Power, utilisation: Utilisation | None) -> GpuStatus:
         condition = self._condition

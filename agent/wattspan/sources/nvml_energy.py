@@ -24,6 +24,7 @@ class CounterStep:
 
     def __init__(self) -> None:
         self._gaps: deque[int] = deque(maxlen=2 * self.ENOUGH + 1)
+        self._moves = 0
         self._moved_at: int | None = None
         self._last: int | None = None
         self.resolution = self.START
@@ -34,12 +35,12 @@ class CounterStep:
             return
         if self._moved_at is not None:
             self._gaps.append(mono - self._moved_at)
-            self._settle()
+            self._moves += 1
+            if self._moves % self.ENOUGH == 0:
+                self._settle()
         self._moved_at = mono
 
     def _settle(self) -> None:
-        if len(self._gaps) < self.ENOUGH:
-            return
         typical = sorted(self._gaps)[len(self._gaps) // 2]
         rounded = max(self._GRAIN, round(typical / self._GRAIN) * self._GRAIN)
         if abs(rounded - self.resolution) * 5 > self.resolution:  # leave the domain in peace

@@ -39,7 +39,9 @@ ALL = "field values"
 
 def read_fields(calls: GpuCalls, fields: tuple[int, ...]) -> dict[int, int]:
     """The fields that answered. Those that are not to be had are left out, and remembered."""
-    asked = [field for field in fields if calls.is_due(FIELDS[field])]
+    asked = list(fields)
+    if calls.refuses:
+        asked = [field for field in fields if calls.is_due(FIELDS[field])]
     if not asked:
         return {}
     entries = calls.ask(ALL, "nvmlDeviceGetFieldValues", asked)
