@@ -77,8 +77,8 @@ def readers_while_writing(gpus: EmulatedGpus, *commands: list[str], env: dict[st
         gpus.attach(0, 2, Steady(), memory=7 << 30)
         gpus.step()
         gpus.detach(0, 2)
-    for reader in started:
-        out, err = reader.communicate()
+    spoken = [reader.communicate() for reader in started]
+    for reader, (out, err) in zip(started, spoken, strict=True):
         assert reader.returncode == 0, err
         assert out.count(",") == 1, f"only one state was ever seen: {out}"
 

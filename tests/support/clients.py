@@ -7,9 +7,11 @@ anew when what it should hold changes.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Mapping
 from pathlib import Path
 
 from support.requirements import CLIENTS
@@ -37,7 +39,11 @@ def install() -> Path:
         return CLIENTS
     venv.create(home, clear=True, with_pip=True)
     pip = [str(CLIENTS), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, *PACKAGES], check=True)
+    try:
+        subprocess.run([*pip, *PACKAGES], check=True)
+    except BaseException:
+        shutil.rmtree(home)  # half an environment would make tests fail rather than skip
+        raise
     stamp.write_text(wanted)
     return CLIENTS
 
@@ -51,26 +57,14 @@ def fake_nvidia_smi(directory: Path) -> Path:
     return directory
 
 
-def run_client(
-    code: str, environment: dict[str, str], path: Path | None = None, timeout: float = 120
-) -> str:
-    """What a Python program prints in the clients' environment; it must succeed."""
-    search = os.environ.get("PATH", os.defpath)
-    result = subprocess.run(
-        [str(CLIENTS), "-c", code],
-        env={
-            "PATH": search if path is None else f"{path}:{search}",
-            "HOME": os.environ.get("HOME", "/"),
-            "PYTHONWARNINGS": "ignore",
-            **environment,
-        },
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+def client_environment(emulated: Mapping[str, str], path: Path) -> dict[str, str]:
+    """The environment of a client that sees the emulated GPUs and ``path`` before all programs."""
+    return {
+        "PATH": os.pathsep.join([str(path), os.environ.get("PATH", os.defpath)]),
+        "HOME": os.environ.get("HOME", "/"),
+        "PYTHONWARNINGS": "ignore",
+        **emulated,
+    }
 
 
 if __name__ == "__main__":

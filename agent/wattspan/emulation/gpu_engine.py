@@ -124,8 +124,8 @@ class Truth:
     """Where the energy of one GPU went, in microjoules.
 
     Exactly ``energy == idle + sum(processes.values())``. A process's energy is the dynamic energy
-    it caused, kept after it left; ``idle`` is the rest
-    and takes the roundings, less than a microjoule a process. ``progress`` is in units of work.
+    it caused, kept after it left; ``idle`` is the rest and takes the roundings, less than a
+    microjoule a process. ``progress`` is in units of work.
     """
 
     energy: int
