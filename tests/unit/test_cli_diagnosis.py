@@ -1,0 +1,253 @@
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from wattspan.cli.diagnosis import ADVICE, Diagnosis, Finding, Mark, Section, lines
+from wattspan.cli.examine_agent import examine_directories, examine_ports
+from wattspan.cli.examine_host import container, examine_host, hypervisor
+from wattspan.cli.examine_sources import examine_sources
+from wattspan.config import Agent, Config, Store
+from wattspan.model import (
+    Domain,
+    Failure,
+    HwType,
+    Instant,
+    Microjoules,
+    Provenance,
+    Reading,
+    Trouble,
+)
+from wattspan.plugins import Broken, Plugins
+from wattspan.ports import Batch, CounterSource, SourceContext, SourceError, SourcePlugin
+from wattspan.settings import Listen, Size, Table
+from wattspan.testing import FakeDirectory, ManualClock, ReplaySource
+
+
+def report(*findings: Finding, width: int = 80, readable: int = 1) -> list[str]:
+    diagnosis = Diagnosis((Section("Things", findings),), readable)
+    return [line.text for line in lines(diagnosis, width)]
+
+
+# ------------------------------------------------------------------------------- how it reads
+
+
+def test_each_thing_is_one_line_with_its_mark_in_words() -> None:
+    told = report(Finding(Mark.OK, "alpha", "fine"), Finding(Mark.FAIL, "b", "bad", "Mend it."))
+    assert told[:4] == [
+        "Things",
+        "  ok    alpha  fine",
+        "  FAIL  b      bad",
+        "        -> Mend it.",
+    ]
+
+
+def test_a_long_name_is_followed_by_its_matter() -> None:
+    path = "/sys/class/powercap/intel-rapl:0/intel-rapl:0:0/energy_uj"
+    told = report(Finding(Mark.FAIL, path, "permission denied"), width=100)
+    assert told[1] == f"  FAIL  {path}: permission denied"
+
+
+def test_long_lines_are_wrapped_under_where_they_began() -> None:
+    told = report(Finding(Mark.WARN, "x", "word " * 30, "remedy " * 20), width=60)
+    assert max(map(len, told)) <= 60
+    assert told[2].startswith(" " * 11 + "word")
+    assert next(line for line in told if "->" in line).startswith("        -> remedy")
+
+
+def test_the_last_line_counts_and_advises_where_nothing_can_be_read() -> None:
+    assert report(Finding(Mark.OK, "a"))[-1] == "1 counter can be read; nothing to do."
+    told = " ".join(report(Finding(Mark.WARN, "a"), readable=0))
+    assert "0 counters can be read; 1 to look at." in told
+    assert ADVICE in told
+
+
+def test_what_it_tells_a_program() -> None:
+    diagnosis = Diagnosis((Section("S", (Finding(Mark.FAIL, "a", "b", "c"),)),), 2)
+    assert diagnosis.plain() == {
+        "readable_counters": 2,
+        "worst": "fail",
+        "sections": [
+            {
+                "title": "S",
+                "findings": [{"mark": "fail", "what": "a", "detail": "b", "remedy": "c"}],
+            }
+        ],
+    }
+
+
+# ------------------------------------------------------------------------------------ the host
+
+
+def test_a_virtual_machine_is_told_by_the_cpus_flag(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text("flags\t\t: fpu hypervisor sse\n")
+    assert hypervisor(tmp_path) == "unknown hypervisor"
+    (tmp_path / "sys/class/dmi/id").mkdir(parents=True)
+    (tmp_path / "sys/class/dmi/id/sys_vendor").write_text("QEMU\n")
+    assert hypervisor(tmp_path) == "QEMU"
+
+
+def test_bare_metal_is_no_virtual_machine(tmp_path: Path) -> None:
+    assert (hypervisor(tmp_path), container(tmp_path)) == ("", "")
+
+
+def test_a_container_is_told_by_what_its_runtime_leaves_there(tmp_path: Path) -> None:
+    (tmp_path / ".dockerenv").touch()
+    assert container(tmp_path) == "docker"
+    (tmp_path / "run/systemd").mkdir(parents=True)
+    (tmp_path / "run/systemd/container").write_text("podman\n")
+    assert container(tmp_path) == "podman"
+
+
+def test_a_kernel_without_powercap_is_told_with_the_remedy(tmp_path: Path) -> None:
+    (finding,) = [f for f in examine_host(tmp_path).findings if f.what == "powercap"]
+    assert (finding.mark, "intel_rapl_msr" in finding.remedy) == (Mark.WARN, True)
+    (tmp_path / "sys/class/powercap").mkdir(parents=True)
+    (finding,) = [f for f in examine_host(tmp_path).findings if f.what == "powercap"]
+    assert finding.mark is Mark.OK
+
+
+# --------------------------------------------------------------------------------- the sources
+
+
+class Switch(Table, frozen=True):
+    """A source's table."""
+
+    enabled: bool | str = "auto"
+
+
+PACKAGE = Domain(
+    "p", HwType.CPU, "package-0", "test", Provenance.MEASURED, why="a top zone", resource="cpu"
+)
+
+
+def counting(*watts: float) -> list[Batch]:
+    """One batch a second, then as many joules later as each of ``watts`` says."""
+    readings, mono, counter = [], 10**12, 0
+    for power in (0, *watts):
+        counter += round(power * 10**6)
+        readings.append(Reading("p", Instant(mono, mono), Microjoules(counter)))
+        mono += 10**9
+    return [Batch((PACKAGE,), (reading,)) for reading in readings]
+
+
+def examined(
+    batches: Iterable[Batch] | None, settings: Table | None = None, refusal: str = ""
+) -> tuple[list[Finding], int]:
+    def open_(settings: Switch, context: SourceContext) -> CounterSource | None:
+        if batches is not None:
+            return ReplaySource(batches)
+        if settings.enabled is True:
+            raise SourceError(refusal)
+        return None
+
+    plugins = Plugins(sources={"x": SourcePlugin(Switch, open_)})
+    config = Config(sources={"x": settings or Switch()})
+    context = SourceContext(ManualClock(), FakeDirectory())
+    result = examine_sources(plugins, config, context)
+    (section,) = result.sections
+    return list(section.findings), result.readable
+
+
+def test_a_counter_is_shown_with_its_watts_and_why_it_is_summed() -> None:
+    findings, readable = examined(counting(42))
+    assert findings == [Finding(Mark.OK, "cpu package-0", "42.0 W, measured, counted: a top zone")]
+    assert readable == 1
+
+
+def test_a_counter_that_cannot_be_read_is_shown_with_its_remedy() -> None:
+    denied = Failure("x", "/sys/e", Trouble.DENIED, "permission denied", "Grant it.", "p")
+    findings, readable = examined([Batch((PACKAGE,), failures=(denied,))])
+    assert findings == [Finding(Mark.FAIL, "/sys/e", "permission denied (denied)", "Grant it.")]
+    assert readable == 0
+
+
+def test_an_estimate_is_no_counter() -> None:
+    batches = [
+        Batch((Domain("p", HwType.CPU, "package-0", "x", Provenance.ESTIMATED),), batch.readings)
+        for batch in counting(42)
+    ]
+    assert examined(batches)[1] == 0
+
+
+def test_a_source_that_kept_quiet_is_asked_why_it_found_nothing() -> None:
+    findings, _ = examined(None, refusal="Cannot read X: it is not there. Plug it in.")
+    assert findings == [
+        Finding(Mark.NOTE, "nothing to read", "Cannot read X: it is not there. Plug it in.")
+    ]
+
+
+def test_a_source_that_was_asked_for_and_is_not_there_is_a_failure() -> None:
+    findings, _ = examined(None, Switch(enabled=True), refusal="Cannot read X.")
+    assert findings[0].mark is Mark.FAIL
+
+
+def test_a_source_that_is_turned_off_is_left_alone() -> None:
+    findings, _ = examined(counting(1), Switch(enabled=False))
+    assert findings == [Finding(Mark.NOTE, "off", "enabled = false")]
+
+
+def test_a_source_that_never_answers_is_waited_for_within_bounds() -> None:
+    findings, readable = examined([Batch((PACKAGE,))])
+    assert (findings[0].mark, readable) == (Mark.WARN, 0)
+    assert "no figure yet" in findings[0].detail
+
+
+def test_a_broken_plugin_has_a_section_of_its_own() -> None:
+    plugins = Plugins(broken=(Broken("sources.y", "it does not load", "Reinstall it."),))
+    context = SourceContext(ManualClock(), FakeDirectory())
+    (section,) = examine_sources(plugins, Config(), context).sections
+    assert section.title == "Source y"
+    assert section.findings[0].remedy == "Reinstall it."
+
+
+# ------------------------------------------------------------------------ what the agent needs
+
+
+class Listening(Table, frozen=True):
+    """An exporter's table."""
+
+    listen: Listen = Listen("")
+
+
+def directories(state: Path, **store: object) -> list[Finding]:
+    agent = Agent(state_dir=str(state), run_dir=str(state))
+    config = Config(agent=agent, store=Store(**store))  # type: ignore[arg-type]
+    return [f for f in examine_directories(config).findings if f.what != "run_dir"]
+
+
+def test_a_directory_that_can_be_written_is_well(tmp_path: Path) -> None:
+    assert directories(tmp_path) == [Finding(Mark.OK, "state_dir", f"{tmp_path} can be written")]
+
+
+def test_looking_creates_nothing(tmp_path: Path) -> None:
+    (finding,) = directories(tmp_path / "a/b")
+    assert finding.detail.endswith("will be created")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_the_place_of_a_directory_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "f").touch()
+    assert directories(tmp_path / "f")[0].mark is Mark.FAIL
+
+
+def test_a_disk_without_room_for_the_store_is_told(tmp_path: Path) -> None:
+    told = directories(tmp_path, max_size=Size(2**62))
+    assert [f.what for f in told] == ["state_dir", "disk space"]
+
+
+@pytest.mark.parametrize("agent", [True, False])
+def test_a_port_in_use_is_well_if_an_agent_is_behind_it(agent: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        listen = Listen(f"127.0.0.1:{server.getsockname()[1]}")
+        config = Config(exporters={"p": Listening(listen=listen)})
+        (finding,) = examine_ports(config, lambda address: agent).findings
+    assert finding.mark is (Mark.OK if agent else Mark.FAIL)
+    assert agent or f"cannot listen at {listen}: address already in use" in finding.detail
+
+
+def test_an_exporter_that_is_off_needs_no_port() -> None:
+    config = Config(exporters={"p": Listening()})
+    assert examine_ports(config, lambda address: False).findings == ()

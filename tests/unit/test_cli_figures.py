@@ -1,0 +1,53 @@
+import pytest
+
+from wattspan.cli import figures
+
+
+@pytest.mark.parametrize(
+    ("milliwatts", "text"),
+    [(None, "-"), (0, "0.0"), (84_249, "84.2"), (700_000, "700.0"), (12_345_678, "12346")],
+)
+def test_watts_are_told_to_a_tenth_and_the_unknown_as_a_dash(
+    milliwatts: int | None, text: str
+) -> None:
+    assert figures.watts(milliwatts) == text
+
+
+@pytest.mark.parametrize(
+    ("microjoules", "text"),
+    [
+        (None, "-"),
+        (0, "0.00 J"),
+        (9_994_999, "9.99 J"),
+        (9_996_000, "10.0 J"),
+        (999_400_000, "999 J"),
+        (999_600_000, "1.00 kJ"),
+        (12_345_000_000, "12.3 kJ"),
+        (5 * 10**24, "5000 PJ"),
+    ],
+)
+def test_joules_are_told_in_three_digits_and_a_prefix(microjoules: int | None, text: str) -> None:
+    assert figures.joules(microjoules) == text
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "text"), [(0, 0, "-"), (0, 5, "0%"), (1, 500, "0.2%"), (31, 100, "31%")]
+)
+def test_a_share_of_nothing_is_unknown(part: int, whole: int, text: str) -> None:
+    assert figures.share(part, whole) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(3.21, "3.2 s"), (99.96, "1m 40s"), (3600, "1h 00m"), (90_061, "1d 01h")],
+)
+def test_a_stretch_of_time_is_told_in_two_units(seconds: float, text: str) -> None:
+    assert figures.lasting(round(seconds * 1e9)) == text
+
+
+def test_a_time_of_day_is_told_in_utc() -> None:
+    assert figures.clock_time(1_700_000_000 * 10**9) == "22:13:20Z"
+
+
+def test_what_would_command_the_terminal_is_made_harmless() -> None:
+    assert figures.clean("a\x1b[2J\nb\u202e") == "a?[2J?b?"

@@ -1,0 +1,86 @@
+from dataclasses import replace
+
+from rich.console import Console
+
+from support.snapshots import busy_host
+from wattspan.cli.controls import Options, Sort
+from wattspan.cli.live import fitted, print_once, watch
+from wattspan.model import Snapshot
+from wattspan.testing import ManualClock
+
+
+class Typist:
+    """Keys pressed one wait after the other; time passes where nobody presses one."""
+
+    def __init__(self, clock: ManualClock, *waits: str) -> None:
+        self._clock = clock
+        self._waits = list(waits)
+        self.waited: list[float] = []
+
+    def wait(self, seconds: float) -> list[str]:
+        self.waited.append(seconds)
+        key = self._waits.pop(0) if self._waits else "q"
+        if not key:
+            self._clock.advance(seconds)
+            return []
+        return [key]
+
+
+def shown(*waits: str, running: int = 100) -> tuple[list[str], Typist, int]:
+    """What the screen was made to show, who typed, and how many snapshots were asked for."""
+    clock = ManualClock()
+    typist = Typist(clock, *waits)
+    console = Console(
+        width=80, height=24, color_system=None, force_terminal=True, legacy_windows=False
+    )
+    asked = 0
+
+    def view() -> Snapshot:
+        nonlocal asked
+        asked += 1
+        return replace(busy_host(), host=f"host{asked}")
+
+    with console.capture() as captured:
+        watch(
+            view, Options(), clock=clock, console=console, keys=typist, interval=2 * 10**9,
+            running=lambda: asked < running,
+        )  # fmt: skip
+    return captured.get().split("\x1b[H"), typist, asked
+
+
+def test_each_interval_shows_the_newest_snapshot() -> None:
+    screens, typist, asked = shown("", "", "q")
+    assert asked == 3
+    assert [f"host{n}" in "".join(screens) for n in (1, 2, 3)] == [True] * 3
+    assert typist.waited == [2.0, 2.0, 2.0]
+
+
+def test_a_key_takes_effect_at_once_and_asks_for_no_new_snapshot() -> None:
+    screens, _, asked = shown("s", "q")
+    assert asked == 1
+    assert "s joules" in screens[-1]
+
+
+def test_keys_do_not_put_off_the_next_snapshot() -> None:
+    _, typist, asked = shown("s", "", "q")
+    assert asked == 2
+    assert typist.waited[1] <= 2.0
+
+
+def test_it_ends_when_the_agent_does() -> None:
+    assert shown("", "", "", running=2)[2] == 2
+
+
+def test_options_fit_the_terminal() -> None:
+    terminal = Console(width=77, height=33, force_terminal=True)
+    chosen = fitted(Options(sort=Sort.NAME), terminal, "stale")
+    assert (chosen.width, chosen.height, chosen.keys) == (77, 33, True)
+    assert (chosen.notice, chosen.sort) == ("stale", Sort.NAME)
+
+
+def test_one_print_takes_the_lines_it_needs_and_tells_no_keys() -> None:
+    console = Console(width=80, height=10, color_system=None, force_terminal=True)
+    with console.capture() as captured:
+        print_once(busy_host, Options(), console)
+    assert len(captured.get().splitlines()) > 10
+    assert "quit" not in captured.get()

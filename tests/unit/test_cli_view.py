@@ -1,0 +1,173 @@
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from support.snapshots import NOON, busy_host
+from wattspan.cli.controls import By, Options, Sort
+from wattspan.cli.facts import facts
+from wattspan.cli.rows import device_tree, group_rows, process_rows
+from wattspan.cli.view import BANNER, render
+from wattspan.model import HwType, Instant, Provenance, Snapshot
+
+
+def drawn(
+    snapshot: Snapshot, width: int = 100, height: int | None = None, **chosen: object
+) -> list[str]:
+    """The view as lines of plain text."""
+    console = Console(width=width, height=height, color_system=None)
+    options = Options(width=width, height=height, **chosen)  # type: ignore[arg-type]
+    with console.capture() as captured:
+        console.print(render(snapshot, options))
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def line_with(text: str, lines: list[str]) -> str:
+    (found,) = [line for line in lines if text in line]
+    return found
+
+
+def test_devices_groups_and_processes_are_shown_with_watts_and_joules() -> None:
+    lines = drawn(busy_host())
+    assert line_with("package-0 ", [x for x in lines if "core" not in x]).split() == [
+        "cpu", "package-0", "84.2", "12.4", "kJ", "76%", "24%", "0.2%", "measured",
+    ]  # fmt: skip
+    assert line_with("tritonserver", lines).split() == [
+        "4180", "tritonserver", "serving", "22.4", "22.4", "2.10", "kJ",
+    ]  # fmt: skip
+    assert line_with(" unit ", lines).split()[-3:] == ["0.3", "61.0", "J"]
+
+
+def test_the_first_line_is_the_whole_host() -> None:
+    first = drawn(busy_host())[0]
+    assert first.split() == [
+        "wattspan", "node7", "22:17:32Z", "818.5", "W", "120", "kJ", "in", "4m", "12s",
+    ]  # fmt: skip
+
+
+def test_the_power_of_the_host_is_unknown_while_a_part_of_it_is() -> None:
+    snapshot = busy_host()
+    first, *others = snapshot.domains
+    unknown = replace(snapshot, domains=(replace(first, power=None), *others))
+    assert " - " in drawn(unknown)[0].replace("  ", " ")
+    assert facts(unknown)["power_watts"] is None
+
+
+def test_a_domain_outside_the_cover_is_marked_and_stands_below_its_parent() -> None:
+    lines = drawn(busy_host())
+    inner = line_with("package-0-core *", lines)
+    assert inner.startswith("  cpu")
+    assert lines.index(inner) == lines.index(line_with("cpu package-0  ", lines)) + 1
+
+
+def test_an_emulated_host_says_so_before_anything_else() -> None:
+    assert BANNER in drawn(busy_host(Provenance.EMULATED))[1]
+    assert not any(BANNER in line for line in drawn(busy_host()))
+
+
+def test_rows_that_are_not_shown_are_summed_below_them() -> None:
+    assert line_with("beside these", drawn(busy_host())) == (
+        "beside these: other 412 J, ended 95.0 J, idle 25.5 kJ, unattributed 455 J"
+    )
+
+
+def test_gaps_and_failures_are_told_with_their_remedy() -> None:
+    text = "\n".join(drawn(busy_host(), width=140))
+    assert "permission denied. Give the service CAP_DAC_READ_SEARCH." in text
+    assert "NVIDIA H100 SXM #1: 3.2 s unknown (lost)" in text
+
+
+def test_a_wide_terminal_shows_the_state_of_gpus() -> None:
+    line = line_with("H100 SXM #0", drawn(busy_host(), width=170))
+    assert "97%  1755 MHz  61 °C  cap 700 W  held down: sw_power_cap" in line
+
+
+def test_a_terminal_without_unicode_gets_bars_it_can_show() -> None:
+    lines = drawn(busy_host(), width=140, ascii=True)
+    assert "#######" in line_with("H100 SXM #0", lines)
+    assert "█" not in "".join(lines)
+
+
+def test_a_process_cannot_command_the_terminal() -> None:
+    assert "\x1b" not in "\n".join(drawn(busy_host()))
+    assert line_with("evil", drawn(busy_host())).split()[1] == "evil?[31m?name"
+
+
+def test_unknown_power_is_a_dash_and_no_zero() -> None:
+    assert line_with("evil", drawn(busy_host())).split()[2:] == ["-", "0.00", "J"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
+@pytest.mark.parametrize("height", [16, 24, 50])
+@pytest.mark.parametrize("by", By)
+def test_it_never_takes_more_room_than_there_is(width: int, height: int, by: By) -> None:
+    snapshot = busy_host(Provenance.EMULATED)
+    crowd = tuple(replace(row, alive=True) for row in snapshot.processes * 40)
+    lines = drawn(replace(snapshot, processes=crowd), width, height, by=by, keys=True)
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    assert lines[-1].startswith("q quit")
+
+
+def test_scrolling_shows_the_rows_that_did_not_fit() -> None:
+    crowd = busy_host().processes * 40
+    snapshot = replace(busy_host(), processes=crowd)
+    top = drawn(snapshot, height=24, by=By.PROCESS)
+    end = drawn(snapshot, height=24, by=By.PROCESS, offset=10**6)
+    assert "python train.py" in "\n".join(top)
+    assert "evil" in "\n".join(end)
+    assert "evil" not in "\n".join(top)
+
+
+def test_a_filter_keeps_rows_by_name_group_or_pid() -> None:
+    def names(text: str) -> list[str]:
+        return [row.name for row in process_rows(busy_host(), Options(filter=text))]
+
+    assert names("TRITON") == names("serving") == names("4180") == ["tritonserver"]
+    assert any("none with 'zzz'" in line for line in drawn(busy_host(), filter="zzz"))
+
+
+def test_rows_are_sorted_by_watts_joules_or_name() -> None:
+    def first(sort: Sort) -> str:
+        return group_rows(busy_host(), Options(sort=sort))[0].name
+
+    by_watts = [row.name for row in group_rows(busy_host(), Options())]
+    assert by_watts == ["trainer-7f9c", "serving", "root", "containerd.service"]
+    assert (first(Sort.JOULES), first(Sort.NAME)) == ("trainer-7f9c", "containerd.service")
+
+
+def test_parents_that_go_in_a_circle_are_shown_and_not_followed() -> None:
+    snapshot = busy_host()
+    account = snapshot.domains[1]
+    circle = tuple(
+        replace(account, domain=replace(account.domain, id=name, parent=parent))
+        for name, parent in (("a", "b"), ("b", "a"))
+    )
+    tree = device_tree(replace(snapshot, domains=circle), Options())
+    assert sorted(nested.account.domain.id for nested in tree) == ["a", "b"]
+
+
+def test_a_host_without_any_counter_points_to_the_doctor() -> None:
+    nothing = Snapshot(Instant(0, NOON), 0, "bare")
+    text = "\n".join(drawn(nothing))
+    assert "wattspan doctor" in text
+    assert "none yet" in text
+
+
+def test_the_help_tells_the_keys_even_on_a_narrow_terminal() -> None:
+    lines = drawn(busy_host(), width=60, height=24, help=True, keys=True)
+    assert any(line.startswith("/        filter") for line in lines)
+    assert len(lines) <= 24
+
+
+def test_facts_are_exact_and_typed() -> None:
+    told = facts(busy_host(Provenance.EMULATED))
+    assert told["emulated"] is True
+    domain = told["domains"][0]
+    assert (domain["energy_joules"], domain["power_watts"]) == (12_421.0, 84.2)
+    assert told["domains"][1]["idle_joules"] is None
+    assert told["processes"][0]["energy_joules_by_type"] == {
+        HwType.CPU: 9120.0,
+        HwType.GPU: 81000.0,
+    }
+    assert told["domains"][5]["gap_seconds"] == {"lost": 3.2}
