@@ -13,11 +13,9 @@ from wattspan.model import (
     IdlePolicy,
     Interval,
     Microjoules,
-    Milliwatts,
     Payer,
     Share,
     Usage,
-    energy_at,
 )
 
 
@@ -45,20 +43,20 @@ def attribute(
     usage: Usage | None,
     *,
     covered: int | None = None,
-    idle_power: Milliwatts | None = None,
+    idle_due: int = 0,
     policy: IdlePolicy = IdlePolicy.SEPARATE,
 ) -> Attribution:
     """Divide one interval's energy among who spent it, idle, and nobody.
 
-    Idle is ``idle_power`` over the interval, at most all of it; with no baseline learned there is
+    Idle takes ``idle_due`` microjoules, at most all there are; with no baseline learned there is
     no idle and all energy counts as active. Active energy goes to payers by what they spent and
     to *unattributed* by what was spent unclaimed; where ``usage`` covers only ``covered``
     nanoseconds of the interval, the rest of the active energy is unattributed as well. Idle is
     then an account of its own, or divided as ``policy`` says when there is anybody to pay it.
     """
-    energy, duration = interval.energy, interval.duration
-    idle = min(int(energy), energy_at(idle_power, duration)) if idle_power else 0
-    active = energy - idle
+    duration = interval.duration
+    idle = min(int(interval.energy), idle_due)
+    active = interval.energy - idle
 
     if usage is None:
         return Attribution(interval, (), Microjoules(idle), Microjoules(active))

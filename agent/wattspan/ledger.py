@@ -46,6 +46,7 @@ from wattspan.model import (
     Snapshot,
     SourceHealth,
     Usage,
+    energy_at,
     mean_power,
 )
 from wattspan.settlement import Settled, Settlement
@@ -110,6 +111,23 @@ class _Book:
     unsettled: deque[Reading] = field(default_factory=deque)
     present: bool = True
     resumed: bool = False  # the meter's last reading is from an earlier life of the agent
+    idle_owed: int = 0
+
+    def take_idle(self, interval: Interval) -> int:
+        """What idle takes of the interval: its draw over it, and what it is still owed.
+
+        A counter that moves in steps shows nothing in one interval and twice as much in the
+        next. What idle could not take from the first it takes from the second, or half of it
+        would be charged to others; but it is owed no more than two steps, so that a device
+        which really draws less than its baseline for a while makes nobody else pay for it.
+        """
+        power = self.idle_model.power
+        if not power:
+            return 0
+        due = energy_at(power, interval.duration) + self.idle_owed
+        most = energy_at(power, 2 * self.domain.resolution)
+        self.idle_owed = min(max(0, due - interval.energy), most)
+        return due
 
 
 @dataclass(slots=True)
@@ -242,7 +260,7 @@ class Ledger:
             interval,
             usage,
             covered=covered,
-            idle_power=book.idle_model.power,
+            idle_due=book.take_idle(interval),
             policy=self._rules.idle,
         )
         spent = interval.energy - attribution.idle - attribution.unattributed

@@ -12,11 +12,9 @@ from wattspan.model import (
     Instant,
     Interval,
     Microjoules,
-    Milliwatts,
     Payer,
     Remainder,
     Usage,
-    energy_at,
 )
 
 payers = st.one_of(
@@ -55,21 +53,21 @@ def test_a_split_adds_up_and_no_part_is_off_by_one(total: int, weights: list[int
     interval=intervals,
     usage=st.none() | usages,
     covered=st.none() | st.integers(0, 10**11),
-    idle_power=st.none() | st.integers(0, 10**6),
+    idle_due=st.integers(0, 10**12),
     policy=st.sampled_from(IdlePolicy),
 )
 def test_every_interval_is_divided_without_remainder(
     interval: Interval,
     usage: Usage | None,
     covered: int | None,
-    idle_power: int | None,
+    idle_due: int,
     policy: IdlePolicy,
 ) -> None:
     result = attribute(
         interval,
         usage,
         covered=covered,
-        idle_power=None if idle_power is None else Milliwatts(idle_power),
+        idle_due=idle_due,
         policy=policy,
     )
     assert (
@@ -83,31 +81,30 @@ def test_every_interval_is_divided_without_remainder(
     assert len(names) == len(set(names))
 
 
-@given(interval=intervals, usage=usages, idle_power=st.integers(1, 10**6))
+@given(interval=intervals, usage=usages, idle_due=st.integers(1, 10**12))
 def test_those_who_only_hold_a_device_pay_no_active_energy(
-    interval: Interval, usage: Usage, idle_power: int
+    interval: Interval, usage: Usage, idle_due: int
 ) -> None:
-    result = attribute(interval, usage, idle_power=Milliwatts(idle_power))
+    result = attribute(interval, usage, idle_due=idle_due)
     charged = {share.payer for share in result.shares}
     assert charged <= {payer for payer, spent in usage.spent.items() if spent > 0}
 
 
-@given(interval=intervals, usage=usages, idle_power=st.integers(1, 10**6))
-def test_idle_is_never_more_than_its_power_nor_than_all_there_is(
-    interval: Interval, usage: Usage, idle_power: int
+@given(interval=intervals, usage=usages, idle_due=st.integers(1, 10**12))
+def test_idle_takes_what_is_due_or_all_there_is(
+    interval: Interval, usage: Usage, idle_due: int
 ) -> None:
-    idle = attribute(interval, usage, idle_power=Milliwatts(idle_power)).idle
-    assert idle == min(interval.energy, energy_at(idle_power, interval.duration))
+    idle = attribute(interval, usage, idle_due=idle_due).idle
+    assert idle == min(interval.energy, idle_due)
 
 
-@given(interval=intervals, usage=usages, idle_power=st.integers(1, 10**6))
+@given(interval=intervals, usage=usages, idle_due=st.integers(1, 10**12))
 def test_with_anybody_there_a_dividing_policy_leaves_no_idle(
-    interval: Interval, usage: Usage, idle_power: int
+    interval: Interval, usage: Usage, idle_due: int
 ) -> None:
-    power = Milliwatts(idle_power)
     users = any(spent > 0 for spent in usage.spent.values())
-    equal = attribute(interval, usage, idle_power=power, policy=IdlePolicy.EQUAL)
-    proportional = attribute(interval, usage, idle_power=power, policy=IdlePolicy.PROPORTIONAL)
+    equal = attribute(interval, usage, idle_due=idle_due, policy=IdlePolicy.EQUAL)
+    proportional = attribute(interval, usage, idle_due=idle_due, policy=IdlePolicy.PROPORTIONAL)
     if users or usage.present:
         assert equal.idle == 0
     if users:

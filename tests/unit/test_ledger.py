@@ -37,6 +37,34 @@ def test_an_interval_is_pending_until_its_usage_is_known_and_then_booked_at_once
     assert booked.account(GPU.id).consumers == 16_000_000
 
 
+def test_idle_gets_its_due_from_a_counter_that_moves_every_other_reading() -> None:
+    host = world()
+    for _ in range(60):  # nobody holds the GPU: 70 W is what it draws idle
+        host.turn(TICK, {}, power=70_000)
+    before = host.ledger.snapshot(host.clock.now(), "h").account(GPU.id)
+    assert before.idle_power == 70_000
+    host.born(1)
+    for i in range(100):  # 200 W on average, all of it shown at every other reading
+        power = 400_000 * (i % 2)
+        after = host.turn(TICK, {1: 50}, gpu_loads={1: 50}, power=power)
+    idle = after.account(GPU.id).idle - before.idle
+    assert idle == pytest.approx(100 * 7_000_000, rel=0.03)
+
+
+def test_idle_is_not_owed_for_ever() -> None:
+    host = world()
+    for _ in range(60):
+        host.turn(TICK, {}, power=70_000)
+    host.born(1)
+    for _ in range(100):  # held, and drawing far less than the baseline: it was wrong
+        host.turn(TICK, {1: 1}, gpu_loads={1: 1}, power=10_000)
+    before = host.ledger.snapshot(host.clock.now(), "h").account(GPU.id)
+    for _ in range(10):
+        after = host.turn(TICK, {1: 50}, gpu_loads={1: 50}, power=270_000)
+    spent = after.account(GPU.id).consumers - before.consumers
+    assert spent >= 10 * 20_000_000 - 2 * 7_000_000
+
+
 def test_a_domain_outside_the_cover_is_counted_and_never_attributed() -> None:
     host = world()
     host.born(1)
