@@ -257,6 +257,21 @@ def test_a_surprise_in_the_beginning_is_survived() -> None:
     assert len(bench.batch.readings) == 1
 
 
+def test_a_surprise_while_seeking_a_lost_gpu_costs_the_others_nothing() -> None:
+    bench = two()
+    bench.turn()
+    bench.nvml.errors["GPU-a"] = LOST
+
+    def stumble(name: str) -> None:
+        if name == "nvmlDeviceGetHandleByUUID":
+            raise ValueError("surprise")
+
+    bench.nvml.before = stumble
+    bench.readings.clear()
+    bench.run(20)
+    assert len([r for r in bench.readings if r.domain_id == "gpu:GPU-b"]) == 200
+
+
 def test_closing_lets_go_of_the_gpus() -> None:
     bench = Bench()
     bench.turn()

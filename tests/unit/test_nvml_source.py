@@ -123,6 +123,20 @@ def test_a_stuck_thread_does_not_hold_up_the_end(nvml: FakeNvml, clock: ManualCl
     assert nvml.initialised == 0  # let go of as soon as it was possible
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_died_is_not_taken_for_a_quiet_one(
+    nvml: FakeNvml, clock: ManualClock
+) -> None:
+    def die(_name: str) -> None:
+        raise SystemExit
+
+    nvml.before = die
+    source = opened(nvml, clock)
+    (failure,) = eventually(lambda: source.read().failures, "a failure")
+    assert failure.trouble is Trouble.MALFORMED
+    source.close()
+
+
 def test_statuses_that_are_not_renewed_are_withdrawn(nvml: FakeNvml, clock: ManualClock) -> None:
     source = opened(nvml, clock)
     eventually(lambda: source.read().gpus, "a status")

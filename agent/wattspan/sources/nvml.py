@@ -103,7 +103,7 @@ class NvmlSource:
         in time (its GPU is lost, a call is stuck) is no longer told.
         """
         oldest = self._clock.monotonic() - STATUSES_HELD * self._settings.status_interval
-        stuck = self._stuck()
+        stuck = self._stuck() or self._dead()
         with self._lock:
             readings, usages = tuple(self._readings), tuple(self._usages)
             self._readings.clear()
@@ -141,6 +141,18 @@ class NvmlSource:
             trouble=Trouble.STUCK,
             cause=f"{call} has not returned for {elapsed / 1e9:.0f} s",
             remedy="Look for Xid messages in dmesg; a driver call cannot be ended from outside.",
+        )
+
+    def _dead(self) -> Failure | None:
+        """A thread that ended by itself must not pass for a quiet one."""
+        if self._thread.is_alive() or self._thread.ident is None or self._stop.is_set():
+            return None
+        return Failure(
+            source=SOURCE,
+            thing="NVML",
+            trouble=Trouble.MALFORMED,
+            cause="the thread that asks it has ended",
+            remedy="This is a bug; restart the agent to read GPUs again.",
         )
 
     def _work(self) -> None:

@@ -155,7 +155,7 @@ class NvmlSession:
             try:
                 handle = self._handle_of(lost)
                 gpu = self._gpu(handle, lost.index)
-            except self._library.error as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the others go on
                 lost.code = nvml_calls.code_of(error)
                 if lost.code in nvml_calls.OF_THE_SESSION:
                     self._fail(lost.code, found)
@@ -234,7 +234,7 @@ class NvmlSession:
             try:
                 handle = self._library.call("nvmlDeviceGetHandleByIndex", index)
                 gpu = self._gpu(handle, index)
-            except self._library.error as error:
+            except Exception as error:
                 code = nvml_calls.code_of(error)
                 if code in nvml_calls.OF_THE_SESSION:
                     raise
