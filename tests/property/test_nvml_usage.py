@@ -104,9 +104,7 @@ def test_what_nobody_claims_is_no_more_than_the_device_was_busy(
 
 
 @given(
-    st.lists(
-        st.tuples(st.integers(1, 2 * BRIDGED), st.integers(0, 10**6)), min_size=1, max_size=50
-    )
+    st.lists(st.tuples(st.integers(1, 2 * BRIDGED), st.integers(0, 10**6)), min_size=1, max_size=50)
 )
 def test_integrated_energy_never_falls_and_lies_between_its_extremes(
     steps: list[tuple[int, int]],
