@@ -157,6 +157,12 @@ def test_a_counter_is_shown_with_its_watts_and_why_it_is_summed() -> None:
     assert readable == 1
 
 
+def test_a_counter_that_stands_still_is_told() -> None:
+    (finding,), _ = examined(counting(0))
+    assert finding.mark is Mark.WARN
+    assert "it does not move" in finding.detail
+
+
 def test_a_counter_that_cannot_be_read_is_shown_with_its_remedy() -> None:
     denied = Failure("x", "/sys/e", Trouble.DENIED, "permission denied", "Grant it.", "p")
     findings, readable = examined([Batch((PACKAGE,), failures=(denied,))])

@@ -91,19 +91,21 @@ def examine_sources(
             finding = Finding(Mark.FAIL, "plugin", broken.cause, broken.remedy)
             sections.append(Section(f"Source {broken.table.partition('.')[2]}", (finding,)))
     for name, plugin in plugins.sources.items():
+        look = Look(name)
         settings = config.sources[name]
         opened = _open(plugin, settings, context)
         if isinstance(opened, Finding):
             findings = [opened]
         else:
-            look = _look(name, opened, context.clock, stretch)
+            _take(look, opened, context.clock, stretch)
             findings = [*_domains(look), *map(_failure, look.failures)]
             readable += look.readable
             emulated |= any(d.provenance is Provenance.EMULATED for d in look.domains)
             if not look.domains and not look.failures:
                 findings.append(Finding(Mark.WARN, "counters", "it has none, and does not say why"))
-            findings += cross_check_findings(settings, context, look, stretch)
         sections.append(Section(f"Source {name}", tuple(findings)))
+        if not isinstance(opened, Finding):
+            sections += _both_readers(settings, context, look, stretch)
     return Examined(tuple(sections), readable, emulated)
 
 
@@ -129,8 +131,8 @@ def _open(plugin: SourcePlugin, settings: Table, context: SourceContext) -> Coun
     return Finding(Mark.NOTE, "nothing to read", "it finds nothing here")
 
 
-def _look(name: str, source: CounterSource, clock: Clock, stretch: int) -> Look:
-    look = Look(name)
+def _take(look: Look, source: CounterSource, clock: Clock, stretch: int) -> None:
+    """Look twice at what ``source`` counts, and close it."""
     try:
         _read_until(look, source, clock, _PATIENCE, lambda: bool(look.last or look.failures))
         look.first = dict(look.last)
@@ -141,10 +143,9 @@ def _look(name: str, source: CounterSource, clock: Clock, stretch: int) -> Look:
         )
     except Exception as error:  # noqa: BLE001 - a plugin may fail in any way, and only itself
         cause = f"{type(error).__name__}: {error}"
-        look.failures[Failure(name, "the source", Trouble.MALFORMED, cause)] = None
+        look.failures[Failure(look.name, "the source", Trouble.MALFORMED, cause)] = None
     finally:
         source.close()
-    return look
 
 
 def _read_until(look: Look, source: CounterSource, clock: Clock, patience: int, done: Any) -> None:
@@ -168,9 +169,12 @@ def _domains(look: Look) -> Iterator[Finding]:
         name = f"{domain.hw_type} {domain.name}"
         power = look.power(domain)
         figure = "no figure yet" if power is None else f"{figures.watts(power)} W"
+        stands = power == 0 and domain.in_cover
+        if stands:  # some hypervisors show counters that never move
+            figure = "it does not move"
         place = "counted" if domain.in_cover else "not summed"
         why = f": {domain.why}" if domain.why else ""
-        mark = Mark.OK if domain.id in look.last else Mark.WARN
+        mark = Mark.WARN if stands or domain.id not in look.last else Mark.OK
         detail = f"{figure}, {domain.provenance}, {place}{why}{_gpu(look.gpus, domain)}"
         yield Finding(mark, name, detail)
 
@@ -198,9 +202,9 @@ def _failure(failure: Failure) -> Finding:
 # ----------------------------------------------------------------------- both readers of RAPL
 
 
-def cross_check_findings(
+def _both_readers(
     settings: Table, context: SourceContext, look: Look, stretch: int
-) -> Iterator[Finding]:
+) -> Iterator[Section]:
     """pyRAPL against powercap, for the source that can be read by both."""
     if look.name != "rapl" or not look.last:
         return
@@ -209,17 +213,19 @@ def cross_check_findings(
     sysfs = context.sysfs or Path(str(getattr(settings, "sysfs", "/sys")))
     check = cross_check(sysfs, context.clock, duration=stretch, emulated=context.emulated)
     names = {domain.id: f"{domain.hw_type} {domain.name}" for domain in look.domains}
-    for each in check.comparisons:
-        if each.powercap is None or each.pyrapl is None or each.difference is None:
-            continue
-        both = f"powercap {figures.joules(each.powercap)}, pyRAPL {figures.joules(each.pyrapl)}"
-        sign = "-" if each.difference < 0 else "+"
-        detail = f"{both}, difference {sign}{figures.joules(abs(each.difference))}"
-        yield Finding(
+    findings = [
+        Finding(
             Mark.OK if each.agrees else Mark.WARN,
-            f"both readers: {names.get(each.domain_id, each.domain_id)}",
-            f"{detail} over {figures.lasting(stretch)}",
+            names.get(each.domain_id, each.domain_id),
+            f"{figures.joules(each.powercap)} and {figures.joules(each.pyrapl)}, "
+            f"difference {'-' if each.difference < 0 else '+'}"
+            f"{figures.joules(abs(each.difference))}",
         )
+        for each in check.comparisons
+        if each.difference is not None
+    ]
     if check.agrees is None:
         reasons = [str(failure) for failure in check.failures] or ["nothing in common to compare"]
-        yield Finding(Mark.NOTE, "both readers", f"not compared: {reasons[0]}")
+        findings.append(Finding(Mark.NOTE, "not compared", reasons[0]))
+    title = f"Both readers of rapl, powercap and pyRAPL, over {figures.lasting(stretch)}"
+    yield Section(title, tuple(findings))

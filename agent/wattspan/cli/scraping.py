@@ -7,6 +7,7 @@ times of processes, and what processes spent that are no longer listed.
 
 from __future__ import annotations
 
+import http.client
 import socket
 import urllib.error
 import urllib.request
@@ -95,13 +96,13 @@ def _url(address: str) -> str:
 def _fetch(url: str) -> str:
     if not url.startswith(("http://", "https://")):
         raise ScrapeError(f"Cannot read {url}: not an http or https address.")
-    request = urllib.request.Request(url, headers={"Accept": "text/plain"})  # noqa: S310 - checked
     try:
+        request = urllib.request.Request(url, headers={"Accept": "text/plain"})  # noqa: S310
         # an agent is on this host or near it: a proxy for the rest of the world is in the way
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(request, timeout=TIMEOUT) as answer:
             body: bytes = answer.read(_LARGEST + 1)
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         raise ScrapeError(f"Cannot read {url}: {_cause(error)}. {_REMEDY}") from None
     if len(body) > _LARGEST:
         raise ScrapeError(f"Cannot read {url}: it answers more than {_LARGEST >> 20} MiB.")
@@ -117,7 +118,8 @@ def _cause(error: Exception) -> str:
         return f"no answer within {TIMEOUT:.0f} s"
     if isinstance(error, urllib.error.HTTPError):
         return f"it answers {error.code} {error.reason}"
-    return str(getattr(reason, "strerror", None) or reason).lower()
+    text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+    return str(text[:1].lower() + text[1:])
 
 
 # ----------------------------------------------------------------------------- text to snapshot

@@ -106,8 +106,10 @@ def _show(
 
 
 def _configured(config: Config) -> str:
-    """Where the configured Prometheus exporter listens."""
-    listen = str(getattr(config.exporters.get("prometheus"), "listen", "") or PORT)
+    """Where the configured Prometheus exporter listens, as this host reaches it."""
+    table = config.exporters.get("prometheus")
+    listen = str(getattr(table, "listen", "") or PORT)
     host, _, port = listen.rpartition(":")
     everywhere = host in ("", "*", "0.0.0.0", "[::]")  # noqa: S104 - asked about, not bound
-    return f"127.0.0.1:{port}" if everywhere else listen
+    scheme = "https" if getattr(table, "tls_certificate", "") else "http"
+    return f"{scheme}://{'127.0.0.1' if everywhere else host}:{port}"

@@ -1,0 +1,126 @@
+"""`wattspan doctor` as a person runs it, on trees of counters."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from wattspan.clock import SystemClock
+from wattspan.emulation.powercap_engine import PowercapEngine
+from wattspan.emulation.powercap_law import CpuLaw
+from wattspan.emulation.powercap_layout import LAYOUTS
+from wattspan.emulation.powercap_runner import PowercapRunner
+from wattspan.emulation.powercap_tree import PowercapTree
+
+
+def doctor(tmp_path: Path, *arguments: str, config: str = "") -> subprocess.CompletedProcess[str]:
+    """The real program, with a configuration under which it looks at ``tmp_path`` only."""
+    path = tmp_path / "wattspan.toml"
+    path.write_text(f"""
+[agent]
+state_dir = "{tmp_path}/state"
+run_dir = "{tmp_path}/run"
+[sources.rapl]
+sysfs = "{tmp_path}/sys"
+[sources.nvml]
+enabled = false
+[exporters.prometheus]
+listen = "127.0.0.1:0"
+{config}
+""")
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("WATTSPAN_")}
+    program = [sys.executable, "-c", "from wattspan.cli import main; main()", "doctor"]
+    return subprocess.run(
+        [*program, "--config", str(path), *arguments],
+        env={**environ, "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def counters(tmp_path: Path) -> Iterator[Path]:
+    """A sysfs whose counters move as those of an idle host do."""
+    tree = PowercapTree(tmp_path / "sys", LAYOUTS["xeon-2s"], cpus=2)
+    clock = SystemClock()
+    runner = PowercapRunner(PowercapEngine(tree, CpuLaw(), clock, lambda: (0, 0)), clock)
+    runner.start()
+    yield tree.root
+    runner.stop()
+    tree.close()
+
+
+def section(title: str, output: str) -> str:
+    (found,) = [part for part in output.split("\n\n") if part.startswith(title)]
+    return found
+
+
+def line_with(text: str, output: str) -> str:
+    (found,) = [line for line in output.splitlines() if text in line]
+    return found
+
+
+def test_a_host_without_counters_gets_advice_and_exit_code_3(tmp_path: Path) -> None:
+    (tmp_path / "sys").mkdir()
+    done = doctor(tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert "0 counters can be read" in done.stdout
+    assert "wattspan demo" in done.stdout
+    assert "intel_rapl_msr" in done.stdout
+
+
+@pytest.mark.usefixtures("counters")
+def test_every_counter_is_listed_with_why_it_is_counted_or_not(tmp_path: Path) -> None:
+    done = doctor(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    source, both = section("Source rapl", done.stdout), section("Both readers", done.stdout)
+    assert line_with("cpu package-0", source).startswith("  ok ")
+    assert "measured, counted: " in line_with("cpu package-0", source)
+    assert "difference" in line_with("cpu package-0", both)
+    assert "Processes" in done.stdout
+    assert f"{tmp_path}/state will be created" in " ".join(done.stdout.split())
+
+
+def test_one_unreadable_counter_costs_only_its_own_line(counters: Path, tmp_path: Path) -> None:
+    energy = counters / "class/powercap/intel-rapl:1/energy_uj"
+    energy.unlink()
+    energy.mkdir()
+    done = doctor(tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "FAIL" in done.stdout
+    assert "intel-rapl:1/energy_uj" in done.stdout
+    assert "cpu package-0" in done.stdout
+
+
+@pytest.mark.usefixtures("counters")
+def test_programs_get_the_same_as_json(tmp_path: Path) -> None:
+    done = doctor(tmp_path, "--json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["readable_counters"]) == (0, 4)
+    assert [s["title"] for s in told["sections"]] == [
+        "Host",
+        "Source estimate",
+        "Source nvml",
+        "Source rapl",
+        "Both readers of rapl, powercap and pyRAPL, over 1.0 s",
+        "Processes",
+        "Configuration",
+        "Directories",
+        "Ports",
+    ]
+
+
+def test_a_wrong_configuration_is_told_before_anything_is_opened(tmp_path: Path) -> None:
+    done = doctor(tmp_path, config="[agnet]")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "did you mean [agent]?" in done.stderr
+
+
+def test_without_a_terminal_there_is_no_colour(tmp_path: Path) -> None:
+    assert "\x1b" not in doctor(tmp_path).stdout
