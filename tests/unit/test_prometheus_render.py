@@ -90,19 +90,19 @@ def test_a_series_drawn_twice_is_written_once() -> None:
 
     metric = Metric("x", Instrument.GAUGE, "", "Help.", ("l",), draw)
     scrape = parse(Renderer([metric]).render(full_host(), Format.TEXT), Format.TEXT)
-    assert sorted(scrape.values()) == [2, 3]
+    assert sorted(scrape.values()) == [1, 2]
 
 
-def test_the_label_cache_follows_the_processes_that_come_and_go() -> None:
+def test_what_is_kept_follows_the_processes_that_come_and_go() -> None:
     renderer = Renderer()
     sizes = []
     for generation in range(40):
         rows = tuple(process(1000 * generation + n, "sh", "", {}, {CPU: n}) for n in range(100))
         renderer.render(replace(full_host(), processes=rows), Format.TEXT)
-        sizes.append(renderer.cached)
+        sizes.append(renderer.kept)
     fixed = Renderer()
     fixed.render(replace(full_host(), processes=()), Format.TEXT)
-    assert max(sizes) <= fixed.cached + 2 * 102 + SLACK
+    assert max(sizes) <= fixed.kept + 2 * 102 + SLACK
 
 
 def test_a_renderer_with_a_past_writes_what_a_new_one_does() -> None:

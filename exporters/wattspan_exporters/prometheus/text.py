@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 from hashlib import blake2s
 
 MAX_LABEL = 128
@@ -55,9 +56,10 @@ def line_head(series: str, names: tuple[str, ...], values: tuple[str, ...]) -> s
 
     Labels that are empty are left out: to Prometheus an empty label and none are the same.
     """
-    labels = ",".join(
-        f'{name}="{escape(clean(value))}"'
-        for name, value in zip(names, values, strict=True)
-        if value
-    )
+    labels = ",".join([_pair(*pair) for pair in zip(names, values, strict=True) if pair[1]])
     return f"{series}{{{labels}}} " if labels else f"{series} "
+
+
+@lru_cache(maxsize=4096)  # most labels of a new series are those of some older one
+def _pair(name: str, value: str) -> str:
+    return f'{name}="{escape(clean(value))}"'
