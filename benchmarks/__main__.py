@@ -1,21 +1,59 @@
-"""Every benchmark, one after the other: `make bench`."""
+"""Every benchmark, one after the other, or those that are named: `make bench`.
+
+    .venv/bin/python -m benchmarks [overhead startup ...] [--write]
+
+With ``--write`` what a script prints also takes its place in docs/benchmarks.md.
+"""
 
 from __future__ import annotations
 
+import argparse
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-SCRIPTS = sorted(
-    path.stem
-    for path in Path(__file__).parent.glob("*.py")
-    if '__name__ == "__main__"' in path.read_text() and path.stem != "__main__"
-)
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 
-failed = []
-for script in SCRIPTS:
-    print(f"\n## {script}\n", flush=True)
-    if subprocess.run([sys.executable, "-m", f"benchmarks.{script}"], check=False).returncode:
-        failed.append(script)
-if failed:
-    sys.exit(f"failed: {', '.join(failed)}")
+
+def scripts() -> list[str]:
+    """The modules beside this one that can be run."""
+    found = sorted(Path(__file__).parent.glob("[a-z]*.py"))
+    return [path.stem for path in found if '__name__ == "__main__"' in path.read_text()]
+
+
+def placed(page: str, script: str, output: str) -> str:
+    """``page`` with ``output`` between the marks of ``script``; ValueError if it has none."""
+    begin, end = f"<!-- begin {script} -->", f"<!-- end {script} -->"
+    if begin not in page or end not in page:
+        raise ValueError(f"{PAGE.name} has no place for {script}: {begin} ... {end}")
+    body = f"{begin}\n\n{output.strip()}\n\n{end}"
+    return re.sub(f"{begin}.*?{end}", lambda _: body, page, flags=re.DOTALL)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("scripts", nargs="*", default=scripts())
+    options.add_argument("--write", action="store_true", help="put the results into the page")
+    chosen = options.parse_args()
+    failed = []
+    for script in chosen.scripts:
+        print(f"\n## {script}\n", flush=True)
+        run = subprocess.run(
+            [sys.executable, "-m", f"benchmarks.{script}"],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        print(run.stdout, flush=True)
+        if run.returncode:
+            failed.append(script)
+        elif chosen.write:
+            page = PAGE.read_text(encoding="utf-8")
+            PAGE.write_text(placed(page, script, run.stdout), encoding="utf-8")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

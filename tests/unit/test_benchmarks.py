@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from benchmarks.__main__ import PAGE, placed, scripts
 from benchmarks.harness import (
     Cost,
     Subject,
@@ -87,3 +88,19 @@ def test_every_script_in_the_readme_exists() -> None:
     named = {word.strip("`") for word in text.split() if word.strip("`").endswith(".py")}
     assert named
     assert all((folder / name).exists() for name in named)
+
+
+def test_every_script_has_a_place_for_its_results_and_a_claim() -> None:
+    page, readme = PAGE.read_text(encoding="utf-8"), (PAGE.parents[1] / "benchmarks" / "README.md")
+    for script in scripts():
+        assert f"Results {script}." in placed(page, script, f"Results {script}.")
+        assert f"`{script}.py`" in readme.read_text(encoding="utf-8")
+
+
+def test_results_take_the_place_of_older_ones_and_nothing_else() -> None:
+    page = "a\n<!-- begin x -->\nold \\1\n<!-- end x -->\nb\n"
+    once = placed(page, "x", "new \\1")
+    assert once == "a\n<!-- begin x -->\n\nnew \\1\n\n<!-- end x -->\nb\n"
+    assert placed(once, "x", "new \\1") == once
+    with pytest.raises(ValueError, match="no place for y"):
+        placed(page, "y", "")
