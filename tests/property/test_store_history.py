@@ -1,0 +1,213 @@
+"""Whatever a host does and whenever the books are written, the history adds up to the books."""
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support.books import Books, buckets, history, totals
+from support.world import GPU, PACKAGE, World
+from wattspan.config import Store as Settings
+from wattspan.ledger import Ledger, Rules
+from wattspan.model import SECOND, GroupKind, Opening
+from wattspan.settings import Duration
+from wattspan.store import Store
+from wattspan.store.breakdown import break_down
+from wattspan.store.deltas import PROCESS, between
+from wattspan.store.query import Nothing, extract
+from wattspan.store.schema import DAY, HOUR, MINUTE
+
+LONG = Duration.parse("100d")
+EVER = 10 * 2**32
+
+pids = st.integers(1, 12)
+loads = st.dictionaries(pids, st.integers(1, 100), min_size=1, max_size=6)
+turns = st.fixed_dictionaries(
+    {
+        "nanoseconds": st.sampled_from([SECOND // 10, SECOND, 7 * SECOND]),
+        "loads": loads,
+        "gpu_loads": loads,
+        "unclaimed": st.integers(0, SECOND // 10),
+        "dying": st.lists(pids, max_size=3).map(tuple),
+    }
+)
+hops = st.sampled_from([0, 60, 60, 60, 120, 3600, 40_000, 100_000, -60, -3600, -100_000])
+accidents = st.one_of(
+    st.tuples(st.just("reset"), st.sampled_from([PACKAGE.id, GPU.id])),
+    st.tuples(st.sampled_from(["pass", "suspend"]), st.integers(1, 90_000)),
+    st.tuples(st.sampled_from(["restart", "reboot", "crash"]), st.just(0)),
+)
+steps = st.tuples(
+    turns,
+    hops,  # of the wall clock, so that few writes fill many buckets
+    st.one_of(st.none(), st.none(), accidents),
+    st.sampled_from([True, True, False]),
+)
+"""Something is spent, the wall clock is set, something goes wrong, the books are written."""
+
+bounds = st.builds(
+    Settings,
+    minutes=st.sampled_from([Duration.parse("2m"), Duration.parse("2d")]),
+    hours=st.sampled_from([Duration.parse("3h"), LONG]),
+    days=st.just(LONG),
+    processes=st.integers(1, 3),
+    groups=st.integers(1, 3),
+)
+
+
+class Agent:
+    """A ledger and a store that live and die together, on a host that goes on."""
+
+    def __init__(self, state_dir: Path, settings: Settings, rules: Rules) -> None:
+        self.state_dir, self.settings, self.rules = state_dir, settings, rules
+        self.boots = 0
+        self.world = World(Ledger(rules, boot_id="0"))
+        self.store = Store.open(state_dir, settings, self.world.clock)
+
+    def write(self) -> None:
+        closing = self.world.ledger.close(self.world.clock.now())
+        self.store.write(closing)
+
+    def restart(self, *, reboot: bool = False, crash: bool = False) -> None:
+        if not crash:
+            self.write()
+        self.store.close()
+        self.boots += reboot
+        self.store = Store.open(self.state_dir, self.settings, self.world.clock)
+        ledger = Ledger(
+            self.rules,
+            opening=self.store.opening(),
+            boot_id=str(self.boots),
+            now=self.world.clock.monotonic(),
+        )
+        ledger.register("rapl", [d.domain for d in list(self.world.domains.values())[:3]])
+        ledger.register("nvml", [GPU])
+        self.world.ledger = ledger
+
+    def turn(self, turn: dict[str, Any]) -> None:
+        for pid in {*turn["loads"], *turn["gpu_loads"]} - set(self.world.alive):
+            self.world.born(pid)
+        self.world.turn(**turn)
+
+    def happen(self, accident: tuple[str, Any] | None) -> None:
+        match accident:
+            case ("reset", domain):
+                self.world.reset(domain)
+            case ("pass", seconds):
+                self.world.clock.advance(seconds)
+            case ("suspend", seconds):
+                self.world.clock.suspend(seconds)
+            case (how, _):
+                self.restart(reboot=how == "reboot", crash=how == "crash")
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(bounds=bounds, top=st.integers(1, 4), story=st.lists(steps, min_size=8, max_size=30))
+def test_history_adds_up_to_the_books_at_every_step(
+    bounds: Settings, top: int, story: list[tuple[Any, ...]]
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        agent = Agent(Path(directory), bounds, Rules(top=top, groups=4))
+        for turn, hop, accident, written in story:
+            agent.turn(turn)
+            agent.world.clock.step_wall(hop)
+            agent.happen(accident)
+            if written:
+                agent.write()
+        agent.write()
+        books, path = agent.store.opening(), agent.store.path
+        assert agent.store.health.failures == ()
+        assert history(path) == totals(books)
+        assert len(buckets(path, MINUTE)) <= agent.store._bounds.minutes + 60
+        assert len(buckets(path, HOUR)) <= agent.store._bounds.hours + 24
+        _every_report_adds_up(path)
+        roll_everything_up(agent.store, MINUTE)
+        assert history(path, MINUTE) == {}
+        assert history(path) == totals(books)
+        roll_everything_up(agent.store, HOUR)
+        assert history(path, DAY) == totals(books)
+        _every_report_adds_up(path)
+        agent.store.close()
+
+
+def roll_everything_up(store: Store, step: int) -> None:
+    assert store._opened is not None
+    rows = store._opened.history
+    coarser = {MINUTE: HOUR, HOUR: DAY}[step]
+    while (oldest := rows._oldest(step)) is not None:
+        rows._roll_bucket(step, oldest // coarser * coarser)
+
+
+def _every_report_adds_up(path: Path) -> None:
+    kinds = (PROCESS, *GroupKind)
+    found = extract(path, 0, EVER, kinds)
+    if isinstance(found, Nothing):
+        return
+    for limit in (0, 1):
+        breakdown = break_down(found, kinds, limit=limit)
+        for section in breakdown.sections:
+            lines = [*section.lines, *breakdown.besides]
+            assert all(energy > 0 for line in lines for energy in line.energy.values())
+            assert sum(line.whole for line in lines) == breakdown.total.whole
+            for hw_type, energy in breakdown.total.energy.items():
+                assert sum(line.energy.get(hw_type, 0) for line in lines) == energy
+
+
+@given(
+    top=st.integers(1, 4), story=st.lists(turns, min_size=5, max_size=25), every=st.integers(1, 4)
+)
+def test_no_difference_of_books_is_negative_and_names_never_outweigh_their_domains(
+    top: int, story: list[dict[str, Any]], every: int
+) -> None:
+    world = World(Ledger(Rules(top=top, groups=3)))
+    last: Opening | None = None
+    for number, turn in enumerate(story):
+        world.born(number % 12 + 1)
+        world.turn(**turn)
+        if number % every:
+            continue
+        books = world.ledger.close(world.clock.now())
+        delta = between(last, books)
+        for spent in delta.domains:
+            assert min(spent.energy, spent.consumers, spent.idle, spent.unattributed) >= 0
+        for hw_type in {owner.hw_type for owner in delta.owners}:
+            consumers = sum(s.consumers for s in delta.domains if s.domain.hw_type is hw_type)
+            for kind in (PROCESS, *GroupKind):
+                claims = [
+                    energy
+                    for owner, energy in delta.owners.items()
+                    if owner.kind == kind and owner.hw_type is hw_type
+                ]
+                assert all(claim > 0 for claim in claims)
+                assert sum(claims) == consumers if kind == PROCESS else sum(claims) <= consumers
+        last = books
+
+
+@settings(max_examples=15)
+@given(
+    names=st.lists(st.text(), min_size=1, max_size=5),
+    wall=st.integers(-(2**62), 2**62),
+)
+def test_any_name_and_any_wall_clock_can_be_kept(names: list[str], wall: int) -> None:
+    """Also lone surrogates, which is how Python shows undecodable bytes; and years before 1970."""
+    host = Books()
+    opening = host.spend(dict.fromkeys(range(len(names)), 3))
+    odd = [f"\udcff{name}" for name in names]
+    rows = tuple(
+        replace(row, info=replace(row.info, command=name))
+        for row, name in zip(opening.processes, odd, strict=True)
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        store = Store.open(Path(directory), Settings(), host.clock)
+        at = opening.at._replace(wall=wall)
+        assert store.write(replace(opening, at=at, processes=rows))
+        store.close()
+        again = Store.open(Path(directory), Settings(), host.clock)
+        kept = again.opening()
+        again.close()
+    assert kept is not None
+    assert kept.at == at
+    assert [row.info.command for row in kept.processes] == odd

@@ -1,0 +1,124 @@
+"""The difference of two books, where the totals do not simply rise."""
+
+from dataclasses import replace
+
+from support.books import GPU, PACKAGE, Books, J
+from wattspan.model import (
+    DomainAccount,
+    Group,
+    GroupKind,
+    GroupRow,
+    HwType,
+    Instant,
+    Microjoules,
+    Opening,
+)
+from wattspan.store.deltas import PROCESS, Owner, between
+
+CPU = HwType.CPU
+REST = Owner.others(PROCESS, CPU)
+
+
+def job(pid: int, hw_type: HwType = CPU) -> Owner:
+    return Owner(PROCESS, hw_type, f"job{pid}", f"c{pid}")
+
+
+def test_a_process_is_charged_what_it_spent_since_the_last_books() -> None:
+    host = Books()
+    first = host.spend({1: 10, 2: 5})
+    second = host.spend({1: 3})
+    owners = between(first, second).owners
+    assert owners[job(1)] == 3 * J
+    assert job(2) not in owners
+    assert owners[REST] == 1 * J
+
+
+def test_without_earlier_books_all_that_was_ever_spent_counts() -> None:
+    host = Books()
+    host.spend({1: 10})
+    delta = between(None, host.spend({1: 3}))
+    assert delta.owners[job(1)] == 13 * J
+    assert {spent.domain.id: spent.energy for spent in delta.domains}[PACKAGE.id] == host.package
+
+
+def test_a_process_that_left_the_list_keeps_its_last_joules_in_the_rest() -> None:
+    host = Books()
+    first = host.spend({1: 10, 2: 5})
+    second = host.spend({1: 3, 2: 4})
+    row = second.processes[0]
+    second = replace(second, processes=second.processes[1:], retired=row.energy)
+    owners = between(first, second).owners
+    assert job(1) not in owners
+    assert owners[job(2)] == 4 * J
+    assert owners[REST] == 3 * J + 1 * J
+
+
+def test_a_process_that_was_listed_anew_counts_from_nothing() -> None:
+    host = Books()
+    first = host.spend({1: 10})
+    second = host.spend({1: 6})
+    row = replace(second.processes[0], energy={CPU: Microjoules(4 * J)})
+    second = replace(second, processes=(row,), retired={CPU: Microjoules(12 * J)})
+    owners = between(first, second).owners
+    assert owners[job(1)] == 4 * J
+    assert owners[REST] == 2 * J + 1 * J
+
+
+def test_the_same_pid_in_another_boot_is_another_process() -> None:
+    host = Books()
+    first = host.spend({1: 10})
+    host.boot_id = "next"
+    second = host.spend({1: 2})
+    row = replace(second.processes[0], energy={CPU: Microjoules(2 * J)})
+    second = replace(second, processes=(row,), retired={CPU: Microjoules(10 * J)})
+    assert between(first, second).owners[job(1)] == 2 * J
+
+
+def test_books_begun_anew_count_in_full() -> None:
+    old, new = Books(), Books()
+    old.spend({1: 100})
+    first = old.now()
+    delta = between(first, new.spend({1: 7}))
+    assert {spent.domain.id: spent.energy for spent in delta.domains}[PACKAGE.id] == new.package
+    assert delta.owners[job(1)] == 7 * J
+
+
+def test_a_domain_that_comes_to_be_attributed_counts_what_it_spent_once() -> None:
+    counted = replace(PACKAGE, resource=None)
+    first = _books(DomainAccount(counted, Microjoules(100)))
+    second = _books(
+        DomainAccount(PACKAGE, Microjoules(110), Microjoules(6), Microjoules(0), Microjoules(104))
+    )
+    (spent,) = between(first, second).domains
+    assert (spent.energy, spent.consumers + spent.idle + spent.unattributed) == (10, 10)
+    third = _books(DomainAccount(counted, Microjoules(130)))
+    (spent,) = between(second, third).domains
+    assert (spent.energy, spent.consumers, spent.idle, spent.unattributed) == (20, 0, 0, 0)
+
+
+def test_names_that_claim_more_than_there_was_are_dropped_and_the_whole_stays() -> None:
+    host = Books()
+    first = host.spend({1: 10})
+    second = host.spend({1: 3})
+    liar = GroupRow(Group(GroupKind.CONTAINER, "liar"), {CPU: Microjoules(9_999 * J)}, {})
+    owners = between(first, replace(second, groups=(*second.groups, liar))).owners
+    kinds = {owner.kind for owner in owners if owner.hw_type is CPU}
+    assert GroupKind.CONTAINER not in kinds
+    assert {PROCESS, GroupKind.USER} <= kinds
+    assert sum(e for o, e in owners.items() if o.kind == PROCESS and o.hw_type is CPU) == 4 * J
+
+
+def test_a_gap_without_energy_is_kept() -> None:
+    host = Books()
+    first = host.spend({})
+    gaps = {account.domain.id: account.gaps for account in host.spend({}).accounts}
+    second = replace(
+        first,
+        accounts=tuple(replace(a, gaps=gaps[a.domain.id]) for a in first.accounts),
+    )
+    (spent,) = between(first, second).domains
+    assert (spent.domain, spent.energy, set(spent.gaps.values())) == (GPU, 0, {10**9})
+
+
+def _books(account: DomainAccount) -> Opening:
+    return Opening(Instant(account.energy, 0), "boot", (account,))
