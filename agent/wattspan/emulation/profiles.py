@@ -101,7 +101,7 @@ PROFILES: Mapping[str, HostProfile] = {
             "xeon-2s",
             _SERVER,
             ("p100",),
-            (Job("trainer", 0.3, 0, {0: Training(step=0.5, seed=4)}),),
+            (Job("trainer", 0.3, 0, {0: Training(step=0.5, noise=0.03, seed=4)}),),
         ),
     )
 }

@@ -25,7 +25,7 @@ from wattspan.model import (
     Trouble,
     Usage,
 )
-from wattspan.ports import Batch, Clock, CounterSource, ProcessDirectory, UsageBatch, UsageSource
+from wattspan.ports import Clock, CounterSource, ProcessDirectory, UsageBatch, UsageSource
 from wattspan.runtime.ticker import Ticker
 from wattspan.runtime.watch import WatchedSource
 from wattspan.timeline import Timeline
@@ -72,7 +72,7 @@ class Poller:
         self._ticker = Ticker(clock, interval)
         self._started = clock.now()
         self._domains: dict[int, object] = {}
-        self._gpus: dict[str, GpuStatus] = {}
+        self._gpus: dict[int, tuple[GpuStatus, ...]] = {}
         self._usage_failures: tuple[Failure, ...] = ()
         self._usage_reads = self._usage_failed = self._processes = 0
         self._published = self._checkpointed = self._started.mono
@@ -104,7 +104,7 @@ class Poller:
                 self._domains[position] = batch.domains
                 self._ledger.register(source.source.name, batch.domains)
             self._ledger.read(batch.readings)
-            self._note_gpus(batch)
+            self._gpus[position] = batch.gpus
             usages.extend(batch.usages)
         did = self._poll_usage()
         self._ledger.meet(did.infos)
@@ -128,7 +128,7 @@ class Poller:
         self._snapshot = self._ledger.snapshot(
             now,
             self._host,
-            gpus=tuple(self._gpus.values()),
+            gpus=tuple(status for gpus in self._gpus.values() for status in gpus),
             health=(
                 *(source.health() for source in self._sources),
                 self._usage_health(),
@@ -164,10 +164,6 @@ class Poller:
         self._usage.close()
 
     # ------------------------------------------------------------------------------- details
-
-    def _note_gpus(self, batch: Batch) -> None:
-        for status in batch.gpus:
-            self._gpus[status.domain_id] = status
 
     def _poll_usage(self) -> UsageBatch:
         self._usage_reads += 1

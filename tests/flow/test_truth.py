@@ -1,0 +1,50 @@
+"""The whole agent against the truth of an emulated host."""
+
+from pathlib import Path
+
+import pytest
+
+from support.live import LiveAgent, percent
+from support.world import imbalances
+from wattspan.emulation.profiles import PROFILES
+from wattspan.model import HwType, Provenance
+
+WINDOW = 30.0
+
+
+@pytest.mark.slow
+def test_two_competing_processes_are_charged_their_own_energy_within_one_percent(
+    tmp_path: Path,
+) -> None:
+    with LiveAgent("two-socket-h100", tmp_path) as live:
+        live.rest(5)  # idle, so that the GPU's baseline is learned
+        big, small = live.burn(0, nice=0), live.burn(0, nice=4)
+        for pid, load in ((big, 0.6), (small, 0.25)):
+            live.host.ask(do="attach", gpu=0, pid=pid, load=load)
+        live.rest(6)  # loaded, so that the CPU's baseline is learned
+
+        start = live.clock.monotonic()
+        before = live.host.ask(do="truth")
+        used = {pid: -live.cpu_time(pid) for pid in (big, small)}
+        live.rest(WINDOW)
+        end = live.clock.monotonic()
+        after = live.host.ask(do="truth")
+        for pid in used:
+            used[pid] += live.cpu_time(pid)
+        live.rest(4)  # until GPU usage of the window has come in
+        live.stop()
+
+        law = PROFILES["two-socket-h100"].law
+        errors = {}
+        for pid, name in ((big, "big"), (small, "small")):
+            true = law.active("package", used[pid])
+            errors[name, "cpu"] = percent(live.spent(pid, HwType.CPU, start, end), true)
+            gpu = [world["gpus"][0]["processes"][str(pid)] for world in (before, after)]
+            errors[name, "gpu"] = percent(live.spent(pid, HwType.GPU, start, end), gpu[1] - gpu[0])
+        print(errors)
+        assert used[big] > 1.5 * used[small]
+        assert {name: error for name, error in errors.items() if abs(error) > 1} == {}
+        snapshot = live.agent.view()
+        assert imbalances(snapshot) == []
+        assert snapshot.emulated
+        assert set(snapshot.provenance.values()) == {Provenance.EMULATED}

@@ -1,0 +1,135 @@
+"""A whole agent on an emulated host, in this process, with real processes whose truth is known."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+
+from wattspan.cli.compose import build_agent
+from wattspan.clock import SystemClock
+from wattspan.config import Flag, load
+from wattspan.emulation.host import EmulatedHost
+from wattspan.emulation.profiles import profile_named
+from wattspan.model import Consumer, HwType
+from wattspan.plugins import discover
+from wattspan.timeline import Timeline
+
+BURN = """
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+os.nice(int(sys.argv[2]))
+print("burning", flush=True)
+while True:
+    sum(range(1000))
+"""
+
+
+class LiveAgent:
+    """An agent measuring an emulated host, both real but for the hardware."""
+
+    def __init__(self, profile: str, state_dir: Path, **settings: object) -> None:
+        self.host = EmulatedHost(profile_named(profile))
+        self.clock = SystemClock()
+        self.log: list[str] = []
+        self._burners: list[subprocess.Popen[str]] = []
+        flags = {
+            "agent.state_dir": str(state_dir),
+            "exporters.prometheus.listen": "",
+            **settings,
+        }
+        plugins = discover()
+        config = load(
+            None,
+            environ={},
+            flags={key: Flag("test", value) for key, value in flags.items()},
+            schema=plugins.schema,
+            default=Path(os.devnull),
+        )
+        try:
+            self.agent = build_agent(config, plugins, log=self.log.append, emulated=self.host)
+        except BaseException:
+            self.host.close()
+            raise
+        self._stopped = False
+
+    @property
+    def timeline(self) -> Timeline:
+        """The agent's own; read it once the agent is stopped."""
+        return self.agent._poller._timeline
+
+    def burn(self, cpu: int, nice: int = 0) -> int:
+        """Start a process that keeps ``cpu`` as busy as it may; its pid."""
+        process = subprocess.Popen(
+            [sys.executable, "-S", "-c", BURN, str(cpu), str(nice)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._burners.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "burning\n"
+        return process.pid
+
+    def rest(self, seconds: float) -> None:
+        """Let the host go on for a while."""
+        self.clock.sleep_until(self.clock.monotonic() + round(seconds * 1e9))
+
+    def cpu_time(self, pid: int) -> int:
+        """The CPU nanoseconds a process has used."""
+        return self.clock.read_cpu_clock((~pid << 3) | 2)
+
+    def stop(self) -> None:
+        if not self._stopped:
+            self._stopped = True
+            self.agent.stop()
+
+    def spent(self, pid: int, hw_type: HwType, start: int, end: int) -> int:
+        """The microjoules charged to ``pid`` in a window, over all domains of a kind."""
+        who = {p for p in self.timeline._numbers if isinstance(p, Consumer) and p.pid == pid}
+        domains = [
+            account.domain.id
+            for account in self.agent.view().domains
+            if account.domain.hw_type is hw_type
+        ]
+        return sum(self.timeline.spent(d, p, start, end) for d in domains for p in who)
+
+    def __enter__(self) -> LiveAgent:
+        self.agent.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self._burners:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        self.stop()
+        self.host.close()
+
+
+def churn(seconds: float, clock: SystemClock) -> int:
+    """Start and end short-lived processes as fast as a shell can; how many there were."""
+    before = _forks()
+    shell = subprocess.Popen(["/bin/sh", "-c", "while :; do /bin/true; done"])
+    clock.sleep_until(clock.monotonic() + round(seconds * 1e9))
+    shell.kill()
+    shell.wait()
+    return _forks() - before
+
+
+def _forks() -> int:
+    """How many processes this machine has started since boot."""
+    lines = Path("/proc/stat").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("processes "))
+
+
+def percent(measured: int, true: int) -> float:
+    """How far off, in percent of the truth."""
+    return 100 * (measured - true) / true
