@@ -23,11 +23,13 @@ class Found:
     """The outcome of one look.
 
     ``born`` were certainly born since the look before; ``found`` were come upon, and may be
-    older. ``churn`` says that pids were given out, ``complete`` that nobody visible is missing.
+    older; ``suspects`` are under watch, but their pids may have been given to others. ``churn``
+    says that pids were given out, ``complete`` that nobody visible is missing.
     """
 
     born: set[int] = field(default_factory=set)
     found: set[int] = field(default_factory=set)
+    suspects: set[int] = field(default_factory=set)
     churn: bool = False
     complete: bool = True
     scanned: bool = False
@@ -56,6 +58,8 @@ class Discovery:
             shown = self._processes.pids()
             result.found = {pid for pid in shown if pid not in self._table} - result.born
             result.complete = result.scanned = True
+            if news.lost:
+                result.suspects.update(self._table)
         return result
 
     def _try_new_pids(self, result: Found) -> None:
@@ -75,6 +79,7 @@ class Discovery:
             new = [range(before + 1, self._pid_max + 1), range(min(FIRST_PID, last), last + 1)]
         if sum(map(len, new)) > WIDEST:
             self._too_wide = True
+            result.suspects.update(pid for pid in self._table if any(pid in r for r in new))
             return
         for pids in new:
             # Threads take pids as well; they have no process clock, so they drop out here.

@@ -22,6 +22,7 @@ class Final(NamedTuple):
     command: str
     user_id: int | None
     certain: bool = True
+    footprint: int = 0  # the most memory it ever held, in bytes
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ _CONTAINER = (
 )
 _INNER_CONTAINER = re.compile(r"(?:conmon-|crio-conmon-|libpod-conmon-)")
 _POD = re.compile(
-    r"(?:kubepods(?:-(?:besteffort|burstable|guaranteed))?-)?"
+    r"(?:(?:[\w.]+-)?kubepods(?:-(?:besteffort|burstable|guaranteed))?-)?"
     r"pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?"
 )
 _JOB = re.compile(r"job_(?P<job>[0-9]+)")

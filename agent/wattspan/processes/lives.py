@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from wattspan.model import Consumer, Instant, Payer, PayerInfo
 from wattspan.processes.discovery import Found
@@ -29,10 +30,15 @@ class Charge:
 
     __slots__ = ("amount", "cgroup", "payer", "row")
 
-    def __init__(
-        self, payer: Payer, amount: int, cgroup: str | None, row: Tracked | None = None
-    ) -> None:
+    def __init__(self, payer: Payer, amount: int, cgroup: str, row: Tracked | None = None) -> None:
         self.payer, self.amount, self.cgroup, self.row = payer, amount, cgroup, row
+
+
+class Ended(NamedTuple):
+    """One whose end was reported: a charge of it, and the most memory it ever held, in bytes."""
+
+    charge: Charge
+    footprint: int
 
 
 class Turn:
@@ -43,7 +49,7 @@ class Turn:
         self.charges: list[Charge] = []
         self.infos: list[PayerInfo] = []
         self.exited: list[Payer] = []
-        self.ended: dict[str | None, list[Charge]] = {}  # by cgroup, with a charge to add to
+        self.ended: dict[str, list[Ended]] = {}  # by cgroup
         self.tails_unknown = False  # somebody ended and nobody said how much it had done
         self.seen: set[int] = set()  # pids that have been looked into
         self.newcomers: set[int] = set()  # those of them that are under watch now
@@ -66,7 +72,8 @@ class Lives:
         """
         new = (turn.found.born | turn.found.found) - turn.seen
         turn.seen |= new
-        replaced = self._replace_reused(turn, new)
+        replaced = self._replace_reused(turn, new | turn.found.suspects)
+        turn.found.suspects.clear()
         ended = self._follow(turn, moved)
         turn.newcomers |= {pid for pid in new | replaced | ended if self._admit(turn, pid)}
         self._hear_finals(turn)
@@ -102,10 +109,10 @@ class Lives:
             row.info = info
             turn.infos.append(info)
 
-    def _replace_reused(self, turn: Turn, new: set[int]) -> set[int]:
+    def _replace_reused(self, turn: Turn, suspects: set[int]) -> set[int]:
         """End every watched process whose pid was given to another; returns those pids."""
         reborn = set()
-        for pid in new:
+        for pid in suspects:
             row = self._table.get(pid)
             if row is not None and not self._is_same(row):
                 self._end(turn, row)
@@ -138,7 +145,8 @@ class Lives:
         turn.exited.append(row.consumer)
         turn.texts[pid] = row.text
         if total is not None and row.info is not None:
-            turn.ended.setdefault(row.text, []).append(charge)
+            size = said.footprint if said is not None else row.footprint
+            turn.ended.setdefault(row.text, []).append(Ended(charge, size))
 
     def _introduce(self, turn: Turn, row: Tracked, said: Final) -> None:
         """Describe one who did nothing while it was watched, but at its end."""
@@ -161,7 +169,8 @@ class Lives:
         )
         finals = turn.news.finals.get(pid)
         if stat.exiting and finals:
-            row.final = finals.pop().cpu
+            final = finals.pop()
+            row.final, row.footprint = final.cpu, final.footprint
         self._table.add(row)
         if turn.before is not None and (born or self._since_scan(stat)):
             self._work(turn, row, value)
@@ -179,6 +188,7 @@ class Lives:
             if row is not None and pid not in turn.newcomers:
                 if finals:
                     row.final = max(row.final or 0, finals[-1].cpu)
+                    row.footprint = finals[-1].footprint
             else:
                 for final in finals:
                     if final.certain or pid in turn.news.born:
@@ -203,7 +213,7 @@ class Lives:
         charge = Charge(consumer, final.cpu, text)
         turn.charges.append(charge)
         turn.exited.append(consumer)
-        turn.ended.setdefault(text, []).append(charge)
+        turn.ended.setdefault(text, []).append(Ended(charge, final.footprint))
 
     def _text_of(self, turn: Turn, pid: int) -> str:
         """The cgroups of a process or, if it is not known, of its nearest known ancestor."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 ELSEWHERE = 1 / 16
 """Weight of a socket where a process may run but was not seen, against where it was."""
 
-_ROUNDS = 3
+_ROUNDS = 6
 
 Weights = Mapping[int, float]
 
@@ -66,7 +66,7 @@ def apportion(
 def _divide(amount: int, weight: Mapping[int, float]) -> dict[int, int]:
     """Whole parts that add up: the heaviest socket takes what rounding leaves."""
     if len(weight) == 1:
-        return dict.fromkeys(weight, amount)
+        return dict.fromkeys(weight, amount) if amount else {}
     whole = sum(weight.values())
     heaviest = max(weight, key=weight.__getitem__)
     parts = {s: int(amount * (w / whole)) if whole else 0 for s, w in weight.items()}

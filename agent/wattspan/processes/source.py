@@ -29,7 +29,7 @@ from wattspan.processes.discovery import Discovery
 from wattspan.processes.envelope import EnvelopeBook
 from wattspan.processes.events import Events, News
 from wattspan.processes.identity import groups_in
-from wattspan.processes.lives import Charge, Lives, Moved, Turn
+from wattspan.processes.lives import Charge, Ended, Lives, Moved, Turn
 from wattspan.processes.placement import Placement
 from wattspan.processes.procfs import Processes
 from wattspan.processes.table import GONE, ProcessTable, Rank, ReadClock, Tracked
@@ -41,6 +41,9 @@ SECOND_LOOK = SECOND
 
 AUDITED = 20
 """Busy processes whose cgroup is read again at each scan, in turn."""
+
+BASE_FOOTPRINT = 4 << 20
+"""The end of a process costs about as much as giving back this much memory, and then its own."""
 
 _AUDITABLE = 4096
 
@@ -83,8 +86,7 @@ class CpuUsageSource:
         self._accounts = SocketAccounts(topology, Placement(processes, topology), busy)
         self._book = EnvelopeBook()
         self._vigil = Vigil(total)
-        self._texts: dict[str, str] = {}  # cgroup to the text it was learned from
-        self._new_cgroups: dict[str, str] = {}
+        self._new_cgroups: set[str] = set()
         self._remainders: set[str] = set()
         self._removed: list[Remainder] = []
         self._young: deque[tuple[int, Tracked]] = deque()
@@ -229,7 +231,6 @@ class CpuUsageSource:
         self._book.measured(change)
         for cgroup, above in gone.items():
             self._book.folded(cgroup, above)
-            self._texts.pop(cgroup, None)
             if cgroup in self._remainders:
                 self._remainders.remove(cgroup)
                 self._removed.append(Remainder(cgroup))
@@ -244,11 +245,11 @@ class CpuUsageSource:
             return
         turn.exited.extend(self._removed)
         self._removed.clear()
-        ended: dict[str, list[Charge]] = {}
-        for text, charges in turn.ended.items():
+        ended: dict[str, list[Ended]] = {}
+        for text, some in turn.ended.items():
             covering = self._covering(text)
             if covering is not None:
-                ended.setdefault(covering, []).extend(charges)
+                ended.setdefault(covering, []).extend(some)
         for charge in turn.charges:
             covering = self._covering(charge.cgroup)
             if covering is not None:
@@ -257,38 +258,43 @@ class CpuUsageSource:
             self._churn = False
             for cgroup, excess in self._book.settle().items():
                 self._charge_excess(turn, cgroup, excess, ended.get(cgroup, ()))
-            for path, text in self._new_cgroups.items():
-                if cgroups.add(path):
-                    self._texts[path] = text
+            for path in self._new_cgroups:
+                cgroups.add(path)
             self._new_cgroups.clear()
 
-    def _charge_excess(self, turn: Turn, cgroup: str, excess: int, ended: Sequence[Charge]) -> None:
-        """To those whose end was reported, in equal parts, as what ending cost them.
+    def _charge_excess(self, turn: Turn, cgroup: str, excess: int, ended: Sequence[Ended]) -> None:
+        """To those whose end was reported, as what ending cost them: mostly, giving back memory.
 
         But to the cgroup's remainder if anybody may have come and gone unreported.
         """
         silent = self._finals is None or turn.news.lost or turn.tails_unknown
         if ended and not silent:
-            for charge, part in zip(ended, split(excess, [1] * len(ended)), strict=True):
+            weights = [BASE_FOOTPRINT + footprint for _, footprint in ended]
+            for (charge, _), part in zip(ended, split(excess, weights), strict=True):
                 if part:
-                    turn.charges.append(Charge(charge.payer, part, None, charge.row))
+                    turn.charges.append(Charge(charge.payer, part, cgroup, charge.row))
             return
         payer = Remainder(cgroup)
         if cgroup not in self._remainders:
             self._remainders.add(cgroup)
-            groups = groups_in(self._texts.get(cgroup, ""), "")
+            groups = groups_in(f"0::{cgroup}", "")
             turn.infos.append(PayerInfo(payer, "(short-lived)", groups))
-        turn.charges.append(Charge(payer, excess, None))
+        turn.charges.append(Charge(payer, excess, cgroup))
 
-    def _covering(self, text: str | None) -> str | None:
-        if not text or self._cgroups is None:
+    def _covering(self, text: str) -> str | None:
+        """The known cgroup whose clock counts the work of processes with this cgroup text.
+
+        Of the few whose cgroup was never learned nothing is known but that some clock counted
+        them: the root's, or "" where the root has none.
+        """
+        if self._cgroups is None:
             return None
+        if not text:
+            return self._cgroups.covering("/") or ""
         path = self._cgroups.path_in(text)
         covering = self._cgroups.covering(path)
         if path is not None and self._cgroups.wanted(path):
-            self._new_cgroups.setdefault(path, text)
-        elif covering is not None and covering == path:
-            self._texts.setdefault(path, text)
+            self._new_cgroups.add(path)
         return covering
 
     # --------------------------------------------------------------------------- second looks

@@ -28,6 +28,7 @@ class Tracked:
         "command",
         "consumer",
         "final",
+        "footprint",
         "index",
         "info",
         "kernel",
@@ -52,6 +53,7 @@ class Tracked:
         self.info: PayerInfo | None = None  # None until it has used a CPU
         self.text = ""  # its /proc/PID/cgroup
         self.known = False  # whether it has been looked at for the second time
+        self.footprint = 0  # bytes of memory it gave back at its end
         self.final: int | None = None  # what the kernel said of its end, while it is still there
         self.weights: dict[int, float] | None = None  # by socket
 
@@ -126,6 +128,10 @@ class ProcessTable:
 
     def __len__(self) -> int:
         return len(self._by_pid)
+
+    def __iter__(self) -> Iterator[int]:
+        """Every pid under watch."""
+        return iter(self._by_pid)
 
     def __contains__(self, pid: int) -> bool:
         return pid in self._by_pid

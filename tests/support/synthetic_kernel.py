@@ -1,0 +1,225 @@
+"""A kernel whose truth is known: processes that live, work, die and are given each other's pids."""
+
+from collections.abc import Mapping
+
+from wattspan.model import Consumer
+from wattspan.processes.events import Final, News
+from wattspan.processes.procfs import TICK, Stat
+from wattspan.processes.source import CpuUsageSource
+from wattspan.processes.topology import CpuTopology
+from wattspan.testing import ManualClock
+
+
+class Life:
+    def __init__(self, pid: int, parent: int, started: int, born: int, cgroup: str) -> None:
+        self.pid, self.parent, self.started, self.born = pid, parent, started, born
+        self.cgroup = cgroup
+        self.cpu = 0
+        self.zombie = False
+
+    @property
+    def consumer(self) -> Consumer:
+        return Consumer(self.pid, self.started)
+
+
+class Channel:
+    """One of the kernel's two channels; ``losing`` drops what is sent and says so later."""
+
+    def __init__(self) -> None:
+        self.waiting: list[object] = []
+        self.losing = False
+        self.overruns = 0
+        self._lost = False
+
+    def send(self, note: object) -> None:
+        if self.losing:
+            self._lost = True
+        else:
+            self.waiting.append(note)
+
+    def drain(self, news: News) -> None:
+        for note in self.waiting:
+            if isinstance(note, Final):
+                news.add_final(note)
+            elif isinstance(note, tuple):
+                news.born[note[0]] = note[1]
+            else:
+                news.died.add(note)
+        self.waiting.clear()
+        if self._lost:
+            self.overruns += 1
+            news.lost, self._lost = True, False
+
+    def close(self) -> None:
+        pass
+
+
+class Envelope:
+    """The clock of the one cgroup ``/``, where everybody is."""
+
+    name = "synthetic"
+
+    def __init__(self, kernel: "SyntheticKernel") -> None:
+        self._kernel = kernel
+        self._last = 0
+
+    def path_in(self, text: str) -> str | None:
+        return "/"
+
+    def wanted(self, path: str) -> bool:
+        return False
+
+    def covering(self, path: str | None) -> str | None:
+        return "/"
+
+    def add(self, path: str) -> bool:
+        return True
+
+    def read(self) -> tuple[Mapping[str, int], Mapping[str, str | None]]:
+        change, self._last = self._kernel.total - self._last, self._kernel.total
+        return {"/": change}, {}
+
+    def close(self) -> None:
+        pass
+
+
+class SyntheticKernel:
+    """Stands in for procfs, the CPU clocks, busy time and the kernel's channels."""
+
+    name = "synthetic"
+    step = 1
+    covers_kernel = True
+
+    def __init__(self, pid_max: int = 320) -> None:
+        self.clock = ManualClock()
+        self.alive: dict[int, Life] = {}
+        self.dead: list[Life] = []
+        self.births, self.finals = Channel(), Channel()
+        self.hidden: set[int] = set()
+        self.total = 0
+        self._pid_max = pid_max
+        self._last_pid = 299
+
+    # -------------------------------------------------------------------------- what happens
+
+    def spawn(self, parent: int = 1, cgroup: str = "0::/\n") -> Life:
+        self.clock.advance(ns=TICK)  # no pid is used twice within a tick of the clock
+        pid = self._last_pid
+        for _ in range(self._pid_max):
+            pid = pid + 1 if pid < self._pid_max else 300
+            if pid not in self.alive:
+                break
+        self._last_pid = pid
+        life = Life(pid, parent, self._boot() // TICK, self._boot(), cgroup)
+        self.alive[pid] = life
+        self.births.send((pid, parent))
+        return life
+
+    def run(self, life: Life, nanoseconds: int) -> None:
+        life.cpu += nanoseconds
+        self.total += nanoseconds
+
+    def exit(self, life: Life, *, reap: bool = True, tail: int = 0) -> None:
+        """``tail`` is spent after the kernel has written the final figure down."""
+        if not life.zombie:
+            elapsed = self._boot() - life.born
+            self.finals.send(Final(life.pid, life.parent, life.cpu, elapsed, "dead", 0))
+            self.run(life, tail)
+            self.births.send(life.pid)
+            life.zombie = True
+        if reap:
+            del self.alive[life.pid]
+            self.dead.append(life)
+
+    def truth(self) -> dict[int, int]:
+        by_pid: dict[int, int] = {}
+        for life in [*self.alive.values(), *self.dead]:
+            by_pid[life.pid] = by_pid.get(life.pid, 0) + life.cpu
+        return {pid: cpu for pid, cpu in by_pid.items() if cpu}
+
+    # ------------------------------------------------------------------------- what it shows
+
+    def pids(self) -> list[int]:
+        return [pid for pid in self.alive if pid not in self.hidden]
+
+    def last_pid(self) -> int | None:
+        return self._last_pid
+
+    def pid_max(self) -> int:
+        return self._pid_max
+
+    def stat(self, pid: int) -> Stat | None:
+        life = self.alive.get(pid)
+        if life is None or pid in self.hidden:
+            return None
+        return Stat(pid, "work", life.parent, life.started, 1, 0, exiting=life.zombie)
+
+    def cgroup(self, pid: int) -> str | None:
+        return self.alive[pid].cgroup if pid in self.alive else None
+
+    def first_argument(self, pid: int) -> str | None:
+        return "work"
+
+    def user_id(self, pid: int) -> int | None:
+        return 0 if pid in self.alive else None
+
+    def affinity(self, pid: int) -> frozenset[int] | None:
+        return frozenset({0})
+
+    def read_clock(self, clock_id: int) -> int:
+        life = self.alive.get(~(clock_id >> 3))
+        if life is None or life.pid in self.hidden:
+            raise OSError(22, "Invalid argument")
+        return life.cpu
+
+    def read(self, mono: int | None = None) -> object:
+        """As a busy clock (given a time) or as the total of all."""
+        return self.total if mono is None else {0: self.total}
+
+    def refresh(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _boot(self) -> int:
+        return self.clock.monotonic()
+
+    def source(
+        self,
+        *,
+        events: bool = True,
+        envelope: bool = False,
+        busy: bool = True,
+        vigil: bool = False,
+        topology: CpuTopology | None = None,
+    ) -> CpuUsageSource:
+        return CpuUsageSource(
+            self.clock,
+            self,
+            self.read_clock,
+            topology or ONE_CPU,
+            busy=self if busy else None,
+            births=self.births if events else None,
+            finals=self.finals if events else None,
+            cgroups=Envelope(self) if envelope else None,
+            total=self if vigil else None,
+        )
+
+
+class _OneCpu:
+    """A host with one CPU in one socket."""
+
+    sockets = (0,)
+
+    def socket_of(self, cpu: int) -> int:
+        return 0
+
+    def capacity(self) -> dict[int, int]:
+        return {0: 1}
+
+    def refresh(self) -> bool:
+        return False
+
+
+ONE_CPU = _OneCpu()

@@ -1,0 +1,131 @@
+"""A cgroup's clock bounds what is charged in it, and shows what nobody was seen to do."""
+
+from pathlib import Path
+
+import pytest
+
+from wattspan.processes.cgroups import CgroupClocks, Hierarchy, TotalClock, find_hierarchy
+from wattspan.processes.envelope import EnvelopeBook
+
+
+class Tree:
+    """A cgroup tree of real files."""
+
+    def __init__(self, root: Path, *, unified: bool) -> None:
+        self.root, self.unified = root, unified
+
+    def set(self, path: str, nanoseconds: int) -> None:
+        folder = self.root / path.strip("/")
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.unified:
+            (folder / "cpu.stat").write_text(f"usage_usec {nanoseconds // 1000}\nuser_usec 1\n")
+        else:
+            (folder / "cpuacct.usage").write_text(f"{nanoseconds}\n")
+
+    def empty(self, path: str) -> None:
+        """What reading the clock of a removed cgroup amounts to: no value."""
+        name = "cpu.stat" if self.unified else "cpuacct.usage"
+        (self.root / path.strip("/") / name).write_text("")
+
+    @property
+    def hierarchy(self) -> Hierarchy:
+        return Hierarchy(self.root, self.unified)
+
+
+@pytest.fixture(params=[False, True], ids=["v1", "v2"])
+def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Tree:
+    tree = Tree(tmp_path, unified=request.param)
+    for path in ("/", "/a", "/a/b", "/c"):
+        tree.set(path, 1_000_000)
+    return tree
+
+
+def test_the_better_hierarchy_is_found(tmp_path: Path) -> None:
+    assert find_hierarchy(tmp_path) is None
+    (tmp_path / "unified").mkdir()
+    (tmp_path / "unified/cgroup.controllers").write_text("")
+    found = find_hierarchy(tmp_path)
+    assert found is not None
+    assert found.unified
+    Tree(tmp_path / "cpu,cpuacct", unified=False).set("/", 0)
+    assert find_hierarchy(tmp_path) == Hierarchy(tmp_path / "cpu,cpuacct", unified=False)
+
+
+def test_what_children_did_is_not_counted_with_their_parent_again(tree: Tree) -> None:
+    clocks = CgroupClocks(tree.hierarchy)
+    assert clocks.add("/a")
+    assert clocks.add("/a/b")
+    tree.set("/a", 11_000_000)
+    tree.set("/a/b", 8_000_000)
+    change, gone = clocks.read()
+    assert (change["/a"], change["/a/b"], gone) == (3_000_000, 7_000_000, {})
+
+
+def test_a_removed_cgroup_says_where_it_is_to_be_folded(tree: Tree) -> None:
+    clocks = CgroupClocks(tree.hierarchy)
+    clocks.add("/a")
+    clocks.add("/a/b")
+    tree.empty("/a/b")
+    change, gone = clocks.read()
+    assert gone == {"/a/b": "/a"}
+    assert "/a/b" not in change
+    assert clocks.covering("/a/b") == "/a"
+
+
+def test_a_path_outside_of_our_view_opens_no_file(tree: Tree) -> None:
+    clocks = CgroupClocks(tree.hierarchy)
+    assert clocks.path_in("0::/../../etc\n4:cpuacct:/../../etc\n") is None
+    assert clocks.path_in("0::/a\n4:cpu,cpuacct:/c\n") == ("/a" if tree.unified else "/c")
+
+
+def test_a_cgroup_that_cannot_be_read_is_not_asked_for_again(tree: Tree) -> None:
+    clocks = CgroupClocks(tree.hierarchy)
+    assert clocks.wanted("/missing")
+    assert not clocks.add("/missing")
+    assert not clocks.wanted("/missing")
+
+
+def test_the_total_is_the_work_of_all(tree: Tree) -> None:
+    total = TotalClock(tree.hierarchy)
+    assert total.read() == 0
+    for path in ("/", "/a", "/c"):
+        tree.set(path, 4_000_000)
+    # v1's root holds everything; v2's root is left out, its children are summed.
+    assert total.read() == (6_000_000 if tree.unified else 3_000_000)
+
+
+def test_an_excess_is_settled_once() -> None:
+    book = EnvelopeBook()
+    book.charged("/a", 70)
+    book.measured({"/a": 100, "/b": 5})
+    assert book.settle() == {"/a": 30, "/b": 5}
+    assert book.settle() == {}
+
+
+def test_a_move_nobody_noticed_is_charged_to_nobody_twice() -> None:
+    book = EnvelopeBook()
+    book.charged("/old", 50)  # it was charged where it had been,
+    book.measured({"/old": 0, "/new": 50})  # but worked where it is
+    assert book.settle() == {}
+    book.moved("/old", "/new")
+    book.measured({"/old": 7})
+    assert book.settle() == {"/old": 7}
+
+
+def test_the_clocks_not_being_read_at_one_moment_adds_nothing_up() -> None:
+    book = EnvelopeBook()
+    for _ in range(1000):
+        book.measured({"/": 90})
+        book.charged("/", 100)
+        assert book.settle() == {}
+        book.measured({"/": 110})
+        book.charged("/", 100)
+        assert book.settle() == {}
+
+
+def test_what_a_removed_cgroup_left_counts_with_the_one_above() -> None:
+    book = EnvelopeBook()
+    book.charged("/a/b", 40)
+    book.folded("/a/b", "/a")
+    book.measured({"/a": 100})
+    assert book.settle() == {"/a": 60}

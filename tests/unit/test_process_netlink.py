@@ -1,0 +1,150 @@
+"""The kernel's messages are read as they are, and bad ones cost nothing."""
+
+import errno
+import struct
+
+import pytest
+
+from wattspan.processes import netlink
+from wattspan.processes.connector import parse_event
+from wattspan.processes.events import Final, News
+from wattspan.processes.taskstats import parse_exit
+
+LAST = 0x20
+
+
+def event(what: int, *numbers: int) -> bytes:
+    body = struct.pack("=IIQ", what, 0, 5) + struct.pack(f"={len(numbers)}I", *numbers)
+    return struct.pack("=IIIIHH", 1, 1, 0, 0, len(body), 0) + body
+
+
+def heard(*events: bytes) -> News:
+    news = News()
+    for one in events:
+        parse_event(one, news)
+    return news
+
+
+def stats(
+    pid: int,
+    cpu: int,
+    *,
+    tgid: int | None = None,
+    flag: int = LAST,
+    version: int = 12,
+    ticks: int = 0,
+) -> bytes:
+    raw = bytearray(416)
+    struct.pack_into("=H", raw, 0, version)
+    raw[8] = flag
+    struct.pack_into("=Q", raw, 72, cpu)
+    raw[80:84] = b"work"
+    struct.pack_into("=IIII", raw, 120, 1000, 1000, pid, 7)
+    struct.pack_into("=QQQ", raw, 144, 2500, ticks, 0)
+    if version >= 12:
+        struct.pack_into("=I4xQ", raw, 368, tgid if tgid is not None else pid, 3000)
+    return bytes(raw if version >= 12 else raw[:328])
+
+
+def exit_message(task: bytes, group: tuple[int, bytes] | None = None) -> bytes:
+    def part(kind: int, number: int, pid: int, body: bytes) -> bytes:
+        inner = netlink.attribute(number, struct.pack("=I", pid)) + netlink.attribute(3, body)
+        return netlink.attribute(kind, inner)
+
+    message = bytes(4) + part(4, 1, 1, task)
+    return message + part(5, 2, *group) if group is not None else message
+
+
+def test_a_fork_tells_child_and_parent_and_a_new_thread_is_no_birth() -> None:
+    assert heard(event(1, 10, 10, 11, 11)).born == {11: 10}
+    assert heard(event(1, 10, 10, 12, 10)).born == {}
+
+
+def test_exec_and_exit_are_told_of_processes_not_of_threads() -> None:
+    news = heard(event(2, 12, 10), event(0x80000000, 12, 10, 0, 0), event(0x80000000, 9, 9, 0, 0))
+    assert news.execed == {10}
+    assert news.died == {9}
+
+
+def test_an_acknowledgement_carries_its_error() -> None:
+    assert parse_event(event(0, errno.EPERM), News()) == errno.EPERM
+    assert parse_event(event(0, 0), News()) == 0
+
+
+@pytest.mark.parametrize("length", range(0, 52, 3))
+def test_a_message_cut_short_is_ignored(length: int) -> None:
+    assert not heard(event(1, 10, 10, 11, 11)[:length]).churn
+
+
+def test_a_lone_process_reports_itself() -> None:
+    assert parse_exit(exit_message(stats(42, 12345))) == Final(
+        42, 7, 12345, 3_000_000, "work", 1000
+    )
+
+
+def test_a_thread_that_ends_before_its_process_is_no_end() -> None:
+    assert parse_exit(exit_message(stats(43, 5, tgid=42, flag=0))) is None
+
+
+def test_the_last_thread_brings_the_sum_over_its_group() -> None:
+    final = parse_exit(exit_message(stats(43, 5, tgid=42), (42, stats(0, 999))))
+    assert final is not None
+    assert (final.pid, final.cpu, final.certain) == (42, 999, True)
+
+
+def test_an_old_kernel_leaves_open_who_it_was() -> None:
+    final = parse_exit(exit_message(stats(43, 5, version=8)))
+    assert final is not None
+    assert not final.certain
+
+
+def test_without_delay_accounting_the_ticks_serve() -> None:
+    final = parse_exit(exit_message(stats(42, 0, ticks=4000)))
+    assert final is not None
+    assert final.cpu == 4_000_000
+
+
+@pytest.mark.parametrize("length", [0, 4, 7, 20, 100, 400])
+def test_exit_records_cut_short_are_ignored(length: int) -> None:
+    assert parse_exit(exit_message(stats(42, 5))[:length]) is None
+
+
+def test_the_sum_over_a_group_replaces_what_its_leader_said_alone() -> None:
+    news = News()
+    news.add_final(Final(42, 1, 5, 1, "x", 0, certain=False))
+    news.add_final(Final(42, 1, 9, 1, "x", 0))
+    assert [final.cpu for final in news.finals[42]] == [9]
+
+
+def test_messages_end_where_one_is_cut() -> None:
+    whole = netlink.message(20, 0, b"abcd") + netlink.message(21, 0, b"efgh")
+    assert list(netlink.messages(whole)) == [(20, b"abcd"), (21, b"efgh")]
+    assert list(netlink.messages(whole[:-1])) == [(20, b"abcd")]
+    assert list(netlink.messages(b"\xff" * 40)) == []
+    assert list(netlink.attributes(b"\xff" * 40)) == []
+
+
+class Link:
+    """A socket with a few datagrams in it; None is a dropped one."""
+
+    def __init__(self, *datagrams: tuple[bytes, int] | None) -> None:
+        self._datagrams = list(datagrams)
+
+    def recvfrom(self, size: int) -> tuple[bytes, tuple[int, int]]:
+        if not self._datagrams:
+            raise BlockingIOError
+        datagram = self._datagrams.pop(0)
+        if datagram is None:
+            raise OSError(errno.ENOBUFS, "No buffer space available")
+        return datagram[0], (datagram[1], 0)
+
+
+def test_what_the_kernel_had_to_drop_is_counted_and_the_rest_still_read() -> None:
+    drain = netlink.Drain(Link((b"a", 0), None, (b"b", 0)))  # type: ignore[arg-type]
+    assert list(drain.datagrams()) == [b"a", b"b"]
+    assert drain.overruns == 1
+
+
+def test_only_the_kernel_is_believed() -> None:
+    drain = netlink.Drain(Link((b"forged", 4711), (b"true", 0)))  # type: ignore[arg-type]
+    assert list(drain.datagrams()) == [b"true"]
