@@ -11,6 +11,9 @@ from wattspan.store.books import BooksError
 
 SOURCE = "store"
 
+DAMAGE = (sqlite3.Error, BooksError, UnicodeDecodeError)
+"""What a damaged file can raise. The last is sqlite3's, when an error's own text is damaged."""
+
 _PASSING = {
     "SQLITE_BUSY",
     "SQLITE_LOCKED",
@@ -37,7 +40,7 @@ def is_ruin(error: BaseException) -> bool:
     Nothing here violates a constraint, misses a table or reads text that is no text unless
     the file was damaged; so all that is not known to pass counts as damage.
     """
-    if isinstance(error, BooksError):
+    if isinstance(error, BooksError | UnicodeDecodeError):
         return True
     if isinstance(error, sqlite3.ProgrammingError | sqlite3.InterfaceError):
         return False

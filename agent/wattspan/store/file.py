@@ -8,7 +8,7 @@ from pathlib import Path
 from wattspan.model import MILLISECOND
 from wattspan.ports import Clock
 from wattspan.store.quarantine import remove_companions
-from wattspan.store.schema import migrate, version
+from wattspan.store.schema import known_version, migrate, version
 
 _CHECK_FOR = 300 * MILLISECOND
 """A start must not wait for a large file; what the check does not reach is found when used."""
@@ -25,8 +25,8 @@ def connect(path: Path, clock: Clock) -> sqlite3.Connection:
         remove_companions(path)
     database = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
     try:
+        known_version(database)
         database.execute("PRAGMA auto_vacuum = INCREMENTAL")  # effective before the first table
-        version(database)
         database.execute("PRAGMA journal_mode = WAL").fetchone()
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute(f"PRAGMA journal_size_limit = {_LOG_LIMIT}")

@@ -277,7 +277,11 @@ class History:
 
     def _start(self, query: str, values: Iterable[int]) -> int | None:
         row = self._database.execute(query, tuple(values)).fetchone()
-        return None if row is None else row[0]
+        if row is None or row[0] is None:
+            return None
+        if not isinstance(row[0], int):
+            raise sqlite3.DatabaseError(f"{row[0]!r} is no start of a bucket")
+        return row[0]
 
     def _delete(self, step: int, start: int, end: int) -> None:
         for table in ("domain_energy", "gap", "owner_energy"):

@@ -13,7 +13,7 @@ from wattspan.model import GapReason, HwType, Provenance
 from wattspan.ports import StoreError
 from wattspan.store.deltas import Owner
 from wattspan.store.faults import code
-from wattspan.store.schema import DAY, HOUR, MIGRATIONS, MINUTE, SchemaError, version
+from wattspan.store.schema import DAY, HOUR, MIGRATIONS, MINUTE, SchemaError, known_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +186,11 @@ def _opened(address: str) -> sqlite3.Connection:
 
 def _require_present(database: sqlite3.Connection, path: Path) -> None:
     try:
-        found = version(database)
+        found = known_version(database)
     except SchemaError as error:
-        raise StoreError(f"Cannot read the store {path}: it {error}.") from None
-    if found > len(MIGRATIONS):
         raise StoreError(
-            f"Cannot read the store {path}: it was written by a newer wattspan. Upgrade this one."
-        )
+            f"Cannot read the store {path}: it {error}. Upgrade wattspan, or name another."
+        ) from None
     if found < len(MIGRATIONS):
         raise StoreError(
             f"Cannot read the store {path}: it was written by an older wattspan. Restart the"

@@ -90,14 +90,20 @@ def version(database: sqlite3.Connection) -> int:
     return 0
 
 
+def known_version(database: sqlite3.Connection) -> int:
+    """The version, if it is not newer than this program; SchemaError if it is."""
+    found = version(database)
+    if found > len(MIGRATIONS):
+        raise SchemaError(
+            f"was written by a newer wattspan (its schema is {found}, this one knows"
+            f" {len(MIGRATIONS)})"
+        )
+    return found
+
+
 def migrate(database: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:
     """Bring the schema to the present version, each step whole or not at all."""
     present = version(database)
-    if present > len(migrations):
-        raise SchemaError(
-            f"was written by a newer wattspan (its schema is {present}, this one knows "
-            f"{len(migrations)})"
-        )
     for number, script in enumerate(migrations[present:], start=present + 1):
         try:
             database.executescript(

@@ -13,9 +13,9 @@ from wattspan.config import Store as StoreSettings
 from wattspan.model import SECOND, Failure, Opening, SourceHealth, Trouble
 from wattspan.ports import Clock, StoreError
 from wattspan.store import quarantine
-from wattspan.store.books import BooksError, pack, unpack
+from wattspan.store.books import pack, unpack
 from wattspan.store.deltas import between
-from wattspan.store.faults import SOURCE, failure, is_ruin
+from wattspan.store.faults import DAMAGE, SOURCE, failure, is_ruin
 from wattspan.store.file import connect
 from wattspan.store.history import Bounds, History
 from wattspan.store.lock import Lock
@@ -105,7 +105,7 @@ class Store:
                 return False
             try:
                 self._write(opening)
-            except (sqlite3.Error, BooksError, OSError, SchemaError, StoreError) as error:
+            except (*DAMAGE, OSError, SchemaError) as error:
                 self._fail(error)
                 return False
             self._last = opening
@@ -149,7 +149,7 @@ class Store:
             self._report_loss("it was deleted or replaced", "A new one was begun.")
         try:
             self._commit(opening)
-        except (sqlite3.Error, BooksError) as error:
+        except DAMAGE as error:
             if not is_ruin(error):
                 raise
             self._replace(error)
@@ -160,13 +160,14 @@ class Store:
             self._attach()
         assert self._opened is not None  # noqa: S101 - attached, or raised
         database, history = self._opened.database, self._opened.history
+        delta, packed = between(self._last, opening), pack(opening)
         database.execute("BEGIN IMMEDIATE")
         try:
-            finished = history.add(between(self._last, opening))
+            finished = history.add(delta)
             database.execute(
                 "INSERT INTO books VALUES (1, ?)"
                 " ON CONFLICT DO UPDATE SET packed = excluded.packed",
-                (pack(opening),),
+                (packed,),
             )
             database.execute("COMMIT")
         except BaseException:
@@ -192,7 +193,7 @@ class Store:
     def _begin(self) -> None:
         try:
             self._attach()
-        except (sqlite3.Error, BooksError) as error:
+        except DAMAGE as error:
             if not is_ruin(error):
                 raise
             self._replace(error)
