@@ -11,13 +11,13 @@ it asks nothing of the world.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from wattspan.attribution import attribute
 from wattspan.baseline import IdleModel, idle_model
 from wattspan.energy import Meter
+from wattspan.grouping import Grouping, microjoules
 from wattspan.listing import LINGER, Listing, Row
 from wattspan.model import (
     SECOND,
@@ -28,15 +28,11 @@ from wattspan.model import (
     Gap,
     GapReason,
     GpuStatus,
-    Group,
-    GroupKind,
-    GroupRow,
     HwType,
     IdlePolicy,
     Instant,
     Interval,
     Microjoules,
-    Milliwatts,
     Opening,
     Payer,
     PayerInfo,
@@ -47,19 +43,11 @@ from wattspan.model import (
     SourceHealth,
     Usage,
     energy_at,
-    mean_power,
 )
+from wattspan.rates import Powers, Rate
 from wattspan.settlement import Settled, Settlement
 
-RATE_WINDOW = SECOND
-"""Powers are means over at least this."""
-
 RANK_EVERY = 2 * SECOND
-
-_K = TypeVar("_K", Payer, Group)
-
-NOBODY = Group(GroupKind.USER, "unknown")
-"""The group of a payer that died before anybody could look who it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +63,6 @@ class Rules:
 
 
 @dataclass(slots=True)
-class _Rate:
-    """A mean power over the last full window."""
-
-    energy: int = 0
-    duration: int = 0
-    power: Milliwatts | None = None
-
-    def add(self, energy: int, duration: int) -> None:
-        self.energy += energy
-        self.duration += duration
-        if self.duration >= RATE_WINDOW:
-            self.power = mean_power(self.energy, self.duration)
-            self.energy = self.duration = 0
-
-    def unknown(self) -> None:
-        self.energy, self.duration, self.power = 0, 0, None
-
-
-@dataclass(slots=True)
 class _Book:
     """Everything about one domain."""
 
@@ -105,7 +74,7 @@ class _Book:
     idle: int = 0
     unattributed: int = 0
     gaps: dict[GapReason, int] = field(default_factory=dict)
-    rate: _Rate = field(default_factory=_Rate)
+    rate: Rate = field(default_factory=Rate)
     settled: Instant | None = None
     settled_reading: Reading | None = None
     unsettled: deque[Reading] = field(default_factory=deque)
@@ -130,21 +99,6 @@ class _Book:
         return due
 
 
-@dataclass(slots=True)
-class _GroupBook:
-    energy: dict[HwType, int] = field(default_factory=dict)
-    charged: int = 0  # when last, on the monotonic clock
-
-
-@dataclass(slots=True)
-class _Mark:
-    """Where a hardware type's powers were last computed from."""
-
-    at: int
-    rows: dict[Payer, int] = field(default_factory=dict)
-    groups: dict[Group, int] = field(default_factory=dict)
-
-
 class Ledger:
     """The books of one host."""
 
@@ -160,13 +114,11 @@ class Ledger:
         self._books: dict[str, _Book] = {}
         self._settlement = Settlement(rules.usage_patience, rules.keep_usage)
         self._listing = Listing(rules.top)
-        self._groups: dict[Group, _GroupBook] = {}
+        self._groups = Grouping(rules.groups)
         self._infos: dict[Payer, PayerInfo] = {}
         self._dead: deque[tuple[int, Payer]] = deque()
         self._charges: dict[HwType, dict[Payer, int]] = {}
-        self._marks: dict[HwType, _Mark] = {}
-        self._row_power: dict[Payer, dict[HwType, Milliwatts]] = {}
-        self._group_power: dict[Group, dict[HwType, Milliwatts]] = {}
+        self._row_powers: Powers[Payer] = Powers()
         self._ranked = now
         self._sequence = 0
         if opening is not None:
@@ -281,21 +233,8 @@ class Ledger:
         for kind, charges in self._charges.items():
             for payer, energy in charges.items():
                 self._listing.credit(payer, kind, energy)
-                info = self._infos.get(payer)
-                for group in info.groups if info is not None and info.groups else (NOBODY,):
-                    self._charge_group(group, kind, energy, now)
+                self._groups.charge(self._infos.get(payer), kind, energy, now)
         self._charges = {}
-
-    def _charge_group(self, group: Group, kind: HwType, energy: int, now: int) -> None:
-        book = self._groups.get(group)
-        if book is None:
-            while len(self._groups) >= self._rules.groups:
-                stalest = min(self._groups, key=lambda one: self._groups[one].charged)
-                del self._groups[stalest]
-                self._group_power.pop(stalest, None)
-            book = self._groups[group] = _GroupBook()
-        book.energy[kind] = book.energy.get(kind, 0) + energy
-        book.charged = now
 
     # ------------------------------------------------------------------------------- showing
 
@@ -324,10 +263,7 @@ class Ledger:
             processes=tuple(self._row(payer, row) for payer, row in self._listing.rows.items()),
             other=self._listing.other,
             retired=self._listing.retired,
-            groups=tuple(
-                GroupRow(group, _microjoules(book.energy), dict(self._group_power.get(group, {})))
-                for group, book in self._groups.items()
-            ),
+            groups=self._groups.rows(),
             provenance=self._provenance(),
             gpus=gpus,
             health=health,
@@ -356,8 +292,8 @@ class Ledger:
     def _row(self, payer: Payer, row: Row) -> ProcessRow:
         return ProcessRow(
             self._infos.get(payer) or PayerInfo(payer, "unknown"),
-            _microjoules(row.energy),
-            dict(self._row_power.get(payer, {})),
+            microjoules(row.energy),
+            self._row_powers.of(payer),
             alive=row.died is None,
         )
 
@@ -384,16 +320,9 @@ class Ledger:
             if not settled:
                 continue
             at = min(settled)
-            mark = self._marks.get(kind)
-            if mark is not None and 0 <= at - mark.at < RATE_WINDOW:
-                continue
-            rows = {p: row.energy.get(kind, 0) for p, row in self._listing.rows.items()}
-            groups = {g: book.energy.get(kind, 0) for g, book in self._groups.items()}
-            if mark is not None and at > mark.at:
-                elapsed = at - mark.at
-                _set_powers(self._row_power, kind, mark.rows, rows, elapsed)
-                _set_powers(self._group_power, kind, mark.groups, groups, elapsed)
-            self._marks[kind] = _Mark(at, rows, groups)
+            rows = self._listing.rows.items()
+            self._row_powers.update(kind, at, {p: row.energy.get(kind, 0) for p, row in rows})
+            self._groups.settle(kind, at)
 
     def _bury(self, now: int) -> None:
         """Forget who the long dead were, once their row is retired too."""
@@ -401,7 +330,6 @@ class Ledger:
             _, payer = self._dead.popleft()
             if payer not in self._listing.rows:
                 self._infos.pop(payer, None)
-                self._row_power.pop(payer, None)
 
     # -------------------------------------------------------------------- opening and closing
 
@@ -452,22 +380,4 @@ class Ledger:
                 self._listing.restore(row.info.payer, row.energy, now)
             else:
                 self._listing.retire(row.energy)
-        for group in opening.groups:
-            self._groups[group.group] = _GroupBook(dict(group.energy), now)
-
-
-def _microjoules(energy: Mapping[HwType, int]) -> dict[HwType, Microjoules]:
-    return {kind: Microjoules(amount) for kind, amount in energy.items()}
-
-
-def _set_powers(
-    powers: dict[_K, dict[HwType, Milliwatts]],
-    kind: HwType,
-    before: Mapping[_K, int],
-    after: Mapping[_K, int],
-    elapsed: int,
-) -> None:
-    for one in [one for one in powers if one not in after]:
-        del powers[one]
-    for one, energy in after.items():
-        powers.setdefault(one, {})[kind] = mean_power(energy - before.get(one, 0), elapsed)
+        self._groups = Grouping(self._rules.groups, opening.groups, now)

@@ -3,7 +3,8 @@
 import pytest
 
 from support.world import DRAM, GPU, PACKAGE, World, imbalances
-from wattspan.ledger import NOBODY, RANK_EVERY, Ledger, Rules
+from wattspan.grouping import NOBODY
+from wattspan.ledger import RANK_EVERY, Ledger, Rules
 from wattspan.listing import LINGER
 from wattspan.model import (
     SECOND,
