@@ -192,6 +192,7 @@ class Ledger:
         if isinstance(stretch, Gap):
             book.gaps[stretch.reason] = book.gaps.get(stretch.reason, 0) + stretch.duration
             book.rate.unknown()
+            book.settled = stretch.end  # nothing will ever be known of it: others need not wait
         elif stretch is not None:
             book.rate.add(stretch.energy, stretch.duration)
             if book.domain.resource is not None and to is not None:
@@ -220,7 +221,8 @@ class Ledger:
         book.consumers += spent
         book.idle += attribution.idle
         book.unattributed += attribution.unattributed
-        book.settled = interval.end
+        if book.settled is None or book.settled.mono < interval.end.mono:
+            book.settled = interval.end
         while book.unsettled and book.unsettled[0].at.mono <= interval.end.mono:
             book.settled_reading = book.unsettled.popleft()
         charges = self._charges.setdefault(book.domain.hw_type, {})

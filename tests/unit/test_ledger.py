@@ -147,6 +147,23 @@ def test_rows_and_groups_have_the_power_of_their_last_settled_second() -> None:
     )
 
 
+def test_a_device_that_is_lost_does_not_freeze_the_powers_of_its_kind() -> None:
+    host = world(absence=2 * SECOND)
+    host.born(1)
+    for _ in range(20):
+        host.turn(TICK, {1: 50}, power=80_000)
+    other = replace(PACKAGE, id="rapl:package-1", source="second", resource="cpu:1")
+    host.ledger.register("second", [other])
+    for _ in range(40):
+        host.ledger.read([Reading(other.id, host.clock.now(), Microjoules(0))])
+        host.turn(TICK, {1: 50}, power=80_000)
+    for _ in range(50):  # the second package is never read again
+        host.turn(TICK, {1: 50}, power=80_000)
+    for _ in range(20):
+        snapshot = host.turn(TICK, {1: 50}, power=160_000)
+    assert snapshot.processes[0].power[HwType.CPU] == pytest.approx(160_000, rel=0.05)
+
+
 def test_a_domain_that_is_gone_keeps_its_account_and_shows_no_power() -> None:
     host = world()
     for _ in range(20):
@@ -205,8 +222,6 @@ def test_groups_are_bounded_and_the_stalest_is_let_go() -> None:
 def test_provenance_of_a_kind_is_that_of_its_worst_part() -> None:
     host = world()
     estimated = Provenance.ESTIMATED
-    from dataclasses import replace
-
     host.ledger.register("estimate", [replace(PACKAGE, id="e", provenance=estimated)])
     assert host.turn(TICK, {}).provenance[HwType.CPU] is estimated
     assert host.turn(TICK, {}).provenance[HwType.GPU] is Provenance.MEASURED
