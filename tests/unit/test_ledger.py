@@ -1,5 +1,7 @@
 """The books, one story at a time. What must hold always stands in tests/property."""
 
+from dataclasses import replace
+
 import pytest
 
 from support.world import DRAM, GPU, PACKAGE, World, imbalances
