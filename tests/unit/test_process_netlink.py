@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from wattspan.processes import netlink
-from wattspan.processes.connector import parse_event
+from wattspan.processes.connector import acknowledgement, note_event
 from wattspan.processes.events import Final, News
 from wattspan.processes.taskstats import parse_exit
 
@@ -14,14 +14,15 @@ LAST = 0x20
 
 
 def event(what: int, *numbers: int) -> bytes:
-    body = struct.pack("=IIQ", what, 0, 5) + struct.pack(f"={len(numbers)}I", *numbers)
-    return struct.pack("=IIIIHH", 1, 1, 0, 0, len(body), 0) + body
+    """A datagram as the kernel makes it: the event is as long as its longest kind."""
+    body = struct.pack("=IIQ", what, 0, 5) + struct.pack("=6I", *numbers, *[0] * (6 - len(numbers)))
+    return netlink.message(3, 0, struct.pack("=IIIIHH", 1, 1, 0, 0, len(body), 0) + body)
 
 
 def heard(*events: bytes) -> News:
     news = News()
     for one in events:
-        parse_event(one, news)
+        note_event(one, news)
     return news
 
 
@@ -67,11 +68,12 @@ def test_exec_and_exit_are_told_of_processes_not_of_threads() -> None:
 
 
 def test_an_acknowledgement_carries_its_error() -> None:
-    assert parse_event(event(0, errno.EPERM), News()) == errno.EPERM
-    assert parse_event(event(0, 0), News()) == 0
+    assert acknowledgement(event(0, errno.EPERM)) == errno.EPERM
+    assert acknowledgement(event(0, 0)) == 0
+    assert acknowledgement(event(1, 10, 10, 11, 11)) is None
 
 
-@pytest.mark.parametrize("length", range(0, 52, 3))
+@pytest.mark.parametrize("length", range(0, 68, 3))
 def test_a_message_cut_short_is_ignored(length: int) -> None:
     assert not heard(event(1, 10, 10, 11, 11)[:length]).churn
 

@@ -14,9 +14,11 @@ ERROR = 2  # NLMSG_ERROR
 REQUEST, ACK = 1, 4
 _SO_RCVBUFFORCE = 33
 _HEADER = struct.Struct("=IHHII")
+HEADER = _HEADER.size
 _ATTRIBUTE = struct.Struct("=HH")
 _BUFFER = 4 << 20  # what a few thousand exits between two polls need; used only when needed
-_LARGEST = 65536
+LARGEST = 8192
+"""No message of either kind comes near it, and a small buffer is cheap to make each time."""
 
 
 def open_netlink(protocol: int, groups: int = 0) -> socket.socket:
@@ -86,7 +88,7 @@ class Drain:
         receive = self._link.recvfrom
         while True:
             try:
-                datagram, sender = receive(_LARGEST)
+                datagram, sender = receive(LARGEST)
             except BlockingIOError:
                 return
             except OSError as error:

@@ -278,7 +278,7 @@ class CpuUsageSource:
         if cgroup not in self._remainders:
             self._remainders.add(cgroup)
             groups = groups_in(f"0::{cgroup}", "")
-            turn.infos.append(PayerInfo(payer, "(short-lived)", groups))
+            turn.infos.append(PayerInfo(payer, "(unseen)", groups))
         turn.charges.append(Charge(payer, excess, cgroup))
 
     def _covering(self, text: str) -> str | None:

@@ -138,7 +138,7 @@ class TaskStats:
 
 def _ask(link: socket.socket, kind: int, payload: bytes) -> bytes:
     link.send(netlink.message(kind, netlink.REQUEST, payload))
-    for answer, body in netlink.messages(link.recv(65536)):
+    for answer, body in netlink.messages(link.recv(netlink.LARGEST)):
         if answer == netlink.ERROR:
             netlink.raise_error(body)
         return body
@@ -158,7 +158,7 @@ def _check_layout(link: socket.socket, family: int) -> None:
 def _acknowledged(link: socket.socket) -> None:
     """Exits may be reported before the acknowledgement; they are of no interest yet."""
     for _ in range(10_000):
-        for kind, payload in netlink.messages(link.recv(65536)):
+        for kind, payload in netlink.messages(link.recv(netlink.LARGEST)):
             if kind == netlink.ERROR:
                 netlink.raise_error(payload)
                 return

@@ -15,12 +15,9 @@ class CpuTopology:
         self._online = ""
         self._sockets: dict[int, int] = {}
         self.online: frozenset[int] = frozenset()
-        self.refresh()
-
-    @property
-    def sockets(self) -> tuple[int, ...]:
+        self.sockets: tuple[int, ...] = (0,)
         """The physical package ids, in order; one socket, 0, where nothing is known."""
-        return tuple(sorted(set(self._sockets.values()))) or (0,)
+        self.refresh()
 
     @property
     def possible(self) -> str:
@@ -53,6 +50,7 @@ class CpuTopology:
             except (OSError, ValueError):
                 continue
             seen.add(cpu)
+        self.sockets = tuple(sorted(set(self._sockets.values()))) or (0,)
         self.online = frozenset(parse_list(online)) if online else frozenset(seen)
         return True
 
