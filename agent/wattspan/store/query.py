@@ -176,6 +176,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 def _opened(address: str) -> sqlite3.Connection:
     database = sqlite3.connect(address, uri=True, timeout=5.0, isolation_level=None)
+    database.text_factory = lambda text: text.decode("utf-8", "replace")  # a spoilt name is one
     try:
         database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     except sqlite3.Error:

@@ -1,0 +1,69 @@
+"""An agent that is killed while it writes: what it had written is there, whole, once."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from support.books import PACKAGE, Books, J, history, totals
+from wattspan.config import Store as Settings
+from wattspan.store import Store
+
+WRITER = """
+import pathlib, sys
+from support.books import Books
+from wattspan.config import Store as Settings
+from wattspan.store import Store
+host = Books()
+store = Store.open(pathlib.Path(sys.argv[1]), Settings(), host.clock)
+begun = store.opening()
+if begun is not None:  # go on with the books of the one that was killed
+    host.turns = begun.other["cpu"] // 10**6
+    host.spent = {row.info.payer.pid: row.energy["cpu"] for row in begun.processes}
+    host.clock.advance(ns=begun.at.mono + 1 - host.clock.now().mono)
+while True:
+    books = host.spend({pid: 1 for pid in range(host.turns % 30)}, seconds=45)
+    assert store.write(books)
+    print(next(a.energy for a in books.accounts if a.domain.id == "package-0"), flush=True)
+"""
+
+MOST_IN_A_WRITE = (29 + 1 + 3) * J
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_killed_at_any_moment_it_loses_no_more_than_the_write_in_hand(
+    tmp_path: Path, seed: int
+) -> None:
+    chance = random.Random(seed)
+    for _ in range(4):
+        told = _write_until_killed(tmp_path, chance)
+        host = Books()
+        with closing(Store.open(tmp_path, Settings(), host.clock)) as store:
+            assert store.health.failures == ()
+            kept = totals(store.opening())
+            assert history(store.path) == kept
+        # What it told it had written; one more write may have been whole before it could tell.
+        assert told[-1] <= kept[PACKAGE.id, "energy"] <= told[-1] + MOST_IN_A_WRITE
+    assert not list(tmp_path.glob("*.corrupt*"))
+
+
+def _write_until_killed(state_dir: Path, chance: random.Random) -> list[int]:
+    """Everything that a writer said it had written when it was killed."""
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(state_dir)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as writer:
+        assert writer.stdout is not None
+        told = [int(writer.stdout.readline()) for _ in range(chance.randint(1, 40))]
+        for _ in range(chance.randint(0, 20_000)):  # somewhere between two lines
+            pass
+        writer.send_signal(signal.SIGKILL)
+        told += [int(line) for line in writer.stdout if line.endswith("\n")]
+    return told
