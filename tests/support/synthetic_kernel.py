@@ -97,6 +97,7 @@ class SyntheticKernel:
         self.births, self.finals = Channel(), Channel()
         self.hidden: set[int] = set()
         self.total = 0
+        self.tells_last_pid = True
         self._pid_max = pid_max
         self._last_pid = 299
 
@@ -143,7 +144,7 @@ class SyntheticKernel:
         return [pid for pid in self.alive if pid not in self.hidden]
 
     def last_pid(self) -> int | None:
-        return self._last_pid
+        return self._last_pid if self.tells_last_pid else None
 
     def pid_max(self) -> int:
         return self._pid_max

@@ -140,6 +140,34 @@ def test_a_zombie_is_not_charged_twice_when_it_is_reaped() -> None:
     assert spent(tick(kernel, source)) == {}
 
 
+def test_what_a_zombie_still_does_before_it_is_reaped_is_its_own() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source(envelope=True)
+    source.poll()
+    life = kernel.spawn()
+    kernel.run(life, 4 * MS)
+    kernel.exit(life, reap=False)
+    tick(kernel, source)
+    kernel.run(life, MS)
+    kernel.exit(life)
+    assert spent(tick(kernel, source)) == {life.consumer: MS}
+
+
+def test_work_that_may_yet_find_its_process_is_not_called_unclaimed() -> None:
+    kernel = SyntheticKernel()
+    kernel.tells_last_pid = False
+    source = kernel.source(events=False)
+    source.poll()
+    life = kernel.spawn()
+    kernel.run(life, 5 * MS)
+    unclaimed, charged = 0, 0
+    for _ in range(12):  # a scan is due each second
+        usage = tick(kernel, source).usages[0]
+        unclaimed += usage.unclaimed
+        charged += usage.spent.get(life.consumer, 0)
+    assert (unclaimed, charged) == (0, 5 * MS)
+
+
 def test_usages_tile_time_and_name_the_host_and_the_socket() -> None:
     kernel = SyntheticKernel()
     source = kernel.source()
