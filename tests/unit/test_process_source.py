@@ -145,6 +145,7 @@ def test_what_a_zombie_still_does_before_it_is_reaped_is_its_own() -> None:
     source = kernel.source(envelope=True)
     source.poll()
     life = kernel.spawn()
+    tick(kernel, source)
     kernel.run(life, 4 * MS)
     kernel.exit(life, reap=False)
     tick(kernel, source)
