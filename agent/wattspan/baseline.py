@@ -10,7 +10,7 @@ attribution then treats all energy as active.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from wattspan.model import SECOND, HwType, Milliwatts, Usage
 
@@ -21,7 +21,8 @@ HALF_LIFE = 900.0  # windows; idle draw drifts with temperature over tens of min
 _BINS = 20
 _QUIET = 0.05  # below this load the intercept is nearly seen, not extrapolated
 _SPREAD = 0.20  # the least range of load that a line may be drawn through
-_ENOUGH = 3.0  # windows before a bin says anything
+_ENOUGH = 2.5  # windows before anything is said: three, a little faded
+_FADED = 0.25  # a bin whose windows have faded to this says nothing any more
 
 
 class IdleModel(Protocol):
@@ -61,7 +62,7 @@ class LoadIntercept:
 
     Windows are gathered in bins of load so that an hour at full load does not outvote the one
     quiet minute; old ones fade. Near zero load the lowest bin is all but the answer and the
-    line only corrects it; otherwise the line must rest on a fair range of load.
+    line only corrects it; otherwise the line itself answers, if it rests on a fair range of load.
     """
 
     def __init__(self, remembered: Milliwatts | None = None) -> None:
@@ -96,28 +97,44 @@ class LoadIntercept:
             self._power = Milliwatts(round(learned))
 
     def _fit(self) -> float | None:
-        seen = [one for one in self._bins if one.weight >= _ENOUGH - 0.5]
-        if not seen:
+        """The intercept, or None while too little was seen; never above any power seen."""
+        seen = [one for one in self._bins if one.weight >= _FADED]
+        if sum(one.weight for one in seen) < _ENOUGH:
             return None
+        line = _line(seen)
         lowest = min(seen, key=lambda one: one.load)
-        ceiling = min(one.power for one in seen)
-        spread = max(one.load for one in seen) - lowest.load
-        slope = _slope(seen) if spread >= _SPREAD else 0.0  # a short line points anywhere
-        if lowest.load >= _QUIET and spread < _SPREAD:
+        if lowest.load < _QUIET and lowest.weight >= _ENOUGH:
+            idle = lowest.power - (line.slope * lowest.load if line is not None else 0.0)
+        elif line is not None:
+            idle = line.intercept
+        else:
             return None
-        return max(0.0, min(ceiling, lowest.power - slope * lowest.load))
+        return max(0.0, min(idle, *(one.power for one in seen)))
 
 
-def _slope(bins: list[_Bin]) -> float:
-    """The least-squares slope of power over load, each bin counting once; never negative."""
-    n = len(bins)
-    mean_load = sum(one.load for one in bins) / n
-    mean_power = sum(one.power for one in bins) / n
-    variance = sum((one.load - mean_load) ** 2 for one in bins)
-    if variance == 0:
-        return 0.0
-    covariance = sum((one.load - mean_load) * (one.power - mean_power) for one in bins)
-    return max(0.0, covariance / variance)
+class _Line(NamedTuple):
+    slope: float
+    intercept: float
+
+
+def _line(bins: list[_Bin]) -> _Line | None:
+    """Power over load by least squares, no bin counting more than a few windows; not falling.
+
+    None where the loads are too close together: a short line points anywhere.
+    """
+    loads = [one.load for one in bins]
+    if max(loads) - min(loads) < _SPREAD:
+        return None
+    weights = [min(one.weight, _ENOUGH) for one in bins]
+    whole = sum(weights)
+    load = sum(w * one.load for w, one in zip(weights, bins, strict=True)) / whole
+    power = sum(w * one.power for w, one in zip(weights, bins, strict=True)) / whole
+    rise = run = 0.0
+    for weight, one in zip(weights, bins, strict=True):
+        rise += weight * (one.load - load) * (one.power - power)
+        run += weight * (one.load - load) ** 2
+    slope = max(0.0, rise / run)
+    return _Line(slope, power - slope * load)
 
 
 class FreeDevice:
