@@ -19,7 +19,7 @@ settings.register_profile(
 )
 settings.register_profile(
     "thorough",
-    max_examples=300,
+    max_examples=150,
     deadline=None,
     derandomize=True,
     print_blob=True,
