@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import enum
 import functools
+import ipaddress
 import re
 import types
 import typing
@@ -93,6 +94,19 @@ class Listen(str):
     @property
     def port(self) -> int:
         return int(self.rpartition(":")[2])
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @staticmethod
+    def written(host: str, port: int) -> str:
+        """``HOST:PORT``, an IPv6 address in its brackets."""
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _scaled(text: str, units: Mapping[str, int], kind: str) -> int:

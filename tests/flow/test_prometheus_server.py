@@ -20,6 +20,7 @@ from support.snapshots import CPU, busy_host
 from support.waiting import eventually
 from wattspan.model import Microjoules, Provenance
 from wattspan.ports import ExporterContext, ExporterError
+from wattspan.settings import Listen
 from wattspan.testing import ManualClock
 from wattspan_exporters.prometheus import plugin
 from wattspan_exporters.prometheus.render import Format
@@ -306,7 +307,7 @@ def test_a_request_in_hand_is_finished_when_the_agent_stops() -> None:
 
 def opened(listen: str) -> None:
     context = ExporterContext(ManualClock(), "1", [].append)
-    exporter = plugin.open(plugin.settings(listen=listen), context)
+    exporter = plugin.open(plugin.settings(listen=Listen(listen)), context)
     assert exporter is not None
     assert exporter.address is None
     exporter.start(full_host)
@@ -331,7 +332,7 @@ def test_an_address_of_another_host_gets_one_sentence(listen: str) -> None:
 
 def test_no_address_is_no_exporter() -> None:
     context = ExporterContext(ManualClock(), "1", [].append)
-    assert plugin.open(plugin.settings(listen=""), context) is None
+    assert plugin.open(plugin.settings(listen=Listen("")), context) is None
 
 
 def test_ipv6_is_served_where_there_is_any() -> None:

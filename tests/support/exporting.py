@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from support.scrapes import full_host
 from wattspan.model import Snapshot
 from wattspan.ports import Clock, Exporter, ExporterContext
+from wattspan.settings import convert
 from wattspan.testing import ManualClock
 from wattspan_exporters.prometheus import plugin
 
@@ -71,7 +72,7 @@ def serving(clock: Clock | None = None, **settings: object) -> Iterator[Served]:
     """An exporter of ``full_host()`` while the block runs."""
     clock = clock or ManualClock()
     log: list[str] = []
-    table = plugin.settings(**{"listen": "127.0.0.1:0", **settings})
+    table = convert({"listen": "127.0.0.1:0", **settings}, plugin.settings, "exporters.prometheus")
     exporter = plugin.open(table, ExporterContext(clock, "1.2.3", log.append))
     assert exporter is not None
     served = Served(exporter, full_host(), clock, log)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from wattspan.settings import SettingError, convert
+from wattspan.settings import Listen, SettingError, convert
 from wattspan_exporters.prometheus.negotiate import accepts_gzip, choose_format
 from wattspan_exporters.prometheus.render import Format
-from wattspan_exporters.prometheus.settings import Address, PrometheusSettings
+from wattspan_exporters.prometheus.settings import PrometheusSettings
 
 TEXT, OPENMETRICS = Format.TEXT, Format.OPENMETRICS
 
@@ -85,20 +85,20 @@ def test_gzip_is_for_those_who_take_it(accept_encoding: str, zipped: bool) -> No
 def test_an_address_is_read_and_written(
     text: str, address: tuple[str, int], loopback: bool
 ) -> None:
-    parsed = Address.parse(text)
-    assert parsed == address
+    parsed = Listen.parse(text)
+    assert (parsed.host, parsed.port) == address
     assert parsed.loopback is loopback
-    assert str(parsed) == text
+    assert Listen.written(*address) == text
 
 
 @pytest.mark.parametrize(
     ("raw", "sentence"),
     [
-        ({"listen": "9949"}, "'9949' is not an address; write for example"),
-        ({"listen": "::1:9949"}, "'::1:9949' is not an address"),
-        ({"listen": "localhost:http"}, "'localhost:http' is not an address"),
-        ({"listen": "localhost:65536"}, "'localhost:65536' is not an address"),
-        ({"listen": 9949}, "expected text, got 9949"),
+        ({"listen": "9949"}, '"9949" names no port'),
+        ({"listen": "::1:9949"}, "an IPv6 address stands in brackets"),
+        ({"listen": "localhost:http"}, 'the port "http" is not a number'),
+        ({"listen": "localhost:65536"}, 'the port "65536" is not a number'),
+        ({"listen": 9949}, "expected a listen address"),
         ({"listne": ""}, "did you mean 'listen'?"),
         ({"tls_key": "k.pem"}, "of no use without tls_certificate"),
         ({"max_connections": 0}, "max_connections must be at least 1"),
@@ -114,4 +114,4 @@ def test_a_wrong_setting_gets_one_sentence(raw: dict[str, object], sentence: str
 
 
 def test_the_default_is_loopback_only() -> None:
-    assert Address.parse(PrometheusSettings().listen).loopback
+    assert PrometheusSettings().listen.loopback

@@ -7,10 +7,11 @@ import socket
 import threading
 
 from wattspan.ports import ExporterContext, ExporterError, SnapshotView
+from wattspan.settings import Listen
 from wattspan_exporters.prometheus.itself import Itself
 from wattspan_exporters.prometheus.pages import Pages
 from wattspan_exporters.prometheus.server import Limits, MetricsServer
-from wattspan_exporters.prometheus.settings import Address, PrometheusSettings
+from wattspan_exporters.prometheus.settings import PrometheusSettings
 from wattspan_exporters.prometheus.tls import server_context
 
 GRACE_SECONDS = 2.0
@@ -22,7 +23,7 @@ class PrometheusExporter:
 
     def __init__(self, settings: PrometheusSettings, context: ExporterContext) -> None:
         self._settings, self._context = settings, context
-        self._listen = Address.parse(settings.listen)
+        self._listen = settings.listen
         self._server: MetricsServer | None = None
         self._thread: threading.Thread | None = None
 
@@ -37,7 +38,7 @@ class PrometheusExporter:
             return None
         scheme = "https" if self._server.tls else "http"
         host = self._listen.host or socket.gethostname()
-        return f"{scheme}://{Address(host, self._server.server_port)}/metrics"
+        return f"{scheme}://{Listen.written(host, self._server.server_port)}/metrics"
 
     def start(self, view: SnapshotView) -> None:
         clock, version = self._context.clock, self._context.version

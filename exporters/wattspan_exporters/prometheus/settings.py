@@ -2,49 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
-from wattspan.settings import Duration, Table, about
-
-
-class Address(NamedTuple):
-    """Where to listen."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        """Read ``HOST:PORT``, ``[IPV6]:PORT`` or ``:PORT`` (every interface)."""
-        host, separator, port = text.rpartition(":")
-        bare = host.removeprefix("[").removesuffix("]")
-        bracketed = host.startswith("[") and host.endswith("]")
-        digits = port.isascii() and port.isdigit()
-        if not separator or not digits or int(port) > 65535 or (":" in bare and not bracketed):
-            raise ValueError(
-                f"{text!r} is not an address; write for example "
-                '"127.0.0.1:9949", "[::1]:9949" or "" for none'
-            )
-        return cls(bare, int(port))
-
-    @property
-    def loopback(self) -> bool:
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+from wattspan.settings import Duration, Listen, Table, about
 
 
 class PrometheusSettings(Table, frozen=True):
     """Where and how `/metrics` is served."""
 
     listen: Annotated[
-        str, about('Where to listen; `:9949` is every address, "" turns the exporter off.')
-    ] = "127.0.0.1:9949"
+        Listen, about('Where to listen; `:9949` is every address, "" turns the exporter off.')
+    ] = Listen("127.0.0.1:9949")
     tls_certificate: Annotated[
         str, about("A PEM file with the certificate and its chain; with it, HTTPS only.")
     ] = ""
@@ -65,11 +33,6 @@ class PrometheusSettings(Table, frozen=True):
     ] = Duration.parse("90s")
 
     def __post_init__(self) -> None:
-        if self.listen:
-            try:
-                Address.parse(self.listen)
-            except ValueError as error:
-                raise ValueError(f"listen = {error}") from None
         if (self.tls_key or self.tls_client_ca) and not self.tls_certificate:
             raise ValueError("tls_key and tls_client_ca are of no use without tls_certificate")
         if self.max_connections < 1:
