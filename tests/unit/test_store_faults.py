@@ -241,6 +241,14 @@ def test_a_full_file_system_is_one_sentence_and_no_loss(tmp_path: Path) -> None:
     assert "the disk is full" in answer
 
 
+@pytest.mark.needs_root
+def test_a_file_system_that_is_full_at_the_start_is_refused(tmp_path: Path) -> None:
+    full = "mount -t tmpfs -o size=16k tmpfs"
+    answer = _in_mount(tmp_path, full, "", opens=False)
+    assert "the disk is full" in answer
+    assert "Free some space" in answer
+
+
 # ----------------------------------------------------------------------- what cannot be written
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sqlite3
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def failure(error: BaseException, path: Path, doing: str, meanwhile: str = "") -
     cause, remedy, trouble = str(error), "", Trouble.RETRY
     if isinstance(error, OSError):
         cause = error.strerror or cause
-    if said == "SQLITE_FULL" or _errno(error) in {errno.ENOSPC, errno.EDQUOT}:
+    full = said == "SQLITE_FULL" or _errno(error) in {errno.ENOSPC, errno.EDQUOT}
+    if full or (said == "SQLITE_IOERR" and _is_full(path.parent)):
         cause, remedy = "the disk is full", f"Free some space for {path.parent}."
     elif said in {"SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM"} or (
         _errno(error) in {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -65,10 +67,21 @@ def failure(error: BaseException, path: Path, doing: str, meanwhile: str = "") -
         )
     elif said in {"SQLITE_BUSY", "SQLITE_LOCKED"}:
         cause, remedy = "another program keeps it locked", "End that program."
+    elif said == "SQLITE_IOERR":
+        remedy = "See the kernel's log for errors of the disk."
     remedy = " ".join(part for part in (remedy, meanwhile) if part)
     return Failure(
         SOURCE, f"the store {path}", trouble, cause[:1].lower() + cause[1:], remedy, verb=doing
     )
+
+
+def _is_full(directory: Path) -> bool:
+    """SQLite calls it an I/O error when the log's index, 32 KiB at a time, finds no room."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize < 1 << 16
 
 
 def _errno(error: BaseException) -> int | None:
