@@ -15,7 +15,7 @@ from support.requirements import REQUIREMENTS, TOOLS, required
 # Examples of a property: few while somebody waits, many and always the same ones in `make test`.
 _SLOW_MACHINES = [HealthCheck.too_slow]  # a busy build server is no finding
 settings.register_profile(
-    "quick", max_examples=40, deadline=None, suppress_health_check=_SLOW_MACHINES
+    "quick", max_examples=25, deadline=None, suppress_health_check=_SLOW_MACHINES
 )
 settings.register_profile(
     "thorough",
