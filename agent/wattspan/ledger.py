@@ -335,13 +335,15 @@ class Ledger:
 
     # -------------------------------------------------------------------- opening and closing
 
-    def close(self, now: Instant) -> Opening:
+    def close(self, now: Instant, shot: Snapshot | None = None) -> Opening:
         """The books as the next run can open them; the ledger itself goes on.
+
+        ``shot`` saves some work: a snapshot taken since the ledger was last told anything.
 
         What is pending is left out, and so are the readings behind it: the next run measures
         that energy again.
         """
-        shot = self.snapshot(now, "")
+        shot = shot or self.snapshot(now, "")
         return Opening(
             at=now,
             boot_id=self._boot_id,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from wattspan import __version__
 from wattspan.clock import SystemClock
 from wattspan.config import Config
-from wattspan.emulation.host import EmulatedHost
 from wattspan.ledger import Ledger, Rules
 from wattspan.model import Failure, SourceHealth, Trouble
 from wattspan.plugins import Opened, Plugins, open_exporters, open_sources
@@ -24,8 +25,11 @@ from wattspan.ports import (
 from wattspan.processes.opening import open_processes
 from wattspan.runtime.agent import Agent
 from wattspan.runtime.poller import Poller, SelfMeasure
-from wattspan.store import Store
+from wattspan.store import Kept
 from wattspan.timeline import Timeline
+
+if TYPE_CHECKING:
+    from wattspan.emulation.host import EmulatedHost
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 STATM = Path("/proc/self/statm")
@@ -46,8 +50,11 @@ def build_agent(
     """An agent that is ready to start. SourceError if there is no counter at all to read."""
     clock = SystemClock()
     sysfs = emulated.sysfs if emulated is not None else None
-    processes = open_processes(clock, sysfs=sysfs or Path("/sys"), events=config.processes.events)
-    try:
+    with contextlib.ExitStack() as undo:
+        processes = open_processes(
+            clock, sysfs=sysfs or Path("/sys"), events=config.processes.events
+        )
+        undo.callback(processes.usage.close)
         context = SourceContext(
             clock=clock,
             directory=processes.directory,
@@ -56,18 +63,25 @@ def build_agent(
             sysfs=sysfs,
         )
         opened = _open_counters(config, plugins, context, log)
-        books = _open_store(config, clock, log, emulated=emulated is not None)
-        boot_id = _boot_id() if emulated is None else f"emulated {os.getpid()} {_boot_id()}"
+        for source in opened.sources.values():
+            undo.callback(source.close)
+        kept = _open_store(config, clock, log, emulated=emulated is not None)
+        if kept is not None:
+            undo.callback(kept.close)
         ledger = Ledger(
             Rules(
                 idle=config.processes.idle,
                 top=config.processes.top,
                 groups=config.processes.groups,
             ),
-            opening=books.opening() if books is not None else None,
-            boot_id=boot_id,
+            opening=kept.opening if kept is not None else None,
+            boot_id=_boot_id() if emulated is None else f"emulated {os.getpid()} {_boot_id()}",
             now=clock.monotonic(),
         )
+        exporters = open_exporters(plugins, config, ExporterContext(clock, __version__, log))
+        for failure in exporters.failures:
+            log(str(failure))
+        broken = _plugin_health(opened.failures + exporters.failures)
         poller = Poller(
             clock,
             ledger,
@@ -78,24 +92,18 @@ def build_agent(
             interval=config.agent.interval,
             host=_host_name(emulated),
             measure=measure_self,
-            extra_health=lambda: (
-                _plugin_health(opened.failures) + ((books.health,) if books is not None else ())
-            ),
-            checkpoint_every=config.store.interval if books is not None else None,
+            extra_health=lambda: broken + ((kept.health,) if kept is not None else ()),
+            checkpoint_every=config.store.interval if kept is not None else None,
+            keep=kept.keep if kept is not None else lambda _: None,
         )
-        exporters = open_exporters(plugins, config, ExporterContext(clock, __version__, log))
-        for failure in exporters.failures:
-            log(str(failure))
+        undo.pop_all()
         return Agent(
             poller,
             tuple(exporters.exporters.values()),
-            books=books,
+            books=kept,
             record_every=config.store.interval,
             log=log,
         )
-    except BaseException:
-        processes.usage.close()
-        raise
 
 
 def say_what_fails(sources: tuple[SourceHealth, ...], log: Log) -> None:
@@ -105,7 +113,8 @@ def say_what_fails(sources: tuple[SourceHealth, ...], log: Log) -> None:
     for failure in failures:
         log(str(failure))
     denied = [failure for failure in failures if failure.trouble is Trouble.DENIED]
-    if counters and not any(health.up for health in counters) and denied:
+    hopeless = all(health.failures and not health.up for health in counters)
+    if denied and hopeless:
         raise SourceError(f"No energy counter is readable. {denied[0].remedy}".strip())
 
 
@@ -128,12 +137,12 @@ def _open_counters(config: Config, plugins: Plugins, context: SourceContext, log
     return opened
 
 
-def _open_store(config: Config, clock: SystemClock, log: Log, *, emulated: bool) -> Store | None:
+def _open_store(config: Config, clock: SystemClock, log: Log, *, emulated: bool) -> Kept | None:
     """The store, or None if it is off, or cannot be had and nobody insists."""
     if config.store.enabled is False:
         return None
     try:
-        return Store.open(
+        return Kept.open(
             Path(config.agent.state_dir), config.store, clock, emulated=emulated, log=log
         )
     except StoreError as error:

@@ -40,7 +40,9 @@ class Options:
     keys: bool = False  # the keys are live, so the last line tells them
     editing: bool = False  # what is typed goes into the filter
     help: bool = False
+    brief: bool = False  # without a height: the rows that matter, and how many do not
     notice: str = ""  # one sentence above the figures: no answer, stale, ...
+    note: str = ""  # the same, but nothing is wrong
 
 
 def press(options: Options, key: str) -> Options | None:

@@ -4,34 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sys
-import tempfile
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from wattspan.cli.duration import DurationType
-from wattspan.cli.run import logger, stop_on_signals
+from wattspan.cli.signals import stop_on_signals
+from wattspan.ports import ExporterError, WattspanError
 from wattspan.settings import Duration
 
 if TYPE_CHECKING:
     from wattspan.cli.options import Loaded
+    from wattspan.emulation.host import EmulatedHost
+    from wattspan.emulation.profiles import HostProfile
+    from wattspan.ports import Clock
     from wattspan.runtime.agent import Agent
 
 LISTEN = "127.0.0.1:9949"
-AT_REST = 4.5  # seconds before the jobs begin, enough for the idle baselines
-FIRST_FIGURES = 4.0  # seconds after: GPU energy is settled then, and watts are a second's mean
-EVERY = 5.0
+AT_REST = Duration.parse("4500ms")  # before the jobs begin: enough for the idle baselines
+SETTLED = Duration.parse("4s")  # after: GPU energy is booked then, and watts are a second's mean
+EVERY = Duration.parse("5s")
 
 
 @click.command(name="demo")
 @click.option(
     "--profile", default="two-socket-h100", show_default=True, help="The emulated host to show."
 )
-@click.option("--listen", default=LISTEN, show_default=True, help="Where to serve /metrics.")
+@click.option(
+    "--listen",
+    default=LISTEN,
+    show_default=True,
+    help="Where to serve /metrics; if its port is in use, another one is taken.",
+)
 @click.option(
     "--duration",
     type=DurationType(),
@@ -44,82 +51,130 @@ def command(profile: str, listen: str, duration: Duration | None, plain: bool) -
     The host's hardware and so every figure is emulated. Two real processes, a trainer and a
     server, keep this machine's CPUs a little busy; the emulated counters follow that.
     """
-    from wattspan.cli.compose import build_agent
+    from wattspan.clock import SystemClock
     from wattspan.emulation.host import EmulatedHost
     from wattspan.emulation.profiles import profile_named
 
+    clock = SystemClock()
+    end = None if duration is None else clock.monotonic() + duration
     chosen = profile_named(profile)
-    with contextlib.ExitStack() as stack:
-        state = stack.enter_context(tempfile.TemporaryDirectory(prefix="wattspan-demo-"))
-        click.echo(f"Starting an emulated host: {chosen.about}.")
+    with stop_on_signals() as request, contextlib.ExitStack() as stack:
+        click.echo(f"EMULATED: {chosen.about}. No figure is true of any machine.")
         host = stack.enter_context(EmulatedHost(chosen))
-        loaded = _configuration(state, free_address(listen))
-        agent = build_agent(loaded.config, loaded.plugins, log=logger("warning"), emulated=host)
+        if request.asked:
+            return
+        agent = _start(host, listen)
         stack.callback(agent.stop)
-        agent.start()
-        with stop_on_signals(agent.request_stop):
-            for address in agent.addresses:
-                click.echo(f"Every figure is EMULATED. Metrics: curl {address}")
-            click.echo("Watching it idle for a moment, to learn what it draws by doing nothing.")
-            if not agent.wait(AT_REST):
-                for name, pid in host.start_jobs().items():
-                    click.echo(f"Job {name!r} begins: process {pid}")
-                show(agent, duration, plain=plain)
+        request.tell(agent.request_stop)
+        for address in agent.addresses:
+            click.echo(f"Metrics: curl {address}")
+        show = _live if not plain and sys.stdin.isatty() and sys.stdout.isatty() else _plain
+        show(Demo(chosen, host, agent, clock, end))
+    if agent.failure is not None:
+        raise WattspanError("The demo ended because a part of it failed, as said above.")
     click.echo("Done: the emulated host and its files are gone.")
 
 
-def show(agent: Agent, duration: Duration | None, *, plain: bool) -> None:
-    """The live view in a terminal; one table after the other anywhere else."""
+@dataclass(slots=True)
+class Demo:
+    """A demo under way: first the host rests, then its jobs work."""
+
+    profile: HostProfile
+    host: EmulatedHost
+    agent: Agent
+    clock: Clock
+    end: int | None
+    at_work: str = ""
+
+    def begin(self) -> str:
+        """Start the jobs; the sentence that says so."""
+        jobs = ", ".join(f"{name} (pid {pid})" for name, pid in self.host.start_jobs().items())
+        self.at_work = f"At work now: {jobs}."
+        return self.at_work
+
+    def left(self, most: int) -> float:
+        """Seconds until ``most`` ns are over, or the demo."""
+        if self.end is not None:
+            most = max(0, min(most, self.end - self.clock.monotonic()))
+        return most / 1e9
+
+
+RESTING = "At rest for a moment, to learn what it draws by doing nothing."
+
+
+def _plain(demo: Demo) -> None:
+    """One table after the other, until the end; at least one."""
+    from rich.console import Console
+
+    from wattspan.cli.controls import Options
+    from wattspan.cli.live import print_once
+
+    click.echo(RESTING)
+    if demo.agent.wait(demo.left(AT_REST)):
+        return
+    click.echo(demo.begin())
+    console, over = Console(), demo.agent.wait(demo.left(SETTLED))
+    while not over:
+        click.echo()
+        print_once(demo.agent.view, Options(brief=True), console)
+        over = demo.left(EVERY) <= 0 or demo.agent.wait(demo.left(EVERY))
+
+
+def _live(demo: Demo) -> None:
+    """The live view, from the start."""
     from rich.console import Console
 
     from wattspan.cli.controls import Options
     from wattspan.cli.keyboard import Keyboard
-    from wattspan.cli.live import print_once, watch
-    from wattspan.clock import SystemClock
+    from wattspan.cli.live import watch
 
-    clock, console, options = SystemClock(), Console(), Options()
-    end = None if duration is None else clock.monotonic() + duration
+    begin_at = demo.clock.monotonic() + AT_REST
 
-    def left(most: float) -> float:
-        return most if end is None else max(0.0, min(most, (end - clock.monotonic()) / 1e9))
+    def running() -> bool:
+        if not demo.at_work and demo.clock.monotonic() >= begin_at:
+            demo.begin()
+        return not demo.agent.wait(0) and demo.left(EVERY) > 0
 
-    if agent.wait(left(FIRST_FIGURES)):
-        return
-    where = ", ".join(agent.addresses)
-    if not plain and console.is_terminal and sys.stdin.isatty():
-        with Keyboard() as keys:
-            watch(
-                agent.view,
-                replace(options, notice=f"Metrics: {where}"),
-                clock=clock,
-                console=console,
-                keys=keys,
-                interval=10**9,
-                running=lambda: not agent.wait(0) and left(1.0) > 0,
-            )
-        return
-    while True:
-        print_once(agent.view, options, console)
-        click.echo(f"Metrics: {where}  (Ctrl-C ends the demo)")
-        if left(EVERY) <= 0 or agent.wait(left(EVERY)):
-            return
+    where = ", ".join(demo.agent.addresses)
+    with Keyboard() as keys:
+        watch(
+            demo.agent.view,
+            Options(),
+            clock=demo.clock,
+            console=Console(),
+            keys=keys,
+            interval=Duration.parse("1s"),
+            running=running,
+            note=lambda: f"{where}  {demo.at_work or RESTING}",
+        )
 
 
-def free_address(listen: str) -> str:
-    """``listen`` if nobody has its port, else the same host with a port that is free."""
-    host, _, port = listen.rpartition(":")
-    for candidate in (int(port), 0):
-        with socket.socket() as probe:
-            try:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((host, candidate))
-            except OSError:
-                continue
-            return f"{host}:{probe.getsockname()[1]}"
-    return listen
+def _start(host: EmulatedHost, listen: str) -> Agent:
+    """A running agent, listening at ``listen`` or, if that port is in use, at one that is free."""
+    try:
+        return _agent(host, listen)
+    except ExporterError:
+        address, _, port = listen.rpartition(":")
+        if port == "0":
+            raise
+        return _agent(host, f"{address}:0")
 
 
-def _configuration(state_dir: str, listen: str) -> Loaded:
+def _agent(host: EmulatedHost, listen: str) -> Agent:
+    from wattspan.cli.compose import build_agent
+
+    loaded = _configuration(host.directory / "state", listen)
+    agent = build_agent(
+        loaded.config,
+        loaded.plugins,
+        log=lambda sentence: click.echo(f"wattspan: {sentence}", err=True),
+        emulated=host,
+    )
+    agent.start()
+    return agent
+
+
+def _configuration(state_dir: Path, listen: str) -> Loaded:
     """The defaults and nothing else: a demo does not depend on how this machine is configured."""
     from wattspan.cli.options import Loaded
     from wattspan.config import Flag, load
@@ -127,7 +182,7 @@ def _configuration(state_dir: str, listen: str) -> Loaded:
 
     plugins = discover()
     flags = {
-        "agent.state_dir": Flag("demo", state_dir),
+        "agent.state_dir": Flag("demo", str(state_dir)),
         "exporters.prometheus.listen": Flag("--listen", listen),
     }
     config = load(None, environ={}, flags=flags, schema=plugins.schema, default=Path(os.devnull))

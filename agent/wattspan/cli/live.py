@@ -24,6 +24,7 @@ def watch(
     interval: int,
     running: Callable[[], bool] = lambda: True,
     notice: Callable[[], str] = lambda: "",
+    note: Callable[[], str] = lambda: "",
 ) -> None:
     """Show ``view`` every ``interval`` nanoseconds while ``running`` and nobody quits.
 
@@ -34,7 +35,7 @@ def watch(
             snapshot = view()
             due = clock.monotonic() + interval
             while True:
-                shown = fitted(options, console, notice())
+                shown = fitted(replace(options, note=note()), console, notice())
                 screen.update(render(snapshot, shown), refresh=True)
                 typed = keys.wait((due - clock.monotonic()) / 1e9)
                 for key in typed:

@@ -92,10 +92,14 @@ class _Space(NamedTuple):
     processes: int | None
 
 
+BRIEF = _Space(None, 8, 12)
+SMALL = 50  # milliwatts: rows of less are told by name only while there are few
+
+
 def _share_out(options: Options, room: int | None, devices: int, groups: int) -> _Space:
     """Devices first, a third of the rest to groups, all else to processes."""
     if room is None:
-        return _Space(None, None, None)
+        return BRIEF if options.brief else _Space(None, None, None)
     if options.by is not By.ALL:
         rows = max(1, room - 3)
         return _Space(rows, rows, rows)
@@ -110,9 +114,13 @@ def _share_out(options: Options, room: int | None, devices: int, groups: int) ->
 
 def _header(snapshot: Snapshot, options: Options) -> Iterator[RenderableType]:
     total = host(snapshot)
+    name, banner = figures.clean(snapshot.host), ""
+    if snapshot.emulated and options.brief:
+        name, banner = name.removeprefix("emulated-"), "EMULATED "
     left = Text.assemble(
-        ("wattspan", "bold"),
-        f"  {figures.clean(snapshot.host)}  ",
+        ("wattspan  ", "bold"),
+        (banner, "bold magenta"),
+        f"{name}  ",
         (figures.clock_time(snapshot.at.wall), "dim"),
     )
     unit = "" if total.power is None else " W"
@@ -122,7 +130,7 @@ def _header(snapshot: Snapshot, options: Options) -> Iterator[RenderableType]:
         (f" in {figures.lasting(_uptime(snapshot))}" if _uptime(snapshot) > 0 else "", "dim"),
     )
     line = Table.grid(expand=True)
-    line.add_column(no_wrap=True, overflow="ellipsis")
+    line.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     line.add_column(justify="right", no_wrap=True)
     line.add_row(left, right)
     yield line
@@ -134,10 +142,12 @@ def _uptime(snapshot: Snapshot) -> int:
 
 
 def _notices(snapshot: Snapshot, options: Options) -> Iterator[RenderableType]:
-    if snapshot.emulated:
+    if snapshot.emulated and not options.brief:
         yield Text(f" {BANNER} ", style="bold reverse magenta", no_wrap=True, overflow="ellipsis")
     if options.notice:
         yield Text(f"! {options.notice}", style="bold yellow", no_wrap=True, overflow="ellipsis")
+    if options.note:
+        yield Text(options.note, no_wrap=True, overflow="ellipsis")
 
 
 # ------------------------------------------------------------------------------------- devices
@@ -243,7 +253,7 @@ def _spenders(
         _number("watts"),
         _number("joules"),
     )
-    shown, hidden = _window(rows, offset, limit)
+    shown, hidden = _brief(rows, limit) if options.brief else _window(rows, offset, limit)
     for row in shown:
         name = figures.clean(row.name) + ("" if row.alive else " (ended)")
         powers = [figures.watts(row.power[kind]) if kind in row.power else "" for kind in kinds]
@@ -351,5 +361,13 @@ def _window(rows: list[T], offset: int, limit: int | None) -> tuple[list[T], int
     return shown, len(rows) - len(shown)
 
 
+def _brief(rows: list[Row], limit: int | None) -> tuple[list[Row], int]:
+    """The rows that draw something, or all if they are few; and how many are left out."""
+    if limit is None or len(rows) <= limit:
+        return rows, 0
+    shown = [row for row in rows if (row.watts or 0) >= SMALL][:limit] or rows[:1]
+    return shown, len(rows) - len(shown)
+
+
 def _more(hidden: int) -> list[RenderableType]:
-    return [Text(f"  {hidden} more", style="dim")] if hidden else []
+    return [Text(f"  ... and {hidden} more", style="dim")] if hidden else []

@@ -2,7 +2,8 @@
 
 Run as ``python -m wattspan.emulation.engine PROFILE DIRECTORY``. It is a process of its
 own so that the agent's cost stays the agent's, and so that an agent that is killed leaves nothing
-behind: when its standard input ends, it ends. It speaks JSON, a line each way::
+behind: when its standard input ends, it ends, and its directory with it. It speaks JSON, a line
+each way::
 
     {"do": "truth"}  ->  {"packages": ..., "gpus": [...]}
 """
@@ -10,6 +11,8 @@ behind: when its standard input ends, it ends. It speaks JSON, a line each way::
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -136,13 +139,24 @@ class Engine:
 def main(arguments: list[str]) -> None:
     """Live until standard input ends."""
     call_myself("emulated-host")
-    engine = Engine(profile_named(arguments[0]), Path(arguments[1]))
+    # A service manager asks all processes of a service to end; this one's owner needs it until
+    # its own end. (A handler, not SIG_IGN, which the jobs would inherit.)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    profile, directory = profile_named(arguments[0]), Path(arguments[1])
     try:
-        _say({"ready": True})
-        for line in sys.stdin:
-            _say(engine.answer(json.loads(line)))
+        engine = Engine(profile, directory)
+        try:
+            _say({"ready": True})
+            for line in sys.stdin:
+                _say(engine.answer(json.loads(line)))
+        finally:
+            engine.close()
+    except BrokenPipeError:
+        pass  # the owner died with a question on its lips
+    except OSError as error:
+        sys.exit(f"wattspan: Cannot emulate a host in {directory}: {error.strerror or error}.")
     finally:
-        engine.close()
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _say(facts: dict[str, Any]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -12,10 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from wattspan.clock import SystemClock
 from wattspan.emulation.profiles import HostProfile
 from wattspan.ports import WattspanError
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - counters change a hundred times a second: no disk
+_PREFIX = "wattspan-emulated-"
+_NEWBORN = 10  # seconds; a directory that young may not be held yet
 
 
 class EmulatedHost:
@@ -24,8 +30,7 @@ class EmulatedHost:
     def __init__(self, profile: HostProfile) -> None:
         """Start it, and return when its counters can be read."""
         self.profile = profile
-        where = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
-        self.directory = Path(tempfile.mkdtemp(prefix="wattspan-emulated-", dir=where))
+        self.directory, self._hold = _make_directory()
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             [
                 *(sys.executable, "-m", "wattspan.emulation.engine"),
@@ -36,6 +41,7 @@ class EmulatedHost:
             text=True,
             # Ctrl-C in a terminal reaches the whole process group; the owner alone decides.
             start_new_session=True,
+            pass_fds=(self._hold,),
         )
         try:
             self._hear()
@@ -64,8 +70,9 @@ class EmulatedHost:
     def ask(self, **question: object) -> dict[str, Any]:
         """Ask the engine: ``ask(do="truth")``, ``ask(do="fault", zone=..., fault="reset")``."""
         assert self._process.stdin is not None  # noqa: S101 - it was asked for
-        self._process.stdin.write(json.dumps(question) + "\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # then it will not be heard either
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
         answer = self._hear()
         if "error" in answer:
             raise WattspanError(f"The emulated host refuses: {answer['error']}.")
@@ -73,8 +80,9 @@ class EmulatedHost:
 
     def close(self) -> None:
         """End it and remove what it wrote. It may be closed again."""
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.close()
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
@@ -83,6 +91,9 @@ class EmulatedHost:
         if self._process.stdout is not None:
             self._process.stdout.close()
         shutil.rmtree(self.directory, ignore_errors=True)
+        if self._hold >= 0:
+            os.close(self._hold)
+            self._hold = -1
 
     def __enter__(self) -> EmulatedHost:
         return self
@@ -105,3 +116,33 @@ class EmulatedHost:
             )
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+def _make_directory() -> tuple[Path, int]:
+    """A new directory, and a descriptor that holds it for as long as anybody has it open."""
+    where = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    _sweep(where)
+    try:
+        directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=where))
+        hold = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(hold, fcntl.LOCK_EX)
+    except OSError as error:
+        raise WattspanError(
+            f"Cannot set up an emulated host in {where}: {error.strerror}. "
+            "Make room there, or make it writable."
+        ) from None
+    return directory, hold
+
+
+def _sweep(where: Path) -> None:
+    """Remove what emulated hosts left behind that were killed together with their owner."""
+    for directory in where.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # somebody else's, or held, or gone
+            hold = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                age = SystemClock().now().wall / 1e9 - os.fstat(hold).st_mtime
+                if age > _NEWBORN and os.fstat(hold).st_uid == os.geteuid():
+                    shutil.rmtree(directory, ignore_errors=True)
+            finally:
+                os.close(hold)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from wattspan.model import Snapshot
 from wattspan.ports import Exporter
 from wattspan.runtime.poller import Poller
 from wattspan.runtime.recorder import Books, Recorder
 
-STOP_WITHIN = 5.0
+STOP_WITHIN = 1.5
 """Seconds a thread is waited for. One that hangs in a driver is left behind: it is a daemon."""
 
 
@@ -37,7 +39,9 @@ class Agent:
         self._record_every = record_every
         self._log = log
         self._stop = threading.Event()
-        self._ended = threading.Event()
+        self._ended = False
+        # Not an Event: its lock is no place for a signal handler to find the main thread in.
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._started: list[Exporter] = []
         self.failure: BaseException | None = None
@@ -53,8 +57,9 @@ class Agent:
 
     def start(self) -> None:
         """Begin. An exporter that cannot start is passed on, after those started are stopped."""
-        self._poller.turn()
         try:
+            self._poller.turn()
+            self._poller.publish()
             for exporter in self._exporters:
                 exporter.start(self._poller.view)
                 self._started.append(exporter)
@@ -67,33 +72,47 @@ class Agent:
             self._run("recorder", lambda: recorder.run(self._stop, self._record_every))
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until ``request_stop``, or a thread's failure; True if so, False after ``timeout``."""
-        return self._ended.wait(timeout)
+        """Until ``request_stop``, or a thread's failure; True if so, False after ``timeout``.
+
+        For one thread at a time.
+        """
+        if not self._ended:
+            with suppress(queue.Empty):
+                self._bell.get(timeout=timeout)
+                self._ended = True
+        return self._ended
 
     def request_stop(self) -> None:
         """Make ``wait`` return. Safe in a signal handler."""
-        self._ended.set()
+        self._bell.put(None)
 
     def stop(self) -> None:
-        """End everything, and keep what was measured."""
-        self._ended.set()
+        """End everything, and keep what was measured, whatever of it fails. Again: nothing."""
+        if self._stop.is_set():
+            return
         self._stop.set()
         for thread in self._threads:
             thread.join(STOP_WITHIN)
         alive = [thread.name for thread in self._threads if thread.is_alive()]
-        if "wattspan-poller" not in alive:
-            self._poller.publish()
-            self._poller.take_checkpoint()
-        else:
+        if "wattspan-poller" in alive:
             self._log("The poller does not return and is left behind; a driver call hangs.")
+        else:
+            self._attempt("last books", self._poller.finish)
         if self._recorder is not None:
-            self._recorder.turn()
+            self._attempt("recorder", self._recorder.turn)
         for exporter in self._started:
-            exporter.stop()
+            self._attempt(f"exporter {exporter.name!r}", exporter.stop)
         if not alive:
-            self._poller.close()
+            self._attempt("sources", self._poller.close)
         if self._books is not None:
-            self._books.close()
+            self._attempt("store", self._books.close)
+
+    def _attempt(self, what: str, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - the rest must be ended all the same
+            self.failure = self.failure or error
+            self._log(f"Ending the {what} failed: {type(error).__name__}: {error}.")
 
     def _run(self, name: str, work: Callable[[], None]) -> None:
         def guarded() -> None:
@@ -101,8 +120,8 @@ class Agent:
                 work()
             except BaseException as error:  # noqa: BLE001 - a dead thread must end the agent, loudly
                 self.failure = error
-                self._log(f"The {name} failed: {type(error).__name__}: {error}")
-                self._ended.set()
+                self._log(f"The {name} failed: {type(error).__name__}: {error}.")
+                self.request_stop()
 
         thread = threading.Thread(target=guarded, name=f"wattspan-{name}", daemon=True)
         self._threads.append(thread)

@@ -58,6 +58,7 @@ class Poller:
         measure: Callable[[], SelfMeasure] = lambda: SelfMeasure(0.0, None),
         extra_health: Callable[[], tuple[SourceHealth, ...]] = lambda: (),
         checkpoint_every: int | None = None,
+        keep: Callable[[Opening], None] = lambda _: None,
     ) -> None:
         self._clock = clock
         self._ledger = ledger
@@ -69,6 +70,7 @@ class Poller:
         self._measure = measure
         self._extra_health = extra_health
         self._checkpoint_every = checkpoint_every
+        self._keep = keep
         self._ticker = Ticker(clock, interval)
         self._started = clock.now()
         self._domains: dict[int, object] = {}
@@ -78,6 +80,7 @@ class Poller:
         self._published = self._checkpointed = self._started.mono
         self._self = SelfMeasure(0.0, None)
         self._checkpoint: Opening | None = None
+        self._any_settled = False
         self.exporter_drops: Callable[[], dict[str, int]] = dict
         self._snapshot = ledger.snapshot(self._started, host, stats=AgentStats(self._started))
 
@@ -93,7 +96,7 @@ class Poller:
         """Poll at every tick until ``stop``; closes nothing."""
         while not stop.is_set():
             self.turn()
-            self._ticker.wait()
+            self._ticker.wait(stop.is_set)
 
     def turn(self) -> None:
         """One poll."""
@@ -114,18 +117,24 @@ class Poller:
         if did.exited:
             self._ledger.leave(did.exited, self._clock.now())
         now = self._clock.now()
-        for attribution in self._ledger.settle(now):
+        settled = self._ledger.settle(now)
+        for attribution in settled:
             self._timeline.add(attribution)
-        if now.mono - self._published >= PUBLISH_EVERY:
-            self._published = now.mono
+        first = bool(settled) and not self._any_settled
+        if first or now.mono - self._published >= PUBLISH_EVERY:
+            self._any_settled |= first
             self.publish()
 
     def publish(self) -> None:
-        """Replace the snapshot by one of now."""
+        """Replace the snapshot by one of now.
+
+        Its books are kept before anybody sees it, so that no counter that was ever seen falls.
+        """
         now = self._clock.now()
+        self._published = now.mono
         if now.mono // SECOND != self._snapshot.at.mono // SECOND:
             self._self = self._measure()
-        self._snapshot = self._ledger.snapshot(
+        snapshot = self._ledger.snapshot(
             now,
             self._host,
             gpus=tuple(status for gpus in self._gpus.values() for status in gpus),
@@ -146,16 +155,17 @@ class Poller:
                 exporter_drops=self.exporter_drops(),
             ),
         )
-        if (
-            self._checkpoint_every is not None
-            and now.mono - self._checkpointed >= self._checkpoint_every
-        ):
-            self._checkpointed = now.mono
-            self.take_checkpoint()
+        if self._checkpoint_every is not None:
+            books = self._ledger.close(now, snapshot)
+            self._keep(books)
+            if now.mono - self._checkpointed >= self._checkpoint_every:
+                self._checkpointed, self._checkpoint = now.mono, books
+        self._snapshot = snapshot
 
-    def take_checkpoint(self) -> None:
-        """Close the books for the store, at the instant of the newest snapshot."""
-        self._checkpoint = self._ledger.close(self._snapshot.at)
+    def finish(self) -> None:
+        """Show and close the books as they stand, after the last turn."""
+        self.publish()
+        self._checkpoint = self._ledger.close(self._snapshot.at, self._snapshot)
 
     def close(self) -> None:
         """Let go of sources; each closes whatever the others do."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import msgspec
 
@@ -67,28 +67,41 @@ class _Books(msgspec.Struct):
 
 def pack(opening: Opening) -> bytes:
     """``opening`` as bytes, without powers and what is pending: they were true only then."""
-    plain: dict[str, Any] = msgspec.to_builtins(
-        _Books(
-            at=opening.at,
-            boot_id=opening.boot_id,
-            accounts=list(opening.accounts),
-            readings=list(opening.readings),
-            groups=[_Total(row.group, dict(row.energy)) for row in opening.groups],
-            processes=[_row(row) for row in opening.processes],
-            other=dict(opening.other),
-            retired=dict(opening.retired),
-        )
-    )
-    for account in plain["accounts"]:
-        account["power"], account["pending"] = None, 0
-    return zlib.compress(json.dumps(plain, separators=(",", ":")).encode("ascii"), 1)
+    return zlib.compress(to_json(opening), 1)
 
 
 def unpack(blob: bytes) -> Opening:
     """The opening that was packed; BooksError if there is none in ``blob``."""
     try:
-        books = msgspec.convert(json.loads(zlib.decompress(blob)), _Books)
-    except (zlib.error, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        text = zlib.decompress(blob)
+    except zlib.error as error:
+        raise BooksError(str(error)) from None
+    return from_json(text)
+
+
+def to_json(opening: Opening) -> bytes:
+    """What is packed, as text: quick, for what is written at every publication."""
+    books = _Books(
+        at=opening.at,
+        boot_id=opening.boot_id,
+        accounts=[_lasting(account) for account in opening.accounts],
+        readings=list(opening.readings),
+        groups=[_Total(row.group, dict(row.energy)) for row in opening.groups],
+        processes=[_row(row) for row in opening.processes],
+        other=dict(opening.other),
+        retired=dict(opening.retired),
+    )
+    try:
+        return msgspec.json.encode(books)
+    except UnicodeEncodeError:  # lone surrogates; the standard library escapes them
+        return json.dumps(msgspec.to_builtins(books), separators=(",", ":")).encode("ascii")
+
+
+def from_json(text: bytes) -> Opening:
+    """The opening in ``text``; BooksError if there is none."""
+    try:
+        books = msgspec.convert(json.loads(text), _Books)
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise BooksError(str(error)) from None
     return Opening(
         at=books.at,
@@ -100,6 +113,10 @@ def unpack(blob: bytes) -> Opening:
         other=books.other,
         retired=books.retired,
     )
+
+
+def _lasting(account: DomainAccount) -> DomainAccount:
+    return replace(account, power=None, pending=Microjoules(0))
 
 
 _NO_POWER: Mapping[HwType, Milliwatts] = MappingProxyType({})

@@ -91,6 +91,14 @@ class Store:
         """The books as they were last written, by this run or an earlier one; None: never."""
         return self._last
 
+    def resume(self, opening: Opening) -> None:
+        """Go on from books that were kept elsewhere, if the file has none.
+
+        So its history begins there, and not with everything that was ever spent.
+        """
+        if self._last is None:
+            self._last = opening
+
     def write(self, opening: Opening) -> bool:
         """Add what was spent since the last write to the history, and keep the books, at once.
 
