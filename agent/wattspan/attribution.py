@@ -7,6 +7,7 @@ account *unattributed* holds what nobody can be shown to have spent.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 
 from wattspan.model import (
     Attribution,
@@ -73,23 +74,15 @@ def attribute(
         unattributed += known
 
     if idle and policy is not IdlePolicy.SEPARATE:
-        idlers, shares = _idle_shares(idle, usage, payers, weights, policy)
+        idlers, idle_parts = _idle_shares(idle, usage, payers, weights, policy)
         if idlers:
             merged = dict(zip(payers, parts, strict=True))
-            for payer, share in zip(idlers, shares, strict=True):
+            for payer, share in zip(idlers, idle_parts, strict=True):
                 merged[payer] = merged.get(payer, 0) + share
             payers, parts, idle = list(merged), list(merged.values()), 0
 
-    return Attribution(
-        interval,
-        tuple(
-            Share(payer, Microjoules(part))
-            for payer, part in zip(payers, parts, strict=True)
-            if part
-        ),
-        Microjoules(idle),
-        Microjoules(unattributed),
-    )
+    shares = tuple(map(Share._make, compress(zip(payers, parts, strict=True), parts)))
+    return Attribution(interval, shares, Microjoules(idle), Microjoules(unattributed))
 
 
 def _idle_shares(

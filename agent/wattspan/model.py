@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import itemgetter
 from types import MappingProxyType
 from typing import NamedTuple, NewType
 
@@ -263,6 +264,9 @@ class Share(NamedTuple):
     energy: Microjoules
 
 
+_ENERGY = itemgetter(1)
+
+
 @dataclass(frozen=True, slots=True)
 class Attribution:
     """One interval, divided without remainder.
@@ -276,7 +280,7 @@ class Attribution:
     unattributed: Microjoules
 
     def __post_init__(self) -> None:
-        parts = self.idle + self.unattributed + sum(share.energy for share in self.shares)
+        parts = self.idle + self.unattributed + sum(map(_ENERGY, self.shares))
         if parts != self.interval.energy or self.idle < 0 or self.unattributed < 0:
             raise ValueError(
                 f"{self.interval.domain_id}: {self.interval.energy} uJ were divided into {parts} uJ"

@@ -46,7 +46,7 @@ class SocketAccounts:
         Where the picture is not ``complete`` (somebody may yet turn up whose work this is),
         nothing is called unclaimed; it will be, if so, with the next complete one.
         """
-        divided = self._divide(active)
+        divided = self._divide(active, end.mono)
         cpus = self._topology.capacity()
         duration = end.mono - start.mono
         usages = []
@@ -68,12 +68,12 @@ class SocketAccounts:
         return (whole, *usages)
 
     def _divide(
-        self, active: Sequence[tuple[Payer, int, Tracked | None]]
+        self, active: Sequence[tuple[Payer, int, Tracked | None]], now: int
     ) -> dict[int, dict[Payer, int]]:
         sockets = self._topology.sockets
         if len(sockets) == 1:
             return {sockets[0]: _summed(active)}
-        weights = self._placement.weights([(row, amount) for _, amount, row in active])
+        weights = self._placement.weights([(row, amount) for _, amount, row in active], now)
         parts = apportion([amount for _, amount, _ in active], weights, self._room(sockets))
         divided: dict[int, dict[Payer, int]] = {socket: {} for socket in sockets}
         for (payer, _, _), by_socket in zip(active, parts, strict=True):

@@ -14,6 +14,7 @@ from typing import Protocol
 from wattspan.processes.procfs import TICK
 
 _BIGGEST = 1 << 20
+_USUAL = 1 << 13  # a buffer of a megabyte costs more to have than such a file to read
 
 
 class BusyClock(Protocol):
@@ -50,7 +51,7 @@ class AccountedBusy:
 
     def read(self, mono: int) -> Mapping[int, int] | None:
         try:
-            values = list(map(int, os.pread(self._fd, _BIGGEST, 0).split()))
+            values = list(map(int, _whole(self._fd).split()))
         except (OSError, ValueError):
             return None
         if self._first is None:
@@ -82,7 +83,7 @@ class IdleComplement:
 
     def read(self, mono: int) -> Mapping[int, int] | None:
         try:
-            rows = _not_busy(os.pread(self._fd, _BIGGEST, 0))
+            rows = _not_busy(_whole(self._fd))
         except (OSError, ValueError):
             return None
         for cpu, ticks in rows.items():
@@ -95,6 +96,11 @@ class IdleComplement:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def _whole(fd: int) -> bytes:
+    raw = os.pread(fd, _USUAL, 0)
+    return raw if len(raw) < _USUAL else os.pread(fd, _BIGGEST, 0)
 
 
 def _not_busy(raw: bytes) -> dict[int, int]:

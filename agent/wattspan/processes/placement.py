@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
+from wattspan.model import MILLISECOND, SECOND
 from wattspan.processes.procfs import Processes
 from wattspan.processes.sockets import Weights, weights_of
 from wattspan.processes.table import Tracked
@@ -11,6 +13,9 @@ from wattspan.processes.topology import CpuTopology
 
 SAMPLES = 24
 """Processes looked at a poll, those that did most first: some ten microseconds each."""
+
+NOTICEABLE = 2 * MILLISECOND
+"""Who did less since the last poll, or is bound to one socket, is looked at once a second."""
 
 
 class Placement:
@@ -20,15 +25,22 @@ class Placement:
         self._processes = processes
         self._topology = topology
 
-    def weights(self, active: Sequence[tuple[Tracked | None, int]]) -> list[Weights]:
+    def weights(self, active: Sequence[tuple[Tracked | None, int]], now: int) -> list[Weights]:
         """The weights of each of ``active`` (with what it did); None is nobody in particular."""
         cpus = self._topology.capacity()
         anywhere = {socket: float(count or 1) for socket, count in cpus.items()}
-        by_amount = sorted(range(len(active)), key=lambda at: -active[at][1])
-        for at in by_amount[:SAMPLES]:
-            row = active[at][0]
-            if row is not None and row.rank is not None:
-                row.weights = self._sample(row.consumer.pid, dict(cpus)) or row.weights
+        due = [
+            (amount, row)
+            for row, amount in active
+            if row is not None
+            and row.rank is not None
+            and (now >= row.look or (amount > NOTICEABLE and row.weights and len(row.weights) > 1))
+        ]
+        if len(due) > SAMPLES:
+            due.sort(key=itemgetter(0), reverse=True)
+        for _, row in due[:SAMPLES]:
+            row.look = now + SECOND
+            row.weights = self._sample(row.consumer.pid, dict(cpus)) or row.weights
         return [(row.weights if row is not None else None) or anywhere for row, _ in active]
 
     def _sample(self, pid: int, cpus: dict[int, int]) -> dict[int, float] | None:

@@ -16,6 +16,7 @@ ELSEWHERE = 1 / 16
 """Weight of a socket where a process may run but was not seen, against where it was."""
 
 _ROUNDS = 6
+_FITS = 0.01  # loads this near to what they should be are left alone
 
 Weights = Mapping[int, float]
 
@@ -41,26 +42,52 @@ def apportion(
 
     A socket's room is its busy time that nobody was charged with yet.
     """
+    bound = dict.fromkeys(room, 0.0)
+    free: list[tuple[int, Weights]] = []
+    for amount, weight in zip(spent, weights, strict=True):
+        if len(weight) == 1:
+            for s in weight:
+                bound[s] += amount
+        else:
+            free.append((amount, weight))
+    factor = _fitted(free, bound, room) if free else {}
+    return [
+        _divide(amount, weight if len(weight) == 1 else _scaled(weight, factor))
+        for amount, weight in zip(spent, weights, strict=True)
+    ]
+
+
+def _fitted(
+    free: Sequence[tuple[int, Weights]], bound: Mapping[int, float], room: Mapping[int, int]
+) -> dict[int, float]:
+    """By how much each socket's weights must grow for the loads to fill the rooms evenly."""
     factor = dict.fromkeys(room, 1.0)
+    open_room = sum(max(0, r) for r in room.values())
     for _ in range(_ROUNDS):
-        load = dict.fromkeys(room, 0.0)
-        for amount, weight in zip(spent, weights, strict=True):
-            whole = sum(w * factor.get(s, 0.0) for s, w in weight.items())
+        load = dict(bound)
+        for amount, weight in free:
+            scaled = _scaled(weight, factor)
+            whole = sum(scaled.values())
             if whole > 0:
-                for s, w in weight.items():
-                    load[s] += amount * w * factor[s] / whole
-        total, open_room = sum(load.values()), sum(max(0, r) for r in room.values())
+                for s, w in scaled.items():
+                    load[s] += amount * w / whole
+        total = sum(load.values())
         if total <= 0 or open_room <= 0:
             break
+        worst = 0.0
         for s in factor:
             if load[s] > 0:
                 # A socket with no room left keeps a little weight: a bound process still ran.
                 want = max(0, room[s]) * total / open_room
+                worst = max(worst, abs(want / load[s] - 1))
                 factor[s] = max(1e-6, factor[s] * want / load[s])
-    return [
-        _divide(amount, {s: w * factor.get(s, 0.0) for s, w in weight.items()})
-        for amount, weight in zip(spent, weights, strict=True)
-    ]
+        if worst < _FITS:
+            break
+    return factor
+
+
+def _scaled(weight: Weights, factor: Mapping[int, float]) -> dict[int, float]:
+    return {s: w * factor.get(s, 0.0) for s, w in weight.items()}
 
 
 def _divide(amount: int, weight: Mapping[int, float]) -> dict[int, int]:

@@ -33,6 +33,7 @@ class Tracked:
         "info",
         "kernel",
         "known",
+        "look",
         "parent",
         "rank",
         "text",
@@ -56,6 +57,7 @@ class Tracked:
         self.footprint = 0  # bytes of memory it gave back at its end
         self.final: int | None = None  # what the kernel said of its end, while it is still there
         self.weights: dict[int, float] | None = None  # by socket
+        self.look = 0  # when to see again where it runs, on the monotonic clock
 
 
 class Rank:
