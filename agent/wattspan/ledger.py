@@ -56,7 +56,7 @@ class Rules:
 
     idle: IdlePolicy = IdlePolicy.SEPARATE
     top: int = 50
-    groups: int = 1000  # beyond, the least recently charged group is let go
+    groups: int = 1000  # beyond, groups share the `other` of their kind
     usage_patience: int = 3 * SECOND  # how long an interval waits for usage
     absence: int = 10 * SECOND  # without a reading for longer, time is a gap
     keep_usage: int = 15 * SECOND
@@ -274,7 +274,13 @@ class Ledger:
 
     @property
     def late_usages(self) -> int:
+        """How often usage came after its interval had been settled."""
         return self._settlement.late
+
+    @property
+    def unnamed_groups(self) -> int:
+        """How often a group was charged as `other` for want of room."""
+        return self._groups.unnamed
 
     def _account(self, book: _Book) -> DomainAccount:
         return DomainAccount(
@@ -327,11 +333,10 @@ class Ledger:
             self._groups.settle(kind, at)
 
     def _bury(self, now: int) -> None:
-        """Forget who the long dead were, once their row is retired too."""
+        """Forget who the long dead were; their rows are retired by then."""
         while self._dead and now - self._dead[0][0] > 2 * LINGER:
             _, payer = self._dead.popleft()
-            if payer not in self._listing.rows:
-                self._infos.pop(payer, None)
+            self._infos.pop(payer, None)
 
     # -------------------------------------------------------------------- opening and closing
 

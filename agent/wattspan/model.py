@@ -424,6 +424,7 @@ class AgentStats:
     rss_bytes: int | None = None
     processes: int = 0
     late_usages: int = 0  # usage that arrived after its interval had been settled
+    unnamed_groups: int = 0  # charges to a group's `other` for want of room
     dropped_history: int = 0  # timeline entries pushed out by the memory bound
     exporter_drops: Mapping[str, int] = field(default_factory=dict)
 

@@ -304,6 +304,11 @@ AGENT = Chapter(
             (), draw_agent.of_agent(lambda stats: stats.late_usages),
         ),
         Metric(
+            "wattspan.agent.unnamed.groups", COUNTER, "",
+            "Charges that went to a kind's group `other`, for want of room for more groups.",
+            (), draw_agent.of_agent(lambda stats: stats.unnamed_groups),
+        ),
+        Metric(
             "wattspan.agent.dropped.history", COUNTER, "",
             "Entries of the recent past pushed out by its memory bound.",
             (), draw_agent.of_agent(lambda stats: stats.dropped_history),

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.model import Consumer, PayerInfo, Remainder
 from wattspan.ports import UsageBatch
 from wattspan.processes import HostUsage, open_processes
+from wattspan.processes.procfs import TICK
 
 CPUACCT = Path("/sys/fs/cgroup/cpuacct")
 MS = 1_000_000
@@ -162,11 +164,13 @@ def own_cgroup() -> Iterator[Path]:
         pytest.skip(f"no cgroup can be made here: {error}")
     yield path
     (CPUACCT / "cgroup.procs").write_text(str(os.getpid()))
-    for _ in range(100):
+
+    def removed() -> bool:  # the kernel lets go of the last process a moment after it ended
         with contextlib.suppress(OSError):
             path.rmdir()
-            return
-        time.sleep(0.01)
+        return not path.exists()
+
+    eventually(removed, f"{path} is empty")
 
 
 @rooted
@@ -238,7 +242,11 @@ def test_a_really_reused_pid_does_not_inherit() -> None:
             one = watch.host.directory.identify(first)
             os.kill(first, signal.SIGKILL)
             os.waitpid(first, 0)
-            time.sleep(0.02)  # start times are told apart in steps of 10 ms
+            told_apart = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 2 * TICK
+            eventually(
+                lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) > told_apart,
+                "a start time that can be told from the first's",
+            )
             Path("/proc/sys/kernel/ns_last_pid").write_text(str(first - 1))
             second = fork(lambda: burn(30 * MS))
             os.waitid(os.P_PID, second, os.WEXITED | os.WNOWAIT)
@@ -290,11 +298,14 @@ def test_an_emulated_topology_divides_the_same_work_over_its_sockets(tmp_path: P
 
     pid = fork(pinned)
     spent: dict[str, int] = {}
-    while spent.get("cpu", 0) < 99 * MS:
-        time.sleep(0.02)
+
+    def worked() -> bool:
         for usage in host.usage.poll().usages:
             mine = sum(n for p, n in usage.spent.items() if getattr(p, "pid", 0) == pid)
             spent[usage.resource] = spent.get(usage.resource, 0) + mine
+        return spent.get("cpu", 0) >= 99 * MS
+
+    eventually(worked, "100 ms of work on CPU 1")
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     host.usage.close()

@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 
 from support.world import DRAM, GPU, PACKAGE, World, imbalances
-from wattspan.grouping import NOBODY
+from wattspan.grouping import NOBODY, STALE
 from wattspan.ledger import RANK_EVERY, Ledger, Rules
 from wattspan.listing import LINGER
 from wattspan.model import (
     SECOND,
     Consumer,
     GapReason,
+    GroupKind,
     HwType,
     Instant,
     Microjoules,
@@ -213,12 +214,50 @@ def test_readings_of_unregistered_domains_are_ignored() -> None:
     assert "nobody" not in {a.domain.id for a in host.turn(TICK, {}).domains}
 
 
-def test_groups_are_bounded_and_the_stalest_is_let_go() -> None:
+def test_groups_beyond_the_bound_share_the_other_of_their_kind() -> None:
     host = world(groups=2)
     for pid in range(1, 7):
         host.born(pid)
-        host.turn(TICK, {pid: 100})
-    assert len(host.turn(TICK, {}).groups) == 2
+        snapshot = host.turn(TICK, {pid: 100})
+    names = {(row.group.kind, row.group.name) for row in snapshot.groups}
+    assert names == {
+        (GroupKind.CONTAINER, "c1"), (GroupKind.USER, "u1"),
+        (GroupKind.CONTAINER, "other"), (GroupKind.USER, "other"),
+    }  # fmt: skip
+    consumers = snapshot.account(PACKAGE.id).consumers
+    for kind in (GroupKind.CONTAINER, GroupKind.USER):
+        rows = [row for row in snapshot.groups if row.group.kind is kind]
+        assert sum(row.energy[HwType.CPU] for row in rows) == consumers
+    assert host.ledger.unnamed_groups > 0
+
+
+def test_a_stale_group_makes_room_and_is_poured_into_nothing() -> None:
+    host = world(groups=2)
+    host.born(1)
+    host.turn(TICK, {1: 100})
+    host.turn(STALE // 2, {}, dying=(1,))
+    host.turn(STALE // 2, {})
+    host.born(2)
+    snapshot = host.turn(TICK, {2: 100})
+    assert {row.group.name for row in snapshot.groups} == {"c2", "u0"}
+    assert snapshot.groups[0].energy[HwType.CPU] == 8_000_000
+
+
+def test_a_counter_absent_beyond_patience_right_after_a_restart_starts_anew() -> None:
+    host = world(absence=2 * SECOND)
+    host.turn(TICK, {})
+    before = host.turn(TICK, {}).account(PACKAGE.id).energy
+    host = reopened(host)
+    for true in host.domains.values():
+        true.readable = False
+    for _ in range(30):
+        host.turn(SECOND, {})
+    for true in host.domains.values():
+        true.readable = True
+    host.turn(TICK, {})
+    account = host.turn(TICK, {}).account(PACKAGE.id)
+    assert account.energy == before + 8_000_000
+    assert account.gaps[GapReason.ABSENT] > 10 * SECOND
 
 
 def test_provenance_of_a_kind_is_that_of_its_worst_part() -> None:

@@ -28,6 +28,7 @@ def test_a_window_gets_the_part_of_each_entry_that_lies_in_it() -> None:
     timeline.add(settled(0, 100, me=1000, you=500))
     timeline.add(settled(100, 200, me=100))
     assert timeline.spent("d", ME, 50, 150) == 550
+    assert timeline.spent("d", ME, 150, 200) == 50
     assert timeline.spent("d", YOU, 0, 300) == 500
     assert timeline.spent("d", Consumer(9, 9), 0, 300) == 0
     assert timeline.spent("nowhere", ME, 0, 300) == 0

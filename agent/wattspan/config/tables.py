@@ -61,8 +61,8 @@ class Processes(Table, frozen=True):
     groups: Annotated[
         int,
         about(
-            "How many containers, pods, jobs, units and users have an account. Beyond, the one "
-            "that was charged longest ago is let go.",
+            "How many containers, pods, jobs, units and users have an account. Beyond, those not "
+            "charged for ten minutes are let go, and new ones share the `other` of their kind.",
             least=1,
             most=100_000,
         ),

@@ -151,6 +151,7 @@ class Poller:
                 rss_bytes=self._self.rss_bytes,
                 processes=self._processes,
                 late_usages=self._ledger.late_usages,
+                unnamed_groups=self._ledger.unnamed_groups,
                 dropped_history=self._timeline.dropped,
                 exporter_drops=self.exporter_drops(),
             ),
