@@ -33,7 +33,8 @@ def split(total: int, weights: Sequence[int]) -> list[int]:
     parts = [total * weight // whole for weight in weights]
     left = total - sum(parts)
     if left:
-        by_remainder = sorted(range(len(weights)), key=lambda i: -(total * weights[i] % whole))
+        remainders = [total * weight % whole for weight in weights]
+        by_remainder = sorted(range(len(weights)), key=remainders.__getitem__, reverse=True)
         for i in by_remainder[:left]:
             parts[i] += 1
     return parts

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from support.live import LiveAgent, percent
+from support.waiting import eventually
 from support.world import imbalances
 from wattspan.emulation.profiles import PROFILES
 from wattspan.model import HwType, Provenance
@@ -12,16 +13,28 @@ from wattspan.model import HwType, Provenance
 WINDOW = 30.0
 
 
+def baselines(live: LiveAgent) -> set[str]:
+    """The domains whose idle power is learned."""
+    domains = live.agent.view().domains
+    return {account.domain.id for account in domains if account.idle_power is not None}
+
+
+def gpus(live: LiveAgent) -> set[str]:
+    return {gpu.domain_id for gpu in live.agent.view().gpus}
+
+
 @pytest.mark.slow
 def test_two_competing_processes_are_charged_their_own_energy_within_one_percent(
     tmp_path: Path,
 ) -> None:
     with LiveAgent("two-socket-h100", tmp_path) as live:
-        live.rest(5)  # idle, so that the GPU's baseline is learned
+        eventually(lambda: len(baselines(live) & gpus(live)) == 2, "idle GPUs are known", 60)
         big, small = live.burn(0, nice=0), live.burn(0, nice=4)
         for pid, load in ((big, 0.6), (small, 0.25)):
             live.host.ask(do="attach", gpu=0, pid=pid, load=load)
-        live.rest(6)  # loaded, so that the CPU's baseline is learned
+        # The CPU's baseline needs two loads to be told: rest and work.
+        eventually(lambda: baselines(live) >= {"rapl:package-0"}, "idle power is known", 60)
+        live.rest(3)
 
         start = live.clock.monotonic()
         before = live.host.ask(do="truth")

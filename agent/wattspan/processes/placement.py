@@ -14,8 +14,11 @@ from wattspan.processes.topology import CpuTopology
 SAMPLES = 24
 """Processes looked at a poll, those that did most first: some ten microseconds each."""
 
+OFTEN, SELDOM = 300 * MILLISECOND, SECOND
+"""Schedulers move a process between sockets reluctantly, and never one that is bound to its own:
+who is bound, or did little since the last poll, is looked at seldom."""
+
 NOTICEABLE = 2 * MILLISECOND
-"""Who did less since the last poll, or is bound to one socket, is looked at once a second."""
 
 
 class Placement:
@@ -32,15 +35,14 @@ class Placement:
         due = [
             (amount, row)
             for row, amount in active
-            if row is not None
-            and row.rank is not None
-            and (now >= row.look or (amount > NOTICEABLE and row.weights and len(row.weights) > 1))
+            if row is not None and row.rank is not None and now >= row.look
         ]
         if len(due) > SAMPLES:
             due.sort(key=itemgetter(0), reverse=True)
-        for _, row in due[:SAMPLES]:
-            row.look = now + SECOND
+        for amount, row in due[:SAMPLES]:
             row.weights = self._sample(row.consumer.pid, dict(cpus)) or row.weights
+            roams = row.weights is not None and len(row.weights) > 1 and amount > NOTICEABLE
+            row.look = now + (OFTEN if roams else SELDOM)
         return [(row.weights if row is not None else None) or anywhere for row, _ in active]
 
     def _sample(self, pid: int, cpus: dict[int, int]) -> dict[int, float] | None:
