@@ -37,6 +37,16 @@ def mean_power(energy: int, duration: int) -> Milliwatts:
     return Milliwatts(energy * 1_000_000 // duration)
 
 
+class Word(StrEnum):
+    """A word of the model: a string with a fixed set of values.
+
+    Enum hashes members in Python, by name; they are keys of every account and label of every
+    series, so here they hash like the strings they are, in C.
+    """
+
+    __hash__ = str.__hash__
+
+
 # --------------------------------------------------------------------------------------- time
 
 
@@ -57,7 +67,7 @@ class Instant(NamedTuple):
 # ------------------------------------------------------------------------------------ domains
 
 
-class HwType(StrEnum):
+class HwType(Word):
     """OpenTelemetry's ``hw.type``, as far as energy is concerned."""
 
     CPU = "cpu"
@@ -66,7 +76,7 @@ class HwType(StrEnum):
     ENCLOSURE = "enclosure"
 
 
-class Provenance(StrEnum):
+class Provenance(Word):
     """How a figure was obtained, from the most to the least trustworthy."""
 
     MEASURED = "measured"  # a hardware energy counter
@@ -129,7 +139,7 @@ class Reading(NamedTuple):
     epoch: int = 0
 
 
-class GapReason(StrEnum):
+class GapReason(Word):
     """Why the energy of a stretch of time is not known."""
 
     RESET = "reset"  # the counter fell and cannot have wrapped
@@ -193,7 +203,7 @@ class Remainder(NamedTuple):
 Payer = Consumer | Remainder
 
 
-class GroupKind(StrEnum):
+class GroupKind(Word):
     """What a group is; the order is from the most to the least specific."""
 
     CONTAINER = "container"
@@ -251,7 +261,7 @@ class Usage:
         return sum(self.spent.values()) + self.unclaimed
 
 
-class IdlePolicy(StrEnum):
+class IdlePolicy(Word):
     """Who pays for the energy a device draws while it does nothing."""
 
     SEPARATE = "separate"  # nobody: it is an account of its own
@@ -290,7 +300,7 @@ class Attribution:
 # --------------------------------------------------------------------------------- conditions
 
 
-class Trouble(StrEnum):
+class Trouble(Word):
     """What is wrong with a source, and so what can be done about it."""
 
     DENIED = "denied"  # permission: a person must act
