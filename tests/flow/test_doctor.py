@@ -124,3 +124,18 @@ def test_a_wrong_configuration_is_told_before_anything_is_opened(tmp_path: Path)
 
 def test_without_a_terminal_there_is_no_colour(tmp_path: Path) -> None:
     assert "\x1b" not in doctor(tmp_path).stdout
+
+
+def test_an_emulated_host_can_be_examined_and_says_that_it_is_one(tmp_path: Path) -> None:
+    done = doctor(tmp_path, "--emulate", "laptop")
+    assert done.returncode == 0
+    told = section("Source rapl", done.stdout)
+    assert "emulated, counted" in line_with("cpu package-0 ", told)
+    assert "emulated, not summed" in line_with("enclosure psys", told)
+    assert "of an emulated host" in done.stdout.splitlines()[-1]
+
+
+def test_an_emulated_host_that_is_not_known_is_one_sentence(tmp_path: Path) -> None:
+    done = doctor(tmp_path, "--emulate", "mainframe")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "There is no emulated host 'mainframe'. Choose one of: two-socket-h100," in done.stderr

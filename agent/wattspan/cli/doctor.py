@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,11 +26,16 @@ from wattspan.cli.options import (
     Loaded,
     config_options,
     echo_json,
+    emulate_option,
+    emulation_flags,
     json_option,
     load_configuration,
 )
 from wattspan.clock import SystemClock
 from wattspan.ports import SourceContext, SourceError, WattspanError
+
+if TYPE_CHECKING:
+    from wattspan.emulation.host import EmulatedHost
 
 NOTHING = SourceError.exit_code
 
@@ -35,16 +43,24 @@ NOTHING = SourceError.exit_code
 @click.command(name="doctor")
 @config_options
 @json_option
+@emulate_option
 @click.pass_context
 def command(
-    context: click.Context, config_file: Path | None, settings: tuple[str, ...], as_json: bool
+    context: click.Context,
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+    emulate: str | None,
 ) -> None:
     """Say what can be read here, what cannot, why, and the remedy.
 
     Reads every counter twice, a second apart, with the rights of whoever calls it: call it as
     the user that runs the agent. The exit code is 3 if no counter can be read.
     """
-    diagnosis = diagnose(load_configuration(config_file, settings, quiet=True))
+    flags = emulation_flags(emulate)
+    loaded = load_configuration(config_file, settings, flags, quiet=True)
+    with emulated_host(loaded.config.emulation.profile) as host:
+        diagnosis = diagnose(loaded, host=host)
     if as_json:
         echo_json({"version": __version__, "host": platform.node(), **diagnosis.plain()})
     else:
@@ -53,11 +69,27 @@ def command(
         context.exit(NOTHING)
 
 
-def diagnose(loaded: Loaded, root: Path = Path("/")) -> Diagnosis:
+@contextlib.contextmanager
+def emulated_host(profile: str) -> Iterator[EmulatedHost | None]:
+    """The emulated host called ``profile`` while it is looked at; None for the real one."""
+    if not profile:
+        yield None
+        return
+    from wattspan.emulation.host import EmulatedHost
+    from wattspan.emulation.profiles import profile_named
+
+    with EmulatedHost(profile_named(profile)) as host:
+        yield host
+
+
+def diagnose(loaded: Loaded, root: Path = Path("/"), host: EmulatedHost | None = None) -> Diagnosis:
     """Look at everything; takes a second for each source that can be read."""
     config, plugins = loaded.config, loaded.plugins
     clock = SystemClock()
-    sources = examine_sources(plugins, config, SourceContext(clock, Nobody()))
+    context = SourceContext(clock, Nobody())
+    if host is not None:
+        context = SourceContext(clock, Nobody(), True, host.nvml(), host.sysfs)
+    sources = examine_sources(plugins, config, context)
     return Diagnosis(
         sections=(
             examine_host(root),
