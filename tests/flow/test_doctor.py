@@ -137,5 +137,5 @@ def test_an_emulated_host_can_be_examined_and_says_that_it_is_one(tmp_path: Path
 
 def test_an_emulated_host_that_is_not_known_is_one_sentence(tmp_path: Path) -> None:
     done = doctor(tmp_path, "--emulate", "mainframe")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert "There is no emulated host 'mainframe'. Choose one of: two-socket-h100," in done.stderr
