@@ -10,7 +10,8 @@ from collections.abc import MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
-SESSION = "WATTSPAN_TEST_SESSION"  # every process a test starts inherits it
+SESSION = "TEST_SESSION_OF_WATTSPAN"  # every process a test starts inherits it
+# (not WATTSPAN_...: the program warns of such variables that it does not know)
 
 
 class LeakWatch:

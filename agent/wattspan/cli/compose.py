@@ -14,7 +14,7 @@ from wattspan import __version__
 from wattspan.clock import SystemClock
 from wattspan.config import Config
 from wattspan.ledger import Ledger, Rules
-from wattspan.model import Failure, SourceHealth, Trouble
+from wattspan.model import Failure, SourceHealth
 from wattspan.plugins import Opened, Plugins, open_exporters, open_sources
 from wattspan.ports import (
     ExporterContext,
@@ -79,8 +79,6 @@ def build_agent(
             now=clock.monotonic(),
         )
         exporters = open_exporters(plugins, config, ExporterContext(clock, __version__, log))
-        for failure in exporters.failures:
-            log(str(failure))
         broken = _plugin_health(opened.failures + exporters.failures)
         poller = Poller(
             clock,
@@ -106,18 +104,6 @@ def build_agent(
         )
 
 
-def say_what_fails(sources: tuple[SourceHealth, ...], log: Log) -> None:
-    """Tell at start what cannot be read; SourceError if that is everything, for want of rights."""
-    counters = [health for health in sources if health.source not in {"processes", "store"}]
-    failures = [failure for health in counters for failure in health.failures]
-    for failure in failures:
-        log(str(failure))
-    denied = [failure for failure in failures if failure.trouble is Trouble.DENIED]
-    hopeless = all(health.failures and not health.up for health in counters)
-    if denied and hopeless:
-        raise SourceError(f"No energy counter is readable. {denied[0].remedy}".strip())
-
-
 def measure_self() -> SelfMeasure:
     """What this process has cost so far."""
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -130,9 +116,9 @@ def measure_self() -> SelfMeasure:
 
 def _open_counters(config: Config, plugins: Plugins, context: SourceContext, log: Log) -> Opened:
     opened = open_sources(plugins, config, context)
-    for failure in opened.failures:
-        log(str(failure))
     if not opened.sources:
+        for failure in opened.failures:
+            log(str(failure))
         raise SourceError(NOTHING_TO_READ)
     return opened
 

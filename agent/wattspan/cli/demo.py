@@ -153,11 +153,12 @@ def _start(host: EmulatedHost, listen: str) -> Agent:
     """A running agent, listening at ``listen`` or, if that port is in use, at one that is free."""
     try:
         return _agent(host, listen)
-    except ExporterError:
-        address, _, port = listen.rpartition(":")
-        if port == "0":
-            raise
-        return _agent(host, f"{address}:0")
+    except ExporterError as first:
+        address = listen.rpartition(":")[0]
+        try:
+            return _agent(host, f"{address}:0")
+        except ExporterError:
+            raise first from None
 
 
 def _agent(host: EmulatedHost, listen: str) -> Agent:

@@ -13,6 +13,8 @@ from wattspan.cli.signals import StopRequest, stop_on_signals
 from wattspan.config import Flag
 from wattspan.ports import WattspanError
 
+LOOK_EVERY = 2.0  # seconds between looks for what has begun to fail
+
 
 @click.command(name="run")
 @config_options
@@ -30,7 +32,8 @@ def command(config_file: Path | None, settings: tuple[str, ...], emulate: str | 
 
 def run(loaded: Loaded, request: StopRequest) -> None:
     """Run the configured agent in this thread's name, until a request or a failure ends it."""
-    from wattspan.cli.compose import build_agent, say_what_fails
+    from wattspan.cli.compose import build_agent
+    from wattspan.cli.troubles import Troubles, refuse_if_blind
 
     tell, warn = loggers(loaded.config.agent.log_level)
     with contextlib.ExitStack() as stack:
@@ -47,11 +50,16 @@ def run(loaded: Loaded, request: StopRequest) -> None:
         agent = build_agent(loaded.config, loaded.plugins, log=warn, emulated=emulated)
         stack.callback(agent.stop)
         agent.start()
-        say_what_fails(agent.view().health, warn)
+        refuse_if_blind(agent.view().health)
         for address in agent.addresses:
             tell(f"Serving {address}")
         request.tell(agent.request_stop)
-        agent.wait()
+        troubles = Troubles(warn, known=[f"[{one.table}]" for one in loaded.plugins.broken])
+        while True:
+            snapshot = agent.view()
+            troubles.look(snapshot.health, snapshot.at.mono)
+            if agent.wait(LOOK_EVERY):
+                break
     if agent.failure is not None:
         raise WattspanError("The agent ended because a part of it failed, as said above.")
 

@@ -29,6 +29,7 @@ from wattspan.emulation.powercap_tree import PowercapTree
 from wattspan.emulation.profiles import HostProfile, Job, profile_named
 from wattspan.emulation.workload import call_myself
 from wattspan.model import MILLISECOND
+from wattspan.ports import WattspanError
 
 GPU_STEP = 0.02  # seconds; the boards' own periods are 100 ms
 
@@ -64,8 +65,14 @@ class Engine:
             assert self._gpus is not None  # noqa: S101 - a profile with GPU work has GPUs
             self._gpus.attach(gpu, process.pid, work, memory=job.memory, until_exit=True)
 
-    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one line of the conversation."""
+    def answer(self, line: str) -> dict[str, Any]:
+        """The answer to one line of the conversation. Nothing that is asked ends the host."""
+        try:
+            return self._answer(json.loads(line))
+        except (LookupError, ValueError, WattspanError) as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
         match question:
             case {"do": "truth"}:
                 return self._truth()
@@ -148,7 +155,7 @@ def main(arguments: list[str]) -> None:
         try:
             _say({"ready": True})
             for line in sys.stdin:
-                _say(engine.answer(json.loads(line)))
+                _say(engine.answer(line))
         finally:
             engine.close()
     except BrokenPipeError:

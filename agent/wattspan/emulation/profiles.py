@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from wattspan.emulation.gpu_work import Resident, Serving, Training, Work
 from wattspan.emulation.powercap_law import CpuLaw
-from wattspan.ports import WattspanError
+from wattspan.ports import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def profile_named(name: str) -> HostProfile:
     """The profile called ``name``; the error names those there are."""
     profile = PROFILES.get(name)
     if profile is None:
-        raise WattspanError(
+        raise ConfigError(
             f"There is no emulated host {name!r}. Choose one of: {', '.join(PROFILES)}."
         )
     return profile

@@ -159,7 +159,8 @@ class Poller:
         if self._checkpoint_every is not None:
             books = self._ledger.close(now, snapshot)
             self._keep(books)
-            if now.mono - self._checkpointed >= self._checkpoint_every:
+            due = now.mono - self._checkpointed >= self._checkpoint_every
+            if due or self._checkpoint is None:
                 self._checkpointed, self._checkpoint = now.mono, books
         self._snapshot = snapshot
 

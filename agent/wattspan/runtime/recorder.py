@@ -37,6 +37,10 @@ class Recorder:
             self._written = opening
 
     def run(self, stop: threading.Event, interval: int) -> None:
-        """Turn every ``interval`` nanoseconds until ``stop``."""
+        """Turn at once, and every ``interval`` nanoseconds until ``stop``.
+
+        What an earlier run could not write any more is so in the history before anybody asks.
+        """
+        self.turn()
         while not stop.wait(interval / 1e9):
             self.turn()

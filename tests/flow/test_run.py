@@ -1,0 +1,265 @@
+"""`wattspan run` as a service manager runs it: started, scraped, signalled, killed, restarted."""
+
+from __future__ import annotations
+
+import http.client
+import random
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as text
+
+from support.program import (
+    UNPRIVILEGED,
+    Running,
+    alive,
+    descendants,
+    emulated_hosts,
+    fallen,
+    wattspan,
+)
+from support.requirements import find_program
+from support.waiting import eventually
+from wattspan.clock import SystemClock
+from wattspan.emulation.host import EmulatedHost
+from wattspan.emulation.profiles import profile_named
+
+PROMPT = 2.0  # seconds from a signal to the end, on any machine that is not hopelessly busy
+
+
+def seconds_to_end(agent: Running, number: int) -> tuple[float, int]:
+    clock = SystemClock()
+    began = clock.monotonic()
+    code = agent.end(number)
+    return (clock.monotonic() - began) / 1e9, code
+
+
+# ------------------------------------------------------------------------------------- the end
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_it_promptly_with_success_and_nothing_left(
+    tmp_path: Path, number: int
+) -> None:
+    with Running(tmp_path) as agent:
+        agent.measuring()
+        (engine,) = (Path(f"/proc/{pid}") for pid in descendants(agent.process.pid))
+        (host,) = (h for h in emulated_hosts() if str(h) in (engine / "cmdline").read_text())
+        took, code = seconds_to_end(agent, number)
+        assert code == 0, agent.said
+        assert took < PROMPT
+        assert not host.exists()
+        assert not engine.exists()
+        assert "Traceback" not in agent.said
+
+
+def test_a_signal_while_it_starts_ends_it_with_success_too(tmp_path: Path) -> None:
+    before = emulated_hosts()
+    with Running(tmp_path, emulate="two-socket-h100") as agent:
+        # The host's directory is there before the host is: handlers are in place, no more.
+        eventually(lambda: emulated_hosts() - before, "the start of the emulated host")
+        took, code = seconds_to_end(agent, signal.SIGTERM)
+        assert (code, took < PROMPT) == (0, True), agent.said
+        assert "Serving" not in agent.said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_at_no_moment_does_a_signal_catch_it_off_guard(tmp_path: Path, number: int) -> None:
+    """Before its first own line the interpreter decides; from then on the code is 0."""
+    moments, pause = random.Random(number), threading.Event()
+    for turn in range(10):
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+        with Running(folder) as agent:
+            pause.wait(moments.uniform(0.1, 1.6))
+            begun = bool(agent.said)
+            children = descendants(agent.process.pid)
+            took, code = seconds_to_end(agent, number)
+            assert took < PROMPT
+            if begun or code == 0:
+                assert (code, "Traceback" in agent.said) == (0, False), agent.said
+            eventually(lambda left=children: not alive(left), "its processes are gone")
+
+
+def test_the_same_signal_twice_at_once_is_one_wish(tmp_path: Path) -> None:
+    """`timeout` sends it to the program and to its group."""
+    with Running(tmp_path) as agent:
+        agent.address()
+        agent.process.send_signal(signal.SIGTERM)
+        assert agent.end(signal.SIGTERM) == 0
+
+
+def test_a_client_that_keeps_its_connection_does_not_keep_the_agent(tmp_path: Path) -> None:
+    with Running(tmp_path) as agent:
+        address = urlsplit(agent.address())
+        connection = http.client.HTTPConnection(address.hostname or "", address.port)
+        connection.request("GET", "/metrics")
+        assert connection.getresponse().read()
+        took, code = seconds_to_end(agent, signal.SIGTERM)
+        connection.close()
+        assert (code, took < PROMPT) == (0, True)
+
+
+def test_a_long_interval_delays_no_end(tmp_path: Path) -> None:
+    with Running(tmp_path, agent__interval="1m") as agent:
+        agent.address()
+        took, code = seconds_to_end(agent, signal.SIGTERM)
+        assert (code, took < PROMPT) == (0, True)
+        assert "does not return" not in agent.said
+
+
+def test_killed_it_leaves_no_process_and_no_directory(tmp_path: Path) -> None:
+    with Running(tmp_path) as agent:
+        agent.measuring()
+        children = descendants(agent.process.pid)
+        assert children
+        directories = {
+            h for h in emulated_hosts()
+            if any(str(h) in Path(f"/proc/{pid}/cmdline").read_text() for pid in children)
+        }  # fmt: skip
+        assert agent.end(signal.SIGKILL) == -signal.SIGKILL
+        eventually(lambda: not alive(children), "the emulated host ends with its owner")
+        eventually(lambda: not directories & emulated_hosts(), "its directory is gone")
+
+
+# -------------------------------------------------------------------------------- the next life
+
+
+def without_the_agent(totals: dict[str, float]) -> dict[str, float]:
+    """Counters of energy and time; those about the agent begin with each of its lives."""
+    return {
+        name: value
+        for name, value in totals.items()
+        if "_joules_total" in name or "gap_seconds_total" in name
+    }
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_counter_falls_over_a_restart(tmp_path: Path, number: int) -> None:
+    with Running(tmp_path, emulate="two-socket-h100") as agent:
+        agent.measuring()
+        first = agent.energy()
+        eventually(lambda: agent.energy() > first + 100, "more joules than one book holds")
+        before = without_the_agent(agent.totals())
+        agent.end(number)
+    assert before
+    with Running(tmp_path, emulate="two-socket-h100") as agent:
+        at_once = without_the_agent(agent.totals())
+        assert fallen(before, at_once) == {}
+        known = agent.energy()
+        eventually(lambda: agent.energy() > known, "it goes on measuring")
+        later = without_the_agent(agent.totals())
+        assert fallen(at_once, later) == {}
+        assert agent.energy() < 10 * known + 10_000, "and no counter jumps"
+        answered = wattspan("report", "--since", "1h", "--state-dir", str(agent.state_dir))
+        assert (answered.returncode, "total" in answered.stdout) == (0, True), answered.stderr
+        agent.end()
+    answered = wattspan("report", "--since", "1h", "--state-dir", str(tmp_path / "state"))
+    assert "emulated-host" in answered.stdout, answered.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_within_one_boot_processes_and_counters_go_on_where_they_were(
+    tmp_path: Path, number: int
+) -> None:
+    with EmulatedHost(profile_named("laptop")) as host:
+        host.start_jobs()
+        counters = {"emulate": None, "sources__rapl__sysfs": host.sysfs}
+        with Running(tmp_path, **counters) as agent:
+            agent.measuring()
+            eventually(lambda: charged(agent, "browser") > 0.5, "a job is charged for energy")
+            before = without_the_agent(agent.totals())
+            at_end = charged(agent, "browser")
+            agent.end(number)
+        with Running(tmp_path, **counters) as agent:
+            assert fallen(before, without_the_agent(agent.totals())) == {}
+            eventually(lambda: charged(agent, "browser") > at_end, "its row goes on")
+            after = without_the_agent(agent.totals())
+            assert fallen(before, after) == {}
+            missing = {name for name in before if name not in after and '"pid": ""' not in name}
+            assert not {name for name in missing if "browser" in name}
+
+
+def charged(agent: Running, command: str) -> float:
+    """CPU joules of the processes called ``command``."""
+    return sum(
+        value
+        for name, value in agent.totals().items()
+        if name.startswith("wattspan_process_energy_joules_total")
+        and f'"command": "{command}"' in name
+        and '"hw_type": "cpu"' in name
+    )
+
+
+@pytest.mark.slow
+def test_no_counter_falls_however_often_it_is_killed(tmp_path: Path) -> None:
+    moments, pause = random.Random(1), threading.Event()
+    last: dict[str, float] = {}
+    for _ in range(6):
+        with Running(tmp_path, agent__interval="20ms") as agent:
+            agent.address()
+            for _ in range(moments.randrange(1, 30)):
+                seen = without_the_agent(agent.totals())
+                assert fallen(last, seen) == {}
+                last = seen
+                pause.wait(moments.uniform(0, 0.1))
+            agent.end(signal.SIGKILL)
+    assert any(last.values())
+
+
+# ------------------------------------------------------------------------------------ the scrape
+
+
+def test_the_scrape_parses_in_both_formats_and_promtool_is_content(tmp_path: Path) -> None:
+    with Running(tmp_path, emulate="two-socket-h100") as agent:
+        agent.measuring()
+        modern, classic = agent.scrape(), agent.scrape("text/plain")
+    families = {family.name for family in openmetrics(modern)}
+    assert {"hw_energy_joules", "wattspan_process_energy_joules"} <= families
+    assert {"hw_energy_joules"} <= {family.name for family in text(classic)}
+    assert modern.endswith("# EOF\n")
+    promtool = find_program("promtool")
+    if promtool is not None:
+        checked = subprocess.run(
+            [promtool, "check", "metrics"], input=classic, capture_output=True, text=True
+        )
+        assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+def test_the_first_figure_comes_within_seconds(tmp_path: Path) -> None:
+    clock = SystemClock()
+    began = clock.monotonic()
+    with Running(tmp_path, emulate="two-socket-h100") as agent:
+        agent.measuring()
+        took = (clock.monotonic() - began) / 1e9
+        agent.end()
+    print(f"start to first figure: {took:.2f} s")
+    assert took < 20  # the goal is 2 s, held by benchmarks/startup.py; here a machine may be busy
+
+
+# ----------------------------------------------------------------------------- without privilege
+
+
+def test_it_measures_and_attributes_without_any_privilege(tmp_path: Path) -> None:
+    if not find_program("setpriv"):
+        pytest.skip("no setpriv; install Debian's util-linux")
+    with Running(tmp_path, emulate="two-socket-h100", within=UNPRIVILEGED) as agent:
+        agent.measuring()
+
+        def attributed() -> float:
+            return sum(
+                value
+                for name, value in agent.totals().items()
+                if name.startswith("wattspan_process_energy_joules_total")
+                and '"hw_type": "cpu"' in name
+                and '"pid": ""' not in name
+            )
+
+        eventually(lambda: attributed() > 0, "a process is charged for CPU energy")
+        assert agent.end() == 0, agent.said

@@ -1,0 +1,188 @@
+"""The `wattspan` program as people and service managers run it: a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from support.waiting import eventually
+
+PROGRAM = [sys.executable, "-c", "from wattspan.cli import main; main()"]
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("WATTSPAN_")} | {
+    "WATTSPAN_CONFIG": os.devnull
+}
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+SHARED_MEMORY = Path("/dev/shm")
+
+UNPRIVILEGED = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+"""Keeps the user, drops what root may do."""
+
+
+def wattspan(
+    *arguments: str, within: Sequence[str] = (), **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the program to its end; ``within`` is the command that runs it."""
+    return subprocess.run(
+        [*within, *PROGRAM, *arguments],
+        env={**ENVIRONMENT, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def options(settings: Mapping[str, object]) -> list[str]:
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
+
+class Running:
+    """A `wattspan run` that somebody ends. Its standard error is in a file of the test's."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        emulate: str | None = "laptop",
+        within: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        **settings: object,
+    ) -> None:
+        """Start it; its state directory is ``folder / "state"`` unless set otherwise.
+
+        Dots in the names of settings are written as two underscores.
+        """
+        self.state_dir = folder / "state"
+        chosen: dict[str, object] = {
+            "agent.state_dir": self.state_dir,
+            "exporters.prometheus.listen": "127.0.0.1:0",
+        }
+        chosen |= {key.replace("__", "."): value for key, value in settings.items()}
+        self._log = folder / "stderr"
+        words = [*(("--emulate", emulate) if emulate else ()), *options(chosen), *arguments]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*within, *PROGRAM, "run", *words],
+                env={**ENVIRONMENT, **(environ or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text()
+
+    def address(self) -> str:
+        """Where the metrics are, as soon as the program says so."""
+
+        def told() -> str:
+            found = re.search(r"Serving (\S+)\n", self.said)
+            if found is None and self.process.poll() is not None:
+                raise AssertionError(f"it ended with {self.process.returncode}: {self.said}")
+            return found[1] if found else ""
+
+        return eventually(told, "the program serves", within=30)
+
+    def scrape(self, accept: str = OPENMETRICS) -> str:
+        request = urllib.request.Request(self.address(), headers={"Accept": accept})
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return str(answer.read().decode())
+
+    def totals(self) -> dict[str, float]:
+        """Every counter that is served now, by name and labels."""
+        return counters(self.scrape("text/plain"))
+
+    def energy(self) -> float:
+        """Joules of the host's cover so far."""
+        found = re.search(r"^hw_host_energy_joules_total\S* (\S+)$", self.scrape(), re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    def measuring(self) -> Self:
+        """Itself, once it has measured something."""
+        eventually(lambda: self.energy() > 0, "the first figure")
+        return self
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal and wait; the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+
+
+def counters(scrape: str) -> dict[str, float]:
+    """The counters in Prometheus text, by name and labels; those of energy and time only rise."""
+    return {
+        f"{sample.name}{json.dumps(sample.labels, sort_keys=True)}": sample.value
+        for family in text_string_to_metric_families(scrape)
+        if family.type == "counter"
+        for sample in family.samples
+        if sample.name.endswith("_total")
+    }
+
+
+def fallen(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, tuple[float, ...]]:
+    """The counters that are lower after than before, by their values; all should be steady."""
+    return {
+        name: (value, after[name])
+        for name, value in before.items()
+        if name in after and after[name] < value
+    }
+
+
+def emulated_hosts() -> frozenset[Path]:
+    """The directories of the emulated hosts on this machine, whoever has started them."""
+    return frozenset(SHARED_MEMORY.glob("wattspan-emulated-*"))
+
+
+def descendants(pid: int) -> frozenset[int]:
+    """The processes that ``pid`` started, and those that they did."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError):
+            after_name = stat.read_text().rpartition(")")[2].split()
+            children.setdefault(int(after_name[1]), []).append(int(stat.parent.name))
+    found: set[int] = set()
+    waiting = [pid]
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            found.add(child)
+            waiting.append(child)
+    return frozenset(found)
+
+
+def alive(pids: frozenset[int]) -> frozenset[int]:
+    """Those that still run; a zombie does not."""
+    return frozenset(pid for pid in pids if _state(pid) not in {"", "Z", "X"})
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
