@@ -18,7 +18,7 @@ from wattspan.attribution import attribute
 from wattspan.baseline import IdleModel, idle_model
 from wattspan.energy import Meter
 from wattspan.grouping import Grouping, microjoules
-from wattspan.listing import LINGER, Listing, Row
+from wattspan.listing import MOURNING, Listing, Row
 from wattspan.model import (
     SECOND,
     AgentStats,
@@ -333,10 +333,17 @@ class Ledger:
             self._groups.settle(kind, at)
 
     def _bury(self, now: int) -> None:
-        """Forget who the long dead were; their rows are retired by then."""
-        while self._dead and now - self._dead[0][0] > 2 * LINGER:
+        """Forget who the dead were, once nothing can be charged to them and no row names them.
+
+        A host that runs a thousand short commands a second has as many dead as it has seconds
+        to remember them.
+        """
+        while self._dead and now - self._dead[0][0] > MOURNING:
             _, payer = self._dead.popleft()
-            self._infos.pop(payer, None)
+            if payer in self._listing.rows:
+                self._dead.append((now, payer))
+            else:
+                self._infos.pop(payer, None)
 
     # -------------------------------------------------------------------- opening and closing
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from wattspan.model import SECOND, HwType, Microjoules, Payer
 
 LINGER = 60 * SECOND  # a dead process's row stays long enough to be scraped once more
+MOURNING = 10 * SECOND  # the dead may be charged as long: GPU time is known late
 DWELL = 60 * SECOND  # a living one's row is safe from displacement for as long
 _DISPLACES = 2  # a newcomer must have spent this many times as much as the row it takes
 
@@ -92,7 +93,7 @@ class Listing:
         """
         for payer in [p for p, row in self._rows.items() if _is_over(row, now)]:
             self.retire(self._rows.pop(payer).energy)
-        self._dead = {p: died for p, died in self._dead.items() if now - died < LINGER}
+        self._dead = {p: died for p, died in self._dead.items() if now - died < MOURNING}
         waiting = sorted(
             (payer for payer, score in self._score.items() if score and payer not in self._rows),
             key=lambda payer: self._score[payer],

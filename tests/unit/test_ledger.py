@@ -7,7 +7,7 @@ import pytest
 from support.world import DRAM, GPU, PACKAGE, World, imbalances
 from wattspan.grouping import NOBODY, STALE
 from wattspan.ledger import RANK_EVERY, Ledger, Rules
-from wattspan.listing import LINGER
+from wattspan.listing import LINGER, MOURNING
 from wattspan.model import (
     SECOND,
     Consumer,
@@ -335,11 +335,17 @@ def test_a_listed_process_that_still_lives_keeps_its_row_over_a_restart() -> Non
     assert after.processes[0].energy[HwType.CPU] >= before.processes[0].energy[HwType.CPU]
 
 
-def test_the_long_dead_are_forgotten() -> None:
-    host = world()
+def test_the_dead_are_forgotten_when_no_row_names_them_any_more() -> None:
+    host = world(top=1)
     host.born(1)
-    who = host.alive[1]
-    host.turn(TICK, {1: 100}, dying=(1,))
-    for _ in range(2 * LINGER // RANK_EVERY + 2):
+    host.born(2)
+    host.turn(TICK, {1: 100, 2: 1})  # the first is listed
+    listed, other = host.alive[1], host.alive[2]
+    host.turn(TICK, {1: 100, 2: 1}, dying=(1, 2))
+    for _ in range(MOURNING // RANK_EVERY + 2):
         host.turn(RANK_EVERY, {})
-    assert not host.ledger.knows(who)
+    assert host.ledger.knows(listed)
+    assert not host.ledger.knows(other)
+    for _ in range(LINGER // RANK_EVERY):
+        host.turn(RANK_EVERY, {})
+    assert not host.ledger.knows(listed)
