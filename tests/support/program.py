@@ -26,8 +26,20 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("WATTSPAN
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 SHARED_MEMORY = Path("/dev/shm")
 
-UNPRIVILEGED = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+UNPRIVILEGED = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
 """Keeps the user, drops what root may do."""
+
+
+def on_a_disk_of(size: str, folder: Path) -> list[str]:
+    """Runs a command that sees a disk of its own at ``folder``. Needs root.
+
+    The mount is private to the command; others reach it by ``/proc/PID/root``.
+    """
+    folder.mkdir(exist_ok=True)
+    script = (
+        'mount --make-rprivate / && mount -t tmpfs -o "size=$1" small "$2" && shift 2 && exec "$@"'
+    )
+    return ["unshare", "--mount", "sh", "-c", script, "sh", size, str(folder)]
 
 
 def wattspan(

@@ -1,5 +1,6 @@
 """One poll: every source on its own, one owner of the books, one assignment to publish."""
 
+import itertools
 import threading
 from collections.abc import Iterator
 
@@ -25,7 +26,7 @@ from wattspan.model import (
     Trouble,
     Usage,
 )
-from wattspan.ports import Batch, UsageBatch
+from wattspan.ports import Batch, ExporterError, UsageBatch
 from wattspan.runtime.agent import Agent
 from wattspan.runtime.poller import Poller, SelfMeasure
 from wattspan.runtime.recorder import Recorder
@@ -289,10 +290,44 @@ def test_an_exporter_that_cannot_start_leaves_nothing_running() -> None:
     host = Burning(clock)
     good, bad = Window(), Window(fails=True)
     agent = Agent(poller(clock, [host], host), [good, bad], log=print)  # type: ignore[list-item]
-    with pytest.raises(OSError, match="port in use"):
+    with pytest.raises(ExporterError, match="'window': OSError: port in use"):
         agent.start()
     assert good.events == ["start", "stop"]
     assert host.closed
+
+
+def test_one_part_that_does_not_end_keeps_no_other_from_ending() -> None:
+    class Stuck(Window):
+        def stop(self) -> None:
+            raise RuntimeError("it sticks")
+
+    clock = ManualClock()
+    host, shelf, said = Burning(clock), Shelf(), list[str]()
+    one = poller(clock, [host], host, checkpoint_every=SECOND)
+    agent = Agent(one, [Stuck()], books=shelf, log=said.append)  # type: ignore[list-item]
+    agent.start()
+    agent.stop()
+    agent.stop()
+    assert said == ["Ending the exporter 'window' failed: RuntimeError: it sticks."]
+    assert (shelf.closed, host.closed, agent.failure) == (True, True, None)
+
+
+def test_the_books_of_a_snapshot_are_kept_before_anybody_sees_it() -> None:
+    clock = ManualClock()
+    host = Burning(clock)
+    kept: list[tuple[int, int]] = []
+
+    def keep(books: Opening) -> None:
+        seen = {a.domain.id: a.energy for a in one.view().domains}
+        kept.append((sum(a.energy for a in books.accounts), sum(seen.values())))
+
+    one = poller(clock, [host], host, checkpoint_every=SECOND, keep=keep)
+    for _ in range(30):
+        one.turn()
+        clock.advance(0.1)
+    one.finish()
+    assert kept[-1][0] > 0
+    assert all(earlier[0] == later[1] for earlier, later in itertools.pairwise(kept))
 
 
 def test_a_thread_that_dies_ends_the_agent_loudly() -> None:

@@ -13,7 +13,7 @@ from wattspan.cli.signals import StopRequest, stop_on_signals
 from wattspan.config import Flag
 from wattspan.ports import WattspanError
 
-LOOK_EVERY = 2.0  # seconds between looks for what has begun to fail
+LOOK_EVERY = 1.0  # seconds between looks for what has begun to fail
 
 
 @click.command(name="run")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from wattspan.model import Snapshot
-from wattspan.ports import Exporter
+from wattspan.ports import Exporter, ExporterError, WattspanError
 from wattspan.runtime.poller import Poller
 from wattspan.runtime.recorder import Books, Recorder
 
@@ -61,8 +61,7 @@ class Agent:
             self._poller.turn()
             self._poller.publish()
             for exporter in self._exporters:
-                exporter.start(self._poller.view)
-                self._started.append(exporter)
+                self._open(exporter)
         except BaseException:
             self.stop()
             raise
@@ -70,6 +69,18 @@ class Agent:
         recorder = self._recorder
         if recorder is not None:
             self._run("recorder", lambda: recorder.run(self._stop, self._record_every))
+
+    def _open(self, exporter: Exporter) -> None:
+        try:
+            exporter.start(self._poller.view)
+        except WattspanError:
+            raise
+        except Exception as error:
+            raise ExporterError(
+                f"Cannot start the exporter {exporter.name!r}: {type(error).__name__}: {error}. "
+                "Report it to its authors, or turn it off in the configuration."
+            ) from error
+        self._started.append(exporter)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until ``request_stop``, or a thread's failure; True if so, False after ``timeout``.
@@ -97,9 +108,9 @@ class Agent:
         if "wattspan-poller" in alive:
             self._log("The poller does not return and is left behind; a driver call hangs.")
         else:
-            self._attempt("last books", self._poller.finish)
+            self.failure = self._attempt("last books", self._poller.finish) or self.failure
         if self._recorder is not None:
-            self._attempt("recorder", self._recorder.turn)
+            self.failure = self._attempt("recorder", self._recorder.turn) or self.failure
         for exporter in self._started:
             self._attempt(f"exporter {exporter.name!r}", exporter.stop)
         if not alive:
@@ -107,12 +118,13 @@ class Agent:
         if self._books is not None:
             self._attempt("store", self._books.close)
 
-    def _attempt(self, what: str, act: Callable[[], object]) -> None:
+    def _attempt(self, what: str, act: Callable[[], object]) -> Exception | None:
         try:
             act()
         except Exception as error:  # noqa: BLE001 - the rest must be ended all the same
-            self.failure = self.failure or error
             self._log(f"Ending the {what} failed: {type(error).__name__}: {error}.")
+            return error
+        return None
 
     def _run(self, name: str, work: Callable[[], None]) -> None:
         def guarded() -> None:

@@ -6,6 +6,7 @@ replaced by one assignment and never changed.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -171,9 +172,10 @@ class Poller:
 
     def close(self) -> None:
         """Let go of sources; each closes whatever the others do."""
-        for source in self._sources:
-            source.source.close()
-        self._usage.close()
+        with contextlib.ExitStack() as every:
+            every.callback(self._usage.close)
+            for source in self._sources:
+                every.callback(source.source.close)
 
     # ------------------------------------------------------------------------------- details
 

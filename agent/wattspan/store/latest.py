@@ -47,7 +47,7 @@ class Latest:
         """Keep these books. What goes wrong is said once, and the next write tries again."""
         text = to_json(opening)
         sequence = self._sequence + 1
-        numbers = (sequence, len(text), zlib.crc32(text))
+        numbers = (sequence, len(text), _checksum(sequence, text))
         header = b"".join(number.to_bytes(8, "little") for number in numbers)
         file = self._files[sequence % 2]
         try:
@@ -70,7 +70,7 @@ class Latest:
             int.from_bytes(blob[at : at + 8], "little") for at in range(0, _HEADER, 8)
         )
         text = blob[_HEADER : _HEADER + length]
-        if not text or len(text) < length or zlib.crc32(text) != checksum:
+        if not text or len(text) < length or _checksum(sequence, text) != checksum:
             return 0, None
         try:
             return sequence, from_json(text)
@@ -84,6 +84,10 @@ class Latest:
                 f"Cannot write {self._paths[0].parent}: {cause}."
                 " Counters fall by what is measured meanwhile if this agent is killed."
             )
+
+
+def _checksum(sequence: int, text: bytes) -> int:
+    return zlib.crc32(text, zlib.crc32(sequence.to_bytes(8, "little")))
 
 
 def furthest(one: Opening | None, other: Opening | None) -> Opening | None:

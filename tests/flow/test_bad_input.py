@@ -1,0 +1,415 @@
+"""What people and machines get wrong: one clear sentence, the right exit code, nothing lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.certificates import Authority
+from support.program import UNPRIVILEGED, Running, fallen, on_a_disk_of, options, wattspan
+from support.waiting import eventually
+from wattspan.emulation.host import EmulatedHost
+from wattspan.emulation.profiles import profile_named
+
+EMULATED_HOST = r"wattspan: Emulated host: [^\n]+\n"
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> tuple[int, str]:
+    """The exit code, and the only sentence on standard error."""
+    assert done.stdout == ""
+    said = re.sub(EMULATED_HOST, "", done.stderr)
+    assert said.count("\n") == 1, said
+    assert said.startswith("wattspan: "), said
+    assert "Traceback" not in said
+    return done.returncode, said.removeprefix("wattspan: ").removesuffix("\n")
+
+
+def run(folder: Path, *arguments: str, **settings: object) -> tuple[int, str]:
+    chosen = {
+        "agent.state_dir": folder / "state",
+        "exporters.prometheus.listen": "127.0.0.1:0",
+        **{key.replace("__", "."): value for key, value in settings.items()},
+    }
+    return refused(wattspan("run", *arguments, *options(chosen)))
+
+
+# ----------------------------------------------------------------------------- configuration
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[agent]\nintervall = '1s'", "c.toml:2: Unknown key 'agent.intervall': did you mean"),
+        ("[agnet]\ninterval = '1s'", "c.toml:1: Unknown table 'agnet': did you mean"),
+        ("[agent]\ninterval = 'fast'", "c.toml:2: Bad value for 'agent.interval': \"fast\" is"),
+        ("[agent]\ninterval = 5", "c.toml:2: Bad value for 'agent.interval': expected a duration"),
+        ("[agent]\ninterval = '1ms'", "c.toml:2: Bad value for 'agent.interval': "),
+        ("[processes]\ntop = true", "c.toml:2: Bad value for 'processes.top': "),
+        ("[processes]\nidle = 'evenly'", "c.toml:2: Bad value for 'processes.idle': "),
+        ("[sources.rapl]\nreader = 'msr'", "c.toml:2: Bad value for 'sources.rapl.reader': "),
+        ("[exporters.prometheus]\nlisten = 'x'", "c.toml:2: Bad value for 'exporters.prometheus."),
+        ("[agent\n", "c.toml:1: not TOML: "),
+        ("interval = '1s'\n", "c.toml:1: Unknown "),
+        ("[emulation]\nprofile = 'mainframe'", "There is no emulated host 'mainframe'. Choose"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused(
+    tmp_path: Path, text: str, sentence: str
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    code, said = refused(wattspan("run", "--config", str(file)))
+    assert (code, said.replace(f"{tmp_path}/", "")[: len(sentence)]) == (2, sentence)
+
+
+def test_every_mistake_of_a_file_is_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("[agent]\nintervall = 1\n[store]\ninterval = 'x'\n[nonsense]\n")
+    done = wattspan("run", "--config", str(file))
+    assert done.returncode == 2
+    assert [line.split(":")[2] for line in done.stderr.splitlines()] == ["2", "4", "5"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--config", "/nonexistent.toml"], "Cannot read /nonexistent.toml: there is no such file"),
+        (["--set", "agent.interval"], "--set agent.interval: no value. Write --set KEY=VALUE"),
+        (["--set", "agent.intervall=1s"], "--set agent.intervall: Unknown key"),
+        (["--emulate", "mainframe"], "There is no emulated host 'mainframe'. Choose one of: "),
+    ],
+)
+def test_options_that_cannot_be_are_refused(arguments: list[str], sentence: str) -> None:
+    code, said = refused(wattspan("run", *arguments))
+    assert (code, said[: len(sentence)]) == (2, sentence)
+
+
+def test_a_mistyped_variable_is_told_and_does_no_harm(tmp_path: Path) -> None:
+    with Running(tmp_path, environ={"WATTSPAN_AGENT_INTERVALL": "1s"}) as agent:
+        agent.measuring()
+        assert "WATTSPAN_AGENT_INTERVALL is ignored: no such setting. Did you mean" in agent.said
+    assert re.match("Bad value", run(tmp_path, agent__interval="")[1].partition(": ")[2])
+
+
+# ------------------------------------------------------------------------------- the exporter
+
+
+def test_a_port_in_use_is_refused_with_what_finds_its_user(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        listen = f"127.0.0.1:{port}"
+        code, said = run(tmp_path, "--emulate", "laptop", exporters__prometheus__listen=listen)
+    assert code == 4
+    assert said.startswith(f"Cannot serve metrics on {listen}: the port is in use; stop its user")
+    assert f"ss -ltnp sport = :{port}" in said
+
+
+def test_what_was_measured_before_is_kept_when_the_port_is_in_use(tmp_path: Path) -> None:
+    with Running(tmp_path) as agent:
+        before = agent.measuring().energy()
+        agent.end()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert run(tmp_path, "--emulate", "laptop", exporters__prometheus__listen=listen)[0] == 4
+    with Running(tmp_path) as agent:
+        assert agent.energy() >= before
+
+
+@pytest.mark.parametrize("bad", ["junk", "absent", "another's key"])
+def test_a_certificate_that_is_none_is_refused(tmp_path: Path, bad: str) -> None:
+    authority = Authority(tmp_path)
+    pair, other = authority.issue("one"), authority.issue("two")
+    certificate, key = pair.certificate, pair.key
+    if bad == "junk":
+        certificate.write_text("no certificate")
+    elif bad == "absent":
+        certificate.unlink()
+    else:
+        key = other.key
+    code, said = run(
+        tmp_path,
+        *("--emulate", "laptop"),
+        exporters__prometheus__tls_certificate=certificate,
+        exporters__prometheus__tls_key=key,
+    )
+    assert code == 4
+    assert str(certificate) in said
+    assert "[exporters.prometheus]" in said
+
+
+# ------------------------------------------------------------------------------- the counters
+
+
+def test_without_any_counter_it_says_what_helps(tmp_path: Path) -> None:
+    code, said = run(tmp_path, sources__rapl__sysfs=tmp_path, sources__nvml__enabled="false")
+    assert code == 3
+    assert said.startswith("No energy counter can be read on this host")
+    for advice in ("`wattspan doctor`", "`wattspan demo`", "[sources.estimate]"):
+        assert advice in said
+
+
+def test_a_source_that_was_insisted_on_and_is_not_there_is_named(tmp_path: Path) -> None:
+    code, said = run(tmp_path, sources__rapl__sysfs=tmp_path, sources__rapl__enabled="true")
+    assert code == 3
+    assert said.startswith("Cannot read CPU energy counters: no zone counts energy under ")
+    assert "Load the driver" in said
+
+
+@pytest.fixture
+def host() -> Iterator[EmulatedHost]:
+    """Counters that the program takes for those of this machine."""
+    with EmulatedHost(profile_named("two-socket")) as emulated:
+        yield emulated
+
+
+def zone_file(host: EmulatedHost, zone: str, name: str) -> Path:
+    assert host.sysfs is not None
+    return (host.sysfs / "class" / "powercap" / zone / name).resolve()
+
+
+def test_counters_nobody_lets_us_read_are_one_sentence_with_the_remedy(
+    tmp_path: Path, host: EmulatedHost
+) -> None:
+    for zone in ("intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0", "intel-rapl:1:0"):
+        zone_file(host, zone, "energy_uj").chmod(0)
+    assert host.sysfs is not None
+    settings = {"agent.state_dir": tmp_path, "sources.rapl.sysfs": host.sysfs}
+    code, said = refused(wattspan("run", *options(settings), within=UNPRIVILEGED))
+    assert code == 3
+    assert said.startswith("No energy counter can be read. Cannot read ")
+    assert "/energy_uj and 3 more: permission denied. " in said
+    assert "udev" in said
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("energy_uj", "banana\n"),
+        ("energy_uj", ""),
+        ("energy_uj", "-5\n"),
+        ("energy_uj", "9" * 400 + "\n"),
+        ("name", "\udc80\udcff\n"),
+        ("name", "\n"),
+    ],
+)
+def test_a_malformed_zone_costs_only_itself(
+    tmp_path: Path, host: EmulatedHost, file: str, content: str
+) -> None:
+    host.ask(do="fault", zone="intel-rapl:0", fault="freeze")
+    bad = zone_file(host, "intel-rapl:0", file)
+    bad.unlink()
+    bad.write_bytes(os.fsencode(content))
+    with Running(tmp_path, emulate=None, sources__rapl__sysfs=host.sysfs) as agent:
+        agent.measuring()
+        eventually(lambda: healthy(agent, "package-1") > 0, "the other zone is measured")
+        told = eventually(lambda: problems(agent), "the bad one is told")
+        assert all("intel-rapl:0" in line for line in told), told
+        assert agent.end() == 0, agent.said
+        assert "Traceback" not in agent.said
+
+
+@pytest.mark.parametrize("content", ["none\n", "0\n", ""])
+def test_a_zone_that_does_not_say_when_it_wraps_is_measured(
+    tmp_path: Path, host: EmulatedHost, content: str
+) -> None:
+    zone_file(host, "intel-rapl:0", "max_energy_range_uj").write_text(content)
+    with Running(tmp_path, emulate=None, sources__rapl__sysfs=host.sysfs) as agent:
+        eventually(lambda: healthy(agent, "package-0") > 0, "the zone is measured")
+        assert agent.end() == 0, agent.said
+
+
+def healthy(agent: Running, name: str) -> float:
+    return sum(
+        value
+        for key, value in agent.totals().items()
+        if key.startswith("hw_energy_joules_total") and f'"hw_name": "{name}"' in key
+    )
+
+
+def problems(agent: Running) -> list[str]:
+    return [line for line in agent.said.splitlines() if "Cannot" in line]
+
+
+# ---------------------------------------------------------------------------------- the store
+
+
+def test_a_corrupted_store_is_moved_aside_and_no_counter_falls(tmp_path: Path) -> None:
+    with Running(tmp_path) as agent:
+        agent.measuring()
+        before = agent.totals()
+        agent.end()
+    store = tmp_path / "state" / "wattspan-emulated.sqlite"
+    store.write_bytes(b"no database" * 4096)
+    with Running(tmp_path) as agent:
+        after = agent.totals()
+        (told,) = problems(agent)
+        assert f"Cannot use the store {store}: it is corrupt" in told
+        assert f"moved to {store}.corrupt-1" in told
+    energies = {name: value for name, value in before.items() if "_joules_total" in name}
+    assert energies
+    assert fallen(energies, after) == {}
+
+
+def test_where_no_store_can_be_it_goes_on_without_unless_one_insists(tmp_path: Path) -> None:
+    fixed = tmp_path / "state"
+    fixed.mkdir()
+    fixed.chmod(0o555)
+    with Running(tmp_path, within=UNPRIVILEGED) as agent:
+        agent.measuring()
+        (told,) = problems(agent)
+        assert "Going on without a store, totals will not survive a restart. Cannot open" in told
+        assert f"permission denied. Make {fixed} writable" in told
+        assert agent.end() == 0
+    done = wattspan(
+        *("run", "--emulate", "laptop", "--set", "store.enabled=true"),
+        *("--set", f"agent.state_dir={fixed}"),
+        within=UNPRIVILEGED,
+    )
+    code, said = refused(done)
+    assert (code, said.startswith("Cannot open the store ")) == (5, True)
+
+
+def test_a_state_directory_that_is_a_file_has_its_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "state"
+    file.write_text("")
+    for path in (file, file / "below"):
+        code, said = run(
+            tmp_path, "--emulate", "laptop", store__enabled="true", agent__state_dir=path
+        )
+        assert code == 5
+        assert str(path) in said
+        assert "state_dir" in said
+
+
+def test_a_store_that_another_agent_writes_is_left_to_it(tmp_path: Path) -> None:
+    with Running(tmp_path) as first:
+        first.measuring()
+        second_folder = tmp_path / "second"
+        second_folder.mkdir()
+        with Running(second_folder, agent__state_dir=first.state_dir) as second:
+            second.measuring()
+            (told,) = problems(second)
+            assert f"process {first.process.pid} is writing it. Stop that agent, or give" in told
+            assert second.end() == 0
+        code, _ = run(
+            *(tmp_path, "--emulate", "laptop"),
+            agent__state_dir=first.state_dir,
+            store__enabled="true",
+        )
+        assert code == 5
+        assert first.end() == 0
+        assert problems(first) == []
+
+
+@pytest.mark.needs_root
+def test_a_disk_without_room_stops_nothing_but_the_store(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with Running(tmp_path, within=on_a_disk_of("8k", folder)) as agent:
+        agent.measuring()
+        (told,) = problems(agent)
+        assert "Going on without a store" in told
+        assert f"the disk is full. Free some space for {folder}." in told
+        assert agent.end() == 0
+
+
+@pytest.mark.needs_root
+def test_a_disk_that_fills_loses_nothing_once_there_is_room_again(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with Running(tmp_path, within=on_a_disk_of("2m", folder), store__interval="1s") as agent:
+        agent.measuring()
+        seen_from_outside = Path(f"/proc/{agent.process.pid}/root{folder}")
+        ballast = seen_from_outside / "ballast"
+        fill(ballast)
+        eventually(lambda: "disk is full" in agent.said, "the full disk is told")
+        energy = agent.energy()
+        eventually(lambda: agent.energy() > energy, "it goes on measuring")
+        ballast.unlink()
+        eventually(lambda: store_up(agent), "the store is written again")
+        assert agent.end() == 0, agent.said
+        assert "Traceback" not in agent.said
+
+
+def fill(file: Path) -> None:
+    """Write to ``file`` until its disk is full."""
+    with file.open("wb", buffering=0) as sink, contextlib.suppress(OSError):
+        while sink.write(bytes(4096)):
+            pass
+
+
+def store_up(agent: Running) -> bool:
+    return 'wattspan_source_up{source="store"} 1' in agent.scrape("text/plain")
+
+
+# -------------------------------------------------------------------------------- the plugins
+
+
+PLUGIN = """
+from wattspan.ports import SourcePlugin, ExporterPlugin
+from wattspan.settings import Table
+
+class Settings(Table, frozen=True):
+    pass
+
+class Broken:
+    name, address = "bad", None
+    def read(self): raise RuntimeError("read")
+    def start(self, view): raise RuntimeError("start")
+    def close(self): raise RuntimeError("close")
+    stop = close
+
+def refuse(settings, context): raise RuntimeError("open")
+def succeed(settings, context): return Broken()
+
+opens_not = SourcePlugin(Settings, refuse)
+reads_not = SourcePlugin(Settings, succeed)
+exports_not = ExporterPlugin(Settings, refuse)
+starts_not = ExporterPlugin(Settings, succeed)
+no_plugin = 42
+"""
+
+
+def install(folder: Path, entry: str) -> dict[str, str]:
+    """The environment in which the plugin that ``entry`` names is installed."""
+    group, value = entry.split(" = ")
+    (folder / "bad_plugin.py").write_text(PLUGIN)
+    info = folder / "bad_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bad-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[wattspan.{group}]\nbad = {value}\n")
+    return {"PYTHONPATH": str(folder)}
+
+
+@pytest.mark.parametrize(
+    ("entry", "sentence"),
+    [
+        ("sources = absent_module:x", "The plugin [sources.bad] cannot be used: absent_module:x"),
+        ("sources = bad_plugin:no_plugin", "The plugin [sources.bad] cannot be used: bad_plugin:n"),
+        ("sources = bad_plugin:opens_not", "[sources.bad]: it does not open, RuntimeError: open"),
+        ("sources = bad_plugin:reads_not", "source 'bad': it raised RuntimeError: read"),
+        ("exporters = bad_plugin:exports_not", "[exporters.bad]: it does not open, RuntimeError"),
+    ],
+)
+def test_a_broken_plugin_is_named_and_costs_only_itself(
+    tmp_path: Path, entry: str, sentence: str
+) -> None:
+    with Running(tmp_path, environ=install(tmp_path, entry)) as agent:
+        agent.measuring()
+        eventually(lambda: sentence in agent.said, f"it says {sentence!r}")
+        told = [line for line in agent.said.splitlines() if "bad" in line]
+        assert len(told) == 1, told
+        code = agent.end()
+        assert (code, "Traceback" in agent.said) == (0, False), agent.said
+
+
+def test_an_exporter_that_does_not_start_ends_the_agent_in_order(tmp_path: Path) -> None:
+    with Running(tmp_path, environ=install(tmp_path, "exporters = bad_plugin:starts_not")) as agent:
+        assert agent.process.wait(30) == 4
+        assert "Cannot start the exporter 'bad': RuntimeError: start." in agent.said
+        assert "Traceback" not in agent.said

@@ -1,0 +1,143 @@
+"""The newest books survive whatever kills the process, and are never taken for older ones."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.books import Books
+from wattspan.config import Store as Settings
+from wattspan.model import Opening
+from wattspan.store import Kept
+from wattspan.store.latest import Latest, furthest
+from wattspan.store.query import Extract, extract
+from wattspan.testing import ManualClock
+
+
+@pytest.fixture
+def host() -> Books:
+    return Books(ManualClock())
+
+
+def files(folder: Path) -> list[Path]:
+    return [folder / f"w.latest-{n}" for n in (0, 1)]
+
+
+def again(folder: Path) -> Opening | None:
+    """What a new process finds."""
+    latest = Latest(folder / "w.sqlite")
+    latest.close()
+    return latest.opening()
+
+
+def total(opening: Opening | None) -> int:
+    assert opening is not None
+    return sum(account.energy for account in opening.accounts)
+
+
+def test_the_newest_is_found_by_the_next_process(tmp_path: Path, host: Books) -> None:
+    assert again(tmp_path) is None
+    latest = Latest(tmp_path / "w.sqlite")
+    written = [host.spend({1: 10}) for _ in range(5)]
+    for books in written:
+        latest.write(books)
+    assert total(again(tmp_path)) == total(written[-1])
+    latest.close()
+    latest = Latest(tmp_path / "w.sqlite")
+    more = host.spend({1: 10})
+    latest.write(more)
+    latest.close()
+    assert total(again(tmp_path)) == total(more)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 8, 23, 24, 25, 100, -1])
+def test_a_torn_write_leaves_the_one_before(tmp_path: Path, host: Books, keep: int) -> None:
+    latest = Latest(tmp_path / "w.sqlite")
+    before, torn = host.spend({1: 10}), host.spend({1: 10})
+    latest.write(before)
+    latest.write(torn)
+    latest.close()
+    newest = files(tmp_path)[0]  # the second write
+    newest.write_bytes(newest.read_bytes()[:keep])
+    assert total(again(tmp_path)) == total(before)
+
+
+@given(at=st.integers(0, 10**6), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_found_out(
+    tmp_path_factory: pytest.TempPathFactory, at: int, bit: int
+) -> None:
+    folder, host = tmp_path_factory.mktemp("latest"), Books(ManualClock())
+    latest = Latest(folder / "w.sqlite")
+    sound = [host.spend({1: 10}), host.spend({1: 10})]
+    for books in sound:
+        latest.write(books)
+    latest.close()
+    newest = files(folder)[0]
+    data = bytearray(newest.read_bytes())
+    data[at % len(data)] ^= 1 << bit
+    newest.write_bytes(data)
+    assert total(again(folder)) == total(sound[0])
+
+
+def test_names_that_are_no_text_survive(tmp_path: Path, host: Books) -> None:
+    books = host.spend({1: 10})
+    row = replace(books.processes[0], info=replace(books.processes[0].info, command="\udcff\x00"))
+    latest = Latest(tmp_path / "w.sqlite")
+    latest.write(replace(books, processes=(row,)))
+    latest.close()
+    found = again(tmp_path)
+    assert found is not None
+    assert found.processes[0].info.command == "\udcff\x00"
+
+
+def test_a_failure_is_said_once_and_the_next_write_tries_again(tmp_path: Path, host: Books) -> None:
+    said: list[str] = []
+    latest = Latest(tmp_path / "w.sqlite", said.append)
+    whole = latest._files
+    with Path("/dev/full").open("wb") as full:
+        latest._files = [full.fileno()] * 2
+        latest.write(host.spend({1: 10}))
+        latest.write(host.spend({1: 10}))
+    latest._files = whole
+    assert len(said) == 1
+    assert "No space left" in said[0]
+    last = host.spend({1: 10})
+    latest.write(last)
+    latest.close()
+    assert total(again(tmp_path)) == total(last)
+
+
+def test_books_go_on_from_where_they_were_kept_longest(tmp_path: Path, host: Books) -> None:
+    early, late = host.spend({1: 10}), host.spend({1: 10})
+    assert furthest(early, late) is late
+    assert furthest(late, None) is late
+    assert furthest(None, None) is None
+    store = Kept.open(tmp_path, Settings(), host.clock)
+    assert store.opening is None
+    assert store.write(early)
+    store.keep(late)
+    store.close()
+    store = Kept.open(tmp_path, Settings(), host.clock)
+    assert total(store.opening) == total(late)
+    store.close()
+
+
+def test_a_lost_history_does_not_begin_with_all_that_was_ever_spent(
+    tmp_path: Path, host: Books
+) -> None:
+    kept = Kept.open(tmp_path, Settings(), host.clock)
+    whole = [host.spend({1: 10}) for _ in range(10)][-1]
+    kept.write(whole)
+    kept.keep(whole)
+    kept.close()
+    (tmp_path / "wattspan.sqlite").unlink()
+    kept = Kept.open(tmp_path, Settings(), host.clock)
+    assert total(kept.opening) == total(whole)
+    later = host.spend({1: 10})
+    kept.write(later)
+    kept.close()
+    held = extract(tmp_path / "wattspan.sqlite", 0, 2**33)
+    assert isinstance(held, Extract)
+    assert sum(domain.energy for domain in held.domains) == total(later) - total(whole)
