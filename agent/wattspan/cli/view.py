@@ -27,7 +27,7 @@ from wattspan.model import GpuStatus, HwType, Provenance, Snapshot
 
 T = TypeVar("T")
 
-WIDE = 110  # from here on there is room for bars, methods and the state of GPUs
+WIDE = 120  # from here on there is room for bars, methods and the state of GPUs
 
 BANNER = "EMULATED HOST: these figures are true of no machine"
 _SHORT = {HwType.CPU: "cpu", HwType.GPU: "gpu", HwType.MEMORY: "mem", HwType.ENCLOSURE: "encl"}
@@ -159,7 +159,7 @@ def _devices(
     wide = options.width >= WIDE
     table = _table(
         options,
-        Column("DEVICE", no_wrap=True, overflow="ellipsis", ratio=2),
+        Column("DEVICE", no_wrap=True, overflow="ellipsis", ratio=4),
         _number("watts"),
         *([Column("", no_wrap=True)] if wide else []),
         _number("joules"),
@@ -167,7 +167,7 @@ def _devices(
         _number("idle"),
         _number("unattr."),
         Column("how", no_wrap=True),
-        *([Column("state", no_wrap=True, overflow="ellipsis", ratio=3)] if wide else []),
+        *([Column("state", no_wrap=True, overflow="ellipsis", ratio=5)] if wide else []),
     )
     whole = host(snapshot).power
     gpus = {gpu.domain_id: gpu for gpu in snapshot.gpus}
@@ -178,7 +178,10 @@ def _devices(
         settled = account.consumers + account.idle + account.unattributed
         split = (account.consumers, account.idle, account.unattributed)
         shares = [figures.share(part, settled) for part in split]
-        name = "  " * depth + f"{_SHORT[domain.hw_type]} {figures.clean(domain.name)}"
+        named = figures.clean(domain.name)
+        if domain.provenance is Provenance.EMULATED:  # which another column says
+            named = named.removeprefix("Emulated ")
+        name = "  " * depth + f"{_SHORT[domain.hw_type]} {named}"
         mark = "" if domain.in_cover else " *"
         cells: list[RenderableType] = [
             Text(name + mark, style="" if domain.in_cover else "dim"),

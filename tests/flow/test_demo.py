@@ -1,0 +1,304 @@
+"""`wattspan demo` as people try it: in a pipe, in a terminal, twice at once, and interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import signal
+import subprocess
+import termios
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+
+from support.program import (
+    ENVIRONMENT,
+    OPENMETRICS,
+    PROGRAM,
+    alive,
+    descendants,
+    emulated_hosts,
+    wattspan,
+)
+from support.waiting import eventually
+from wattspan.clock import SystemClock
+
+
+class Demo:
+    """A demo whose standard output is a file, as far as it has come."""
+
+    def __init__(self, folder: Path, *arguments: str, columns: int = 80) -> None:
+        self._output = folder / "output"
+        self._clock = SystemClock()
+        self._began = self._clock.monotonic()
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*PROGRAM, "demo", *arguments],
+                env={**ENVIRONMENT, "COLUMNS": str(columns)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def printed(self) -> str:
+        return self._output.read_text()
+
+    @property
+    def seconds(self) -> float:
+        return (self._clock.monotonic() - self._began) / 1e9
+
+    def prints(self, text: str) -> str:
+        """Everything printed, once ``text`` is in it."""
+
+        def seen() -> str:
+            printed = self.printed
+            assert text in printed or self.process.poll() is None, printed
+            return printed if text in printed else ""
+
+        return eventually(seen, f"the demo prints {text!r}", within=60)
+
+    def address(self) -> str:
+        self.prints("/metrics\n")
+        return re.findall(r"http://\S+/metrics", self.printed)[0]
+
+
+@contextmanager
+def demo(folder: Path, *arguments: str, columns: int = 80) -> Iterator[Demo]:
+    folder.mkdir(exist_ok=True)
+    one = Demo(folder, *arguments, columns=columns)
+    try:
+        yield one
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            one.process.kill()
+        one.process.wait()
+
+
+def watts(printed: str, row: str) -> list[float]:
+    """The figures in the columns of watts of the first row with ``row`` in it."""
+    line = next(line for line in printed.splitlines() if re.search(rf"\b{row} ", line))
+    return [float(figure) for figure in re.findall(r"\d+\.\d\b(?!%| k?J|\d)", line)]
+
+
+def test_in_a_pipe_it_prints_devices_groups_and_processes_with_watts(
+    tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    with demo(tmp_path, "--listen", f"127.0.0.1:{free_port()}") as shown:
+        printed = shown.prints("beside these: ")
+        took = shown.seconds
+        request = urllib.request.Request(shown.address(), headers={"Accept": OPENMETRICS})
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            families = list(openmetrics(answer.read().decode()))
+        shown.process.send_signal(signal.SIGINT)
+        assert shown.process.wait(20) == 0
+        assert shown.printed.endswith("Done: the emulated host and its files are gone.\n")
+    assert took < 15
+    for header in ("DEVICE", "GROUP", "PROCESS"):
+        assert re.search(rf"^ *(PID )?{header} ", printed, re.MULTILINE)
+    assert max(watts(printed, "package-0")) > 60
+    assert max(watts(printed, "H100 80GB HBM3 0")) > 200
+    assert max(watts(printed.partition("PROCESS")[2], "trainer")) > 100
+    assert "\x1b" not in printed
+    assert all(len(line) <= 80 for line in printed.splitlines()[4:]), printed
+    assert len(re.findall("EMULATED", printed)) == 2, "once at the start, once above the figures"
+    rows = printed.partition("PROCESS")[2].splitlines()
+    assert len(rows) <= 1 + 12 + 2, "the rows that matter"
+    energies = {family.name for family in families}
+    assert {"hw_energy_joules", "wattspan_group_energy_joules"} <= energies
+
+
+def test_it_ends_by_itself_when_told_how_long(tmp_path: Path) -> None:
+    clock = SystemClock()
+    began = clock.monotonic()
+    done = wattspan("demo", "--duration", "3s", "--listen", "127.0.0.1:0")
+    took = (clock.monotonic() - began) / 1e9
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 3 <= took < 10
+    assert "DEVICE" in done.stdout, "however short, it shows something"
+
+
+def test_two_at_once_find_a_port_each(tmp_path: Path, free_port: Callable[[], int]) -> None:
+    listen = f"127.0.0.1:{free_port()}"
+    with (
+        demo(tmp_path / "one", "--listen", listen, "--profile", "laptop") as one,
+        demo(tmp_path / "two", "--listen", listen, "--profile", "laptop") as two,
+    ):
+        addresses = {one.address(), two.address()}
+        assert len(addresses) == 2
+        assert f"http://{listen}/metrics" in addresses
+        for shown in (one, two):
+            with urllib.request.urlopen(shown.address(), timeout=20) as answer:
+                assert answer.status == 200
+            shown.process.send_signal(signal.SIGTERM)
+            assert shown.process.wait(20) == 0, shown.printed
+
+
+@pytest.mark.parametrize("after", ["EMULATED", "At rest", "At work"])
+def test_interrupted_at_any_stage_it_ends_with_success_and_leaves_nothing(
+    tmp_path: Path, after: str
+) -> None:
+    with demo(tmp_path, "--listen", "127.0.0.1:0", "--profile", "laptop") as shown:
+        shown.prints(after)
+        children = descendants(shown.process.pid)
+        began = shown.seconds
+        os.killpg(shown.process.pid, signal.SIGINT)  # as Ctrl-C in a terminal
+        assert shown.process.wait(20) == 0, shown.printed
+        assert shown.seconds - began < 3
+        eventually(lambda: not alive(children), "its processes are gone")
+        assert "Traceback" not in shown.printed
+
+
+def test_killed_it_leaves_no_job_and_no_file(tmp_path: Path) -> None:
+    with demo(tmp_path, "--listen", "127.0.0.1:0", "--profile", "laptop") as shown:
+        shown.prints("At work")
+        children = descendants(shown.process.pid)
+        assert len(children) == 3, "the host and its two jobs"
+        mine = {
+            host
+            for host in emulated_hosts()
+            if any(str(host) in _command_line(pid) for pid in children)
+        }
+        assert len(mine) == 1
+        shown.process.kill()
+        eventually(lambda: not alive(children), "its processes are gone")
+        eventually(lambda: not mine & emulated_hosts(), "its files are gone")
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["--profile", "mainframe"], 2, "There is no emulated host 'mainframe'. Choose one of: "),
+        (["--listen", "nowhere"], 2, "--listen: Bad value for "),
+        (["--listen", "192.0.2.1:9"], 4, "Cannot serve metrics on 192.0.2.1:9: this host has no"),
+        (["--duration", "long"], 2, "Usage: "),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(arguments: list[str], code: int, sentence: str) -> None:
+    done = wattspan("demo", *arguments)
+    assert done.returncode == code
+    assert done.stderr.removeprefix("wattspan: ").startswith(sentence)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*PROGRAM, "demo", "--profile", "laptop", "--listen", "127.0.0.1:0"],
+        env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()  # as `| head -1` does
+    said = process.stderr.read()
+    process.stderr.close()
+    process.wait(30)
+    assert "Traceback" not in said
+    assert "fault of wattspan" not in said
+
+
+# ------------------------------------------------------------------------------- in a terminal
+
+
+class Terminal:
+    """A terminal with the demo in it."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.ours, theirs = pty.openpty()
+        termios.tcsetwinsize(theirs, (40, 100))
+        self.before = termios.tcgetattr(theirs)
+        environment = {k: v for k, v in ENVIRONMENT.items() if k not in ("COLUMNS", "LINES")}
+        self.process = subprocess.Popen(
+            [*PROGRAM, "demo", "--listen", "127.0.0.1:0", *arguments],
+            env={**environment, "TERM": "xterm"},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            # Only of its controlling terminal does a process get Ctrl-C and hang-ups.
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        self._theirs = theirs  # held open, so that its settings can be asked for afterwards
+        os.set_blocking(self.ours, False)
+        self.seen = bytearray()
+
+    def shows(self, text: bytes, within: float = 60.0) -> None:
+        def look() -> bool:
+            with contextlib.suppress(OSError):
+                self.seen.extend(os.read(self.ours, 65536))
+            return text in self.seen
+
+        eventually(look, f"the terminal shows {text!r}", within=within)
+
+    @property
+    def restored(self) -> bool:
+        return termios.tcgetattr(self._theirs) == self.before
+
+    def hang_up(self) -> None:
+        """Close the window."""
+        if self.ours >= 0:
+            os.close(self.ours)
+            self.ours = -1
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.hang_up()
+        os.close(self._theirs)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    one = Terminal("--profile", "laptop")
+    yield one
+    one.close()
+
+
+def test_in_a_terminal_it_draws_until_q_and_gives_the_screen_back(terminal: Terminal) -> None:
+    terminal.shows(b"\x1b[?1049h")
+    terminal.shows(b"EMULATED HOST")
+    terminal.shows(b"At rest for a moment")
+    terminal.shows(b"At work now: browser (pid ")
+    terminal.shows(b"compile")
+    assert not terminal.restored, "keys are read one by one"
+    os.write(terminal.ours, b"q")
+    terminal.shows(b"\x1b[?1049l")
+    terminal.shows(b"Done: the emulated host and its files are gone.")
+    assert terminal.process.wait(20) == 0
+    assert terminal.restored
+
+
+@pytest.mark.parametrize("how", ["key", "signal"])
+def test_ctrl_c_in_a_terminal_ends_it_with_success(terminal: Terminal, how: str) -> None:
+    terminal.shows(b"EMULATED HOST")
+    if how == "key":
+        os.write(terminal.ours, b"\x03")
+    else:
+        terminal.process.send_signal(signal.SIGINT)
+    terminal.shows(b"Done: the emulated host")
+    assert terminal.process.wait(20) == 0
+    assert terminal.restored
+    assert b"Traceback" not in terminal.seen
+
+
+def test_a_terminal_that_is_gone_ends_it(terminal: Terminal) -> None:
+    terminal.shows(b"EMULATED HOST")
+    children = descendants(terminal.process.pid)
+    terminal.hang_up()
+    terminal.process.wait(20)  # with whatever code: there is nobody left to read it
+    eventually(lambda: not alive(children), "its processes are gone")
