@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +12,7 @@ import pytest
 
 from support.certificates import Authority
 from support.exporting import Served, serving
+from support.prometheus_server import Prometheus, scraping
 from support.requirements import find_program
 from support.scrapes import full_host
 from support.snapshots import busy_host
@@ -44,29 +41,6 @@ def test_promtool_finds_nothing_to_complain_of(snapshot: Any) -> None:
 
 
 # ------------------------------------------------------------------------- a real Prometheus
-
-
-class Prometheus:
-    """A Prometheus server under test, asked through its API."""
-
-    def __init__(self, port: int) -> None:
-        self._api = f"http://127.0.0.1:{port}/api/v1"
-
-    def get(self, path: str, **parameters: str) -> Any:
-        url = f"{self._api}/{path}?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            return json.load(answer)["data"]
-
-    def query(self, promql: str) -> dict[str, str]:
-        """The values an instant query gives, by the job they come from, as Prometheus writes."""
-        result = self.get("query", query=promql)["result"]
-        return {one["metric"].get("job", ""): one["value"][1] for one in result}
-
-    def targets_up(self, count: int) -> bool:
-        with suppress(OSError):
-            active = self.get("targets")["activeTargets"]
-            return [target["health"] for target in active] == ["up"] * count
-        return False
 
 
 @pytest.fixture
@@ -98,29 +72,8 @@ def scraped(
                 "static_configs": [{"targets": [f"127.0.0.1:{mutual.port}"]}],
             },
         ]
-        config = {"global": {"scrape_interval": "500ms"}, "scrape_configs": jobs}
-        (tmp_path / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
-        port = free_port()
-        program = find_program("prometheus")
-        assert program
-        with (tmp_path / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [
-                    program,
-                    f"--config.file={tmp_path / 'prometheus.yml'}",
-                    f"--storage.tsdb.path={tmp_path / 'data'}",
-                    f"--web.listen-address=127.0.0.1:{port}",
-                ],
-                stdout=log,
-                stderr=log,
-            )
-        try:
-            prometheus = Prometheus(port)
-            eventually(lambda: prometheus.targets_up(2), "both targets are up", within=90)
+        with scraping(tmp_path, free_port(), jobs) as prometheus:
             yield prometheus, plain, mutual
-        finally:
-            process.terminate()
-            process.wait(30)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,6 +24,7 @@ from support.program import (
     fallen,
     wattspan,
 )
+from support.prometheus_server import scraping
 from support.requirements import find_program
 from support.waiting import eventually
 from wattspan.clock import SystemClock
@@ -230,6 +232,50 @@ def test_the_scrape_parses_in_both_formats_and_promtool_is_content(tmp_path: Pat
             [promtool, "check", "metrics"], input=classic, capture_output=True, text=True
         )
         assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+@pytest.mark.needs_prometheus
+@pytest.mark.slow
+def test_a_real_prometheus_sees_rates_that_add_up_and_no_reset(
+    tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    """Scraped while jobs work; every joule a device drew is somebody's, in watts as well."""
+    with EmulatedHost(profile_named("two-socket")) as host:
+        host.start_jobs()
+        with Running(tmp_path, emulate=None, sources__rapl__sysfs=host.sysfs) as agent:
+            target = urlsplit(agent.measuring().address()).netloc
+            jobs = [{"job_name": "agent", "static_configs": [{"targets": [target]}]}]
+            with scraping(tmp_path, free_port(), jobs, interval="500ms") as prometheus:
+
+                def watts(name: str, chosen: str = "") -> dict[str, float]:
+                    query = f"sum by (hw_type) (rate({name}{{{chosen}}}[10s]))"
+                    return {k: float(v) for k, v in prometheus.query(query, "hw_type").items()}
+
+                def scrapes() -> float:
+                    found = prometheus.query("count_over_time(hw_host_energy_joules_total[1m])")
+                    return float(found.get("agent", "0"))
+
+                eventually(lambda: scrapes() >= 30, "15 s of scrapes", within=60)
+                drawn = watts("hw_energy_joules_total", 'hw_parent=""')
+                shares = [
+                    watts(f"wattspan_{account}_energy_joules_total")
+                    for account in ("process", "idle", "unattributed")
+                ]
+                assert drawn.keys() == {"cpu", "memory"}
+                for kind, power in drawn.items():
+                    booked = sum(share.get(kind, 0.0) for share in shares)
+                    # A row listed within the window enters its rate a scrape late.
+                    assert booked == pytest.approx(power, rel=0.05), (kind, shares)
+                assert watts("hw_host_energy_joules_total")[""] == pytest.approx(
+                    sum(drawn.values()), rel=0.02
+                )
+                groups = watts("wattspan_group_energy_joules_total", 'group_kind="user"')
+                assert groups["cpu"] == pytest.approx(shares[0]["cpu"], rel=0.1)
+                names = [n for n in prometheus.get("label/__name__/values") if "_total" in n]
+                assert len(names) > 5
+                for name in names:
+                    assert prometheus.query(f"max(resets({name}[1m]))") == {"": "0"}, name
+            assert agent.end() == 0
 
 
 def test_the_first_figure_comes_within_seconds(tmp_path: Path) -> None:

@@ -1,0 +1,67 @@
+"""A real Prometheus, scraping what a test tells it to, and asked through its API."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from support.requirements import find_program
+from support.waiting import eventually
+
+
+class Prometheus:
+    """A Prometheus server under test, asked through its API."""
+
+    def __init__(self, port: int) -> None:
+        self._api = f"http://127.0.0.1:{port}/api/v1"
+
+    def get(self, path: str, **parameters: str) -> Any:
+        url = f"{self._api}/{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return json.load(answer)["data"]
+
+    def query(self, promql: str, by: str = "job") -> dict[str, str]:
+        """The values an instant query gives, by a label, as Prometheus writes them."""
+        result = self.get("query", query=promql)["result"]
+        return {one["metric"].get(by, ""): one["value"][1] for one in result}
+
+    def targets_up(self, count: int) -> bool:
+        with suppress(OSError):
+            active = self.get("targets")["activeTargets"]
+            return [target["health"] for target in active] == ["up"] * count
+        return False
+
+
+@contextmanager
+def scraping(
+    folder: Path, port: int, jobs: Sequence[dict[str, Any]], interval: str = "500ms"
+) -> Iterator[Prometheus]:
+    """A Prometheus whose targets are all up."""
+    config = {"global": {"scrape_interval": interval}, "scrape_configs": jobs}
+    (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+    program = find_program("prometheus")
+    assert program
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                program,
+                f"--config.file={folder / 'prometheus.yml'}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        prometheus = Prometheus(port)
+        eventually(lambda: prometheus.targets_up(len(jobs)), "all targets are up", within=90)
+        yield prometheus
+    finally:
+        process.terminate()
+        process.wait(30)
