@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import random
+import re
 import signal
 import subprocess
 import threading
@@ -308,4 +309,6 @@ def test_it_measures_and_attributes_without_any_privilege(tmp_path: Path) -> Non
             )
 
         eventually(lambda: attributed() > 0, "a process is charged for CPU energy")
+        without = re.findall(r"wattspan: Without (.*): .* Grant CAP_NET_ADMIN", agent.said)
+        assert "exit accounting (taskstats)" in without, "it says what it cannot have"
         assert agent.end() == 0, agent.said

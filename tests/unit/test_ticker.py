@@ -1,7 +1,7 @@
 """Deadlines are absolute; missed ones are counted and not replayed."""
 
 from wattspan.model import SECOND
-from wattspan.runtime.ticker import Ticker
+from wattspan.runtime.ticker import NAP, Ticker
 from wattspan.testing import ManualClock
 
 
@@ -25,3 +25,10 @@ def test_missed_ticks_are_counted_and_not_made_up_for() -> None:
     ticker.wait()
     assert clock.monotonic() == 4 * SECOND
     assert (ticker.ticks, ticker.missed) == (2, 2)
+
+
+def test_a_long_wait_ends_soon_after_somebody_wants_it_to() -> None:
+    clock = ManualClock(mono=0)
+    ticker = Ticker(clock, 60 * SECOND)
+    ticker.wait(lambda: clock.monotonic() >= SECOND)
+    assert SECOND <= clock.monotonic() <= SECOND + NAP

@@ -45,9 +45,17 @@ NOTHING_TO_READ = (
 
 
 def build_agent(
-    config: Config, plugins: Plugins, *, log: Log, emulated: EmulatedHost | None = None
+    config: Config,
+    plugins: Plugins,
+    *,
+    log: Log,
+    tell: Log = lambda _: None,
+    emulated: EmulatedHost | None = None,
 ) -> Agent:
-    """An agent that is ready to start. SourceError if there is no counter at all to read."""
+    """An agent that is ready to start. SourceError if there is no counter at all to read.
+
+    ``log`` is told what goes wrong, ``tell`` what is done without.
+    """
     clock = SystemClock()
     sysfs = emulated.sysfs if emulated is not None else None
     with contextlib.ExitStack() as undo:
@@ -55,6 +63,9 @@ def build_agent(
             clock, sysfs=sysfs or Path("/sys"), events=config.processes.events
         )
         undo.callback(processes.usage.close)
+        for means in processes.usage.capabilities() if config.processes.events else ():
+            if not means.active:
+                tell(f"Without {means.name}: {means.detail}. {means.remedy}")
         context = SourceContext(
             clock=clock,
             directory=processes.directory,

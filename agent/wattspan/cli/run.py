@@ -47,7 +47,7 @@ def run(loaded: Loaded, request: StopRequest) -> None:
             tell(f"Emulated host: {profile.about}. No figure of it is true of any machine.")
         if request.asked:
             return
-        agent = build_agent(loaded.config, loaded.plugins, log=warn, emulated=emulated)
+        agent = build_agent(loaded.config, loaded.plugins, log=warn, tell=tell, emulated=emulated)
         stack.callback(agent.stop)
         agent.start()
         refuse_if_blind(agent.view().health)

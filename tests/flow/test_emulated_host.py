@@ -1,0 +1,79 @@
+"""An emulated host and its owner: questions, ends, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from support.program import alive, emulated_hosts
+from support.waiting import eventually
+from wattspan.emulation import host as hosts
+from wattspan.emulation.host import EmulatedHost
+from wattspan.emulation.profiles import profile_named
+from wattspan.ports import WattspanError
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"do": "fault", "zone": "no such zone", "fault": "deny"},
+        {"do": "fault", "zone": "intel-rapl:0", "fault": "explode"},
+        {"do": "fault", "gpu": 7, "fault": "lost", "on": True},
+        {"do": "attach", "gpu": 0, "pid": 1, "load": 0.5},
+        {"do": "dance"},
+        {},
+    ],
+)
+def test_a_question_it_cannot_answer_does_not_end_it(question: dict[str, object]) -> None:
+    with EmulatedHost(profile_named("laptop")) as host:
+        with pytest.raises(WattspanError, match="The emulated host refuses: "):
+            host.ask(**question)
+        assert host.ask(do="truth")["zones"]
+
+
+def test_only_its_owner_ends_it() -> None:
+    with EmulatedHost(profile_named("laptop")) as host:
+        host._process.send_signal(signal.SIGTERM)
+        assert host.ask(do="truth")["zones"]
+    assert host._process.returncode == 0
+    assert not host.directory.exists()
+
+
+def test_what_a_killed_one_left_is_removed_by_the_next_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hosts, "_NEWBORN", -1)
+    with EmulatedHost(profile_named("laptop")) as living:
+        dead = EmulatedHost(profile_named("laptop"))
+        dead._process.kill()
+        dead._process.wait()
+        os.close(dead._hold)  # as the end of its owner does
+        dead._hold = -1
+        assert dead.directory in emulated_hosts()
+        with EmulatedHost(profile_named("laptop")):
+            assert dead.directory not in emulated_hosts()
+            assert living.directory in emulated_hosts()
+        assert living.ask(do="truth")["zones"]
+        dead.close()
+
+
+def test_one_that_is_killed_is_named_and_its_jobs_end() -> None:
+    with EmulatedHost(profile_named("laptop")) as host:
+        jobs = frozenset(host.start_jobs().values())
+        host._process.kill()
+        with pytest.raises(WattspanError, match="'laptop' ended unexpectedly"):
+            host.ask(do="truth")
+        eventually(lambda: not alive(jobs), "its jobs end")
+    assert not host.directory.exists()
+
+
+def test_a_place_without_room_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(hosts, "_SHARED_MEMORY", tmp_path / "absent")
+    monkeypatch.setattr(hosts.tempfile, "gettempdir", lambda: str(tmp_path / "absent as well"))
+    with pytest.raises(WattspanError, match=r"Cannot set up an emulated host in .*: No such file"):
+        EmulatedHost(profile_named("laptop"))

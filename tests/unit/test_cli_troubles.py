@@ -1,0 +1,53 @@
+"""What fails is told once, in one sentence for all that fail alike."""
+
+import pytest
+
+from wattspan.cli.troubles import AGAIN, Troubles, merged, refuse_if_blind
+from wattspan.model import SECOND, Failure, SourceHealth, Trouble
+from wattspan.ports import SourceError
+
+
+def failing(
+    thing: str, trouble: Trouble = Trouble.DENIED, cause: str = "permission denied"
+) -> Failure:
+    return Failure("rapl", thing, trouble, cause, "Allow it.", domain_id=thing)
+
+
+def health(*failures: Failure, source: str = "rapl", up: bool = False) -> SourceHealth:
+    return SourceHealth(source, up, 1, len(failures), failures)
+
+
+def test_what_fails_alike_is_one_sentence() -> None:
+    failures = [failing("/a"), failing("/b"), failing("/c", cause="it is gone"), failing("/d")]
+    assert [str(failure) for failure in merged(failures)] == [
+        "Cannot read /a and 2 more: permission denied. Allow it.",
+        "Cannot read /c: it is gone. Allow it.",
+    ]
+
+
+def test_what_lasts_or_flickers_is_told_now_and_then() -> None:
+    said: list[str] = []
+    troubles = Troubles(said.append)
+    for second in range(0, 1300):
+        broken = health(failing("/a", cause=f"{second} bytes")) if second % 3 else health()
+        troubles.look([broken], second * SECOND)
+    assert len(said) == 1300 * SECOND // AGAIN + 1
+    troubles.look([health(failing("/b"))], 1300 * SECOND)
+    assert said[-1] == "Cannot read /b: permission denied. Allow it."
+
+
+def test_what_was_told_in_other_words_is_not_told_again() -> None:
+    said: list[str] = []
+    troubles = Troubles(said.append, known=["/a"])
+    troubles.look([health(failing("/a")), health(failing("/b"), source="store")], 0)
+    assert said == []
+
+
+def test_only_want_of_rights_everywhere_is_hopeless() -> None:
+    processes = health(source="processes")
+    with pytest.raises(SourceError, match=r"and 1 more: permission denied\. Allow it\."):
+        refuse_if_blind([health(failing("/a"), failing("/b")), processes])
+    refuse_if_blind([health(failing("/a"), up=True), processes])
+    refuse_if_blind([health(failing("/a")), health(source="nvml"), processes])  # not yet known
+    refuse_if_blind([health(failing("/a", Trouble.RETRY)), processes])
+    refuse_if_blind([processes])
