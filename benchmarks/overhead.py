@@ -13,6 +13,12 @@ from benchmarks.harness import Cost, Subject, measure, medians, sleepers
 from benchmarks.machine import describe
 from benchmarks.peers import agent, peers
 
+HOSTS = {
+    "two-socket": "two sockets",
+    "laptop": "one socket",
+    # Part of this figure is the emulated NVML, which runs in the agent's process.
+    "two-socket-h100": "two sockets, two GPUs",
+}
 GOALS = {500: 1.0, 3000: 3.0}  # percent of one core
 
 
@@ -20,13 +26,16 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--processes", type=int, nargs="+", default=list(GOALS))
     options.add_argument("--window", type=float, default=10.0, help="seconds measured each time")
-    options.add_argument("--warm-up", type=float, default=5.0, help="seconds before that")
+    options.add_argument("--warm-up", type=float, default=15.0, help="seconds before that")
     options.add_argument("--repeats", type=int, default=3)
     options.add_argument("--alone", action="store_true", help="the agent without its peers")
     chosen = options.parse_args()
     print(describe())
     with tempfile.TemporaryDirectory() as folder:
-        subjects = [agent(Path(folder))]
+        subjects = [
+            agent(Path(folder), profile=profile, name=f"wattspan, {what}")
+            for profile, what in HOSTS.items()
+        ]
         if not chosen.alone:
             subjects += peers(Path(folder))
         for count in chosen.processes:

@@ -37,9 +37,11 @@ while True:
 _PROCESS_EXPORTER_GROUPS = 'process_names:\n- name: "{{.Comm}}"\n  cmdline: [".+"]\n'
 
 
-def agent(folder: Path, *, profile: str = "two-socket-h100") -> Subject:
+def agent(folder: Path, *, profile: str = "two-socket-h100", name: str = "wattspan") -> Subject:
     """The agent at 10 Hz, store and all, on the emulated host, which is a process of its own."""
     port = free_port()
+    folder = folder / profile
+    folder.mkdir()
     config = folder / "config.toml"
     config.write_text(
         f'[agent]\ninterval = "100ms"\nstate_dir = "{folder / "state"}"\n'
@@ -48,7 +50,7 @@ def agent(folder: Path, *, profile: str = "two-socket-h100") -> Subject:
     )
     command = [ROOT / ".venv" / "bin" / "wattspan", "run", "--emulate", profile]
     return Subject(
-        "wattspan",
+        name,
         [*command, "--config", config],
         "energy and per-process attribution at 10 Hz, scraped at 1 Hz",
         f"http://{LOOPBACK}:{port}/metrics",

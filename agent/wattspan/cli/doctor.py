@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +12,7 @@ import click
 
 from wattspan import __version__
 from wattspan.cli.diagnosis import COLOURS, Diagnosis, Line, lines
+from wattspan.cli.emulated import emulate_option, emulated_host, emulation_flags
 from wattspan.cli.examine_agent import (
     examine_configuration,
     examine_directories,
@@ -26,8 +25,6 @@ from wattspan.cli.options import (
     Loaded,
     config_options,
     echo_json,
-    emulate_option,
-    emulation_flags,
     json_option,
     load_configuration,
 )
@@ -67,19 +64,6 @@ def command(
         _print(diagnosis)
     if not diagnosis.readable:
         context.exit(NOTHING)
-
-
-@contextlib.contextmanager
-def emulated_host(profile: str) -> Iterator[EmulatedHost | None]:
-    """The emulated host called ``profile`` while it is looked at; None for the real one."""
-    if not profile:
-        yield None
-        return
-    from wattspan.emulation.host import EmulatedHost
-    from wattspan.emulation.profiles import profile_named
-
-    with EmulatedHost(profile_named(profile)) as host:
-        yield host
 
 
 def diagnose(loaded: Loaded, root: Path = Path("/"), host: EmulatedHost | None = None) -> Diagnosis:

@@ -45,18 +45,6 @@ def config_options(function: F) -> F:
     )(function)
 
 
-emulate_option = click.option(
-    "--emulate",
-    metavar="PROFILE",
-    help="Take an emulated host in place of this one; every figure is labelled emulated.",
-)
-
-
-def emulation_flags(emulate: str | None) -> dict[str, Flag]:
-    """What ``--emulate`` says, as a setting."""
-    return {} if emulate is None else {"emulation.profile": Flag("--emulate", emulate)}
-
-
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 

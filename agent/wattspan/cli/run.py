@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
+from wattspan.cli.emulated import emulate_option, emulated_host, emulation_flags
 from wattspan.cli.options import Loaded, config_options, load_configuration
 from wattspan.cli.signals import StopRequest, stop_on_signals
-from wattspan.config import Flag
 from wattspan.ports import WattspanError
 
 LOOK_EVERY = 1.0  # seconds between looks for what has begun to fail
@@ -18,16 +18,11 @@ LOOK_EVERY = 1.0  # seconds between looks for what has begun to fail
 
 @click.command(name="run")
 @config_options
-@click.option(
-    "--emulate",
-    metavar="PROFILE",
-    help="Measure an emulated host in place of this one; every figure is labelled emulated.",
-)
+@emulate_option
 def command(config_file: Path | None, settings: tuple[str, ...], emulate: str | None) -> None:
     """Read the counters and serve joules until told to stop (SIGTERM, SIGINT)."""
-    flags = {"emulation.profile": Flag("--emulate", emulate)} if emulate is not None else {}
     with stop_on_signals() as request:
-        run(load_configuration(config_file, settings, flags), request)
+        run(load_configuration(config_file, settings, emulation_flags(emulate)), request)
 
 
 def run(loaded: Loaded, request: StopRequest) -> None:
@@ -37,14 +32,10 @@ def run(loaded: Loaded, request: StopRequest) -> None:
 
     tell, warn = loggers(loaded.config.agent.log_level)
     with contextlib.ExitStack() as stack:
-        emulated = None
-        if loaded.config.emulation.profile:
-            from wattspan.emulation.host import EmulatedHost
-            from wattspan.emulation.profiles import profile_named
-
-            profile = profile_named(loaded.config.emulation.profile)
-            emulated = stack.enter_context(EmulatedHost(profile))
-            tell(f"Emulated host: {profile.about}. No figure of it is true of any machine.")
+        emulated = stack.enter_context(emulated_host(loaded.config.emulation.profile))
+        if emulated is not None:
+            about = emulated.profile.about
+            tell(f"Emulated host: {about}. No figure of it is true of any machine.")
         if request.asked:
             return
         agent = build_agent(loaded.config, loaded.plugins, log=warn, tell=tell, emulated=emulated)
