@@ -30,6 +30,7 @@ def run(loaded: Loaded, request: StopRequest) -> None:
     from wattspan.cli.compose import build_agent
     from wattspan.cli.troubles import Troubles, refuse_if_blind
 
+    without: list[str] = []  # told when all else is well: an error stands alone
     tell, warn = loggers(loaded.config.agent.log_level)
     with contextlib.ExitStack() as stack:
         emulated = stack.enter_context(emulated_host(loaded.config.emulation.profile))
@@ -38,12 +39,14 @@ def run(loaded: Loaded, request: StopRequest) -> None:
             tell(f"Emulated host: {about}. No figure of it is true of any machine.")
         if request.asked:
             return
-        agent = build_agent(loaded.config, loaded.plugins, log=warn, tell=tell, emulated=emulated)
+        agent = build_agent(
+            loaded.config, loaded.plugins, log=warn, tell=without.append, emulated=emulated
+        )
         stack.callback(agent.stop)
         agent.start()
         refuse_if_blind(agent.view().health)
-        for address in agent.addresses:
-            tell(f"Serving {address}")
+        for sentence in (*without, *(f"Serving {address}" for address in agent.addresses)):
+            tell(sentence)
         request.tell(agent.request_stop)
         troubles = Troubles(warn, known=[f"[{one.table}]" for one in loaded.plugins.broken])
         while True:
