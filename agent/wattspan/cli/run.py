@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +49,9 @@ def run(loaded: Loaded, request: StopRequest) -> None:
         for sentence in (*without, *(f"Serving {address}" for address in agent.addresses)):
             tell(sentence)
         request.tell(agent.request_stop)
+        # What exists by now lives as long as the agent: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
         troubles = Troubles(warn, known=[f"[{one.table}]" for one in loaded.plugins.broken])
         while True:
             snapshot = agent.view()
