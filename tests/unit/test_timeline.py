@@ -1,5 +1,7 @@
 """The recent past: in order, bounded, and nobody it still names is forgotten."""
 
+import tracemalloc
+
 from wattspan.model import (
     SECOND,
     Attribution,
@@ -71,3 +73,23 @@ def test_the_last_entry_of_a_domain_is_never_dropped() -> None:
     timeline.add(settled(0, 100, domain="a", me=5))
     timeline.add(settled(0, 100, domain="b", me=5))
     assert len(timeline) == 2
+
+
+def test_the_size_it_tells_is_about_the_memory_it_takes() -> None:
+    timeline = Timeline(300 * SECOND, 10**9)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for i in range(2_000):  # ten new processes each time: a host of short commands
+            shares = tuple(
+                Share(Consumer(100_000 + 10 * i + n, 10**6 + i), Microjoules(10**6 + i))
+                for n in range(10)
+            )
+            start, end = Instant(10**12 + i, 10**18 + i), Instant(10**12 + i + 1, 10**18 + i + 1)
+            energy = Microjoules(sum(share.energy for share in shares))
+            interval = Interval("d", start, end, energy)
+            timeline.add(Attribution(interval, shares, Microjoules(0), Microjoules(0)))
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert 0.7 < timeline.size / taken < 1.3
