@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LISTEN = "127.0.0.1:9949"
 AT_REST = Duration.parse("4500ms")  # before the jobs begin: enough for the idle baselines
-SETTLED = Duration.parse("4s")  # after: GPU energy is booked then, and watts are a second's mean
+SETTLED = Duration.parse("5s")  # after: jobs have rows by then, with GPU energy booked in them
 EVERY = Duration.parse("5s")
 
 
