@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from wattspan.model import Consumer, Domain, Instant, PayerInfo
+from wattspan.model import Consumer, Instant, PayerInfo
 from wattspan.ports import Batch, UsageBatch
 
 
@@ -88,7 +88,3 @@ class FakeDirectory:
 
     def describe(self, consumer: Consumer) -> PayerInfo | None:
         return self.infos.get(consumer)
-
-
-def domain_ids(domains: Iterable[Domain]) -> list[str]:
-    return [domain.id for domain in domains]
