@@ -23,6 +23,7 @@ _QUIET = 0.05  # below this load the intercept is nearly seen, not extrapolated
 _SPREAD = 0.20  # the least range of load that a line may be drawn through
 _ENOUGH = 2.5  # windows before anything is said: three, a little faded
 _FADED = 0.25  # a bin whose windows have faded to this says nothing any more
+_STEADY = 0.1  # a window over which the load changes by this counts half
 
 
 class IdleModel(Protocol):
@@ -51,10 +52,10 @@ class _Bin:
     load: float = 0.0
     power: float = 0.0
 
-    def add(self, load: float, power: float) -> None:
-        self.weight += 1.0
-        self.load += (load - self.load) / self.weight
-        self.power += (power - self.power) / self.weight
+    def add(self, load: float, power: float, weight: float) -> None:
+        self.weight += weight
+        self.load += (load - self.load) * weight / self.weight
+        self.power += (power - self.power) * weight / self.weight
 
 
 class LoadIntercept:
@@ -63,12 +64,16 @@ class LoadIntercept:
     Windows are gathered in bins of load so that an hour at full load does not outvote the one
     quiet minute; old ones fade. Near zero load the lowest bin is all but the answer and the
     line only corrects it; otherwise the line itself answers, if it rests on a fair range of load.
+
+    Energy and use are never read at quite the same moment, and a lag between them is an error in
+    proportion to how far the load ends from where it began: such windows count little.
     """
 
     def __init__(self, remembered: Milliwatts | None = None) -> None:
         self._remembered = remembered
         self._bins = [_Bin() for _ in range(_BINS)]
         self._energy = self._duration = self._busy = self._capacity = 0
+        self._began: float | None = None
         self._power: Milliwatts | None = remembered
 
     @property
@@ -79,6 +84,8 @@ class LoadIntercept:
         if not usage.capacity:
             return
         span = usage.end.mono - usage.start.mono
+        ends = usage.busy / usage.capacity
+        began = self._began = ends if self._began is None else self._began
         self._energy += energy
         self._duration += duration
         # Usage and interval rarely have quite the same length: bring them to the same one.
@@ -89,9 +96,11 @@ class LoadIntercept:
         load = min(1.0, self._busy / self._capacity)
         power = self._energy * 1e6 / self._duration
         self._energy = self._duration = self._busy = self._capacity = 0
+        self._began = None
         for one in self._bins:
             one.weight *= 0.5 ** (1 / HALF_LIFE)
-        self._bins[min(_BINS - 1, int(load * _BINS))].add(load, power)
+        steadiness = 1 / (1 + ((ends - began) / _STEADY) ** 2)
+        self._bins[min(_BINS - 1, int(load * _BINS))].add(load, power, steadiness)
         learned = self._fit()
         if learned is not None:
             self._power = Milliwatts(round(learned))

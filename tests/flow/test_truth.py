@@ -29,6 +29,9 @@ def test_two_competing_processes_are_charged_their_own_energy_within_one_percent
 ) -> None:
     with LiveAgent("two-socket-h100", tmp_path) as live:
         eventually(lambda: len(baselines(live) & gpus(live)) == 2, "idle GPUs are known", 60)
+        # The emulated counters move every 10 ms: a second of rest is known to a percent only,
+        # and it takes some of them to know idle to a thousandth.
+        live.rest(10)
         big, small = live.burn(0, nice=0), live.burn(0, nice=4)
         for pid, load in ((big, 0.6), (small, 0.25)):
             live.host.ask(do="attach", gpu=0, pid=pid, load=load)
