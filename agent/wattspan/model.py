@@ -22,6 +22,7 @@ SECOND = Nanoseconds(1_000_000_000)
 MILLISECOND = Nanoseconds(1_000_000)
 
 _FROZEN: Mapping[str, int] = MappingProxyType({})
+_NO_EXEMPLARS: Mapping[HwType, Exemplar] = MappingProxyType({})
 
 
 def energy_at(power: int, duration: int) -> Microjoules:
@@ -423,6 +424,53 @@ class GroupRow:
     power: Mapping[HwType, Milliwatts]
 
 
+class Exemplar(NamedTuple):
+    """One span that stands for a series: where to look, what it spent, and when it ended."""
+
+    trace: str  # 32 hexadecimal digits
+    span: str  # 16
+    energy: Microjoules  # exclusive, of the series' hardware type
+    wall: int  # Unix nanoseconds of the span's end
+
+
+@dataclass(frozen=True, slots=True)
+class SpanRow:
+    """What the spans of one name in one service spent: exclusive energy, so rows add up.
+
+    ``service`` and ``name`` may both be ``"other"``: the row of all names for which there was
+    no room. ``tokens`` are by direction, ``input`` and ``output``.
+    """
+
+    service: str
+    name: str
+    energy: Mapping[HwType, Microjoules]
+    time: Nanoseconds = Nanoseconds(0)
+    count: int = 0
+    tokens: Mapping[str, int] = field(default_factory=lambda: _FROZEN)
+    exemplars: Mapping[HwType, Exemplar] = field(default_factory=lambda: _NO_EXEMPLARS)
+
+
+@dataclass(frozen=True, slots=True)
+class SpanAccounts:
+    """All that is known of spans since the agent began; none of it ever falls.
+
+    For each service that sends spans ``outside`` is what its processes spent while no span was
+    open. ``outcomes`` counts what became of spans, by reason; ``received`` spans are those that
+    a receiver accepted, ``refused`` those it did not, by reason, and ``forwarded`` and
+    ``forward_drops`` what went on to the user's collector and what could not.
+    """
+
+    rows: tuple[SpanRow, ...] = ()
+    outside: Mapping[tuple[str, HwType], Microjoules] = field(default_factory=dict)
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    received: int = 0
+    refused: Mapping[str, int] = field(default_factory=dict)
+    forwarded: int = 0
+    forward_drops: Mapping[str, int] = field(default_factory=dict)
+    forward_queue: int = 0  # bytes that wait for the collector
+    open: int = 0  # spans announced by a start record and not ended yet
+
+
 @dataclass(frozen=True, slots=True)
 class AgentStats:
     """What the agent spends and drops."""
@@ -460,6 +508,7 @@ class Snapshot:
     gpus: tuple[GpuStatus, ...] = ()
     health: tuple[SourceHealth, ...] = ()
     stats: AgentStats = field(default_factory=lambda: AgentStats(Instant(0, 0)))
+    spans: SpanAccounts = SpanAccounts()
 
     def account(self, domain_id: str) -> DomainAccount:
         """The account of one domain; KeyError if there is none."""

@@ -6,7 +6,7 @@ pass fakes, plugins pass their own. Only the composition root knows which is whi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -24,6 +24,7 @@ from wattspan.model import (
     Usage,
 )
 from wattspan.settings import Table
+from wattspan.spans import Spent
 
 
 class Clock(Protocol):
@@ -108,6 +109,34 @@ class ProcessDirectory(Protocol):
 
     def describe(self, consumer: Consumer) -> PayerInfo | None:
         """Who ``consumer`` is; None if it is gone."""
+        ...
+
+
+class Past(Protocol):
+    """What was spent in stretches of the recent past. Safe from any thread.
+
+    Times are monotonic nanoseconds. What is asked of the time after ``settled`` is answered with
+    less coverage, never with a guess.
+    """
+
+    def settled(self) -> int:
+        """Every domain that still answers is settled up to here."""
+        ...
+
+    def domains(self) -> Mapping[str, Domain]:
+        """The cover, by id."""
+        ...
+
+    def device(self, domain_id: str, start: int, end: int) -> Spent:
+        """What one device spent, whoever caused it."""
+        ...
+
+    def watch(self, consumer: Consumer) -> None:
+        """Keep what ``consumer`` spends from now on for longer than the history reaches."""
+        ...
+
+    def process(self, consumer: Consumer, start: int, end: int, *, family: bool = False) -> Spent:
+        """What a process spent; with ``family``, and whatever descends from it."""
         ...
 
 

@@ -12,6 +12,7 @@ from wattspan.config.tables import (
     Origin,
     Processes,
     Schema,
+    Spans,
     Store,
 )
 
@@ -26,6 +27,7 @@ __all__ = [
     "Origin",
     "Processes",
     "Schema",
+    "Spans",
     "Store",
     "load",
     "variable",

@@ -23,6 +23,7 @@ from wattspan.config.tables import (
     Origin,
     Processes,
     Schema,
+    Spans,
     Store,
 )
 from wattspan.ports import ConfigError
@@ -75,6 +76,7 @@ def load(
         agent=cast("Agent", tables["agent"]),
         processes=cast("Processes", tables["processes"]),
         store=cast("Store", tables["store"]),
+        spans=cast("Spans", tables["spans"]),
         emulation=cast("Emulation", tables["emulation"]),
         sources=_family("sources", tables),
         exporters=_family("exporters", tables),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from wattspan.model import IdlePolicy
-from wattspan.settings import Duration, Size, Table, about, to_plain
+from wattspan.settings import Duration, Listen, Size, Table, about, to_plain
 
 Auto = bool | Literal["auto"]
 
@@ -129,6 +129,99 @@ class Store(Table, frozen=True):
     ] = 250
 
 
+class Spans(Table, frozen=True):
+    """Spans of instrumented applications: where they come in, how they are weighed, where they go.
+
+    A listener left at its default whose port is taken is only warned of; one that was asked for
+    must be had.
+    """
+
+    enabled: Annotated[bool, about("Whether spans are received at all.")] = True
+    http: Annotated[Listen, about('Where OTLP/HTTP is received; "" for nowhere.')] = Listen(
+        "127.0.0.1:4318"
+    )
+    grpc: Annotated[
+        Listen,
+        about('Where OTLP/gRPC is received, as on "127.0.0.1:4317"; needs `wattspan[grpc]`.'),
+    ] = Listen("")
+    unix: Annotated[
+        bool,
+        about(
+            "Whether spans are received on Unix sockets in the run directory, where the kernel "
+            "proves who sends."
+        ),
+    ] = True
+    weight: Annotated[
+        str,
+        about(
+            "How a process's power is divided among its open spans: `equal`, `cpu` (by thread CPU "
+            "time, where it is told), or the name of a numeric span attribute."
+        ),
+    ] = "cpu"
+    names: Annotated[
+        int,
+        about(
+            "How many pairs of service and span name have a series; the rest share `other`.",
+            least=1,
+            most=100_000,
+        ),
+    ] = 500
+    resolution: Annotated[
+        Duration,
+        about(
+            "How often the CPU time of processes that send spans is looked at, so that spans "
+            "shorter than the agent's interval are told apart.",
+            least="1ms",
+            most="1s",
+        ),
+    ] = Duration.parse("10ms")
+    max_request: Annotated[
+        Size,
+        about(
+            "The largest request that is taken, after decompression.", least="64KiB", most="1GiB"
+        ),
+    ] = Size.parse("64MiB")
+    buffer: Annotated[
+        Size,
+        about(
+            "What spans may take of memory while their energy settles. Beyond, senders are asked "
+            "to come again.",
+            least="1MiB",
+            most="4GiB",
+        ),
+    ] = Size.parse("64MiB")
+    open_spans: Annotated[
+        int,
+        about("How many announced spans of all processes are kept track of.", least=1, most=10**7),
+    ] = 100_000
+    forward: Annotated[
+        str,
+        about(
+            "The collector that gets every span, with its energy: an OTLP endpoint such as "
+            '"http://collector:4318" or "grpc://collector:4317"; "" for none.'
+        ),
+    ] = ""
+    forward_headers: Annotated[
+        str,
+        about(
+            'Headers sent to that collector, as "authorization=Bearer%20...,x-tenant=a": the form '
+            "of OTEL_EXPORTER_OTLP_HEADERS."
+        ),
+    ] = ""
+    forward_queue: Annotated[
+        Size,
+        about(
+            "What may wait for that collector; the oldest is dropped, and counted.",
+            least="1MiB",
+            most="64GiB",
+        ),
+    ] = Size.parse("64MiB")
+    forward_spool: Annotated[
+        bool,
+        about("Whether what waits is kept on disk, in the state directory, over a restart."),
+    ] = False
+
+
 class Emulation(Table, frozen=True):
     """An emulated host in place of this one; every figure is labelled `emulated`."""
 
@@ -141,13 +234,14 @@ TABLES: Mapping[str, type[Table]] = {
     "agent": Agent,
     "processes": Processes,
     "store": Store,
+    "spans": Spans,
     "emulation": Emulation,
 }
 """The agent's own tables. ``[sources.*]`` and ``[exporters.*]`` belong to plugins."""
 
 FAMILIES = ("sources", "exporters")
 
-NOT_YET = ("spans", "autotune", "exporters.otlp")
+NOT_YET = ("autotune", "exporters.otlp")
 """Tables that are announced and not built: saying so beats calling them unknown."""
 
 
@@ -192,6 +286,7 @@ class Config:
     agent: Agent = field(default_factory=Agent)
     processes: Processes = field(default_factory=Processes)
     store: Store = field(default_factory=Store)
+    spans: Spans = field(default_factory=Spans)
     emulation: Emulation = field(default_factory=Emulation)
     sources: Mapping[str, Table] = field(default_factory=dict)
     exporters: Mapping[str, Table] = field(default_factory=dict)
@@ -206,6 +301,7 @@ class Config:
             "agent": self.agent,
             "processes": self.processes,
             "store": self.store,
+            "spans": self.spans,
             "emulation": self.emulation,
         }
         return (

@@ -1,0 +1,1 @@
+"""Spans going on to the user's collector, with their energy added."""

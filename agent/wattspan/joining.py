@@ -1,0 +1,1 @@
+"""A process's energy divided among its spans, exactly."""

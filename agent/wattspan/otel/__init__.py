@@ -1,0 +1,1 @@
+"""What instrumented applications load: light, and nothing of the agent."""

@@ -1,0 +1,1 @@
+"""What a payer spent, and when: cumulative energy over time, in bounded memory."""

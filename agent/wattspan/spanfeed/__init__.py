@@ -1,0 +1,1 @@
+"""Spans coming in: OTLP from any language, and start records from instrumented processes."""

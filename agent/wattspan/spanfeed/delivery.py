@@ -1,0 +1,80 @@
+"""What a receiver hands on: the spans of one request as they were told, nobody believed yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from wattspan.web.message import Peer
+
+
+class Claim(NamedTuple):
+    """What a resource says of the process its spans belong to; "" and None are nothing."""
+
+    service: str = ""
+    pid: int | None = None
+    created: str = ""  # process.creation.time, ISO 8601
+    container: str = ""  # container.id
+
+
+class Told(NamedTuple):
+    """One span as it was told. Times are Unix nanoseconds, ``parent`` is b"" for none."""
+
+    trace: bytes
+    id: bytes
+    parent: bytes
+    name: str
+    start: int
+    end: int
+    thread: int = 0
+    weight: int | None = None
+    tokens_in: int = 0
+    tokens_out: int = 0
+
+
+class Part(NamedTuple):
+    """The spans of one resource, in the order of the request."""
+
+    claim: Claim
+    spans: list[Told]
+
+
+@dataclass(slots=True)
+class Delivery:
+    """One accepted request.
+
+    ``message`` is the parsed request, an ExportTraceServiceRequest, kept only where it is to be
+    forwarded; its spans and those of ``parts`` are the same in the same order, except that
+    spans with unusable ids stand in ``message`` alone, and their flat positions in ``skipped``.
+    """
+
+    peer: Peer
+    received: int  # monotonic nanoseconds
+    size: int  # bytes, after decompression
+    parts: tuple[Part, ...]
+    message: Any = None
+    skipped: frozenset[int] = frozenset()
+
+    @property
+    def count(self) -> int:
+        return sum(len(part.spans) for part in self.parts)
+
+
+class BusyError(Exception):
+    """There is no room now; come again after ``seconds``."""
+
+    def __init__(self, seconds: int = 1) -> None:
+        super().__init__(f"come again in {seconds} s")
+        self.seconds = seconds
+
+
+class SpanSink(Protocol):
+    """Takes deliveries; called in the receivers' thread, returns at once."""
+
+    def accept(self, delivery: Delivery) -> None:
+        """Take it, or raise BusyError. A delivery that was taken is never lost silently."""
+        ...
+
+    def refuse(self, reason: str, spans: int = 1) -> None:
+        """Count spans that a receiver could not take: ``invalid_id``, ``malformed``, ..."""
+        ...
