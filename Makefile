@@ -69,5 +69,5 @@ lock: ## resolve the dependencies anew and pin them with hashes
 	scripts/lock
 
 clean: ## remove everything that was set up or generated here
-	rm -rf .venv .venv-clients .tools build dist htmlcov .coverage .coverage.* .mypy_cache \
+	rm -rf .venv .venv-clients .venv-apps .tools build dist htmlcov .coverage .coverage.* .mypy_cache \
 		.ruff_cache .pytest_cache .hypothesis .import_linter_cache

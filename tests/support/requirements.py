@@ -17,6 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / ".tools" / "usr" / "bin"  # where scripts/debian-tool unpacks programs
 CLIENTS = ROOT / ".venv-clients" / "bin" / "python"  # the third-party NVML clients
+APPS = ROOT / ".venv-apps" / "bin" / "python"  # the applications of examples/
+TORCH = APPS.parents[1] / "torch.txt"  # written when they have PyTorch
+NODE = ROOT / ".tools" / "node"  # the Node.js example's packages
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,29 @@ def _missing_clients() -> str | None:
 
 
 @functools.cache
+def _missing_apps() -> str | None:
+    if not (APPS.parents[1] / "installed.txt").exists():
+        return "the example applications are not installed; `make test` installs them"
+    return None
+
+
+@functools.cache
+def _missing_torch() -> str | None:
+    if not TORCH.exists():
+        return "no PyTorch in .venv-apps; `make test` installs it where there is a build for CPUs"
+    return None
+
+
+@functools.cache
+def _missing_node() -> str | None:
+    if find_program("node") is None:
+        return "no Node.js; install Debian's nodejs and npm"
+    if not (NODE / "installed.txt").exists():
+        return "the Node.js example's packages are not installed; `make test` installs them"
+    return None
+
+
+@functools.cache
 def _missing_root() -> str | None:
     return None if os.geteuid() == 0 else "not root"
 
@@ -70,6 +96,9 @@ REQUIREMENTS = (
     Requirement("cc", _missing_compiler),
     Requirement("prometheus", _missing_prometheus),
     Requirement("clients", _missing_clients),
+    Requirement("apps", _missing_apps),
+    Requirement("torch", _missing_torch),
+    Requirement("node", _missing_node),
     Requirement("root", _missing_root),
 )
 
