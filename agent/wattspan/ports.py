@@ -131,8 +131,11 @@ class Past(Protocol):
         """What one device spent, whoever caused it."""
         ...
 
-    def watch(self, consumer: Consumer) -> None:
-        """Keep what ``consumer`` spends from now on for longer than the history reaches."""
+    def watch(self, consumer: Consumer, *, family: bool = False) -> object:
+        """Keep what ``consumer`` spends from now on for longer than the history reaches.
+
+        With ``family``, what its descendants spend as well.
+        """
         ...
 
     def process(self, consumer: Consumer, start: int, end: int, *, family: bool = False) -> Spent:
@@ -231,6 +234,12 @@ class SourceError(WattspanError):
 
 class ExporterError(WattspanError):
     """An exporter cannot start: port in use, bad certificate."""
+
+    exit_code = 4
+
+
+class ListenError(WattspanError):
+    """A socket cannot be listened on: port in use, another agent there, no right to it."""
 
     exit_code = 4
 

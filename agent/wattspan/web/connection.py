@@ -1,0 +1,293 @@
+"""One HTTP/1.1 connection: h11 says what the bytes mean, this says what may come of them.
+
+A client gets one answer at a time, in order. What it may not do is answered by the proper
+status and ends the connection, after a while in which what it still sends is thrown away: a
+socket closed in the face of a sender would take the answer with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, cast
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import h11
+
+from wattspan.web.limits import Room
+from wattspan.web.listening import peer_of
+from wattspan.web.message import Handler, Request, Response
+
+Log = Callable[[str], None]
+
+_MANY, _TINY = 1000, 16
+"""A body of more than many pieces that are tiny on average takes more time than it is worth."""
+
+
+class Connection(asyncio.Protocol):
+    """Used in the server's thread only."""
+
+    def __init__(self, handler: Handler, room: Room, date: Callable[[], str], log: Log) -> None:
+        self._handler, self._room, self._date, self._log = handler, room, date, log
+        self._limits = room.limits
+        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.head)
+        self._transport = cast(asyncio.Transport, None)  # until it is made
+        self._timer: asyncio.TimerHandle | None = None
+        self._request: h11.Request | None = None
+        self._body = bytearray()
+        self._pieces = 0
+        self._held = 0
+        self._task: asyncio.Task[None] | None = None
+        self._answering = False  # from a request's last byte until the answer to it is taken
+        self._writable = True
+        self._ending = False  # answered for the last time
+        self._peer_done = False  # it has sent all it will
+
+    @property
+    def answering(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return self._answering and not self._ending
+
+    def close(self) -> None:
+        """End it at once."""
+        self._leave()
+        self._transport.abort()
+
+    # ------------------------------------------------------------------ what the loop tells
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._peer = peer_of(transport)
+        if self._room.enter(self):
+            self._rest()
+        elif self._room.overrun:
+            self.close()
+        else:
+            self._refuse(503, "Too many connections are open.", {"Retry-After": "1"})
+
+    def data_received(self, data: bytes) -> None:
+        if self._ending:
+            return
+        self._h11.receive_data(data)
+        if self._answering:
+            # It talks on while it is answered: it must wait, for what it says is to be kept.
+            self._transport.pause_reading()
+            return
+        if self._room.wake(self):
+            self._await(self._limits.receive, self._too_slow)
+        self._advance()
+
+    def eof_received(self) -> bool:
+        self._peer_done = True
+        if self._ending:
+            return False
+        self._h11.receive_data(b"")
+        if not self._answering:
+            self._advance()
+        return True  # it may have closed its own half only, and wait for an answer
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leave()
+        if self._task is not None:
+            self._task.cancel()  # nobody is there to be answered
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        if self._answering and self._task is None and not self._ending:
+            self._next()
+
+    # ---------------------------------------------------------------------------- receiving
+
+    def _advance(self) -> None:
+        """Go on with what has arrived, until more is needed or a request is whole."""
+        try:
+            while not self._answering and not self._ending:
+                event = self._h11.next_event()
+                if event is h11.NEED_DATA:
+                    if self._h11.they_are_waiting_for_100_continue:
+                        self._send(h11.InformationalResponse(status_code=100, headers=[]))
+                    return
+                self._take(event)
+        except h11.RemoteProtocolError as error:
+            self._refuse(error.error_status_hint, f"This is not HTTP as it should be: {error}.")
+
+    def _take(self, event: Any) -> None:
+        match event:
+            case h11.Request():
+                self._begin(event)
+            case h11.Data():
+                self._gather(event.data)
+            case h11.EndOfMessage():
+                self._finish()
+            case _:  # h11.ConnectionClosed: it has said all it wanted
+                self._end()
+
+    def _begin(self, request: h11.Request) -> None:
+        self._request = request
+        length = chunked = None
+        for name, value in request.headers:
+            if name == b"content-length":
+                length = int(value)
+            elif name == b"transfer-encoding":
+                chunked = value
+        if length is not None and chunked is not None:
+            # Two lengths are how requests are smuggled past whoever believes the other one.
+            self._refuse(400, "A request has a Content-Length or a Transfer-Encoding, not both.")
+        elif length is not None and length > self._limits.body:
+            self._too_large()
+
+    def _gather(self, data: bytes) -> None:
+        size = len(data)
+        self._pieces += 1
+        if len(self._body) + size > self._limits.body:
+            self._too_large()
+        elif self._pieces > _MANY and len(self._body) < _TINY * self._pieces:
+            self._refuse(400, "The body comes in chunks too small to be worth reading.")
+        elif not self._room.take(size):
+            self._refuse(503, "Too much is being received.", {"Retry-After": "1"})
+        else:
+            self._held += size
+            self._body += data
+
+    def _finish(self) -> None:
+        try:
+            request = self._whole()
+        except ValueError as error:
+            self._refuse(400, f"The request's target is no URL: {error}.")
+            return
+        self._await(None)
+        self._answering = True
+        self._task = asyncio.get_running_loop().create_task(self._answer(request))
+
+    def _whole(self) -> Request:
+        head = cast(h11.Request, self._request)  # a body that ends has a head
+        target = urlsplit(head.target.decode("latin-1"))
+        headers: dict[str, str] = {}
+        for raw, value in head.headers:
+            name, text = raw.decode("latin-1"), value.decode("latin-1")
+            headers[name] = f"{headers[name]}, {text}" if name in headers else text
+        body, self._body = bytes(self._body), bytearray()
+        return Request(
+            method=head.method.decode("latin-1"),
+            path=unquote(target.path),
+            query=dict(parse_qsl(target.query, keep_blank_values=True)),
+            headers=headers,
+            body=body,
+            peer=self._peer,
+        )
+
+    # ---------------------------------------------------------------------------- answering
+
+    async def _answer(self, request: Request) -> None:
+        try:
+            response = await self._handler(request)
+        except Exception as error:  # noqa: BLE001 - one request's trouble is not the server's
+            self._log(f"A request for {request.path!r} could not be answered: {error!r}.")
+            response = Response(500, b"Something went wrong in the agent; its log says what.\n")
+        self._task = None
+        if self._ending:
+            return
+        try:
+            self._respond(response)
+        except h11.LocalProtocolError as error:
+            self._log(f"A request for {request.path!r} was answered wrongly: {error}.")
+            self.close()
+        if not self._ending:
+            self._next()
+
+    def _respond(self, response: Response) -> None:
+        headers = [
+            ("Date", self._date()),
+            ("Content-Type", response.content_type),
+            ("Content-Length", str(len(response.body))),
+            *response.headers.items(),
+        ]
+        head = h11.Response(
+            status_code=response.status, headers=headers, reason=_reason(response.status)
+        )
+        bodiless = self._request is not None and self._request.method == b"HEAD"
+        body = [] if bodiless else [h11.Data(data=response.body)]
+        self._send(head, *body, h11.EndOfMessage())
+        self._room.give_back(self._held)
+        self._held = self._pieces = 0
+        if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
+            self._end()
+
+    def _next(self) -> None:
+        """Once the answer is taken: the next request, of which a part may be here already."""
+        if not self._writable:
+            self._await(self._limits.send, self.close)
+            return
+        self._h11.start_next_cycle()
+        self._request, self._answering = None, False
+        if self._h11.trailing_data[0]:
+            self._await(self._limits.receive, self._too_slow)
+        else:
+            self._rest()
+        self._transport.resume_reading()
+        self._advance()
+
+    def _refuse(self, status: int, sentence: str, headers: dict[str, str] | None = None) -> None:
+        """Answer in the handler's place, for the last time."""
+        if self._h11.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.close()
+            return
+        headers = {**(headers or {}), "Connection": "close"}
+        self._respond(Response(status, f"{sentence}\n".encode(), headers=headers))
+
+    def _too_large(self) -> None:
+        self._refuse(413, f"A request has at most {self._limits.body} bytes.")
+
+    def _too_slow(self) -> None:
+        self._refuse(408, "The request took too long to arrive.")
+
+    # ------------------------------------------------------------------------------- ending
+
+    def _end(self) -> None:
+        """No more answers. What the client still sends is thrown away for a while."""
+        self._ending = True
+        self._room.wake(self)
+        self._body.clear()
+        if self._peer_done:
+            self._transport.close()
+            self._await(self._limits.send, self.close)
+        else:
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            self._transport.resume_reading()
+            self._await(self._limits.linger, self.close)
+
+    def _leave(self) -> None:
+        self._ending = True
+        self._await(None)
+        self._room.leave(self)
+        self._room.give_back(self._held)
+        self._held = 0
+
+    # -------------------------------------------------------------------------------- small
+
+    def _rest(self) -> None:
+        self._room.rest(self)
+        self._await(self._limits.idle, self.close)
+
+    def _send(self, *events: Any) -> None:
+        self._transport.write(b"".join(filter(None, map(self._h11.send, events))))
+
+    def _await(self, seconds: float | None, then: Callable[[], None] = lambda: None) -> None:
+        """Let ``then`` happen in ``seconds``, unless something else is awaited before."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if seconds is not None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, then)
+
+
+def _reason(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""

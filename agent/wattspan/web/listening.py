@@ -1,0 +1,147 @@
+"""Sockets to listen on, and one clear sentence where there can be none."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from wattspan.ports import ListenError
+from wattspan.settings import Listen
+from wattspan.web.message import Peer
+
+BACKLOG = 128
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+_NOBODY = -1
+
+
+class Listening(NamedTuple):
+    """A socket that listens. ``address`` is as it would stand in the configuration."""
+
+    socket: socket.socket
+    address: str
+    remove: Callable[[], None]  # what stays behind when the socket is closed
+
+
+def listen_tcp(host: str, port: int, *, what: str, setting: str) -> Listening:
+    """Listen on TCP; port 0 takes any, the host "" every address. ListenError."""
+    where = Listen.written(host, port)
+    try:
+        if not host and socket.has_dualstack_ipv6():
+            listener = socket.create_server(
+                ("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True
+            )
+        else:
+            family, _, _, _, address = socket.getaddrinfo(
+                host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except (OSError, UnicodeError) as error:
+        raise ListenError(_tcp_sentence(error, where, port, what, setting)) from None
+    actual = Listen.written(host, listener.getsockname()[1])
+    return Listening(listener, actual, lambda: None)
+
+
+def listen_unix(path: Path, mode: int, *, what: str) -> Listening:
+    """Listen on a Unix socket of the given permissions. ListenError.
+
+    The file of an agent that is gone is replaced; one that somebody answers on is not.
+    """
+    refused = f"Cannot receive {what} on {path}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _clear(path, refused)
+        listener.bind(str(path))
+        path.chmod(mode)
+        listener.listen(BACKLOG)
+        ours = path.stat()
+    except (OSError, ListenError) as error:
+        listener.close()
+        if isinstance(error, ListenError):
+            raise
+        raise ListenError(f"{refused}: {_unix_sentence(error, path)}") from None
+    return Listening(listener, str(path), lambda: _remove(path, ours))
+
+
+def peer_of(transport: Any) -> Peer:
+    """Who is at the other end of an asyncio transport, as far as the kernel proves it."""
+    connection = transport.get_extra_info("socket")
+    if connection is None:
+        return Peer()
+    if connection.family == socket.AF_UNIX:
+        try:
+            told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        except OSError:
+            return Peer()
+        pid, uid, _ = _CREDENTIALS.unpack(told)
+        # A pid of 0 is a process that has none here: it lives in another pid namespace.
+        return Peer(pid=pid or None, uid=None if uid == _NOBODY else uid)
+    sender, ours = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+    return Peer(
+        address=sender[:2] if sender else None,
+        local=ours[:2] if ours else None,
+    )
+
+
+def _clear(path: Path, refused: str) -> None:
+    """Make way at ``path``, unless somebody is there."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise ListenError(
+                f"{refused}: something else has that name; move it away, or set another "
+                "[agent] run_dir."
+            )
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()  # nobody listens any more
+            else:
+                raise ListenError(
+                    f"{refused}: another agent listens there; stop it, or set another "
+                    "[agent] run_dir."
+                )
+
+
+def _remove(path: Path, ours: os.stat_result) -> None:
+    """Remove the socket's file, unless another agent has put its own there meanwhile."""
+    with suppress(OSError):
+        if os.path.samestat(path.lstat(), ours):
+            path.unlink()
+
+
+def _tcp_sentence(
+    error: OSError | UnicodeError, where: str, port: int, what: str, setting: str
+) -> str:
+    another = f"choose another address in {setting}"
+    code = error.errno if isinstance(error, OSError) else None
+    if code == errno.EADDRINUSE:
+        cause = "the port is in use"
+        remedy = f"stop its user (`ss -ltnp sport = :{port}` names it) or {another}"
+    elif code == errno.EACCES:
+        cause = "ports below 1024 are privileged"
+        remedy = f"{another}, or give the service CAP_NET_BIND_SERVICE"
+    elif isinstance(error, socket.gaierror | UnicodeError) or code == errno.EADDRNOTAVAIL:
+        cause, remedy = "this host has no such address", another
+    else:
+        cause, remedy = str(code and os.strerror(code) or error), another
+    return f"Cannot receive {what} on {where}: {cause}; {remedy}."
+
+
+def _unix_sentence(error: OSError, path: Path) -> str:
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return (
+            f"{path.parent} cannot be written; run the agent as a user who may, or set another "
+            "[agent] run_dir."
+        )
+    if error.errno is None:  # Python's own: the path is longer than a socket's address may be
+        return "a Unix socket's path has at most 107 bytes; set a shorter [agent] run_dir."
+    return f"{error.strerror}; set another [agent] run_dir."

@@ -1,0 +1,127 @@
+"""The server: several listeners, one event loop, one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from email.utils import formatdate
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from wattspan.model import SECOND
+from wattspan.ports import Clock
+from wattspan.settings import Listen
+from wattspan.web.connection import Connection
+from wattspan.web.limits import Limits, Room
+from wattspan.web.listening import Listening, listen_tcp, listen_unix
+from wattspan.web.message import Handler
+
+GRACE = 2.0  # seconds that a request in hand is given when the server stops
+Log = Callable[[str], None]
+MakeProtocol = Callable[[Room], asyncio.Protocol]
+
+
+class WebServer:
+    """Listens at once, answers once it is started.
+
+    Every handler runs in the server's thread. What listens is refused or had when it is asked
+    for, by ListenError; what is said of it there (``what``, ``setting``) is for that sentence.
+    """
+
+    def __init__(self, clock: Clock, *, log: Log, limits: Limits | None = None) -> None:
+        self._clock, self._log = clock, log
+        self._limits = limits or Limits()
+        self._listeners: list[tuple[Listening, MakeProtocol]] = []
+        self._open = ExitStack()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._date = (0, "")
+
+    def listen_tcp(self, host: str, port: int, handler: Handler, *, what: str, setting: str) -> str:
+        """Listen on TCP; the actual ``HOST:PORT``. Port 0 takes any, host "" is every address."""
+        listening = listen_tcp(host, port, what=what, setting=setting)
+        if not Listen(listening.address).loopback:
+            self._log(
+                f"{what} is received from the network on {listening.address}, without TLS: "
+                f"whoever reaches it may send; {setting} says where."
+            )
+        return self.add(listening, self._http(handler))
+
+    def listen_unix(self, path: Path, handler: Handler, *, what: str, mode: int = 0o666) -> str:
+        """Listen on a Unix socket; its path. Whoever may write to it may send."""
+        return self.add(listen_unix(path, mode, what=what), self._http(handler))
+
+    def add(self, listening: Listening, make: MakeProtocol) -> str:
+        """Let whatever protocol ``make`` makes speak on ``listening``; its address.
+
+        What it makes enters and leaves the Room, so that it is counted and ended with the rest.
+        """
+        self._open.callback(listening.remove)
+        self._open.enter_context(closing(listening.socket))
+        self._listeners.append((listening, make))
+        return listening.address
+
+    def start(self) -> None:
+        """Answer from now on, in a thread of its own."""
+        ready = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(ready)), name="wattspan-web", daemon=True
+        )
+        self._thread.start()
+        ready.wait()
+
+    def stop(self) -> None:
+        """Close everything; requests in hand are given a moment. Safe to call twice."""
+        if self._thread is not None and self._loop is not None and self._stop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+        self._thread = self._loop = self._stop = None
+        self._listeners.clear()
+        self._open.close()
+
+    async def _serve(self, ready: threading.Event) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._loop.set_exception_handler(self._trouble)
+        room = Room(self._limits)
+        try:
+            servers = [
+                await self._loop.create_server(partial(make, room), sock=listening.socket)
+                for listening, make in self._listeners
+            ]
+        finally:
+            ready.set()
+        await self._stop.wait()
+        for server in servers:
+            server.close()
+        await self._see_off(room)
+
+    async def _see_off(self, room: Room) -> None:
+        """End every connection, those with a request in hand last."""
+        until = asyncio.get_running_loop().time() + GRACE
+        while any(guest.answering for guest in room.guests):
+            for guest in [guest for guest in room.guests if not guest.answering]:
+                guest.close()
+            if asyncio.get_running_loop().time() > until:
+                break
+            await asyncio.sleep(0.01)
+        for guest in tuple(room.guests):
+            guest.close()
+        await asyncio.sleep(0)  # in which the loop closes their sockets
+
+    def _http(self, handler: Handler) -> MakeProtocol:
+        return lambda room: Connection(handler, room, self._now, self._log)
+
+    def _now(self) -> str:
+        """The time as HTTP writes it, made once a second."""
+        second = self._clock.now().wall // SECOND
+        if second != self._date[0]:
+            self._date = second, formatdate(second, usegmt=True)
+        return self._date[1]
+
+    def _trouble(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        self._log(f"The web server: {context['message']}{f' ({error!r})' if error else ''}.")
