@@ -1,8 +1,74 @@
-"""wattspan: where do the joules go, and how many can we give back?"""
+"""wattspan: where do the joules go, and how many can we give back?
 
-from importlib.metadata import PackageNotFoundError, version
+What an application uses is here by name and loaded when it is first used: importing this package
+costs next to nothing.
+"""
 
-try:
-    __version__ = version("wattspan")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0+unknown"
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from wattspan.client.errors import (
+        AgentUnavailableError,
+        MeasurementError,
+        NotMeasuredError,
+        RefusedError,
+        WindowError,
+    )
+    from wattspan.client.measured import measured
+    from wattspan.client.measurement import Device, Energy, Measurement, NotSettledError
+    from wattspan.client.window import Window, window
+
+    __version__: str
+
+__all__ = [
+    "AgentUnavailableError",
+    "Device",
+    "Energy",
+    "Measurement",
+    "MeasurementError",
+    "NotMeasuredError",
+    "NotSettledError",
+    "RefusedError",
+    "Window",
+    "WindowError",
+    "__version__",
+    "measured",
+    "window",
+]
+
+_HOMES = {
+    "Device": "measurement",
+    "Energy": "measurement",
+    "Measurement": "measurement",
+    "NotSettledError": "measurement",
+    "Window": "window",
+    "measured": "measured",
+    "window": "window",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        value: object = _version()
+    elif name in __all__:
+        from importlib import import_module
+
+        value = getattr(import_module(f"wattspan.client.{_HOMES.get(name, 'errors')}"), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("wattspan")
+    except PackageNotFoundError:  # a source tree that was never installed
+        return "0+unknown"

@@ -1,1 +1,5 @@
-"""Energy by hand: windows around code, asked of the agent over its Unix socket."""
+"""What people write to measure by hand: ``with wattspan.window("train") as w: ...``.
+
+Standard library only, and next to nothing of it until a figure is read. Import it as
+``wattspan.window``, ``wattspan.measured`` and so on.
+"""

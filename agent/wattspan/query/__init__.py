@@ -1,1 +1,5 @@
-"""The agent's answers to `how much energy, by whom, between then and then`, on its Unix socket."""
+"""Answers to "what was spent between then and then?", for programs that ask over HTTP.
+
+:class:`wattspan.query.service.QueryService` is a handler for the web server; what it answers is
+told in ``docs/reference/api.md``.
+"""

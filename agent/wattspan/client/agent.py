@@ -1,0 +1,97 @@
+"""Asking the agent of this host: HTTP on a Unix socket in its run directory."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from wattspan.client.errors import AgentUnavailableError, MeasurementError, RefusedError
+
+SYSTEM = "/run/wattspan"
+SOCKET = "api.sock"
+
+_SLACK = 2.0  # seconds an answer may take beyond what it was asked to wait
+
+
+def run_directories(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """Where an agent's sockets may be, the likeliest first."""
+    if told := environ.get("WATTSPAN_RUN_DIR"):
+        yield told
+        return
+    yield SYSTEM
+    if own := environ.get("XDG_RUNTIME_DIR"):
+        yield os.path.join(own, "wattspan")  # noqa: PTH118 - importing pathlib costs applications
+
+
+def ask(
+    path: str,
+    parameters: Mapping[str, str],
+    *,
+    method: str = "GET",
+    patience: float = 0.0,
+    directories: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """The agent's answer. ``patience`` seconds are what the question itself may take.
+
+    AgentUnavailableError if nobody answers, RefusedError with the agent's own sentence if it
+    does not say.
+    """
+    looked_for: list[str] = []
+    for directory in directories or run_directories():
+        place = f"{directory}/{SOCKET}"
+        try:
+            return _ask(place, f"{path}?{urlencode(parameters)}", method, patience + _SLACK)
+        except (OSError, http.client.HTTPException) as error:
+            looked_for.append(f"{place} ({_cause(error)})")
+    raise AgentUnavailableError(
+        f"No wattspan agent answers at {' or '.join(looked_for)}. Start one with `wattspan run`, "
+        "or set WATTSPAN_RUN_DIR to the agent's run directory."
+    )
+
+
+def _ask(place: str, target: str, method: str, patience: float) -> dict[str, Any]:
+    connection = _UnixConnection(place, patience)
+    try:
+        connection.request(method, target, headers={"connection": "close"})
+        response = connection.getresponse()
+        body = response.read()
+    finally:
+        connection.close()
+    try:
+        told = json.loads(body)
+    except ValueError:
+        told = None
+    if not isinstance(told, dict):
+        raise MeasurementError(
+            f"What answers at {place} is no wattspan agent: status {response.status}, no JSON. "
+            "Set WATTSPAN_RUN_DIR to the agent's run directory."
+        )
+    if response.status != http.client.OK:
+        raise RefusedError(f"The agent at {place} does not answer: {told.get('detail', told)}")
+    return told
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, place: str, patience: float) -> None:
+        super().__init__("wattspan", timeout=patience)
+        self._place = place
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.sock.settimeout(self.timeout)
+            self.sock.connect(self._place)
+        except BaseException:
+            self.sock.close()
+            raise
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(error) or type(error).__name__

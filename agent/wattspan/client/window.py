@@ -1,0 +1,208 @@
+"""A stretch of a program's time, and what it spent.
+
+Beginning and ending a window takes a time stamp and nothing else: no counter is read, no GPU is
+stopped, nobody is asked. The figures are the agent's, asked for when they are read.
+"""
+
+from __future__ import annotations
+
+from time import monotonic_ns  # noqa: TID251 - an application has no clock of ours
+
+import wattspan.client.here as process
+from wattspan.client.errors import MeasurementError, WindowError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+    from typing import Self
+
+    from wattspan.client.here import Here
+    from wattspan.client.measurement import Device, Energy, Measurement
+
+PATIENCE = 5.0
+"""Seconds that reading a figure waits for it: GPU counters settle 1 to 3 s late."""
+
+
+class Window:
+    """One measured stretch; used once. Windows nest and overlap as they like.
+
+    Figures are read after its end, from any thread: ``joules``, ``process``, ``host``,
+    ``devices``. Reading waits until they are known, at most 5 s, and may raise
+    AgentUnavailableError or NotSettledError; it can be tried again. ``await w.aresult()`` waits
+    without blocking an event loop.
+    """
+
+    __slots__ = ("_begun", "_ended", "_here", "_measurement", "_synchronize", "name")
+
+    def __init__(self, name: str, synchronize: Callable[[], object] | None = None) -> None:
+        self.name = name
+        self._synchronize = synchronize
+        self._begun = 0
+        self._ended = 0
+        self._here: Here | None = None
+        self._measurement: Measurement | None = None
+
+    # ---------------------------------------------------------------------------- measuring
+
+    def begin(self) -> Self:
+        """The window begins now; for those who cannot write ``with``."""
+        if self._begun:
+            raise WindowError(f"{self!r} was begun before. Open a new one each time.")
+        if self._synchronize is not None:
+            self._synchronize()
+        self._begun = now = monotonic_ns()
+        self._here = here = process.here
+        if now >= here.due:
+            here.watch()
+        return self
+
+    def end(self) -> Self:
+        """The window ends now, after waiting for the device if that was asked for."""
+        if not self._begun or self._ended:
+            raise WindowError(f"{self!r} is not open. Begin a window before ending it, once.")
+        try:
+            if self._synchronize is not None:
+                self._synchronize()
+        finally:
+            self._ended = monotonic_ns()
+        return self
+
+    __enter__ = begin
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.end()
+        else:  # what went wrong is the program's to hear; a device may be beyond waiting for
+            self._ended = monotonic_ns()
+
+    # ------------------------------------------------------------------------------ reading
+
+    @property
+    def joules(self) -> Energy:
+        """What this process and its descendants spent, by kind; ``joules.total`` in all."""
+        return self.result().joules
+
+    @property
+    def total(self) -> float:
+        """``joules.total``."""
+        return self.result().joules.total
+
+    @property
+    def process(self) -> Energy:
+        """What this process spent, its descendants left out."""
+        return self.result().process
+
+    @property
+    def host(self) -> Energy:
+        """What all devices of the host spent, whoever caused it."""
+        return self.result().host
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """What each device spent, whoever caused it."""
+        return self.result().devices
+
+    @property
+    def coverage(self) -> float:
+        """The part of the window's time that was measured, 0 to 1."""
+        return self.result().joules.coverage
+
+    @property
+    def uncertainty(self) -> Mapping[str, float]:
+        """How many joules each figure of ``joules`` may be off."""
+        return self.result().joules.uncertainty
+
+    @property
+    def provenance(self) -> Mapping[str, str]:
+        """How each kind's figures were obtained: measured, derived, estimated, emulated."""
+        return self.result().provenance
+
+    @property
+    def seconds(self) -> float:
+        """How long the window was; known without an agent."""
+        return (self._closed() - self._begun) / 1e9
+
+    @property
+    def ok(self) -> bool:
+        """Whether the figures can be read; waits for them, raises nothing for want of an agent."""
+        try:
+            return bool(self.result().joules)
+        except MeasurementError:
+            return False
+
+    def result(self, timeout: float = PATIENCE, *, partial: bool = False) -> Measurement:
+        """All figures at once, waiting at most ``timeout`` seconds until they are known.
+
+        NotSettledError if they are not known by then; with ``partial``, what is known so far,
+        its coverage below 1.
+        """
+        if self._measurement is not None:
+            return self._measurement
+        from wattspan.client.measurement import NotSettledError
+        from wattspan.client.reading import read
+
+        parameters = {"start": f"mono:{self._begun}", "end": f"mono:{self._closed()}"}
+        measurement = read(self._whom() | parameters, timeout)
+        if measurement.complete:
+            self._measurement = measurement
+        elif not partial:
+            raise NotSettledError(
+                f"The energy of {self!r} is not known yet after {timeout:g} s. Read it again "
+                "later, wait longer with result(timeout=...), or take result(partial=True).",
+                measurement,
+            )
+        return measurement
+
+    async def aresult(self, timeout: float = PATIENCE, *, partial: bool = False) -> Measurement:
+        """As ``result``, without blocking the event loop."""
+        import asyncio
+
+        return await asyncio.to_thread(self.result, timeout, partial=partial)
+
+    def _closed(self) -> int:
+        if not self._begun:
+            raise WindowError(f"{self!r} was never begun, so there is nothing to read.")
+        if not self._ended:
+            raise WindowError(f"{self!r} is still open. Read its figures after its end.")
+        return self._ended
+
+    def _whom(self) -> dict[str, str]:
+        """The process that opened the window, which may have forked since."""
+        opener = self._here
+        if opener is process.here or opener is None:
+            return {"pid": "self", "family": "1"}
+        if opener.identity is None:
+            raise WindowError(
+                f"{self!r} belongs to process {opener.pid}, which opened it. "
+                "Read it there; a child measures itself with windows of its own."
+            )
+        pid, started = opener.identity
+        return {"pid": str(pid), "started": str(started), "family": "1"}
+
+    def __repr__(self) -> str:
+        state = "not begun"
+        if self._ended:
+            state = f"{(self._ended - self._begun) / 1e9:.6g} s"
+        elif self._begun:
+            state = "open"
+        return f"<window {self.name!r}, {state}>"
+
+
+def window(name: str = "", *, synchronize: str | Callable[[], object] | None = None) -> Window:
+    """A window to measure with: ``with wattspan.window("train") as w: ...``, then ``w.joules``.
+
+    ``synchronize`` waits for a device at both edges, so that work which was queued on it counts
+    where it was queued: ``"torch"``, ``"jax"``, or a function of your own. Without it nothing is
+    ever waited for.
+    """
+    if synchronize is None:
+        return Window(name)
+    from wattspan.client.synchronize import hook
+
+    return Window(name, hook(synchronize))

@@ -1,0 +1,151 @@
+"""The handler: what stands at which path, and for whom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+
+from wattspan.model import MILLISECOND, Consumer, Provenance
+from wattspan.ports import Clock, Past, ProcessDirectory
+from wattspan.query import answer
+from wattspan.query.problem import ProblemError, bad, json_response, nearest
+from wattspan.query.question import (
+    Question,
+    Subject,
+    energy_question,
+    no_parameters,
+    watch_question,
+)
+from wattspan.query.rights import OwnerOf, Rights, owner_of
+from wattspan.web.message import Handler, Peer, Request, Response
+
+LOOK_EVERY = 20 * MILLISECOND
+"""Between two looks at whether a window has settled."""
+
+_READ = ("GET", "HEAD")
+
+
+class QueryService:
+    """Answers ``/v1/energy``, ``/v1/watch`` and ``/v1/status``. Call it with a request."""
+
+    def __init__(
+        self,
+        past: Past,
+        directory: ProcessDirectory,
+        clock: Clock,
+        *,
+        host: str,
+        version: str,
+        owner: OwnerOf = owner_of,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._past, self._directory, self._clock = past, directory, clock
+        self._host, self._version = host, version
+        self._rights = Rights(directory, owner)
+        self._sleep = sleep
+        self._started = clock.monotonic()
+        self._paths: Mapping[str, tuple[tuple[str, ...], Handler]] = {
+            "/v1/energy": (_READ, self._energy),
+            "/v1/watch": ((*_READ, "POST"), self._watch),
+            "/v1/status": (_READ, self._status),
+        }
+
+    async def __call__(self, request: Request) -> Response:
+        try:
+            return await self._handler(request)(request)
+        except ProblemError as problem:
+            return problem.response()
+
+    def _handler(self, request: Request) -> Handler:
+        methods, handler = self._paths.get(request.path, ((), None))
+        if handler is None:
+            raise ProblemError(
+                HTTPStatus.NOT_FOUND,
+                request.path[:100],
+                "there is no such path",
+                nearest(request.path[:100], self._paths),
+            )
+        if request.method not in methods:
+            raise ProblemError(
+                HTTPStatus.METHOD_NOT_ALLOWED,
+                f"{request.method} {request.path}",
+                "that cannot be done with it",
+                f"Use {methods[0]}.",
+                {"allow": ", ".join(methods)},
+            )
+        return handler
+
+    async def _energy(self, request: Request) -> Response:
+        question = energy_question(request.query, self._clock.now())
+        consumer = self._consumer(question.subject, request.peer)
+        await self._settle(question)
+        facts = answer.energy(
+            self._past, question.start, question.end, consumer, family=question.family
+        )
+        return json_response({"host_name": self._host, **facts})
+
+    async def _watch(self, request: Request) -> Response:
+        subject, family = watch_question(request.query)
+        consumer = self._consumer(subject, request.peer)
+        assert consumer is not None  # noqa: S101 - a subject was given
+        self._past.watch(consumer, family=family)
+        return json_response({"pid": consumer.pid, "started": consumer.started, "watched": True})
+
+    async def _status(self, request: Request) -> Response:
+        no_parameters(request.query)
+        now, settled = self._clock.monotonic(), self._past.settled()
+        domains = self._past.domains().values()
+        provenance = answer.provenances(domains)
+        return json_response(
+            {
+                "host_name": self._host,
+                "version": self._version,
+                "uptime_seconds": (now - self._started) / 1e9,
+                "now_mono_ns": now,
+                "settled_mono_ns": settled,
+                "emulated": Provenance.EMULATED in provenance.values(),
+                "provenance": provenance,
+                "devices": [
+                    {
+                        "hw_id": domain.id,
+                        "hw_type": domain.hw_type,
+                        "hw_name": domain.name,
+                        "source": domain.source,
+                        "provenance": domain.provenance,
+                        "method": domain.method,
+                    }
+                    for domain in domains
+                ],
+            }
+        )
+
+    async def _settle(self, question: Question) -> None:
+        """Until the whole window is settled, but no longer than was asked for."""
+        deadline = self._clock.monotonic() + question.wait
+        while self._past.settled() < question.end and self._clock.monotonic() < deadline:
+            await self._sleep(LOOK_EVERY / 1e9)
+
+    def _consumer(self, subject: Subject | None, peer: Peer) -> Consumer | None:
+        """The process that is meant, if ``peer`` may ask about it."""
+        if subject is None:
+            return None
+        pid = subject.pid
+        if pid is None:
+            pid = peer.pid
+            if not pid:
+                raise bad(
+                    "pid=self",
+                    "the kernel does not say who asks",
+                    "Ask on the agent's Unix socket, or write the process id.",
+                )
+        named = Subject(pid, subject.started).consumer or self._directory.identify(pid)
+        if named is None:
+            raise ProblemError(
+                HTTPStatus.NOT_FOUND,
+                f"process {pid}",
+                "there is none now",
+                "Of a process that has ended, give its start time too: started=TICKS.",
+            )
+        self._rights.require(peer, named)
+        return named

@@ -1,0 +1,144 @@
+"""A past in which everything draws constant power, and the handler's requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from wattspan.model import (
+    SECOND,
+    Consumer,
+    Domain,
+    HwType,
+    Microjoules,
+    PayerInfo,
+    Provenance,
+    energy_at,
+)
+from wattspan.query.service import QueryService
+from wattspan.spans import Spent
+from wattspan.testing import FakeDirectory, ManualClock
+from wattspan.web.message import Peer, Request, Response
+
+PACKAGE = Domain("package-0", HwType.CPU, "package-0", "rapl", Provenance.MEASURED)
+SECOND_PACKAGE = Domain("package-1", HwType.CPU, "package-1", "rapl", Provenance.DERIVED)
+DRAM = Domain("dram-0", HwType.MEMORY, "dram-0", "rapl", Provenance.MEASURED)
+GPU = Domain("GPU-0", HwType.GPU, "GPU 0", "nvml", Provenance.MEASURED)
+
+OURS = Consumer(100, 5000)
+CHILD = Consumer(101, 5001)
+ROOTS = Consumer(1, 3)
+USER = 1000
+OURSELVES = Peer(pid=OURS.pid, uid=USER)
+
+
+@dataclass
+class ConstantPast:
+    """Implements ports.Past; measured from ``horizon`` to ``until``, power in milliwatts."""
+
+    until: int
+    horizon: int = 0
+    devices: dict[str, int] = field(
+        default_factory=lambda: {PACKAGE.id: 10_000, SECOND_PACKAGE.id: 20_000, DRAM.id: 3_000}
+    )
+    known: tuple[Domain, ...] = (PACKAGE, SECOND_PACKAGE, DRAM)
+    powers: dict[Consumer, int] = field(default_factory=lambda: {OURS: 4_000, CHILD: 1_000})
+    members: dict[Consumer, tuple[Consumer, ...]] = field(
+        default_factory=lambda: {OURS: (OURS, CHILD)}
+    )
+    watched: list[tuple[Consumer, bool]] = field(default_factory=list)
+    on_settled: list[int] = field(default_factory=list)  # how far it is settled, look by look
+
+    def settled(self) -> int:
+        if self.on_settled:
+            self.until = self.on_settled.pop(0)
+        return self.until
+
+    def domains(self) -> Mapping[str, Domain]:
+        return {domain.id: domain for domain in self.known}
+
+    def device(self, domain_id: str, start: int, end: int) -> Spent:
+        domain = self.domains()[domain_id]
+        if domain_id not in self.devices:
+            return Spent({}, {}, 0)
+        return self._spent({domain.hw_type: self.devices[domain_id]}, start, end)
+
+    def watch(self, consumer: Consumer, *, family: bool = False) -> None:
+        self.watched.append((consumer, family))
+
+    def process(self, consumer: Consumer, start: int, end: int, *, family: bool = False) -> Spent:
+        members: Iterable[Consumer] = self.members.get(consumer, (consumer,))
+        power = sum(self.powers.get(one, 0) for one in (members if family else (consumer,)))
+        return self._spent({HwType.CPU: power, HwType.MEMORY: power // 10}, start, end)
+
+    def _spent(self, powers: Mapping[HwType, int], start: int, end: int) -> Spent:
+        covered = max(0, min(end, self.until) - max(start, self.horizon))
+        energy = {kind: energy_at(power, covered) for kind, power in powers.items()}
+        return Spent(energy, {kind: Microjoules(e // 100) for kind, e in energy.items()}, covered)
+
+
+@dataclass
+class Asked:
+    """A query service over a constant past, and what it answers; a second passes at each pause."""
+
+    clock: ManualClock = field(default_factory=ManualClock)
+    uids: dict[int, int | None] = field(
+        default_factory=lambda: {OURS.pid: USER, CHILD.pid: USER, ROOTS.pid: 0}
+    )
+
+    def __post_init__(self) -> None:
+        self.now = self.clock.monotonic()
+        self.past = ConstantPast(until=self.now)
+        self.directory = FakeDirectory(
+            PayerInfo(one, f"job{one.pid}") for one in (OURS, CHILD, ROOTS)
+        )
+        self.pauses: list[float] = []
+        self.service = QueryService(
+            self.past,
+            self.directory,
+            self.clock,
+            host="testhost",
+            version="1.2.3",
+            owner=lambda pid: self.uids.get(pid),
+            sleep=self._pause,
+        )
+
+    async def _pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.clock.advance(seconds)
+
+    def get(
+        self,
+        path: str = "/v1/energy",
+        *,
+        method: str = "GET",
+        peer: Peer = OURSELVES,
+        **query: object,
+    ) -> Response:
+        words = {key: str(value) for key, value in query.items()}
+        return asyncio.run(self._ask(Request(method, path, words, {}, b"", peer)))
+
+    async def _ask(self, request: Request) -> Response:
+        return await self.service(request)
+
+    def energy(self, seconds: float = 2.0, **query: Any) -> dict[str, Any]:
+        """What is told of the last ``seconds``."""
+        end = query.pop("end", f"mono:{self.now}")
+        response = self.get(start=f"mono:{self.now - round(seconds * SECOND)}", end=end, **query)
+        assert response.status == 200, response.body
+        told = json.loads(response.body)
+        assert isinstance(told, dict)
+        return told
+
+    def problem(self, status: int, path: str = "/v1/energy", **query: Any) -> str:
+        """The sentence of a refusal with this status."""
+        response = self.get(path, **query)
+        assert response.status == status, response.body
+        assert response.content_type == "application/problem+json"
+        told = json.loads(response.body)
+        assert told["status"] == status
+        assert all(told[part] for part in ("thing", "cause", "remedy"))
+        return str(told["detail"])

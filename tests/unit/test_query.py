@@ -1,0 +1,285 @@
+"""The answers to "what was spent between then and then?"."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.past import DRAM, GPU, OURS, PACKAGE, ROOTS, USER, Asked
+from wattspan.model import SECOND, Consumer, Instant
+from wattspan.query import rights
+from wattspan.query.times import moment
+from wattspan.settings import Duration
+from wattspan.web.message import Peer
+
+ROOT = Peer(pid=9, uid=0)
+STRANGER = Peer(pid=55, uid=2000)
+UNPROVEN = Peer()
+
+
+@pytest.fixture
+def asked() -> Asked:
+    return Asked()
+
+
+def test_devices_are_told_each_and_add_up_to_the_host(asked: Asked) -> None:
+    told = asked.energy(2.0)
+    assert {one["hw_id"]: one["joules"] for one in told["devices"]} == {
+        "package-0": 20.0,
+        "package-1": 40.0,
+        "dram-0": 6.0,
+    }
+    assert told["host"]["joules"] == {"cpu": 60.0, "memory": 6.0}
+    assert told["host"]["uncertainty_joules"] == {"cpu": 0.6, "memory": 0.06}
+    assert (told["seconds"], told["host_name"]) == (2.0, "testhost")
+    assert told["process"] is told["family"] is None
+
+
+def test_a_process_is_told_alone_and_with_its_descendants(asked: Asked) -> None:
+    told = asked.energy(2.0, pid=OURS.pid, family=1)
+    assert told["process"]["joules"] == {"cpu": 8.0, "memory": 0.8}
+    assert told["family"]["joules"] == {"cpu": 10.0, "memory": 1.0}
+    assert told["process"]["pid"] == OURS.pid
+    assert told["process"]["started"] == OURS.started
+
+
+def test_descendants_are_not_looked_for_unasked(asked: Asked) -> None:
+    assert asked.energy(pid=OURS.pid)["family"] is None
+
+
+def test_whoever_asks_may_call_itself_self(asked: Asked) -> None:
+    assert asked.energy(pid="self")["process"]["pid"] == OURS.pid
+
+
+def test_the_kind_of_a_sum_is_as_trustworthy_as_its_worst_part(asked: Asked) -> None:
+    told = asked.energy()
+    assert told["provenance"] == {"cpu": "derived", "memory": "measured"}
+    assert told["emulated"] is False
+
+
+def test_what_was_not_measured_is_null_and_not_zero(asked: Asked) -> None:
+    asked.past.known = (PACKAGE, GPU, DRAM)
+    told = asked.energy(2.0)
+    assert told["host"]["joules"] == {"cpu": 20.0, "gpu": None, "memory": 6.0}
+    (gpu,) = [one for one in told["devices"] if one["hw_type"] == "gpu"]
+    assert gpu["joules"] is None
+    assert gpu["uncertainty_joules"] is None
+    assert told["host"]["coverage"] == 0.0
+
+
+def test_a_window_before_the_history_tells_no_joules(asked: Asked) -> None:
+    asked.past.horizon = asked.now
+    told = asked.energy(2.0, pid=OURS.pid)
+    assert told["process"]["joules"] == {}
+    assert told["process"]["coverage"] == 0.0
+    assert set(told["host"]["joules"].values()) == {None}
+
+
+def test_a_window_of_no_length_is_wholly_known(asked: Asked) -> None:
+    told = asked.energy(0.0)
+    assert told["host"]["joules"] == {"cpu": 0.0, "memory": 0.0}
+    assert told["host"]["coverage"] == 1.0
+
+
+def test_what_has_not_settled_is_told_with_less_coverage(asked: Asked) -> None:
+    told = asked.energy(1.0, end=f"mono:{asked.now + SECOND}")
+    assert told["complete"] is False
+    assert told["host"]["coverage"] == 0.5
+    assert told["host"]["covered_seconds"] == 1.0
+    assert told["settled_mono_ns"] == asked.now
+
+
+def test_the_answer_waits_for_the_window_to_settle(asked: Asked) -> None:
+    end = asked.now + SECOND // 2
+    asked.past.on_settled = [asked.now, asked.now, end, end]
+    told = asked.energy(1.0, end=f"mono:{end}", wait="2s")
+    assert told["complete"] is True
+    assert len(asked.pauses) == 2
+
+
+def test_the_answer_waits_no_longer_than_asked_for(asked: Asked) -> None:
+    told = asked.energy(1.0, end=f"mono:{asked.now + 1}", wait="100ms")
+    assert told["complete"] is False
+    assert sum(asked.pauses) == pytest.approx(0.1)
+
+
+def test_nothing_is_waited_for_unasked(asked: Asked) -> None:
+    asked.energy(1.0, end=f"mono:{asked.now + 1}")
+    assert asked.pauses == []
+
+
+def test_a_process_of_the_past_is_told_by_its_start_time(asked: Asked) -> None:
+    asked.energy(pid=OURS.pid)
+    del asked.directory.infos[OURS]
+    assert "started=TICKS" in asked.problem(404, pid=OURS.pid, start="-1s")
+    told = asked.energy(pid=OURS.pid, started=OURS.started)
+    assert told["process"]["joules"]["cpu"] == 8.0
+
+
+# -------------------------------------------------------------------------------------- rights
+
+
+@pytest.mark.parametrize("path", ["/v1/energy", "/v1/watch"])
+def test_another_users_process_is_not_told(asked: Asked, path: str) -> None:
+    times = {"start": "-1s"} if path == "/v1/energy" else {}
+    sentence = asked.problem(403, path, pid=OURS.pid, peer=STRANGER, **times)
+    assert "belongs to another user" in sentence
+    assert asked.problem(403, path, pid=ROOTS.pid, **times)
+    assert asked.past.watched == []
+
+
+def test_the_host_is_told_to_whoever_may_open_the_socket(asked: Asked) -> None:
+    assert asked.energy(peer=STRANGER)["host"]["joules"]["cpu"] == 60.0
+    assert asked.energy(peer=UNPROVEN)["host"]["joules"]["cpu"] == 60.0
+
+
+def test_root_is_told_everything(asked: Asked) -> None:
+    assert asked.energy(pid=OURS.pid, peer=ROOT)["process"]["joules"]["cpu"] == 8.0
+    gone = asked.energy(pid=77, started=1, peer=ROOT)
+    assert gone["process"]["pid"] == 77
+
+
+def test_nobody_is_taken_at_a_senders_word(asked: Asked) -> None:
+    assert asked.problem(403, pid=OURS.pid, start="-1s", peer=Peer(pid=OURS.pid))
+    assert "who asks" in asked.problem(400, pid="self", start="-1s", peer=UNPROVEN)
+    assert "who asks" in asked.problem(400, pid="self", start="-1s", peer=Peer(pid=0, uid=0))
+
+
+def test_a_process_of_several_users_is_told_to_root_alone(asked: Asked) -> None:
+    asked.energy(pid=OURS.pid)
+    asked.uids[OURS.pid] = None
+    assert "not known to be yours" in asked.problem(403, pid=OURS.pid, start="-1s")
+    del asked.directory.infos[OURS]  # and its earlier owner is forgotten
+    assert asked.problem(403, pid=OURS.pid, started=OURS.started, start="-1s")
+
+
+def test_the_dead_are_told_to_those_whose_they_were(asked: Asked) -> None:
+    asked.get("/v1/watch", pid=OURS.pid)
+    del asked.directory.infos[OURS]
+    asked.uids[OURS.pid] = 2000  # the pid is another's now
+    told = asked.energy(pid=OURS.pid, started=OURS.started)
+    assert told["process"]["joules"]["cpu"] == 8.0
+    assert asked.problem(403, pid=OURS.pid, started=OURS.started, start="-1s", peer=STRANGER)
+
+
+def test_a_pid_with_another_start_time_is_nobodys(asked: Asked) -> None:
+    assert asked.problem(403, pid=OURS.pid, started=OURS.started - 1, start="-1s")
+
+
+def test_the_owners_of_the_dead_are_remembered_within_bounds() -> None:
+    asked = Asked()
+    asked.service._rights._owners.update(
+        (Consumer(10**6 + i, 1), USER) for i in range(rights.REMEMBERED)
+    )
+    asked.get("/v1/watch", pid=OURS.pid)
+    assert len(asked.service._rights._owners) == rights.REMEMBERED
+    assert OURS in asked.service._rights._owners
+
+
+def test_the_kernel_tells_whose_a_process_is() -> None:
+    assert rights.owner_of(os.getpid()) == os.getuid()
+    assert rights.owner_of(2**22 + 1) is None
+
+
+# ------------------------------------------------------------------------------ watch and status
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_process_is_watched_on_request(asked: Asked, method: str) -> None:
+    response = asked.get("/v1/watch", method=method, pid="self", family="1")
+    assert json.loads(response.body) == {"pid": 100, "started": 5000, "watched": True}
+    assert asked.past.watched == [(OURS, True)]
+
+
+def test_the_status_says_what_is_measured_and_how_far(asked: Asked) -> None:
+    asked.clock.advance(3)
+    told = json.loads(asked.get("/v1/status").body)
+    assert told["version"] == "1.2.3"
+    assert told["uptime_seconds"] == 3.0
+    assert told["now_mono_ns"] - told["settled_mono_ns"] == 3 * SECOND
+    assert [one["hw_id"] for one in told["devices"]] == ["package-0", "package-1", "dram-0"]
+
+
+def test_answers_are_of_one_moment(asked: Asked) -> None:
+    assert asked.get("/v1/status").headers["cache-control"] == "no-store"
+
+
+# -------------------------------------------------------------------------------- bad questions
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ({}, "start: it is missing"),
+        ({"start": "yesterday"}, "start=yesterday: that is no time"),
+        ({"start": "2026-01-01T00:00:00"}, "no offset"),
+        ({"start": "1700000000"}, "too small for Unix nanoseconds"),
+        ({"start": "mono:-5"}, "no whole number"),
+        ({"start": "mono:" + "9" * 30}, "no whole number"),
+        ({"start": "mono:9999999999999999999"}, "too much"),
+        ({"start": "-10"}, "not a duration"),
+        ({"start": "²"}, "no time"),
+        ({"start": ""}, "no time"),
+        ({"start": "-1s", "end": "-2s"}, "before start"),
+        ({"start": "-1s", "wait": "5"}, "not a duration"),
+        ({"start": "-1s", "wait": "2m"}, "too long"),
+        ({"start": "-1s", "pid": "0"}, "from 1 to"),
+        ({"start": "-1s", "pid": "-1"}, "from 1 to"),
+        ({"start": "-1s", "pid": "4194305"}, "from 1 to"),
+        ({"start": "-1s", "pid": "me"}, 'or "self"'),
+        ({"start": "-1s", "pid": "1", "started": "x"}, "field 22"),
+        ({"start": "-1s", "started": "1"}, "without pid"),
+        ({"start": "-1s", "family": "yes"}, "Write 1 or 0"),
+        ({"start": "-1s", "piid": "1"}, "Did you mean 'pid'?"),
+        ({"start": "-1s", "zzz": "1"}, "Known here: end, family"),
+        ({"start": "-1s", "a\nb" * 40: "1"}, "a?b"),
+    ],
+)
+def test_a_bad_question_is_told_what_is_wrong_with_it(
+    asked: Asked, query: dict[str, str], says: str
+) -> None:
+    assert says in asked.problem(400, **query)
+
+
+def test_bad_paths_and_methods_are_told_the_right_ones(asked: Asked) -> None:
+    assert "Did you mean '/v1/energy'?" in asked.problem(404, "/v1/energie")
+    assert "Use GET." in asked.problem(405, method="DELETE", start="-1s")
+    assert asked.get("/v1/status", method="POST").headers["allow"] == "GET, HEAD"
+    assert "no such parameter" in asked.problem(400, "/v1/status", verbose="1")
+    assert "pid: it is missing" in asked.problem(400, "/v1/watch")
+
+
+@given(st.dictionaries(st.sampled_from(["start", "end", "pid", "started", "wait"]), st.text()))
+def test_no_question_breaks_the_service(query: dict[str, str]) -> None:
+    assert Asked().get(**query).status in {200, 400, 403, 404}
+
+
+# ---------------------------------------------------------------------------------------- times
+
+NOW = Instant(mono=50 * SECOND, wall=1_700_000_100 * SECOND)
+
+
+@pytest.mark.parametrize(
+    ("text", "mono"),
+    [
+        ("mono:49000000001", 49_000_000_001),
+        ("1700000099000000001", 49_000_000_001),
+        ("2023-11-14T22:14:59Z", 49 * SECOND),
+        ("2023-11-14T22:14:59.000002+00:00", 49 * SECOND + 2000),
+        ("2023-11-14T23:14:59 01:00", 49 * SECOND),
+        ("-1.5s", 48_500_000_000),
+        ("-0s", 50 * SECOND),
+    ],
+)
+def test_a_moment_can_be_written_in_several_ways(text: str, mono: int) -> None:
+    assert moment(text, NOW) == mono
+
+
+@given(st.integers(0, 10**12))
+def test_so_long_ago_is_so_long_ago(nanoseconds: int) -> None:
+    text = str(Duration(nanoseconds))
+    assert moment(f"-{text}", NOW) == NOW.mono - nanoseconds
