@@ -6,6 +6,8 @@ import time
 
 from wattspan.model import Instant
 
+_COARSE = 6  # CLOCK_MONOTONIC_COARSE, which moves at the kernel's tick
+
 
 class SystemClock:
     """The host's clocks, those of its processes included.
@@ -25,6 +27,11 @@ class SystemClock:
 
     def monotonic(self) -> int:
         return time.monotonic_ns()
+
+    @staticmethod
+    def tick() -> int:
+        """How often the kernel brings the CPU time of whoever keeps running up to date, in ns."""
+        return round(time.clock_getres(_COARSE) * 1e9)
 
     def sleep_until(self, mono: int) -> None:
         while (left := mono - time.monotonic_ns()) > 0:

@@ -179,6 +179,7 @@ class SourceContext:
     emulated: bool = False
     nvml: Any = None
     sysfs: Path | None = None
+    resolution: int | None = None  # how often emulated CPU counters move, in nanoseconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ def command(
     """
     flags = emulation_flags(emulate)
     loaded = load_configuration(config_file, settings, flags, quiet=True)
-    with emulated_host(loaded.config.emulation.profile) as host:
+    with emulated_host(loaded.config.emulation) as host:
         diagnosis = diagnose(loaded, host=host)
     if as_json:
         echo_json({"version": __version__, "host": platform.node(), **diagnosis.plain()})

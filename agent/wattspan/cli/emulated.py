@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wattspan.config import Flag
+from wattspan.config import Emulation, Flag
 
 if TYPE_CHECKING:
     from wattspan.emulation.host import EmulatedHost
@@ -26,13 +26,13 @@ def emulation_flags(emulate: str | None) -> dict[str, Flag]:
 
 
 @contextlib.contextmanager
-def emulated_host(profile: str) -> Iterator[EmulatedHost | None]:
-    """The emulated host called ``profile``, for as long as it is needed; None for the real one."""
-    if not profile:
+def emulated_host(chosen: Emulation) -> Iterator[EmulatedHost | None]:
+    """The emulated host that is chosen, for as long as it is needed; None for the real one."""
+    if not chosen.profile:
         yield None
         return
     from wattspan.emulation.host import EmulatedHost
     from wattspan.emulation.profiles import profile_named
 
-    with EmulatedHost(profile_named(profile)) as host:
+    with EmulatedHost(profile_named(chosen.profile), period=chosen.counters) as host:
         yield host

@@ -34,7 +34,7 @@ def run(loaded: Loaded, request: StopRequest) -> None:
     without: list[str] = []  # told when all else is well: an error stands alone
     tell, warn = loggers(loaded.config.agent.log_level)
     with contextlib.ExitStack() as stack:
-        emulated = stack.enter_context(emulated_host(loaded.config.emulation.profile))
+        emulated = stack.enter_context(emulated_host(loaded.config.emulation))
         if emulated is not None:
             about = emulated.profile.about
             tell(f"Emulated host: {about}. No figure of it is true of any machine.")

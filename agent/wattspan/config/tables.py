@@ -228,6 +228,9 @@ class Emulation(Table, frozen=True):
     profile: Annotated[
         str, about('The emulated host to run, as `--emulate` names it; "" for the real one.')
     ] = ""
+    counters: Annotated[
+        Duration, about("How often its CPU energy counters move.", least="1ms", most="1s")
+    ] = Duration.parse("10ms")
 
 
 TABLES: Mapping[str, type[Table]] = {

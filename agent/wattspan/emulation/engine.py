@@ -1,11 +1,14 @@
 """The process in which an emulated host lives: it owns the physics and the truth.
 
-Run as ``python -m wattspan.emulation.engine PROFILE DIRECTORY``. It is a process of its
-own so that the agent's cost stays the agent's, and so that an agent that is killed leaves nothing
-behind: when its standard input ends, it ends, and its directory with it. It speaks JSON, a line
-each way::
+Run as ``python -m wattspan.emulation.engine PROFILE DIRECTORY [PERIOD]``, the period being that of
+the CPU counters in nanoseconds. It is a process of its own so that the agent's cost stays the
+agent's, and so that an agent that is killed leaves nothing behind: when its standard input ends,
+it ends, and its directory with it. It speaks JSON, a line each way::
 
-    {"do": "truth"}  ->  {"packages": ..., "gpus": [...]}
+    {"do": "truth"}                  ->  {"zones": {...}, "gpus": [...]}
+    {"do": "truth", "at": [MONO...]} ->  {"at": [{"zones": {...}, "gpus": [...]}, ...]}
+
+Its owner talks to it by standard input; guests, who may ask for less, come by its door.
 """
 
 from __future__ import annotations
@@ -15,12 +18,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from wattspan.clock import SystemClock
 from wattspan.emulation.cpu_load import on_sockets, open_cpu_load
-from wattspan.emulation.gpu_work import Steady
+from wattspan.emulation.door import Door
+from wattspan.emulation.gpu_work import DECODE, TRAIN, Steady
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.powercap_engine import PowercapEngine
 from wattspan.emulation.powercap_layout import LAYOUTS
@@ -32,12 +37,14 @@ from wattspan.model import MILLISECOND
 from wattspan.ports import WattspanError
 
 GPU_STEP = 0.02  # seconds; the boards' own periods are 100 ms
+PERIOD = 10 * MILLISECOND  # of the CPU counters, unless another is asked for
+KERNELS = {"train": TRAIN, "decode": DECODE}
 
 
 class Engine:
     """Physics in threads, jobs in processes, and a conversation with the owner."""
 
-    def __init__(self, profile: HostProfile, directory: Path) -> None:
+    def __init__(self, profile: HostProfile, directory: Path, period: int = PERIOD) -> None:
         self._profile = profile
         clock = SystemClock()
         self._runner: PowercapRunner | None = None
@@ -47,12 +54,13 @@ class Engine:
             tree = PowercapTree(directory / "sys", LAYOUTS[profile.powercap])
             load = on_sockets(open_cpu_load(), tree.socket_of_cpu)
             self._runner = PowercapRunner(
-                PowercapEngine(tree, profile.law, clock, load), clock, period=10 * MILLISECOND
+                PowercapEngine(tree, profile.law, clock, load), clock, period=period
             )
             self._runner.start()
         if profile.gpus:
             self._gpus = EmulatedGpus(directory / "gpus", profile.gpus, clock)
             self._gpus.start(GPU_STEP)
+        self._door = Door(directory, self.answer_guest)
 
     def _start(self, job: Job) -> None:
         arguments = [job.name, str(job.duty), *([] if job.cpu is None else [str(job.cpu)])]
@@ -72,27 +80,68 @@ class Engine:
         except (LookupError, ValueError, WattspanError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
+    def answer_guest(self, pid: int, line: str) -> dict[str, Any]:
+        """The answer to a guest, who asks for himself only: the truth, and a board's time."""
+        try:
+            question = json.loads(line)
+            if question["do"] not in {"truth", "attach", "load"}:
+                return {"error": f"not for guests: {question['do']}"}
+            return self._answer({**question, "pid": pid})
+        except (LookupError, TypeError, ValueError, WattspanError) as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+
     def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
         match question:
+            case {"do": "truth", "at": list(times)}:
+                return {"at": self._truth_at([int(time) for time in times])}
             case {"do": "truth"}:
                 return self._truth()
             case {"do": "start-jobs"}:
                 for job in self._profile.jobs:
                     self._start(job)
                 return {"jobs": {name: process.pid for name, process in self._jobs.items()}}
-            case {"do": "attach", "gpu": int(gpu), "pid": int(pid), "load": float(load)}:
-                return self._attach(gpu, pid, load)
+            case {
+                "do": "attach",
+                "gpu": int(gpu),
+                "pid": int(pid),
+                "load": float() | int() as load,
+            }:
+                return self._attach(gpu, pid, load, question.get("kernel", "train"))
+            case {"do": "load", "gpu": int(gpu), "pid": int(pid), "load": float() | int() as load}:
+                self._boards().drive(gpu, pid, load)
+                return {"done": "load"}
             case {"do": "fault", "zone": str(zone), "fault": str(fault)}:
                 return self._break_zone(zone, fault)
             case {"do": "fault", "gpu": int(gpu), "fault": str(fault), "on": bool(on)}:
                 return self._break_gpu(gpu, fault, on)
         return {"error": f"not understood: {question}"}
 
-    def _attach(self, gpu: int, pid: int, load: float) -> dict[str, Any]:
-        if self._gpus is None:
-            return {"error": "this host has no GPU"}
-        self._gpus.attach(gpu, pid, Steady(load), until_exit=True)
+    def _attach(self, gpu: int, pid: int, load: float, kernel: str) -> dict[str, Any]:
+        self._boards().attach(gpu, pid, Steady(load, KERNELS[kernel]), until_exit=True)
         return {"done": "attach"}
+
+    def _boards(self) -> EmulatedGpus:
+        if self._gpus is None:
+            raise ValueError("this host has no GPU")
+        return self._gpus
+
+    def _truth_at(self, times: Sequence[int]) -> list[dict[str, Any]]:
+        zones = [{} for _ in times] if self._runner is None else self._runner.spent_at(times)
+        boards = (
+            []
+            if self._gpus is None
+            else [self._gpus.spent_at(index, times) for index in range(len(self._gpus))]
+        )
+        return [
+            {
+                "zones": zones[place],
+                "gpus": [
+                    {"energy": board[place].energy, "processes": board[place].processes}
+                    for board in boards
+                ],
+            }
+            for place in range(len(times))
+        ]
 
     def _truth(self) -> dict[str, Any]:
         gpus = []
@@ -127,7 +176,8 @@ class Engine:
         return {"done": fault}
 
     def close(self) -> None:
-        """Jobs end when their input does; then the physics stops."""
+        """Nobody comes in any more, jobs end when their input does; then the physics stops."""
+        self._door.close()
         for process in self._jobs.values():
             assert process.stdin is not None  # noqa: S101 - it was asked for
             process.stdin.close()
@@ -150,8 +200,9 @@ def main(arguments: list[str]) -> None:
     # its own end. (A handler, not SIG_IGN, which the jobs would inherit.)
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     profile, directory = profile_named(arguments[0]), Path(arguments[1])
+    period = int(arguments[2]) if len(arguments) > 2 else PERIOD
     try:
-        engine = Engine(profile, directory)
+        engine = Engine(profile, directory, period)
         try:
             _say({"ready": True})
             for line in sys.stdin:

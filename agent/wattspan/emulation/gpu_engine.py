@@ -21,7 +21,7 @@ from wattspan.emulation.gpu_meter import (
     mean_power,
     picojoules,
 )
-from wattspan.emulation.gpu_work import Work
+from wattspan.emulation.gpu_work import Steady, Work
 from wattspan.emulation.physics import Demand, Grant, OperatingPoint, operate
 
 SAMPLES = 72  # the driver's ring of per-process utilisation samples
@@ -179,6 +179,16 @@ def detached(gpu: Gpu, pid: int) -> Gpu:
     departed = dict(gpu.departed)
     departed[pid] = departed.get(pid, 0) + leaving[0].energy
     return _decided(replace(gpu, tenants=staying, departed=tuple(departed.items())))
+
+
+def driven(gpu: Gpu, pid: int, demand: float) -> Gpu:
+    """The GPU with steady work that wants another share; ValueError if there is none."""
+    for tenant in gpu.tenants:
+        if tenant.pid == pid and isinstance(tenant.work, Steady):
+            changed = replace(tenant, work=replace(tenant.work, demand=demand))
+            tenants = tuple(changed if one is tenant else one for one in gpu.tenants)
+            return _decided(replace(gpu, tenants=tenants))
+    raise ValueError(f"process {pid} has no steady work on this GPU")
 
 
 def truth(gpu: Gpu) -> Truth:

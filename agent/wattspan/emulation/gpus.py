@@ -21,12 +21,14 @@ from wattspan.emulation.gpu_engine import (
     Truth,
     attached,
     detached,
+    driven,
     new_gpu,
     step,
     truth,
 )
 from wattspan.emulation.gpu_faults import Faults
 from wattspan.emulation.gpu_publication import describe, publish
+from wattspan.emulation.gpu_truth import Spendings, TruthLog
 from wattspan.emulation.gpu_work import Work
 from wattspan.emulation.nvml_layout import MAX_GPUS, MAX_PROCESSES, HostRecord
 from wattspan.emulation.nvml_state import EmulationError, GpuFile
@@ -53,6 +55,9 @@ class EmulatedGpus:
         self._outside = [Controls(limit=board.limits[1]) for board in kinds]
         born = clock.monotonic()
         self._gpus = [new_gpu(board, born) for board in kinds]
+        self._logs = [TruthLog() for _ in kinds]
+        for log, gpu in zip(self._logs, self._gpus, strict=True):
+            log.note(gpu)
 
         def fill(host: HostRecord) -> None:
             host.header.gpus = len(kinds)
@@ -100,6 +105,15 @@ class EmulatedGpus:
             self._advance(gpu)
             return truth(self._gpus[gpu])
 
+    def spent_at(self, gpu: int, times: Sequence[int]) -> list[Spendings]:
+        """Where the GPU's energy had gone at each of some monotonic times, exactly.
+
+        LookupError for a time that is yet to come, or longer ago than is remembered.
+        """
+        with self._lock:
+            self._advance(gpu)
+            return [self._logs[gpu].at(time) for time in times]
+
     # --------------------------------------------------------------------------- processes
 
     def attach(
@@ -126,6 +140,14 @@ class EmulatedGpus:
             self._advance(gpu, lambda state: attached(state, tenant))
             if until_exit:
                 self._followed.add((gpu, pid))
+
+    def drive(self, gpu: int, pid: int, demand: float) -> None:
+        """Let a process with steady work want another share of a GPU, from now on.
+
+        ValueError if it is not there, or if its work decides for itself.
+        """
+        with self._lock:
+            self._advance(gpu, lambda state: driven(state, pid, demand))
 
     def detach(self, gpu: int, pid: int) -> None:
         """Take a process off a GPU; what it spent stays in the truth."""
@@ -205,6 +227,7 @@ class EmulatedGpus:
             if (origin := self.faults.take_reset(index)) is not None:
                 gpu = replace(gpu, origin=gpu.energy - origin, latched=gpu.energy)
             self._gpus[index] = gpu = gpu if change is None else change(gpu)
+            self._logs[index].note(gpu)
             publish(live, gpu, record.mig != 0, before)
 
     def _asked(self, index: int) -> Controls:

@@ -17,6 +17,7 @@ from typing import Any
 
 from wattspan.clock import SystemClock
 from wattspan.emulation.profiles import HostProfile
+from wattspan.model import MILLISECOND
 from wattspan.ports import WattspanError
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - counters change a hundred times a second: no disk
@@ -27,14 +28,18 @@ _NEWBORN = 10  # seconds; a directory that young may not be held yet
 class EmulatedHost:
     """An emulated host that is running. Closing it ends its process and removes its files."""
 
-    def __init__(self, profile: HostProfile) -> None:
-        """Start it, and return when its counters can be read."""
+    def __init__(self, profile: HostProfile, *, period: int = 10 * MILLISECOND) -> None:
+        """Start it, and return when its counters can be read.
+
+        Every ``period`` nanoseconds its CPU counters move. A shorter one costs more.
+        """
         self.profile = profile
+        self._period = period
         self.directory, self._hold = _make_directory()
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             [
                 *(sys.executable, "-m", "wattspan.emulation.engine"),
-                *(profile.name, str(self.directory)),
+                *(profile.name, str(self.directory), str(int(period))),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -53,6 +58,15 @@ class EmulatedHost:
     def sysfs(self) -> Path | None:
         """Stands for ``/sys``; None if the host has no CPU counters."""
         return self.directory / "sys" if self.profile.powercap is not None else None
+
+    @property
+    def resolution(self) -> int:
+        """How often its CPU counters move, in nanoseconds.
+
+        However short their period: they follow this machine's CPU time, which the kernel charges
+        to a process that keeps running only at its tick.
+        """
+        return max(self._period, SystemClock.tick())
 
     def nvml(self) -> Any:
         """Stands for the ``pynvml`` module; None if the host has no GPU."""

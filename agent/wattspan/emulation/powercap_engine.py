@@ -73,6 +73,11 @@ class PowercapEngine:
         """Nanoseconds since the engine was made, up to the last step."""
         return self._elapsed
 
+    @property
+    def at(self) -> int:
+        """The monotonic time of the last step."""
+        return self._start + self._elapsed
+
     def truth(self, cpu_ns: int, kind: str = "package") -> Microjoules:
         """The active energy of a process that spent ``cpu_ns`` on one socket's CPUs."""
         return self.law.active(kind, cpu_ns)

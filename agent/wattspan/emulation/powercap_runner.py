@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from wattspan.emulation.powercap_engine import PowercapEngine
+from wattspan.emulation.powercap_truth import CounterLog
 from wattspan.model import MILLISECOND
 from wattspan.ports import Clock
 
@@ -19,6 +20,7 @@ class PowercapRunner:
         self._engine = engine
         self._clock = clock
         self._period = period
+        self._log = CounterLog()
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -40,11 +42,24 @@ class PowercapRunner:
         with self._lock:
             return act(self._engine)
 
+    def spent_at(self, times: Sequence[int]) -> list[dict[str, int]]:
+        """What each zone had spent at each of some monotonic times, to within a period.
+
+        LookupError for a time longer ago than is remembered.
+        """
+        with self._lock:
+            self._step()
+            return [self._log.at(time) for time in times]
+
+    def _step(self) -> None:
+        self._engine.step()
+        self._log.note(self._engine.at, self._engine.energies())
+
     def _run(self) -> None:
         deadline = self._clock.monotonic()
         while not self._stop.is_set():
             with self._lock:
-                self._engine.step()
+                self._step()
             # A missed deadline is skipped: the counters are functions of time, not of steps.
             deadline = max(deadline + self._period, self._clock.monotonic())
             self._clock.sleep_until(deadline)

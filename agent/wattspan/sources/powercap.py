@@ -10,7 +10,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from wattspan.model import SECOND, Domain, Failure, Provenance, Reading
+from wattspan.model import MILLISECOND, SECOND, Domain, Failure, Provenance, Reading
 from wattspan.ports import Batch, Clock
 from wattspan.sources import powercap_failures as failures
 from wattspan.sources.counter_file import CounterFile
@@ -35,12 +35,14 @@ class PowercapSource:
         emulated: bool = False,
         rediscover: int = 5 * SECOND,
         name: str = "rapl",
+        resolution: int = MILLISECOND,
     ) -> None:
         self._sysfs = sysfs
         self._clock = clock
         self._provenance = Provenance.EMULATED if emulated else Provenance.MEASURED
         self._rediscover = rediscover
         self._name = name
+        self._resolution = resolution
         self._due: int | None = None  # when the tree is walked again; None: never was
         self._counters: dict[str, CounterFile] = {}  # by directory
         self._topology = Topology((), {})
@@ -162,6 +164,7 @@ class PowercapSource:
             provenance=self._provenance,
             vendor=vendor(self._sysfs),
             mirrors=before.mirrors,
+            resolution=self._resolution,
         )
         domains = {domain.id: domain for domain in after.domains}
         for directory, domain_id in after.domain_of.items():

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wattspan.model import SECOND, Domain, Failure, Microjoules, Provenance, Reading, Trouble
+from wattspan.model import (
+    MILLISECOND,
+    SECOND,
+    Domain,
+    Failure,
+    Microjoules,
+    Provenance,
+    Reading,
+    Trouble,
+)
 from wattspan.ports import Batch, Clock
 from wattspan.sources.powercap_failures import GRANT
 from wattspan.sources.powercap_scan import CLASS, describe, scan, vendor
@@ -35,12 +44,14 @@ class PyRaplSource:
         emulated: bool = False,
         retry: int = 5 * SECOND,
         name: str = "rapl",
+        resolution: int = MILLISECOND,
     ) -> None:
         self._sysfs = sysfs
         self._clock = clock
         self._provenance = Provenance.EMULATED if emulated else Provenance.MEASURED
         self._retry = retry
         self._name = name
+        self._resolution = resolution
         self._due = 0
         self._epoch = -1
         self._sensor: PyRaplSensor | None = None
@@ -138,6 +149,7 @@ class PyRaplSource:
             source=self._name,
             provenance=self._provenance,
             vendor=vendor(self._sysfs),
+            resolution=self._resolution,
         )
         directory_of = {identity: name for name, identity in topology.domain_of.items()}
         packages: dict[int, Path] = {}

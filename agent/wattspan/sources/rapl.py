@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
+from wattspan.model import MILLISECOND
 from wattspan.ports import CounterSource, SourceContext, SourceError, SourcePlugin
 from wattspan.settings import Table, about
 from wattspan.sources.powercap import PowercapSource
@@ -46,7 +47,12 @@ def open_rapl(settings: RaplSettings, context: SourceContext) -> CounterSource |
             )
         return None
     if settings.reader == "powercap":
-        return PowercapSource(sysfs, context.clock, emulated=context.emulated)
+        return PowercapSource(
+            sysfs,
+            context.clock,
+            emulated=context.emulated,
+            resolution=context.resolution or MILLISECOND,
+        )
     return _open_pyrapl(settings, context, sysfs)
 
 
@@ -55,7 +61,12 @@ def _open_pyrapl(settings: RaplSettings, context: SourceContext, sysfs: Path) ->
     from wattspan.sources.pyrapl import PyRaplSource
     from wattspan.sources.pyrapl_library import PyRaplError
 
-    source = PyRaplSource(sysfs, context.clock, emulated=context.emulated)
+    source = PyRaplSource(
+        sysfs,
+        context.clock,
+        emulated=context.emulated,
+        resolution=context.resolution or MILLISECOND,
+    )
     if settings.enabled is True:
         try:
             source.open()

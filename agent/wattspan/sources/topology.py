@@ -15,7 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from wattspan.model import Domain, HwType, Microjoules, Milliwatts, Provenance
+from wattspan.model import (
+    MILLISECOND,
+    Domain,
+    HwType,
+    Microjoules,
+    Milliwatts,
+    Nanoseconds,
+    Provenance,
+)
 from wattspan.sources.mirrors import Pair, find_mirrors
 from wattspan.sources.verdicts import Context, Verdict, judge
 from wattspan.sources.zones import Kind, Place, Zone, natural
@@ -44,12 +52,14 @@ def resolve(
     provenance: Provenance = Provenance.MEASURED,
     vendor: str | None = None,
     mirrors: frozenset[Pair] = frozenset(),
+    resolution: int = MILLISECOND,
 ) -> Topology:
     """The domains behind ``zones``, with the cover chosen and every choice explained.
 
     The answer does not depend on the order of ``zones`` nor on their directory ids, as far as
     names tell the zones apart. ``mirrors`` are pairs of domain ids already known to show one
-    counter: knowledge that outlives the moment when both could be compared.
+    counter: knowledge that outlives the moment when both could be compared. ``resolution`` is how
+    often their counters move: every millisecond or so, on a real host.
     """
     by_directory = {zone.directory: zone for zone in zones}
     placed = {
@@ -76,6 +86,7 @@ def resolve(
             domain_of[directory],
             source,
             provenance,
+            resolution,
         )
         for directory in placed
     ]
@@ -160,6 +171,7 @@ def _domain(
     identity: str,
     source: str,
     provenance: Provenance,
+    resolution: int,
 ) -> Domain:
     modulus = modulus_of(zone.max_range)
     why = verdict.why
@@ -177,6 +189,7 @@ def _domain(
         method=_METHOD.get(place.kind, "cpu-time-proxy") if verdict.in_cover else "none",
         max_power=_most_power(place.kind, zone.max_power),
         modulus=modulus,
+        resolution=Nanoseconds(resolution),
         why=why,
     )
 

@@ -1,0 +1,128 @@
+"""How a program works on an emulated GPU: in place of the CUDA it would otherwise call.
+
+::
+
+    with EmulatedGpu(0) as gpu:
+        with gpu.busy(0.8):      # as a kernel that fills four fifths of the board
+            time.sleep(0.05)
+
+The program appears among the board's processes, draws energy by what it keeps busy, and leaves
+when it ends. It needs an emulated host that is running: ``wattspan run --emulate two-socket-h100``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from wattspan.emulation.door import NAME
+from wattspan.ports import WattspanError
+
+VARIABLE = "WATTSPAN_EMULATED_HOST"  # the host's directory, where there are several
+_WHERE = (Path("/dev/shm"), Path("/tmp"))  # noqa: S108 - where emulated hosts are
+
+
+def running_host() -> Path:
+    """The directory of the emulated host that runs here."""
+    if chosen := os.environ.get(VARIABLE):
+        return Path(chosen)
+    found = [door.parent for where in _WHERE for door in where.glob(f"wattspan-emulated-*/{NAME}")]
+    if len(found) == 1:
+        return found[0]
+    how_many = "No emulated host runs" if not found else "Several emulated hosts run"
+    raise WattspanError(
+        f"{how_many} on this machine. Start one with `wattspan run --emulate two-socket-h100`, "
+        f"or name its directory in {VARIABLE}."
+    )
+
+
+class Conversation:
+    """Questions to a running emulated host, from any process of its user. Thread-safe."""
+
+    def __init__(self, host: Path | None = None) -> None:
+        self._lock = threading.Lock()
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.connect(str((host or running_host()) / NAME))
+        except OSError as error:
+            self._socket.close()
+            raise WattspanError(
+                f"Cannot reach the emulated host: {error.strerror or error}. Is it still running?"
+            ) from None
+        self._file = self._socket.makefile("rw")
+
+    def ask(self, **question: object) -> dict[str, Any]:
+        with self._lock:
+            self._file.write(json.dumps(question) + "\n")
+            self._file.flush()
+            line = self._file.readline()
+        if not line:
+            raise WattspanError("The emulated host has ended.")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise WattspanError(f"The emulated host refuses: {answer['error']}.")
+        return answer
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+
+class EmulatedGpu:
+    """This process on board ``index`` of the emulated host."""
+
+    def __init__(self, index: int = 0, *, kernel: str = "decode", host: Path | None = None) -> None:
+        """``kernel`` is ``train`` (bound by computing) or ``decode`` (bound by memory)."""
+        self._index = index
+        self._loads: list[float] = []
+        self._lock = threading.Lock()
+        self._host = Conversation(host)
+        try:
+            self._host.ask(do="attach", gpu=index, load=0.0, kernel=kernel)
+        except BaseException:
+            self._host.close()
+            raise
+
+    @contextmanager
+    def busy(self, load: float) -> Iterator[None]:
+        """Keep ``load`` of the board busy for the length of the block; blocks add up, to 1."""
+        self._change(self._loads.append, load)
+        try:
+            yield
+        finally:
+            self._change(self._loads.remove, load)
+
+    def _change(self, change: Any, load: float) -> None:
+        with self._lock:
+            change(load)
+            self._host.ask(do="load", gpu=self._index, load=min(1.0, sum(self._loads, 0.0)))
+
+    def spent(self, times: Sequence[int]) -> list[int]:
+        """The truth, for whom it concerns: what this process's GPU work had cost at each time.
+
+        Microjoules at monotonic nanoseconds of the last minutes. No real board can tell.
+        """
+        pid = str(os.getpid())
+        answer = self._host.ask(do="truth", at=list(times))
+        return [moment["gpus"][self._index]["processes"].get(pid, 0) for moment in answer["at"]]
+
+    def close(self) -> None:
+        self._host.close()
+
+    def __enter__(self) -> EmulatedGpu:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
