@@ -536,7 +536,7 @@ class Opening:
     is lost and nothing counted twice. They, and the identity of ``processes``, mean something
     only within the boot ``boot_id``; the totals outlive it. As in a Snapshot, for each hardware
     type ``sum(row.energy for processes) + other + retired`` is what the consumers of its
-    attributed domains spent.
+    attributed domains spent. ``spans`` and ``outside`` are those of SpanAccounts.
     """
 
     at: Instant
@@ -547,3 +547,5 @@ class Opening:
     processes: tuple[ProcessRow, ...] = ()
     other: Mapping[HwType, Microjoules] = field(default_factory=dict)
     retired: Mapping[HwType, Microjoules] = field(default_factory=dict)
+    spans: tuple[SpanRow, ...] = ()
+    outside: Mapping[tuple[str, HwType], Microjoules] = field(default_factory=dict)

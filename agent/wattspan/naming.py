@@ -1,1 +1,312 @@
-"""Totals by service and span name, with room for so many and no more."""
+"""Energy by span name: what all spans of one name in one service have spent.
+
+Names are chosen by applications, and some put an identifier into every one, so only so many have
+an account; the spans of all others share one. Three rules keep every counter honest, as in
+:mod:`wattspan.grouping`: no account ever falls, none is poured into another (which would look
+like a burst of power), and one that is let go begins at zero should its name return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2s
+from types import MappingProxyType
+from typing import cast
+
+from wattspan.grouping import OTHER, STALE
+from wattspan.model import (
+    SECOND,
+    Exemplar,
+    HwType,
+    Instant,
+    Microjoules,
+    Nanoseconds,
+    SpanAccounts,
+    SpanRow,
+)
+from wattspan.spans import Outcome, Span, SpanEnergy
+
+LONGEST = 128
+"""Characters of a service's or a span's name; a longer one is cut and marked with a digest."""
+
+FRESH = 15 * SECOND
+"""An exemplar is the span of most energy in as long; after that any later one takes its place."""
+
+RANK_EVERY = 10 * SECOND
+"""How often, while there is no room, names without an account may take the place of others."""
+
+DWELL = 60 * SECOND
+"""An account is safe from that for as long: it is scraped at least once."""
+
+_DISPLACES = 2  # a newcomer must have spent this many times as much of late
+_MOST_TOKENS = 10**7  # of one span and direction: no context is longer, but a claim may be
+_CEILING = 2**62  # spans may claim to have lasted for ages: what is shown fits 64 bits
+
+_MEASURED = frozenset({Outcome.JOINED, Outcome.PARTIAL, Outcome.LATE})
+"""Spans that count. Of the rest no energy is known, so they would spoil every quotient."""
+
+_NONE: Mapping[str, int] = MappingProxyType({})
+
+Key = tuple[str, str]
+"""A service and the name of a span."""
+
+
+@dataclass(slots=True)
+class _Spent:
+    """One account's energy of one hardware type, and the span that stands for it."""
+
+    energy: int = 0
+    most: int = 0
+    end: int = 0
+    stale: int = 0
+    exemplar: Exemplar | None = None
+
+    def show(self, span: Span, energy: int, wall: int) -> None:
+        self.most, self.end, self.stale = energy, span.end, span.end + FRESH
+        self.exemplar = Exemplar(span.trace.hex(), span.id.hex(), Microjoules(energy), wall)
+
+
+@dataclass(slots=True)
+class _Account:
+    """All spans of one name; ``row`` shows them as they are, None when they have changed."""
+
+    since: int
+    used: int
+    spent: dict[HwType, _Spent] = field(default_factory=dict)
+    time: int = 0
+    count: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    ranked: int = 0  # the energy there was at the last ranking
+    recent: float = 0.0  # spent of late: what was spent before fades at each ranking
+    row: SpanRow | None = None
+
+    @property
+    def energy(self) -> int:
+        return sum(spent.energy for spent in self.spent.values())
+
+
+class SpanTotals:
+    """Accounts for at most ``names`` pairs of service and span name, and one for all others.
+
+    Not to be used by two threads at once; what ``accounts`` returns may go anywhere.
+    """
+
+    def __init__(
+        self,
+        names: int,
+        rows: Iterable[SpanRow] = (),
+        outside: Mapping[tuple[str, HwType], int] = MappingProxyType({}),
+        now: int = 0,
+    ) -> None:
+        """``rows`` and ``outside`` are from an earlier life, ``now`` is monotonic nanoseconds."""
+        self._names = names
+        self._accounts = {(row.service, row.name): _restored(row, now) for row in rows}
+        self._waiting: dict[Key, int] = {}
+        self._outside = dict(outside)
+        self._services = {service for service, _ in outside}
+        self._received = 0
+        self._outcomes = {str(outcome): 0 for outcome in Outcome}
+        self._released: dict[HwType, int] = {}
+        self._ranked = self._swept = self._now = now
+        self._shown: SpanAccounts | None = None
+        self._rows: tuple[SpanRow, ...] | None = None
+
+    @property
+    def released(self) -> Mapping[HwType, int]:
+        """The energy of accounts that were let go: with it, no joule is ever missing."""
+        return dict(self._released)
+
+    # ------------------------------------------------------------------------------ being told
+
+    def add(self, results: Sequence[SpanEnergy], now: Instant) -> None:
+        """Count spans that were joined with their energy."""
+        accounts, joined = self._accounts, Outcome.JOINED
+        mono, to_wall = now.mono, now.wall - now.mono
+        self._now = mono
+        others = 0
+        for span, exclusive, _, outcome in results:
+            measured = outcome is joined
+            if not measured:
+                others += 1
+                self._outcomes[outcome] += 1
+                measured = outcome in _MEASURED
+                if not measured and not any(exclusive.values()):
+                    continue
+            _, _, _, service, name, start, end, _, _, _, tokens_in, tokens_out = span
+            account = accounts.get((service, name))
+            if account is None:
+                account = self._find(service, name, exclusive)
+            account.used = mono
+            account.row = None
+            of_kind = account.spent
+            for kind, energy in exclusive.items():
+                try:
+                    spent = of_kind[kind]
+                except KeyError:
+                    spent = of_kind[kind] = _Spent()
+                spent.energy += energy
+                # Later ends only: Prometheus refuses an exemplar older than the one it has.
+                if (energy > spent.most or end > spent.stale) and end > spent.end and energy:
+                    spent.show(span, energy, end + to_wall)
+            if measured:
+                account.count += 1
+                if end > start:
+                    account.time += end - start
+                if tokens_in:
+                    account.tokens_in += min(max(0, tokens_in), _MOST_TOKENS)
+                if tokens_out:
+                    account.tokens_out += min(max(0, tokens_out), _MOST_TOKENS)
+        self._outcomes[joined] += len(results) - others
+        self._rows = self._shown = None
+
+    def outside(self, service: str, kind: HwType, energy: int) -> None:
+        """Count what a process of ``service`` spent while none of its spans was open."""
+        service = fit(service)
+        if service not in self._services:
+            # A service is never let go: there are few, and each was believed to be a process.
+            if len(self._services) >= self._names:
+                service = OTHER
+            self._services.add(service)
+        self._outside[service, kind] = self._outside.get((service, kind), 0) + energy
+        self._shown = None
+
+    def received(self, spans: int) -> None:
+        """Count spans that a receiver has taken."""
+        self._received += spans
+
+    def outcome(self, outcome: Outcome, spans: int = 1) -> None:
+        """Count spans that never were joined."""
+        self._outcomes[outcome] += spans
+        self._shown = None
+
+    # --------------------------------------------------------------------------------- showing
+
+    def accounts(
+        self,
+        *,
+        refused: Mapping[str, int] = _NONE,
+        forwarded: int = 0,
+        forward_drops: Mapping[str, int] = _NONE,
+        forward_queue: int = 0,
+        open_spans: int = 0,
+    ) -> SpanAccounts:
+        """Everything as it stands, with the figures that others keep; the same while nothing moves.
+
+        Only the rows of names that were used since are made anew.
+        """
+        self._rank()
+        if self._rows is None:
+            self._rows = tuple(
+                account.row or _show(key, account) for key, account in self._accounts.items()
+            )
+        last = self._shown
+        shown = SpanAccounts(
+            rows=self._rows,
+            outside=(
+                {key: Microjoules(energy) for key, energy in self._outside.items()}
+                if last is None
+                else last.outside
+            ),
+            outcomes=dict(self._outcomes) if last is None else last.outcomes,
+            received=self._received,
+            refused=dict(refused),
+            forwarded=forwarded,
+            forward_drops=dict(forward_drops),
+            forward_queue=forward_queue,
+            open=open_spans,
+        )
+        if last is None or shown != last:
+            self._shown = shown
+            return shown
+        return last
+
+    # ------------------------------------------------------------------------------- few names
+
+    def _find(self, service: str, name: str, exclusive: Mapping[HwType, int]) -> _Account:
+        """The account of a name that has none as it is spelled; perhaps that of all others."""
+        key = fit(service), fit(name)
+        account = self._accounts.get(key)
+        if account is None and (len(self._accounts) < self._names or self._let_go()):
+            account = self._open(key)
+        if account is not None:
+            return account
+        # So that a name that matters can be told from those that are used once.
+        if key in self._waiting or len(self._waiting) < 4 * self._names:
+            self._waiting[key] = self._waiting.get(key, 0) + sum(exclusive.values())
+        other = OTHER, OTHER
+        return self._accounts.get(other) or self._open(other)
+
+    def _open(self, key: Key) -> _Account:
+        account = self._accounts[key] = _Account(self._now, self._now)
+        return account
+
+    def _let_go(self) -> bool:
+        """Let go of accounts that were not used for long; looked for once a second at most."""
+        if self._now - self._swept < SECOND:
+            return False
+        self._swept = self._now
+        stale = [key for key, one in self._accounts.items() if self._now - one.used >= STALE]
+        for key in stale:
+            self._release(key)
+        return bool(stale)
+
+    def _release(self, key: Key) -> None:
+        for kind, spent in self._accounts.pop(key).spent.items():
+            self._released[kind] = self._released.get(kind, 0) + spent.energy
+        self._rows = self._shown = None
+
+    def _rank(self) -> None:
+        """While names wait for room: let those that spend most take the place of the least."""
+        if self._now - self._ranked < RANK_EVERY:
+            return
+        self._ranked = self._now
+        for account in self._accounts.values():
+            energy = account.energy
+            account.recent = account.recent / 2 + energy - account.ranked
+            account.ranked = energy
+        settled = sorted(
+            (account.recent, key)
+            for key, account in self._accounts.items()
+            if key != (OTHER, OTHER) and self._now - account.since >= DWELL
+        )
+        waiting = sorted(((spent, key) for key, spent in self._waiting.items()), reverse=True)
+        for (spent, newcomer), (recent, least) in zip(waiting, settled, strict=False):
+            if spent <= _DISPLACES * recent:
+                break
+            self._release(least)
+            self._open(newcomer)
+        self._waiting = {}
+
+
+def fit(name: str) -> str:
+    """``name``, or as much of it as there is room for, told apart by a digest of the whole."""
+    if len(name) <= LONGEST:
+        return name
+    digest = blake2s(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    return f"{name[: LONGEST - 9]}~{digest}"
+
+
+def _restored(row: SpanRow, now: int) -> _Account:
+    spent = {kind: _Spent(energy) for kind, energy in row.energy.items()}
+    account = _Account(now, now, spent, row.time, row.count)
+    account.tokens_in = row.tokens.get("input", 0)
+    account.tokens_out = row.tokens.get("output", 0)
+    account.ranked = account.energy
+    return account
+
+
+def _show(key: Key, account: _Account) -> SpanRow:
+    tokens = {"input": account.tokens_in, "output": account.tokens_out}
+    spent = account.spent.items()
+    account.row = SpanRow(
+        key[0],
+        key[1],
+        cast("dict[HwType, Microjoules]", {kind: one.energy for kind, one in spent}),
+        Nanoseconds(min(account.time, _CEILING)),
+        account.count,
+        {way: min(count, _CEILING) for way, count in tokens.items() if count},
+        {kind: one.exemplar for kind, one in spent if one.exemplar is not None},
+    )
+    return account.row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from wattspan_exporters import draw_agent, draw_energy, draw_gpu
+from wattspan_exporters import draw_agent, draw_energy, draw_gpu, draw_spans
 from wattspan_exporters.metric import Instrument, Metric
 
 COUNTER, UPDOWN = Instrument.COUNTER, Instrument.UPDOWN
@@ -17,6 +17,7 @@ NAMED = ("hw.id", "hw.name")
 ATTRIBUTES = {
     "clock": "`sm` or `memory`",
     "command": "the process's command name; `other` for all processes that are not listed",
+    "direction": "`input` or `output`",
     "emulated": "`true` on an emulated host: its figures are true of no machine",
     "exporter": "the exporter's name",
     "group": "the name of the container, pod, job, unit, cgroup or user",
@@ -40,7 +41,10 @@ ATTRIBUTES = {
     "`emulated` on an emulated host; for a sum, the least trustworthy of its parts",
     "reason": "why",
     "resolution": "how often the counter moves",
+    "service.name": "the service's name, as its spans' resource says; with `span_name`, `other` "
+    "for all names for which there was no room",
     "source": "the counter source's name",
+    "span.name": "the spans' name",
     "trouble": "`denied`, `absent`, `retry`, `stuck` or `malformed`",
 }
 """What each attribute means, in Markdown."""
@@ -139,6 +143,81 @@ ACCOUNTS = Chapter(
             "wattspan.idle.power", GAUGE, "W",
             "The learned baseline: what the domain draws when nothing runs.",
             TYPED, draw_energy.idle_power,
+        ),
+    ),
+)  # fmt: skip
+
+SPANS = Chapter(
+    "Spans",
+    "Energy is *exclusive*: at every instant the power of a process is divided among its innermost "
+    "open spans, so the rows add up and never exceed their processes. A span counts when it has "
+    "ended and its energy has settled, in all of these series at once; one whose energy is not "
+    "known is in none of them but in `wattspan_span_outcomes_total`. Over OpenMetrics the energy "
+    "carries exemplars: the trace and span id of the span that spent most in the last 15 s, and "
+    "its joules. [How to see spans](../how-to/see-spans.md).",
+    (
+        Metric(
+            "wattspan.span.energy", COUNTER, "J",
+            "Exclusive energy of the spans of one name.",
+            ("hw.type", "service.name", "span.name", "provenance"), draw_spans.energy,
+            exemplars=draw_spans.exemplars,
+        ),
+        Metric(
+            "wattspan.span.time", COUNTER, "s",
+            "Summed durations of the spans of one name.",
+            ("service.name", "span.name"), draw_spans.of_row(lambda row: row.time),
+            # Fixed without the "time" that the rules would keep.
+            series="wattspan_span_seconds_total",
+        ),
+        Metric(
+            "wattspan.spans", COUNTER, "{span}",
+            "Spans of one name.",
+            ("service.name", "span.name"), draw_spans.of_row(lambda row: row.count),
+        ),
+        Metric(
+            "wattspan.span.tokens", COUNTER, "{token}",
+            "Tokens that the spans of one name told of, as `gen_ai.usage.*`.",
+            ("service.name", "span.name", "direction"), draw_spans.tokens,
+        ),
+        Metric(
+            "wattspan.span.outside.energy", COUNTER, "J",
+            "Energy of a service's processes while none of their spans was open.",
+            ("hw.type", "service.name", "provenance"), draw_spans.outside,
+        ),
+        Metric(
+            "wattspan.span.outcomes", COUNTER, "{span}",
+            "Spans by what became of them; the reasons are told in the how-to.",
+            ("reason",), draw_spans.by_reason(lambda spans: spans.outcomes),
+        ),
+        Metric(
+            "wattspan.spans.received", COUNTER, "{span}",
+            "Spans that were received and taken.",
+            (), draw_spans.of_all(lambda spans: spans.received),
+        ),
+        Metric(
+            "wattspan.spans.refused", COUNTER, "{span}",
+            "Spans that were received and could not be taken, by reason.",
+            ("reason",), draw_spans.by_reason(lambda spans: spans.refused),
+        ),
+        Metric(
+            "wattspan.spans.open", UPDOWN, "{span}",
+            "Spans that were announced and have not ended.",
+            (), draw_spans.of_all(lambda spans: spans.open),
+        ),
+        Metric(
+            "wattspan.spans.forwarded", COUNTER, "{span}",
+            "Spans that the collector behind the agent has taken.",
+            (), draw_spans.of_all(lambda spans: spans.forwarded),
+        ),
+        Metric(
+            "wattspan.spans.forward.drops", COUNTER, "{span}",
+            "Spans that the collector behind the agent did not get, by reason.",
+            ("reason",), draw_spans.by_reason(lambda spans: spans.forward_drops),
+        ),
+        Metric(
+            "wattspan.spans.forward.queue", UPDOWN, "By",
+            "Bytes of spans that wait for the collector behind the agent.",
+            (), draw_spans.of_all(lambda spans: spans.forward_queue),
         ),
     ),
 )  # fmt: skip
@@ -321,6 +400,6 @@ AGENT = Chapter(
     ),
 )  # fmt: skip
 
-CHAPTERS = (ENERGY, ACCOUNTS, GPUS, SOURCES, AGENT)
+CHAPTERS = (ENERGY, ACCOUNTS, SPANS, GPUS, SOURCES, AGENT)
 
 CATALOGUE = tuple(metric for chapter in CHAPTERS for metric in chapter.metrics)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from wattspan.model import Snapshot
+from wattspan.model import Exemplar, Snapshot
 
 Labels = tuple[str, ...]
 """The label values of one series, in the order of its metric's attributes; "" is absent."""
@@ -16,6 +16,9 @@ Sample = tuple[Labels, int | float]
 """One series' value; see Metric for its scale."""
 
 Draw = Callable[[Snapshot], Iterable[Sample]]
+
+DrawExemplars = Callable[[Snapshot], Mapping[Labels, Exemplar]]
+"""The spans that stand for series, by the labels that ``Draw`` gives those. Only of counters."""
 
 
 class Instrument(StrEnum):
@@ -47,6 +50,7 @@ class Metric:
     attributes: tuple[str, ...]
     draw: Draw
     series: str = ""  # the Prometheus name where it is fixed otherwise than by the rules
+    exemplars: DrawExemplars | None = None  # their energy is the exemplar's value, in ``unit``
 
     def __post_init__(self) -> None:
         if not self.series:

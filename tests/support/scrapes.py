@@ -18,6 +18,7 @@ from wattspan.model import (
     Consumer,
     Domain,
     DomainAccount,
+    Exemplar,
     Failure,
     GapReason,
     GpuStatus,
@@ -28,6 +29,7 @@ from wattspan.model import (
     Instant,
     Microjoules,
     Milliwatts,
+    Nanoseconds,
     PayerInfo,
     PowerLimits,
     ProcessRow,
@@ -35,6 +37,8 @@ from wattspan.model import (
     Remainder,
     Snapshot,
     SourceHealth,
+    SpanAccounts,
+    SpanRow,
     Trouble,
 )
 from wattspan_exporters.prometheus.render import Format, Renderer
@@ -138,11 +142,35 @@ def full_host() -> Snapshot:
         provenance={CPU: Provenance.MEASURED, GPU: Provenance.DERIVED},
         gpus=(status, GpuStatus("GPU-1", at)),
         health=(SourceHealth("rapl", True, 100, 3, (denied,), 1_234_567),),
+        spans=spans(),
         stats=AgentStats(
             Instant(0, NOON - 10**9), ticks=10, missed_ticks=1, cpu_seconds=1.25,
             rss_bytes=31_000_000, processes=412, late_usages=2, dropped_history=3,
             exporter_drops={"otlp": 4},
         ),
+    )  # fmt: skip
+
+
+def spans() -> SpanAccounts:
+    """A server of a language model with exemplars, an awkward name, and the row of all others."""
+    shown = Exemplar(
+        "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", Microjoules(412_000_001),
+        NOON - 3_250_000_000,
+    )  # fmt: skip
+    return SpanAccounts(
+        rows=(
+            SpanRow(
+                "llm", "chat", {CPU: Microjoules(120_000_000), GPU: Microjoules(40_000_000_000)},
+                Nanoseconds(93_000_000_007), 400, {"input": 51_200, "output": 80_000},
+                {GPU: shown, CPU: shown._replace(energy=Microjoules(7))},
+            ),
+            SpanRow("shop", 'GET "/é"\\\n', {CPU: Microjoules(1)}, Nanoseconds(5), 1),
+            SpanRow("other", "other", {CPU: Microjoules(0)}, Nanoseconds(0), 12),
+        ),
+        outside={("llm", CPU): Microjoules(9_000_000), ("llm", GPU): Microjoules(0)},
+        outcomes={"joined": 410, "partial": 3, "late": 0, "unknown_process": 2},
+        received=420, refused={"invalid_id": 1}, forwarded=399, forward_drops={"full": 4},
+        forward_queue=4096, open=2,
     )  # fmt: skip
 
 

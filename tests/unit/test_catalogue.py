@@ -76,13 +76,16 @@ def test_names_are_translated_as_opentelemetry_does(
     assert prometheus_name(name, unit, instrument) == series
 
 
-def test_only_the_gap_metric_has_a_name_of_its_own() -> None:
+def test_only_two_times_have_names_of_their_own() -> None:
     own = {
         metric.name: metric.series
         for metric in CATALOGUE
         if metric.series != prometheus_name(metric.name, metric.unit, metric.instrument)
     }
-    assert own == {"wattspan.gap.time": "wattspan_gap_seconds_total"}
+    assert own == {
+        "wattspan.gap.time": "wattspan_gap_seconds_total",
+        "wattspan.span.time": "wattspan_span_seconds_total",
+    }
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ series (they double the counters, and are not what Prometheus detects a reset by
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
-from wattspan.model import Snapshot
+from wattspan.model import Exemplar, Snapshot
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.metric import Instrument, Labels, Metric
-from wattspan_exporters.prometheus.text import line_head, number
+from wattspan_exporters.prometheus.text import exemplar_tail, line_head, number
 
 
 class Format(StrEnum):
@@ -66,6 +66,8 @@ class Renderer:
         parts: list[str] = []
         for metric in self._metrics:
             if lines := self._lines(metric, snapshot):
+                if form is Format.OPENMETRICS and metric.exemplars is not None:
+                    lines = self._with_exemplars(metric, lines, metric.exemplars(snapshot))
                 parts.append(preamble(metric))
                 parts.extend(lines)
         parts.append(appendix)
@@ -97,6 +99,18 @@ class Renderer:
             drawn = ((labels, line) for labels, line in kept.items() if line.turn == turn)
             self._kept[metric.series] = dict(drawn)
         return lines
+
+    def _with_exemplars(
+        self, metric: Metric, lines: list[str], exemplars: Mapping[Labels, Exemplar]
+    ) -> list[str]:
+        """``lines`` of this turn, each with its exemplar if it has one; no line is kept with it."""
+        kept = self._kept[metric.series]
+        tails = {
+            kept[labels].text: exemplar_tail(exemplar, metric.decimals)
+            for labels, exemplar in exemplars.items()
+            if labels in kept
+        }
+        return [f"{line[:-1]}{tails[line]}\n" if line in tails else line for line in lines]
 
 
 def _text_preamble(metric: Metric) -> str:

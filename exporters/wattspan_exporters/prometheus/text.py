@@ -7,8 +7,13 @@ import re
 from functools import lru_cache
 from hashlib import blake2s
 
+from wattspan.model import Exemplar
+
 MAX_LABEL = 128
 """Characters of a label value; whatever is longer is cut and marked with a digest."""
+
+MAX_EXEMPLAR = 128
+"""Characters of all labels of an exemplar, names and values together, by OpenMetrics."""
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -58,6 +63,15 @@ def line_head(series: str, names: tuple[str, ...], values: tuple[str, ...]) -> s
     """
     labels = ",".join([_pair(*pair) for pair in zip(names, values, strict=True) if pair[1]])
     return f"{series}{{{labels}}} " if labels else f"{series} "
+
+
+def exemplar_tail(exemplar: Exemplar, decimals: int) -> str:
+    """What follows a sample's value; nothing if the labels are longer than OpenMetrics allows."""
+    labels = {"trace_id": exemplar.trace, "span_id": exemplar.span}
+    if sum(len(name) + len(value) for name, value in labels.items()) > MAX_EXEMPLAR:
+        return ""
+    pairs = ",".join(f'{name}="{escape(value)}"' for name, value in labels.items())
+    return f" # {{{pairs}}} {number(exemplar.energy, decimals)} {number(exemplar.wall, 9)}"
 
 
 @lru_cache(maxsize=4096)  # most labels of a new series are those of some older one

@@ -1,0 +1,89 @@
+"""Whatever spans come, under whatever names: nothing is lost, nothing falls, nothing grows."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.spans import CPU, GPU, joined, moment
+from wattspan.model import SpanAccounts, SpanRow
+from wattspan.naming import SpanTotals
+from wattspan.spans import Outcome, SpanEnergy
+
+LIMIT = 3
+
+names = st.sampled_from(["a", "b", "c", "d", "e", "f", "other", "", "x" * 200, "\ud800" * 130])
+energies = st.dictionaries(st.sampled_from([CPU, GPU]), st.integers(0, 10**9), max_size=2)
+spans = st.builds(
+    joined,
+    names,
+    energies,
+    service=st.sampled_from(["s", "other", "", "y" * 129]),
+    start=st.integers(-(10**6), 100),
+    end=st.integers(-(10**6), 100),
+    tokens=st.tuples(st.integers(-10, 2**70), st.integers(-10, 2**70)),
+    outcome=st.sampled_from(Outcome),
+)
+turns = st.lists(
+    st.tuples(
+        st.integers(0, 1000), st.lists(spans, max_size=12), st.dictionaries(names, st.integers(0))
+    ),
+    max_size=12,
+)
+
+Turns = list[tuple[int, list[SpanEnergy], dict[str, int]]]
+
+
+@given(turns)
+def test_no_joule_is_lost_and_no_span_under_any_churn_of_names(turns: Turns) -> None:
+    totals, now = SpanTotals(LIMIT), 0
+    told = {CPU: 0, GPU: 0}
+    outside = count = 0
+    for seconds, batch, beside in turns:
+        now += seconds
+        totals.add(batch, moment(now))
+        count += len(batch)
+        for result in batch:
+            for kind, energy in result.exclusive.items():
+                told[kind] += energy
+        for service, energy in beside.items():
+            totals.outside(service, CPU, energy)
+            outside += energy
+        shown = totals.accounts()
+        for kind, energy in told.items():
+            shown_here = sum(row.energy.get(kind, 0) for row in shown.rows)
+            assert shown_here + totals.released.get(kind, 0) == energy
+        assert sum(shown.outside.values()) == outside
+        assert sum(shown.outcomes.values()) == count
+
+
+@given(turns)
+def test_no_row_ever_falls_while_it_is_there_and_rows_are_few(turns: Turns) -> None:
+    totals, now = SpanTotals(LIMIT), 0
+    before, gone = SpanAccounts(), dict(totals.released)
+    for seconds, batch, beside in turns:
+        now += seconds
+        totals.add(batch, moment(now))
+        for service, energy in beside.items():
+            totals.outside(service, CPU, energy)
+        shown = totals.accounts()
+        let_go, gone = totals.released != gone, dict(totals.released)
+        assert len(shown.rows) <= LIMIT + 1
+        assert len({service for service, _ in shown.outside}) <= LIMIT + 1
+        old = {(row.service, row.name): row for row in before.rows}
+        for row in shown.rows:
+            assert max(len(row.service), len(row.name)) <= 128
+            earlier = old.get((row.service, row.name))
+            if earlier and sum(earlier.energy.values()) and not let_go:
+                assert grew(earlier, row)  # else it may have been let go and be back, at zero
+        assert all(shown.outside[key] >= energy for key, energy in before.outside.items())
+        before = shown
+
+
+def grew(earlier: SpanRow, later: SpanRow) -> bool:
+    return (
+        all(later.energy[kind] >= energy for kind, energy in earlier.energy.items())
+        and later.count >= earlier.count
+        and later.time >= earlier.time
+        and all(later.tokens[way] >= tokens for way, tokens in earlier.tokens.items())
+    )

@@ -1,0 +1,308 @@
+"""Totals by span name: what counts, which exemplar stands for a series, and who gets a name."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.spans import CPU, GPU, S, joined, moment
+from wattspan.grouping import STALE
+from wattspan.model import HwType, SpanRow
+from wattspan.naming import DWELL, FRESH, RANK_EVERY, SpanTotals, fit
+from wattspan.spans import Outcome
+
+MANY = 4
+
+
+def rows(totals: SpanTotals) -> dict[tuple[str, str], SpanRow]:
+    return {(row.service, row.name): row for row in totals.accounts().rows}
+
+
+def names(totals: SpanTotals) -> set[str]:
+    return {name for _, name in rows(totals)}
+
+
+def full(totals: SpanTotals, joules: int = 10) -> SpanTotals:
+    """Every name that there is room for, ``a`` to ``d``, is taken."""
+    totals.add([joined(name, {CPU: joules}) for name in "abcd"], moment(0))
+    return totals
+
+
+# ------------------------------------------------------------------------------ what is counted
+
+
+def test_spans_of_one_name_add_up() -> None:
+    totals = SpanTotals(MANY)
+    totals.add(
+        [
+            joined("pay", {CPU: 5, GPU: 7}, start=0, end=3, tokens=(10, 2)),
+            joined("pay", {CPU: 1}, start=1, end=2, tokens=(0, 3)),
+            joined("ship", {CPU: 2}),
+        ],
+        moment(5),
+    )
+    pay = rows(totals)["shop", "pay"]
+    assert (pay.energy, pay.count, pay.time) == ({CPU: 6, GPU: 7}, 2, 4 * S)
+    assert pay.tokens == {"input": 10, "output": 5}
+    assert rows(totals)["shop", "ship"].tokens == {}
+
+
+def test_the_same_name_in_two_services_is_two_rows() -> None:
+    totals = SpanTotals(MANY)
+    totals.add([joined("get", {CPU: 1}), joined("get", {CPU: 2}, service="bank")], moment(0))
+    assert {key: row.energy[CPU] for key, row in rows(totals).items()} == {
+        ("shop", "get"): 1,
+        ("bank", "get"): 2,
+    }
+
+
+def test_energy_that_was_measured_as_nothing_is_a_zero_and_no_blank() -> None:
+    totals = SpanTotals(MANY)
+    totals.add([joined("idle", {CPU: 0})], moment(0))
+    assert rows(totals)["shop", "idle"].energy == {CPU: 0}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "counts"),
+    [(outcome, outcome in ("joined", "partial", "late")) for outcome in Outcome],
+)
+def test_only_spans_whose_energy_is_known_count(outcome: Outcome, counts: bool) -> None:
+    """Else joules a call and joules a token would look better than they are."""
+    totals = SpanTotals(MANY)
+    energy = {CPU: 3} if counts else {}
+    totals.add([joined("pay", energy, outcome=outcome, tokens=(1, 1))], moment(0))
+    assert [row.count for row in totals.accounts().rows] == ([1] if counts else [])
+    assert totals.accounts().outcomes == dict.fromkeys(Outcome, 0) | {outcome: 1}
+
+
+def test_energy_is_never_lost_whatever_became_of_its_span() -> None:
+    totals = SpanTotals(MANY)
+    totals.add([joined("pay", {CPU: 3}, outcome=Outcome.ABANDONED)], moment(0))
+    (row,) = totals.accounts().rows
+    assert (row.energy, row.count) == ({CPU: 3}, 0)
+
+
+def test_spans_that_never_were_joined_are_counted_by_reason() -> None:
+    totals = SpanTotals(MANY)
+    totals.outcome(Outcome.UNKNOWN_PROCESS, 3)
+    totals.outcome(Outcome.NOT_BELIEVED)
+    found = totals.accounts().outcomes
+    assert (found["unknown_process"], found["not_believed"], found["joined"]) == (3, 1, 0)
+
+
+def test_what_a_service_spent_outside_its_spans_is_its_own_account() -> None:
+    totals = SpanTotals(MANY)
+    for service, kind, energy in (("shop", CPU, 3), ("shop", CPU, 4), ("shop", GPU, 1)):
+        totals.outside(service, kind, energy)
+    assert totals.accounts().outside == {("shop", CPU): 7, ("shop", GPU): 1}
+
+
+def test_services_beyond_the_limit_share_their_outside() -> None:
+    totals = SpanTotals(2)
+    for service in "abcd":
+        totals.outside(service, CPU, 1)
+    assert totals.accounts().outside == {("a", CPU): 1, ("b", CPU): 1, ("other", CPU): 2}
+
+
+@pytest.mark.parametrize("claim", [-5, 2**63])
+def test_a_claim_of_absurd_tokens_makes_no_counter_fall_or_overflow(claim: int) -> None:
+    totals = SpanTotals(MANY)
+    totals.add([joined("chat", {CPU: 1}, tokens=(7, 7))], moment(0))
+    totals.add([joined("chat", {CPU: 1}, tokens=(claim, claim))] * 100, moment(1))
+    tokens = rows(totals)["shop", "chat"].tokens
+    assert all(7 <= count <= 10**9 + 7 for count in tokens.values())
+
+
+def test_spans_that_claim_to_have_lasted_for_ages_fit_a_counter() -> None:
+    totals = SpanTotals(MANY)
+    totals.add([joined("old", {CPU: 1}, start=-(10**9), end=0)] * 10, moment(0))
+    totals.add([joined("old", {CPU: 1}, start=5, end=4)], moment(0))
+    assert rows(totals)["shop", "old"].time == 2**62
+
+
+def test_figures_that_others_keep_stand_beside_the_totals() -> None:
+    totals = SpanTotals(MANY)
+    totals.received(5)
+    shown = totals.accounts(
+        refused={"invalid_id": 1}, forwarded=3, forward_drops={"full": 1},
+        forward_queue=9, open_spans=2,
+    )  # fmt: skip
+    assert (shown.received, shown.refused, shown.forwarded) == (5, {"invalid_id": 1}, 3)
+    assert (shown.forward_drops, shown.forward_queue, shown.open) == ({"full": 1}, 9, 2)
+
+
+def test_while_nothing_moves_the_accounts_are_the_same_object() -> None:
+    totals = full(SpanTotals(MANY))
+    first = totals.accounts(forwarded=1)
+    assert totals.accounts(forwarded=1) is first
+    assert totals.accounts(forwarded=2) is not first
+    assert totals.accounts(forwarded=2).rows is first.rows
+
+
+def test_accounts_that_were_shown_never_change() -> None:
+    totals = full(SpanTotals(MANY))
+    totals.outside("shop", CPU, 1)
+    shown = totals.accounts()
+    before = repr(shown)
+    totals.add([joined("a", {CPU: 5, GPU: 1}, tokens=(1, 1))], moment(1))
+    totals.outside("shop", CPU, 1)
+    totals.outcome(Outcome.FUTURE)
+    assert totals.accounts() != shown
+    assert repr(shown) == before
+
+
+def test_only_rows_that_moved_are_made_anew() -> None:
+    totals = full(SpanTotals(MANY))
+    before = rows(totals)
+    totals.add([joined("a", {CPU: 1})], moment(1))
+    after = rows(totals)
+    assert after["shop", "b"] is before["shop", "b"]
+    assert after["shop", "a"].energy == {CPU: 11}
+
+
+# ----------------------------------------------------------------------------------- exemplars
+
+
+def exemplar_of(totals: SpanTotals, kind: HwType = CPU) -> int:
+    """The microjoules of what stands for ``a``."""
+    return rows(totals)["shop", "a"].exemplars[kind].energy
+
+
+def test_the_span_that_spent_most_of_late_stands_for_its_name() -> None:
+    totals = SpanTotals(MANY)
+    spans = [joined("a", {CPU: energy}, end=end) for end, energy in enumerate((3, 9, 5), start=1)]
+    totals.add(spans, moment(4))
+    exemplar = rows(totals)["shop", "a"].exemplars[CPU]
+    assert exemplar.energy == 9
+    assert (exemplar.trace, exemplar.span) == (spans[1].span.trace.hex(), spans[1].span.id.hex())
+    assert exemplar.wall == moment(2).wall
+
+
+def test_after_a_while_any_later_span_takes_its_place() -> None:
+    totals = SpanTotals(MANY)
+    fresh = FRESH // S
+    totals.add([joined("a", {CPU: 9}, end=1), joined("a", {CPU: 2}, end=1 + fresh)], moment(20))
+    assert exemplar_of(totals) == 9
+    totals.add([joined("a", {CPU: 2}, end=2 + fresh)], moment(20))
+    assert exemplar_of(totals) == 2
+
+
+def test_an_exemplar_is_never_replaced_by_an_older_span() -> None:
+    """Prometheus takes no exemplar that is older than the newest it has of the series."""
+    totals = SpanTotals(MANY)
+    totals.add([joined("a", {CPU: 3}, end=5), joined("a", {CPU: 9}, end=4)], moment(6))
+    assert exemplar_of(totals) == 3
+
+
+def test_each_hardware_type_has_an_exemplar_of_its_own_and_nothing_has_none() -> None:
+    totals = SpanTotals(MANY)
+    totals.add(
+        [joined("a", {CPU: 9, GPU: 0}, end=1), joined("a", {CPU: 2, GPU: 0}, end=2)], moment(3)
+    )
+    assert set(rows(totals)["shop", "a"].exemplars) == {CPU}
+    totals.add([joined("a", {CPU: 1, GPU: 4}, end=3)], moment(3))
+    assert (exemplar_of(totals), exemplar_of(totals, GPU)) == (9, 4)
+
+
+# -------------------------------------------------------------------------------------- bounds
+
+
+def test_names_for_which_there_is_no_room_share_one_row() -> None:
+    totals = full(SpanTotals(MANY))
+    totals.add([joined("e", {CPU: 1}), joined("f", {CPU: 2}), joined("a", {CPU: 3})], moment(1))
+    found = rows(totals)
+    assert (found["other", "other"].energy, found["other", "other"].count) == ({CPU: 3}, 2)
+    assert found["shop", "a"].energy == {CPU: 13}
+    assert len(found) == MANY + 1
+
+
+def test_a_name_that_was_not_used_for_long_makes_room_and_begins_at_zero() -> None:
+    totals = full(SpanTotals(MANY))
+    later = STALE // S
+    totals.add([joined(name, {CPU: 1}) for name in "bcd"], moment(later - 1))
+    totals.add([joined("e", {CPU: 1})], moment(later - 1))
+    assert names(totals) == {"a", "b", "c", "d", "other"}
+    totals.add([joined("f", {CPU: 1})], moment(later))
+    assert names(totals) == {"b", "c", "d", "f", "other"}
+    assert totals.released == {CPU: 10}
+    totals.add([joined("a", {CPU: 2})], moment(3 * later))
+    assert rows(totals)["shop", "a"].energy == {CPU: 2}
+
+
+def test_stale_names_are_looked_for_once_a_second_however_many_are_new() -> None:
+    totals = full(SpanTotals(MANY))
+    last = moment(STALE // S)
+    totals.add([joined(name, {CPU: 1}) for name in "bcd"], moment(STALE // S - 1))
+    just_before = last._replace(mono=last.mono - 1)
+    totals.add([joined("e", {CPU: 1})], just_before)
+    totals.add([joined("e", {CPU: 1})], last)
+    assert "e" not in names(totals)
+
+
+def test_a_name_that_spends_much_takes_the_place_of_one_that_spends_least() -> None:
+    totals = full(SpanTotals(MANY))
+    totals.accounts()
+    for second in range(10, DWELL // S + 1, 10):
+        used = [joined(name, {CPU: 10}) for name in "acd"]
+        totals.add([*used, joined("e", {CPU: 1000})], moment(second))
+        totals.accounts()
+    assert names(totals) == {"a", "c", "d", "e", "other"}
+    found = rows(totals)
+    assert found["shop", "e"].energy == {}
+    assert found["other", "other"].energy == {CPU: 6000}
+    totals.add([joined("e", {CPU: 7})], moment(DWELL // S + 1))
+    assert rows(totals)["shop", "e"].energy == {CPU: 7}
+
+
+def test_a_name_that_spends_little_more_displaces_nobody() -> None:
+    totals = full(SpanTotals(MANY))
+    for second in range(10, 2 * DWELL // S, 10):
+        used = [joined(name, {CPU: 10}) for name in "abcd"]
+        totals.add([*used, joined("e", {CPU: 15})], moment(second))
+        totals.accounts()
+    assert names(totals) == {"a", "b", "c", "d", "other"}
+
+
+def test_names_that_are_used_once_displace_nobody_and_are_not_remembered() -> None:
+    totals = full(SpanTotals(MANY))
+    for second in range(DWELL // S, DWELL // S + 100, RANK_EVERY // S):
+        used = [joined(name, {CPU: 10}) for name in "abcd"]
+        once = [joined(f"GET /user/{second}/{n}", {CPU: 10}) for n in range(1000)]
+        totals.add([*used, *once], moment(second))
+        totals.accounts()
+        assert len(totals._waiting) <= 4 * MANY
+    assert names(totals) == {"a", "b", "c", "d", "other"}
+
+
+def test_a_long_name_is_cut_and_still_told_from_another() -> None:
+    totals = SpanTotals(MANY)
+    long = "x" * 300
+    for name in (long, long + "y", long):
+        totals.add([joined(name, {CPU: 1}, service=long)], moment(0))
+    found = rows(totals)
+    assert sorted(row.count for row in found.values()) == [1, 2]
+    assert all(len(text) == 128 for key in found for text in key)
+
+
+def test_a_name_that_is_no_unicode_can_be_cut() -> None:
+    assert len(fit("\ud800" * 200)) == 128
+    assert fit("short") == "short"
+
+
+# ------------------------------------------------------------------------------------- restart
+
+
+def test_totals_go_on_from_an_earlier_life() -> None:
+    totals = SpanTotals(MANY)
+    totals.add([joined("chat", {CPU: 5}, start=0, end=1, tokens=(3, 4))], moment(1))
+    totals.outside("shop", CPU, 9)
+    shown = totals.accounts()
+    again = SpanTotals(MANY, shown.rows, shown.outside, now=moment(2).mono)
+    assert [(row.energy, row.time, row.count) for row in again.accounts().rows] == [
+        ({CPU: 5}, 1 * S, 1)
+    ]
+    again.add([joined("chat", {CPU: 1}, start=2, end=3, tokens=(1, 1))], moment(3))
+    again.outside("shop", CPU, 1)
+    row = rows(again)["shop", "chat"]
+    assert (row.energy, row.time, row.count) == ({CPU: 6}, 2 * S, 2)
+    assert row.tokens == {"input": 4, "output": 5}
+    assert again.accounts().outside == {("shop", CPU): 10}
