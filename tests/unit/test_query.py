@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.past import DRAM, GPU, OURS, PACKAGE, ROOTS, USER, Asked
 from wattspan.model import SECOND, Consumer, Instant
 from wattspan.query import rights
+from wattspan.query.service import MOST_WAITING
 from wattspan.query.times import moment
 from wattspan.settings import Duration
 from wattspan.web.message import Peer
@@ -105,6 +106,12 @@ def test_the_answer_waits_no_longer_than_asked_for(asked: Asked) -> None:
     told = asked.energy(1.0, end=f"mono:{asked.now + 1}", wait="100ms")
     assert told["complete"] is False
     assert sum(asked.pauses) == pytest.approx(0.1)
+
+
+def test_too_many_who_wait_are_answered_at_once(asked: Asked) -> None:
+    asked.service._waiting = MOST_WAITING
+    assert asked.energy(1.0, end=f"mono:{asked.now + 1}", wait="1s")["complete"] is False
+    assert asked.pauses == []
 
 
 def test_nothing_is_waited_for_unasked(asked: Asked) -> None:

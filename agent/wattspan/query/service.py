@@ -23,6 +23,9 @@ from wattspan.web.message import Handler, Peer, Request, Response
 LOOK_EVERY = 20 * MILLISECOND
 """Between two looks at whether a window has settled."""
 
+MOST_WAITING = 64
+"""Questions that wait at a time; the next are answered at once, so that none crowds out spans."""
+
 _READ = ("GET", "HEAD")
 
 
@@ -45,6 +48,7 @@ class QueryService:
         self._rights = Rights(directory, owner)
         self._sleep = sleep
         self._started = clock.monotonic()
+        self._waiting = 0
         self._paths: Mapping[str, tuple[tuple[str, ...], Handler]] = {
             "/v1/energy": (_READ, self._energy),
             "/v1/watch": ((*_READ, "POST"), self._watch),
@@ -122,9 +126,15 @@ class QueryService:
 
     async def _settle(self, question: Question) -> None:
         """Until the whole window is settled, but no longer than was asked for."""
-        deadline = self._clock.monotonic() + question.wait
-        while self._past.settled() < question.end and self._clock.monotonic() < deadline:
-            await self._sleep(LOOK_EVERY / 1e9)
+        if self._waiting >= MOST_WAITING:
+            return
+        self._waiting += 1
+        try:
+            deadline = self._clock.monotonic() + question.wait
+            while self._past.settled() < question.end and self._clock.monotonic() < deadline:
+                await self._sleep(LOOK_EVERY / 1e9)
+        finally:
+            self._waiting -= 1
 
     def _consumer(self, subject: Subject | None, peer: Peer) -> Consumer | None:
         """The process that is meant, if ``peer`` may ask about it."""

@@ -1,0 +1,61 @@
+"""The query service on a real Unix socket, over a past in which everything draws constant power."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from support.past import ConstantPast
+from wattspan.clock import SystemClock
+from wattspan.model import Consumer, PayerInfo
+from wattspan.query.service import QueryService
+from wattspan.web.server import WebServer
+
+FAR = 2**62  # everything is settled
+STARTED = 7
+
+
+class Anybody:
+    """A directory in which every pid is alive."""
+
+    def identify(self, pid: int) -> Consumer | None:
+        return Consumer(pid, STARTED)
+
+    def describe(self, consumer: Consumer) -> PayerInfo | None:
+        return PayerInfo(consumer, "anybody")
+
+
+class QueryServer:
+    """An agent's ``api.sock`` in ``folder``, as long as it is entered."""
+
+    def __init__(self, folder: Path, past: ConstantPast | None = None) -> None:
+        self.past = past if past is not None else ConstantPast(until=FAR)
+        self.folder = folder
+        self.log: list[str] = []
+        clock = SystemClock()
+        service = QueryService(self.past, Anybody(), clock, host="testhost", version="1.2.3")
+        self._server = WebServer(clock, log=self.log.append)
+        self._server.listen_unix(folder / "api.sock", service, what="Questions")
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.stop()
+
+
+def powered(pid: int, *, watts: float, children: dict[int, float] | None = None) -> ConstantPast:
+    """A past in which the process draws ``watts``, and its children what they are told to."""
+    past = ConstantPast(until=FAR)
+    me = Consumer(pid, STARTED)
+    family = {Consumer(child, STARTED): power for child, power in (children or {}).items()}
+    past.powers = {one: round(w * 1000) for one, w in {me: watts, **family}.items()}
+    past.members = {me: tuple(past.powers)}
+    return past

@@ -1,0 +1,548 @@
+"""Windows: measuring by hand, against a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import wattspan
+from support.past import GPU, ConstantPast
+from support.query_server import FAR, STARTED, QueryServer, powered
+from support.waiting import eventually
+from wattspan.client import here
+from wattspan.client.agent import ask, run_directories
+from wattspan.client.measurement import Energy
+from wattspan.model import Consumer
+
+
+@pytest.fixture
+def past() -> ConstantPast:
+    """We draw 4 W of CPU and 0.4 W of memory, our children 1 W and 0.1 W."""
+    return powered(os.getpid(), watts=4, children={2**22: 1})
+
+
+@pytest.fixture
+def agent(
+    past: ConstantPast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[QueryServer]:
+    monkeypatch.setenv("WATTSPAN_RUN_DIR", str(tmp_path))
+    monkeypatch.setattr(here, "here", here.Here())
+    with QueryServer(tmp_path, past) as server:
+        yield server
+
+
+@pytest.fixture
+def no_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WATTSPAN_RUN_DIR", str(tmp_path))
+    monkeypatch.setattr(here, "here", here.Here())
+    return tmp_path
+
+
+# ------------------------------------------------------------------------------------- figures
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_window_tells_what_was_spent_in_it() -> None:
+    with wattspan.window("train") as w:
+        sum(range(10_000))
+    seconds = w.seconds
+    assert seconds > 0
+    assert w.joules["cpu"] == pytest.approx(5 * seconds, rel=0.01, abs=2e-6)
+    assert w.process["cpu"] == pytest.approx(4 * seconds, rel=0.01, abs=2e-6)
+    assert w.host["cpu"] == pytest.approx(30 * seconds, rel=0.01, abs=2e-6)
+    assert w.total == w.joules.total == sum(w.joules.values())
+    assert [device.name for device in w.devices] == ["package-0", "package-1", "dram-0"]
+    assert w.coverage == 1.0
+    assert w.uncertainty["cpu"] <= w.joules["cpu"]
+    assert w.provenance == {"cpu": "derived", "memory": "measured"}
+    assert w.ok
+
+
+@pytest.mark.usefixtures("agent")
+def test_windows_nest_and_overlap() -> None:
+    with wattspan.window("outer") as outer:
+        first = wattspan.window("first").begin()
+        second = wattspan.window("second").begin()
+        first.end()
+        second.end()
+    assert outer.seconds > max(first.seconds, second.seconds)
+    assert outer.total >= max(first.total, second.total)
+    assert first._begun < second._begun < first._ended < second._ended
+
+
+@pytest.mark.usefixtures("agent")
+def test_windows_may_be_open_in_many_threads_at_once() -> None:
+    together = threading.Barrier(8)
+    windows: list[wattspan.Window] = []
+
+    def work() -> None:
+        with wattspan.window("step") as w:
+            together.wait(20)
+        assert w.total > 0
+        windows.append(w)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(windows) == 8
+    assert max(w._begun for w in windows) < min(w._ended for w in windows)
+
+
+@pytest.mark.usefixtures("agent")
+def test_an_event_loop_goes_on_while_a_window_is_read() -> None:
+    async def main() -> float:
+        with wattspan.window("request") as w:
+            await asyncio.sleep(0)
+        measurements = await asyncio.gather(w.aresult(), w.aresult())
+        return measurements[0].joules.total
+
+    assert asyncio.run(main()) > 0
+
+
+def test_an_unsettled_window_is_waited_for(agent: QueryServer, past: ConstantPast) -> None:
+    past.until = 0
+    with wattspan.window("train") as w:
+        pass
+    threading.Timer(0.05, lambda: setattr(past, "until", FAR)).start()
+    assert w.result(timeout=30).complete
+
+
+def test_a_window_that_does_not_settle_says_so(agent: QueryServer, past: ConstantPast) -> None:
+    past.until = 0
+    with wattspan.window("train") as w:
+        pass
+    with pytest.raises(
+        wattspan.NotSettledError, match=r"'train'.* after 0 s\. Read it again"
+    ) as no:
+        w.result(timeout=0)
+    assert isinstance(no.value, TimeoutError)
+    assert no.value.partial.joules.coverage == 0.0
+    assert w.result(timeout=0, partial=True).complete is False
+    past.until = FAR
+    assert w.result(timeout=0).complete  # what was not known is asked for again
+
+
+def test_a_known_window_is_asked_for_once(agent: QueryServer, past: ConstantPast) -> None:
+    with wattspan.window("train") as w:
+        pass
+    total = w.total
+    past.powers.clear()
+    assert w.total == total
+
+
+def test_unknown_energy_is_an_error_and_no_zero(agent: QueryServer, past: ConstantPast) -> None:
+    past.horizon = FAR
+    with wattspan.window("train") as w:
+        pass
+    with pytest.raises(wattspan.NotMeasuredError, match="nothing was measured"):
+        _ = w.total
+    assert not w.ok
+    assert dict(w.host) == {}
+
+
+def test_a_device_that_is_not_measured_is_told_as_unknown(
+    agent: QueryServer, past: ConstantPast
+) -> None:
+    past.known = (*past.known, GPU)
+    with wattspan.window("train") as w:
+        pass
+    assert w.devices[-1].joules is None
+    with pytest.raises(KeyError, match="'gpu' has no known energy here; known: cpu, memory"):
+        _ = w.host["gpu"]
+    assert "gpu" not in w.host
+    assert w.host.get("gpu") is None
+
+
+def test_energy_is_a_mapping_that_says_what_it_is() -> None:
+    energy = Energy({"cpu": 1.5, "gpu": 2.0}, {"cpu": 0.1, "gpu": 0.2}, 0.5)
+    assert dict(energy) == {"cpu": 1.5, "gpu": 2.0}
+    assert energy.total == 3.5
+    assert energy.total_uncertainty == pytest.approx(0.3)
+    assert repr(energy) == "<Energy cpu=1.5 J, gpu=2 J, coverage 50%>"
+    assert len(energy) == 2
+
+
+# ------------------------------------------------------------------------------------ no agent
+
+
+def test_without_an_agent_nothing_fails_until_a_figure_is_read(no_agent: Path) -> None:
+    with wattspan.window("train") as w:
+        done = True
+    assert done
+    assert w.seconds > 0
+    assert not w.ok
+    with pytest.raises(wattspan.AgentUnavailableError) as error:
+        _ = w.joules
+    assert f"{no_agent}/api.sock (no such file or directory)" in str(error.value)
+    assert "wattspan run" in str(error.value)
+
+
+def test_a_socket_nobody_listens_on_is_told(no_agent: Path) -> None:
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(no_agent / "api.sock"))
+    with pytest.raises(wattspan.AgentUnavailableError, match="connection refused"):
+        ask("/v1/status", {})
+
+
+def test_an_agent_that_dies_in_the_middle_is_told(no_agent: Path) -> None:
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(no_agent / "api.sock"))
+        listener.listen()
+
+        def hang_up() -> None:
+            connection, _ = listener.accept()
+            connection.recv(100)
+            connection.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        with pytest.raises(wattspan.AgentUnavailableError, match=r"api\.sock"):
+            ask("/v1/status", {})
+        thread.join()
+
+
+def test_a_stranger_at_the_socket_is_no_agent(no_agent: Path) -> None:
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(no_agent / "api.sock"))
+        listener.listen()
+
+        def greet() -> None:
+            connection, _ = listener.accept()
+            connection.recv(1000)
+            connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
+            connection.close()
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        with pytest.raises(wattspan.MeasurementError, match="no wattspan agent: status 200"):
+            ask("/v1/status", {})
+        thread.join()
+
+
+@pytest.mark.usefixtures("agent")
+def test_the_agents_own_sentence_is_passed_on() -> None:
+    with pytest.raises(wattspan.RefusedError, match="there is no such path"):
+        ask("/v2/energy", {})
+
+
+@pytest.mark.parametrize(
+    ("environ", "places"),
+    [
+        ({}, ["/run/wattspan"]),
+        ({"XDG_RUNTIME_DIR": "/run/user/5"}, ["/run/wattspan", "/run/user/5/wattspan"]),
+        ({"WATTSPAN_RUN_DIR": "/x", "XDG_RUNTIME_DIR": "/run/user/5"}, ["/x"]),
+    ],
+)
+def test_the_agent_is_looked_for_where_it_may_be(
+    environ: dict[str, str], places: list[str]
+) -> None:
+    assert list(run_directories(environ)) == places
+
+
+# ------------------------------------------------------------------------------- use and misuse
+
+
+@pytest.mark.usefixtures("no_agent")
+def test_a_window_is_used_once_and_in_order() -> None:
+    w = wattspan.window("train")
+    with pytest.raises(wattspan.WindowError, match="'train', not begun> is not open"):
+        w.end()
+    with pytest.raises(wattspan.WindowError, match="never begun"):
+        _ = w.seconds
+    with w:
+        with pytest.raises(wattspan.WindowError, match="still open"):
+            _ = w.joules
+        with pytest.raises(wattspan.WindowError, match="begun before"):
+            w.begin()
+    with pytest.raises(wattspan.WindowError, match="is not open"):
+        w.end()
+    with pytest.raises(wattspan.WindowError, match="begun before"):
+        w.begin()
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_window_whose_block_fails_is_measured_all_the_same() -> None:
+    w = wattspan.window("train")
+    with pytest.raises(ZeroDivisionError), w:
+        _ = 1 / 0
+    assert w.total > 0
+
+
+def test_the_process_is_watched_once_and_in_the_background(
+    agent: QueryServer, past: ConstantPast
+) -> None:
+    for _ in range(3):
+        with wattspan.window():
+            pass
+    eventually(lambda: here.here.identity, "the agent is asked")
+    assert past.watched == [(Consumer(os.getpid(), STARTED), True)]
+    assert here.here.identity == (os.getpid(), STARTED)
+
+
+def test_an_agent_that_comes_later_is_asked_later(no_agent: Path, past: ConstantPast) -> None:
+    first = here.here
+    with wattspan.window():
+        pass
+    eventually(lambda: first.due < here._NEVER, "the attempt fails")
+    assert first.due > 0
+    assert first.identity is None
+    with QueryServer(no_agent, past):
+        first.due = 0  # as time does
+        with wattspan.window():
+            pass
+        eventually(lambda: first.identity, "the agent is asked")
+
+
+def test_a_forked_child_measures_itself(agent: QueryServer, past: ConstantPast) -> None:
+    with wattspan.window():
+        pass
+    eventually(lambda: here.here.identity, "the agent is asked")
+    inherited = wattspan.window("of the parent").begin().end()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            past.powers.clear()
+            assert here.here.identity is None
+            assert here.here.pid == os.getpid()
+            assert inherited._whom()["pid"] == str(os.getppid())
+            with wattspan.window() as w:
+                pass
+            assert w._whom()["pid"] == "self"
+            os.write(writer, f"{w.process['cpu']} {inherited.process['cpu'] > 0}".encode())
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        said = told.read()
+    assert os.waitpid(child, 0)[1] == 0
+    assert said == "0.0 True"  # nobody charged the child with anything
+
+
+@pytest.mark.usefixtures("no_agent")
+def test_a_parents_window_cannot_be_read_in_a_child_before_the_agent_knew_the_parent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inherited = wattspan.window("of the parent").begin().end()
+    monkeypatch.setattr(here, "here", here.Here())  # as after a fork
+    with pytest.raises(wattspan.WindowError, match=f"belongs to process {os.getpid()}"):
+        _ = inherited.joules
+
+
+# ----------------------------------------------------------------------------- synchronisation
+
+
+@pytest.mark.usefixtures("no_agent")
+def test_a_device_is_waited_for_at_both_edges_on_request() -> None:
+    called: list[int] = []
+    w = wattspan.window(synchronize=lambda: called.append(w._begun))
+    with w:
+        pass
+    assert called == [0, w._begun]
+
+
+@pytest.mark.usefixtures("no_agent")
+def test_a_hook_that_fails_is_heard_and_the_window_ends() -> None:
+    calls = iter([None])
+
+    with pytest.raises(StopIteration), wattspan.window(synchronize=lambda: next(calls)) as w:
+        pass
+    assert w.seconds > 0
+
+
+@pytest.mark.usefixtures("no_agent")
+def test_a_failing_block_is_not_hidden_by_its_device() -> None:
+    calls = iter([None])
+
+    with pytest.raises(ZeroDivisionError), wattspan.window(synchronize=lambda: next(calls)):
+        _ = 1 / 0
+
+
+@pytest.mark.parametrize(("initialised", "waits"), [(True, 2), (False, 0)])
+@pytest.mark.usefixtures("no_agent")
+def test_pytorch_is_waited_for_if_it_uses_a_device(
+    monkeypatch: pytest.MonkeyPatch, initialised: bool, waits: int
+) -> None:
+    called: list[str] = []
+    torch = ModuleType("torch")
+    torch.cuda = SimpleNamespace(  # type: ignore[attr-defined]
+        is_initialized=lambda: initialised, synchronize=lambda: called.append("cuda")
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with wattspan.window(synchronize="torch"):
+        pass
+    assert len(called) == waits
+
+
+@pytest.mark.usefixtures("no_agent")
+def test_jax_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[object] = []
+    jax = ModuleType("jax")
+    jax.live_arrays = lambda: ["array"]  # type: ignore[attr-defined]
+    jax.block_until_ready = called.append  # type: ignore[attr-defined]
+    jax.effects_barrier = lambda: called.append("effects")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    with wattspan.window(synchronize="jax"):
+        called.append("work")
+    assert called == [["array"], "effects", "work", ["array"], "effects"]
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+@pytest.mark.usefixtures("no_agent")
+def test_a_framework_that_is_not_loaded_is_not_loaded_by_us(name: str) -> None:
+    assert name not in sys.modules
+    with wattspan.window(synchronize=name):
+        pass
+    assert name not in sys.modules
+
+
+def test_an_unknown_hook_is_an_error_that_names_the_known() -> None:
+    with pytest.raises(ValueError, match=r"synchronize='tensorflow'.*\"torch\", \"jax\""):
+        wattspan.window(synchronize="tensorflow")
+
+
+# ---------------------------------------------------------------------------------- decorators
+
+
+@pytest.mark.usefixtures("agent")
+def test_every_call_of_a_measured_function_is_a_window() -> None:
+    seen: list[wattspan.Window] = []
+
+    @wattspan.measured("step", report=seen.append)
+    def step(x: int, *, y: int = 0) -> int:
+        """Add."""
+        return x + y
+
+    assert step(1, y=2) == 3
+    assert step(5) == 5
+    assert [w.name for w in step.windows] == ["step", "step"]
+    assert list(step.windows) == seen
+    assert seen[0].total > 0
+    assert (step.__name__, step.__doc__) == ("step", "Add.")
+
+
+@pytest.mark.usefixtures("no_agent")
+def test_a_measured_function_that_fails_has_a_window_too() -> None:
+    @wattspan.measured
+    def fails() -> None:
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    (w,) = fails.windows
+    assert w.seconds > 0
+    assert w.name.endswith("fails")
+
+
+@pytest.mark.usefixtures("no_agent")
+def test_coroutines_and_generators_are_measured_to_their_end() -> None:
+    order: list[str] = []
+
+    def ended(w: wattspan.Window) -> None:
+        order.append(f"{w.name} ended")
+
+    @wattspan.measured("coroutine", report=ended)
+    async def coroutine() -> str:
+        await asyncio.sleep(0)
+        order.append("coroutine worked")
+        return "value"
+
+    @wattspan.measured("generator", report=ended)
+    def generator() -> Iterator[int]:
+        yield 1
+        order.append("generator worked")
+        yield 2
+
+    @wattspan.measured("steps", report=ended)
+    async def steps() -> AsyncIterator[int]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            order.append("steps closed")
+
+    async def main() -> None:
+        assert await coroutine() == "value"
+        assert list(generator()) == [1, 2]
+        walk = steps()
+        assert await anext(walk) == 1
+        await walk.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(main())
+    assert order == [
+        "coroutine worked",
+        "coroutine ended",
+        "generator worked",
+        "generator ended",
+        "steps closed",
+        "steps ended",
+    ]
+
+
+@pytest.mark.usefixtures("no_agent")
+def test_recursion_and_threads_have_a_window_for_each_call() -> None:
+    @wattspan.measured
+    def countdown(n: int) -> None:
+        if n:
+            countdown(n - 1)
+
+    countdown(3)
+    inner_first = [w.seconds for w in countdown.windows]
+    assert len(inner_first) == 4
+    assert inner_first == sorted(inner_first)
+
+
+@pytest.mark.usefixtures("no_agent")
+def test_the_windows_of_a_function_are_kept_within_bounds() -> None:
+    @wattspan.measured
+    def step() -> None: ...
+
+    for _ in range(1010):
+        step()
+    assert len(step.windows) == 1000
+
+
+# ---------------------------------------------------------------------------------------- import
+
+
+def test_importing_wattspan_loads_next_to_nothing() -> None:
+    script = (
+        "import sys; before = set(sys.modules); import wattspan; wattspan.window\n"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-S", "-c", script],
+        env={"PYTHONPATH": str(Path(wattspan.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    heavy = {"asyncio", "socket", "http", "json", "threading", "typing", "dataclasses", "inspect"}
+    assert not heavy & set(loaded)
+    assert len(loaded) < 20
+
+
+def test_every_public_name_can_be_had() -> None:
+    for name in wattspan.__all__:
+        assert getattr(wattspan, name) is not None
+    assert set(wattspan.__all__) <= set(dir(wattspan))
+    with pytest.raises(AttributeError, match="no attribute 'windows'"):
+        _ = wattspan.windows  # type: ignore[attr-defined]
