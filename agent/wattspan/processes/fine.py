@@ -1,0 +1,199 @@
+"""The course of a few processes' CPU time, finer than the agent's ticks.
+
+Spans are shorter than an interval. Looking at the CPU clock of their process every few
+milliseconds tells when in the interval the process worked, and so when its energy was spent.
+
+The kernel brings the clock of a process that runs up to date at its scheduler's ticks: a figure
+may be one of them old, 4 ms at the 250 Hz of most distributions.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+
+from wattspan.model import MILLISECOND, Consumer
+from wattspan.processes.opening import HostClock
+from wattspan.processes.table import clock_id
+
+PERIOD = 10 * MILLISECOND
+
+SLOWEST = 100 * MILLISECOND
+"""However many are watched, they are looked at this often: the agent's own usual interval."""
+
+LARGEST_SHARE = 200
+"""The looking may take one part in so many of a core; beyond, it becomes less frequent."""
+
+KEPT = 1024
+"""Samples kept of a process that nobody takes: 10 s at the usual period."""
+
+_OWN_THREAD = 3  # CLOCK_THREAD_CPUTIME_ID
+_INTERRUPTED = MILLISECOND // 2  # between two readings: which of both times is meant is open
+
+
+class _Course:
+    """The samples of one process: monotonic time and CPU time in turns."""
+
+    __slots__ = ("clock", "consumer", "cpu", "idle", "samples")
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self.clock = clock_id(consumer.pid)
+        self.samples = array("q")
+        self.cpu = -1  # as it was read last
+        self.idle = 0  # when it was last read unchanged, if that is in no sample yet
+
+    def add(self, mono: int, cpu: int) -> None:
+        """Note a reading. Of a stretch without work the first and the last are kept."""
+        if cpu == self.cpu:
+            self.idle = mono
+            return
+        self._rest()
+        self.samples.append(mono)
+        self.samples.append(cpu)
+        self.cpu = cpu
+
+    def take(self) -> array[int]:
+        self._rest()
+        taken, self.samples = self.samples, array("q")
+        return taken
+
+    def trim(self) -> int:
+        """Let the older half go if there is too much; how many samples that were."""
+        if len(self.samples) <= 2 * KEPT:
+            return 0
+        del self.samples[:KEPT]
+        return KEPT // 2
+
+    def _rest(self) -> None:
+        if self.idle:
+            self.samples.append(self.idle)
+            self.samples.append(self.cpu)
+            self.idle = 0
+
+
+class FineClock:
+    """Looks at the CPU clocks of watched processes every ``period`` nanoseconds.
+
+    ``watch``, ``unwatch`` and ``take`` are safe from any thread. The thread sleeps while there
+    is nobody to watch, and looks less often when looking would take more than half a percent
+    of a core. A process that has died keeps its last samples until it is unwatched.
+    """
+
+    def __init__(self, clock: HostClock, period: int = PERIOD, most: int = 256) -> None:
+        self._clock = clock
+        self._least_period = period
+        self._most = most
+        self._lock = threading.Lock()
+        self._courses: dict[Consumer, _Course] = {}
+        self._alive: list[_Course] = []
+        self._wanted = threading.Event()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+        self._cost = 0.0  # CPU time of one look, its waking included, smoothed
+        self.crowded = 0  # processes not watched for want of room
+        self.dropped = 0  # samples that nobody took in time
+
+    @property
+    def period(self) -> int:
+        """How often the clocks are looked at now, in nanoseconds."""
+        return min(max(self._least_period, round(self._cost * LARGEST_SHARE)), self._slowest)
+
+    def start(self) -> None:
+        """Begin to look, in a thread of its own."""
+        self._thread = threading.Thread(target=self._run, name="wattspan-fine", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._wanted.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def watch(self, consumer: Consumer) -> None:
+        """Know the course of ``consumer``'s CPU time from now on; at most ``most`` are watched."""
+        with self._lock:
+            if consumer in self._courses:
+                return
+            if len(self._courses) >= self._most and not self._forget_a_dead_one():
+                self.crowded += 1
+                return
+            course = self._courses[consumer] = _Course(consumer)
+            self._alive.append(course)
+            self._look([course])
+            self._wanted.set()
+
+    def unwatch(self, consumer: Consumer) -> None:
+        with self._lock:
+            course = self._courses.pop(consumer, None)
+            if course in self._alive:
+                self._alive.remove(course)
+
+    def take(self, consumer: Consumer) -> list[tuple[int, int]]:
+        """The samples of ``consumer`` since the last time: monotonic time, CPU time so far.
+
+        Between two samples it worked evenly, as far as anybody knows.
+        """
+        with self._lock:
+            course = self._courses.get(consumer)
+            if course is None:
+                return []
+            taken = course.take()
+        return list(zip(taken[::2], taken[1::2], strict=True))
+
+    def sweep(self) -> None:
+        """Look at every clock once."""
+        with self._lock:
+            self._look(self._alive)
+            if not self._alive:
+                self._wanted.clear()
+
+    # ------------------------------------------------------------------------------- details
+
+    @property
+    def _slowest(self) -> int:
+        return max(self._least_period, SLOWEST)
+
+    def _look(self, courses: list[_Course]) -> None:
+        """Read each clock, stamped between the time before and the time after."""
+        monotonic, read = self._clock.monotonic, self._clock.read_cpu_clock
+        dead = []
+        before = monotonic()
+        for course in courses:
+            try:
+                cpu = read(course.clock)
+            except OSError:
+                cpu = -1
+            after = monotonic()
+            if cpu < course.cpu or cpu < 0:  # gone; or another has its pid by now
+                dead.append(course)
+            elif after - before < _INTERRUPTED:
+                course.add((before + after) // 2, cpu)
+                if len(course.samples) > 2 * KEPT:
+                    self.dropped += course.trim()
+            before = after
+        for course in dead:
+            self._alive.remove(course)
+
+    def _forget_a_dead_one(self) -> bool:
+        """Make room at the expense of a process that has died; False if all are alive."""
+        alive = {course.consumer for course in self._alive}
+        dead = next((consumer for consumer in self._courses if consumer not in alive), None)
+        if dead is None:
+            return False
+        del self._courses[dead]
+        return True
+
+    def _run(self) -> None:
+        due = self._clock.monotonic()
+        used = self._clock.read_cpu_clock(_OWN_THREAD)
+        while not self._stopped:
+            if not self._wanted.is_set():
+                self._wanted.wait()
+                due = self._clock.monotonic()
+                used = self._clock.read_cpu_clock(_OWN_THREAD)
+            self.sweep()
+            before, used = used, self._clock.read_cpu_clock(_OWN_THREAD)
+            self._cost += (used - before - self._cost) / 16
+            due = max(due + self.period, self._clock.monotonic())
+            self._clock.sleep_until(due)

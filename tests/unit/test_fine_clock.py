@@ -1,0 +1,211 @@
+"""The course of a process's CPU time, between the agent's ticks."""
+
+import os
+import threading
+import time
+
+import pytest
+
+from support.waiting import eventually
+from wattspan.clock import SystemClock
+from wattspan.model import Consumer
+from wattspan.processes.fine import KEPT, PERIOD, SLOWEST, FineClock
+from wattspan.processes.table import clock_id
+from wattspan.testing import ManualClock
+
+MS = 1_000_000
+_EXITED = os.WEXITED | os.WNOHANG | os.WNOWAIT
+A, B, C = Consumer(10, 1), Consumer(11, 1), Consumer(12, 1)
+
+
+class Clocks(ManualClock):
+    """A clock whose processes' CPU time is set by hand; reading one takes ``takes``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cpu: dict[int, int] = {}
+        self.takes = 0
+
+    def read_cpu_clock(self, clock: int) -> int:
+        self.advance(ns=self.takes)
+        for pid, cpu in self.cpu.items():
+            if clock_id(pid) == clock:
+                return cpu
+        raise ProcessLookupError
+
+    def works(self, consumer: Consumer, nanoseconds: int) -> None:
+        self.cpu[consumer.pid] = self.cpu.get(consumer.pid, 0) + nanoseconds
+
+
+@pytest.fixture
+def clock() -> Clocks:
+    return Clocks()
+
+
+@pytest.fixture
+def fine(clock: Clocks) -> FineClock:
+    return FineClock(clock, most=2)
+
+
+def watch(fine: FineClock, clock: Clocks, *consumers: Consumer) -> None:
+    for consumer in consumers:
+        clock.works(consumer, 0)
+        fine.watch(consumer)
+
+
+def look(fine: FineClock, clock: Clocks, times: int = 1) -> None:
+    for _ in range(times):
+        clock.advance(ns=10 * MS)
+        fine.sweep()
+
+
+def test_what_is_watched_is_known_from_that_moment_on(fine: FineClock, clock: Clocks) -> None:
+    clock.works(A, 7)
+    start = clock.monotonic()
+    fine.watch(A)
+    clock.works(A, 3 * MS)
+    look(fine, clock)
+    assert fine.take(A) == [(start, 7), (start + 10 * MS, 7 + 3 * MS)]
+
+
+def test_each_sample_is_taken_once(fine: FineClock, clock: Clocks) -> None:
+    watch(fine, clock, A)
+    clock.works(A, 1)
+    look(fine, clock)
+    assert len(fine.take(A)) == 2
+    assert fine.take(A) == []
+
+
+def test_of_an_idle_stretch_its_first_and_last_moment_are_told(
+    fine: FineClock, clock: Clocks
+) -> None:
+    watch(fine, clock, A)
+    start = clock.monotonic()
+    look(fine, clock, 5)
+    clock.works(A, MS)
+    look(fine, clock)
+    assert fine.take(A) == [(start, 0), (start + 50 * MS, 0), (start + 60 * MS, MS)]
+
+
+def test_who_takes_amid_an_idle_stretch_learns_that_it_lasts(
+    fine: FineClock, clock: Clocks
+) -> None:
+    watch(fine, clock, A)
+    start = clock.monotonic()
+    look(fine, clock, 3)
+    assert fine.take(A) == [(start, 0), (start + 30 * MS, 0)]
+    look(fine, clock, 3)
+    assert fine.take(A) == [(start + 60 * MS, 0)]
+
+
+def test_the_death_of_one_process_ends_only_its_own_course(fine: FineClock, clock: Clocks) -> None:
+    watch(fine, clock, A, B)
+    clock.works(A, 5)
+    look(fine, clock)
+    del clock.cpu[A.pid]
+    for _ in range(3):
+        clock.works(B, MS)
+        look(fine, clock)
+    assert [cpu for _, cpu in fine.take(A)] == [0, 5]
+    assert [cpu for _, cpu in fine.take(B)] == [0, 0, MS, 2 * MS, 3 * MS]
+
+
+def test_a_clock_that_fell_belongs_to_another_process(fine: FineClock, clock: Clocks) -> None:
+    clock.works(A, 100 * MS)
+    fine.watch(A)
+    clock.cpu[A.pid] = 5 * MS
+    look(fine, clock, 4)
+    assert [cpu for _, cpu in fine.take(A)] == [100 * MS]
+
+
+def test_a_reading_that_was_interrupted_is_left_out(fine: FineClock, clock: Clocks) -> None:
+    watch(fine, clock, A)
+    clock.works(A, MS)
+    clock.takes = 5 * MS
+    look(fine, clock)
+    clock.takes = 0
+    clock.works(A, MS)
+    look(fine, clock)
+    assert [cpu for _, cpu in fine.take(A)] == [0, 2 * MS]
+
+
+def test_a_reading_is_stamped_in_the_midst_of_the_time_it_took(
+    fine: FineClock, clock: Clocks
+) -> None:
+    watch(fine, clock, A)
+    clock.takes = 400
+    clock.works(A, MS)
+    look(fine, clock)
+    assert fine.take(A)[-1] == (clock.monotonic() - 200, MS)
+
+
+def test_no_more_are_watched_than_there_is_room_for(fine: FineClock, clock: Clocks) -> None:
+    watch(fine, clock, A, B, C)
+    assert (fine.take(C), fine.crowded) == ([], 1)
+    fine.unwatch(A)
+    watch(fine, clock, C)
+    assert len(fine.take(C)) == 1
+
+
+def test_the_dead_make_room_for_the_living(fine: FineClock, clock: Clocks) -> None:
+    watch(fine, clock, A, B)
+    del clock.cpu[A.pid]
+    look(fine, clock)
+    watch(fine, clock, C)
+    assert len(fine.take(C)) == 1
+    assert fine.crowded == 0
+
+
+def test_samples_that_nobody_takes_are_bounded_and_counted(fine: FineClock, clock: Clocks) -> None:
+    watch(fine, clock, A)
+    for _ in range(5 * KEPT):
+        clock.works(A, 1)
+        look(fine, clock)
+    kept = fine.take(A)
+    assert len(kept) <= KEPT + 1
+    assert kept[-1] == (clock.monotonic(), 5 * KEPT)
+    assert len(kept) + fine.dropped == 5 * KEPT + 1
+
+
+def test_what_is_not_watched_has_no_samples(fine: FineClock, clock: Clocks) -> None:
+    watch(fine, clock, A)
+    fine.unwatch(A)
+    fine.unwatch(A)
+    look(fine, clock)
+    assert fine.take(A) == fine.take(B) == []
+
+
+def test_the_dearer_the_looking_the_rarer_it_is_within_bounds(
+    fine: FineClock, clock: Clocks
+) -> None:
+    assert fine.period == PERIOD
+    fine._cost = 200_000
+    assert fine.period == 40 * MS
+    fine._cost = 20_000_000
+    assert fine.period == SLOWEST
+
+
+def test_a_real_process_is_followed_until_it_dies() -> None:
+    fine = FineClock(SystemClock())
+    fine.start()
+    threads = threading.active_count()
+    pid = os.fork()
+    if pid == 0:
+        while time.process_time() < 0.15:
+            pass
+        os._exit(0)
+    consumer = Consumer(pid, 1)
+    samples: list[tuple[int, int]] = []
+    try:
+        fine.watch(consumer)
+        eventually(lambda: bool(os.waitid(os.P_PID, pid, _EXITED)), "the end of the child")
+        samples += fine.take(consumer)
+        used = os.wait4(pid, 0)[2]
+    finally:
+        fine.stop()
+    assert threading.active_count() == threads - 1
+    assert len(samples) >= 3
+    assert samples == sorted(samples)
+    assert [cpu for _, cpu in samples] == sorted(cpu for _, cpu in samples)
+    total = (used.ru_utime + used.ru_stime) * 1e9
+    assert samples[-1][1] <= total * 1.02
