@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.scrapes import full_host, parse
 from wattspan.model import (
     Consumer,
+    Exemplar,
     Group,
     GroupKind,
     GroupRow,
@@ -22,6 +23,8 @@ from wattspan.model import (
     ProcessRow,
     Remainder,
     Snapshot,
+    SpanAccounts,
+    SpanRow,
 )
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.metric import Instrument, Metric, Sample
@@ -37,6 +40,18 @@ groups = st.builds(Group, st.sampled_from(GroupKind), names)
 infos = st.builds(PayerInfo, payers, names | nasty, st.lists(groups, max_size=1).map(tuple))
 rows = st.lists(st.builds(ProcessRow, infos, by_type, st.just({})), max_size=8).map(tuple)
 forms = st.sampled_from(Format)
+identities = st.binary(min_size=16, max_size=16).map(bytes.hex)
+shown = st.builds(Exemplar, identities, identities, energies, st.integers(0, 2**63))
+span_rows = st.dictionaries(
+    st.tuples(names | nasty, names | nasty),
+    st.tuples(by_type, st.dictionaries(st.sampled_from(HwType), shown)),
+    max_size=8,
+).map(
+    lambda found: {
+        key: SpanRow(*key, energy, exemplars=exemplars)
+        for key, (energy, exemplars) in found.items()
+    }
+)
 
 
 def table(samples: list[tuple[str, int]]) -> Metric:
@@ -70,6 +85,24 @@ def test_no_host_makes_an_invalid_scrape(
     snapshot = replace(full_host(), processes=processes, groups=tuple(group_rows))
     scrape = parse(Renderer().render(snapshot, form), form)
     assert {name for name, _ in scrape} <= {metric.series for metric in CATALOGUE}
+
+
+@given(span_rows, forms)
+def test_whatever_spans_are_called_their_joules_can_be_read_back(
+    named: dict[tuple[str, str], SpanRow], form: Format
+) -> None:
+    snapshot = replace(full_host(), spans=SpanAccounts(tuple(named.values())))
+    scrape = parse(Renderer().render(snapshot, form), form)
+    found = {
+        (labels.get("service_name", ""), labels.get("span_name", ""), labels["hw_type"]): joules
+        for (series, pairs), joules in scrape.items()
+        if series == "wattspan_span_energy_joules_total" and (labels := dict(pairs))
+    }
+    assert found == {
+        (clean(row.service), clean(row.name), kind): energy / 10**6
+        for row in named.values()
+        for kind, energy in row.energy.items()
+    }
 
 
 @given(

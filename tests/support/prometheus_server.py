@@ -40,9 +40,13 @@ class Prometheus:
 
 @contextmanager
 def scraping(
-    folder: Path, port: int, jobs: Sequence[dict[str, Any]], interval: str = "500ms"
+    folder: Path,
+    port: int,
+    jobs: Sequence[dict[str, Any]],
+    interval: str = "500ms",
+    features: Sequence[str] = (),
 ) -> Iterator[Prometheus]:
-    """A Prometheus whose targets are all up."""
+    """A Prometheus whose targets are all up, with ``features`` that are off by default."""
     config = {"global": {"scrape_interval": interval}, "scrape_configs": jobs}
     (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
     program = find_program("prometheus")
@@ -54,6 +58,7 @@ def scraping(
                 f"--config.file={folder / 'prometheus.yml'}",
                 f"--storage.tsdb.path={folder / 'data'}",
                 f"--web.listen-address=127.0.0.1:{port}",
+                *(f"--enable-feature={feature}" for feature in features),
             ],
             stdout=log,
             stderr=log,

@@ -12,10 +12,10 @@ from wattspan.model import Exemplar
 MAX_LABEL = 128
 """Characters of a label value; whatever is longer is cut and marked with a digest."""
 
-MAX_EXEMPLAR = 128
-"""Characters of all labels of an exemplar, names and values together, by OpenMetrics."""
-
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+_HEX = re.compile("[0-9a-f]{1,32}")
 
 
 def number(value: int | float, decimals: int) -> str:
@@ -66,12 +66,15 @@ def line_head(series: str, names: tuple[str, ...], values: tuple[str, ...]) -> s
 
 
 def exemplar_tail(exemplar: Exemplar, decimals: int) -> str:
-    """What follows a sample's value; nothing if the labels are longer than OpenMetrics allows."""
-    labels = {"trace_id": exemplar.trace, "span_id": exemplar.span}
-    if sum(len(name) + len(value) for name, value in labels.items()) > MAX_EXEMPLAR:
+    """What follows a sample's value; nothing if the ids are none.
+
+    OpenMetrics allows 128 characters for all labels of an exemplar, names included; these take 63.
+    """
+    trace, span = exemplar.trace, exemplar.span
+    if not (_HEX.fullmatch(trace) and _HEX.fullmatch(span)):
         return ""
-    pairs = ",".join(f'{name}="{escape(value)}"' for name, value in labels.items())
-    return f" # {{{pairs}}} {number(exemplar.energy, decimals)} {number(exemplar.wall, 9)}"
+    at = number(exemplar.wall, 9)
+    return f' # {{trace_id="{trace}",span_id="{span}"}} {number(exemplar.energy, decimals)} {at}'
 
 
 @lru_cache(maxsize=4096)  # most labels of a new series are those of some older one
