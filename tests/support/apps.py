@@ -42,7 +42,7 @@ def install_python() -> bool:
         _stamp_file(home).write_text(wanted)
     if TORCH.exists():
         return True
-    if subprocess.run([*pip, TORCH_CPU], capture_output=True, check=False).returncode:
+    if subprocess.run([*pip, TORCH_CPU, "numpy"], capture_output=True, check=False).returncode:
         return False
     TORCH.write_text(TORCH_CPU)
     return True
