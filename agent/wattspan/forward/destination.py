@@ -1,0 +1,213 @@
+"""Where spans go: an address as the operator writes it, checked before anything is sent."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from wattspan.ports import ConfigError
+from wattspan.settings import Listen, quoted
+
+TRACES = "/v1/traces"
+
+FORMS = (
+    '"http://HOST:4318", "https://HOST", "unix:///PATH", "grpc://HOST:4317", "grpcs://HOST" or '
+    '"grpc+unix:///PATH"'
+)
+
+_SCHEMES = {  # grpc?, tls?, unix?, port
+    "http": (False, False, False, 80),
+    "https": (False, True, False, 443),
+    "unix": (False, False, True, None),
+    "grpc": (True, False, False, 4317),
+    "grpcs": (True, True, False, 443),
+    "grpc+unix": (True, False, True, None),
+}
+
+_OURS = {
+    *("content-type", "content-length", "content-encoding", "transfer-encoding"),
+    *("connection", "host", "te"),
+}
+
+
+class Protocol(Enum):
+    HTTP = "OTLP/HTTP"
+    GRPC = "OTLP/gRPC"
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A collector's address. ``target`` is the path and query of HTTP requests."""
+
+    protocol: Protocol
+    tls: bool = False
+    host: str = ""
+    port: int = 0
+    target: str = TRACES
+    socket: str = ""  # a Unix socket in place of host and port
+
+    @property
+    def here(self) -> bool:
+        """Whether it is plainly on this machine, where compression buys nothing."""
+        return bool(self.socket) or Listen(Listen.written(self.host, 1)).loopback
+
+    def __str__(self) -> str:
+        """The address for people: without the query, which may hold a secret."""
+        grpc = self.protocol is Protocol.GRPC
+        if self.socket:
+            return f"{'grpc+' if grpc else ''}unix://{self.socket}"
+        scheme = ("grpc" if grpc else "http") + "s" * self.tls
+        path = "" if grpc else self.target.partition("?")[0]
+        return f"{scheme}://{Listen.written(self.host, self.port)}{path}"
+
+
+def parse_destination(url: str) -> Destination:
+    """``[spans] forward`` as an address; ConfigError says what it should be."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise _bad(url, str(error)) from None
+    if parts.scheme not in _SCHEMES:
+        raise _bad(url, "it names no protocol that is known")
+    grpc, tls, unix, usual = _SCHEMES[parts.scheme]
+    protocol = Protocol.GRPC if grpc else Protocol.HTTP
+    if "@" in parts.netloc:
+        raise ConfigError(
+            "[spans] forward holds a user name or a password, which addresses show to everybody; "
+            "put them into forward_headers, as authorization=Basic%20..."
+        )
+    if parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
+        raise _bad(url, "it has characters that an address cannot have")
+    if unix:
+        if parts.netloc or not parts.path.startswith("/") or parts.query:
+            raise _bad(url, "a socket is written with three slashes and its whole path")
+        return Destination(protocol, socket=unquote(parts.path))
+    if not parts.hostname:
+        raise _bad(url, "it names no host")
+    if grpc and (parts.path not in ("", "/") or parts.query):
+        raise _bad(url, "OTLP/gRPC has no path")
+    if port == 0:
+        raise _bad(url, "nothing listens on port 0")
+    return Destination(
+        protocol, tls, parts.hostname, port or usual or 0, _target(parts.path, parts.query)
+    )
+
+
+def _target(path: str, query: str) -> str:
+    """The path of a base endpoint gets the signal's path appended, as OTLP has it."""
+    base = path.rstrip("/")
+    whole = base if base.endswith(TRACES) else base + TRACES
+    return f"{whole}?{query}" if query else whole
+
+
+def _bad(url: str, cause: str) -> ConfigError:
+    shown = re.sub(r"//[^/@]*@", "//...@", url.partition("?")[0])
+    return ConfigError(f"[spans] forward = {quoted(shown)} cannot be: {cause}; write {FORMS}.")
+
+
+# ------------------------------------------------------------------------------------ headers
+
+
+def parse_headers(text: str) -> dict[str, str]:
+    """``forward_headers`` as headers, names in lower case.
+
+    The form is that of OTEL_EXPORTER_OTLP_HEADERS: pairs with commas between, percent-encoded.
+    ConfigError never shows a value, which is as a rule a secret.
+    """
+    headers: dict[str, str] = {}
+    for number, pair in enumerate(text.split(","), start=1):
+        if not pair.strip():
+            continue
+        name, equals, value = (part.strip() for part in pair.partition("="))
+        name, value = unquote(name).lower(), unquote(value)
+        fault = ""
+        if not equals or not re.fullmatch(r"[!#$%&'*+.^_`|~0-9a-z-]+", name):
+            fault = 'it is not of the form "name=value"'
+        elif name in _OURS or name.startswith("grpc-"):
+            fault = f"{quoted(name)} is a header of the protocol itself"
+        elif not (value.isascii() and value.isprintable()):
+            fault = f"the value of {quoted(name)} holds characters that a header cannot have"
+        if fault:
+            raise ConfigError(f"[spans] forward_headers, pair {number}: {fault}.")
+        headers[name] = value
+    return headers
+
+
+# --------------------------------------------------------------------------------- loop guard
+
+
+def check_destination(url: str, listeners: Iterable[str]) -> None:
+    """Refuse to forward to ourselves; ConfigError if ``url`` is one of ``listeners``.
+
+    ``listeners`` are our receivers' addresses as they are really bound: ``HOST:PORT`` or the
+    path of a Unix socket. A name that does not resolve is nobody, so far.
+    """
+    destination = parse_destination(url)
+    for listener in listeners:
+        if _same(destination, listener):
+            raise ConfigError(
+                f"[spans] forward = {quoted(str(destination))} is where this agent itself receives "
+                f"spans ({listener}); name the collector's address, or move ours away with "
+                "[spans] http and grpc."
+            )
+
+
+def _same(destination: Destination, listener: str) -> bool:
+    if listener.startswith("/"):
+        return bool(destination.socket) and (
+            Path(destination.socket).resolve() == Path(listener).resolve()
+        )
+    bound = Listen(listener)
+    if destination.socket or not bound or bound.port != destination.port:
+        return False
+    ours = {_plain(address) for address in _addresses(bound.host)}
+    theirs = {_plain(address) for address in _addresses(destination.host)}
+    if any(address.is_unspecified for address in ours):
+        return any(map(_local, theirs))
+    return bool(ours & {_loopback_if_unspecified(address) for address in theirs})
+
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def _addresses(host: str) -> list[_Address]:
+    """All addresses of a host; the unspecified one for no host; none if it is not known."""
+    if not host:
+        return [ipaddress.IPv4Address(0)]
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+
+
+def _plain(address: _Address) -> _Address:
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+def _loopback_if_unspecified(address: _Address) -> _Address:
+    """Linux takes a connection to 0.0.0.0 or :: as one to itself."""
+    if not address.is_unspecified:
+        return address
+    return ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
+
+
+def _local(address: _Address) -> bool:
+    """Whether an address is this machine's: one can bind what is one's own."""
+    if address.is_loopback or address.is_unspecified:
+        return True
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(address), 0))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,292 @@
+"""The way to the user's collector: enriched requests, in order, at the collector's pace.
+
+Delivery is at least once. A request is sent again when it was not taken, and also when nobody
+can know whether it was: everything was sent and no answer came. Such spans are counted
+(``perhaps_twice``), and a repetition is the same bytes, by which backends know it.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from wattspan.config import Spans
+from wattspan.forward.answers import Answer, Verdict
+from wattspan.forward.attributes import Attributes
+from wattspan.forward.backoff import Backoff
+from wattspan.forward.condition import Condition
+from wattspan.forward.destination import Destination, parse_destination, parse_headers
+from wattspan.forward.destination import Protocol as Wire
+from wattspan.forward.enrich import enrich
+from wattspan.forward.shallow import halves
+from wattspan.forward.spool import Spool
+from wattspan.forward.transport import Transport
+from wattspan.forward.waiting import Parcel, Waiting
+from wattspan.model import HwType, Provenance, SourceHealth
+from wattspan.ports import Clock
+from wattspan.spans import SpanEnergy
+
+REQUESTS_AT_ONCE = 64
+BYTES_AT_ONCE = 2 << 20
+"""Waiting requests are sent as one up to here: half of what a gRPC collector takes by default."""
+
+
+class Delivered(Protocol):
+    """A request as it came in. ``message`` is parsed; None if it is not to go on."""
+
+    @property
+    def message(self) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardStats:
+    """What became of the spans; all but the last two only grow.
+
+    ``drops`` are by reason: ``queue_full``, ``refused`` (the collector says it never will),
+    ``rejected`` (part of a request that it took), ``too_large``, ``damaged`` (the spool cannot
+    be read), ``stopped`` (still waiting at the end). ``perhaps_twice`` were sent again although
+    the collector may have had them. ``restored`` waited on disk from an earlier run.
+    """
+
+    forwarded: int = 0
+    drops: Mapping[str, int] = field(default_factory=dict)
+    perhaps_twice: int = 0
+    restored: int = 0
+    queue_bytes: int = 0
+    queue_spans: int = 0
+
+
+class Forwarder:
+    """One worker, one request under way. ``turn`` is one attempt and can be called by a test."""
+
+    def __init__(
+        self,
+        settings: Spans,
+        clock: Clock,
+        log: Callable[[str], None],
+        spool_dir: Path | None = None,
+        *,
+        provenance: Callable[[], Mapping[HwType, Provenance]] = dict,
+        version: str = "",
+        transport: Transport | None = None,
+        backoff: Backoff | None = None,
+    ) -> None:
+        """Raises ConfigError for an address or headers that cannot be, or a missing extra.
+
+        ``provenance`` says how the energy of each kind is obtained, now. ``spool_dir`` is where
+        waiting spans are kept over a restart, if the settings want that.
+        """
+        self.destination = parse_destination(settings.forward)
+        self._transport = transport or open_transport(
+            self.destination, parse_headers(settings.forward_headers), clock, version
+        )
+        self._clock = clock
+        self._provenance = provenance
+        self._attributes = Attributes({})
+        self._backoff = backoff or Backoff(random.random)
+        self._condition = Condition(self.destination, clock, log)
+        self._lock = threading.Condition()
+        self._drops: Counter[str] = Counter()
+        self._forwarded = self._perhaps_twice = 0
+        self._due = clock.monotonic()
+        self._one_by_one = 0  # so many requests are to be sent alone, for one of them is bad
+        self._stopping: int | None = None
+        self._ended = False
+        keeper = None
+        if settings.forward_spool and spool_dir is not None:
+            keeper = Spool(spool_dir, settings.forward_queue, log)
+        self._waiting = Waiting(settings.forward_queue, keeper, dropped=self._crowded_out)
+        self._restored = self._waiting.spans
+        self._worker = threading.Thread(target=self._run, name="forward", daemon=True)
+
+    # ------------------------------------------------------------------------- from outside
+
+    @property
+    def name(self) -> str:
+        return "forward"
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return ()
+
+    def offer(self, delivery: Delivered, energies: Sequence[SpanEnergy | None]) -> None:
+        """Let a delivery's spans go on, with their energy; never waits for the collector."""
+        if delivery.message is None:
+            return
+        provenance = self._provenance()
+        if provenance != self._attributes.provenance:
+            self._attributes = Attributes(provenance)
+        body = enrich(delivery.message, energies, self._attributes)
+        if not energies:
+            return
+        with self._lock:
+            if self._ended:
+                self._drops["stopped"] += len(energies)
+            elif self._waiting.add(body, len(energies)) and len(self._waiting) == 1:
+                self._lock.notify()
+
+    @property
+    def stats(self) -> ForwardStats:
+        with self._lock:
+            return ForwardStats(
+                forwarded=self._forwarded,
+                drops=dict(self._drops),
+                perhaps_twice=self._perhaps_twice,
+                restored=self._restored,
+                queue_bytes=self._waiting.size,
+                queue_spans=self._waiting.spans,
+            )
+
+    def health(self) -> SourceHealth:
+        """How the collector is doing, as of a source that is written to."""
+        return self._condition.health()
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def stop(self, deadline: int | None = None) -> None:
+        """Send what can be sent until the monotonic time ``deadline``, by default 2 s from now.
+
+        What is left then is on disk, if it is to be kept, or dropped and counted. A request that
+        is under way at the deadline is among it, though the collector may yet have it.
+        """
+        with self._lock:
+            self._stopping = self._clock.monotonic() + 2 * 10**9 if deadline is None else deadline
+            self._lock.notify_all()
+        if self._worker.is_alive():
+            self._worker.join(self._left(self._stopping))
+            if self._worker.is_alive():
+                self._end()
+                self._transport.abort()
+                self._worker.join(0.5)  # a name server may hold it longer; it is a daemon
+        else:
+            self._transport.close()
+        self._end()
+
+    # ------------------------------------------------------------------------------ the worker
+
+    def turn(self) -> int | None:
+        """One attempt, if one is due: the monotonic time of the next; None once nothing waits."""
+        with self._lock:
+            if self._ended or not len(self._waiting):
+                return None
+            if self._clock.monotonic() < self._due:
+                return self._due
+            parcels = self._waiting.take(1 if self._one_by_one else REQUESTS_AT_ONCE, BYTES_AT_ONCE)
+        bodies = [parcel.read() for parcel in parcels]
+        if None in bodies:
+            self._leave_out_damaged(parcels, bodies)
+            return self._due
+        body = b"".join(each for each in bodies if each is not None)
+        del bodies
+        answer = self._transport.send(body)
+        with self._lock:
+            if self._over():
+                return None
+            self._conclude(parcels, body, answer)
+            return self._due if len(self._waiting) else None
+
+    def _conclude(self, parcels: Sequence[Parcel], body: bytes, answer: Answer) -> None:
+        """What an answer means for the requests that were sent as one."""
+        spans = sum(parcel.spans for parcel in parcels)
+        self._due = self._clock.monotonic()
+        if answer.verdict is Verdict.AGAIN:
+            self._again(spans, answer)
+            return
+        self._backoff.succeeded()
+        if answer.verdict is Verdict.TAKEN:
+            rejected = min(answer.rejected, spans)
+            self._forwarded += spans - rejected
+            self._drop("rejected", rejected)
+        elif len(parcels) > 1:
+            self._waiting.put_back()
+            self._one_by_one = len(parcels)
+            return
+        elif answer.verdict is Verdict.TOO_LARGE and (parts := halves(body)) is not None:
+            self._waiting.replace(parts)
+            self._one_by_one = max(1, self._one_by_one) + 1
+            return
+        else:
+            self._drop("too_large" if answer.verdict is Verdict.TOO_LARGE else "refused", spans)
+        self._one_by_one = max(0, self._one_by_one - 1)
+        self._waiting.settle()
+        self._condition.answered(answer, spans)
+
+    def _again(self, spans: int, answer: Answer) -> None:
+        self._waiting.put_back()
+        self._one_by_one = max(1, self._one_by_one)  # until one goes through
+        if answer.perhaps_taken:
+            self._perhaps_twice += spans
+        self._due += self._backoff.failed(answer.after)
+        self._condition.failed(answer)
+
+    def _leave_out_damaged(self, parcels: Sequence[Parcel], bodies: Sequence[bytes | None]) -> None:
+        """Drop what the spool can no longer read, up to and with the first such request."""
+        with self._lock:
+            self._waiting.put_back()
+            first = bodies.index(None)
+            if first == 0:
+                self._waiting.take(1, 0)
+                self._waiting.settle()
+                self._drop("damaged", parcels[0].spans)
+            else:
+                self._one_by_one = max(self._one_by_one, first)
+
+    def _run(self) -> None:
+        while True:
+            due = self.turn()
+            with self._lock:
+                if self._over() or self._done(due):
+                    break
+                if not len(self._waiting):
+                    self._lock.wait()
+                elif due is not None and (left := self._left(due)):
+                    self._lock.wait(left)
+        self._transport.close()
+
+    def _over(self) -> bool:
+        return self._ended
+
+    def _done(self, due: int | None) -> bool:
+        """Whether the agent is stopping, and nothing more can be sent before it does."""
+        if self._stopping is None:
+            return False
+        return not len(self._waiting) or (due or self._clock.monotonic()) >= self._stopping
+
+    def _end(self) -> None:
+        """From now on nothing is taken, sent or counted; what still waits is lost or on disk."""
+        with self._lock:
+            if not self._ended:
+                self._ended = True
+                self._drop("stopped", self._waiting.leave())
+                self._lock.notify_all()
+
+    # -------------------------------------------------------------------------------- details
+
+    def _left(self, until: int) -> float:
+        return max(0, until - self._clock.monotonic()) / 1e9
+
+    def _drop(self, reason: str, spans: int) -> None:
+        if spans:
+            self._drops[reason] += spans
+
+    def _crowded_out(self, spans: int) -> None:
+        self._drop("queue_full", spans)
+
+
+def open_transport(
+    destination: Destination, headers: Mapping[str, str], clock: Clock, version: str
+) -> Transport:
+    """The transport that an address asks for; ConfigError if its extra is not installed."""
+    if destination.protocol is Wire.GRPC:
+        from wattspan.forward.grpc import GrpcTransport
+
+        return GrpcTransport(destination, headers, clock)
+    from wattspan.forward.http import HttpTransport
+
+    return HttpTransport(destination, headers, clock, agent=f"wattspan/{version}".rstrip("/"))

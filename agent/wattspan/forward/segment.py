@@ -1,0 +1,140 @@
+"""One file of the spool: records appended one after the other, each marked when it is done with.
+
+A record is a header of 24 bytes and a request. The header: a magic word, the request's length,
+its number of spans, its CRC-32, the CRC-32 of these 16 bytes; then one byte that says whether the
+record still waits, the only one that is ever written again, and three of nothing. Whatever is cut
+off, or was half written when the machine died, fails a check and ends its file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+_MAGIC = 0x4E505357  # "WSPN"
+_CHECKED = struct.Struct("<IIII")
+_HEADER = struct.Struct("<IIIIIB3x")
+_STATE = 20
+_WAITS, _DONE = 1, 0
+
+
+class Kept:
+    """A record that waits; see waiting.Record."""
+
+    __slots__ = ("_checksum", "_offset", "_segment", "size", "spans")
+
+    def __init__(self, segment: Segment, offset: int, size: int, spans: int, checksum: int) -> None:
+        self._segment, self._offset, self._checksum = segment, offset, checksum
+        self.size, self.spans = size, spans
+
+    def read(self) -> bytes | None:
+        return self._segment.read(self._offset, self.size, self._checksum)
+
+    def done(self) -> None:
+        self._segment.done(self._offset)
+
+
+class Segment:
+    """One file. ``emptied`` is called when the last of its records is done with."""
+
+    def __init__(self, path: Path, emptied: Callable[[Segment], None]) -> None:
+        self.path = path
+        self.end = 0
+        self.waiting = 0
+        self._descriptor = -1
+        self._emptied = emptied
+
+    def create(self) -> None:
+        """Make the file, which must not be there; OSError if it cannot be."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._descriptor = os.open(self.path, flags, 0o600)
+
+    @property
+    def _file(self) -> int:
+        """The open file. It is opened when it is needed: there may be many segments."""
+        if self._descriptor < 0:
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        return self._descriptor
+
+    def recover(self) -> tuple[list[Kept], int]:
+        """What an earlier run left to wait, oldest first, and how many bytes cannot be read."""
+        found: list[Kept] = []
+        file = self._file
+        length = os.fstat(file).st_size
+        while header := os.pread(file, _HEADER.size, self.end):
+            if len(header) < _HEADER.size:
+                break
+            magic, size, spans, checksum, check, state = _HEADER.unpack(header)
+            begin = self.end + _HEADER.size
+            sound = magic == _MAGIC and zlib.crc32(header[: _CHECKED.size]) == check
+            if not sound or begin + size > length:
+                break
+            if state == _WAITS:
+                found.append(Kept(self, self.end, size, spans, checksum))
+            self.end = begin + size
+        self.waiting = len(found)
+        return found, length - self.end
+
+    def append(self, body: bytes, spans: int) -> Kept:
+        """Add a record. On OSError the file is as it was before."""
+        checksum = zlib.crc32(body)
+        checked = _CHECKED.pack(_MAGIC, len(body), spans, checksum)
+        header = _HEADER.pack(_MAGIC, len(body), spans, checksum, zlib.crc32(checked), _WAITS)
+        offset = self.end
+        try:
+            self._write(offset, header + body)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, offset)
+            raise
+        self.end = offset + len(header) + len(body)
+        self.waiting += 1
+        return Kept(self, offset, len(body), spans, checksum)
+
+    def _write(self, offset: int, content: bytes) -> None:
+        rest = memoryview(content)
+        while rest:
+            written = os.pwrite(self._file, rest, offset)
+            rest, offset = rest[written:], offset + written
+
+    def read(self, offset: int, size: int, checksum: int) -> bytes | None:
+        """A record's request; None if what is there is not what was written."""
+        try:
+            body = os.pread(self._file, size, offset + _HEADER.size)
+        except OSError:
+            return None
+        return body if len(body) == size and zlib.crc32(body) == checksum else None
+
+    def done(self, offset: int) -> None:
+        self.waiting -= 1
+        with contextlib.suppress(OSError):  # then it comes back after a restart
+            os.pwrite(self._file, bytes((_DONE,)), offset + _STATE)
+        if not self.waiting:
+            self._emptied(self)
+
+    def reset(self) -> None:
+        """Begin again with an empty file, once nothing in it waits.
+
+        Bytes that are cut off before the kernel got to write them never reach the disk.
+        """
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._file, 0)
+            self.end = 0
+
+    def remove(self) -> None:
+        self.close()
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+
+    def close(self, *, durably: bool = False) -> None:
+        """Close the file until it is needed again."""
+        if durably:
+            with contextlib.suppress(OSError):
+                os.fsync(self._file)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
