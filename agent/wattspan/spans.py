@@ -57,7 +57,7 @@ class Started(NamedTuple):
     parent: bytes  # 8, or b"" for none or a parent in another process
     at: int  # monotonic nanoseconds
     thread: int
-    cpu: int  # the thread's CPU time so far, nanoseconds
+    cpu: int  # the thread's CPU time so far, nanoseconds; 0 if it was not asked for
 
 
 class Ended(NamedTuple):

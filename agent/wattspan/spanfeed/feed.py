@@ -1,0 +1,264 @@
+"""The agent's end of the side channel: who is connected, and what they tell.
+
+Nobody waits here: :meth:`Feed.drain` takes in who has come, reads every ring and sees who has
+gone, a few system calls a process. Whoever breaks the protocol is put out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from wattspan.otel.wire import HELLO, MAGIC, RECORD_SIZE, VERSION
+from wattspan.spanfeed.ring import Record, Ring, RingError
+
+_BACKLOG = 128
+_ADMITTED = 64  # connections taken in one turn
+_PATIENCE = 20  # turns that a hello may take; it is sent with the connection
+_OF_ONE_PROCESS = 4  # rings: one for each of its tracer providers, and it has one
+
+_UCRED, _INT = struct.Struct("3i"), struct.Struct("i")
+
+
+class Report(NamedTuple):
+    """What one process told since the last time.
+
+    The kernel says that it is ``pid`` of ``uid``. Records stand in the order in which they were
+    made, except that those of different threads may be a little out of order; what they say is
+    the process's own word. ``lost`` records were overwritten before they could be read. After
+    ``gone`` comes nothing more from this process, unless it connects anew.
+    """
+
+    pid: int
+    uid: int
+    records: list[Record]
+    lost: int
+    gone: bool
+
+
+class _Guest:
+    """Somebody connected: before the hello ``ring`` is None."""
+
+    def __init__(self, connection: socket.socket, pid: int, uid: int) -> None:
+        self.connection, self.pid, self.uid = connection, pid, uid
+        self.ring: Ring | None = None
+        self.turns = 0
+
+    def close(self) -> None:
+        self.connection.close()
+        if self.ring is not None:
+            self.ring.close()
+
+
+@dataclass(slots=True)
+class FeedCounts:
+    """What became of those who came, since the start."""
+
+    connected: int = 0  # now
+    admitted: int = 0
+    crowded_out: int = 0  # there was no room
+    put_out: int = 0  # they broke the protocol
+
+
+class Feed:
+    """Listens at ``path``, a Unix socket that every user may connect to.
+
+    At most ``most_processes`` are heard at a time, and half as many of one user, unless that
+    user is root.
+    """
+
+    def __init__(
+        self, path: Path, *, most_processes: int = 256, log: logging.Logger | None = None
+    ) -> None:
+        self._path = path
+        self._most = most_processes
+        self._log = log or logging.getLogger(__name__)
+        self._listener: socket.socket | None = None
+        self._guests: list[_Guest] = []
+        self.counts = FeedCounts()
+
+    def start(self) -> None:
+        """Listen. OSError if that cannot be; a socket that nobody listens at is replaced."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.setblocking(False)
+            if self._path.is_socket() and not _answers(self._path):
+                self._path.unlink()
+            listener.bind(str(self._path))
+            self._path.chmod(0o666)  # whoever connects is told by the kernel, and may only be read
+            listener.listen(_BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+        self._listener = listener
+
+    def stop(self) -> None:
+        """Listen no more; the applications notice within a second of their next span."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+        for guest in self._guests:
+            guest.close()
+        self._guests.clear()
+
+    def drain(self) -> list[Report]:
+        """What every process told since the last time, of those that told anything or are gone."""
+        self._admit()
+        reports = []
+        for guest in list(self._guests):
+            try:
+                report = self._hear(guest)
+            except (OSError, RingError) as error:
+                self._put_out(guest, str(error))
+                report = Report(guest.pid, guest.uid, [], 0, gone=True) if guest.ring else None
+            if report is not None:
+                reports.append(report)
+        self.counts.connected = len(self._guests)
+        return _once_gone(reports, {guest.pid for guest in self._guests})
+
+    def _admit(self) -> None:
+        for connection in self._arrivals():
+            pid, uid = _credentials(connection)
+            if not self._has_room(pid, uid):
+                self.counts.crowded_out += 1
+                connection.close()
+                continue
+            connection.setblocking(False)
+            self.counts.admitted += 1
+            self._guests.append(_Guest(connection, pid, uid))
+
+    def _arrivals(self) -> Iterator[socket.socket]:
+        if self._listener is None:
+            return
+        for _ in range(_ADMITTED):
+            try:
+                yield self._listener.accept()[0]
+            except BlockingIOError:
+                return
+            except OSError as error:  # they gave up meanwhile, or we have no descriptor left
+                if error.errno != errno.ECONNABORTED:
+                    return
+
+    def _has_room(self, pid: int, uid: int) -> bool:
+        of_user = sum(guest.uid == uid for guest in self._guests)
+        of_process = sum(guest.pid == pid for guest in self._guests)
+        return (
+            pid > 0  # 0: of a process namespace that is not seen from here
+            and len(self._guests) < self._most
+            and (uid == 0 or of_user < max(1, self._most // 2))
+            and of_process < _OF_ONE_PROCESS
+        )
+
+    def _hear(self, guest: _Guest) -> Report | None:
+        if guest.ring is None and not self._welcome(guest):
+            return None
+        assert guest.ring is not None  # noqa: S101 - it has been welcomed
+        gone = _has_ended(guest)  # first, so that what it told before is all there
+        records, lost = guest.ring.drain(last=gone)
+        if gone:
+            self._guests.remove(guest)
+            guest.close()
+        if not records and not lost and not gone:
+            return None
+        return Report(guest.pid, guest.uid, records, lost, gone)
+
+    def _welcome(self, guest: _Guest) -> bool:
+        """Take the guest's hello, if it is there; OSError or RingError if it is not one."""
+        descriptors: list[int] = []
+        try:
+            try:
+                hello, ancillary, flags, _ = guest.connection.recvmsg(
+                    HELLO.size, socket.CMSG_SPACE(_INT.size), socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                guest.turns += 1
+                if guest.turns > _PATIENCE:
+                    raise RingError("no hello") from None
+                return False
+            for _, _, data in ancillary:
+                descriptors += (fd for (fd,) in _INT.iter_unpack(data[: len(data) // 4 * 4]))
+            guest.ring = _ring(hello, descriptors, cut=bool(flags & socket.MSG_CTRUNC))
+            descriptors.clear()  # the ring owns it now
+            return True
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _put_out(self, guest: _Guest, why: str) -> None:
+        self._log.debug("pid %d (uid %d) is no longer heard: %s", guest.pid, guest.uid, why)
+        self.counts.put_out += 1
+        self._guests.remove(guest)
+        guest.close()
+
+
+def _ring(hello: bytes, descriptors: list[int], *, cut: bool) -> Ring:
+    if len(hello) != HELLO.size:
+        raise RingError(f"a hello of {len(hello)} bytes")
+    magic, version, size, count = HELLO.unpack(hello)
+    if (magic, version, size) != (MAGIC, VERSION, RECORD_SIZE):
+        raise RingError(f"{magic!r} version {version} with records of {size} bytes is not ours")
+    if len(descriptors) != 1 or cut:
+        raise RingError("a hello comes with one descriptor")
+    return Ring(descriptors[0], count)
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int]:
+    """pid and uid of whoever connected, as the kernel knows them."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, _ = _UCRED.unpack(found)
+    return pid, uid
+
+
+def _has_ended(guest: _Guest) -> bool:
+    """Whether the guest hung up, or is dead with its connection in a child's hands."""
+    try:
+        if guest.connection.recv(1, socket.MSG_PEEK) != b"":
+            raise RingError("it speaks after its hello")
+    except BlockingIOError:
+        return _is_dead(guest.pid)
+    except ConnectionError:
+        pass
+    return True
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:
+            return True  # so many wait for it that it must be there
+        except OSError:
+            return False
+        return True
+
+
+def _once_gone(reports: list[Report], present: set[int]) -> list[Report]:
+    """A process is gone when the last of its connections is."""
+    told = set(present)
+    for index in reversed(range(len(reports))):
+        report = reports[index]
+        if report.gone and report.pid in told:
+            reports[index] = report._replace(gone=False)
+        told.add(report.pid)
+    return reports
