@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from support.exporting import serving
+from support.joined_spans import CPU, GPU, joined
 from support.prometheus_server import scraping
 from support.snapshots import busy_host
-from support.spans import CPU, GPU, joined
 from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.model import Instant, Snapshot

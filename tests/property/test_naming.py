@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.spans import CPU, GPU, joined, moment
+from support.joined_spans import CPU, GPU, joined, moment
 from wattspan.model import SpanAccounts, SpanRow
 from wattspan.naming import SpanTotals
 from wattspan.spans import Outcome, SpanEnergy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.spans import CPU, GPU, S, joined, moment
+from support.joined_spans import CPU, GPU, S, joined, moment
 from wattspan.grouping import STALE
 from wattspan.model import HwType, SpanRow
 from wattspan.naming import DWELL, FRESH, RANK_EVERY, SpanTotals, fit

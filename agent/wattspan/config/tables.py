@@ -127,6 +127,14 @@ class Store(Table, frozen=True):
             most=10_000,
         ),
     ] = 250
+    spans: Annotated[
+        int,
+        about(
+            "How many span names a bucket of time names; the rest are its `other`.",
+            least=1,
+            most=10_000,
+        ),
+    ] = 250
 
 
 class Spans(Table, frozen=True):

@@ -24,12 +24,14 @@ from wattspan.model import (
     Instant,
     Microjoules,
     Milliwatts,
+    Nanoseconds,
     Opening,
     Payer,
     PayerInfo,
     ProcessRow,
     Reading,
     Remainder,
+    SpanRow,
 )
 
 
@@ -54,6 +56,22 @@ class _Total(msgspec.Struct):
     energy: dict[HwType, Microjoules]
 
 
+class _Span(msgspec.Struct):
+    service: str
+    name: str
+    energy: dict[HwType, Microjoules]
+    time: Nanoseconds
+    count: int
+    tokens: dict[str, int]
+
+
+class _Outside(msgspec.Struct):
+    """What a service's processes spent while none of their spans was open."""
+
+    service: str
+    energy: dict[HwType, Microjoules]
+
+
 class _Books(msgspec.Struct):
     at: Instant
     boot_id: str
@@ -63,10 +81,12 @@ class _Books(msgspec.Struct):
     processes: list[_Row]
     other: dict[HwType, Microjoules]
     retired: dict[HwType, Microjoules]
+    spans: list[_Span] = []  # the first release knew none
+    outside: list[_Outside] = []
 
 
 def pack(opening: Opening) -> bytes:
-    """``opening`` as bytes, without powers and what is pending: they were true only then."""
+    """``opening`` as bytes, without powers, exemplars and what is pending: true only then."""
     return zlib.compress(to_json(opening), 1)
 
 
@@ -90,6 +110,11 @@ def to_json(opening: Opening) -> bytes:
         processes=[_row(row) for row in opening.processes],
         other=dict(opening.other),
         retired=dict(opening.retired),
+        spans=[
+            _Span(r.service, r.name, dict(r.energy), r.time, r.count, dict(r.tokens))
+            for r in opening.spans
+        ],
+        outside=[_Outside(service, {kind: e}) for (service, kind), e in opening.outside.items()],
     )
     try:
         return msgspec.json.encode(books)
@@ -112,6 +137,10 @@ def from_json(text: bytes) -> Opening:
         processes=tuple(_process(row) for row in books.processes),
         other=books.other,
         retired=books.retired,
+        spans=tuple(
+            SpanRow(s.service, s.name, s.energy, s.time, s.count, s.tokens) for s in books.spans
+        ),
+        outside={(one.service, kind): e for one in books.outside for kind, e in one.energy.items()},
     )
 
 

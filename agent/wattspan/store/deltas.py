@@ -8,7 +8,7 @@ names claim more than their domains gave, they are dropped, and the whole stands
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wattspan.model import (
@@ -20,6 +20,7 @@ from wattspan.model import (
     Payer,
     ProcessRow,
 )
+from wattspan.store.span_deltas import SpanName, Use, spans_between
 
 PROCESS = "process"
 """The kind of an owner that is a command; every other kind is a GroupKind."""
@@ -59,12 +60,13 @@ class Delta:
     """What was spent in one stretch of time that ended at Unix time ``wall``.
 
     For each hardware type the owners of kind ``process`` sum to the consumers of the domains;
-    those of every other kind sum to no more.
+    those of every other kind sum to no more. What ``spans`` spent may be older than the stretch.
     """
 
     wall: int
     domains: tuple[Spent, ...]
     owners: Mapping[Owner, int]
+    spans: Mapping[SpanName, Use] = field(default_factory=dict)
 
 
 def between(earlier: Opening | None, later: Opening) -> Delta:
@@ -81,7 +83,7 @@ def between(earlier: Opening | None, later: Opening) -> Delta:
         consumers[kind] = consumers.get(kind, 0) + spent.consumers
     owners = _processes(earlier, later, consumers)
     owners.update(_groups(earlier, later, consumers))
-    return Delta(later.at.wall, domains, owners)
+    return Delta(later.at.wall, domains, owners, spans_between(earlier, later))
 
 
 def _spent(before: DomainAccount | None, after: DomainAccount) -> Spent:

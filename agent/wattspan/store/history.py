@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 from wattspan.model import Domain
 from wattspan.store.deltas import PROCESS, Delta, Owner
+from wattspan.store.names import text
 from wattspan.store.schema import DAY, HOUR, MINUTE
-
-LONGEST_NAME = 200
-"""Names are cut here; the books keep them whole."""
+from wattspan.store.span_history import SpanHistory
 
 _KEYS_AT_MOST = 20_000
 _SHED_AT_ONCE = 48  # coarse buckets, so that no write takes long
@@ -31,6 +30,7 @@ class Bounds:
     days: int
     processes: int
     groups: int
+    spans: int
     bytes: int
 
 
@@ -42,6 +42,7 @@ class History:
         self._bounds = bounds
         self._domains: dict[Domain, int] = {}
         self._owners: dict[Owner, int] = {}
+        self._spans = SpanHistory(database, bounds.spans)
         self._minute: int | None = None
         self._hour: int | None = None
 
@@ -53,6 +54,7 @@ class History:
         minute = max(0, delta.wall // 10**9) // MINUTE * MINUTE
         self._add_domains(minute, delta)
         self._add_owners(minute, delta)
+        self._spans.add(MINUTE, minute, delta.spans)
         if minute == self._minute:
             return False
         if self._minute is not None:
@@ -64,6 +66,7 @@ class History:
     def forget_keys(self) -> None:
         self._domains.clear()
         self._owners.clear()
+        self._spans.forget_keys()
 
     # -------------------------------------------------------------------------------- adding
 
@@ -112,9 +115,9 @@ class History:
         if key is None:
             key = self._domains[domain] = self._key(
                 "domain",
-                _text(domain.id),
+                text(domain.id),
                 domain.hw_type,
-                _text(domain.name),
+                text(domain.name),
                 domain.provenance,
                 domain.method,
                 int(domain.in_cover),
@@ -131,8 +134,8 @@ class History:
                 "owner",
                 owner.kind,
                 owner.hw_type,
-                _text(owner.name),
-                _text(owner.group),
+                text(owner.name),
+                text(owner.group),
                 int(owner.rest),
             )
         return key
@@ -202,11 +205,13 @@ class History:
             " ON CONFLICT DO UPDATE SET energy = energy + excluded.energy",
             here,
         )
+        self._spans.roll(step, start, coarser)
         self._delete(step, start, start + coarser)
         self._fold(coarser, start)
 
     def _fold(self, step: int, start: int) -> None:
         """Give the energy of all but the greatest owners of a bucket to the rest of their kind."""
+        self._spans.fold(step, start)
         rows = self._database.execute(
             'SELECT key, kind, hw_type, energy FROM owner_energy JOIN owner ON key = "owner"'
             " WHERE step = ? AND start = ? AND NOT rest ORDER BY kind, hw_type, energy DESC, key",
@@ -261,6 +266,7 @@ class History:
             "DELETE FROM owner WHERE key NOT IN (SELECT owner FROM owner_energy)"
         )
         self._owners.clear()
+        self._spans.purge_names()
 
     # ---------------------------------------------------------------------------------- asking
 
@@ -289,6 +295,7 @@ class History:
                 f"DELETE FROM {table} WHERE step = ? AND start >= ? AND start < ?",  # noqa: S608
                 (step, start, end),
             )
+        self._spans.delete(step, start, end)
 
     def _bytes(self) -> int:
         """The pages in use; free ones go back to the file system by and by."""
@@ -307,8 +314,3 @@ _IDENTITY = {
 
 def _marks(values: tuple[str | int, ...]) -> str:
     return ", ".join("?" * len(values))
-
-
-def _text(name: str) -> str:
-    """``name`` as SQLite takes it: what is not Unicode is written as an escape."""
-    return name.encode("utf-8", "backslashreplace").decode()[:LONGEST_NAME]

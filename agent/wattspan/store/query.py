@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from wattspan.ports import StoreError
 from wattspan.store.deltas import Owner
 from wattspan.store.faults import code
 from wattspan.store.schema import DAY, HOUR, MIGRATIONS, MINUTE, SchemaError, known_version
+from wattspan.store.span_deltas import SPAN, SpanName, SpanRole, Use
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Extract:
     steps: tuple[int, ...]
     domains: tuple[DomainTotal, ...]
     owners: Mapping[Owner, int]
+    spans: Mapping[SpanName, Use] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,18 @@ FROM owner JOIN (
     SELECT owner, sum(energy) AS energy FROM owner_energy WHERE {_WITHIN} GROUP BY owner
 ) ON key = owner
 """  # noqa: S608
+_SPAN_ENERGY = f"""
+SELECT span, hw_type, sum(energy) FROM span_energy WHERE {_WITHIN} GROUP BY span, hw_type
+"""  # noqa: S608
+# Floats where spans claim: a sum of integers fails where it is more than an integer holds.
+_SPANS = f"""
+SELECT key, role, service, name, calls, nanoseconds, tokens_in, tokens_out
+FROM span JOIN (
+    SELECT span, sum(calls) AS calls, total(nanoseconds) AS nanoseconds,
+           total(tokens_in) AS tokens_in, total(tokens_out) AS tokens_out
+    FROM span_work WHERE {_WITHIN} GROUP BY span
+) ON key = span
+"""  # noqa: S608
 
 
 def _extract(
@@ -129,7 +143,20 @@ def _extract(
             for kind, hw_type, name, group, rest, energy in owners
             if kind in kinds
         },
+        spans=_spans(database, stretch) if SPAN in kinds else {},
     )
+
+
+def _spans(database: sqlite3.Connection, stretch: Mapping[str, int]) -> dict[SpanName, Use]:
+    energies: dict[int, dict[HwType, int]] = {}
+    for key, hw_type, energy in database.execute(_SPAN_ENERGY, stretch):
+        energies.setdefault(key, {})[HwType(hw_type)] = energy
+    return {
+        SpanName(SpanRole(role), service, name): Use(
+            energies.get(key, {}), calls, *map(int, claims)
+        )
+        for key, role, service, name, calls, *claims in database.execute(_SPANS, stretch)
+    }
 
 
 def _domain_total(row: list[Any], gaps: Mapping[GapReason, int]) -> DomainTotal:

@@ -71,7 +71,37 @@ CREATE TABLE owner_energy (
 ) STRICT, WITHOUT ROWID;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST,)
+_SPANS = """
+CREATE TABLE span (
+    key INTEGER PRIMARY KEY,
+    role TEXT NOT NULL,
+    service TEXT NOT NULL,
+    name TEXT NOT NULL,
+    UNIQUE (role, service, name)
+) STRICT;
+
+CREATE TABLE span_energy (
+    step INTEGER NOT NULL,
+    start INTEGER NOT NULL,
+    span INTEGER NOT NULL,
+    hw_type TEXT NOT NULL,
+    energy INTEGER NOT NULL,
+    PRIMARY KEY (step, start, span, hw_type)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE span_work (
+    step INTEGER NOT NULL,
+    start INTEGER NOT NULL,
+    span INTEGER NOT NULL,
+    calls INTEGER NOT NULL,
+    nanoseconds INTEGER NOT NULL,
+    tokens_in INTEGER NOT NULL,
+    tokens_out INTEGER NOT NULL,
+    PRIMARY KEY (step, start, span)
+) STRICT, WITHOUT ROWID;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SPANS)
 """The script at index ``n`` makes version ``n + 1`` of version ``n``."""
 
 

@@ -280,5 +280,6 @@ def _bounds(settings: StoreSettings) -> Bounds:
         days=buckets(settings.days, DAY),
         processes=settings.processes,
         groups=settings.groups,
+        spans=settings.spans,
         bytes=settings.max_size,
     )

@@ -1,0 +1,286 @@
+"""Spans in the store: by name and bucket, bounded, and never counted twice."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from support.books import Books, buckets, history, totals
+from support.joined_spans import CPU, GPU, S, joined
+from wattspan.config import Store as Settings
+from wattspan.model import Instant, Microjoules, Opening, SpanRow
+from wattspan.naming import SpanTotals
+from wattspan.settings import Duration
+from wattspan.store import Store
+from wattspan.store.books import pack, unpack
+from wattspan.store.latest import Latest
+from wattspan.store.query import Extract, extract
+from wattspan.store.schema import DAY, HOUR, MIGRATIONS, MINUTE, version
+from wattspan.store.span_deltas import (
+    MOST,
+    REST,
+    SPAN,
+    SpanName,
+    SpanRole,
+    Use,
+    spans_between,
+    total,
+)
+
+
+def named(name: str, service: str = "shop") -> SpanName:
+    return SpanName(SpanRole.NAMED, service, name)
+
+
+PAY, SHIP = named("pay"), named("ship")
+OUTSIDE = SpanName(SpanRole.OUTSIDE, "shop")
+
+
+class Shop:
+    """A host whose spans are totalled and stored."""
+
+    def __init__(self, names: int = 100) -> None:
+        self.host = Books()
+        self.totals = SpanTotals(names)
+
+    def now(self) -> Opening:
+        accounts = self.totals.accounts()
+        return replace(self.host.now(), spans=accounts.rows, outside=accounts.outside)
+
+    def sell(self, seconds: float = 5.0, **microjoules: int) -> Opening:
+        """A second of each name, with 3 tokens in and 2 out, and 1 uJ outside of all."""
+        self.host.spend({1: 1}, seconds=seconds)
+        at = self.host.clock.now()
+        self.totals.add(
+            [joined(name, {CPU: e, GPU: 2 * e}, tokens=(3, 2)) for name, e in microjoules.items()],
+            at,
+        )
+        self.totals.outside("shop", CPU, 1)
+        return self.now()
+
+    def open(self, state_dir: Path, **settings: object) -> Store:
+        return Store.open(state_dir, Settings(**settings), self.host.clock)  # type: ignore[arg-type]
+
+
+def stored(path: Path) -> dict[SpanName, Use]:
+    found = extract(path, 0, 2**40, [SPAN])
+    assert isinstance(found, Extract)
+    return dict(found.spans)
+
+
+def use(energy: int, calls: int = 1) -> Use:
+    return Use({CPU: energy, GPU: 2 * energy}, calls, calls * S, 3 * calls, 2 * calls)
+
+
+def test_what_each_name_spent_is_in_the_history(tmp_path: Path) -> None:
+    shop = Shop()
+    with closing(shop.open(tmp_path)) as store:
+        store.write(shop.sell(pay=5, ship=7))
+        store.write(shop.sell(pay=6))
+        store.write(shop.sell(seconds=60))
+        assert stored(store.path) == {
+            PAY: use(11, calls=2),
+            SHIP: use(7),
+            OUTSIDE: Use({CPU: 3}),
+        }
+
+
+def test_a_stretch_holds_the_spans_that_ended_in_it(tmp_path: Path) -> None:
+    shop = Shop()
+    with closing(shop.open(tmp_path)) as store:
+        for energy in range(1, 6):
+            store.write(shop.sell(seconds=60, pay=energy))
+        third = buckets(store.path, MINUTE)[2]
+        found = extract(store.path, third, third + 120, [SPAN])
+        assert isinstance(found, Extract)
+        assert found.spans[PAY] == use(3 + 4, calls=2)
+
+
+def test_spans_are_read_only_where_they_are_asked_for(tmp_path: Path) -> None:
+    shop = Shop()
+    with closing(shop.open(tmp_path)) as store:
+        store.write(shop.sell(pay=5))
+        found = extract(store.path, 0, 2**40, ["process"])
+        assert isinstance(found, Extract)
+        assert found.spans == {}
+
+
+def test_totals_go_on_over_a_restart_and_nothing_counts_twice(tmp_path: Path) -> None:
+    shop = Shop()
+    for energy in (5, 6, 7):
+        with closing(shop.open(tmp_path)) as store:
+            opening = store.opening()
+            if opening is not None:
+                shop.totals = SpanTotals(100, opening.spans, opening.outside)
+            store.write(shop.sell(pay=energy))
+            store.write(shop.sell(pay=energy))
+    assert stored(store.path)[PAY] == use(36, calls=6)
+    assert stored(store.path)[OUTSIDE] == Use({CPU: 6})
+
+
+def test_totals_that_began_anew_count_in_full(tmp_path: Path) -> None:
+    shop = Shop()
+    with closing(shop.open(tmp_path)) as store:
+        store.write(shop.sell(pay=50))
+        store.write(shop.sell(pay=50))
+        shop.totals = SpanTotals(100)
+        store.write(shop.sell(pay=7))
+        assert stored(store.path)[PAY] == use(107, calls=3)
+
+
+def test_a_failed_write_is_made_up_for_by_the_next(tmp_path: Path) -> None:
+    shop = Shop()
+    with closing(shop.open(tmp_path)) as store:
+        store.write(shop.sell(pay=5))
+        for _ in range(10):
+            shop.sell(pay=1)
+        store._detach()  # as after a failure: the file is opened anew and its books believed
+        assert store.write(shop.now())
+        assert stored(store.path)[PAY] == use(15, calls=11)
+
+
+def test_books_bring_spans_back_without_what_was_true_only_then(tmp_path: Path) -> None:
+    shop = Shop()
+    opening = shop.sell(pay=5)
+    assert opening.spans[0].exemplars
+    again = unpack(pack(opening))
+    assert again.spans == tuple(replace(row, exemplars={}) for row in opening.spans)
+    assert again.outside == opening.outside
+    latest = Latest(tmp_path / "x.sqlite")
+    latest.write(opening)
+    latest.close()
+    latest = Latest(tmp_path / "x.sqlite")
+    assert latest.opening() == again
+    latest.close()
+
+
+def test_names_that_are_no_unicode_can_be_kept(tmp_path: Path) -> None:
+    shop = Shop()
+    with closing(shop.open(tmp_path)) as store:
+        assert store.write(shop.sell(**{"\ud800": 5, "nul\x00": 6}))
+        assert total(stored(store.path).values()).calls == 2
+    assert unpack(pack(shop.now())).spans[0].name == "\ud800"
+
+
+def test_roll_ups_keep_every_sum(tmp_path: Path) -> None:
+    shop = Shop()
+    with closing(
+        shop.open(tmp_path, minutes=Duration.parse("1h"), hours=Duration.parse("1d"))
+    ) as store:
+        for turn in range(4 * 24 * 4):
+            store.write(shop.sell(seconds=900, pay=turn, ship=1))
+        assert buckets(store.path, HOUR)
+        assert buckets(store.path, DAY)
+        assert stored(store.path) == {
+            PAY: use(383 * 384 // 2, calls=384),
+            SHIP: use(384, calls=384),
+            OUTSIDE: Use({CPU: 384}),
+        }
+        assert history(store.path) == totals(shop.now())
+
+
+def test_a_bucket_names_only_the_greatest_and_the_rest_still_sums(tmp_path: Path) -> None:
+    shop = Shop(names=8)
+    with closing(shop.open(tmp_path, spans=2)) as store:
+        store.write(shop.sell(**{f"n{n}": n for n in range(1, 11)}))
+        whole = total(stored(store.path).values())
+        store.write(shop.sell(seconds=60))
+        found = stored(store.path)
+        spans = {name: one for name, one in found.items() if name.role is not SpanRole.OUTSIDE}
+        assert set(spans) == {named("n8"), named("n7"), REST}
+        assert spans[REST].energy == {CPU: 55 - 15, GPU: 110 - 30}
+        assert total(found.values()) == whole + Use({CPU: 1})
+
+
+def test_services_beyond_the_bound_share_their_outside(tmp_path: Path) -> None:
+    shop = Shop()
+    with closing(shop.open(tmp_path, spans=2)) as store:
+        for n in range(5):
+            shop.totals.outside(f"s{n}", CPU, 10 + n)
+        store.write(shop.sell())
+        store.write(shop.sell(seconds=60))
+        found = stored(store.path)
+        outside = {one.service: use.energy[CPU] for one, use in found.items()}
+        assert outside == {"s4": 14, "s3": 13, "other": 10 + 11 + 12 + 1, "shop": 1}
+
+
+def test_names_nobody_bears_any_more_are_forgotten(tmp_path: Path) -> None:
+    shop = Shop(names=5)
+    bounds = {name: Duration.parse(text) for name, text in (("minutes", "1h"), ("hours", "1d"))}
+    with closing(shop.open(tmp_path, **bounds, days=Duration.parse("2d"), spans=2)) as store:
+        for turn in range(150):
+            store.write(shop.sell(seconds=3 * HOUR, **{f"n{turn}": 1}))
+        with closing(sqlite3.connect(store.path)) as database:
+            (names,) = database.execute("SELECT count(*) FROM span").fetchone()
+        assert names < 100
+
+
+def test_absurd_claims_of_time_and_tokens_fit_the_file(tmp_path: Path) -> None:
+    shop = Shop()
+    with closing(shop.open(tmp_path, minutes=Duration.parse("1h"))) as store:
+        claim = 0
+        for _ in range(200):
+            claim += 2**62
+            row = SpanRow(
+                "shop", "old", {CPU: Microjoules(1)}, claim, 1, {"input": claim, "output": claim}
+            )
+            assert store.write(replace(shop.sell(seconds=60), spans=(row,)))
+        assert store.health.failed == 0
+        assert stored(store.path)[named("old")].nanoseconds >= MOST
+
+
+def test_a_store_of_the_first_release_is_brought_up_to_date(tmp_path: Path) -> None:
+    shop = Shop()
+    with closing(shop.open(tmp_path)) as store:
+        store.write(replace(shop.sell(), spans=(), outside={}))
+    with closing(sqlite3.connect(store.path)) as database:
+        for table in ("span", "span_energy", "span_work"):
+            database.execute(f"DROP TABLE {table}")
+        database.execute("PRAGMA user_version = 1")
+        database.commit()
+        assert version(database) == 1
+    before = history(store.path)
+    with closing(shop.open(tmp_path)) as store:
+        assert history(store.path) == before
+        assert store.write(shop.sell(pay=4))
+        assert stored(store.path)[PAY] == use(4)
+        assert history(store.path) == totals(shop.now())
+    with closing(sqlite3.connect(store.path)) as database:
+        assert version(database) == len(MIGRATIONS) == 2
+
+
+# -------------------------------------------------------------------------------- differences
+
+
+def books(*rows: SpanRow, **outside: int) -> Opening:
+    spent = {(service, CPU): Microjoules(energy) for service, energy in outside.items()}
+    return Opening(Instant(0, 0), "boot", spans=rows, outside=spent)
+
+
+def row(energy: int, count: int, time: int = 0) -> SpanRow:
+    return SpanRow("shop", "pay", {CPU: Microjoules(energy)}, time, count)  # type: ignore[arg-type]
+
+
+def test_what_did_not_move_is_left_out() -> None:
+    assert spans_between(books(row(5, 1), shop=3), books(row(5, 1), shop=3)) == {}
+
+
+def test_a_name_that_was_let_go_and_is_back_counts_from_nothing() -> None:
+    assert spans_between(books(row(50, 9)), books(row(60, 2))) == {PAY: Use({CPU: 60}, 2)}
+
+
+@pytest.mark.parametrize("earlier", [None, books()])
+def test_without_earlier_books_all_counts(earlier: Opening | None) -> None:
+    assert spans_between(earlier, books(row(5, 1, 7), shop=3)) == {
+        PAY: Use({CPU: 5}, 1, 7),
+        OUTSIDE: Use({CPU: 3}),
+    }
+
+
+def test_the_row_of_all_others_is_the_rest() -> None:
+    other = SpanRow("other", "other", {CPU: Microjoules(2)}, count=1)  # type: ignore[arg-type]
+    assert spans_between(None, books(other)) == {REST: Use({CPU: 2}, 1)}
