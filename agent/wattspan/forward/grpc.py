@@ -74,7 +74,7 @@ class GrpcTransport:
     def close(self) -> None:
         if self._loop is not None:
             self._hang_up()
-            self._loop.run_until_complete(asyncio.sleep(0))  # lets the transport close its socket
+            self._loop.run_until_complete(_catch_up())  # so that sockets are really closed
             self._loop.close()
         self._loop = None
 
@@ -119,7 +119,7 @@ class GrpcTransport:
         try:
             if self._channel is None:
                 self._channel = self._opened()
-            await asyncio.sleep(0)  # learn what happened to the connection while nothing turned
+            await _catch_up()
             async with asyncio.timeout(CONNECT_WITHIN):
                 await self._channel.__connect__()
         except ssl.SSLCertVerificationError as error:
@@ -155,6 +155,16 @@ class GrpcTransport:
         if self._channel is not None:
             self._channel.close()
         self._channel = None
+
+
+async def _catch_up() -> None:
+    """Let the loop see what happened to its connections while it did not turn.
+
+    A close is noticed in the first turn, told to the transport in the second and to grpclib in the
+    third.
+    """
+    for _ in range(4):
+        await asyncio.sleep(0)
 
 
 def _unary() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import select
 import socket
 import ssl
@@ -31,7 +32,9 @@ class HttpTransport:
         agent: str,
         trust: Callable[[], ssl.SSLContext] = ssl.create_default_context,
         answer_within: float = ANSWER_WITHIN,
+        compress: bool | None = None,
     ) -> None:
+        """``compress`` is by default whether the collector is on another machine."""
         self._to = destination
         self._clock = clock
         self._trust = trust
@@ -41,7 +44,8 @@ class HttpTransport:
             **headers,
             "content-type": "application/x-protobuf",
         }
-        if not destination.here:
+        self._compress = not destination.here if compress is None else compress
+        if self._compress:
             self._headers["content-encoding"] = "gzip"
         self._context: ssl.SSLContext | None = None
         self._connection: http.client.HTTPConnection | None = None
@@ -49,7 +53,7 @@ class HttpTransport:
         self._aborted = False
 
     def send(self, body: bytes) -> Answer:
-        if not self._to.here:
+        if self._compress:
             body = _gzipped(body)
         self._let_go_if_stale()
         reused = self._connection is not None
@@ -199,6 +203,6 @@ def reason(error: Exception) -> str:
         return "it took too long"
     if isinstance(error, socket.gaierror):
         return f"its name cannot be resolved ({error.strerror})"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror[0].lower() + error.strerror[1:]
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno).lower()
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,183 @@
+"""Requests on their way to a real collector over OTLP/gRPC, which fails in every way there is."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.certificates import Authority
+from support.collector import Break, GrpcCollector, GrpcStatus, HttpCollector, Silence, rejecting
+from support.forwarding import grpc_to, request
+from support.waiting import eventually
+from wattspan.clock import SystemClock
+from wattspan.forward.answers import Verdict
+from wattspan.forward.destination import parse_destination
+from wattspan.forward.grpc import GrpcTransport
+from wattspan.forward.schema import Field, message_class
+from wattspan.model import SECOND
+from wattspan.ports import ConfigError
+
+RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAVAILABLE, UNAUTHENTICATED = 8, 12, 14, 16
+
+
+def body(*names: str) -> bytes:
+    wire: bytes = request(*names).SerializeToString()
+    return wire
+
+
+def retry_in(seconds: int) -> bytes:
+    """google.rpc.Status with a RetryInfo, as a collector writes it."""
+    info = message_class(
+        "RetryInfo",
+        {"RetryInfo": [Field(1, "retry_delay", "Delay")], "Delay": [Field(1, "seconds", "int64")]},
+    )()
+    info.retry_delay.seconds = seconds
+    status = message_class(
+        "Status",
+        {
+            "Status": [Field(3, "details", "Any", repeated=True)],
+            "Any": [Field(1, "type_url", "string"), Field(2, "value", "bytes")],
+        },
+    )()
+    status.details.add(
+        type_url="type.googleapis.com/google.rpc.RetryInfo", value=info.SerializeToString()
+    )
+    wire: bytes = status.SerializeToString()
+    return wire
+
+
+def test_requests_arrive_as_they_were_sent():
+    with GrpcCollector() as collector, grpc_to(collector.url, {"x-tenant": "a"}) as transport:
+        for name in "abc":
+            assert transport.send(body(name)).verdict is Verdict.TAKEN
+    assert collector.taken == [request(name) for name in "abc"]
+    assert collector.seen[0].headers["x-tenant"] == "a"
+
+
+def test_a_large_request_arrives_whole():
+    names = [os.urandom(50).hex() for _ in range(20_000)]
+    with GrpcCollector() as collector, grpc_to(collector.url) as transport:
+        assert transport.send(body(*names)).verdict is Verdict.TAKEN
+    assert collector.names == names
+
+
+def test_a_unix_socket_is_a_destination(tmp_path: Path):
+    with (
+        GrpcCollector(path=tmp_path / "c.sock") as collector,
+        grpc_to(collector.url) as transport,
+    ):
+        assert transport.send(body("a")).verdict is Verdict.TAKEN
+    assert collector.names == ["a"]
+
+
+def test_spans_that_the_collector_rejects_are_told_from_those_it_takes():
+    with GrpcCollector() as collector, grpc_to(collector.url) as transport:
+        collector.script(rejecting(2, "no trace id"))
+        answer = transport.send(body("a", "b", "c"))
+    assert (answer.verdict, answer.rejected) == (Verdict.TAKEN, 2)
+
+
+def test_an_overloaded_collector_is_asked_again_when_it_says():
+    with GrpcCollector() as collector, grpc_to(collector.url) as transport:
+        collector.script(
+            GrpcStatus(UNAVAILABLE, "busy"),
+            GrpcStatus(UNAVAILABLE, "busy", retry_in(3)),
+            GrpcStatus(RESOURCE_EXHAUSTED, "full", retry_in(4)),
+            GrpcStatus(UNAVAILABLE, "odd", b"\xff\xff\xff"),
+        )
+        answers = [transport.send(body("a")) for _ in range(4)]
+    assert [answer.verdict for answer in answers] == [Verdict.AGAIN] * 4
+    assert [answer.after for answer in answers] == [None, 3 * SECOND, 4 * SECOND, None]
+    assert "UNAVAILABLE (busy)" in answers[0].why
+
+
+def test_exhausted_without_a_delay_is_a_limit_of_size():
+    with GrpcCollector() as collector, grpc_to(collector.url) as transport:
+        collector.script(GrpcStatus(RESOURCE_EXHAUSTED, "message larger than max"))
+        assert transport.send(body("a")).verdict is Verdict.TOO_LARGE
+
+
+@pytest.mark.parametrize("code", [3, 5, 7, UNIMPLEMENTED, 13, UNAUTHENTICATED])
+def test_a_refusal_is_final(code: int):
+    with GrpcCollector() as collector, grpc_to(collector.url) as transport:
+        collector.script(GrpcStatus(code, "because"))
+        answer = transport.send(body("a"))
+    assert answer.verdict is Verdict.REFUSED
+    assert "because" in answer.why
+
+
+def test_nobody_there_is_asked_again_and_has_not_taken_it(free_port: Callable[[], int]):
+    with grpc_to(f"grpc://127.0.0.1:{free_port()}") as transport:
+        answer = transport.send(body("a"))
+    assert (answer.verdict, answer.perhaps_taken) == (Verdict.AGAIN, False)
+    assert "refused" in answer.why
+
+
+def test_a_request_without_an_answer_may_have_been_taken():
+    with GrpcCollector() as collector, grpc_to(collector.url) as transport:
+        collector.script(Break())
+        answer = transport.send(body("a"))
+        assert (answer.verdict, answer.perhaps_taken) == (Verdict.AGAIN, True)
+        assert transport.send(body("b")).verdict is Verdict.TAKEN
+    assert collector.names == ["b"]
+
+
+def test_a_connection_that_the_collector_closed_meanwhile_costs_nothing():
+    with GrpcCollector() as collector, grpc_to(collector.url) as transport:
+        transport.send(body("a"))
+        collector.hang_up()
+        answer = transport.send(body("b"))
+    assert (answer.verdict, answer.perhaps_taken) == (Verdict.TAKEN, False)
+    assert collector.names == ["a", "b"]
+
+
+def test_a_collector_that_never_answers_is_given_up():
+    with GrpcCollector() as collector, grpc_to(collector.url, answer_within=0.05) as transport:
+        collector.script(Silence())
+        answer = transport.send(body("a"))
+    assert (answer.verdict, answer.perhaps_taken) == (Verdict.AGAIN, True)
+
+
+def test_a_wait_for_an_answer_can_be_broken_off():
+    with GrpcCollector() as collector, grpc_to(collector.url) as transport:
+        collector.script(Silence())
+        answers = []
+        sender = threading.Thread(target=lambda: answers.append(transport.send(body("a"))))
+        sender.start()
+        eventually(lambda: collector.seen, "the request at the collector")
+        transport.abort()
+        sender.join(20)
+        assert not sender.is_alive()
+    assert answers[0].verdict is Verdict.AGAIN
+
+
+def test_tls_is_verified_by_the_authorities_of_this_host(tmp_path: Path):
+    authority = Authority(tmp_path)
+    with GrpcCollector(certificate=authority.issue("server")) as collector:
+        with grpc_to(collector.url) as stranger:
+            refused = stranger.send(body("a"))
+        with grpc_to(collector.url, trust=authority.client) as friend:
+            assert friend.send(body("b")).verdict is Verdict.TAKEN
+    assert refused.verdict is Verdict.AGAIN
+    assert "certificate is not trusted" in refused.why
+    assert collector.names == ["b"]
+
+
+def test_a_collector_that_speaks_http_only_is_asked_again():
+    with (
+        HttpCollector() as collector,
+        grpc_to(collector.url.replace("http", "grpc"), answer_within=5) as transport,
+    ):
+        assert transport.send(body("a")).verdict is Verdict.AGAIN
+    assert collector.taken == []
+
+
+def test_without_grpclib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "grpclib.client", None)
+    with pytest.raises(ConfigError, match=r"pip install wattspan\[grpc\]"):
+        GrpcTransport(parse_destination("grpc://collector"), {}, SystemClock())

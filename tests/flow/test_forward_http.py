@@ -1,0 +1,224 @@
+"""Requests on their way to a real collector over OTLP/HTTP, which fails in every way there is."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.certificates import Authority
+from support.collector import (
+    Break,
+    EarlyRefusal,
+    Garbage,
+    HttpCollector,
+    Reply,
+    Silence,
+    rejecting,
+)
+from support.forwarding import http_to, request
+from support.waiting import eventually
+from wattspan.forward.answers import Verdict
+from wattspan.model import SECOND
+
+
+def body(*names: str) -> bytes:
+    wire: bytes = request(*names).SerializeToString()
+    return wire
+
+
+def test_a_request_arrives_as_it_was_sent():
+    with HttpCollector() as collector, http_to(collector.url, {"x-tenant": "a"}) as transport:
+        assert transport.send(body("a", "b")).verdict is Verdict.TAKEN
+    assert collector.taken == [request("a", "b")]
+    (seen,) = collector.seen
+    assert seen.path == "/v1/traces"
+    assert seen.headers["content-type"] == "application/x-protobuf"
+    assert seen.headers["x-tenant"] == "a"
+    assert seen.headers["user-agent"] == "wattspan/test"
+
+
+def test_what_stays_on_this_machine_is_not_compressed():
+    with HttpCollector() as collector, http_to(collector.url) as transport:
+        transport.send(body("a"))
+    assert "content-encoding" not in collector.seen[0].headers
+
+
+def test_what_leaves_this_machine_is_compressed():
+    with HttpCollector() as collector, http_to(collector.url, compress=True) as far:
+        assert far.send(body(*["the same name"] * 100)).verdict is Verdict.TAKEN
+    (seen,) = collector.seen
+    assert seen.headers["content-encoding"] == "gzip"
+    assert seen.size < len(body(*["the same name"] * 100)) / 2
+    assert len(collector.spans) == 100
+
+
+def test_one_connection_serves_many_requests():
+    with HttpCollector() as collector, http_to(collector.url) as transport:
+        for number in range(5):
+            transport.send(body(str(number)))
+        assert collector.connections == 1
+    assert collector.names == list("01234")
+
+
+def test_a_connection_that_the_collector_closed_meanwhile_costs_nothing():
+    with HttpCollector() as collector, http_to(collector.url) as transport:
+        transport.send(body("a"))
+        collector.hang_up()
+        answer = transport.send(body("b"))
+        assert (answer.verdict, answer.perhaps_taken) == (Verdict.TAKEN, False)
+    assert collector.names == ["a", "b"]
+
+
+def test_a_unix_socket_is_a_destination(tmp_path: Path):
+    with (
+        HttpCollector(path=tmp_path / "c.sock") as collector,
+        http_to(collector.url) as transport,
+    ):
+        assert transport.send(body("a")).verdict is Verdict.TAKEN
+    assert collector.names == ["a"]
+
+
+def test_spans_that_the_collector_rejects_are_told_from_those_it_takes():
+    with HttpCollector() as collector, http_to(collector.url) as transport:
+        collector.script(rejecting(3, "no trace id"))
+        answer = transport.send(body("a", "b", "c", "d"))
+    assert (answer.verdict, answer.rejected) == (Verdict.TAKEN, 3)
+    assert "no trace id" in answer.why
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_an_overloaded_collector_is_asked_again_when_it_says(status: int):
+    with HttpCollector() as collector, http_to(collector.url) as transport:
+        collector.script(Reply(status, headers={"Retry-After": "7"}))
+        answer = transport.send(body("a"))
+    assert (answer.verdict, answer.after) == (Verdict.AGAIN, 7 * SECOND)
+    assert str(status) in answer.why
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 500, 501])
+def test_a_refusal_is_final(status: int):
+    with HttpCollector() as collector, http_to(collector.url) as transport:
+        collector.script(Reply(status, b"because", "text/plain"))
+        answer = transport.send(body("a"))
+    assert answer.verdict is Verdict.REFUSED
+    assert str(status) in answer.why
+    assert "because" in answer.why
+
+
+def test_a_redirect_is_not_followed_but_told():
+    with HttpCollector() as collector, http_to(collector.url) as transport:
+        collector.script(Reply(308, headers={"Location": "https://elsewhere/v1/traces?key=s3cret"}))
+        answer = transport.send(body("a"))
+    assert answer.verdict is Verdict.REFUSED
+    assert "https://elsewhere/v1/traces" in answer.why
+    assert "s3cret" not in answer.why
+
+
+def test_a_refusal_by_size_is_known_as_one():
+    with HttpCollector() as collector, http_to(collector.url) as transport:
+        collector.script(Reply(413))
+        assert transport.send(body("a")).verdict is Verdict.TOO_LARGE
+
+
+def test_a_refusal_that_comes_before_the_body_is_read_is_heard():
+    large = body(*(os.urandom(500).hex() for _ in range(20_000)))  # beyond any socket's buffer
+    with HttpCollector() as collector, http_to(collector.url) as transport:
+        collector.script(EarlyRefusal(413))
+        assert transport.send(large).verdict is Verdict.TOO_LARGE
+
+
+def test_nobody_there_is_asked_again_and_has_not_taken_it(free_port: Callable[[], int]):
+    with http_to(f"http://127.0.0.1:{free_port()}") as transport:
+        answer = transport.send(body("a"))
+    assert (answer.verdict, answer.perhaps_taken) == (Verdict.AGAIN, False)
+    assert "refused" in answer.why
+
+
+def test_an_unknown_host_is_asked_again_and_named():
+    with http_to("http://no-such-host.invalid:4318") as transport:
+        answer = transport.send(body("a"))
+    assert answer.verdict is Verdict.AGAIN
+    assert "name cannot be resolved" in answer.why
+
+
+def test_half_a_request_is_never_taken():
+    large = body(*(os.urandom(500).hex() for _ in range(20_000)))
+    with HttpCollector() as collector, http_to(collector.url) as transport:
+        collector.script(Break("request"))
+        answer = transport.send(large)
+        assert (answer.verdict, answer.perhaps_taken) == (Verdict.AGAIN, False)
+        assert transport.send(body("b")).verdict is Verdict.TAKEN
+    assert collector.names == ["b"]
+
+
+@pytest.mark.parametrize("fault", [Break("answer"), Break("in answer"), Garbage()])
+def test_a_request_without_a_proper_answer_may_have_been_taken(fault: Break | Garbage):
+    with HttpCollector() as collector, http_to(collector.url) as transport:
+        collector.script(fault)
+        answer = transport.send(body("a"))
+        assert (answer.verdict, answer.perhaps_taken) == (Verdict.AGAIN, True)
+        assert transport.send(body("b")).verdict is Verdict.TAKEN
+
+
+def test_a_collector_that_never_answers_is_given_up():
+    with HttpCollector() as collector, http_to(collector.url, answer_within=0.05) as transport:
+        collector.script(Silence())
+        answer = transport.send(body("a"))
+    assert (answer.verdict, answer.perhaps_taken) == (Verdict.AGAIN, True)
+    assert "did not answer within" in answer.why
+
+
+def test_a_wait_for_an_answer_can_be_broken_off():
+    with HttpCollector() as collector, http_to(collector.url) as transport:
+        collector.script(Silence())
+        answers = []
+        sender = threading.Thread(target=lambda: answers.append(transport.send(body("a"))))
+        sender.start()
+        eventually(lambda: collector.seen, "the request at the collector")
+        transport.abort()
+        sender.join(20)
+        assert not sender.is_alive()
+    assert answers[0].perhaps_taken
+
+
+def test_a_success_that_is_no_otlp_is_taken_and_told():
+    with HttpCollector() as collector, http_to(collector.url) as transport:
+        collector.script(Reply(200, b"<html>Welcome!</html>", "text/html", takes=True))
+        answer = transport.send(body("a"))
+    assert answer.verdict is Verdict.TAKEN
+    assert "OTLP endpoint" in answer.remedy
+
+
+def test_tls_is_verified_by_the_authorities_of_this_host(tmp_path: Path):
+    authority = Authority(tmp_path)
+    with HttpCollector(certificate=authority.issue("server")) as collector:
+        with http_to(collector.url) as stranger:
+            refused = stranger.send(body("a"))
+        with http_to(collector.url, trust=authority.client) as friend:
+            assert friend.send(body("b")).verdict is Verdict.TAKEN
+    assert refused.verdict is Verdict.AGAIN
+    assert "certificate is not trusted" in refused.why
+    assert "SSL_CERT_FILE" in refused.remedy
+    assert collector.names == ["b"]
+
+
+def test_tls_where_there_is_none_is_told(tmp_path: Path):
+    with (
+        HttpCollector() as collector,
+        http_to(collector.url.replace("http", "https")) as transport,
+    ):
+        answer = transport.send(body("a"))
+    assert answer.verdict is Verdict.AGAIN
+    assert "TLS" in answer.why + answer.remedy
+
+
+def test_an_answer_may_go_on_for_ever_without_filling_memory():
+    with HttpCollector() as collector, http_to(collector.url) as transport:
+        collector.script(Reply(200, bytes(5 << 20), takes=True), None)
+        assert transport.send(body("a")).verdict is Verdict.TAKEN
+        assert transport.send(body("b")).verdict is Verdict.TAKEN
+    assert collector.names == ["a", "b"]

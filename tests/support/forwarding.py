@@ -1,0 +1,149 @@
+"""Deliveries, energies and transports for tests of forwarding."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
+
+from wattspan.clock import SystemClock
+from wattspan.forward.answers import Answer, Verdict
+from wattspan.forward.destination import parse_destination
+from wattspan.forward.grpc import GrpcTransport
+from wattspan.forward.http import HttpTransport
+from wattspan.model import HwType, Microjoules
+from wattspan.spanfeed.delivery import Delivery
+from wattspan.spans import Outcome, Span, SpanEnergy, Spent
+from wattspan.web.message import Peer
+
+MILLISECOND = 10**6
+TAKEN = Answer(Verdict.TAKEN)
+
+
+def request(*names: str, service: str = "shop") -> ExportTraceServiceRequest:
+    """One request with a span of each name."""
+    message = ExportTraceServiceRequest()
+    resource = message.resource_spans.add()
+    attribute = resource.resource.attributes.add()
+    attribute.key, attribute.value.string_value = "service.name", service
+    scope = resource.scope_spans.add()
+    scope.scope.name = "test"
+    for number, name in enumerate(names):
+        scope.spans.add(
+            name=name,
+            trace_id=bytes([7]) * 16,
+            span_id=(number + 1).to_bytes(8, "big"),
+            start_time_unix_nano=10**18,
+            end_time_unix_nano=10**18 + MILLISECOND,
+        )
+    return message
+
+
+def delivery(*names: str) -> Delivery:
+    message = request(*names)
+    return Delivery(Peer(), 0, message.ByteSize(), (), message)
+
+
+def joules(
+    exclusive: dict[HwType, int],
+    inclusive: dict[HwType, int] | None = None,
+    uncertainty: dict[HwType, int] | None = None,
+    *,
+    outcome: Outcome = Outcome.JOINED,
+    covered: int = MILLISECOND,
+) -> SpanEnergy:
+    """What a span of one millisecond spent, in microjoules."""
+    span = Span(bytes(16), bytes(8), b"", "shop", "span", 0, MILLISECOND)
+    own = {kind: Microjoules(energy) for kind, energy in exclusive.items()}
+    whole = {k: Microjoules(v) for k, v in (inclusive or exclusive).items()}
+    doubt = {k: Microjoules(v) for k, v in (uncertainty or dict.fromkeys(whole, 1)).items()}
+    return SpanEnergy(span, own, Spent(whole, doubt, covered), outcome)
+
+
+def names_in(bodies: Iterable[bytes]) -> list[str]:
+    """The names of the spans of requests in wire format, in order."""
+    return [span.name for body in bodies for span in spans_in(body)]
+
+
+def spans_in(body: bytes) -> list[OtlpSpan]:
+    message = ExportTraceServiceRequest.FromString(body)
+    return [
+        span
+        for resource in message.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+
+
+class ScriptedTransport:
+    """A collector of answers given in advance; after them, all are taken."""
+
+    def __init__(self, *answers: Answer | Callable[[bytes], Answer]) -> None:
+        self.answers = deque(answers)
+        self.sent: list[bytes] = []
+        self.taken: list[bytes] = []
+        self.aborted = self.closed = False
+
+    def send(self, body: bytes) -> Answer:
+        self.sent.append(body)
+        answer = self.answers.popleft() if self.answers else TAKEN
+        if callable(answer):
+            answer = answer(body)
+        if answer.verdict is Verdict.TAKEN:
+            self.taken.append(body)
+        return answer
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@contextlib.contextmanager
+def http_to(
+    url: str,
+    headers: dict[str, str] | None = None,
+    *,
+    trust: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+    answer_within: float = 30,
+    compress: bool | None = None,
+) -> Iterator[HttpTransport]:
+    transport = HttpTransport(
+        parse_destination(url),
+        headers or {},
+        SystemClock(),
+        agent="wattspan/test",
+        trust=trust,
+        compress=compress,
+        answer_within=answer_within,
+    )
+    with contextlib.closing(transport):
+        yield transport
+
+
+@contextlib.contextmanager
+def grpc_to(
+    url: str,
+    headers: dict[str, str] | None = None,
+    *,
+    trust: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+    answer_within: float = 30,
+) -> Iterator[GrpcTransport]:
+    transport = GrpcTransport(
+        parse_destination(url),
+        headers or {},
+        SystemClock(),
+        trust=trust,
+        answer_within=answer_within,
+    )
+    with contextlib.closing(transport):
+        yield transport
+
+
+def no_energy(count: int) -> Sequence[None]:
+    return [None] * count
