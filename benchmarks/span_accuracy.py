@@ -1,0 +1,318 @@
+"""How true the energy of a span is: against the known truth of an emulated host, and beside Zeus.
+
+A real agent, real processes with real load, spans over a real socket; what the agent says of each
+span is read off the spans it forwards. The law of the emulated host says what a second of CPU
+costs, its boards what each process spent on them, so the truth about every span is known.
+
+    .venv/bin/python -m benchmarks.span_accuracy [--quick] [--page]
+
+``--page`` writes the tables into docs/accuracy.md as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.collector import Collector
+from benchmarks.machine import describe
+from benchmarks.span_agent import SpanAgent
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "accuracy.md"
+CLIENTS = ROOT / ".venv-clients" / "bin" / "python"
+PROFILE = "two-socket-h100"
+COUNTERS = "1ms"  # how often the emulated CPU counters move: as real ones do
+
+KINDS = ("single", "inside", "nested", "concurrent")
+LENGTHS = (0.1, 0.3, 1.0, 5.0)
+REPEATS = {"single": (60, 40, 20, 6), "inside": (60, 40, 20, 6), "nested": (20, 15, 8, 3),
+           "concurrent": (4, 3, 2, 1)}  # fmt: skip
+QUICK = {"single": (12, 8, 5, 0), "inside": (12, 8, 5, 0), "nested": (5, 4, 3, 0),
+         "concurrent": (1, 1, 1, 0)}  # fmt: skip
+
+ATTRIBUTE = "wattspan.energy."
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One span: what the agent says beside what is true, in microjoules, of one kind of device."""
+
+    device: str
+    kind: str
+    seconds: float
+    exclusive: float
+    true_exclusive: float
+    inclusive: float
+    true_inclusive: float
+    uncertainty: float
+    coverage: float
+    outcome: str
+    zeus: float | None = None  # relative error against the whole device's truth
+
+    @property
+    def error(self) -> float:
+        """Of the exclusive energy, relative."""
+        return (self.exclusive - self.true_exclusive) / self.true_exclusive
+
+    @property
+    def inclusive_error(self) -> float:
+        return (self.inclusive - self.true_inclusive) / self.true_inclusive
+
+    @property
+    def within(self) -> bool:
+        return abs(self.inclusive - self.true_inclusive) <= self.uncertainty
+
+
+def measure(
+    agent: SpanAgent,
+    collector: Collector,
+    *,
+    gpu: int | None,
+    repeats: Mapping[str, Sequence[int]],
+    zeus: bool = False,
+    seed: int = 1,
+    lengths: Sequence[float] = LENGTHS,
+) -> list[Judged]:
+    """Let the workload run, and judge what came of its spans."""
+    told: list[dict[str, Any]] = []
+    for number, (kind, times) in enumerate(repeats.items()):
+        told += run_workload(
+            agent,
+            {
+                "door": str(agent.host / "engine.sock"),
+                "socket": str(agent.otlp),
+                "gpu": gpu,
+                "zeus": zeus and kind in {"single", "inside"},
+                "kinds": [kind],
+                "lengths": list(lengths),
+                "repeats": list(times),
+                "seed": 100 * seed + number,
+            },
+        )
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline and any(one["id"] not in collector.spans for one in told):
+        time.sleep(0.2)
+    lost = [one for one in told if one["id"] not in collector.spans]
+    if lost:
+        print(f"{len(lost)} of {len(told)} spans never came out", file=sys.stderr)
+    law = _law()
+    return [
+        judged
+        for one in told
+        if one["id"] in collector.spans
+        for judged in _judge(one, collector.spans[one["id"]], law)
+    ]
+
+
+def _law() -> Callable[[float], float]:
+    from wattspan.emulation.profiles import PROFILES
+
+    watts = PROFILES[PROFILE].law.package_active / 1000
+    return lambda cpu_ns: cpu_ns * watts / 1000  # microjoules
+
+
+def _judge(
+    one: Mapping[str, Any], said: Mapping[str, Any], law: Callable[[float], float]
+) -> Iterator[Judged]:
+    zeus = one.get("zeus", {})
+    truths = {"cpu": (law(one["cpu_exclusive"]), law(one["cpu_inclusive"]))}
+    if one["gpu_exclusive"] is not None:
+        truths["gpu"] = (one["gpu_exclusive"], one["gpu_inclusive"])
+    for device, (exclusive, inclusive) in truths.items():
+        if exclusive < 1000 or f"{ATTRIBUTE}{device}.inclusive" not in said:
+            if exclusive >= 1000:
+                print(f"no {device} figure for a span: {dict(said)}", file=sys.stderr)
+            continue  # less than a millijoule: nothing to be right or wrong about
+        found = zeus.get(device)
+        yield Judged(
+            device,
+            one["kind"],
+            one["seconds"],
+            said[f"{ATTRIBUTE}{device}.exclusive"] * 1e6,
+            exclusive,
+            said[f"{ATTRIBUTE}{device}.inclusive"] * 1e6,
+            inclusive,
+            said[f"{ATTRIBUTE}{device}.uncertainty"] * 1e6,
+            said[f"{ATTRIBUTE}coverage"],
+            said[f"{ATTRIBUTE}outcome"],
+            None if found is None else found / zeus[f"{device}_true"] - 1,
+        )
+
+
+def run_workload(agent: SpanAgent, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One process of the workload from start to end; what it tells of its spans."""
+    script = ROOT / "benchmarks" / "span_workload.py"
+    command: list[str] = [sys.executable, str(script)]
+    environ = dict(os.environ)
+    with tempfile.TemporaryDirectory() as folder:
+        if plan["zeus"]:
+            from wattspan.emulation.library_build import build, environment
+
+            # Zeus has /sys hard-coded: it sees the emulated tree there, in a mount namespace.
+            mount = 'mount --make-rprivate / && mount --bind "$1" /sys && shift && exec "$@"'
+            command = ["unshare", "--mount", "sh", "-c", mount, "sh", str(agent.host / "sys"),
+                       str(CLIENTS), str(script)]  # fmt: skip
+            environ |= environment(build(Path(folder)), agent.host / "gpus")
+            environ["PYTHONWARNINGS"] = "ignore"
+        run = subprocess.run(
+            command,
+            input=json.dumps(dict(plan)) + "\n",
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            env=environ,
+        )
+    return [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
+
+
+@contextmanager
+def neighbour(agent: SpanAgent, gpu: int | None) -> Iterator[None]:
+    """Somebody else on the machine: a third of a CPU, and a quarter of a GPU all the time."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "wattspan.emulation.workload", "neighbour", "0.3"],
+        stdin=subprocess.PIPE,
+    )
+    guest = None
+    if gpu is not None:
+        code = (
+            "import sys; from wattspan.emulation.guest import EmulatedGpu\n"
+            f"with EmulatedGpu({gpu}, kernel='train') as g, g.busy(0.25): sys.stdin.read()"
+        )
+        guest = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "WATTSPAN_EMULATED_HOST": str(agent.host)},
+        )
+    try:
+        yield
+    finally:
+        for one in (process, guest):
+            if one is not None:
+                assert one.stdin is not None
+                one.stdin.close()
+                one.wait()
+
+
+# ------------------------------------------------------------------------------------ the table
+
+
+def table(judged: Sequence[Judged], title: str) -> str:
+    """Errors by kind of span and length."""
+    zeus = any(one.zeus is not None for one in judged)
+    heads = ["spans", "length", "n", "bias", "median", "p95", "worst", "inclusive p95",
+             "within stated", "stated / p95"]  # fmt: skip
+    if zeus:
+        heads += ["Zeus median", "Zeus p95", "Zeus 0 J"]
+    rows = []
+    for kind in KINDS:
+        for seconds in LENGTHS:
+            those = [one for one in judged if (one.kind, one.seconds) == (kind, seconds)]
+            if those:
+                rows.append(_row(kind, seconds, those, zeus))
+    lines = [
+        f"**{title}**",
+        "",
+        "| " + " | ".join(heads) + " |",
+        "|---|" + "---:|" * (len(heads) - 1),
+    ]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def _row(kind: str, seconds: float, those: Sequence[Judged], zeus: bool) -> list[str]:
+    errors = [abs(one.error) for one in those]
+    absolute = [abs(one.inclusive - one.true_inclusive) for one in those]
+    stated = statistics.median(one.uncertainty for one in those)
+    row = [
+        kind,
+        f"{seconds:g} s",
+        str(len(those)),
+        _percent(statistics.fmean(one.error for one in those), sign=True),
+        _percent(statistics.median(errors)),
+        _percent(quantile(errors, 0.95)),
+        _percent(max(errors)),
+        _percent(quantile([abs(one.inclusive_error) for one in those], 0.95)),
+        f"{sum(one.within for one in those) / len(those):.0%}",
+        f"{stated / max(1.0, quantile(absolute, 0.95)):.1f}",
+    ]
+    if zeus:
+        found = [abs(one.zeus) for one in those if one.zeus is not None]
+        row += (
+            [_percent(statistics.median(found)), _percent(quantile(found, 0.95)),
+             f"{sum(one.zeus == -1 for one in those) / len(found):.0%}"]
+            if found
+            else ["", "", ""]
+        )  # fmt: skip
+    return row
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """The smallest value that ``part`` of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * part) - 1)]
+
+
+def _percent(value: float, *, sign: bool = False) -> str:
+    digits = 2 if abs(value) < 0.1 else 1 if abs(value) < 1 else 0
+    return f"{value * 100:{'+' if sign else ''}.{digits}f} %"
+
+
+def report(repeats: Mapping[str, Sequence[int]], *, zeus: bool) -> str:
+    """Everything, in Markdown."""
+    parts = [describe()]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Collector() as collector,
+        SpanAgent(
+            Path(folder),
+            profile=PROFILE,
+            emulation__counters=COUNTERS,
+            spans__forward=collector.url,
+        ) as agent,
+    ):
+        settle(agent, collector)
+        with neighbour(agent, None):
+            found = measure(agent, collector, gpu=None, repeats=repeats, zeus=zeus)
+        parts.append(table(found, "CPU package, with a neighbour on the same CPUs"))
+        found = measure(agent, collector, gpu=0, repeats=repeats, zeus=zeus, seed=2)
+        parts.append(
+            table([one for one in found if one.device == "gpu"], "GPU, one process on the board")
+        )
+        with neighbour(agent, 1):
+            found = measure(agent, collector, gpu=1, repeats=repeats, seed=3)
+        parts.append(
+            table([one for one in found if one.device == "gpu"], "GPU, shared with a neighbour")
+        )
+        print(agent.said(), file=sys.stderr)
+    return "\n\n".join(parts)
+
+
+def settle(agent: SpanAgent, collector: Collector) -> None:
+    """Rest and work, so that idle power is known before anything is judged."""
+    time.sleep(12)
+    measure(agent, collector, gpu=None, repeats={"inside": (0, 0, 4, 1)}, seed=9)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--quick", action="store_true", help="fewer spans, none of 5 s")
+    options.add_argument("--no-zeus", action="store_true")
+    chosen = options.parse_args()
+    zeus = not chosen.no_zeus and CLIENTS.exists() and os.geteuid() == 0
+    print(report(QUICK if chosen.quick else REPEATS, zeus=zeus))
+
+
+if __name__ == "__main__":
+    main()
