@@ -132,7 +132,7 @@ def _tcp_sentence(
     elif isinstance(error, socket.gaierror | UnicodeError) or code == errno.EADDRNOTAVAIL:
         cause, remedy = "this host has no such address", another
     else:
-        cause, remedy = str(code and os.strerror(code) or error), another
+        cause, remedy = str((code and os.strerror(code)) or error), another
     return f"Cannot receive {what} on {where}: {cause}; {remedy}."
 
 

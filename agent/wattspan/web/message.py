@@ -11,13 +11,16 @@ class Peer(NamedTuple):
     """Who sent something, as far as the kernel proves it; None is unknown.
 
     On a Unix socket pid and uid are the peer's credentials. On TCP ``address`` and ``local`` are
-    the two ends, from which the kernel's own tables may tell more.
+    the two ends, from which the kernel's own tables may tell more. ``accepted`` is when the
+    connection was accepted, in monotonic nanoseconds: it tells connections apart that had the
+    same ends, or whose openers had the same pid, one after the other.
     """
 
     pid: int | None = None
     uid: int | None = None
     address: tuple[str, int] | None = None  # the sender's end
     local: tuple[str, int] | None = None  # ours
+    accepted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,143 @@
+"""OTLP/HTTP: what the protocol asks of a server, for traces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import NamedTuple
+
+import msgspec
+
+from wattspan.spanfeed import wire
+from wattspan.spanfeed.delivery import BusyError
+from wattspan.spanfeed.errors import MalformedError, TooLargeError
+from wattspan.spanfeed.otlp import Intake, Refused
+from wattspan.web.encoding import BadEncodingError, TooLongError, gunzip
+from wattspan.web.message import Request, Response
+
+PATH = "/v1/traces"
+
+_OTHERS = {
+    "/v1/metrics": ("metrics", "OTEL_METRICS_EXPORTER=none"),
+    "/v1/logs": ("logs", "OTEL_LOGS_EXPORTER=none"),
+    "/v1development/profiles": ("profiles", "no exporter of profiles"),
+}
+_PLAIN_LIMIT = 500  # characters of a message
+
+
+class _Format(NamedTuple):
+    """A content type, in which the answer is given as well."""
+
+    content_type: str
+    answer: Callable[[Refused], bytes]
+    status: Callable[[int, str], bytes]
+
+
+class OtlpHttp:
+    """Handles requests for one intake."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+
+    async def __call__(self, request: Request) -> Response:
+        if request.path != PATH:
+            return _elsewhere(request.path)
+        if request.method != "POST":
+            return _plain(
+                HTTPStatus.METHOD_NOT_ALLOWED, "Spans are sent by POST.", {"Allow": "POST"}
+            )
+        format_ = _FORMATS.get(_first(request.headers.get("content-type", "")))
+        if format_ is None:
+            return _plain(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                f"Spans are sent as {' or '.join(_FORMATS)}.",
+                {"Accept-Post": ", ".join(_FORMATS)},
+            )
+        encoding = request.headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity", "gzip", "x-gzip"):
+            return _plain(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                "Spans are sent as they are or compressed by gzip.",
+                {"Accept-Encoding": "gzip, identity"},
+            )
+        return self._take(request, format_, zipped="gzip" in encoding)
+
+    def _take(self, request: Request, format_: _Format, *, zipped: bool) -> Response:
+        intake, body = self._intake, request.body
+        try:
+            if zipped:
+                body = gunzip(body, intake.max_request)
+            take = intake.take_json if format_ is _JSON else intake.take
+            refused = take(body, request.peer)
+        except BusyError as busy:
+            return _failed(
+                format_,
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                _UNAVAILABLE,
+                "Too many spans wait for their energy.",
+                {"Retry-After": str(max(1, math.ceil(busy.seconds)))},
+            )
+        except (TooLargeError, TooLongError) as error:
+            intake.sink.refuse("too_large")
+            return _failed(
+                format_, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _RESOURCE_EXHAUSTED, str(error)
+            )
+        except (MalformedError, BadEncodingError) as error:
+            intake.sink.refuse("malformed")
+            return _failed(format_, HTTPStatus.BAD_REQUEST, _INVALID_ARGUMENT, str(error))
+        return Response(HTTPStatus.OK, format_.answer(refused), format_.content_type)
+
+
+# ------------------------------------------------------------------------------ what is answered
+
+_INVALID_ARGUMENT, _RESOURCE_EXHAUSTED, _UNAVAILABLE = 3, 8, 14  # google.rpc.Code
+
+
+def _protobuf_answer(refused: Refused) -> bytes:
+    return wire.response(refused.spans, refused.why)
+
+
+def _json_answer(refused: Refused) -> bytes:
+    if not refused.spans:
+        return b"{}"
+    told = {"rejectedSpans": str(refused.spans), "errorMessage": refused.why}
+    return msgspec.json.encode({"partialSuccess": told})
+
+
+def _json_status(code: int, message: str) -> bytes:
+    return msgspec.json.encode({"code": code, "message": message})
+
+
+_PROTOBUF = _Format("application/x-protobuf", _protobuf_answer, wire.status)
+_JSON = _Format("application/json", _json_answer, _json_status)
+_FORMATS = {each.content_type: each for each in (_PROTOBUF, _JSON)}
+
+
+def _failed(
+    format_: _Format,
+    status: HTTPStatus,
+    code: int,
+    message: str,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    return Response(
+        status, format_.status(code, message[:_PLAIN_LIMIT]), format_.content_type, headers or {}
+    )
+
+
+def _plain(status: HTTPStatus, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(status, f"{sentence}\n".encode(), headers=headers or {})
+
+
+def _elsewhere(path: str) -> Response:
+    if path in _OTHERS:
+        what, remedy = _OTHERS[path]
+        sentence = f"wattspan takes spans only, no {what}: set {remedy} in the application."
+    else:
+        sentence = f"There is nothing here; spans are sent to {PATH}."
+    return _plain(HTTPStatus.NOT_FOUND, sentence)
+
+
+def _first(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()

@@ -1,0 +1,141 @@
+"""OTLP/JSON to the same request in protobuf.
+
+protobuf's own json_format takes ten times as long, and ids for base64. Here the mapping is made
+once of the message types themselves, so it knows every field they have. A request is gone through
+span by span, so that what is decoded at a time is one span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from wattspan.spanfeed import wire
+from wattspan.spanfeed.errors import MalformedError, TooLargeError
+from wattspan.spanfeed.json_values import WrongError, arguments
+
+_DENSE = 1 << 20
+"""From this size on a request must not be dense with tiny values: they take far more room."""
+
+_Raws = Sequence[msgspec.Raw] | None
+
+
+class _Request(msgspec.Struct, gc=False):
+    resourceSpans: _Raws = None  # noqa: N815 - as it is on the wire
+    resource_spans: _Raws = None
+
+
+class _ResourceSpans(msgspec.Struct, gc=False):
+    resource: msgspec.Raw = msgspec.Raw()
+    scopeSpans: _Raws = None  # noqa: N815
+    scope_spans: _Raws = None
+    schemaUrl: str | None = None  # noqa: N815
+    schema_url: str | None = None
+
+
+class _ScopeSpans(msgspec.Struct, gc=False):
+    scope: msgspec.Raw = msgspec.Raw()
+    spans: _Raws = None
+    schemaUrl: str | None = None  # noqa: N815
+    schema_url: str | None = None
+
+
+def to_protobuf(body: bytes, most: int) -> bytes:
+    """An ExportTraceServiceRequest in JSON as protobuf.
+
+    MalformedError names the place; TooLargeError for more than ``most`` spans.
+    """
+    try:
+        _refuse_dense(body)
+        return _Transcript(most).request(body)
+    except WrongError as error:
+        raise MalformedError(f"{error.where or 'the request'} {error}") from None
+
+
+def _refuse_dense(body: bytes) -> None:
+    containers = body.count(b"{") + body.count(b"[")
+    if len(body) > _DENSE and (body.count(b",") > len(body) // 6 or containers > len(body) // 12):
+        raise WrongError("holds too many tiny values")
+
+
+class _Transcript:
+    """Of one request, layer by layer."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._left = most, most
+
+    def request(self, raw: bytes) -> bytes:
+        told = _read(raw, _Request)
+        outer = self._each(
+            "resourceSpans", told.resourceSpans or told.resource_spans, self._resource
+        )
+        return wire.encoded(wire.Request(resource_spans=outer))
+
+    def _resource(self, raw: msgspec.Raw) -> bytes:
+        told = _read(raw, _ResourceSpans)
+        return wire.encoded(
+            wire.ResourceSpans(
+                resource=_message(Resource, told.resource, "resource"),
+                scope_spans=self._each(
+                    "scopeSpans", told.scopeSpans or told.scope_spans, self._scope
+                ),
+                schema_url=told.schemaUrl or told.schema_url,
+            )
+        )
+
+    def _scope(self, raw: msgspec.Raw) -> bytes:
+        told = _read(raw, _ScopeSpans)
+        return wire.encoded(
+            wire.ScopeSpans(
+                scope=_message(InstrumentationScope, told.scope, "scope"),
+                spans=self._each("spans", told.spans, _span),
+                schema_url=told.schemaUrl or told.schema_url,
+            )
+        )
+
+    def _each(self, name: str, raws: _Raws, convert: Callable[[msgspec.Raw], bytes]) -> list[bytes]:
+        raws = raws or ()
+        self._left -= len(raws)
+        if self._left < 0:
+            raise TooLargeError(f"a request has at most {self._most} spans")
+        made: list[bytes] = []
+        try:
+            made.extend(convert(raw) for raw in raws)
+        except WrongError as error:
+            raise error.inside(f"{name}[{len(made)}]") from None
+        return made
+
+
+def _span(raw: msgspec.Raw) -> bytes:
+    return _encoded(Span, raw)
+
+
+def _message(kind: Any, raw: msgspec.Raw, name: str) -> bytes | None:
+    if bytes(raw) in (b"", b"null"):
+        return None
+    try:
+        return _encoded(kind, raw)
+    except WrongError as error:
+        raise error.inside(name) from None
+
+
+def _encoded(kind: Any, raw: msgspec.Raw) -> bytes:
+    told = arguments(kind.DESCRIPTOR, _read(raw, Any))
+    try:
+        return wire.encoded(kind(**told))
+    except (TypeError, ValueError) as error:
+        raise WrongError(f"cannot be encoded: {error}") from None
+
+
+def _read(raw: bytes | msgspec.Raw, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except RecursionError:
+        raise WrongError("is nested too deeply") from None
+    except ValueError as error:  # of JSON, of UTF-8, or of types
+        raise WrongError(f"cannot be read: {error}") from None

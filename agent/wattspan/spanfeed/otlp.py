@@ -1,0 +1,181 @@
+"""From the bytes of an ExportTraceServiceRequest to a delivery.
+
+The protocol's own part, whatever it came by. What is wrong with a whole request is an error that
+the transports put into their own words; what is wrong with a single span costs that span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from wattspan.ports import Clock
+from wattspan.spanfeed import wire
+from wattspan.spanfeed.attributes import (
+    Key,
+    as_count,
+    as_text,
+    counts,
+    key,
+    pairs,
+    printable,
+)
+from wattspan.spanfeed.delivery import Claim, Delivery, Part, SpanSink, Told
+from wattspan.spanfeed.errors import MalformedError, TooLargeError
+from wattspan.web.message import Peer
+
+NAME = 200
+"""Characters of a service's or a span's name that are kept."""
+
+_ID = 128  # characters of a container's id or of a time
+_LARGEST_PID = 1 << 22
+_NO_TRACE, _NO_SPAN = bytes(16), bytes(8)
+_BYTES_PER_SPAN = 256
+_MANY = 8192
+
+_THREAD, _WEIGHT, _TOKENS_IN, _TOKENS_OUT = _PLACES = range(4)
+_KEYS = (
+    key(_THREAD, "thread.id"),
+    key(_TOKENS_IN, "gen_ai.usage.input_tokens"),
+    key(_TOKENS_IN, "gen_ai.usage.prompt_tokens"),  # as it was called until 2024
+    key(_TOKENS_OUT, "gen_ai.usage.output_tokens"),
+    key(_TOKENS_OUT, "gen_ai.usage.completion_tokens"),
+)
+
+
+class Refused(NamedTuple):
+    """What of an accepted request was not taken, and why, in words; "" for nothing."""
+
+    spans: int = 0
+    why: str = ""
+
+
+class Intake:
+    """Decodes requests and hands them to a sink. Used in the receivers' thread only.
+
+    ``weight`` names the span attribute that is a span's claim beside others, "" for none.
+    ``keep`` has the request handed on as well, to be forwarded.
+    """
+
+    def __init__(
+        self,
+        sink: SpanSink,
+        clock: Clock,
+        *,
+        max_request: int,
+        weight: str = "",
+        keep: bool = False,
+    ) -> None:
+        self.sink, self._clock, self._keep = sink, clock, keep
+        self.max_request = max_request
+        self._keys = (*_KEYS, key(_WEIGHT, weight)) if weight else _KEYS
+        self._most = max(_MANY, max_request // _BYTES_PER_SPAN)
+
+    def take_json(self, body: bytes, peer: Peer) -> Refused:
+        """Take a request in OTLP's JSON, as ``take`` does."""
+        from wattspan.spanfeed.json import to_protobuf
+
+        return self.take(to_protobuf(body, self._most), peer)
+
+    def take(self, body: bytes, peer: Peer) -> Refused:
+        """Take a request. MalformedError, TooLargeError, or the sink's BusyError."""
+        try:
+            decoded = decode(body, self._keys, self._most)
+        except DecodeError as error:
+            raise MalformedError(f"the body is no ExportTraceServiceRequest: {error}") from None
+        if decoded.parts:
+            self.sink.accept(
+                Delivery(
+                    peer=peer,
+                    received=self._clock.monotonic(),
+                    size=len(body),
+                    parts=tuple(decoded.parts),
+                    message=_whole(body) if self._keep else None,
+                    skipped=frozenset(decoded.skipped),
+                )
+            )
+        if not decoded.skipped:
+            return Refused()
+        count = len(decoded.skipped)
+        self.sink.refuse("invalid_id", count)
+        return Refused(
+            count,
+            f"{count} spans were refused: a trace id has 16 bytes and a span id has 8, "
+            "and neither is all zeros.",
+        )
+
+
+class Decoded(NamedTuple):
+    parts: list[Part]
+    skipped: list[int]  # flat positions of spans with unusable ids
+
+
+def decode(body: bytes, wanted: Sequence[Key], most: int) -> Decoded:
+    """The spans of a request. DecodeError, or TooLargeError for more than ``most`` spans."""
+    decoded = Decoded([], [])
+    keys = [each for each in wanted if each.begin in body]
+    resources = wire.Request.FromString(body).resource_spans
+    seen, at = _counted(0, resources, most), 0
+    for each in resources:
+        resource = wire.ResourceSpans.FromString(each)
+        seen = _counted(seen, resource.scope_spans, most)
+        told: list[Told] = []
+        for scope in resource.scope_spans:
+            spans = wire.ScopeSpans.FromString(scope).spans
+            seen = _counted(seen, spans, most)
+            told += _told(spans, keys, at, decoded.skipped)
+            at += len(spans)
+        if told:
+            decoded.parts.append(Part(_claim(resource.resource), told))
+    return decoded
+
+
+def _counted(seen: int, more: Sequence[bytes], most: int) -> int:
+    """How much there is to go through by now: of spans, and of what they are wrapped in."""
+    seen += len(more)
+    if seen > most:
+        raise TooLargeError(f"a request has at most {most} spans")
+    return seen
+
+
+def _told(
+    spans: Sequence[bytes], keys: Sequence[Key], at: int, skipped: list[int]
+) -> Iterator[Told]:
+    """The spans of one scope, the first of which has the flat position ``at``."""
+    parse, make = wire.Span.FromString, tuple.__new__  # a quarter of Told()'s own time
+    for position, raw in enumerate(spans, at):
+        span = parse(raw)
+        trace, own, parent = span.trace_id, span.span_id, span.parent_span_id
+        if len(trace) != 16 or len(own) != 8 or trace == _NO_TRACE or own == _NO_SPAN:
+            skipped.append(position)
+            continue
+        if parent and (len(parent) != 8 or parent == _NO_SPAN):
+            parent = b""
+        name = printable(span.name, NAME)
+        told = (trace, own, parent, name, span.start, span.end)
+        if keys:
+            thread, weight, tokens_in, tokens_out = counts(raw, keys, len(_PLACES))
+            yield make(Told, (*told, thread or 0, weight, tokens_in or 0, tokens_out or 0))
+        else:
+            yield make(Told, (*told, 0, None, 0, 0))
+
+
+def _claim(raw: bytes) -> Claim:
+    """What a resource says of its process."""
+    told = dict(pairs(wire.Resource.FromString(raw).attributes))
+    pid = as_count(told.get(b"process.pid", b""))
+    return Claim(
+        service=as_text(told.get(b"service.name", b""), NAME),
+        pid=pid if pid is not None and 0 < pid <= _LARGEST_PID else None,
+        created=as_text(told.get(b"process.creation.time", b""), _ID),
+        container=as_text(told.get(b"container.id", b""), _ID),
+    )
+
+
+def _whole(body: bytes) -> Any:
+    """The request by its whole schema."""
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    return ExportTraceServiceRequest.FromString(body)
