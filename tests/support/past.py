@@ -46,6 +46,7 @@ class ConstantPast:
     )
     known: tuple[Domain, ...] = (PACKAGE, SECOND_PACKAGE, DRAM)
     powers: dict[Consumer, int] = field(default_factory=lambda: {OURS: 4_000, CHILD: 1_000})
+    others: int = 0  # what every other process draws
     members: dict[Consumer, tuple[Consumer, ...]] = field(
         default_factory=lambda: {OURS: (OURS, CHILD)}
     )
@@ -71,7 +72,9 @@ class ConstantPast:
 
     def process(self, consumer: Consumer, start: int, end: int, *, family: bool = False) -> Spent:
         members: Iterable[Consumer] = self.members.get(consumer, (consumer,))
-        power = sum(self.powers.get(one, 0) for one in (members if family else (consumer,)))
+        power = sum(
+            self.powers.get(one, self.others) for one in (members if family else (consumer,))
+        )
         return self._spent({HwType.CPU: power, HwType.MEMORY: power // 10}, start, end)
 
     def _spent(self, powers: Mapping[HwType, int], start: int, end: int) -> Spent:
@@ -85,7 +88,7 @@ class Asked:
     """A query service over a constant past, and what it answers; a second passes at each pause."""
 
     clock: ManualClock = field(default_factory=ManualClock)
-    uids: dict[int, int | None] = field(
+    uids: dict[int, int] = field(
         default_factory=lambda: {OURS.pid: USER, CHILD.pid: USER, ROOTS.pid: 0}
     )
 
@@ -102,9 +105,12 @@ class Asked:
             self.clock,
             host="testhost",
             version="1.2.3",
-            owner=lambda pid: self.uids.get(pid),
+            owner=self._owner,
             sleep=self._pause,
         )
+
+    def _owner(self, consumer: Consumer) -> int | None:
+        return self.uids.get(consumer.pid) if consumer in self.directory.infos else None
 
     async def _pause(self, seconds: float) -> None:
         self.pauses.append(seconds)

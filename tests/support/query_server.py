@@ -7,8 +7,10 @@ from types import TracebackType
 from typing import Self
 
 from support.past import ConstantPast
+from wattspan.cli.measure_child import identity
 from wattspan.clock import SystemClock
 from wattspan.model import Consumer, PayerInfo
+from wattspan.ports import ProcessDirectory, WattspanError
 from wattspan.query.service import QueryService
 from wattspan.web.server import WebServer
 
@@ -26,15 +28,35 @@ class Anybody:
         return PayerInfo(consumer, "anybody")
 
 
+class Living:
+    """The processes that are alive here."""
+
+    def identify(self, pid: int) -> Consumer | None:
+        try:
+            return identity(pid)
+        except WattspanError:
+            return None
+
+    def describe(self, consumer: Consumer) -> PayerInfo | None:
+        return PayerInfo(consumer, "somebody")
+
+
 class QueryServer:
     """An agent's ``api.sock`` in ``folder``, as long as it is entered."""
 
-    def __init__(self, folder: Path, past: ConstantPast | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        past: ConstantPast | None = None,
+        directory: ProcessDirectory | None = None,
+    ) -> None:
         self.past = past if past is not None else ConstantPast(until=FAR)
         self.folder = folder
         self.log: list[str] = []
         clock = SystemClock()
-        service = QueryService(self.past, Anybody(), clock, host="testhost", version="1.2.3")
+        service = QueryService(
+            self.past, directory or Anybody(), clock, host="testhost", version="1.2.3"
+        )
         self._server = WebServer(clock, log=self.log.append)
         self._server.listen_unix(folder / "api.sock", service, what="Questions")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -158,7 +160,7 @@ def test_nobody_is_taken_at_a_senders_word(asked: Asked) -> None:
 
 def test_a_process_of_several_users_is_told_to_root_alone(asked: Asked) -> None:
     asked.energy(pid=OURS.pid)
-    asked.uids[OURS.pid] = None
+    asked.uids[OURS.pid] = rights.NOBODY
     assert "not known to be yours" in asked.problem(403, pid=OURS.pid, start="-1s")
     del asked.directory.infos[OURS]  # and its earlier owner is forgotten
     assert asked.problem(403, pid=OURS.pid, started=OURS.started, start="-1s")
@@ -188,8 +190,19 @@ def test_the_owners_of_the_dead_are_remembered_within_bounds() -> None:
 
 
 def test_the_kernel_tells_whose_a_process_is() -> None:
-    assert rights.owner_of(os.getpid()) == os.getuid()
-    assert rights.owner_of(2**22 + 1) is None
+    child = subprocess.Popen(["true"])
+    try:
+        consumer = Consumer(child.pid, _started(child.pid))
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is still there
+        assert rights.owner_of(consumer) == os.getuid()
+        assert rights.owner_of(Consumer(child.pid, consumer.started + 1)) is None
+    finally:
+        child.wait()
+    assert rights.owner_of(consumer) is None
+
+
+def _started(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 # ------------------------------------------------------------------------------ watch and status

@@ -14,6 +14,7 @@ from wattspan.cli.lazy import LazyGroup
 COMMANDS = {
     "run": "Read the counters and serve joules until told to stop.",
     "demo": "Show everything working on an emulated host.",
+    "measure": "Run a command and say what it spends.",
     "top": "Watch devices, groups and processes, live.",
     "report": "Say where the joules went, from the store.",
     "doctor": "Say what can be read here, what cannot, why, and the remedy.",

@@ -16,6 +16,9 @@ PREFIX = "WATTSPAN_"
 OPTIONS = {"WATTSPAN_CONFIG": "--config", "WATTSPAN_DEBUG": "--debug"}
 """Variables that stand for an option of the command line and are no configuration keys."""
 
+APPLICATIONS = ("WATTSPAN_RUN_DIR",)
+"""Variables that are for measured applications, and mean nothing to the agent."""
+
 
 class Variable(NamedTuple):
     """One environment variable that names a configuration key."""
@@ -62,7 +65,8 @@ def understood(text: str, key: Key) -> object:
 
 def strangers(environ: Mapping[str, str], schema: Schema) -> Iterator[str]:
     """A warning for each ``WATTSPAN_*`` variable that means nothing."""
-    known = [variable(dotted) for dotted, _ in each_key(schema.tables)] + list(OPTIONS)
+    known = [variable(dotted) for dotted, _ in each_key(schema.tables)]
+    known += [*OPTIONS, *APPLICATIONS]
     uncheckable = tuple(variable(table) + "_" for table in schema.broken)
     for name in sorted(environ):
         if not name.startswith(PREFIX) or name in known or name.startswith(uncheckable):

@@ -7,13 +7,13 @@ to its own user and to root, since it says something of what the process compute
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 
 from wattspan.model import Consumer
-from wattspan.ports import ProcessDirectory
 from wattspan.query.problem import ProblemError
 from wattspan.web.message import Peer
 
@@ -21,31 +21,38 @@ ROOT = 0
 REMEMBERED = 10_000
 """Owners of processes that are kept past their end; the longest unasked for are forgotten."""
 
-OwnerOf = Callable[[int], int | None]
+NOBODY = -1
+"""No user's id: the owner of a process that is several users'."""
+
+OwnerOf = Callable[[Consumer], int | None]
 
 
-def owner_of(pid: int) -> int | None:
-    """The user whose the process is; None if there is none, or if it is several users'.
+def owner_of(consumer: Consumer) -> int | None:
+    """The user whose the process is; None if it is gone.
 
     A process that changes its user may know what none of them should tell the other, so all of
-    its user ids must be the same, as for a debugger.
+    its user ids must be the same, as for a debugger. One that has ended and that its parent has
+    not taken note of yet still has its owner.
     """
+    folder = Path(f"/proc/{consumer.pid}")
     try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+        status = (folder / "status").read_text(encoding="utf-8", errors="replace")
+        stat = (folder / "stat").read_bytes()  # afterwards: then the status was the same process's
     except OSError:
         return None
-    for line in status.splitlines():
-        if line.startswith("Uid:"):
-            real, effective, saved = line.split()[1:4]
-            return int(real) if real == effective == saved else None
-    return None
+    if int(stat.rpartition(b")")[2].split()[19]) != consumer.started:
+        return None
+    ids = re.search(r"^Uid:\s+(\d+)\s+(\d+)\s+(\d+)", status, re.MULTILINE)
+    if ids is None or len(set(ids.groups())) > 1:
+        return NOBODY
+    return int(ids[1])
 
 
 class Rights:
     """Decides, and remembers whose the dead were."""
 
-    def __init__(self, directory: ProcessDirectory, owner: OwnerOf = owner_of) -> None:
-        self._directory, self._owner = directory, owner
+    def __init__(self, owner: OwnerOf = owner_of) -> None:
+        self._owner = owner
         self._owners: OrderedDict[Consumer, int] = OrderedDict()
 
     def require(self, peer: Peer, consumer: Consumer) -> None:
@@ -58,20 +65,17 @@ class Rights:
                 HTTPStatus.FORBIDDEN,
                 f"process {consumer.pid}",
                 "it is not known to be yours"
-                if owner is None
+                if owner in (None, NOBODY)
                 else "it belongs to another user, and what it spends says what it does",
                 "Ask as its user or as root.",
             )
 
     def _owner_of(self, consumer: Consumer) -> int | None:
-        owner = self._owner(consumer.pid)
-        if self._directory.identify(consumer.pid) != consumer:  # the pid is another's, or nobody's
-            return self._owners.get(consumer)
+        owner = self._owner(consumer)
         if owner is None:
-            self._owners.pop(consumer, None)
-        else:
-            self._owners[consumer] = owner
-            self._owners.move_to_end(consumer)
-            if len(self._owners) > REMEMBERED:
-                self._owners.popitem(last=False)
+            return self._owners.get(consumer)
+        self._owners[consumer] = owner
+        self._owners.move_to_end(consumer)
+        if len(self._owners) > REMEMBERED:
+            self._owners.popitem(last=False)
         return owner

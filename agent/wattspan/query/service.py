@@ -45,7 +45,7 @@ class QueryService:
     ) -> None:
         self._past, self._directory, self._clock = past, directory, clock
         self._host, self._version = host, version
-        self._rights = Rights(directory, owner)
+        self._rights = Rights(owner)
         self._sleep = sleep
         self._started = clock.monotonic()
         self._waiting = 0

@@ -1,0 +1,191 @@
+"""``wattspan measure -- CMD``: what a command spends, as ``perf stat`` tells what it does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from wattspan.cli.duration import DurationType
+from wattspan.cli.emulated import emulate_option, emulation_flags
+from wattspan.cli.options import config_options, json_option, load_configuration
+from wattspan.model import SECOND, Consumer
+from wattspan.ports import WattspanError
+from wattspan.settings import Duration
+
+if TYPE_CHECKING:
+    from wattspan.cli.measure_data import Result, Run
+    from wattspan.cli.measure_meter import Meter
+    from wattspan.cli.options import Loaded
+    from wattspan.config import Config, Flag
+    from wattspan.ports import Clock
+
+STRETCH = 10 * SECOND
+"""A long run is asked about piece by piece, while who belongs to whom is fresh in memory."""
+
+LAG = 4 * SECOND
+"""How far behind a piece stays, so that it has settled when it is asked about."""
+
+PATIENCE = 10.0
+"""Seconds that the last figures are waited for."""
+
+
+@click.command(
+    name="measure",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog="The exit code is the command's: 128 and the signal's number if a signal ended it, 127 "
+    "if there is no such command, 126 if it cannot be executed. Of several runs it is the first "
+    "that is not 0.",
+)
+@click.option("-r", "--repeat", type=click.IntRange(min=1), default=1, help="Run it so many times.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the figures to this file instead of standard error.",
+)
+@click.option(
+    "--interval",
+    type=DurationType(),
+    help="Measure without the running agent, and read the counters this often.",
+)
+@click.option("--alone", is_flag=True, help="Measure without the running agent.")
+@config_options
+@json_option
+@emulate_option
+@click.argument("words", metavar="CMD [ARGS]...", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def command(
+    context: click.Context,
+    words: tuple[str, ...],
+    repeat: int,
+    output: Path | None,
+    interval: Duration | None,
+    alone: bool,
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+    emulate: str | None,
+) -> None:
+    """Run a command and say what it spends: its processes, and the host's devices meanwhile.
+
+    A running agent is asked, which any user may do for commands of their own. Without one the
+    counters are read for the time, which needs the rights for it: `wattspan doctor` tells.
+    """
+    from wattspan.clock import SystemClock
+
+    clock = SystemClock()
+    if output is not None:
+        _refuse_unwritable(output)
+    loaded = load_configuration(config_file, settings, _flags(interval, emulate))
+    alone = alone or interval is not None or bool(loaded.config.emulation.profile)
+    with _meter(loaded, clock, alone=alone) as meter:
+        result = measure(words, repeat, meter, clock)
+    text = _text(result, as_json=as_json)
+    if output is None:
+        click.echo(text, err=True)
+    else:
+        output.write_text(text + "\n", encoding="utf-8")
+    context.exit(next((run.code for run in result.runs if run.code), 0))
+
+
+def measure(words: Sequence[str], repeat: int, meter: Meter, clock: Clock) -> Result:
+    """Run ``words`` so many times, or until somebody interrupts it."""
+    from wattspan.cli.measure_data import Result
+
+    runs: list[Run] = []
+    while len(runs) < repeat and not (runs and runs[-1].interrupted):
+        runs.append(_one(words, meter, clock))
+    return Result(words, runs, meter.about, (meter.note,) if meter.note else ())
+
+
+def _one(words: Sequence[str], meter: Meter, clock: Clock) -> Run:
+    from wattspan.cli.measure_child import run
+    from wattspan.cli.measure_data import Run
+
+    told, since = Run(), 0
+
+    def meanwhile(whom: Consumer, start: int) -> None:
+        nonlocal since
+        begin, end = max(since, start), clock.monotonic() - LAG
+        if end > begin:
+            piece = meter.read(whom, begin, end, 0.0)
+            if piece.complete:  # else it is asked about with the next
+                told.add(piece)
+                since = end
+
+    ended = run(words, clock, begun=meter.watch, meanwhile=meanwhile, every=STRETCH)
+    told.add(meter.read(ended.whom, max(since, ended.start), ended.end, PATIENCE))
+    told.seconds = (ended.end - ended.start) / 1e9
+    told.cpu_seconds, told.code = ended.cpu_seconds, ended.code
+    told.interrupted = ended.interrupted
+    return told
+
+
+@contextlib.contextmanager
+def _meter(loaded: Loaded, clock: Clock, *, alone: bool) -> Iterator[Meter]:
+    """The running agent, or one of our own."""
+    from wattspan.cli.measure_meter import AgentMeter, own_meter
+    from wattspan.client.errors import AgentUnavailableError
+
+    why = ""
+    if not alone:
+        try:
+            meter = AgentMeter(_run_directories(loaded.config))
+        except AgentUnavailableError as error:
+            why = f"{error} Nor can it be measured without an agent. "
+        else:
+            yield meter
+            return
+    with own_meter(loaded, clock, _tell, why) as own:
+        yield own
+
+
+def _run_directories(config: Config) -> tuple[str, ...]:
+    """Where an agent may be: where the environment says, or the configuration, or as usual."""
+    from wattspan.client.agent import run_directories
+
+    usual = tuple(run_directories())
+    return usual if os.environ.get("WATTSPAN_RUN_DIR") else (config.agent.run_dir, *usual)
+
+
+def _tell(sentence: str) -> None:
+    click.echo(f"wattspan: {sentence}", err=True)
+
+
+def _flags(interval: Duration | None, emulate: str | None) -> dict[str, Flag]:
+    """What an agent of our own is set to: it keeps nothing and serves nobody."""
+    from wattspan.config import Flag
+
+    flags = {
+        "store.enabled": Flag("measure", False),
+        "spans.enabled": Flag("measure", False),
+        **emulation_flags(emulate),
+    }
+    return (
+        flags if interval is None else flags | {"agent.interval": Flag("--interval", str(interval))}
+    )
+
+
+def _text(result: Result, *, as_json: bool) -> str:
+    if as_json:
+        return json.dumps(result.plain(), indent=2, ensure_ascii=False)
+    from wattspan.cli.measure_text import lines
+
+    return "\n".join(lines(result))
+
+
+def _refuse_unwritable(output: Path) -> None:
+    """WattspanError if the figures could not be written: told before the command runs."""
+    try:
+        output.open("a", encoding="utf-8").close()
+    except OSError as error:
+        raise WattspanError(
+            f"Cannot write {output}: {(error.strerror or str(error)).lower()}. "
+            "Give another file with --output."
+        ) from None

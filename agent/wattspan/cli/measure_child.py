@@ -1,0 +1,166 @@
+"""Running somebody's command as a shell would: its terminal, its signals, its exit code."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from wattspan.model import Consumer
+from wattspan.ports import Clock, WattspanError
+from wattspan.processes.procfs import ProcFs
+
+_OF_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_ENDING = (*_OF_THE_TERMINAL, signal.SIGTERM, signal.SIGHUP)
+
+
+class NotFoundError(WattspanError):
+    """There is no such command."""
+
+    exit_code = 127
+
+
+class NotRunnableError(WattspanError):
+    """The command is there and cannot be executed."""
+
+    exit_code = 126
+
+
+class Ended(NamedTuple):
+    """One run of a command: monotonic times, and what the kernel charged it and its children."""
+
+    whom: Consumer
+    start: int
+    end: int
+    code: int  # as a shell tells it: 128 and the signal's number for one that was killed
+    cpu_seconds: float
+    interrupted: bool  # somebody pressed Ctrl-C or asked it to end
+
+
+def run(
+    command: Sequence[str],
+    clock: Clock,
+    *,
+    begun: Callable[[Consumer], object],
+    meanwhile: Callable[[Consumer, int], object],
+    every: int,
+) -> Ended:
+    """Run ``command`` to its end.
+
+    ``begun`` is told who it is as soon as it runs; ``meanwhile`` is called every so many
+    nanoseconds with the time when it began. Signals reach the command, not us.
+    """
+    with _signals() as signals:
+        start = clock.monotonic()
+        child = _spawn(command)
+        signals.child = child.pid
+        try:
+            whom = identity(child.pid)
+            begun(whom)
+            _wait(child.pid, every, lambda: meanwhile(whom, start))
+        except BaseException:
+            child.terminate()
+            raise
+        finally:
+            # Not earlier: until somebody takes note of its end, it can be asked whose it was.
+            end = clock.monotonic()
+            signals.child = None
+            _, status, used = os.wait4(child.pid, 0)
+            child.returncode = code = os.waitstatus_to_exitcode(status)
+    return Ended(
+        whom,
+        start,
+        end,
+        code if code >= 0 else 128 - code,
+        used.ru_utime + used.ru_stime,
+        signals.interrupted or -code in _ENDING,
+    )
+
+
+def identity(pid: int) -> Consumer:
+    """A process of ours by pid and start time; a child is there to be asked even after its end."""
+    procfs = ProcFs()
+    try:
+        stat = procfs.stat(pid)
+    finally:
+        procfs.close()
+    if stat is None:
+        raise WattspanError(
+            "Cannot tell one process from another: /proc is not mounted here, or hides it. "
+            "Mount it for the user that calls wattspan."
+        )
+    return Consumer(pid, stat.started)
+
+
+def _spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    try:
+        # What we were given the command is given too, descriptors included: those of make, say.
+        return subprocess.Popen(command, close_fds=False)  # noqa: S603 - it is what was asked for
+    except FileNotFoundError as error:
+        raise NotFoundError(
+            f"Cannot run {command[0]!r}: {_cause(error)}. Check its name, or write its whole path."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise NotRunnableError(
+            f"Cannot run {command[0]!r}: {_cause(error)}. It must be a program that you may run."
+        ) from None
+
+
+def _cause(error: Exception) -> str:
+    return ((isinstance(error, OSError) and error.strerror) or str(error)).lower()
+
+
+def _wait(pid: int, every: int, meanwhile: Callable[[], object]) -> None:
+    """Until the process has ended, which nobody takes note of yet."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        while not poll.poll(every / 1e6):
+            meanwhile()
+    finally:
+        os.close(descriptor)
+
+
+class _Signals:
+    """Passes on what is sent to us alone; what a terminal sends, it sends to the command too."""
+
+    def __init__(self) -> None:
+        self.child: int | None = None
+        self.interrupted = False
+
+    def handle(self, number: int, frame: object) -> None:
+        self.interrupted |= number in _ENDING
+        if self.child is not None and not (number in _OF_THE_TERMINAL and _in_the_foreground()):
+            os.kill(self.child, number)  # ours until we take note of its end, so nobody else's
+
+
+@contextmanager
+def _signals() -> Iterator[_Signals]:
+    """Outlive the signals that are the command's. It inherits none of this: handlers reset."""
+    signals = _Signals()
+    numbers = [
+        number
+        for number in (*_OF_THE_TERMINAL, *_PASSED_ON)
+        if signal.getsignal(number) is not signal.SIG_IGN  # as under nohup: the command's as well
+    ]
+    before = {number: signal.signal(number, signals.handle) for number in numbers}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _in_the_foreground() -> bool:
+    """Whether our process group has the terminal, whose keys then reach all of the group."""
+    for stream in (sys.__stdin__, sys.__stderr__, sys.__stdout__):
+        with suppress(OSError, ValueError, AttributeError):
+            return os.tcgetpgrp(stream.fileno()) == os.getpgrp()  # type: ignore[union-attr]
+    return False

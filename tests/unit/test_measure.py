@@ -1,0 +1,244 @@
+"""`wattspan measure`: running somebody's command, and telling what it spent."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.query_server import FAR
+from wattspan.cli import measure, measure_child
+from wattspan.cli.measure_child import Ended, NotFoundError, NotRunnableError
+from wattspan.cli.measure_data import Figure, Result, Run, Sum
+from wattspan.cli.measure_text import lines
+from wattspan.client.measurement import Device, Energy, Measurement
+from wattspan.clock import SystemClock
+from wattspan.model import SECOND, Consumer
+from wattspan.testing import ManualClock
+
+
+def run(*command: str, every: int = 3600 * SECOND, **told: Any) -> Ended:
+    nothing = {"begun": lambda _: None, "meanwhile": lambda *_: None}
+    return measure_child.run(command, SystemClock(), every=every, **(nothing | told))
+
+
+def python(script: str) -> tuple[str, ...]:
+    return (sys.executable, "-S", "-c", script)
+
+
+# --------------------------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize("code", [0, 1, 42, 255])
+def test_the_exit_code_is_the_commands(code: int) -> None:
+    ended = run(*python(f"raise SystemExit({code})"))
+    assert ended.code == code
+    assert not ended.interrupted
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_an_end_by_a_signal_is_told_as_a_shell_does(number: int) -> None:
+    ended = run(*python(f"import os; os.kill(os.getpid(), {int(number)})"))
+    assert ended.code == 128 + number
+
+
+def test_a_run_has_its_times_and_its_cpu_time() -> None:
+    before = SystemClock().monotonic()
+    ended = run(*python("while __import__('time').process_time() < 0.05: pass"))
+    assert before <= ended.start < ended.end <= SystemClock().monotonic()
+    assert 0.05 <= ended.cpu_seconds <= (ended.end - ended.start) / 1e9 + 0.05
+
+
+def test_the_command_can_be_asked_about_until_its_end_is_told() -> None:
+    seen: list[Consumer] = []
+
+    def begun(consumer: Consumer) -> None:
+        os.waitid(os.P_PID, consumer.pid, os.WEXITED | os.WNOWAIT)
+        seen.append(measure_child.identity(consumer.pid))
+
+    assert run("true", begun=begun).whom == seen[0]
+
+
+def test_meanwhile_is_called_until_the_end(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def meanwhile(whom: Consumer, start: int) -> None:
+        calls.append(start)
+        if len(calls) == 3:
+            (tmp_path / "enough").touch()
+
+    wait = f"while [ ! -e {tmp_path}/enough ]; do sleep 0.01; done"
+    ended = run("sh", "-c", wait, every=SECOND // 100, meanwhile=meanwhile)
+    assert calls[:3] == [ended.start] * 3
+
+
+def test_a_fault_of_ours_ends_the_command() -> None:
+    whom: list[Consumer] = []
+
+    def begun(consumer: Consumer) -> None:
+        whom.append(consumer)
+        raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011 - our own
+        run("sleep", "1000", begun=begun)
+    assert not Path(f"/proc/{whom[0].pid}").exists()
+
+
+def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="Cannot run 'nonesuch': no such file") as error:
+        run("nonesuch")
+    assert error.value.exit_code == 127
+    plain = tmp_path / "plain"
+    plain.write_text("no program")
+    with pytest.raises(NotRunnableError, match="permission denied") as denied:
+        run(str(plain))
+    assert denied.value.exit_code == 126
+    plain.chmod(0o755)
+    with pytest.raises(NotRunnableError, match="exec format error"):
+        run(str(plain))
+    with pytest.raises(NotRunnableError, match="null byte"):
+        run("a\0b")
+
+
+# --------------------------------------------------------------------------------- long commands
+
+
+class Pieces:
+    """A meter that notes what it is asked, and answers 1 W; settled up to a given time."""
+
+    about, note = "a fake", ""
+
+    def __init__(self, settled: int = FAR) -> None:
+        self.settled = settled
+        self.asked: list[tuple[int, int]] = []
+
+    def watch(self, consumer: Consumer) -> None:
+        pass
+
+    def read(self, consumer: Consumer, start: int, end: int, wait: float) -> Measurement:
+        self.asked.append((start, end))
+        return spent((end - start) / 1e9, complete=end <= self.settled)
+
+
+def spent(seconds: float, *, complete: bool = True, gpu: float | None = None) -> Measurement:
+    cpu = Energy({"cpu": seconds}, {"cpu": 0.5}, 1.0)
+    devices = (
+        Device("package-0", "cpu", "package-0", seconds, 0.5, 1.0, "measured"),
+        Device("GPU-0", "gpu", "GPU 0", gpu, gpu, 1.0, "measured"),
+    )
+    how = {"cpu": "measured", "gpu": "measured"}
+    return Measurement(seconds, cpu, cpu, cpu, devices, how, False, complete, "testhost")
+
+
+def test_a_long_run_is_asked_about_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, meter = ManualClock(), Pieces()
+    start = clock.monotonic()
+
+    def long(
+        command: object, clock: ManualClock, *, begun: Any, meanwhile: Any, every: int
+    ) -> Ended:
+        for _ in range(3):
+            clock.advance(ns=every)
+            meanwhile(Consumer(5, 5), start)
+        clock.advance(1)
+        return Ended(Consumer(5, 5), start, clock.monotonic(), 0, 0.5, False)
+
+    monkeypatch.setattr(measure_child, "run", long)
+    result = measure.measure(["sleep"], 1, meter, clock)
+    edges = [
+        start,
+        start + 6 * SECOND,
+        start + 16 * SECOND,
+        start + 26 * SECOND,
+        start + 31 * SECOND,
+    ]
+    assert meter.asked == list(itertools.pairwise(edges))
+    assert result.last.command.joules == {"cpu": pytest.approx(31.0)}
+    assert result.last.command.uncertainty == {"cpu": 0.5}
+    assert result.coverage == 1.0
+
+    # a piece that has not settled is asked about with the next
+    meter = Pieces(settled=start)
+    clock = ManualClock()
+    measure.measure(["sleep"], 1, meter, clock)
+    assert {begin for begin, _ in meter.asked} == {start}
+
+
+# ------------------------------------------------------------------------------------- the table
+
+
+def a_run(*pieces: Measurement, **facts: Any) -> Run:
+    one = Run(seconds=sum(piece.seconds for piece in pieces), cpu_seconds=0.25, **facts)
+    for piece in pieces:
+        one.add(piece)
+    return one
+
+
+def shown(*runs: Run, notes: tuple[str, ...] = ()) -> str:
+    return "\n".join(lines(Result(["train", "a b"], runs, "a fake", notes)))
+
+
+def test_the_table_tells_energy_doubt_power_and_provenance() -> None:
+    text = shown(a_run(spent(2.0, gpu=50.0)))
+    assert "Energy of `train 'a b'` on testhost:" in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["cpu", "2.00", "J", "0.50", "J", "1.0", "W", "measured"] in rows
+    assert ["gpu", "GPU", "0", "50.0", "J", "50.0", "J", "25.0", "W", "measured"] in rows
+    assert "2.000 s elapsed, 0.250 s of CPU time" in text
+    assert "EMULATED" not in text
+    assert "stdev" not in text
+
+
+def test_several_runs_are_told_by_mean_and_spread() -> None:
+    text = shown(a_run(spent(1.0)), a_run(spent(3.0), code=5))
+    rows = [line.split() for line in text.splitlines()]
+    assert ["cpu", "2.00", "J", "±70.7%", "0.50", "J", "1.0", "W", "measured"] in rows
+    assert "2.000 s (±70.7%) elapsed, 0.250 s (±0.0%) of CPU time; means of 2 runs" in text
+    assert "exit code 5" in text
+
+
+def test_what_is_not_known_is_a_dash() -> None:
+    rows = [line.split() for line in shown(a_run(spent(2.0))).splitlines()]
+    assert ["gpu", "GPU", "0", "-", "-", "-", "W", "measured"] in rows
+    assert ["gpu", "-", "-", "-", "W", "measured"] in rows  # the command's
+
+
+def test_an_emulated_host_is_called_so() -> None:
+    emulated = spent(1.0)._replace(emulated=True, provenance={"cpu": "emulated"})
+    assert "EMULATED HOST: these figures are true of no machine" in shown(a_run(emulated))
+
+
+def test_what_was_not_measured_is_told() -> None:
+    half = Energy({"cpu": 1.0}, {}, 0.5)
+    partial = spent(2.0, complete=False)._replace(joules=half)
+    text = shown(a_run(partial), notes=("A note.",))
+    assert "Only 50.0% of the time was measured" in text
+    assert "had not settled" in text
+    assert "A note." in text
+
+
+def test_a_command_that_would_paint_the_terminal_is_shown_clean() -> None:
+    text = "\n".join(lines(Result(["\x1b[31m" + "x" * 200], [a_run(spent(1.0))], "a fake")))
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_mean_is_known_if_all_of_it_is() -> None:
+    assert Figure.of([1.0, 3.0]) == Figure(2.0, pytest.approx(2**0.5))
+    assert Figure.of([1.0]) == Figure(1.0, None)
+    assert Figure.of([1.0, None]) == Figure.of([]) == Figure(None, None)
+
+
+def test_stretches_add_up_and_their_inner_edges_leave_no_doubt() -> None:
+    whole = Sum()
+    whole.include(Energy({"cpu": 1.0}, {"cpu": 0.3}, 1.0), 2.0)
+    whole.include(Energy({"cpu": 2.0, "gpu": 5.0}, {"cpu": 0.1, "gpu": 1.0}, 0.5), 2.0)
+    assert whole.joules == {"cpu": 3.0, "gpu": 5.0}
+    assert whole.uncertainty == {"cpu": 0.3, "gpu": 1.0}
+    assert whole.coverage(4.0) == 0.75
+    assert Sum().total is None
