@@ -19,12 +19,14 @@ from wattspan.store.breakdown import break_down, by_kind
 from wattspan.store.deltas import PROCESS
 from wattspan.store.places import store_path
 from wattspan.store.query import Extract, Nothing, extract
+from wattspan.store.span_deltas import SPAN
 
 _KINDS: dict[str, tuple[str, ...]] = {
     PROCESS: (PROCESS,),
     "group": tuple(GroupKind),
     "kind": tuple(GroupKind),
     "domain": (),
+    SPAN: (SPAN,),
 } | {kind.value: (kind,) for kind in GroupKind}
 
 _LINES = 20
@@ -58,7 +60,8 @@ def _moment(_context: click.Context, _option: click.Parameter, text: str | None)
     type=click.Choice(list(_KINDS)),
     default=PROCESS,
     show_default=True,
-    help="Whose energy: `group` is every kind of group, `kind` how much each kind holds.",
+    help="Whose energy: `group` is every kind of group, `kind` how much each kind holds, `span` "
+    "the spans of instrumented applications, with joules a call and a token.",
 )
 @click.option("--hw-type", type=click.Choice([t.value for t in HwType]), help="Only this hardware.")
 @click.option(
@@ -124,10 +127,7 @@ def command(
     if as_json:
         echo_json(report_data.facts(path, by, found, breakdown))
     elif as_csv:
-        rows = (
-            report_data.domain_rows(found) if by == "domain" else report_data.line_rows(breakdown)
-        )
-        click.echo(report_data.csv_text(rows), nl=False)
+        click.echo(report_data.csv_text(report_data.rows(by, found, breakdown)), nl=False)
     else:
         click.echo("\n".join(report_text.render(path, by, found, breakdown, unit)))
 
@@ -147,6 +147,7 @@ def _only(found: Extract, hw_type: HwType) -> Extract:
         found,
         domains=tuple(domain for domain in found.domains if domain.hw_type is hw_type),
         owners={owner: e for owner, e in found.owners.items() if owner.hw_type is hw_type},
+        spans={name: use.only(hw_type) for name, use in found.spans.items()},
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from wattspan.model import Provenance
 from wattspan.store.breakdown import Breakdown, Line
 from wattspan.store.query import DomainTotal, Extract
+from wattspan.store.span_deltas import SPAN, Use
 
 
 def facts(path: Path, by: str, extract: Extract, breakdown: Breakdown) -> dict[str, Any]:
@@ -31,6 +32,29 @@ def facts(path: Path, by: str, extract: Extract, breakdown: Breakdown) -> dict[s
         "lines": [_line(line, breakdown) for line in _lines(breakdown)],
         "domains": [_domain(domain) for domain in extract.domains],
     }
+
+
+def rows(by: str, extract: Extract, breakdown: Breakdown) -> Iterator[tuple[object, ...]]:
+    """The report as a table with a heading."""
+    if by == "domain":
+        return domain_rows(extract)
+    return span_rows(breakdown) if by == SPAN else line_rows(breakdown)
+
+
+def span_rows(breakdown: Breakdown) -> Iterator[tuple[object, ...]]:
+    """A row for each line; what is no span has no calls, seconds and tokens."""
+    types = list(breakdown.provenance)
+    yield (
+        *("role", "service", "span", "calls", "seconds", "tokens_input", "tokens_output"),
+        *("energy_uj", *(f"{hw_type}_uj" for hw_type in types)),
+    )
+    for line in (*_lines(breakdown), breakdown.total):
+        use = line.use
+        did = (
+            (use.calls, use.nanoseconds / 1e9, use.tokens_in, use.tokens_out) if use else ("",) * 4
+        )
+        by_type = (line.energy.get(hw_type, 0) for hw_type in types)
+        yield line.role, line.group, line.name, *did, line.whole, *by_type
 
 
 def line_rows(breakdown: Breakdown) -> Iterator[tuple[object, ...]]:
@@ -83,7 +107,24 @@ def _line(line: Line, breakdown: Breakdown) -> dict[str, Any]:
         "energy_joules": line.whole / 1e6,
         "energy_microjoules_by_type": dict(line.energy),
         "share": line.whole / whole if whole else None,
+        **(_spans(line.use, line.whole) if line.use is not None else {}),
     }
+
+
+def _spans(use: Use, energy: int) -> dict[str, Any]:
+    tokens = use.tokens_in + use.tokens_out
+    return {
+        "calls": use.calls,
+        "seconds": use.nanoseconds / 1e9,
+        "tokens": {"input": use.tokens_in, "output": use.tokens_out},
+        "joules_per_call": _each(energy, use.calls),
+        "joules_per_token": _each(energy, tokens),
+        "joules_per_output_token": _each(energy, use.tokens_out),
+    }
+
+
+def _each(microjoules: int, parts: int) -> float | None:
+    return microjoules / 1e6 / parts if parts else None
 
 
 def _domain(domain: DomainTotal) -> dict[str, Any]:

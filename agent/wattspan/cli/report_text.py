@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wattspan.cli.figures import UNKNOWN, clean, lasting, share
+from wattspan.cli.portions import count, each
 from wattspan.model import Provenance
 from wattspan.store.breakdown import Breakdown, Line, provenance
 from wattspan.store.deltas import PROCESS
 from wattspan.store.query import DomainTotal, Extract
 from wattspan.store.schema import DAY, HOUR, MINUTE
+from wattspan.store.span_deltas import SPAN
 
 _WIDEST = 40
 
@@ -48,6 +50,15 @@ def render(
     if by == "domain":
         yield ""
         yield from _align(_domain_table(extract.domains, total, name), left=(0, 1, 2))
+    elif by == SPAN:
+        lines = [*(line for section in breakdown.sections for line in section.lines)]
+        lines += [*breakdown.besides, breakdown.total]
+        yield ""
+        yield from _align(_span_table(lines, breakdown, name), left=(0, 1))
+        if not breakdown.sections:
+            yield ""
+            yield "No span ended in this time whose energy is known: see docs/how-to/see-spans.md."
+        yield from _gaps(extract.domains)
     else:
         for section in breakdown.sections:
             lines = [*section.lines, *breakdown.besides, breakdown.total]
@@ -80,6 +91,36 @@ def _table(
         figures = [_energy(line.energy.get(hw_type, 0), unit) for hw_type in types]
         sums = (_energy(line.whole, unit),) if several else ()
         yield (_name(line.name), _name(line.group), *figures, *sums, share(line.whole, whole))
+
+
+def _span_table(
+    lines: Sequence[Line], breakdown: Breakdown, unit: str
+) -> Iterator[tuple[str, ...]]:
+    """As ``_table``, with what spans did and what each call and each token made cost."""
+    types = list(breakdown.provenance)
+    whole = breakdown.total.whole
+    several = ("total",) if len(types) > 1 else ()
+    tokens = any(line.use and line.use.tokens_in + line.use.tokens_out for line in lines)
+    told = ("tokens in", "out", "J/out") if tokens else ()
+    yield ("service", "span", "calls", *types, *several, "share", "J/call", "time", *told)
+    worst = max(breakdown.provenance.values(), key=lambda one: one.doubt, default=None)
+    labels = [breakdown.provenance[hw_type].value for hw_type in types]
+    sums = (worst.value,) if several and worst else ()
+    yield ("", "", "", *labels, *sums, "", "", "", *("" for _ in told))
+    for line in lines:
+        use, energy = line.use, line.whole
+        did: tuple[str, ...] = ("",) * (2 + len(told))
+        if use is not None:
+            did = (each(energy, use.calls), lasting(use.nanoseconds))
+            if use.tokens_in or use.tokens_out:
+                did += (count(use.tokens_in), count(use.tokens_out), each(energy, use.tokens_out))
+            did += ("",) * (2 + len(told) - len(did))
+        yield (
+            *(_name(line.group), _name(line.name), str(use.calls) if use else ""),
+            *(_energy(line.energy.get(hw_type, 0), unit) for hw_type in types),
+            *((_energy(energy, unit),) if several else ()),
+            *(share(energy, whole), *did),
+        )
 
 
 def _domain_table(

@@ -9,6 +9,7 @@ from enum import StrEnum
 from wattspan.model import GroupKind, HwType, Provenance
 from wattspan.store.deltas import PROCESS, Owner
 from wattspan.store.query import DomainTotal, Extract
+from wattspan.store.span_deltas import REST, SPAN, SpanName, SpanRole, Use, total
 
 
 class Role(StrEnum):
@@ -16,7 +17,8 @@ class Role(StrEnum):
 
     NAMED = "named"  # a process's command, a group, a kind of groups
     OTHER = "other"  # named ones that a bucket, or the report, had no room for
-    OUTSIDE = "outside"  # spent by consumers in no group of that kind
+    OUTSIDE = "outside"  # spent by consumers in no group of that kind, or while no span was open
+    EARLIER = "earlier"  # negative: spent before, by spans that ended in this time
     IDLE = "idle"
     UNATTRIBUTED = "unattributed"
     COUNTED = "counted"  # of domains whose energy is counted and never attributed
@@ -28,10 +30,11 @@ class Line:
     """So much energy, by hardware type in microjoules, in somebody's name."""
 
     role: Role
-    kind: str  # "process" or a GroupKind; "" for idle, unattributed, counted, total
+    kind: str  # "process", "span" or a GroupKind; "" for idle, unattributed, counted, total
     name: str
     energy: Mapping[HwType, int]
-    group: str = ""
+    group: str = ""  # of a span its service
+    use: Use | None = None  # what spans did for it; None of what is no span
 
     @property
     def whole(self) -> int:
@@ -63,7 +66,12 @@ def break_down(extract: Extract, kinds: Iterable[str], *, limit: int = 0) -> Bre
     """
     cover = [domain for domain in extract.domains if domain.in_cover]
     consumers = _sum((domain.hw_type, domain.consumers) for domain in cover)
-    sections = (_section(extract.owners, kind, consumers, limit) for kind in kinds)
+    sections = (
+        _span_section(extract.spans, consumers, limit)
+        if kind == SPAN
+        else _section(extract.owners, kind, consumers, limit)
+        for kind in kinds
+    )
     return Breakdown(
         sections=tuple(section for section in sections if section is not None),
         besides=tuple(line for line in _besides(cover) if line.energy),
@@ -135,6 +143,51 @@ def _section(
     if outside:
         shown.append(Line(Role.OUTSIDE, kind, f"in no {kind}", outside))
     return Section(kind, tuple(shown))
+
+
+def _span_section(
+    spans: Mapping[SpanName, Use], consumers: Mapping[HwType, int], limit: int
+) -> Section | None:
+    if not spans:
+        return None
+    lines, beyond = _greatest(
+        (
+            Line(Role.NAMED, SPAN, name.name, use.energy, name.service, use)
+            for name, use in spans.items()
+            if name.role is SpanRole.NAMED
+        ),
+        limit,
+    )
+    if rest := total([spans.get(REST, Use()), *(line.use or Use() for line in beyond)]):
+        lines.append(Line(Role.OTHER, SPAN, "other spans", rest.energy, use=rest))
+    outside, others = _greatest(
+        (
+            Line(Role.OUTSIDE, SPAN, "outside spans", use.energy, name.service)
+            for name, use in spans.items()
+            if name.role is SpanRole.OUTSIDE
+        ),
+        limit,
+    )
+    lines += outside
+    if others:
+        lines.append(Line(Role.OUTSIDE, SPAN, "outside spans", _sum(_pairs(others)), "other"))
+    claimed = _sum(_pairs(lines))
+    left = {
+        hw_type: consumers.get(hw_type, 0) - claimed.get(hw_type, 0)
+        for hw_type in HwType
+        if hw_type in consumers or hw_type in claimed
+    }
+    if unsent := {hw_type: energy for hw_type, energy in left.items() if energy > 0}:
+        lines.append(Line(Role.OUTSIDE, SPAN, "without spans", unsent))
+    if earlier := {hw_type: energy for hw_type, energy in left.items() if energy < 0}:
+        lines.append(Line(Role.EARLIER, SPAN, "of these, spent before", earlier))
+    return Section(SPAN, tuple(lines))
+
+
+def _greatest(lines: Iterable[Line], limit: int) -> tuple[list[Line], list[Line]]:
+    """The greatest lines first, no more than ``limit`` if that is not 0; and all the others."""
+    found = sorted(lines, key=lambda line: (-line.whole, line.group, line.name))
+    return found[: limit or None], found[limit:] if limit else []
 
 
 PLURAL: Mapping[str, str] = {PROCESS: "processes"} | {kind: f"{kind}s" for kind in GroupKind}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
@@ -58,6 +58,10 @@ class Use:
             min(MOST, self.tokens_in + other.tokens_in),
             min(MOST, self.tokens_out + other.tokens_out),
         )
+
+    def only(self, kind: HwType) -> Use:
+        """The same spans, of whose energy only one type is looked at."""
+        return replace(self, energy={k: e for k, e in self.energy.items() if k is kind})
 
     def __bool__(self) -> bool:
         return bool(self.calls or any(self.energy.values()))
