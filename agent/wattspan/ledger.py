@@ -41,6 +41,7 @@ from wattspan.model import (
     Reading,
     Snapshot,
     SourceHealth,
+    SpanAccounts,
     Usage,
     energy_at,
 )
@@ -248,6 +249,7 @@ class Ledger:
         gpus: tuple[GpuStatus, ...] = (),
         health: tuple[SourceHealth, ...] = (),
         stats: AgentStats | None = None,
+        spans: SpanAccounts | None = None,
     ) -> Snapshot:
         """The books as they stand, for everybody to read."""
         self._fold(now.mono)
@@ -270,6 +272,7 @@ class Ledger:
             gpus=gpus,
             health=health,
             stats=stats if stats is not None else AgentStats(now),
+            spans=spans if spans is not None else SpanAccounts(),
         )
 
     @property
@@ -369,6 +372,8 @@ class Ledger:
             processes=shot.processes,
             other=shot.other,
             retired=shot.retired,
+            spans=shot.spans.rows,
+            outside=shot.spans.outside,
         )
 
     def _open(self, opening: Opening, now: int) -> None:

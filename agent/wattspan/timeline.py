@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from wattspan.model import Attribution, Instant, Interval, Microjoules, Payer
@@ -106,6 +107,10 @@ class Timeline:
         return [
             (self._payers[shares[i]], Microjoules(shares[i + 1])) for i in range(0, len(shares), 2)
         ]
+
+    def numbers(self, payers: Iterable[Payer]) -> set[int]:
+        """The numbers by which entries know these payers; the unknown have none."""
+        return {number for one in payers if (number := self._numbers.get(one)) is not None}
 
     def _number(self, payer: Payer) -> int:
         number = self._numbers.get(payer)

@@ -58,7 +58,7 @@ class LiveAgent:
     @property
     def timeline(self) -> Timeline:
         """The agent's own; read it once the agent is stopped."""
-        return self.agent._poller._timeline
+        return self.agent.past.timeline
 
     def burn(self, cpu: int, nice: int = 0) -> int:
         """Start a process that keeps ``cpu`` as busy as it may; its pid."""

@@ -28,6 +28,7 @@ from wattspan.model import (
 )
 from wattspan.ports import Batch, ExporterError, UsageBatch
 from wattspan.runtime.agent import Agent
+from wattspan.runtime.past import RecentPast
 from wattspan.runtime.poller import Poller, SelfMeasure
 from wattspan.runtime.recorder import Recorder
 from wattspan.runtime.watch import QUIET, WatchedSource
@@ -81,7 +82,7 @@ def poller(clock: ManualClock, sources: list[object], usage: object, **rest: obj
     return Poller(
         clock,
         Ledger(Rules(), boot_id="b", now=clock.monotonic()),
-        Timeline(300 * SECOND, 10**6),
+        RecentPast(Timeline(300 * SECOND, 10**6)),
         sources,  # type: ignore[arg-type]
         usage,  # type: ignore[arg-type]
         FakeDirectory([WHO]),

@@ -24,6 +24,7 @@ from wattspan.ports import (
 )
 from wattspan.processes.opening import open_processes
 from wattspan.runtime.agent import Agent
+from wattspan.runtime.past import RecentPast
 from wattspan.runtime.poller import Poller, SelfMeasure
 from wattspan.store import Kept
 from wattspan.timeline import Timeline
@@ -72,6 +73,7 @@ def build_agent(
             emulated=emulated is not None,
             nvml=emulated.nvml() if emulated is not None else None,
             sysfs=sysfs,
+            resolution=emulated.resolution if emulated is not None else None,
         )
         opened = _open_counters(config, plugins, context, log)
         for source in opened.sources.values():
@@ -94,7 +96,7 @@ def build_agent(
         poller = Poller(
             clock,
             ledger,
-            Timeline(config.agent.history, config.agent.history_bytes),
+            RecentPast(Timeline(config.agent.history, config.agent.history_bytes)),
             tuple(opened.sources.values()),
             processes.usage,
             processes.directory,

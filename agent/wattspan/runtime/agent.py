@@ -6,14 +6,34 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from wattspan.model import Snapshot
 from wattspan.ports import Exporter, ExporterError, WattspanError
+from wattspan.runtime.past import RecentPast
 from wattspan.runtime.poller import Poller
 from wattspan.runtime.recorder import Books, Recorder
 
 STOP_WITHIN = 1.5
 """Seconds a thread is waited for. One that hangs in a driver is left behind: it is a daemon."""
+
+
+class Service(Protocol):
+    """Something that runs beside the poller, in threads of its own."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where it can be reached once started."""
+        ...
+
+    def start(self) -> None:
+        """Begin. Raises a WattspanError with one clear sentence if it cannot."""
+        ...
+
+    def stop(self) -> None: ...
 
 
 class Agent:
@@ -27,6 +47,7 @@ class Agent:
         self,
         poller: Poller,
         exporters: Sequence[Exporter],
+        services: Sequence[Service] = (),
         *,
         books: Books | None = None,
         record_every: int = 5 * 10**9,
@@ -34,6 +55,7 @@ class Agent:
     ) -> None:
         self._poller = poller
         self._exporters = exporters
+        self._services = services
         self._books = books
         self._recorder = None if books is None else Recorder(books, poller.checkpoint)
         self._record_every = record_every
@@ -44,6 +66,7 @@ class Agent:
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._started: list[Exporter] = []
+        self._serving: list[Service] = []
         self.failure: BaseException | None = None
 
     @property
@@ -51,9 +74,15 @@ class Agent:
         return self._poller.view
 
     @property
+    def past(self) -> RecentPast:
+        """What was spent in stretches of the recent past; implements ports.Past."""
+        return self._poller.past
+
+    @property
     def addresses(self) -> tuple[str, ...]:
-        """Where the started exporters can be reached."""
-        return tuple(one.address for one in self._started if one.address is not None)
+        """Where the started exporters and services can be reached."""
+        exporters = tuple(one.address for one in self._started if one.address is not None)
+        return exporters + tuple(each for one in self._serving for each in one.addresses)
 
     def start(self) -> None:
         """Begin. An exporter that cannot start is passed on, after those started are stopped."""
@@ -62,6 +91,9 @@ class Agent:
             self._poller.publish()
             for exporter in self._exporters:
                 self._open(exporter)
+            for service in self._services:
+                service.start()
+                self._serving.append(service)
         except BaseException:
             self.stop()
             raise
@@ -101,6 +133,9 @@ class Agent:
         """End everything, and keep what was measured, whatever of it fails. Again: nothing."""
         if self._stop.is_set():
             return
+        # What runs beside the poller ends while energy still settles for it.
+        for service in reversed(self._serving):
+            self._attempt(f"service {service.name!r}", service.stop)
         self._stop.set()
         for thread in self._threads:
             thread.join(STOP_WITHIN)

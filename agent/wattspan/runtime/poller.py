@@ -23,13 +23,14 @@ from wattspan.model import (
     PayerInfo,
     Snapshot,
     SourceHealth,
+    SpanAccounts,
     Trouble,
     Usage,
 )
 from wattspan.ports import Clock, CounterSource, ProcessDirectory, UsageBatch, UsageSource
+from wattspan.runtime.past import RecentPast
 from wattspan.runtime.ticker import Ticker
 from wattspan.runtime.watch import WatchedSource
-from wattspan.timeline import Timeline
 
 PUBLISH_EVERY = SECOND // 2
 
@@ -49,7 +50,7 @@ class Poller:
         self,
         clock: Clock,
         ledger: Ledger,
-        timeline: Timeline,
+        past: RecentPast,
         sources: Sequence[CounterSource],
         usage: UsageSource,
         directory: ProcessDirectory,
@@ -63,7 +64,7 @@ class Poller:
     ) -> None:
         self._clock = clock
         self._ledger = ledger
-        self._timeline = timeline
+        self.past = past
         self._sources = [WatchedSource(source, clock) for source in sources]
         self._usage = usage
         self._directory = directory
@@ -83,6 +84,7 @@ class Poller:
         self._checkpoint: Opening | None = None
         self._any_settled = False
         self.exporter_drops: Callable[[], dict[str, int]] = dict
+        self.span_accounts: Callable[[], SpanAccounts] = SpanAccounts
         self._snapshot = ledger.snapshot(self._started, host, stats=AgentStats(self._started))
 
     def view(self) -> Snapshot:
@@ -107,11 +109,13 @@ class Poller:
             if self._domains.get(position) is not batch.domains:
                 self._domains[position] = batch.domains
                 self._ledger.register(source.source.name, batch.domains)
+                self.past.register(batch.domains)
             self._ledger.read(batch.readings)
             self._gpus[position] = batch.gpus
             usages.extend(batch.usages)
         did = self._poll_usage()
         self._ledger.meet(did.infos)
+        self.past.meet(did.infos)
         self._introduce(usages)
         self._ledger.use(did.usages)
         self._ledger.use(usages)
@@ -119,8 +123,7 @@ class Poller:
             self._ledger.leave(did.exited, self._clock.now())
         now = self._clock.now()
         settled = self._ledger.settle(now)
-        for attribution in settled:
-            self._timeline.add(attribution)
+        self.past.add(settled, now)
         first = bool(settled) and not self._any_settled
         if first or now.mono - self._published >= PUBLISH_EVERY:
             self._any_settled |= first
@@ -153,9 +156,10 @@ class Poller:
                 processes=self._processes,
                 late_usages=self._ledger.late_usages,
                 unnamed_groups=self._ledger.unnamed_groups,
-                dropped_history=self._timeline.dropped,
+                dropped_history=self.past.timeline.dropped,
                 exporter_drops=self.exporter_drops(),
             ),
+            spans=self.span_accounts(),
         )
         if self._checkpoint_every is not None:
             books = self._ledger.close(now, snapshot)
@@ -216,6 +220,7 @@ class Poller:
                     if info is not None:
                         strangers[payer] = info
         self._ledger.meet(strangers.values())
+        self.past.meet(strangers.values())
 
     def _describe(self, payer: Payer) -> PayerInfo | None:
         return self._directory.describe(payer) if isinstance(payer, Consumer) else None

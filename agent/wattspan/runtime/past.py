@@ -1,0 +1,258 @@
+"""The recent past, for everybody who asks about a stretch of it.
+
+The poller adds what has settled; questions come from other threads. One lock, held for as long
+as an answer takes, keeps them apart.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+
+from wattspan.model import (
+    SECOND,
+    Attribution,
+    Consumer,
+    Domain,
+    Instant,
+    Interval,
+    Payer,
+    PayerInfo,
+)
+from wattspan.profiles import EnergyProfile
+from wattspan.spans import Spent
+from wattspan.timeline import Entry, Timeline
+
+PATIENCE = 5 * SECOND
+"""A domain that has not settled for so long is not waited for: it is gone, or its driver hangs."""
+
+REMEMBERED = 20_000
+"""Processes whose parent is remembered, so that a family can be told after its members' end."""
+
+BACKFILL = 60 * SECOND
+"""How far back a newly watched process is looked up: spans are sent seconds after their end."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    own: EnergyProfile
+    family: EnergyProfile | None  # kept only where somebody asked for it
+    members: set[Payer]
+    samples: Callable[[], Iterable[tuple[int, int]]] | None = None
+
+
+@dataclass(slots=True)
+class _Kin:
+    """Who descends from whom, as far as was told; the longest unheard of are forgotten."""
+
+    parents: OrderedDict[Consumer, int] = field(default_factory=OrderedDict)
+
+    def meet(self, info: PayerInfo) -> None:
+        if isinstance(info.payer, Consumer) and info.parent is not None:
+            self.parents[info.payer] = info.parent
+            self.parents.move_to_end(info.payer)
+            if len(self.parents) > REMEMBERED:
+                self.parents.popitem(last=False)
+
+    def family(self, root: Consumer) -> set[Payer]:
+        """``root`` and its descendants. A pid used again is not mistaken: no child is older."""
+        children: dict[int, list[Consumer]] = {}
+        for consumer, parent in self.parents.items():
+            children.setdefault(parent, []).append(consumer)
+        found: set[Payer] = {root}
+        rest = [root]
+        while rest:
+            one = rest.pop()
+            for child in children.get(one.pid, ()):
+                if child not in found and child.started >= one.started:
+                    found.add(child)
+                    rest.append(child)
+        return found
+
+
+class RecentPast:
+    """Implements ports.Past over the timeline; the poller calls ``meet`` and ``add``."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.lock = threading.RLock()
+        self._domains: dict[str, Domain] = {}
+        self._devices: dict[str, EnergyProfile] = {}
+        self._watched: dict[Consumer, _Watched] = {}
+        self._kin = _Kin()
+        self._now = 0
+
+    # ------------------------------------------------------------------------- for the poller
+
+    def register(self, domains: Iterable[Domain]) -> None:
+        """Learn of domains, or of their changed properties."""
+        with self.lock:
+            self._domains |= {domain.id: domain for domain in domains if domain.in_cover}
+
+    def meet(self, infos: Iterable[PayerInfo]) -> None:
+        """Learn who payers are, before what they spend settles."""
+        with self.lock:
+            for info in infos:
+                self._kin.meet(info)
+                if self._watched and isinstance(info.payer, Consumer) and info.parent is not None:
+                    for watched in self._watched.values():
+                        if watched.family is not None and any(
+                            isinstance(one, Consumer)
+                            and one.pid == info.parent
+                            and one.started <= info.payer.started
+                            for one in watched.members
+                        ):
+                            watched.members.add(info.payer)
+
+    def add(self, settled: Sequence[Attribution], now: Instant) -> None:
+        """Append what has settled, in order of time for each domain."""
+        with self.lock:
+            self._now = now.mono
+            for watched in self._watched.values():
+                if watched.samples is not None:
+                    for mono, cpu in watched.samples():
+                        watched.own.sample(mono, cpu)
+            for attribution in settled:
+                self.timeline.add(attribution)
+                self._tell_device(attribution.interval)
+                if self._watched:
+                    self._tell_watched(attribution)
+
+    def _tell_device(self, interval: Interval) -> None:
+        domain = self._domains.get(interval.domain_id)
+        if domain is None:
+            return
+        device = self._devices.get(domain.id)
+        if device is None:
+            device = self._devices[domain.id] = EnergyProfile()
+        noise = _step_energy(domain, interval)
+        device.add(domain.id, domain.hw_type, interval, interval.energy, noise)
+
+    def _tell_watched(self, attribution: Attribution) -> None:
+        interval = attribution.interval
+        domain = self._domains.get(interval.domain_id)
+        if domain is None:
+            return
+        step = _step_energy(domain, interval)
+        active = max(1, interval.energy - attribution.idle)
+        shares = dict(attribution.shares)
+        for consumer, watched in self._watched.items():
+            own = shares.get(consumer, 0)
+            noise = step * own // active
+            watched.own.add(domain.id, domain.hw_type, interval, own, noise)
+            if watched.family is None:
+                continue
+            if len(watched.members) > 1:
+                own = sum(shares[one] for one in watched.members & shares.keys())
+                noise = step * own // active
+            watched.family.add(domain.id, domain.hw_type, interval, own, noise)
+
+    # ----------------------------------------------------------------------------- for others
+
+    def settled(self) -> int:
+        """Every domain that still answers is settled up to here."""
+        with self.lock:
+            ends = [
+                mark.mono
+                for domain_id, domain in self._domains.items()
+                if domain.resource is not None
+                and (mark := self.timeline.watermark(domain_id)) is not None
+            ]
+            fresh = [end for end in ends if self._fresh(end)]
+            return min(fresh or ends or [0])
+
+    def _fresh(self, settled: int) -> bool:
+        return self._now - settled < PATIENCE
+
+    def domains(self) -> Mapping[str, Domain]:
+        """The cover's attributed domains, by id."""
+        with self.lock:
+            return {key: one for key, one in self._domains.items() if one.resource is not None}
+
+    def device(self, domain_id: str, start: int, end: int) -> Spent:
+        """What one device spent, whoever caused it."""
+        with self.lock:
+            profile = self._devices.get(domain_id)
+            return profile.between(start, end) if profile is not None else Spent({}, {}, 0)
+
+    def watch(
+        self,
+        consumer: Consumer,
+        *,
+        family: bool = False,
+        samples: Callable[[], Iterable[tuple[int, int]]] | None = None,
+    ) -> EnergyProfile:
+        """Keep what ``consumer`` spends, and with ``family`` what its descendants do.
+
+        ``samples`` yields its CPU clock at finer times, new ones at each call. The profile may
+        be read with the lock held.
+        """
+        with self.lock:
+            since = self._now - BACKFILL
+            watched = self._watched.get(consumer)
+            if watched is None:
+                own = self._profile({consumer}, since, self._now)
+                watched = self._watched[consumer] = _Watched(own, None, {consumer})
+            if family and watched.family is None:
+                watched.members = self._kin.family(consumer)
+                watched.family = self._profile(watched.members, since, self._now)
+            if samples is not None:
+                watched.samples = samples
+            return watched.own
+
+    def forget(self, consumer: Consumer) -> None:
+        """Nobody asks about ``consumer`` any more."""
+        with self.lock:
+            self._watched.pop(consumer, None)
+
+    @property
+    def watched(self) -> tuple[Consumer, ...]:
+        with self.lock:
+            return tuple(self._watched)
+
+    def process(self, consumer: Consumer, start: int, end: int, *, family: bool = False) -> Spent:
+        """What a process spent; with ``family``, and whatever descends from it."""
+        with self.lock:
+            watched = self._watched.get(consumer)
+            if watched is not None:
+                profile = watched.family if family else watched.own
+                if profile is not None and profile.watermark and profile.horizon <= start:
+                    return profile.between(start, end)
+            members: set[Payer] = self._kin.family(consumer) if family else {consumer}
+            profile = self._profile(members, start - SECOND, end + SECOND)
+            profile.finish()
+            return profile.between(start, end)
+
+    def _profile(self, members: set[Payer], start: int, end: int) -> EnergyProfile:
+        """What the timeline still knows of some payers together."""
+        profile = EnergyProfile()
+        numbers = self.timeline.numbers(members)
+        found: list[tuple[int, Domain, Entry]] = []
+        for domain_id, domain in self._domains.items():
+            entries = self.timeline.entries(domain_id, start, end)
+            found += [(entry.interval.end.mono, domain, entry) for entry in entries]
+            mark = self.timeline.watermark(domain_id)
+            if domain.resource is not None and mark is not None and self._fresh(mark.mono):
+                since = entries[0].interval.start.mono if entries else mark.mono
+                profile.expect(domain_id, domain.hw_type, since)
+        found.sort(key=itemgetter(0))  # a profile does not wait for ever for one domain
+        for _, domain, entry in found:
+            own = _shares_of(entry, numbers)
+            step = _step_energy(domain, entry.interval)
+            active = max(1, entry.interval.energy - entry.idle)
+            noise = step * own // active
+            profile.add(domain.id, domain.hw_type, entry.interval, own, noise)
+        return profile
+
+
+def _shares_of(entry: Entry, numbers: set[int]) -> int:
+    shares = entry.shares
+    return sum(shares[i + 1] for i in range(0, len(shares), 2) if shares[i] in numbers)
+
+
+def _step_energy(domain: Domain, interval: Interval) -> int:
+    """What the counter's last step may have put on the wrong side of an edge, in microjoules."""
+    return interval.energy * domain.resolution // max(1, interval.duration)

@@ -1,0 +1,151 @@
+"""The recent past answers about any stretch of it, from what the poller added."""
+
+from __future__ import annotations
+
+import pytest
+
+from wattspan.model import (
+    MILLISECOND,
+    SECOND,
+    Attribution,
+    Consumer,
+    Domain,
+    HwType,
+    Instant,
+    Interval,
+    Microjoules,
+    PayerInfo,
+    Provenance,
+    Share,
+)
+from wattspan.runtime.past import BACKFILL, PATIENCE, RecentPast
+from wattspan.timeline import Timeline
+
+CPU = Domain("cpu0", HwType.CPU, "package-0", "fake", Provenance.MEASURED, resource="cpu")
+GPU = Domain("gpu0", HwType.GPU, "gpu", "fake", Provenance.MEASURED, resource="gpu")
+SHELL, CHILD, GRANDCHILD, STRANGER = (Consumer(pid, 100 + pid) for pid in (10, 11, 12, 13))
+TICK = 100 * MILLISECOND
+
+
+class Host:
+    """Two domains whose energy is settled tick by tick; each process spends 1 mJ a tick."""
+
+    def __init__(self, *domains: Domain) -> None:
+        self.past = RecentPast(Timeline(300 * SECOND, 10**7))
+        self.past.register(domains)
+        self.domains = domains
+        self.now = 1000 * SECOND
+
+    def run(self, ticks: int, payers: tuple[Consumer, ...], silent: tuple[Domain, ...] = ()) -> int:
+        """Let time go on; the monotonic time at which it began."""
+        began = self.now
+        for _ in range(ticks):
+            start, self.now = self.now, self.now + TICK
+            energy = 1000 * len(payers) + 500
+            settled = [
+                Attribution(
+                    Interval(d.id, Instant(start, 0), Instant(self.now, 0), Microjoules(energy)),
+                    tuple(Share(payer, Microjoules(1000)) for payer in payers),
+                    Microjoules(500),
+                    Microjoules(0),
+                )
+                for d in self.domains
+                if d not in silent
+            ]
+            self.past.add(settled, Instant(self.now, 0))
+        return began
+
+
+def family() -> list[PayerInfo]:
+    return [
+        PayerInfo(SHELL, "sh", parent=1),
+        PayerInfo(CHILD, "make", parent=SHELL.pid),
+        PayerInfo(GRANDCHILD, "cc", parent=CHILD.pid),
+        PayerInfo(STRANGER, "top", parent=1),
+    ]
+
+
+def test_a_device_is_asked_for_all_it_spent() -> None:
+    host = Host(CPU)
+    start = host.run(20, (SHELL,))
+    assert host.past.device("cpu0", start, host.now).energy == {HwType.CPU: 20 * 1500}
+    assert host.past.device("no such", start, host.now).energy == {}
+
+
+def test_a_process_is_answered_for_whether_it_was_watched_or_not() -> None:
+    host = Host(CPU)
+    start = host.run(20, (SHELL, STRANGER))
+    before = host.past.process(SHELL, start + TICK, start + 11 * TICK)
+    host.past.watch(SHELL)
+    after = host.past.process(SHELL, start + TICK, start + 11 * TICK)
+    assert before.energy == after.energy == {HwType.CPU: 10_000}
+    assert before.covered == after.covered == 10 * TICK
+
+
+def test_a_family_is_the_process_and_all_that_descend_from_it() -> None:
+    host = Host(CPU)
+    host.past.meet(family())
+    start = host.run(20, (SHELL, CHILD, GRANDCHILD, STRANGER))
+    alone = host.past.process(SHELL, start, host.now)
+    whole = host.past.process(SHELL, start, host.now, family=True)
+    assert (alone.energy[HwType.CPU], whole.energy[HwType.CPU]) == (20_000, 60_000)
+
+
+def test_a_watched_family_takes_in_children_born_later() -> None:
+    host = Host(CPU)
+    host.past.meet(family()[:1])
+    start = host.run(10, (SHELL,))
+    host.past.watch(SHELL, family=True)
+    host.past.meet(family()[1:])
+    host.run(10, (SHELL, CHILD, GRANDCHILD, STRANGER))
+    whole = host.past.process(SHELL, start, host.now, family=True)
+    assert whole.energy[HwType.CPU] == 10_000 + 30_000
+
+
+def test_a_pid_used_again_makes_nobody_an_older_processs_child() -> None:
+    host = Host(CPU)
+    older = Consumer(20, SHELL.started - 50)
+    host.past.meet([*family(), PayerInfo(older, "old", parent=SHELL.pid)])
+    start = host.run(10, (SHELL, older))
+    assert host.past.process(SHELL, start, host.now, family=True).energy[HwType.CPU] == 10_000
+
+
+def test_a_watched_process_is_known_for_longer_than_the_history() -> None:
+    host = Host(CPU)
+    host.past.timeline = Timeline(2 * SECOND, 10**7)
+    host.past.watch(SHELL)
+    start = host.run(100, (SHELL,))
+    assert host.past.process(SHELL, start, host.now).energy == {HwType.CPU: 100_000}
+    host.past.forget(SHELL)
+    assert host.past.process(SHELL, start, host.now).covered < 3 * SECOND
+
+
+def test_who_is_watched_late_is_looked_up_in_the_history() -> None:
+    host = Host(CPU, GPU)
+    start = host.run(700, (SHELL,))
+    host.past.watch(SHELL)
+    spent = host.past.process(SHELL, host.now - BACKFILL, host.now)
+    assert spent.energy == {HwType.CPU: 600_000, HwType.GPU: 600_000}
+    assert host.past.process(SHELL, start, start + SECOND).energy[HwType.CPU] == 10_000
+
+
+def test_settled_waits_for_the_slower_domain_but_not_for_a_lost_one() -> None:
+    host = Host(CPU, GPU)
+    assert host.past.settled() == 0
+    host.run(10, (SHELL,))
+    both = host.now
+    host.run(10, (SHELL,), silent=(GPU,))
+    assert host.past.settled() == both
+    host.run(PATIENCE // TICK, (SHELL,), silent=(GPU,))
+    assert host.past.settled() == host.now
+
+
+def test_fine_samples_tell_when_in_an_interval_a_process_worked() -> None:
+    host = Host(CPU)
+    host.run(5, (SHELL,))
+    samples = [(host.now + i * TICK // 10, min(i, 5) * TICK // 10) for i in range(11)]
+    host.past.watch(SHELL, samples=lambda: [samples.pop(0) for _ in range(len(samples))])
+    start = host.run(1, (SHELL,))
+    host.run(30, (SHELL,))
+    first = host.past.process(SHELL, start, start + TICK // 2).energy[HwType.CPU]
+    assert first == pytest.approx(1000, rel=0.01)
