@@ -31,12 +31,12 @@ class SpanAgent:
         **settings: object,
     ) -> None:
         """Start it. ``settings`` as in a configuration, with ``__`` for dots."""
-        self.run_dir = folder / "run"
+        self.run_dir, self.state_dir = folder / "run", folder / "state"
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.http_port, self.metrics_port = _free_port(), _free_port()
         chosen: dict[str, object] = {
             "agent.run_dir": self.run_dir,
-            "agent.state_dir": folder / "state",
+            "agent.state_dir": self.state_dir,
             "store.enabled": "false",
             "exporters.prometheus.listen": f"127.0.0.1:{self.metrics_port}",
             "spans.http": f"127.0.0.1:{self.http_port}",

@@ -291,7 +291,7 @@ def send(path: str, spans: Sequence[dict[str, Any]]) -> None:
                                 "traceId": span["trace"],
                                 "spanId": span["id"],
                                 "parentSpanId": span["parent"],
-                                "name": f"{span['kind']} {span['seconds']} s",
+                                "name": span.get("name") or f"{span['kind']} {span['seconds']} s",
                                 "kind": 1,
                                 "startTimeUnixNano": str(span["start"]),
                                 "endTimeUnixNano": str(span["end"]),

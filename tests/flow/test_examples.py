@@ -1,0 +1,252 @@
+"""The applications of ``examples/``, unmodified, beside a real agent on an emulated host."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from benchmarks.span_agent import SpanAgent
+
+from support.apps import EXAMPLES, app_environment, node_sources
+from support.program import wattspan
+from support.requirements import APPS
+from support.waiting import eventually
+
+pytestmark = [pytest.mark.slow]
+
+INSTRUMENT = str(APPS.parent / "opentelemetry-instrument")
+FLASK = """
+from flask import Flask
+app = Flask(__name__)
+
+@app.get("/sum/<int:n>")
+def total(n):
+    return str(sum(i * i for i in range(n)))
+"""
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanAgent]:
+    folder = tmp_path_factory.mktemp("agent")
+    with SpanAgent(folder, store__enabled="true", store__interval="1s") as running:
+        yield running
+
+
+def three_variables(agent: SpanAgent, service: str) -> dict[str, str]:
+    """All that a user of ``opentelemetry-instrument`` sets."""
+    return {
+        "OTEL_SERVICE_NAME": service,
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{agent.http_port}",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+    }
+
+
+@contextmanager
+def served(command: list[str], folder: Path, port: int, **environ: str) -> Iterator[str]:
+    """A web server of an example, once it listens; its address. It ends as by Ctrl-C."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=app_environment(**environ),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+
+        def listens() -> bool:
+            if process.poll() is not None:
+                assert process.stderr is not None
+                raise AssertionError(f"it ended: {process.stderr.read()}")
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)
+            except urllib.error.HTTPError:
+                return True
+            except OSError:
+                return False
+            return True
+
+        eventually(listens, "the example serves", within=40)
+        yield f"http://127.0.0.1:{port}"
+        process.send_signal(signal.SIGINT)  # what has not been sent yet is sent at the end
+        process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def fetch(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+def joules(agent: SpanAgent, service: str, name: str, hw_type: str = "cpu") -> float:
+    return agent.total(
+        "wattspan_span_energy_joules_total", service_name=service, span_name=name, hw_type=hw_type
+    )
+
+
+def spans(agent: SpanAgent, service: str, name: str) -> float:
+    return agent.total("wattspan_spans_total", service_name=service, span_name=name)
+
+
+def come_in(agent: SpanAgent, service: str, name: str, count: int) -> None:
+    eventually(lambda: spans(agent, service, name) >= count, f"{count} x {name}", within=30)
+
+
+@pytest.mark.needs_apps
+@pytest.mark.parametrize("side_channel", [False, True])
+def test_an_unmodified_fastapi_service_appears_by_endpoint(
+    agent: SpanAgent, free_port: Callable[[], int], side_channel: bool
+) -> None:
+    port, service = free_port(), f"shop-{side_channel}"
+    environ = three_variables(agent, service)
+    if side_channel:
+        environ["WATTSPAN_RUN_DIR"] = str(agent.run_dir)
+    command = [INSTRUMENT, "uvicorn", "app:app", "--port", str(port), "--log-level", "warning"]
+    folder = EXAMPLES / "fastapi-service"
+    with served(command, folder, port, **environ) as url:
+        load = [sys.executable, str(folder / "load.py"), url, "--clients", "16", "--seconds", "5"]
+        done = subprocess.run(load, check=True, capture_output=True, text=True)
+    requests = int(done.stdout.split()[0])
+    assert requests > 30
+    names = ["GET /thumbnail/{number}", "GET /search", "GET /wait"]
+    eventually(
+        lambda: sum(spans(agent, service, name) for name in names) == requests,
+        "every request is counted",
+        within=30,
+    )
+    thumbnail, search, wait = (
+        joules(agent, service, name) / spans(agent, service, name) for name in names
+    )
+    assert thumbnail > search
+    if side_channel:  # without it nobody knows which of the open requests computes
+        assert search > 2 * wait
+
+
+@pytest.mark.needs_apps
+def test_an_unmodified_flask_script_appears_in_metrics_and_in_the_report(
+    agent: SpanAgent, free_port: Callable[[], int], tmp_path: Path
+) -> None:
+    (tmp_path / "app.py").write_text(FLASK)
+    port = free_port()
+    command = [INSTRUMENT, "flask", "run", "--port", str(port)]
+    with served(command, tmp_path, port, **three_variables(agent, "sums")) as url:
+        for _ in range(20):
+            assert fetch(f"{url}/sum/100000").startswith("3333")
+    name = "GET /sum/<int:n>"
+    come_in(agent, "sums", name, 20)
+    assert joules(agent, "sums", name) > 0
+
+    def reported() -> bool:
+        told = wattspan("report", "--by", "span", "--set", f"agent.state_dir={agent.state_dir}")
+        return told.returncode == 0 and name in told.stdout and "sums" in told.stdout
+
+    eventually(reported, "the report names the span", within=15)
+
+
+@pytest.mark.needs_apps
+def test_workers_that_gunicorn_forks_are_told_apart(
+    agent: SpanAgent, free_port: Callable[[], int], tmp_path: Path
+) -> None:
+    (tmp_path / "app.py").write_text(FLASK)
+    port = free_port()
+    command = [INSTRUMENT, "gunicorn", "--bind", f"127.0.0.1:{port}", "--workers", "2", "app:app"]
+    environ = three_variables(agent, "forked") | {"WATTSPAN_RUN_DIR": str(agent.run_dir)}
+    before = agent.total("wattspan_span_outcomes_total", reason="unknown_process")
+    with served(command, tmp_path, port, **environ) as url:
+        for _ in range(40):
+            fetch(f"{url}/sum/100000")
+    come_in(agent, "forked", "GET /sum/<int:n>", 40)
+    assert joules(agent, "forked", "GET /sum/<int:n>") > 0
+    assert agent.total("wattspan_span_outcomes_total", reason="unknown_process") == before
+
+
+@pytest.mark.needs_apps
+@pytest.mark.needs_torch
+def test_the_training_loop_costs_joules_by_step(agent: SpanAgent) -> None:
+    subprocess.run(
+        [INSTRUMENT, str(APPS), "train.py", "--epochs", "2", "--steps", "20"],
+        cwd=EXAMPLES / "training",
+        env=app_environment(
+            **three_variables(agent, "trainer"), WATTSPAN_RUN_DIR=str(agent.run_dir)
+        ),
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    come_in(agent, "trainer", "train_step", 40)
+    assert spans(agent, "trainer", "train_step") == 40
+    assert spans(agent, "trainer", "epoch") == 2
+    steps, epochs = joules(agent, "trainer", "train_step"), joules(agent, "trainer", "epoch")
+    assert steps > 2 * epochs > 0  # making the images is the epoch's own
+
+
+@pytest.mark.needs_apps
+def test_serving_on_an_emulated_gpu_costs_joules_by_request_and_token(agent: SpanAgent) -> None:
+    seconds, speed = 8.0, 4.0
+    subprocess.run(
+        [INSTRUMENT, str(APPS), "serve.py", "--seconds", str(seconds), "--speed", str(speed)],
+        cwd=EXAMPLES / "llm-serving",
+        env=app_environment(
+            **three_variables(agent, "chatbot"),
+            WATTSPAN_RUN_DIR=str(agent.run_dir),
+            WATTSPAN_EMULATED_HOST=str(agent.host),
+        ),
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    with (EXAMPLES / "llm-serving" / "arrivals.csv").open(newline="") as file:
+        rows = [r for r in csv.DictReader(file) if float(r["seconds"]) <= seconds * speed]
+    come_in(agent, "chatbot", "chat", len(rows))
+    for direction in ("input", "output"):
+        told = agent.total(
+            "wattspan_span_tokens_total", service_name="chatbot", direction=direction
+        )
+        assert told == sum(int(row[f"{direction}_tokens"]) for row in rows)
+    spent = joules(agent, "chatbot", "chat", "gpu")
+    outside = agent.total(
+        "wattspan_span_outside_energy_joules_total", service_name="chatbot", hw_type="gpu"
+    )
+    assert spent > 10 * outside
+    written = agent.total("wattspan_span_tokens_total", service_name="chatbot", direction="output")
+    assert 0.05 < spent / written < 50  # joules a token: of the order of real ones
+
+
+@pytest.mark.needs_node
+def test_spans_of_another_language_find_their_process_by_plain_otlp(
+    agent: SpanAgent, free_port: Callable[[], int]
+) -> None:
+    port = free_port()
+    environ = {
+        "PORT": str(port),
+        "OTEL_SERVICE_NAME": "node-server",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{agent.http_port}",
+    }
+    command = ["node", "--import", "./telemetry.js", "server.js"]
+    with served(command, node_sources(), port, **environ) as url:
+        for _ in range(10):
+            assert len(fetch(f"{url}/hash?rounds=50000")) == 64
+            assert fetch(f"{url}/wait") == "done"
+    come_in(agent, "node-server", "GET /hash", 10)
+    come_in(agent, "node-server", "GET /wait", 10)
+    computing, waiting = (joules(agent, "node-server", name) for name in ("GET /hash", "GET /wait"))
+    assert computing > 5 * waiting
+
+
+def test_the_examples_lock_files_name_no_host() -> None:
+    lock = json.loads((EXAMPLES / "node-server" / "package-lock.json").read_text())
+    assert not [name for name, one in lock["packages"].items() if "resolved" in one]
+    requirements = (EXAMPLES.parent / "requirements" / "apps.txt").read_text()
+    assert "://" not in requirements
+    assert "CC-BY-4.0" in (EXAMPLES / "llm-serving" / "README.md").read_text()
