@@ -349,7 +349,7 @@ class GrpcCollector(Memory):
         def close() -> None:
             for transport in self._server.transports:
                 transport.close()
-            closed.set()
+            self._loop.call_soon(closed.set)  # after the sockets, which close in this turn's wake
 
         self._loop.call_soon_threadsafe(close)
         assert closed.wait(20)

@@ -152,9 +152,16 @@ class GrpcTransport:
         return self._grpclib.Channel(self._to.host, self._to.port, ssl=context, **codecs)
 
     def _hang_up(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-        self._channel = None
+        channel, self._channel = self._channel, None
+        if channel is None:
+            return
+        # grpclib closes politely, and TLS would wait for the other side's farewell on a loop that
+        # no longer turns. There is no public way to the transport.
+        protocol = channel._protocol  # noqa: SLF001
+        transport = getattr(getattr(protocol, "connection", None), "_transport", None)
+        channel.close()
+        if transport is not None:
+            transport.abort()
 
 
 async def _catch_up() -> None:
