@@ -6,7 +6,6 @@ import contextlib
 import os
 import time  # noqa: TID251 - there is no Clock in applications
 import weakref
-from pathlib import Path
 from typing import Any
 
 from opentelemetry.sdk.resources import Resource
@@ -17,12 +16,20 @@ CREATED = "process.creation.time"
 
 def created() -> str:
     """When this process was started: ISO 8601, UTC, to the kernel's hundredth of a second."""
-    stat = Path("/proc/self/stat").read_text()
-    ticks = int(stat.rpartition(")")[2].split()[19])  # field 22
+    ticks = int(_stat().rpartition(b")")[2].split()[19])  # field 22
     since_boot = ticks / os.sysconf("SC_CLK_TCK")
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     seconds, milliseconds = divmod(round((boot + since_boot) * 1000), 1000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{milliseconds:03}Z"
+
+
+def _stat() -> bytes:
+    # pathlib would be one more thing for the application to load
+    file = os.open("/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, 4096)
+    finally:
+        os.close(file)
 
 
 def introduce(provider: Any) -> None:

@@ -1,0 +1,372 @@
+"""Real applications, in processes of their own, telling an agent of their spans."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.telling import by_process, ends, finish, listening, run, start, starts
+from support.waiting import eventually
+from wattspan.spanfeed.feed import Feed, Report
+from wattspan.spans import Ended, Started
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Iterator[Feed]:
+    with listening(tmp_path) as feed:
+        yield feed
+
+
+@pytest.fixture
+def programs() -> Iterator[list[subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for program in started:
+        if program.poll() is None:
+            program.kill()
+        program.communicate()
+
+
+def line(program: subprocess.Popen[str]) -> str:
+    assert program.stdout is not None
+    return program.stdout.readline().strip()
+
+
+def tell(program: subprocess.Popen[str]) -> None:
+    assert program.stdin is not None
+    program.stdin.write("\n")
+    program.stdin.flush()
+
+
+def assert_whole(records: list[Started | Ended], spans: int) -> None:
+    """``spans`` spans were started, ended after that, and nothing else."""
+    begun = {each.id: each for each in records if isinstance(each, Started)}
+    done = {each.id: each for each in records if isinstance(each, Ended)}
+    assert len(begun) == spans
+    assert begun.keys() == done.keys()
+    assert len(records) == 2 * spans
+    assert all(begun[id_].at <= done[id_].at for id_ in begun)
+
+
+def test_a_process_is_told_of_and_is_gone_when_it_has_ended(feed: Feed, tmp_path: Path) -> None:
+    pid = int(
+        run(
+            tmp_path,
+            """
+            with tracer.start_as_current_span("outer"):
+                with tracer.start_as_current_span("inner"):
+                    print(os.getpid())
+            """,
+        )
+    )
+    (report,) = feed.drain()
+    assert (report.pid, report.gone, report.lost) == (pid, True, 0)
+    assert_whole(report.records, 2)
+
+
+def test_threads_tell_who_they_are_and_what_cpu_time_they_spent(feed: Feed, tmp_path: Path) -> None:
+    output = run(
+        tmp_path,
+        """
+        import threading, time
+        meet, natives = threading.Barrier(9), []
+        def work():
+            with tracer.start_as_current_span("work"):
+                meet.wait()
+                natives.append(threading.get_native_id())
+                spin = time.thread_time_ns()
+                while time.thread_time_ns() - spin < 5_000_000: pass
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        with tracer.start_as_current_span("all"):
+            for each in threads: each.start()
+            meet.wait()
+            for each in threads: each.join()
+        print(*natives)
+        """,
+    )
+    reports = feed.drain()
+    begun = {each.id: each for each in starts(reports)}
+    done = {each.id: each for each in ends(reports)}
+    assert {each.thread for each in begun.values() if each.thread != reports[0].pid} == {
+        int(word) for word in output.split()
+    }
+    spent = [
+        done[id_].cpu - each.cpu for id_, each in begun.items() if each.thread != reports[0].pid
+    ]
+    assert all(4_000_000 < cpu < 10**9 for cpu in spent)
+
+
+def test_interleaved_spans_of_one_event_loop(feed: Feed, tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+        import asyncio
+        async def request(n):
+            with tracer.start_as_current_span("request"):
+                for _ in range(5):
+                    with tracer.start_as_current_span("step"):
+                        await asyncio.sleep(0)
+        async def main():
+            await asyncio.gather(*(request(n) for n in range(100)))
+        asyncio.run(main())
+        """,
+    )
+    (report,) = feed.drain()
+    assert_whole(report.records, 600)
+    begun = {each.id: each for each in starts([report])}
+    roots = [each for each in begun.values() if each.parent == b""]
+    assert len(roots) == 100
+    assert all(begun[each.parent].parent == b"" for each in begun.values() if each.parent)
+    assert len({each.thread for each in begun.values()}) == 1
+
+
+def test_a_child_of_a_fork_tells_for_itself(feed: Feed, tmp_path: Path) -> None:
+    output = run(
+        tmp_path,
+        """
+        with tracer.start_as_current_span("parent"):
+            child = os.fork()
+            if child == 0:
+                with tracer.start_as_current_span("child"):
+                    resource = provider.resource.attributes
+                    print(os.getpid(), resource["process.pid"], flush=True)
+                os._exit(0)
+            os.waitpid(child, 0)
+        print(os.getpid(), provider.resource.attributes["process.pid"])
+        """,
+    )
+    (child, said_by_child), (parent, said_by_parent) = (
+        map(int, row.split()) for row in output.splitlines()
+    )
+    assert (child, parent) == (said_by_child, said_by_parent)
+    told = by_process(feed.drain())
+    assert told.keys() == {child, parent}
+    assert_whole(told[child], 1)
+    assert_whole(told[parent], 1)
+
+
+def test_a_parent_that_dies_is_gone_though_its_child_lives(
+    feed: Feed, tmp_path: Path, programs: list[subprocess.Popen[str]]
+) -> None:
+    program = start(
+        tmp_path,
+        """
+        tracer.start_span("parent").end()
+        child = os.fork()
+        if child == 0:
+            print("forked", flush=True)
+            sys.stdin.readline()
+            tracer.start_span("child").end()
+            os._exit(0)
+        os._exit(0)
+        """,
+    )
+    programs.append(program)
+    assert line(program) == "forked"
+    program.wait()
+    (report,) = feed.drain()
+    assert (report.pid, report.gone) == (program.pid, True)
+    tell(program)
+    program.communicate()
+    (report,) = feed.drain()
+    assert report.pid != program.pid
+    assert_whole(report.records, 1)
+
+
+def test_workers_that_were_forked_with_the_application_loaded(feed: Feed, tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+        import threading
+        with tracer.start_as_current_span("preload"):
+            pass
+        workers = []
+        for _ in range(4):
+            if (worker := os.fork()) == 0:
+                def serve():
+                    for _ in range(50):
+                        with tracer.start_as_current_span("request"):
+                            with tracer.start_as_current_span("query"): pass
+                threads = [threading.Thread(target=serve) for _ in range(3)]
+                for each in threads: each.start()
+                for each in threads: each.join()
+                os._exit(0)
+            workers.append(worker)
+        for worker in workers: os.waitpid(worker, 0)
+        """,
+    )
+    told = by_process(feed.drain())
+    spans = sorted(len(records) // 2 for records in told.values())
+    assert spans == [1, 300, 300, 300, 300]
+    for records in told.values():
+        assert_whole(records, len(records) // 2)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_pool_of_processes(method: str, feed: Feed, tmp_path: Path) -> None:
+    module = tmp_path / "pooled.py"
+    module.write_text(
+        "import os, sys, multiprocessing\n"
+        "from opentelemetry.sdk.trace import TracerProvider\n"
+        "import wattspan.otel\n"
+        "provider = TracerProvider(); wattspan.otel.instrument(provider)\n"
+        "tracer = provider.get_tracer('application')\n"
+        "def work(n):\n"
+        "    with tracer.start_as_current_span('work'): return os.getpid()\n"
+        "if __name__ == '__main__':\n"
+        f"    with multiprocessing.get_context('{method}').Pool(2) as pool:\n"
+        "        print(*set(pool.map(work, range(8), chunksize=1)))\n"
+        "        pool.close(); pool.join()\n"
+    )
+    output = run(tmp_path, f"os.execv(sys.executable, [sys.executable, {str(module)!r}])")
+    told = by_process(feed.drain())
+    assert {pid for pid, records in told.items() if records} == {int(w) for w in output.split()}
+    assert sum(map(len, told.values())) == 16
+
+
+def test_a_process_that_is_killed_has_told_all_until_then(
+    feed: Feed, tmp_path: Path, programs: list[subprocess.Popen[str]]
+) -> None:
+    program = start(
+        tmp_path,
+        """
+        for _ in range(100): tracer.start_span("work").end()
+        open_ = tracer.start_span("never ended")
+        print("ready", flush=True)
+        sys.stdin.readline()
+        """,
+    )
+    programs.append(program)
+    assert line(program) == "ready"
+    program.send_signal(signal.SIGKILL)
+    program.wait()
+    (report,) = feed.drain()
+    assert (len(starts([report])), len(ends([report])), report.gone) == (101, 100, True)
+
+
+@pytest.mark.parametrize("where", ["nowhere", "a dead socket", "a closed directory"])
+def test_without_an_agent_an_application_runs_and_ends_as_ever(where: str, tmp_path: Path) -> None:
+    if where == "a dead socket":
+        with listening(tmp_path) as feed:
+            feed.stop = lambda: None  # type: ignore[method-assign]  # killed, its socket stays
+            assert feed._listener is not None
+            feed._listener.close()
+    elif where == "a closed directory":
+        tmp_path = tmp_path / "closed"
+        tmp_path.mkdir(mode=0)
+    output = run(
+        tmp_path,
+        """
+        for _ in range(1000):
+            with tracer.start_as_current_span("work") as span: pass
+        print(span.attributes["thread.id"] == os.getpid())
+        """,
+    )
+    assert output == "True\n"
+
+
+def test_an_agent_that_dies_and_comes_again_is_told_anew(
+    tmp_path: Path, programs: list[subprocess.Popen[str]]
+) -> None:
+    program = start(
+        tmp_path,
+        """
+        while sys.stdin.readline():
+            tracer.start_span("work").end()
+            print("done", flush=True)
+        """,
+    )
+    programs.append(program)
+    with listening(tmp_path) as first:
+        tell(program)
+        assert line(program) == "done"
+        assert len(starts(first.drain())) == 1
+    tell(program)
+    assert line(program) == "done"
+    with listening(tmp_path) as second:
+
+        def heard() -> list[Started]:
+            tell(program)
+            assert line(program) == "done"
+            return starts(second.drain())
+
+        assert eventually(heard, "the application finds the new agent")
+    assert program.stdin is not None
+    program.stdin.close()
+    program.stdin = None
+    assert finish(program) == ""
+
+
+def test_records_that_are_read_while_they_are_written_are_whole(
+    feed: Feed, tmp_path: Path, programs: list[subprocess.Popen[str]]
+) -> None:
+    program = start(
+        tmp_path,
+        """
+        import mmap, threading, time
+        from wattspan.otel.pen import Pen
+        def busy():
+            pen = next(iter(provider._active_span_processor._span_processors))._pen
+            for n in range(1, 150_000):
+                pen.note(n, n ^ 0x5555, 1, n * 3)
+        tracer.start_span("connect").end()
+        threads = [threading.Thread(target=busy) for _ in range(3)]
+        for each in threads: each.start()
+        for each in threads: each.join()
+        """,
+    )
+    programs.append(program)
+    told = lost = 0
+    reports: list[Report] = []
+    while not any(report.gone for report in reports):
+        reports = feed.drain()
+        lost += sum(report.lost for report in reports)
+        records = [each for report in reports for each in report.records]
+        told += len(records)
+        for each in records:
+            number = int.from_bytes(each.id)
+            if isinstance(each, Started) and each.parent and number < 200_000:
+                assert int.from_bytes(each.parent) == number ^ 0x5555
+                assert each.at == number * 3
+    finish(program)
+    assert told + lost == 2 + 3 * 149_999
+
+
+def test_an_application_in_other_clothes_is_told_by_its_own_user(
+    feed: Feed, tmp_path: Path
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can be somebody else")
+    for folder in [tmp_path, *tmp_path.parents][:3]:
+        folder.chmod(0o755)
+    run(
+        tmp_path,
+        """
+        os.setresuid(65534, 65534, 65534)
+        tracer.start_span("work").end()
+        """,
+    )
+    assert [report.uid for report in feed.drain()] == [65534]
+
+
+def test_many_processes_at_once(feed: Feed, tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+        children = []
+        for _ in range(60):
+            if (child := os.fork()) == 0:
+                for _ in range(20): tracer.start_span("work").end()
+                os._exit(0)
+            children.append(child)
+        for child in children: os.waitpid(child, 0)
+        """,
+    )
+    told = by_process(feed.drain())
+    assert len(told) == 60
+    assert {len(records) for records in told.values()} == {40}

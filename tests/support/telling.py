@@ -1,0 +1,101 @@
+"""Applications that tell of their spans, and somebody to listen: both ends of the side channel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+
+from wattspan.otel.processor import SpanProcessor
+from wattspan.spanfeed.feed import Feed, Report
+from wattspan.spans import Ended, Started
+
+PREAMBLE = """
+import os, sys
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+import wattspan.otel
+provider = TracerProvider()
+trace.set_tracer_provider(provider)
+assert wattspan.otel.instrument()
+tracer = trace.get_tracer("application")
+"""
+
+
+@contextmanager
+def listening(run_dir: Path, **bounds: int) -> Iterator[Feed]:
+    feed = Feed(run_dir / "feed.sock", **bounds)
+    feed.start()
+    try:
+        yield feed
+    finally:
+        feed.stop()
+
+
+@contextmanager
+def telling(run_dir: Path) -> Iterator[TracerProvider]:
+    """A provider whose spans this very process tells of."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WATTSPAN_RUN_DIR", str(run_dir))
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(SpanProcessor())
+        try:
+            yield provider
+        finally:
+            provider.shutdown()
+
+
+def processor_of(provider: TracerProvider) -> SpanProcessor:
+    processors = provider._active_span_processor._span_processors
+    return next(each for each in processors if isinstance(each, SpanProcessor))
+
+
+def start(run_dir: Path, code: str, **environ: str) -> subprocess.Popen[str]:
+    """A Python program in which every span is told of; ``code`` follows the preamble."""
+    return subprocess.Popen(
+        [sys.executable, "-X", "dev", "-c", PREAMBLE + textwrap.dedent(code)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"WATTSPAN_RUN_DIR": str(run_dir)} | environ,
+    )
+
+
+def finish(program: subprocess.Popen[str], within: float = 60.0) -> str:
+    """Its output, once it has ended well; its descriptors and children are its own business."""
+    try:
+        output, errors = program.communicate(timeout=within)
+    except subprocess.TimeoutExpired:
+        program.kill()
+        program.communicate()
+        raise
+    assert (program.returncode, errors) == (0, "")
+    return output
+
+
+def run(run_dir: Path, code: str, **environ: str) -> str:
+    """What such a program prints from start to end."""
+    return finish(start(run_dir, code, **environ))
+
+
+def starts(reports: list[Report]) -> list[Started]:
+    return [each for report in reports for each in report.records if isinstance(each, Started)]
+
+
+def ends(reports: list[Report]) -> list[Ended]:
+    return [each for report in reports for each in report.records if isinstance(each, Ended)]
+
+
+def by_process(reports: list[Report]) -> dict[int, list[Started | Ended]]:
+    found: dict[int, list[Started | Ended]] = {}
+    for report in reports:
+        found.setdefault(report.pid, []).extend(report.records)
+    return found

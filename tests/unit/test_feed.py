@@ -1,0 +1,287 @@
+"""The agent's end of the side channel, and whoever comes to it."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from support.telling import ends, listening, processor_of, starts, telling
+from wattspan.otel.wire import HELLO, MAGIC, RECORD_SIZE, RECORDS, STARTED, VERSION, WRITTEN
+from wattspan.spanfeed.feed import Feed
+from wattspan.spanfeed.ring import LARGEST
+from wattspan.spans import Started
+
+GOOD = HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 64)
+SHRINK = fcntl.F_SEAL_SHRINK
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Iterator[Feed]:
+    with listening(tmp_path) as feed:
+        yield feed
+
+
+@contextmanager
+def memory(size: int = 64 * RECORD_SIZE, seals: int = SHRINK) -> Iterator[int]:
+    descriptor = os.memfd_create("ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, size)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def guest(run_dir: Path, hello: bytes, descriptors: Sequence[int] = ()) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(run_dir / "feed.sock"))
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+        if hello:
+            connection.sendmsg([hello], [rights] if descriptors else [])
+        yield connection
+
+
+def hung_up(connection: socket.socket) -> bool:
+    connection.settimeout(5)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:  # we had said more than was read
+        return True
+
+
+def record(number: int, span: int = 7, kind: int = STARTED) -> bytes:
+    return WRITTEN.pack(span, 0, 1000 + number, 0, 42, kind, number)
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_nobody_there_is_nothing_told(feed: Feed) -> None:
+    assert feed.drain() == []
+
+
+def test_records_of_a_guest_are_its_own_by_the_kernels_word(feed: Feed, tmp_path: Path) -> None:
+    with memory() as ring, guest(tmp_path, GOOD, [ring]):
+        os.pwrite(ring, record(1), 1 * RECORD_SIZE)
+        (report,) = feed.drain()
+        assert (report.pid, report.uid) == (os.getpid(), os.getuid())
+        assert report.records == [Started((7).to_bytes(8), b"", 1001, 42, 0)]
+        assert (report.lost, report.gone) == (0, False)
+        assert feed.drain() == []
+
+
+def test_the_last_words_of_a_process_are_heard_before_it_is_gone(
+    feed: Feed, tmp_path: Path
+) -> None:
+    with memory() as ring:
+        with guest(tmp_path, GOOD, [ring]):
+            assert feed.drain() == []
+            for number in range(1, 4):
+                os.pwrite(ring, record(number), number * RECORD_SIZE)
+        (report,) = feed.drain()
+        assert (len(report.records), report.gone) == (3, True)
+        assert feed.drain() == []
+
+
+def test_a_process_that_came_and_went_between_two_turns_is_heard(
+    feed: Feed, tmp_path: Path
+) -> None:
+    with telling(tmp_path) as provider:
+        provider.get_tracer("application").start_span("work").end()
+    reports = feed.drain()
+    assert (len(starts(reports)), len(ends(reports)), reports[-1].gone) == (1, 1, True)
+
+
+def test_of_two_connections_of_a_process_it_is_gone_with_the_last(
+    feed: Feed, tmp_path: Path
+) -> None:
+    with telling(tmp_path) as one, telling(tmp_path) as other:
+        one.get_tracer("application").start_span("work").end()
+        other.get_tracer("application").start_span("work").end()
+        assert [len(report.records) for report in feed.drain()] == [2, 2]
+        one.shutdown()
+        assert [report.gone for report in feed.drain()] == [False]
+        other.get_tracer("application").start_span("work").end()
+        other.shutdown()
+        assert [(len(report.records), report.gone) for report in feed.drain()] == [(2, True)]
+
+
+def test_what_a_slow_agent_missed_is_counted(feed: Feed, tmp_path: Path) -> None:
+    with telling(tmp_path) as provider:
+        tracer = provider.get_tracer("application")
+        for _ in range(RECORDS):  # two records each: twice what the ring holds
+            tracer.start_span("work").end()
+        (report,) = feed.drain()
+        assert len(report.records) + report.lost == 2 * RECORDS
+        assert len(report.records) >= RECORDS * 3 // 4
+        tracer.start_span("work").end()
+        assert [(len(r.records), r.lost) for r in feed.drain()] == [(2, 0)]
+
+
+# ---------------------------------------------------------------------------- who is put out
+
+
+@contextmanager
+def plain_file(tmp_path: Path, size: int = 64 * RECORD_SIZE) -> Iterator[int]:
+    path = tmp_path / "plain"
+    path.write_bytes(bytes(size))
+    with path.open("r+b") as file:
+        yield file.fileno()
+
+
+@contextmanager
+def pipe(_: Path) -> Iterator[int]:
+    reading, writing = os.pipe()
+    try:
+        yield reading
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        b"",
+        b"w",
+        GOOD[:-1],
+        b"GET / HTTP/1.1\r\n\r\n",
+        HELLO.pack(b"WATTSPAN", VERSION, RECORD_SIZE, 64),
+        HELLO.pack(MAGIC, VERSION + 1, RECORD_SIZE, 64),
+        HELLO.pack(MAGIC, VERSION, RECORD_SIZE + 1, 64),
+        HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 0),
+        HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 65),
+        HELLO.pack(MAGIC, VERSION, RECORD_SIZE, LARGEST + 1),
+        HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 2**32 - 1),
+        GOOD + b"and more",
+    ],
+)
+def test_who_does_not_say_hello_rightly_is_put_out(
+    hello: bytes, feed: Feed, tmp_path: Path
+) -> None:
+    before = open_descriptors()
+    with memory() as ring, guest(tmp_path, hello, [ring]) as connection:
+        for _ in range(30):  # silence is borne for a while
+            assert not any(report.records for report in feed.drain())
+        assert hung_up(connection)
+    assert feed.counts.put_out == 1
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("kind", ["none", "two", "unsealed", "too small", "file", "pipe"])
+def test_who_brings_no_ring_is_put_out(kind: str, feed: Feed, tmp_path: Path) -> None:
+    before = open_descriptors()
+    with ExitStack() as stack:
+        brought = {
+            "none": lambda: [],
+            "two": lambda: [stack.enter_context(memory()), stack.enter_context(memory())],
+            "unsealed": lambda: [stack.enter_context(memory(seals=0))],
+            "too small": lambda: [stack.enter_context(memory(64 * RECORD_SIZE - 1))],
+            "file": lambda: [stack.enter_context(plain_file(tmp_path))],
+            "pipe": lambda: [stack.enter_context(pipe(tmp_path))],
+        }[kind]()
+        connection = stack.enter_context(guest(tmp_path, GOOD, brought))
+        assert feed.drain() == []
+        assert hung_up(connection)
+    assert feed.counts.put_out == 1
+    assert open_descriptors() == before
+
+
+def test_who_speaks_after_the_hello_is_put_out(feed: Feed, tmp_path: Path) -> None:
+    with memory() as ring, guest(tmp_path, GOOD, [ring]) as connection:
+        feed.drain()
+        connection.send(b"and another thing")
+        assert [(report.records, report.gone) for report in feed.drain()] == [([], True)]
+        assert hung_up(connection)
+
+
+def test_who_writes_nonsense_is_put_out_and_the_others_are_heard(
+    feed: Feed, tmp_path: Path
+) -> None:
+    with telling(tmp_path) as provider, memory() as ring, guest(tmp_path, GOOD, [ring]) as liar:
+        os.pwrite(ring, b"\xff" * 64 * RECORD_SIZE, 0)
+        provider.get_tracer("application").start_span("work").end()
+        reports = feed.drain()
+        assert (len(starts(reports)), len(ends(reports))) == (1, 1)
+        assert hung_up(liar)
+        assert feed.counts.connected == 1
+
+
+def test_a_process_that_fills_its_places_gets_no_more(feed: Feed, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        crowd = [stack.enter_context(guest(tmp_path, b"")) for _ in range(6)]
+        feed.drain()
+        assert feed.counts.connected == 4
+        assert feed.counts.crowded_out == 2
+        assert hung_up(crowd[-1])
+
+
+def test_many_who_come_at_once_are_let_in_bit_by_bit(feed: Feed, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(guest(tmp_path, b""))
+        feed.drain()
+        feed.drain()
+        assert feed.counts.crowded_out + feed.counts.admitted == 100
+
+
+def test_there_is_room_again_when_somebody_goes(tmp_path: Path) -> None:
+    with listening(tmp_path, most_processes=1) as feed:
+        with telling(tmp_path) as first:
+            first.get_tracer("application").start_span("work").end()
+            assert len(starts(feed.drain())) == 1
+            with telling(tmp_path) as second:
+                second.get_tracer("application").start_span("work").end()
+                assert feed.drain() == []
+                assert feed.counts.crowded_out == 1
+        feed.drain()
+        with telling(tmp_path) as third:
+            third.get_tracer("application").start_span("work").end()
+            assert len(starts(feed.drain())) == 1
+
+
+# ------------------------------------------------------------------------------- the socket
+
+
+def test_a_socket_that_nobody_listens_at_is_replaced(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "feed.sock"))
+    with listening(tmp_path) as feed, telling(tmp_path) as provider:
+        provider.get_tracer("application").start_span("work").end()
+        assert len(starts(feed.drain())) == 1
+
+
+def test_a_socket_that_another_agent_listens_at_is_not_taken(feed: Feed, tmp_path: Path) -> None:
+    second = Feed(tmp_path / "feed.sock")
+    with pytest.raises(OSError, match="in use"):
+        second.start()
+    assert second.drain() == []
+    with telling(tmp_path) as provider:
+        provider.get_tracer("application").start_span("work").end()
+        assert len(starts(feed.drain())) == 1
+
+
+def test_every_user_may_connect(feed: Feed, tmp_path: Path) -> None:
+    assert (tmp_path / "feed.sock").stat().st_mode & 0o777 == 0o666
+
+
+def test_nothing_is_left_when_it_stops(tmp_path: Path) -> None:
+    before = open_descriptors()
+    with telling(tmp_path) as provider:
+        with listening(tmp_path) as feed:
+            provider.get_tracer("application").start_span("work").end()
+            feed.drain()
+        assert not (tmp_path / "feed.sock").exists()
+        channel = processor_of(provider)._channel
+        assert channel is not None
+        assert not channel.alive()
+    assert open_descriptors() <= before + 1  # the memory of the ring goes with its last user

@@ -1,0 +1,166 @@
+"""Attaching to an application's provider, and what its spans then say of their process."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import psutil
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, TracerProvider
+
+import wattspan.otel
+from support.telling import ends, listening, starts
+from wattspan.otel import identity
+from wattspan.otel.processor import SpanProcessor
+
+
+@pytest.fixture(autouse=True)
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WATTSPAN_RUN_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def provider() -> Iterator[TracerProvider]:
+    provider = TracerProvider(shutdown_on_exit=False)
+    yield provider
+    provider.shutdown()
+
+
+def processors(provider: TracerProvider) -> list[SpanProcessor]:
+    added = provider._active_span_processor._span_processors
+    return [each for each in added if isinstance(each, SpanProcessor)]
+
+
+def test_instrumenting_twice_adds_one_processor(provider: TracerProvider) -> None:
+    assert wattspan.otel.instrument(provider)
+    assert wattspan.otel.instrument(provider)
+    assert len(processors(provider)) == 1
+
+
+def test_a_processor_that_was_added_by_hand_is_enough(provider: TracerProvider) -> None:
+    provider.add_span_processor(wattspan.otel.SpanProcessor())
+    assert wattspan.otel.instrument(provider)
+    assert len(processors(provider)) == 1
+
+
+def test_the_entry_point_is_the_hook_of_opentelemetry_instrument() -> None:
+    (found,) = entry_points(group="opentelemetry_post_instrument", name="wattspan")
+    assert found.load() is wattspan.otel.instrument
+
+
+@pytest.mark.parametrize("word", ["1", "true", "TRUE", "yes", "on"])
+def test_it_can_be_turned_off(
+    word: str, provider: TracerProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATTSPAN_DISABLED", word)
+    assert not wattspan.otel.instrument(provider)
+    assert processors(provider) == []
+    assert "process.pid" not in provider.resource.attributes
+
+
+def test_without_a_provider_it_does_nothing_and_says_so_only_when_asked(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WATTSPAN_DEBUG", raising=False)
+    with caplog.at_level(logging.DEBUG):
+        assert not wattspan.otel.instrument(trace.NoOpTracerProvider())  # type: ignore[arg-type]
+        assert caplog.messages == []
+        monkeypatch.setenv("WATTSPAN_DEBUG", "1")
+        assert not wattspan.otel.instrument(trace.NoOpTracerProvider())  # type: ignore[arg-type]
+    (message,) = caplog.messages
+    assert "NoOpTracerProvider is no TracerProvider of the SDK" in message
+
+
+def test_a_provider_that_breaks_breaks_nothing_else() -> None:
+    class Broken:
+        def __bool__(self) -> bool:
+            raise RuntimeError("broken")
+
+    assert not wattspan.otel.instrument(Broken())  # type: ignore[arg-type]
+
+
+def test_where_processors_have_threads_of_their_own_nothing_is_told() -> None:
+    active = ConcurrentMultiSpanProcessor()
+    provider = TracerProvider(active_span_processor=active, shutdown_on_exit=False)
+    assert not wattspan.otel.instrument(provider)
+    assert processors(provider) == []
+    active._executor.shutdown()
+
+
+def test_spans_of_the_provider_are_told_of(run_dir: Path, provider: TracerProvider) -> None:
+    with listening(run_dir) as feed:
+        wattspan.otel.instrument(provider)
+        provider.get_tracer("application").start_span("work").end()
+        reports = feed.drain()
+        assert (len(starts(reports)), len(ends(reports))) == (1, 1)
+
+
+# ------------------------------------------------------------------------- which process this is
+
+
+def test_the_resource_says_which_process_this_is_and_since_when(provider: TracerProvider) -> None:
+    wattspan.otel.instrument(provider)
+    said = provider.resource.attributes
+    assert said["process.pid"] == os.getpid()
+    created = datetime.datetime.fromisoformat(str(said["process.creation.time"]))
+    assert abs(created.timestamp() - psutil.Process().create_time()) < 1
+
+
+def test_tracers_made_before_say_it_too(provider: TracerProvider) -> None:
+    tracer = provider.get_tracer("early")
+    wattspan.otel.instrument(provider)
+    span = tracer.start_span("work")
+    assert span.resource.attributes["process.pid"] == os.getpid()  # type: ignore[attr-defined]
+    span.end()
+
+
+def test_a_pid_that_somebody_else_set_stays() -> None:
+    provider = TracerProvider(resource=Resource({"process.pid": 4711}), shutdown_on_exit=False)
+    wattspan.otel.instrument(provider)
+    assert dict(provider.resource.attributes) == {"process.pid": 4711}
+    provider.shutdown()
+
+
+def test_a_start_time_has_the_form_of_the_semantic_conventions() -> None:
+    text = identity.created()
+    assert text.endswith("Z")
+    parsed = datetime.datetime.fromisoformat(text)
+    assert parsed.isoformat(timespec="milliseconds").replace("+00:00", "Z") == text
+
+
+# ---------------------------------------------------------------------------------- being light
+
+
+def loaded(statement: str) -> set[str]:
+    """What a fresh interpreter has loaded after ``statement``."""
+    code = f"import sys\nbefore = set(sys.modules)\n{statement}\nprint(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_it_loads_neither_the_sdk_nor_the_agent() -> None:
+    own = {name for name in loaded("import wattspan.otel") if name.startswith("wattspan")}
+    assert own == {"wattspan", "wattspan.otel"}
+    assert not any(name.startswith("opentelemetry") for name in loaded("import wattspan.otel"))
+
+
+def test_instrumenting_loads_nothing_but_itself_beside_the_sdk() -> None:
+    sdk = "import opentelemetry.sdk.trace as sdk; provider = sdk.TracerProvider()"
+    more = loaded(f"{sdk}\nimport wattspan.otel\nassert wattspan.otel.instrument(provider)")
+    ours = {name for name in more - loaded(sdk) if not name.startswith("_")}
+    assert {name for name in ours if not name.startswith("wattspan")} <= {"array", "fcntl", "mmap"}
+    assert {name for name in ours if name.startswith("wattspan")} == {
+        "wattspan",
+        *(f"wattspan.otel{part}" for part in ("", ".identity", ".pen", ".processor", ".wire")),
+        "wattspan.otel.channel",
+    }
