@@ -2,7 +2,8 @@
 
     .venv/bin/python -m benchmarks [overhead startup ...] [--write]
 
-With ``--write`` what a script prints also takes its place in docs/benchmarks.md.
+With ``--write`` what a script prints also takes its place in docs/benchmarks.md, or, for what is
+true rather than fast, in docs/accuracy.md.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = (DOCS / "benchmarks.md", DOCS / "accuracy.md")
 
 
 def scripts() -> list[str]:
@@ -22,11 +24,19 @@ def scripts() -> list[str]:
     return [path.stem for path in found if '__name__ == "__main__"' in path.read_text()]
 
 
+def page_of(script: str) -> Path:
+    """The page that has a place for the results of ``script``; ValueError if none has."""
+    for page in PAGES:
+        if f"<!-- begin {script} -->" in page.read_text(encoding="utf-8"):
+            return page
+    raise ValueError(f"no page has a place for {script}: <!-- begin {script} --> ...")
+
+
 def placed(page: str, script: str, output: str) -> str:
     """``page`` with ``output`` between the marks of ``script``; ValueError if it has none."""
     begin, end = f"<!-- begin {script} -->", f"<!-- end {script} -->"
     if begin not in page or end not in page:
-        raise ValueError(f"{PAGE.name} has no place for {script}: {begin} ... {end}")
+        raise ValueError(f"the page has no place for {script}: {begin} ... {end}")
     body = f"{begin}\n\n{output.strip()}\n\n{end}"
     return re.sub(f"{begin}.*?{end}", lambda _: body, page, flags=re.DOTALL)
 
@@ -49,8 +59,9 @@ def main() -> None:
         if run.returncode:
             failed.append(script)
         elif chosen.write:
-            page = PAGE.read_text(encoding="utf-8")
-            PAGE.write_text(placed(page, script, run.stdout), encoding="utf-8")
+            page = page_of(script)
+            text = placed(page.read_text(encoding="utf-8"), script, run.stdout)
+            page.write_text(text, encoding="utf-8")
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

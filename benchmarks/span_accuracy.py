@@ -4,9 +4,7 @@ A real agent, real processes with real load, spans over a real socket; what the 
 span is read off the spans it forwards. The law of the emulated host says what a second of CPU
 costs, its boards what each process spent on them, so the truth about every span is known.
 
-    .venv/bin/python -m benchmarks.span_accuracy [--quick] [--page]
-
-``--page`` writes the tables into docs/accuracy.md as well.
+    .venv/bin/python -m benchmarks.span_accuracy [--quick] [--no-zeus]
 """
 
 from __future__ import annotations
@@ -26,12 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.collector import Collector
+from benchmarks.spans.collector import Collector
 from benchmarks.machine import describe
-from benchmarks.span_agent import SpanAgent
+from benchmarks.spans.agent import SpanAgent
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "accuracy.md"
 CLIENTS = ROOT / ".venv-clients" / "bin" / "python"
 PROFILE = "two-socket-h100"
 COUNTERS = "1ms"  # how often the emulated CPU counters move: as real ones do
@@ -154,7 +151,7 @@ def _judge(
 
 def run_workload(agent: SpanAgent, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One process of the workload from start to end; what it tells of its spans."""
-    script = ROOT / "benchmarks" / "span_workload.py"
+    script = ROOT / "benchmarks" / "spans" / "workload.py"
     command: list[str] = [sys.executable, str(script)]
     environ = dict(os.environ)
     with tempfile.TemporaryDirectory() as folder:

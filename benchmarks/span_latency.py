@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.machine import describe
-from benchmarks.span_agent import SpanAgent
-from benchmarks.span_workload import UnixConnection, send
+from benchmarks.spans.agent import SpanAgent
+from benchmarks.spans.workload import UnixConnection, send
 
 SETTLED = 10.0
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import describe
-from benchmarks.span_agent import SpanAgent
-from benchmarks.span_batches import SERVICE, SPANS, Batches
+from benchmarks.spans.agent import SpanAgent
+from benchmarks.spans.batches import SERVICE, SPANS, Batches
 
 ROOT = Path(__file__).resolve().parents[1]
 AGENT_CPU, OTHERS_CPU = 0, 1
@@ -60,7 +60,7 @@ def flooded(way: str, where: str, agent: SpanAgent, seconds: float) -> Result:
     used, began = agent.cpu_seconds(), time.monotonic()
     sender = subprocess.Popen(
         ["taskset", "--cpu-list", str(OTHERS_CPU), sys.executable,
-         str(ROOT / "benchmarks" / "span_batches.py"), where, str(seconds)],
+         str(ROOT / "benchmarks" / "spans" / "batches.py"), where, str(seconds)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -108,7 +108,7 @@ def sink() -> Iterator[str]:
     """A collector in a process of its own, on the others' core; its URL."""
     process = subprocess.Popen(
         ["taskset", "--cpu-list", str(OTHERS_CPU), sys.executable,
-         str(ROOT / "benchmarks" / "span_sink.py")],
+         str(ROOT / "benchmarks" / "spans" / "sink.py")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

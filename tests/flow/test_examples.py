@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from benchmarks.span_agent import SpanAgent
+from benchmarks.spans.agent import SpanAgent
 
 from support.apps import EXAMPLES, app_environment, node_sources
 from support.program import wattspan

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from benchmarks.__main__ import PAGE, placed, scripts
+from benchmarks.__main__ import DOCS, page_of, placed, scripts
 from benchmarks.harness import (
     Cost,
     Subject,
@@ -91,8 +91,9 @@ def test_every_script_in_the_readme_exists() -> None:
 
 
 def test_every_script_has_a_place_for_its_results_and_a_claim() -> None:
-    page, readme = PAGE.read_text(encoding="utf-8"), (PAGE.parents[1] / "benchmarks" / "README.md")
+    readme = DOCS.parent / "benchmarks" / "README.md"
     for script in scripts():
+        page = page_of(script).read_text(encoding="utf-8")
         assert f"Results {script}." in placed(page, script, f"Results {script}.")
         assert f"`{script}.py`" in readme.read_text(encoding="utf-8")
 

@@ -1,6 +1,6 @@
 """Requests full of spans, made fast: one is encoded by protobuf, the rest is that one patched.
 
-Run as a process it sends them: ``python benchmarks/span_batches.py WHERE SECONDS [SPANS]``, where
+Run as a process it sends them: ``python benchmarks/spans/batches.py WHERE SECONDS [SPANS]``, where
 WHERE is the path of a Unix socket or ``host:port``. It prints a line of JSON when it is done.
 """
 
