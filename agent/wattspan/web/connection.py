@@ -58,7 +58,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._peer = peer_of(transport)
+        self._peer = peer_of(transport, self._room.clock.monotonic())
         if self._room.enter(self):
             self._rest()
         elif self._room.overrun:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from wattspan.ports import Clock
+
 MIB = 1 << 20
 
 
@@ -34,8 +36,8 @@ class Guest(Protocol):
 class Room:
     """What one server's connections share. Used in the server's thread only."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self, limits: Limits, clock: Clock) -> None:
+        self.limits, self.clock = limits, clock
         self.guests: set[Guest] = set()
         self._resting: dict[Guest, None] = {}  # between requests, the longest rest first
         self._held = 0  # bytes of bodies

@@ -27,6 +27,7 @@ class Listening(NamedTuple):
     socket: socket.socket
     address: str
     remove: Callable[[], None]  # what stays behind when the socket is closed
+    warning: str = ""  # what the operator should know of it
 
 
 def listen_tcp(host: str, port: int, *, what: str, setting: str) -> Listening:
@@ -45,7 +46,12 @@ def listen_tcp(host: str, port: int, *, what: str, setting: str) -> Listening:
     except (OSError, UnicodeError) as error:
         raise ListenError(_tcp_sentence(error, where, port, what, setting)) from None
     actual = Listen.written(host, listener.getsockname()[1])
-    return Listening(listener, actual, lambda: None)
+    warning = (
+        f"{what} is received from the network on {actual}, without TLS: whoever reaches it may "
+        f"send; {setting} says where."
+    )
+    loopback = Listen(actual).loopback
+    return Listening(listener, actual, lambda: None, "" if loopback else warning)
 
 
 def listen_unix(path: Path, mode: int, *, what: str) -> Listening:
@@ -70,23 +76,27 @@ def listen_unix(path: Path, mode: int, *, what: str) -> Listening:
     return Listening(listener, str(path), lambda: _remove(path, ours))
 
 
-def peer_of(transport: Any) -> Peer:
-    """Who is at the other end of an asyncio transport, as far as the kernel proves it."""
+def peer_of(transport: Any, accepted: int) -> Peer:
+    """Who is at the other end of an asyncio transport, as far as the kernel proves it.
+
+    ``accepted`` is when it was accepted, in monotonic nanoseconds.
+    """
     connection = transport.get_extra_info("socket")
     if connection is None:
-        return Peer()
+        return Peer(accepted=accepted)
     if connection.family == socket.AF_UNIX:
         try:
             told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         except OSError:
-            return Peer()
+            return Peer(accepted=accepted)
         pid, uid, _ = _CREDENTIALS.unpack(told)
         # A pid of 0 is a process that has none here: it lives in another pid namespace.
-        return Peer(pid=pid or None, uid=None if uid == _NOBODY else uid)
+        return Peer(pid or None, None if uid == _NOBODY else uid, accepted=accepted)
     sender, ours = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
     return Peer(
         address=sender[:2] if sender else None,
         local=ours[:2] if ours else None,
+        accepted=accepted,
     )
 
 

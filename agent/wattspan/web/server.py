@@ -13,7 +13,6 @@ from typing import Any
 
 from wattspan.model import SECOND
 from wattspan.ports import Clock
-from wattspan.settings import Listen
 from wattspan.web.connection import Connection
 from wattspan.web.limits import Limits, Room
 from wattspan.web.listening import Listening, listen_tcp, listen_unix
@@ -43,13 +42,7 @@ class WebServer:
 
     def listen_tcp(self, host: str, port: int, handler: Handler, *, what: str, setting: str) -> str:
         """Listen on TCP; the actual ``HOST:PORT``. Port 0 takes any, host "" is every address."""
-        listening = listen_tcp(host, port, what=what, setting=setting)
-        if not Listen(listening.address).loopback:
-            self._log(
-                f"{what} is received from the network on {listening.address}, without TLS: "
-                f"whoever reaches it may send; {setting} says where."
-            )
-        return self.add(listening, self._http(handler))
+        return self.add(listen_tcp(host, port, what=what, setting=setting), self._http(handler))
 
     def listen_unix(self, path: Path, handler: Handler, *, what: str, mode: int = 0o666) -> str:
         """Listen on a Unix socket; its path. Whoever may write to it may send."""
@@ -60,6 +53,8 @@ class WebServer:
 
         What it makes enters and leaves the Room, so that it is counted and ended with the rest.
         """
+        if listening.warning:
+            self._log(listening.warning)
         self._open.callback(listening.remove)
         self._open.enter_context(closing(listening.socket))
         self._listeners.append((listening, make))
@@ -86,7 +81,7 @@ class WebServer:
     async def _serve(self, ready: threading.Event) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._loop.set_exception_handler(self._trouble)
-        room = Room(self._limits)
+        room = Room(self._limits, self._clock)
         try:
             servers = [
                 await self._loop.create_server(partial(make, room), sock=listening.socket)

@@ -1,0 +1,286 @@
+"""OTLP/gRPC, on grpclib's HTTP/2: an extra, imported only where it is asked for.
+
+grpclib's own server knows no compression, no limit to a message and no peer credentials, so what
+gRPC writes into HTTP/2 streams is read and written here: a message with its length in front, and
+trailers that say how it went.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import grpclib.protocol
+from grpclib.config import Configuration
+from grpclib.const import Status
+from grpclib.metadata import encode_grpc_message
+from h2.config import H2Configuration
+from h2.exceptions import H2Error
+
+from wattspan.spanfeed import wire
+from wattspan.spanfeed.delivery import BusyError
+from wattspan.spanfeed.errors import MalformedError, TooLargeError
+from wattspan.spanfeed.otlp import Intake
+from wattspan.web.encoding import BadEncodingError, TooLongError, gunzip
+from wattspan.web.limits import Room
+from wattspan.web.listening import peer_of
+from wattspan.web.message import Peer
+
+EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+
+_OTHERS = {
+    "metrics": "OTEL_METRICS_EXPORTER=none",
+    "logs": "OTEL_LOGS_EXPORTER=none",
+}
+_PREFIX = struct.Struct(">BI")  # whether it is compressed, and how long a message is
+_PIECE = 1 << 16
+_WINDOW = 1 << 20  # bytes a client may send before they are read, on all streams together
+_UNREAD = 1 << 20  # bytes that wait for a client to read them before it is given up
+_REASON = 500  # characters
+
+Log = Callable[[str], None]
+Headers = Sequence[tuple[str, str]]
+
+
+class Failure(Exception):  # noqa: N818 - of a call, as gRPC sees it
+    """A call ends with this status."""
+
+    def __init__(
+        self, status: Status, why: str, *, retry_after: int | None = None, headers: Headers = ()
+    ) -> None:
+        super().__init__(why)
+        self.status, self.why = status, why[:_REASON]
+        self.retry_after, self.headers = retry_after, headers
+
+
+class OtlpGrpc:
+    """Makes a connection for each client; what the web server is given to speak gRPC."""
+
+    def __init__(self, intake: Intake, log: Log) -> None:
+        self._intake, self._log = intake, log
+        self._config = Configuration(
+            http2_connection_window_size=_WINDOW, http2_stream_window_size=_WINDOW
+        ).__for_server__()
+        self._h2_config = H2Configuration(client_side=False, header_encoding="ascii")
+
+    def __call__(self, room: Room) -> asyncio.Protocol:
+        calls = _Calls(self._intake, room, self._log)
+        return _Connection(calls, self._config, self._h2_config)
+
+
+class _Connection(grpclib.protocol.H2Protocol):  # type: ignore[misc]
+    """One client's connection, a guest of the server's room."""
+
+    def __init__(self, calls: _Calls, config: Configuration, h2_config: H2Configuration) -> None:
+        super().__init__(calls, config, h2_config)
+        self._calls = calls
+
+    @property
+    def answering(self) -> bool:
+        return bool(self._calls.tasks)
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self._calls.peer = peer_of(transport, self._calls.room.clock.monotonic())
+        self._calls.quiet = lambda: self._calls.room.rest(self)
+        super().connection_made(transport)
+        if self._calls.room.enter(self):
+            self._calls.room.rest(self)
+        else:
+            self.close()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            super().data_received(data)
+        except Exception:  # noqa: BLE001 - whatever h2 and grpclib make of a hostile client's frames
+            self.close()
+        if self._calls.tasks:
+            self._calls.room.wake(self)
+        if self._transport.get_write_buffer_size() > _UNREAD:
+            self.close()  # it asks and does not listen
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._calls.room.leave(self)
+        super().connection_lost(exc)
+
+    def close(self) -> None:
+        self._calls.room.leave(self)
+        self._transport.abort()
+
+
+class _Calls(grpclib.protocol.AbstractHandler):  # type: ignore[misc]
+    """The calls of one connection."""
+
+    def __init__(self, intake: Intake, room: Room, log: Log) -> None:
+        self._intake, self.room, self._log = intake, room, log
+        self.peer = Peer()
+        self.tasks: dict[Any, asyncio.Task[None]] = {}
+        self.quiet: Callable[[], None] = lambda: None
+
+    # ------------------------------------------------------------------- what grpclib tells
+
+    def accept(
+        self,
+        stream: grpclib.protocol.Stream,
+        headers: Headers,
+        release_stream: Callable[[], None],
+    ) -> None:
+        task = asyncio.get_running_loop().create_task(self._call(stream, dict(headers)))
+        self.tasks[stream] = task
+
+        def done(_: object) -> None:
+            self.tasks.pop(stream, None)
+            release_stream()
+            if not self.tasks and not stream.connection.is_closing():
+                self.quiet()
+
+        task.add_done_callback(done)
+
+    def cancel(self, stream: grpclib.protocol.Stream) -> None:
+        if stream in self.tasks:
+            self.tasks[stream].cancel()
+
+    def close(self) -> None:
+        for task in self.tasks.values():
+            task.cancel()
+
+    # ------------------------------------------------------------------------------ one call
+
+    async def _call(self, stream: grpclib.protocol.Stream, headers: dict[str, str]) -> None:
+        with suppress(H2Error, TimeoutError, ConnectionError):  # it is gone, or as good as
+            try:
+                answer = await self._answer(stream, headers)
+            except Failure as failure:
+                await self._fail(stream, failure)
+            except Exception as error:  # noqa: BLE001 - one call's trouble is not the server's
+                self._log(f"A call could not be answered: {error!r}.")
+                await self._fail(
+                    stream,
+                    Failure(
+                        Status.INTERNAL, "something went wrong in the agent; its log says what"
+                    ),
+                )
+            else:
+                async with asyncio.timeout(self.room.limits.send):
+                    await stream.send_headers(_HEAD)
+                    await stream.send_data(_PREFIX.pack(0, len(answer)) + answer)
+                    await stream.send_headers([("grpc-status", "0")], end_stream=True)
+
+    async def _answer(self, stream: grpclib.protocol.Stream, headers: dict[str, str]) -> bytes:
+        _check(headers)
+        held = _Held(self.room)
+        try:
+            async with asyncio.timeout(self.room.limits.receive):
+                compressed, body = await self._message(stream, held)
+            if compressed:
+                body = _decompressed(body, headers, self._intake.max_request)
+            refused = self._intake.take(body, self.peer)
+        except TimeoutError:
+            raise Failure(Status.DEADLINE_EXCEEDED, "the call took too long to arrive") from None
+        except BusyError as busy:
+            why = "too many spans wait for their energy"
+            raise Failure(Status.UNAVAILABLE, why, retry_after=busy.seconds) from None
+        except (TooLargeError, TooLongError) as error:
+            self._intake.sink.refuse("too_large")
+            raise Failure(Status.RESOURCE_EXHAUSTED, str(error)) from None
+        except (MalformedError, BadEncodingError) as error:
+            self._intake.sink.refuse("malformed")
+            raise Failure(Status.INVALID_ARGUMENT, str(error)) from None
+        finally:
+            held.give_back()
+        return wire.response(refused.spans, refused.why)
+
+    async def _message(self, stream: grpclib.protocol.Stream, held: _Held) -> tuple[int, bytes]:
+        """The call's one message, and whether it is compressed."""
+        try:
+            prefix = await stream.recv_data(_PREFIX.size)
+            if len(prefix) < _PREFIX.size:
+                raise MalformedError("the call has no message")
+            compressed, length = _PREFIX.unpack(prefix)
+            if compressed > 1:
+                raise MalformedError("the message's flags are not known")
+            if length > self._intake.max_request:
+                raise TooLargeError(f"a request has at most {self._intake.max_request} bytes")
+            body = bytearray()
+            while len(body) < length:
+                piece = await stream.recv_data(min(_PIECE, length - len(body)))
+                if not piece:
+                    raise MalformedError("the message ends too early")
+                if not held.take(len(piece)):
+                    raise BusyError
+                body += piece
+        except AssertionError:  # grpclib's word for a stream that ends too early
+            raise MalformedError("the message ends too early") from None
+        return compressed, bytes(body)
+
+    async def _fail(self, stream: grpclib.protocol.Stream, failure: Failure) -> None:
+        status, why, after = failure.status.value, failure.why, failure.retry_after
+        trailers = [
+            *_HEAD,
+            ("grpc-status", str(status)),
+            ("grpc-message", encode_grpc_message(why)),
+            ("grpc-status-details-bin", _binary(wire.status(status, why, after))),
+            *failure.headers,
+        ]
+        if after is not None:
+            # Python's exporter looks for the delay here, and nowhere else.
+            trailers.append(("google.rpc.retryinfo-bin", _binary(wire.retry_info(after))))
+        async with asyncio.timeout(self.room.limits.send):
+            await stream.send_headers(trailers, end_stream=True)
+            if stream.closable:
+                stream.reset_nowait()  # what is still to come of it is not wanted
+
+
+_HEAD = (
+    (":status", "200"),
+    ("content-type", "application/grpc"),
+    ("grpc-accept-encoding", "identity,gzip"),
+)
+
+
+class _Held:
+    """What one call holds of the room for bodies."""
+
+    def __init__(self, room: Room) -> None:
+        self._room, self._size = room, 0
+
+    def take(self, size: int) -> bool:
+        if not self._room.take(size):
+            return False
+        self._size += size
+        return True
+
+    def give_back(self) -> None:
+        self._room.give_back(self._size)
+
+
+def _check(headers: dict[str, str]) -> None:
+    """Whether this is a call that is known here."""
+    path = headers.get(":path", "")
+    kind = headers.get("content-type", "")
+    if headers.get(":method") != "POST" or not kind.startswith("application/grpc"):
+        raise Failure(Status.INVALID_ARGUMENT, "this is no gRPC call")
+    if path == EXPORT:
+        return
+    for what, remedy in _OTHERS.items():
+        if path.startswith(f"/opentelemetry.proto.collector.{what}."):
+            why = f"wattspan takes spans only, no {what}: set {remedy} in the application"
+            raise Failure(Status.UNIMPLEMENTED, why)
+    raise Failure(Status.UNIMPLEMENTED, f"only {EXPORT} is known here")
+
+
+def _decompressed(body: bytes, headers: dict[str, str], most: int) -> bytes:
+    encoding = headers.get("grpc-encoding", "identity")
+    if encoding == "gzip":
+        return gunzip(body, most)
+    if encoding == "identity":
+        raise Failure(Status.INTERNAL, "a message is compressed, and grpc-encoding names no way")
+    raise Failure(Status.UNIMPLEMENTED, "messages are sent as they are or compressed by gzip")
+
+
+def _binary(value: bytes) -> str:
+    return base64.b64encode(value).rstrip(b"=").decode()
