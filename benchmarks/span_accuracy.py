@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.spans.collector import Collector
 from benchmarks.machine import describe
 from benchmarks.spans.agent import SpanAgent
+from benchmarks.spans.collector import Collector
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENTS = ROOT / ".venv-clients" / "bin" / "python"
