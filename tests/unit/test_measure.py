@@ -206,6 +206,7 @@ def test_what_is_not_known_is_a_dash() -> None:
     rows = [line.split() for line in shown(a_run(spent(2.0))).splitlines()]
     assert ["gpu", "GPU", "0", "-", "-", "-", "W", "measured"] in rows
     assert ["gpu", "-", "-", "-", "W", "measured"] in rows  # the command's
+    assert rows.count(["together", "-", "-", "-", "W"]) == 2  # a sum is known if its parts are
 
 
 def test_an_emulated_host_is_called_so() -> None:
@@ -241,4 +242,3 @@ def test_stretches_add_up_and_their_inner_edges_leave_no_doubt() -> None:
     assert whole.joules == {"cpu": 3.0, "gpu": 5.0}
     assert whole.uncertainty == {"cpu": 0.3, "gpu": 1.0}
     assert whole.coverage(4.0) == 0.75
-    assert Sum().total is None

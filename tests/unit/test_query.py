@@ -65,7 +65,7 @@ def test_the_kind_of_a_sum_is_as_trustworthy_as_its_worst_part(asked: Asked) -> 
 
 
 def test_what_was_not_measured_is_null_and_not_zero(asked: Asked) -> None:
-    asked.past.known = (PACKAGE, GPU, DRAM)
+    asked.past.known = (DRAM, GPU, PACKAGE)
     told = asked.energy(2.0)
     assert told["host"]["joules"] == {"cpu": 20.0, "gpu": None, "memory": 6.0}
     (gpu,) = [one for one in told["devices"] if one["hw_type"] == "gpu"]

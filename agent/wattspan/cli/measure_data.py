@@ -34,14 +34,6 @@ class Sum:
             self.add(kind, joules, energy.uncertainty.get(kind))
         self.covered += energy.coverage * seconds
 
-    @property
-    def total(self) -> float | None:
-        return sum(self.joules.values()) if self.joules else None
-
-    @property
-    def doubt(self) -> float | None:
-        return sum(self.uncertainty.values()) if self.joules else None
-
     def coverage(self, seconds: float) -> float:
         return min(1.0, self.covered / seconds) if seconds else 1.0
 
@@ -141,16 +133,17 @@ class Result:
 
     def joules(self, of: Callable[[Run], Sum], key: str) -> Figure:
         """One key's joules, or everything's, over the runs."""
-        return Figure.of(
-            of(run).total if key == EVERYTHING else of(run).joules.get(key) for run in self.runs
-        )
+        return Figure.of(self._one(of(run).joules, key) for run in self.runs)
 
     def doubt(self, of: Callable[[Run], Sum], key: str) -> float | None:
         """How far off one run's figure may be, on average."""
-        return Figure.of(
-            of(run).doubt if key == EVERYTHING else of(run).uncertainty.get(key)
-            for run in self.runs
-        ).mean
+        return Figure.of(self._one(of(run).uncertainty, key) for run in self.runs).mean
+
+    def _one(self, table: Mapping[str, float], key: str) -> float | None:
+        """A sum of all kinds is only known if each of them is."""
+        if key != EVERYTHING:
+            return table.get(key)
+        return sum(table.values()) if table and set(self.kinds) <= table.keys() else None
 
     def plain(self) -> dict[str, Any]:
         """Plain facts for JSON."""

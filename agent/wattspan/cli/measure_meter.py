@@ -92,20 +92,27 @@ class OwnMeter:
 
     def ready(self) -> None:
         """Until every counter has been read twice, or it is clear that one is not going to."""
-        now = self._clock.monotonic()
-        self._settle(now, FIRST_FIGURES)
+        begun = self._clock.monotonic()
+        past = self._agent.past
+
+        def all_known() -> bool:
+            now = self._clock.monotonic()
+            known = (past.device(one, begun - SECOND, now).covered for one in past.domains())
+            return past.settled() > begun and all(covered > 0 for covered in known)
+
+        self._until(all_known, FIRST_FIGURES)
 
     def watch(self, consumer: Consumer) -> None:
         self._agent.past.watch(consumer, family=True)
 
     def read(self, consumer: Consumer, start: int, end: int, wait: float) -> Measurement:
-        self._settle(end, round(wait * SECOND))
+        self._until(lambda: self._agent.past.settled() >= end, round(wait * SECOND))
         told = answer.energy(self._agent.past, start, end, consumer, family=True)
         return Measurement.of({"host_name": self._agent.view().host, **told})
 
-    def _settle(self, mono: int, patience: int) -> None:
+    def _until(self, reached: Callable[[], bool], patience: int) -> None:
         deadline = self._clock.monotonic() + patience
-        while self._agent.past.settled() < mono and self._clock.monotonic() < deadline:
+        while not reached() and self._clock.monotonic() < deadline:
             self._clock.sleep_until(self._clock.monotonic() + _STEP)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from wattspan.client.errors import MeasurementError, NotMeasuredError
@@ -11,26 +11,33 @@ from wattspan.client.errors import MeasurementError, NotMeasuredError
 class Energy(Mapping[str, float]):
     """Joules by kind of device: ``"cpu"``, ``"memory"``, ``"gpu"``, ...
 
-    A kind whose energy is not known is not in it. ``uncertainty`` says by kind how many joules
-    each figure may be off; ``coverage``, 0 to 1, how much of the time was measured.
+    A kind whose energy is not known is not in it, but in ``unknown``. ``uncertainty`` says by
+    kind how many joules each figure may be off; ``coverage``, 0 to 1, how much of the time was
+    measured, in every kind.
     """
 
-    __slots__ = ("_joules", "coverage", "uncertainty")
+    __slots__ = ("_joules", "coverage", "uncertainty", "unknown")
 
     def __init__(
-        self, joules: Mapping[str, float], uncertainty: Mapping[str, float], coverage: float
+        self,
+        joules: Mapping[str, float],
+        uncertainty: Mapping[str, float],
+        coverage: float,
+        unknown: Iterable[str] = (),
     ) -> None:
         self._joules = dict(joules)
         self.uncertainty: Mapping[str, float] = dict(uncertainty)
         self.coverage = coverage
+        self.unknown = tuple(unknown)
 
     @property
     def total(self) -> float:
-        """The joules of all kinds; NotMeasuredError if none is known."""
-        if not self._joules:
+        """The joules of all kinds; NotMeasuredError if they are not known of each."""
+        if self.unknown or not self._joules:
             raise NotMeasuredError(
-                "The energy is not known: nothing was measured in this window. It lies before "
-                "the agent began or further back than it remembers, or no counter answered."
+                f"The total is not known: of {', '.join(self.unknown) or 'this window'} nothing "
+                "was measured. The window lies before the agent began or further back than it "
+                "remembers, or a counter did not answer."
             )
         return sum(self._joules.values())
 
@@ -93,13 +100,14 @@ class Measurement(NamedTuple):
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Measurement:
         """From an answer of ``/v1/energy`` that was asked with ``pid`` and ``family``."""
+        kinds = told["provenance"]
         return cls(
             seconds=told["seconds"],
-            joules=energy_of(told["family"]),
-            process=energy_of(told["process"]),
-            host=energy_of(told["host"]),
+            joules=_energy(told["family"], kinds),
+            process=_energy(told["process"], kinds),
+            host=_energy(told["host"], kinds),
             devices=tuple(_device(one) for one in told["devices"]),
-            provenance=dict(told["provenance"]),
+            provenance=dict(kinds),
             emulated=told["emulated"],
             complete=told["complete"],
             host_name=told["host_name"],
@@ -114,11 +122,11 @@ class NotSettledError(MeasurementError, TimeoutError):
         self.partial = partial
 
 
-def energy_of(told: Mapping[str, Any]) -> Energy:
-    """One table of joules by kind, its unknown kinds left out."""
+def _energy(told: Mapping[str, Any], kinds: Iterable[str]) -> Energy:
+    """One table of joules by kind, of a host that has devices of ``kinds``."""
     joules = {kind: value for kind, value in told["joules"].items() if value is not None}
-    doubt = told["uncertainty_joules"]
-    return Energy(joules, {kind: doubt[kind] for kind in joules if kind in doubt}, told["coverage"])
+    doubt = {kind: told["uncertainty_joules"].get(kind, 0.0) for kind in joules}
+    return Energy(joules, doubt, told["coverage"], [kind for kind in kinds if kind not in joules])
 
 
 def _device(told: Mapping[str, Any]) -> Device:

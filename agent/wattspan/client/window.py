@@ -130,9 +130,9 @@ class Window:
 
     @property
     def ok(self) -> bool:
-        """Whether the figures can be read; waits for them, raises nothing for want of an agent."""
+        """Whether all kinds are known; waits for them, and raises nothing for want of an agent."""
         try:
-            return bool(self.result().joules)
+            return not self.result().joules.unknown
         except MeasurementError:
             return False
 

@@ -22,9 +22,9 @@ def energy(
     """What the host, its devices, and a process spent from ``start`` to ``end``."""
     # Taken before the figures: what settles in between makes them better than is claimed.
     settled = past.settled()
-    domains = past.domains()
-    devices = [(domain, past.device(domain.id, start, end)) for domain in domains.values()]
-    provenance = provenances(domains.values())
+    domains = in_order(past.domains().values())
+    devices = [(domain, past.device(domain.id, start, end)) for domain in domains]
+    provenance = provenances(domains)
     return {
         "start_mono_ns": start,
         "end_mono_ns": end,
@@ -42,6 +42,12 @@ def energy(
         if consumer is None or not family
         else _process(consumer, past.process(consumer, start, end, family=True), end - start),
     }
+
+
+def in_order(domains: Iterable[Domain]) -> list[Domain]:
+    """By kind and name, so that answers are alike whichever source was quickest."""
+    kinds = list(HwType)
+    return sorted(domains, key=lambda domain: (kinds.index(domain.hw_type), domain.name))
 
 
 def provenances(domains: Iterable[Domain]) -> dict[HwType, Provenance]:

@@ -99,7 +99,7 @@ class QueryService:
     async def _status(self, request: Request) -> Response:
         no_parameters(request.query)
         now, settled = self._clock.monotonic(), self._past.settled()
-        domains = self._past.domains().values()
+        domains = answer.in_order(self._past.domains().values())
         provenance = answer.provenances(domains)
         return json_response(
             {
