@@ -114,7 +114,7 @@ def test_the_table_is_for_people(tmp_path: Path, host: Books, report: Report) ->
     heading = next(line for line in lines if line.startswith("service"))
     assert heading.split() == [
         *("service", "span", "calls", "cpu", "gpu", "total", "share"),
-        *("J/call", "time", "tokens", "in", "out", "J/out"),
+        *("J/call", "time", "tokens", "in", "out", "J/token"),
     ]
     assert cells("chat") == [
         *("llm", "chat", "40", "0.040", "0.360", "0.400", "12%"),

@@ -19,6 +19,7 @@ from wattspan.model import (
     Instant,
     Microjoules,
     Milliwatts,
+    Nanoseconds,
     PayerInfo,
     PowerLimits,
     ProcessRow,
@@ -26,6 +27,8 @@ from wattspan.model import (
     Remainder,
     Snapshot,
     SourceHealth,
+    SpanAccounts,
+    SpanRow,
     Trouble,
 )
 
@@ -129,3 +132,40 @@ def busy_host(provenance: Provenance = Provenance.MEASURED) -> Snapshot:
         health=(SourceHealth("rapl", True, 100, 3, (denied,)),),
         stats=AgentStats(Instant(0, NOON), processes=412),
     )  # fmt: skip
+
+
+def serving_host(provenance: Provenance = Provenance.MEASURED) -> Snapshot:
+    """The busy host, whose applications send spans."""
+
+    def row(
+        service: str, name: str, cpu: int, gpu: int, calls: int, seconds: float, tokens: int = 0
+    ) -> SpanRow:
+        return SpanRow(
+            service,
+            name,
+            {CPU: Microjoules(cpu)} | ({GPU: Microjoules(gpu)} if gpu else {}),
+            Nanoseconds(round(seconds * 10**9)),
+            calls,
+            {"input": 4 * tokens, "output": tokens} if tokens else {},
+        )
+
+    return replace(
+        busy_host(provenance),
+        spans=SpanAccounts(
+            rows=(
+                row("trainer", "train_step", 7_900 * J, 80_100 * J, 41_220, 251.0),
+                row("llm", "chat gpt-oss", 620 * J, 3_310 * J, 912, 1_333.0, 118_404),
+                row("shop", "POST /checkout", 1_312_000, 0, 52, 0.91),
+                row("shop", "evil\x1b[31m\nname", 12, 0, 1, 0.000_003),
+                row("other", "other", 2 * J, 0, 12_345, 9.0),
+            ),
+            outside={
+                ("trainer", CPU): Microjoules(31 * J),
+                ("trainer", GPU): Microjoules(899 * J),
+                ("llm", CPU): Microjoules(12 * J),
+            },
+            outcomes={"joined": 54_530, "partial": 3, "unknown_process": 7, "late": 0},
+            received=54_540,
+            refused={"invalid_id": 2},
+        ),
+    )

@@ -18,6 +18,7 @@ class By(StrEnum):
     PROCESS = "process"
     GROUP = "group"
     DEVICE = "device"
+    SPAN = "span"
 
 
 class Sort(StrEnum):

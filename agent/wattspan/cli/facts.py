@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from wattspan.cli.controls import Options
-from wattspan.cli.rows import Row, group_rows, host, process_rows
-from wattspan.model import DomainAccount, HwType, Snapshot
+from wattspan.cli.rows import Row, group_rows, host, process_rows, span_rows
+from wattspan.model import DomainAccount, HwType, Snapshot, SpanAccounts, SpanRow
 
 
 def facts(snapshot: Snapshot, options: Options | None = None) -> dict[str, Any]:
@@ -27,6 +27,8 @@ def facts(snapshot: Snapshot, options: Options | None = None) -> dict[str, Any]:
         "processes": [_process(row) for row in process_rows(snapshot, chosen)],
         "other_joules": _by_type(snapshot.other),
         "ended_joules": _by_type(snapshot.retired),
+        "spans": [_span(row) for row in span_rows(snapshot, chosen)],
+        "outside_spans_joules": _outside(snapshot.spans),
         "failures": [str(failure) for health in snapshot.health for failure in health.failures],
     }
 
@@ -59,6 +61,29 @@ def _domain(account: DomainAccount) -> dict[str, Any]:
 def _process(row: Row) -> dict[str, Any]:
     pid = int(row.pid) if row.pid else None
     return {"pid": pid, "alive": row.alive, **_row(row, "group")}
+
+
+def _span(row: SpanRow) -> dict[str, Any]:
+    energy, made = sum(row.energy.values()), row.tokens.get("output", 0)
+    return {
+        "service": row.service,
+        "name": row.name,
+        "calls": row.count,
+        "seconds": row.time / 1e9,
+        "energy_joules": _joules(energy),
+        "energy_joules_by_type": _by_type(row.energy),
+        "joules_per_call": energy / 1e6 / row.count if row.count else None,
+        "tokens": dict(row.tokens),
+        "joules_per_output_token": energy / 1e6 / made if made else None,
+    }
+
+
+def _outside(spans: SpanAccounts) -> dict[str, dict[str, float]]:
+    """What each service spent while none of its spans was open."""
+    found: dict[str, dict[str, float]] = {}
+    for (service, kind), energy in spans.outside.items():
+        found.setdefault(service, {})[kind] = _joules(energy)
+    return found
 
 
 def _row(row: Row, detail: str) -> dict[str, Any]:

@@ -96,12 +96,12 @@ def _table(
 def _span_table(
     lines: Sequence[Line], breakdown: Breakdown, unit: str
 ) -> Iterator[tuple[str, ...]]:
-    """As ``_table``, with what spans did and what each call and each token made cost."""
+    """As ``_table``, with what spans did and what each call and each output token cost."""
     types = list(breakdown.provenance)
     whole = breakdown.total.whole
     several = ("total",) if len(types) > 1 else ()
     tokens = any(line.use and line.use.tokens_in + line.use.tokens_out for line in lines)
-    told = ("tokens in", "out", "J/out") if tokens else ()
+    told = ("tokens in", "out", "J/token") if tokens else ()
     yield ("service", "span", "calls", *types, *several, "share", "J/call", "time", *told)
     worst = max(breakdown.provenance.values(), key=lambda one: one.doubt, default=None)
     labels = [breakdown.provenance[hw_type].value for hw_type in types]

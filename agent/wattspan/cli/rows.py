@@ -14,6 +14,7 @@ from wattspan.model import (
     Milliwatts,
     ProcessRow,
     Snapshot,
+    SpanRow,
 )
 
 
@@ -42,6 +43,20 @@ def process_rows(snapshot: Snapshot, options: Options) -> list[Row]:
 
 def group_rows(snapshot: Snapshot, options: Options) -> list[Row]:
     return _chosen(map(_group, snapshot.groups), options)
+
+
+def span_rows(snapshot: Snapshot, options: Options) -> list[SpanRow]:
+    """Without watts: a span's joules are known when it has ended, so they come in lumps."""
+    wanted = options.filter.casefold()
+    kept = [
+        row
+        for row in snapshot.spans.rows
+        if wanted in row.name.casefold() or wanted in row.service.casefold()
+    ]
+    kept.sort(key=lambda row: (row.name.casefold(), row.service.casefold()))
+    if options.sort is not Sort.NAME:
+        kept.sort(key=lambda row: sum(row.energy.values()), reverse=True)
+    return kept
 
 
 def _process(row: ProcessRow) -> Row:

@@ -29,6 +29,7 @@ from wattspan.model import (
     Instant,
     Microjoules,
     Milliwatts,
+    Nanoseconds,
     PayerInfo,
     PowerLimits,
     ProcessRow,
@@ -36,6 +37,8 @@ from wattspan.model import (
     Remainder,
     Snapshot,
     SourceHealth,
+    SpanAccounts,
+    SpanRow,
     mean_power,
 )
 from wattspan.ports import Clock, WattspanError
@@ -180,6 +183,7 @@ def snapshot_of(text: str, now: Instant) -> Snapshot:
             rss_bytes=_whole(scrape.one("wattspan_agent_resident_memory_bytes")),
             processes=int(scrape.one("wattspan_agent_processes") or 0),
         ),
+        spans=_spans(scrape),
     )
 
 
@@ -349,6 +353,51 @@ def _health(scrape: _Scrape) -> tuple[SourceHealth, ...]:
         SourceHealth(labels.get("source", ""), up=bool(value), reads=0, failed=0)
         for labels, value in scrape.get("wattspan_source_up")
     )
+
+
+def _spans(scrape: _Scrape) -> SpanAccounts:
+    energies: dict[tuple[str, str], dict[HwType, Microjoules]] = {}
+    for labels, joules in scrape.get("wattspan_span_energy_joules_total"):
+        if (hw_type := _hw_type(labels)) is not None:
+            energies.setdefault(_span(labels), {})[hw_type] = _uj(joules)
+    tokens: dict[tuple[str, str], dict[str, int]] = {}
+    for labels, count in scrape.get("wattspan_span_tokens_total"):
+        tokens.setdefault(_span(labels), {})[labels.get("direction", "")] = int(count)
+    times = {_span(labels): s for labels, s in scrape.get("wattspan_span_seconds_total")}
+    return SpanAccounts(
+        rows=tuple(
+            SpanRow(
+                *key,
+                energies.get(key, {}),
+                Nanoseconds(_nanoseconds(times.get(key)) or 0),
+                int(count),
+                tokens.get(key, {}),
+            )
+            for key, count in (
+                (_span(labels), count) for labels, count in scrape.get("wattspan_spans_total")
+            )
+        ),
+        outside={
+            (labels.get("service_name", ""), hw_type): _uj(joules)
+            for labels, joules in scrape.get("wattspan_span_outside_energy_joules_total")
+            if (hw_type := _hw_type(labels)) is not None
+        },
+        outcomes=_by_reason(scrape, "wattspan_span_outcomes_total"),
+        received=int(scrape.one("wattspan_spans_received_total") or 0),
+        refused=_by_reason(scrape, "wattspan_spans_refused_total"),
+        forwarded=int(scrape.one("wattspan_spans_forwarded_total") or 0),
+        forward_drops=_by_reason(scrape, "wattspan_spans_forward_drops_total"),
+        forward_queue=int(scrape.one("wattspan_spans_forward_queue_bytes") or 0),
+        open=int(scrape.one("wattspan_spans_open") or 0),
+    )
+
+
+def _span(labels: Labels) -> tuple[str, str]:
+    return labels.get("service_name", ""), labels.get("span_name", "")
+
+
+def _by_reason(scrape: _Scrape, name: str) -> dict[str, int]:
+    return {labels.get("reason", ""): int(count) for labels, count in scrape.get(name)}
 
 
 # ------------------------------------------------------------------------ two scrapes to watts

@@ -6,7 +6,7 @@ What matters is said in words and marks; colour repeats it and may be absent.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
@@ -22,15 +22,23 @@ from wattspan.cli.rows import (
     host,
     hw_types,
     process_rows,
+    span_rows,
 )
-from wattspan.model import GpuStatus, HwType, Provenance, Snapshot
-
-T = TypeVar("T")
-
-WIDE = 120  # from here on there is room for bars, methods and the state of GPUs
+from wattspan.cli.tables import (
+    SHORT,
+    WIDE,
+    column,
+    more,
+    nobody,
+    number,
+    one_line,
+    plain_table,
+    window,
+)
+from wattspan.cli.view_spans import span_table, spans_remainder
+from wattspan.model import GpuStatus, Provenance, Snapshot
 
 BANNER = "EMULATED HOST: these figures are true of no machine"
-_SHORT = {HwType.CPU: "cpu", HwType.GPU: "gpu", HwType.MEMORY: "mem", HwType.ENCLOSURE: "encl"}
 _COLOURS = {
     Provenance.MEASURED: "green",
     Provenance.DERIVED: "cyan",
@@ -38,7 +46,7 @@ _COLOURS = {
     Provenance.EMULATED: "magenta",
 }
 HELP = """\
-tab      everything, processes, groups, devices
+tab      everything, processes, groups, devices, spans
 s        sort by watts, joules, name
 /        filter; enter keeps it, escape clears it
 up down  scroll; also j k, page up, page down
@@ -69,7 +77,8 @@ def _body(snapshot: Snapshot, options: Options, room: int | None) -> Iterator[Re
     devices = device_tree(snapshot, options if options.by is By.DEVICE else Options())
     groups = group_rows(snapshot, options)
     processes = process_rows(snapshot, options)
-    space = _share_out(options, room, len(devices), len(groups))
+    spans = span_rows(snapshot, options)
+    space = _share_out(options, room, len(devices), len(groups), len(snapshot.spans.rows))
     if options.by in (By.ALL, By.DEVICE):
         yield Text()
         yield _devices(snapshot, options, devices, space.devices)
@@ -82,6 +91,11 @@ def _body(snapshot: Snapshot, options: Options, room: int | None) -> Iterator[Re
         yield _spenders("PROCESS", snapshot, options, processes, options.offset, space.processes)
     if options.by in (By.ALL, By.PROCESS):
         yield _remainder(snapshot, options)
+    if space.spans != 0:
+        yield Text()
+        offset = options.offset if options.by is By.SPAN else 0
+        yield span_table(spans, hw_types(snapshot), options, offset, space.spans)
+        yield spans_remainder(snapshot.spans, options)
 
 
 class _Space(NamedTuple):
@@ -90,23 +104,35 @@ class _Space(NamedTuple):
     devices: int | None
     groups: int | None
     processes: int | None
+    spans: int | None = 0
 
 
-BRIEF = _Space(None, 8, 12)
+BRIEF = _Space(None, 8, 12, 8)
 SMALL = 50  # milliwatts: rows of less are told by name only while there are few
 
 
-def _share_out(options: Options, room: int | None, devices: int, groups: int) -> _Space:
-    """Devices first, a third of the rest to groups, all else to processes."""
+def _share_out(options: Options, room: int | None, devices: int, groups: int, spans: int) -> _Space:
+    """Devices first, a third of the rest to groups, all else to processes.
+
+    Beside everything else spans are shown if there are any, and if there is room.
+    """
+    if options.by is By.SPAN:
+        return _Space(0, 0, 0, None if room is None else max(1, room - 3))
+    beside = options.by is By.ALL and spans > 0
     if room is None:
-        return BRIEF if options.brief else _Space(None, None, None)
+        space = BRIEF if options.brief else _Space(None, None, None, None)
+        return space if beside else space._replace(spans=0)
     if options.by is not By.ALL:
         rows = max(1, room - 3)
         return _Space(rows, rows, rows)
     left = max(0, room - 7)  # three headings with a blank line above each, and the remainder
+    for_spans = 0
+    if beside and left >= 20:
+        for_spans = min(spans, left // 5)
+        left -= for_spans + 3
     for_devices = min(devices, max(1, left // 2))
     for_groups = min(groups, max(1, (left - for_devices) // 3))
-    return _Space(for_devices, for_groups, max(1, left - for_devices - for_groups))
+    return _Space(for_devices, for_groups, max(1, left - for_devices - for_groups), for_spans)
 
 
 # ---------------------------------------------------------------------------- above the tables
@@ -157,22 +183,22 @@ def _devices(
     snapshot: Snapshot, options: Options, tree: list[Nested], rows: int | None
 ) -> RenderableType:
     wide = options.width >= WIDE
-    table = _table(
+    table = plain_table(
         options,
         Column("DEVICE", no_wrap=True, overflow="ellipsis", ratio=4),
-        _number("watts"),
+        number("watts"),
         *([Column("", no_wrap=True)] if wide else []),
-        _number("joules"),
-        _number("procs"),
-        _number("idle"),
-        _number("unattr."),
+        number("joules"),
+        number("procs"),
+        number("idle"),
+        number("unattr."),
         Column("how", no_wrap=True),
         *([Column("state", no_wrap=True, overflow="ellipsis", ratio=5)] if wide else []),
     )
     whole = host(snapshot).power
     gpus = {gpu.domain_id: gpu for gpu in snapshot.gpus}
     offset = options.offset if options.by is By.DEVICE else 0
-    shown, hidden = _window(tree, offset, rows)
+    shown, hidden = window(tree, offset, rows)
     for account, depth in shown:
         domain = account.domain
         settled = account.consumers + account.idle + account.unattributed
@@ -181,7 +207,7 @@ def _devices(
         named = figures.clean(domain.name)
         if domain.provenance is Provenance.EMULATED:  # which another column says
             named = named.removeprefix("Emulated ")
-        name = "  " * depth + f"{_SHORT[domain.hw_type]} {named}"
+        name = "  " * depth + f"{SHORT[domain.hw_type]} {named}"
         mark = "" if domain.in_cover else " *"
         cells: list[RenderableType] = [
             Text(name + mark, style="" if domain.in_cover else "dim"),
@@ -191,7 +217,7 @@ def _devices(
             part = account.power if domain.in_cover else None
             cells.append(_bar(part, whole, options))
         cells += [
-            _column(account.energy),
+            column(account.energy),
             *(shares if account.attributed else ["", "", ""]),
             Text(domain.provenance, style=_COLOURS[domain.provenance]),
         ]
@@ -200,7 +226,7 @@ def _devices(
         table.add_row(*cells)
     if not tree:
         table.add_row(Text("no counter is read: see `wattspan doctor`", style="yellow"))
-    return Group(table, *_more(hidden))
+    return Group(table, *more(hidden))
 
 
 def _state(present: bool, method: str, gpu: GpuStatus | None) -> str:
@@ -247,16 +273,16 @@ def _spenders(
 ) -> RenderableType:
     kinds = hw_types(snapshot)
     of_process = title == "PROCESS"
-    table = _table(
+    table = plain_table(
         options,
-        *([_number("PID")] if of_process else []),
+        *([number("PID")] if of_process else []),
         Column(title, no_wrap=True, overflow="ellipsis", ratio=3),
         Column("group" if of_process else "kind", no_wrap=True, overflow="ellipsis", ratio=2),
-        *(_number(f"{_SHORT[kind]} W") for kind in kinds),
-        _number("watts"),
-        _number("joules"),
+        *(number(f"{SHORT[kind]} W") for kind in kinds),
+        number("watts"),
+        number("joules"),
     )
-    shown, hidden = _brief(rows, limit) if options.brief else _window(rows, offset, limit)
+    shown, hidden = _brief(rows, limit) if options.brief else window(rows, offset, limit)
     for row in shown:
         name = figures.clean(row.name) + ("" if row.alive else " (ended)")
         powers = [figures.watts(row.power[kind]) if kind in row.power else "" for kind in kinds]
@@ -266,16 +292,20 @@ def _spenders(
             Text(figures.clean(row.detail), style="dim"),
             *powers,
             Text(figures.watts(row.watts), style="bold"),
-            _column(row.joules),
+            column(row.joules),
             style="" if row.alive else "dim",
         )
     if not rows:
-        table.add_row(*([""] if of_process else []), Text(_nobody(options), style="dim"))
-    return Group(table, *_more(hidden))
+        table.add_row(*([""] if of_process else []), Text(nobody(options), style="dim"))
+    return Group(table, *more(hidden))
 
 
-def _nobody(options: Options) -> str:
-    return f"none with {options.filter!r}" if options.filter else "none yet"
+def _brief(rows: list[Row], limit: int | None) -> tuple[list[Row], int]:
+    """The rows that draw something, or all if they are few; and how many are left out."""
+    if limit is None or len(rows) <= limit:
+        return rows, 0
+    shown = [row for row in rows if (row.watts or 0) >= SMALL][:limit] or rows[:1]
+    return shown, len(rows) - len(shown)
 
 
 def _remainder(snapshot: Snapshot, options: Options) -> Text:
@@ -289,7 +319,7 @@ def _remainder(snapshot: Snapshot, options: Options) -> Text:
     ]
     told = [f"{name} {figures.joules(energy)}" for name, energy in parts if energy]
     line = Text("beside these: " + ", ".join(told) if told else "", style="dim")
-    return _one_line(line, options)
+    return one_line(line, options)
 
 
 # ---------------------------------------------------------------------------- below the tables
@@ -309,15 +339,9 @@ def _problems(snapshot: Snapshot, options: Options) -> Iterator[RenderableType]:
     elif options.height < 24:
         most = 1
     for sentence in sentences[:most]:
-        yield _one_line(Text(f"! {figures.clean(sentence)}", style="yellow"), options)
+        yield one_line(Text(f"! {figures.clean(sentence)}", style="yellow"), options)
     if len(sentences) > most:
         yield Text(f"! {len(sentences) - most} more: see `wattspan doctor`", style="yellow")
-
-
-def _one_line(line: Text, options: Options) -> Text:
-    """Cut to one line where lines are counted; whole where there is room for all."""
-    line.no_wrap, line.overflow = options.height is not None, "ellipsis"
-    return line
 
 
 def _keys(options: Options) -> Iterator[RenderableType]:
@@ -328,49 +352,3 @@ def _keys(options: Options) -> Iterator[RenderableType]:
         if options.filter:
             parts += f"   only {options.filter!r}"
         yield Text(parts, style="reverse", no_wrap=True, overflow="ellipsis")
-
-
-# -------------------------------------------------------------------------------------- tables
-
-
-def _table(options: Options, *columns: Column) -> Table:
-    return Table(
-        *columns,
-        box=None,
-        expand=True,
-        padding=(0, 2 if options.width >= WIDE else 1, 0, 0),
-        pad_edge=False,
-        header_style="bold underline",
-        collapse_padding=True,
-    )
-
-
-def _column(energy: int) -> str:
-    """Joules for a column: a blank where others have a prefix, so that digits line up."""
-    text = figures.joules(energy)
-    return text.replace(" J", "  J")
-
-
-def _number(title: str) -> Column:
-    return Column(title, justify="right", no_wrap=True)
-
-
-def _window(rows: list[T], offset: int, limit: int | None) -> tuple[list[T], int]:
-    """The rows that fit, from ``offset`` on, and how many do not."""
-    if limit is None or len(rows) <= limit:
-        return rows, 0
-    first = min(offset, len(rows) - (limit - 1))
-    shown = rows[first : first + limit - 1]  # one line goes to "more"
-    return shown, len(rows) - len(shown)
-
-
-def _brief(rows: list[Row], limit: int | None) -> tuple[list[Row], int]:
-    """The rows that draw something, or all if they are few; and how many are left out."""
-    if limit is None or len(rows) <= limit:
-        return rows, 0
-    shown = [row for row in rows if (row.watts or 0) >= SMALL][:limit] or rows[:1]
-    return shown, len(rows) - len(shown)
-
-
-def _more(hidden: int) -> list[RenderableType]:
-    return [Text(f"  ... and {hidden} more", style="dim")] if hidden else []

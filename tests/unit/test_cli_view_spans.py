@@ -1,0 +1,173 @@
+"""Spans in the terminal view, from the agent's own snapshot and from a scrape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from support.snapshots import CPU, GPU, busy_host, serving_host
+from wattspan.cli.controls import By, Options, Sort
+from wattspan.cli.facts import facts
+from wattspan.cli.portions import count, each, lasting_each
+from wattspan.cli.rows import span_rows
+from wattspan.cli.scraping import snapshot_of
+from wattspan.cli.view import render
+from wattspan.model import Instant, Provenance, Snapshot
+from wattspan_exporters.prometheus.render import Format, Renderer
+
+
+def drawn(
+    snapshot: Snapshot, width: int = 80, height: int | None = None, **chosen: object
+) -> list[str]:
+    """The view as lines of plain text."""
+    console = Console(width=width, height=height, color_system=None)
+    options = Options(width=width, height=height, **chosen)  # type: ignore[arg-type]
+    with console.capture() as captured:
+        console.print(render(snapshot, options))
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def line_with(text: str, lines: list[str]) -> str:
+    (found,) = [line for line in lines if text in line]
+    return found
+
+
+def scraped(snapshot: Snapshot) -> Snapshot:
+    text = Renderer().render(snapshot, Format.TEXT).decode()
+    return snapshot_of(text, Instant(5, 5))
+
+
+def test_a_name_tells_its_calls_joules_and_what_a_call_and_a_token_cost() -> None:
+    lines = drawn(serving_host(), by=By.SPAN)
+    assert line_with("SPAN ", lines).split() == [
+        "SPAN", "service", "calls", "joules", "J/call", "time/call", "J/token",
+    ]  # fmt: skip
+    assert line_with("train_step", lines).split() == [
+        "train_step", "trainer", "41.2k", "88.0", "kJ", "2.13", "J", "6.09", "ms",
+    ]  # fmt: skip
+    assert line_with("chat", lines).split() == [
+        *("chat", "gpt-oss", "llm", "912", "3.93", "kJ", "4.31", "J", "1.5", "s", "33.2", "mJ"),
+    ]
+
+
+def test_a_wide_terminal_tells_each_hardware_type_and_the_tokens() -> None:
+    lines = drawn(serving_host(), width=140, by=By.SPAN)
+    heading = line_with("SPAN ", lines).split()
+    assert heading[3:9] == ["cpu", "J", "gpu", "J", "mem", "J"]
+    assert line_with("chat", lines).split()[4:] == [
+        *("620", "J", "3.31", "kJ", "3.93", "kJ", "4.31", "J", "1.5", "s", "118k", "33.2", "mJ"),
+    ]
+
+
+def test_what_no_row_tells_is_told_below() -> None:
+    assert line_with("outside spans", drawn(serving_host(), width=120, by=By.SPAN)) == (
+        "outside spans: trainer 930 J, llm 12.0 J; 7 unknown process; 2 refused (invalid id)"
+    )
+
+
+@pytest.mark.parametrize("by", [By.SPAN, By.ALL])
+@pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
+@pytest.mark.parametrize("height", [16, 24, 40, 60])
+def test_it_never_takes_more_room_than_there_is(width: int, height: int, by: By) -> None:
+    snapshot = serving_host(Provenance.EMULATED)
+    crowd = replace(snapshot.spans, rows=snapshot.spans.rows * 40)
+    lines = drawn(replace(snapshot, spans=crowd), width, height, by=by, keys=True)
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    assert lines[-1].startswith("q quit")
+
+
+def test_beside_everything_else_spans_are_shown_where_there_is_room() -> None:
+    def shown(**chosen: object) -> bool:
+        return any("train_step" in line for line in drawn(serving_host(), **chosen))  # type: ignore[arg-type]
+
+    assert shown()
+    assert shown(brief=True)
+    assert shown(height=50)
+    assert not shown(height=24)
+    assert not any("SPAN" in line for line in drawn(busy_host()))
+
+
+def test_a_host_without_spans_says_so_where_they_were_asked_for() -> None:
+    assert any("none yet" in line for line in drawn(busy_host(), by=By.SPAN))
+    assert any("none with 'zzz'" in x for x in drawn(serving_host(), by=By.SPAN, filter="zzz"))
+
+
+def test_spans_are_sorted_by_joules_or_name_and_filtered_by_name_or_service() -> None:
+    def names(**chosen: object) -> list[str]:
+        return [row.name[:5] for row in span_rows(serving_host(), Options(**chosen))]  # type: ignore[arg-type]
+
+    assert names() == names(sort=Sort.JOULES) == ["train", "chat ", "other", "POST ", "evil\x1b"]
+    assert names(sort=Sort.NAME) == ["chat ", "evil\x1b", "other", "POST ", "train"]
+    assert names(filter="SHOP") == ["POST ", "evil\x1b"]
+    assert names(filter="checkout") == ["POST "]
+
+
+def test_scrolling_reaches_the_last_span() -> None:
+    spans = serving_host().spans
+    rows = tuple(replace(row, name=f"{row.name} {n}") for n in range(40) for row in spans.rows)
+    snapshot = replace(serving_host(), spans=replace(spans, rows=rows))
+    assert not any("evil?[31m?name 39" in line for line in drawn(snapshot, height=24, by=By.SPAN))
+    end = drawn(snapshot, height=24, by=By.SPAN, offset=10**6)
+    assert any("evil?[31m?name 39" in line for line in end)
+
+
+def test_a_span_cannot_command_the_terminal() -> None:
+    assert "\x1b" not in "\n".join(drawn(serving_host(), by=By.SPAN))
+
+
+def test_a_scrape_tells_of_spans_what_the_snapshot_told() -> None:
+    ours, theirs = serving_host().spans, scraped(serving_host()).spans
+    known = {(row.service, row.name): row for row in ours.rows if "evil" not in row.name}
+    seen = {(row.service, row.name): row for row in theirs.rows if "evil" not in row.name}
+    assert seen == known
+    assert len(theirs.rows) == len(ours.rows)
+    assert theirs.outside == ours.outside
+    assert (theirs.outcomes, theirs.refused) == (ours.outcomes, ours.refused)
+    assert theirs.received == ours.received
+
+
+def test_words_of_a_newer_agent_break_no_span() -> None:
+    text = Renderer().render(serving_host(), Format.TEXT).decode()
+    seen = snapshot_of(text.replace('hw_type="gpu"', 'hw_type="quantum"'), Instant(1, 1))
+    assert all(GPU not in row.energy for row in seen.spans.rows)
+
+
+def test_facts_are_exact() -> None:
+    told = facts(serving_host())
+    chat = next(span for span in told["spans"] if span["name"] == "chat gpt-oss")
+    assert chat["energy_joules_by_type"] == {CPU: 620.0, GPU: 3310.0}
+    assert chat["tokens"] == {"input": 4 * 118_404, "output": 118_404}
+    assert chat["joules_per_output_token"] == 3930 / 118_404
+    assert told["spans"][0]["joules_per_output_token"] is None
+    assert told["outside_spans_joules"] == {"trainer": {CPU: 31.0, GPU: 899.0}, "llm": {CPU: 12.0}}
+
+
+@pytest.mark.parametrize(
+    ("microjoules", "parts", "text"),
+    [
+        (0, 0, "-"), (0, 1, "0.00 µJ"), (1, 3, "0.33 µJ"), (999, 1, "999 µJ"),
+        (999_400, 1000, "999 µJ"), (999_600, 1000, "1.00 mJ"), (999_600, 1, "1.00 J"),
+        (12_340_000, 1, "12.3 J"), (5 * 10**12, 2, "2.50 MJ"),
+    ],
+)  # fmt: skip
+def test_a_portion_has_three_digits_however_small(microjoules: int, parts: int, text: str) -> None:
+    assert each(microjoules, parts) == text
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "parts", "text"),
+    [(5, 0, "-"), (1500, 1, "1.50 µs"), (25_000_000, 2, "12.5 ms"), (10**9, 1, "1.0 s")],
+)
+def test_a_call_lasts_microseconds_or_days(nanoseconds: int, parts: int, text: str) -> None:
+    assert lasting_each(nanoseconds, parts) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (9999, "9999"), (10_000, "10.0k"), (118_404, "118k"), (2**62, "4612P")],
+)
+def test_counts_take_a_prefix_from_five_digits_on(number: int, text: str) -> None:
+    assert count(number) == text
