@@ -12,6 +12,7 @@ TICK = 1_000_000_000 // TICKS_PER_SECOND
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD in the flags field
 _EXITING = 0x00000004  # PF_EXITING
+_COPIED = 0x00000040  # PF_FORKNOEXEC
 _BIGGEST = 65536
 _STAT = 2048  # 52 numbers and a name; a small buffer is the quicker one
 
@@ -27,6 +28,7 @@ class Stat(NamedTuple):
     processor: int  # the CPU the main thread last ran on
     kernel: bool = False
     exiting: bool = False  # it has ended, but for its parent's taking note of it
+    copied: bool = False  # it was forked and runs no program of its own since
 
 
 def parse_stat(raw: bytes) -> Stat:
@@ -48,6 +50,7 @@ def parse_stat(raw: bytes) -> Stat:
         processor=int(fields[36]) if len(fields) > 36 else -1,
         kernel=bool(int(fields[6]) & _KERNEL_THREAD),
         exiting=bool(int(fields[6]) & _EXITING),
+        copied=bool(int(fields[6]) & _COPIED),
     )
 
 
@@ -115,6 +118,10 @@ class ProcFs:
         """What the process calls itself: only the first word of its command line."""
         raw = self._read(f"{pid}/cmdline", limit=4096)
         return None if raw is None else raw.split(b"\0", 1)[0].decode("utf-8", "replace")
+
+    def status(self, pid: int) -> bytes | None:
+        """The text of ``/proc/PID/status``."""
+        return self._read(f"{pid}/status")
 
     def user_id(self, pid: int) -> int | None:
         """The process's effective user: the owner of its directory."""

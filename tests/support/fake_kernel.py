@@ -1,0 +1,113 @@
+"""A kernel that shows the processes, users, containers and connections a test puts into it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from wattspan.model import Consumer
+from wattspan.processes.connections import Owner
+from wattspan.processes.procfs import TICK
+from wattspan.processes.witness import Living
+from wattspan.testing import ManualClock
+from wattspan.web.message import Peer
+
+OURS = ("127.0.0.1", 4318)
+
+
+class Process(NamedTuple):
+    living: Living
+    cgroup: str
+
+
+class FakeKernel:
+    """Processes are born at the clock's present time; looking costs ``costs`` nanoseconds."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.processes: dict[int, Process] = {}
+        self.sockets: dict[tuple[tuple[str, int], tuple[str, int]], Owner] = {}
+        self.held: dict[int, set[int]] = {}  # inodes by pid
+        self.closed_to_us: set[int] = set()  # pids whose descriptors we may not see
+        self.costs = 0
+        self.looks = 0
+        self.lookups = 0
+        self._port = 50_000
+
+    # ---------------------------------------------------------------------------- what there is
+
+    def born(
+        self,
+        pid: int,
+        *,
+        user: int = 1000,
+        parent: int = 1,
+        copied: bool = False,
+        inside: tuple[int, ...] = (),
+        cgroup: str = "0::/user.slice\n",
+        kernel: bool = False,
+    ) -> Living:
+        """A new process; ``inside`` are its pids in the namespaces below ours."""
+        self.clock.advance(1)
+        at = self.clock.now()
+        ticks = (at.mono + at.asleep) // TICK
+        living = Living(
+            Consumer(pid, ticks),
+            parent,
+            ticks * TICK,
+            frozenset({user}),
+            (pid, *inside),
+            copied,
+            kernel,
+        )
+        self.processes[pid] = Process(living, cgroup)
+        if copied and parent in self.held:
+            self.held[pid] = set(self.held[parent])
+        return living
+
+    def dies(self, living: Living) -> None:
+        del self.processes[living.consumer.pid]
+        self.held.pop(living.consumer.pid, None)
+
+    def over_unix(self, living: Living, *, dated: bool = True) -> Peer:
+        """A connection that ``living`` makes now."""
+        accepted = self.clock.monotonic() if dated else None
+        (user,) = living.users
+        return Peer(pid=living.consumer.pid, uid=user, accepted=accepted)
+
+    def over_tcp(self, living: Living, *, dated: bool = True) -> Peer:
+        self._port += 1
+        end, inode = ("127.0.0.1", self._port), self._port * 10
+        (user,) = living.users
+        self.sockets[end, OURS] = Owner(user, inode)
+        self.held.setdefault(living.consumer.pid, set()).add(inode)
+        return Peer(address=end, local=OURS, accepted=self.clock.monotonic() if dated else None)
+
+    # ----------------------------------------------------------------------------- what it shows
+
+    def identify(self, pid: int) -> Consumer | None:
+        process = self.processes.get(pid)
+        return process.living.consumer if process else None
+
+    def look(self, pid: int) -> Living | None:
+        self.looks += 1
+        process = self.processes.get(pid)
+        return process.living if process else None
+
+    def pids(self) -> list[int]:
+        self.clock.advance(ns=self.costs)
+        return list(self.processes)
+
+    def owner(self, pid: int) -> int | None:
+        return min(self.processes[pid].living.users)
+
+    def cgroup(self, pid: int) -> str:
+        return self.processes[pid].cgroup if pid in self.processes else ""
+
+    def owner_of(self, end: tuple[str, int], other: tuple[str, int]) -> Owner | None:
+        self.lookups += 1
+        return self.sockets.get((end, other))
+
+    def holds(self, pid: int, inode: int) -> bool | None:
+        if pid in self.closed_to_us:
+            return None
+        return inode in self.held.get(pid, ())

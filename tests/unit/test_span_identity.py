@@ -1,0 +1,461 @@
+"""Spans belong to the process that the kernel says sent them, or that it can have been."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from support.fake_kernel import FakeKernel
+from wattspan.model import Consumer
+from wattspan.processes.witness import Living
+from wattspan.spanfeed.delivery import Claim
+from wattspan.spanfeed.identity import AFTERLIFE, MOST, SURE, UNSURE, Identities
+from wattspan.spans import Outcome
+from wattspan.testing import ManualClock
+from wattspan.web.message import Peer
+
+UNKNOWN, DISBELIEVED = Outcome.UNKNOWN_PROCESS, Outcome.NOT_BELIEVED
+ID = "0123456789abcdef" * 4
+OTHER_ID = "f" * 64
+DOCKER = f"0::/system.slice/docker-{ID}.scope\n"
+ELSEWHERE = Peer(address=("10.0.0.7", 4000), local=("10.0.0.1", 4318), accepted=1)
+
+
+class Host:
+    """A kernel, and what is made of it. Everybody is of user 1000 unless it is said."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.kernel = FakeKernel(self.clock)
+        self.kernel.born(1, user=0, parent=0)
+        self.identities = Identities(self.clock, self.kernel)
+        self.born = self.kernel.born
+
+    def whose(self, peer: Peer, claim: Claim | None = None) -> Consumer | Outcome:
+        return self.identities.resolve(peer, claim or Claim())
+
+    def created(self, living: Living, later: float = 0.0) -> str:
+        """When it was born, as an SDK writes it."""
+        now = self.clock.now()
+        boot = now.wall - now.mono - now.asleep
+        at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=(boot + living.born) // 1000)
+        return (at + timedelta(seconds=later)).isoformat()
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+# ------------------------------------------------------------------------------ Unix sockets
+
+
+def test_on_a_unix_socket_the_peer_is_the_process(host: Host) -> None:
+    app = host.born(50)
+    peer = host.kernel.over_unix(app)
+    assert host.whose(peer) == app.consumer
+    assert host.whose(peer, Claim(pid=50)) == app.consumer
+
+
+def test_a_container_sees_its_own_pid_and_is_known_by_ours(host: Host) -> None:
+    host.born(7, user=0)
+    app = host.born(50, inside=(7,), user=0)
+    assert host.whose(host.kernel.over_unix(app), Claim(pid=7)) == app.consumer
+
+
+def test_a_collector_may_speak_for_processes_of_its_user(host: Host) -> None:
+    app, collector = host.born(50), host.born(60)
+    assert host.whose(host.kernel.over_unix(collector), Claim(pid=50)) == app.consumer
+
+
+def test_nobody_but_root_may_speak_for_another_user(host: Host) -> None:
+    app, collector, root = host.born(50, user=1001), host.born(60), host.born(70, user=0)
+    assert host.whose(host.kernel.over_unix(collector), Claim(pid=50)) == DISBELIEVED
+    assert host.whose(host.kernel.over_unix(root), Claim(pid=50)) == app.consumer
+
+
+def test_what_a_collector_forwards_without_a_pid_is_not_its_own(host: Host) -> None:
+    host.born(50)
+    peer = host.kernel.over_unix(collector := host.born(60))
+    assert host.whose(peer, Claim("web")) == collector.consumer
+    host.whose(peer, Claim("shop", pid=50))
+    host.clock.advance(1)
+    assert host.whose(peer, Claim("web")) == UNKNOWN
+    assert host.whose(peer, Claim("collector", pid=60)) == collector.consumer
+
+
+def test_a_pid_that_nobody_has_is_not_believed(host: Host) -> None:
+    assert host.whose(host.kernel.over_unix(host.born(50)), Claim(pid=51)) == DISBELIEVED
+
+
+@pytest.mark.parametrize("pid", [0, -1, 2**31, 2**63, 10**40])
+def test_a_pid_that_cannot_be_is_not_believed(host: Host, pid: int) -> None:
+    assert host.whose(host.kernel.over_unix(host.born(50)), Claim(pid=pid)) == DISBELIEVED
+
+
+def test_a_kernel_thread_sends_no_spans(host: Host) -> None:
+    host.born(2, user=0, kernel=True)
+    root = host.kernel.over_unix(host.born(50, user=0))
+    assert host.whose(root, Claim(pid=2)) == DISBELIEVED
+
+
+def test_who_has_no_pid_here_is_judged_by_the_user(host: Host) -> None:
+    app = host.born(50)
+    assert host.whose(Peer(uid=1000), Claim(pid=50)) == app.consumer
+    assert host.whose(Peer(uid=1001), Claim(pid=50)) == DISBELIEVED
+    assert host.whose(Peer(uid=1000)) == UNKNOWN
+
+
+# --------------------------------------------------------------------------------------- fork
+
+
+def test_a_worker_with_its_parents_stale_pid_is_itself(host: Host) -> None:
+    parent = host.born(50)
+    worker = host.born(51, parent=50, copied=True)
+    grandchild = host.born(52, parent=51, copied=True)
+    for sender in (worker, grandchild):
+        peer = host.kernel.over_unix(sender)
+        assert host.whose(peer, Claim(pid=50)) == sender.consumer
+        stale = Claim(pid=50, created=host.created(parent))
+        assert host.whose(peer, stale) == sender.consumer
+        assert host.whose(peer, Claim()) == sender.consumer
+
+
+def test_a_child_with_a_program_of_its_own_speaks_for_its_parent(host: Host) -> None:
+    parent, sidecar = host.born(50), host.born(51, parent=50)
+    assert host.whose(host.kernel.over_unix(sidecar), Claim(pid=50)) == parent.consumer
+
+
+def test_a_stale_pid_with_anothers_time_of_birth_is_not_believed(host: Host) -> None:
+    parent = host.born(50)
+    worker = host.born(51, parent=50, copied=True)
+    wrong = Claim(pid=50, created=host.created(parent, later=-30))
+    assert host.whose(host.kernel.over_unix(worker), wrong) == DISBELIEVED
+
+
+def test_a_daemon_with_the_pid_of_the_process_it_was_forked_from_is_itself(host: Host) -> None:
+    starter = host.born(50)
+    daemon = host.born(51, parent=1, copied=True)
+    told = Claim(pid=50, created=host.created(starter))
+    host.kernel.dies(starter)
+    peer = host.kernel.over_unix(daemon)
+    assert host.whose(peer, Claim(pid=50)) == host.whose(peer, told) == daemon.consumer
+    later = Claim(pid=50, created=host.created(daemon, later=100))
+    assert host.whose(peer, later) == DISBELIEVED
+
+
+def test_a_worker_on_its_masters_connection_is_believed_and_the_master_no_forwarder(
+    host: Host,
+) -> None:
+    peer = host.kernel.over_unix(master := host.born(50))
+    worker = host.born(51, parent=50, copied=True)
+    assert host.whose(peer, Claim(pid=51)) == worker.consumer
+    assert host.whose(peer, Claim("other")) == master.consumer
+
+
+def test_the_connection_of_a_dead_master_proves_the_user(host: Host) -> None:
+    peer = host.kernel.over_unix(master := host.born(50))
+    worker = host.born(51, parent=50, copied=True)
+    stranger = host.born(52, user=1001)
+    host.kernel.dies(master)
+    assert host.whose(peer, Claim(pid=51)) == worker.consumer
+    assert host.whose(peer, Claim(pid=52)) == DISBELIEVED
+    assert stranger.users == {1001}
+    assert host.whose(peer) == UNKNOWN
+
+
+# ------------------------------------------------------------------------------ pids used again
+
+
+def test_who_gets_the_pid_of_a_dead_sender_inherits_nothing(host: Host) -> None:
+    first = host.born(50)
+    peer = host.kernel.over_unix(first)
+    assert host.whose(peer) == first.consumer
+    host.kernel.dies(first)
+    second = host.born(50)
+    assert second.consumer != first.consumer
+    assert host.whose(peer) == UNKNOWN
+    assert host.whose(host.kernel.over_unix(second)) == second.consumer
+
+
+def test_a_pid_first_seen_after_it_was_given_away_is_not_the_sender(host: Host) -> None:
+    peer = host.kernel.over_unix(first := host.born(50))
+    host.kernel.dies(first)
+    host.born(50)
+    assert host.whose(peer) == UNKNOWN
+
+
+def test_an_undated_peer_is_whoever_has_the_pid_now_if_the_user_fits(host: Host) -> None:
+    peer = host.kernel.over_unix(first := host.born(50), dated=False)
+    assert host.whose(peer) == first.consumer
+    host.kernel.dies(first)
+    second = host.born(50)
+    assert host.whose(peer) == second.consumer
+    host.kernel.dies(second)
+    host.born(50, user=1001)
+    assert host.whose(peer) == UNKNOWN
+
+
+def test_a_claimed_pid_that_was_given_away_leads_to_its_new_process(host: Host) -> None:
+    app, collector = host.born(50), host.kernel.over_unix(host.born(60))
+    assert host.whose(collector, Claim(pid=50)) == app.consumer
+    host.kernel.dies(app)
+    other = host.born(50, user=1001)
+    assert host.whose(collector, Claim(pid=50)) == DISBELIEVED
+    host.kernel.dies(other)
+    again = host.born(50)
+    host.clock.advance(ns=UNSURE)
+    assert host.whose(collector, Claim(pid=50)) == again.consumer
+
+
+def test_the_last_spans_of_a_process_may_come_after_its_end_for_a_while(host: Host) -> None:
+    app, collector = host.born(50), host.kernel.over_unix(host.born(60))
+    host.whose(collector, Claim(pid=50))
+    host.kernel.dies(app)
+    host.clock.advance(AFTERLIFE / 1e9 / 2)
+    assert host.whose(collector, Claim(pid=50)) == app.consumer
+    host.clock.advance(AFTERLIFE / 1e9)
+    assert host.whose(collector, Claim(pid=50)) == DISBELIEVED
+
+
+# ---------------------------------------------------------------------------------- TCP, here
+
+
+def test_over_loopback_the_holder_of_the_socket_is_the_process(host: Host) -> None:
+    for pid in range(80, 90):
+        host.born(pid)
+    app = host.born(50)
+    host.born(95)
+    assert host.whose(host.kernel.over_tcp(app)) == app.consumer
+
+
+def test_over_loopback_anothers_pid_is_not_believed(host: Host) -> None:
+    host.born(50, user=1001)
+    sender = host.born(60)
+    assert host.whose(host.kernel.over_tcp(sender), Claim(pid=50)) == DISBELIEVED
+
+
+def test_where_descriptors_are_hidden_the_user_decides(host: Host) -> None:
+    app, other = host.born(50), host.born(60, user=1001)
+    host.kernel.closed_to_us |= {50, 60}
+    peer = host.kernel.over_tcp(app)
+    assert host.whose(peer, Claim(pid=50)) == app.consumer
+    assert host.whose(peer, Claim(pid=60)) == DISBELIEVED
+    assert host.whose(peer) == UNKNOWN
+    assert other.users == {1001}
+
+
+def test_an_unseen_root_in_a_container_is_not_taken_for_the_hosts_init(host: Host) -> None:
+    app = host.born(50, user=0, inside=(1,))
+    host.kernel.closed_to_us |= {50, 1}
+    assert host.whose(host.kernel.over_tcp(app), Claim(pid=1)) == DISBELIEVED
+
+
+def test_of_several_holders_the_one_that_claims_it_is_believed(host: Host) -> None:
+    peer = host.kernel.over_tcp(host.born(50))
+    worker = host.born(51, parent=50, copied=True)
+    host.born(52, parent=50, copied=True)
+    assert host.whose(peer, Claim(pid=51)) == worker.consumer
+
+
+def test_of_several_holders_the_one_that_connected_is_the_sender(host: Host) -> None:
+    peer = host.kernel.over_tcp(master := host.born(50))
+    for pid in (51, 52):
+        host.born(pid, parent=50, copied=True)
+    assert host.whose(peer) == master.consumer
+
+
+def test_among_orphans_that_share_a_connection_none_is_chosen(host: Host) -> None:
+    peer = host.kernel.over_tcp(master := host.born(50))
+    for pid in (51, 52):
+        host.born(pid, parent=50, copied=True)
+    host.kernel.dies(master)
+    assert host.whose(peer) == UNKNOWN
+
+
+def test_a_socket_that_nobody_holds_proves_nothing(host: Host) -> None:
+    peer = host.kernel.over_tcp(app := host.born(50))
+    host.kernel.sockets.clear()
+    assert host.whose(peer) == UNKNOWN
+    assert host.whose(peer, Claim(pid=50)) == DISBELIEVED
+    assert host.whose(peer, Claim(pid=50, created=host.created(app))) == app.consumer
+
+
+def test_a_port_used_again_is_another_connection(host: Host) -> None:
+    first, second = host.born(50), host.born(60)
+    peer = host.kernel.over_tcp(first, dated=False)
+    assert host.whose(peer) == first.consumer
+    (ends,) = host.kernel.sockets
+    inode = host.kernel.sockets[ends].inode
+    host.kernel.held = {60: {inode}}
+    host.clock.advance(6)
+    assert host.whose(peer) == second.consumer
+
+
+def test_a_connection_is_looked_up_once_whatever_is_claimed_over_it(host: Host) -> None:
+    peer = host.kernel.over_tcp(host.born(50))
+    for pid in range(1000, 1100):
+        host.whose(peer, Claim(pid=pid))
+        host.clock.advance(1)
+    assert host.kernel.lookups == 1
+
+
+def test_looking_through_all_processes_takes_a_bounded_part_of_the_time(host: Host) -> None:
+    app = host.born(50)
+    host.kernel.closed_to_us.add(50)
+    host.kernel.costs = 100_000_000  # ns each time
+    start = host.clock.monotonic()
+    answers = set()
+    for _ in range(200):
+        answers.add(host.whose(host.kernel.over_tcp(app), Claim(pid=50)))
+        host.clock.advance(0.01)
+    waited = 200 * 10_000_000
+    assert host.clock.monotonic() - start - waited < waited // 20 + 500_000_000
+    assert answers == {app.consumer}
+
+
+# ---------------------------------------------------------------------------- TCP, from afar
+
+
+def test_from_another_host_or_namespace_a_bare_pid_is_not_believed(host: Host) -> None:
+    host.born(50)
+    assert host.whose(ELSEWHERE, Claim(pid=50)) == DISBELIEVED
+    assert host.whose(ELSEWHERE) == UNKNOWN
+    assert host.whose(Peer(), Claim("web")) == UNKNOWN
+
+
+def test_a_pid_with_its_time_of_birth_is_believed(host: Host) -> None:
+    app = host.born(50)
+    for later in (-1, 0, 1):
+        claim = Claim(pid=50, created=host.created(app, later))
+        assert host.whose(ELSEWHERE, claim) == app.consumer
+    assert host.whose(ELSEWHERE, Claim(pid=50, created=host.created(app, 3))) == DISBELIEVED
+
+
+def test_a_time_of_birth_fits_by_the_clock_of_then(host: Host) -> None:
+    app = host.born(50)
+    claim = Claim(pid=50, created=host.created(app))
+    host.clock.step_wall(7200)
+    assert host.whose(ELSEWHERE, claim) == app.consumer
+    assert host.whose(ELSEWHERE, Claim(pid=50, created=host.created(app))) == app.consumer
+
+
+def test_a_host_that_slept_knows_its_births_still(host: Host) -> None:
+    host.clock.suspend(3600)
+    app = host.born(50)
+    host.clock.suspend(7200)
+    claim = Claim(pid=50, created=host.created(app))
+    assert host.whose(ELSEWHERE, claim) == app.consumer
+
+
+@pytest.mark.parametrize("created", ["yesterday", "2026-13-01", "0000", "9" * 400, "\0"])
+def test_a_time_of_birth_that_is_none_is_as_good_as_none(host: Host, created: str) -> None:
+    app = host.born(50)
+    assert host.whose(ELSEWHERE, Claim(pid=50, created=created)) == DISBELIEVED
+    assert host.whose(host.kernel.over_unix(app), Claim(pid=50, created=created)) == app.consumer
+
+
+# --------------------------------------------------------------------------------- containers
+
+
+@pytest.mark.parametrize("told", [ID, ID[:12], f"docker://{ID}", f"cri-containerd-{ID}.scope"])
+def test_a_pid_inside_a_container_is_translated(host: Host, told: str) -> None:
+    host.born(7, user=0)
+    host.born(50, inside=(1,), cgroup=DOCKER)
+    app = host.born(51, inside=(7,), cgroup=DOCKER)
+    host.born(61, inside=(7,), cgroup=DOCKER.replace(ID, OTHER_ID))
+    assert host.whose(ELSEWHERE, Claim(pid=7, container=told)) == app.consumer
+
+
+def test_a_pid_outside_the_claimed_container_is_not_believed(host: Host) -> None:
+    host.born(50, inside=(1,), cgroup=DOCKER)
+    host.born(60)
+    assert host.whose(ELSEWHERE, Claim(pid=60, container=ID)) == DISBELIEVED
+    assert host.whose(ELSEWHERE, Claim(pid=9, container=ID)) == DISBELIEVED
+
+
+def test_a_container_that_is_not_here_is_unknown(host: Host) -> None:
+    host.born(7)
+    assert host.whose(ELSEWHERE, Claim(pid=7, container=ID)) == UNKNOWN
+    assert host.whose(ELSEWHERE, Claim(container=ID)) == UNKNOWN
+
+
+def test_a_containers_only_process_needs_no_pid(host: Host) -> None:
+    app = host.born(50, inside=(1,), cgroup=DOCKER)
+    assert host.whose(ELSEWHERE, Claim("web", container=ID)) == app.consumer
+    host.born(51, inside=(2,), cgroup=DOCKER)
+    assert host.whose(Peer(), Claim("shop", container=ID)) == UNKNOWN
+
+
+def test_one_pid_in_two_namespaces_of_a_container_is_nobodys(host: Host) -> None:
+    host.born(50, inside=(1, 7), cgroup=DOCKER)
+    host.born(51, inside=(2, 7), cgroup=DOCKER)
+    assert host.whose(ELSEWHERE, Claim(pid=7, container=ID)) == DISBELIEVED
+
+
+def test_what_observes_a_container_from_outside_may_name_our_pid(host: Host) -> None:
+    app = host.born(50, inside=(7,), cgroup=DOCKER)
+    host.born(51, inside=(8,), cgroup=DOCKER)
+    assert host.whose(ELSEWHERE, Claim(pid=50, container=ID)) == app.consumer
+
+
+def test_a_collector_in_one_container_is_not_the_pid_1_of_another(host: Host) -> None:
+    app = host.born(50, inside=(1,), cgroup=DOCKER)
+    collector = host.born(60, inside=(1,), cgroup=DOCKER.replace(ID, OTHER_ID))
+    peer = host.kernel.over_unix(collector)
+    assert host.whose(peer, Claim(pid=1, container=ID)) == app.consumer
+    assert host.whose(peer, Claim(pid=1, container=OTHER_ID)) == collector.consumer
+    assert host.whose(peer, Claim("web", container=ID)) == app.consumer
+
+
+def test_a_sender_in_a_container_names_its_neighbours_by_their_pids_there(host: Host) -> None:
+    host.born(8)
+    app = host.born(50, inside=(8,), cgroup=DOCKER)
+    sidecar = host.born(51, inside=(9,), cgroup=DOCKER)
+    peer = host.kernel.over_unix(sidecar)
+    assert host.whose(peer, Claim(pid=8)) == app.consumer
+    assert host.whose(peer, Claim(pid=10)) == DISBELIEVED
+
+
+def test_the_same_small_pid_with_another_time_of_birth_is_another_process(host: Host) -> None:
+    sidecar = host.born(51, inside=(1,), cgroup=DOCKER)
+    claim = Claim(pid=1, created=host.created(sidecar, later=-500))
+    assert host.whose(host.kernel.over_unix(sidecar), claim) == DISBELIEVED
+
+
+def test_a_pid_of_the_container_that_was_given_away_outside_is_looked_for_again(
+    host: Host,
+) -> None:
+    old = host.born(50, inside=(1,), cgroup=DOCKER)
+    assert host.whose(ELSEWHERE, Claim(pid=1, container=ID)) == old.consumer
+    host.kernel.dies(old)
+    host.born(50)
+    new = host.born(52, inside=(1,), cgroup=DOCKER)
+    assert host.whose(ELSEWHERE, Claim(pid=1, container=ID)) == new.consumer
+
+
+# -------------------------------------------------------------------------------------- cost
+
+
+def test_what_was_answered_is_not_asked_again_at_once(host: Host) -> None:
+    peer = host.kernel.over_tcp(host.born(50))
+    host.whose(peer, Claim(pid=50))
+    looks = host.kernel.looks
+    host.clock.advance(ns=SURE - 1)
+    host.whose(peer, Claim(pid=50))
+    host.clock.advance(ns=SURE)
+    host.whose(peer, Claim(pid=50))
+    assert host.kernel.looks == looks
+
+
+def test_any_number_of_claims_takes_bounded_room(host: Host) -> None:
+    peer = host.kernel.over_unix(host.born(50))
+    for number in range(3 * MOST):
+        host.whose(peer, Claim(f"service {number}"))
+        host.whose(peer._replace(address=("127.0.0.1", number % 65536), local=("::1", 1)))
+    assert len(host.identities._answers) <= MOST
+    assert len(host.identities._senders._known) <= 1024
+
+
+def test_a_process_is_known_by_its_pid(host: Host) -> None:
+    assert host.identities.identify(50) is None
+    assert host.identities.identify((app := host.born(50)).consumer.pid) == app.consumer
