@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import sys
@@ -169,6 +170,42 @@ def test_a_long_run_is_asked_about_piece_by_piece(monkeypatch: pytest.MonkeyPatc
     assert {begin for begin, _ in meter.asked} == {start}
 
 
+def test_who_does_not_want_to_wait_gets_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Impatient(Pieces):
+        def read(self, consumer: Consumer, start: int, end: int, wait: float) -> Measurement:
+            if wait:
+                raise KeyboardInterrupt
+            return super().read(consumer, start, end, wait)
+
+    clock, meter = ManualClock(), Impatient()
+    ended = Ended(Consumer(5, 5), clock.monotonic(), clock.advance(1).mono, 4, 0.5, False)
+    monkeypatch.setattr(measure_child, "run", lambda *_, **__: ended)
+    result = measure.measure(["sleep"], 5, meter, clock)
+    assert len(result.runs) == 1
+    assert result.last.command.joules == {"cpu": 1.0}
+
+
+def test_a_signal_that_comes_before_the_command_is_for_it() -> None:
+    class Hurried(SystemClock):
+        def monotonic(self) -> int:
+            if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL and not self.sent:
+                self.sent = True
+                signal.raise_signal(signal.SIGTERM)
+            return super().monotonic()
+
+        sent = False
+
+    ended = measure_child.run(
+        ["sleep", "1000"],
+        Hurried(),
+        begun=lambda _: None,
+        meanwhile=lambda *_: None,
+        every=3600 * SECOND,
+    )
+    assert ended.code == 128 + signal.SIGTERM
+    assert ended.interrupted
+
+
 # ------------------------------------------------------------------------------------- the table
 
 
@@ -227,6 +264,12 @@ def test_a_command_that_would_paint_the_terminal_is_shown_clean() -> None:
     text = "\n".join(lines(Result(["\x1b[31m" + "x" * 200], [a_run(spent(1.0))], "a fake")))
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_words_that_are_no_text_are_told_all_the_same() -> None:
+    result = Result([os.fsdecode(b"\xff")], [a_run(spent(1.0))], "a fake")
+    assert json.dumps(result.plain(), ensure_ascii=False).encode()
+    assert "`'?'`" in "\n".join(lines(result))
 
 
 def test_a_mean_is_known_if_all_of_it_is() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,7 +85,7 @@ def command(
         _refuse_unwritable(output)
     loaded = load_configuration(config_file, settings, _flags(interval, emulate))
     alone = alone or interval is not None or bool(loaded.config.emulation.profile)
-    with _meter(loaded, clock, alone=alone) as meter:
+    with _ending_in_order(), _meter(loaded, clock, alone=alone) as meter:
         result = measure(words, repeat, meter, clock)
     text = _text(result, as_json=as_json)
     if output is None:
@@ -120,11 +121,33 @@ def _one(words: Sequence[str], meter: Meter, clock: Clock) -> Run:
                 since = end
 
     ended = run(words, clock, begun=meter.watch, meanwhile=meanwhile, every=STRETCH)
-    told.add(meter.read(ended.whom, max(since, ended.start), ended.end, PATIENCE))
     told.seconds = (ended.end - ended.start) / 1e9
     told.cpu_seconds, told.code = ended.cpu_seconds, ended.code
     told.interrupted = ended.interrupted
+    rest = max(since, ended.start), ended.end
+    try:
+        told.add(meter.read(ended.whom, *rest, PATIENCE))
+    except KeyboardInterrupt:  # somebody does not want to wait
+        told.add(meter.read(ended.whom, *rest, 0.0))
+        told.interrupted = True
     return told
+
+
+@contextlib.contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Be told to end by SIGTERM as by Ctrl-C, so that nothing of ours is left behind.
+
+    While the command runs, signals are the command's.
+    """
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
@@ -165,6 +188,7 @@ def _flags(interval: Duration | None, emulate: str | None) -> dict[str, Flag]:
     flags = {
         "store.enabled": Flag("measure", False),
         "spans.enabled": Flag("measure", False),
+        "agent.api": Flag("measure", False),
         **emulation_flags(emulate),
     }
     return (

@@ -6,9 +6,8 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from wattspan.model import Consumer
@@ -59,7 +58,7 @@ def run(
     with _signals() as signals:
         start = clock.monotonic()
         child = _spawn(command)
-        signals.child = child.pid
+        signals.belong_to(child.pid)
         try:
             whom = identity(child.pid)
             begun(whom)
@@ -70,7 +69,7 @@ def run(
         finally:
             # Not earlier: until somebody takes note of its end, it can be asked whose it was.
             end = clock.monotonic()
-            signals.child = None
+            signals.belong_to(None)
             _, status, used = os.wait4(child.pid, 0)
             child.returncode = code = os.waitstatus_to_exitcode(status)
     return Ended(
@@ -132,13 +131,22 @@ class _Signals:
     """Passes on what is sent to us alone; what a terminal sends, it sends to the command too."""
 
     def __init__(self) -> None:
-        self.child: int | None = None
+        self._child: int | None = None
+        self._early: list[int] = []
         self.interrupted = False
+
+    def belong_to(self, child: int | None) -> None:
+        """From now on signals are for ``child``, those that came before it included."""
+        self._child = child
+        while child is not None and self._early:
+            os.kill(child, self._early.pop(0))
 
     def handle(self, number: int, frame: object) -> None:
         self.interrupted |= number in _ENDING
-        if self.child is not None and not (number in _OF_THE_TERMINAL and _in_the_foreground()):
-            os.kill(self.child, number)  # ours until we take note of its end, so nobody else's
+        if self._child is None:
+            self._early.append(number)
+        elif not (number in _OF_THE_TERMINAL and _in_the_foreground()):
+            os.kill(self._child, number)  # ours until we take note of its end, so nobody else's
 
 
 @contextmanager
@@ -160,7 +168,11 @@ def _signals() -> Iterator[_Signals]:
 
 def _in_the_foreground() -> bool:
     """Whether our process group has the terminal, whose keys then reach all of the group."""
-    for stream in (sys.__stdin__, sys.__stderr__, sys.__stdout__):
-        with suppress(OSError, ValueError, AttributeError):
-            return os.tcgetpgrp(stream.fileno()) == os.getpgrp()  # type: ignore[union-attr]
-    return False
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:  # there is none, and so no keys
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    finally:
+        os.close(terminal)

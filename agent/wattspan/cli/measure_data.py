@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
@@ -149,7 +150,7 @@ class Result:
         """Plain facts for JSON."""
         last = self.last
         return {
-            "argv": list(self.command),
+            "argv": [os.fsencode(word).decode("utf-8", "replace") for word in self.command],
             "host_name": last.host_name,
             "emulated": last.emulated,
             "provenance": last.provenance,
