@@ -2,8 +2,8 @@
 
 Eight attributes of a span take three times as long to decode as all else of it, and of most of
 them nothing is wanted. An encoder writes an attribute as its field's tag and length, then the key
-with its tag and length, then the value: so the key's bytes with their length are searched for,
-and believed where they stand as the span's own attribute. Whatever is written otherwise, which
+with its tag and length, then the value. So the key's bytes with their length are searched for, and
+believed where they begin an attribute of the span itself. Whatever is written otherwise, which
 protobuf allows, is decoded.
 """
 
@@ -19,10 +19,10 @@ from google.protobuf.message import DecodeError
 from wattspan.spanfeed import wire
 
 _ATTRIBUTE = 9 << 3 | 2  # Span.attributes
-_VALUE = 2 << 3 | 2  # KeyValue.value
 _LOOKED_AT = 1024
 """Attributes of one span or resource that are decoded in search of one."""
 
+_REMEMBERED = 4096
 _LARGEST = (1 << 63) - 1
 
 
@@ -35,36 +35,53 @@ class Key(NamedTuple):
     place: int
     name: bytes
     begin: bytes
-    length: int  # of ``begin``
 
 
 def key(place: int, name: str) -> Key:
     raw = name.encode()
-    begin = b"\n" + _varint(len(raw)) + raw
-    return Key(place, raw, begin, len(begin))
+    return Key(place, raw, b"\n" + _varint(len(raw)) + raw)
 
 
-def counts(span: bytes, keys: Sequence[Key], places: int) -> list[int | None]:
-    """For each place the count that a span's attributes tell; None for none."""
-    found: list[int | None] = [None] * places
-    for place, name, begin, length in keys:
-        at = span.find(begin)
-        if at < 0 or found[place] is not None:
-            continue
-        value = at + length
-        try:
-            # Tags and lengths below 128 take one byte.
-            if span[at - 2] == _ATTRIBUTE and span[value] == _VALUE and span[value + 1] < 128:
-                value += 2
-                found[place] = as_count(span[value : value + span[value - 1]])
-                continue
-        except IndexError:
-            pass
-        attributes = wire.SpanAttributes.FromString(span).attributes
-        found[place] = next(
-            (as_count(raw) for known, raw in pairs(attributes) if known == name), None
-        )
-    return found
+class Finder:
+    """Finds counts among spans' attributes. What one said is remembered: it is said again."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, int | None] = {}
+
+    def counts(self, span: bytes, keys: Sequence[Key], places: int) -> list[int | None]:
+        """For each place the count that a span's attributes tell; None for none."""
+        found: list[int | None] = [None] * places
+        for place, name, begin in keys:
+            at = span.find(begin)
+            if at > 1 and found[place] is None:
+                attribute = span[at - 2 : at + span[at - 1]]
+                try:
+                    found[place] = self._known[attribute]
+                except KeyError:
+                    found[place] = self._count(span, name, attribute)
+        return found
+
+    def _count(self, span: bytes, name: bytes, attribute: bytes) -> int | None:
+        """The count of the attribute ``name``, which may well be ``attribute``, tag included."""
+        first = _alone(attribute)
+        if first is None or first[0] != name:
+            attributes = wire.SpanAttributes.FromString(span).attributes
+            return next((as_count(raw) for key, raw in pairs(attributes) if key == name), None)
+        count = as_count(first[1])
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        self._known[attribute] = count
+        return count
+
+
+def _alone(attribute: bytes) -> tuple[bytes, bytes] | None:
+    """Name and value, if these bytes are a span's attribute, that is all, and it is short."""
+    if attribute[0] != _ATTRIBUTE or attribute[1] >= 128 or len(attribute) != attribute[1] + 2:
+        return None
+    try:
+        return next(pairs([attribute[2:]]))
+    except DecodeError:
+        return None
 
 
 def pairs(attributes: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:

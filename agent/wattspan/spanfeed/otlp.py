@@ -14,10 +14,10 @@ from google.protobuf.message import DecodeError
 from wattspan.ports import Clock
 from wattspan.spanfeed import wire
 from wattspan.spanfeed.attributes import (
+    Finder,
     Key,
     as_count,
     as_text,
-    counts,
     key,
     pairs,
     printable,
@@ -35,7 +35,7 @@ _NO_TRACE, _NO_SPAN = bytes(16), bytes(8)
 _BYTES_PER_SPAN = 256
 _MANY = 8192
 
-_THREAD, _WEIGHT, _TOKENS_IN, _TOKENS_OUT = _PLACES = range(4)
+_THREAD, _WEIGHT, _TOKENS_IN, _TOKENS_OUT = range(_PLACES := 4)
 _KEYS = (
     key(_THREAD, "thread.id"),
     key(_TOKENS_IN, "gen_ai.usage.input_tokens"),
@@ -70,8 +70,8 @@ class Intake:
     ) -> None:
         self.sink, self._clock, self._keep = sink, clock, keep
         self.max_request = max_request
-        self._keys = (*_KEYS, key(_WEIGHT, weight)) if weight else _KEYS
         self._most = max(_MANY, max_request // _BYTES_PER_SPAN)
+        self._decoder = Decoder(weight, self._most)
 
     def take_json(self, body: bytes, peer: Peer) -> Refused:
         """Take a request in OTLP's JSON, as ``take`` does."""
@@ -82,7 +82,7 @@ class Intake:
     def take(self, body: bytes, peer: Peer) -> Refused:
         """Take a request. MalformedError, TooLargeError, or the sink's BusyError."""
         try:
-            decoded = decode(body, self._keys, self._most)
+            decoded = self._decoder.decode(body)
         except DecodeError as error:
             raise MalformedError(f"the body is no ExportTraceServiceRequest: {error}") from None
         if decoded.parts:
@@ -112,54 +112,70 @@ class Decoded(NamedTuple):
     skipped: list[int]  # flat positions of spans with unusable ids
 
 
-def decode(body: bytes, wanted: Sequence[Key], most: int) -> Decoded:
-    """The spans of a request. DecodeError, or TooLargeError for more than ``most`` spans."""
-    decoded = Decoded([], [])
-    keys = [each for each in wanted if each.begin in body]
-    resources = wire.Request.FromString(body).resource_spans
-    seen, at = _counted(0, resources, most), 0
-    for each in resources:
-        resource = wire.ResourceSpans.FromString(each)
-        seen = _counted(seen, resource.scope_spans, most)
-        told: list[Told] = []
-        for scope in resource.scope_spans:
-            spans = wire.ScopeSpans.FromString(scope).spans
-            seen = _counted(seen, spans, most)
-            told += _told(spans, keys, at, decoded.skipped)
-            at += len(spans)
-        if told:
-            decoded.parts.append(Part(_claim(resource.resource), told))
-    return decoded
+class Decoder:
+    """Reads requests of at most ``most`` spans; ``weight`` names an attribute, "" for none."""
 
+    def __init__(self, weight: str, most: int) -> None:
+        self._keys = (*_KEYS, key(_WEIGHT, weight)) if weight else _KEYS
+        self._most = most
+        self._finder = Finder()
 
-def _counted(seen: int, more: Sequence[bytes], most: int) -> int:
-    """How much there is to go through by now: of spans, and of what they are wrapped in."""
-    seen += len(more)
-    if seen > most:
-        raise TooLargeError(f"a request has at most {most} spans")
-    return seen
+    def decode(self, body: bytes) -> Decoded:
+        """The spans of a request. DecodeError or TooLargeError."""
+        decoded = Decoded([], [])
+        keys = [each for each in self._keys if each.begin in body]
+        resources = wire.Request.FromString(body).resource_spans
+        seen, at = self._counted(0, resources), 0
+        for each in resources:
+            resource = wire.ResourceSpans.FromString(each)
+            seen = self._counted(seen, resource.scope_spans)
+            told: list[Told] = []
+            for scope in resource.scope_spans:
+                spans = wire.ScopeSpans.FromString(scope).spans
+                seen = self._counted(seen, spans)
+                told += self._told(spans, keys, at, decoded.skipped)
+                at += len(spans)
+            if told:
+                decoded.parts.append(Part(_claim(resource.resource), told))
+        return decoded
 
+    def _counted(self, seen: int, more: Sequence[bytes]) -> int:
+        """How much there is to go through by now: of spans, and of what they are wrapped in."""
+        seen += len(more)
+        if seen > self._most:
+            raise TooLargeError(f"a request has at most {self._most} spans")
+        return seen
 
-def _told(
-    spans: Sequence[bytes], keys: Sequence[Key], at: int, skipped: list[int]
-) -> Iterator[Told]:
-    """The spans of one scope, the first of which has the flat position ``at``."""
-    parse, make = wire.Span.FromString, tuple.__new__  # a quarter of Told()'s own time
-    for position, raw in enumerate(spans, at):
-        span = parse(raw)
-        trace, own, parent = span.trace_id, span.span_id, span.parent_span_id
-        if len(trace) != 16 or len(own) != 8 or trace == _NO_TRACE or own == _NO_SPAN:
-            skipped.append(position)
-            continue
-        if parent and (len(parent) != 8 or parent == _NO_SPAN):
-            parent = b""
-        name = printable(span.name, NAME)
-        told = (trace, own, parent, name, span.start, span.end)
-        if keys:
-            thread, weight, tokens_in, tokens_out = counts(raw, keys, len(_PLACES))
-            yield make(Told, (*told, thread or 0, weight, tokens_in or 0, tokens_out or 0))
-        else:
-            yield make(Told, (*told, 0, None, 0, 0))
+    def _told(
+        self, spans: Sequence[bytes], keys: Sequence[Key], at: int, skipped: list[int]
+    ) -> Iterator[Told]:
+        """The spans of one scope, the first of which has the flat position ``at``."""
+        parse, counts = wire.Span.FromString, self._finder.counts
+        make = tuple.__new__  # takes a quarter of Told()'s own time
+        thread = weight = tokens_in = tokens_out = None
+        for position, raw in enumerate(spans, at):
+            span = parse(raw)
+            trace, own, parent = span.trace_id, span.span_id, span.parent_span_id
+            if len(trace) != 16 or len(own) != 8 or trace == _NO_TRACE or own == _NO_SPAN:
+                skipped.append(position)
+                continue
+            if keys:
+                thread, weight, tokens_in, tokens_out = counts(raw, keys, _PLACES)
+            yield make(
+                Told,
+                (
+                    trace,
+                    own,
+                    b"" if parent == _NO_SPAN or len(parent) != 8 else parent,
+                    printable(span.name, NAME),
+                    span.start,
+                    span.end,
+                    thread or 0,
+                    weight,
+                    tokens_in or 0,
+                    tokens_out or 0,
+                ),
+            )
 
 
 def _claim(raw: bytes) -> Claim:
