@@ -1,1 +1,880 @@
-"""A process's energy divided among its spans, exactly."""
+"""A process's energy divided among its spans, exactly.
+
+At every instant the power of a process belongs to its active *leaf* spans: those that are open
+and have no open child in the same process. They divide it by weight. Energy is thus divided as
+a fair queue divides a line: while energy flows, a *virtual* account grows by energy divided by
+the weight of all leaves, and what a span gets is its weight times the growth of that account
+while it was a leaf. So a span costs a few steps when it begins and ends, however many others
+there are.
+
+A plain OTLP span is told when it is over, in batches, parents after their children. Time whose
+energy was divided is *covered* and never divided again: a span that comes later shares only what
+is not covered yet. What no span ever claims is the process's own, *outside*.
+
+A process that announces its spans when they open (:class:`Started`, :class:`Ended`) gets more:
+an open span takes part from its start, and its energy is held for it until it comes.
+
+Every division rounds down, in units of 2**-104 microjoules; what is lost so is far less than a
+microjoule a span, and falls to *outside*.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import heappop, heappush
+from typing import Generic, NamedTuple, TypeVar
+
+from wattspan.model import HwType, Microjoules
+from wattspan.profiles import (
+    CLOCK_MASK,
+    GPU_MASK,
+    NOTHING,
+    SHARE,
+    SHARE_WHOLE,
+    WHOLE,
+    EnergyProfile,
+    Lanes,
+    Rows,
+)
+from wattspan.spans import Ended, Outcome, Span, SpanEnergy, Spent, Started
+
+T = TypeVar("T")
+
+ONE = 1 << SHARE
+MILLION = 1_000_000  # parts of a core: the weight of a thread that computes all the time
+HEAVIEST = 1 << 24
+_NEVER = 1 << 80
+_BLOCK = 1 << 60  # codes of events: covered time begins,
+_UNBLOCK = _BLOCK + 1  # or ends,
+_TICK = _BLOCK + 2  # or nothing happens but that time passes
+_CHAIN = 64  # ancestors that began at the same nanosecond: more are not followed
+
+
+# ------------------------------------------------------------------------------- covered time
+
+
+class Stretch(NamedTuple):
+    """A stretch of time, and the process's energy up to its edges, in lanes."""
+
+    start: int
+    end: int
+    before: int
+    after: int
+
+
+class Covered:
+    """The time whose energy has been divided: disjoint stretches, in order, bounded in number."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._starts: list[int] = []
+        self._stretches: list[Stretch] = []
+
+    def __iter__(self) -> Iterator[Stretch]:
+        return iter(self._stretches)
+
+    def __len__(self) -> int:
+        return len(self._stretches)
+
+    def inside(self, start: int, end: int) -> list[Stretch]:
+        """What is covered of a stretch; the first and the last may reach beyond it."""
+        first = max(0, bisect_right(self._starts, start) - 1)
+        if first < len(self._stretches) and self._stretches[first].end <= start:
+            first += 1
+        return self._stretches[first : bisect_left(self._starts, end, first)]
+
+    def add(self, new: Stretch) -> None:
+        """Cover a stretch; where it touches others they become one.
+
+        Beyond the limit the shortest time between two stretches is covered too: nobody gets its
+        energy, which is the safe side.
+        """
+        starts, stretches = self._starts, self._stretches
+        first = max(0, bisect_left(starts, new.start) - 1)
+        if first < len(stretches) and stretches[first].end < new.start:
+            first += 1
+        last = bisect_right(starts, new.end, first)
+        if first < last:
+            left, right = stretches[first], stretches[last - 1]
+            if left.start <= new.start:
+                new = new._replace(start=left.start, before=left.before)
+            if right.end >= new.end:
+                new = new._replace(end=right.end, after=right.after)
+        starts[first:last] = [new.start]
+        stretches[first:last] = [new]
+        if len(stretches) > self._limit:
+            i = min(
+                range(1, len(stretches)),
+                key=lambda i: stretches[i].start - stretches[i - 1].end,
+            )
+            self._bridge(i)
+
+    def _bridge(self, i: int) -> None:
+        left, right = self._stretches[i - 1 : i + 1]
+        self._stretches[i - 1 : i + 1] = [Stretch(left.start, right.end, left.before, right.after)]
+        del self._starts[i]
+
+    def close(self, profile: EnergyProfile, until: int) -> None:
+        """Cover all that is left open between the first stretch and ``until``."""
+        keep: list[Stretch] = []
+        for stretch in self._stretches:
+            if keep and keep[-1].end < until:
+                last = keep[-1]
+                if stretch.start <= until:
+                    keep[-1] = Stretch(last.start, stretch.end, last.before, stretch.after)
+                    continue
+                energy = profile.locate(until)[0]
+                if until < profile.thinned:
+                    energy = profile.lanes.clamp(energy, last.after, stretch.before)
+                keep[-1] = Stretch(last.start, until, last.before, energy)
+            keep.append(stretch)
+        if keep and keep[-1].end < until:
+            energy, last = profile.locate(until)[0], keep[-1]
+            if until < profile.thinned:
+                energy = profile.lanes.clamp(energy, last.after, energy)
+            keep[-1] = Stretch(last.start, until, last.before, energy)
+        self._stretches = keep
+        self._starts = [stretch.start for stretch in keep]
+
+
+# ---------------------------------------------------------------------------------- division
+
+
+class _Division:
+    """Energy divided among numbered spans as time goes on.
+
+    ``gained`` of a number is its part of the virtual account so far: what the account stood at
+    whenever it ceased to be a leaf, less what it stood at whenever it became one. The lowest lane
+    of the account is a clock that runs only in covered time, where nothing is left to divide.
+    """
+
+    def __init__(self) -> None:
+        self.gained: list[int] = []
+        self.children: list[int] = []  # how many are open now
+        self.open: list[bool] = []
+        self.parent: list[int] = []  # -1: none
+        self.cpu: list[int] = []  # weights: of CPU and memory energy
+        self.gpu: list[int] = []  # and of GPU energy
+        self.at = -_NEVER
+        self.energy = 0
+        self.divided = 0  # energy in lanes, since the beginning
+        self._virtual = 0
+        self._cpu_weight = self._gpu_weight = 0
+
+    def join(self, count: int) -> int:
+        """Make room for ``count`` more spans; the number of the first of them."""
+        first = len(self.gained)
+        self.gained += [0] * count
+        self.children += [0] * count
+        self.open += [False] * count
+        self.parent += [-1] * count
+        self.cpu += [1] * count
+        self.gpu += [1] * count
+        return first
+
+    def run(
+        self,
+        profile: EnergyProfile,
+        times: Sequence[int],
+        codes: Sequence[int],
+        order: Sequence[int],
+        covered: Sequence[Stretch],
+    ) -> tuple[list[Stretch], list[tuple[int, int]]]:
+        """Let time pass over events: ``codes`` is a span that begins, or ``~`` one that ends.
+
+        ``order`` sorts ``times``. Returns the stretches in which there was a leaf, and for each
+        event where the profile has it.
+        """
+        rows, thinned = profile.rows, profile.thinned
+        located: list[tuple[int, int]] = [(0, 0)] * len(times)
+        stretches: list[Stretch] = []
+        gained, children, opened = self.gained, self.children, self.open
+        parents, cpu, gpu = self.parent, self.cpu, self.gpu
+        virtual, divided = self._virtual, self.divided
+        cpu_weight, gpu_weight = self._cpu_weight, self._gpu_weight
+        at, energy = self.at, self.energy
+        row, base, slope, begin, edge = -1, 0, 0, 0, -_NEVER
+        since: tuple[int, int] | None = None
+        blocked, caps = False, iter(covered)
+        cap = next(caps, None)
+        ceiling = cap.before if cap else None
+        place = (energy, 0)
+        for event in order:
+            time, code = times[event], codes[event]
+            if time > at:
+                if time >= edge:
+                    row, base, slope, begin, edge = _row(rows, time, row)
+                now = base + slope * (time - begin)
+                if time < thinned:
+                    now = profile.lanes.clamp(now, energy, now if ceiling is None else ceiling)
+                if cpu_weight:
+                    if blocked:
+                        virtual += time - at
+                    else:
+                        flow = now - energy
+                        divided += flow
+                        if cpu_weight == gpu_weight:
+                            virtual += flow * (ONE // cpu_weight)
+                        else:
+                            gpu_flow = flow & GPU_MASK
+                            virtual += (flow - gpu_flow) * (ONE // cpu_weight)
+                            virtual += gpu_flow * (ONE // gpu_weight)
+                    if since is None:
+                        since = at, energy
+                elif since is not None:
+                    stretches.append(Stretch(since[0], at, since[1], energy))
+                    since = None
+                at, energy = time, now
+                place = now, row
+            located[event] = place
+            if code < 0:
+                span = ~code
+                opened[span] = False
+                if not children[span]:
+                    gained[span] += virtual
+                    cpu_weight -= cpu[span]
+                    gpu_weight -= gpu[span]
+                parent = parents[span]
+                if parent >= 0:
+                    children[parent] -= 1
+                    if not children[parent] and opened[parent]:
+                        gained[parent] -= virtual
+                        cpu_weight += cpu[parent]
+                        gpu_weight += gpu[parent]
+            elif code < _BLOCK:
+                parent = parents[code]
+                if parent >= 0:
+                    if not children[parent] and opened[parent]:
+                        gained[parent] += virtual
+                        cpu_weight -= cpu[parent]
+                        gpu_weight -= gpu[parent]
+                    children[parent] += 1
+                opened[code] = True
+                if not children[code]:
+                    gained[code] -= virtual
+                    cpu_weight += cpu[code]
+                    gpu_weight += gpu[code]
+            elif code == _BLOCK and cap is not None:
+                blocked, ceiling = True, cap.after
+            elif code == _UNBLOCK and cap is not None:
+                blocked, energy = False, cap.after
+                cap = next(caps, None)
+                ceiling = cap.before if cap else None
+        if since is not None:
+            stretches.append(Stretch(since[0], at, since[1], energy))
+        self._virtual, self.divided = virtual, divided
+        self._cpu_weight, self._gpu_weight = cpu_weight, gpu_weight
+        self.at, self.energy = at, energy
+        return stretches, located
+
+    def leave(self, span: int) -> None:
+        """End a span where time stands now."""
+        self.open[span] = False
+        if not self.children[span]:
+            self.gained[span] += self._virtual
+            self._cpu_weight -= self.cpu[span]
+            self._gpu_weight -= self.gpu[span]
+        parent = self.parent[span]
+        if parent >= 0:
+            self.children[parent] -= 1
+            if not self.children[parent] and self.open[parent]:
+                self.gained[parent] -= self._virtual
+                self._cpu_weight += self.cpu[parent]
+                self._gpu_weight += self.gpu[parent]
+
+    def keep(self, spans: Sequence[int]) -> None:
+        """Forget all but ``spans``, which are numbered anew in their order."""
+        number = {old: new for new, old in enumerate(spans)}
+        self.parent = [number.get(self.parent[span], -1) for span in spans]
+        for values in (self.gained, self.children, self.cpu, self.gpu):
+            values[:] = [values[span] for span in spans]
+        self.open = [self.open[span] for span in spans]
+
+    def share(self, span: int) -> int:
+        """What a closed span got, in lanes: microjoules times 2**104."""
+        gained, cpu, gpu = self.gained[span], self.cpu[span], self.gpu[span]
+        if cpu == gpu:
+            return gained * cpu
+        of_gpu = gained & GPU_MASK
+        return (gained - of_gpu) * cpu + of_gpu * gpu
+
+
+def _row(rows: Rows, time: int, row: int) -> tuple[int, int, int, int, int]:
+    """The row ``time`` lies in, as ``run`` needs it, at or after ``row``."""
+    times = rows.times
+    row = bisect_right(times, time, max(0, row)) - 1
+    edge = times[row + 1] if row + 1 < len(times) else _NEVER
+    return row, rows.energy[row], rows.slope[row], times[row], edge
+
+
+# ---------------------------------------------------------------------------------- announced
+
+
+_GONE = -2  # the number of one that was dropped before its time came
+
+
+class _Announced:
+    """A span whose opening was told. ``number`` is its place in the running division."""
+
+    __slots__ = (
+        "began",
+        "child_cpu",
+        "child_time",
+        "child_until",
+        "cpu",
+        "end",
+        "id",
+        "number",
+        "parent",
+        "since",
+        "start",
+        "thread",
+    )
+
+    def __init__(self, started: Started) -> None:
+        self.id, self.parent = started.id, started.parent
+        self.start, self.thread, self.began = started.at, started.thread, started.cpu
+        self.end: int | None = None
+        self.cpu: int | None = None
+        self.number = -1
+        self.since = 0  # it takes part from here on
+        self.child_time = self.child_cpu = 0
+        self.child_until = self.start
+
+
+class _Children:
+    """What is known of the children of a span that has not come yet."""
+
+    __slots__ = ("cpu", "first", "last", "time")
+
+    def __init__(self, start: int) -> None:
+        self.first = self.last = start
+        self.time = 0
+        self.cpu: dict[int, int] = {}  # by thread
+
+    def add(self, start: int, end: int, thread: int, cpu: int | None) -> None:
+        self.time += max(0, end - max(start, self.last)) + max(0, min(end, self.first) - start)
+        self.first, self.last = min(self.first, start), max(self.last, end)
+        if cpu is not None:
+            self.cpu[thread] = self.cpu.get(thread, 0) + cpu
+
+
+class Recent(Generic[T]):
+    """A dictionary of bounded size that forgets the oldest half when it is full."""
+
+    def __init__(self, limit: int) -> None:
+        self._half = max(1, limit // 2)
+        self._young: dict[bytes, T] = {}
+        self._old: dict[bytes, T] = {}
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._young or key in self._old
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def __setitem__(self, key: bytes, value: T) -> None:
+        self._young[key] = value
+        if len(self._young) >= self._half:
+            self._old, self._young = self._young, {}
+
+    def get(self, key: bytes) -> T | None:
+        """What is remembered under ``key``, if anything is."""
+        found = self._young.get(key)
+        return self._old.get(key) if found is None else found
+
+
+# ------------------------------------------------------------------------------------- batches
+
+
+class _Batch:
+    """The spans of one call that can have energy, and their time as far as it is known."""
+
+    def __init__(self, horizon: int, watermark: int) -> None:
+        self._horizon, self._watermark = horizon, watermark
+        self.positions: list[int] = []
+        self.spans: list[Span] = []
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        self.records: list[_Announced | None] = []
+
+    def add(self, position: int, span: Span, record: _Announced | None) -> None:
+        start, end = span.start, span.end
+        if start < self._horizon:
+            start = self._horizon
+        if end > self._watermark:
+            end = self._watermark
+        self.positions.append(position)
+        self.spans.append(span)
+        self.starts.append(start)
+        self.ends.append(max(start, end))
+        self.records.append(record)
+
+    def parents(self) -> list[int]:
+        """The place of each span's parent in the batch, -1 for none.
+
+        A parent begins no later than its child; one that claims to is not believed, so that
+        there are no circles.
+        """
+        spans = self.spans
+        place = {span.id: i for i, span in enumerate(spans)}
+        parents = [place.get(span.parent, -1) for span in spans]
+        for i, parent in enumerate(parents):
+            if parent >= 0 and (
+                spans[parent].start > spans[i].start
+                or (spans[parent].start == spans[i].start and _circular(i, parents, spans))
+            ):
+                parents[i] = -1
+        return parents
+
+
+def _circular(i: int, parents: Sequence[int], spans: Sequence[Span]) -> bool:
+    """Whether following parents that began at the same time leads back, or too far."""
+    at = parents[i]
+    for _ in range(_CHAIN):
+        if at < 0 or spans[at].start != spans[i].start:
+            return False
+        if at == i:
+            return True
+        at = parents[at]
+    return True
+
+
+def _bar(
+    times: list[int], codes: list[int], covered: Sequence[Stretch], first: int, last: int
+) -> None:
+    """Add to events those at which covered time begins and ends."""
+    for stretch in covered:
+        times.append(max(first, stretch.start))
+        codes.append(_BLOCK)
+        if stretch.end <= last:
+            times.append(stretch.end)
+            codes.append(_UNBLOCK)
+
+
+# ---------------------------------------------------------------------------------- the process
+
+
+class ProcessSpans:
+    """The spans of one process; the energy of its profile is divided among them.
+
+    ``by_cpu``: spans are weighed by their thread's CPU time where that is known, as far as CPU
+    and memory are concerned. ``stretches``, ``ids`` and ``announced`` bound what is kept: covered
+    stretches of time, span ids to know duplicates by, and announced spans.
+    """
+
+    def __init__(
+        self,
+        *,
+        by_cpu: bool = True,
+        stretches: int = 4096,
+        ids: int = 32_768,
+        announced: int = 100_000,
+    ) -> None:
+        self._by_cpu = by_cpu
+        self._covered = Covered(stretches)
+        self._seen: Recent[bool] = Recent(ids)
+        self._orphans: Recent[_Children] = Recent(ids)
+        self._limit = announced
+        self._announced: dict[bytes, _Announced] = {}
+        self._events: list[tuple[int, int, int, _Announced]] = []  # a heap
+        self._sequence = 0
+        self._running = _Division()
+        self._front: int | None = None
+        self._usual = MILLION  # the weight of a span of which none is known
+        self._by_weight = False
+        self._given = 0  # in lanes, microjoules times 2**104
+        self._held = 0
+        self._returned: dict[HwType, Microjoules] = {}
+
+    @property
+    def announced(self) -> int:
+        """How many spans have been announced and not come yet."""
+        return len(self._announced)
+
+    # ---------------------------------------------------------------------------- side channel
+
+    def open(self, started: Started) -> bool:
+        """A span was opened. False if it cannot be kept: it will be a span like any other."""
+        if (
+            len(self._announced) >= self._limit
+            or started.id in self._announced
+            or started.id in self._seen
+        ):
+            return False
+        record = self._announced[started.id] = _Announced(started)
+        self._push(record.start, 0, record)
+        return True
+
+    def close(self, ended: Ended) -> bool:
+        """A span was closed. False if it was never opened, or closed before."""
+        record = self._announced.get(ended.id)
+        if record is None or record.end is not None:
+            return False
+        cpu = ended.cpu - record.began if ended.thread == record.thread else None
+        self._end(record, ended.at, cpu)
+        return True
+
+    def _end(self, record: _Announced, at: int, cpu: int | None) -> None:
+        record.end = end = max(record.start, at)
+        record.cpu = cpu
+        self._push(end, 1, record)
+        parent = self._announced.get(record.parent)
+        if parent is not None:
+            parent.child_time += max(0, end - max(record.start, parent.child_until))
+            parent.child_until = max(parent.child_until, end)
+            if cpu is not None and parent.thread == record.thread:
+                parent.child_cpu += cpu
+
+    def _push(self, at: int, closes: int, record: _Announced) -> None:
+        self._sequence += 1
+        heappush(self._events, (at, self._sequence, closes, record))
+
+    # -------------------------------------------------------------------------------- settling
+
+    def settle(self, spans: Sequence[Span], profile: EnergyProfile, now: int) -> list[SpanEnergy]:
+        """What each of ``spans`` spent, in their order.
+
+        Ask when the profile's watermark has passed their ends: what lies beyond it is not known
+        and never will be theirs. ``now`` is the present; a span that ends later is FUTURE.
+        """
+        results: list[SpanEnergy | None] = []
+        batch = _Batch(profile.horizon, profile.watermark)
+        seen, announced = self._seen, self._announced
+        for position, span in enumerate(spans):
+            if span.end < span.start:
+                results.append(SpanEnergy(span, {}, NOTHING, Outcome.INVERTED))
+            elif span.end > now:
+                results.append(SpanEnergy(span, {}, NOTHING, Outcome.FUTURE))
+            elif span.id in seen:
+                results.append(SpanEnergy(span, {}, NOTHING, Outcome.DUPLICATE))
+            else:
+                seen[span.id] = True
+                results.append(None)
+                batch.add(position, span, announced.get(span.id))
+        if batch.spans and profile.watermark > profile.horizon:
+            for position, result in self._join(batch, profile):
+                results[position] = result
+        for position, span in zip(batch.positions, batch.spans, strict=True):
+            if results[position] is None:
+                results[position] = SpanEnergy(span, {}, NOTHING, Outcome.NO_ENERGY)
+        return [result for result in results if result is not None]
+
+    def _join(self, batch: _Batch, profile: EnergyProfile) -> Iterator[tuple[int, SpanEnergy]]:
+        if self._announced or self._front is not None:
+            yield from self._join_announced(batch, profile)
+            return
+        division, located = self._divide(batch, batch.starts, batch.ends, profile)
+        count = len(batch.spans)
+        for i, (position, span) in enumerate(zip(batch.positions, batch.spans, strict=True)):
+            inclusive = profile.spent(span.start, located[i], span.end, located[count + i])
+            clock = division.gained[i] & CLOCK_MASK
+            yield position, self._result(span, inclusive, profile.lanes, division.share(i), clock)
+
+    def _result(
+        self, span: Span, inclusive: Spent, lanes: Lanes, share: int, taken: int
+    ) -> SpanEnergy:
+        """``taken``: for so long the span was a leaf while others had been given the energy."""
+        self._given += share & SHARE_WHOLE
+        exclusive = dict(zip(lanes.kinds, lanes.shares(share), strict=True))
+        if len(inclusive.energy) < len(exclusive):
+            exclusive = {kind: exclusive[kind] for kind in inclusive.energy}
+        length = span.end - span.start
+        if length and not inclusive.covered:
+            outcome = Outcome.NO_ENERGY
+        elif taken and taken > self._time_of_children(span.id):
+            outcome = Outcome.LATE
+        elif inclusive.covered < length:
+            outcome = Outcome.PARTIAL
+        else:
+            outcome = Outcome.JOINED
+        return SpanEnergy(span, exclusive, inclusive, outcome)
+
+    def _time_of_children(self, ident: bytes) -> int:
+        children = self._orphans.get(ident)
+        return 0 if children is None else children.time
+
+    def _divide(
+        self, batch: _Batch, starts: Sequence[int], ends: Sequence[int], profile: EnergyProfile
+    ) -> tuple[_Division, list[tuple[int, int]]]:
+        """Divide what is not covered of the time of spans that nobody announced."""
+        count = len(starts)
+        division = _Division()
+        division.join(count)
+        division.parent[:] = parents = batch.parents()
+        times = [*starts, *ends]
+        order = sorted(range(2 * count), key=times.__getitem__)
+        codes = [*range(count), *range(-1, -count - 1, -1)]
+        self._weigh(batch, division, order)
+        first, last = times[order[0]], times[order[-1]]
+        covered = self._covered.inside(first, last)
+        if covered:
+            _bar(times, codes, covered, first, last)
+            order = sorted(range(len(times)), key=times.__getitem__)
+        stretches, located = division.run(profile, times, codes, order, covered)
+        for stretch in stretches:
+            self._covered.add(stretch)
+        for i, span in enumerate(batch.spans):
+            if parents[i] < 0 and span.parent and ends[i] > starts[i]:
+                self._orphan(span, starts[i], ends[i])
+        return division, located
+
+    def _orphan(self, span: Span, start: int, end: int) -> None:
+        """Remember a child for the parent that has not come yet."""
+        children = self._orphans.get(span.parent)
+        if children is None:
+            children = self._orphans[span.parent] = _Children(start)
+        children.add(start, end, span.thread, span.cpu)
+
+    # --------------------------------------------------------------------------------- weights
+
+    def _weigh(self, batch: _Batch, division: _Division, order: Sequence[int]) -> None:
+        """Give the spans of a batch their weights: by attribute, by CPU time, or alike."""
+        spans = batch.spans
+        if any(span.weight is not None for span in spans):
+            self._by_weight = True
+        if self._by_weight:
+            weights = [span.weight for span in spans]
+            division.gpu[:] = division.cpu[:] = self._completed(weights, HEAVIEST)
+        elif self._by_cpu and any(span.cpu is not None for span in spans):
+            weights = self._cpu_rates(batch, division.parent, order)
+            division.cpu[:] = self._completed(weights, MILLION)
+
+    def _completed(self, weights: Sequence[int | None], most: int) -> list[int]:
+        """Weights within bounds; the usual one where none is known."""
+        known = [max(1, min(weight, most)) for weight in weights if weight is not None]
+        if known:
+            self._usual = max(1, sum(known) // len(known))
+        usual = min(self._usual, most)
+        return [usual if w is None else max(1, min(w, most)) for w in weights]
+
+    def _cpu_rates(
+        self, batch: _Batch, parents: Sequence[int], order: Sequence[int]
+    ) -> list[int | None]:
+        """The CPU time of each span's thread, in millionths of a core, while it was a leaf.
+
+        What its children used on the same thread, and the time they were open, is theirs.
+        """
+        spans, starts, ends = batch.spans, batch.starts, batch.ends
+        time, cpu, until = [0] * len(spans), [0] * len(spans), list(starts)
+        for i in order:
+            if i >= len(spans) or parents[i] < 0:
+                continue
+            parent = parents[i]
+            time[parent] += max(0, ends[i] - max(starts[i], until[parent]))
+            until[parent] = max(until[parent], ends[i])
+            used = spans[i].cpu
+            if used is not None and spans[i].thread == spans[parent].thread:
+                cpu[parent] += used
+        rates: list[int | None] = []
+        for i, span in enumerate(spans):
+            children = self._orphans.get(span.id)
+            if children is not None:
+                time[i] += children.time
+                cpu[i] += children.cpu.get(span.thread, 0)
+            alone = max(1, span.end - span.start - time[i])
+            rates.append(None if span.cpu is None else (span.cpu - cpu[i]) * MILLION // alone)
+        return rates
+
+    # ------------------------------------------------------------------------ announced spans
+
+    def _join_announced(
+        self, batch: _Batch, profile: EnergyProfile
+    ) -> Iterator[tuple[int, SpanEnergy]]:
+        """Settle a batch of a process that announces its spans.
+
+        Time passes once, for all its open spans together, up to the latest end in the batch; what
+        is left before that is divided as if nothing had been announced.
+        """
+        for span, record in zip(batch.spans, batch.records, strict=True):
+            if record is not None and record.end is None:
+                self._end(record, span.end, None)
+        until = max(
+            span.end if record is None else record.end or span.end
+            for span, record in zip(batch.spans, batch.records, strict=True)
+        )
+        until = min(until, profile.watermark)
+        front = self._begin(profile, until)
+        starts, ends = list(batch.starts), list(batch.ends)
+        for i, record in enumerate(batch.records):
+            if record is not None:
+                since = record.since if record.number >= 0 else max(record.start, front)
+                starts[i] = max(profile.horizon, min(record.start, since, profile.watermark))
+                ends[i] = max(starts[i], min(since, profile.watermark))
+            elif front < ends[i]:
+                ends[i] = max(starts[i], front)
+        division, _ = self._divide(batch, starts, ends, profile)
+        numbers = self._advance(profile, max(front, until), batch)
+        for i, (position, span) in enumerate(zip(batch.positions, batch.spans, strict=True)):
+            share, clock = division.share(i), division.gained[i] & CLOCK_MASK
+            start, end, number, record = span.start, span.end, numbers[i], batch.records[i]
+            if record is not None:
+                start, end, number = record.start, record.end or end, record.number
+                self._drop(record)
+            if number >= 0:
+                part = self._running.share(number)
+                self._held -= part
+                share, clock = share + part, clock + (self._running.gained[number] & CLOCK_MASK)
+            inclusive = profile.between(start, end)
+            yield position, self._result(span, inclusive, profile.lanes, share, clock)
+        self._tidy()
+
+    def _begin(self, profile: EnergyProfile, until: int) -> int:
+        """The time up to which announced spans have been settled; at first, their beginning."""
+        if self._front is None and self._events and self._events[0][0] < until:
+            self._front = max(self._events[0][0], profile.horizon)
+        if self._front is None:
+            return until
+        if self._running.at < self._front:
+            self._running.at = self._front
+            self._running.energy = profile.locate(self._front)[0]
+        return self._front
+
+    def _advance(self, profile: EnergyProfile, until: int, batch: _Batch) -> list[int]:
+        """Let time pass for announced spans; the numbers of a batch's others in the division."""
+        front = self._front
+        if front is None:
+            return [-1] * len(batch.spans)
+        running = self._running
+        weights = {span.id: span.weight for span in batch.spans} if self._by_weight else {}
+        times, codes = self._due(front, until, weights)
+        numbers = [-1] * len(batch.spans)
+        for i, (span, record) in enumerate(zip(batch.spans, batch.records, strict=True)):
+            if record is None and batch.ends[i] > front:
+                numbers[i] = running.join(1)
+                times += [max(front, batch.starts[i]), min(batch.ends[i], until)]
+                codes += [numbers[i], ~numbers[i]]
+                self._weigh_alone(numbers[i], span.weight, None)
+                self._adopt(numbers[i], span.parent, span.start)
+        for record in batch.records:
+            if record is not None and record.number >= 0 and (record.end or 0) > until:
+                times.append(until)  # its end is not known of; this is all it gets
+                codes.append(~record.number)
+        times.append(until)
+        codes.append(_TICK)
+        covered = self._covered.inside(front, until)
+        _bar(times, codes, covered, front, until)
+        before = running.divided
+        order = sorted(range(len(times)), key=times.__getitem__)
+        stretches, _ = running.run(profile, times, codes, order, covered)
+        for stretch in stretches:
+            self._covered.add(stretch)
+        self._held += running.divided - before << SHARE
+        self._front = until
+        return numbers
+
+    def _due(
+        self, front: int, until: int, weights: Mapping[bytes, int | None]
+    ) -> tuple[list[int], list[int]]:
+        """The events of announced spans up to ``until``, and their codes."""
+        times: list[int] = []
+        codes: list[int] = []
+        opened: list[_Announced] = []
+        while self._events and self._events[0][0] <= until:
+            at, _, closes, record = heappop(self._events)
+            if record.number == _GONE:
+                continue
+            if not closes:
+                record.number = self._running.join(1)
+                record.since = max(at, front)
+                opened.append(record)
+            times.append(max(at, front))
+            codes.append(~record.number if closes else record.number)
+        for record in opened:
+            self._adopt(record.number, record.parent, record.start)
+            self._weigh_alone(record.number, weights.get(record.id), record)
+        return times, codes
+
+    def _adopt(self, number: int, parent: bytes, start: int) -> None:
+        """Let an announced span be the parent, if it can be."""
+        above = self._announced.get(parent)
+        if above is None or not 0 <= above.number != number or above.start > start:
+            return
+        if above.start == start:
+            at: _Announced | None = above
+            for _ in range(_CHAIN):
+                if at is None or at.start != start:
+                    break
+                if at.number == number:
+                    return
+                at = self._announced.get(at.parent)
+            else:
+                return
+        self._running.parent[number] = above.number
+
+    def _weigh_alone(self, number: int, weight: int | None, record: _Announced | None) -> None:
+        """The weight of one span in the running division, which knows only some of them."""
+        running = self._running
+        if self._by_weight:
+            running.cpu[number] = running.gpu[number] = min(
+                HEAVIEST, self._usual if weight is None else max(1, weight)
+            )
+        elif self._by_cpu:
+            running.cpu[number] = min(self._usual, MILLION)
+            if record is not None and record.end is not None and record.cpu is not None:
+                alone = max(1, record.end - record.start - record.child_time)
+                rate = (record.cpu - record.child_cpu) * MILLION // alone
+                running.cpu[number] = rate = max(1, min(rate, MILLION))
+                self._usual = max(1, self._usual + (rate - self._usual) // 16)
+
+    def _drop(self, record: _Announced) -> None:
+        del self._announced[record.id]
+        record.number = _GONE
+
+    def _tidy(self) -> None:
+        """Forget numbers that nobody has any more."""
+        live = [record for record in self._announced.values() if record.number >= 0]
+        if not live:
+            self._held = 0
+        if len(self._running.gained) > 2 * len(live) + 1024:
+            self._running.keep([record.number for record in live])
+            for number, record in enumerate(live):
+                record.number = number
+
+    def expire(self, opened: int, ended: int) -> int:
+        """Give up announced spans; how many they were.
+
+        Given up are those opened before ``opened`` that have not ended, and those that ended
+        before ``ended`` and never came. What was held for them falls to *outside*.
+        """
+        given_up = [
+            record
+            for record in self._announced.values()
+            if (record.start < opened if record.end is None else record.end < ended)
+        ]
+        for record in given_up:
+            number = record.number
+            if number >= 0:
+                if self._running.open[number]:
+                    self._running.leave(number)
+                self._held -= self._running.share(number)
+            self._drop(record)
+        self._tidy()
+        return len(given_up)
+
+    # --------------------------------------------------------------------------------- outside
+
+    def outside(self, profile: EnergyProfile, before: int) -> dict[HwType, Microjoules]:
+        """What the process spent before ``before`` that no span has claimed, since last asked.
+
+        From then on nobody can: a span that comes later and was open then is LATE. It begins with
+        the first span. Once everything is settled and asked for, all exclusive energies and
+        this add up to what the profile says of the time in between, to the microjoule.
+        """
+        before = min(before, profile.watermark)
+        if self._announced or self._front is not None:
+            front = self._begin(profile, before)
+            self._advance(profile, max(front, before), _Batch(0, 0))
+            self._tidy()
+        self._covered.close(profile, before)
+        lanes = profile.lanes
+        divided = sum(each.after - each.before for each in self._covered)
+        for first in self._covered:
+            divided += first.before - (first.before & WHOLE)
+            break
+        unclaimed = (divided << SHARE) - self._given - self._held
+        totals = dict(zip(lanes.kinds, lanes.shares(unclaimed), strict=True))
+        new = {kind: total - self._returned.get(kind, 0) for kind, total in totals.items()}
+        self._returned = totals
+        return {kind: Microjoules(energy) for kind, energy in new.items()}

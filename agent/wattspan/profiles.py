@@ -59,6 +59,10 @@ def shift_of(kind: HwType) -> int:
 
 _SHIFTS = tuple(shift_of(kind) + FRACTION for kind in KINDS)
 WHOLE = sum(((1 << 8 * (_LANE_BYTES - _FRACTION_BYTES)) - 1) << shift for shift in _SHIFTS)
+SHARE_WHOLE = sum(
+    ((1 << 8 * (_LANE_BYTES - _SHARE_BYTES)) - 1) << shift + SHARE for shift in _SHIFTS
+)
+_LANE_MASK = (1 << 8 * _LANE_BYTES) - 1
 GPU_MASK = ((1 << 8 * _LANE_BYTES) - 1) << shift_of(HwType.GPU)
 
 
@@ -91,6 +95,15 @@ class Lanes:
         """Microjoules of each kind, put side by side."""
         pairs = zip(energies, self.numbers, strict=True)
         return sum(energy << _SHIFTS[number] for energy, number in pairs)
+
+    def clamp(self, energy: int, least: int, most: int) -> int:
+        """In each lane ``energy``, but not below ``least`` and not above ``most``."""
+        clamped = 0
+        for number in self.numbers:
+            shift = _SHIFTS[number] - FRACTION
+            low, here, high = (lane >> shift & _LANE_MASK for lane in (least, energy, most))
+            clamped |= max(low, min(here, high)) << shift
+        return clamped
 
     def pack_rates(self, rates: Iterable[int]) -> int:
         """Microjoules times 2**32 a nanosecond, likewise."""
@@ -220,7 +233,10 @@ class _Track:
             if right.end == knot:
                 yield right
                 continue
-            left = slices[at - 1]  # the first slice ends before every knot
+            if at == 0:  # the domain had not told anything by then
+                yield _Slice(knot, right.energy)
+                continue
+            left = slices[at - 1]
             risen = (right.energy - left.energy) * (knot - left.end) // (right.end - left.end)
             yield right._replace(end=knot, energy=left.energy + risen)
 
