@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from wattspan.runtime.agent import Agent
 
 LISTEN = "127.0.0.1:9949"
+OTLP = "otlp.sock"
 AT_REST = Duration.parse("4500ms")  # before the jobs begin: enough for the idle baselines
 SETTLED = Duration.parse("5s")  # after: jobs have rows by then, with GPU energy booked in them
 EVERY = Duration.parse("5s")
@@ -49,7 +50,8 @@ def command(profile: str, listen: str, duration: Duration | None, plain: bool) -
     """Show everything working on an emulated host: no rights, no counters, no GPU needed.
 
     The host's hardware and so every figure is emulated. Two real processes, a trainer and a
-    server, keep this machine's CPUs a little busy; the emulated counters follow that.
+    server, keep this machine's CPUs a little busy; the emulated counters follow that. They send
+    OpenTelemetry spans, so what a training step, a request and a token cost is shown as well.
     """
     from wattspan.clock import SystemClock
     from wattspan.emulation.host import EmulatedHost
@@ -88,7 +90,8 @@ class Demo:
 
     def begin(self) -> str:
         """Start the jobs; the sentence that says so."""
-        jobs = ", ".join(f"{name} (pid {pid})" for name, pid in self.host.start_jobs().items())
+        started = self.host.start_jobs(run_dir(self.host) / OTLP)
+        jobs = ", ".join(f"{name} (pid {pid})" for name, pid in started.items())
         self.at_work = f"At work now: {jobs}."
         return self.at_work
 
@@ -164,7 +167,7 @@ def _start(host: EmulatedHost, listen: str) -> Agent:
 def _agent(host: EmulatedHost, listen: str) -> Agent:
     from wattspan.cli.compose import build_agent
 
-    loaded = _configuration(host.directory / "state", listen)
+    loaded = _configuration(host, listen)
     agent = build_agent(
         loaded.config,
         loaded.plugins,
@@ -175,7 +178,12 @@ def _agent(host: EmulatedHost, listen: str) -> Agent:
     return agent
 
 
-def _configuration(state_dir: Path, listen: str) -> Loaded:
+def run_dir(host: EmulatedHost) -> Path:
+    """Where the demo's agent has its sockets: beside what it measures, gone with it."""
+    return host.directory / "run"
+
+
+def _configuration(host: EmulatedHost, listen: str) -> Loaded:
     """The defaults and nothing else: a demo does not depend on how this machine is configured."""
     from wattspan.cli.options import Loaded
     from wattspan.config import Flag, load
@@ -183,7 +191,8 @@ def _configuration(state_dir: Path, listen: str) -> Loaded:
 
     plugins = discover()
     flags = {
-        "agent.state_dir": Flag("demo", str(state_dir)),
+        "agent.state_dir": Flag("demo", str(host.directory / "state")),
+        "agent.run_dir": Flag("demo", str(run_dir(host))),
         "exporters.prometheus.listen": Flag("--listen", listen),
     }
     config = load(None, environ={}, flags=flags, schema=plugins.schema, default=Path(os.devnull))

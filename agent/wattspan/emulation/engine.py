@@ -25,7 +25,7 @@ from typing import Any
 from wattspan.clock import SystemClock
 from wattspan.emulation.cpu_load import on_sockets, open_cpu_load
 from wattspan.emulation.door import Door
-from wattspan.emulation.gpu_work import DECODE, TRAIN, Steady
+from wattspan.emulation.gpu_work import DECODE, TRAIN, Serving, Steady
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.powercap_engine import PowercapEngine
 from wattspan.emulation.powercap_layout import LAYOUTS
@@ -46,6 +46,7 @@ class Engine:
 
     def __init__(self, profile: HostProfile, directory: Path, period: int = PERIOD) -> None:
         self._profile = profile
+        self._directory = directory
         clock = SystemClock()
         self._runner: PowercapRunner | None = None
         self._gpus: EmulatedGpus | None = None
@@ -62,8 +63,11 @@ class Engine:
             self._gpus.start(GPU_STEP)
         self._door = Door(directory, self.answer_guest)
 
-    def _start(self, job: Job) -> None:
-        arguments = [job.name, str(job.duty), *([] if job.cpu is None else [str(job.cpu)])]
+    def _start(self, job: Job, agent: str) -> None:
+        arguments = [job.name, str(job.duty), *([] if job.cpu is None else ["--cpu", str(job.cpu)])]
+        if job.spans and agent:
+            arguments += ["--spans", job.spans, "--gpu", str(next(iter(job.gpus)))]
+            arguments += ["--host", str(self._directory), "--agent", agent]
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             [sys.executable, "-m", "wattspan.emulation.workload", *arguments],
             stdin=subprocess.PIPE,
@@ -84,7 +88,7 @@ class Engine:
         """The answer to a guest, who asks for himself only: the truth, and a board's time."""
         try:
             question = json.loads(line)
-            if question["do"] not in {"truth", "attach", "load"}:
+            if question["do"] not in {"truth", "attach", "load", "progress"}:
                 return {"error": f"not for guests: {question['do']}"}
             return self._answer({**question, "pid": pid})
         except (LookupError, TypeError, ValueError, WattspanError) as error:
@@ -98,7 +102,7 @@ class Engine:
                 return self._truth()
             case {"do": "start-jobs"}:
                 for job in self._profile.jobs:
-                    self._start(job)
+                    self._start(job, str(question.get("agent", "")))
                 return {"jobs": {name: process.pid for name, process in self._jobs.items()}}
             case {
                 "do": "attach",
@@ -110,6 +114,10 @@ class Engine:
             case {"do": "load", "gpu": int(gpu), "pid": int(pid), "load": float() | int() as load}:
                 self._boards().drive(gpu, pid, load)
                 return {"done": "load"}
+            case {"do": "progress", "gpu": int(gpu), "pid": int(pid)}:
+                work = self._boards().work_of(gpu, pid)
+                arrived = work.arrived if isinstance(work, Serving) else work.done
+                return {"done": work.done, "arrived": arrived}
             case {"do": "fault", "zone": str(zone), "fault": str(fault)}:
                 return self._break_zone(zone, fault)
             case {"do": "fault", "gpu": int(gpu), "fault": str(fault), "on": bool(on)}:

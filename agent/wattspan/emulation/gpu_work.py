@@ -173,6 +173,11 @@ class Serving:
     def done(self) -> float:
         return self.served / self.cost
 
+    @property
+    def arrived(self) -> float:
+        """Requests that have come in, served or not."""
+        return (self.served + self.backlog) / self.cost
+
     def after(self, elapsed: int, speed: float) -> Serving:
         time = elapsed / _SECOND
         bursts, wait, backlog, served = self.bursts, self.until_next, self.backlog, self.served

@@ -141,6 +141,15 @@ class EmulatedGpus:
             if until_exit:
                 self._followed.add((gpu, pid))
 
+    def work_of(self, gpu: int, pid: int) -> Work:
+        """How far a process's work on a GPU has come; LookupError if it has none there."""
+        with self._lock:
+            self._advance(gpu)
+            for tenant in self._gpus[gpu].tenants:
+                if tenant.pid == pid:
+                    return tenant.work
+        raise LookupError(f"process {pid} is not on GPU {gpu}")
+
     def drive(self, gpu: int, pid: int, demand: float) -> None:
         """Let a process with steady work want another share of a GPU, from now on.
 

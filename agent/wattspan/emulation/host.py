@@ -76,9 +76,13 @@ class EmulatedHost:
 
         return EmulatedNvml(self.directory / "gpus")
 
-    def start_jobs(self) -> dict[str, int]:
-        """Start the profile's jobs; their pids by name. They end with the host."""
-        jobs: dict[str, int] = self.ask(do="start-jobs")["jobs"]
+    def start_jobs(self, agent: Path | None = None) -> dict[str, int]:
+        """Start the profile's jobs; their pids by name. They end with the host.
+
+        They send spans of their work to the agent that listens at the Unix socket ``agent``.
+        """
+        told = {} if agent is None else {"agent": str(agent)}
+        jobs: dict[str, int] = self.ask(do="start-jobs", **told)["jobs"]
         return jobs
 
     def ask(self, **question: object) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from wattspan.emulation.gpu_work import Resident, Serving, Training, Work
 from wattspan.emulation.powercap_law import CpuLaw
@@ -22,6 +23,7 @@ class Job:
     cpu: int | None = None  # pinned there, as training jobs are
     gpus: Mapping[int, Work] = field(default_factory=dict)
     memory: int = 4 << 30  # bytes on each of its GPUs
+    spans: Literal["", "steps", "requests"] = ""  # what it tells of its work on its first GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ _TRAINER = Job(
     cpu=0,
     gpus={0: Training(step=0.6, host=0.12, noise=0.03, seed=1)},
     memory=61 << 30,
+    spans="steps",
 )
 _SERVER_JOB = Job(
     "server",
@@ -52,7 +55,14 @@ _SERVER_JOB = Job(
     cpu=1,
     gpus={1: Serving(rate=6.0, cost=0.06, burst=3.0, seed=2), 0: Resident()},
     memory=9 << 30,
+    spans="requests",
 )
+
+
+def _trainer(seed: int, memory: int) -> Job:
+    work = Training(step=0.5, noise=0.03, seed=seed)
+    return Job("trainer", 0.3, 0, {0: work}, memory, "steps")
+
 
 PROFILES: Mapping[str, HostProfile] = {
     profile.name: profile
@@ -78,7 +88,7 @@ PROFILES: Mapping[str, HostProfile] = {
             "epyc-2s",
             _SERVER,
             ("a40",),
-            (Job("trainer", 0.3, 0, {0: Training(step=0.5, noise=0.03, seed=3)}, 20 << 30),),
+            (_trainer(seed=3, memory=20 << 30),),
         ),
         HostProfile(
             "wrapping",
@@ -101,7 +111,7 @@ PROFILES: Mapping[str, HostProfile] = {
             "xeon-2s",
             _SERVER,
             ("p100",),
-            (Job("trainer", 0.3, 0, {0: Training(step=0.5, noise=0.03, seed=4)}),),
+            (_trainer(seed=4, memory=4 << 30),),
         ),
     )
 }

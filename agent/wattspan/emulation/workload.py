@@ -1,18 +1,22 @@
 """A real process that keeps one CPU busy to a given degree, until its standard input ends.
 
-Run as ``python -m wattspan.emulation.workload NAME DUTY [CPU]``. It exists to have something
-to measure: its CPU time is real, and so, by the emulated law, its energy is known.
+It exists to have something to measure: its CPU time is real, and so, by the emulated law, its
+energy is known. With ``--spans`` it also tells an agent what it does on an emulated GPU.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import select
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from wattspan.clock import SystemClock
+from wattspan.emulation.calls import FOLLOWERS, Progress, Teller
+from wattspan.emulation.guest import Conversation
 from wattspan.model import MILLISECOND
+from wattspan.ports import WattspanError
 
 PERIOD = 40 * MILLISECOND
 
@@ -22,12 +26,8 @@ def call_myself(name: str) -> None:
     Path("/proc/self/comm").write_text(name[:15])
 
 
-def main(name: str, duty: float, cpu: int | None) -> None:
-    """Work ``duty`` of every period, rest the rest of it."""
-    call_myself(name)
-    if cpu is not None and cpu in os.sched_getaffinity(0):
-        os.sched_setaffinity(0, {cpu})
-    clock = SystemClock()
+def work(duty: float, clock: SystemClock, look: Callable[[], object]) -> None:
+    """Work ``duty`` of every period, rest the rest of it; ``look`` in between."""
     start = clock.monotonic()
     while True:
         work_until = start + round(duty * PERIOD)
@@ -35,11 +35,51 @@ def main(name: str, duty: float, cpu: int | None) -> None:
         while clock.monotonic() < work_until:
             for i in range(500):
                 total += i * i
+        look()
         start += PERIOD
         rest = max(0, start - clock.monotonic()) / 1e9
         if select.select([0], [], [], rest)[0] and not os.read(0, 4096):
             return
 
 
+def narrator(
+    service: str, kind: str, gpu: int, host: Path, agent: Path, clock: SystemClock
+) -> Callable[[], None]:
+    """Tells ``agent`` of this process's steps or requests on a board, at each call."""
+    follower, teller, conversation = FOLLOWERS[kind](), Teller(agent, service), Conversation(host)
+
+    def look() -> None:
+        try:
+            far = conversation.ask(do="progress", gpu=gpu)
+        except WattspanError:
+            return  # not on its board yet; or no longer, and this process's end is near
+        now = clock.now()
+        for call in follower.see(Progress(now.wall, far["done"], far["arrived"])):
+            teller.tell(call)
+        teller.send(now.mono)
+
+    return look
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("name")
+    options.add_argument("duty", type=float, help="of one CPU, 0 to 1")
+    options.add_argument("--cpu", type=int, help="the one to run on")
+    options.add_argument("--spans", choices=FOLLOWERS, help="what its work consists of")
+    options.add_argument("--gpu", type=int, help="where that work is done")
+    options.add_argument("--host", type=Path, help="the emulated host's directory")
+    options.add_argument("--agent", type=Path, help="the agent's socket for spans")
+    chosen = options.parse_args()
+    call_myself(chosen.name)
+    if chosen.cpu is not None and chosen.cpu in os.sched_getaffinity(0):
+        os.sched_setaffinity(0, {chosen.cpu})
+    clock = SystemClock()
+    look: Callable[[], object] = lambda: None  # noqa: E731
+    if chosen.spans is not None:
+        look = narrator(chosen.name, chosen.spans, chosen.gpu, chosen.host, chosen.agent, clock)
+    work(chosen.duty, clock, look)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)
+    main()
