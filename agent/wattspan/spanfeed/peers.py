@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from wattspan.model import MILLISECOND, SECOND, Instant
+from wattspan.model import MILLISECOND, SECOND, Consumer, Instant
 from wattspan.spanfeed.evidence import Allowance, Kernel, Living, Owner
 from wattspan.web.message import Peer
 
@@ -99,10 +98,25 @@ class Senders:
             for pid in reversed(self._usual):
                 if kernel.holds(pid, inode):
                     return self._noted(self._eldest(pid, inode)), True
-            pids = [pid for pid in kernel.pids() if kernel.owner(pid) in (owner.user, 0)]
-            looked = [kernel.look(pid) for pid in pids if kernel.holds(pid, inode)]
-            holders = [one for one in looked if one is not None]
-            return self._noted(_opener_among(holders, accepted, now)), True
+            return self._noted(self._search(owner, accepted, now)), True
+
+    def _search(self, owner: Owner, accepted: int | None, now: Instant) -> Living | None:
+        """Look through the processes of a socket's user, the newest first, for who opened it.
+
+        The others that have it were forked since. Where the one that opened it is gone, it is
+        the only one that is left.
+        """
+        kernel, inode = self._kernel, owner.inode
+        heirs: dict[Consumer, Living] = {}
+        for pid in sorted(kernel.pids(), reverse=True):
+            if kernel.owner(pid) in (owner.user, 0) and kernel.holds(pid, inode):
+                eldest = self._eldest(pid, inode)
+                if eldest is None:
+                    continue
+                if accepted is None or _born_before(accepted, eldest, now):
+                    return eldest
+                heirs[eldest.consumer] = eldest
+        return next(iter(heirs.values())) if len(heirs) == 1 else None
 
     def _noted(self, living: Living | None) -> Living | None:
         if living is not None:
@@ -120,15 +134,6 @@ class Senders:
                 break
             eldest = living = self._kernel.look(living.parent)
         return eldest
-
-
-def _opener_among(holders: Sequence[Living], accepted: int | None, now: Instant) -> Living | None:
-    """Of those who have a socket, the one that opened it; the others were forked from it since."""
-    if accepted is not None:
-        holders = [one for one in holders if _born_before(accepted, one, now)] or holders
-    pids = {one.consumer.pid for one in holders}
-    first = [one for one in holders if one.parent not in pids]
-    return first[0] if len(first) == 1 else None
 
 
 def _born_before(accepted: int, living: Living, now: Instant) -> bool:
