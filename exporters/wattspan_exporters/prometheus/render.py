@@ -36,11 +36,12 @@ SLACK = 64
 class _Line:
     """One series' line, kept from one scrape to the next."""
 
-    __slots__ = ("head", "text", "turn", "value")
+    __slots__ = ("exemplar", "head", "tail", "text", "turn", "value")
 
     def __init__(self, head: str) -> None:
-        self.head, self.text, self.turn = head, "", 0
+        self.head, self.text, self.tail, self.turn = head, "", "\n", 0
         self.value: int | float | None = None
+        self.exemplar: Exemplar | None = None
 
 
 class Renderer:
@@ -105,12 +106,14 @@ class Renderer:
     ) -> list[str]:
         """``lines`` of this turn, each with its exemplar if it has one; no line is kept with it."""
         kept = self._kept[metric.series]
-        tails = {
-            kept[labels].text: exemplar_tail(exemplar, metric.decimals)
-            for labels, exemplar in exemplars.items()
-            if labels in kept
-        }
-        return [f"{line[:-1]}{tails[line]}\n" if line in tails else line for line in lines]
+        tails: dict[str, str] = {}
+        for labels, exemplar in exemplars.items():
+            if (line := kept.get(labels)) is not None:
+                if line.exemplar != exemplar:
+                    line.exemplar = exemplar
+                    line.tail = exemplar_tail(exemplar, metric.decimals)
+                tails[line.text] = line.tail
+        return [text[:-1] + tails[text] if text in tails else text for text in lines]
 
 
 def _text_preamble(metric: Metric) -> str:

@@ -66,15 +66,15 @@ def line_head(series: str, names: tuple[str, ...], values: tuple[str, ...]) -> s
 
 
 def exemplar_tail(exemplar: Exemplar, decimals: int) -> str:
-    """What follows a sample's value; nothing if the ids are none.
+    """What follows a sample's value up to the line's end; nothing but that if the ids are none.
 
     OpenMetrics allows 128 characters for all labels of an exemplar, names included; these take 63.
     """
     trace, span = exemplar.trace, exemplar.span
     if not (_HEX.fullmatch(trace) and _HEX.fullmatch(span)):
-        return ""
-    at = number(exemplar.wall, 9)
-    return f' # {{trace_id="{trace}",span_id="{span}"}} {number(exemplar.energy, decimals)} {at}'
+        return "\n"
+    joules, at = number(exemplar.energy, decimals), number(exemplar.wall, 9)
+    return f' # {{trace_id="{trace}",span_id="{span}"}} {joules} {at}\n'
 
 
 @lru_cache(maxsize=4096)  # most labels of a new series are those of some older one
