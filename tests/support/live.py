@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import TracebackType
 
@@ -35,8 +36,11 @@ class LiveAgent:
         self.clock = SystemClock()
         self.log: list[str] = []
         self._burners: list[subprocess.Popen[str]] = []
+        self._sockets = tempfile.TemporaryDirectory(prefix="wattspan-")
         flags = {
             "agent.state_dir": str(state_dir),
+            "agent.run_dir": self._sockets.name,
+            "spans.http": "127.0.0.1:0",
             "exporters.prometheus.listen": "",
             **settings,
         }
@@ -112,6 +116,7 @@ class LiveAgent:
                 process.stdout.close()
         self.stop()
         self.host.close()
+        self._sockets.cleanup()
 
 
 def churn(seconds: float, clock: SystemClock) -> int:

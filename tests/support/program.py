@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -74,11 +75,16 @@ class Running:
     ) -> None:
         """Start it; its state directory is ``folder / "state"`` unless set otherwise.
 
+        Its sockets have a directory of their own with a short name, as Unix sockets need it.
         Dots in the names of settings are written as two underscores.
         """
         self.state_dir = folder / "state"
+        self._sockets = tempfile.TemporaryDirectory(prefix="wattspan-", ignore_cleanup_errors=True)
+        self.run_dir = Path(self._sockets.name)
         chosen: dict[str, object] = {
             "agent.state_dir": self.state_dir,
+            "agent.run_dir": self.run_dir,
+            "spans.http": "127.0.0.1:0",
             "exporters.prometheus.listen": "127.0.0.1:0",
         }
         chosen |= {key.replace("__", "."): value for key, value in settings.items()}
@@ -108,6 +114,13 @@ class Running:
             return found[1] if found else ""
 
         return eventually(told, "the program serves", within=30)
+
+    def spans_address(self) -> str:
+        """Where spans are received over TCP: an OTLP/HTTP endpoint, without its path."""
+        self.address()
+        found = re.search(r"Serving (http://\S+)/v1/traces\n", self.said)
+        assert found is not None, self.said
+        return found[1]
 
     def scrape(self, accept: str = OPENMETRICS) -> str:
         request = urllib.request.Request(self.address(), headers={"Accept": accept})
@@ -145,6 +158,7 @@ class Running:
         with suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()
+        self._sockets.cleanup()
 
 
 def counters(scrape: str) -> dict[str, float]:

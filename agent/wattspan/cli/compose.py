@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wattspan import __version__
+from wattspan.cli.compose_spans import Desk
 from wattspan.clock import SystemClock
 from wattspan.config import Config
 from wattspan.ledger import Ledger, Rules
@@ -93,10 +94,22 @@ def build_agent(
         )
         exporters = open_exporters(plugins, config, ExporterContext(clock, __version__, log))
         broken = _plugin_health(opened.failures + exporters.failures)
+        past = RecentPast(Timeline(config.agent.history, config.agent.history_bytes))
+        desk = Desk(
+            config,
+            clock,
+            past,
+            processes.directory,
+            host=_host_name(emulated),
+            log=log,
+            provenance=lambda: poller.view().provenance,
+            opening=kept.opening if kept is not None else None,
+        )
+        services, joiner = desk.services()
         poller = Poller(
             clock,
             ledger,
-            RecentPast(Timeline(config.agent.history, config.agent.history_bytes)),
+            past,
             tuple(opened.sources.values()),
             processes.usage,
             processes.directory,
@@ -107,10 +120,13 @@ def build_agent(
             checkpoint_every=config.store.interval if kept is not None else None,
             keep=kept.keep if kept is not None else lambda _: None,
         )
+        if joiner is not None:
+            poller.span_accounts = joiner.accounts
         undo.pop_all()
         return Agent(
             poller,
             tuple(exporters.exporters.values()),
+            (services,),
             books=kept,
             record_every=config.store.interval,
             log=log,

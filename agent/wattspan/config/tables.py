@@ -29,6 +29,13 @@ class Agent(Table, frozen=True):
     run_dir: Annotated[
         str, about("Where the agent's Unix sockets are; emptied by the system at boot.")
     ] = "/run/wattspan"
+    api: Annotated[
+        bool,
+        about(
+            "Whether questions about energy are answered on a Unix socket in the run directory; "
+            "`wattspan measure` and `wattspan.window` ask there."
+        ),
+    ] = True
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         about("The least severe message that is logged, to standard error."),

@@ -1,0 +1,197 @@
+"""The second half of the composition root: what receives spans, joins them, answers questions."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wattspan import __version__
+from wattspan.clock import SystemClock
+from wattspan.config import Config
+from wattspan.model import HwType, Opening, Provenance
+from wattspan.ports import ListenError, ProcessDirectory
+from wattspan.runtime.past import RecentPast
+from wattspan.runtime.services import Services
+
+if TYPE_CHECKING:
+    from wattspan.forward.forwarder import Forwarder
+    from wattspan.runtime.spans import Joiner
+    from wattspan.spanfeed.feed import Feed
+    from wattspan.web.server import WebServer
+
+Log = Callable[[str], None]
+Provenances = Callable[[], Mapping[HwType, Provenance]]
+
+RUN_DIR = "/run/wattspan"
+
+
+@dataclass(slots=True)
+class Desk:
+    """Everything that spans and questions need, put together, and started as one service."""
+
+    config: Config
+    clock: SystemClock
+    past: RecentPast
+    directory: ProcessDirectory
+    host: str
+    log: Log
+    provenance: Provenances
+    opening: Opening | None = None
+
+    def services(self) -> tuple[Services, Joiner | None]:
+        """The services, not started yet; and who knows the totals, if spans are received."""
+        spans = self.config.spans.enabled
+        if not spans and not self.config.agent.api:
+            return Services("spans"), None
+        services = Services("spans")
+        joiner = self._add_spans(services) if spans else None
+        self._add_web(services, joiner)
+        return services, joiner
+
+    # ---------------------------------------------------------------------------------- parts
+
+    def _add_spans(self, services: Services) -> Joiner:
+        from wattspan.processes.fine import FineClock
+        from wattspan.processes.witness import Witness
+        from wattspan.runtime.spans import Joiner
+        from wattspan.spanfeed.identity import Identities
+
+        settings = self.config.spans
+        fine = FineClock(self.clock, settings.resolution)
+        services.add(fine.start, fine.stop)
+        forwarder = self._forwarder()
+        if forwarder is not None:
+            services.add(forwarder.start, forwarder.stop)
+        feed = self._feed(services) if settings.unix else None
+        joiner = Joiner(
+            self.clock,
+            self.past,
+            Identities(self.clock, Witness()),
+            buffer=settings.buffer,
+            open_spans=settings.open_spans,
+            names=settings.names,
+            history=self.config.agent.history,
+            weight=settings.weight,
+            feed=feed,
+            fine=fine,
+            onward=forwarder,
+            opening=self.opening,
+        )
+        stop = threading.Event()
+        thread = threading.Thread(
+            target=joiner.run, args=(stop,), name="wattspan-joiner", daemon=True
+        )
+
+        def end() -> None:
+            stop.set()
+            thread.join()
+
+        services.add(thread.start, end)
+        return joiner
+
+    def _forwarder(self) -> Forwarder | None:
+        if not self.config.spans.forward:
+            return None
+        from wattspan.forward.forwarder import Forwarder
+
+        return Forwarder(
+            self.config.spans,
+            self.clock,
+            self.log,
+            Path(self.config.agent.state_dir) / "forward",
+            provenance=self.provenance,
+            version=__version__,
+        )
+
+    def _feed(self, services: Services) -> Feed:
+        from wattspan.spanfeed.feed import Feed
+
+        path = self.run_dir / "feed.sock"
+        feed = Feed(path)
+
+        def start() -> None:
+            try:
+                path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                feed.start()
+            except OSError as error:
+                self._without(
+                    "spans.unix",
+                    ListenError(
+                        f"Cannot hear of spans as they begin, on {path}: "
+                        f"{error.strerror or error}; set another [agent] run_dir."
+                    ),
+                )
+
+        services.add(start, feed.stop)
+        return feed
+
+    def _add_web(self, services: Services, joiner: Joiner | None) -> None:
+        from wattspan.web.limits import Limits
+        from wattspan.web.server import WebServer
+
+        limits = Limits(body=self.config.spans.max_request)
+        server = WebServer(self.clock, log=self.log, limits=limits)
+
+        def start() -> None:
+            if joiner is not None:
+                self._listen_for_spans(server, joiner, services)
+            if self.config.agent.api:
+                self._listen_for_questions(server, services)
+            server.start()
+
+        services.add(start, server.stop)
+
+    def _listen_for_spans(self, server: WebServer, joiner: Joiner, services: Services) -> None:
+        from wattspan.spanfeed.receivers import open_receivers
+
+        addresses = open_receivers(
+            server,
+            self.config.spans,
+            self.run_dir,
+            joiner,
+            self.clock,
+            asked=lambda key: self._asked(f"spans.{key}"),
+            log=self.log,
+        )
+        services.reached.extend(addresses)
+        if self.config.spans.forward:
+            from wattspan.forward.destination import check_destination
+
+            check_destination(self.config.spans.forward, addresses)
+
+    def _listen_for_questions(self, server: WebServer, services: Services) -> None:
+        from wattspan.query.service import QueryService
+
+        service = QueryService(
+            self.past, self.directory, self.clock, host=self.host, version=__version__
+        )
+        try:
+            at = server.listen_unix(self.run_dir / "api.sock", service, what="questions")
+        except ListenError as error:
+            self._without("agent.api", error)
+        else:
+            services.reached.append(at)
+
+    # -------------------------------------------------------------------------------- details
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the sockets are; the default is another one for who may not write there."""
+        own = os.environ.get("XDG_RUNTIME_DIR")
+        if self.config.agent.run_dir == RUN_DIR and os.geteuid() != 0 and own:
+            return Path(own) / "wattspan"
+        return Path(self.config.agent.run_dir)
+
+    def _asked(self, key: str) -> bool:
+        """Whether somebody asked for a listener: then it must be had."""
+        origin = self.config.origins.get(key)
+        return origin is not None and origin.kind != "default"
+
+    def _without(self, key: str, error: ListenError) -> None:
+        if self._asked(key):
+            raise error
+        self.log(f"Going on without it: {error}")

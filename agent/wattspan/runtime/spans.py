@@ -1,0 +1,432 @@
+"""From deliveries to joules: the thread in which spans meet the energy of their processes.
+
+Receivers hand deliveries in, and are told to come again when too much waits. Here each resource
+is led to its process, each span's times are brought to the monotonic clock, and when everything
+up to a span's end has settled, its process's spans are joined with its energy. Totals, and the
+user's collector, get the result.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from wattspan.joining import ProcessSpans
+from wattspan.model import SECOND, Consumer, Instant, Opening, SpanAccounts
+from wattspan.naming import SpanTotals
+from wattspan.ports import Clock
+from wattspan.profiles import EnergyProfile
+from wattspan.runtime.past import RecentPast
+from wattspan.spanfeed.delivery import BusyError, Claim, Delivery, Part, Told
+from wattspan.spans import Ended, Outcome, Span, SpanEnergy, Started
+from wattspan.walltime import WallTime
+from wattspan.web.message import Peer
+
+if TYPE_CHECKING:
+    from wattspan.forward.forwarder import ForwardStats
+
+TURN = SECOND // 20
+PATIENCE = 6 * SECOND
+"""Energy that has not settled so long after a span was received is not waited for."""
+
+QUIET = 60 * SECOND
+"""A process is no longer watched so long after its history went by without a span of it."""
+
+FAREWELL = 10 * SECOND
+"""After its end the last spans of a process may be under way for so long."""
+
+UNSENT = 60 * SECOND
+"""A span that its process announced and closed comes within so long, or never."""
+
+TIDY_EVERY = SECOND
+"""How often it is seen to what no span has claimed, and to who is gone."""
+
+PROCESSES = 1024
+"""Span-sending processes that are watched at once; beyond, the longest quiet is let go."""
+
+PER_SPAN = 700
+"""Bytes that a waiting span takes beside its share of the request, measured."""
+
+
+class Resolver(Protocol):
+    """Knows which process spans belong to. Safe from any thread."""
+
+    def resolve(self, peer: Peer, claim: Claim) -> Consumer | Outcome: ...
+
+    def identify(self, pid: int) -> Consumer | None: ...
+
+
+class Report(Protocol):
+    """What one process told over its side channel since the last time."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def records(self) -> Sequence[Started | Ended]: ...
+    @property
+    def lost(self) -> int: ...
+    @property
+    def gone(self) -> bool: ...
+
+
+class SideChannel(Protocol):
+    def drain(self) -> Sequence[Report]: ...
+
+
+class FineTimes(Protocol):
+    """CPU clocks of watched processes at finer times than the agent's ticks."""
+
+    def watch(self, consumer: Consumer) -> None: ...
+
+    def unwatch(self, consumer: Consumer) -> None: ...
+
+    def take(self, consumer: Consumer) -> Sequence[tuple[int, int]]: ...
+
+
+class Onward(Protocol):
+    """The way to the user's collector."""
+
+    def offer(self, delivery: Delivery, energies: Sequence[SpanEnergy | None]) -> None: ...
+
+    @property
+    def stats(self) -> ForwardStats: ...
+
+
+@dataclass(slots=True)
+class _Held:
+    """A delivery whose spans are not all joined yet."""
+
+    delivery: Delivery
+    cost: int
+    energies: list[SpanEnergy | None]
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Fresh:
+    """A delivery that has only been taken; ``whose`` are its parts, by their claims."""
+
+    delivery: Delivery
+    cost: int
+    whose: tuple[Consumer | Outcome, ...]
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Spans of one process from one delivery, and where their results go."""
+
+    held: _Held
+    positions: Sequence[int]
+    spans: list[Span]
+    end: int
+    due: int  # joined by then, settled or not
+
+
+@dataclass(slots=True)
+class _Process:
+    """A process that sends spans."""
+
+    consumer: Consumer
+    spans: ProcessSpans
+    profile: EnergyProfile
+    heard: int
+    service: str = ""
+    waiting: deque[_Chunk] = field(default_factory=deque)
+    announces: bool = False
+    gone: bool = False
+
+
+class Joiner:
+    """Implements SpanSink; ``turn`` is one pass and can be called by a test."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        past: RecentPast,
+        resolver: Resolver,
+        *,
+        buffer: int,
+        open_spans: int,
+        names: int,
+        history: int,
+        weight: str = "cpu",
+        feed: SideChannel | None = None,
+        fine: FineTimes | None = None,
+        onward: Onward | None = None,
+        opening: Opening | None = None,
+    ) -> None:
+        self._clock = clock
+        self._past = past
+        self._resolver = resolver
+        self._buffer = buffer
+        self._open_spans = open_spans
+        self._history = history
+        self._by_cpu = weight == "cpu"
+        self._feed = feed
+        self._fine = fine
+        self._onward = onward
+        self._totals = (
+            SpanTotals(names, opening.spans, opening.outside, clock.monotonic())
+            if opening is not None
+            else SpanTotals(names)
+        )
+        self._wall = WallTime()
+        self._lock = threading.Lock()
+        self._inbox: deque[_Fresh] = deque()
+        self._refused: Counter[str] = Counter()
+        self._bytes = 0
+        self._held: deque[_Held] = deque()
+        self._processes: dict[Consumer, _Process] = {}
+        self._born: dict[bytes, Consumer] = {}
+        self._born_before: dict[bytes, Consumer] = {}
+        self._accounts = SpanAccounts()
+        self._open = 0
+        self._tidied = 0
+
+    # ---------------------------------------------------------------- for the receivers' thread
+
+    def accept(self, delivery: Delivery) -> None:
+        """Take a delivery, or ask to come again while too much waits."""
+        cost = delivery.size + PER_SPAN * delivery.count
+        with self._lock:
+            if self._bytes and self._bytes + cost > self._buffer:
+                raise BusyError
+            self._bytes += cost
+        # Now, while the sender waits for the answer, it lives and can be looked at.
+        whose = tuple(self._resolver.resolve(delivery.peer, part.claim) for part in delivery.parts)
+        with self._lock:
+            self._inbox.append(_Fresh(delivery, cost, whose))
+
+    def refuse(self, reason: str, spans: int = 1) -> None:
+        """Count spans that could not be taken."""
+        with self._lock:
+            self._refused[reason] += spans
+
+    # --------------------------------------------------------------------------- for everybody
+
+    def accounts(self) -> SpanAccounts:
+        """The newest totals. Safe from any thread."""
+        return self._accounts
+
+    # ------------------------------------------------------------------------------ the thread
+
+    def run(self, stop: threading.Event) -> None:
+        """Turn until ``stop``, then finish."""
+        while not stop.wait(TURN / 1e9):
+            self.turn()
+        self.finish()
+
+    def turn(self) -> None:
+        """One pass over everything that came and everything that settled."""
+        now = self._clock.now()
+        self._wall.observe(now)
+        self._listen(now.mono)
+        with self._lock:
+            taken = list(self._inbox)
+            self._inbox.clear()
+        for fresh in taken:
+            self._introduce(fresh)
+        for process in self._processes.values():
+            self._join(process, now)
+        if now.mono - self._tidied >= TIDY_EVERY:
+            self._tidied = now.mono
+            for process in list(self._processes.values()):
+                self._tidy(process, now.mono)
+            self._open = sum(one.spans.announced for one in self._processes.values())
+        self._send_on()
+        self._show()
+
+    def finish(self) -> None:
+        """Join what waits with what is known, and give up the rest: nothing more will come."""
+        self.turn()
+        now = self._clock.now()
+        for process in list(self._processes.values()):
+            self._join(process, now, wait=False)
+            self._forget(process, now.mono)
+        self._send_on()
+        self._show()
+
+    def _show(self) -> None:
+        with self._lock:
+            refused = dict(self._refused)
+        stats = self._onward.stats if self._onward is not None else None
+        self._accounts = self._totals.accounts(
+            refused=refused,
+            forwarded=stats.forwarded if stats is not None else 0,
+            forward_drops=stats.drops if stats is not None else {},
+            forward_queue=stats.queue_bytes if stats is not None else 0,
+            open_spans=self._open,
+        )
+
+    # --------------------------------------------------------------------------- what is heard
+
+    def _listen(self, now: int) -> None:
+        """Take what processes told of their own spans, at once and by themselves."""
+        if self._feed is None:
+            return
+        for report in self._feed.drain():
+            consumer = self._resolver.identify(report.pid)
+            if consumer is None:
+                continue
+            process = self._process(consumer, now)
+            process.heard = now
+            process.announces = process.announces or bool(report.records)
+            process.gone = process.gone or report.gone
+            room = self._open_spans - self._open
+            for record in report.records:
+                if isinstance(record, Started):
+                    self._born[record.id] = consumer
+                    if room > 0 and process.spans.open(record):
+                        room -= 1
+                else:
+                    process.spans.close(record)
+            self._open = self._open_spans - room
+            if len(self._born) > self._open_spans:
+                self._born, self._born_before = {}, self._born
+
+    def _introduce(self, fresh: _Fresh) -> None:
+        """Lead every span of a delivery to its process, and let it wait there."""
+        delivery = fresh.delivery
+        total = delivery.count + len(delivery.skipped)
+        held = _Held(delivery, fresh.cost, [None] * total, delivery.count)
+        self._held.append(held)
+        self._totals.received(delivery.count)
+        positions: Sequence[int] = range(total)
+        if delivery.skipped:
+            positions = [at for at in positions if at not in delivery.skipped]
+        at = 0
+        for part, claimed in zip(delivery.parts, fresh.whose, strict=True):
+            own = positions[at : at + len(part.spans)]
+            at += len(part.spans)
+            if part.spans:
+                self._await(held, part, own, self._announced(part) or claimed)
+
+    def _await(
+        self, held: _Held, part: Part, positions: Sequence[int], whose: Consumer | Outcome
+    ) -> None:
+        if isinstance(whose, Outcome):
+            self._totals.outcome(whose, len(part.spans))
+            held.left -= len(part.spans)
+            return
+        now = held.delivery.received
+        process = self._process(whose, now)
+        process.heard = now
+        process.service = part.claim.service
+        spans = [self._span(told, part.claim.service) for told in part.spans]
+        end = max(span.end for span in spans)
+        process.waiting.append(_Chunk(held, positions, spans, end, now + PATIENCE))
+
+    def _announced(self, part: Part) -> Consumer | None:
+        """The process that announced these spans itself: no claim is as good."""
+        for told in (part.spans[0], part.spans[-1]):
+            consumer = self._born.get(told.id) or self._born_before.get(told.id)
+            if consumer is not None:
+                return consumer
+        return None
+
+    def _span(self, told: Told, service: str) -> Span:
+        monotonic = self._wall.monotonic
+        return Span(
+            told.trace,
+            told.id,
+            told.parent,
+            service,
+            told.name,
+            monotonic(told.start),
+            monotonic(told.end),
+            told.thread,
+            None,
+            told.weight,
+            told.tokens_in,
+            told.tokens_out,
+        )
+
+    def _process(self, consumer: Consumer, now: int) -> _Process:
+        process = self._processes.get(consumer)
+        if process is None:
+            if len(self._processes) >= PROCESSES:
+                self._forget(min(self._processes.values(), key=lambda one: one.heard), now)
+            samples = None
+            if self._fine is not None:
+                fine = self._fine
+                fine.watch(consumer)
+
+                def samples() -> Iterable[tuple[int, int]]:
+                    return fine.take(consumer)
+
+            profile = self._past.watch(consumer, samples=samples)
+            spans = ProcessSpans(by_cpu=self._by_cpu, announced=self._open_spans)
+            process = _Process(consumer, spans, profile, now)
+            self._processes[consumer] = process
+        return process
+
+    # -------------------------------------------------------------------------- what is joined
+
+    def _join(self, process: _Process, now: Instant, *, wait: bool = True) -> None:
+        """Join what has settled, or has waited long enough."""
+        waiting = process.waiting
+        if not waiting:
+            return
+        ready: list[_Chunk] = []
+        with self._past.lock:
+            settled = process.profile.watermark
+            while waiting and (waiting[0].end <= settled or waiting[0].due <= now.mono or not wait):
+                ready.append(waiting.popleft())
+            if not ready:
+                return
+            spans = [span for chunk in ready for span in chunk.spans]
+            results = process.spans.settle(spans, process.profile, now.mono)
+        at = 0
+        for chunk in ready:
+            own = results[at : at + len(chunk.spans)]
+            at += len(chunk.spans)
+            chunk.held.left -= len(own)
+            for position, result in zip(chunk.positions, own, strict=True):
+                chunk.held.energies[position] = result
+        self._totals.add(results, now)
+
+    def _tidy(self, process: _Process, now: int) -> None:
+        """Close the account of what no span has claimed, and let go of who is gone.
+
+        Who announces spans is known to have none open when it has announced none. Of others
+        there may always be one that has not ended, so theirs is closed as late as may be.
+        """
+        if not process.waiting and (
+            (process.gone and now - process.heard > FAREWELL)
+            or now - process.heard > self._history + QUIET
+        ):
+            self._forget(process, now)
+            return
+        given_up = process.spans.expire(0, now - UNSENT)
+        self._totals.outcome(Outcome.ABANDONED, given_up)
+        self._close(process, now - (FAREWELL if process.announces else self._history))
+
+    def _close(self, process: _Process, before: int) -> None:
+        with self._past.lock:
+            outside = process.spans.outside(process.profile, before)
+        for kind, energy in outside.items():
+            if energy:
+                self._totals.outside(process.service, kind, energy)
+
+    def _forget(self, process: _Process, now: int) -> None:
+        del self._processes[process.consumer]
+        self._totals.outcome(Outcome.ABANDONED, process.spans.expire(now, now))
+        self._close(process, now)
+        self._past.forget(process.consumer)
+        if self._fine is not None:
+            self._fine.unwatch(process.consumer)
+
+    def _send_on(self) -> None:
+        """Let go of deliveries in the order in which they came."""
+        done = 0
+        while self._held and self._held[0].left <= 0:
+            held = self._held.popleft()
+            done += held.cost
+            if self._onward is not None:
+                self._onward.offer(held.delivery, held.energies)
+        if done:
+            with self._lock:
+                self._bytes -= done
