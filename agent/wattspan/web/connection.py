@@ -129,14 +129,20 @@ class Connection(asyncio.Protocol):
     def _begin(self, request: h11.Request) -> None:
         self._request = request
         length = chunked = None
+        size = len(request.target)
         for name, value in request.headers:
+            size += len(name) + len(value)
             if name == b"content-length":
                 length = int(value)
             elif name == b"transfer-encoding":
                 chunked = value
-        if length is not None and chunked is not None:
+        if request.http_version not in (b"1.0", b"1.1"):
+            self._refuse(505, "Only HTTP/1.1 is spoken here.")
+        elif length is not None and chunked is not None:
             # Two lengths are how requests are smuggled past whoever believes the other one.
             self._refuse(400, "A request has a Content-Length or a Transfer-Encoding, not both.")
+        elif size > self._limits.head:  # h11 looks at what arrives in pieces only
+            self._refuse(431, f"A request's head has at most {self._limits.head} bytes.")
         elif length is not None and length > self._limits.body:
             self._too_large()
 

@@ -1,0 +1,491 @@
+"""The agent's own HTTP server, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from support.waiting import eventually
+from support.web import GET, Site, post, read_all, read_answer, serving, statuses
+from wattspan.clock import SystemClock
+from wattspan.ports import ListenError
+from wattspan.web.limits import Limits
+from wattspan.web.message import Handler, Request, Response
+from wattspan.web.server import WebServer
+
+TIGHT = Limits(head=2048, body=10_000, bodies=25_000, connections=4, linger=0.2)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with serving(tmp_path, limits=TIGHT) as running:
+        yield running
+
+
+async def _silent(_: Request) -> Response:
+    return Response(204)
+
+
+# ------------------------------------------------------------------------------ what handlers see
+
+
+def test_a_request_arrives_whole(site: Site) -> None:
+    with closing(site.client()) as client:
+        client.request("POST", "/a%20b/c?x=1&y=&x=2", b"body", {"X-Thing": "one"})
+        answer = client.getresponse()
+        assert (answer.status, answer.read()) == (200, b"body")
+    (request,) = site.asked
+    assert (request.method, request.path, request.body) == ("POST", "/a b/c", b"body")
+    assert request.query == {"x": "2", "y": ""}
+    assert request.headers["x-thing"] == "one"
+
+
+def test_the_kernel_proves_who_is_at_a_unix_socket(site: Site) -> None:
+    before = SystemClock().monotonic()
+    with closing(site.connect_unix()) as connection:
+        connection.sendall(GET)
+        assert read_answer(connection)[0] == 200
+    peer = site.asked[0].peer
+    assert (peer.pid, peer.uid, peer.address) == (os.getpid(), os.getuid(), None)
+    assert peer.accepted is not None
+    assert before <= peer.accepted <= SystemClock().monotonic()
+
+
+def test_both_ends_of_a_tcp_connection_are_told(site: Site) -> None:
+    with closing(site.connect()) as connection:
+        connection.sendall(GET)
+        read_answer(connection)
+        here = connection.getsockname()
+    peer = site.asked[0].peer
+    assert (peer.pid, peer.address, peer.local) == (None, here, site.tcp)
+
+
+def test_repeated_headers_are_one_list(site: Site) -> None:
+    site.tell(b"GET / HTTP/1.1\r\nHost: a\r\nX-A: 1\r\nX-A: 2\r\n\r\n")
+    assert site.asked[0].headers["x-a"] == "1, 2"
+
+
+def test_a_chunked_body_is_one_body(site: Site) -> None:
+    chunks = b"3\r\nabc\r\n1\r\nd\r\n0\r\n\r\n"
+    answers = site.tell(post(chunks, "Transfer-Encoding: chunked"))
+    assert answers.endswith(b"\r\n\r\nabcd")
+
+
+# ----------------------------------------------------------------------------- what clients see
+
+
+def test_a_connection_is_kept_for_the_next_request(site: Site) -> None:
+    with closing(site.connect()) as connection:
+        for number in (b"1", b"2"):
+            connection.sendall(post(number))
+            assert read_answer(connection) == (200, number)
+    assert site.asked[0].peer == site.asked[1].peer
+
+
+def test_requests_sent_at_once_are_answered_in_order(site: Site) -> None:
+    answers = site.tell(post(b"one") + post(b"two") + post(b"three"))
+    assert statuses(answers) == [200, 200, 200]
+    assert answers.index(b"one") < answers.index(b"two") < answers.index(b"three")
+
+
+def test_a_client_that_asks_to_close_is_closed(site: Site) -> None:
+    with closing(site.connect()) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        answer = read_all(connection)
+    assert b"connection: close" in answer.lower()
+
+
+def test_http_1_0_is_answered_and_closed(site: Site) -> None:
+    with closing(site.connect()) as connection:
+        connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert statuses(read_all(connection)) == [200]
+
+
+def test_head_has_the_headers_of_get_and_no_body(tmp_path: Path) -> None:
+    async def page(_: Request) -> Response:
+        return Response(200, b"page")
+
+    with serving(tmp_path, lambda _: page) as site, closing(site.client()) as client:
+        client.request("HEAD", "/")
+        answer = client.getresponse()
+        assert (answer.read(), answer.headers["Content-Length"]) == (b"", "4")
+        client.request("GET", "/")
+        assert client.getresponse().read() == b"page"
+
+
+def test_a_client_that_waits_to_be_asked_is_asked(site: Site) -> None:
+    with closing(site.connect()) as connection:
+        connection.sendall(post(b"", "Expect: 100-continue", "Content-Length: 4"))
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
+        connection.sendall(b"body")
+        assert read_answer(connection) == (200, b"body")
+
+
+def test_a_client_that_waits_with_too_much_is_refused_at_once(site: Site) -> None:
+    with closing(site.connect()) as connection:
+        connection.sendall(post(b"", "Expect: 100-continue", "Content-Length: 10001"))
+        assert read_answer(connection)[0] == 413
+
+
+def test_headers_of_a_handler_reach_the_client(tmp_path: Path) -> None:
+    async def busy(_: Request) -> Response:
+        return Response(503, b"later", headers={"Retry-After": "7"})
+
+    with serving(tmp_path, lambda _: busy) as site, closing(site.client()) as client:
+        client.request("GET", "/")
+        answer = client.getresponse()
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "7")
+        assert answer.headers["Date"].endswith(" GMT")
+
+
+def test_a_handler_that_fails_costs_one_request(tmp_path: Path) -> None:
+    async def fails_once(request: Request) -> Response:
+        if request.path == "/bad":
+            raise ZeroDivisionError("oh")
+        return Response(200)
+
+    with serving(tmp_path, lambda _: fails_once) as site, closing(site.client()) as client:
+        client.request("GET", "/bad")
+        answer = client.getresponse()
+        assert answer.status == 500
+        answer.read()
+        client.request("GET", "/good")
+        assert client.getresponse().status == 200
+        assert "ZeroDivisionError('oh')" in site.log[0]
+
+
+def test_a_handler_is_told_no_more_when_its_client_is_gone(tmp_path: Path) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    async def endless(_: Request) -> Response:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return Response(200)
+
+    with serving(tmp_path, lambda _: endless) as site:
+        connection = site.connect()
+        connection.sendall(GET)
+        assert begun.wait(20)
+        # a reset, for a mere half-close may still wait for its answer
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        connection.close()
+        assert ended.wait(20)
+
+
+# ---------------------------------------------------------------------------- what is not HTTP
+
+
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),  # TLS
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),  # no Host
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 5000 + b"\r\n\r\n", 431),
+        (b"GET http://[/ HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+        (post(b"abcd", "Content-Length: 4", "Content-Length: 5"), 400),
+        (post(b"abcd", "Content-Length: -4"), 400),
+        (post(b"abcd", "Content-Length: 4_0"), 400),
+        (post(b"abcd", "Content-Length: " + "9" * 1500), 400),
+        (post(b"0\r\n\r\n", "Content-Length: 5", "Transfer-Encoding: chunked"), 400),
+        (post(b"0\r\n\r\n", "Transfer-Encoding: chunked", "Content-Length: 5"), 400),
+        (post(b"0\r\n\r\n", "Transfer-Encoding: gzip, chunked"), 501),
+        (post(b"0\r\n\r\n", "Transfer-Encoding: identity"), 501),
+        (post(b"0\r\n\r\n", "Transfer-Encoding: chunked, chunked"), 501),
+        (post(b"zz\r\nab\r\n0\r\n\r\n", "Transfer-Encoding: chunked"), 400),
+        (post(b"x" * 10_001), 413),
+        (post(b"2711\r\n" + b"x" * 10_001 + b"\r\n0\r\n\r\n", "Transfer-Encoding: chunked"), 413),
+        (post(b"1\r\nx\r\n" * 1500 + b"0\r\n\r\n", "Transfer-Encoding: chunked"), 400),
+    ],
+)
+def test_what_is_not_as_it_should_be_is_answered_once_and_closed(
+    site: Site, told: bytes, status: int
+) -> None:
+    assert statuses(site.tell(told + GET)) == [status]
+    assert site.asked == []
+
+
+def test_half_a_request_is_none(site: Site) -> None:
+    assert statuses(site.tell(post(b"half", "Content-Length: 8"))) == [400]
+    assert site.asked == []
+
+
+def test_after_an_error_of_the_handler_the_next_request_is_its_own(tmp_path: Path) -> None:
+    def picky(asked: list[Request]) -> Handler:
+        async def handle(request: Request) -> Response:
+            asked.append(request)
+            return Response(404 if request.path == "/none" else 200)
+
+        return handle
+
+    with serving(tmp_path, picky) as site:
+        answers = site.tell(post(b"a", path="/none") + post(b"b") + post(b"c", path="/none"))
+        assert statuses(answers) == [404, 200, 404]
+        assert [request.body for request in site.asked] == [b"a", b"b", b"c"]
+
+
+def test_a_refusal_reaches_a_client_that_is_still_sending(site: Site) -> None:
+    """Closing at once would reset the connection, and the answer with it."""
+    with closing(site.connect()) as connection:
+        connection.sendall(post(b"x" * 5_000, "Content-Length: 4000000"))
+        connection.sendall(b"x" * 500_000)
+        assert read_answer(connection)[0] == 413
+
+
+# ------------------------------------------------------------------------------------- limits
+
+
+@pytest.mark.parametrize(
+    "told",
+    [b"GET / HTT", b"GET / HTTP/1.1\r\nHost: a\r\n", post(b"half", "Content-Length: 8")],
+)
+def test_a_request_that_does_not_arrive_in_time_is_refused(tmp_path: Path, told: bytes) -> None:
+    limits = Limits(receive=0.05, linger=0.05)
+    with serving(tmp_path, limits=limits) as site, closing(site.connect()) as connection:
+        connection.sendall(told)
+        assert statuses(read_all(connection)) == [408]
+
+
+def test_sending_byte_by_byte_gains_no_time(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, limits=Limits(receive=0.1, linger=0.05)) as site,
+        closing(site.connect()) as connection,
+    ):
+        connection.settimeout(0.01)
+        received = b""
+
+        def drip() -> bool:
+            nonlocal received
+            try:
+                connection.send(b"x")
+                received += connection.recv(1000)
+            except TimeoutError:
+                pass
+            except OSError:
+                return True
+            return b"\r\n\r\n" in received
+
+        connection.sendall(b"GET /")
+        eventually(drip, "a client that drips is refused")
+        assert received.startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_connection_that_rests_too_long_is_closed(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, limits=Limits(idle=0.05)) as site,
+        closing(site.connect()) as never,
+        closing(site.connect()) as once,
+    ):
+        once.sendall(GET)
+        assert read_answer(once)[0] == 200
+        assert (never.recv(1), once.recv(1)) == (b"", b"")
+
+
+def test_a_client_that_does_not_read_is_given_up(tmp_path: Path) -> None:
+    async def large(_: Request) -> Response:
+        return Response(200, bytes(8 << 20))
+
+    with (
+        serving(tmp_path, lambda _: large, Limits(send=0.05)) as site,
+        closing(site.connect_unix()) as connection,
+    ):
+        connection.sendall(GET * 3)
+        hung_up = select.poll()
+        hung_up.register(connection, select.POLLHUP)
+        assert hung_up.poll(20_000)
+
+
+def test_who_rests_longest_makes_way_for_who_comes(site: Site) -> None:
+    with ExitStack() as stack:
+        resting = [stack.enter_context(closing(site.connect())) for _ in range(4)]
+        for connection in resting:
+            connection.sendall(GET)
+            read_answer(connection)
+        late = stack.enter_context(closing(site.connect()))
+        late.sendall(GET)
+        assert read_answer(late)[0] == 200
+        assert is_over(resting[0])
+        resting[1].sendall(GET)
+        assert read_answer(resting[1])[0] == 200
+
+
+def is_over(connection: socket.socket) -> bool:
+    """Whether the other side has closed, politely or not."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_when_all_are_busy_one_more_is_told_to_come_again(site: Site) -> None:
+    with ExitStack() as stack:
+        busy = [stack.enter_context(closing(site.connect())) for _ in range(4)]
+        for connection in busy:
+            connection.sendall(post(b"", "Expect: 100-continue", "Content-Length: 8"))
+            assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
+        late = stack.enter_context(closing(site.connect()))
+        answer = read_all(late)
+        assert statuses(answer) == [503]
+        assert b"Retry-After: 1" in answer
+        busy[0].sendall(b"halfrest")
+        assert read_answer(busy[0]) == (200, b"halfrest")
+
+
+def test_bodies_of_all_connections_have_one_bound(site: Site) -> None:
+    with ExitStack() as stack:
+        holding = [stack.enter_context(closing(site.connect())) for _ in range(3)]
+        for connection in holding[:2]:
+            connection.sendall(post(b"", "Expect: 100-continue", "Content-Length: 10000"))
+            assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
+            connection.sendall(b"x" * 9_999)
+        eventually(lambda: statuses(site.tell(post(b"x" * 6_000))) == [503], "the room is full")
+        for connection in holding[:2]:
+            connection.sendall(b"x")
+            assert read_answer(connection)[0] == 200
+        assert statuses(site.tell(post(b"x" * 10_000))) == [200]
+
+
+# ----------------------------------------------------------------------------------- listening
+
+
+def server() -> WebServer:
+    return WebServer(SystemClock(), log=lambda _: None)
+
+
+def test_a_port_in_use_is_one_sentence(site: Site) -> None:
+    host, port = site.tcp
+    with pytest.raises(ListenError) as caught:
+        server().listen_tcp(host, port, _silent, what="spans", setting="[spans] http")
+    assert str(caught.value) == (
+        f"Cannot receive spans on 127.0.0.1:{port}: the port is in use; stop its user "
+        f"(`ss -ltnp sport = :{port}` names it) or choose another address in [spans] http."
+    )
+    assert caught.value.exit_code == 4
+
+
+def test_an_address_that_is_not_ours_is_one_sentence() -> None:
+    with pytest.raises(ListenError, match="this host has no such address; choose another"):
+        server().listen_tcp("192.0.2.1", 0, _silent, what="spans", setting="[spans] http")
+
+
+def test_a_socket_that_is_answered_on_is_another_agents(site: Site) -> None:
+    with pytest.raises(ListenError, match="another agent listens there; stop it, or set another"):
+        server().listen_unix(site.unix, _silent, what="spans")
+    with closing(site.connect_unix()) as connection:
+        connection.sendall(GET)
+        assert read_answer(connection)[0] == 200
+
+
+def test_the_socket_of_a_dead_agent_is_replaced(tmp_path: Path) -> None:
+    with closing(socket.socket(socket.AF_UNIX)) as dead:
+        dead.bind(str(tmp_path / "web.sock"))
+    with serving(tmp_path) as site, closing(site.connect_unix()) as connection:
+        connection.sendall(GET)
+        assert read_answer(connection)[0] == 200
+
+
+def test_what_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "web.sock").write_text("precious")
+    with pytest.raises(ListenError, match="something else has that name"):
+        server().listen_unix(tmp_path / "web.sock", _silent, what="spans")
+    assert (tmp_path / "web.sock").read_text() == "precious"
+
+
+def test_a_path_too_long_for_a_socket_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ListenError, match="at most 107 bytes; set a shorter"):
+        server().listen_unix(tmp_path / ("x" * 120), _silent, what="spans")
+
+
+def test_a_socket_has_the_rights_it_is_given(tmp_path: Path) -> None:
+    listening = server()
+    listening.listen_unix(tmp_path / "run" / "a.sock", _silent, what="spans", mode=0o660)
+    assert (tmp_path / "run" / "a.sock").stat().st_mode & 0o777 == 0o660
+    listening.stop()
+
+
+def test_listening_to_the_network_is_told() -> None:
+    log: list[str] = []
+    wide = WebServer(SystemClock(), log=log.append)
+    address = wide.listen_tcp("", 0, _silent, what="OTLP/HTTP", setting="[spans] http")
+    wide.start()
+    with closing(socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))) as one:
+        one.sendall(GET)
+        assert read_answer(one)[0] == 204
+    wide.stop()
+    assert log == [
+        f"OTLP/HTTP is received from the network on {address}, without TLS: whoever reaches it "
+        "may send; [spans] http says where."
+    ]
+
+
+# ------------------------------------------------------------------------------------ stopping
+
+
+def open_files() -> set[str]:
+    return {each.name for each in Path("/proc/self/fd").iterdir()}
+
+
+def test_nothing_stays_behind(tmp_path: Path) -> None:
+    before, threads = open_files(), set(threading.enumerate())
+    with serving(tmp_path) as site, ExitStack() as stack:
+        for _ in range(5):
+            connection = stack.enter_context(closing(site.connect()))
+            connection.sendall(GET)
+            read_answer(connection)
+        stack.enter_context(closing(site.connect_unix()))
+        refused = stack.enter_context(closing(site.connect()))
+        refused.sendall(b"nonsense\r\n\r\n")
+        read_answer(refused)
+        site.server.stop()
+        assert not site.unix.exists()
+    assert open_files() <= before
+    assert set(threading.enumerate()) <= threads
+
+
+def test_a_request_in_hand_is_answered_before_the_end(tmp_path: Path) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    async def slow(_: Request) -> Response:
+        begun.set()
+        while not go_on.is_set():
+            await asyncio.sleep(0.005)
+        return Response(200, b"done")
+
+    with serving(tmp_path, lambda _: slow) as site, closing(site.connect()) as connection:
+        connection.sendall(GET)
+        assert begun.wait(20)
+        stopping = threading.Thread(target=site.server.stop)
+        stopping.start()
+        go_on.set()
+        assert read_answer(connection) == (200, b"done")
+        stopping.join()
+
+
+def test_a_successor_keeps_its_socket_when_the_old_server_stops(tmp_path: Path) -> None:
+    with serving(tmp_path) as old:
+        old.unix.unlink()
+        with serving(tmp_path) as new:
+            old.server.stop()
+            with closing(new.connect_unix()) as connection:
+                connection.sendall(GET)
+                assert read_answer(connection)[0] == 200
+
+
+def test_a_server_that_never_started_stops(tmp_path: Path) -> None:
+    idle = server()
+    idle.listen_unix(tmp_path / "a.sock", _silent, what="spans")
+    idle.stop()
+    idle.stop()
+    assert not (tmp_path / "a.sock").exists()
