@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 from support.exporting import serving
 from support.joined_spans import CPU, GPU, joined
 from support.prometheus_server import scraping
+from support.requirements import ROOT
 from support.snapshots import busy_host
 from support.waiting import eventually
 from wattspan.clock import SystemClock
@@ -26,6 +28,14 @@ PER_TOKEN = (
     "sum by (service_name, span_name) "
     '(increase(wattspan_span_tokens_total{direction="output"}[1h]))'
 )
+
+
+def told_of(page: str) -> list[str]:
+    """The queries in the tables of a guide."""
+    text = (ROOT / "docs" / "how-to" / page).read_text(encoding="utf-8")
+    found = re.findall(r"^\| .* \| `(.*)` \|$", text, re.MULTILINE)
+    assert len(found) >= 5
+    return found
 
 
 def ended_now(result: SpanEnergy, now: Instant) -> SpanEnergy:
@@ -67,6 +77,8 @@ def test_a_real_prometheus_knows_joules_a_token_and_the_telling_span(
                 "the spans are scraped",
                 within=30,
             )
+            for query in told_of("see-spans.md"):
+                assert prometheus.get("query", query=query)["resultType"] == "vector"
             per_token = prometheus.query(PER_TOKEN, "span_name")
             assert float(per_token["chat"]) == pytest.approx(
                 (499 * 4 + 6) / (499 * 16 + 24), rel=1e-9

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from support.joined_spans import CPU, GPU, S, joined, moment
+from support.requirements import ROOT
 from wattspan.grouping import STALE
 from wattspan.model import HwType, SpanRow
 from wattspan.naming import DWELL, FRESH, RANK_EVERY, SpanTotals, fit
@@ -306,3 +309,15 @@ def test_totals_go_on_from_an_earlier_life() -> None:
     assert (row.energy, row.time, row.count) == ({CPU: 6}, 2 * S, 2)
     assert row.tokens == {"input": 4, "output": 5}
     assert again.accounts().outside == {("shop", CPU): 10}
+
+
+# ---------------------------------------------------------------------------------------- docs
+
+
+def test_the_guide_explains_what_may_become_of_a_span_and_which_spans_count() -> None:
+    guide = (ROOT / "docs" / "how-to" / "see-spans.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (yes|no)\b.*\|$", guide, re.MULTILINE))
+    counted = {
+        outcome: "yes" if outcome in ("joined", "partial", "late") else "no" for outcome in Outcome
+    }
+    assert rows == counted

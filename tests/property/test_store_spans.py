@@ -1,0 +1,110 @@
+"""Whatever spans come and whenever books are written: the history adds up to what was told."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support.books import Books
+from support.joined_spans import CPU, GPU, joined
+from wattspan.config import Store as Settings
+from wattspan.naming import SpanTotals
+from wattspan.settings import Duration
+from wattspan.spans import SpanEnergy
+from wattspan.store import Store
+from wattspan.store.breakdown import break_down
+from wattspan.store.query import Nothing, extract
+from wattspan.store.schema import HOUR
+from wattspan.store.span_deltas import SPAN, SpanRole, Use, total
+
+EVER = 2**40
+
+spans = st.builds(
+    joined,
+    st.sampled_from(["a", "b", "c", "d", "other", "", "\ud800"]),
+    st.dictionaries(st.sampled_from([CPU, GPU]), st.integers(0, 10**9), max_size=2),
+    service=st.sampled_from(["s", "other"]),
+    end=st.integers(1, 100),
+    tokens=st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)),
+)
+steps = st.tuples(
+    st.lists(spans, max_size=6),
+    st.integers(0, 10**6),
+    st.sampled_from([1, 30, 60, HOUR, 5 * HOUR]),
+    st.sampled_from(["write", "write", "write", "wait", "restart", "crash"]),
+)
+
+
+class Told:
+    """What was told, and how much of it the last books that were written know."""
+
+    def __init__(self) -> None:
+        self.now = self.written = Use()
+        self.outside = self.outside_written = 0
+
+    def add(self, batch: list[SpanEnergy], outside: int) -> None:
+        for one in batch:
+            span = one.span
+            self.now += Use(
+                dict(one.exclusive), 1, span.end - span.start, span.tokens_in, span.tokens_out
+            )
+        self.outside += outside
+
+    def write(self) -> None:
+        self.written, self.outside_written = self.now, self.outside
+
+    def crash(self) -> None:
+        self.now, self.outside = self.written, self.outside_written
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(steps, min_size=1, max_size=12), st.integers(1, 3))
+def test_the_history_of_spans_adds_up_to_what_was_told(
+    story: list[tuple[list[SpanEnergy], int, int, str]], bound: int
+) -> None:
+    bounds = Settings(spans=bound, minutes=Duration.parse("1h"), hours=Duration.parse("1d"))
+    host, told = Books(), Told()
+    with tempfile.TemporaryDirectory() as directory:
+        store = Store.open(Path(directory), bounds, host.clock)
+        totals = SpanTotals(100)
+        for batch, outside, seconds, then in story:
+            opening = host.spend({1: 1}, seconds=seconds)
+            totals.add(batch, host.clock.now())
+            totals.outside("s", CPU, outside)
+            told.add(batch, outside)
+            if then in ("write", "restart"):
+                shown = totals.accounts()
+                assert store.write(replace(opening, spans=shown.rows, outside=shown.outside))
+                told.write()
+            if then in ("restart", "crash"):
+                store.close()
+                told.crash()
+                store = Store.open(Path(directory), bounds, host.clock)
+                books = store.opening()
+                totals = SpanTotals(100, books.spans, books.outside) if books else SpanTotals(100)
+        check(store, told)
+        store.close()
+
+
+def check(store: Store, told: Told) -> None:
+    found = extract(store.path, 0, EVER, [SPAN])
+    if isinstance(found, Nothing):
+        assert not told.written
+        return
+    inside = total(use for name, use in found.spans.items() if name.role is not SpanRole.OUTSIDE)
+    assert nothing_but(inside) == nothing_but(told.written)
+    outside = total(use for name, use in found.spans.items() if name.role is SpanRole.OUTSIDE)
+    assert sum(outside.energy.values()) == told.outside_written
+    for limit in (0, 1):
+        report = break_down(found, [SPAN], limit=limit)
+        for section in report.sections:
+            lines = (*section.lines, *report.besides)
+            assert sum(line.whole for line in lines) == report.total.whole
+
+
+def nothing_but(use: Use) -> Use:
+    return replace(use, energy={kind: energy for kind, energy in use.energy.items() if energy})
