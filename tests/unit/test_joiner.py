@@ -1,0 +1,325 @@
+"""Spans meet the energy of their processes: waiting, order, refusal, the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pytest
+
+from wattspan.forward.forwarder import ForwardStats
+from wattspan.model import (
+    MILLISECOND,
+    SECOND,
+    Attribution,
+    Consumer,
+    Domain,
+    HwType,
+    Interval,
+    Microjoules,
+    Provenance,
+    Share,
+    SpanAccounts,
+)
+from wattspan.runtime.past import RecentPast
+from wattspan.runtime.spans import FAREWELL, PATIENCE, UNSENT, Joiner
+from wattspan.spanfeed.delivery import BusyError, Claim, Delivery, Part, Told
+from wattspan.spans import Ended, Outcome, SpanEnergy, Started
+from wattspan.testing import ManualClock
+from wattspan.timeline import Timeline
+from wattspan.web.message import Peer
+
+CPU = Domain("cpu0", HwType.CPU, "package-0", "fake", Provenance.MEASURED, resource="cpu")
+TICK = 100 * MILLISECOND
+APP, OTHER = Consumer(10, 1), Consumer(11, 1)
+POWER = 10_000  # uJ a tick and process: 0.1 W
+HISTORY = 20 * SECOND
+
+
+class Resolver:
+    """Believes a claimed pid of 10 or 11; nothing else is known."""
+
+    def resolve(self, peer: Peer, claim: Claim) -> Consumer | Outcome:
+        if claim.pid is None:
+            return Outcome.UNKNOWN_PROCESS
+        return self.identify(claim.pid) or Outcome.NOT_BELIEVED
+
+    def identify(self, pid: int) -> Consumer | None:
+        return {10: APP, 11: OTHER}.get(pid)
+
+
+class Heard(NamedTuple):
+    pid: int
+    records: Sequence[Started | Ended]
+    lost: int = 0
+    gone: bool = False
+
+
+@dataclass
+class Channel:
+    reports: list[Heard] = field(default_factory=list)
+
+    def drain(self) -> list[Heard]:
+        drained, self.reports = self.reports, []
+        return drained
+
+
+@dataclass
+class Collector:
+    got: list[tuple[Delivery, list[SpanEnergy | None]]] = field(default_factory=list)
+
+    def offer(self, delivery: Delivery, energies: Sequence[SpanEnergy | None]) -> None:
+        self.got.append((delivery, list(energies)))
+
+    @property
+    def stats(self) -> ForwardStats:
+        return ForwardStats(forwarded=sum(len(energies) for _, energies in self.got))
+
+
+class Agent:
+    """A joiner on a host where two processes spend 0.1 W each, settled half a second late."""
+
+    def __init__(self, buffer: int = 10**6, open_spans: int = 1000) -> None:
+        self.clock = ManualClock()
+        self.past = RecentPast(Timeline(HISTORY, 10**7))
+        self.past.register([CPU])
+        self.feed, self.collector = Channel(), Collector()
+        self.joiner = Joiner(
+            self.clock,
+            self.past,
+            Resolver(),
+            buffer=buffer,
+            open_spans=open_spans,
+            names=100,
+            history=HISTORY,
+            feed=self.feed,
+            onward=self.collector,
+        )
+        self.settled = self.clock.now()
+        self.late = 5 * TICK
+        self.spent: dict[Consumer, int] = {}
+        self.run(2.0)
+
+    def run(self, seconds: float, *, turns: bool = True) -> None:
+        for _ in range(round(seconds * 10)):
+            now = self.clock.advance(ns=TICK)
+            while self.settled.mono + TICK + self.late <= now.mono:
+                start = self.settled
+                self.settled = start._replace(mono=start.mono + TICK, wall=start.wall + TICK)
+                shares = tuple(Share(one, Microjoules(POWER)) for one in (APP, OTHER))
+                interval = Interval("cpu0", start, self.settled, Microjoules(2 * POWER))
+                attribution = Attribution(interval, shares, Microjoules(0), Microjoules(0))
+                self.past.add([attribution], now)
+            if turns:
+                self.joiner.turn()
+
+    def send(self, *spans: Told, pid: int | None = 10, size: int = 300) -> Delivery:
+        delivery = Delivery(
+            Peer(), self.clock.monotonic(), size, (Part(Claim("app", pid), list(spans)),), "raw"
+        )
+        self.joiner.accept(delivery)
+        return delivery
+
+    def span(self, ident: int, start: float, end: float, parent: int = 0, name: str = "s") -> Told:
+        """A span that began and ended so many seconds from now (the past is negative)."""
+        wall = self.clock.now().wall
+        return Told(
+            bytes([1]) * 16,
+            ident.to_bytes(8, "big"),
+            parent.to_bytes(8, "big") if parent else b"",
+            name,
+            wall + round(start * SECOND),
+            wall + round(end * SECOND),
+        )
+
+    @property
+    def accounts(self) -> SpanAccounts:
+        return self.joiner.accounts()
+
+    def energy(self, name: str = "s") -> int:
+        rows = [row for row in self.accounts.rows if row.name == name]
+        return sum(row.energy.get(HwType.CPU, 0) for row in rows)
+
+    def outcomes(self) -> dict[str, int]:
+        return {reason: n for reason, n in self.accounts.outcomes.items() if n}
+
+
+def test_a_span_waits_until_its_energy_has_settled() -> None:
+    agent = Agent()
+    agent.send(agent.span(1, -1.0, 0.0))
+    agent.joiner.turn()
+    assert agent.accounts.received == 1
+    assert agent.outcomes() == {}
+    agent.run(2.0)
+    assert agent.outcomes() == {"joined": 1}
+    assert agent.energy() == pytest.approx(100_000, abs=2)
+
+
+def test_what_does_not_settle_is_waited_for_only_so_long() -> None:
+    agent = Agent()
+    agent.late = 3600 * SECOND
+    agent.send(agent.span(1, -1.0, 0.0))
+    agent.run(PATIENCE / SECOND - 0.5)
+    assert agent.outcomes() == {}
+    agent.run(1.0)
+    assert agent.outcomes() == {"partial": 1}
+
+
+def test_spans_of_unknown_or_unbelieved_processes_are_counted_and_sent_on() -> None:
+    agent = Agent()
+    agent.send(agent.span(1, -1.0, 0.0), agent.span(2, -1.0, 0.0), pid=None)
+    agent.send(agent.span(3, -1.0, 0.0), pid=99)
+    agent.joiner.turn()
+    assert agent.outcomes() == {"unknown_process": 2, "not_believed": 1}
+    assert [energies for _, energies in agent.collector.got] == [[None, None], [None]]
+    assert agent.accounts.rows == ()
+
+
+def test_deliveries_go_on_in_the_order_in_which_they_came() -> None:
+    agent = Agent()
+    first = agent.send(agent.span(1, -1.0, 0.0))
+    second = agent.send(agent.span(2, -1.0, 0.0), pid=None)
+    agent.joiner.turn()
+    assert agent.collector.got == []
+    agent.run(2.0)
+    assert [delivery for delivery, _ in agent.collector.got] == [first, second]
+    energies = agent.collector.got[0][1]
+    assert energies[0] is not None
+    assert energies[0].exclusive[HwType.CPU] == agent.energy()
+
+
+def test_energies_stand_at_the_places_of_their_spans_in_the_message() -> None:
+    agent = Agent()
+    spans = [agent.span(1, -1.0, 0.0), agent.span(2, -0.5, 0.0)]
+    delivery = Delivery(
+        Peer(),
+        agent.clock.monotonic(),
+        300,
+        (Part(Claim("a", 10), spans[:1]), Part(Claim("b", 11), spans[1:])),
+        "raw",
+        frozenset({0, 2}),
+    )
+    agent.joiner.accept(delivery)
+    agent.run(2.0)
+    ((_, energies),) = agent.collector.got
+    assert [energy.span.id if energy else None for energy in energies] == [
+        None, spans[0].id, None, spans[1].id,
+    ]  # fmt: skip
+
+
+def test_too_much_waiting_is_refused_until_some_of_it_is_done() -> None:
+    agent = Agent(buffer=3000)
+    agent.send(agent.span(1, -1.0, 0.0), size=1500)
+    with pytest.raises(BusyError):
+        agent.send(agent.span(2, -1.0, 0.0), size=1500)
+    agent.run(2.0)
+    agent.send(agent.span(2, -1.0, 0.0), size=1500)
+    agent.run(2.0)
+    assert agent.outcomes() == {"joined": 2}
+
+
+def test_one_delivery_larger_than_the_whole_buffer_is_still_taken() -> None:
+    agent = Agent(buffer=1000)
+    agent.send(agent.span(1, -1.0, 0.0), size=50_000)
+    agent.run(2.0)
+    assert agent.outcomes() == {"joined": 1}
+
+
+def test_an_announced_span_proves_its_process_whatever_its_resource_claims() -> None:
+    agent = Agent()
+    start = agent.clock.monotonic()
+    ident = (1).to_bytes(8, "big")
+    agent.feed.reports.append(Heard(11, [Started(ident, b"", start, 5, 0)]))
+    agent.run(1.0)
+    assert agent.accounts.open == 1
+    agent.feed.reports.append(Heard(11, [Ended(ident, start + SECOND, 5, SECOND // 2)]))
+    agent.send(agent.span(1, -1.0, 0.0), pid=99)
+    agent.run(2.0)
+    assert agent.outcomes() == {"joined": 1}
+    ((_, energies),) = agent.collector.got
+    assert energies[0] is not None
+    assert energies[0].exclusive[HwType.CPU] == pytest.approx(100_000, rel=0.01)
+    assert agent.accounts.open == 0
+
+
+def test_announced_spans_that_never_come_are_abandoned() -> None:
+    agent = Agent()
+    start, ident = agent.clock.monotonic(), (1).to_bytes(8, "big")
+    agent.feed.reports.append(Heard(10, [Started(ident, b"", start, 5, 0)]))
+    agent.feed.reports.append(Heard(10, [Ended(ident, start + MILLISECOND, 5, 0)]))
+    agent.run(UNSENT / SECOND - 1)
+    assert agent.outcomes() == {}
+    agent.run(4.0)
+    assert agent.outcomes() == {"abandoned": 1}
+
+
+def test_a_process_that_is_gone_takes_its_open_spans_with_it() -> None:
+    agent = Agent()
+    opened = [
+        Started(i.to_bytes(8, "big"), b"", agent.clock.monotonic(), 5, 0) for i in range(1, 4)
+    ]
+    agent.feed.reports.append(Heard(10, opened))
+    agent.run(1.0)
+    agent.feed.reports.append(Heard(10, [], gone=True))
+    agent.run(FAREWELL / SECOND + 3)
+    assert agent.outcomes() == {"abandoned": 3}
+    assert agent.accounts.open == 0
+    assert agent.past.watched == ()
+
+
+def test_a_flood_of_open_spans_is_bounded() -> None:
+    agent = Agent(open_spans=50)
+    for batch in range(40):
+        flood = [
+            Started((batch * 25 + i + 1).to_bytes(8, "big"), b"", agent.clock.monotonic(), 5, 0)
+            for i in range(25)
+        ]
+        agent.feed.reports.append(Heard(10, flood))
+        agent.run(0.1)
+    assert 0 < agent.accounts.open <= 50
+    assert len(agent.joiner._born) + len(agent.joiner._born_before) <= 2 * 50 + 25
+
+
+def test_energy_outside_every_span_is_an_account_of_its_own() -> None:
+    agent = Agent()
+    agent.send(agent.span(1, -1.0, 0.0))
+    agent.run(HISTORY / SECOND + 10)
+    agent.send(agent.span(2, -1.0, 0.0))
+    agent.run(HISTORY / SECOND + 5)
+    outside = agent.accounts.outside["app", HwType.CPU]
+    assert agent.energy() == pytest.approx(200_000, abs=4)
+    # From the first span's end to a history ago, without the second span's second.
+    assert outside > 10 * 100_000
+
+
+def test_the_end_joins_what_waits_with_what_is_known() -> None:
+    agent = Agent()
+    agent.late = 3600 * SECOND
+    agent.run(2.0)
+    agent.send(agent.span(1, -4.0, 0.0))
+    agent.joiner.finish()
+    assert sum(agent.outcomes().values()) == 1
+    assert len(agent.collector.got) == 1
+    assert agent.past.watched == ()
+
+
+def test_refusals_are_counted_by_reason() -> None:
+    agent = Agent()
+    agent.joiner.refuse("malformed")
+    agent.joiner.refuse("invalid_id", 3)
+    agent.joiner.turn()
+    assert agent.accounts.refused == {"malformed": 1, "invalid_id": 3}
+
+
+def test_a_quiet_process_is_let_go_and_taken_up_again() -> None:
+    agent = Agent()
+    agent.send(agent.span(1, -1.0, 0.0))
+    agent.run(3.0)
+    assert agent.past.watched == (APP,)
+    agent.run(HISTORY / SECOND + 65)
+    assert agent.past.watched == ()
+    agent.send(agent.span(2, -1.0, 0.0))
+    agent.run(3.0)
+    assert agent.outcomes() == {"joined": 2}
+    assert agent.energy() == pytest.approx(200_000, abs=4)
