@@ -42,12 +42,7 @@ class Attributes:
                 self._layouts.clear()
             layout = self._layouts[shape] = _Layout(shape, self.provenance)
         figures: list[int] = [*exclusive.values(), *inclusive.values(), *uncertainty.values()]
-        if figures:
-            figures += (
-                sum(exclusive.values()),
-                sum(inclusive.values()),
-                sum(uncertainty.values()),
-            )
+        figures += [sum(each.values()) for each in (exclusive, inclusive, uncertainty) if each]
         return layout.filled(energy.coverage, figures)
 
 
@@ -61,8 +56,7 @@ class _Layout:
             for figure, kinds in zip(_FIGURES, by_figure, strict=True)
             for kind in kinds
         ]
-        if names:
-            names += _FIGURES
+        names += [figure for figure, kinds in zip(_FIGURES, by_figure, strict=True) if kinds]
         keys = [_double_key(PREFIX + name) for name in ("coverage", *names)]
         words = text_attribute(f"{PREFIX}outcome", outcome)
         words += _provenances({kind for kinds in by_figure for kind in kinds}, provenance)

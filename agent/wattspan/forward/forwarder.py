@@ -23,7 +23,6 @@ from wattspan.forward.condition import Condition
 from wattspan.forward.destination import Destination, parse_destination, parse_headers
 from wattspan.forward.destination import Protocol as Wire
 from wattspan.forward.enrich import enrich
-from wattspan.forward.shallow import halves
 from wattspan.forward.spool import Spool
 from wattspan.forward.transport import Transport
 from wattspan.forward.waiting import Parcel, Waiting
@@ -94,6 +93,7 @@ class Forwarder:
         self._drops: Counter[str] = Counter()
         self._forwarded = self._perhaps_twice = 0
         self._due = clock.monotonic()
+        self._piece: int | None = None  # so many spans of a request that is too large, at a time
         self._one_by_one = 0  # so many requests are to be sent alone, for one of them is bad
         self._stopping: int | None = None
         self._ended = False
@@ -177,44 +177,49 @@ class Forwarder:
                 return None
             if self._clock.monotonic() < self._due:
                 return self._due
-            parcels = self._waiting.take(1 if self._one_by_one else REQUESTS_AT_ONCE, BYTES_AT_ONCE)
-        bodies = [parcel.read() for parcel in parcels]
+            alone = self._one_by_one or self._piece
+            parcels = self._waiting.take(1 if alone else REQUESTS_AT_ONCE, BYTES_AT_ONCE)
+        bodies = [parcel.read(self._piece) for parcel in parcels]
         if None in bodies:
             self._leave_out_damaged(parcels, bodies)
             return self._due
-        body = b"".join(each for each in bodies if each is not None)
-        del bodies
-        answer = self._transport.send(body)
+        # Requests one after the other are one request: so protobuf has it.
+        answer = self._transport.send(b"".join(each for each in bodies if each is not None))
         with self._lock:
             if self._over():
                 return None
-            self._conclude(parcels, body, answer)
+            self._conclude(parcels, answer)
             return self._due if len(self._waiting) else None
 
-    def _conclude(self, parcels: Sequence[Parcel], body: bytes, answer: Answer) -> None:
+    def _conclude(self, parcels: Sequence[Parcel], answer: Answer) -> None:
         """What an answer means for the requests that were sent as one."""
-        spans = sum(parcel.spans for parcel in parcels)
+        spans = sum(parcel.left for parcel in parcels)
+        if self._piece is not None:
+            spans = min(spans, self._piece)
         self._due = self._clock.monotonic()
         if answer.verdict is Verdict.AGAIN:
             self._again(spans, answer)
             return
         self._backoff.succeeded()
+        if answer.verdict is not Verdict.TAKEN and len(parcels) > 1:
+            self._waiting.put_back()
+            self._one_by_one = len(parcels)
+            return
+        if answer.verdict is Verdict.TOO_LARGE and spans > 1:
+            self._waiting.put_back()
+            self._piece = spans // 2
+            return
         if answer.verdict is Verdict.TAKEN:
             rejected = min(answer.rejected, spans)
             self._forwarded += spans - rejected
             self._drop("rejected", rejected)
-        elif len(parcels) > 1:
-            self._waiting.put_back()
-            self._one_by_one = len(parcels)
-            return
-        elif answer.verdict is Verdict.TOO_LARGE and (parts := halves(body)) is not None:
-            self._waiting.replace(parts)
-            self._one_by_one = max(1, self._one_by_one) + 1
-            return
         else:
             self._drop("too_large" if answer.verdict is Verdict.TOO_LARGE else "refused", spans)
+        if self._piece is None:
+            self._waiting.settle()
+        elif self._waiting.settle_some(spans):
+            self._piece = None
         self._one_by_one = max(0, self._one_by_one - 1)
-        self._waiting.settle()
         self._condition.answered(answer, spans)
 
     def _again(self, spans: int, answer: Answer) -> None:
@@ -231,9 +236,10 @@ class Forwarder:
             self._waiting.put_back()
             first = bodies.index(None)
             if first == 0:
+                self._drop("damaged", parcels[0].left)
                 self._waiting.take(1, 0)
                 self._waiting.settle()
-                self._drop("damaged", parcels[0].spans)
+                self._piece = None
             else:
                 self._one_by_one = max(self._one_by_one, first)
 

@@ -19,7 +19,7 @@ class Field(NamedTuple):
 
 def message_class(name: str, layout: Mapping[str, Sequence[Field]]) -> Any:
     """The class of the message ``name``; ``layout`` has it and all that it is made of."""
-    from google.protobuf import (  # type: ignore[import-untyped]
+    from google.protobuf import (
         descriptor_pb2,
         descriptor_pool,
         message_factory,
@@ -49,7 +49,7 @@ def message_class(name: str, layout: Mapping[str, Sequence[Field]]) -> Any:
 
 def parsed(kind: Any, body: bytes) -> Any:
     """``body`` as a message of ``kind``; None if it is none."""
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from google.protobuf.message import DecodeError
 
     try:
         return kind.FromString(body)

@@ -1,9 +1,9 @@
 """One file of the spool: records appended one after the other, each marked when it is done with.
 
-A record is a header of 24 bytes and a request. The header: a magic word, the request's length,
-its number of spans, its CRC-32, the CRC-32 of these 16 bytes; then one byte that says whether the
-record still waits, the only one that is ever written again, and three of nothing. Whatever is cut
-off, or was half written when the machine died, fails a check and ends its file.
+A record is a header of 24 bytes and a request. The header is six numbers of four bytes: a magic
+word, the request's length, its number of spans, its CRC-32, the CRC-32 of these four, and how many
+of the spans have been dealt with: the only number that is ever written again. Whatever is cut off,
+or was half written when the machine died, fails a check and ends its file.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ from pathlib import Path
 
 _MAGIC = 0x4E505357  # "WSPN"
 _CHECKED = struct.Struct("<IIII")
-_HEADER = struct.Struct("<IIIIIB3x")
-_STATE = 20
-_WAITS, _DONE = 1, 0
+_HEADER = struct.Struct("<IIIIII")
+_SETTLED = struct.Struct("<I")
 
 
 class Kept:
     """A record that waits; see waiting.Record."""
 
-    __slots__ = ("_checksum", "_offset", "_segment", "size", "spans")
+    __slots__ = ("_checksum", "_offset", "_segment", "settled", "size", "spans")
 
-    def __init__(self, segment: Segment, offset: int, size: int, spans: int, checksum: int) -> None:
+    def __init__(
+        self, segment: Segment, offset: int, size: int, spans: int, checksum: int, settled: int = 0
+    ) -> None:
         self._segment, self._offset, self._checksum = segment, offset, checksum
-        self.size, self.spans = size, spans
+        self.size, self.spans, self.settled = size, spans, settled
 
     def read(self) -> bytes | None:
         return self._segment.read(self._offset, self.size, self._checksum)
 
-    def done(self) -> None:
-        self._segment.done(self._offset)
+    def settle(self, spans: int) -> None:
+        self.settled = spans
+        self._segment.settle(self._offset, spans, done=spans >= self.spans)
 
 
 class Segment:
@@ -68,13 +70,13 @@ class Segment:
         while header := os.pread(file, _HEADER.size, self.end):
             if len(header) < _HEADER.size:
                 break
-            magic, size, spans, checksum, check, state = _HEADER.unpack(header)
+            magic, size, spans, checksum, check, settled = _HEADER.unpack(header)
             begin = self.end + _HEADER.size
             sound = magic == _MAGIC and zlib.crc32(header[: _CHECKED.size]) == check
             if not sound or begin + size > length:
                 break
-            if state == _WAITS:
-                found.append(Kept(self, self.end, size, spans, checksum))
+            if settled < spans:
+                found.append(Kept(self, self.end, size, spans, checksum, settled))
             self.end = begin + size
         self.waiting = len(found)
         return found, length - self.end
@@ -83,7 +85,7 @@ class Segment:
         """Add a record. On OSError the file is as it was before."""
         checksum = zlib.crc32(body)
         checked = _CHECKED.pack(_MAGIC, len(body), spans, checksum)
-        header = _HEADER.pack(_MAGIC, len(body), spans, checksum, zlib.crc32(checked), _WAITS)
+        header = _HEADER.pack(_MAGIC, len(body), spans, checksum, zlib.crc32(checked), 0)
         offset = self.end
         try:
             self._write(offset, header + body)
@@ -109,12 +111,13 @@ class Segment:
             return None
         return body if len(body) == size and zlib.crc32(body) == checksum else None
 
-    def done(self, offset: int) -> None:
-        self.waiting -= 1
-        with contextlib.suppress(OSError):  # then it comes back after a restart
-            os.pwrite(self._file, bytes((_DONE,)), offset + _STATE)
-        if not self.waiting:
-            self._emptied(self)
+    def settle(self, offset: int, spans: int, *, done: bool) -> None:
+        with contextlib.suppress(OSError):  # then they come back after a restart
+            os.pwrite(self._file, _SETTLED.pack(spans), offset + _HEADER.size - _SETTLED.size)
+        if done:
+            self.waiting -= 1
+            if not self.waiting:
+                self._emptied(self)
 
     def reset(self) -> None:
         """Begin again with an empty file, once nothing in it waits.

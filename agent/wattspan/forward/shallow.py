@@ -8,7 +8,7 @@ and one message's bytes with another's appended *are* the two merged: that is pr
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from wattspan.forward.schema import Field, message_class
@@ -41,21 +41,11 @@ def scopes(request: Any) -> Iterator[Any]:
         yield from resource.scope_spans
 
 
-def halves(body: bytes) -> tuple[tuple[bytes, int], tuple[bytes, int]] | None:
-    """A request in wire format as two of half its spans each, in order, each with its count.
+def part(body: bytes, begin: int, end: int) -> bytes:
+    """A request in wire format with its spans from ``begin`` up to ``end`` only.
 
-    None if there are not two spans.
+    Scopes and resources of which nothing is left are left out.
     """
-    whole = shallow().FromString(body)
-    count = sum(len(scope.spans) for scope in scopes(whole))
-    if count < 2:
-        return None
-    middle = count // 2
-    return (_part(body, 0, middle), middle), (_part(body, middle, count), count - middle)
-
-
-def _part(body: bytes, begin: int, end: int) -> bytes:
-    """The request with its spans from ``begin`` up to ``end`` only, and nothing that is empty."""
     request = shallow().FromString(body)
     position = 0
     for resource in request.resource_spans:
@@ -64,11 +54,11 @@ def _part(body: bytes, begin: int, end: int) -> bytes:
             scope.spans[:] = scope.spans[max(0, begin - first) : max(0, end - first)]
         _keep(resource.scope_spans, lambda scope: len(scope.spans))
     _keep(request.resource_spans, lambda resource: len(resource.scope_spans))
-    part: bytes = request.SerializeToString()
-    return part
+    wire: bytes = request.SerializeToString()
+    return wire
 
 
-def _keep(items: Any, wanted: Any) -> None:
+def _keep(items: Any, wanted: Callable[[Any], int]) -> None:
     for position in reversed(range(len(items))):
         if not wanted(items[position]):
             del items[position]

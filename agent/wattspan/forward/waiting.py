@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from wattspan.forward.shallow import part
+
 OVERHEAD = 256
 """Bytes that a waiting request takes beside its own, roughly."""
 
@@ -21,14 +23,19 @@ class Record(Protocol):
     def spans(self) -> int: ...
 
     @property
+    def settled(self) -> int:
+        """How many of its spans, the first ones, have been dealt with."""
+        ...
+
+    @property
     def size(self) -> int: ...
 
     def read(self) -> bytes | None:
-        """The request; None if it can no longer be read."""
+        """The whole request; None if it can no longer be read."""
         ...
 
-    def done(self) -> None:
-        """It has been sent, or dropped: it must not come back after a restart."""
+    def settle(self, spans: int) -> None:
+        """Its first ``spans`` have been dealt with, and must not come back after a restart."""
         ...
 
 
@@ -48,21 +55,35 @@ class Keeper(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Parcel:
-    """One waiting request: its bytes, or where they are on disk."""
+    """One waiting request: its bytes, or where they are on disk. ``settled`` as of a Record."""
 
     spans: int
     size: int
     body: bytes | None = None
     record: Record | None = None
+    settled: int = 0
 
-    def read(self) -> bytes | None:
-        return self.body if self.record is None else self.record.read()
+    @property
+    def left(self) -> int:
+        """The spans that still wait."""
+        return self.spans - self.settled
 
-    def done(self) -> None:
+    def read(self, most: int | None = None) -> bytes | None:
+        """The request with the spans that still wait, or the first ``most`` of them.
+
+        None if it can no longer be read.
+        """
+        body = self.body if self.record is None else self.record.read()
+        end = self.spans if most is None else min(self.spans, self.settled + most)
+        if body is None or (self.settled, end) == (0, self.spans):
+            return body
+        return part(body, self.settled, end)
+
+    def settle(self, spans: int) -> None:
+        """So many more have been dealt with."""
+        self.settled += spans
         if self.record is not None:
-            self.record.done()
-            self.record = None
-        self.body = None
+            self.record.settle(self.settled)
 
 
 class Waiting:
@@ -86,7 +107,9 @@ class Waiting:
         self.spans = 0
         if keeper is not None:
             for record in keeper.restored():
-                self._append(Parcel(record.spans, record.size, record=record))
+                parcel = Parcel(record.spans, record.size + OVERHEAD, record=record)
+                parcel.settled = record.settled
+                self._append(parcel)
             self._make_room(0)
 
     def __len__(self) -> int:
@@ -131,18 +154,23 @@ class Waiting:
             self._remove(0)
         self._taken = 0
 
-    def replace(self, parts: Iterable[tuple[bytes, int]]) -> None:
-        """In place of the one parcel that was taken, its parts wait, in memory."""
-        self.settle()
-        for body, spans in reversed(list(parts)):
-            self._append(Parcel(spans, len(body) + OVERHEAD, body=body), first=True)
+    def settle_some(self, spans: int) -> bool:
+        """So many spans of the first parcel have been dealt with; whether those were the last."""
+        first = self._parcels[0]
+        self._taken = 0
+        if spans >= first.left:
+            self._remove(0)
+            return True
+        first.settle(spans)
+        self.spans -= spans
+        return False
 
     def leave(self) -> int:
         """Empty it, at the end: the spans that were not on disk, and so are lost."""
         lost = 0
         for parcel in self._parcels:
             if parcel.record is None and not self._rescued(parcel):
-                lost += parcel.spans
+                lost += parcel.left
         self._parcels.clear()
         self.size = self.spans = self._in_memory = self._taken = 0
         if self._keeper is not None:
@@ -152,10 +180,11 @@ class Waiting:
     # ------------------------------------------------------------------------------- details
 
     def _rescued(self, parcel: Parcel) -> bool:
-        """Whether a parcel that fell back to memory could be kept at last."""
-        if self._keeper is None or parcel.body is None:
+        """Whether what the disk did not take at first could be kept at last."""
+        body = parcel.read() if self._keeper is not None else None
+        if self._keeper is None or body is None:
             return False
-        return self._keeper.keep(parcel.body, parcel.spans) is not None
+        return self._keeper.keep(body, parcel.left) is not None
 
     def _make_room(self, size: int) -> bool:
         if size + sum(self._parcels[i].size for i in range(self._taken)) > self._limit:
@@ -168,26 +197,24 @@ class Waiting:
         for position in range(self._taken, len(self._parcels)):
             parcel = self._parcels[position]
             if not in_memory or parcel.record is None:
+                spans = parcel.left
                 self._remove(position)
-                self._dropped(parcel.spans)
+                self._dropped(spans)
                 return True
         return False
 
-    def _append(self, parcel: Parcel, *, first: bool = False) -> None:
-        if first:
-            self._parcels.appendleft(parcel)
-        else:
-            self._parcels.append(parcel)
-        self.size += parcel.size
-        self.spans += parcel.spans
-        if parcel.record is None:
-            self._in_memory += parcel.size
+    def _append(self, parcel: Parcel) -> None:
+        self._parcels.append(parcel)
+        self._count(parcel, 1)
 
     def _remove(self, position: int) -> None:
         parcel = self._parcels[position]
         del self._parcels[position]
-        self.size -= parcel.size
-        self.spans -= parcel.spans
+        self._count(parcel, -1)
+        parcel.settle(parcel.left)
+
+    def _count(self, parcel: Parcel, sign: int) -> None:
+        self.size += sign * parcel.size
+        self.spans += sign * parcel.left
         if parcel.record is None:
-            self._in_memory -= parcel.size
-        parcel.done()
+            self._in_memory += sign * parcel.size

@@ -1,0 +1,205 @@
+"""Whatever a collector does, and however often the agent restarts: spans are sent in order, and
+each one is delivered or counted."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.forwarding import TAKEN, delivery, names_in, no_energy
+from wattspan.config import Spans
+from wattspan.forward.answers import Answer, Verdict, again
+from wattspan.forward.backoff import Backoff
+from wattspan.forward.forwarder import Forwarder
+from wattspan.model import SECOND
+from wattspan.settings import Size
+from wattspan.testing import ManualClock
+
+
+@dataclass(frozen=True)
+class Offer:
+    spans: int
+    length: int  # of a name: what fills the queue
+
+
+@dataclass(frozen=True)
+class Turn:
+    """An attempt, answered so; ``has`` says whether the collector has the spans nonetheless."""
+
+    answer: Answer
+    has: bool = False
+
+
+@dataclass(frozen=True)
+class Restart:
+    crash: bool
+
+
+AWAY = again("away")
+offers = st.builds(Offer, st.integers(1, 5), st.sampled_from([1, 1, 100_000]))
+answers = st.one_of(
+    st.just(Turn(TAKEN, has=True)),
+    st.just(Turn(AWAY)),
+    st.builds(Turn, st.just(again("silent", perhaps_taken=True)), st.booleans()),
+    st.just(Turn(Answer(Verdict.AGAIN, "busy", after=3 * SECOND))),
+    st.just(Turn(Answer(Verdict.REFUSED, "bad"))),
+    st.just(Turn(Answer(Verdict.TOO_LARGE, "large"))),
+    st.builds(
+        lambda rejected: Turn(Answer(Verdict.TAKEN, "some", rejected=rejected), has=True),
+        st.integers(1, 9),
+    ),
+)
+steps = st.lists(st.one_of(offers, answers, answers), max_size=40)
+steps_with_restarts = st.lists(
+    st.one_of(offers, answers, answers, st.builds(Restart, st.booleans())), max_size=40
+)
+
+
+class World:
+    """A collector, and the forwarders that one agent after the other had."""
+
+    def __init__(self, spool: Path | None) -> None:
+        self.clock = ManualClock()
+        self.offered: list[str] = []
+        self.sent: list[list[str]] = []  # what each attempt held that the collector has
+        self.doubtful = 0  # spans of attempts that the collector has and did not answer
+        self.turn: Turn = Turn(TAKEN, has=True)
+        self.counted: Counter[str] = Counter()
+        self._spool = spool
+        self._numbers = itertools.count()
+        self.start()
+
+    def start(self) -> None:
+        self.forwarder = Forwarder(
+            Spans(
+                forward="http://collector",
+                forward_queue=Size.parse("1MiB"),
+                forward_spool=self._spool is not None,
+            ),
+            self.clock,
+            lambda _: None,
+            self._spool,
+            transport=self,
+            backoff=Backoff(lambda: 0.0),
+        )
+
+    def restart(self, *, crash: bool) -> None:
+        if crash:
+            _crash(self.forwarder)
+        else:
+            self.forwarder.stop()
+        self.note(restored=True)
+        self.start()
+
+    def note(self, *, restored: bool = False) -> None:
+        stats = self.forwarder.stats
+        self.counted["forwarded"] += stats.forwarded
+        self.counted["perhaps_twice"] += stats.perhaps_twice
+        self.counted["dropped"] += sum(stats.drops.values())
+
+    # -------------------------------------------------------------------------- as a transport
+
+    def send(self, body: bytes) -> Answer:
+        names = names_in([body])
+        answer = self.turn.answer
+        if self.turn.has:
+            has = names[: max(0, len(names) - answer.rejected)]
+            self.sent.append(has)
+            if answer.perhaps_taken:
+                self.doubtful += len(names)
+        return answer
+
+    def abort(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    # ------------------------------------------------------------------------------------ steps
+
+    def take(self, step: Offer | Turn | Restart) -> None:
+        match step:
+            case Offer(spans, length):
+                names = [f"{next(self._numbers)} " + "x" * length for _ in range(spans)]
+                self.offered += names
+                self.forwarder.offer(delivery(*names), no_energy(spans))
+            case Turn():
+                self.turn = step
+                self.step()
+            case Restart(crash):
+                self.restart(crash=crash)
+
+    def step(self) -> bool:
+        due = self.forwarder.turn()
+        if due is not None:
+            self.clock.sleep_until(due)
+        return due is not None
+
+    def settle(self) -> None:
+        self.turn = Turn(TAKEN, has=True)
+        while self.step():
+            pass
+        assert self.forwarder.stats.queue_spans == self.forwarder.stats.queue_bytes == 0
+        self.note()
+
+    def check(self) -> None:
+        place = {name: number for number, name in enumerate(self.offered)}
+        arrived = [place[name] for attempt in self.sent for name in attempt]
+        twice = len(arrived) - len(set(arrived))
+        assert self.counted["forwarded"] + self.counted["dropped"] == len(self.offered)
+        assert len(set(arrived)) >= self.counted["forwarded"]
+        assert twice <= self.doubtful <= self.counted["perhaps_twice"]
+        first = list(dict.fromkeys(arrived))
+        assert first == sorted(first), "they did not arrive in order"
+
+
+def _crash(forwarder: Forwarder) -> None:
+    """The process ends; what the kernel holds for it goes."""
+    import os
+
+    spool: Callable[[], object] = forwarder._waiting._keeper
+    os.close(spool._lock)
+    for segment in spool._segments:
+        segment.close()
+
+
+@given(steps)
+def test_in_memory_every_span_is_delivered_in_order_or_counted(taken: list[Offer | Turn]):
+    world = World(None)
+    for step in taken:
+        world.take(step)
+    world.settle()
+    world.check()
+
+
+@given(steps_with_restarts)
+def test_on_disk_it_is_the_same_over_restarts(taken: list[Offer | Turn | Restart]):
+    with TemporaryDirectory() as folder:
+        world = World(Path(folder) / "forward")
+        for step in taken:
+            world.take(step)
+        world.settle()
+        world.check()
+        world.forwarder.stop()
+        assert not list(Path(folder).rglob("*.spans")), "what was sent is still on disk"
+
+
+@given(st.lists(st.sampled_from([AWAY, again("busy"), TAKEN]), max_size=30), st.integers(1, 20))
+def test_while_there_is_room_nothing_is_lost_and_nothing_comes_twice(
+    fates: list[Answer], requests: int
+):
+    world = World(None)
+    for number in range(requests):
+        world.take(Offer(1 + number % 3, 10))
+        if number < len(fates):
+            world.take(Turn(fates[number], has=fates[number] is TAKEN))
+    world.settle()
+    assert [name for attempt in world.sent for name in attempt] == world.offered
+    assert world.counted["perhaps_twice"] == 0

@@ -1,0 +1,166 @@
+"""Where spans go, as an operator writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from wattspan.forward.destination import (
+    Protocol,
+    check_destination,
+    parse_destination,
+    parse_headers,
+)
+from wattspan.ports import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://collector:4318", "http://collector:4318/v1/traces"),
+        ("http://collector:4318/", "http://collector:4318/v1/traces"),
+        ("http://collector:4318/v1/traces", "http://collector:4318/v1/traces"),
+        ("http://collector:4318/otlp/", "http://collector:4318/otlp/v1/traces"),
+        ("https://otlp.example", "https://otlp.example:443/v1/traces"),
+        ("http://[::1]:4318", "http://[::1]:4318/v1/traces"),
+        ("unix:///run/otel.sock", "unix:///run/otel.sock"),
+        ("grpc://collector", "grpc://collector:4317"),
+        ("grpcs://collector", "grpcs://collector:443"),
+        ("grpc+unix:///run/otel.sock", "grpc+unix:///run/otel.sock"),
+    ],
+)
+def test_an_address_means_what_otlp_says(url: str, shown: str):
+    assert str(parse_destination(url)) == shown
+
+
+def test_a_query_is_sent_and_never_shown():
+    destination = parse_destination("https://collector/?key=s3cret")
+    assert destination.target == "/v1/traces?key=s3cret"
+    assert "s3cret" not in str(destination)
+
+
+def test_the_scheme_names_the_protocol():
+    assert parse_destination("grpc://c").protocol is Protocol.GRPC
+    assert parse_destination("http://c").protocol is Protocol.HTTP
+    assert parse_destination("grpcs://c").tls
+    assert not parse_destination("http://c").tls
+
+
+@pytest.mark.parametrize(
+    ("url", "here"),
+    [
+        ("http://127.0.0.1:4318", True),
+        ("http://localhost:4318", True),
+        ("http://[::1]:4318", True),
+        ("unix:///run/otel.sock", True),
+        ("http://192.0.2.1:4318", False),
+        ("http://collector:4318", False),
+    ],
+)
+def test_what_is_on_this_machine_is_known(url: str, here: bool):
+    assert parse_destination(url).here is here
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "collector:4318",
+        "ftp://collector",
+        "http://",
+        "http://collector:99999",
+        "http://collector:port",
+        "http://collector:0",
+        "http://[::1",
+        "http://col lector",
+        "http://collector/\r\nx: y",
+        "http://collector#there",
+        "grpc://collector/path",
+        "unix://run/otel.sock",
+        "unix:",
+        "",
+    ],
+)
+def test_an_address_that_cannot_be_is_refused_with_those_that_can(url: str):
+    with pytest.raises(ConfigError, match=r"forward.*write"):
+        parse_destination(url)
+
+
+@pytest.mark.parametrize("url", ["http://user:s3cret@collector", "http://user:s3cret@[::1"])
+def test_a_password_in_an_address_is_refused_and_not_repeated(url: str):
+    with pytest.raises(ConfigError) as refusal:
+        parse_destination(url)
+    assert "s3cret" not in str(refusal.value)
+
+
+# ------------------------------------------------------------------------------------ headers
+
+
+def test_headers_are_written_as_opentelemetry_writes_them():
+    assert parse_headers("Authorization=Bearer%20abc%3D, x-tenant = a ,") == {
+        "authorization": "Bearer abc=",
+        "x-tenant": "a",
+    }
+    assert parse_headers("") == {}
+
+
+def test_a_value_may_hold_an_equals_sign():
+    assert parse_headers("authorization=Basic dTpw==") == {"authorization": "Basic dTpw=="}
+
+
+@pytest.mark.parametrize(
+    "text", ["s3cret", "a=ok,=s3cret", "a b=s3cret", "a=s3cret%0d%0ax: y", "content-type=s3cret"]
+)
+def test_a_header_that_cannot_be_is_refused_without_its_value(text: str):
+    with pytest.raises(ConfigError, match="forward_headers, pair") as refusal:
+        parse_headers(text)
+    assert "s3cret" not in str(refusal.value)
+
+
+# --------------------------------------------------------------------------------- loop guard
+
+
+@pytest.mark.parametrize(
+    ("url", "listener"),
+    [
+        ("http://127.0.0.1:4318", "127.0.0.1:4318"),
+        ("http://localhost:4318/elsewhere", "127.0.0.1:4318"),
+        ("http://0.0.0.0:4318", "127.0.0.1:4318"),
+        ("http://127.0.0.1:4318", ":4318"),
+        ("http://127.0.0.1:4318", "0.0.0.0:4318"),
+        ("http://[::ffff:127.0.0.1]:4318", "127.0.0.1:4318"),
+        ("grpc://localhost:4317", "127.0.0.1:4317"),
+        ("grpc://localhost", "127.0.0.1:4317"),
+    ],
+)
+def test_the_agent_does_not_forward_to_itself(url: str, listener: str):
+    with pytest.raises(ConfigError, match="where this agent itself receives"):
+        check_destination(url, [listener])
+
+
+@pytest.mark.parametrize(
+    ("url", "listener"),
+    [
+        ("http://127.0.0.1:4318", "127.0.0.1:14318"),
+        ("http://127.0.0.2:4318", "127.0.0.1:4318"),
+        ("http://192.0.2.1:4318", ":4318"),
+        ("http://no-such-host.invalid:4318", "127.0.0.1:4318"),
+        ("unix:///run/otel.sock", "127.0.0.1:4318"),
+        ("http://127.0.0.1:4318", ""),
+        ("http://127.0.0.1:4318", "/run/wattspan/otlp.sock"),
+    ],
+)
+def test_a_collector_beside_the_agent_is_no_loop(url: str, listener: str):
+    check_destination(url, [listener])
+
+
+def test_its_own_unix_socket_is_known_under_other_names(tmp_path: Path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(ConfigError, match="itself receives"):
+        check_destination(f"unix://{tmp_path}/link/otlp.sock", [f"{tmp_path}/real/otlp.sock"])
+
+
+def test_a_free_port_is_nobodys(free_port: Callable[[], int]):
+    check_destination(f"http://localhost:{free_port()}", [f"127.0.0.1:{free_port()}"])

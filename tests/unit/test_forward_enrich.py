@@ -1,0 +1,152 @@
+"""Energy on spans, and nothing else about them changed."""
+
+from __future__ import annotations
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from support.forwarding import joules, request, spans_in
+from wattspan.forward.attributes import Attributes
+from wattspan.forward.enrich import enrich
+from wattspan.forward.shallow import part
+from wattspan.model import HwType, Provenance
+from wattspan.spans import Outcome, SpanEnergy
+
+CPU, GPU, MEMORY = HwType.CPU, HwType.GPU, HwType.MEMORY
+MEASURED = Attributes(dict.fromkeys(HwType, Provenance.MEASURED))
+
+
+def told(span: Span) -> dict[str, object]:
+    """The attributes of a span, by key; every key once."""
+    values = {kv.key: getattr(kv.value, kv.value.WhichOneof("value")) for kv in span.attributes}
+    assert len(values) == len(span.attributes)
+    return values
+
+
+def enriched(energy: SpanEnergy | None, attributes: Attributes = MEASURED) -> dict[str, object]:
+    (span,) = spans_in(enrich(request("a"), [energy], attributes))
+    return told(span)
+
+
+def test_joules_are_told_by_kind_and_in_all():
+    energy = joules(
+        {CPU: 1_500_000, GPU: 250_000}, {CPU: 2_000_000, GPU: 1_000_000}, {CPU: 5, GPU: 7}
+    )
+    assert enriched(energy) == {
+        "wattspan.energy.cpu.exclusive": 1.5,
+        "wattspan.energy.cpu.inclusive": 2.0,
+        "wattspan.energy.cpu.uncertainty": 5e-6,
+        "wattspan.energy.gpu.exclusive": 0.25,
+        "wattspan.energy.gpu.inclusive": 1.0,
+        "wattspan.energy.gpu.uncertainty": 7e-6,
+        "wattspan.energy.exclusive": 1.75,
+        "wattspan.energy.inclusive": 3.0,
+        "wattspan.energy.uncertainty": 12e-6,
+        "wattspan.energy.coverage": 1.0,
+        "wattspan.energy.outcome": "joined",
+        "wattspan.energy.provenance": "measured",
+    }
+
+
+def test_a_kind_that_was_not_measured_is_absent_not_zero():
+    assert not [key for key in enriched(joules({CPU: 1})) if "gpu" in key or "memory" in key]
+
+
+def test_zero_joules_are_a_measurement():
+    assert enriched(joules({CPU: 0}))["wattspan.energy.cpu.exclusive"] == 0.0
+
+
+def test_a_span_that_was_partly_measured_says_how_much_of_it():
+    told = enriched(joules({CPU: 1}, outcome=Outcome.PARTIAL, covered=250_000))
+    assert told["wattspan.energy.coverage"] == 0.25
+    assert told["wattspan.energy.outcome"] == "partial"
+
+
+def test_a_span_without_any_energy_says_why_and_no_figure():
+    nothing = joules({}, outcome=Outcome.NO_ENERGY, covered=0)
+    assert enriched(nothing) == {
+        "wattspan.energy.coverage": 0.0,
+        "wattspan.energy.outcome": "no_energy",
+    }
+
+
+def test_a_kind_of_which_only_the_whole_is_known_has_no_exclusive_energy():
+    told = enriched(joules({}, {CPU: 9}))
+    assert "wattspan.energy.cpu.inclusive" in told
+    assert "wattspan.energy.cpu.exclusive" not in told
+    assert "wattspan.energy.exclusive" not in told
+
+
+def test_a_span_of_nobody_knows_what_stays_as_it_is():
+    assert enriched(None) == {}
+
+
+def test_every_figure_says_how_it_was_obtained():
+    mixed = Attributes(
+        {CPU: Provenance.MEASURED, GPU: Provenance.DERIVED, MEMORY: Provenance.ESTIMATED}
+    )
+    told = enriched(joules({CPU: 1, GPU: 1, MEMORY: 1}), mixed)
+    assert told["wattspan.energy.provenance"] == "estimated"
+    assert told["wattspan.energy.gpu.provenance"] == "derived"
+    assert told["wattspan.energy.memory.provenance"] == "estimated"
+    assert "wattspan.energy.cpu.provenance" not in told
+    assert enriched(joules({CPU: 1}), mixed)["wattspan.energy.provenance"] == "measured"
+
+
+def test_an_emulated_joule_is_called_emulated():
+    emulated = Attributes({CPU: Provenance.EMULATED})
+    assert enriched(joules({CPU: 1}), emulated)["wattspan.energy.provenance"] == "emulated"
+
+
+def test_a_replayed_span_has_its_energy_replaced_not_doubled():
+    once = ExportTraceServiceRequest.FromString(
+        enrich(request("a"), [joules({CPU: 1_000_000, GPU: 1_000_000})], MEASURED)
+    )
+    (span,) = spans_in(enrich(once, [joules({CPU: 3_000_000})], MEASURED))
+    assert told(span)["wattspan.energy.exclusive"] == 3.0
+    assert not [key for key in told(span) if "gpu" in key]
+
+
+def test_energy_that_another_agent_knew_stays_where_we_know_none():
+    there = ExportTraceServiceRequest.FromString(
+        enrich(request("a"), [joules({CPU: 1_000_000})], MEASURED)
+    )
+    assert enrich(there, [None], MEASURED) == there.SerializeToString()
+
+
+def test_what_only_mentions_energy_elsewhere_stays():
+    message = request("a")
+    (span,) = message.resource_spans[0].scope_spans[0].spans
+    span.events.add(name="wattspan.energy.exclusive")
+    (after,) = spans_in(enrich(message, [joules({CPU: 1})], MEASURED))
+    assert after.events == span.events
+
+
+def test_attributes_of_the_application_come_first_and_in_order():
+    message = request("a")
+    (span,) = message.resource_spans[0].scope_spans[0].spans
+    for key in ("z", "a", "m"):
+        span.attributes.add(key=key).value.int_value = 1
+    span.dropped_attributes_count = 7
+    (after,) = spans_in(enrich(message, [joules({CPU: 1})], MEASURED))
+    assert [kv.key for kv in after.attributes][:3] == ["z", "a", "m"]
+    assert after.dropped_attributes_count == 7
+
+
+def test_energies_that_do_not_fit_the_spans_are_an_error():
+    with pytest.raises(ValueError, match="shorter"):
+        enrich(request("a", "b"), [None], MEASURED)
+    with pytest.raises(ValueError, match="more energies than spans"):
+        enrich(request("a"), [None, None], MEASURED)
+
+
+def test_part_of_a_request_keeps_its_order_and_resources():
+    message = request("a", "b", service="one")
+    message.resource_spans.extend(request("c", "d", "e", service="two").resource_spans)
+    whole = message.SerializeToString()
+    first = ExportTraceServiceRequest.FromString(part(whole, 0, 2))
+    middle = ExportTraceServiceRequest.FromString(part(whole, 1, 4))
+    assert first == request("a", "b", service="one")
+    assert [span.name for span in spans_in(middle.SerializeToString())] == ["b", "c", "d"]
+    assert len(middle.resource_spans) == 2

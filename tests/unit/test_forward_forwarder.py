@@ -1,0 +1,344 @@
+"""The forwarder's decisions, one attempt at a time, on a clock that moves when told."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.forwarding import (
+    TAKEN,
+    ScriptedTransport,
+    delivery,
+    joules,
+    names_in,
+    no_energy,
+    spans_in,
+)
+from wattspan.config import Spans
+from wattspan.forward.answers import Answer, Verdict, again
+from wattspan.forward.backoff import Backoff
+from wattspan.forward.forwarder import REQUESTS_AT_ONCE, Forwarder
+from wattspan.model import SECOND, HwType, Provenance
+from wattspan.ports import ConfigError
+from wattspan.settings import Size
+from wattspan.testing import ManualClock
+
+AWAY = again("connection refused", "Is it running?")
+BUSY = Answer(Verdict.AGAIN, "it answered 429", after=7 * SECOND)
+UNANSWERED = again("no answer", perhaps_taken=True)
+REFUSED = Answer(Verdict.REFUSED, "it answered 400")
+TOO_LARGE = Answer(Verdict.TOO_LARGE, "it answered 413")
+
+
+class Bench:
+    """A forwarder with a scripted collector, turned by hand."""
+
+    def __init__(self, *answers: Answer, queue: str = "1MiB", provenance=dict) -> None:
+        self.clock = ManualClock()
+        self.collector = ScriptedTransport(*answers)
+        self.said: list[str] = []
+        self.forwarder = Forwarder(
+            Spans(forward="http://collector:4318", forward_queue=Size.parse(queue)),
+            self.clock,
+            self.said.append,
+            provenance=provenance,
+            transport=self.collector,
+            backoff=Backoff(lambda: 0.0),
+        )
+
+    def offer(self, *names: str) -> None:
+        self.forwarder.offer(delivery(*names), no_energy(len(names)))
+
+    def settle(self, turns: int = 100) -> None:
+        """Turn until nothing waits, letting the time pass that is asked for."""
+        for _ in range(turns):
+            due = self.forwarder.turn()
+            if due is None:
+                return
+            self.clock.sleep_until(due)
+        raise AssertionError("it does not settle")
+
+    @property
+    def arrived(self) -> list[str]:
+        return names_in(self.collector.taken)
+
+
+def test_spans_arrive_in_order_and_are_counted():
+    bench = Bench()
+    bench.offer("a", "b")
+    bench.offer("c")
+    bench.settle()
+    assert bench.arrived == ["a", "b", "c"]
+    assert bench.forwarder.stats.forwarded == 3
+    assert bench.forwarder.stats.drops == {}
+    assert bench.forwarder.stats.queue_bytes == 0
+
+
+def test_energy_is_on_the_spans_with_how_it_was_obtained():
+    bench = Bench(provenance=lambda: {HwType.CPU: Provenance.EMULATED})
+    bench.forwarder.offer(delivery("a"), [joules({HwType.CPU: 1_000_000})])
+    bench.settle()
+    (span,) = spans_in(bench.collector.taken[0])
+    values = {kv.key: kv.value for kv in span.attributes}
+    assert values["wattspan.energy.cpu.exclusive"].double_value == 1.0
+    assert values["wattspan.energy.provenance"].string_value == "emulated"
+
+
+def test_a_delivery_that_is_not_to_go_on_does_not():
+    bench = Bench()
+    held_back = delivery("a")
+    held_back.message = None
+    bench.forwarder.offer(held_back, [None])
+    bench.settle()
+    assert bench.collector.sent == []
+
+
+def test_what_waits_goes_in_few_requests():
+    bench = Bench()
+    for number in range(REQUESTS_AT_ONCE + 1):
+        bench.offer(str(number))
+    bench.settle()
+    assert len(bench.collector.sent) == 2
+    assert bench.arrived == [str(number) for number in range(REQUESTS_AT_ONCE + 1)]
+
+
+def test_requests_are_not_joined_beyond_what_collectors_take():
+    bench = Bench(queue="16MiB")
+    for number in range(4):
+        bench.offer(str(number) + "x" * 900_000)
+    bench.settle()
+    assert [len(names_in([body])) for body in bench.collector.sent] == [2, 2]
+
+
+def test_a_collector_that_is_away_gets_everything_when_it_is_back():
+    bench = Bench(*[AWAY] * 8)
+    bench.offer("a")
+    bench.offer("b")
+    bench.settle()
+    assert bench.arrived == ["a", "b"]
+    assert bench.forwarder.stats.drops == {}
+    assert bench.forwarder.stats.perhaps_twice == 0
+
+
+def test_delays_double_up_to_a_limit():
+    bench = Bench(*[AWAY] * 8)
+    bench.offer("a")
+    delays = []
+    for _ in range(8):
+        due = bench.forwarder.turn()
+        assert due is not None
+        delays.append((due - bench.clock.monotonic()) / SECOND)
+        bench.clock.sleep_until(due)
+    assert delays == [1, 2, 4, 8, 16, 30, 30, 30]
+
+
+def test_nothing_is_sent_before_it_is_due():
+    bench = Bench(AWAY)
+    bench.offer("a")
+    due = bench.forwarder.turn()
+    bench.offer("b")
+    assert bench.forwarder.turn() == due
+    assert len(bench.collector.sent) == 1
+
+
+def test_a_collector_that_names_a_delay_is_left_alone_so_long():
+    bench = Bench(BUSY)
+    bench.offer("a")
+    assert bench.forwarder.turn() == bench.clock.monotonic() + 7 * SECOND
+
+
+def test_jitter_spreads_agents_and_never_comes_before_what_was_asked():
+    spread = Backoff(lambda: 0.5)
+    assert spread.failed() == 0.75 * SECOND
+    assert spread.failed(asked=5 * SECOND) == 5 * SECOND
+    assert Backoff(lambda: 0.999).failed(asked=0) > 0.5 * SECOND
+
+
+def test_an_answer_that_never_came_is_asked_for_again_and_owned_up_to():
+    bench = Bench(UNANSWERED)
+    bench.offer("a", "b")
+    bench.settle()
+    assert bench.arrived == ["a", "b"]
+    assert bench.collector.sent[0] == bench.collector.sent[1]
+    assert bench.forwarder.stats.perhaps_twice == 2
+
+
+def test_what_is_refused_is_dropped_and_what_follows_is_not():
+    bench = Bench(REFUSED)
+    bench.offer("bad", "worse")
+    bench.settle()
+    bench.offer("good")
+    bench.settle()
+    assert bench.arrived == ["good"]
+    assert bench.forwarder.stats.drops == {"refused": 2}
+
+
+def test_one_bad_request_among_many_is_found_and_the_others_arrive():
+    bench = Bench()
+
+    def picky(body: bytes) -> Answer:
+        return REFUSED if "bad" in names_in([body]) else TAKEN
+
+    bench.collector.answers.extend([picky] * 20)
+    for name in ("a", "b", "bad", "c", "d"):
+        bench.offer(name)
+    bench.settle()
+    assert bench.arrived == ["a", "b", "c", "d"]
+    assert bench.forwarder.stats.drops == {"refused": 1}
+
+
+def test_after_the_bad_one_requests_are_joined_again():
+    bench = Bench(REFUSED, REFUSED)
+    bench.offer("a")
+    bench.offer("b")
+    bench.settle()
+    for name in "cdef":
+        bench.offer(name)
+    bench.settle()
+    assert len(bench.collector.sent) == 4
+
+
+def test_a_request_that_is_too_large_is_halved_until_it_fits():
+    bench = Bench()
+
+    def small(body: bytes) -> Answer:
+        return TOO_LARGE if len(names_in([body])) > 2 else TAKEN
+
+    bench.collector.answers.extend([small] * 50)
+    bench.offer(*"abcdefg")
+    bench.offer("h")
+    bench.settle()
+    assert bench.arrived == list("abcdefgh")
+    assert bench.forwarder.stats.drops == {}
+    assert bench.forwarder.stats.forwarded == 8
+
+
+def test_a_single_span_that_is_too_large_is_dropped_and_counted():
+    bench = Bench(TOO_LARGE)
+    bench.offer("huge")
+    bench.settle()
+    assert bench.forwarder.stats.drops == {"too_large": 1}
+
+
+def test_spans_that_a_collector_rejects_are_not_counted_as_forwarded():
+    bench = Bench(Answer(Verdict.TAKEN, "it rejected 2 spans", rejected=2))
+    bench.offer("a", "b", "c")
+    bench.settle()
+    assert bench.forwarder.stats.forwarded == 1
+    assert bench.forwarder.stats.drops == {"rejected": 2}
+
+
+def test_a_collector_that_rejects_more_than_it_was_sent_is_not_believed():
+    bench = Bench(Answer(Verdict.TAKEN, "it rejected", rejected=99))
+    bench.offer("a")
+    bench.settle()
+    assert bench.forwarder.stats.forwarded == 0
+    assert bench.forwarder.stats.drops == {"rejected": 1}
+
+
+def test_a_full_queue_drops_its_oldest_requests_whole():
+    bench = Bench(AWAY)
+    for number in range(5):
+        bench.offer(f"{number}" + "x" * 300_000, f"{number}")
+    bench.settle()
+    assert [name[0] for name in bench.arrived] == ["2", "2", "3", "3", "4", "4"]
+    assert bench.forwarder.stats.drops == {"queue_full": 4}
+
+
+def test_a_request_larger_than_the_queue_takes_nothing_else_with_it():
+    bench = Bench(AWAY)
+    bench.offer("a")
+    bench.offer("x" * 2_000_000)
+    bench.settle()
+    assert bench.arrived == ["a"]
+    assert bench.forwarder.stats.drops == {"queue_full": 1}
+
+
+def test_a_request_under_way_is_not_dropped_for_want_of_room():
+    bench = Bench()
+
+    def crowd(body: bytes) -> Answer:
+        for number in range(1, 6):
+            bench.offer(f"{number}" + "x" * 300_000)
+        return TAKEN
+
+    bench.collector.answers.append(crowd)
+    bench.offer("0" + "x" * 300_000)
+    bench.settle()
+    assert [name[0] for name in bench.arrived] == ["0", "4", "5"]
+    assert bench.forwarder.stats.drops == {"queue_full": 3}
+
+
+def test_the_queue_tells_its_size():
+    bench = Bench(AWAY)
+    bench.offer("a", "b")
+    bench.forwarder.turn()
+    assert bench.forwarder.stats.queue_spans == 2
+    assert bench.forwarder.stats.queue_bytes > len(bench.collector.sent[0])
+
+
+def test_a_collector_that_is_away_is_said_once_and_again_when_it_is_back():
+    bench = Bench(*[AWAY] * 5)
+    bench.offer("a")
+    bench.settle()
+    bench.offer("b")
+    bench.settle()
+    assert len(bench.said) == 2
+    assert "http://collector:4318/v1/traces: connection refused. Is it running?" in bench.said[0]
+    assert "forward_queue" in bench.said[0]
+    assert "takes spans again, after 31 s" in bench.said[1]
+
+
+def test_a_collector_that_refuses_is_said_once_in_a_while():
+    bench = Bench(*[REFUSED] * 3)
+    for _ in range(2):
+        bench.offer("a")
+        bench.settle()
+    assert len(bench.said) == 1
+    assert "it answered 400" in bench.said[0]
+    assert "dropped" in bench.said[0]
+    bench.clock.advance(601)
+    bench.offer("a")
+    bench.settle()
+    assert len(bench.said) == 2
+
+
+def test_health_names_what_fails_while_it_fails():
+    bench = Bench(AWAY, AWAY)
+    assert bench.forwarder.health().up
+    bench.offer("a")
+    bench.forwarder.turn()
+    health = bench.forwarder.health()
+    assert (health.source, health.up, health.reads, health.failed) == ("forward", False, 1, 1)
+    assert str(health.failures[0]).startswith("Cannot forward spans to http://collector:4318")
+    bench.settle()
+    assert bench.forwarder.health().up
+    assert bench.forwarder.health().failures == ()
+
+
+def test_headers_are_never_said():
+    said: list[str] = []
+    forwarder = Forwarder(
+        Spans(forward="http://collector:4318", forward_headers="authorization=s3cret"),
+        ManualClock(),
+        said.append,
+        transport=ScriptedTransport(REFUSED),
+    )
+    forwarder.offer(delivery("a"), [None])
+    forwarder.turn()
+    assert said
+    assert "s3cret" not in "".join(said) + str(forwarder.health())
+
+
+def test_an_address_that_cannot_be_is_known_before_anything_starts():
+    with pytest.raises(ConfigError, match="forward"):
+        Forwarder(Spans(forward="collector"), ManualClock(), print)
+
+
+def test_what_still_waits_at_the_end_is_counted():
+    bench = Bench(AWAY)
+    bench.offer("a", "b")
+    bench.forwarder.turn()
+    bench.forwarder.stop()
+    bench.offer("c")
+    assert bench.forwarder.stats.drops == {"stopped": 3}
+    assert bench.collector.closed
