@@ -6,7 +6,7 @@ pass fakes, plugins pass their own. Only the composition root knows which is whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -131,11 +131,24 @@ class Past(Protocol):
         """What one device spent, whoever caused it."""
         ...
 
-    def watch(self, consumer: Consumer, *, family: bool = False) -> object:
+    def watch(
+        self,
+        consumer: Consumer,
+        *,
+        family: bool = False,
+        samples: Callable[[], Iterable[tuple[int, int]]] | None = None,
+        holder: str = "spans",
+    ) -> object:
         """Keep what ``consumer`` spends from now on for longer than the history reaches.
 
-        With ``family``, what its descendants spend as well.
+        With ``family``, what its descendants spend as well. ``samples`` yields the newest
+        readings of its CPU clock, monotonic time and nanoseconds, finer than the agent's own. It
+        is kept until every ``holder`` has let it go.
         """
+        ...
+
+    def forget(self, consumer: Consumer, *, holder: str = "spans") -> None:
+        """``holder`` does not ask about ``consumer`` any more. Again: nothing."""
         ...
 
     def process(self, consumer: Consumer, start: int, end: int, *, family: bool = False) -> Spent:

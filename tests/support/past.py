@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,7 @@ class ConstantPast:
         default_factory=lambda: {OURS: (OURS, CHILD)}
     )
     watched: list[tuple[Consumer, bool]] = field(default_factory=list)
+    forgotten: list[Consumer] = field(default_factory=list)
     on_settled: list[int] = field(default_factory=list)  # how far it is settled, look by look
 
     def settled(self) -> int:
@@ -67,8 +68,18 @@ class ConstantPast:
             return Spent({}, {}, 0)
         return self._spent({domain.hw_type: self.devices[domain_id]}, start, end)
 
-    def watch(self, consumer: Consumer, *, family: bool = False) -> None:
+    def watch(
+        self,
+        consumer: Consumer,
+        *,
+        family: bool = False,
+        samples: Callable[[], Iterable[tuple[int, int]]] | None = None,
+        holder: str = "spans",
+    ) -> None:
         self.watched.append((consumer, family))
+
+    def forget(self, consumer: Consumer, *, holder: str = "spans") -> None:
+        self.forgotten.append(consumer)
 
     def process(self, consumer: Consumer, start: int, end: int, *, family: bool = False) -> Spent:
         members: Iterable[Consumer] = self.members.get(consumer, (consumer,))

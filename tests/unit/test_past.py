@@ -149,3 +149,27 @@ def test_fine_samples_tell_when_in_an_interval_a_process_worked() -> None:
     host.run(30, (SHELL,))
     first = host.past.process(SHELL, start, start + TICK // 2).energy[HwType.CPU]
     assert first == pytest.approx(1000, rel=0.01)
+
+
+def test_fine_samples_serve_the_family_of_one_who_is_alone() -> None:
+    host = Host(CPU)
+    host.run(5, (SHELL,))
+    samples = [(host.now + i * TICK // 10, min(i, 5) * TICK // 10) for i in range(11)]
+    host.past.watch(
+        SHELL, family=True, samples=lambda: [samples.pop(0) for _ in range(len(samples))]
+    )
+    start = host.run(1, (SHELL,))
+    host.run(30, (SHELL,))
+    spent = host.past.process(SHELL, start, start + TICK // 2, family=True)
+    assert spent.energy[HwType.CPU] == pytest.approx(1000, rel=0.01)
+
+
+def test_a_process_is_kept_until_every_holder_has_let_it_go() -> None:
+    host = Host(CPU)
+    host.past.watch(SHELL)
+    host.past.watch(SHELL, holder="questions")
+    host.past.forget(SHELL)
+    assert host.past.watched == (SHELL,)
+    host.past.forget(SHELL, holder="questions")
+    host.past.forget(SHELL, holder="questions")
+    assert host.past.watched == ()

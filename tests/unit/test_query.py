@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.past import DRAM, GPU, OURS, PACKAGE, ROOTS, USER, Asked
-from wattspan.model import SECOND, Consumer, Instant
+from wattspan.model import SECOND, Consumer, Instant, PayerInfo
 from wattspan.query import rights
 from wattspan.query.service import MOST_WAITING
 from wattspan.query.times import moment
+from wattspan.query.watches import MOST
 from wattspan.settings import Duration
 from wattspan.web.message import Peer
 
@@ -213,6 +214,26 @@ def test_a_process_is_watched_on_request(asked: Asked, method: str) -> None:
     response = asked.get("/v1/watch", method=method, pid="self", family="1")
     assert json.loads(response.body) == {"pid": 100, "started": 5000, "watched": True}
     assert asked.past.watched == [(OURS, True)]
+
+
+def test_only_so_many_are_kept_and_the_longest_unasked_goes_first(asked: Asked) -> None:
+    crowd = [Consumer(1000 + i, i + 1) for i in range(MOST)]
+    asked.directory.infos |= {one: PayerInfo(one, "crowd") for one in crowd}
+    for one in (*crowd, crowd[0]):
+        asked.get("/v1/watch", pid=one.pid, peer=ROOT)
+    assert asked.past.forgotten == []
+    asked.get("/v1/watch", pid=OURS.pid)
+    assert asked.past.forgotten == [crowd[1]]
+    assert len(asked.service._watches) == MOST
+
+
+def test_the_dead_are_let_go_after_a_minute(asked: Asked) -> None:
+    asked.get("/v1/watch", pid=OURS.pid)
+    del asked.directory.infos[OURS]
+    for seconds, forgotten in ((0, []), (60, []), (1, [OURS])):
+        asked.clock.advance(seconds)
+        asked.get("/v1/watch", pid=ROOTS.pid, peer=ROOT)
+        assert asked.past.forgotten == forgotten
 
 
 def test_the_status_says_what_is_measured_and_how_far(asked: Asked) -> None:

@@ -103,7 +103,7 @@ class OwnMeter:
         self._until(all_known, FIRST_FIGURES)
 
     def watch(self, consumer: Consumer) -> None:
-        self._agent.past.watch(consumer, family=True)
+        self._agent.past.watch(consumer, family=True, holder="measure")
 
     def read(self, consumer: Consumer, start: int, end: int, wait: float) -> Measurement:
         self._until(lambda: self._agent.past.settled() >= end, round(wait * SECOND))

@@ -18,6 +18,7 @@ from wattspan.query.question import (
     watch_question,
 )
 from wattspan.query.rights import OwnerOf, Rights, owner_of
+from wattspan.query.watches import FineTimes, Watches
 from wattspan.web.message import Handler, Peer, Request, Response
 
 LOOK_EVERY = 20 * MILLISECOND
@@ -40,12 +41,14 @@ class QueryService:
         *,
         host: str,
         version: str,
+        fine: FineTimes | None = None,
         owner: OwnerOf = owner_of,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._past, self._directory, self._clock = past, directory, clock
         self._host, self._version = host, version
         self._rights = Rights(owner)
+        self._watches = Watches(past, directory, clock, fine)
         self._sleep = sleep
         self._started = clock.monotonic()
         self._waiting = 0
@@ -93,7 +96,7 @@ class QueryService:
         subject, family = watch_question(request.query)
         consumer = self._consumer(subject, request.peer)
         assert consumer is not None  # noqa: S101 - a subject was given
-        self._past.watch(consumer, family=family)
+        self._watches.keep(consumer, family=family)
         return json_response({"pid": consumer.pid, "started": consumer.started, "watched": True})
 
     async def _status(self, request: Request) -> Response:

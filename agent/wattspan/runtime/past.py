@@ -36,12 +36,26 @@ BACKFILL = 60 * SECOND
 """How far back a newly watched process is looked up: spans are sent seconds after their end."""
 
 
+Samples = Callable[[], Iterable[tuple[int, int]]] | None
+
+
 @dataclass(slots=True)
 class _Watched:
     own: EnergyProfile
     family: EnergyProfile | None  # kept only where somebody asked for it
     members: set[Payer]
-    samples: Callable[[], Iterable[tuple[int, int]]] | None = None
+    holders: dict[str, Samples] = field(default_factory=dict)
+
+    def sample(self) -> None:
+        """Take new samples of the process's clock, from the first who has any."""
+        for samples in self.holders.values():
+            if samples is not None:
+                alone = self.family if len(self.members) == 1 else None
+                for mono, cpu in samples():
+                    self.own.sample(mono, cpu)
+                    if alone is not None:
+                        alone.sample(mono, cpu)
+                return
 
 
 @dataclass(slots=True)
@@ -112,9 +126,7 @@ class RecentPast:
         with self.lock:
             self._now = now.mono
             for watched in self._watched.values():
-                if watched.samples is not None:
-                    for mono, cpu in watched.samples():
-                        watched.own.sample(mono, cpu)
+                watched.sample()
             for attribution in settled:
                 self.timeline.add(attribution)
                 self._tell_device(attribution.interval)
@@ -183,7 +195,8 @@ class RecentPast:
         consumer: Consumer,
         *,
         family: bool = False,
-        samples: Callable[[], Iterable[tuple[int, int]]] | None = None,
+        samples: Samples = None,
+        holder: str = "spans",
     ) -> EnergyProfile:
         """Keep what ``consumer`` spends, and with ``family`` what its descendants do.
 
@@ -199,14 +212,17 @@ class RecentPast:
             if family and watched.family is None:
                 watched.members = self._kin.family(consumer)
                 watched.family = self._profile(watched.members, since, self._now)
-            if samples is not None:
-                watched.samples = samples
+            watched.holders[holder] = samples or watched.holders.get(holder)
             return watched.own
 
-    def forget(self, consumer: Consumer) -> None:
-        """Nobody asks about ``consumer`` any more."""
+    def forget(self, consumer: Consumer, *, holder: str = "spans") -> None:
+        """``holder`` does not ask about ``consumer`` any more; once nobody does, it is let go."""
         with self.lock:
-            self._watched.pop(consumer, None)
+            watched = self._watched.get(consumer)
+            if watched is not None:
+                watched.holders.pop(holder, None)
+                if not watched.holders:
+                    del self._watched[consumer]
 
     @property
     def watched(self) -> tuple[Consumer, ...]:
