@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from wattspan import __version__
 from wattspan.clock import SystemClock
@@ -19,6 +20,7 @@ from wattspan.runtime.services import Services
 
 if TYPE_CHECKING:
     from wattspan.forward.forwarder import Forwarder
+    from wattspan.processes.fine import FineClock
     from wattspan.runtime.spans import Joiner
     from wattspan.spanfeed.feed import Feed
     from wattspan.web.server import WebServer
@@ -130,17 +132,23 @@ class Desk:
         return feed
 
     def _add_web(self, services: Services, joiner: Joiner | None) -> None:
+        from wattspan.processes.fine import FineClock
         from wattspan.web.limits import Limits
         from wattspan.web.server import WebServer
 
         limits = Limits(body=self.config.spans.max_request)
         server = WebServer(self.clock, log=self.log, limits=limits)
 
+        # Not the spans' own: who is let go by one of them is not by the other.
+        fine = FineClock(self.clock, self.config.spans.resolution)
+        if self.config.agent.api:
+            services.add(fine.start, fine.stop)
+
         def start() -> None:
             if joiner is not None:
                 self._listen_for_spans(server, joiner, services)
             if self.config.agent.api:
-                self._listen_for_questions(server, services)
+                self._listen_for_questions(server, services, fine)
             server.start()
 
         services.add(start, server.stop)
@@ -161,13 +169,18 @@ class Desk:
         if self.config.spans.forward:
             from wattspan.forward.destination import check_destination
 
-            check_destination(self.config.spans.forward, addresses)
+            check_destination(self.config.spans.forward, map(_bound, addresses))
 
-    def _listen_for_questions(self, server: WebServer, services: Services) -> None:
+    def _listen_for_questions(self, server: WebServer, services: Services, fine: FineClock) -> None:
         from wattspan.query.service import QueryService
 
         service = QueryService(
-            self.past, self.directory, self.clock, host=self.host, version=__version__
+            self.past,
+            self.directory,
+            self.clock,
+            host=self.host,
+            version=__version__,
+            fine=fine,
         )
         try:
             at = server.listen_unix(self.run_dir / "api.sock", service, what="questions")
@@ -195,3 +208,9 @@ class Desk:
         if self._asked(key):
             raise error
         self.log(f"Going on without it: {error}")
+
+
+def _bound(url: str) -> str:
+    """``HOST:PORT`` of a listener's address, or the path of its Unix socket."""
+    parts = urlsplit(url)
+    return parts.netloc or parts.path

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from wattspan.cli.measure_data import Result, Run
     from wattspan.cli.measure_meter import Meter
     from wattspan.cli.options import Loaded
+    from wattspan.clock import SystemClock
     from wattspan.config import Config, Flag
     from wattspan.ports import Clock
 
@@ -151,7 +152,7 @@ def _ending_in_order() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _meter(loaded: Loaded, clock: Clock, *, alone: bool) -> Iterator[Meter]:
+def _meter(loaded: Loaded, clock: SystemClock, *, alone: bool) -> Iterator[Meter]:
     """The running agent, or one of our own."""
     from wattspan.cli.measure_meter import AgentMeter, own_meter
     from wattspan.client.errors import AgentUnavailableError

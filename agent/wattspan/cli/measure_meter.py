@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from wattspan.cli.measure_child import identity
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wattspan.cli.options import Loaded
+    from wattspan.clock import SystemClock
+    from wattspan.processes.fine import FineClock
     from wattspan.runtime.agent import Agent
 
 FIRST_FIGURES = 4 * SECOND
@@ -86,8 +89,8 @@ class OwnMeter:
 
     note = ""
 
-    def __init__(self, agent: Agent, clock: Clock) -> None:
-        self._agent, self._clock = agent, clock
+    def __init__(self, agent: Agent, clock: Clock, fine: FineClock) -> None:
+        self._agent, self._clock, self._fine = agent, clock, fine
         self.about = "wattspan measure itself, no agent"
 
     def ready(self) -> None:
@@ -103,7 +106,9 @@ class OwnMeter:
         self._until(all_known, FIRST_FIGURES)
 
     def watch(self, consumer: Consumer) -> None:
-        self._agent.past.watch(consumer, family=True, holder="measure")
+        self._fine.watch(consumer)
+        samples = partial(self._fine.take, consumer)
+        self._agent.past.watch(consumer, family=True, samples=samples, holder="measure")
 
     def read(self, consumer: Consumer, start: int, end: int, wait: float) -> Measurement:
         self._until(lambda: self._agent.past.settled() >= end, round(wait * SECOND))
@@ -118,12 +123,13 @@ class OwnMeter:
 
 @contextlib.contextmanager
 def own_meter(
-    loaded: Loaded, clock: Clock, tell: Callable[[str], None], why: str
+    loaded: Loaded, clock: SystemClock, tell: Callable[[str], None], why: str
 ) -> Iterator[OwnMeter]:
     """An agent that serves nobody and keeps nothing; ``why`` there is need of one."""
     from wattspan.cli.compose import build_agent
     from wattspan.cli.emulated import emulated_host
     from wattspan.cli.troubles import refuse_if_blind
+    from wattspan.processes.fine import FineClock
 
     with contextlib.ExitStack() as stack:
         host = stack.enter_context(emulated_host(loaded.config.emulation))
@@ -136,7 +142,10 @@ def own_meter(
             refuse_if_blind(agent.view().health)
         except SourceError as error:
             raise SourceError(f"{why}{error}") from None
-        meter = OwnMeter(agent, clock)
+        fine = FineClock(clock)
+        fine.start()
+        stack.callback(fine.stop)
+        meter = OwnMeter(agent, clock, fine)
         meter.ready()
         yield meter
     if agent.failure is not None:
