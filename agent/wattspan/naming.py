@@ -154,10 +154,10 @@ class SpanTotals:
                 account.count += 1
                 if end > start:
                     account.time += end - start
-                if tokens_in:
-                    account.tokens_in += min(max(0, tokens_in), _MOST_TOKENS)
-                if tokens_out:
-                    account.tokens_out += min(max(0, tokens_out), _MOST_TOKENS)
+                if tokens_in > 0:
+                    account.tokens_in += min(_MOST_TOKENS, tokens_in)
+                if tokens_out > 0:
+                    account.tokens_out += min(_MOST_TOKENS, tokens_out)
         self._outcomes[joined] += len(results) - others
         self._rows = self._shown = None
 
