@@ -26,9 +26,6 @@ look ahead: by milliseconds on a busy host, hardly ever by so much.
 DRIFT = MILLISECOND // 4
 """A slew is followed in steps of this."""
 
-AHEAD = 100 * MILLISECOND
-"""How far after the newest observation a time may lie and still be none of an earlier offset's."""
-
 _PATIENCE = 3  # observations in a row that must show a slew forward
 _MOST = 512
 _EVER = 2**63
@@ -53,9 +50,10 @@ class _Era(NamedTuple):
 class WallTime:
     """Brings Unix nanoseconds to the monotonic clock; to be shown the clocks at every tick.
 
-    A change happened somewhere between two observations, so there both offsets hold. A wall
-    clock that was set back shows some times twice: the later one is meant, unless that is still
-    to come. One that was set forward leaves some times out: they are the moment of the change.
+    A change happened somewhere between two observations, so there both offsets hold, and a time
+    may be mistaken by the change, though by no more than the time between the two. A wall
+    clock that was set back shows some times twice: the later one is meant, unless that was not
+    observed yet. One that was set forward leaves some times out: they are the moment of the change.
     Before the first observation the first offset holds, after the last the last.
     """
 
@@ -83,7 +81,7 @@ class WallTime:
         self._seen = now.mono
         if now.wall - now.mono - self._offset <= STEP:
             self._calm = now.mono
-        self._to = now.mono + self._offset + AHEAD
+        self._to = now.mono + self._offset + STEP
 
     def monotonic(self, unix: int) -> int:
         """The monotonic time that was at Unix time ``unix``; ValueError before any observation."""
@@ -113,16 +111,15 @@ class WallTime:
         """For times before the present era, or so late that an earlier one may have had them."""
         if self._from > self._to:
             raise ValueError("no moment was observed yet")
-        if unix > self._highest and unix >= self._from:
+        if unix > self._highest + STEP and unix >= self._from:
             return unix - self._offset
         after = self._since
         for era in reversed(self._past):
-            if era.first <= unix <= era.last:
+            if era.first - STEP <= unix <= era.last + STEP:
                 return unix - era.offset
             if era.last < unix < self._from:
                 return after
             after = era.since
-        if unix >= self._from:
+        if not self._past or (unix >= self._from and unix >= self._past[0].first):
             return unix - self._offset
-        oldest = self._past[0]
-        return min(unix - oldest.offset, oldest.until)
+        return min(unix - self._past[0].offset, self._past[0].until)

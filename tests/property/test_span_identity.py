@@ -1,0 +1,90 @@
+"""Whoever is born, dies, gets a used pid and claims what it likes: nobody inherits."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from support.fake_kernel import FakeKernel
+from wattspan.model import Consumer
+from wattspan.processes.witness import Living
+from wattspan.spanfeed.delivery import Claim
+from wattspan.spanfeed.identity import Identities
+from wattspan.testing import ManualClock
+from wattspan.web.message import Peer
+
+PIDS = st.integers(2, 9)
+USERS = st.sampled_from([0, 1000, 1001])
+
+
+class Senders(RuleBasedStateMachine):
+    """Few pids and users, so that they are used again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = ManualClock()
+        self.kernel = FakeKernel(self.clock)
+        self.kernel.born(1, user=0, parent=0)
+        self.identities = Identities(self.clock, self.kernel)
+        self.connections: list[tuple[Peer, Living, int]] = []
+        self.dead: set[Consumer] = set()
+        self.ever: dict[Consumer, Living] = {}
+
+    @rule(pid=PIDS, user=USERS, parent=PIDS, copied=st.booleans(), inner=st.booleans())
+    def be_born(self, pid: int, user: int, parent: int, copied: bool, inner: bool) -> None:
+        if pid in self.kernel.processes:
+            return
+        above = self.kernel.look(parent)
+        if above is not None and copied:
+            (user,) = above.users
+        inside = (pid % 3 + 1,) if inner else ()
+        living = self.kernel.born(
+            pid, user=user, parent=parent if above else 1, copied=copied, inside=inside
+        )
+        self.ever[living.consumer] = living
+
+    @rule(pid=PIDS)
+    def die(self, pid: int) -> None:
+        process = self.kernel.processes.get(pid)
+        if process is not None:
+            self.kernel.dies(process.living)
+            self.dead.add(process.living.consumer)
+
+    @rule(pid=PIDS, tcp=st.booleans(), hidden=st.booleans())
+    def connect(self, pid: int, tcp: bool, hidden: bool) -> None:
+        living = self.kernel.look(pid)
+        if living is None:
+            return
+        if hidden:
+            self.kernel.closed_to_us.add(pid)
+        make = self.kernel.over_tcp if tcp else self.kernel.over_unix
+        self.connections.append((make(living), living, self.clock.monotonic()))
+
+    @rule(seconds=st.sampled_from([0.01, 0.3, 3.0, 100.0]))
+    def wait(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @rule(data=st.data(), claimed=st.none() | PIDS)
+    def send(self, data: st.DataObject, claimed: int | None) -> None:
+        if not self.connections:
+            return
+        peer, sender, _ = data.draw(st.sampled_from(self.connections))
+        found = self.identities.resolve(peer, Claim(pid=claimed))
+        if not isinstance(found, Consumer):
+            return
+        assert found in self.ever
+        process = self.ever[found]
+        (user,) = sender.users
+        assert user == 0 or user in process.users
+        if claimed is None and peer.pid is not None:
+            assert found == sender.consumer
+        if found in self.dead and found != sender.consumer:
+            assert found.pid not in self.kernel.processes or claimed is not None
+
+    @invariant()
+    def known_pids_are_those_that_live(self) -> None:
+        for pid, process in self.kernel.processes.items():
+            assert self.identities.identify(pid) == process.living.consumer
+
+
+Senders.TestCase.settings = settings(stateful_step_count=40)
+test_nobody_inherits_what_another_process_sent = Senders.TestCase
