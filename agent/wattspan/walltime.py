@@ -32,19 +32,13 @@ _EVER = 2**63
 
 
 class _Era(NamedTuple):
-    """One offset and the monotonic times in which it may have been in force."""
+    """One offset, and the wall times and monotonic times in which it may have been in force."""
 
+    first: int
+    last: int
     offset: int  # wall less monotonic
     since: int
     until: int
-
-    @property
-    def first(self) -> int:
-        return self.since + self.offset
-
-    @property
-    def last(self) -> int:
-        return self.until + self.offset
 
 
 class WallTime:
@@ -72,8 +66,9 @@ class WallTime:
         if self._from > self._to:
             self._offset, self._since, self._from = ahead, now.mono, -_EVER
         elif change := self._certain(ahead):
-            self._past.append(_Era(self._offset, self._since, now.mono))
-            self._highest = max(self._highest, self._past[-1].last)
+            since, until, offset = self._since, now.mono, self._offset
+            self._past.append(_Era(since + offset, until + offset, offset, since, until))
+            self._highest = max(self._highest, until + offset)
             self._offset += change
             self._since = self._calm
             self._from = self._since + self._offset
@@ -114,12 +109,13 @@ class WallTime:
         if unix > self._highest + STEP and unix >= self._from:
             return unix - self._offset
         after = self._since
-        for era in reversed(self._past):
-            if era.first - STEP <= unix <= era.last + STEP:
-                return unix - era.offset
-            if era.last < unix < self._from:
+        present = self._from
+        for first, last, offset, since, _ in reversed(self._past):
+            if first - STEP <= unix <= last + STEP:
+                return unix - offset
+            if last < unix < present:
                 return after
-            after = era.since
+            after = since
         if not self._past or (unix >= self._from and unix >= self._past[0].first):
             return unix - self._offset
         return min(unix - self._past[0].offset, self._past[0].until)
