@@ -91,18 +91,20 @@ def pairs(attributes: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
         yield pair.key, pair.value
 
 
-@lru_cache(maxsize=4096)
 def as_count(value: bytes) -> int | None:
     """An AnyValue as a count: a number that is not negative, also one written as text."""
     try:
         decoded = wire.AnyValue.FromString(value)
     except DecodeError:
         return None
-    number: float = decoded.whole or decoded.real
-    if not number and (text := decoded.text):
-        number = int(text) if text.isdigit() and len(text) < 20 else -1
-    # A NaN is in no bounds.
-    return round(number) if 0 <= number <= _LARGEST else None
+    if decoded.HasField("text"):
+        text = decoded.text
+        number: float = int(text) if text.isdigit() and len(text) < 20 else -1
+    elif decoded.HasField("real"):
+        number = decoded.real
+    else:
+        number = decoded.whole if decoded.HasField("whole") else -1
+    return round(number) if 0 <= number <= _LARGEST else None  # a NaN is in no bounds
 
 
 def as_text(value: bytes, most: int) -> str:
@@ -113,10 +115,14 @@ def as_text(value: bytes, most: int) -> str:
         return ""
 
 
-@lru_cache(maxsize=4096)
 def printable(raw: bytes, most: int) -> str:
     """UTF-8 as text that may be shown: no control characters, at most ``most`` characters."""
-    text = raw[: 4 * most].decode("utf-8", "replace")[:most]
+    return _printable(raw[: 4 * most], most)  # shortened first: what is remembered is bounded
+
+
+@lru_cache(maxsize=2048)
+def _printable(raw: bytes, most: int) -> str:
+    text = raw.decode("utf-8", "replace")[:most]
     return text if text.isprintable() else _CONTROL.sub("", text)
 
 

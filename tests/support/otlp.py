@@ -1,0 +1,108 @@
+"""OTLP requests to send, and a sink to send them to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from wattspan.spanfeed.delivery import BusyError, Delivery
+from wattspan.spanfeed.http import OtlpHttp
+from wattspan.spanfeed.otlp import Intake
+from wattspan.testing import ManualClock
+from wattspan.web.message import Peer, Request, Response
+
+PROTOBUF, JSON = "application/x-protobuf", "application/json"
+TRACE, BEGIN = bytes(range(16)), 1_700_000_000 * 10**9
+
+Value = str | int | float | bool
+
+
+class KeptSink:
+    """Keeps what it is given, but for ``busy`` times, when it asks to come again."""
+
+    def __init__(self) -> None:
+        self.deliveries: list[Delivery] = []
+        self.refused: Counter[str] = Counter()
+        self.busy = 0
+
+    def accept(self, delivery: Delivery) -> None:
+        if self.busy:
+            self.busy -= 1
+            raise BusyError(3)
+        self.deliveries.append(delivery)
+
+    def refuse(self, reason: str, spans: int = 1) -> None:
+        self.refused[reason] += spans
+
+    @property
+    def count(self) -> int:
+        return sum(delivery.count for delivery in self.deliveries)
+
+
+def attribute(owner: Any, name: str, value: Value) -> None:
+    pair = owner.attributes.add(key=name)
+    match value:
+        case bool():
+            pair.value.bool_value = value
+        case int():
+            pair.value.int_value = value
+        case float():
+            pair.value.double_value = value
+        case str():
+            pair.value.string_value = value
+
+
+def span(number: int = 1, **attributes: Value) -> Span:
+    """A span; ``a__b`` stands for the attribute ``a.b``."""
+    made = Span(
+        trace_id=TRACE,
+        span_id=number.to_bytes(8, "big"),
+        name=f"work {number}",
+        start_time_unix_nano=BEGIN + number,
+        end_time_unix_nano=BEGIN + number + 1000,
+    )
+    for name, value in attributes.items():
+        attribute(made, name.replace("__", "."), value)
+    return made
+
+
+def request(*spans: Span, resource: Mapping[str, Value] | None = None) -> ExportTraceServiceRequest:
+    """A request of one resource and one scope."""
+    made = ExportTraceServiceRequest()
+    outer = made.resource_spans.add()
+    for name, value in (resource or {}).items():
+        attribute(outer.resource, name, value)
+    outer.scope_spans.add().spans.extend(spans or [span()])
+    return made
+
+
+class Receiver:
+    """A handler of OTLP/HTTP without a server around it."""
+
+    def __init__(self, max_request: int = 1 << 20, **options: Any) -> None:
+        self.sink, self.clock = KeptSink(), ManualClock()
+        self.intake = Intake(self.sink, self.clock, max_request=max_request, **options)
+        self._handler = OtlpHttp(self.intake)
+
+    def ask(
+        self,
+        body: bytes = b"",
+        content_type: str = PROTOBUF,
+        encoding: str = "",
+        *,
+        method: str = "POST",
+        path: str = "/v1/traces",
+        peer: Peer = Peer(pid=7, uid=0),  # noqa: B008 - a value
+    ) -> Response:
+        headers = {"content-type": content_type}
+        if encoding:
+            headers["content-encoding"] = encoding
+        return asyncio.run(self._awaited(Request(method, path, {}, headers, body, peer)))
+
+    async def _awaited(self, asked: Request) -> Response:
+        return await self._handler(asked)

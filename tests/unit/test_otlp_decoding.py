@@ -1,0 +1,293 @@
+"""What is read of an OTLP request."""
+
+from __future__ import annotations
+
+import pytest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from support.otlp import BEGIN, TRACE, KeptSink, Receiver, attribute, request, span
+from wattspan.spanfeed.delivery import BusyError, Claim, Told
+from wattspan.spanfeed.errors import MalformedError, TooLargeError
+from wattspan.spanfeed.otlp import NAME, Refused
+from wattspan.web.message import Peer
+
+PEER = Peer(pid=7, uid=0)
+
+
+def told(*spans: Span, **options: str) -> list[Told]:
+    """What is told of spans that come in one resource."""
+    receiver = Receiver(**options)
+    receiver.intake.take(request(*spans).SerializeToString(), PEER)
+    return receiver.sink.deliveries[0].parts[0].spans
+
+
+def claim(**resource: str | int) -> Claim:
+    receiver = Receiver()
+    named = {name.replace("__", "."): value for name, value in resource.items()}
+    receiver.intake.take(request(resource=named).SerializeToString(), PEER)
+    return receiver.sink.deliveries[0].parts[0].claim
+
+
+# ---------------------------------------------------------------------------------- one span
+
+
+def test_a_span_is_told_with_all_that_energy_needs() -> None:
+    one = span(5, thread__id=4711, gen_ai__usage__input_tokens=12, gen_ai__usage__output_tokens=34)
+    one.parent_span_id = b"parent!!"
+    assert told(one) == [
+        Told(
+            trace=TRACE,
+            id=bytes(7) + b"\5",
+            parent=b"parent!!",
+            name="work 5",
+            start=BEGIN + 5,
+            end=BEGIN + 1005,
+            thread=4711,
+            weight=None,
+            tokens_in=12,
+            tokens_out=34,
+        )
+    ]
+
+
+def test_attributes_are_each_spans_own() -> None:
+    spans = [span(1, thread__id=1), span(2), span(3, thread__id=3)]
+    assert [one.thread for one in told(*spans)] == [1, 0, 3]
+
+
+@pytest.mark.parametrize(
+    ("value", "thread"),
+    [
+        (0, 0),
+        (127, 127),
+        (128, 128),
+        (2**31, 2**31),
+        (2**63 - 1, 2**63 - 1),
+        (-1, 0),
+        ("42", 42),
+        (" 42", 0),
+        ("9" * 30, 0),
+        (3.0, 3),
+        (2.6, 3),
+        (float("nan"), 0),
+        (float("inf"), 0),
+        (True, 0),
+        ("main", 0),
+    ],
+)
+def test_a_count_is_a_number_however_it_is_written(value: str | float, thread: int) -> None:
+    assert told(span(thread__id=value))[0].thread == thread
+
+
+def test_the_weight_is_the_attribute_that_was_named() -> None:
+    values = [17, 0, 1.6, -1, True, "much"]
+    spans = [span(), *(span(2, app__tokens=value) for value in values)]
+    weights = [one.weight for one in told(*spans, weight="app.tokens")]
+    assert weights == [None, 17, 0, 2, None, None, None]
+
+
+def test_the_older_names_of_token_counts_are_known() -> None:
+    older = {"gen_ai__usage__prompt_tokens": 5, "gen_ai__usage__completion_tokens": 6}
+    newer = {"gen_ai__usage__input_tokens": 7}
+    first, second = told(span(1, **older), span(2, **older, **newer))
+    assert (first.tokens_in, first.tokens_out) == (5, 6)
+    assert (second.tokens_in, second.tokens_out) == (7, 6)
+
+
+def test_an_attribute_of_an_event_is_not_the_spans() -> None:
+    one = span()
+    attribute(one.events.add(name="e"), "thread.id", 9)
+    assert told(one)[0].thread == 0
+    attribute(one, "thread.id", 4)
+    assert told(one)[0].thread == 4
+
+
+def test_an_attributes_name_in_another_ones_text_is_only_text() -> None:
+    text = "\n\tthread.id\x12\x02\x18\x05"
+    assert told(span(note=text))[0].thread == 0
+    assert told(span(note=text, thread__id=6))[0].thread == 6
+    assert told(span(thread__id__short=7, athread__id=8))[0].thread == 0
+
+
+def test_a_value_written_before_its_key_is_found() -> None:
+    """No encoder writes so, but protobuf lets it."""
+    value = KeyValue(value=AnyValue(int_value=5)).SerializeToString()
+    pair = value + KeyValue(key="thread.id").SerializeToString()
+    receiver = Receiver()
+    raw = span().SerializeToString() + b"\x4a" + bytes([len(pair)]) + pair
+    body = b"\x12" + _length(raw) + raw
+    body = b"\x12" + _length(body) + body
+    receiver.intake.take(b"\n" + _length(body) + body, PEER)
+    assert receiver.sink.deliveries[0].parts[0].spans[0].thread == 5
+
+
+def test_an_attribute_with_a_long_value_is_no_count() -> None:
+    assert told(span(thread__id="7" * 200))[0].thread == 0
+
+
+def test_a_weight_with_a_very_long_name_is_found() -> None:
+    name = "w" * 300
+    assert told(span(**{name: 3}), weight=name)[0].weight == 3
+
+
+@pytest.mark.parametrize("parent", [bytes(8), b"short", b"much too long"])
+def test_a_parent_that_cannot_be_is_none(parent: bytes) -> None:
+    one = span()
+    one.parent_span_id = parent
+    assert told(one)[0].parent == b""
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("GET /a b", "GET /a b"),
+        ("", ""),
+        ("é→日本", "é→日本"),
+        ("a\nb\x00c\x1b[31m", "abc[31m"),
+        ("a\u202eb\u200bc", "abc"),
+        ("x" * 1000, "x" * NAME),
+        ("日" * 1000, "日" * NAME),
+    ],
+)
+def test_a_name_is_short_and_can_be_shown(name: str, shown: str) -> None:
+    one = span()
+    one.name = name
+    assert told(one)[0].name == shown
+
+
+def test_a_name_that_is_not_unicode_costs_no_span() -> None:
+    body = request().SerializeToString().replace(b"work 1", b"wo\xffk 1")
+    receiver = Receiver()
+    receiver.intake.take(body, PEER)
+    assert receiver.sink.deliveries[0].parts[0].spans[0].name == "wo\ufffdk 1"
+
+
+# ------------------------------------------------------------------------------ one resource
+
+
+def test_a_resource_says_what_it_is() -> None:
+    assert claim(
+        service__name="shop",
+        process__pid=4242,
+        process__creation__time="2026-01-01T00:00:00Z",
+        container__id="abc",
+    ) == Claim("shop", 4242, "2026-01-01T00:00:00Z", "abc")
+
+
+@pytest.mark.parametrize("pid", [0, -5, 2**40, "x", True])
+def test_a_pid_that_cannot_be_is_none(pid: str | int) -> None:
+    assert claim(process__pid=pid) == Claim()
+
+
+def test_a_pid_written_as_text_is_one() -> None:
+    assert claim(process__pid="12").pid == 12
+
+
+def test_spans_are_told_by_resource_in_their_order() -> None:
+    whole = request(span(1), span(2), resource={"service.name": "a"})
+    whole.resource_spans[0].scope_spans.add().spans.append(span(3))
+    whole.MergeFrom(request(span(4), resource={"service.name": "b"}))
+    receiver = Receiver()
+    receiver.intake.take(whole.SerializeToString(), PEER)
+    (delivery,) = receiver.sink.deliveries
+    assert [(part.claim.service, [s.name for s in part.spans]) for part in delivery.parts] == [
+        ("a", ["work 1", "work 2", "work 3"]),
+        ("b", ["work 4"]),
+    ]
+
+
+# ------------------------------------------------------------------------------- a delivery
+
+
+def test_a_delivery_says_who_when_and_how_much() -> None:
+    receiver, body = Receiver(), request().SerializeToString()
+    receiver.intake.take(body, PEER)
+    (delivery,) = receiver.sink.deliveries
+    assert delivery.peer == PEER
+    assert delivery.received == receiver.clock.monotonic()
+    assert (delivery.size, delivery.count, delivery.message) == (len(body), 1, None)
+
+
+def test_a_request_is_kept_where_it_is_to_be_forwarded() -> None:
+    receiver, whole = Receiver(keep=True), request(span(1, any="thing"))
+    receiver.intake.take(whole.SerializeToString(), PEER)
+    assert receiver.sink.deliveries[0].message == whole
+
+
+def test_spans_with_unusable_ids_are_skipped_and_counted() -> None:
+    bad = [span(number) for number in range(2, 6)]
+    bad[0].trace_id = bytes(16)
+    bad[1].trace_id = b"short"
+    bad[2].span_id = bytes(8)
+    bad[3].span_id = b""
+    receiver = Receiver()
+    body = request(span(1), *bad[:2], span(7), *bad[2:]).SerializeToString()
+    refused = receiver.intake.take(body, PEER)
+    assert refused.spans == 4
+    assert "neither is all zeros" in refused.why
+    assert receiver.sink.refused == {"invalid_id": 4}
+    (delivery,) = receiver.sink.deliveries
+    assert [one.name for one in delivery.parts[0].spans] == ["work 1", "work 7"]
+    assert delivery.skipped == {1, 2, 4, 5}
+
+
+def test_positions_of_skipped_spans_run_through_all_resources() -> None:
+    bad = span(3)
+    bad.span_id = b""
+    whole = request(span(1), span(2))
+    whole.MergeFrom(request(bad))
+    whole.MergeFrom(request(span(4), bad))
+    receiver = Receiver()
+    receiver.intake.take(whole.SerializeToString(), PEER)
+    (delivery,) = receiver.sink.deliveries
+    assert delivery.skipped == {2, 4}
+    assert [len(part.spans) for part in delivery.parts] == [2, 1]
+
+
+def test_refused_spans_are_counted_once_however_often_they_are_sent() -> None:
+    bad = span(3)
+    bad.span_id = b""
+    receiver, body = Receiver(), request(span(1), bad).SerializeToString()
+    receiver.sink.busy = 1
+    with pytest.raises(BusyError):
+        receiver.intake.take(body, PEER)
+    receiver.intake.take(body, PEER)
+    assert receiver.sink.refused == {"invalid_id": 1}
+
+
+@pytest.mark.parametrize("body", [b"", request().SerializeToString()[:0], b"\n\0", b"\n\2\x12\0"])
+def test_a_request_without_spans_is_no_delivery(body: bytes) -> None:
+    receiver = Receiver()
+    assert receiver.intake.take(body, PEER) == Refused()
+    assert receiver.sink.deliveries == []
+
+
+@pytest.mark.parametrize(
+    "body", [b"garbage", b"\n\x05ab", b"\xff" * 100, request().SerializeToString()[:-3]]
+)
+def test_what_is_no_request_is_malformed(body: bytes) -> None:
+    with pytest.raises(MalformedError, match="no ExportTraceServiceRequest"):
+        Receiver().intake.take(body, PEER)
+
+
+@pytest.mark.parametrize("layer", [b"\n\0", b"\n\2\x12\0"], ids=["resources", "scopes"])
+def test_a_request_of_tiny_messages_is_refused_before_they_are_read(layer: bytes) -> None:
+    sink = KeptSink()
+    receiver = Receiver()
+    with pytest.raises(TooLargeError, match="at most 8192 spans"):
+        receiver.intake.take(layer * 10_000, PEER)
+    tiny = b"\x12\0" * 10_000
+    scope = b"\x12" + _length(tiny) + tiny
+    with pytest.raises(TooLargeError, match="at most 8192 spans"):
+        receiver.intake.take(b"\n" + _length(scope) + scope, PEER)
+    assert sink.deliveries == []
+
+
+def _length(of: bytes) -> bytes:
+    """The length of a message as protobuf writes it."""
+    value, written = len(of), bytearray()
+    while value > 127:
+        written.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*written, value])
