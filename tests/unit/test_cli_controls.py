@@ -28,6 +28,14 @@ def test_s_goes_through_the_orders_and_comes_back() -> None:
     assert typed(Options(), "s", "S") == Options()
 
 
+def test_spans_have_no_watts_to_be_sorted_by() -> None:
+    spans = Options(by=By.SPAN)
+    assert spans.order is Sort.JOULES
+    assert [typed(spans, *"s" * n).order for n in range(3)] == [Sort.JOULES, Sort.NAME, Sort.JOULES]
+    assert typed(spans, "s", "S").order is Sort.JOULES
+    assert typed(spans, "tab").order is Sort.WATTS
+
+
 def test_tab_goes_through_the_views_and_backtab_back() -> None:
     assert typed(Options(), "tab").by is By.PROCESS
     assert typed(Options(), "tab", "backtab") == Options()

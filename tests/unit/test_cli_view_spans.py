@@ -114,6 +114,18 @@ def test_scrolling_reaches_the_last_span() -> None:
     assert any("evil?[31m?name 39" in line for line in end)
 
 
+@pytest.mark.parametrize(
+    "name", ["日本語" * 60, "e\u0301\u200b" * 90, "\u202eevil", "", "👩‍👩‍👧" * 30]
+)
+def test_no_name_breaks_the_lines(name: str) -> None:
+    spans = serving_host().spans
+    rows = (replace(spans.rows[0], name=name, service=name),)
+    snapshot = replace(serving_host(), spans=replace(spans, rows=rows))
+    lines = drawn(snapshot, height=24, by=By.SPAN)
+    assert len(lines) <= 24
+    assert any("88.0 kJ" in line for line in lines)
+
+
 def test_a_span_cannot_command_the_terminal() -> None:
     assert "\x1b" not in "\n".join(drawn(serving_host(), by=By.SPAN))
 

@@ -45,6 +45,16 @@ class Options:
     notice: str = ""  # one sentence above the figures: no answer, stale, ...
     note: str = ""  # the same, but nothing is wrong
 
+    @property
+    def sorts(self) -> list[Sort]:
+        """What the rows can be sorted by; spans have no watts, as `view_spans` explains."""
+        return [sort for sort in Sort if self.by is not By.SPAN or sort is not Sort.WATTS]
+
+    @property
+    def order(self) -> Sort:
+        """What the rows are sorted by."""
+        return self.sort if self.sort in self.sorts else Sort.JOULES
+
 
 def press(options: Options, key: str) -> Options | None:
     """The choice after ``key``; None to quit."""
@@ -58,9 +68,9 @@ def press(options: Options, key: str) -> Options | None:
         case "q" | "Q":
             return None
         case "s":
-            return replace(options, sort=_next(list(Sort), options.sort), offset=0)
+            return replace(options, sort=_next(options.sorts, options.order), offset=0)
         case "S":
-            return replace(options, sort=_next(list(Sort)[::-1], options.sort), offset=0)
+            return replace(options, sort=_next(options.sorts[::-1], options.order), offset=0)
         case "tab":
             return replace(options, by=_next(list(By), options.by), offset=0)
         case "backtab":

@@ -348,7 +348,7 @@ def _keys(options: Options) -> Iterator[RenderableType]:
     if options.editing:
         yield Text(f"/{options.filter}_   enter keeps it, escape clears it", style="reverse")
     elif options.keys:
-        parts = f"q quit   tab {options.by}   s {options.sort}   / filter   ? help"
+        parts = f"q quit   tab {options.by}   s {options.order}   / filter   ? help"
         if options.filter:
             parts += f"   only {options.filter!r}"
         yield Text(parts, style="reverse", no_wrap=True, overflow="ellipsis")
