@@ -400,15 +400,10 @@ class _Batch:
         self.records: list[_Announced | None] = []
 
     def add(self, position: int, span: Span, record: _Announced | None) -> None:
-        start, end = span.start, span.end
-        if start < self._horizon:
-            start = self._horizon
-        if end > self._watermark:
-            end = self._watermark
         self.positions.append(position)
         self.spans.append(span)
-        self.starts.append(start)
-        self.ends.append(max(start, end))
+        self.starts.append(max(self._horizon, min(span.start, self._watermark)))
+        self.ends.append(max(self._horizon, min(span.end, self._watermark)))
         self.records.append(record)
 
     def parents(self) -> list[int]:
@@ -854,6 +849,11 @@ class ProcessSpans:
         return len(given_up)
 
     # --------------------------------------------------------------------------------- outside
+
+    @property
+    def since(self) -> int | None:
+        """The time of the first energy that was divided; None before there was any."""
+        return next((stretch.start for stretch in self._covered), None)
 
     def outside(self, profile: EnergyProfile, before: int) -> dict[HwType, Microjoules]:
         """What the process spent before ``before`` that no span has claimed, since last asked.
