@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2s
 from types import MappingProxyType
-from typing import cast
+from typing import NamedTuple, cast
 
 from wattspan.grouping import OTHER, STALE
 from wattspan.model import (
@@ -37,7 +37,10 @@ RANK_EVERY = 10 * SECOND
 """How often, while there is no room, names without an account may take the place of others."""
 
 DWELL = 60 * SECOND
-"""An account is safe from that for as long: it is scraped at least once."""
+"""An account is safe from that for as long."""
+
+LINGER = 60 * SECOND
+"""An account that has to go is shown for as long, unchanged: its last joules are scraped."""
 
 _DISPLACES = 2  # a newcomer must have spent this many times as much of late
 _MOST_TOKENS = 10**7  # of one span and direction: no context is longer, but a claim may be
@@ -87,6 +90,14 @@ class _Account:
         return sum(spent.energy for spent in self.spent.values())
 
 
+class _Leaving(NamedTuple):
+    """An account that has to go: its name's spans are counted with all others already."""
+
+    account: _Account
+    since: int
+    successor: Key
+
+
 class SpanTotals:
     """Accounts for at most ``names`` pairs of service and span name, and one for all others.
 
@@ -103,6 +114,7 @@ class SpanTotals:
         """``rows`` and ``outside`` are from an earlier life, ``now`` is monotonic nanoseconds."""
         self._names = names
         self._accounts = {(row.service, row.name): _restored(row, now) for row in rows}
+        self._leaving: dict[Key, _Leaving] = {}
         self._waiting: dict[Key, int] = {}
         self._outside = dict(outside)
         self._services = {service for service, _ in outside}
@@ -196,10 +208,13 @@ class SpanTotals:
 
         Only the rows of names that were used since are made anew.
         """
+        self._part()
         self._rank()
         if self._rows is None:
+            leaving = ((key, one.account) for key, one in self._leaving.items())
             self._rows = tuple(
-                account.row or _show(key, account) for key, account in self._accounts.items()
+                account.row or _show(key, account)
+                for key, account in (*self._accounts.items(), *leaving)
             )
         last = self._shown
         shown = SpanAccounts(
@@ -228,10 +243,11 @@ class SpanTotals:
         """The account of a name that has none as it is spelled; perhaps that of all others."""
         key = fit(service), fit(name)
         account = self._accounts.get(key)
-        if account is None and (len(self._accounts) < self._names or self._let_go()):
-            account = self._open(key)
         if account is not None:
             return account
+        room = len(self._accounts) + len(self._leaving) < self._names
+        if key not in self._leaving and (room or self._let_go()):
+            return self._open(key)
         # So that a name that matters can be told from those that are used once.
         if key in self._waiting or len(self._waiting) < 4 * self._names:
             self._waiting[key] = self._waiting.get(key, 0) + sum(exclusive.values())
@@ -249,13 +265,22 @@ class SpanTotals:
         self._swept = self._now
         stale = [key for key, one in self._accounts.items() if self._now - one.used >= STALE]
         for key in stale:
-            self._release(key)
+            self._release(self._accounts.pop(key))
         return bool(stale)
 
-    def _release(self, key: Key) -> None:
-        for kind, spent in self._accounts.pop(key).spent.items():
+    def _release(self, account: _Account) -> None:
+        for kind, spent in account.spent.items():
             self._released[kind] = self._released.get(kind, 0) + spent.energy
         self._rows = self._shown = None
+
+    def _part(self) -> None:
+        """Let go of accounts that have lingered; their successors begin."""
+        over = [key for key, one in self._leaving.items() if self._now - one.since >= LINGER]
+        for key in over:
+            account, _, successor = self._leaving.pop(key)
+            self._release(account)
+            if successor not in self._accounts:
+                self._open(successor)
 
     def _rank(self) -> None:
         """While names wait for room: let those that spend most take the place of the least."""
@@ -271,12 +296,19 @@ class SpanTotals:
             for key, account in self._accounts.items()
             if key != (OTHER, OTHER) and self._now - account.since >= DWELL
         )
-        waiting = sorted(((spent, key) for key, spent in self._waiting.items()), reverse=True)
+        expected = {one.successor for one in self._leaving.values()}
+        waiting = sorted(
+            (
+                (spent, key)
+                for key, spent in self._waiting.items()
+                if key not in expected and key not in self._leaving
+            ),
+            reverse=True,
+        )
         for (spent, newcomer), (recent, least) in zip(waiting, settled, strict=False):
             if spent <= _DISPLACES * recent:
                 break
-            self._release(least)
-            self._open(newcomer)
+            self._leaving[least] = _Leaving(self._accounts.pop(least), self._now, newcomer)
         self._waiting = {}
 
 

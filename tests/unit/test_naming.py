@@ -10,7 +10,7 @@ from support.joined_spans import CPU, GPU, S, joined, moment
 from support.requirements import ROOT
 from wattspan.grouping import STALE
 from wattspan.model import HwType, SpanRow
-from wattspan.naming import DWELL, FRESH, RANK_EVERY, SpanTotals, fit
+from wattspan.naming import DWELL, FRESH, LINGER, RANK_EVERY, SpanTotals, fit
 from wattspan.spans import Outcome
 
 MANY = 4
@@ -241,19 +241,46 @@ def test_stale_names_are_looked_for_once_a_second_however_many_are_new() -> None
     assert "e" not in names(totals)
 
 
-def test_a_name_that_spends_much_takes_the_place_of_one_that_spends_least() -> None:
+def displaced(until: int) -> SpanTotals:
+    """``e`` has spent much more than ``b`` every ten seconds until so long after the beginning."""
     totals = full(SpanTotals(MANY))
-    totals.accounts()
-    for second in range(10, DWELL // S + 1, 10):
+    for second in range(10, until + 1, 10):
         used = [joined(name, {CPU: 10}) for name in "acd"]
-        totals.add([*used, joined("e", {CPU: 1000})], moment(second))
+        totals.add([*used, joined("b", {CPU: 1}), joined("e", {CPU: 1000})], moment(second))
         totals.accounts()
+    return totals
+
+
+def test_a_name_that_spends_much_takes_the_place_of_one_that_spends_least() -> None:
+    totals = displaced((DWELL + LINGER) // S)
     assert names(totals) == {"a", "c", "d", "e", "other"}
     found = rows(totals)
-    assert found["shop", "e"].energy == {}
-    assert found["other", "other"].energy == {CPU: 6000}
-    totals.add([joined("e", {CPU: 7})], moment(DWELL // S + 1))
+    assert (found["shop", "e"].energy, found["shop", "e"].count) == ({}, 0)
+    assert found["other", "other"].energy == {CPU: 12_000 + 6}
+    assert totals.released == {CPU: 10 + 6}
+    totals.add([joined("e", {CPU: 7})], moment(200))
     assert rows(totals)["shop", "e"].energy == {CPU: 7}
+
+
+def test_the_displaced_is_shown_unchanged_until_it_was_scraped() -> None:
+    totals = displaced((DWELL + LINGER) // S - 10)
+    found = rows(totals)
+    assert found["shop", "b"].energy == {CPU: 10 + 6}
+    assert ("shop", "e") not in found
+    assert len(found) == MANY + 1
+    totals.add([joined("new", {CPU: 1})], moment((DWELL + LINGER) // S - 9))
+    assert names(totals) == {"a", "b", "c", "d", "other"}, "its place is taken"
+
+
+def test_a_successor_that_found_room_by_itself_begins_only_once() -> None:
+    totals = displaced(DWELL // S)
+    # Meanwhile ``c`` was not used for long, so there is room for the successor already.
+    totals._accounts["shop", "c"].used = -STALE
+    totals.add([joined("e", {CPU: 5})], moment(DWELL // S + 5))
+    assert rows(totals)["shop", "e"].energy == {CPU: 5}
+    totals.add([joined("a", {CPU: 1})], moment((DWELL + LINGER) // S))
+    assert names(totals) == {"a", "d", "e", "other"}
+    assert rows(totals)["shop", "e"].energy == {CPU: 5}
 
 
 def test_a_name_that_spends_little_more_displaces_nobody() -> None:
