@@ -18,8 +18,9 @@ from support.past import GPU, ConstantPast
 from support.query_server import FAR, STARTED, QueryServer, powered
 from support.waiting import eventually
 from wattspan.client import here
-from wattspan.client.agent import ask, run_directories
+from wattspan.client.agent import ask
 from wattspan.client.measurement import Energy
+from wattspan.client.places import run_directories
 from wattspan.model import Consumer
 
 
@@ -288,67 +289,58 @@ def test_a_window_whose_block_fails_is_measured_all_the_same() -> None:
     assert w.total > 0
 
 
-def test_the_process_is_watched_once_and_in_the_background(
+def test_the_agent_is_asked_once_to_keep_the_process(
     agent: QueryServer, past: ConstantPast
 ) -> None:
     for _ in range(3):
         with wattspan.window():
             pass
-    eventually(lambda: here.here.identity, "the agent is asked")
+    eventually(lambda: past.watched, "the agent is asked")
     assert past.watched == [(Consumer(os.getpid(), STARTED), True)]
-    assert here.here.identity == (os.getpid(), STARTED)
+    here.here.due = 0  # as time does: the agent may have been started anew
+    with wattspan.window():
+        pass
+    eventually(lambda: len(past.watched) == 2, "the agent is asked again")
 
 
 def test_an_agent_that_comes_later_is_asked_later(no_agent: Path, past: ConstantPast) -> None:
-    first = here.here
-    with wattspan.window():
+    with wattspan.window() as w:
         pass
-    eventually(lambda: first.due < here._NEVER, "the attempt fails")
-    assert first.due > 0
-    assert first.identity is None
+    assert w._begun < here.here.due < w._begun + here.RENEW
     with QueryServer(no_agent, past):
-        first.due = 0  # as time does
+        here.here.due = 0  # as time does
         with wattspan.window():
             pass
-        eventually(lambda: first.identity, "the agent is asked")
+        eventually(lambda: past.watched, "the agent is asked")
+
+
+def test_a_run_directory_that_cannot_be_is_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    for directory in ("x" * 200, "/\0"):
+        monkeypatch.setattr(here, "run_directories", lambda told=directory: [told])
+        monkeypatch.setattr(here, "here", here.Here())
+        with wattspan.window():
+            pass
 
 
 def test_a_forked_child_measures_itself(agent: QueryServer, past: ConstantPast) -> None:
-    with wattspan.window():
-        pass
-    eventually(lambda: here.here.identity, "the agent is asked")
     inherited = wattspan.window("of the parent").begin().end()
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
-        code = 1
         try:
-            past.powers.clear()
-            assert here.here.identity is None
-            assert here.here.pid == os.getpid()
-            assert inherited._whom()["pid"] == str(os.getppid())
             with wattspan.window() as w:
                 pass
-            assert w._whom()["pid"] == "self"
-            os.write(writer, f"{w.process['cpu']} {inherited.process['cpu'] > 0}".encode())
-            code = 0
+            with pytest.raises(wattspan.WindowError, match="belongs to another process"):
+                _ = inherited.joules
+            os.write(writer, f"{w.process['cpu']}".encode())
         finally:
-            os._exit(code)
+            os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as told:
-        said = told.read()
+        assert told.read() == "0.0"  # nobody charged the child with anything
     assert os.waitpid(child, 0)[1] == 0
-    assert said == "0.0 True"  # nobody charged the child with anything
-
-
-@pytest.mark.usefixtures("no_agent")
-def test_a_parents_window_cannot_be_read_in_a_child_before_the_agent_knew_the_parent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    inherited = wattspan.window("of the parent").begin().end()
-    monkeypatch.setattr(here, "here", here.Here())  # as after a fork
-    with pytest.raises(wattspan.WindowError, match=f"belongs to process {os.getpid()}"):
-        _ = inherited.joules
+    assert inherited.process["cpu"] > 0
+    assert {consumer.pid for consumer, _ in past.watched} == {os.getpid(), child}
 
 
 # ----------------------------------------------------------------------------- synchronisation

@@ -172,7 +172,7 @@ def _meter(loaded: Loaded, clock: SystemClock, *, alone: bool) -> Iterator[Meter
 
 def _run_directories(config: Config) -> tuple[str, ...]:
     """Where an agent may be: where the environment says, or the configuration, or as usual."""
-    from wattspan.client.agent import run_directories
+    from wattspan.client.places import run_directories
 
     usual = tuple(run_directories())
     return usual if os.environ.get("WATTSPAN_RUN_DIR") else (config.agent.run_dir, *usual)

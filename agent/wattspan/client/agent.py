@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
 from wattspan.client.errors import AgentUnavailableError, MeasurementError, RefusedError
-
-SYSTEM = "/run/wattspan"
-SOCKET = "api.sock"
+from wattspan.client.places import SOCKET, run_directories
 
 _SLACK = 2.0  # seconds an answer may take beyond what it was asked to wait
-
-
-def run_directories(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Where an agent's sockets may be, the likeliest first."""
-    if told := environ.get("WATTSPAN_RUN_DIR"):
-        yield told
-        return
-    yield SYSTEM
-    if own := environ.get("XDG_RUNTIME_DIR"):
-        yield os.path.join(own, "wattspan")  # noqa: PTH118 - importing pathlib costs applications
 
 
 def ask(

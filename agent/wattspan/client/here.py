@@ -1,7 +1,10 @@
-"""The process that measures itself: it asks the agent, once and in the background, to keep it.
+"""The process that measures itself: it asks the agent, now and then, to keep it.
 
-The agent remembers a process that is watched for longer than others, so that long windows can
-still be told. No agent, no harm: it is tried again with a later window.
+The agent remembers a process that is kept for longer than others, and looks at it more finely.
+No agent, no harm: it is tried again with a later window.
+
+No thread does this, and nothing is imported for it but the socket module: a thread that is
+importing while the program forks leaves the child with a lock that nobody lets go of.
 """
 
 from __future__ import annotations
@@ -9,51 +12,46 @@ from __future__ import annotations
 import os
 from time import monotonic_ns  # noqa: TID251 - an application has no clock of ours
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from wattspan.client.places import SOCKET, run_directories
 
 RENEW = 300 * 10**9
 """Nanoseconds until the agent is asked again: it may have been started anew."""
 
 RETRY = 10 * 10**9
-"""Nanoseconds until it is tried again after nobody answered."""
+"""Nanoseconds until it is tried again after nobody was there."""
 
-_NEVER = 2**63
+_REQUEST = (
+    b"POST /v1/watch?pid=self&family=1 HTTP/1.1\r\n"
+    b"host: wattspan\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+)
 
 
 class Here:
     """This process. ``due`` is the monotonic time from which on a window asks to be kept."""
 
-    __slots__ = ("due", "identity", "pid")
+    __slots__ = ("due",)
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.due = 0
-        self.identity: tuple[int, int] | None = None  # pid and start time, as the agent sees them
 
-    def watch(self) -> None:
-        """Ask in the background; returns at once and never raises."""
-        self.due = _NEVER
-        try:
-            from threading import Thread
+    def keep(self) -> None:
+        """Ask; returns at once and never raises. Whoever reads figures hears what is wrong."""
+        self.due = monotonic_ns() + RETRY  # at once: no other thread need do the same
+        if any(map(_asked, run_directories())):
+            self.due += RENEW - RETRY
 
-            Thread(target=self._watch, name="wattspan-watch", daemon=True).start()
-        except RuntimeError:  # no room for a thread, or the interpreter is ending
-            self.due = monotonic_ns() + RETRY
 
-    def _watch(self) -> None:
-        due = RETRY
-        try:
-            from wattspan.client.agent import ask
+def _asked(directory: str) -> bool:
+    """Whether somebody there has been asked; the answer is not waited for."""
+    from socket import AF_UNIX, SOCK_STREAM, socket
 
-            told: dict[str, Any] = ask("/v1/watch", {"pid": "self", "family": "1"}, method="POST")
-            self.identity = told["pid"], told["started"]
-            due = RENEW
-        except Exception:  # noqa: BLE001, S110 - reading a figure says what is wrong
-            pass
-        finally:
-            self.due = monotonic_ns() + due
+    try:
+        with socket(AF_UNIX, SOCK_STREAM) as connection:
+            connection.setblocking(False)  # an agent that is too busy to listen is nobody
+            connection.connect(f"{directory}/{SOCKET}")
+            return connection.send(_REQUEST) == len(_REQUEST)
+    except (OSError, ValueError):  # ValueError: a path that no socket can have
+        return False
 
 
 here = Here()

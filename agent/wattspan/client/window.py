@@ -51,10 +51,12 @@ class Window:
             raise WindowError(f"{self!r} was begun before. Open a new one each time.")
         if self._synchronize is not None:
             self._synchronize()
-        self._begun = now = monotonic_ns()
         self._here = here = process.here
+        now = monotonic_ns()
         if now >= here.due:
-            here.watch()
+            here.keep()
+            now = monotonic_ns()
+        self._begun = now
         return self
 
     def end(self) -> Self:
@@ -147,8 +149,7 @@ class Window:
         from wattspan.client.measurement import NotSettledError
         from wattspan.client.reading import read
 
-        parameters = {"start": f"mono:{self._begun}", "end": f"mono:{self._closed()}"}
-        measurement = read(self._whom() | parameters, timeout)
+        measurement = read(self._question(), timeout)
         if measurement.complete:
             self._measurement = measurement
         elif not partial:
@@ -172,18 +173,14 @@ class Window:
             raise WindowError(f"{self!r} is still open. Read its figures after its end.")
         return self._ended
 
-    def _whom(self) -> dict[str, str]:
-        """The process that opened the window, which may have forked since."""
-        opener = self._here
-        if opener is process.here or opener is None:
-            return {"pid": "self", "family": "1"}
-        if opener.identity is None:
+    def _question(self) -> dict[str, str]:
+        edges = {"start": f"mono:{self._begun}", "end": f"mono:{self._closed()}"}
+        if self._here is not process.here:  # we are a child, and `self` would be us
             raise WindowError(
-                f"{self!r} belongs to process {opener.pid}, which opened it. "
+                f"{self!r} belongs to another process, which opened it before it forked this one. "
                 "Read it there; a child measures itself with windows of its own."
             )
-        pid, started = opener.identity
-        return {"pid": str(pid), "started": str(started), "family": "1"}
+        return {"pid": "self", "family": "1", **edges}
 
     def __repr__(self) -> str:
         state = "not begun"
