@@ -148,7 +148,7 @@ class Agent:
 def test_a_span_waits_until_its_energy_has_settled() -> None:
     agent = Agent()
     agent.send(agent.span(1, -1.0, 0.0))
-    agent.joiner.turn()
+    agent.run(0.3)
     assert agent.accounts.received == 1
     assert agent.outcomes() == {}
     agent.run(2.0)
@@ -170,7 +170,7 @@ def test_spans_of_unknown_or_unbelieved_processes_are_counted_and_sent_on() -> N
     agent = Agent()
     agent.send(agent.span(1, -1.0, 0.0), agent.span(2, -1.0, 0.0), pid=None)
     agent.send(agent.span(3, -1.0, 0.0), pid=99)
-    agent.joiner.turn()
+    agent.run(0.3)
     assert agent.outcomes() == {"unknown_process": 2, "not_believed": 1}
     assert [energies for _, energies in agent.collector.got] == [[None, None], [None]]
     assert agent.accounts.rows == ()
@@ -308,7 +308,7 @@ def test_refusals_are_counted_by_reason() -> None:
     agent = Agent()
     agent.joiner.refuse("malformed")
     agent.joiner.refuse("invalid_id", 3)
-    agent.joiner.turn()
+    agent.run(0.3)
     assert agent.accounts.refused == {"malformed": 1, "invalid_id": 3}
 
 

@@ -41,6 +41,9 @@ FAREWELL = 10 * SECOND
 UNSENT = 60 * SECOND
 """A span that its process announced and closed comes within so long, or never."""
 
+SHOW_EVERY = SECOND // 4
+"""How often the totals are made anew: as often as anybody can see the difference."""
+
 TIDY_EVERY = SECOND
 """How often it is seen to what no span has claimed, and to who is gone."""
 
@@ -184,7 +187,7 @@ class Joiner:
         self._born_before: dict[bytes, Consumer] = {}
         self._accounts = SpanAccounts()
         self._open = 0
-        self._tidied = 0
+        self._tidied = self._shown = 0
 
     # ---------------------------------------------------------------- for the receivers' thread
 
@@ -237,7 +240,9 @@ class Joiner:
                 self._tidy(process, now.mono)
             self._open = sum(one.spans.announced for one in self._processes.values())
         self._send_on()
-        self._show()
+        if now.mono - self._shown >= SHOW_EVERY:
+            self._shown = now.mono
+            self._show()
 
     def finish(self) -> None:
         """Join what waits with what is known, and give up the rest: nothing more will come."""
