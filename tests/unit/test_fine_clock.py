@@ -25,8 +25,10 @@ class Clocks(ManualClock):
         super().__init__()
         self.cpu: dict[int, int] = {}
         self.takes = 0
+        self.reads = 0
 
     def read_cpu_clock(self, clock: int) -> int:
+        self.reads += 1
         self.advance(ns=self.takes)
         for pid, cpu in self.cpu.items():
             if clock_id(pid) == clock:
@@ -165,6 +167,45 @@ def test_samples_that_nobody_takes_are_bounded_and_counted(fine: FineClock, cloc
     assert len(kept) <= KEPT + 1
     assert kept[-1] == (clock.monotonic(), 5 * KEPT)
     assert len(kept) + fine.dropped == 5 * KEPT + 1
+
+
+def test_of_many_the_idle_are_looked_at_in_turns_and_the_busy_every_time() -> None:
+    clock = Clocks()
+    fine = FineClock(clock)
+    everybody = [Consumer(pid, 1) for pid in range(100, 180)]
+    watch(fine, clock, *everybody)
+    busy, late = everybody[3], everybody[60]
+    for _ in range(400):
+        clock.works(busy, MS)
+        look(fine, clock)
+    reads = clock.reads
+    for _ in range(80):
+        clock.works(busy, MS)
+        clock.works(late, MS)
+        look(fine, clock)
+    assert clock.reads - reads < 80 * 80 / 4
+    fine.take(late)
+    look(fine, clock)
+    assert len(fine.take(busy)) == 482
+    clock.works(late, MS)
+    look(fine, clock)
+    assert fine.take(late)[-1] == (clock.monotonic(), 81 * MS)
+
+
+def test_a_process_that_rests_is_noted_when_it_begins_again() -> None:
+    clock = Clocks()
+    fine = FineClock(clock)
+    everybody = [Consumer(pid, 1) for pid in range(100, 180)]
+    watch(fine, clock, *everybody)
+    look(fine, clock, 300)
+    begun = clock.monotonic()
+    for consumer in everybody:
+        fine.take(consumer)
+        clock.works(consumer, MS)
+    look(fine, clock, 20)
+    for consumer in everybody:
+        first = next(mono for mono, cpu in fine.take(consumer) if cpu)
+        assert first - begun <= 90 * MS
 
 
 def test_what_is_not_watched_has_no_samples(fine: FineClock, clock: Clocks) -> None:

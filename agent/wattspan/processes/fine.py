@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from array import array
 
-from wattspan.model import MILLISECOND, Consumer
+from wattspan.model import MILLISECOND, SECOND, Consumer
 from wattspan.processes.opening import HostClock
 from wattspan.processes.table import clock_id
 
@@ -24,6 +24,12 @@ SLOWEST = 100 * MILLISECOND
 LARGEST_SHARE = 200
 """The looking may take one part in so many of a core; beyond, it becomes less frequent."""
 
+MANY = 16
+"""Of more than so many, those that have long done nothing are looked at in turns."""
+
+_LONG = SECOND
+_TURNS = 8
+
 KEPT = 1024
 """Samples kept of a process that nobody takes: 10 s at the usual period."""
 
@@ -34,7 +40,7 @@ _INTERRUPTED = MILLISECOND // 2  # between two readings: which of both times is 
 class _Course:
     """The samples of one process: monotonic time and CPU time in turns."""
 
-    __slots__ = ("clock", "consumer", "cpu", "idle", "samples")
+    __slots__ = ("clock", "consumer", "cpu", "idle", "samples", "worked")
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
@@ -42,16 +48,22 @@ class _Course:
         self.samples = array("q")
         self.cpu = -1  # as it was read last
         self.idle = 0  # when it was last read unchanged, if that is in no sample yet
+        self.worked = 0  # when it was last seen to have worked
 
     def add(self, mono: int, cpu: int) -> None:
         """Note a reading. Of a stretch without work the first and the last are kept."""
         if cpu == self.cpu:
             self.idle = mono
             return
+        self.worked = mono
         self._rest()
         self.samples.append(mono)
         self.samples.append(cpu)
         self.cpu = cpu
+
+    def rests(self, now: int) -> bool:
+        """Whether it has done nothing for long."""
+        return now - self.worked >= _LONG
 
     def take(self) -> array[int]:
         self._rest()
@@ -77,7 +89,9 @@ class FineClock:
 
     ``watch``, ``unwatch`` and ``take`` are safe from any thread. The thread sleeps while there
     is nobody to watch, and looks less often when looking would take more than half a percent
-    of a core. A process that has died keeps its last samples until it is unwatched.
+    of a core. Of many processes those that have done nothing for a second are looked at every
+    eighth time, so it is known a little less finely when they begin again. A process that has
+    died keeps its last samples until it is unwatched.
     """
 
     def __init__(self, clock: HostClock, period: int = PERIOD, most: int = 256) -> None:
@@ -86,7 +100,9 @@ class FineClock:
         self._most = most
         self._lock = threading.Lock()
         self._courses: dict[Consumer, _Course] = {}
-        self._alive: list[_Course] = []
+        self._awake: list[_Course] = []
+        self._resting: list[list[_Course]] = [[] for _ in range(_TURNS)]
+        self._sweeps = 0
         self._wanted = threading.Event()
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -119,15 +135,15 @@ class FineClock:
                 self.crowded += 1
                 return
             course = self._courses[consumer] = _Course(consumer)
-            self._alive.append(course)
+            self._awake.append(course)
             self._look([course])
             self._wanted.set()
 
     def unwatch(self, consumer: Consumer) -> None:
         with self._lock:
             course = self._courses.pop(consumer, None)
-            if course in self._alive:
-                self._alive.remove(course)
+            if course is not None:
+                self._drop(course)
 
     def take(self, consumer: Consumer) -> list[tuple[int, int]]:
         """The samples of ``consumer`` since the last time: monotonic time, CPU time so far.
@@ -142,10 +158,22 @@ class FineClock:
         return list(zip(taken[::2], taken[1::2], strict=True))
 
     def sweep(self) -> None:
-        """Look at every clock once."""
+        """Look at every clock whose turn it is."""
         with self._lock:
-            self._look(self._alive)
-            if not self._alive:
+            self._sweeps += 1
+            self._look(self._awake)
+            now = self._clock.monotonic()
+            resting = self._resting[self._sweeps % _TURNS]
+            if resting:
+                self._look(resting)
+                for course in [one for one in resting if not one.rests(now)]:
+                    resting.remove(course)
+                    self._awake.append(course)
+            if len(self._awake) > MANY and self._sweeps % _TURNS == 0:
+                for course in [one for one in self._awake if one.rests(now)]:
+                    self._awake.remove(course)
+                    self._resting[course.consumer.pid % _TURNS].append(course)
+            if not any(self._everyone):
                 self._wanted.clear()
 
     # ------------------------------------------------------------------------------- details
@@ -153,6 +181,11 @@ class FineClock:
     @property
     def _slowest(self) -> int:
         return max(self._least_period, SLOWEST)
+
+    @property
+    def _everyone(self) -> tuple[list[_Course], ...]:
+        """All that are looked at, by whose turn it is."""
+        return (self._awake, *self._resting)
 
     def _look(self, courses: list[_Course]) -> None:
         """Read each clock, stamped between the time before and the time after."""
@@ -173,11 +206,16 @@ class FineClock:
                     self.dropped += course.trim()
             before = after
         for course in dead:
-            self._alive.remove(course)
+            self._drop(course)
+
+    def _drop(self, course: _Course) -> None:
+        for courses in self._everyone:
+            if course in courses:
+                courses.remove(course)
 
     def _forget_a_dead_one(self) -> bool:
         """Make room at the expense of a process that has died; False if all are alive."""
-        alive = {course.consumer for course in self._alive}
+        alive = {course.consumer for courses in self._everyone for course in courses}
         dead = next((consumer for consumer in self._courses if consumer not in alive), None)
         if dead is None:
             return False
