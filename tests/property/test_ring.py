@@ -1,4 +1,4 @@
-"""Whatever is written into a ring, and whenever: no record is invented, lost silently or doubled."""
+"""Whatever is written into a ring, and when: no record is invented, doubled or silently lost."""
 
 from __future__ import annotations
 
