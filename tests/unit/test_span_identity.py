@@ -8,7 +8,7 @@ from support.fake_kernel import FakeKernel
 from wattspan.model import Consumer
 from wattspan.processes.witness import Living
 from wattspan.spanfeed.delivery import Claim
-from wattspan.spanfeed.identity import AFTERLIFE, MOST, SURE, UNSURE, Identities
+from wattspan.spanfeed.identity import AFTERLIFE, LONGEST, MOST, SURE, UNSURE, Identities
 from wattspan.spans import Outcome
 from wattspan.testing import ManualClock
 from wattspan.web.message import Peer
@@ -450,10 +450,11 @@ def test_what_was_answered_is_not_asked_again_at_once(host: Host) -> None:
 def test_any_number_of_claims_takes_bounded_room(host: Host) -> None:
     peer = host.kernel.over_unix(host.born(50))
     for number in range(3 * MOST):
-        host.whose(peer, Claim(f"service {number}"))
+        host.whose(peer, Claim("x" * number, pid=number, container="y" * number))
         host.whose(peer._replace(address=("127.0.0.1", number % 65536), local=("::1", 1)))
     assert len(host.identities._answers) <= MOST
     assert len(host.identities._senders._known) <= 1024
+    assert max(len(key[3]) for key in host.identities._answers) <= LONGEST
 
 
 def test_a_process_is_known_by_its_pid(host: Host) -> None:

@@ -31,6 +31,11 @@ AFTERLIFE = 60 * SECOND
 """How long spans may come after the end of their process, over somebody else's connection."""
 
 MOST = 4096
+LONGEST = 512
+"""Characters of a claim that are read and kept: more than any true one has."""
+
+_Key = tuple[Peer, int | None, str, str]
+"""Who sends, and what is said of the process: its pid, its birth, its container."""
 
 
 class _Answer(NamedTuple):
@@ -54,7 +59,7 @@ class Identities:
         self._births = Births()
         self._senders = Senders(kernel, Allowance(clock), looking)
         self._claims = Claims(kernel, Containers(kernel, clock, looking), self._births)
-        self._answers: dict[tuple[Peer, Claim], _Answer] = {}
+        self._answers: dict[_Key, _Answer] = {}
         self._lock = threading.Lock()
         self._births.observe(clock.now())
 
@@ -67,15 +72,21 @@ class Identities:
 
         Outcome.NOT_BELIEVED for what cannot be true, UNKNOWN_PROCESS where nothing tells.
         """
-        answer = self._answers.get((peer, claim))
+        _, pid, created, container = claim
+        if len(created) + len(container) > LONGEST:
+            created, container = created[: LONGEST // 2], container[: LONGEST // 2]
+        key = (peer, pid, created, container)
+        answer = self._answers.get(key)
         if answer is not None and self._clock.monotonic() < answer.until:
             return answer.found
         with self._lock:
-            return self._renew(peer, claim, answer).found
+            return self._renew(key, answer).found
 
     # ------------------------------------------------------------------------------- details
 
-    def _renew(self, peer: Peer, claim: Claim, old: _Answer | None) -> _Answer:
+    def _renew(self, key: _Key, old: _Answer | None) -> _Answer:
+        peer, pid, created, container = key
+        claim = Claim("", pid, created, container)
         now = self._clock.now()
         self._births.observe(now)
         answer = self._still(peer, claim, old, now.mono)
@@ -84,8 +95,8 @@ class Identities:
             found = self._claims.judge(sender, claim) if sender else Outcome.UNKNOWN_PROCESS
             stands = SURE if isinstance(found, Consumer) else UNSURE
             answer = _Answer(found, now.mono, now.mono + stands)
-        self._answers.pop((peer, claim), None)
-        self._answers[peer, claim] = answer
+        self._answers.pop(key, None)
+        self._answers[key] = answer
         if len(self._answers) > MOST:
             self._answers = dict(list(self._answers.items())[MOST // 4 :])
         return answer
