@@ -23,17 +23,17 @@ Value = str | int | float | bool
 
 
 class KeptSink:
-    """Keeps what it is given, but for ``busy`` times, when it asks to come again."""
+    """Keeps what it is given, but ``busy`` times it asks to come again after ``seconds``."""
 
     def __init__(self) -> None:
         self.deliveries: list[Delivery] = []
         self.refused: Counter[str] = Counter()
-        self.busy = 0
+        self.busy, self.seconds = 0, 3
 
     def accept(self, delivery: Delivery) -> None:
         if self.busy:
             self.busy -= 1
-            raise BusyError(3)
+            raise BusyError(self.seconds)
         self.deliveries.append(delivery)
 
     def refuse(self, reason: str, spans: int = 1) -> None:

@@ -81,7 +81,7 @@ class _Connection(grpclib.protocol.H2Protocol):  # type: ignore[misc]
 
     @property
     def answering(self) -> bool:
-        return bool(self._calls.tasks)
+        return self._calls.answering > 0
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -119,6 +119,7 @@ class _Calls(grpclib.protocol.AbstractHandler):  # type: ignore[misc]
         self._intake, self.room, self._log = intake, room, log
         self.peer = Peer()
         self.tasks: dict[Any, asyncio.Task[None]] = {}
+        self.answering = 0  # of them, those whose message is taken
         self.quiet: Callable[[], None] = lambda: None
 
     # ------------------------------------------------------------------- what grpclib tells
@@ -165,10 +166,7 @@ class _Calls(grpclib.protocol.AbstractHandler):  # type: ignore[misc]
                     ),
                 )
             else:
-                async with asyncio.timeout(self.room.limits.send):
-                    await stream.send_headers(_HEAD)
-                    await stream.send_data(_PREFIX.pack(0, len(answer)) + answer)
-                    await stream.send_headers([("grpc-status", "0")], end_stream=True)
+                await self._succeed(stream, answer)
 
     async def _answer(self, stream: grpclib.protocol.Stream, headers: dict[str, str]) -> bytes:
         _check(headers)
@@ -216,6 +214,16 @@ class _Calls(grpclib.protocol.AbstractHandler):  # type: ignore[misc]
         except AssertionError:  # grpclib's word for a stream that ends too early
             raise MalformedError("the message ends too early") from None
         return compressed, bytes(body)
+
+    async def _succeed(self, stream: grpclib.protocol.Stream, answer: bytes) -> None:
+        self.answering += 1
+        try:
+            async with asyncio.timeout(self.room.limits.send):
+                await stream.send_headers(_HEAD)
+                await stream.send_data(_PREFIX.pack(0, len(answer)) + answer)
+                await stream.send_headers([("grpc-status", "0")], end_stream=True)
+        finally:
+            self.answering -= 1
 
     async def _fail(self, stream: grpclib.protocol.Stream, failure: Failure) -> None:
         status, why, after = failure.status.value, failure.why, failure.retry_after

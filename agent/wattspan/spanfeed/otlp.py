@@ -69,7 +69,7 @@ class Intake:
         keep: bool = False,
     ) -> None:
         self.sink, self._clock, self._keep = sink, clock, keep
-        self.max_request = max_request
+        self.max_request = int(max_request)
         self._most = max(_MANY, max_request // _BYTES_PER_SPAN)
         self._decoder = Decoder(weight, self._most)
 

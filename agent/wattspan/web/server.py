@@ -19,6 +19,9 @@ from wattspan.web.listening import Listening, listen_tcp, listen_unix
 from wattspan.web.message import Handler
 
 GRACE = 2.0  # seconds that a request in hand is given when the server stops
+_ACCEPTING = 5
+"""Turns of the loop from a connection's acceptance to its being known to us, and some."""
+
 Log = Callable[[str], None]
 MakeProtocol = Callable[[Room], asyncio.Protocol]
 
@@ -90,6 +93,11 @@ class WebServer:
         finally:
             ready.set()
         await self._stop.wait()
+        # A connection that has just been accepted would be lost, unclosed, with a closed server.
+        for listening, _ in self._listeners:
+            self._loop.remove_reader(listening.socket)
+        for _ in range(_ACCEPTING):
+            await asyncio.sleep(0)
         for server in servers:
             server.close()
         await self._see_off(room)

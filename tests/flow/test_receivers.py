@@ -1,0 +1,291 @@
+"""Spans on their way in, over every way there is."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.otlp import PROTOBUF, request, span
+from support.receiving import Receiving, receiving
+from support.requirements import APPS
+from support.web import post, read_all, read_answer, statuses
+from wattspan.clock import SystemClock
+from wattspan.config.tables import Spans
+from wattspan.ports import ListenError
+from wattspan.settings import Listen
+from wattspan.spanfeed.receivers import open_receivers
+from wattspan.web.limits import Limits
+from wattspan.web.server import WebServer
+
+BODY = request(*(span(number) for number in range(1, 65))).SerializeToString()
+TRACES = "/v1/traces"
+TYPE = f"Content-Type: {PROTOBUF}"
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Receiving]:
+    with receiving(tmp_path) as receivers:
+        yield receivers
+
+
+# ------------------------------------------------------------------------------------ OTLP/HTTP
+
+
+def test_spans_come_in_over_tcp(running: Receiving) -> None:
+    with closing(http.client.HTTPConnection(*running.http)) as client:
+        client.request("POST", TRACES, BODY, {"Content-Type": PROTOBUF})
+        assert client.getresponse().status == 200
+    (delivery,) = running.sink.deliveries
+    assert (delivery.count, delivery.peer.local) == (64, running.http)
+
+
+def test_spans_come_in_over_a_unix_socket_that_proves_their_sender(running: Receiving) -> None:
+    with closing(socket.socket(socket.AF_UNIX)) as client:
+        client.connect(running.http_socket)
+        client.sendall(post(BODY, TYPE, path=TRACES))
+        assert read_answer(client)[0] == 200
+    peer = running.sink.deliveries[0].peer
+    assert (peer.pid, peer.uid) == (os.getpid(), os.getuid())
+
+
+def test_errors_in_between_cost_only_themselves(running: Receiving) -> None:
+    with closing(running.connect()) as client:
+        bodies = [BODY, b"garbage", BODY, BODY[:-7], BODY]
+        client.sendall(b"".join(post(body, TYPE, path=TRACES) for body in bodies))
+        client.shutdown(socket.SHUT_WR)
+        assert statuses(read_all(client)) == [200, 400, 200, 400, 200]
+    assert running.sink.count == 3 * 64
+
+
+def test_a_sender_is_told_to_come_again_and_loses_nothing(running: Receiving) -> None:
+    running.sink.busy = 2
+    with closing(http.client.HTTPConnection(*running.http)) as client:
+        answers = []
+        for _ in range(3):
+            client.request("POST", TRACES, BODY, {"Content-Type": PROTOBUF})
+            answer = client.getresponse()
+            answer.read()
+            answers.append((answer.status, answer.headers["Retry-After"]))
+    assert answers == [(503, "3"), (503, "3"), (200, None)]
+    assert running.sink.count == 64
+
+
+def test_two_hundred_senders_at_once_are_all_heard(tmp_path: Path) -> None:
+    with receiving(tmp_path, Limits(connections=256)) as running, ExitStack() as stack:
+        senders = [stack.enter_context(closing(running.connect())) for _ in range(200)]
+        whole = post(BODY, TYPE, path=TRACES)
+        for part in (slice(0, 100), slice(100, 1000), slice(1000, None)):
+            for sender in senders:
+                sender.sendall(whole[part])
+        assert {read_answer(sender)[0] for sender in senders} == {200}
+        assert running.sink.count == 200 * 64
+
+
+def test_more_senders_than_there_is_room_for_do_not_keep_others_out(tmp_path: Path) -> None:
+    with receiving(tmp_path, Limits(connections=8)) as running:
+
+        def send(_: int) -> int:
+            with closing(http.client.HTTPConnection(*running.http, timeout=20)) as client:
+                for _ in range(100):
+                    try:
+                        client.request("POST", TRACES, BODY, {"Content-Type": PROTOBUF})
+                        answer = client.getresponse()
+                        answer.read()
+                    except (http.client.HTTPException, OSError):
+                        client.close()
+                        continue
+                    if answer.status == 200:
+                        return 1
+                    client.close()
+            return 0
+
+        with ThreadPoolExecutor(24) as pool:
+            assert sum(pool.map(send, range(96))) == 96
+
+
+def test_a_bomb_is_refused(running: Receiving) -> None:
+    bomb = gzip.compress(bytes(64 << 20))
+    with closing(running.connect()) as client:
+        client.sendall(post(bomb, TYPE, "Content-Encoding: gzip", path=TRACES))
+        assert read_answer(client)[0] == 413
+    assert running.sink.refused == {"too_large": 1}
+
+
+garbage = st.one_of(
+    st.binary(max_size=400),
+    st.tuples(st.sampled_from(["POST", "GET", "PUT"]), st.binary(max_size=100)).map(
+        lambda told: f"{told[0]} {TRACES} HTTP/1.1\r\nHost: a\r\n".encode() + told[1]
+    ),
+    st.binary(max_size=100).map(
+        lambda chunks: post(chunks, TYPE, "Transfer-Encoding: chunked", path=TRACES)
+    ),
+    st.binary(max_size=100).map(
+        lambda body: post(body, TYPE, "Content-Encoding: gzip", path=TRACES)
+    ),
+)
+
+
+def test_whatever_is_sent_is_answered_as_http_or_not_at_all(tmp_path: Path) -> None:
+    with receiving(tmp_path) as running:
+
+        @given(st.lists(garbage, max_size=3))
+        def property_of(told: list[bytes]) -> None:
+            with closing(running.connect()) as client:
+                client.sendall(b"".join(told))
+                client.shutdown(socket.SHUT_WR)
+                assert all(200 <= status < 600 for status in statuses(read_all(client)))
+
+        property_of()
+        with closing(running.connect()) as client:
+            client.sendall(post(BODY, TYPE, path=TRACES))
+            assert read_answer(client)[0] == 200
+        assert running.log == []
+
+
+# ----------------------------------------------------------------------------------- what listens
+
+
+def opened(run_dir: Path, settings: Spans, *asked: str) -> tuple[tuple[str, ...], list[str]]:
+    clock, log = SystemClock(), []
+    server = WebServer(clock, log=log.append)
+    try:
+        addresses = open_receivers(
+            server, settings, run_dir, None, clock, asked=asked.__contains__, log=log.append
+        )
+    finally:
+        server.stop()
+    return addresses, log
+
+
+def test_nothing_listens_where_spans_are_turned_off(tmp_path: Path) -> None:
+    assert opened(tmp_path, Spans(enabled=False)) == ((), [])
+    assert opened(tmp_path, Spans(http=Listen(""), unix=False)) == ((), [])
+
+
+def test_a_default_that_cannot_be_had_is_done_without(running: Receiving, tmp_path: Path) -> None:
+    taken = Listen(Listen.written(*running.http))
+    addresses, log = opened(tmp_path / "other", Spans(http=taken))
+    assert addresses == (f"http+unix://{tmp_path}/other/otlp.sock",)
+    assert log[0].startswith("Going on without it: Cannot receive OTLP/HTTP on 127.0.0.1:")
+
+
+def test_what_was_asked_for_must_be_had(running: Receiving, tmp_path: Path) -> None:
+    taken = Listen(Listen.written(*running.http))
+    with pytest.raises(ListenError, match="the port is in use"):
+        opened(tmp_path / "other", Spans(http=taken), "http")
+    with pytest.raises(ListenError, match="another agent listens there"):
+        opened(tmp_path, Spans(http=Listen("")), "unix")
+
+
+def test_grpc_is_imported_only_where_it_is_asked_for(tmp_path: Path) -> None:
+    program = f"""
+import sys
+from pathlib import Path
+from wattspan.clock import SystemClock
+from wattspan.config.tables import Spans
+from wattspan.settings import Listen
+from wattspan.spanfeed.receivers import open_receivers
+from wattspan.web.server import WebServer
+server = WebServer(SystemClock(), log=print)
+here = Path({str(tmp_path)!r})
+open_receivers(
+    server, Spans(http=Listen("127.0.0.1:0")), here, None, SystemClock(), asked=bool, log=print
+)
+print("grpclib" in sys.modules, "h2" in sys.modules)
+sys.modules["grpclib"] = None
+try:
+    open_receivers(
+        server, Spans(http=Listen(""), grpc=Listen("127.0.0.1:0"), unix=False), here, None,
+        SystemClock(), asked=bool, log=print,
+    )
+except Exception as error:
+    print(type(error).__name__, error.exit_code, error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines()[0] == "False False"
+    assert "ConfigError 2 [spans] grpc needs grpclib, which is not installed" in done.stdout
+    assert 'run `pip install "wattspan[grpc]"`, or set grpc = "".' in done.stdout
+
+
+# ----------------------------------------------------------------------------- real exporters
+
+EXPORTS = """
+import sys
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.exporter.otlp.proto.{protocol}.trace_exporter import OTLPSpanExporter
+
+provider = TracerProvider(resource=Resource.create({{"service.name": "foreign"}}))
+provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+tracer = provider.get_tracer("t")
+for number in range(100):
+    with tracer.start_as_current_span("work", attributes={{"thread.id": 77}}):
+        pass
+print(provider.force_flush())
+provider.shutdown()
+"""
+
+
+def foreign_exporter(protocol: str, endpoint: str, **settings: str) -> str:
+    """What OpenTelemetry's own exporter says of exporting a hundred spans."""
+    module = f"opentelemetry.exporter.otlp.proto.{protocol}.trace_exporter"
+    if subprocess.run([APPS, "-c", f"import {module}"], capture_output=True).returncode:
+        pytest.skip(f"the example applications have no {module}")
+    environ = {
+        "PATH": os.environ["PATH"],
+        "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+        "OTEL_EXPORTER_OTLP_INSECURE": "true",
+        **settings,
+    }
+    program = EXPORTS.format(protocol=protocol)
+    done = subprocess.run(
+        [APPS, "-c", program], env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "True\n", done.stderr
+    return done.stderr
+
+
+@pytest.mark.needs_apps
+@pytest.mark.parametrize("compression", ["", "gzip"])
+@pytest.mark.parametrize("way", ["http", "grpc", "grpc on a socket"])
+def test_opentelemetrys_own_exporters_are_understood(
+    running: Receiving, way: str, compression: str
+) -> None:
+    endpoint = {
+        "http": "http://{}:{}".format(*running.http),
+        "grpc": "http://{}:{}".format(*running.grpc),
+        "grpc on a socket": f"unix://{running.grpc_socket}",
+    }[way]
+    settings = {"OTEL_EXPORTER_OTLP_COMPRESSION": compression} if compression else {}
+    assert foreign_exporter(way.split()[0], endpoint, **settings) == ""
+    delivery = running.sink.deliveries[0]
+    assert (running.sink.count, delivery.parts[0].claim.service) == (100, "foreign")
+    assert delivery.parts[0].spans[0].thread == 77
+    assert (delivery.peer.pid is not None) == ("socket" in way)
+
+
+@pytest.mark.needs_apps
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_opentelemetrys_own_exporters_come_again_when_they_are_told(
+    running: Receiving, protocol: str
+) -> None:
+    running.sink.busy, running.sink.seconds = 1, 2
+    host, port = running.http if protocol == "http" else running.grpc
+    told = foreign_exporter(protocol, f"http://{host}:{port}")
+    assert "retrying in 2.00s" in told
+    assert running.sink.count == 100

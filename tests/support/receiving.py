@@ -1,0 +1,68 @@
+"""The agent's receivers as they are configured, on free ports and in a directory of their own."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.otlp import KeptSink
+from wattspan.clock import SystemClock
+from wattspan.config.tables import Spans
+from wattspan.settings import Listen, Size
+from wattspan.spanfeed.receivers import GRPC_SOCKET, HTTP_SOCKET, open_receivers
+from wattspan.web.limits import Limits
+from wattspan.web.server import WebServer
+
+
+@dataclass
+class Receiving:
+    sink: KeptSink
+    addresses: tuple[str, ...]
+    run_dir: Path
+    log: list[str]
+
+    @property
+    def http(self) -> tuple[str, int]:
+        return self._end("http")
+
+    @property
+    def grpc(self) -> tuple[str, int]:
+        return self._end("grpc")
+
+    @property
+    def http_socket(self) -> str:
+        return str(self.run_dir / HTTP_SOCKET)
+
+    @property
+    def grpc_socket(self) -> str:
+        return str(self.run_dir / GRPC_SOCKET)
+
+    def _end(self, scheme: str) -> tuple[str, int]:
+        (url,) = [each for each in self.addresses if each.startswith(f"{scheme}://")]
+        host, _, port = url.removeprefix(f"{scheme}://").partition("/")[0].rpartition(":")
+        return host, int(port)
+
+    def connect(self, scheme: str = "http") -> socket.socket:
+        return socket.create_connection(self._end(scheme), timeout=20)
+
+
+@contextmanager
+def receiving(
+    run_dir: Path, limits: Limits | None = None, *, max_request: int = 1 << 20
+) -> Iterator[Receiving]:
+    """Receivers of every kind, with a sink that keeps all."""
+    clock, sink, log = SystemClock(), KeptSink(), []
+    any_port = Listen("127.0.0.1:0")
+    settings = Spans(http=any_port, grpc=any_port, max_request=Size(max_request))
+    server = WebServer(clock, log=log.append, limits=limits)
+    addresses = open_receivers(
+        server, settings, run_dir, sink, clock, asked=lambda _: True, log=log.append
+    )
+    server.start()
+    try:
+        yield Receiving(sink, addresses, run_dir, log)
+    finally:
+        server.stop()
