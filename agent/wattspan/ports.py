@@ -119,8 +119,8 @@ class Past(Protocol):
     less coverage, never with a guess.
     """
 
-    def settled(self) -> int:
-        """Every domain that still answers is settled up to here."""
+    def settled(self, consumer: Consumer | None = None) -> int:
+        """Every domain that still answers is settled up to here, and told for ``consumer``."""
         ...
 
     def domains(self) -> Mapping[str, Domain]:

@@ -54,7 +54,7 @@ class ConstantPast:
     forgotten: list[Consumer] = field(default_factory=list)
     on_settled: list[int] = field(default_factory=list)  # how far it is settled, look by look
 
-    def settled(self) -> int:
+    def settled(self, consumer: Consumer | None = None) -> int:
         if self.on_settled:
             self.until = self.on_settled.pop(0)
         return self.until

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from wattspan.model import (
@@ -173,3 +175,22 @@ def test_a_process_is_kept_until_every_holder_has_let_it_go() -> None:
     host.past.forget(SHELL, holder="questions")
     host.past.forget(SHELL, holder="questions")
     assert host.past.watched == ()
+
+
+def test_what_is_pooled_is_settled_when_it_is_told() -> None:
+    coarse = replace(CPU, resolution=MILLISECOND * 50)
+    host = Host(coarse)
+    host.run(5, (SHELL,))
+    samples: list[tuple[int, int]] = []
+    host.past.watch(SHELL, family=True, samples=lambda: [samples.pop() for _ in samples[:]])
+    lags = set()
+    for _ in range(25):
+        samples.append((host.now + TICK, host.now // 2))
+        host.run(1, (SHELL,))
+        settled = host.past.settled(SHELL)
+        spent = host.past.process(SHELL, settled - TICK, settled)
+        assert spent.covered == TICK
+        assert host.past.process(SHELL, settled - TICK, settled, family=True).covered == TICK
+        lags.add(host.past.settled() - settled)
+    assert 0 <= min(lags) < max(lags) <= SECOND
+    assert host.past.settled(STRANGER) == host.past.settled() == host.now

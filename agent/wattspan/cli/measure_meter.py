@@ -111,7 +111,7 @@ class OwnMeter:
         self._agent.past.watch(consumer, family=True, samples=samples, holder="measure")
 
     def read(self, consumer: Consumer, start: int, end: int, wait: float) -> Measurement:
-        self._until(lambda: self._agent.past.settled() >= end, round(wait * SECOND))
+        self._until(lambda: self._agent.past.settled(consumer) >= end, round(wait * SECOND))
         told = answer.energy(self._agent.past, start, end, consumer, family=True)
         return Measurement.of({"host_name": self._agent.view().host, **told})
 

@@ -21,7 +21,7 @@ def energy(
 ) -> Facts:
     """What the host, its devices, and a process spent from ``start`` to ``end``."""
     # Taken before the figures: what settles in between makes them better than is claimed.
-    settled = past.settled()
+    settled = past.settled(consumer)
     domains = in_order(past.domains().values())
     devices = [(domain, past.device(domain.id, start, end)) for domain in domains]
     provenance = provenances(domains)

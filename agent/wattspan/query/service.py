@@ -86,7 +86,7 @@ class QueryService:
     async def _energy(self, request: Request) -> Response:
         question = energy_question(request.query, self._clock.now())
         consumer = self._consumer(question.subject, request.peer)
-        await self._settle(question)
+        await self._settle(question, consumer)
         facts = answer.energy(
             self._past, question.start, question.end, consumer, family=question.family
         )
@@ -127,14 +127,16 @@ class QueryService:
             }
         )
 
-    async def _settle(self, question: Question) -> None:
+    async def _settle(self, question: Question, consumer: Consumer | None) -> None:
         """Until the whole window is settled, but no longer than was asked for."""
         if self._waiting >= MOST_WAITING:
             return
         self._waiting += 1
         try:
             deadline = self._clock.monotonic() + question.wait
-            while self._past.settled() < question.end and self._clock.monotonic() < deadline:
+            while self._past.settled(consumer) < question.end:
+                if self._clock.monotonic() >= deadline:
+                    return
                 await self._sleep(LOOK_EVERY / 1e9)
         finally:
             self._waiting -= 1

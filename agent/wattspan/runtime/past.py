@@ -164,8 +164,8 @@ class RecentPast:
 
     # ----------------------------------------------------------------------------- for others
 
-    def settled(self) -> int:
-        """Every domain that still answers is settled up to here."""
+    def settled(self, consumer: Consumer | None = None) -> int:
+        """Every domain that still answers is settled up to here, and told for ``consumer``."""
         with self.lock:
             ends = [
                 mark.mono
@@ -174,7 +174,11 @@ class RecentPast:
                 and (mark := self.timeline.watermark(domain_id)) is not None
             ]
             fresh = [end for end in ends if self._fresh(end)]
-            return min(fresh or ends or [0])
+            told = []  # what is watched is pooled, and told up to a second later
+            if consumer is not None and (watched := self._watched.get(consumer)) is not None:
+                profiles = (watched.own, watched.family)
+                told = [one.watermark for one in profiles if one is not None and one.watermark]
+            return min((fresh or ends or [0]) + told)
 
     def _fresh(self, settled: int) -> bool:
         return self._now - settled < PATIENCE

@@ -1,0 +1,276 @@
+"""Windows in programs of their own, against the whole agent on an emulated host."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.program import ENVIRONMENT, PROGRAM, Running
+from support.waiting import eventually
+from wattspan.client.agent import ask
+from wattspan.client.errors import MeasurementError
+
+BURN = """
+import json, os, sys, threading, time
+import wattspan
+
+def burn(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+def facts(w):
+    m = w.result(timeout=30)
+    return {
+        "seconds": m.seconds, "joules": dict(m.joules), "process": dict(m.process),
+        "host": dict(m.host), "coverage": [m.joules.coverage, m.host.coverage],
+        "devices": {d.name: d.joules for d in m.devices}, "provenance": m.provenance,
+        "emulated": m.emulated, "complete": m.complete,
+    }
+"""
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with Running(tmp_path_factory.mktemp("agent"), emulate="two-socket") as running:
+        knows_all(running)
+        yield running
+        running.end()
+
+
+def knows_all(running: Running) -> None:
+    """Until every device has been measured, so that windows are covered from now on."""
+
+    def settled() -> bool:
+        try:
+            told = ask(
+                "/v1/energy", {"start": "-100ms", "wait": "5s"}, directories=(str(running.run_dir),)
+            )
+        except MeasurementError:
+            return False
+        return told["host"]["coverage"] == 1.0
+
+    eventually(settled, "the agent measures", within=60)
+
+
+def program(agent: Running, script: str, within: tuple[str, ...] = ()) -> Any:
+    """What a program of its own prints, as JSON."""
+    done = subprocess.run(
+        [*within, sys.executable, "-c", BURN + textwrap.dedent(script)],
+        env={**ENVIRONMENT, "WATTSPAN_RUN_DIR": str(agent.run_dir)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_nested_windows_add_up_to_no_more_than_the_one_around_them(agent: Running) -> None:
+    outer, first, second = program(
+        agent,
+        """
+        with wattspan.window("outer") as outer:
+            with wattspan.window("first") as first:
+                burn(0.3)
+            with wattspan.window("second") as second:
+                burn(0.6)
+        print(json.dumps([facts(w) for w in (outer, first, second)]))
+        """,
+    )
+    for kind in ("cpu", "memory"):
+        assert min(first["process"][kind], second["process"][kind]) > 0
+        parts = first["process"][kind] + second["process"][kind]
+        assert parts <= outer["process"][kind] + 1e-5
+        assert parts == pytest.approx(outer["process"][kind], rel=0.2)
+        assert outer["process"][kind] < outer["host"][kind]
+    assert outer["coverage"] == [1.0, 1.0]
+    assert outer["complete"] is outer["emulated"] is True
+    assert set(outer["provenance"].values()) == {"emulated"}
+    assert sum(outer["devices"].values()) == pytest.approx(sum(outer["host"].values()), abs=1e-4)
+
+
+def test_a_window_in_which_nothing_is_done_costs_the_process_next_to_nothing(
+    agent: Running,
+) -> None:
+    idle, busy = program(
+        agent,
+        """
+        burn(0.1)
+        with wattspan.window("idle") as idle:
+            time.sleep(1)
+        with wattspan.window("busy") as busy:
+            burn(1)
+        print(json.dumps([facts(idle), facts(busy)]))
+        """,
+    )
+    assert idle["process"]["cpu"] < 0.1 * busy["process"]["cpu"]
+    assert idle["host"]["cpu"] > busy["process"]["cpu"] * 0.1  # the host goes on drawing
+
+
+def test_each_thread_has_windows_of_its_own(agent: Running) -> None:
+    windows = program(
+        agent,
+        """
+        windows = []
+        def work():
+            with wattspan.window() as w:
+                burn(0.2)
+            windows.append(facts(w))
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for t in threads: t.start()
+        for t in threads: t.join()
+        print(json.dumps(windows))
+        """,
+    )
+    assert len(windows) == 4
+    assert all(w["process"]["cpu"] > 0 for w in windows)
+
+
+def test_a_forked_child_measures_itself_and_counts_for_its_parent(agent: Running) -> None:
+    told = program(
+        agent,
+        """
+        reader, writer = os.pipe()
+        with wattspan.window("parent") as parent:
+            child = os.fork()
+            if not child:
+                try:
+                    with wattspan.window("child") as w:
+                        burn(1)
+                    os.write(writer, json.dumps(facts(w)).encode())
+                finally:
+                    os._exit(0)
+            os.waitpid(child, 0)
+        os.close(writer)
+        with os.fdopen(reader) as said:
+            print(json.dumps({"child": json.load(said), "parent": facts(parent)}))
+        """,
+    )
+    child, parent = told["child"], told["parent"]
+    assert child["process"]["cpu"] > 0
+    assert parent["process"]["cpu"] < 0.2 * child["process"]["cpu"]
+    assert parent["joules"]["cpu"] == pytest.approx(child["process"]["cpu"], rel=0.3)
+
+
+@pytest.mark.needs_root
+def test_another_users_process_is_refused_and_ones_own_is_told(agent: Running) -> None:
+    agent.run_dir.chmod(0o755)
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    told = program(
+        agent,
+        f"""
+        from wattspan.client.agent import ask
+        with wattspan.window() as w:
+            burn(0.2)
+        try:
+            ask("/v1/energy", {{"start": "-1s", "pid": "{os.getpid()}"}})
+        except wattspan.RefusedError as error:
+            print(json.dumps([facts(w), str(error)]))
+        """,
+        within=nobody,
+    )
+    own, refusal = told
+    assert own["process"]["cpu"] > 0
+    assert f"process {os.getpid()}: it belongs to another user" in refusal
+
+
+def test_a_command_is_measured_with_all_that_it_starts(agent: Running, tmp_path: Path) -> None:
+    out = tmp_path / "figures"
+    burn = f"{sys.executable} -S -c 'import time\nwhile time.process_time() < 0.7: pass'"
+    done = subprocess.run(
+        [*PROGRAM, "measure", "--json", "-o", str(out), "--", "sh", "-c", f"{burn}; {burn}; true"],
+        env={**ENVIRONMENT, "WATTSPAN_RUN_DIR": str(agent.run_dir)},
+        timeout=120,
+        check=True,
+    )
+    assert done.returncode == 0
+    told = json.loads(out.read_text())
+    (one,) = told["runs"]
+    assert one["cpu_seconds"] >= 1.4
+    assert one["coverage"] == 1.0
+    assert told["measured_by"] == "the agent on emulated-two-socket"
+    assert told["emulated"] is True
+    command, host = one["command"]["joules"], one["host"]["joules"]
+    assert 0 < command["cpu"] < host["cpu"]
+    # two sockets at rest draw far more than one busy CPU adds
+    assert command["cpu"] / one["cpu_seconds"] == pytest.approx(60, rel=0.7)
+
+
+def test_a_command_is_measured_without_an_agent_on_an_emulated_host(tmp_path: Path) -> None:
+    out = tmp_path / "figures"
+    done = subprocess.run(
+        [*PROGRAM, "measure", "--emulate", "laptop", "--interval", "50ms", "--json",
+         "-o", str(out), "--", sys.executable, "-S", "-c",
+         "import time\nwhile time.process_time() < 0.5: pass"],
+        env={**ENVIRONMENT, "WATTSPAN_RUN_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(out.read_text())
+    assert told["measured_by"] == "wattspan measure itself, no agent"
+    assert told["runs"][0]["coverage"] == 1.0
+    assert 0 < told["mean"]["command_joules"]["total"] < told["mean"]["host_joules"]["total"]
+    assert list(tmp_path.iterdir()) == [out]  # it serves nobody and keeps nothing
+
+
+def test_an_agent_that_has_ended_is_told_and_one_started_anew_goes_on(tmp_path: Path) -> None:
+    with Running(tmp_path) as first:
+        knows_all(first)
+        with subprocess.Popen(
+            [sys.executable, "-c", BURN + textwrap.dedent(_ACROSS)],
+            env={**ENVIRONMENT, "WATTSPAN_RUN_DIR": str(first.run_dir)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as measured:
+            assert measured.stdin is not None
+            assert measured.stdout is not None
+            assert measured.stdout.readline() == "measured\n"
+            first.end()
+            measured.stdin.write("ended\n")
+            measured.stdin.flush()
+            assert measured.stdout.readline() == "AgentUnavailableError\n"
+            with Running(tmp_path, agent__run_dir=first.run_dir) as second:
+                second.run_dir = first.run_dir
+                knows_all(second)
+                said, _ = measured.communicate("again\n", timeout=60)
+                second.end()
+    assert said == "NotMeasuredError\nTrue\n"
+    assert measured.returncode == 0
+
+
+_ACROSS = """
+def tried(w):
+    try:
+        w.total
+    except wattspan.MeasurementError as error:
+        return type(error).__name__
+    return "known"
+
+with wattspan.window() as w:
+    burn(0.1)
+w.result(timeout=30)
+with wattspan.window() as lost:
+    burn(0.1)
+print("measured", flush=True)
+sys.stdin.readline()
+print(tried(lost), flush=True)
+sys.stdin.readline()
+print(tried(lost), flush=True)
+with wattspan.window() as w:
+    burn(0.1)
+print(w.result(timeout=30).process["cpu"] > 0, flush=True)
+"""
