@@ -25,6 +25,7 @@ _SCHEMES = {  # grpc?, tls?, unix?, port
     "http": (False, False, False, 80),
     "https": (False, True, False, 443),
     "unix": (False, False, True, None),
+    "http+unix": (False, False, True, None),
     "grpc": (True, False, False, 4317),
     "grpcs": (True, True, False, 443),
     "grpc+unix": (True, False, True, None),
@@ -146,12 +147,13 @@ def parse_headers(text: str) -> dict[str, str]:
 def check_destination(url: str, listeners: Iterable[str]) -> None:
     """Refuse to forward to ourselves; ConfigError if ``url`` is one of ``listeners``.
 
-    ``listeners`` are our receivers' addresses as they are really bound: ``HOST:PORT`` or the
-    path of a Unix socket. A name that does not resolve is nobody, so far.
+    ``listeners`` are our receivers' addresses as they are really bound, as URLs. A name that does
+    not resolve is nobody, so far.
     """
     destination = parse_destination(url)
     for listener in listeners:
-        if _same(destination, listener):
+        # without a host it listens on every address
+        if _same(destination, parse_destination(listener.replace("://:", "://0.0.0.0:"))):
             raise ConfigError(
                 f"[spans] forward = {quoted(str(destination))} is where this agent itself receives "
                 f"spans ({listener}); name the collector's address, or move ours away with "
@@ -159,15 +161,12 @@ def check_destination(url: str, listeners: Iterable[str]) -> None:
             )
 
 
-def _same(destination: Destination, listener: str) -> bool:
-    if listener.startswith("/"):
-        return bool(destination.socket) and (
-            Path(destination.socket).resolve() == Path(listener).resolve()
-        )
-    bound = Listen(listener)
-    if destination.socket or not bound or bound.port != destination.port:
+def _same(destination: Destination, listener: Destination) -> bool:
+    if destination.socket or listener.socket:
+        return Path(destination.socket).resolve() == Path(listener.socket).resolve()
+    if destination.port != listener.port:
         return False
-    ours = {_plain(address) for address in _addresses(bound.host)}
+    ours = {_plain(address) for address in _addresses(listener.host)}
     theirs = {_plain(address) for address in _addresses(destination.host)}
     if any(address.is_unspecified for address in ours):
         return any(map(_local, theirs))
@@ -178,9 +177,7 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def _addresses(host: str) -> list[_Address]:
-    """All addresses of a host; the unspecified one for no host; none if it is not known."""
-    if not host:
-        return [ipaddress.IPv4Address(0)]
+    """All addresses of a host; none if it is not known."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

@@ -1,0 +1,237 @@
+"""The forwarder as the agent runs it, before a real collector."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from support.collector import (
+    Break,
+    GrpcCollector,
+    GrpcStatus,
+    HttpCollector,
+    Reply,
+    Silence,
+    rejecting,
+)
+from support.forwarding import delivery, joules, no_energy, spans_in
+from support.waiting import eventually
+from wattspan.clock import SystemClock
+from wattspan.config import Spans
+from wattspan.forward.backoff import Backoff
+from wattspan.forward.forwarder import Forwarder
+from wattspan.model import MILLISECOND, SECOND, HwType, Provenance
+from wattspan.settings import Size
+
+CLOCK = SystemClock()
+
+
+@contextmanager
+def forwarding(
+    url: str, spool: Path | None = None, *, headers: str = "", queue: str = "8MiB"
+) -> Iterator[Forwarder]:
+    forwarder = Forwarder(
+        Spans(
+            forward=url,
+            forward_headers=headers,
+            forward_queue=Size.parse(queue),
+            forward_spool=spool is not None,
+        ),
+        CLOCK,
+        lambda _: None,
+        spool,
+        provenance=lambda: {HwType.CPU: Provenance.MEASURED},
+        version="1.0",
+        backoff=Backoff(lambda: 0.0, first=MILLISECOND, longest=10 * MILLISECOND),
+    )
+    forwarder.start()
+    try:
+        yield forwarder
+    finally:
+        forwarder.stop()
+
+
+def offer(forwarder: Forwarder, *names: str) -> None:
+    forwarder.offer(delivery(*names), no_energy(len(names)))
+
+
+def test_spans_reach_the_collector_with_their_energy():
+    with HttpCollector() as collector:
+        with forwarding(collector.url, headers="x-tenant=a") as forwarder:
+            forwarder.offer(delivery("step"), [joules({HwType.CPU: 2_500_000})])
+            (span,) = collector.wait_for(1)
+        values = {kv.key: kv.value for kv in span.attributes}
+        assert values["wattspan.energy.cpu.exclusive"].double_value == 2.5
+        assert collector.seen[0].headers["x-tenant"] == "a"
+        assert collector.seen[0].headers["user-agent"] == "wattspan/1.0"
+        assert forwarder.stats.forwarded == 1
+
+
+def test_over_grpc_it_is_the_same():
+    with GrpcCollector() as collector:
+        with forwarding(collector.url, headers="X-Tenant=a") as forwarder:
+            for number in range(20):
+                offer(forwarder, str(number))
+            collector.wait_for(20)
+        assert collector.names == [str(number) for number in range(20)]
+        assert collector.seen[0].headers["x-tenant"] == "a"
+
+
+def test_through_every_failure_spans_arrive_in_order():
+    names = [str(number) for number in range(60)]
+    with HttpCollector() as collector:
+        collector.script(
+            Reply(503),
+            None,
+            Reply(429, headers={"Retry-After": "0"}),
+            Break("request"),
+            Reply(504),
+            None,
+            Break("answer"),
+            Break("in answer"),
+        )
+        with forwarding(collector.url) as forwarder:
+            for name in names:
+                offer(forwarder, name)
+            collector.wait_for(60)
+            eventually(lambda: forwarder.stats.forwarded == 60, "the last answer")
+            assert collector.names == names
+            assert forwarder.stats.drops == {}
+
+
+def test_over_grpc_through_every_failure_spans_arrive_in_order():
+    names = [str(number) for number in range(60)]
+    with GrpcCollector() as collector:
+        collector.script(GrpcStatus(14, "busy"), None, Break(), GrpcStatus(4, "slow"), Break())
+        with forwarding(collector.url) as forwarder:
+            for name in names:
+                offer(forwarder, name)
+            eventually(lambda: forwarder.stats.forwarded == 60, "the last answer")
+        assert collector.names == names
+
+
+def test_a_collector_that_took_spans_without_saying_so_gets_them_twice_and_we_say_so():
+    with HttpCollector() as collector:
+        collector.script(Break("answer", takes=True))
+        with forwarding(collector.url) as forwarder:
+            offer(forwarder, "a")
+            collector.wait_for(2)
+        assert collector.names == ["a", "a"]
+        assert collector.taken[0] == collector.taken[1]
+        assert forwarder.stats.perhaps_twice == 1
+
+
+def test_a_collector_that_comes_late_gets_everything(free_port: Callable[[], int]):
+    port = free_port()
+    with forwarding(f"http://127.0.0.1:{port}") as forwarder:
+        offer(forwarder, "a")
+        offer(forwarder, "b")
+        eventually(lambda: not forwarder.health().up, "a failed attempt")
+        with HttpCollector(port=port) as collector:
+            assert [span.name for span in collector.wait_for(2)] == ["a", "b"]
+            eventually(lambda: forwarder.health().up, "health again")
+
+
+def test_spans_that_a_collector_rejects_are_counted():
+    with HttpCollector() as collector:
+        collector.script(rejecting(1))
+        with forwarding(collector.url) as forwarder:
+            offer(forwarder, "a", "b")
+            eventually(lambda: forwarder.stats.forwarded, "an answer")
+        assert forwarder.stats.forwarded == 1
+        assert forwarder.stats.drops == {"rejected": 1}
+
+
+def test_at_the_end_what_waits_is_still_sent():
+    with HttpCollector() as collector:
+        with forwarding(collector.url) as forwarder:
+            for number in range(200):
+                offer(forwarder, str(number))
+        assert collector.names == [str(number) for number in range(200)]
+        assert forwarder.stats.forwarded == 200
+
+
+def test_a_collector_that_hangs_does_not_hold_up_the_end():
+    with HttpCollector() as collector:
+        collector.script(Silence())
+        with forwarding(collector.url) as forwarder:
+            offer(forwarder, "a")
+            eventually(lambda: collector.seen, "the request at the collector")
+            offer(forwarder, "b")
+            forwarder.stop(CLOCK.monotonic() + 10 * MILLISECOND)
+        assert forwarder.stats.drops == {"stopped": 2}
+        eventually(lambda: not _running(), "the end of the worker")
+
+
+def test_a_collector_that_is_away_does_not_hold_up_the_end(free_port: Callable[[], int]):
+    forwarder = Forwarder(
+        Spans(forward=f"http://127.0.0.1:{free_port()}"),
+        CLOCK,
+        lambda _: None,
+        backoff=Backoff(lambda: 0.0, first=3600 * SECOND, longest=3600 * SECOND),
+    )
+    forwarder.start()
+    offer(forwarder, "a")
+    eventually(lambda: not forwarder.health().up, "a failed attempt")
+    forwarder.stop(CLOCK.monotonic() + 600 * SECOND)
+    assert forwarder.stats.drops == {"stopped": 1}
+
+
+def test_what_waits_on_disk_goes_on_after_a_restart(tmp_path: Path, free_port: Callable[[], int]):
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with forwarding(url, tmp_path) as before:
+        offer(before, "a", "b")
+        offer(before, "c")
+        before.stop(CLOCK.monotonic())
+    assert before.stats.drops == {}
+    with HttpCollector(port=port) as collector, forwarding(url, tmp_path) as after:
+        assert after.stats.restored == 3
+        offer(after, "d")
+        collector.wait_for(4)
+        assert collector.names == ["a", "b", "c", "d"]
+    assert not list(tmp_path.glob("*.spans"))
+
+
+def test_offers_from_many_threads_are_all_sent():
+    with HttpCollector() as collector:
+        with forwarding(collector.url) as forwarder:
+            threads = [
+                threading.Thread(
+                    target=lambda t=t: [offer(forwarder, f"{t}.{n}") for n in range(50)]
+                )
+                for t in range(4)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            collector.wait_for(200)
+        for t in range(4):
+            own = [name for name in collector.names if name.startswith(f"{t}.")]
+            assert own == [f"{t}.{n}" for n in range(50)]
+
+
+def test_a_forwarder_that_never_started_ends_as_well():
+    forwarder = Forwarder(Spans(forward="http://127.0.0.1:9"), CLOCK, lambda _: None)
+    offer(forwarder, "a")
+    forwarder.stop()
+    assert forwarder.stats.drops == {"stopped": 1}
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_a_unix_socket_is_a_collector(tmp_path: Path, scheme: str):
+    kind = HttpCollector if scheme == "http" else GrpcCollector
+    with kind(path=tmp_path / "collector.sock") as collector:
+        with forwarding(collector.url) as forwarder:
+            offer(forwarder, "a")
+            collector.wait_for(1)
+        assert [s.name for s in spans_in(collector.taken[0].SerializeToString())] == ["a"]
+
+
+def _running() -> bool:
+    return any(thread.name == "forward" for thread in threading.enumerate())
