@@ -219,6 +219,20 @@ def test_a_single_span_that_is_too_large_is_dropped_and_counted():
     assert bench.forwarder.stats.drops == {"too_large": 1}
 
 
+def test_a_request_that_never_goes_through_whole_is_sent_in_parts():
+    bench = Bench()
+
+    def slow(body: bytes) -> Answer:
+        return again("timed out", unfinished=True) if len(names_in([body])) > 3 else TAKEN
+
+    bench.collector.answers.extend([slow] * 50)
+    bench.offer("a")
+    bench.offer(*"bcdefghi")
+    bench.settle()
+    assert bench.arrived == list("abcdefghi")
+    assert bench.forwarder.stats.drops == {}
+
+
 def test_spans_that_a_collector_rejects_are_not_counted_as_forwarded():
     bench = Bench(Answer(Verdict.TAKEN, "it rejected 2 spans", rejected=2))
     bench.offer("a", "b", "c")

@@ -6,6 +6,7 @@ RESOURCE_EXHAUSTED where it names a delay. All others are final.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -36,6 +37,7 @@ class Answer:
 
     ``why`` is a clause for people, with ``remedy`` a sentence. ``after`` is the delay asked for,
     in nanoseconds. ``perhaps_taken``: everything was sent, and nobody said that it was not taken.
+    ``unfinished``: there was a connection, and not everything could be sent over it.
     """
 
     verdict: Verdict
@@ -44,6 +46,7 @@ class Answer:
     rejected: int = 0
     after: int | None = None
     perhaps_taken: bool = False
+    unfinished: bool = False
 
 
 def of_http(
@@ -51,7 +54,11 @@ def of_http(
 ) -> Answer:
     """The meaning of an HTTP response; ``now`` is Unix nanoseconds."""
     if 200 <= status < 300:
-        return of_response(body, strange=bool(body) and "protobuf" not in content_type)
+        if "json" in content_type:
+            return _taken(*_partial_of_json(body))
+        if body and "protobuf" not in content_type:
+            return _STRANGE
+        return of_response(body)
     why = f"it answered {status}"
     if text := _said(body, content_type):
         why += f" ({text})"
@@ -65,7 +72,7 @@ def of_http(
     if status == _TOO_LARGE:
         return Answer(Verdict.TOO_LARGE, why, "Raise the collector's limit of a request.")
     if 300 <= status < 400:
-        where = f" and points to {location.partition('?')[0][:200]}" if location else ""
+        where = f" and points to {_clause(location.partition('?')[0])}" if location else ""
         return Answer(Verdict.REFUSED, why + where, "Write the address it points to as `forward`.")
     return Answer(Verdict.REFUSED, why, _HTTP_REMEDIES.get(status, ""))
 
@@ -78,24 +85,40 @@ _HTTP_REMEDIES = {
 }
 
 
-def of_response(body: bytes, *, strange: bool = False) -> Answer:
+def of_response(body: bytes) -> Answer:
     """The meaning of an ExportTraceServiceResponse, which may reject some of the spans."""
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
     response = parsed(trace_service_pb2.ExportTraceServiceResponse, body)
-    if strange or response is None:
-        return Answer(
-            Verdict.TAKEN,
-            "it does not answer as OTLP does",
-            "Is `forward` the address of an OTLP endpoint?",
-        )
-    rejected = max(0, response.partial_success.rejected_spans)
-    said = _clause(response.partial_success.error_message)
-    if rejected:
+    if response is None:
+        return _STRANGE
+    partial = response.partial_success
+    return _taken(partial.rejected_spans, partial.error_message)
+
+
+_STRANGE = Answer(
+    Verdict.TAKEN,
+    "it does not answer as OTLP does",
+    "Is `forward` the address of an OTLP endpoint?",
+)
+
+
+def _partial_of_json(body: bytes) -> tuple[int, str]:
+    """The rejected spans, and why, of a response in OTLP/JSON, as some answer to protobuf."""
+    try:
+        partial = json.loads(body or b"{}")["partialSuccess"]
+        return int(partial.get("rejectedSpans", 0)), str(partial.get("errorMessage", ""))
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
+        return 0, ""
+
+
+def _taken(rejected: int, message: str) -> Answer:
+    said = _clause(message)
+    if rejected > 0:
         said = f"it rejected {rejected} spans" + (f" ({said})" if said else "")
     elif said:
         said = f"it warns: {said}"
-    return Answer(Verdict.TAKEN, said, rejected=rejected)
+    return Answer(Verdict.TAKEN, said, rejected=max(0, rejected))
 
 
 # gRPC status codes, as numbers so that no gRPC library is needed to know them.
@@ -129,8 +152,10 @@ def of_grpc(code: int, name: str, message: str, after: int | None) -> Answer:
     return Answer(Verdict.REFUSED, why, _GRPC_REMEDIES.get(code, ""))
 
 
-def again(why: str, remedy: str = "", *, perhaps_taken: bool = False) -> Answer:
-    return Answer(Verdict.AGAIN, why, remedy, perhaps_taken=perhaps_taken)
+def again(
+    why: str, remedy: str = "", *, perhaps_taken: bool = False, unfinished: bool = False
+) -> Answer:
+    return Answer(Verdict.AGAIN, why, remedy, perhaps_taken=perhaps_taken, unfinished=unfinished)
 
 
 # -------------------------------------------------------------------------------- Retry-After

@@ -116,14 +116,12 @@ class Forwarder:
 
     def offer(self, delivery: Delivered, energies: Sequence[SpanEnergy | None]) -> None:
         """Let a delivery's spans go on, with their energy; never waits for the collector."""
-        if delivery.message is None:
+        if delivery.message is None or not energies:
             return
         provenance = self._provenance()
         if provenance != self._attributes.provenance:
             self._attributes = Attributes(provenance)
         body = enrich(delivery.message, energies, self._attributes)
-        if not energies:
-            return
         with self._lock:
             if self._ended:
                 self._drops["stopped"] += len(energies)
@@ -198,7 +196,7 @@ class Forwarder:
             spans = min(spans, self._piece)
         self._due = self._clock.monotonic()
         if answer.verdict is Verdict.AGAIN:
-            self._again(spans, answer)
+            self._again(spans, answer, alone=len(parcels) == 1)
             return
         self._backoff.succeeded()
         if answer.verdict is not Verdict.TAKEN and len(parcels) > 1:
@@ -222,8 +220,10 @@ class Forwarder:
         self._one_by_one = max(0, self._one_by_one - 1)
         self._condition.answered(answer, spans)
 
-    def _again(self, spans: int, answer: Answer) -> None:
+    def _again(self, spans: int, answer: Answer, *, alone: bool) -> None:
         self._waiting.put_back()
+        if answer.unfinished and alone and spans > 1:
+            self._piece = spans // 2  # it may be too much for the time there is, or for a proxy
         self._one_by_one = max(1, self._one_by_one)  # until one goes through
         if answer.perhaps_taken:
             self._perhaps_twice += spans

@@ -101,16 +101,16 @@ class GrpcTransport:
                 error.status.value, error.status.name, error.message or "", error.details
             )
         except TimeoutError:
-            self._hang_up()
-            return again(f"it did not answer within {self._answer_within:g} s", perhaps_taken=sent)
+            why, remedy = f"it did not answer within {self._answer_within:g} s", ""
         except (StreamTerminatedError, ProtocolError, OSError, ValueError) as error:
-            self._hang_up()
-            return again(f"the connection was lost: {reason(error)}", perhaps_taken=sent)
+            why, remedy = f"the connection was lost: {reason(error)}", ""
         except Exception as error:  # noqa: BLE001 - h2 and hpack have errors of their own
-            self._hang_up()
-            return again(f"it does not speak gRPC: {reason(error)}", AWAY, perhaps_taken=sent)
-        self._used = self._clock.monotonic()
-        return of_response(answer or b"")
+            why, remedy = f"it does not speak gRPC: {reason(error)}", AWAY
+        else:
+            self._used = self._clock.monotonic()
+            return of_response(answer or b"")
+        self._hang_up()
+        return again(why, remedy, perhaps_taken=sent, unfinished=not sent)
 
     async def _connect(self) -> Answer | None:
         """Have a connection; an answer if there can be none."""

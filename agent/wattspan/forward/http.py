@@ -100,7 +100,8 @@ class HttpTransport:
         except (OSError, http.client.HTTPException) as error:
             early = self._early_answer(connection)
             self.close()
-            return early or again(f"it did not take all of a request: {reason(error)}")
+            why = f"it did not take all of a request: {reason(error)}"
+            return early or again(why, unfinished=True)
         return None
 
     def _early_answer(self, connection: http.client.HTTPConnection) -> Answer | None:
@@ -114,18 +115,20 @@ class HttpTransport:
 
     def _answer(self) -> Answer:
         assert self._connection is not None  # noqa: S101 - it has just been sent on
+        remedy = ""
         try:
             return self._read(self._connection)
         except http.client.RemoteDisconnected:
             why = "it closed the connection without an answer"
         except http.client.BadStatusLine:
             why = "it answered something that is not HTTP"
+            remedy = "If that is a port for OTLP/gRPC, write grpc:// in `forward`."
         except TimeoutError:
             why = f"it did not answer within {self._answer_within:g} s"
         except (OSError, http.client.HTTPException, ValueError) as error:
             why = f"its answer broke off: {reason(error)}"
         self.close()
-        return again(why, perhaps_taken=True)
+        return again(why, remedy, perhaps_taken=True)
 
     def _read(self, connection: http.client.HTTPConnection) -> Answer:
         response = connection.getresponse()
