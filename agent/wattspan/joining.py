@@ -20,9 +20,12 @@ microjoule a span, and falls to *outside*.
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
+from itertools import repeat
+from operator import itemgetter, le, mul
 from typing import Generic, NamedTuple, TypeVar
 
 from wattspan.model import HwType, Microjoules
@@ -40,6 +43,12 @@ from wattspan.profiles import (
 from wattspan.spans import Ended, Outcome, Span, SpanEnergy, Spent, Started
 
 T = TypeVar("T")
+
+# Fields of a span, read by C functions: there are many spans.
+_ID, _PARENT, _START, _END, _CPU, _WEIGHT = map(
+    itemgetter, map(Span._fields.index, ("id", "parent", "start", "end", "cpu", "weight"))
+)
+_new_result = functools.partial(tuple.__new__, SpanEnergy)  # as in `profiles`
 
 ONE = 1 << SHARE
 MILLION = 1_000_000  # parts of a core: the weight of a thread that computes all the time
@@ -158,7 +167,7 @@ class _Division:
         self.gpu: list[int] = []  # and of GPU energy
         self.at = -_NEVER
         self.energy = 0
-        self.divided = 0  # energy in lanes, since the beginning
+        self.passed = 0  # energy of covered time, in lanes, since the beginning
         self._virtual = 0
         self._cpu_weight = self._gpu_weight = 0
 
@@ -191,7 +200,7 @@ class _Division:
         stretches: list[Stretch] = []
         gained, children, opened = self.gained, self.children, self.open
         parents, cpu, gpu = self.parent, self.cpu, self.gpu
-        virtual, divided = self._virtual, self.divided
+        virtual, passed = self._virtual, self.passed
         cpu_weight, gpu_weight = self._cpu_weight, self._gpu_weight
         at, energy = self.at, self.energy
         row, base, slope, begin, edge = -1, 0, 0, 0, -_NEVER
@@ -211,9 +220,9 @@ class _Division:
                 if cpu_weight:
                     if blocked:
                         virtual += time - at
+                        passed += now - energy
                     else:
                         flow = now - energy
-                        divided += flow
                         if cpu_weight == gpu_weight:
                             virtual += flow * (ONE // cpu_weight)
                         else:
@@ -263,7 +272,7 @@ class _Division:
                 ceiling = cap.before if cap else None
         if since is not None:
             stretches.append(Stretch(since[0], at, since[1], energy))
-        self._virtual, self.divided = virtual, divided
+        self._virtual, self.passed = virtual, passed
         self._cpu_weight, self._gpu_weight = cpu_weight, gpu_weight
         self.at, self.energy = at, energy
         return stretches, located
@@ -376,6 +385,18 @@ class Recent(Generic[T]):
 
     def __setitem__(self, key: bytes, value: T) -> None:
         self._young[key] = value
+        self._turn()
+
+    def isdisjoint(self, keys: Collection[bytes]) -> bool:
+        """Whether none of ``keys`` is remembered."""
+        return self._young.keys().isdisjoint(keys) and self._old.keys().isdisjoint(keys)
+
+    def update(self, keys: Iterable[bytes], value: T) -> None:
+        """Remember ``value`` under each of ``keys``."""
+        self._young.update(dict.fromkeys(keys, value))
+        self._turn()
+
+    def _turn(self) -> None:
         if len(self._young) >= self._half:
             self._old, self._young = self._young, {}
 
@@ -391,20 +412,14 @@ class Recent(Generic[T]):
 class _Batch:
     """The spans of one call that can have energy, and their time as far as it is known."""
 
-    def __init__(self, horizon: int, watermark: int) -> None:
-        self._horizon, self._watermark = horizon, watermark
-        self.positions: list[int] = []
-        self.spans: list[Span] = []
-        self.starts: list[int] = []
-        self.ends: list[int] = []
-        self.records: list[_Announced | None] = []
-
-    def add(self, position: int, span: Span, record: _Announced | None) -> None:
-        self.positions.append(position)
-        self.spans.append(span)
-        self.starts.append(max(self._horizon, min(span.start, self._watermark)))
-        self.ends.append(max(self._horizon, min(span.end, self._watermark)))
-        self.records.append(record)
+    def __init__(self, spans: Sequence[Span], horizon: int, watermark: int) -> None:
+        self.spans = spans
+        self.ids = list(map(_ID, spans))
+        self.starts = list(map(_START, spans))
+        self.ends = list(map(_END, spans))
+        if spans and (min(self.starts) < horizon or max(self.ends) > watermark):
+            self.starts = [max(horizon, min(start, watermark)) for start in self.starts]
+            self.ends = [max(horizon, min(end, watermark)) for end in self.ends]
 
     def parents(self) -> list[int]:
         """The place of each span's parent in the batch, -1 for none.
@@ -413,15 +428,19 @@ class _Batch:
         there are no circles.
         """
         spans = self.spans
-        place = {span.id: i for i, span in enumerate(spans)}
-        parents = [place.get(span.parent, -1) for span in spans]
+        place = dict(zip(self.ids, range(len(spans)), strict=True))
+        parents = list(map(place.get, map(_PARENT, spans), repeat(-1)))
         for i, parent in enumerate(parents):
-            if parent >= 0 and (
-                spans[parent].start > spans[i].start
-                or (spans[parent].start == spans[i].start and _circular(i, parents, spans))
-            ):
-                parents[i] = -1
+            if parent >= 0 and self.starts[parent] >= self.starts[i]:
+                above, below = spans[parent].start, spans[i].start
+                if above > below or (above == below and _circular(i, parents, spans)):
+                    parents[i] = -1
         return parents
+
+
+def _only(exclusive: dict[HwType, Microjoules], inclusive: Spent) -> dict[HwType, Microjoules]:
+    """``exclusive`` without the kinds of which nothing was told."""
+    return {kind: exclusive[kind] for kind in inclusive.energy}
 
 
 def _circular(i: int, parents: Sequence[int], spans: Sequence[Span]) -> bool:
@@ -534,61 +553,92 @@ class ProcessSpans:
         Ask when the profile's watermark has passed their ends: what lies beyond it is not known
         and never will be theirs. ``now`` is the present; a span that ends later is FUTURE.
         """
-        results: list[SpanEnergy | None] = []
-        batch = _Batch(profile.horizon, profile.watermark)
-        seen, announced = self._seen, self._announced
-        for position, span in enumerate(spans):
-            if span.end < span.start:
-                results.append(SpanEnergy(span, {}, NOTHING, Outcome.INVERTED))
-            elif span.end > now:
-                results.append(SpanEnergy(span, {}, NOTHING, Outcome.FUTURE))
-            elif span.id in seen:
-                results.append(SpanEnergy(span, {}, NOTHING, Outcome.DUPLICATE))
-            else:
-                seen[span.id] = True
-                results.append(None)
-                batch.add(position, span, announced.get(span.id))
-        if batch.spans and profile.watermark > profile.horizon:
-            for position, result in self._join(batch, profile):
-                results[position] = result
-        for position, span in zip(batch.positions, batch.spans, strict=True):
-            if results[position] is None:
-                results[position] = SpanEnergy(span, {}, NOTHING, Outcome.NO_ENERGY)
-        return [result for result in results if result is not None]
-
-    def _join(self, batch: _Batch, profile: EnergyProfile) -> Iterator[tuple[int, SpanEnergy]]:
-        if self._announced or self._front is not None:
-            yield from self._join_announced(batch, profile)
-            return
-        division, located = self._divide(batch, batch.starts, batch.ends, profile)
-        count = len(batch.spans)
-        for i, (position, span) in enumerate(zip(batch.positions, batch.spans, strict=True)):
-            inclusive = profile.spent(span.start, located[i], span.end, located[count + i])
-            clock = division.gained[i] & CLOCK_MASK
-            yield position, self._result(span, inclusive, profile.lanes, division.share(i), clock)
-
-    def _result(
-        self, span: Span, inclusive: Spent, lanes: Lanes, share: int, taken: int
-    ) -> SpanEnergy:
-        """``taken``: for so long the span was a leaf while others had been given the energy."""
-        self._given += share & SHARE_WHOLE
-        exclusive = dict(zip(lanes.kinds, lanes.shares(share), strict=True))
-        if len(inclusive.energy) < len(exclusive):
-            exclusive = {kind: exclusive[kind] for kind in inclusive.energy}
-        length = span.end - span.start
-        if length and not inclusive.covered:
-            outcome = Outcome.NO_ENERGY
-        elif taken and taken > self._time_of_children(span.id):
-            outcome = Outcome.LATE
-        elif inclusive.covered < length:
-            outcome = Outcome.PARTIAL
+        refused = self._refused(spans, now)
+        accepted = [s for i, s in enumerate(spans) if i not in refused] if refused else spans
+        if not accepted or profile.watermark <= profile.horizon:
+            joined = [SpanEnergy(span, {}, NOTHING, Outcome.NO_ENERGY) for span in accepted]
+        elif self._announced or self._front is not None:
+            joined = self._join_announced(accepted, profile)
         else:
-            outcome = Outcome.JOINED
-        return SpanEnergy(span, exclusive, inclusive, outcome)
+            joined = self._join(accepted, profile)
+        if not refused:
+            return joined
+        rest = iter(joined)
+        return [
+            SpanEnergy(span, {}, NOTHING, refused[i]) if i in refused else next(rest)
+            for i, span in enumerate(spans)
+        ]
 
-    def _time_of_children(self, ident: bytes) -> int:
-        children = self._orphans.get(ident)
-        return 0 if children is None else children.time
+    def _refused(self, spans: Sequence[Span], now: int) -> dict[int, Outcome]:
+        """The positions of spans that cannot have energy, and why; the others' ids are kept."""
+        seen, ids = self._seen, list(map(_ID, spans))
+        starts, ends = list(map(_START, spans)), list(map(_END, spans))
+        if (
+            all(map(le, starts, ends))
+            and max(ends, default=now) <= now
+            and len(set(ids)) == len(ids)
+            and seen.isdisjoint(ids)
+        ):
+            seen.update(ids, value=True)
+            return {}
+        refused: dict[int, Outcome] = {}
+        for i, (ident, start, end) in enumerate(zip(ids, starts, ends, strict=True)):
+            if end < start:
+                refused[i] = Outcome.INVERTED
+            elif end > now:
+                refused[i] = Outcome.FUTURE
+            elif ident in seen:
+                refused[i] = Outcome.DUPLICATE
+            else:
+                seen[ident] = True
+        return refused
+
+    def _join(self, spans: Sequence[Span], profile: EnergyProfile) -> list[SpanEnergy]:
+        """Settle a batch of a process that announces nothing."""
+        batch = _Batch(spans, profile.horizon, profile.watermark)
+        division, located = self._divide(batch, batch.starts, batch.ends, profile)
+        count = len(spans)
+        starts, ends = list(map(_START, spans)), list(map(_END, spans))
+        inclusives = profile.spent(starts, located[:count], ends, located[count : 2 * count])
+        shares = list(map(mul, division.gained, division.cpu))
+        if division.cpu != division.gpu:
+            shares = [division.share(i) for i in range(count)]
+        taken = [gained & CLOCK_MASK for gained in division.gained]
+        return self._results(spans, shares, taken, inclusives, profile.lanes)
+
+    def _results(
+        self,
+        spans: Sequence[Span],
+        shares: Sequence[int],
+        taken: Sequence[int],
+        inclusives: Sequence[Spent],
+        lanes: Lanes,
+    ) -> list[SpanEnergy]:
+        """``taken``: how long each was a leaf while others had been given the energy."""
+        self._given += sum([share & SHARE_WHOLE for share in shares])
+        exclusives = lanes.each_share(shares)
+        kinds = len(lanes.kinds)
+        if any(len(energy) < kinds for energy, _, _ in inclusives):
+            exclusives = map(_only, exclusives, inclusives)
+        joined = Outcome.JOINED
+        outcomes = [
+            joined
+            if not gone and inclusive[2] >= span.end - span.start
+            else self._outcome(span, gone, inclusive)
+            for span, gone, inclusive in zip(spans, taken, inclusives, strict=True)
+        ]
+        return list(map(_new_result, zip(spans, exclusives, inclusives, outcomes, strict=True)))
+
+    def _outcome(self, span: Span, taken: int, inclusive: Spent) -> Outcome:
+        """What became of a span that is not simply JOINED."""
+        covered, length = inclusive.covered, span.end - span.start
+        if not covered and length:
+            return Outcome.NO_ENERGY
+        if taken:
+            children = self._orphans.get(span.id)
+            if taken > (0 if children is None else children.time):
+                return Outcome.LATE
+        return Outcome.PARTIAL if covered < length else Outcome.JOINED
 
     def _divide(
         self, batch: _Batch, starts: Sequence[int], ends: Sequence[int], profile: EnergyProfile
@@ -610,9 +660,9 @@ class ProcessSpans:
         stretches, located = division.run(profile, times, codes, order, covered)
         for stretch in stretches:
             self._covered.add(stretch)
-        for i, span in enumerate(batch.spans):
-            if parents[i] < 0 and span.parent and ends[i] > starts[i]:
-                self._orphan(span, starts[i], ends[i])
+        for i in [i for i, parent in enumerate(parents) if parent < 0]:
+            if batch.spans[i].parent and ends[i] > starts[i]:
+                self._orphan(batch.spans[i], starts[i], ends[i])
         return division, located
 
     def _orphan(self, span: Span, start: int, end: int) -> None:
@@ -626,13 +676,12 @@ class ProcessSpans:
 
     def _weigh(self, batch: _Batch, division: _Division, order: Sequence[int]) -> None:
         """Give the spans of a batch their weights: by attribute, by CPU time, or alike."""
-        spans = batch.spans
-        if any(span.weight is not None for span in spans):
+        weights: list[int | None] = list(map(_WEIGHT, batch.spans))
+        if weights.count(None) < len(weights):
             self._by_weight = True
         if self._by_weight:
-            weights = [span.weight for span in spans]
             division.gpu[:] = division.cpu[:] = self._completed(weights, HEAVIEST)
-        elif self._by_cpu and any(span.cpu is not None for span in spans):
+        elif self._by_cpu and list(map(_CPU, batch.spans)).count(None) < len(weights):
             weights = self._cpu_rates(batch, division.parent, order)
             division.cpu[:] = self._completed(weights, MILLION)
 
@@ -674,25 +723,29 @@ class ProcessSpans:
 
     # ------------------------------------------------------------------------ announced spans
 
-    def _join_announced(
-        self, batch: _Batch, profile: EnergyProfile
-    ) -> Iterator[tuple[int, SpanEnergy]]:
+    def _join_announced(self, spans: Sequence[Span], profile: EnergyProfile) -> list[SpanEnergy]:
         """Settle a batch of a process that announces its spans.
 
         Time passes once, for all its open spans together, up to the latest end in the batch; what
         is left before that is divided as if nothing had been announced.
         """
-        for span, record in zip(batch.spans, batch.records, strict=True):
+        batch = _Batch(spans, profile.horizon, profile.watermark)
+        records = list(map(self._announced.get, batch.ids))
+        for span, record in zip(spans, records, strict=True):
             if record is not None and record.end is None:
                 self._end(record, span.end, None)
-        until = max(
-            span.end if record is None else record.end or span.end
-            for span, record in zip(batch.spans, batch.records, strict=True)
-        )
-        until = min(until, profile.watermark)
+        began = [
+            span.start if record is None else record.start
+            for span, record in zip(spans, records, strict=True)
+        ]
+        ended = [
+            span.end if record is None or record.end is None else record.end
+            for span, record in zip(spans, records, strict=True)
+        ]
+        until = min(max(ended), profile.watermark)
         front = self._begin(profile, until)
         starts, ends = list(batch.starts), list(batch.ends)
-        for i, record in enumerate(batch.records):
+        for i, record in enumerate(records):
             if record is not None:
                 since = record.since if record.number >= 0 else max(record.start, front)
                 starts[i] = max(profile.horizon, min(record.start, since, profile.watermark))
@@ -700,20 +753,23 @@ class ProcessSpans:
             elif front < ends[i]:
                 ends[i] = max(starts[i], front)
         division, _ = self._divide(batch, starts, ends, profile)
-        numbers = self._advance(profile, max(front, until), batch)
-        for i, (position, span) in enumerate(zip(batch.positions, batch.spans, strict=True)):
-            share, clock = division.share(i), division.gained[i] & CLOCK_MASK
-            start, end, number, record = span.start, span.end, numbers[i], batch.records[i]
+        self._advance(profile, max(front, until), batch, records, numbers := [-1] * len(spans))
+        shares, taken = [], []
+        for i, record in enumerate(records):
+            share, gained, number = division.share(i), division.gained[i], numbers[i]
             if record is not None:
-                start, end, number = record.start, record.end or end, record.number
+                number = record.number
                 self._drop(record)
             if number >= 0:
                 part = self._running.share(number)
                 self._held -= part
-                share, clock = share + part, clock + (self._running.gained[number] & CLOCK_MASK)
-            inclusive = profile.between(start, end)
-            yield position, self._result(span, inclusive, profile.lanes, share, clock)
+                share, gained = share + part, gained + self._running.gained[number]
+            shares.append(share)
+            taken.append(gained & CLOCK_MASK)
         self._tidy()
+        locate = profile.locate
+        inclusives = profile.spent(began, list(map(locate, began)), ended, list(map(locate, ended)))
+        return self._results(spans, shares, taken, inclusives, profile.lanes)
 
     def _begin(self, profile: EnergyProfile, until: int) -> int:
         """The time up to which announced spans have been settled; at first, their beginning."""
@@ -726,38 +782,46 @@ class ProcessSpans:
             self._running.energy = profile.locate(self._front)[0]
         return self._front
 
-    def _advance(self, profile: EnergyProfile, until: int, batch: _Batch) -> list[int]:
-        """Let time pass for announced spans; the numbers of a batch's others in the division."""
-        front = self._front
+    def _advance(
+        self,
+        profile: EnergyProfile,
+        until: int,
+        batch: _Batch,
+        records: Sequence[_Announced | None],
+        numbers: list[int],
+    ) -> None:
+        """Let time pass for announced spans, and those of a batch that were not announced.
+
+        Their numbers in the running division are put into ``numbers``.
+        """
+        front, running = self._front, self._running
         if front is None:
-            return [-1] * len(batch.spans)
-        running = self._running
+            return
         weights = {span.id: span.weight for span in batch.spans} if self._by_weight else {}
         times, codes = self._due(front, until, weights)
-        numbers = [-1] * len(batch.spans)
-        for i, (span, record) in enumerate(zip(batch.spans, batch.records, strict=True)):
+        for i, (span, record) in enumerate(zip(batch.spans, records, strict=True)):
             if record is None and batch.ends[i] > front:
                 numbers[i] = running.join(1)
                 times += [max(front, batch.starts[i]), min(batch.ends[i], until)]
                 codes += [numbers[i], ~numbers[i]]
                 self._weigh_alone(numbers[i], span.weight, None)
                 self._adopt(numbers[i], span.parent, span.start)
-        for record in batch.records:
-            if record is not None and record.number >= 0 and (record.end or 0) > until:
-                times.append(until)  # its end is not known of; this is all it gets
+            elif record is not None and record.number >= 0 and (record.end or 0) > until:
+                times.append(until)  # more is not known of its end; this is all it gets
                 codes.append(~record.number)
         times.append(until)
         codes.append(_TICK)
         covered = self._covered.inside(front, until)
         _bar(times, codes, covered, front, until)
-        before = running.divided
+        before = running.passed
         order = sorted(range(len(times)), key=times.__getitem__)
         stretches, _ = running.run(profile, times, codes, order, covered)
+        divided = before - running.passed
         for stretch in stretches:
+            divided += stretch.after - stretch.before
             self._covered.add(stretch)
-        self._held += running.divided - before << SHARE
+        self._held += divided << SHARE
         self._front = until
-        return numbers
 
     def _due(
         self, front: int, until: int, weights: Mapping[bytes, int | None]
@@ -865,7 +929,7 @@ class ProcessSpans:
         before = min(before, profile.watermark)
         if self._announced or self._front is not None:
             front = self._begin(profile, before)
-            self._advance(profile, max(front, before), _Batch(0, 0))
+            self._advance(profile, max(front, before), _Batch([], 0, 0), [], [])
             self._tidy()
         self._covered.close(profile, before)
         lanes = profile.lanes
