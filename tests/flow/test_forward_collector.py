@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -216,6 +219,67 @@ def test_offers_from_many_threads_are_all_sent():
             assert own == [f"{t}.{n}" for n in range(50)]
 
 
+def test_under_pressure_from_many_threads_every_span_is_sent_or_counted(tmp_path: Path):
+    long = "x" * 20_000
+    with HttpCollector() as collector:
+        collector.script(*[Reply(503), None] * 20)
+        with forwarding(collector.url, tmp_path, queue="1MiB") as forwarder:
+            threads = [
+                threading.Thread(
+                    target=lambda t=t: [offer(forwarder, f"{t}.{n} {long}") for n in range(100)]
+                )
+                for t in range(4)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            eventually(lambda: not forwarder.stats.queue_spans, "an empty queue")
+        stats = forwarder.stats
+        assert stats.forwarded == len(collector.names)
+        assert stats.forwarded + stats.drops.get("queue_full", 0) == 400
+        for t in range(4):
+            own = [int(n.split()[0][2:]) for n in collector.names if n.startswith(f"{t}.")]
+            assert own == sorted(own)
+
+
+ENDLESS = """
+import sys
+from pathlib import Path
+from support.forwarding import delivery
+from wattspan.clock import SystemClock
+from wattspan.config import Spans
+from wattspan.forward.forwarder import Forwarder
+
+forwarder = Forwarder(
+    Spans(forward=sys.argv[1], forward_spool=True), SystemClock(), print, Path(sys.argv[2])
+)
+forwarder.start()
+for number in range(10**6):
+    forwarder.offer(delivery(str(number)), [None])
+    print(number, flush=True)
+"""
+
+
+def test_after_kill_9_everything_that_waited_goes_on(tmp_path: Path, free_port: Callable[[], int]):
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen(
+        [sys.executable, "-c", ENDLESS, url, str(tmp_path)], stdout=subprocess.PIPE, env=environment
+    ) as agent:
+        assert agent.stdout is not None
+        while (line := agent.stdout.readline()) != b"200\n":
+            assert line
+        agent.kill()
+        told = 201 + len(agent.stdout.read().splitlines())
+    with HttpCollector(port=port) as collector, forwarding(url, tmp_path) as after:
+        collector.wait_for(told)
+        eventually(lambda: not after.stats.queue_spans, "an empty queue")
+        assert collector.names == [str(number) for number in range(len(collector.names))]
+        assert after.stats.drops == {}
+
+
 def test_a_forwarder_that_never_started_ends_as_well():
     forwarder = Forwarder(Spans(forward="http://127.0.0.1:9"), CLOCK, lambda _: None)
     offer(forwarder, "a")
@@ -234,4 +298,4 @@ def test_a_unix_socket_is_a_collector(tmp_path: Path, scheme: str):
 
 
 def _running() -> bool:
-    return any(thread.name == "forward" for thread in threading.enumerate())
+    return any(thread.name == "wattspan-forward" for thread in threading.enumerate())

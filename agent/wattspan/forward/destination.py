@@ -33,7 +33,7 @@ _SCHEMES = {  # grpc?, tls?, unix?, port
 
 _OURS = {
     *("content-type", "content-length", "content-encoding", "transfer-encoding"),
-    *("connection", "host", "te"),
+    *("connection", "host"),
 }
 
 

@@ -102,7 +102,7 @@ class Forwarder:
             keeper = Spool(spool_dir, settings.forward_queue, log)
         self._waiting = Waiting(settings.forward_queue, keeper, dropped=self._crowded_out)
         self._restored = self._waiting.spans
-        self._worker = threading.Thread(target=self._run, name="forward", daemon=True)
+        self._worker = threading.Thread(target=self._run, name="wattspan-forward", daemon=True)
 
     # ------------------------------------------------------------------------- from outside
 
