@@ -430,14 +430,12 @@ class EnergyProfile:
             track.gone_since = None
         self._tell(kind, start, end)
         track.add(start, end, energy, noise, self._clock)
-        self._merge()
+        self._merge(self._patience)
 
     def finish(self) -> None:
         """Release what waits for more: nothing more will come."""
-        for track in self._tracks.values():
-            track.release(self._clock)
         if self._lives:
-            self._merge()
+            self._merge(patience=-1)
 
     def _join(self, domain_id: str, kind: HwType, start: int) -> _Track:
         """Begin with a domain that nobody expected.
@@ -476,14 +474,15 @@ class EnergyProfile:
 
     # ----------------------------------------------------------------------------------- merge
 
-    def _merge(self) -> None:
+    def _merge(self, patience: int) -> None:
         """Append rows up to where every domain that still moves has been released."""
         tracks = list(self._tracks.values())
-        newest = max(track.front for track in tracks)
+        newest = max(track.known for track in tracks)
         for track in tracks:
-            if newest - track.front > self._patience:
+            if newest - track.front > patience:
                 track.release(self._clock)
-        until = min(t.front for t in tracks if newest - t.front <= self._patience)
+        newest = max(track.front for track in tracks)
+        until = min((t.front for t in tracks if newest - t.front <= patience), default=newest)
         times = self.rows.times
         if not times:
             self._begin(min(track.slices[0].end for track in tracks))
