@@ -123,6 +123,61 @@ def test_a_bomb_is_refused(running: Receiving) -> None:
     assert running.sink.refused == {"too_large": 1}
 
 
+HOSTILE = """
+import asyncio, gzip, sys
+from pathlib import Path
+from support.otlp import PROTOBUF, Receiver, request
+
+MOST = 16 << 20
+receiver = Receiver(MOST)
+
+def around(tag, message):
+    length, value = bytearray(), len(message)
+    while value > 127:
+        length.append(value & 127 | 128)
+        value >>= 7
+    return bytes([tag, *length, value]) + message
+
+def told(name):
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if name in line]
+    return int(line.split()[1]) << 10
+
+tiny = bytes([18, 0]) * (MOST // 2 - 20)
+requests = {
+    "bomb": (gzip.compress(bytes(4 * MOST)), "gzip"),
+    "resources": (bytes([10, 0]) * (MOST // 2), ""),
+    "scopes": (around(10, tiny), ""),
+    "spans": (around(10, around(18, tiny)), ""),
+    "attributes": (around(10, around(18, around(18, bytes([74, 0]) * (MOST // 2 - 20)))), ""),
+    "of a resource": (around(10, around(10, bytes([10, 0]) * (MOST // 2 - 20))), ""),
+}
+receiver.ask(request().SerializeToString())
+for name, (body, encoding) in requests.items():
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = told("VmRSS:")
+    receiver.ask(body, encoding=encoding)
+    print(name, (told("VmHWM:") - before) / MOST, sep=",")
+"""
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="no peak to be had")
+def test_no_request_takes_many_times_its_size() -> None:
+    """By its whole schema, a request of messages of two bytes takes seventy times its size."""
+    done = subprocess.run(
+        [sys.executable, "-c", HOSTILE],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    ratios = {
+        name: float(ratio) for name, ratio in (line.split(",") for line in done.stdout.splitlines())
+    }
+    assert len(ratios) == 6
+    assert {name: ratio for name, ratio in ratios.items() if ratio > 8} == {}
+
+
 garbage = st.one_of(
     st.binary(max_size=400),
     st.tuples(st.sampled_from(["POST", "GET", "PUT"]), st.binary(max_size=100)).map(

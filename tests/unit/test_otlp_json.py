@@ -261,6 +261,22 @@ def test_more_spans_than_are_taken_are_too_many() -> None:
         read(around(*[SPAN] * MOST))
 
 
-@pytest.mark.parametrize("tiny", [b"0,", b"[],", b"{},", b'"",'])
-def test_a_large_request_of_tiny_values_is_refused_before_it_is_read(tiny: bytes) -> None:
-    assert "too many tiny values" in wrong(b'{"resourceSpans": [' + tiny * 700_000 + b"0]}")
+@pytest.mark.parametrize(
+    ("tiny", "sentence"),
+    [
+        (b"0,", "Expected `object`, got `int` - at `$.resourceSpans[0]`"),
+        (b'"",', "Expected `object`, got `str` - at `$.resourceSpans[0]`"),
+        (b"[],", "holds too many tiny values"),
+        (b"{},", "holds too many tiny values"),
+    ],
+)
+def test_a_large_request_of_tiny_values_is_refused_before_it_is_read(
+    tiny: bytes, sentence: str
+) -> None:
+    assert sentence in wrong(b'{"resourceSpans": [' + tiny * 700_000 + b"0]}")
+
+
+def test_a_large_request_of_too_many_spans_is_refused_before_they_are_read() -> None:
+    with pytest.raises(TooLargeError, match="at most 100 spans"):
+        read(around(*[{**SPAN, "name": "x" * 10_000}] * 150))
+    assert len(read(around(*[{**SPAN, "name": "x" * 20_000}] * 90)).resource_spans) == 1

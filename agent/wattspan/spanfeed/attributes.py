@@ -12,14 +12,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from wattspan.spanfeed import wire
 
 _ATTRIBUTE = 9 << 3 | 2  # Span.attributes
-_LOOKED_AT = 1024
+_LOOKED_AT, _CROWD = 1024, 1 << 16
 """Attributes of one span or resource that are decoded in search of one."""
 
 _REMEMBERED = 4096
@@ -65,7 +65,7 @@ class Finder:
         """The count of the attribute ``name``, which may well be ``attribute``, tag included."""
         first = _alone(attribute)
         if first is None or first[0] != name:
-            attributes = wire.SpanAttributes.FromString(span).attributes
+            attributes = attributes_of(span, wire.SpanAttributes)
             return next((as_count(raw) for key, raw in pairs(attributes) if key == name), None)
         count = as_count(first[1])
         if len(self._known) >= _REMEMBERED:
@@ -82,6 +82,14 @@ def _alone(attribute: bytes) -> tuple[bytes, bytes] | None:
         return next(pairs([attribute[2:]]))
     except DecodeError:
         return None
+
+
+def attributes_of(raw: bytes, kind: Any) -> Sequence[bytes]:
+    """The attributes of a span or a resource, unless there are more than anybody looks at."""
+    attributes: Sequence[bytes] = (
+        () if wire.crowded(raw, _CROWD) else kind.FromString(raw).attributes
+    )
+    return attributes
 
 
 def pairs(attributes: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:

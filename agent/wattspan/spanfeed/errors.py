@@ -9,3 +9,8 @@ class MalformedError(ValueError):
 
 class TooLargeError(ValueError):
     """The request is larger than is taken."""
+
+
+def too_many(most: int) -> TooLargeError:
+    """There are more spans, or more of what they are wrapped in, than ``most``."""
+    return TooLargeError(f"a request has at most {most} spans")

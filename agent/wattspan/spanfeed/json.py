@@ -16,11 +16,8 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from wattspan.spanfeed import wire
-from wattspan.spanfeed.errors import MalformedError, TooLargeError
+from wattspan.spanfeed.errors import MalformedError, too_many
 from wattspan.spanfeed.json_values import WrongError, arguments
-
-_DENSE = 1 << 20
-"""From this size on a request must not be dense with tiny values: they take far more room."""
 
 _Raws = Sequence[msgspec.Raw] | None
 
@@ -51,16 +48,46 @@ def to_protobuf(body: bytes, most: int) -> bytes:
     MalformedError names the place; TooLargeError for more than ``most`` spans.
     """
     try:
-        _refuse_dense(body)
+        _look_over(body, most)
         return _Transcript(most).request(body)
     except WrongError as error:
         raise MalformedError(f"{error.where or 'the request'} {error}") from None
 
 
-def _refuse_dense(body: bytes) -> None:
-    containers = body.count(b"{") + body.count(b"[")
-    if len(body) > _DENSE and (body.count(b",") > len(body) // 6 or containers > len(body) // 12):
+class _Any(msgspec.Struct, gc=False):
+    """An object of which nothing is kept."""
+
+
+class _ScopeOutline(msgspec.Struct, gc=False):
+    spans: Sequence[_Any] | None = None
+
+
+class _ResourceOutline(msgspec.Struct, gc=False):
+    scopeSpans: Sequence[_ScopeOutline] | None = None  # noqa: N815
+    scope_spans: Sequence[_ScopeOutline] | None = None
+
+
+class _Outline(msgspec.Struct, gc=False):
+    resourceSpans: Sequence[_ResourceOutline] | None = None  # noqa: N815
+    resource_spans: Sequence[_ResourceOutline] | None = None
+
+
+def _look_over(body: bytes, most: int) -> None:
+    """Refuse a large request that would take many times its size to read.
+
+    Arrays of millions of next to nothing: in the outline each item takes no more than is told.
+    """
+    if len(body) < wire.LARGE:
+        return
+    if body.count(b"{") + body.count(b"[") > len(body) // 10:
         raise WrongError("holds too many tiny values")
+    outline = _read(body, _Outline)
+    spans = 0
+    for resource in outline.resourceSpans or outline.resource_spans or ():
+        for scope in resource.scopeSpans or resource.scope_spans or ():
+            spans += 1 + len(scope.spans or ())
+    if spans > most:
+        raise too_many(most)
 
 
 class _Transcript:
@@ -102,7 +129,7 @@ class _Transcript:
         raws = raws or ()
         self._left -= len(raws)
         if self._left < 0:
-            raise TooLargeError(f"a request has at most {self._most} spans")
+            raise too_many(self._most)
         made: list[bytes] = []
         try:
             made.extend(convert(raw) for raw in raws)

@@ -18,12 +18,13 @@ from wattspan.spanfeed.attributes import (
     Key,
     as_count,
     as_text,
+    attributes_of,
     key,
     pairs,
     printable,
 )
 from wattspan.spanfeed.delivery import Claim, Delivery, Part, SpanSink, Told
-from wattspan.spanfeed.errors import MalformedError, TooLargeError
+from wattspan.spanfeed.errors import MalformedError, too_many
 from wattspan.web.message import Peer
 
 NAME = 200
@@ -124,14 +125,14 @@ class Decoder:
         """The spans of a request. DecodeError or TooLargeError."""
         decoded = Decoded([], [])
         keys = [each for each in self._keys if each.begin in body]
-        resources = wire.Request.FromString(body).resource_spans
+        resources = self._of(body, wire.Request).resource_spans
         seen, at = self._counted(0, resources), 0
         for each in resources:
-            resource = wire.ResourceSpans.FromString(each)
+            resource = self._of(each, wire.ResourceSpans)
             seen = self._counted(seen, resource.scope_spans)
             told: list[Told] = []
             for scope in resource.scope_spans:
-                spans = wire.ScopeSpans.FromString(scope).spans
+                spans = self._of(scope, wire.ScopeSpans).spans
                 seen = self._counted(seen, spans)
                 told += self._told(spans, keys, at, decoded.skipped)
                 at += len(spans)
@@ -139,11 +140,17 @@ class Decoder:
                 decoded.parts.append(Part(_claim(resource.resource), told))
         return decoded
 
+    def _of(self, raw: bytes, kind: Any) -> Any:
+        """A message of some kind."""
+        if wire.crowded(raw, self._most):
+            raise too_many(self._most)
+        return kind.FromString(raw)
+
     def _counted(self, seen: int, more: Sequence[bytes]) -> int:
         """How much there is to go through by now: of spans, and of what they are wrapped in."""
         seen += len(more)
         if seen > self._most:
-            raise TooLargeError(f"a request has at most {self._most} spans")
+            raise too_many(self._most)
         return seen
 
     def _told(
@@ -180,7 +187,7 @@ class Decoder:
 
 def _claim(raw: bytes) -> Claim:
     """What a resource says of its process."""
-    told = dict(pairs(wire.Resource.FromString(raw).attributes))
+    told = dict(pairs(attributes_of(raw, wire.Resource)))
     pid = as_count(told.get(b"process.pid", b""))
     return Claim(
         service=as_text(told.get(b"service.name", b""), NAME),

@@ -88,6 +88,55 @@ Request, ResourceSpans, ScopeSpans = (
 )
 Span, SpanAttributes, Resource = _CLASS["Span"], _CLASS["SpanAttributes"], _CLASS["Resource"]
 KeyValue, AnyValue = _CLASS["KeyValue"], _CLASS["AnyValue"]
+LARGE = 1 << 20
+"""From this size on it is counted what a message is made of before it is read."""
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
+
+
+def crowded(message: bytes, most: int) -> bool:
+    """Whether a large message has more than ``most`` fields: each takes room, however small it is.
+
+    What is malformed is left to whoever reads it.
+    """
+    if len(message) < LARGE:
+        return False
+    at, end = 0, len(message)
+    for _ in range(most):
+        if at >= end:
+            return False
+        try:
+            tag, at = _varint(message, at)
+            kind = tag & 7
+            if kind == _BYTES:
+                length, at = _varint(message, at)
+                at += length
+            elif kind == _VARINT:
+                _, at = _varint(message, at)
+            elif kind in (_FIXED32, _FIXED64):
+                at += 8 if kind == _FIXED64 else 4
+            else:
+                return False
+        except IndexError:
+            return False
+    return at < end
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """A number that begins at ``at``, and where the next thing begins."""
+    byte = message[at]
+    at += 1
+    if byte < 128:
+        return byte, at
+    value, shift = byte & 127, 7
+    while byte >= 128:
+        byte = message[at]
+        value |= (byte & 127) << shift
+        shift += 7
+        at += 1
+    return value, at
+
+
 _TYPES = "type.googleapis.com/"
 
 
