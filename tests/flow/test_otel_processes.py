@@ -102,6 +102,24 @@ def test_threads_tell_who_they_are_and_what_cpu_time_they_spent(feed: Feed, tmp_
     assert all(4_000_000 < cpu < 10**9 for cpu in spent)
 
 
+def test_no_span_is_missed_when_many_threads_begin_at_once(feed: Feed, tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+        import threading
+        meet = threading.Barrier(16)
+        def work():
+            meet.wait()
+            tracer.start_span("work").end()
+        threads = [threading.Thread(target=work) for _ in range(16)]
+        for each in threads: each.start()
+        for each in threads: each.join()
+        """,
+    )
+    (report,) = feed.drain()
+    assert_whole(report.records, 16)
+
+
 def test_interleaved_spans_of_one_event_loop(feed: Feed, tmp_path: Path) -> None:
     run(
         tmp_path,
@@ -337,6 +355,28 @@ def test_records_that_are_read_while_they_are_written_are_whole(
                 assert began < each.at < time.monotonic_ns()
     finish(program)
     assert told + lost == 2 + 3 * 99_999
+
+
+@pytest.mark.parametrize("told_before", [False, True])
+def test_a_program_that_closes_all_it_finds_open_is_told_of_again(
+    told_before: bool, feed: Feed, tmp_path: Path
+) -> None:
+    run(
+        tmp_path,
+        f"""
+        processor = next(iter(provider._active_span_processor._span_processors))
+        if {told_before}: tracer.start_span("before").end()
+        os.closerange(3, 1000)  # on its way to become a daemon
+        precious = [open(sys.executable, "rb") for _ in range(10)]
+        for _ in range(2):
+            processor._due = min(processor._due, 1)  # it is time to look
+            tracer.start_span("after").end()
+        assert all(each.read(4) == bytes([127]) + b"ELF" for each in precious)
+        assert all(each.close() is None for each in precious)
+        """,
+    )
+    assert feed.counts.put_out == 0
+    assert len(starts(feed.drain())) == (3 if told_before else 1)
 
 
 @pytest.mark.needs_root  # only root can be somebody else

@@ -283,5 +283,5 @@ def test_nothing_is_left_when_it_stops(tmp_path: Path) -> None:
         assert not (tmp_path / "feed.sock").exists()
         channel = processor_of(provider)._channel
         assert channel is not None
-        assert not channel.alive()
+        assert not channel.is_open
     assert open_descriptors() <= before + 1  # the memory of the ring goes with its last user

@@ -252,7 +252,8 @@ def test_the_socket_of_somebody_who_never_answers_holds_nobody_up(
         silent.listen(0)
         tracer, processor = provider.get_tracer("application"), processor_of(provider)
         for _ in range(5):  # the queue of connections is full after the first
-            processor._channel, processor._pen, processor._due = None, None, 0
+            processor._channel = processor._pen = None
+            processor._due = 0
             tracer.start_span("work").end()
 
 
@@ -310,10 +311,10 @@ def test_descriptors_that_were_closed_behind_its_back_are_not_touched(
     precious = tmp_path / "precious"
     precious.write_text("somebody else's")
     with precious.open() as theirs:
-        ours = channel._connection
+        ours = channel._held.number
         os.dup2(theirs.fileno(), ours)  # a program that turns into a daemon reuses what it closed
         try:
-            assert not channel.alive()
+            assert not channel.is_open
             channel.close()
             assert os.read(ours, 8) == b"somebody"
         finally:

@@ -17,91 +17,102 @@ from wattspan.otel.pen import Pen
 from wattspan.otel.wire import HELLO, MAGIC, RECORD_SIZE, RECORDS, VERSION
 
 _SEAL_FUTURE_WRITE = 0x10  # Linux 5.1: nobody but who has mapped it already can write
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 _forsaken: list[mmap.mmap] = []
 
 
+class Descriptor:
+    """A file descriptor that we opened, and may find closed, or to be somebody else's.
+
+    A program that turns into a daemon closes every descriptor it finds; their numbers are soon
+    given out again.
+    """
+
+    __slots__ = ("_inode", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._inode = self._found()
+
+    def _found(self) -> tuple[int, int] | None:
+        with contextlib.suppress(OSError):
+            status = os.fstat(self.number)
+            return status.st_dev, status.st_ino
+        return None
+
+    @property
+    def is_ours(self) -> bool:
+        return self._found() == self._inode is not None
+
+    def close(self) -> None:
+        if self.is_ours:
+            os.close(self.number)
+
+
 class Channel:
-    """A ring that the agent reads, as long as the connection lasts."""
+    """A ring, which can be written from the first moment, and an agent that reads it, in time."""
 
-    def __init__(self, connection: int, memory: mmap.mmap) -> None:
-        self._connection = connection
-        self._inode = os.fstat(connection).st_ino
-        self._memory = memory
-        self.pen = Pen(memory)
-
-    def alive(self) -> bool:
-        """Whether the agent still listens."""
+    def __init__(self) -> None:
+        """A new ring; OSError if that cannot be."""
+        ring = os.memfd_create("wattspan", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            if os.fstat(self._connection).st_ino == self._inode:
-                return os.read(self._connection, 1) != b""  # it never says anything
+            os.ftruncate(ring, RECORDS * RECORD_SIZE)
+            self._memory = mmap.mmap(ring, RECORDS * RECORD_SIZE)
+            # whoever gets it cannot cut it off under our feet
+            fcntl.fcntl(ring, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(ring, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
+        except BaseException:
+            os.close(ring)
+            raise
+        self._held = Descriptor(ring)  # the ring's own, and then the connection
+        self.is_used = False  # an agent has been given it
+        self.pen = Pen(self._memory)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the agent that has been given the ring still listens."""
+        if not self.is_used or not self._held.is_ours:
+            return False
+        try:
+            return os.read(self._held.number, 1) != b""  # it never says anything
         except BlockingIOError:
             return True
         except OSError:
             return False
+
+    def connect(self, paths: Iterable[str]) -> bool:
+        """Give the ring, once, to the first agent that listens at one of ``paths``."""
+        for path in paths:
+            with contextlib.suppress(OSError):
+                connection = _handed_over(self._held, path)
+                self._held.close()
+                self._held, self.is_used = connection, True
+                return True
         return False
 
     def close(self) -> None:
-        """Let go of the connection; the ring goes with its last writer.
-
-        A program that becomes a daemon may close every descriptor it finds. Then ours are
-        somebody else's by now, and must be left alone: the map's own, too.
-        """
-        with contextlib.suppress(OSError):
-            if os.fstat(self._connection).st_ino == self._inode:
-                os.close(self._connection)
-                self._connection = -1
-                return
-        if self._connection >= 0:
+        """Let go of the agent; the memory goes with its last writer."""
+        if not self._held.is_ours:  # then the map's own descriptor is not ours either: it must stay
             _forsaken.append(self._memory)
+        self._held.close()
 
     def __del__(self) -> None:
-        if self._connection >= 0:
-            self.close()
+        if hasattr(self, "_held"):
+            self._held.close()
 
 
-def connect(paths: Iterable[str]) -> Channel | None:
-    """Give a fresh ring to the first agent that listens at one of ``paths``; None if none does."""
-    for path in paths:
-        with contextlib.suppress(OSError):
-            connection = _connected(path)
-            try:
-                return Channel(connection, _handed_over(connection))
-            except OSError:
-                os.close(connection)
-    return None
-
-
-def _connected(path: str) -> int:
-    # raises an OSError at once if nobody listens, or too many wait to be heard
+def _handed_over(ring: Descriptor, path: str) -> Descriptor:
+    """The connection over which ``ring`` has been sent; OSError, at once, if nobody took it."""
     sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
         sock.connect(path)
-    except BaseException:
-        sock.close()
-        raise
-    return sock.detach()
-
-
-def _handed_over(connection: int) -> mmap.mmap:
-    """A new ring, which has been sent over ``connection``."""
-    size = RECORDS * RECORD_SIZE
-    ring = os.memfd_create("wattspan", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(ring, size)
-        memory = mmap.mmap(ring, size)
-        fcntl.fcntl(ring, fcntl.F_ADD_SEALS, _SEALS)  # nobody can cut it off under our feet
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(ring, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
+        if not ring.is_ours:
+            raise OSError("the ring was closed")
         hello = HELLO.pack(MAGIC, VERSION, RECORD_SIZE, RECORDS)
-        rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array("i", [ring]))
-        sock = _socket.socket(fileno=connection)
-        try:
-            sock.sendmsg([hello], [rights])
-        finally:
-            sock.detach()
+        rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array("i", [ring.number]))
+        sock.sendmsg([hello], [rights])
+        return Descriptor(sock.detach())
     finally:
-        os.close(ring)
-    return memory
+        sock.close()

@@ -6,6 +6,7 @@ a record of 48 bytes each time. An exception in it turns it off for good.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from threading import Lock, get_native_id
@@ -16,14 +17,13 @@ from opentelemetry import context as context_api
 from opentelemetry.sdk import trace as sdk
 
 from wattspan.otel import identity
-from wattspan.otel.channel import Channel, connect
+from wattspan.otel.channel import Channel
 from wattspan.otel.pen import FRESH, Pen
 from wattspan.otel.wire import ENDED, RECORD_SIZE, RECORDS, STARTED, WRITTEN, candidates
 
 _LOOK_EVERY = 1_000_000_000  # whether the agent is still there
 _LONGEST_WAIT = 10_000_000_000  # before it is looked for again
 _NEVER = 1 << 63
-_PATIENCE = 0.02  # seconds
 
 _write = WRITTEN.pack_into
 
@@ -37,13 +37,20 @@ class SpanProcessor(sdk.SpanProcessor):
 
     def __init__(self) -> None:
         self._looking = Lock()
+        self._wait = _LOOK_EVERY
+        self._due = 0  # when to look after the channel, on the monotonic clock
+        self._marking = True
         self._channel: Channel | None = None
         self._pen: Pen | None = None
-        self._due = 0  # when to look after the channel, on the monotonic clock
-        self._wait = _LOOK_EVERY
-        self._marking = True
+        self._begin()
         this = weakref.WeakMethod(self._forked)
         os.register_at_fork(after_in_child=lambda: (method := this()) and method())
+
+    def _begin(self) -> None:
+        """Have a ring before the first span: several threads may start theirs at once."""
+        with contextlib.suppress(OSError):
+            self._channel = Channel()
+            self._pen = self._channel.pen
 
     # The two methods below repeat each other: a function for what they share would cost a sixth
     # of all that is added to a span.
@@ -119,43 +126,42 @@ class SpanProcessor(sdk.SpanProcessor):
 
     def shutdown(self) -> None:
         """Tell no more."""
-        self._pen, self._due, self._marking = None, _NEVER, False
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            channel.close()
+        self._due, self._marking = _NEVER, False
+        self._drop()
 
     def _look(self, at: int) -> None:
         """See whether the agent is still there, and find it again if it is not."""
-        # While another thread is at it, this one goes on as before. Only the first time in a
-        # process it lets the other finish: that takes microseconds if nobody fights it for the
-        # interpreter, and every span until then would be missed.
-        if not self._looking.acquire(timeout=0 if self._due else _PATIENCE):
-            return
+        if not self._looking.acquire(blocking=False):
+            return  # somebody is at it
         try:
-            if at < self._due:
+            channel = self._channel
+            if channel is not None and channel.is_open:
+                self._due, self._wait = at + _LOOK_EVERY, _LOOK_EVERY
                 return
-            if self._channel is not None:
-                if self._channel.alive():
-                    self._due, self._wait = at + _LOOK_EVERY, _LOOK_EVERY
-                    return
-                self._pen = None
-                self._channel.close()
-            self._channel = connect(candidates(os.environ))
-            if self._channel is not None:
-                self._pen = self._channel.pen
             self._due = at + self._wait  # an agent may hang up at once, having no room
             self._wait = min(2 * self._wait, _LONGEST_WAIT)
+            if channel is None or channel.is_used:
+                self._drop()
+                self._begin()
+            if self._channel is not None and not self._channel.connect(candidates(os.environ)):
+                self._drop()
         finally:
             self._looking.release()
 
-    def _forked(self) -> None:
-        """In the child of a fork: the ring and the connection are the parent's."""
+    def _drop(self) -> None:
         channel, self._channel, self._pen = self._channel, None, None
-        self._looking = Lock()
-        if self._due != _NEVER:
-            self._due, self._wait = 0, _LOOK_EVERY
         if channel is not None:
             channel.close()
+
+    def _forked(self) -> None:
+        """In the child of a fork: the ring and the connection are the parent's."""
+        self._looking = Lock()
+        if self._due == _NEVER:
+            return
+        self._due, self._wait = 0, _LOOK_EVERY
+        if self._channel is not None:
+            self._drop()
+            self._begin()
 
 
 def _mark(span: sdk.Span) -> None:
