@@ -276,9 +276,9 @@ def test_a_request_under_way_is_not_dropped_for_want_of_room():
         return TAKEN
 
     bench.collector.answers.append(crowd)
-    bench.offer("0" + "x" * 300_000)
+    bench.offer("0" + "x" * 300_000, "0")
     bench.settle()
-    assert [name[0] for name in bench.arrived] == ["0", "4", "5"]
+    assert [name[0] for name in bench.arrived] == ["0", "0", "4", "5"]
     assert bench.forwarder.stats.drops == {"queue_full": 3}
 
 
