@@ -201,9 +201,8 @@ def test_a_command_is_measured_with_all_that_it_starts(agent: Running, tmp_path:
     assert told["measured_by"] == "the agent on emulated-two-socket"
     assert told["emulated"] is True
     command, host = one["command"]["joules"], one["host"]["joules"]
-    assert 0 < command["cpu"] < host["cpu"]
-    # two sockets at rest draw far more than one busy CPU adds
-    assert command["cpu"] / one["cpu_seconds"] == pytest.approx(60, rel=0.7)
+    assert command["cpu"] < host["cpu"]
+    assert command["cpu"] > 3  # the shell itself, without its children, spends a tenth of that
 
 
 def test_a_command_is_measured_without_an_agent_on_an_emulated_host(tmp_path: Path) -> None:

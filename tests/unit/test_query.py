@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.past import DRAM, GPU, OURS, PACKAGE, ROOTS, USER, Asked
+from wattspan.config.tables import Agent
 from wattspan.model import SECOND, Consumer, Instant, PayerInfo
 from wattspan.query import rights
 from wattspan.query.service import MOST_WAITING
 from wattspan.query.times import moment
 from wattspan.query.watches import MOST
-from wattspan.settings import Duration
+from wattspan.settings import Duration, keys
 from wattspan.web.message import Peer
 
 ROOT = Peer(pid=9, uid=0)
@@ -178,6 +179,11 @@ def test_the_dead_are_told_to_those_whose_they_were(asked: Asked) -> None:
 
 def test_a_pid_with_another_start_time_is_nobodys(asked: Asked) -> None:
     assert asked.problem(403, pid=OURS.pid, started=OURS.started - 1, start="-1s")
+
+
+def test_devices_are_told_no_finer_than_is_promised() -> None:
+    (interval,) = [key for key in keys(Agent).values() if key.name == "interval"]
+    assert interval.least == "10ms"
 
 
 def test_the_owners_of_the_dead_are_remembered_within_bounds() -> None:
