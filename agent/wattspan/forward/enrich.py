@@ -16,11 +16,13 @@ _PREFIX = PREFIX.encode()
 def enrich(message: Any, energies: Sequence[SpanEnergy | None], attributes: Attributes) -> bytes:
     """The ExportTraceServiceRequest ``message``, in wire format, with energies on its spans.
 
+    It is given in wire format, or parsed.
+
     ``energies`` are those of the message's spans, in its order; a span whose energy is None stays
     as it is. All else stays too: order, unknown fields, and energy that another agent has put
     there, unless ours takes its place. ValueError if the lengths differ.
     """
-    body: bytes = message.SerializeToString()
+    body: bytes = message if isinstance(message, bytes) else message.SerializeToString()
     request = shallow().FromString(body)
     add = attributes.of
     replayed = _PREFIX in body

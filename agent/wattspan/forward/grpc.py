@@ -10,7 +10,7 @@ from typing import Any
 
 from wattspan.forward.answers import Answer, again, of_grpc, of_response
 from wattspan.forward.destination import Destination
-from wattspan.forward.http import AWAY, reason
+from wattspan.forward.errors import AWAY, reason
 from wattspan.forward.status import retry_delay
 from wattspan.forward.transport import ANSWER_WITHIN, CONNECT_WITHIN, IDLE
 from wattspan.model import SECOND

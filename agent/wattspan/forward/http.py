@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import os
 import select
 import socket
 import ssl
@@ -13,11 +12,10 @@ from collections.abc import Callable, Mapping
 
 from wattspan.forward.answers import Answer, Verdict, again, of_http
 from wattspan.forward.destination import Destination
+from wattspan.forward.errors import AWAY, reason
 from wattspan.forward.transport import ANSWER_SIZE, ANSWER_WITHIN, CONNECT_WITHIN, IDLE
 from wattspan.model import SECOND
 from wattspan.ports import Clock
-
-AWAY = "Is the collector running, and is `forward` its address?"
 
 
 class HttpTransport:
@@ -198,14 +196,3 @@ def _gzipped(body: bytes) -> bytes:
     # Level 1: spans are so repetitive that more effort gains little, at several times the cost.
     press = zlib.compressobj(1, wbits=16 + zlib.MAX_WBITS)
     return press.compress(body) + press.flush()
-
-
-def reason(error: Exception) -> str:
-    """An error as a clause."""
-    if isinstance(error, TimeoutError):
-        return "it took too long"
-    if isinstance(error, socket.gaierror):
-        return f"its name cannot be resolved ({error.strerror})"
-    if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno).lower()
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from wattspan.forward.http import reason
+from wattspan.forward.errors import reason
 from wattspan.forward.segment import Kept, Segment
 
 _SUFFIX = ".spans"
