@@ -43,9 +43,10 @@ class Part(NamedTuple):
 class Delivery:
     """One accepted request.
 
-    ``message`` is the parsed request, an ExportTraceServiceRequest, kept only where it is to be
-    forwarded; its spans and those of ``parts`` are the same in the same order, except that
-    spans with unusable ids stand in ``message`` alone, and their flat positions in ``skipped``.
+    ``message`` is the request, an ExportTraceServiceRequest as it was received: protobuf bytes.
+    It is kept only where it is to be forwarded; its spans and those of ``parts`` are the same in
+    the same order, except that spans with unusable ids stand in ``message`` alone, and their flat
+    positions in ``skipped``.
     """
 
     peer: Peer

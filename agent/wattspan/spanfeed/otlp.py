@@ -93,7 +93,7 @@ class Intake:
                     received=self._clock.monotonic(),
                     size=len(body),
                     parts=tuple(decoded.parts),
-                    message=_whole(body) if self._keep else None,
+                    message=body if self._keep else None,
                     skipped=frozenset(decoded.skipped),
                 )
             )
@@ -195,10 +195,3 @@ def _claim(raw: bytes) -> Claim:
         created=as_text(told.get(b"process.creation.time", b""), _ID),
         container=as_text(told.get(b"container.id", b""), _ID),
     )
-
-
-def _whole(body: bytes) -> Any:
-    """The request by its whole schema."""
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
-    return ExportTraceServiceRequest.FromString(body)

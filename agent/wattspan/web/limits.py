@@ -16,7 +16,7 @@ class Limits:
 
     head: int = 16 * 1024  # the request line and the headers
     body: int = 64 * MIB  # one request's body, as it is sent
-    bodies: int = 128 * MIB  # the bodies of all connections at a time
+    bodies: int = 128 * MIB  # the bodies of all connections at a time; never less than one
     connections: int = 256
     receive: float = 60.0  # from the first byte of a request to its last
     idle: float = 75.0  # between two requests
@@ -68,7 +68,7 @@ class Room:
 
     def take(self, size: int) -> bool:
         """Whether there is room for ``size`` more bytes of bodies; if so they are taken."""
-        if self._held + size > self.limits.bodies:
+        if self._held + size > max(self.limits.bodies, self.limits.body):
             return False
         self._held += size
         return True
