@@ -116,7 +116,11 @@ def build_agent(
             interval=config.agent.interval,
             host=_host_name(emulated),
             measure=measure_self,
-            extra_health=lambda: broken + ((kept.health,) if kept is not None else ()),
+            extra_health=lambda: (
+                *broken,
+                *((kept.health,) if kept is not None else ()),
+                *desk.health(),
+            ),
             checkpoint_every=config.store.interval if kept is not None else None,
             keep=kept.keep if kept is not None else lambda _: None,
         )

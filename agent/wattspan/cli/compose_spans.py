@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from wattspan import __version__
 from wattspan.clock import SystemClock
 from wattspan.config import Config
-from wattspan.model import HwType, Opening, Provenance
+from wattspan.model import HwType, Opening, Provenance, SourceHealth
 from wattspan.ports import ListenError, ProcessDirectory
 from wattspan.runtime.past import RecentPast
 from wattspan.runtime.services import Services
@@ -43,6 +42,11 @@ class Desk:
     log: Log
     provenance: Provenances
     opening: Opening | None = None
+    forwarder: Forwarder | None = None
+
+    def health(self) -> tuple[SourceHealth, ...]:
+        """How what is written to is doing."""
+        return () if self.forwarder is None else (self.forwarder.health(),)
 
     def services(self) -> tuple[Services, Joiner | None]:
         """The services, not started yet; and who knows the totals, if spans are received."""
@@ -65,14 +69,16 @@ class Desk:
         settings = self.config.spans
         fine = FineClock(self.clock, settings.resolution)
         services.add(fine.start, fine.stop)
-        forwarder = self._forwarder()
-        if forwarder is not None:
-            services.add(forwarder.start, forwarder.stop)
+        witness = Witness()
+        services.add(lambda: None, witness.close)
+        self.forwarder = self._open_forwarder()
+        if self.forwarder is not None:
+            services.add(self.forwarder.start, self.forwarder.stop)
         feed = self._feed(services) if settings.unix else None
         joiner = Joiner(
             self.clock,
             self.past,
-            Identities(self.clock, Witness()),
+            Identities(self.clock, witness),
             buffer=settings.buffer,
             open_spans=settings.open_spans,
             names=settings.names,
@@ -80,7 +86,7 @@ class Desk:
             weight=settings.weight,
             feed=feed,
             fine=fine,
-            onward=forwarder,
+            onward=self.forwarder,
             opening=self.opening,
         )
         stop = threading.Event()
@@ -95,7 +101,7 @@ class Desk:
         services.add(thread.start, end)
         return joiner
 
-    def _forwarder(self) -> Forwarder | None:
+    def _open_forwarder(self) -> Forwarder | None:
         if not self.config.spans.forward:
             return None
         from wattspan.forward.forwarder import Forwarder
@@ -169,7 +175,7 @@ class Desk:
         if self.config.spans.forward:
             from wattspan.forward.destination import check_destination
 
-            check_destination(self.config.spans.forward, map(_bound, addresses))
+            check_destination(self.config.spans.forward, addresses)
 
     def _listen_for_questions(self, server: WebServer, services: Services, fine: FineClock) -> None:
         from wattspan.query.service import QueryService
@@ -208,9 +214,3 @@ class Desk:
         if self._asked(key):
             raise error
         self.log(f"Going on without it: {error}")
-
-
-def _bound(url: str) -> str:
-    """``HOST:PORT`` of a listener's address, or the path of its Unix socket."""
-    parts = urlsplit(url)
-    return parts.netloc or parts.path
