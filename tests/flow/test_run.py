@@ -32,7 +32,7 @@ from wattspan.clock import SystemClock
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
 
-PROMPT = 2.0  # seconds from a signal to the end, on any machine that is not hopelessly busy
+PROMPT = 5.0  # seconds from a signal to the end, on any machine that is not hopelessly busy
 
 
 def seconds_to_end(agent: Running, number: int) -> tuple[float, int]:
