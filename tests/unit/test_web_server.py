@@ -18,7 +18,7 @@ from support.web import GET, Site, post, read_all, read_answer, serving, statuse
 from wattspan.clock import SystemClock
 from wattspan.ports import ListenError
 from wattspan.web.limits import Limits
-from wattspan.web.message import Handler, Request, Response
+from wattspan.web.message import Handler, Peer, Request, Response
 from wattspan.web.server import WebServer
 
 TIGHT = Limits(head=2048, body=10_000, bodies=25_000, connections=4, linger=0.2)
@@ -415,14 +415,22 @@ def test_a_socket_has_the_rights_it_is_given(tmp_path: Path) -> None:
     listening.stop()
 
 
-def test_listening_to_the_network_is_told() -> None:
+def test_listening_to_the_network_is_told_and_both_families_are_heard() -> None:
     log: list[str] = []
+    peers: list[Peer] = []
+
+    async def remembered(request: Request) -> Response:
+        peers.append(request.peer)
+        return Response(204)
+
     wide = WebServer(SystemClock(), log=log.append)
-    address = wide.listen_tcp("", 0, _silent, what="OTLP/HTTP", setting="[spans] http")
+    address = wide.listen_tcp("", 0, remembered, what="OTLP/HTTP", setting="[spans] http")
+    port = int(address.rpartition(":")[2])
     wide.start()
-    with closing(socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))) as one:
+    with closing(socket.create_connection(("127.0.0.1", port))) as one:
         one.sendall(GET)
-        assert read_answer(one)[0] == 204
+        assert read_answer(one) == (204, b"")
+        assert (peers[0].address, peers[0].local) == (one.getsockname(), ("127.0.0.1", port))
     wide.stop()
     assert log == [
         f"OTLP/HTTP is received from the network on {address}, without TLS: whoever reaches it "

@@ -209,9 +209,10 @@ class Connection(asyncio.Protocol):
         headers = [
             ("Date", self._date()),
             ("Content-Type", response.content_type),
-            ("Content-Length", str(len(response.body))),
             *response.headers.items(),
         ]
+        if response.status != HTTPStatus.NO_CONTENT:
+            headers.append(("Content-Length", str(len(response.body))))
         head = h11.Response(
             status_code=response.status, headers=headers, reason=_reason(response.status)
         )
@@ -265,7 +266,8 @@ class Connection(asyncio.Protocol):
             if self._transport.can_write_eof():
                 self._transport.write_eof()
             self._transport.resume_reading()
-            self._await(self._limits.linger, self.close)
+            patience = self._limits.linger if self._writable else self._limits.send
+            self._await(patience, self.close)
 
     def _leave(self) -> None:
         self._ending = True

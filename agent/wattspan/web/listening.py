@@ -92,12 +92,16 @@ def peer_of(transport: Any, accepted: int) -> Peer:
         pid, uid, _ = _CREDENTIALS.unpack(told)
         # A pid of 0 is a process that has none here: it lives in another pid namespace.
         return Peer(pid or None, None if uid == _NOBODY else uid, accepted=accepted)
-    sender, ours = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
     return Peer(
-        address=sender[:2] if sender else None,
-        local=ours[:2] if ours else None,
+        address=_end(transport.get_extra_info("peername")),
+        local=_end(transport.get_extra_info("sockname")),
         accepted=accepted,
     )
+
+
+def _end(address: tuple[Any, ...] | None) -> tuple[str, int] | None:
+    """One end of a TCP connection; one of IPv4 that came to an IPv6 socket is of IPv4."""
+    return (address[0].removeprefix("::ffff:"), address[1]) if address else None
 
 
 def _clear(path: Path, refused: str) -> None:
