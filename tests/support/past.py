@@ -51,6 +51,9 @@ class ConstantPast:
         default_factory=lambda: {OURS: (OURS, CHILD)}
     )
     watched: list[tuple[Consumer, bool]] = field(default_factory=list)
+    samples: dict[Consumer, Callable[[], Iterable[tuple[int, int]]] | None] = field(
+        default_factory=dict
+    )
     forgotten: list[Consumer] = field(default_factory=list)
     on_settled: list[int] = field(default_factory=list)  # how far it is settled, look by look
 
@@ -77,6 +80,7 @@ class ConstantPast:
         holder: str = "spans",
     ) -> None:
         self.watched.append((consumer, family))
+        self.samples[consumer] = samples
 
     def forget(self, consumer: Consumer, *, holder: str = "spans") -> None:
         self.forgotten.append(consumer)

@@ -194,3 +194,22 @@ def test_what_is_pooled_is_settled_when_it_is_told() -> None:
         lags.add(host.past.settled() - settled)
     assert 0 <= min(lags) < max(lags) <= SECOND
     assert host.past.settled(STRANGER) == host.past.settled() == host.now
+
+
+def test_a_family_keeps_what_its_founder_spent_alone() -> None:
+    host = Host(CPU, GPU)
+    host.past.meet([PayerInfo(SHELL, "sh", parent=1)])
+    host.run(5, (SHELL,))
+    host.past.watch(SHELL, family=True, samples=lambda: [(host.now, host.now // 3)])
+    start = host.run(30, (SHELL,))
+    host.past.meet([PayerInfo(CHILD, "make", parent=SHELL.pid)])
+    host.run(30, (SHELL, CHILD))
+    end = host.past.settled(SHELL)
+    alone = host.past.process(SHELL, start, start + 20 * TICK, family=True).energy
+    assert alone == {HwType.CPU: 20_000, HwType.GPU: 20_000}
+    own = host.past.process(SHELL, start, end).energy[HwType.CPU]
+    family = host.past.process(SHELL, start, end, family=True)
+    assert family.energy[HwType.CPU] == pytest.approx(
+        own + (end - start - 30 * TICK) // TICK * 1000
+    )
+    assert family.covered == end - start

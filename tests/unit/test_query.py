@@ -17,7 +17,7 @@ from wattspan.model import SECOND, Consumer, Instant, PayerInfo
 from wattspan.query import rights
 from wattspan.query.service import MOST_WAITING
 from wattspan.query.times import moment
-from wattspan.query.watches import MOST
+from wattspan.query.watches import FINE, MOST, Watches
 from wattspan.settings import Duration, keys
 from wattspan.web.message import Peer
 
@@ -231,6 +231,32 @@ def test_only_so_many_are_kept_and_the_longest_unasked_goes_first(asked: Asked) 
     asked.get("/v1/watch", pid=OURS.pid)
     assert asked.past.forgotten == [crowd[1]]
     assert len(asked.service._watches) == MOST
+
+
+class Microscope:
+    """Notes who is looked at finely."""
+
+    def __init__(self) -> None:
+        self.watched: set[Consumer] = set()
+        self.watch = self.watched.add
+        self.unwatch = self.watched.discard
+
+    def take(self, consumer: Consumer) -> list[tuple[int, int]]:
+        return [(1, consumer.pid)]
+
+
+def test_the_last_that_were_asked_for_are_looked_at_finely(asked: Asked) -> None:
+    fine = Microscope()
+    asked.service._watches = Watches(asked.past, asked.directory, asked.clock, fine)
+    crowd = [Consumer(1000 + i, i + 1) for i in range(MOST + 1)]
+    for one in crowd:
+        asked.service._watches.keep(one, family=False)
+    assert fine.watched == set(crowd[-FINE:])
+    asked.service._watches.keep(crowd[1], family=False)
+    assert fine.watched == {crowd[1], *crowd[-FINE + 1 :]}
+    samples = asked.past.samples[crowd[1]]
+    assert samples is not None
+    assert samples() == [(1, 1001)]
 
 
 def test_the_dead_are_let_go_after_a_minute(asked: Asked) -> None:

@@ -1,7 +1,8 @@
 """The processes that somebody asked to be kept, within bounds.
 
-Keeping a process takes up to some megabytes and a little time at every poll, and any user may
-ask for it; so only a few are kept, and none for long after its end.
+Keeping a process takes up to some megabytes and time at every poll, a busy one that is looked at
+finely the most, and any user may ask for it; so only a few are kept, and none for long after its
+end.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from typing import Protocol
 from wattspan.model import SECOND, Consumer
 from wattspan.ports import Clock, Past, ProcessDirectory
 
-MOST = 16
+MOST = 8
 """Processes that are kept. Beyond, the one that has been asked for longest ago is let go."""
+
+FINE = 4
+"""Those of them that are looked at finely: the last that were asked for."""
 
 MOURNED = 60 * SECOND
 """How long one that has ended is kept, for those who read its last figures."""
@@ -62,9 +66,15 @@ class Watches:
         self._past.watch(consumer, family=family, samples=samples, holder=HOLDER)
         self._ended.pop(consumer, None)
         self._ended[consumer] = None
+        self._coarsen()
         self._bury()
         while len(self._ended) > MOST:
             self._forget(next(iter(self._ended)))
+
+    def _coarsen(self) -> None:
+        for consumer in list(self._ended)[:-FINE]:
+            if self._fine is not None:
+                self._fine.unwatch(consumer)
 
     def _bury(self) -> None:
         now = self._clock.monotonic()

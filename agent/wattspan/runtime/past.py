@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -42,19 +43,29 @@ Samples = Callable[[], Iterable[tuple[int, int]]] | None
 @dataclass(slots=True)
 class _Watched:
     own: EnergyProfile
-    family: EnergyProfile | None  # kept only where somebody asked for it
-    members: set[Payer]
+    members: set[Payer]  # itself and, if its family is wanted, its descendants
+    with_family: bool = False
+    descended: EnergyProfile | None = None  # the family's, from the first descendant on
     holders: dict[str, Samples] = field(default_factory=dict)
+
+    @property
+    def family(self) -> EnergyProfile | None:
+        """What it and its descendants spent, if that is wanted: its own until it has some."""
+        return (self.descended or self.own) if self.with_family else None
+
+    def join(self, child: Consumer) -> None:
+        """A descendant is born."""
+        if self.descended is None:
+            shared = {id(self.own.lanes): self.own.lanes}
+            self.descended = deepcopy(self.own, shared)
+        self.members.add(child)
 
     def sample(self) -> None:
         """Take new samples of the process's clock, from the first who has any."""
         for samples in self.holders.values():
             if samples is not None:
-                alone = self.family if len(self.members) == 1 else None
                 for mono, cpu in samples():
                     self.own.sample(mono, cpu)
-                    if alone is not None:
-                        alone.sample(mono, cpu)
                 return
 
 
@@ -113,13 +124,13 @@ class RecentPast:
                 self._kin.meet(info)
                 if self._watched and isinstance(info.payer, Consumer) and info.parent is not None:
                     for watched in self._watched.values():
-                        if watched.family is not None and any(
+                        if watched.with_family and any(
                             isinstance(one, Consumer)
                             and one.pid == info.parent
                             and one.started <= info.payer.started
                             for one in watched.members
                         ):
-                            watched.members.add(info.payer)
+                            watched.join(info.payer)
 
     def add(self, settled: Sequence[Attribution], now: Instant) -> None:
         """Append what has settled, in order of time for each domain."""
@@ -155,12 +166,10 @@ class RecentPast:
             own = shares.get(consumer, 0)
             noise = step * own // active
             watched.own.add(domain.id, domain.hw_type, interval, own, noise)
-            if watched.family is None:
-                continue
-            if len(watched.members) > 1:
-                own = sum(shares[one] for one in watched.members & shares.keys())
-                noise = step * own // active
-            watched.family.add(domain.id, domain.hw_type, interval, own, noise)
+            if watched.descended is not None:
+                all_of_it = sum(shares[one] for one in watched.members & shares.keys())
+                noise = step * all_of_it // active
+                watched.descended.add(domain.id, domain.hw_type, interval, all_of_it, noise)
 
     # ----------------------------------------------------------------------------- for others
 
@@ -176,7 +185,7 @@ class RecentPast:
             fresh = [end for end in ends if self._fresh(end)]
             told = []  # what is watched is pooled, and told up to a second later
             if consumer is not None and (watched := self._watched.get(consumer)) is not None:
-                profiles = (watched.own, watched.family)
+                profiles = (watched.own, watched.descended)
                 told = [one.watermark for one in profiles if one is not None and one.watermark]
             return min((fresh or ends or [0]) + told)
 
@@ -212,10 +221,11 @@ class RecentPast:
             watched = self._watched.get(consumer)
             if watched is None:
                 own = self._profile({consumer}, since, self._now)
-                watched = self._watched[consumer] = _Watched(own, None, {consumer})
-            if family and watched.family is None:
-                watched.members = self._kin.family(consumer)
-                watched.family = self._profile(watched.members, since, self._now)
+                watched = self._watched[consumer] = _Watched(own, {consumer})
+            if family and not watched.with_family:
+                watched.with_family, watched.members = True, self._kin.family(consumer)
+                if len(watched.members) > 1:
+                    watched.descended = self._profile(watched.members, since, self._now)
             watched.holders[holder] = samples or watched.holders.get(holder)
             return watched.own
 
