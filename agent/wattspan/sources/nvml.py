@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from typing import Annotated, Any, Literal
 
-from wattspan.model import Domain, Failure, GpuStatus, Reading, Trouble, Usage
+from wattspan.model import MILLISECOND, Domain, Failure, GpuStatus, Reading, Trouble, Usage
 from wattspan.ports import (
     Batch,
     Clock,
@@ -30,6 +30,7 @@ LIBRARY = "libnvidia-ml.so.1"
 KEPT = 4096  # readings, or usages, that wait for a reader: some minutes of eight GPUs
 GAUGES_EVERY = 2  # intervals; sensors smooth power over a second, utilisation over a sixth
 STATUSES_HELD = 3  # status intervals
+SIDESTEP = 13 * MILLISECOND
 _SECOND = Duration.parse("1s")
 
 
@@ -158,10 +159,17 @@ class NvmlSource:
     def _work(self) -> None:
         due = self._clock.monotonic()
         while not self._stop.is_set():
-            self.deliver(self._session.turn())
             now = self._clock.monotonic()
-            due = max(due + self._settings.interval, now)  # missed turns are not made up for
-            self._stop.wait((due - now) / 1e9)
+            if now >= due:
+                self.deliver(self._session.turn())
+                now = self._clock.monotonic()
+                aside = SIDESTEP if self._session.near_an_edge else 0
+                due = max(due + self._settings.interval + aside, now)  # none is made up for
+            else:
+                self._session.look(now)
+                now = self._clock.monotonic()
+            look = self._session.next_look(now)
+            self._stop.wait(max(0, (due if look is None else min(due, look)) - now) / 1e9)
         self._session.close()
 
 

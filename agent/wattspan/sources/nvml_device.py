@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wattspan.model import (
+    MILLISECOND,
     Domain,
     Failure,
     GpuStatus,
@@ -24,6 +25,7 @@ from wattspan.model import (
 from wattspan.ports import Clock, SourceContext
 from wattspan.sources import nvml_calls
 from wattspan.sources.nvml_calls import GpuCalls, Library
+from wattspan.sources.nvml_edge import EdgeFinder
 from wattspan.sources.nvml_energy import EnergyMeter
 from wattspan.sources.nvml_processes import GpuProcesses
 from wattspan.sources.nvml_status import (
@@ -153,6 +155,8 @@ class Gpu:
         self._calls = GpuCalls(library, handle, clock)
         self._gauge = PowerGauge(self._calls, identity.architecture, identity.model)
         self._meter = EnergyMeter(epoch)
+        self._edges = EdgeFinder()
+        self.near_an_edge = False  # the last turn's energy could not be stamped
         self._processes = GpuProcesses(self._calls, clock, context.directory, nested=nested)
         self._usage: UsageMeter | None = None
         self._present: frozenset[Payer] = frozenset()
@@ -207,8 +211,29 @@ class Gpu:
     ) -> None:
         refused = self._calls.refused(ENERGY) is not None
         counter = self._meter.read(at, energy, power, refused=refused)
-        if counter is not None:
-            into.readings.append(Reading(self.domain.id, at, counter, self._meter.epoch))
+        if energy is not None:
+            self._edges.saw(at.mono, energy)
+        made = at if self._meter.derived else self._made(at)
+        self.near_an_edge = made is None
+        if counter is not None and made is not None:
+            into.readings.append(Reading(self.domain.id, made, counter, self._meter.epoch))
+
+    def _made(self, at: Instant) -> Instant | None:
+        """When the counter's value was made that was read at ``at``; None if that is not clear."""
+        if self._edges.period is None:
+            return at
+        moved = self._edges.moved_at(at.mono)
+        return None if moved is None else _before(at, at.mono - moved)
+
+    def next_look(self, now: int) -> int | None:
+        """When to look at the energy counter beside the turns, if that is of use."""
+        return None if self._meter.derived is not False else self._edges.next_look(now)
+
+    def look(self) -> None:
+        """Look at the energy counter, to learn when it moves."""
+        energy, at = self._energy()
+        if energy is not None:
+            self._edges.saw(at.mono, energy)
 
     def _energy(self) -> tuple[Microjoules | None, Instant]:
         """The counter, stamped half-way through its call."""
@@ -293,9 +318,15 @@ class Gpu:
             resource=self.identity.domain_id,
             method=METHOD if named else "none",
             max_power=UNLIMITED if limit is None else Milliwatts(limit * TRANSIENTS),
-            resolution=Nanoseconds(self._meter.resolution),
+            resolution=Nanoseconds(self._resolution),
             why=f"the whole board, {how}",
         )
+
+    @property
+    def _resolution(self) -> int:
+        """How often the energy moves: as it was seen at close range, or as turns let it seem."""
+        step = None if self._meter.derived else self._edges.step
+        return self._meter.resolution if step is None else _rounded(step)
 
     def _redefine(self) -> None:
         """A new domain only if something about it changed, so that callers may compare."""
@@ -307,7 +338,7 @@ class Gpu:
     def _what_may_change(self) -> tuple[object, ...]:
         return (
             self._meter.derived,
-            self._meter.resolution,
+            self._resolution,
             self._ceiling,
             self._processes.named,
         )
@@ -384,6 +415,10 @@ class Gpu:
             remedy=remedy,
             domain_id=self.domain.id,
         )
+
+
+def _rounded(step: int) -> int:
+    return max(MILLISECOND, round(step / MILLISECOND) * MILLISECOND)
 
 
 def _before(at: Instant, nanoseconds: int) -> Instant:

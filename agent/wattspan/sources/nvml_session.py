@@ -6,6 +6,7 @@ take a driver away and bring it back without waiting.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,6 +113,24 @@ class NvmlSession:
             usages=tuple(found.usages),
             gpus=tuple(found.gpus),
         )
+
+    def next_look(self, now: int) -> int | None:
+        """When a look between turns would tell of a counter's steps, if any is needed."""
+        wanted = [at for gpu in self._gpus.values() if (at := gpu.next_look(now)) is not None]
+        return min(wanted, default=None)
+
+    def look(self, now: int) -> None:
+        """Have the looks that are due. What is wrong with a GPU, its next turn finds out."""
+        for gpu in list(self._gpus.values()):
+            at = gpu.next_look(now)
+            if at is not None and at <= now:
+                with contextlib.suppress(GpuLostError, SessionLostError):
+                    gpu.look()
+
+    @property
+    def near_an_edge(self) -> bool:
+        """Whether a counter moves just when turns are: another time would be better."""
+        return any(gpu.near_an_edge for gpu in self._gpus.values())
 
     def reports(self) -> tuple[GpuReport, ...]:
         """What each GPU that answers tells and does not tell."""
