@@ -376,7 +376,7 @@ def test_a_program_that_closes_all_it_finds_open_is_told_of_again(
         """,
     )
     assert feed.counts.put_out == 0
-    assert len(starts(feed.drain())) == (3 if told_before else 1)
+    assert len(starts(feed.drain())) == (2 if told_before else 1)
 
 
 @pytest.mark.needs_root  # only root can be somebody else

@@ -224,6 +224,8 @@ def test_an_agent_that_was_restarted_is_told_of_the_very_next_span(
     with listening(tmp_path) as first:
         tracer.start_span("first").end()
         assert len(starts(first.drain())) == 1
+        processor_of(provider)._due = 0
+        tracer.start_span("a second later").end()
     with listening(tmp_path) as second:
         processor_of(provider)._due = 0
         span = tracer.start_span("second")
@@ -242,6 +244,21 @@ def test_an_agent_that_went_is_waited_for_ever_longer(
         tracer.start_span("unheard").end()
         waits.append((processor._due - before) // 10**9)
     assert waits == [1, 2, 4, 8, 10, 10]
+
+
+def test_an_agent_that_has_no_room_is_as_good_as_none(
+    tmp_path: Path, provider: TracerProvider
+) -> None:
+    tracer, processor = provider.get_tracer("application"), processor_of(provider)
+    with listening(tmp_path, most_processes=0) as feed:
+        tracer.start_span("unheard").end()
+        feed.drain()
+        processor._due = 0
+        span = tracer.start_span("unheard")
+        assert "thread.id" in span.attributes  # type: ignore[attr-defined]
+        span.end()
+        assert feed.drain() == []
+        assert feed.counts.crowded_out == 1
 
 
 def test_the_socket_of_somebody_who_never_answers_holds_nobody_up(

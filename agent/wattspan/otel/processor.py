@@ -138,13 +138,18 @@ class SpanProcessor(sdk.SpanProcessor):
             if channel is not None and channel.is_open:
                 self._due, self._wait = at + _LOOK_EVERY, _LOOK_EVERY
                 return
-            self._due = at + self._wait  # an agent may hang up at once, having no room
-            self._wait = min(2 * self._wait, _LONGEST_WAIT)
+            refused = channel is not None and channel.is_used and self._wait > _LOOK_EVERY
             if channel is None or channel.is_used:
                 self._drop()
-                self._begin()
-            if self._channel is not None and not self._channel.connect(candidates(os.environ)):
+                if not refused:  # else it hung up at once, having no room
+                    self._begin()
+            channel = self._channel
+            if channel is not None and channel.connect(candidates(os.environ)):
+                self._due = at + _LOOK_EVERY
+            else:
                 self._drop()
+                self._due = at + self._wait
+            self._wait = min(2 * self._wait, _LONGEST_WAIT)
         finally:
             self._looking.release()
 
