@@ -526,7 +526,9 @@ class ProcessSpans:
         record = self._announced.get(ended.id)
         if record is None or record.end is not None:
             return False
-        cpu = ended.cpu - record.began if ended.thread == record.thread else None
+        # Zero is a thread that was not asked: it was alone, and then it was not.
+        known = record.began and ended.cpu and ended.thread == record.thread
+        cpu = max(0, ended.cpu - record.began) if known else None
         self._end(record, ended.at, cpu)
         return True
 

@@ -1,0 +1,30 @@
+"""The thread CPU time of the side channel, where it was asked for and where it was not."""
+
+from __future__ import annotations
+
+import pytest
+
+from wattspan.joining import ProcessSpans
+from wattspan.spans import Ended, Started
+
+SPAN = bytes(range(8))
+
+
+@pytest.mark.parametrize(
+    ("began", "ended", "thread", "cpu"),
+    [
+        (7_000, 9_500, 1, 2_500),
+        (7_000, 9_500, 2, None),  # it ended on another thread
+        (0, 0, 1, None),  # its thread was alone
+        (0, 9_500, 1, None),  # and then was not
+        (7_000, 0, 1, None),  # the channel was made anew
+        (7_000, 6_900, 1, 0),  # taken to have run, and had not
+    ],
+)
+def test_cpu_time_of_a_span_is_known_if_both_its_ends_tell_it(
+    began: int, ended: int, thread: int, cpu: int | None
+) -> None:
+    process = ProcessSpans()
+    process.open(Started(SPAN, b"", 1_000, 1, began))
+    process.close(Ended(SPAN, 5_000, thread, ended))
+    assert process._announced[SPAN].cpu == cpu
