@@ -29,7 +29,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from math import ceil, hypot, sqrt
+from math import ceil, hypot
 from operator import itemgetter, sub
 from struct import Struct
 from typing import NamedTuple
@@ -209,13 +209,15 @@ class _CpuClock:
 class _Slice(NamedTuple):
     """From the slice before it to ``end`` the energy rises to ``energy``, in a straight line.
 
-    ``edge`` is by how many microjoules a stretch may be wrong that begins or ends in the slice,
-    ``rate`` by how many a nanosecond one that lies wholly inside.
+    A stretch that begins or ends in the slice may be wrong by ``step`` microjoules for what the
+    counter's step misplaced, and by ``course`` for what is unknown of the course inside; one that
+    lies wholly inside by ``rate`` microjoules a nanosecond.
     """
 
     end: int
     energy: int
-    edge: float = 0.0
+    step: float = 0.0
+    course: float = 0.0
     rate: float = 0.0
 
 
@@ -324,10 +326,16 @@ class _Track:
         ):
             most, least = max(before, power, after), min(before, power, after)
             change = max(_LEAST_CHANGE, 1 - least / most) if most > 0 else 0.0
-            unknown = _COURSE * change * power
-            edge = hypot(_EDGE * noise, unknown * length)
-            rate = hypot(within, unknown / _COURSE)
-            self.slices.append(_Slice(end, base + energy, edge, rate))
+            unknown = change * power
+            self.slices.append(
+                _Slice(
+                    end,
+                    base + energy,
+                    _EDGE * noise,
+                    _COURSE * unknown * length,
+                    hypot(within, unknown),
+                )
+            )
             before = power
         self._power = before
 
@@ -349,15 +357,28 @@ class Rows(NamedTuple):
 class _Doubt(NamedTuple):
     """By how many microjoules stretches between two rows may be wrong.
 
-    The errors of far edges are independent, and add up to ``edges``. Within one slice they are
-    not: there the error grows with the length, by ``rates`` (times 2**32) a nanosecond. From the
-    length ``far`` on the former holds for all kinds.
+    What counters misplace at far edges is independent. What is unknown of the course is not:
+    who works from one edge to the other is blurred alike at both. Together they make ``edges``.
+    Within one slice the error grows with the length, by ``rates`` (times 2**32) a nanosecond.
+    From the length ``far`` on the former holds for all kinds.
     """
 
     far: int
     edges: dict[HwType, Microjoules]
     rates: list[int]
     near: dict[int, dict[HwType, Microjoules]]  # by minus the length, as far as asked for
+
+
+class _Blurs(NamedTuple):
+    """The doubts of one lane, as in a slice, for each row."""
+
+    step: array[float]
+    course: array[float]
+    rate: array[float]
+
+
+def _no_blurs() -> tuple[_Blurs, ...]:
+    return tuple(_Blurs(array("f"), array("f"), array("f")) for _ in KINDS)
 
 
 _new_spent = functools.partial(tuple.__new__, Spent)  # its own constructor takes twice as long
@@ -382,8 +403,7 @@ class EnergyProfile:
         self._all_from = self._all_until = 0  # every kind is told of from, up to
         self._whole_from = self._whole_until = 0  # without a hole from, up to
         self._holes: list[tuple[int, int]] = []
-        self._edge = tuple(array("f") for _ in KINDS)
-        self._rate = tuple(array("f") for _ in KINDS)
+        self._blurs = _no_blurs()
         self._doubts: dict[tuple[int, int], _Doubt] = {}
         self._thin_at = limit // 4
         self.lanes = lanes_of(frozenset())
@@ -491,21 +511,22 @@ class EnergyProfile:
             return
         knots = sorted({s.end for t in tracks for s in t.slices[1 : t.released(until)]} | {until})
         sums = [[0] * len(knots) for _ in KINDS]
-        edges = [[0.0] * len(knots) for _ in KINDS]
-        rates = [[0.0] * len(knots) for _ in KINDS]
+        blurs = [([0.0] * len(knots), [0.0] * len(knots), [0.0] * len(knots)) for _ in KINDS]
         for track in tracks:
             lane = _LANE_OF[track.kind]
-            for i, (_, energy, edge, rate) in enumerate(track.course(knots)):
+            steps, courses, rates = blurs[lane]
+            for i, (_, energy, step, course, rate) in enumerate(track.course(knots)):
                 sums[lane][i] += energy
-                edges[lane][i] += edge * edge
-                rates[lane][i] += rate * rate
+                # Errors of different counters are independent.
+                steps[i] = hypot(steps[i], step)
+                courses[i] = hypot(courses[i], course)
+                rates[i] = hypot(rates[i], rate)
             track.trim(until)
         for i, knot in enumerate(knots):
             self._row(
                 knot,
                 [sums[lane][i] for lane in self.lanes.numbers],
-                [sqrt(edges[lane][i]) for lane in self.lanes.numbers],
-                [sqrt(rates[lane][i]) for lane in self.lanes.numbers],
+                [tuple(values[i] for values in blurs[lane]) for lane in self.lanes.numbers],
             )
         self._doubts.clear()
         self._whole_from = self._holes[-1][1] if self._holes else times[0]
@@ -517,12 +538,11 @@ class EnergyProfile:
         self.rows.times.append(at)
         self.rows.energy.append(0)
         self.rows.slope.append(0)
-        for doubts in (*self._edge, *self._rate):
-            doubts.append(0.0)
+        for blurs in self._blurs:
+            for values in blurs:
+                values.append(0.0)
 
-    def _row(
-        self, knot: int, energies: Sequence[int], edges: Sequence[float], rates: Sequence[float]
-    ) -> None:
+    def _row(self, knot: int, energies: Sequence[int], blurs: Sequence[tuple[float, ...]]) -> None:
         """End the last row at ``knot`` and open the next one there."""
         times, bases, slopes = self.rows
         length = knot - times[-1]
@@ -530,8 +550,9 @@ class EnergyProfile:
         slopes[-1] = self.lanes.pack_rates(
             ((b - a << FRACTION) // length for a, b in zip(before, energies, strict=True))
         )
-        for lane, edge, rate in zip(self.lanes.numbers, edges, rates, strict=True):
-            self._edge[lane][-1], self._rate[lane][-1] = edge, rate
+        for lane, blur in zip(self.lanes.numbers, blurs, strict=True):
+            for values, value in zip(self._blurs[lane], blur, strict=True):
+                values[-1] = value
         self._begin(knot)
         bases[-1] = self.lanes.pack(energies)
 
@@ -542,10 +563,8 @@ class EnergyProfile:
         room, scale = self._limit * 3 // 4, 1
         while len(kept := self._spaced(scale)) > room:
             scale *= 2
-        old, edges, rates = self.rows, self._edge, self._rate
-        self.rows = Rows([], [], [])
-        self._edge = tuple(array("f") for _ in KINDS)
-        self._rate = tuple(array("f") for _ in KINDS)
+        old, blurs = self.rows, self._blurs
+        self.rows, self._blurs = Rows([], [], []), _no_blurs()
         self._begin(old.times[0])
         self.rows.energy[0] = old.energy[0]
         for left, right in pairwise(kept):
@@ -554,7 +573,7 @@ class EnergyProfile:
             self._row(
                 old.times[right],
                 self.lanes.energies(old.energy[right]),
-                *self._blurred(old, edges, rates, left, right),
+                self._blurred(old, blurs, left, right),
             )
         self._thin_at = min(self._limit, len(kept) + self._limit // 8)
 
@@ -575,32 +594,27 @@ class EnergyProfile:
         return kept[::-1]
 
     def _blurred(
-        self,
-        old: Rows,
-        edges: Sequence[array[float]],
-        rates: Sequence[array[float]],
-        left: int,
-        right: int,
-    ) -> tuple[list[float], list[float]]:
+        self, old: Rows, blurs: Sequence[_Blurs], left: int, right: int
+    ) -> list[tuple[float, ...]]:
         """The doubts about rows ``left`` to ``right`` once they are one straight line.
 
         What the line misses of the course that was known adds to what was not known before.
         """
         begin, length = old.times[left], old.times[right] - old.times[left]
         known = [self.lanes.energies(energy) for energy in old.energy[left : right + 1]]
-        blurred_edges, blurred_rates = [], []
+        blurred: list[tuple[float, ...]] = []
         for number, lane in enumerate(self.lanes.numbers):
-            course = [energies[number] for energies in known]
-            power = (course[-1] - course[0]) / length
+            energies = [each[number] for each in known]
+            power = (energies[-1] - energies[0]) / length
             off = slant = 0.0
             for i in range(left, right):
-                line = course[0] + power * (old.times[i] - begin)
-                off = max(off, abs(course[i - left] - line))
-                risen = course[i - left + 1] - course[i - left]
+                line = energies[0] + power * (old.times[i] - begin)
+                off = max(off, abs(energies[i - left] - line))
+                risen = energies[i - left + 1] - energies[i - left]
                 slant = max(slant, abs(risen / (old.times[i + 1] - old.times[i]) - power))
-            blurred_edges.append(off + max(edges[lane][left:right]))
-            blurred_rates.append(slant + max(rates[lane][left:right]))
-        return blurred_edges, blurred_rates
+            step, course, rate = (max(values[left:right]) for values in blurs[lane])
+            blurred.append((step, off + course, slant + rate))
+        return blurred
 
     # ----------------------------------------------------------------------------------- answers
 
@@ -701,9 +715,11 @@ class EnergyProfile:
         until = last - 1 if last == newest > first else last
         edges, rates = [], []
         for lane in self.lanes.numbers:
+            steps, courses, slants = self._blurs[lane]
+            step = hypot(steps[first], steps[until])
             # One microjoule more, for what is rounded.
-            edges.append(ceil(hypot(self._edge[lane][first], self._edge[lane][until])) + 1)
-            rates.append(ceil(max(self._rate[lane][first], self._rate[lane][until]) * 2**32) + 1)
+            edges.append(ceil(hypot(step, courses[first] + courses[until])) + 1)
+            rates.append(ceil(max(slants[first], slants[until]) * 2**32) + 1)
         far = max((e << 32) // r + 1 for e, r in zip(edges, rates, strict=True))
         doubt = self._doubts[first, last] = _Doubt(far, self.lanes.named(*edges), rates, {})
         return doubt
