@@ -57,6 +57,9 @@ class Watches:
     def __len__(self) -> int:
         return len(self._ended)
 
+    def __contains__(self, consumer: Consumer) -> bool:
+        return consumer in self._ended
+
     def keep(self, consumer: Consumer, *, family: bool) -> None:
         """Keep ``consumer`` from now on."""
         samples = None

@@ -220,12 +220,12 @@ class RecentPast:
             since = self._now - BACKFILL
             watched = self._watched.get(consumer)
             if watched is None:
-                own = self._profile({consumer}, since, self._now)
+                own = _profile(self._find({consumer}, since, self._now))
                 watched = self._watched[consumer] = _Watched(own, {consumer})
             if family and not watched.with_family:
                 watched.with_family, watched.members = True, self._kin.family(consumer)
                 if len(watched.members) > 1:
-                    watched.descended = self._profile(watched.members, since, self._now)
+                    watched.descended = _profile(self._find(watched.members, since, self._now))
             watched.holders[holder] = samples or watched.holders.get(holder)
             return watched.own
 
@@ -252,35 +252,56 @@ class RecentPast:
                 if profile is not None and profile.watermark and profile.horizon <= start:
                     return profile.between(start, end)
             members: set[Payer] = self._kin.family(consumer) if family else {consumer}
-            profile = self._profile(members, start - SECOND, end + SECOND)
-            profile.finish()
-            return profile.between(start, end)
+            found = self._find(members, start - SECOND, end + SECOND)
+        # Without the lock: entries do not change, and there may be thousands.
+        profile = _profile(found)
+        profile.finish()
+        return profile.between(start, end)
 
-    def _profile(self, members: set[Payer], start: int, end: int) -> EnergyProfile:
+    def _find(self, members: set[Payer], start: int, end: int) -> _Found:
         """What the timeline still knows of some payers together."""
-        profile = EnergyProfile()
-        numbers = self.timeline.numbers(members)
-        found: list[tuple[int, Domain, Entry]] = []
+        found = _Found(self.timeline.numbers(members))
         for domain_id, domain in self._domains.items():
             entries = self.timeline.entries(domain_id, start, end)
-            found += [(entry.interval.end.mono, domain, entry) for entry in entries]
+            found.entries += [(entry.interval.end.mono, domain, entry) for entry in entries]
             mark = self.timeline.watermark(domain_id)
             if domain.resource is not None and mark is not None and self._fresh(mark.mono):
                 since = entries[0].interval.start.mono if entries else mark.mono
-                profile.expect(domain_id, domain.hw_type, since)
-        found.sort(key=itemgetter(0))  # a profile does not wait for ever for one domain
-        for _, domain, entry in found:
-            own = _shares_of(entry, numbers)
-            step = _step_energy(domain, entry.interval)
-            active = max(1, entry.interval.energy - entry.idle)
-            noise = step * own // active
-            profile.add(domain.id, domain.hw_type, entry.interval, own, noise)
-        return profile
+                found.expected.append((domain, since))
+        return found
+
+
+@dataclass(slots=True)
+class _Found:
+    """Entries of the timeline, and the numbers by which they know the payers that are meant."""
+
+    numbers: set[int]
+    entries: list[tuple[int, Domain, Entry]] = field(default_factory=list)
+    expected: list[tuple[Domain, int]] = field(default_factory=list)
+
+
+def _profile(found: _Found) -> EnergyProfile:
+    profile = EnergyProfile()
+    for domain, since in found.expected:
+        profile.expect(domain.id, domain.hw_type, since)
+    # in order of time, for a profile does not wait for ever for one domain
+    for _, domain, entry in sorted(found.entries, key=itemgetter(0)):
+        own = _shares_of(entry, found.numbers)
+        step = _step_energy(domain, entry.interval)
+        active = max(1, entry.interval.energy - entry.idle)
+        profile.add(domain.id, domain.hw_type, entry.interval, own, step * own // active)
+    return profile
+
+
+_FEW = 4  # payers that are quicker looked for one by one
 
 
 def _shares_of(entry: Entry, numbers: set[int]) -> int:
-    shares = entry.shares
-    return sum(shares[i + 1] for i in range(0, len(shares), 2) if shares[i] in numbers)
+    """What some payers' shares come to; each payer has one at most."""
+    payers, energies = entry.shares[::2], entry.shares[1::2]
+    if len(numbers) > _FEW:
+        return sum(energy for one, energy in zip(payers, energies, strict=True) if one in numbers)
+    return sum(energies[payers.index(one)] for one in numbers.intersection(payers))
 
 
 def _step_energy(domain: Domain, interval: Interval) -> int:
