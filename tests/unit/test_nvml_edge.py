@@ -33,7 +33,9 @@ class Bench:
         end = self.now + round(seconds * SECOND)
         while self.now < end:
             value = self.edge() // self.period if self.busy else 0
-            self.finder.saw(self.now, value)
+            look = self.finder.next_look(self.now)
+            if self.now >= self._due or (look is not None and look <= self.now):
+                self.finder.saw(self.now, value)
             if self.now >= self._due:
                 self._due += TURN
                 made = self.finder.moved_at(self.now)

@@ -99,7 +99,7 @@ class EdgeFinder:
             self._seen.clear()
             self._search_until = now + SEARCH_FOR
         if now < self._search_until:
-            return now + SEARCH_EVERY
+            return now if self._last is None else self._last[0] + SEARCH_EVERY
         self._search_until, self._search_again = None, now + SEARCH_AGAIN
         self._conclude(now)
         return None
