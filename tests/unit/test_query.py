@@ -233,6 +233,16 @@ def test_only_so_many_are_kept_and_the_longest_unasked_goes_first(asked: Asked) 
     assert len(asked.service._watches) == MOST
 
 
+def test_one_that_has_ended_makes_way_for_the_living(asked: Asked) -> None:
+    crowd = [Consumer(1000 + i, i + 1) for i in range(MOST + 1)]
+    asked.directory.infos |= {one: PayerInfo(one, "crowd") for one in crowd}
+    for one in crowd[:MOST]:
+        asked.get("/v1/watch", pid=one.pid, peer=ROOT)
+    del asked.directory.infos[crowd[3]]
+    asked.get("/v1/watch", pid=crowd[MOST].pid, peer=ROOT)
+    assert asked.past.forgotten == [crowd[3]]
+
+
 class Microscope:
     """Notes who is looked at finely."""
 

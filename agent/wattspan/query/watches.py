@@ -15,7 +15,7 @@ from wattspan.model import SECOND, Consumer
 from wattspan.ports import Clock, Past, ProcessDirectory
 
 MOST = 8
-"""Processes that are kept. Beyond, the one that has been asked for longest ago is let go."""
+"""Processes that are kept. Beyond, one that has ended makes way, or the longest unasked for."""
 
 FINE = 4
 """Those of them that are looked at finely: the last that were asked for."""
@@ -72,7 +72,8 @@ class Watches:
         self._coarsen()
         self._bury()
         while len(self._ended) > MOST:
-            self._forget(next(iter(self._ended)))
+            ended = (one for one, at in self._ended.items() if at is not None and one != consumer)
+            self._forget(next(ended, next(iter(self._ended))))
 
     def _coarsen(self) -> None:
         for consumer in list(self._ended)[:-FINE]:
