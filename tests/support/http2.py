@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import socket
 import struct
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ def framed(message: bytes, *, compressed: int = 0, length: int | None = None) ->
 class Answer:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
-    reset: bool = False
+    over: bool = False
 
     @property
     def status(self) -> int | None:
@@ -46,6 +47,7 @@ class Http2Client:
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+        self._answers: defaultdict[int, Answer] = defaultdict(Answer)
         self.h2.initiate_connection()
         self.flush()
 
@@ -69,44 +71,44 @@ class Http2Client:
         return stream
 
     def send(self, stream: int, data: bytes, *, end: bool = True) -> None:
-        """As much as the server's windows let through; the rest is not sent if it has answered."""
-        while data:
-            room = min(
-                self.h2.local_flow_control_window(stream),
-                self.h2.max_outbound_frame_size,
-                len(data),
-            )
+        """As fast as the server's windows let it through; no more once the server has answered."""
+        while data and not self._over(stream):
+            window = self.h2.local_flow_control_window(stream)
+            room = min(window, self.h2.max_outbound_frame_size, len(data))
             if not room:
-                self.h2.receive_data(self.socket.recv(1 << 16))
-                self.flush()
+                self._receive()
                 continue
             self.h2.send_data(stream, data[:room])
             data = data[room:]
             self.flush()
-        if end:
+        if end and not self._over(stream):
             self.h2.end_stream(stream)
             self.flush()
 
     def answer(self, stream: int) -> Answer:
         """What comes back on one stream, until it or the connection ends."""
-        answer = Answer()
-        while piece := self.socket.recv(1 << 16):
-            for event in self.h2.receive_data(piece):
-                if getattr(event, "stream_id", None) != stream:
-                    continue
-                match event:
-                    case h2.events.ResponseReceived() | h2.events.TrailersReceived():
-                        answer.headers.update(event.headers)
-                    case h2.events.DataReceived():
-                        answer.body += event.data
-                    case h2.events.StreamEnded():
-                        self.flush()
-                        return answer
-                    case h2.events.StreamReset():
-                        answer.reset = True
-                        return answer
+        while not self._over(stream) and self._receive():
+            pass
+        return self._answers[stream]
+
+    def _over(self, stream: int) -> bool:
+        return self._answers[stream].over
+
+    def _receive(self) -> bool:
+        """Take what has come; False at the connection's end."""
+        piece = self.socket.recv(1 << 16)
+        for event in self.h2.receive_data(piece) if piece else ():
+            answer = self._answers[getattr(event, "stream_id", None) or 0]
+            match event:
+                case h2.events.ResponseReceived() | h2.events.TrailersReceived():
+                    answer.headers.update(event.headers)
+                case h2.events.DataReceived():
+                    answer.body += event.data
+                case h2.events.StreamEnded() | h2.events.StreamReset():
+                    answer.over = True
+        if piece:
             self.flush()
-        return answer
+        return bool(piece)
 
     def call(self, data: bytes, **headers: str) -> Answer:
         stream = self.open(**headers)

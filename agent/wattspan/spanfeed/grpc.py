@@ -93,6 +93,8 @@ class _Connection(grpclib.protocol.H2Protocol):  # type: ignore[misc]
         # A batch in one frame takes less time than one in frames of the usual 16 KiB.
         h2_connection = self.connection._connection  # noqa: SLF001 - grpclib has no setting for it
         h2_connection.update_settings({SettingCodes.MAX_FRAME_SIZE: _FRAME})
+        # Otherwise h2 refuses such a frame that comes together with the setting's acknowledgement.
+        h2_connection.max_inbound_frame_size = _FRAME
         self.connection.flush()
         if self._calls.room.enter(self):
             self._calls.room.rest(self)
