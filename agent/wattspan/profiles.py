@@ -29,7 +29,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from math import ceil, hypot
+from math import ceil, hypot, sqrt
 from operator import itemgetter, sub
 from struct import Struct
 from typing import NamedTuple
@@ -152,13 +152,17 @@ FINE = 20 * SECOND  # rows younger than this are never thinned while there is ro
 _EVEN = (HwType.GPU,)
 
 # A counter's step puts the error of an edge anywhere between none and the whole noise; the
-# difference of two such errors stays within 0.78 of the noise in 95 % of cases.
+# difference of two such errors stays within 0.78 of the noise in 95 % of cases, and what it
+# moves between two intervals has a variance of a twelfth: 0.32 for two standard deviations.
 _EDGE = 0.6
 _EDGE_WITHIN = 0.85
+_WALK = 0.32
 # Where the power inside a slice is unknown it is taken to differ from the mean about as much as
-# the slice's neighbours do, and never by less than a tenth.
+# that of the slice's neighbours does, times a factor, and by no less than a least part: more
+# where energy was spread evenly than where it followed the CPU clock.
 _COURSE = 0.35
-_LEAST_CHANGE = 0.1
+_FOLLOWED = 0.03, 1.0
+_SPREAD = 0.1, 2.0
 
 
 class _CpuClock:
@@ -211,7 +215,9 @@ class _Slice(NamedTuple):
 
     A stretch that begins or ends in the slice may be wrong by ``step`` microjoules for what the
     counter's step misplaced, and by ``course`` for what is unknown of the course inside; one that
-    lies wholly inside by ``rate`` microjoules a nanosecond.
+    lies wholly inside by ``rate`` microjoules a nanosecond. ``walk`` is the variance of what the
+    steps have misplaced since the beginning: what one interval takes from the next costs the
+    payer nothing only if its shares of both are the same.
     """
 
     end: int
@@ -219,6 +225,12 @@ class _Slice(NamedTuple):
     step: float = 0.0
     course: float = 0.0
     rate: float = 0.0
+    walk: float = 0.0
+
+
+def _standing(last: _Slice, end: int) -> _Slice:
+    """Nothing is told from ``last`` to ``end``."""
+    return _Slice(end, last.energy, walk=last.walk)
 
 
 class _Track:
@@ -232,7 +244,8 @@ class _Track:
         self.slices = [_Slice(start, 0)]  # the first one is where the merged rows end
         self.pool_start = start
         self._pool: list[tuple[int, int, int]] = []  # (end, energy, noise)
-        self._power: float | None = None
+        self._power: float | None = None  # of the last slice
+        self._noise: int | None = None  # of the last interval
 
     @property
     def front(self) -> int:
@@ -243,8 +256,8 @@ class _Track:
         """Take the next interval; what lies between it and the one before is a hole."""
         if start > self.known:
             self.release(clock)
-            self.slices.append(_Slice(start, self.slices[-1].energy))
-            self.pool_start, self._power = start, None
+            self.slices.append(_standing(self.slices[-1], start))
+            self.pool_start, self._power, self._noise = start, None, None
         self.known, self.silent = end, False
         self._pool.append((end, energy, noise))
         if self._complete(clock):
@@ -257,14 +270,14 @@ class _Track:
             while at < len(slices) and slices[at].end < knot:
                 at += 1
             if at == len(slices):
-                yield _Slice(knot, slices[-1].energy)
+                yield _standing(slices[-1], knot)
                 continue
             right = slices[at]
             if right.end == knot:
                 yield right
                 continue
             if at == 0:  # the domain had not told anything by then
-                yield _Slice(knot, right.energy)
+                yield _standing(right, knot)
                 continue
             left = slices[at - 1]
             risen = (right.energy - left.energy) * (knot - left.end) // (right.end - left.end)
@@ -277,7 +290,7 @@ class _Track:
             if self.gone_since is None:
                 self.gone_since = self.front
             self.known = self.pool_start = until
-            self._power = None
+            self._power = self._noise = None
         self.slices[: self.released(until)] = [here]
 
     def released(self, until: int) -> int:
@@ -298,42 +311,49 @@ class _Track:
         """Turn the pool into slices."""
         if not self._pool:
             return
-        times, sums = [self.pool_start], [0]
-        for end, energy, _ in self._pool:
+        times, sums, walk = [self.pool_start], [0], 0.0
+        for end, energy, noise in self._pool:
             times.append(end)
             sums.append(sums[-1] + energy)
+            if self._noise is not None:
+                walk += _WALK * (noise - self._noise) ** 2
+            self._noise = noise
         noise = max(noise for _, _, noise in self._pool)
         course = None if self.kind in _EVEN else clock.course(self.pool_start, self.known)
         if course is not None:
             times, spent = course
             sums = [sums[-1] * (each - spent[0]) // (spent[-1] - spent[0]) for each in spent]
-        self._append(times, sums, noise)
+        changes = _FOLLOWED if course is not None else _SPREAD
+        self._append(times, sums, noise, walk, changes)
         self._pool.clear()
         self.pool_start = self.known
 
-    def _append(self, times: Sequence[int], sums: Sequence[int], noise: int) -> None:
-        base = self.slices[-1].energy
+    def _append(
+        self,
+        times: Sequence[int],
+        sums: Sequence[int],
+        noise: int,
+        walk: float,
+        changes: tuple[float, float],
+    ) -> None:
+        least, factor = changes
+        base, walked = self.slices[-1].energy, self.slices[-1].walk
         within = _EDGE_WITHIN * noise / (times[-1] - times[0])
         powers = [(e - d) / (t - s) for (s, d), (t, e) in pairwise(zip(times, sums, strict=True))]
         before = powers[0] if self._power is None else self._power
-        for end, energy, length, power, after in zip(
-            times[1:],
-            sums[1:],
-            (t - s for s, t in pairwise(times)),
-            powers,
-            [*powers[1:], powers[-1]],
-            strict=True,
-        ):
-            most, least = max(before, power, after), min(before, power, after)
-            change = max(_LEAST_CHANGE, 1 - least / most) if most > 0 else 0.0
-            unknown = change * power
+        for i, power in enumerate(powers):
+            length, after = times[i + 1] - times[i], powers[min(i + 1, len(powers) - 1)]
+            most = max(before, power, after)
+            change = factor * (1 - min(before, power, after) / most) if most > 0 else 0.0
+            unknown = max(least, min(change, 1.0)) * power
             self.slices.append(
                 _Slice(
-                    end,
-                    base + energy,
+                    times[i + 1],
+                    base + sums[i + 1],
                     _EDGE * noise,
                     _COURSE * unknown * length,
                     hypot(within, unknown),
+                    walked + walk * (i + 1) / len(powers),
                 )
             )
             before = power
@@ -375,10 +395,11 @@ class _Blurs(NamedTuple):
     step: array[float]
     course: array[float]
     rate: array[float]
+    walk: array[float]
 
 
 def _no_blurs() -> tuple[_Blurs, ...]:
-    return tuple(_Blurs(array("f"), array("f"), array("f")) for _ in KINDS)
+    return tuple(_Blurs(array("f"), array("f"), array("f"), array("d")) for _ in KINDS)
 
 
 _new_spent = functools.partial(tuple.__new__, Spent)  # its own constructor takes twice as long
@@ -511,16 +532,17 @@ class EnergyProfile:
             return
         knots = sorted({s.end for t in tracks for s in t.slices[1 : t.released(until)]} | {until})
         sums = [[0] * len(knots) for _ in KINDS]
-        blurs = [([0.0] * len(knots), [0.0] * len(knots), [0.0] * len(knots)) for _ in KINDS]
+        blurs = [[[0.0] * len(knots) for _ in _Blurs._fields] for _ in KINDS]
         for track in tracks:
             lane = _LANE_OF[track.kind]
-            steps, courses, rates = blurs[lane]
-            for i, (_, energy, step, course, rate) in enumerate(track.course(knots)):
+            steps, courses, rates, walks = blurs[lane]
+            for i, (_, energy, step, course, rate, walk) in enumerate(track.course(knots)):
                 sums[lane][i] += energy
                 # Errors of different counters are independent.
                 steps[i] = hypot(steps[i], step)
                 courses[i] = hypot(courses[i], course)
                 rates[i] = hypot(rates[i], rate)
+                walks[i] += walk
             track.trim(until)
         for i, knot in enumerate(knots):
             self._row(
@@ -612,8 +634,8 @@ class EnergyProfile:
                 off = max(off, abs(energies[i - left] - line))
                 risen = energies[i - left + 1] - energies[i - left]
                 slant = max(slant, abs(risen / (old.times[i + 1] - old.times[i]) - power))
-            step, course, rate = (max(values[left:right]) for values in blurs[lane])
-            blurred.append((step, off + course, slant + rate))
+            step, course, rate, walk = (max(values[left:right]) for values in blurs[lane])
+            blurred.append((step, off + course, slant + rate, walk))
         return blurred
 
     # ----------------------------------------------------------------------------------- answers
@@ -715,8 +737,9 @@ class EnergyProfile:
         until = last - 1 if last == newest > first else last
         edges, rates = [], []
         for lane in self.lanes.numbers:
-            steps, courses, slants = self._blurs[lane]
-            step = hypot(steps[first], steps[until])
+            steps, courses, slants, walks = self._blurs[lane]
+            walked = sqrt(max(0.0, walks[until] - walks[first]))
+            step = hypot(steps[first], steps[until], walked)
             # One microjoule more, for what is rounded.
             edges.append(ceil(hypot(step, courses[first] + courses[until])) + 1)
             rates.append(ceil(max(slants[first], slants[until]) * 2**32) + 1)
