@@ -17,6 +17,7 @@ from wattspan.cli import measure, measure_child
 from wattspan.cli.measure_child import Ended, NotFoundError, NotRunnableError
 from wattspan.cli.measure_data import Figure, Result, Run, Sum
 from wattspan.cli.measure_text import lines
+from wattspan.client.errors import AgentUnavailableError
 from wattspan.client.measurement import Device, Energy, Measurement
 from wattspan.clock import SystemClock
 from wattspan.model import SECOND, Consumer
@@ -78,16 +79,27 @@ def test_meanwhile_is_called_until_the_end(tmp_path: Path) -> None:
     assert calls[:3] == [ended.start] * 3
 
 
-def test_a_fault_of_ours_ends_the_command() -> None:
-    whom: list[Consumer] = []
-
-    def begun(consumer: Consumer) -> None:
-        whom.append(consumer)
+def test_a_fault_of_ours_is_told_when_the_command_has_done_its_work(tmp_path: Path) -> None:
+    def meanwhile(consumer: Consumer, start: int) -> None:
+        (tmp_path / "failed").touch()
         raise ValueError
 
+    wait = f"while [ ! -e {tmp_path}/failed ]; do sleep 0.01; done; touch {tmp_path}/done"
     with pytest.raises(ValueError):  # noqa: PT011 - our own
-        run("sleep", "1000", begun=begun)
-    assert not Path(f"/proc/{whom[0].pid}").exists()
+        run("sh", "-c", wait, every=SECOND // 100, meanwhile=meanwhile)
+    assert (tmp_path / "done").exists()
+
+
+def test_a_quick_command_is_quick_however_long_it_takes_to_tell_of_it() -> None:
+    clock = SystemClock()
+    told: list[int] = []
+
+    def begun(consumer: Consumer) -> None:
+        os.waitid(os.P_PID, consumer.pid, os.WEXITED | os.WNOWAIT)
+        clock.sleep_until(clock.monotonic() + SECOND // 2)
+        told.append(clock.monotonic())
+
+    assert run("true", begun=begun).end < told[0]
 
 
 def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -183,6 +195,28 @@ def test_who_does_not_want_to_wait_gets_what_there_is(monkeypatch: pytest.Monkey
     result = measure.measure(["sleep"], 5, meter, clock)
     assert len(result.runs) == 1
     assert result.last.command.joules == {"cpu": 1.0}
+
+
+def test_an_agent_that_goes_away_costs_the_figures_and_nothing_else() -> None:
+    class Gone(Pieces):
+        def read(self, consumer: Consumer, start: int, end: int, wait: float) -> Measurement:
+            raise AgentUnavailableError("No wattspan agent answers.")
+
+    result = measure.measure(["sh", "-c", "exit 5"], 2, Gone(), SystemClock())
+    assert [one.code for one in result.runs] == [5, 5]
+    assert result.coverage == 0.0
+    text = "\n".join(lines(result))
+    assert "is not known" in text
+    assert text.count("No wattspan agent answers.") == 1
+    assert result.plain()["mean"]["command_joules"]["total"] is None
+
+
+def test_what_was_known_before_the_agent_went_away_is_told() -> None:
+    one = a_run(spent(3.0, gpu=1.0))
+    one.miss(SECOND, "No wattspan agent answers.")
+    text = shown(one, notes=(one.trouble,))
+    assert "Only 75.0% of the time" in text
+    assert "No wattspan agent answers." in text
 
 
 def test_a_signal_that_comes_before_the_command_is_for_it() -> None:

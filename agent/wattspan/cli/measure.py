@@ -103,12 +103,14 @@ def measure(words: Sequence[str], repeat: int, meter: Meter, clock: Clock) -> Re
     runs: list[Run] = []
     while len(runs) < repeat and not (runs and runs[-1].interrupted):
         runs.append(_one(words, meter, clock))
-    return Result(words, runs, meter.about, (meter.note,) if meter.note else ())
+    notes = (meter.note, *(run.trouble for run in runs))
+    return Result(words, runs, meter.about, [*dict.fromkeys(filter(None, notes))])
 
 
 def _one(words: Sequence[str], meter: Meter, clock: Clock) -> Run:
     from wattspan.cli.measure_child import run
     from wattspan.cli.measure_data import Run
+    from wattspan.client.errors import MeasurementError
 
     told, since = Run(), 0
 
@@ -116,10 +118,11 @@ def _one(words: Sequence[str], meter: Meter, clock: Clock) -> Run:
         nonlocal since
         begin, end = max(since, start), clock.monotonic() - LAG
         if end > begin:
-            piece = meter.read(whom, begin, end, 0.0)
-            if piece.complete:  # else it is asked about with the next
-                told.add(piece)
-                since = end
+            with contextlib.suppress(MeasurementError):
+                piece = meter.read(whom, begin, end, 0.0)
+                if piece.complete:  # else it is asked about with the next
+                    told.add(piece)
+                    since = end
 
     ended = run(words, clock, begun=meter.watch, meanwhile=meanwhile, every=STRETCH)
     told.seconds = (ended.end - ended.start) / 1e9
@@ -127,10 +130,13 @@ def _one(words: Sequence[str], meter: Meter, clock: Clock) -> Run:
     told.interrupted = ended.interrupted
     rest = max(since, ended.start), ended.end
     try:
-        told.add(meter.read(ended.whom, *rest, PATIENCE))
-    except KeyboardInterrupt:  # somebody does not want to wait
-        told.add(meter.read(ended.whom, *rest, 0.0))
-        told.interrupted = True
+        try:
+            told.add(meter.read(ended.whom, *rest, PATIENCE))
+        except KeyboardInterrupt:  # somebody does not want to wait
+            told.interrupted = True
+            told.add(meter.read(ended.whom, *rest, 0.0))
+    except MeasurementError as error:
+        told.miss(rest[1] - rest[0], str(error))
     return told
 
 
@@ -155,7 +161,7 @@ def _ending_in_order() -> Iterator[None]:
 def _meter(loaded: Loaded, clock: SystemClock, *, alone: bool) -> Iterator[Meter]:
     """The running agent, or one of our own."""
     from wattspan.cli.measure_meter import AgentMeter, own_meter
-    from wattspan.client.errors import AgentUnavailableError
+    from wattspan.client.errors import AgentUnavailableError, MeasurementError
 
     why = ""
     if not alone:
@@ -163,6 +169,8 @@ def _meter(loaded: Loaded, clock: SystemClock, *, alone: bool) -> Iterator[Meter
             meter = AgentMeter(_run_directories(loaded.config))
         except AgentUnavailableError as error:
             why = f"{error} Nor can it be measured without an agent. "
+        except MeasurementError as error:
+            raise WattspanError(str(error)) from None
         else:
             yield meter
             return

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -52,26 +53,27 @@ def run(
 ) -> Ended:
     """Run ``command`` to its end.
 
-    ``begun`` is told who it is as soon as it runs; ``meanwhile`` is called every so many
-    nanoseconds with the time when it began. Signals reach the command, not us.
+    ``begun`` is told who it is as soon as it runs, in a thread, so that a quick command is not
+    taken for a slow one; ``meanwhile`` is called every so many nanoseconds with the time when
+    it began. Signals reach the command, not us.
     """
     with _signals() as signals:
         start = clock.monotonic()
         child = _spawn(command)
         signals.belong_to(child.pid)
-        try:
+        with ThreadPoolExecutor(1) as aside:
             whom = identity(child.pid)
-            begun(whom)
-            _wait(child.pid, every, lambda: meanwhile(whom, start))
-        except BaseException:
-            child.terminate()
-            raise
-        finally:
-            # Not earlier: until somebody takes note of its end, it can be asked whose it was.
+            told = aside.submit(begun, whom)
+            faults = _wait(child.pid, every, lambda: meanwhile(whom, start))
             end = clock.monotonic()
             signals.belong_to(None)
+            wait([told])
+            # Not earlier: until somebody takes note of its end, it can be asked whose it was.
             _, status, used = os.wait4(child.pid, 0)
             child.returncode = code = os.waitstatus_to_exitcode(status)
+    told.result()
+    if faults:
+        raise faults[0]
     return Ended(
         whom,
         start,
@@ -115,16 +117,24 @@ def _cause(error: Exception) -> str:
     return ((isinstance(error, OSError) and error.strerror) or str(error)).lower()
 
 
-def _wait(pid: int, every: int, meanwhile: Callable[[], object]) -> None:
-    """Until the process has ended, which nobody takes note of yet."""
+def _wait(pid: int, every: int, meanwhile: Callable[[], object]) -> list[Exception]:
+    """Until the process has ended, which nobody takes note of yet; what went wrong meanwhile.
+
+    Whatever goes wrong with us, the command goes on: it is somebody's work.
+    """
+    faults: list[Exception] = []
     descriptor = os.pidfd_open(pid)
     try:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         while not poll.poll(every / 1e6):
-            meanwhile()
+            try:
+                meanwhile()
+            except Exception as error:  # noqa: BLE001 - told once the command has ended
+                faults.append(error)
     finally:
         os.close(descriptor)
+    return faults
 
 
 class _Signals:

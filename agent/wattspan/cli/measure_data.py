@@ -56,7 +56,7 @@ class Run:
     code: int = 0
     interrupted: bool = False
     complete: bool = True
-    measured: float = 0.0  # seconds that were asked about
+    measured: float = 0.0  # seconds that were to be measured
     command: Sum = field(default_factory=Sum)
     host: Sum = field(default_factory=Sum)
     devices: Sum = field(default_factory=Sum)
@@ -64,6 +64,12 @@ class Run:
     provenance: dict[str, str] = field(default_factory=dict)
     host_name: str = ""
     emulated: bool = False
+    trouble: str = ""  # why its last stretch is not known
+
+    def miss(self, nanoseconds: int, why: str) -> None:
+        """A stretch of which nothing will be known."""
+        self.measured += nanoseconds / 1e9
+        self.complete, self.trouble = False, why
 
     def add(self, told: Measurement) -> None:
         """The next stretch of it."""

@@ -26,6 +26,10 @@ def lines(result: Result) -> Iterator[str]:
     """The table, line by line."""
     last = result.last
     yield ""
+    if not result.kinds:
+        yield f" The energy of `{_command(result)}` is not known."
+        yield from (f"  {note}" for note in result.notes)
+        return
     yield f" Energy of `{_command(result)}` on {figures.clean(last.host_name)}:"
     if last.emulated:
         yield " EMULATED HOST: these figures are true of no machine"
@@ -70,7 +74,7 @@ def _foot(result: Result) -> Iterator[str]:
             f"  Only {result.coverage:.1%} of the time was measured in every kind: "
             "the figures are of that part."
         )
-    if not all(run.complete for run in result.runs):
+    if not all(run.complete or run.trouble for run in result.runs):
         yield "  Some figures had not settled when they were read, and lack their last part."
     failed = sorted({run.code for run in result.runs if run.code})
     if failed and runs > 1:
