@@ -40,6 +40,8 @@ REPEATS = {"single": (60, 40, 20, 6), "inside": (60, 40, 20, 6), "nested": (20, 
 QUICK = {"single": (12, 8, 5, 0), "inside": (12, 8, 5, 0), "nested": (5, 4, 3, 0),
          "concurrent": (1, 1, 1, 0)}  # fmt: skip
 
+DEVICES = ("cpu", "memory", "gpu")
+SETTLING = 120.0  # seconds, at most
 ATTRIBUTE = "wattspan.energy."
 
 
@@ -266,9 +268,9 @@ def _percent(value: float, *, sign: bool = False) -> str:
     return f"{value * 100:{'+' if sign else ''}.{digits}f} %"
 
 
-def report(repeats: Mapping[str, Sequence[int]], *, zeus: bool) -> str:
+def report(repeats: Mapping[str, Sequence[int]], *, zeus: bool) -> Iterator[str]:
     """Everything, in Markdown."""
-    parts = [describe()]
+    yield describe()
     with (
         tempfile.TemporaryDirectory() as folder,
         Collector() as collector,
@@ -282,24 +284,28 @@ def report(repeats: Mapping[str, Sequence[int]], *, zeus: bool) -> str:
         settle(agent, collector)
         with neighbour(agent, None):
             found = measure(agent, collector, gpu=None, repeats=repeats, zeus=zeus)
-        parts.append(table(found, "CPU package, with a neighbour on the same CPUs"))
+        yield table(found, "CPU package, with a neighbour on the same CPUs")
         found = measure(agent, collector, gpu=0, repeats=repeats, zeus=zeus, seed=2)
-        parts.append(
-            table([one for one in found if one.device == "gpu"], "GPU, one process on the board")
-        )
+        yield table([one for one in found if one.device == "gpu"], "GPU, one process on the board")
         with neighbour(agent, 1):
             found = measure(agent, collector, gpu=1, repeats=repeats, seed=3)
-        parts.append(
-            table([one for one in found if one.device == "gpu"], "GPU, shared with a neighbour")
-        )
+        yield table([one for one in found if one.device == "gpu"], "GPU, shared with a neighbour")
         print(agent.said(), file=sys.stderr)
-    return "\n\n".join(parts)
 
 
 def settle(agent: SpanAgent, collector: Collector) -> None:
-    """Rest and work, so that idle power is known before anything is judged."""
-    time.sleep(12)
-    measure(agent, collector, gpu=None, repeats={"inside": (0, 0, 4, 1)}, seed=9)
+    """Rest and work in turns until idle power is known; on a busy machine it may never be."""
+    deadline = time.monotonic() + SETTLING
+    while True:
+        time.sleep(8)
+        measure(agent, collector, gpu=None, repeats={"inside": (0, 0, 2, 1)}, seed=9)
+        idle = {kind: agent.total("wattspan_idle_power_watts", hw_type=kind) for kind in DEVICES}
+        if all(idle.values()):
+            break
+        if time.monotonic() > deadline:
+            print("the machine is too busy: idle power is not known", file=sys.stderr)
+            break
+    print(f"idle power learned, in watts: {idle}", file=sys.stderr)
 
 
 def main() -> None:
@@ -308,7 +314,8 @@ def main() -> None:
     options.add_argument("--no-zeus", action="store_true")
     chosen = options.parse_args()
     zeus = not chosen.no_zeus and CLIENTS.exists() and os.geteuid() == 0
-    print(report(QUICK if chosen.quick else REPEATS, zeus=zeus))
+    for part in report(QUICK if chosen.quick else REPEATS, zeus=zeus):
+        print(part, end="\n\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ class SpanAgent:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if b"wattspan.emulation.engine" in words:
                 return Path(words[words.index(b"wattspan.emulation.engine") + 2].decode())
-        raise RuntimeError("the emulated host is gone")
+        raise RuntimeError(f"the emulated host is gone; the agent said: {self.said()}")
 
     @property
     def engine(self) -> int:

@@ -21,6 +21,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+GETTING_KNOWN = 3.0  # seconds a process lives before its first span: the agent looks for new ones
 SLICE = 0.005  # seconds; of each, a part is worked and the rest slept
 SERVICE = "truth"
 
@@ -168,11 +169,8 @@ def perform(trial: Trial, board: Board, windows: Windows | None) -> list[Mark]:
     edge = next(edges)
     ends = [until for until, _, _ in trial.load]
     start = time.monotonic()
-    while (now := time.monotonic() - start) < ends[-1]:
-        place = bisect_right(ends, now)
-        if place == len(ends):
-            break
-        until, cpu, gpu = trial.load[place]
+    while (now := time.monotonic() - start) < ends[-1] or edge is not None:
+        until, cpu, gpu = trial.load[min(bisect_right(ends, now), len(ends) - 1)]
         while edge is not None and edge.at <= now:
             if windows is not None and edge.span == 0 and edge.opens:
                 windows.begin()
@@ -183,7 +181,7 @@ def perform(trial: Trial, board: Board, windows: Windows | None) -> list[Mark]:
             edge = next(edges, None)
         board.load(gpu)
         until = min(until, edge.at if edge is not None else until)
-        _work(start + now, min(SLICE, until - now), cpu)
+        _work(start + now, min(SLICE, max(0.0, until - now)), cpu)
     board.load(0.0)
     return marks
 
@@ -361,6 +359,7 @@ def main() -> None:
     plan = json.loads(sys.stdin.readline())
     board = Board(plan["door"], plan["gpu"])
     windows = Windows(plan["gpu"]) if plan["zeus"] else None
+    time.sleep(GETTING_KNOWN)
     for trial in trials(plan["kinds"], plan["lengths"], plan["repeats"], plan["seed"]):
         marks = perform(trial, board, windows)
         spans = told(trial, marks, board)
