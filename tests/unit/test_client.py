@@ -103,7 +103,7 @@ def test_windows_may_be_open_in_many_threads_at_once() -> None:
 def test_an_event_loop_goes_on_while_a_window_is_read() -> None:
     async def main() -> float:
         with wattspan.window("request") as w:
-            await asyncio.sleep(0)
+            await asyncio.to_thread(int)
         measurements = await asyncio.gather(w.aresult(), w.aresult())
         return measurements[0].joules.total
 
@@ -318,8 +318,9 @@ def test_a_run_directory_that_cannot_be_is_no_agent(monkeypatch: pytest.MonkeyPa
     for directory in ("x" * 200, "/\0"):
         monkeypatch.setattr(here, "run_directories", lambda told=directory: [told])
         monkeypatch.setattr(here, "here", here.Here())
-        with wattspan.window():
+        with wattspan.window() as w:
             pass
+        assert here.here.due < w._begun + here.RENEW  # it is tried again soon
 
 
 def test_a_forked_child_measures_itself(agent: QueryServer, past: ConstantPast) -> None:
@@ -457,7 +458,7 @@ def test_coroutines_and_generators_are_measured_to_their_end() -> None:
 
     @wattspan.measured("coroutine", report=ended)
     async def coroutine() -> str:
-        await asyncio.sleep(0)
+        await asyncio.to_thread(int)
         order.append("coroutine worked")
         return "value"
 
