@@ -240,7 +240,8 @@ class _Track:
         self.kind = kind
         self.silent = silent  # expected, not heard of yet
         self.known = start  # intervals are known up to here
-        self.gone_since: int | None = None  # the rows went on without it from here
+        self.gone = False  # the rows went on without it, and it is not waited for
+        self.gone_since: int | None = None  # nothing has been told of it from here
         self.slices = [_Slice(start, 0)]  # the first one is where the merged rows end
         self.pool_start = start
         self._pool: list[tuple[int, int, int]] = []  # (end, energy, noise)
@@ -289,6 +290,7 @@ class _Track:
         if self.front < until:  # nothing before `until` can be told any more
             if self.gone_since is None:
                 self.gone_since = self.front
+            self.gone = True
             self.known = self.pool_start = until
             self._power = self._noise = None
         self.slices[: self.released(until)] = [here]
@@ -458,6 +460,7 @@ class EnergyProfile:
         track = self._tracks.get(domain_id)
         if track is None:
             track = self._join(domain_id, kind, start)
+        track.gone = False
         if end <= max(start, track.known):
             self.lost += energy
             return
@@ -523,7 +526,8 @@ class EnergyProfile:
             if newest - track.front > patience:
                 track.release(self._clock)
         newest = max(track.front for track in tracks)
-        until = min((t.front for t in tracks if newest - t.front <= patience), default=newest)
+        moving = [t.front for t in tracks if not t.gone and newest - t.front <= patience]
+        until = min(moving, default=newest)
         times = self.rows.times
         if not times:
             self._begin(min(track.slices[0].end for track in tracks))

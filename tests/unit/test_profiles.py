@@ -1,0 +1,396 @@
+"""What a payer spent as a function of time."""
+
+from __future__ import annotations
+
+import pytest
+
+from wattspan.model import SECOND, HwType, Instant, Interval, Microjoules
+from wattspan.profiles import GPU_MASK, EnergyProfile, lanes_of
+
+CPU, GPU, MEMORY, ENCLOSURE = HwType.CPU, HwType.GPU, HwType.MEMORY, HwType.ENCLOSURE
+MS = 1_000_000
+
+
+def interval(start: int, end: int) -> Interval:
+    """From and to milliseconds."""
+    return Interval("", Instant(start * MS, 0), Instant(end * MS, 0), Microjoules(0))
+
+
+def tell(
+    profile: EnergyProfile,
+    *energies: int,
+    domain: str = "cpu",
+    kind: HwType = CPU,
+    start: int = 0,
+    every: int = 100,
+    noise: int = 0,
+) -> int:
+    """Intervals that follow each other; where they end."""
+    for i, energy in enumerate(energies):
+        begin = start + i * every
+        profile.add(domain, kind, interval(begin, begin + every), energy, noise)
+    return start + len(energies) * every
+
+
+def tell_all(profile: EnergyProfile, domains: dict[str, HwType], start: int, until: int) -> None:
+    """A hundred microjoules in every tenth of a second of each domain, side by side."""
+    for begin in range(start, until, 100):
+        for domain, kind in domains.items():
+            tell(profile, 100, domain=domain, kind=kind, start=begin)
+
+
+def energy(profile: EnergyProfile, start: float, end: float, kind: HwType = CPU) -> int:
+    """A straight line is followed from just below, so 499 is 500."""
+    spent = profile.between(round(start * MS), round(end * MS)).energy[kind]
+    return spent + 1 if spent % 10 == 9 else spent
+
+
+def test_a_profile_that_was_told_nothing_knows_nothing() -> None:
+    profile = EnergyProfile()
+    assert (profile.watermark, profile.horizon) == (0, 0)
+    answer = profile.between(0, 10**12)
+    assert (answer.energy, answer.uncertainty, answer.covered) == ({}, {}, 0)
+    profile.finish()
+    assert profile.watermark == 0
+
+
+def test_without_samples_energy_is_spread_evenly() -> None:
+    profile = EnergyProfile()
+    tell(profile, 1000, 3000)
+    assert energy(profile, 0, 200) == 4000
+    assert energy(profile, 50, 150) == 500 + 1500
+    assert energy(profile, 10, 11) == 10
+    assert profile.between(50 * MS, 150 * MS).covered == 100 * MS
+
+
+def test_with_samples_cpu_and_memory_follow_the_cpu_clock_and_a_gpu_does_not() -> None:
+    profile = EnergyProfile()
+    for mono, cpu in ((0, 0), (10, 0), (20, 10), (100, 10), (120, 10)):
+        profile.sample(mono * MS, cpu * MS)
+    for kind in (CPU, MEMORY, GPU):
+        profile.expect(kind, kind, 0)
+    for kind in (CPU, MEMORY, GPU):
+        tell(profile, 1000, domain=kind, kind=kind)
+    assert energy(profile, 0, 10) == 0
+    assert energy(profile, 10, 20) == 1000
+    assert energy(profile, 10, 15, MEMORY) == 500
+    assert energy(profile, 20, 100) == 0
+    assert energy(profile, 10, 20, GPU) == 100
+
+
+def test_a_clock_that_falls_or_stands_still_in_time_is_not_followed_back() -> None:
+    profile = EnergyProfile()
+    for mono, cpu in ((0, 50), (50, 100), (50, 400), (40, 500), (100, 20), (110, 100)):
+        profile.sample(mono * MS, cpu * MS)
+    tell(profile, 1000)
+    assert energy(profile, 0, 50) == 1000
+    assert energy(profile, 50, 100) == 0
+
+
+def test_where_samples_end_the_rest_goes_on_at_their_rate() -> None:
+    profile = EnergyProfile()
+    for mono in (25, 50, 75):
+        profile.sample(mono * MS, mono * MS)
+    tell(profile, 1000)
+    assert energy(profile, 0, 25) == 250
+    assert energy(profile, 75, 100) == 250
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [(500, 0), (600, 10)],  # begin later
+        [(-20, 0), (-10, 5)],  # end before
+        [(50, 10)],  # one alone tells no rate
+        [(0, 10), (50, 10), (100, 10)],  # a clock that stands still tells none
+        [(0, 0), (10**9, 1)],  # the clock moved, but not by a nanosecond here
+    ],
+)
+def test_samples_that_tell_nothing_leave_energy_spread_evenly(
+    samples: list[tuple[int, int]],
+) -> None:
+    profile = EnergyProfile()
+    for mono, cpu in samples:
+        profile.sample(mono * MS, cpu)
+    tell(profile, 1000)
+    assert energy(profile, 0, 50) == 500
+
+
+def test_many_samples_leave_the_newest() -> None:
+    profile = EnergyProfile()
+    for i in range(10_002):
+        profile.sample(i * MS, min(i, 9_950) * MS)
+    tell(profile, 1000, start=9_900)
+    assert energy(profile, 9_900, 9_950) == 1000
+
+
+# -------------------------------------------------------------------------------- counter steps
+
+
+def clocked(until: int, rate: int = 1) -> EnergyProfile:
+    profile = EnergyProfile()
+    for mono in range(0, until + 20, 10):
+        profile.sample(mono * MS, mono * rate * MS)
+    return profile
+
+
+def test_intervals_that_the_step_blurs_are_pooled_until_it_does_not() -> None:
+    profile = clocked(1000)
+    # The process worked evenly; the counter's step gave one interval what belongs to the next.
+    for start, spent in ((0, 1500), (100, 500)):
+        profile.add("cpu", CPU, interval(start, start + 100), spent, 50)
+        assert profile.watermark == 0
+    profile.add("cpu", CPU, interval(200, 300), 1000, 50)
+    assert profile.watermark == 300 * MS
+    assert energy(profile, 0, 100) == energy(profile, 100, 200) == energy(profile, 200, 300) == 1000
+
+
+def test_a_pool_waits_for_a_second_and_no_longer() -> None:
+    profile = clocked(3000)
+    tell(profile, *[10] * 9, noise=50)
+    assert profile.watermark == 0
+    tell(profile, 10, start=900, noise=50)
+    assert profile.watermark == SECOND
+
+
+def test_what_is_exact_or_cannot_be_followed_does_not_wait() -> None:
+    exact = clocked(1000)
+    tell(exact, 0, 10, 10)
+    assert exact.watermark == 300 * MS
+    blind = EnergyProfile()
+    tell(blind, 10, 10, 10, noise=50)
+    assert blind.watermark == 300 * MS
+    gpu = clocked(1000)
+    tell(gpu, 10, 10, domain="gpu", kind=GPU, noise=50)
+    assert gpu.watermark == 200 * MS
+
+
+def test_finishing_releases_what_waits() -> None:
+    profile = clocked(1000)
+    profile.expect("gpu", GPU, 0)
+    tell(profile, 10, 30, noise=50)
+    assert profile.watermark == 0
+    profile.finish()
+    assert energy(profile, 0, 200) == 40
+
+
+def test_a_larger_step_makes_a_larger_uncertainty() -> None:
+    stated = []
+    for noise in (0, 10_000, 100_000):
+        profile = EnergyProfile()
+        tell(profile, *[1_000_000] * 10, noise=noise)
+        stated.append(profile.between(50 * MS, 650 * MS).uncertainty[CPU])
+    assert stated[0] < stated[1] < stated[2]
+    assert stated[2] < 200_000
+
+
+def test_changing_power_is_less_sure_than_steady_power() -> None:
+    steady, changing = EnergyProfile(), EnergyProfile()
+    tell(steady, *[500_000] * 10)
+    tell(changing, *[0, 1_000_000] * 5)
+    sure, unsure = (p.between(150 * MS, 750 * MS).uncertainty[CPU] for p in (steady, changing))
+    assert 5 * sure < unsure
+
+
+def test_steps_between_unequal_shares_walk_away_with_more_over_time() -> None:
+    profile = EnergyProfile()
+    for i in range(100):
+        noise = 10_000 if i % 2 else 0
+        profile.add("cpu", CPU, interval(i * 100, i * 100 + 100), 1_000_000, noise)
+    short = profile.between(150 * MS, 350 * MS).uncertainty[CPU]
+    long = profile.between(150 * MS, 9_550 * MS).uncertainty[CPU]
+    assert short < long
+
+
+def test_inside_one_slice_uncertainty_shrinks_with_the_length() -> None:
+    profile = EnergyProfile()
+    tell(profile, 1_000_000, 3_000_000, 1_000_000, noise=100_000)
+    lengths = (1, 7, 1000, 10**6, 40 * 10**6)
+    stated = [profile.between(120 * MS, 120 * MS + n).uncertainty[CPU] for n in lengths]
+    assert stated == sorted(stated)
+    assert stated[0] <= 3
+    assert stated[-1] > 10 * stated[-2]
+
+
+# -------------------------------------------------------------------------------- several domains
+
+
+def test_kinds_are_answered_up_to_where_all_that_move_are_known() -> None:
+    profile = EnergyProfile()
+    profile.expect("gpu", GPU, 0)
+    tell(profile, 100, 100, 100)
+    assert profile.watermark == 0
+    tell(profile, 1000, domain="gpu", kind=GPU, start=0, every=150)
+    assert profile.watermark == 150 * MS
+    assert profile.between(0, SECOND).energy == {CPU: 150, GPU: 1000}
+    assert profile.between(0, SECOND).covered == 150 * MS
+
+
+def test_expecting_a_domain_twice_changes_nothing() -> None:
+    profile = EnergyProfile()
+    tell(profile, 100)
+    profile.expect("cpu", CPU, 0)
+    tell(profile, 100, start=100)
+    assert energy(profile, 0, 200) == 200
+
+
+def test_domains_of_one_kind_add_up_whatever_their_edges() -> None:
+    profile = EnergyProfile()
+    for domain in ("a", "b"):
+        profile.expect(domain, CPU, 0)
+    tell(profile, 1000, 1000, domain="a")
+    tell(profile, 30, 30, domain="b", every=90)
+    assert profile.watermark == 180 * MS
+    assert energy(profile, 0, 90) == 900 + 30
+    assert energy(profile, 0, 180) == 1800 + 60
+
+
+def test_a_domain_that_stops_is_not_waited_for_beyond_patience() -> None:
+    profile = EnergyProfile(patience=SECOND)
+    for domain in ("a", "b"):
+        profile.expect(domain, CPU, 0)
+    profile.expect("gpu", GPU, 0)
+    tell(profile, *[10] * 2, domain="gpu", kind=GPU)
+    tell_all(profile, {"a": CPU, "b": CPU}, 0, 2000)
+    assert profile.watermark == 2 * SECOND
+    before, after = profile.between(0, SECOND), profile.between(SECOND, 2 * SECOND)
+    assert before.energy == {CPU: 2000, GPU: 20}
+    assert after.energy == {CPU: 2000}  # nobody told of the GPU: unknown, not zero
+    assert after.covered == SECOND
+    assert set(after.uncertainty) == {CPU}
+
+
+def test_what_comes_after_its_time_has_been_told_is_lost_and_counted() -> None:
+    profile = EnergyProfile(patience=SECOND)
+    profile.expect("gpu", GPU, 0)
+    tell(profile, *[100] * 20)
+    profile.add("gpu", GPU, interval(0, 100), 70, 0)
+    assert profile.lost == 70
+    profile.add("gpu", GPU, interval(100, 2100), 2000, 0)  # half a tenth of it is news
+    assert profile.lost == 70 + 1900
+    tell(profile, *[100] * 2, start=2000)
+    assert energy(profile, 2000, 2100, GPU) == 100
+    assert profile.between(0, 2100 * MS).covered == 100 * MS
+
+
+def test_a_hole_is_not_covered_and_holds_no_energy() -> None:
+    profile = EnergyProfile()
+    end = tell(profile, 100, 100)
+    tell(profile, 100, start=end + 50)
+    assert profile.between(0, 350 * MS).covered == 300 * MS
+    assert energy(profile, 200, 250) == 0
+    assert profile.between(240 * MS, 260 * MS).covered == 10 * MS
+    assert profile.between(260 * MS, 300 * MS).covered == 40 * MS
+
+
+def test_holes_that_touch_are_one_and_too_many_become_fewer() -> None:
+    profile = EnergyProfile(patience=SECOND)
+    for i in range(300):
+        profile.add("cpu", CPU, interval(i * 20, i * 20 + 10 + i % 2), 5, 0)
+    whole = profile.between(0, 10**12)
+    assert whole.energy[CPU] == 1500
+    assert whole.covered < 300 * 10 * MS + 150 * MS  # never more than was measured
+    gpu = EnergyProfile()
+    for domain in ("a", "b"):
+        gpu.expect(domain, GPU, 0)
+    gpu.add("a", GPU, interval(10, 20), 1, 0)
+    gpu.add("b", GPU, interval(15, 20), 1, 0)
+    assert gpu.between(0, 20 * MS).covered == 5 * MS
+
+
+def test_a_domain_that_appears_soon_was_there_before_and_a_later_one_was_not() -> None:
+    profile = EnergyProfile(patience=SECOND)
+    tell(profile, *[100] * 5)
+    tell(profile, 100, domain="memory", kind=MEMORY, start=400)  # a tenth is news, none is lost
+    assert profile.lost == 100
+    both = {"cpu": CPU, "memory": MEMORY}
+    tell_all(profile, both, 500, 2500)
+    assert profile.between(0, SECOND).covered == 500 * MS
+    tell(profile, 1000, domain="gpu", kind=GPU, start=2600)
+    tell_all(profile, both, 2500, 2800)
+    assert profile.between(600 * MS, 2700 * MS).covered == 2100 * MS
+    assert GPU not in profile.between(0, SECOND).energy
+    assert energy(profile, 2600, 2700, GPU) == 1000
+
+
+def test_an_empty_or_backward_stretch_is_answered_with_nothing_spent() -> None:
+    profile = EnergyProfile()
+    tell(profile, 1000)
+    for start, end in ((50, 50), (60, 40)):
+        answer = profile.between(start * MS, end * MS)
+        assert (answer.energy, answer.covered) == ({CPU: 0}, 0)
+    assert profile.between(10**15, 10**15 + 5).energy == {}
+    assert profile.between(-50, -10).covered == 0
+
+
+def test_an_interval_out_of_order_or_without_length_is_not_taken() -> None:
+    profile = EnergyProfile()
+    tell(profile, 100, 100)
+    profile.add("cpu", CPU, interval(0, 100), 50, 0)
+    profile.add("cpu", CPU, interval(300, 300), 7, 0)
+    assert profile.lost == 57
+    assert energy(profile, 0, 300) == 200
+
+
+# -------------------------------------------------------------------------------- bounded memory
+
+
+def test_a_profile_without_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs room for 16 rows, not 15"):
+        EnergyProfile(15)
+
+
+def test_a_life_of_a_day_stays_answerable_in_bounded_memory() -> None:
+    profile = EnergyProfile(512)
+    day = 24 * 3600
+    for second in range(0, day, 10):
+        profile.add("cpu", CPU, interval(second * 1000, (second + 10) * 1000), 10_000_000, 0)
+    assert len(profile.rows.times) <= 512
+    assert profile.between(0, day * SECOND).energy[CPU] == day * 1_000_000
+    hour = profile.between(0, 3600 * SECOND)
+    assert abs(hour.energy[CPU] - 3_600_000_000) <= 10_000_000
+    late = profile.between((day - 10) * SECOND, day * SECOND)
+    assert late.energy[CPU] == 10_000_000
+
+
+def test_the_recent_past_is_not_thinned_while_there_is_room() -> None:
+    profile = EnergyProfile(4096)
+    energies = [1000 * (i % 7) for i in range(3000)]
+    tell(profile, *energies)
+    assert 0 < profile.thinned <= 280 * SECOND
+    assert energy(profile, 299_000, 299_100) == energies[2990]
+
+
+def test_thinned_rows_are_less_sure() -> None:
+    profile = EnergyProfile(16)
+    tell(profile, *[0, 2_000_000] * 40)
+    fresh = EnergyProfile()
+    tell(fresh, *[0, 2_000_000] * 40)
+    start, end = 50 * MS, 4_050 * MS
+    assert profile.between(start, end).uncertainty[CPU] > fresh.between(start, end).uncertainty[CPU]
+
+
+def test_asking_much_of_a_process_that_ended_remembers_little() -> None:
+    profile = EnergyProfile()
+    tell(profile, *range(120))
+    for first in range(0, 12_000, 100):
+        for last in range(first, 12_000, 200):
+            profile.between(first * MS, last * MS)
+    assert energy(profile, 0, 12_000) == sum(range(120))
+
+
+# ----------------------------------------------------------------------------------------- lanes
+
+
+@pytest.mark.parametrize(
+    "kinds", [{CPU}, {CPU, GPU}, {CPU, MEMORY, GPU}, {CPU, MEMORY, GPU, ENCLOSURE}, set()]
+)
+def test_lanes_are_read_as_they_were_packed(kinds: set[HwType]) -> None:
+    lanes = lanes_of(frozenset(kinds))
+    values = [2**56 - 1 - i for i in range(len(kinds))]
+    packed = lanes.pack(values)
+    assert list(lanes.energies(packed)) == values
+    assert lanes.named(*values) == dict(zip(lanes.kinds, values, strict=True))
+    assert lanes.clamp(packed, packed, packed) == packed
+    assert lanes.clamp(packed, 0, 0) == 0
+    assert bool(packed & GPU_MASK) == (GPU in kinds)
