@@ -281,6 +281,15 @@ def test_a_window_is_used_once_and_in_order() -> None:
         w.begin()
 
 
+@pytest.mark.usefixtures("no_agent")
+def test_a_window_may_end_before_its_block() -> None:
+    with wattspan.window() as w:
+        w.end()
+        ended = w.seconds
+        sum(range(1000))
+    assert w.seconds == ended
+
+
 @pytest.mark.usefixtures("agent")
 def test_a_window_whose_block_fails_is_measured_all_the_same() -> None:
     w = wattspan.window("train")

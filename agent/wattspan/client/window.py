@@ -78,6 +78,8 @@ class Window:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._ended:  # within its block, and so it shall be
+            return
         if kind is None:
             self.end()
         else:  # what went wrong is the program's to hear; a device may be beyond waiting for
