@@ -126,6 +126,21 @@ def test_an_attribute_with_a_long_value_is_no_count() -> None:
     assert told(span(thread__id="7" * 200))[0].thread == 0
 
 
+def test_an_attribute_that_is_cut_short_is_malformed() -> None:
+    body = request(span(thread__id=5)).SerializeToString()
+    with pytest.raises(MalformedError):
+        Receiver().intake.take(body.replace(b"\x12\x02\x18\x05", b"\x12\x09\x18\x05"), PEER)
+
+
+def test_a_value_that_is_none_is_no_count_and_no_text() -> None:
+    body = request(span(thread__id=5), resource={"service.name": "abc"}).SerializeToString()
+    receiver = Receiver()
+    body = body.replace(b"\x18\x05", b"\x18\xff").replace(b"\n\x03abc", b"\n\x04abc")
+    receiver.intake.take(body, PEER)
+    (part,) = receiver.sink.deliveries[0].parts
+    assert (part.claim.service, part.spans[0].thread) == ("", 0)
+
+
 def test_a_weight_with_a_very_long_name_is_found() -> None:
     name = "w" * 300
     assert told(span(**{name: 3}), weight=name)[0].weight == 3

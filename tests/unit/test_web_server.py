@@ -162,6 +162,53 @@ def test_a_handler_that_fails_costs_one_request(tmp_path: Path) -> None:
         assert "ZeroDivisionError('oh')" in site.log[0]
 
 
+def test_an_answer_that_is_no_http_costs_its_connection(tmp_path: Path) -> None:
+    async def wrong(request: Request) -> Response:
+        return Response(200, headers={"X": "a\r\nb"} if request.path == "/bad" else {})
+
+    with serving(tmp_path, lambda _: wrong) as site:
+        assert site.tell(post(b"", path="/bad")) == b""
+        assert "'/bad' was answered wrongly" in site.log[0]
+        assert statuses(site.tell(GET)) == [200]
+
+
+def test_what_comes_during_an_answer_is_answered_next(tmp_path: Path) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    async def slow(request: Request) -> Response:
+        begun.set()
+        while not go_on.is_set():
+            await asyncio.sleep(0.005)
+        return Response(200, request.body)
+
+    limits = Limits(body=3 << 20)
+    with serving(tmp_path, lambda _: slow, limits) as site, closing(site.connect()) as connection:
+        connection.sendall(post(b"first"))
+        assert begun.wait(20)
+        connection.sendall(post(b"second")[:30])
+        go_on.set()
+        assert read_answer(connection) == (200, b"first")
+        connection.sendall(post(b"second")[30:])
+        assert read_answer(connection) == (200, b"second")
+
+
+def test_who_closes_its_half_during_an_answer_still_gets_it(tmp_path: Path) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    async def slow(_: Request) -> Response:
+        begun.set()
+        while not go_on.is_set():
+            await asyncio.sleep(0.005)
+        return Response(200, b"late")
+
+    with serving(tmp_path, lambda _: slow) as site, closing(site.connect()) as connection:
+        connection.sendall(GET)
+        assert begun.wait(20)
+        connection.shutdown(socket.SHUT_WR)
+        go_on.set()
+        assert read_all(connection).endswith(b"late")
+
+
 def test_a_handler_is_told_no_more_when_its_client_is_gone(tmp_path: Path) -> None:
     begun, ended = threading.Event(), threading.Event()
 
@@ -343,6 +390,28 @@ def test_when_all_are_busy_one_more_is_told_to_come_again(site: Site) -> None:
         assert read_answer(busy[0]) == (200, b"halfrest")
 
 
+def test_when_there_are_far_too_many_they_are_closed_unheard(tmp_path: Path) -> None:
+    limits = Limits(connections=2, linger=60)
+    with serving(tmp_path, limits=limits) as site:
+        with ExitStack() as stack:
+            for _ in range(2):
+                busy = stack.enter_context(closing(site.connect()))
+                busy.sendall(post(b"", "Expect: 100-continue", "Content-Length: 8"))
+                assert busy.recv(100).startswith(b"HTTP/1.1 100 ")
+            for _ in range(2):
+                told = stack.enter_context(closing(site.connect()))
+                assert read_answer(told)[0] == 503
+            assert is_over(stack.enter_context(closing(site.connect())))
+        eventually(lambda: b" 200 " in heard(site), "there is room again")
+
+
+def heard(site: Site) -> bytes:
+    try:
+        return site.tell(GET)
+    except OSError:
+        return b""
+
+
 def test_bodies_of_all_connections_have_one_bound(site: Site) -> None:
     with ExitStack() as stack:
         holding = [stack.enter_context(closing(site.connect())) for _ in range(3)]
@@ -386,6 +455,12 @@ def test_a_socket_that_is_answered_on_is_another_agents(site: Site) -> None:
     with closing(site.connect_unix()) as connection:
         connection.sendall(GET)
         assert read_answer(connection)[0] == 200
+
+
+def test_a_directory_that_cannot_be_had_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ListenError, match="file is no directory; set another"):
+        server().listen_unix(tmp_path / "file" / "a.sock", _silent, what="spans")
 
 
 def test_the_socket_of_a_dead_agent_is_replaced(tmp_path: Path) -> None:

@@ -156,6 +156,8 @@ def _unix_sentence(error: OSError, path: Path) -> str:
             f"{path.parent} cannot be written; run the agent as a user who may, or set another "
             "[agent] run_dir."
         )
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return f"{path.parent} is no directory; set another [agent] run_dir."
     if error.errno is None:  # Python's own: the path is longer than a socket's address may be
         return "a Unix socket's path has at most 107 bytes; set a shorter [agent] run_dir."
     return f"{error.strerror}; set another [agent] run_dir."
