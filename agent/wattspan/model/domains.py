@@ -64,6 +64,7 @@ class Domain:
     max_power: Milliwatts = Milliwatts(2_000_000)  # no plausible reading exceeds it
     modulus: Microjoules | None = None  # the counter wraps to 0 here; None: it never wraps
     resolution: Nanoseconds = MILLISECOND  # how often the counter moves
+    staleness: Nanoseconds | None = None  # how old a value may be when stamped; None: a step
     why: str = ""  # one clause for `doctor`: why it is in the cover, or is not
 
     def __post_init__(self) -> None:

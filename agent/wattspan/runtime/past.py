@@ -306,4 +306,5 @@ def _shares_of(entry: Entry, numbers: set[int]) -> int:
 
 def _step_energy(domain: Domain, interval: Interval) -> int:
     """What the counter's last step may have put on the wrong side of an edge, in microjoules."""
-    return interval.energy * domain.resolution // max(1, interval.duration)
+    stale = domain.resolution if domain.staleness is None else domain.staleness
+    return interval.energy * stale // max(1, interval.duration)

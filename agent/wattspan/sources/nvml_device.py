@@ -25,7 +25,7 @@ from wattspan.model import (
 from wattspan.ports import Clock, SourceContext
 from wattspan.sources import nvml_calls
 from wattspan.sources.nvml_calls import GpuCalls, Library
-from wattspan.sources.nvml_edge import EdgeFinder
+from wattspan.sources.nvml_edge import GUARD, EdgeFinder
 from wattspan.sources.nvml_energy import EnergyMeter
 from wattspan.sources.nvml_processes import GpuProcesses
 from wattspan.sources.nvml_status import (
@@ -319,6 +319,7 @@ class Gpu:
             method=METHOD if named else "none",
             max_power=UNLIMITED if limit is None else Milliwatts(limit * TRANSIENTS),
             resolution=Nanoseconds(self._resolution),
+            staleness=None if self._edges.period is None else Nanoseconds(GUARD),
             why=f"the whole board, {how}",
         )
 
@@ -339,6 +340,7 @@ class Gpu:
         return (
             self._meter.derived,
             self._resolution,
+            self._edges.period is None,
             self._ceiling,
             self._processes.named,
         )
