@@ -1,0 +1,100 @@
+"""What measuring by hand costs: beginning and ending a window, and reading its figures.
+
+.venv/bin/python -m benchmarks.windows
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import wattspan
+from benchmarks.machine import describe
+from benchmarks.spans.agent import SpanAgent
+
+FIRST = """
+import socket, time, wattspan
+wattspan.window
+start = time.perf_counter_ns()
+wattspan.window().begin()
+print(time.perf_counter_ns() - start)
+"""
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--windows", type=int, default=100_000)
+    options.add_argument("--reads", type=int, default=200)
+    chosen = options.parse_args()
+    print(describe())
+    print("\nMicroseconds; a running agent on an emulated host with two sockets and two GPUs\n")
+    print("| | median | p99 |")
+    print("|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        agent = SpanAgent(Path(folder))
+        os.environ["WATTSPAN_RUN_DIR"] = str(agent.run_dir)
+        try:
+            begins, ends, windows = edges(chosen.windows)
+            show("begin", begins)
+            show("end", ends)
+            show("the first window of a process", (first() for _ in range(100)))
+            windows[-1].result(timeout=30)
+            show("reading a settled window", reads(windows[-chosen.reads :]))
+        finally:
+            agent.close()
+
+
+def edges(count: int) -> tuple[list[int], list[int], list[wattspan.Window]]:
+    """Nanoseconds of each begin and end, and the windows."""
+    begins, ends, windows = [], [], []
+    with wattspan.window():
+        pass  # the first, which sends a word to the agent
+    for _ in range(count):
+        window = wattspan.window("train")
+        before = time.perf_counter_ns()
+        window.begin()
+        between = time.perf_counter_ns()
+        window.end()
+        ends.append(time.perf_counter_ns() - between)
+        begins.append(between - before)
+        windows.append(window)
+    return begins, ends, windows[-1000:]
+
+
+def first() -> int:
+    """Nanoseconds that the first window of a program takes to begin."""
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST], capture_output=True, text=True, check=True, timeout=60
+    )
+    return int(done.stdout)
+
+
+def reads(windows: Iterable[wattspan.Window]) -> Iterable[int]:
+    return (took(window.result) for window in windows)
+
+
+def took(act: Callable[[], object]) -> int:
+    before = time.perf_counter_ns()
+    act()
+    return time.perf_counter_ns() - before
+
+
+def show(name: str, nanoseconds: Iterable[int]) -> None:
+    values = sorted(nanoseconds)
+    median, late = values[len(values) // 2], values[len(values) * 99 // 100]
+    print(f"| {name} | {written(median)} | {written(late)} |", flush=True)
+
+
+def written(nanoseconds: int) -> str:
+    micros = nanoseconds / 1e3
+    return f"{micros:.2f}" if micros < 10 else f"{micros:,.0f}"
+
+
+if __name__ == "__main__":
+    main()
