@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import repeat
 from operator import itemgetter, le, mul
 from typing import Generic, NamedTuple, TypeVar
@@ -57,6 +57,7 @@ _NEVER = 1 << 80
 _BLOCK = 1 << 60  # codes of events: covered time begins,
 _UNBLOCK = _BLOCK + 1  # or ends,
 _TICK = _BLOCK + 2  # or nothing happens but that time passes
+_SPARE = 1024  # so much may be kept that is nobody's, before it is looked through
 _CHAIN = 64  # ancestors that began at the same nanosecond: more are not followed
 
 
@@ -82,9 +83,6 @@ class Covered:
 
     def __iter__(self) -> Iterator[Stretch]:
         return iter(self._stretches)
-
-    def __len__(self) -> int:
-        return len(self._stretches)
 
     def inside(self, start: int, end: int) -> list[Stretch]:
         """What is covered of a stretch; the first and the last may reach beyond it."""
@@ -380,9 +378,6 @@ class Recent(Generic[T]):
     def __contains__(self, key: bytes) -> bool:
         return key in self._young or key in self._old
 
-    def __len__(self) -> int:
-        return len(self._young) + len(self._old)
-
     def __setitem__(self, key: bytes, value: T) -> None:
         self._young[key] = value
         self._turn()
@@ -494,6 +489,7 @@ class ProcessSpans:
         self._announced: dict[bytes, _Announced] = {}
         self._events: list[tuple[int, int, int, _Announced]] = []  # a heap
         self._sequence = 0
+        self._numbered = 0  # announced spans that take part in the running division
         self._running = _Division()
         self._front: int | None = None
         self._usual = MILLION  # the weight of a span of which none is known
@@ -838,6 +834,7 @@ class ProcessSpans:
                 continue
             if not closes:
                 record.number = self._running.join(1)
+                self._numbered += 1
                 record.since = max(at, front)
                 opened.append(record)
             times.append(max(at, front))
@@ -881,17 +878,21 @@ class ProcessSpans:
 
     def _drop(self, record: _Announced) -> None:
         del self._announced[record.id]
+        self._numbered -= record.number >= 0
         record.number = _GONE
 
     def _tidy(self) -> None:
-        """Forget numbers that nobody has any more."""
-        live = [record for record in self._announced.values() if record.number >= 0]
-        if not live:
+        """Forget numbers and events that are nobody's any more."""
+        if not self._numbered:
             self._held = 0
-        if len(self._running.gained) > 2 * len(live) + 1024:
+        if len(self._running.gained) > 2 * self._numbered + _SPARE:
+            live = [record for record in self._announced.values() if record.number >= 0]
             self._running.keep([record.number for record in live])
             for number, record in enumerate(live):
                 record.number = number
+        if len(self._events) > 2 * len(self._announced) + _SPARE:
+            self._events = [event for event in self._events if event[3].number != _GONE]
+            heapify(self._events)
 
     def expire(self, opened: int, ended: int) -> int:
         """Give up announced spans; how many they were.

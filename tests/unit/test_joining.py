@@ -1,0 +1,534 @@
+"""A process's energy divided among its spans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from wattspan.joining import HEAVIEST, Covered, ProcessSpans, Recent, Stretch
+from wattspan.model import SECOND, HwType, Instant, Interval, Microjoules
+from wattspan.profiles import EnergyProfile
+from wattspan.spans import Ended, Outcome, Span, SpanEnergy, Started
+
+CPU, GPU, MEMORY = HwType.CPU, HwType.GPU, HwType.MEMORY
+MS = 1_000_000
+NEVER = 2**70
+POWER = {CPU: 1_000_000, MEMORY: 100_000, GPU: 10_000_000}  # microjoules a second
+
+
+def known(until: int = 10_000, kinds: Sequence[HwType] = tuple(POWER)) -> EnergyProfile:
+    """A process that spends evenly, known up to ``until`` milliseconds."""
+    profile = EnergyProfile()
+    for kind in kinds:
+        profile.expect(kind, kind, 0)
+    extend(profile, 0, until, kinds)
+    return profile
+
+
+def extend(
+    profile: EnergyProfile, start: int, until: int, kinds: Sequence[HwType] = tuple(POWER)
+) -> None:
+    for begin in range(start, until, 100):
+        edges = Instant(begin * MS, 0), Instant((begin + 100) * MS, 0)
+        for kind in kinds:
+            profile.add(kind, kind, Interval(kind, *edges, Microjoules(0)), POWER[kind] // 10, 0)
+
+
+def span(
+    ident: int,
+    start: float,
+    end: float,
+    parent: int = 0,
+    *,
+    thread: int = 1,
+    cpu: float | None = None,
+    weight: int | None = None,
+) -> Span:
+    """From and to milliseconds, ``cpu`` as well."""
+    return Span(
+        trace=bytes(16),
+        id=ident.to_bytes(8, "big"),
+        parent=parent.to_bytes(8, "big") if parent else b"",
+        service="s",
+        name="n",
+        start=round(start * MS),
+        end=round(end * MS),
+        thread=thread,
+        cpu=None if cpu is None else round(cpu * MS),
+        weight=weight,
+    )
+
+
+def started(
+    ident: int, at: float, parent: int = 0, thread: int = 1, cpu: float | None = None
+) -> Started:
+    above = parent.to_bytes(8, "big") if parent else b""
+    return Started(ident.to_bytes(8, "big"), above, round(at * MS), thread, clock(cpu))
+
+
+def ended(ident: int, at: float, thread: int = 1, cpu: float | None = None) -> Ended:
+    return Ended(ident.to_bytes(8, "big"), round(at * MS), thread, clock(cpu))
+
+
+def clock(cpu: float | None) -> int:
+    """A thread's CPU clock, long since started; 0 if it was not asked."""
+    return 0 if cpu is None else round((1000 + cpu) * MS)
+
+
+def milliseconds(result: SpanEnergy, kind: HwType = CPU) -> float:
+    """The exclusive energy of a kind, as the time that the whole process needs to spend it."""
+    return round(result.exclusive[kind] * 1000 / POWER[kind], 1)
+
+
+def test_a_single_span_spends_what_its_process_does() -> None:
+    (result,) = ProcessSpans().settle([span(1, 150, 350)], known(), NEVER)
+    assert result.outcome is Outcome.JOINED
+    assert milliseconds(result) == milliseconds(result, GPU) == 200
+    assert result.exclusive == result.inclusive.energy
+    assert result.coverage == 1
+
+
+def test_time_in_a_child_is_the_childs() -> None:
+    batch = [span(2, 200, 300, 1), span(1, 100, 500), span(3, 350, 400, 1)]
+    child, parent, other = ProcessSpans().settle(batch, known(), NEVER)
+    assert [milliseconds(r) for r in (parent, child, other)] == [250, 100, 50]
+    assert parent.inclusive.energy[CPU] == 400_000
+
+
+def test_spans_side_by_side_share_alike() -> None:
+    batch = [span(i, 100, 200) for i in range(1, 65)]
+    results = ProcessSpans().settle(batch, known(), NEVER)
+    assert {r.exclusive[GPU] for r in results} == {1_000_000 // 64}
+
+
+def test_a_thousand_spans_at_once_are_divided_exactly() -> None:
+    process, profile = ProcessSpans(), known()
+    batch = [span(i, i / 10, 500 + i / 10, i // 2) for i in range(1, 1001)]
+    results = process.settle(batch, profile, NEVER)
+    given = {k: sum(r.exclusive[k] for r in results) for k in POWER}
+    outside = process.outside(profile, NEVER)
+    whole = profile.between(batch[0].start, profile.watermark).energy
+    assert {k: given[k] + outside[k] for k in POWER} == whole
+
+
+# ---------------------------------------------------------------------------------------- weights
+
+
+def test_cpu_and_memory_go_by_the_threads_cpu_time_and_a_gpu_does_not() -> None:
+    batch = [span(1, 0, 100, thread=1, cpu=90), span(2, 0, 100, thread=2, cpu=10)]
+    busy, waiting = ProcessSpans().settle(batch, known(), NEVER)
+    assert (milliseconds(busy), milliseconds(waiting)) == (90, 10)
+    assert milliseconds(busy, MEMORY) == 90
+    assert milliseconds(busy, GPU) == milliseconds(waiting, GPU) == 50
+
+
+def test_weighing_by_cpu_time_can_be_turned_off() -> None:
+    batch = [span(1, 0, 100, thread=1, cpu=90), span(2, 0, 100, thread=2, cpu=10)]
+    one, other = ProcessSpans(by_cpu=False).settle(batch, known(), NEVER)
+    assert milliseconds(one) == milliseconds(other) == 50
+
+
+def test_what_children_used_on_the_same_thread_is_not_the_parents() -> None:
+    # The parent works 10 of its own 100 ms, its child 100 of 100, the neighbour 50 of 200.
+    batch = [
+        span(1, 0, 200, cpu=110),
+        span(2, 100, 200, 1, cpu=100),
+        span(4, 110, 120, 2, thread=9, cpu=5),
+        span(3, 0, 200, thread=2, cpu=50),
+    ]
+    parent, *_ = ProcessSpans().settle(batch, known(), NEVER)
+    assert milliseconds(parent) == pytest.approx(100 * 0.1 / (0.1 + 0.25), abs=0.1)
+
+
+def test_a_child_that_came_before_is_known_when_its_parent_comes() -> None:
+    process, profile = ProcessSpans(), known()
+    process.settle([span(2, 100, 200, 1, cpu=100)], profile, NEVER)
+    parent, other = process.settle(
+        [span(1, 0, 200, cpu=110), span(3, 0, 100, thread=2, cpu=10)], profile, NEVER
+    )
+    assert milliseconds(parent) == milliseconds(other) == 50
+    assert parent.outcome is Outcome.JOINED
+
+
+def test_a_span_of_unknown_cpu_time_weighs_as_the_others_do() -> None:
+    batch = [span(1, 0, 100, cpu=20), span(2, 0, 100, cpu=40), span(3, 0, 100)]
+    assert [milliseconds(r) for r in ProcessSpans().settle(batch, known(), NEVER)] == [
+        pytest.approx(100 * w / 90, abs=0.1) for w in (20, 40, 30)
+    ]
+
+
+def test_an_attribute_divides_every_kind_of_energy() -> None:
+    batch = [
+        span(1, 0, 100, weight=300, cpu=1),
+        span(2, 0, 100, weight=100, cpu=99),
+        span(3, 0, 100),
+    ]
+    results = ProcessSpans().settle(batch, known(), NEVER)
+    for kind in POWER:
+        assert [milliseconds(r, kind) for r in results] == [50, 16.7, 33.3]
+
+
+def test_absurd_weights_and_cpu_times_are_bounded() -> None:
+    batch = [span(1, 0, 100, weight=-7), span(2, 0, 100, weight=2**90), span(3, 0, 100, weight=0)]
+    results = ProcessSpans().settle(batch, known(), NEVER)
+    assert results[1].exclusive[GPU] == pytest.approx(1_000_000 * HEAVIEST / (HEAVIEST + 2), abs=1)
+    batch = [span(1, 0, 100, cpu=-(2.0**60)), span(2, 0, 100, cpu=2.0**60)]
+    none, everything = ProcessSpans().settle(batch, known(), NEVER)
+    assert (milliseconds(none), milliseconds(everything)) == (0, 100)
+
+
+# --------------------------------------------------------------------------------------- outcomes
+
+
+def outcome(process: ProcessSpans, profile: EnergyProfile, each: Span, now: int = NEVER) -> Outcome:
+    (result,) = process.settle([each], profile, now)
+    if result.outcome not in (Outcome.JOINED, Outcome.PARTIAL, Outcome.LATE):
+        assert not any(result.exclusive.values())
+    return result.outcome
+
+
+def test_every_absurd_span_has_its_outcome() -> None:
+    process, profile = ProcessSpans(), known(1000)
+    now = 2000 * MS
+    assert outcome(process, profile, span(1, 200, 100), now) is Outcome.INVERTED
+    assert outcome(process, profile, span(1, 100, 2001), now) is Outcome.FUTURE
+    assert outcome(process, profile, span(1, 3000, 4000), now) is Outcome.FUTURE
+    assert outcome(process, profile, span(1, 100, 200), now) is Outcome.JOINED
+    assert outcome(process, profile, span(1, 300, 400), now) is Outcome.DUPLICATE
+    assert outcome(process, profile, span(2, 500, 500), now) is Outcome.JOINED
+    assert outcome(process, profile, span(3, -500, 50), now) is Outcome.PARTIAL
+    assert outcome(process, profile, span(4, 900, 1100), now) is Outcome.PARTIAL
+    assert outcome(process, profile, span(5, -500, -100), now) is Outcome.NO_ENERGY
+    assert outcome(process, profile, span(6, 1500, 1600), now) is Outcome.NO_ENERGY
+    assert outcome(ProcessSpans(), EnergyProfile(), span(7, 1, 2), now) is Outcome.NO_ENERGY
+    assert process.settle([], profile, now) == []
+
+
+def test_duplicates_within_a_batch_are_told_apart() -> None:
+    results = ProcessSpans().settle([span(1, 0, 100), span(1, 0, 100)], known(), NEVER)
+    assert [r.outcome for r in results] == [Outcome.JOINED, Outcome.DUPLICATE]
+    assert milliseconds(results[0]) == 100
+
+
+def test_a_span_of_which_a_kind_was_never_told_does_not_say_zero() -> None:
+    profile = known(1000, (CPU,))
+    profile.add(GPU, GPU, Interval(GPU, Instant(SECOND, 0), Instant(2 * SECOND, 0), 0), 500, 0)
+    extend(profile, 1000, 2000, (CPU,))
+    before, after = ProcessSpans().settle([span(1, 0, 100), span(2, 1100, 1200)], profile, NEVER)
+    assert set(before.exclusive) == {CPU}
+    assert set(after.exclusive) == {CPU, GPU}
+
+
+def test_parents_in_a_circle_are_not_believed() -> None:
+    batch = [span(1, 0, 100, 2), span(2, 0, 100, 1), span(3, 0, 100, 3)]
+    results = ProcessSpans().settle(batch, known(), NEVER)
+    assert sum(milliseconds(r) for r in results) == pytest.approx(100, abs=0.2)
+    longer = [span(i, 0, 100, i + 1) for i in range(1, 200)]
+    results = ProcessSpans().settle(longer, known(), NEVER)
+    assert sum(r.exclusive[CPU] for r in results) == pytest.approx(100_000, abs=200)
+
+
+def test_a_parent_that_begins_with_its_child_is_its_parent() -> None:
+    child, parent = ProcessSpans().settle([span(2, 0, 60, 1), span(1, 0, 100)], known(), NEVER)
+    assert (milliseconds(child), milliseconds(parent)) == (60, 40)
+
+
+def test_a_parent_that_begins_after_its_child_is_none() -> None:
+    child, parent = ProcessSpans().settle([span(2, 0, 100, 1), span(1, 50, 100)], known(), NEVER)
+    assert (milliseconds(child), milliseconds(parent)) == (75, 25)
+
+
+def test_a_child_may_outlive_its_parent() -> None:
+    child, parent = ProcessSpans().settle([span(2, 50, 200, 1), span(1, 0, 100)], known(), NEVER)
+    assert (milliseconds(child), milliseconds(parent)) == (150, 50)
+
+
+# ------------------------------------------------------------------------------------------- late
+
+
+def test_a_parent_after_its_children_gets_what_is_left_and_is_not_late() -> None:
+    process, profile = ProcessSpans(), known()
+    process.settle([span(2, 100, 200, 1)], profile, NEVER)
+    process.settle([span(3, 180, 300, 1), span(4, 50, 120, 1)], profile, NEVER)
+    (parent,) = process.settle([span(1, 0, 400)], profile, NEVER)
+    assert milliseconds(parent) == 150
+    assert parent.outcome is Outcome.JOINED
+    assert parent.inclusive.energy[CPU] == 400_000
+
+
+def test_a_span_whose_time_went_to_others_is_late() -> None:
+    process, profile = ProcessSpans(), known()
+    process.settle([span(1, 100, 200)], profile, NEVER)
+    (late,) = process.settle([span(2, 150, 250)], profile, NEVER)
+    assert late.outcome is Outcome.LATE
+    assert milliseconds(late) == 50
+    (too_late,) = process.settle([span(3, 110, 240)], profile, NEVER)
+    assert too_late.outcome is Outcome.LATE
+    assert milliseconds(too_late) == 0
+    assert too_late.inclusive.energy[CPU] == 130_000
+
+
+def test_what_is_outside_was_claimed_by_nobody_and_nobody_can_any_more() -> None:
+    process, profile = ProcessSpans(), known(1000)
+    assert process.since is None
+    assert process.outside(profile, NEVER) == dict.fromkeys(POWER, 0)
+    process.settle([span(1, 100, 200), span(2, 500, 600)], profile, NEVER)
+    assert process.since == 100 * MS
+    assert process.outside(profile, 300 * MS)[CPU] == 100_000
+    assert process.outside(profile, 300 * MS)[CPU] == 0
+    assert process.outside(profile, 550 * MS)[CPU] == 200_000
+    (late,) = process.settle([span(3, 300, 500)], profile, NEVER)
+    assert late.outcome is Outcome.LATE
+    assert process.outside(profile, NEVER)[CPU] == 400_000
+
+
+def test_a_span_before_the_first_extends_what_is_accounted_for() -> None:
+    process, profile = ProcessSpans(), known(1000)
+    process.settle([span(1, 500, 600)], profile, NEVER)
+    process.settle([span(2, 100, 200)], profile, NEVER)
+    assert process.outside(profile, 600 * MS)[CPU] == 300_000
+
+
+# -------------------------------------------------------------------------------- announced spans
+
+
+def test_an_announced_span_takes_part_from_its_start() -> None:
+    process, profile = ProcessSpans(), known(1000)
+    process.open(started(1, 0))
+    process.open(started(2, 100))
+    process.close(ended(2, 200))
+    (short,) = process.settle([span(2, 100, 200)], profile, NEVER)
+    assert milliseconds(short) == 50
+    assert process.announced == 1
+    process.close(ended(1, 300))
+    (long,) = process.settle([span(1, 0, 300)], profile, NEVER)
+    assert milliseconds(long) == 250
+    assert long.outcome is Outcome.JOINED
+    assert not process.announced
+
+
+def test_an_announced_parent_leaves_its_childs_time_to_it() -> None:
+    process, profile = ProcessSpans(), known(1000)
+    process.open(started(1, 0, cpu=0))
+    process.open(started(2, 100, 1, cpu=10))
+    process.close(ended(2, 200, cpu=100))
+    (child,) = process.settle([span(2, 100, 200, 1)], profile, NEVER)
+    process.close(ended(1, 300, cpu=110))
+    (parent,) = process.settle([span(1, 0, 300)], profile, NEVER)
+    assert (milliseconds(child), milliseconds(parent)) == (100, 200)
+
+
+def test_announced_spans_are_weighed_by_the_cpu_time_they_tell() -> None:
+    process, profile = ProcessSpans(), known(1000)
+    for ident, cpu in ((1, 75), (2, 25)):
+        process.open(started(ident, 0, thread=ident, cpu=5))
+        process.close(ended(ident, 100, thread=ident, cpu=5 + cpu))
+    process.open(started(3, 0, thread=3, cpu=0))
+    process.close(ended(3, 0, thread=4, cpu=7))
+    process.settle([span(9, 0, 1)], known(), NEVER)
+    one, other = process.settle([span(1, 0, 100), span(2, 0, 100)], profile, NEVER)
+    assert milliseconds(one) / milliseconds(other) == pytest.approx(3, rel=0.05)
+    assert milliseconds(one, GPU) == milliseconds(other, GPU)
+
+
+def test_announced_spans_are_weighed_by_attribute_once_they_come() -> None:
+    process, profile = ProcessSpans(), known(1000)
+    for ident in (1, 2):
+        process.open(started(ident, 0))
+        process.close(ended(ident, 100))
+    batch = [span(1, 0, 100, weight=3), span(2, 0, 100, weight=1)]
+    assert [milliseconds(r) for r in process.settle(batch, profile, NEVER)] == [75, 25]
+
+
+def test_announced_spans_may_go_unweighed() -> None:
+    process, profile = ProcessSpans(by_cpu=False), known(1000)
+    for ident, cpu in ((1, 99), (2, 1)):
+        process.open(started(ident, 0, thread=ident))
+        process.close(ended(ident, 100, thread=ident, cpu=cpu))
+    batch = [span(1, 0, 100), span(2, 0, 100)]
+    assert [milliseconds(r) for r in process.settle(batch, profile, NEVER)] == [50, 50]
+
+
+def test_what_is_not_announced_shares_with_what_is() -> None:
+    process, profile = ProcessSpans(), known(1000)
+    process.open(started(1, 100))
+    process.close(ended(1, 300))
+    batch = [span(1, 100, 300), span(2, 0, 200), span(3, 150, 200, 1)]
+    told, plain, child = process.settle(batch, profile, NEVER)
+    assert milliseconds(plain) == 100 + 25 + 25
+    assert milliseconds(told) == 25 + 100
+    assert milliseconds(child) == 25
+
+
+def test_a_start_that_is_told_late_gets_what_is_left() -> None:
+    process, profile = ProcessSpans(), known(1000)
+    process.open(started(1, 0))
+    process.close(ended(1, 200))
+    process.settle([span(1, 0, 200), span(2, 250, 300)], profile, NEVER)
+    process.open(started(3, 150))
+    process.close(ended(3, 400))
+    (late,) = process.settle([span(3, 150, 400)], profile, NEVER)
+    assert late.outcome is Outcome.LATE
+    assert milliseconds(late) == 50 + 100
+
+
+def test_an_end_that_was_not_told_is_the_spans_own() -> None:
+    process, profile = ProcessSpans(), known(1000)
+    process.open(started(1, 100))
+    (result,) = process.settle([span(1, 100, 250)], profile, NEVER)
+    assert milliseconds(result) == 150
+    assert not process.close(ended(1, 300))
+
+
+def test_an_announced_span_that_ends_beyond_what_is_known_is_partial() -> None:
+    process, profile = ProcessSpans(), known(1000)
+    process.open(started(1, 900))
+    process.open(started(2, 1500))
+    process.close(ended(1, 1200))
+    partial, nothing = process.settle([span(1, 900, 1200), span(2, 1500, 1600)], profile, NEVER)
+    assert partial.outcome is Outcome.PARTIAL
+    assert milliseconds(partial) == 100
+    assert nothing.outcome is Outcome.NO_ENERGY
+    extend(profile, 1000, 2000)
+    (other,) = process.settle([span(3, 1100, 1300)], profile, NEVER)
+    assert milliseconds(other) == 200
+
+
+def test_what_cannot_be_kept_is_refused_and_joined_like_any_other() -> None:
+    process, profile = ProcessSpans(announced=1), known(1000)
+    assert process.open(started(1, 100))
+    assert not process.open(started(1, 100))
+    assert not process.open(started(2, 100))
+    assert process.close(ended(1, 200))
+    assert not process.close(ended(1, 250))
+    assert not process.close(ended(7, 250))
+    results = process.settle([span(1, 100, 200), span(2, 100, 200)], profile, NEVER)
+    assert [milliseconds(r) for r in results] == [50, 50]
+    assert not process.open(started(1, 300))
+
+
+def test_announced_parents_in_a_circle_or_younger_are_not_believed() -> None:
+    process, profile = ProcessSpans(), known(1000)
+    for one, other in ((1, 2), (2, 1), (3, 3)):
+        process.open(started(one, 0, other))
+    process.open(started(4, 50, 5))
+    process.open(started(5, 100))
+    for ident in range(10, 110):
+        process.open(started(ident, 0, ident + 1))
+    for ident in (1, 2, 3, 4, 5, *range(10, 110)):
+        process.close(ended(ident, 100 if ident != 5 else 200))
+    batch = [span(i, 0, 100) for i in (1, 2, 3, 4, *range(10, 110))] + [span(5, 100, 200)]
+    results = process.settle(batch, profile, NEVER)
+    assert sum(r.exclusive[CPU] for r in results) == pytest.approx(200_000, abs=200)
+    assert milliseconds(results[-1]) == 100
+
+
+def test_an_abandoned_span_gives_back_what_was_held_for_it() -> None:
+    process, profile = ProcessSpans(), known(1000)
+    process.open(started(1, 0))
+    process.open(started(2, 50, 1))
+    process.open(started(3, 60, 1))
+    process.open(started(4, 5000))
+    process.settle([span(9, 0, 100)], profile, NEVER)
+    assert process.outside(profile, 500 * MS)[CPU] == 0
+    assert process.expire(40 * MS, 0) == 1
+    assert process.expire(55 * MS, 0) == 1
+    extend(profile, 1000, 2000)
+    process.close(ended(3, 600))
+    assert process.expire(0, 600 * MS) == 0
+    assert process.expire(0, 601 * MS) == 1
+    assert process.expire(NEVER, NEVER) == 1
+    process.open(started(5, 700))
+    assert process.expire(NEVER, NEVER) == 1
+    (last,) = process.settle([span(6, 900, 1000)], profile, NEVER)
+    assert milliseconds(last) == 100
+    outside = process.outside(profile, NEVER)[CPU]
+    given = profile.between(0, 2 * SECOND).energy[CPU] - outside
+    assert given == pytest.approx(25_000 + 5_000 + 40_000 / 3 + 100_000, abs=5)
+
+
+def test_a_hundred_thousand_announcements_come_and_go_in_bounded_memory() -> None:
+    process, profile = ProcessSpans(announced=200), known(10_000)
+    alive = started(1, 0)
+    process.open(alive)
+    for i in range(2, 6000):
+        process.open(started(i, i, 1))
+        process.close(ended(i, i + 0.5 if i % 2 else NEVER // MS))
+        process.settle([span(i, i, i + 0.5)], profile, NEVER)
+    assert process.announced == 1
+    assert len(process._running.gained) < 2000
+    assert len(process._events) < 2000
+    process.close(ended(1, 6000))
+    (result,) = process.settle([span(1, 0, 6000)], profile, NEVER)
+    assert result.exclusive[GPU] > 0
+    outside = process.outside(profile, NEVER)
+    assert all(energy >= 0 for energy in outside.values())
+
+
+def test_announcements_beyond_what_is_known_wait() -> None:
+    process, profile = ProcessSpans(), known(1000)
+    process.open(started(1, 5000))
+    (plain,) = process.settle([span(2, 100, 200)], profile, NEVER)
+    assert milliseconds(plain) == 100
+    assert process.outside(profile, 500 * MS)[CPU] == 300_000
+
+
+# ------------------------------------------------------------------------------- old, thinned time
+
+
+def test_late_spans_of_thinned_time_share_what_was_left_and_no_more() -> None:
+    profile, process = EnergyProfile(64), ProcessSpans()
+    energies = [(i * 7919) % 100_000 for i in range(400)]
+
+    def spend(first: int, last: int) -> None:
+        for i in range(first, last):
+            edges = Instant(i * 100 * MS, 0), Instant((i + 1) * 100 * MS, 0)
+            profile.add(CPU, CPU, Interval(CPU, *edges, Microjoules(0)), energies[i], 0)
+
+    spend(0, 20)
+    results = process.settle([span(i, i * 90, i * 90 + 45) for i in range(1, 20)], profile, NEVER)
+    process.open(started(500, 1_950))
+    results += process.settle([span(501, 1_960, 1_970)], profile, NEVER)
+    spend(20, 400)
+    assert profile.thinned > 2 * SECOND
+    assert process.outside(profile, 333 * MS)[CPU] >= 0
+    results += process.settle(
+        [span(100 + i, i * 300, i * 300 + 200) for i in range(20)], profile, NEVER
+    )
+    process.close(ended(500, 30_000))
+    results += process.settle([span(500, 1_950, 30_000), span(502, 0, 40_000)], profile, NEVER)
+    assert all(r.exclusive[CPU] >= 0 for r in results)
+    spent = sum(r.exclusive[CPU] for r in results)
+    assert spent <= sum(energies)
+    first = process.outside(profile, 20 * SECOND)[CPU]
+    assert first + process.outside(profile, NEVER)[CPU] + spent <= sum(energies)
+
+
+# ---------------------------------------------------------------------------------------- keeping
+
+
+def test_covered_stretches_join_and_stay_few() -> None:
+    covered = Covered(3)
+    for start, end in ((10, 20), (30, 40), (50, 60)):
+        covered.add(Stretch(start, end, start, end))
+    assert [s[:2] for s in covered] == [(10, 20), (30, 40), (50, 60)]
+    covered.add(Stretch(62, 70, 62, 70))
+    assert [s[:2] for s in covered] == [(10, 20), (30, 40), (50, 70)]
+    covered.add(Stretch(15, 35, 15, 35))
+    assert list(covered) == [Stretch(10, 40, 10, 40), Stretch(50, 70, 50, 70)]
+    covered.add(Stretch(0, 100, 0, 100))
+    assert list(covered) == [Stretch(0, 100, 0, 100)]
+    assert covered.inside(100, 120) == []
+    assert covered.inside(99, 120) == [Stretch(0, 100, 0, 100)]
+
+
+def test_what_is_recent_is_remembered_and_the_oldest_forgotten() -> None:
+    recent: Recent[int] = Recent(4)
+    for i in range(5):
+        recent[bytes([i])] = i
+    assert recent.get(b"\x04") == 4
+    assert recent.get(b"\x03") == 3
+    assert b"\x00" not in recent
+    assert recent.isdisjoint([b"\x00"])
+    assert not recent.isdisjoint([b"\x02"])
