@@ -52,6 +52,7 @@ def values(key: Key) -> st.SearchStrategy[Any]:
     return {
         "whole number": st.integers(int(key.least or 0), int(key.most or 2**53)),
         "number": st.floats(allow_nan=False),
+        "true or false": st.booleans(),
         "text": TEXT,
         "list of text": st.lists(TEXT, max_size=3),
         "table": st.dictionaries(TEXT, TEXT, max_size=3),

@@ -101,8 +101,8 @@ def test_an_unknown_variable_is_a_warning_that_names_the_nearest() -> None:
 
 
 def test_a_variable_of_a_table_that_is_not_built_says_so() -> None:
-    (warning,) = read(environ={"WATTSPAN_SPANS_HTTP": ""}).warnings
-    assert "[spans] is not part of this version" in warning
+    (warning,) = read(environ={"WATTSPAN_AUTOTUNE_HTTP": ""}).warnings
+    assert "[autotune] is not part of this version" in warning
 
 
 def test_variables_of_options_and_of_broken_plugins_are_no_strangers() -> None:
@@ -180,7 +180,7 @@ def test_a_fault_names_file_line_cause_and_remedy(text: str, sentence: str, tmp_
     assert fault.startswith(f"config.toml:{sentence}")
 
 
-@pytest.mark.parametrize("table", ["spans", "autotune", "exporters.otlp"])
+@pytest.mark.parametrize("table", ["autotune", "exporters.otlp"])
 def test_a_table_that_is_announced_and_not_built_is_not_accepted_silently(
     table: str, tmp_path: Path
 ) -> None:
