@@ -84,6 +84,10 @@ class WallTime:
             return unix - self._offset
         return self._search(unix)
 
+    def offset(self, first: int, last: int) -> int | None:
+        """Unix time less monotonic time for all of a stretch; None if it needs a search."""
+        return self._offset if self._from <= first and last <= self._to else None
+
     # ------------------------------------------------------------------------------- details
 
     def _certain(self, ahead: int) -> int:

@@ -143,3 +143,14 @@ def test_any_number_of_changes_takes_bounded_room(told: Told) -> None:
     assert len(told.wall._past) <= 512
     assert told.error(told.moments[-1]) == 0
     assert told.error(told.moments[-400]) == 0
+
+
+def test_one_offset_serves_a_stretch_only_where_it_holds_for_all_of_it() -> None:
+    wall, clock = WallTime(), ManualClock()
+    wall.observe(clock.now())
+    before = clock.now()
+    clock.step_wall(3600)
+    after = clock.advance(1.0)
+    wall.observe(after)
+    assert wall.offset(after.wall, after.wall) == after.wall - after.mono
+    assert wall.offset(before.wall, after.wall) is None
