@@ -34,7 +34,7 @@ class EmulatedHost:
         Every ``period`` nanoseconds its CPU counters move. A shorter one costs more.
         """
         self.profile = profile
-        self._period = period
+        self._period = int(period)
         self.directory, self._hold = _make_directory()
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             [
