@@ -156,7 +156,7 @@ def test_the_agent_does_not_forward_to_itself(url: str, listener: str):
     ],
 )
 def test_a_collector_beside_the_agent_is_no_loop(url: str, listener: str):
-    check_destination(url, [listener])
+    assert check_destination(url, [listener]) is None
 
 
 def test_its_own_unix_socket_is_known_under_other_names(tmp_path: Path):

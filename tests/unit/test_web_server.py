@@ -177,8 +177,7 @@ def test_what_comes_during_an_answer_is_answered_next(tmp_path: Path) -> None:
 
     async def slow(request: Request) -> Response:
         begun.set()
-        while not go_on.is_set():
-            await asyncio.sleep(0.005)
+        await asyncio.to_thread(go_on.wait, 20)
         return Response(200, request.body)
 
     limits = Limits(body=3 << 20)
@@ -197,8 +196,7 @@ def test_who_closes_its_half_during_an_answer_still_gets_it(tmp_path: Path) -> N
 
     async def slow(_: Request) -> Response:
         begun.set()
-        while not go_on.is_set():
-            await asyncio.sleep(0.005)
+        await asyncio.to_thread(go_on.wait, 20)
         return Response(200, b"late")
 
     with serving(tmp_path, lambda _: slow) as site, closing(site.connect()) as connection:
@@ -546,8 +544,7 @@ def test_a_request_in_hand_is_answered_before_the_end(tmp_path: Path) -> None:
 
     async def slow(_: Request) -> Response:
         begun.set()
-        while not go_on.is_set():
-            await asyncio.sleep(0.005)
+        await asyncio.to_thread(go_on.wait, 20)
         return Response(200, b"done")
 
     with serving(tmp_path, lambda _: slow) as site, closing(site.connect()) as connection:
