@@ -25,7 +25,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import repeat
-from operator import itemgetter, le, mul
+from operator import itemgetter, le, lt, mul
 from typing import Generic, NamedTuple, TypeVar
 
 from wattspan.model import HwType, Microjoules
@@ -594,6 +594,7 @@ class ProcessSpans:
     def _join(self, spans: Sequence[Span], profile: EnergyProfile) -> list[SpanEnergy]:
         """Settle a batch of a process that announces nothing."""
         batch = _Batch(spans, profile.horizon, profile.watermark)
+        self._by_weight = self._by_weight or any(map(_WEIGHT, spans))
         division, located = self._divide(batch, batch.starts, batch.ends, profile)
         count = len(spans)
         starts, ends = list(map(_START, spans)), list(map(_END, spans))
@@ -674,14 +675,12 @@ class ProcessSpans:
 
     def _weigh(self, batch: _Batch, division: _Division, order: Sequence[int]) -> None:
         """Give the spans of a batch their weights: by attribute, by CPU time, or alike."""
-        weights: list[int | None] = list(map(_WEIGHT, batch.spans))
-        if weights.count(None) < len(weights):
-            self._by_weight = True
         if self._by_weight:
+            weights = list(map(_WEIGHT, batch.spans))
             division.gpu[:] = division.cpu[:] = self._completed(weights, HEAVIEST)
-        elif self._by_cpu and list(map(_CPU, batch.spans)).count(None) < len(weights):
-            weights = self._cpu_rates(batch, division.parent, order)
-            division.cpu[:] = self._completed(weights, MILLION)
+        elif self._by_cpu and any(map(_CPU, batch.spans)):
+            rates = self._cpu_rates(batch, division.parent, order)
+            division.cpu[:] = self._completed(rates, MILLION)
 
     def _completed(self, weights: Sequence[int | None], most: int) -> list[int]:
         """Weights within bounds; the usual one where none is known."""
@@ -750,11 +749,17 @@ class ProcessSpans:
                 ends[i] = max(starts[i], min(since, profile.watermark))
             elif front < ends[i]:
                 ends[i] = max(starts[i], front)
-        division, _ = self._divide(batch, starts, ends, profile)
+        if any(map(_WEIGHT, spans)):
+            self._by_weight = True
+            self._completed(list(map(_WEIGHT, spans)), HEAVIEST)  # so that the usual is known
+        before = _Division()
+        before.join(len(spans))
+        if any(map(lt, starts, ends)):
+            before, _ = self._divide(batch, starts, ends, profile)
         self._advance(profile, max(front, until), batch, records, numbers := [-1] * len(spans))
         shares, taken = [], []
         for i, record in enumerate(records):
-            share, gained, number = division.share(i), division.gained[i], numbers[i]
+            share, gained, number = before.share(i), before.gained[i], numbers[i]
             if record is not None:
                 number = record.number
                 self._drop(record)
@@ -828,17 +833,23 @@ class ProcessSpans:
         times: list[int] = []
         codes: list[int] = []
         opened: list[_Announced] = []
-        while self._events and self._events[0][0] <= until:
-            at, _, closes, record = heappop(self._events)
+        events, next_number = self._events, len(self._running.gained)
+        while events and events[0][0] <= until:
+            at, _, closes, record = heappop(events)
             if record.number == _GONE:
                 continue
-            if not closes:
-                record.number = self._running.join(1)
-                self._numbered += 1
-                record.since = max(at, front)
-                opened.append(record)
-            times.append(max(at, front))
-            codes.append(~record.number if closes else record.number)
+            if at < front:
+                at = front
+            times.append(at)
+            if closes:
+                codes.append(~record.number)
+                continue
+            record.number = next_number + len(opened)
+            codes.append(record.number)
+            record.since = at
+            opened.append(record)
+        self._running.join(len(opened))
+        self._numbered += len(opened)
         for record in opened:
             self._adopt(record.number, record.parent, record.start)
             self._weigh_alone(record.number, weights.get(record.id), record)

@@ -448,6 +448,28 @@ def test_an_abandoned_span_gives_back_what_was_held_for_it() -> None:
     assert given == pytest.approx(25_000 + 5_000 + 40_000 / 3 + 100_000, abs=5)
 
 
+def test_a_child_that_is_given_up_leaves_the_time_to_its_parent() -> None:
+    process, profile = ProcessSpans(), known(1000)
+    process.open(started(1, 0))
+    process.open(started(2, 50, 1))
+    process.open(started(3, 60, 1))
+    process.close(ended(2, 200))
+    process.settle([span(9, 0, 100)], profile, NEVER)
+    process.close(ended(3, 90))  # told late: time had passed it
+    assert process.expire(0, 300 * MS) == 2
+    (parent,) = process.settle([span(1, 0, 200)], profile, NEVER)
+    assert milliseconds(parent) == 25 + 100
+    process.settle([span(8, 210, 220, weight=7)], profile, NEVER)
+    (unweighed,) = process.settle([span(10, 230, 240)], profile, NEVER)
+    assert milliseconds(unweighed) == 10
+    process.open(started(4, 300))
+    process.close(ended(4, 310))
+    process.settle([span(11, 300, 400)], profile, NEVER)
+    assert process.expire(0, 311 * MS) == 1
+    given = 25_000 + 5_000 + 40_000 / 3 + 125_000 + 10_000 + 10_000 + 95_000
+    assert process.outside(profile, 400 * MS)[CPU] == pytest.approx(400_000 - given, abs=5)
+
+
 def test_a_hundred_thousand_announcements_come_and_go_in_bounded_memory() -> None:
     process, profile = ProcessSpans(announced=200), known(10_000)
     alive = started(1, 0)
@@ -493,6 +515,10 @@ def test_late_spans_of_thinned_time_share_what_was_left_and_no_more() -> None:
     spend(20, 400)
     assert profile.thinned > 2 * SECOND
     assert process.outside(profile, 333 * MS)[CPU] >= 0
+    plain = ProcessSpans()
+    plain.settle([span(1, 100, 200), span(2, 1900, 1950)], profile, NEVER)
+    early = plain.outside(profile, 333 * MS)[CPU] + plain.outside(profile, NEVER)[CPU]
+    assert 0 <= early <= sum(energies)
     results += process.settle(
         [span(100 + i, i * 300, i * 300 + 200) for i in range(20)], profile, NEVER
     )

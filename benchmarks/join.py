@@ -1,0 +1,148 @@
+"""What dividing a process's energy among its spans costs, a span.
+
+Batches of 512 spans of a server: requests of depth three, about ten at once, with CPU, memory and
+GPU energy. CPU time of one thread. Beside it the floor: what putting the answers together costs
+when they are known.
+
+    .venv/bin/python -m benchmarks.join
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from benchmarks.machine import describe
+from wattspan.joining import ProcessSpans
+from wattspan.model import HwType, Instant, Interval, Microjoules
+from wattspan.profiles import EnergyProfile
+from wattspan.spans import Ended, Outcome, Span, SpanEnergy, Spent, Started
+
+BATCH = 512
+GOAL = 3.0  # microseconds
+MS = 1_000_000
+KINDS = {HwType.CPU: 900_000, HwType.MEMORY: 100_000, HwType.GPU: 10_000_000}  # uJ in 100 ms
+NEVER = 1 << 62
+AT_ONCE = 10
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--batches", type=int, default=60)
+    chosen = options.parse_args()
+    print(describe())
+    print(
+        f"\nCPU microseconds a span, batches of {BATCH}, 3 kinds of energy (goal: {GOAL:g}); "
+        "median and best batch\n"
+    )
+    print("| spans a second | weighed | median | best | floor, best |")
+    print("|---|---|---|---|---|")
+    for rate in (100_000, 10_000, 1_000):
+        batches = list(requests(rate, min(chosen.batches, rate * 8 // BATCH)))
+        profile = known(10 + batches[-1][-1].end // MS)
+        for weighed in ("alike", "by CPU time", "announced"):
+            process = ProcessSpans()
+            if weighed == "by CPU time":
+                batches = [[s._replace(cpu=(s.end - s.start) // 3) for s in b] for b in batches]
+            if weighed == "announced":
+                announce(process, batches)
+            cost = costs(batches, partial(process.settle, profile=profile, now=NEVER))
+            floor = costs(batches, answers)
+            print(
+                f"| {rate:,} | {weighed} | {statistics.median(cost):.1f} | {min(cost):.1f} "
+                f"| {min(floor):.1f} |"
+            )
+
+
+def costs(
+    batches: Sequence[Sequence[Span]], join: Callable[[Sequence[Span]], object]
+) -> list[float]:
+    """The CPU microseconds a span of each batch."""
+    found = []
+    for batch in batches:
+        began = time.thread_time_ns()
+        join(batch)
+        found.append((time.thread_time_ns() - began) / len(batch) / 1000)
+    return found
+
+
+def answers(batch: Sequence[Span]) -> list[SpanEnergy]:
+    """Answers without a question."""
+    a, b, c = (Microjoules(energy) for energy in KINDS.values())
+    cpu, memory, gpu = KINDS
+    return [
+        SpanEnergy(
+            span,
+            {cpu: a, memory: b, gpu: c},
+            Spent({cpu: a, memory: b, gpu: c}, {cpu: a, memory: b, gpu: c}, span.end - span.start),
+            Outcome.JOINED,
+        )
+        for span in batch
+    ]
+
+
+def known(until: int) -> EnergyProfile:
+    """A process's energy up to ``until`` milliseconds, its CPU clock sampled every 10 ms."""
+    profile = EnergyProfile()
+    for kind in KINDS:
+        profile.expect(kind, kind, 0)
+    for at in range(0, until + 110, 10):
+        profile.sample(at * MS, at * MS * 7 // 10)
+    for begin in range(0, until, 100):
+        edges = Instant(begin * MS, 0), Instant((begin + 100) * MS, 0)
+        for kind, energy in KINDS.items():
+            interval = Interval(kind, *edges, Microjoules(energy))
+            profile.add(kind, kind, interval, energy, energy // 100)
+    return profile
+
+
+def requests(rate: int, count: int) -> Iterator[list[Span]]:
+    """Batches in the order of ends, as a processor exports them."""
+    draw = random.Random(1)  # the same each time
+    spans: list[Span] = []
+    each = 6  # spans a request, about
+    apart = 1e9 * each / rate
+    at = 500 * MS
+    while len(spans) < count * BATCH:
+        at += int(draw.expovariate(1 / apart))
+        length = int(apart * AT_ONCE * draw.uniform(0.5, 1.5))
+        spans += request(at, length, draw)
+    spans.sort(key=lambda span: span.end)
+    for i in range(count):
+        yield spans[i * BATCH : (i + 1) * BATCH]
+
+
+def request(at: int, length: int, draw: random.Random) -> Iterator[Span]:
+    """A server's span, two of its own below, and one or two below each."""
+    thread = draw.randrange(1, AT_ONCE + 1)
+
+    def span(name: str, parent: bytes, start: int, end: int) -> Span:
+        return Span(bytes(16), draw.randbytes(8), parent, "shop", name, start, end, thread)
+
+    root = span("GET /", draw.randbytes(8), at, at + length)
+    yield root
+    for half in range(2):
+        begin = at + length // 10 + half * length * 45 // 100
+        handler = span("handler", root.id, begin, begin + length * 4 // 10)
+        yield handler
+        middle = begin + length // 5
+        yield span("query", handler.id, begin + length // 20, middle)
+        if half:
+            yield span("render", handler.id, middle, middle + length // 10)
+
+
+def announce(process: ProcessSpans, batches: Sequence[Sequence[Span]]) -> None:
+    """Tell of all starts and ends, as an instrumented application would have by then."""
+    for batch in batches:
+        for each in batch:
+            process.open(Started(each.id, each.parent, each.start, each.thread, 1))
+            used = (each.end - each.start) // 3
+            process.close(Ended(each.id, each.end, each.thread, 1 + used))
+
+
+if __name__ == "__main__":
+    main()
