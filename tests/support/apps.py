@@ -29,12 +29,14 @@ _NODE_LOCKS = ("package.json", "package-lock.json")
 def install_python() -> bool:
     """Create ``.venv-apps`` if it is not there as it should be; whether it has PyTorch."""
     home, pip = APPS.parents[1], [str(APPS), "-m", "pip", "install", "-q", "--no-input"]
-    wanted = _fingerprint(ROOT / name for name in (*_LOCKS, "pyproject.toml"))
+    locked = _fingerprint(ROOT / name for name in _LOCKS)
+    wanted = f"{locked} {_fingerprint([ROOT / 'pyproject.toml'])}"
     if _stamp(home) != wanted:
-        venv.create(home, clear=True, with_pip=True)
         try:
-            locks = [word for name in _LOCKS for word in ("--requirement", str(ROOT / name))]
-            _run([*pip, "--require-hashes", *locks])
+            if _stamp(home).partition(" ")[0] != locked:
+                venv.create(home, clear=True, with_pip=True)
+                locks = [word for name in _LOCKS for word in ("--requirement", str(ROOT / name))]
+                _run([*pip, "--require-hashes", *locks])
             _run([*pip, "--no-deps", "--no-build-isolation", "--editable", str(ROOT)])
         except BaseException:
             shutil.rmtree(home)  # half an environment would make tests fail rather than skip
