@@ -91,6 +91,15 @@ class Covered:
             first += 1
         return self._stretches[first : bisect_left(self._starts, end, first)]
 
+    def around(self, start: int, end: int) -> tuple[int, int | None]:
+        """The energy, in lanes, that has been divided before ``start`` and from ``end`` on.
+
+        A thinned profile may say otherwise of these times: what was divided stays so.
+        """
+        first, last = bisect_right(self._starts, start), bisect_left(self._starts, end)
+        before = self._stretches[first - 1].after if first else 0
+        return before, self._stretches[last].before if last < len(self._starts) else None
+
     def add(self, new: Stretch) -> None:
         """Cover a stretch; where it touches others they become one.
 
@@ -187,10 +196,12 @@ class _Division:
         codes: Sequence[int],
         order: Sequence[int],
         covered: Sequence[Stretch],
+        beyond: int | None,
     ) -> tuple[list[Stretch], list[tuple[int, int]]]:
         """Let time pass over events: ``codes`` is a span that begins, or ``~`` one that ends.
 
-        ``order`` sorts ``times``. Returns the stretches in which there was a leaf, and for each
+        ``order`` sorts ``times``. ``beyond``: the energy up to the next covered stretch after them.
+        Returns the stretches in which there was a leaf, and for each
         event where the profile has it.
         """
         rows, thinned = profile.rows, profile.thinned
@@ -205,7 +216,7 @@ class _Division:
         since: tuple[int, int] | None = None
         blocked, caps = False, iter(covered)
         cap = next(caps, None)
-        ceiling = cap.before if cap else None
+        ceiling = cap.before if cap else beyond
         place = (energy, 0)
         for event in order:
             time, code = times[event], codes[event]
@@ -213,6 +224,7 @@ class _Division:
                 if time >= edge:
                     row, base, slope, begin, edge = _row(rows, time, row)
                 now = base + slope * (time - begin)
+                place = now, row
                 if time < thinned:
                     now = profile.lanes.clamp(now, energy, now if ceiling is None else ceiling)
                 if cpu_weight:
@@ -233,7 +245,6 @@ class _Division:
                     stretches.append(Stretch(since[0], at, since[1], energy))
                     since = None
                 at, energy = time, now
-                place = now, row
             located[event] = place
             if code < 0:
                 span = ~code
@@ -267,7 +278,7 @@ class _Division:
             elif code == _UNBLOCK and cap is not None:
                 blocked, energy = False, cap.after
                 cap = next(caps, None)
-                ceiling = cap.before if cap else None
+                ceiling = cap.before if cap else beyond
         if since is not None:
             stretches.append(Stretch(since[0], at, since[1], energy))
         self._virtual, self.passed = virtual, passed
@@ -653,10 +664,11 @@ class ProcessSpans:
         self._weigh(batch, division, order)
         first, last = times[order[0]], times[order[-1]]
         covered = self._covered.inside(first, last)
+        division.energy, beyond = self._covered.around(first, last)
         if covered:
             _bar(times, codes, covered, first, last)
             order = sorted(range(len(times)), key=times.__getitem__)
-        stretches, located = division.run(profile, times, codes, order, covered)
+        stretches, located = division.run(profile, times, codes, order, covered, beyond)
         for stretch in stretches:
             self._covered.add(stretch)
         for i in [i for i, parent in enumerate(parents) if parent < 0]:
@@ -815,10 +827,11 @@ class ProcessSpans:
         times.append(until)
         codes.append(_TICK)
         covered = self._covered.inside(front, until)
+        _, beyond = self._covered.around(front, until)
         _bar(times, codes, covered, front, until)
         before = running.passed
         order = sorted(range(len(times)), key=times.__getitem__)
-        stretches, _ = running.run(profile, times, codes, order, covered)
+        stretches, _ = running.run(profile, times, codes, order, covered, beyond)
         divided = before - running.passed
         for stretch in stretches:
             divided += stretch.after - stretch.before

@@ -339,6 +339,10 @@ def test_announced_spans_are_weighed_by_attribute_once_they_come() -> None:
         process.close(ended(ident, 100))
     batch = [span(1, 0, 100, weight=3), span(2, 0, 100, weight=1)]
     assert [milliseconds(r) for r in process.settle(batch, profile, NEVER)] == [75, 25]
+    plain = ProcessSpans()
+    plain.settle([span(1, 0, 100, weight=3)], profile, NEVER)
+    later = plain.settle([span(2, 200, 300), span(3, 200, 300)], profile, NEVER)
+    assert [milliseconds(r) for r in later] == [50, 50]
 
 
 def test_announced_spans_may_go_unweighed() -> None:
@@ -529,6 +533,36 @@ def test_late_spans_of_thinned_time_share_what_was_left_and_no_more() -> None:
     assert spent <= sum(energies)
     first = process.outside(profile, 20 * SECOND)[CPU]
     assert first + process.outside(profile, NEVER)[CPU] + spent <= sum(energies)
+
+
+def test_thinned_time_is_not_given_twice_nor_less_than_once() -> None:
+    energies = [2_000_000 * (i % 2) for i in range(60)]
+
+    def spend(profile: EnergyProfile, first: int, last: int) -> None:
+        for i in range(first, last):
+            edges = Instant(i * 100 * MS, 0), Instant((i + 1) * 100 * MS, 0)
+            profile.add(CPU, CPU, Interval(CPU, *edges, Microjoules(0)), energies[i], 0)
+
+    for early in ([(100, 200)], [(0, 100), (300, 400)], [(150, 250), (330, 470)]):
+        for late in ([(200, 300)], [(110, 120), (210, 320)], [(0, 500)], [(260, 280), (500, 600)]):
+            profile, process = EnergyProfile(16), ProcessSpans()
+            spend(profile, 0, 5)
+            batch = [span(i, *times) for i, times in enumerate(early, 1)]
+            results = process.settle(batch, profile, NEVER)
+            spend(profile, 5, 60)
+            assert profile.thinned > 600 * MS
+            for i, times in enumerate(late, 10):
+                results += process.settle([span(i, *times)], profile, NEVER)
+            spent = sum(result.exclusive[CPU] for result in results)
+            for until in (290 * MS, NEVER):
+                outside = process.outside(profile, until)[CPU]
+                assert outside >= 0
+                spent += outside
+            assert process.since == min(start for start, _ in early + late) * MS
+            before = sum(energies[: process.since // (100 * MS)])  # no early span begins inside
+            if process.since % (200 * MS) == 0:
+                assert spent == sum(energies) - before
+            assert spent <= sum(energies)
 
 
 # ---------------------------------------------------------------------------------------- keeping
