@@ -302,3 +302,17 @@ def test_a_terminal_that_is_gone_ends_it(terminal: Terminal) -> None:
     terminal.hang_up()
     terminal.process.wait(20)  # with whatever code: there is nobody left to read it
     eventually(lambda: not alive(children), "its processes are gone")
+
+
+def test_a_demo_shows_what_a_training_step_and_a_token_cost(tmp_path: Path) -> None:
+    with demo(tmp_path, "--plain", columns=120) as shown:
+        shown.prints("train_step")
+        printed = shown.prints("chat")
+    heads = next(line for line in printed.splitlines() if line.startswith("SPAN"))
+    assert "J/call" in heads
+    assert "J/token" in heads
+    (step,) = re.findall(r"^train_step +trainer +\d+ .* (\d+) +J +\d+ ms", printed, re.MULTILINE)[
+        -1:
+    ]
+    assert 50 < int(step) < 1000  # 0.6 s on a board that draws up to 700 W
+    assert re.search(r"^chat +server .* [\d.]+ m?J$", printed, re.MULTILINE)
