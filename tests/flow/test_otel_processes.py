@@ -273,8 +273,8 @@ def test_without_an_agent_an_application_runs_and_ends_as_ever(where: str, tmp_p
     if where == "a dead socket":
         with listening(tmp_path) as feed:
             feed.stop = lambda: None  # type: ignore[method-assign]  # killed, its socket stays
-            assert feed._listener is not None
-            feed._listener.close()
+            assert feed._listening is not None
+            feed._listening.socket.close()
     elif where == "a closed directory":
         tmp_path = tmp_path / "closed"
         tmp_path.mkdir(mode=0)

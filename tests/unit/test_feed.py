@@ -14,6 +14,7 @@ import pytest
 
 from support.telling import ends, listening, processor_of, starts, telling
 from wattspan.otel.wire import HELLO, MAGIC, RECORD_SIZE, RECORDS, STARTED, VERSION, WRITTEN
+from wattspan.ports import ListenError
 from wattspan.spanfeed.feed import Feed
 from wattspan.spanfeed.ring import LARGEST
 from wattspan.spans import Started
@@ -262,7 +263,7 @@ def test_a_socket_that_nobody_listens_at_is_replaced(tmp_path: Path) -> None:
 
 def test_a_socket_that_another_agent_listens_at_is_not_taken(feed: Feed, tmp_path: Path) -> None:
     second = Feed(tmp_path / "feed.sock")
-    with pytest.raises(OSError, match="in use"):
+    with pytest.raises(ListenError, match="another agent listens there"):
         second.start()
     assert second.drain() == []
     with telling(tmp_path) as provider:
@@ -272,6 +273,35 @@ def test_a_socket_that_another_agent_listens_at_is_not_taken(feed: Feed, tmp_pat
 
 def test_every_user_may_connect(feed: Feed, tmp_path: Path) -> None:
     assert (tmp_path / "feed.sock").stat().st_mode & 0o777 == 0o666
+
+
+def test_only_so_much_is_taken_at_once_and_nobody_is_forgotten(tmp_path: Path) -> None:
+    with listening(tmp_path, most_records=600) as feed, ExitStack() as stack:
+        for first in (0, 1 << 20):
+            ring = stack.enter_context(memory(4096 * RECORD_SIZE))
+            hello = HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 4096)
+            stack.enter_context(guest(tmp_path, hello, [ring]))
+            body = b"".join(record(number, first + number) for number in range(1, 3001))
+            os.pwrite(ring, body, RECORD_SIZE)
+        turns = [starts(feed.drain()) for _ in range(20)]
+        assert max(map(len, turns)) < 600 + 512 + 16
+        told = [one.id for turn in turns for one in turn]
+        assert len(told) == len(set(told)) == 6000
+        first_two = {one.id[5] >= 16 for turn in turns[:2] for one in turn}
+        assert first_two == {True, False}
+
+
+def test_what_the_dead_have_told_is_heard_to_its_end_before_they_are_gone(tmp_path: Path) -> None:
+    with listening(tmp_path, most_records=600) as feed:
+        with memory(4096 * RECORD_SIZE) as ring:
+            hello = HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 4096)
+            with guest(tmp_path, hello, [ring]):
+                body = b"".join(record(number, number) for number in range(1, 3001))
+                os.pwrite(ring, body, RECORD_SIZE)
+        turns = [feed.drain() for _ in range(8)]
+        assert sum(len(starts(turn)) for turn in turns) == 3000
+        (last,) = [turn for turn in turns if any(report.gone for report in turn)]
+        assert not any(turns[turns.index(last) + 1 :])
 
 
 def test_nothing_is_left_when_it_stops(tmp_path: Path) -> None:

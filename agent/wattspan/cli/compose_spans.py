@@ -118,21 +118,13 @@ class Desk:
     def _feed(self, services: Services) -> Feed:
         from wattspan.spanfeed.feed import Feed
 
-        path = self.run_dir / "feed.sock"
-        feed = Feed(path)
+        feed = Feed(self.run_dir / "feed.sock")
 
         def start() -> None:
             try:
-                path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
                 feed.start()
-            except OSError as error:
-                self._without(
-                    "spans.unix",
-                    ListenError(
-                        f"Cannot hear of spans as they begin, on {path}: "
-                        f"{error.strerror or error}; set another [agent] run_dir."
-                    ),
-                )
+            except ListenError as error:
+                self._without("spans.unix", error)
 
         services.add(start, feed.stop)
         return feed

@@ -6,7 +6,6 @@ gone, a few system calls a process. Whoever breaks the protocol is put out.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
@@ -19,8 +18,11 @@ from typing import NamedTuple
 
 from wattspan.otel.wire import HELLO, MAGIC, RECORD_SIZE, VERSION
 from wattspan.spanfeed.ring import Record, Ring, RingError
+from wattspan.web.listening import Listening, listen_unix
 
-_BACKLOG = 128
+MOST_RECORDS = 1 << 16
+"""Records taken in one turn, of all processes: more would hold up every other span, and swell."""
+
 _ADMITTED = 64  # connections taken in one turn
 _PATIENCE = 20  # turns that a hello may take; it is sent with the connection
 _OF_ONE_PROCESS = 4  # rings: one for each of its tracer providers, and it has one
@@ -76,53 +78,60 @@ class Feed:
     """
 
     def __init__(
-        self, path: Path, *, most_processes: int = 256, log: logging.Logger | None = None
+        self,
+        path: Path,
+        *,
+        most_processes: int = 256,
+        most_records: int = MOST_RECORDS,
+        log: logging.Logger | None = None,
     ) -> None:
         self._path = path
         self._most = most_processes
+        self._most_records = most_records
         self._log = log or logging.getLogger(__name__)
-        self._listener: socket.socket | None = None
+        self._listening: Listening | None = None
         self._guests: list[_Guest] = []
         self.counts = FeedCounts()
 
     def start(self) -> None:
-        """Listen. OSError if that cannot be; a socket that nobody listens at is replaced."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listener.setblocking(False)
-            if self._path.is_socket() and not _answers(self._path):
-                self._path.unlink()
-            listener.bind(str(self._path))
-            self._path.chmod(0o666)  # whoever connects is told by the kernel, and may only be read
-            listener.listen(_BACKLOG)
-        except BaseException:
-            listener.close()
-            raise
-        self._listener = listener
+        """Listen. ListenError if that cannot be; a socket that nobody listens at is replaced."""
+        # Every user may: whoever connects is told by the kernel, and may only be read.
+        listening = listen_unix(self._path, 0o666, what="spans as they begin")
+        listening.socket.setblocking(False)
+        self._listening = listening
 
     def stop(self) -> None:
         """Listen no more; the applications notice within a second of their next span."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-            with contextlib.suppress(OSError):
-                self._path.unlink()
+        if self._listening is not None:
+            self._listening.remove()
+            self._listening.socket.close()
+            self._listening = None
         for guest in self._guests:
             guest.close()
         self._guests.clear()
 
     def drain(self) -> list[Report]:
-        """What every process told since the last time, of those that told anything or are gone."""
+        """What processes told since the last time, of those that told anything or are gone.
+
+        About ``most_records`` at once; who has not been heard then is heard first the next time.
+        """
         self._admit()
-        reports = []
-        for guest in list(self._guests):
+        reports: list[Report] = []
+        left = self._most_records
+        waiting = list(self._guests)
+        for heard, guest in enumerate(waiting, 1):
             try:
-                report = self._hear(guest)
+                report = self._hear(guest, left)
             except (OSError, RingError) as error:
                 self._put_out(guest, str(error))
                 report = Report(guest.pid, guest.uid, [], 0, gone=True) if guest.ring else None
             if report is not None:
                 reports.append(report)
+                left -= len(report.records)
+            if left <= 0:
+                ahead = set(waiting[heard:])
+                self._guests.sort(key=ahead.__contains__, reverse=True)
+                break
         self.counts.connected = len(self._guests)
         return _once_gone(reports, {guest.pid for guest in self._guests})
 
@@ -138,11 +147,11 @@ class Feed:
             self._guests.append(_Guest(connection, pid, uid))
 
     def _arrivals(self) -> Iterator[socket.socket]:
-        if self._listener is None:
+        if self._listening is None:
             return
         for _ in range(_ADMITTED):
             try:
-                yield self._listener.accept()[0]
+                yield self._listening.socket.accept()[0]
             except BlockingIOError:
                 return
             except OSError as error:  # they gave up meanwhile, or we have no descriptor left
@@ -159,12 +168,13 @@ class Feed:
             and of_process < _OF_ONE_PROCESS
         )
 
-    def _hear(self, guest: _Guest) -> Report | None:
+    def _hear(self, guest: _Guest, most: int) -> Report | None:
         if guest.ring is None and not self._welcome(guest):
             return None
         assert guest.ring is not None  # noqa: S101 - it has been welcomed
         gone = _has_ended(guest)  # first, so that what it told before is all there
-        records, lost = guest.ring.drain(last=gone)
+        records, lost = guest.ring.drain(most, last=gone)
+        gone = gone and len(records) < most  # or there may be more
         if gone:
             self._guests.remove(guest)
             guest.close()
@@ -239,18 +249,6 @@ def _is_dead(pid: int) -> bool:
     except PermissionError:
         pass
     return False
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except BlockingIOError:
-            return True  # so many wait for it that it must be there
-        except OSError:
-            return False
-        return True
 
 
 def _once_gone(reports: list[Report], present: set[int]) -> list[Report]:

@@ -57,8 +57,8 @@ class Ring:
     def close(self) -> None:
         os.close(self._descriptor)
 
-    def drain(self, *, last: bool = False) -> tuple[list[Record], int]:
-        """The records not read yet, at most about what the ring holds, and how many were lost.
+    def drain(self, most: int = LARGEST, *, last: bool = False) -> tuple[list[Record], int]:
+        """The records not read yet, about ``most`` of them, and how many were lost.
 
         A number that was taken and not written yet is waited for once, until the next time; or
         not at all if this is the ``last``.
@@ -74,6 +74,8 @@ class Ring:
                 lost += skipped
                 if not skipped:
                     break
+            if len(records) >= most:
+                break
             size = _CHUNK
         return records, lost
 
