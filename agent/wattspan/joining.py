@@ -507,7 +507,7 @@ class ProcessSpans:
         self._by_weight = False
         self._given = 0  # in lanes, microjoules times 2**104
         self._held = 0
-        self._returned: dict[HwType, Microjoules] = {}
+        self._returned: dict[HwType, int] = {}
 
     @property
     def announced(self) -> int:
@@ -966,6 +966,8 @@ class ProcessSpans:
             break
         unclaimed = (divided << SHARE) - self._given - self._held
         totals = dict(zip(lanes.kinds, lanes.shares(unclaimed), strict=True))
-        new = {kind: total - self._returned.get(kind, 0) for kind, total in totals.items()}
-        self._returned = totals
+        # A span that extends the account backwards may take back a fraction of a microjoule.
+        returned = self._returned
+        new = {kind: max(0, total - returned.get(kind, 0)) for kind, total in totals.items()}
+        self._returned = {kind: returned.get(kind, 0) + energy for kind, energy in new.items()}
         return {kind: Microjoules(energy) for kind, energy in new.items()}

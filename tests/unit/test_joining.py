@@ -283,6 +283,24 @@ def test_what_is_outside_was_claimed_by_nobody_and_nobody_can_any_more() -> None
     assert process.outside(profile, NEVER)[CPU] == 400_000
 
 
+def test_outside_never_falls_by_the_fraction_that_an_earlier_start_takes_back() -> None:
+    profile = EnergyProfile()
+    for i, energy in enumerate((7, 1047, 1, 3)):
+        edges = Instant(i * 10, 0), Instant((i + 1) * 10, 0)
+        profile.add(CPU, CPU, Interval(CPU, *edges, Microjoules(0)), energy, 0)
+    for at in range(1, 40):
+        process = ProcessSpans()
+        process.settle([span(1, at / MS, 40 / MS)], profile, NEVER)
+        outside = process.outside(profile, NEVER)[CPU]
+        process.open(started(2, 0))
+        again = process.outside(profile, NEVER)[CPU]
+        assert again >= 0
+        process.expire(NEVER, NEVER)
+        rest = process.outside(profile, NEVER)[CPU]
+        alone = ProcessSpans().settle([span(1, at / MS, 40 / MS)], profile, NEVER)[0]
+        assert outside + again + rest + alone.exclusive[CPU] == 7 + 1047 + 1 + 3
+
+
 def test_a_span_before_the_first_extends_what_is_accounted_for() -> None:
     process, profile = ProcessSpans(), known(1000)
     process.settle([span(1, 500, 600)], profile, NEVER)
@@ -519,6 +537,9 @@ def test_late_spans_of_thinned_time_share_what_was_left_and_no_more() -> None:
     spend(20, 400)
     assert profile.thinned > 2 * SECOND
     assert process.outside(profile, 333 * MS)[CPU] >= 0
+    lone = ProcessSpans()
+    lone.settle([span(1, 100, 200)], profile, NEVER)
+    assert 0 <= lone.outside(profile, 333 * MS)[CPU] <= sum(energies[:8])
     plain = ProcessSpans()
     plain.settle([span(1, 100, 200), span(2, 1900, 1950)], profile, NEVER)
     early = plain.outside(profile, 333 * MS)[CPU] + plain.outside(profile, NEVER)[CPU]
