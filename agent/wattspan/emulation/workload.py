@@ -46,13 +46,16 @@ def narrator(
     service: str, kind: str, gpu: int, host: Path, agent: Path, clock: SystemClock
 ) -> Callable[[], None]:
     """Tells ``agent`` of this process's steps or requests on a board, at each call."""
-    follower, teller, conversation = FOLLOWERS[kind](), Teller(agent, service), Conversation(host)
+    follower, teller = FOLLOWERS[kind](), Teller(agent, service)
+    conversation: Conversation | None = None
 
     def look() -> None:
+        nonlocal conversation
         try:
+            conversation = conversation or Conversation(host)
             far = conversation.ask(do="progress", gpu=gpu)
         except WattspanError:
-            return  # not on its board yet; or no longer, and this process's end is near
+            return  # not on its board yet; or the host is about to end, and this process with it
         now = clock.now()
         for call in follower.see(Progress(now.wall, far["done"], far["arrived"])):
             teller.tell(call)
