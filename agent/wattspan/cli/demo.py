@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wattspan.runtime.agent import Agent
 
 LISTEN = "127.0.0.1:9949"
-OTLP = "otlp.sock"
+OTLP, TRACES = "otlp.sock", "/v1/traces"
 AT_REST = Duration.parse("4500ms")  # before the jobs begin: enough for the idle baselines
 SETTLED = Duration.parse("5s")  # after: jobs have rows by then, with GPU energy booked in them
 EVERY = Duration.parse("5s")
@@ -68,8 +68,12 @@ def command(profile: str, listen: str, duration: Duration | None, plain: bool) -
         agent = _start(host, listen)
         stack.callback(agent.stop)
         request.tell(agent.request_stop)
-        for address in agent.addresses:
+        for address in metrics(agent):
             click.echo(f"Metrics: curl {address}")
+        for address in agent.addresses:
+            if address.startswith("http://") and address.endswith(TRACES):
+                endpoint = address.removesuffix(TRACES)
+                click.echo(f"Send spans of your own: OTEL_EXPORTER_OTLP_ENDPOINT={endpoint}")
         show = _live if not plain and sys.stdin.isatty() and sys.stdout.isatty() else _plain
         show(Demo(chosen, host, agent, clock, end))
     if agent.failure is not None:
@@ -138,7 +142,7 @@ def _live(demo: Demo) -> None:
             demo.begin()
         return not demo.agent.wait(0) and demo.left(EVERY) > 0
 
-    where = ", ".join(demo.agent.addresses)
+    where = ", ".join(metrics(demo.agent))
     with Keyboard() as keys:
         watch(
             demo.agent.view,
@@ -176,6 +180,11 @@ def _agent(host: EmulatedHost, listen: str) -> Agent:
     )
     agent.start()
     return agent
+
+
+def metrics(agent: Agent) -> list[str]:
+    """Where figures can be scraped."""
+    return [address for address in agent.addresses if address.endswith("/metrics")]
 
 
 def run_dir(host: EmulatedHost) -> Path:
