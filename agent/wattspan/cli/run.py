@@ -52,6 +52,9 @@ def run(loaded: Loaded, request: StopRequest) -> None:
         # What exists by now lives as long as the agent: the collector need not look at it again.
         gc.collect()
         gc.freeze()
+        # Spans are tens of thousands of small values that wait for a second and go: nothing that
+        # a collector would find.
+        gc.set_threshold(50_000, 20, 100)
         troubles = Troubles(warn, known=[f"[{one.table}]" for one in loaded.plugins.broken])
         while True:
             snapshot = agent.view()
