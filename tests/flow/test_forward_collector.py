@@ -171,10 +171,11 @@ def test_a_collector_that_hangs_does_not_hold_up_the_end():
 
 
 def test_a_collector_that_is_away_does_not_hold_up_the_end(free_port: Callable[[], int]):
+    said: list[str] = []
     forwarder = Forwarder(
         Spans(forward=f"http://127.0.0.1:{free_port()}"),
         CLOCK,
-        lambda _: None,
+        said.append,
         backoff=Backoff(lambda: 0.0, first=3600 * SECOND, longest=3600 * SECOND),
     )
     forwarder.start()
@@ -182,6 +183,8 @@ def test_a_collector_that_is_away_does_not_hold_up_the_end(free_port: Callable[[
     eventually(lambda: not forwarder.health().up, "a failed attempt")
     forwarder.stop(CLOCK.monotonic() + 600 * SECOND)
     assert forwarder.stats.drops == {"stopped": 1}
+    assert said[-1].startswith("1 spans still waited")
+    assert "forward_spool = true" in said[-1]
 
 
 def test_what_waits_on_disk_goes_on_after_a_restart(tmp_path: Path, free_port: Callable[[], int]):

@@ -39,14 +39,16 @@ def test_what_lasts_or_flickers_is_told_now_and_then() -> None:
 def test_what_was_told_in_other_words_is_not_told_again() -> None:
     said: list[str] = []
     troubles = Troubles(said.append, known=["/a"])
-    troubles.look([health(failing("/a")), health(failing("/b"), source="store")], 0)
+    elsewhere = [health(failing("/b"), source=source) for source in ("store", "forward")]
+    troubles.look([health(failing("/a")), *elsewhere], 0)
     assert said == []
 
 
 def test_only_want_of_rights_everywhere_is_hopeless() -> None:
     processes = health(source="processes")
+    collector = health(source="forward", up=True)
     with pytest.raises(SourceError, match=r"and 1 more: permission denied\. Allow it\."):
-        refuse_if_blind([health(failing("/a"), failing("/b")), processes])
+        refuse_if_blind([health(failing("/a"), failing("/b")), processes, collector])
     refuse_if_blind([health(failing("/a"), up=True), processes])
     refuse_if_blind([health(failing("/a")), health(source="nvml"), processes])  # not yet known
     refuse_if_blind([health(failing("/a", Trouble.RETRY)), processes])

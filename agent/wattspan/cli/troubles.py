@@ -11,8 +11,8 @@ from wattspan.ports import SourceError
 AGAIN = 600 * SECOND
 """A failure that lasts, or comes and goes, is told no more often than this."""
 
-_TELL_THEMSELVES = {"store"}
-_NO_COUNTERS = {"processes", "store"}
+_TELL_THEMSELVES = {"store", "forward"}
+_NO_COUNTERS = {"processes", "store", "forward"}
 
 
 class Troubles:

@@ -61,6 +61,14 @@ class Condition:
             remedy = f" {answer.remedy}" if answer.remedy else ""
             self._say(answer.verdict, f"{self._destination} takes spans, but {answer.why}.{remedy}")
 
+    def ended(self, lost: int) -> None:
+        """The agent ends, and so many spans still waited for it in memory."""
+        if lost:
+            self._log(
+                f"{lost} spans still waited for {self._destination} at the end, and are dropped; "
+                "[spans] forward_spool = true keeps them on disk over a restart."
+            )
+
     def _note(self, answer: Answer, trouble: Trouble, remedy: str) -> None:
         self._attempts += 1
         self._failed += 1

@@ -269,7 +269,9 @@ class Forwarder:
         with self._lock:
             if not self._ended:
                 self._ended = True
-                self._drop("stopped", self._waiting.leave())
+                lost = self._waiting.leave()
+                self._drop("stopped", lost)
+                self._condition.ended(lost)
                 self._lock.notify_all()
 
     # -------------------------------------------------------------------------------- details
