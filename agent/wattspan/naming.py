@@ -44,7 +44,7 @@ LINGER = 60 * SECOND
 
 _DISPLACES = 2  # a newcomer must have spent this many times as much of late
 _MOST_TOKENS = 10**7  # of one span and direction: no context is longer, but a claim may be
-_CEILING = 2**62  # spans may claim to have lasted for ages: what is shown fits 64 bits
+_CEILING = 2**62  # sums of tokens may become anything: what is shown fits 64 bits
 
 _MEASURED = frozenset({Outcome.JOINED, Outcome.PARTIAL, Outcome.LATE})
 """Spans that count. Of the rest no energy is known, so they would spoil every quotient."""
@@ -138,9 +138,11 @@ class SpanTotals:
         mono, to_wall = now.mono, now.wall - now.mono
         self._now = mono
         others = 0
-        for span, exclusive, _, outcome in results:
+        for span, exclusive, inclusive, outcome in results:
             measured = outcome is joined
+            covered = _CEILING
             if not measured:
+                covered = inclusive.covered
                 others += 1
                 self._outcomes[outcome] += 1
                 measured = outcome in _MEASURED
@@ -165,7 +167,7 @@ class SpanTotals:
             if measured:
                 account.count += 1
                 if end > start:
-                    account.time += end - start
+                    account.time += min(end - start, covered)
                 if tokens_in > 0:
                     account.tokens_in += min(_MOST_TOKENS, tokens_in)
                 if tokens_out > 0:
@@ -245,14 +247,18 @@ class SpanTotals:
         account = self._accounts.get(key)
         if account is not None:
             return account
-        room = len(self._accounts) + len(self._leaving) < self._names
-        if key not in self._leaving and (room or self._let_go()):
+        room = self._has_room() or (self._let_go() and self._has_room())
+        if room and key not in self._leaving:
             return self._open(key)
         # So that a name that matters can be told from those that are used once.
         if key in self._waiting or len(self._waiting) < 4 * self._names:
             self._waiting[key] = self._waiting.get(key, 0) + sum(exclusive.values())
         other = OTHER, OTHER
         return self._accounts.get(other) or self._open(other)
+
+    def _has_room(self) -> bool:
+        named = len(self._accounts) - ((OTHER, OTHER) in self._accounts)
+        return named + len(self._leaving) < self._names
 
     def _open(self, key: Key) -> _Account:
         account = self._accounts[key] = _Account(self._now, self._now)

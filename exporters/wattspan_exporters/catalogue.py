@@ -164,7 +164,7 @@ SPANS = Chapter(
         ),
         Metric(
             "wattspan.span.time", COUNTER, "s",
-            "Summed durations of the spans of one name.",
+            "Summed durations of the spans of one name, as far as they were measured.",
             ("service.name", "span.name"), draw_spans.of_row(lambda row: row.time),
             # Fixed without the "time" that the rules would keep.
             series="wattspan_span_seconds_total",

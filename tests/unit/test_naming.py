@@ -115,11 +115,24 @@ def test_a_claim_of_absurd_tokens_makes_no_counter_fall_or_overflow(claim: int) 
     assert all(7 <= count <= 10**9 + 7 for count in tokens.values())
 
 
-def test_spans_that_claim_to_have_lasted_for_ages_fit_a_counter() -> None:
+def test_of_spans_that_claim_to_have_lasted_for_ages_what_was_measured_counts() -> None:
     totals = SpanTotals(MANY)
-    totals.add([joined("old", {CPU: 1}, start=-(10**9), end=0)] * 10, moment(0))
+    old = joined("old", {CPU: 1}, start=-(10**9), end=0, outcome=Outcome.PARTIAL)
+    measured = old._replace(inclusive=old.inclusive._replace(covered=5 * S))
+    totals.add([measured] * 10, moment(0))
     totals.add([joined("old", {CPU: 1}, start=5, end=4)], moment(0))
-    assert rows(totals)["shop", "old"].time == 2**62
+    assert rows(totals)["shop", "old"].time == 50 * S
+
+
+def test_the_room_that_the_account_of_all_others_leaves_is_no_names() -> None:
+    totals = SpanTotals(1)
+    for name in "ab":
+        totals.add([joined(name, {CPU: 1})], moment(0))
+    for second in range(0, 2 * STALE // S, 10):
+        totals.add([joined("a", {CPU: 1})], moment(second))
+    for name in "bc":
+        totals.add([joined(name, {CPU: 1})], moment(2 * STALE // S))
+    assert rows(totals).keys() == {("shop", "a"), ("other", "other")}
 
 
 def test_figures_that_others_keep_stand_beside_the_totals() -> None:
