@@ -74,7 +74,7 @@ def watermark_delays(agent: SpanAgent, questions: int) -> list[float]:
         time.sleep(random.uniform(0.02, 0.2))
         began, end = time.monotonic(), time.time_ns()
         query = urllib.parse.urlencode(
-            {"pid": os.getpid(), "start": end - 50_000_000, "end": end, "wait": "5"}
+            {"pid": os.getpid(), "start": end - 50_000_000, "end": end, "wait": "5s"}
         )
         connection = UnixConnection(str(agent.run_dir / "api.sock"))
         connection.request("GET", f"/v1/energy?{query}")
@@ -89,17 +89,20 @@ def watermark_delays(agent: SpanAgent, questions: int) -> list[float]:
 
 def announce(agent: SpanAgent, spans: int) -> tuple[float, float, float]:
     """Announce spans and end none; the agent's megabytes before and after, and the seconds."""
-    from wattspan.otel.channel import connect
-    from wattspan.otel.wire import STARTED
+    from wattspan.otel.channel import Channel
+    from wattspan.otel.wire import RECORD_SIZE, RECORDS, STARTED, WRITTEN
 
     send_one(agent)
     before = agent.rss_megabytes()
-    channel = connect([str(agent.run_dir / "feed.sock")])
-    if channel is None:
+    channel = Channel()
+    if not channel.connect([str(agent.run_dir / "feed.sock")]):
         raise RuntimeError("the agent has no side channel")
+    ring, thread = channel.pen.memory, threading.get_native_id()
     began = time.monotonic()
     for number in range(1, spans + 1):
-        channel.pen.note(number, number - 1, STARTED, time.monotonic_ns())
+        place = number % RECORDS * RECORD_SIZE
+        now = time.monotonic_ns()
+        WRITTEN.pack_into(ring, place, number, number - 1, now, 0, thread, STARTED, number)
         if number % 1000 == 0:
             time.sleep(0.005)  # as fast as the ring is emptied, so that all of them arrive
     lasted = time.monotonic() - began
@@ -138,7 +141,7 @@ def main() -> None:
     for profile in ("two-socket", "two-socket-h100"):
         with (
             tempfile.TemporaryDirectory() as folder,
-            SpanAgent(Path(folder), profile=profile) as agent,
+            SpanAgent(Path(folder), profile=profile, emulation__counters="1ms") as agent,
         ):
             time.sleep(3)
             print(f"| {profile} | watermark delay | {_seconds(watermark_delays(agent, 100))} |")
