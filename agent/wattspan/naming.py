@@ -9,7 +9,7 @@ like a burst of power), and one that is let go begins at zero should its name re
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2s
 from types import MappingProxyType
 from typing import NamedTuple, cast
@@ -49,7 +49,7 @@ _CEILING = 2**62  # sums of tokens may become anything: what is shown fits 64 bi
 _MEASURED = frozenset({Outcome.JOINED, Outcome.PARTIAL, Outcome.LATE})
 """Spans that count. Of the rest no energy is known, so they would spoil every quotient."""
 
-_NONE: Mapping[str, int] = MappingProxyType({})
+_NOBODYS = SpanAccounts()
 
 Key = tuple[str, str]
 """A service and the name of a span."""
@@ -197,15 +197,7 @@ class SpanTotals:
 
     # --------------------------------------------------------------------------------- showing
 
-    def accounts(
-        self,
-        *,
-        refused: Mapping[str, int] = _NONE,
-        forwarded: int = 0,
-        forward_drops: Mapping[str, int] = _NONE,
-        forward_queue: int = 0,
-        open_spans: int = 0,
-    ) -> SpanAccounts:
+    def accounts(self, others: SpanAccounts = _NOBODYS) -> SpanAccounts:
         """Everything as it stands, with the figures that others keep; the same while nothing moves.
 
         Only the rows of names that were used since are made anew.
@@ -219,7 +211,8 @@ class SpanTotals:
                 for key, account in (*self._accounts.items(), *leaving)
             )
         last = self._shown
-        shown = SpanAccounts(
+        shown = replace(
+            others,
             rows=self._rows,
             outside=(
                 {key: Microjoules(energy) for key, energy in self._outside.items()}
@@ -228,11 +221,6 @@ class SpanTotals:
             ),
             outcomes=dict(self._outcomes) if last is None else last.outcomes,
             received=self._received,
-            refused=dict(refused),
-            forwarded=forwarded,
-            forward_drops=dict(forward_drops),
-            forward_queue=forward_queue,
-            open=open_spans,
         )
         if last is None or shown != last:
             self._shown = shown

@@ -200,9 +200,31 @@ SPANS = Chapter(
             ("reason",), draw_spans.by_reason(lambda spans: spans.refused),
         ),
         Metric(
+            "wattspan.spans.deferred", COUNTER, "{span}",
+            "Spans whose sender was asked to come again, because too many waited for their energy; "
+            "once for each time.",
+            (), draw_spans.of_all(lambda spans: spans.deferred),
+        ),
+        Metric(
             "wattspan.spans.open", UPDOWN, "{span}",
             "Spans that were announced and have not ended.",
             (), draw_spans.of_all(lambda spans: spans.open),
+        ),
+        Metric(
+            "wattspan.spans.announcers", UPDOWN, "{connection}",
+            "Connections of processes that announce their spans.",
+            (), draw_spans.of_all(lambda spans: spans.announcers),
+        ),
+        Metric(
+            "wattspan.spans.announcers.refused", COUNTER, "{connection}",
+            "Connections to announce spans that were ended by the agent: for want of room, or "
+            "because the protocol was broken.",
+            ("reason",), draw_spans.by_reason(lambda spans: spans.announcers_refused),
+        ),
+        Metric(
+            "wattspan.spans.announcements.lost", COUNTER, "{record}",
+            "Announced starts and ends that were overwritten before the agent could read them.",
+            (), draw_spans.of_all(lambda spans: spans.announcements_lost),
         ),
         Metric(
             "wattspan.spans.forwarded", COUNTER, "{span}",
@@ -213,6 +235,11 @@ SPANS = Chapter(
             "wattspan.spans.forward.drops", COUNTER, "{span}",
             "Spans that the collector behind the agent did not get, by reason.",
             ("reason",), draw_spans.by_reason(lambda spans: spans.forward_drops),
+        ),
+        Metric(
+            "wattspan.spans.forward.repeats", COUNTER, "{span}",
+            "Spans that were sent again although the collector may have had them.",
+            (), draw_spans.of_all(lambda spans: spans.forward_repeats),
         ),
         Metric(
             "wattspan.spans.forward.queue", UPDOWN, "By",

@@ -25,6 +25,7 @@ from wattspan.model import (
 from wattspan.runtime.past import RecentPast
 from wattspan.runtime.spans import FAREWELL, PATIENCE, UNSENT, Joiner
 from wattspan.spanfeed.delivery import BusyError, Claim, Delivery, Part, Told
+from wattspan.spanfeed.feed import FeedCounts
 from wattspan.spans import Ended, Outcome, SpanEnergy, Started
 from wattspan.testing import ManualClock
 from wattspan.timeline import Timeline
@@ -59,6 +60,7 @@ class Heard(NamedTuple):
 @dataclass
 class Channel:
     reports: list[Heard] = field(default_factory=list)
+    counts: FeedCounts = field(default_factory=FeedCounts)
 
     def drain(self) -> list[Heard]:
         drained, self.reports = self.reports, []
@@ -217,6 +219,7 @@ def test_too_much_waiting_is_refused_until_some_of_it_is_done() -> None:
     agent.send(agent.span(2, -1.0, 0.0), size=1500)
     agent.run(2.0)
     assert agent.outcomes() == {"joined": 2}
+    assert (agent.accounts.received, agent.accounts.deferred) == (2, 1)
 
 
 def test_one_delivery_larger_than_the_whole_buffer_is_still_taken() -> None:
@@ -279,6 +282,15 @@ def test_a_flood_of_open_spans_is_bounded() -> None:
         agent.run(0.1)
     assert 0 < agent.accounts.open <= 50
     assert len(agent.joiner._born) + len(agent.joiner._born_before) <= 2 * 50 + 25
+
+
+def test_what_befell_those_who_announce_is_shown() -> None:
+    agent = Agent()
+    agent.feed.counts = FeedCounts(connected=3, admitted=9, crowded_out=2, put_out=1, lost=5)
+    agent.run(1.0)
+    shown = agent.accounts
+    assert (shown.announcers, shown.announcements_lost) == (3, 5)
+    assert shown.announcers_refused == {"no_room": 2, "protocol": 1}
 
 
 def test_energy_outside_every_span_is_an_account_of_its_own() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from support.joined_spans import CPU, GPU, S, joined, moment
 from support.requirements import ROOT
 from wattspan.grouping import STALE
-from wattspan.model import HwType, SpanRow
+from wattspan.model import HwType, SpanAccounts, SpanRow
 from wattspan.naming import DWELL, FRESH, LINGER, RANK_EVERY, SpanTotals, fit
 from wattspan.spans import Outcome
 
@@ -138,20 +139,18 @@ def test_the_room_that_the_account_of_all_others_leaves_is_no_names() -> None:
 def test_figures_that_others_keep_stand_beside_the_totals() -> None:
     totals = SpanTotals(MANY)
     totals.received(5)
-    shown = totals.accounts(
-        refused={"invalid_id": 1}, forwarded=3, forward_drops={"full": 1},
-        forward_queue=9, open_spans=2,
-    )  # fmt: skip
-    assert (shown.received, shown.refused, shown.forwarded) == (5, {"invalid_id": 1}, 3)
-    assert (shown.forward_drops, shown.forward_queue, shown.open) == ({"full": 1}, 9, 2)
+    others = SpanAccounts(refused={"invalid_id": 1}, forward_drops={"full": 1}, open=2, deferred=7)
+    assert totals.accounts(others) == replace(
+        others, received=5, outcomes=dict.fromkeys(map(str, Outcome), 0)
+    )
 
 
 def test_while_nothing_moves_the_accounts_are_the_same_object() -> None:
     totals = full(SpanTotals(MANY))
-    first = totals.accounts(forwarded=1)
-    assert totals.accounts(forwarded=1) is first
-    assert totals.accounts(forwarded=2) is not first
-    assert totals.accounts(forwarded=2).rows is first.rows
+    first = totals.accounts(SpanAccounts(forwarded=1))
+    assert totals.accounts(SpanAccounts(forwarded=1)) is first
+    assert totals.accounts(SpanAccounts(forwarded=2)) is not first
+    assert totals.accounts(SpanAccounts(forwarded=2)).rows is first.rows
 
 
 def test_accounts_that_were_shown_never_change() -> None:

@@ -389,6 +389,11 @@ def _spans(scrape: _Scrape) -> SpanAccounts:
         forward_drops=_by_reason(scrape, "wattspan_spans_forward_drops_total"),
         forward_queue=int(scrape.one("wattspan_spans_forward_queue_bytes") or 0),
         open=int(scrape.one("wattspan_spans_open") or 0),
+        deferred=int(scrape.one("wattspan_spans_deferred_total") or 0),
+        forward_repeats=int(scrape.one("wattspan_spans_forward_repeats_total") or 0),
+        announcers=int(scrape.one("wattspan_spans_announcers") or 0),
+        announcers_refused=_by_reason(scrape, "wattspan_spans_announcers_refused_total"),
+        announcements_lost=int(scrape.one("wattspan_spans_announcements_lost_total") or 0),
     )
 
 

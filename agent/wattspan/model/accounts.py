@@ -94,7 +94,11 @@ class SpanAccounts:
     For each service that sends spans ``outside`` is what its processes spent while no span was
     open. ``outcomes`` counts what became of spans, by reason; ``received`` spans are those that
     a receiver accepted, ``refused`` those it did not, by reason, and ``forwarded`` and
-    ``forward_drops`` what went on to the user's collector and what could not.
+    ``forward_drops`` what went on to the user's collector and what could not. Senders of
+    ``deferred`` spans were asked to come again; ``forward_repeats`` went on once more although the
+    collector may have had them. Of processes that announce their spans ``announcers`` are
+    connected now, ``announcers_refused`` were not let in or put out, and ``announcements_lost``
+    were overwritten before they could be read.
     """
 
     rows: tuple[SpanRow, ...] = ()
@@ -106,6 +110,11 @@ class SpanAccounts:
     forward_drops: Mapping[str, int] = field(default_factory=dict)
     forward_queue: int = 0  # bytes that wait for the collector
     open: int = 0  # spans announced by a start record and not ended yet
+    deferred: int = 0
+    forward_repeats: int = 0
+    announcers: int = 0
+    announcers_refused: Mapping[str, int] = field(default_factory=dict)
+    announcements_lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,6 +28,7 @@ from wattspan.web.message import Peer
 
 if TYPE_CHECKING:
     from wattspan.forward.forwarder import ForwardStats
+    from wattspan.spanfeed.feed import FeedCounts
 
 TURN = SECOND // 20
 PATIENCE = 6 * SECOND
@@ -82,6 +83,9 @@ class Report(Protocol):
 
 class SideChannel(Protocol):
     def drain(self) -> Sequence[Report]: ...
+
+    @property
+    def counts(self) -> FeedCounts: ...
 
 
 class FineTimes(Protocol):
@@ -185,7 +189,7 @@ class Joiner:
         self._lock = threading.Lock()
         self._inbox: deque[_Fresh] = deque()
         self._refused: Counter[str] = Counter()
-        self._bytes = 0
+        self._bytes = self._deferred = 0
         self._held: deque[_Held] = deque()
         self._processes: dict[Consumer, _Process] = {}
         self._born: dict[bytes, Consumer] = {}
@@ -201,6 +205,7 @@ class Joiner:
         cost = delivery.size + PER_SPAN * delivery.count
         with self._lock:
             if self._bytes and self._bytes + cost > self._buffer:
+                self._deferred += delivery.count
                 raise BusyError
             self._bytes += cost
         # Now, while the sender waits for the answer, it lives and can be looked at.
@@ -261,15 +266,27 @@ class Joiner:
 
     def _show(self) -> None:
         with self._lock:
-            refused = dict(self._refused)
-        stats = self._onward.stats if self._onward is not None else None
-        self._accounts = self._totals.accounts(
-            refused=refused,
-            forwarded=stats.forwarded if stats is not None else 0,
-            forward_drops=stats.drops if stats is not None else {},
-            forward_queue=stats.queue_bytes if stats is not None else 0,
-            open_spans=self._open,
-        )
+            others = SpanAccounts(
+                refused=dict(self._refused), deferred=self._deferred, open=self._open
+            )
+        if self._onward is not None:
+            stats = self._onward.stats
+            others = replace(
+                others,
+                forwarded=stats.forwarded,
+                forward_drops=stats.drops,
+                forward_queue=stats.queue_bytes,
+                forward_repeats=stats.perhaps_twice,
+            )
+        if self._feed is not None:
+            counts = self._feed.counts
+            others = replace(
+                others,
+                announcers=counts.connected,
+                announcers_refused={"no_room": counts.crowded_out, "protocol": counts.put_out},
+                announcements_lost=counts.lost,
+            )
+        self._accounts = self._totals.accounts(others)
 
     # --------------------------------------------------------------------------- what is heard
 

@@ -68,6 +68,7 @@ class FeedCounts:
     admitted: int = 0
     crowded_out: int = 0  # there was no room
     put_out: int = 0  # they broke the protocol
+    lost: int = 0  # records that were overwritten before they could be read, or meant nothing
 
 
 class Feed:
@@ -128,6 +129,7 @@ class Feed:
             if report is not None:
                 reports.append(report)
                 left -= len(report.records)
+                self.counts.lost += report.lost
             if left <= 0:
                 ahead = set(waiting[heard:])
                 self._guests.sort(key=ahead.__contains__, reverse=True)
