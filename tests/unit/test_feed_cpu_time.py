@@ -27,4 +27,4 @@ def test_cpu_time_of_a_span_is_known_if_both_its_ends_tell_it(
     process = ProcessSpans()
     process.open(Started(SPAN, b"", 1_000, 1, began))
     process.close(Ended(SPAN, 5_000, thread, ended))
-    assert process._announced[SPAN].cpu == cpu
+    assert process._announced.records[SPAN].cpu == cpu

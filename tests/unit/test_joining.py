@@ -501,8 +501,8 @@ def test_a_hundred_thousand_announcements_come_and_go_in_bounded_memory() -> Non
         process.close(ended(i, i + 0.5 if i % 2 else NEVER // MS))
         process.settle([span(i, i, i + 0.5)], profile, NEVER)
     assert process.announced == 1
-    assert len(process._running.gained) < 2000
-    assert len(process._events) < 2000
+    assert len(process._announced.division.gained) < 2000
+    assert len(process._announced._events) < 2000
     process.close(ended(1, 6000))
     (result,) = process.settle([span(1, 0, 6000)], profile, NEVER)
     assert result.exclusive[GPU] > 0
