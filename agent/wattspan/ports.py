@@ -17,6 +17,7 @@ from wattspan.model import (
     Failure,
     GpuStatus,
     Instant,
+    Microjoules,
     Payer,
     PayerInfo,
     Reading,
@@ -129,6 +130,14 @@ class Past(Protocol):
 
     def device(self, domain_id: str, start: int, end: int) -> Spent:
         """What one device spent, whoever caused it."""
+        ...
+
+    def idle(self, domain_id: str, start: int, end: int) -> Microjoules | None:
+        """What of a device's energy nobody was charged with, for it would have been drawn anyhow.
+
+        None where idle power was not known yet, or the history does not reach: then processes
+        are charged with it too.
+        """
         ...
 
     def watch(

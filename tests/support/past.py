@@ -44,6 +44,7 @@ class ConstantPast:
     devices: dict[str, int] = field(
         default_factory=lambda: {PACKAGE.id: 10_000, SECOND_PACKAGE.id: 20_000, DRAM.id: 3_000}
     )
+    idles: dict[str, int] = field(default_factory=lambda: {PACKAGE.id: 6_000, DRAM.id: 1_000})
     known: tuple[Domain, ...] = (PACKAGE, SECOND_PACKAGE, DRAM)
     powers: dict[Consumer, int] = field(default_factory=lambda: {OURS: 4_000, CHILD: 1_000})
     others: int = 0  # what every other process draws
@@ -70,6 +71,10 @@ class ConstantPast:
         if domain_id not in self.devices:
             return Spent({}, {}, 0)
         return self._spent({domain.hw_type: self.devices[domain_id]}, start, end)
+
+    def idle(self, domain_id: str, start: int, end: int) -> Microjoules | None:
+        power = self.idles.get(domain_id)
+        return None if power is None else energy_at(power, end - start)
 
     def watch(
         self,

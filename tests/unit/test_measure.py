@@ -319,3 +319,15 @@ def test_stretches_add_up_and_their_inner_edges_leave_no_doubt() -> None:
     assert whole.joules == {"cpu": 3.0, "gpu": 5.0}
     assert whole.uncertainty == {"cpu": 0.3, "gpu": 1.0}
     assert whole.coverage(4.0) == 0.75
+
+
+def test_idle_energy_is_shown_beside_the_devices_or_said_to_be_in_the_processes() -> None:
+    told = spent(10.0, gpu=5.0)
+    known = tuple(device._replace(idle=2.0) for device in told.devices)
+    assert "of these idle                          4.00 J" in shown(
+        a_run(told._replace(devices=known))
+    )
+    half = (known[0], told.devices[1])
+    table = shown(a_run(told._replace(devices=half)))
+    assert "of these idle" not in table
+    assert "Idle power is not told apart on GPU 0: processes are charged with it too." in table

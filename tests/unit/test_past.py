@@ -213,3 +213,23 @@ def test_a_family_keeps_what_its_founder_spent_alone() -> None:
         own + (end - start - 30 * TICK) // TICK * 1000
     )
     assert family.covered == end - start
+
+
+def test_idle_energy_is_told_where_it_was_told_apart_and_the_history_reaches() -> None:
+    host = Host(CPU)
+    start = host.run(20, (SHELL,))
+    assert host.past.idle("cpu0", start, host.now) == 20 * 500
+    assert host.past.idle("cpu0", start + TICK // 2, start + TICK) == 250
+    assert host.past.idle("cpu0", start - TICK, host.now) is None
+    assert host.past.idle("no such", start, host.now) is None
+
+
+def test_idle_energy_is_unknown_while_processes_are_charged_with_it() -> None:
+    host = Host(CPU)
+    start = host.now
+    end = start + TICK
+    interval = Interval("cpu0", Instant(start, 0), Instant(end, 0), Microjoules(1000))
+    shares = (Share(SHELL, Microjoules(1000)),)
+    charged = Attribution(interval, shares, Microjoules(0), Microjoules(0))
+    host.past.add([charged], Instant(end, 0))
+    assert host.past.idle("cpu0", start, end) is None

@@ -60,6 +60,8 @@ class Run:
     command: Sum = field(default_factory=Sum)
     host: Sum = field(default_factory=Sum)
     devices: Sum = field(default_factory=Sum)
+    idle: Sum = field(default_factory=Sum)
+    idle_unknown: set[str] = field(default_factory=set)  # devices
     parts: dict[str, Part] = field(default_factory=dict)
     provenance: dict[str, str] = field(default_factory=dict)
     host_name: str = ""
@@ -78,6 +80,9 @@ class Run:
         self.host.include(told.host, told.seconds)
         for device in told.devices:
             self.devices.add(device.id, device.joules, device.uncertainty)
+            self.idle.add(device.id, device.idle, None)
+            if device.joules and device.idle is None:
+                self.idle_unknown.add(device.id)
             self.parts[device.id] = Part(device.kind, device.name, device.provenance)
         self.provenance |= told.provenance
         self.host_name, self.emulated = told.host_name, told.emulated
@@ -137,6 +142,20 @@ class Result:
     @property
     def parts(self) -> dict[str, Part]:
         return {key: part for run in self.runs for key, part in run.parts.items()}
+
+    @property
+    def idle(self) -> Figure:
+        """What of the devices' joules was idle; None if it was not known of each, all the time."""
+        return Figure.of(
+            None if run.idle_unknown or not run.idle.joules else sum(run.idle.joules.values())
+            for run in self.runs
+        )
+
+    @property
+    def idle_unknown(self) -> list[str]:
+        """The devices whose idle power was not known."""
+        unknown = {device for run in self.runs for device in run.idle_unknown}
+        return [part.name for key, part in self.parts.items() if key in unknown]
 
     def joules(self, of: Callable[[Run], Sum], key: str) -> Figure:
         """One key's joules, or everything's, over the runs."""

@@ -45,6 +45,8 @@ def lines(result: Result) -> Iterator[str]:
         name = figures.clean(f"{part.kind} {part.name}")
         yield _row(result, name, of_devices, key, part.provenance)
     yield _row(result, "together", of_host, EVERYTHING)
+    if result.idle.mean is not None:
+        yield _LINE.format("of these idle", _joules(result.idle.mean), "", "", "", "").rstrip()
     yield ""
     yield from _foot(result)
     yield ""
@@ -76,6 +78,9 @@ def _foot(result: Result) -> Iterator[str]:
         )
     if not all(run.complete or run.trouble for run in result.runs):
         yield "  Some figures had not settled when they were read, and lack their last part."
+    if result.idle_unknown:
+        names = figures.clean(", ".join(result.idle_unknown))
+        yield f"  Idle power is not told apart on {names}: processes are charged with it too."
     failed = sorted({run.code for run in result.runs if run.code})
     if failed and runs > 1:
         yield f"  Some runs ended with exit code {', '.join(map(str, failed))}."

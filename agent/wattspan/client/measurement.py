@@ -68,7 +68,11 @@ class Energy(Mapping[str, float]):
 
 
 class Device(NamedTuple):
-    """What one device spent, whoever caused it; ``joules`` is None if that is not known."""
+    """What one device spent, whoever caused it; ``joules`` is None if that is not known.
+
+    ``idle`` of these it would have spent anyhow, and nobody was charged with; None if its idle
+    power was not known yet, and so processes were charged with it too.
+    """
 
     id: str
     kind: str
@@ -77,6 +81,7 @@ class Device(NamedTuple):
     uncertainty: float | None
     coverage: float
     provenance: str
+    idle: float | None = None
 
 
 class Measurement(NamedTuple):
@@ -138,4 +143,5 @@ def _device(told: Mapping[str, Any]) -> Device:
         told["uncertainty_joules"],
         told["coverage"],
         told["provenance"],
+        told["idle_joules"],
     )

@@ -24,6 +24,7 @@ def energy(
     settled = past.settled(consumer)
     domains = in_order(past.domains().values())
     devices = [(domain, past.device(domain.id, start, end)) for domain in domains]
+    idle = {domain.id: past.idle(domain.id, start, end) for domain in domains}
     provenance = provenances(domains)
     return {
         "start_mono_ns": start,
@@ -34,7 +35,9 @@ def energy(
         "emulated": Provenance.EMULATED in provenance.values(),
         "provenance": provenance,
         "host": _host(devices, start, end),
-        "devices": [_device(domain, spent, end - start) for domain, spent in devices],
+        "devices": [
+            _device(domain, spent, idle[domain.id], end - start) for domain, spent in devices
+        ],
         "process": None
         if consumer is None
         else _process(consumer, past.process(consumer, start, end), end - start),
@@ -75,7 +78,7 @@ def _host(devices: list[tuple[Domain, Spent]], start: int, end: int) -> Facts:
     return _figures(energy, doubt, covered, end - start)
 
 
-def _device(domain: Domain, spent: Spent, length: int) -> Facts:
+def _device(domain: Domain, spent: Spent, idle: int | None, length: int) -> Facts:
     kind = domain.hw_type
     return {
         "hw_id": domain.id,
@@ -84,6 +87,7 @@ def _device(domain: Domain, spent: Spent, length: int) -> Facts:
         "provenance": domain.provenance,
         "joules": _joules(_known(spent.energy, spent, length).get(kind)),
         "uncertainty_joules": _joules(_known(spent.uncertainty, spent, length).get(kind)),
+        "idle_joules": _joules(idle),
         **_coverage(spent.covered, length),
     }
 

@@ -20,6 +20,7 @@ from wattspan.model import (
     Domain,
     Instant,
     Interval,
+    Microjoules,
     Payer,
     PayerInfo,
 )
@@ -202,6 +203,20 @@ class RecentPast:
         with self.lock:
             profile = self._devices.get(domain_id)
             return profile.between(start, end) if profile is not None else Spent({}, {}, 0)
+
+    def idle(self, domain_id: str, start: int, end: int) -> Microjoules | None:
+        """What of a device's energy was idle; None where that was not told from the rest."""
+        with self.lock:
+            entries = self.timeline.entries(domain_id, start, end)
+        if not entries or entries[0].interval.start.mono > start:
+            return None
+        total = 0
+        for interval, idle, _, _ in entries:
+            inside = min(end, interval.end.mono) - max(start, interval.start.mono)
+            if not idle and interval.energy:
+                return None
+            total += idle * inside // interval.duration
+        return Microjoules(total)
 
     def watch(
         self,
