@@ -44,6 +44,8 @@ class Resolver:
     def resolve(self, peer: Peer, claim: Claim) -> Consumer | Outcome:
         if claim.pid is None:
             return Outcome.UNKNOWN_PROCESS
+        if claim.pid >= 2**31:
+            raise OverflowError
         return self.identify(claim.pid) or Outcome.NOT_BELIEVED
 
     def identify(self, pid: int) -> Consumer | None:
@@ -87,6 +89,7 @@ class Agent:
         self.past = RecentPast(Timeline(HISTORY, 10**7))
         self.past.register([CPU])
         self.feed, self.collector = Channel(), Collector()
+        self.said: list[str] = []
         self.joiner = Joiner(
             self.clock,
             self.past,
@@ -97,6 +100,7 @@ class Agent:
             history=HISTORY,
             feed=self.feed,
             onward=self.collector,
+            log=self.said.append,
         )
         self.settled = self.clock.now()
         self.late = 5 * TICK
@@ -246,6 +250,17 @@ def test_an_announced_span_proves_its_process_whatever_its_resource_claims() -> 
     assert agent.accounts.open == 0
 
 
+def test_who_announces_a_span_first_has_it() -> None:
+    agent = Agent()
+    now = agent.clock.monotonic()
+    mine = Started(bytes(7) + b"\x01", b"", now - SECOND, 1, 0)
+    agent.feed.reports = [Heard(10, [mine]), Heard(11, [mine])]
+    agent.run(0.1)
+    agent.send(agent.span(1, -1.0, 0.0), pid=None)
+    agent.run(2.0)
+    assert [one.consumer for one in agent.joiner._processes.values() if one.service] == [APP]
+
+
 def test_announced_spans_that_never_come_are_abandoned() -> None:
     agent = Agent()
     start, ident = agent.clock.monotonic(), (1).to_bytes(8, "big")
@@ -282,6 +297,29 @@ def test_a_flood_of_open_spans_is_bounded() -> None:
         agent.run(0.1)
     assert 0 < agent.accounts.open <= 50
     assert len(agent.joiner._born) + len(agent.joiner._born_before) <= 2 * 50 + 25
+
+
+def test_a_span_that_breaks_the_join_costs_only_the_energy_of_its_batch() -> None:
+    agent = Agent()
+    agent.send(agent.span(1, -1.0, 0.0)._replace(parent=[]))  # type: ignore[arg-type]
+    agent.send(agent.span(2, -1.0, 0.0), pid=11)
+    agent.run(2.0)
+    agent.send(agent.span(3, -1.0, 0.0))
+    agent.run(2.0)
+    assert agent.outcomes() == {"no_energy": 1, "joined": 2}
+    assert len(agent.collector.got) == 3
+    (said,) = agent.said
+    assert "1 spans of process 10 failed: TypeError" in said
+
+
+def test_a_sender_that_cannot_be_looked_at_takes_no_room() -> None:
+    agent = Agent(buffer=3000)
+    for _ in range(10):
+        with pytest.raises(OverflowError):
+            agent.send(agent.span(1, -1.0, 0.0), pid=2**70, size=1500)
+    agent.send(agent.span(2, -1.0, 0.0), size=1500)
+    agent.run(2.0)
+    assert agent.outcomes() == {"joined": 1}
 
 
 def test_what_befell_those_who_announce_is_shown() -> None:

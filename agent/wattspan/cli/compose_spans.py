@@ -88,6 +88,7 @@ class Desk:
             fine=fine,
             onward=self.forwarder,
             opening=self.opening,
+            log=self.log,
         )
         stop = threading.Event()
         thread = threading.Thread(

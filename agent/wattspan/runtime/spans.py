@@ -9,17 +9,19 @@ user's collector, get the result.
 from __future__ import annotations
 
 import threading
+import traceback
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from wattspan.joining import ProcessSpans
 from wattspan.model import SECOND, Consumer, Instant, Opening, SpanAccounts
 from wattspan.naming import SpanTotals
 from wattspan.ports import Clock
-from wattspan.profiles import EnergyProfile
+from wattspan.profiles import NOTHING, EnergyProfile
 from wattspan.runtime.past import RecentPast
 from wattspan.spanfeed.delivery import BusyError, Claim, Delivery, Part
 from wattspan.spans import Ended, Outcome, Span, SpanEnergy, Started
@@ -51,6 +53,9 @@ TIDY_EVERY = SECOND
 
 PROCESSES = 1024
 """Span-sending processes that are watched at once; beyond, the longest quiet is let go."""
+
+COMPLAIN_EVERY = 60 * SECOND
+"""Of what should never happen is told no more often than this."""
 
 PER_SPAN = 700
 """Bytes that a waiting span takes beside its share of the request, measured."""
@@ -169,6 +174,7 @@ class Joiner:
         fine: FineTimes | None = None,
         onward: Onward | None = None,
         opening: Opening | None = None,
+        log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._clock = clock
         self._past = past
@@ -197,6 +203,8 @@ class Joiner:
         self._accounts = SpanAccounts()
         self._open = 0
         self._tidied = self._shown = 0
+        self._log = log
+        self._complained: int | None = None
 
     # ---------------------------------------------------------------- for the receivers' thread
 
@@ -208,8 +216,13 @@ class Joiner:
                 self._deferred += delivery.count
                 raise BusyError
             self._bytes += cost
-        # Now, while the sender waits for the answer, it lives and can be looked at.
-        whose = tuple(self._resolver.resolve(delivery.peer, part.claim) for part in delivery.parts)
+        try:
+            # Now, while the sender waits for the answer, it lives and can be looked at.
+            whose = tuple(self._resolver.resolve(delivery.peer, p.claim) for p in delivery.parts)
+        except BaseException:
+            with self._lock:
+                self._bytes -= cost
+            raise
         with self._lock:
             self._inbox.append(_Fresh(delivery, cost, whose))
 
@@ -227,10 +240,27 @@ class Joiner:
     # ------------------------------------------------------------------------------ the thread
 
     def run(self, stop: threading.Event) -> None:
-        """Turn until ``stop``, then finish."""
+        """Turn until ``stop``, then finish. A turn that fails is told, and others follow."""
         while not stop.wait(TURN / 1e9):
-            self.turn()
-        self.finish()
+            self._guarded(self.turn)
+        self._guarded(self.finish)
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - without this thread nobody's spans are joined
+            self._complain("A turn of the spans", error)
+
+    def _complain(self, what: str, error: Exception) -> None:
+        now = self._clock.monotonic()
+        if self._complained is None or now - self._complained >= COMPLAIN_EVERY:
+            self._complained = now
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            self._log(
+                f"{what} failed: {type(error).__name__}: {error} "
+                f"({Path(where.filename).name}:{where.lineno}). Please report this; "
+                "energy goes on being measured."
+            )
 
     def turn(self) -> None:
         """One pass over everything that came and everything that settled."""
@@ -305,7 +335,7 @@ class Joiner:
             room = self._open_spans - self._open
             for record in report.records:
                 if isinstance(record, Started):
-                    self._born[record.id] = consumer
+                    self._born.setdefault(record.id, consumer)
                     if room > 0 and process.spans.open(record):
                         room -= 1
                 else:
@@ -408,7 +438,7 @@ class Joiner:
             if not ready:
                 return
             spans = [span for chunk in ready for span in chunk.spans]
-            results = process.spans.settle(spans, process.profile, now.mono)
+            results = self._settled(process, spans, now.mono)
         at = 0
         for chunk in ready:
             own = results[at : at + len(chunk.spans)]
@@ -417,6 +447,14 @@ class Joiner:
             for position, result in zip(chunk.positions, own, strict=True):
                 chunk.held.energies[position] = result
         self._totals.add(results, now)
+
+    def _settled(self, process: _Process, spans: list[Span], now: int) -> list[SpanEnergy]:
+        """What each of ``spans`` spent; nothing is known of any, and never lost, if that fails."""
+        try:
+            return process.spans.settle(spans, process.profile, now)
+        except Exception as error:  # noqa: BLE001 - one process's spans are not everybody's
+            self._complain(f"Joining {len(spans)} spans of process {process.consumer.pid}", error)
+            return [SpanEnergy(span, {}, NOTHING, Outcome.NO_ENERGY) for span in spans]
 
     def _tidy(self, process: _Process, now: int) -> None:
         """Close the account of what no span has claimed, and let go of who is gone.
