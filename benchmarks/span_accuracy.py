@@ -30,7 +30,8 @@ from benchmarks.spans.collector import Collector
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENTS = ROOT / ".venv-clients" / "bin" / "python"
-PROFILE = "two-socket-h100"
+PROFILE = "one-socket-h100"
+WANDERING = "two-socket"  # of one CPU each on a machine with two: processes change sockets often
 COUNTERS = "1ms"  # how often the emulated CPU counters move: as real ones do
 
 KINDS = ("single", "inside", "nested", "concurrent")
@@ -271,25 +272,36 @@ def _percent(value: float, *, sign: bool = False) -> str:
 def report(repeats: Mapping[str, Sequence[int]], *, zeus: bool) -> Iterator[str]:
     """Everything, in Markdown."""
     yield describe()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Collector() as collector,
-        SpanAgent(
-            Path(folder),
-            profile=PROFILE,
-            emulation__counters=COUNTERS,
-            spans__forward=collector.url,
-        ) as agent,
-    ):
-        settle(agent, collector)
+    with judged_host(PROFILE) as (agent, collector):
         with neighbour(agent, None):
             found = measure(agent, collector, gpu=None, repeats=repeats, zeus=zeus)
         yield table(found, "CPU package, with a neighbour on the same CPUs")
         found = measure(agent, collector, gpu=0, repeats=repeats, zeus=zeus, seed=2)
         yield table([one for one in found if one.device == "gpu"], "GPU, one process on the board")
-        with neighbour(agent, 1):
-            found = measure(agent, collector, gpu=1, repeats=repeats, seed=3)
+        with neighbour(agent, 0):
+            found = measure(agent, collector, gpu=0, repeats=repeats, seed=3)
         yield table([one for one in found if one.device == "gpu"], "GPU, shared with a neighbour")
+    with judged_host(WANDERING) as (agent, collector), neighbour(agent, None):
+        some = {kind: repeats[kind] for kind in ("single", "inside")}
+        found = measure(agent, collector, gpu=None, repeats=some, seed=4)
+        yield table(found, "CPU packages of two sockets with one CPU each, with a neighbour")
+
+
+@contextmanager
+def judged_host(profile: str) -> Iterator[tuple[SpanAgent, Collector]]:
+    """An agent that knows what the host draws at rest, and who collects what it says."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Collector() as collector,
+        SpanAgent(
+            Path(folder),
+            profile=profile,
+            emulation__counters=COUNTERS,
+            spans__forward=collector.url,
+        ) as agent,
+    ):
+        settle(agent, collector)
+        yield agent, collector
         print(agent.said(), file=sys.stderr)
 
 
@@ -299,8 +311,9 @@ def settle(agent: SpanAgent, collector: Collector) -> None:
     while True:
         time.sleep(8)
         measure(agent, collector, gpu=None, repeats={"inside": (0, 0, 2, 1)}, seed=9)
-        idle = {kind: agent.total("wattspan_idle_power_watts", hw_type=kind) for kind in DEVICES}
-        if all(idle.values()):
+        idle = {kind: agent.samples("wattspan_idle_power_watts", hw_type=kind) for kind in DEVICES}
+        domains = {kind: agent.samples("hw_energy_joules_total", hw_type=kind) for kind in DEVICES}
+        if all(len(idle[kind]) == len(domains[kind]) for kind in DEVICES):
             break
         if time.monotonic() > deadline:
             print("the machine is too busy: idle power is not known", file=sys.stderr)

@@ -97,15 +97,17 @@ class SpanAgent:
         with urllib.request.urlopen(url, timeout=30) as answer:
             return str(answer.read().decode())
 
+    def samples(self, name: str, **labels: str) -> list[float]:
+        """A metric's samples that have these labels."""
+        return [
+            float(line.rpartition(" ")[2])
+            for line in self.scrape().splitlines()
+            if line.startswith((f"{name}{{", f"{name} "))
+            and all(f'{key}="{value}"' in line for key, value in labels.items())
+        ]
+
     def total(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that have these labels."""
-        found = 0.0
-        for line in self.scrape().splitlines():
-            if line.startswith((f"{name}{{", f"{name} ")) and all(
-                f'{key}="{value}"' in line for key, value in labels.items()
-            ):
-                found += float(line.rpartition(" ")[2])
-        return found
+        return sum(self.samples(name, **labels))
 
     def said(self) -> str:
         self._log.seek(0)

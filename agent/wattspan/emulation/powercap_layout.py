@@ -133,6 +133,12 @@ def _build() -> Mapping[str, PowercapLayout]:
             (*_package(0, "intel-rapl:0"), *_package(1, "intel-rapl:1")),
         ),
         PowercapLayout(
+            "xeon-1s",
+            "one-socket Xeon, memory with a counter of its own",
+            1,
+            tuple(_package(0, "intel-rapl:0")),
+        ),
+        PowercapLayout(
             "wrapping",
             "two-socket Xeon whose counters wrap every minute or so, as none does",
             2,

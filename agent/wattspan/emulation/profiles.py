@@ -83,6 +83,14 @@ PROFILES: Mapping[str, HostProfile] = {
             jobs=(Job("batch", 0.4, 0), Job("web", 0.1, 1)),
         ),
         HostProfile(
+            "one-socket-h100",
+            "one-socket server, memory counter, one H100-class GPU",
+            "xeon-1s",
+            _SERVER,
+            ("h100",),
+            (_TRAINER,),
+        ),
+        HostProfile(
             "epyc-a40",
             "two-socket AMD server, no memory counters, one A40",
             "epyc-2s",
