@@ -1,0 +1,185 @@
+"""Where spans come in, as an operator meets it: taken ports, closed directories, other agents."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from support.collector import HttpCollector
+from support.program import PROGRAM, UNPRIVILEGED, Running
+from support.sending import Scrape, made, send
+from support.waiting import eventually
+
+pytestmark = [pytest.mark.slow]
+
+SOCKETS = ("otlp.sock", "feed.sock", "api.sock")
+
+
+@contextmanager
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield int(listener.getsockname()[1])
+
+
+def sends(agent: Running, name: str) -> None:
+    """Have a span of this process counted, over the agent's Unix socket."""
+    now = time.time_ns()
+    assert send(agent.run_dir, [made(name, now - 10**8, now)]) == 200
+    eventually(
+        lambda: Scrape(agent.scrape("text/plain")).total("wattspan_spans_total", span_name=name),
+        "the span is counted",
+    )
+
+
+def ended(agent: Running) -> tuple[int, str]:
+    """How it ended by itself: the exit code, and the last thing it said."""
+    code = agent.process.wait(30)
+    return code, agent.said.strip().splitlines()[-1]
+
+
+def test_a_port_that_was_asked_for_and_is_taken_ends_it_with_a_sentence(tmp_path: Path) -> None:
+    with taken_port() as port, Running(tmp_path, spans__http=f"127.0.0.1:{port}") as agent:
+        code, said = ended(agent)
+    assert code == 4
+    assert f"127.0.0.1:{port}: the port is in use" in said
+    assert "[spans] http" in said
+
+
+def test_the_port_that_nobody_asked_for_is_done_without(tmp_path: Path) -> None:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", 4318))
+        listener.listen()
+    except OSError:
+        listener.close()  # somebody else has it: as good
+    words = [
+        *("--emulate", "laptop", "--set", f"agent.run_dir={tmp_path / 'run'}"),
+        *("--set", f"agent.state_dir={tmp_path / 'state'}"),
+        *("--set", "exporters.prometheus.listen=127.0.0.1:0"),
+    ]
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("WATTSPAN_")}
+    with (tmp_path / "said").open("wb") as said:
+        process = subprocess.Popen(
+            [*PROGRAM, "run", *words],
+            env=environ | {"WATTSPAN_CONFIG": os.devnull},
+            stderr=said,
+            stdout=subprocess.DEVNULL,
+        )
+    try:
+        told = eventually(
+            lambda: (text := (tmp_path / "said").read_text()).count("Serving") >= 2 and text,
+            "it serves what it can",
+            within=30,
+        )
+        assert "Going on without it: Cannot receive OTLP/HTTP on 127.0.0.1:4318" in told
+        now = time.time_ns()
+        assert send(tmp_path / "run", [made("by the socket", now - 10**8, now)]) == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        listener.close()
+
+
+@pytest.mark.parametrize("where", ["closed", "longer than a socket's address may be"])
+def test_a_directory_that_cannot_hold_sockets_costs_only_the_sockets(
+    where: str, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / where
+    run_dir.mkdir(mode=0o555)
+    if where != "closed":
+        run_dir = tmp_path / ("x" * 120)
+    with Running(tmp_path, within=UNPRIVILEGED, agent__run_dir=run_dir) as agent:
+        assert agent.spans_address()
+        said = agent.said
+        for what in ("spans as they begin", "OTLP/HTTP", "questions"):
+            assert f"Going on without it: Cannot receive {what} on {run_dir}" in said
+        assert said.count("run_dir.") >= 3  # the remedy
+        assert agent.end() == 0
+
+
+def test_sockets_that_were_asked_for_and_cannot_be_had_end_it(tmp_path: Path) -> None:
+    (tmp_path / "a file").write_text("")
+    settings = {"agent__run_dir": tmp_path / "a file", "spans__unix": "true"}
+    with Running(tmp_path, **settings) as agent:
+        code, said = ended(agent)
+    assert code == 4
+    assert "is no directory; set another [agent] run_dir." in said
+
+
+def test_of_two_agents_with_the_same_directory_the_first_keeps_its_sockets(tmp_path: Path) -> None:
+    (tmp_path / "second").mkdir()
+    with Running(tmp_path) as first:
+        first.measuring()
+        with Running(tmp_path / "second", agent__run_dir=first.run_dir) as second:
+            second.address()
+            assert second.said.count("another agent listens there; stop it, or set another") == 3
+            assert second.end() == 0
+        sends(first, "to the first")
+        assert first.end() == 0
+    assert not any((first.run_dir / name).exists() for name in SOCKETS)
+
+
+def test_what_a_killed_agent_left_behind_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "second").mkdir()
+    with Running(tmp_path) as first:
+        first.measuring()
+        first.process.kill()
+        first.process.wait()
+        assert all((first.run_dir / name).is_socket() for name in SOCKETS)
+        with Running(tmp_path / "second") as second:
+            second.process.kill()
+        with Running(tmp_path / "second", agent__run_dir=first.run_dir) as second:
+            second.measuring()
+            second.run_dir = first.run_dir
+            sends(second, "to the heir")
+            assert "Going on without" not in second.said
+            assert second.end() == 0
+
+
+def test_spans_turned_off_open_nothing_but_the_questions(tmp_path: Path) -> None:
+    with Running(tmp_path, spans__enabled="false") as agent:
+        agent.measuring()
+        assert [path.name for path in agent.run_dir.iterdir()] == ["api.sock"]
+        assert "/v1/traces" not in agent.said
+        assert agent.end() == 0
+
+
+def test_questions_turned_off_open_no_socket_for_them(tmp_path: Path) -> None:
+    with Running(tmp_path, agent__api="false") as agent:
+        agent.measuring()
+        assert {path.name for path in agent.run_dir.iterdir()} == {"otlp.sock", "feed.sock"}
+        assert agent.end() == 0
+
+
+def test_a_collector_that_is_the_agent_itself_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    itself = {"spans__http": f"127.0.0.1:{port}", "spans__forward": f"http://127.0.0.1:{port}"}
+    with Running(tmp_path, **itself) as agent:
+        code, said = ended(agent)
+    assert code == 2
+    assert "itself" in said
+
+
+def test_spans_that_no_collector_took_by_the_end_are_told(tmp_path: Path) -> None:
+    with HttpCollector() as gone:
+        address = gone.url
+    with Running(tmp_path, spans__forward=address) as agent:
+        agent.measuring()
+        sends(agent, "in vain")
+        eventually(lambda: "Cannot forward spans" in agent.said, "it is told")
+        assert agent.end() == 0
+        assert agent.said.count("Cannot forward spans to") == 1
+        assert "1 spans still waited for" in agent.said
+        assert "forward_spool = true" in agent.said
