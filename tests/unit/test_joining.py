@@ -417,6 +417,26 @@ def test_an_announced_span_that_ends_beyond_what_is_known_is_partial() -> None:
     assert milliseconds(other) == 200
 
 
+@pytest.mark.parametrize("announces", [False, True])
+def test_without_inclusive_energies_everything_else_is_the_same(announces: bool) -> None:
+    whole, brief, profile = ProcessSpans(), ProcessSpans(), known(1000, [CPU, MEMORY])
+    extend(profile, 1000, 1500)  # a GPU is told of only from here on
+    if announces:
+        assert whole.open(started(1, 100)) == brief.open(started(1, 100)) is True
+    for batch in (
+        [span(2, 200, 300, 1), span(1, 100, 500)],  # before there was a GPU
+        [span(3, 900, 1100), span(4, 250, 310), span(5, 1400, 1600), span(6, 1700, 1800)],
+        [span(7, 1200, 1300)],
+    ):
+        full = whole.settle(batch, profile, NEVER)
+        bare = brief.settle(batch, profile, NEVER, inclusive=False)
+        assert [(*one[:2], one.outcome, one.coverage) for one in bare] == [
+            (*one[:2], one.outcome, one.coverage) for one in full
+        ]
+        assert not any(one.inclusive.energy for one in bare)
+    assert {one.outcome for one in full} == {Outcome.JOINED}
+
+
 def test_what_cannot_be_kept_is_refused_and_joined_like_any_other() -> None:
     process, profile = ProcessSpans(announced=1), known(1000)
     assert process.open(started(1, 100))

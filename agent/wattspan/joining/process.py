@@ -70,20 +70,23 @@ class ProcessSpans:
 
     # -------------------------------------------------------------------------------- settling
 
-    def settle(self, spans: Sequence[Span], profile: EnergyProfile, now: int) -> list[SpanEnergy]:
+    def settle(
+        self, spans: Sequence[Span], profile: EnergyProfile, now: int, *, inclusive: bool = True
+    ) -> list[SpanEnergy]:
         """What each of ``spans`` spent, in their order.
 
         Ask when the profile's watermark has passed their ends: what lies beyond it is not known
-        and never will be theirs. ``now`` is the present; a span that ends later is FUTURE.
+        and never will be theirs. ``now`` is the present; a span that ends later is FUTURE. Without
+        ``inclusive`` no inclusive energy is told, only how much was covered: that is quicker.
         """
         refused = self._refused(spans, now)
         accepted = [s for i, s in enumerate(spans) if i not in refused] if refused else spans
         if not accepted or profile.watermark <= profile.horizon:
             joined = [SpanEnergy(span, {}, NOTHING, Outcome.NO_ENERGY) for span in accepted]
         elif self._announced.active:
-            joined = self._join_announced(accepted, profile)
+            joined = self._join_announced(accepted, profile, inclusive=inclusive)
         else:
-            joined = self._join(accepted, profile)
+            joined = self._join(accepted, profile, inclusive=inclusive)
         if not refused:
             return joined
         rest = iter(joined)
@@ -116,19 +119,25 @@ class ProcessSpans:
                 seen[ident] = True
         return refused
 
-    def _join(self, spans: Sequence[Span], profile: EnergyProfile) -> list[SpanEnergy]:
+    def _join(
+        self, spans: Sequence[Span], profile: EnergyProfile, *, inclusive: bool
+    ) -> list[SpanEnergy]:
         """Settle a batch of a process that announces nothing."""
         batch = Batch(spans, profile.horizon, profile.watermark)
         self._weights.notice(spans)
         division, located = self._divide(batch, batch.starts, batch.ends, profile)
         count = len(spans)
         starts, ends = list(map(START, spans)), list(map(END, spans))
-        inclusives = profile.spent(starts, located[:count], ends, located[count : 2 * count])
+        if inclusive:
+            inclusives = profile.spent(starts, located[:count], ends, located[count : 2 * count])
+        else:
+            inclusives = profile.measured(starts, ends)
         shares = list(map(mul, division.gained, division.cpu))
         if division.cpu != division.gpu:
             shares = [division.share(i) for i in range(count)]
         taken = [gained & CLOCK_MASK for gained in division.gained]
-        return self._results(spans, shares, taken, inclusives, profile.lanes)
+        told = profile.told(starts, ends)
+        return self._results(spans, shares, taken, inclusives, told, profile.lanes)
 
     def _results(
         self,
@@ -136,14 +145,17 @@ class ProcessSpans:
         shares: Sequence[int],
         taken: Sequence[int],
         inclusives: Sequence[Spent],
+        told: Sequence[Sequence[HwType]] | None,
         lanes: Lanes,
     ) -> list[SpanEnergy]:
         """``taken``: how long each was a leaf while others had been given the energy."""
         self._given += sum([share & SHARE_WHOLE for share in shares])
         exclusives = lanes.each_share(shares)
-        kinds = len(lanes.kinds)
-        if any(len(energy) < kinds for energy, _, _ in inclusives):
-            exclusives = map(_only, exclusives, inclusives)
+        if told is not None:
+            exclusives = [
+                {kind: energy[kind] for kind in kinds}
+                for energy, kinds in zip(exclusives, told, strict=True)
+            ]
         joined = Outcome.JOINED
         outcomes = [
             joined
@@ -190,7 +202,9 @@ class ProcessSpans:
                 self._orphans.remember(batch.spans[i], starts[i], ends[i])
         return division, located
 
-    def _join_announced(self, spans: Sequence[Span], profile: EnergyProfile) -> list[SpanEnergy]:
+    def _join_announced(
+        self, spans: Sequence[Span], profile: EnergyProfile, *, inclusive: bool
+    ) -> list[SpanEnergy]:
         """Settle a batch of a process that announces its spans.
 
         Time passes once, for all its open spans together, up to the latest end in the batch; what
@@ -241,9 +255,13 @@ class ProcessSpans:
             shares.append(share)
             taken.append(gained & CLOCK_MASK)
         announced.tidy()
-        locate = profile.locate
-        inclusives = profile.spent(began, list(map(locate, began)), ended, list(map(locate, ended)))
-        return self._results(spans, shares, taken, inclusives, profile.lanes)
+        if inclusive:
+            begins, stops = map(profile.locate, began), map(profile.locate, ended)
+            inclusives = profile.spent(began, list(begins), ended, list(stops))
+        else:
+            inclusives = profile.measured(began, ended)
+        told = profile.told(began, ended)
+        return self._results(spans, shares, taken, inclusives, told, profile.lanes)
 
     # --------------------------------------------------------------------------------- outside
 
@@ -277,8 +295,3 @@ class ProcessSpans:
         new = {kind: max(0, total - returned.get(kind, 0)) for kind, total in totals.items()}
         self._returned = {kind: returned.get(kind, 0) + energy for kind, energy in new.items()}
         return {kind: Microjoules(energy) for kind, energy in new.items()}
-
-
-def _only(exclusive: dict[HwType, Microjoules], inclusive: Spent) -> dict[HwType, Microjoules]:
-    """``exclusive`` without the kinds of which nothing was told."""
-    return {kind: exclusive[kind] for kind in inclusive.energy}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, repeat
 from math import hypot
 from operator import itemgetter, sub
 
@@ -275,17 +275,30 @@ class EnergyProfile:
             or near(self.lanes, doubt, length)
             for doubt, length in zip(doubts, lengths, strict=True)
         ]
-        first, last = min(starts), max(ends)
-        covered = lengths
-        if first < self._whole_from or last > self._whole_until:
-            covered = list(map(self.covered, starts, ends))
-        if first < self._all_from or last > self._all_until:
-            told = list(map(self._told, starts, ends))
+        covered = self._coverage(starts, ends)
+        told = self.told(starts, ends)
+        if told is not None:
             energies = [{kind: e[kind] for kind in t} for e, t in zip(energies, told, strict=True)]
             uncertainties = [
                 {kind: u[kind] for kind in t} for u, t in zip(uncertainties, told, strict=True)
             ]
         return list(map(_new_spent, zip(energies, uncertainties, covered, strict=True)))
+
+    def measured(self, starts: Sequence[int], ends: Sequence[int]) -> list[Spent]:
+        """What ``spent`` says of how much was covered, without energies: much quicker."""
+        covered = self._coverage(starts, ends)
+        return list(map(_new_spent, zip(repeat({}), repeat({}), covered)))
+
+    def _coverage(self, starts: Sequence[int], ends: Sequence[int]) -> list[int]:
+        if min(starts) < self._whole_from or max(ends) > self._whole_until:
+            return list(map(self.covered, starts, ends))
+        return list(map(sub, ends, starts))
+
+    def told(self, starts: Sequence[int], ends: Sequence[int]) -> list[list[HwType]] | None:
+        """The kinds of energy of which anything was told in stretches; None: all, in all."""
+        if min(starts) < self._all_from or max(ends) > self._all_until:
+            return list(map(self._told, starts, ends))
+        return None
 
     def _told(self, start: int, end: int) -> list[HwType]:
         """The kinds of energy of which anything was told in a stretch."""

@@ -451,7 +451,9 @@ class Joiner:
     def _settled(self, process: _Process, spans: list[Span], now: int) -> list[SpanEnergy]:
         """What each of ``spans`` spent; nothing is known of any, and never lost, if that fails."""
         try:
-            return process.spans.settle(spans, process.profile, now)
+            # Only who is forwarded to is told inclusive energies.
+            inclusive = self._onward is not None
+            return process.spans.settle(spans, process.profile, now, inclusive=inclusive)
         except Exception as error:  # noqa: BLE001 - one process's spans are not everybody's
             self._complain(f"Joining {len(spans)} spans of process {process.consumer.pid}", error)
             return [SpanEnergy(span, {}, NOTHING, Outcome.NO_ENERGY) for span in spans]
