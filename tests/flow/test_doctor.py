@@ -30,6 +30,8 @@ sysfs = "{tmp_path}/sys"
 enabled = false
 [exporters.prometheus]
 listen = "127.0.0.1:0"
+[spans]
+http = "127.0.0.1:0"
 {config}
 """)
     environ = {k: v for k, v in os.environ.items() if not k.startswith("WATTSPAN_")}
@@ -113,6 +115,7 @@ def test_programs_get_the_same_as_json(tmp_path: Path) -> None:
         "Configuration",
         "Directories",
         "Ports",
+        "Spans and questions",
     ]
 
 

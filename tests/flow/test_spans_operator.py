@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.collector import HttpCollector
-from support.program import PROGRAM, UNPRIVILEGED, Running
+from support.program import PROGRAM, UNPRIVILEGED, Running, options, wattspan
 from support.sending import Scrape, made, send
 from support.waiting import eventually
 
@@ -183,3 +183,13 @@ def test_spans_that_no_collector_took_by_the_end_are_told(tmp_path: Path) -> Non
         assert agent.said.count("Cannot forward spans to") == 1
         assert "1 spans still waited for" in agent.said
         assert "forward_spool = true" in agent.said
+
+
+def test_doctor_knows_a_running_agent_by_its_port_and_its_sockets(tmp_path: Path) -> None:
+    with Running(tmp_path) as agent:
+        address = agent.spans_address().removeprefix("http://")
+        settings = {"agent.run_dir": agent.run_dir, "spans.http": address}
+        told = wattspan("doctor", "--emulate", "laptop", *options(settings)).stdout
+        assert f"a running agent receives at {address}" in told
+        assert told.count("a running agent answers at") == len(SOCKETS)
+        assert agent.end() == 0

@@ -149,6 +149,7 @@ def test_spans_never_claim_more_than_their_processes_spent_whatever_is_told(
             return "service 0" in told and "other spans" in told and "outside spans" in told
 
         eventually(reported, "the report names the spans", within=15)
+        assert agent.end() == 0
 
 
 def test_at_the_end_everything_that_was_taken_is_joined_and_sent_on(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wattspan import __version__
+from wattspan.cli.run_directory import asked_for, run_directory
 from wattspan.clock import SystemClock
 from wattspan.config import Config
 from wattspan.model import HwType, Opening, Provenance, SourceHealth
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 Log = Callable[[str], None]
 Provenances = Callable[[], Mapping[HwType, Provenance]]
-
-RUN_DIR = "/run/wattspan"
 
 
 @dataclass(slots=True)
@@ -192,16 +190,10 @@ class Desk:
 
     @property
     def run_dir(self) -> Path:
-        """Where the sockets are; the default is another one for who may not write there."""
-        own = os.environ.get("XDG_RUNTIME_DIR")
-        if self.config.agent.run_dir == RUN_DIR and os.geteuid() != 0 and own:
-            return Path(own) / "wattspan"
-        return Path(self.config.agent.run_dir)
+        return run_directory(self.config)
 
     def _asked(self, key: str) -> bool:
-        """Whether somebody asked for a listener: then it must be had."""
-        origin = self.config.origins.get(key)
-        return origin is not None and origin.kind != "default"
+        return asked_for(self.config, key)
 
     def _without(self, key: str, error: ListenError) -> None:
         if self._asked(key):

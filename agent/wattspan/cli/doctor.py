@@ -21,6 +21,7 @@ from wattspan.cli.examine_agent import (
 from wattspan.cli.examine_host import examine_host
 from wattspan.cli.examine_processes import examine_processes
 from wattspan.cli.examine_sources import Nobody, examine_sources
+from wattspan.cli.examine_spans import examine_spans
 from wattspan.cli.options import (
     Loaded,
     config_options,
@@ -82,6 +83,7 @@ def diagnose(loaded: Loaded, root: Path = Path("/"), host: EmulatedHost | None =
             examine_configuration(config, plugins),
             examine_directories(config),
             examine_ports(config, _answers),
+            examine_spans(config),
         ),
         readable=sources.readable,
         emulated=sources.emulated,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from wattspan.cli.diagnosis import Finding, Mark, Section
+from wattspan.cli.run_directory import run_directory
 from wattspan.config import Config
 from wattspan.plugins import Plugins
 from wattspan.settings import Listen, Size
@@ -30,7 +31,7 @@ def examine_configuration(config: Config, plugins: Plugins) -> Section:
 def examine_directories(config: Config) -> Section:
     """Whether the agent could keep what it is asked to keep. Creates nothing."""
     findings = list(_directory("state_dir", Path(config.agent.state_dir), config))
-    findings += _directory("run_dir", Path(config.agent.run_dir), config)
+    findings += _directory("run_dir", run_directory(config), config)
     return Section("Directories", tuple(findings))
 
 

@@ -1,0 +1,22 @@
+"""Where the agent's sockets are: as configured, or the user's own place for who is not root."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from wattspan.config import Agent, Config
+
+
+def run_directory(config: Config) -> Path:
+    """The default is another one for who may not write there."""
+    own = os.environ.get("XDG_RUNTIME_DIR")
+    if config.agent.run_dir == Agent().run_dir and os.geteuid() != 0 and own:
+        return Path(own) / "wattspan"
+    return Path(config.agent.run_dir)
+
+
+def asked_for(config: Config, key: str) -> bool:
+    """Whether somebody set ``key``: a listener that was asked for must be had."""
+    origin = config.origins.get(key)
+    return origin is not None and origin.kind != "default"
