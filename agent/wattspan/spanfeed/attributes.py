@@ -48,18 +48,23 @@ class Finder:
     def __init__(self) -> None:
         self._known: dict[bytes, int | None] = {}
 
-    def counts(self, span: bytes, keys: Sequence[Key], places: int) -> list[int | None]:
-        """For each place the count that a span's attributes tell; None for none."""
-        found: list[int | None] = [None] * places
+    def counts(
+        self, spans: Sequence[bytes], keys: Sequence[Key], places: int
+    ) -> list[list[int | None]]:
+        """For each place the counts that spans' attributes tell, span by span; None for none."""
+        columns: list[list[int | None]] = [[None] * len(spans) for _ in range(places)]
+        known = self._known
         for place, name, begin in keys:
-            at = span.find(begin)
-            if at > 1 and found[place] is None:
-                attribute = span[at - 2 : at + span[at - 1]]
-                try:
-                    found[place] = self._known[attribute]
-                except KeyError:
-                    found[place] = self._count(span, name, attribute)
-        return found
+            column = columns[place]
+            for i, span in enumerate(spans):
+                at = span.find(begin)
+                if at > 1 and column[i] is None:
+                    attribute = span[at - 2 : at + span[at - 1]]
+                    try:
+                        column[i] = known[attribute]
+                    except KeyError:
+                        column[i] = self._count(span, name, attribute)
+        return columns
 
     def _count(self, span: bytes, name: bytes, attribute: bytes) -> int | None:
         """The count of the attribute ``name``, which may well be ``attribute``, tag included."""
