@@ -9,12 +9,10 @@ user's collector, get the result.
 from __future__ import annotations
 
 import threading
-import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from wattspan.joining import ProcessSpans
@@ -22,6 +20,7 @@ from wattspan.model import SECOND, Consumer, Instant, Opening, SpanAccounts
 from wattspan.naming import SpanTotals
 from wattspan.ports import Clock
 from wattspan.profiles import NOTHING, EnergyProfile
+from wattspan.runtime.complaint import Complaint
 from wattspan.runtime.past import RecentPast
 from wattspan.spanfeed.delivery import BusyError, Claim, Delivery, Part
 from wattspan.spans import Ended, Outcome, Span, SpanEnergy, Started
@@ -53,9 +52,6 @@ TIDY_EVERY = SECOND
 
 PROCESSES = 1024
 """Span-sending processes that are watched at once; beyond, the longest quiet is let go."""
-
-COMPLAIN_EVERY = 60 * SECOND
-"""Of what should never happen is told no more often than this."""
 
 PER_SPAN = 700
 """Bytes that a waiting span takes beside its share of the request, measured."""
@@ -203,8 +199,7 @@ class Joiner:
         self._accounts = SpanAccounts()
         self._open = 0
         self._tidied = self._shown = 0
-        self._log = log
-        self._complained: int | None = None
+        self._complaint = Complaint(clock, log)
 
     # ---------------------------------------------------------------- for the receivers' thread
 
@@ -249,18 +244,7 @@ class Joiner:
         try:
             act()
         except Exception as error:  # noqa: BLE001 - without this thread nobody's spans are joined
-            self._complain("A turn of the spans", error)
-
-    def _complain(self, what: str, error: Exception) -> None:
-        now = self._clock.monotonic()
-        if self._complained is None or now - self._complained >= COMPLAIN_EVERY:
-            self._complained = now
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            self._log(
-                f"{what} failed: {type(error).__name__}: {error} "
-                f"({Path(where.filename).name}:{where.lineno}). Please report this; "
-                "energy goes on being measured."
-            )
+            self._complaint.about("A turn of the spans", error)
 
     def turn(self) -> None:
         """One pass over everything that came and everything that settled."""
@@ -455,7 +439,9 @@ class Joiner:
             inclusive = self._onward is not None
             return process.spans.settle(spans, process.profile, now, inclusive=inclusive)
         except Exception as error:  # noqa: BLE001 - one process's spans are not everybody's
-            self._complain(f"Joining {len(spans)} spans of process {process.consumer.pid}", error)
+            self._complaint.about(
+                f"Joining {len(spans)} spans of process {process.consumer.pid}", error
+            )
             return [SpanEnergy(span, {}, NOTHING, Outcome.NO_ENERGY) for span in spans]
 
     def _tidy(self, process: _Process, now: int) -> None:
