@@ -65,6 +65,7 @@ class Domain:
     modulus: Microjoules | None = None  # the counter wraps to 0 here; None: it never wraps
     resolution: Nanoseconds = MILLISECOND  # how often the counter moves
     staleness: Nanoseconds | None = None  # how old a value may be when stamped; None: a step
+    usage_step: Nanoseconds = Nanoseconds(0)  # how coarsely usage tells consumers apart in time
     why: str = ""  # one clause for `doctor`: why it is in the cover, or is not
 
     def __post_init__(self) -> None:

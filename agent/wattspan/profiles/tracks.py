@@ -27,6 +27,10 @@ _WALK = 0.32
 _COURSE = 0.35
 _FOLLOWED = 0.03, 1.0
 _SPREAD = 0.1, 2.0
+# Of a GPU nothing but its intervals is known. Where its load begins or ends a part of an interval
+# before that interval's end, spreading evenly is wrong by that part of what the interval differs
+# from the one before.
+_SUDDEN = 1.0
 
 
 class Slice(NamedTuple):
@@ -133,13 +137,15 @@ class Track:
         if not self._pool:
             return
         times, sums, walk = [self.pool_start], [0], 0.0
+        # Who shares a GPU is mistaken for its neighbours before its load shows, and after.
+        noisy = (self._noise or 0) if self.kind in _EVEN else 0
         for end, energy, noise in self._pool:
             times.append(end)
             sums.append(sums[-1] + energy)
             if self._noise is not None:
                 walk += _WALK * (noise - self._noise) ** 2
             self._noise = noise
-        noise = max(noise for _, _, noise in self._pool)
+        noise = max(noisy, *(noise for _, _, noise in self._pool))
         course = None if self.kind in _EVEN else clock.course(self.pool_start, self.known)
         if course is not None:
             times, spent = course
@@ -167,12 +173,16 @@ class Track:
             most = max(before, power, after)
             change = factor * (1 - min(before, power, after) / most) if most > 0 else 0.0
             unknown = max(least, min(change, 1.0)) * power
+            course = _COURSE * unknown
+            if self.kind in _EVEN:
+                course = max(_COURSE * least * power, _SUDDEN * abs(power - before))
+                unknown = max(unknown, abs(power - before))
             self.slices.append(
                 Slice(
                     times[i + 1],
                     base + sums[i + 1],
                     _EDGE * noise,
-                    _COURSE * unknown * length,
+                    course * length,
                     hypot(within, unknown),
                     walked + walk * (i + 1) / len(powers),
                 )

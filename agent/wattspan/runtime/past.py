@@ -165,11 +165,11 @@ class RecentPast:
         shares = dict(attribution.shares)
         for consumer, watched in self._watched.items():
             own = shares.get(consumer, 0)
-            noise = step * own // active
+            noise = step * own // active + _mixed(domain, interval, own, active)
             watched.own.add(domain.id, domain.hw_type, interval, own, noise)
             if watched.descended is not None:
                 all_of_it = sum(shares[one] for one in watched.members & shares.keys())
-                noise = step * all_of_it // active
+                noise = step * all_of_it // active + _mixed(domain, interval, all_of_it, active)
                 watched.descended.add(domain.id, domain.hw_type, interval, all_of_it, noise)
 
     # ----------------------------------------------------------------------------- for others
@@ -304,7 +304,8 @@ def _profile(found: _Found) -> EnergyProfile:
         own = _shares_of(entry, found.numbers)
         step = _step_energy(domain, entry.interval)
         active = max(1, entry.interval.energy - entry.idle)
-        profile.add(domain.id, domain.hw_type, entry.interval, own, step * own // active)
+        noise = step * own // active + _mixed(domain, entry.interval, own, active)
+        profile.add(domain.id, domain.hw_type, entry.interval, own, noise)
     return profile
 
 
@@ -323,3 +324,15 @@ def _step_energy(domain: Domain, interval: Interval) -> int:
     """What the counter's last step may have put on the wrong side of an edge, in microjoules."""
     stale = domain.resolution if domain.staleness is None else domain.staleness
     return interval.energy * stale // max(1, interval.duration)
+
+
+def _mixed(domain: Domain, interval: Interval, own: int, active: int) -> int:
+    """What of a payer's share may be somebody else's at an edge, in microjoules.
+
+    Usage that is known by the sixth of a second says who had the device in that time together,
+    not who had it when: where two take turns, each has some of the other's, on both sides.
+    """
+    if own >= active or not domain.usage_step:
+        return 0
+    others = active - own
+    return own * others // active * 3 * domain.usage_step // max(1, interval.duration)

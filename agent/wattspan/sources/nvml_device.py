@@ -319,6 +319,7 @@ class Gpu:
             method=METHOD if named else "none",
             max_power=UNLIMITED if limit is None else Milliwatts(limit * TRANSIENTS),
             resolution=Nanoseconds(self._resolution),
+            usage_step=Nanoseconds(self._usage_step),
             staleness=None if self._edges.period is None else Nanoseconds(GUARD),
             why=f"the whole board, {how}",
         )
@@ -328,6 +329,10 @@ class Gpu:
         """How often the energy moves: as it was seen at close range, or as turns let it seem."""
         step = None if self._meter.derived else self._edges.step
         return self._meter.resolution if step is None else _rounded(step)
+
+    @property
+    def _usage_step(self) -> int:
+        return 0 if self._usage is None else _rounded(self._usage.step, 50 * MILLISECOND)
 
     def _redefine(self) -> None:
         """A new domain only if something about it changed, so that callers may compare."""
@@ -341,6 +346,7 @@ class Gpu:
             self._meter.derived,
             self._resolution,
             self._edges.period is None,
+            self._usage_step,
             self._ceiling,
             self._processes.named,
         )
@@ -419,8 +425,8 @@ class Gpu:
         )
 
 
-def _rounded(step: int) -> int:
-    return max(MILLISECOND, round(step / MILLISECOND) * MILLISECOND)
+def _rounded(step: int, grain: int = MILLISECOND) -> int:
+    return max(grain, round(step / grain) * grain)
 
 
 def _before(at: Instant, nanoseconds: int) -> Instant:

@@ -83,6 +83,11 @@ class UsageMeter:
         return min(max(2 * self._period.nanoseconds, SHORTEST_LAG), LONGEST_PERIOD)
 
     @property
+    def step(self) -> int:
+        """How far the samples of one process lie apart."""
+        return self._period.nanoseconds
+
+    @property
     def end(self) -> Instant:
         """The end of the newest record, the start of the next."""
         return self._end
