@@ -102,10 +102,10 @@ class ProcessSpans:
         if (
             all(map(le, starts, ends))
             and max(ends, default=now) <= now
-            and len(set(ids)) == len(ids)
-            and seen.isdisjoint(ids)
+            and len(fresh := dict.fromkeys(ids, True)) == len(ids)
+            and seen.isdisjoint(fresh)
         ):
-            seen.update(ids, value=True)
+            seen.update(fresh)
             return {}
         refused: dict[int, Outcome] = {}
         for i, (ident, start, end) in enumerate(zip(ids, starts, ends, strict=True)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -27,9 +27,9 @@ class Recent(Generic[T]):
         """Whether none of ``keys`` is remembered."""
         return self._young.keys().isdisjoint(keys) and self._old.keys().isdisjoint(keys)
 
-    def update(self, keys: Iterable[bytes], value: T) -> None:
-        """Remember ``value`` under each of ``keys``."""
-        self._young.update(dict.fromkeys(keys, value))
+    def update(self, values: Mapping[bytes, T]) -> None:
+        """Remember each of ``values`` under its key."""
+        self._young.update(values)
         self._turn()
 
     def _turn(self) -> None:

@@ -428,8 +428,9 @@ class Joiner:
             own = results[at : at + len(chunk.spans)]
             at += len(chunk.spans)
             chunk.held.left -= len(own)
-            for position, result in zip(chunk.positions, own, strict=True):
-                chunk.held.energies[position] = result
+            if self._onward is not None:
+                for position, result in zip(chunk.positions, own, strict=True):
+                    chunk.held.energies[position] = result
         self._totals.add(results, now)
 
     def _settled(self, process: _Process, spans: list[Span], now: int) -> list[SpanEnergy]:
