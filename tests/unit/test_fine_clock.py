@@ -220,7 +220,7 @@ def test_the_dearer_the_looking_the_rarer_it_is_within_bounds(
     fine: FineClock, clock: Clocks
 ) -> None:
     assert fine.period == PERIOD
-    fine._cost = 200_000
+    fine._cost = 800_000
     assert fine.period == 40 * MS
     fine._cost = 20_000_000
     assert fine.period == SLOWEST

@@ -21,7 +21,7 @@ PERIOD = 10 * MILLISECOND
 SLOWEST = 100 * MILLISECOND
 """However many are watched, they are looked at this often: the agent's own usual interval."""
 
-LARGEST_SHARE = 200
+LARGEST_SHARE = 50
 """The looking may take one part in so many of a core; beyond, it becomes less frequent."""
 
 MANY = 16
@@ -88,7 +88,7 @@ class FineClock:
     """Looks at the CPU clocks of watched processes every ``period`` nanoseconds.
 
     ``watch``, ``unwatch`` and ``take`` are safe from any thread. The thread sleeps while there
-    is nobody to watch, and looks less often when looking would take more than half a percent
+    is nobody to watch, and looks less often when looking would take more than two percent
     of a core. Of many processes those that have done nothing for a second are looked at every
     eighth time, so it is known a little less finely when they begin again. A process that has
     died keeps its last samples until it is unwatched.
