@@ -140,9 +140,7 @@ class SpanTotals:
         others = 0
         for span, exclusive, inclusive, outcome in results:
             measured = outcome is joined
-            covered = _CEILING
             if not measured:
-                covered = inclusive.covered
                 others += 1
                 self._outcomes[outcome] += 1
                 measured = outcome in _MEASURED
@@ -166,8 +164,11 @@ class SpanTotals:
                     spent.show(span, energy, end + to_wall)
             if measured:
                 account.count += 1
-                if end > start:
-                    account.time += min(end - start, covered)
+                length = end - start
+                if outcome is not joined:
+                    length = min(length, inclusive.covered)
+                if length > 0:
+                    account.time += length
                 if tokens_in > 0:
                     account.tokens_in += min(_MOST_TOKENS, tokens_in)
                 if tokens_out > 0:
