@@ -36,8 +36,8 @@ COUNTERS = "1ms"  # how often the emulated CPU counters move: as real ones do
 
 KINDS = ("single", "inside", "nested", "concurrent")
 LENGTHS = (0.1, 0.3, 1.0, 5.0)
-REPEATS = {"single": (60, 40, 20, 6), "inside": (60, 40, 20, 6), "nested": (20, 15, 8, 3),
-           "concurrent": (4, 3, 2, 1)}  # fmt: skip
+REPEATS = {"single": (30, 20, 12, 4), "inside": (30, 20, 12, 4), "nested": (10, 8, 5, 2),
+           "concurrent": (3, 2, 2, 1)}  # fmt: skip
 QUICK = {"single": (12, 8, 5, 0), "inside": (12, 8, 5, 0), "nested": (5, 4, 3, 0),
          "concurrent": (1, 1, 1, 0)}  # fmt: skip
 
