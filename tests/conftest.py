@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Callable
+from types import FrameType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -30,9 +32,18 @@ _WATCH = pytest.StashKey[LeakWatch]()
 _LEAKS = pytest.StashKey[list[str]]()
 
 
+def _go_on(number: int, frame: FrameType | None) -> None:
+    """Ignore a signal here, and not in the programs that are started."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     thorough = os.environ.get("WATTSPAN_TESTS") == "thorough" or os.environ.get("CI")
     settings.load_profile("thorough" if thorough else "quick")
+    # A shell that runs the tests in the background has them ignored, and so would their children.
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            told = signal.default_int_handler if number == signal.SIGINT else _go_on
+            signal.signal(number, told)
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), str(TOOLS)])
     try:
         required(os.environ)
