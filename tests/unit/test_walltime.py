@@ -154,3 +154,15 @@ def test_one_offset_serves_a_stretch_only_where_it_holds_for_all_of_it() -> None
     wall.observe(after)
     assert wall.offset(after.wall, after.wall) == after.wall - after.mono
     assert wall.offset(before.wall, after.wall) is None
+
+
+def test_times_that_a_step_forward_left_out_are_the_moment_of_the_step() -> None:
+    wall, clock = WallTime(), ManualClock()
+    wall.observe(clock.now())
+    before = clock.advance(1.0)
+    wall.observe(before)
+    clock.step_wall(3600)
+    after = clock.advance(1.0)
+    wall.observe(after)
+    left_out = before.wall + 1800 * 10**9
+    assert before.mono <= wall.monotonic(left_out) <= after.mono
