@@ -166,3 +166,17 @@ def test_times_that_a_step_forward_left_out_are_the_moment_of_the_step() -> None
     wall.observe(after)
     left_out = before.wall + 1800 * 10**9
     assert before.mono <= wall.monotonic(left_out) <= after.mono
+
+
+def test_a_time_that_no_earlier_setting_ever_showed_is_the_present_ones() -> None:
+    wall, clock = WallTime(), ManualClock()
+    wall.observe(clock.now())
+    clock.step_wall(3600)
+    for _ in range(3):
+        wall.observe(clock.advance(1.0))
+    clock.step_wall(-3000)
+    for _ in range(3):
+        now = clock.advance(1.0)
+        wall.observe(now)
+    to_come = now.wall + 600 * 10**9  # between what was shown at first and what was shown then
+    assert wall.monotonic(to_come) == now.mono + 600 * 10**9
