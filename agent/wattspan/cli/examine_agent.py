@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from wattspan.cli.diagnosis import Finding, Mark, Section
 from wattspan.cli.run_directory import run_directory
+from wattspan.cli.try_port import why_not_listen
 from wattspan.config import Config
 from wattspan.plugins import Plugins
 from wattspan.settings import Listen, Size
@@ -81,20 +81,14 @@ def _port(where: str, address: str, answers: Callable[[str], bool]) -> Finding:
         listen = Listen.parse(address)
     except ValueError as error:
         return Finding(Mark.FAIL, where, str(error), f"Correct {where}.listen.")
-    try:
-        family, kind, protocol, _, place = socket.getaddrinfo(
-            listen.host or None, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-    except OSError as error:
+    cause = why_not_listen(listen)
+    if cause is not None:
         if answers(listen):
             return Finding(Mark.OK, where, f"a running agent answers at {listen}")
         return Finding(
             Mark.FAIL,
             where,
-            f"cannot listen at {listen}: {(error.strerror or str(error)).lower()}",
+            f"cannot listen at {listen}: {cause}",
             f"Set {where}.listen to a free address of this host.",
         )
     return Finding(Mark.OK, where, f"{listen} is free")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from wattspan.cli.diagnosis import Finding, Mark, Section
 from wattspan.cli.run_directory import asked_for, run_directory
+from wattspan.cli.try_port import why_not_listen
 from wattspan.config import Config
 from wattspan.settings import Listen
 
@@ -43,21 +44,15 @@ def examine_spans(config: Config) -> Section:
 
 def _port(config: Config, key: str, listen: Listen, is_agent: Callable[[Listen], bool]) -> Finding:
     what = f"spans.{key}"
-    try:
-        family, kind, protocol, _, place = socket.getaddrinfo(
-            listen.host or None, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-    except OSError as error:
+    cause = why_not_listen(listen)
+    if cause is not None:
         if is_agent(listen):
             return Finding(Mark.OK, what, f"a running agent receives at {listen}")
         must = asked_for(config, what)
         return Finding(
             Mark.FAIL if must else Mark.WARN,
             what,
-            f"cannot listen at {listen}: {(error.strerror or str(error)).lower()}; the agent "
+            f"cannot listen at {listen}: {cause}; the agent "
             f"{'will not start' if must else 'will go on without it'}",
             f"`ss -ltnp sport = :{listen.port}` names who has it; end that, or set [spans] {key} "
             "to another address.",
