@@ -1,7 +1,7 @@
 # Two commands set everything up: `make demo` and `make test`. The rest is for working on it.
 
 PURE := model/* energy attribution baseline settlement listing grouping rates timeline ledger settings \
-	spans profiles/* joining/* naming walltime
+	spans profiles/* joining/* naming walltime tuning/*
 BIN := .venv/bin
 INNER := tests/unit tests/property tests/contract
 

@@ -12,16 +12,21 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from wattspan.model import (
+    CapKey,
+    CapRow,
     Consumer,
     Domain,
     Failure,
     GpuStatus,
     Instant,
+    Knob,
+    KnobState,
     Microjoules,
     Payer,
     PayerInfo,
     Reading,
     Snapshot,
+    Trouble,
     Usage,
 )
 from wattspan.settings import Table
@@ -165,6 +170,55 @@ class Past(Protocol):
         ...
 
 
+class Actuator(Protocol):
+    """One kind of knob on every device that has it. Belongs to one thread.
+
+    Every call raises ActuatorError, which names the device, the cause and the remedy.
+    """
+
+    @property
+    def knob(self) -> Knob: ...
+
+    def devices(self) -> tuple[KnobState, ...]:
+        """Every device that has this knob, as it is now; those that cannot be read are left out."""
+        ...
+
+    def read(self, device: str) -> KnobState:
+        """One device's knob as it is now."""
+        ...
+
+    def write(self, device: str, value: int | None) -> KnobState:
+        """Set it, and read it back. None takes away a setting that has no number of its own."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Caps(Protocol):
+    """The tuner's way to the one process that may write. Safe from one thread; never blocks long.
+
+    Every call raises CapsError if that process does not answer, or refuses.
+    """
+
+    def rows(self) -> tuple[CapRow, ...]:
+        """Every knob there is, as it stands now."""
+        ...
+
+    def hold(self, job: str, caps: Mapping[CapKey, int], why: str) -> tuple[CapRow, ...]:
+        """Hold exactly ``caps`` for ``job``; how they stand now, which may be on their way."""
+        ...
+
+    def renew(self) -> None:
+        """Go on holding. To be called by the loop that watches the budget, and by nobody else."""
+        ...
+
+    def release(self, job: str = "") -> None:
+        """Give back what ``job`` holds; "" is everything."""
+        ...
+
+    def close(self) -> None: ...
+
+
 SnapshotView = Callable[[], Snapshot]
 """Returns the newest snapshot. Calling it changes nothing, however often and from wherever."""
 
@@ -271,3 +325,23 @@ class StoreError(WattspanError):
     """The store cannot be used at all."""
 
     exit_code = 5
+
+
+class ActuatorError(WattspanError):
+    """A device's limit cannot be read or set. ``trouble`` says what sort of reason it is."""
+
+    def __init__(self, sentence: str, trouble: Trouble, *, locked: bool = False) -> None:
+        super().__init__(sentence)
+        self.trouble = trouble
+        self.locked = locked  # by firmware, until the next boot
+
+
+class CapsError(WattspanError):
+    """A cap was refused, or nobody answers who could set it. ``refusal`` is "" for the latter."""
+
+    exit_code = 6
+
+    def __init__(self, sentence: str, refusal: str = "", device: str = "") -> None:
+        super().__init__(sentence)
+        self.refusal = refusal
+        self.device = device

@@ -216,12 +216,18 @@ def _alternatives(kind: Any) -> Iterator[str]:
         yield f"list of {_kind(typing.get_args(kind)[0])}"
     elif choices := _choices(kind):
         yield from map(quoted, choices)
-    elif (origin or kind) in (dict, Mapping):
+    elif (origin or kind) in (dict, Mapping) or (
+        isinstance(kind, type) and issubclass(kind, Table)
+    ):
         yield "table"
     elif hasattr(kind, "kind"):
         yield kind.kind
     else:
         yield from _KINDS.get(kind, (getattr(kind, "__name__", str(kind)),))
+
+
+def _is_table(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Table)
 
 
 def _choices(kind: Any) -> list[str]:

@@ -11,6 +11,7 @@ from wattspan.model.conditions import GpuStatus, SourceHealth
 from wattspan.model.consumers import Group, PayerInfo
 from wattspan.model.domains import Domain, GapReason, HwType, Provenance, Reading
 from wattspan.model.quantities import Instant, Microjoules, Milliwatts, Nanoseconds
+from wattspan.model.tuning import TuningAccounts
 
 _FROZEN: Mapping[str, int] = MappingProxyType({})
 _NO_EXEMPLARS: Mapping[HwType, Exemplar] = MappingProxyType({})
@@ -133,6 +134,9 @@ class AgentStats:
     exporter_drops: Mapping[str, int] = field(default_factory=dict)
 
 
+UNTUNED = TuningAccounts()
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The whole known world at one instant. Readers share it; nothing ever changes it.
@@ -155,6 +159,7 @@ class Snapshot:
     health: tuple[SourceHealth, ...] = ()
     stats: AgentStats = field(default_factory=lambda: AgentStats(Instant(0, 0)))
     spans: SpanAccounts = SpanAccounts()
+    tuning: TuningAccounts = field(default_factory=lambda: UNTUNED)
 
     def account(self, domain_id: str) -> DomainAccount:
         """The account of one domain; KeyError if there is none."""

@@ -1,0 +1,145 @@
+"""What is said on ``capper.sock``: one JSON object a line, one answer for each request.
+
+Power is in milliwatts, clocks are in megahertz, times are monotonic nanoseconds of this host.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from wattspan.model import Knob, Word
+
+VERSION: Final = 1
+LONGEST_LINE: Final = 64 * 1024
+"""Bytes of one request; whoever sends more is put out."""
+
+
+class Refusal(Word):
+    """Why a request was not carried out."""
+
+    MALFORMED = "malformed"
+    NOT_ALLOWED = "not_allowed"  # the peer may not ask for that
+    UNKNOWN_DEVICE = "unknown_device"
+    HELD = "held"  # another job holds it
+    FOREIGN = "foreign"  # somebody else has written it; it is let be
+    NO_JOURNAL = "no_journal"  # it cannot be written down, so it is not done
+    NO_PERMISSION = "no_permission"  # the device refuses
+    LOCKED = "locked"  # firmware has locked the register
+    NOT_HONOURED = "not_honoured"  # it was written and does not read back
+    LOST = "lost"  # the device does not answer
+    ENDING = "ending"  # the capper is on its way out
+
+
+# ----------------------------------------------------------------------------------- requests
+
+
+class Request(msgspec.Struct, frozen=True, tag_field="do", forbid_unknown_fields=True):
+    """Base of all requests."""
+
+
+class Hello(Request, frozen=True, tag="hello"):
+    """Who speaks; the first request of a connection that wants to hold anything."""
+
+    who: str
+    version: int = VERSION
+
+
+class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One knob of one device, and what it shall be at most."""
+
+    knob: Knob
+    device: str
+    value: int
+
+
+class Hold(Request, frozen=True, tag="hold"):
+    """Hold exactly these caps for ``job``; what it held and is not named here is given back.
+
+    The lease is the connection's: it lapses when ``lease`` nanoseconds pass without a renewal,
+    and when the connection ends. A move down is cut to the largest step, and the answer says
+    what stands; asking again goes on from there.
+    """
+
+    job: str
+    caps: list[Wish]
+    why: str = ""
+    lease: int = 0  # 0: the configured one, which is also the longest
+
+
+class Renew(Request, frozen=True, tag="renew"):
+    """Every lease of this connection begins anew."""
+
+
+class Release(Request, frozen=True, tag="release"):
+    """Give back what ``job`` holds; "" is everything this connection holds."""
+
+    job: str = ""
+
+
+class Ceiling(Request, frozen=True, tag="ceiling"):
+    """The host's capped devices together shall never be allowed more than ``limit`` milliwatts.
+
+    It outlives the connection: a writer that is lost leaves it in force. With ``ttl``
+    nanoseconds it falls back to the configured one afterwards; None lifts it now.
+    """
+
+    limit: int | None
+    why: str = ""
+    ttl: int | None = None
+
+
+class Status(Request, frozen=True, tag="status"):
+    """Who holds what."""
+
+
+class Restore(Request, frozen=True, tag="restore"):
+    """Give everything back, whoever holds it. For root."""
+
+
+# ------------------------------------------------------------------------------------ answers
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One knob of one device; see model.CapRow for what each field is."""
+
+    knob: Knob
+    device: str
+    name: str
+    minimum: int | None = None
+    default: int | None = None
+    maximum: int | None = None
+    requested: int | None = None
+    enforced: int | None = None
+    original: int | None = None
+    wanted: int | None = None
+    ceiling: int | None = None
+    holder: str = ""
+    why: str = ""
+    since_mono: int | None = None
+    since_wall: int | None = None
+    expires: int | None = None
+    foreign: bool = False
+    usable: bool = True
+    trouble: str = ""
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="state"):
+    """The answer to every request that was carried out."""
+
+    rows: list[Row]
+    lease: int
+    ceiling: int | None = None
+    writes: int = 0
+    restores: int = 0
+    version: int = VERSION
+    pid: int = 0
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="refused"):
+    """The answer to one that was not; ``sentence`` names the thing, the cause and the remedy."""
+
+    reason: Refusal
+    sentence: str
+    device: str = ""
