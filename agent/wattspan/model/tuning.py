@@ -121,6 +121,8 @@ class Reason(Word):
     NO_PERMISSION = "no_permission"  # limits may not be written here
     NO_CAPPER = "no_capper"  # whoever may write limits does not answer
     LOST_DEVICE = "lost_device"
+    NO_DEVICE = "no_device"  # the job uses no device that can be turned
+    HELD = "held"  # somebody else holds the device's cap
 
 
 class TuningState(Word):
@@ -166,6 +168,23 @@ class Decided(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Tried:
+    """One setting that was tried, and what comparing it with the original has shown so far.
+
+    ``setting`` is every device's, in the knob's unit. ``slowdown`` is of the time per unit of
+    work, with its upper ``bound`` at the declared confidence; ``saving`` is of the energy per
+    unit of work.
+    """
+
+    setting: int
+    slowdown: float | None = None
+    bound: float | None = None
+    saving: float | None = None
+    pairs: int = 0
+    certified: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TuningRow:
     """One job's tuning of one knob.
 
@@ -173,7 +192,9 @@ class TuningRow:
     the declared confidence; ``held_slowdown`` is that of the setting now held. ``saved`` is an
     estimate with its interval, ``saved_surely`` the most that its lower end ever was: it never
     falls. ``exploration`` is the time lost to measuring settings, ``committed`` how long it
-    took from the job's first unit to the first certified setting.
+    took from the job's first unit to the first certified setting. ``lost`` is all the time that
+    was lost so far, ``allowance`` what the budget allows to be lost by now. ``original`` are the
+    settings before us, by device.
     """
 
     job: str
@@ -201,6 +222,10 @@ class TuningRow:
     units: int = 0
     committed: Nanoseconds | None = None
     decisions: Mapping[tuple[Move, Reason], int] = field(default_factory=dict)
+    tried: tuple[Tried, ...] = ()
+    lost: Nanoseconds | None = None
+    allowance: Nanoseconds | None = None
+    original: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
 
 
 @dataclass(frozen=True, slots=True)

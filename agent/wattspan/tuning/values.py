@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from wattspan.model import SECOND, Knob, Reason, Word
+from wattspan.model import SECOND, Knob, Reason, Tried, Word
 
 _NONE: Mapping[str, int] = MappingProxyType({})
 
@@ -161,3 +161,6 @@ class Report:
     units: int = 0
     committed: int | None = None
     noise: float | None = None  # coefficient of variation of the time per unit of work
+    tried: tuple[Tried, ...] = ()
+    lost: int | None = None
+    allowance: int | None = None
