@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from support.otlp import BEGIN, TRACE, KeptSink, Receiver, attribute, request, span
-from wattspan.spanfeed.delivery import BusyError, Claim, Told
+from wattspan.spanfeed.delivery import BusyError, Claim, Counted, Told
 from wattspan.spanfeed.errors import MalformedError, TooLargeError
 from wattspan.spanfeed.otlp import NAME, Refused
 from wattspan.web.message import Peer
@@ -15,10 +17,11 @@ from wattspan.web.message import Peer
 PEER = Peer(pid=7, uid=0)
 
 
-def told(*spans: Span, **options: str) -> list[Told]:
+def told(*spans: Span, service: str = "", **options: Any) -> list[Told]:
     """What is told of spans that come in one resource."""
     receiver = Receiver(**options)
-    receiver.intake.take(request(*spans).SerializeToString(), PEER)
+    whole = request(*spans, resource={"service.name": service})
+    receiver.intake.take(whole.SerializeToString(), PEER)
     return receiver.sink.deliveries[0].parts[0].spans
 
 
@@ -85,6 +88,68 @@ def test_the_weight_is_the_attribute_that_was_named() -> None:
     spans = [span(), *(span(2, app__tokens=value) for value in values)]
     weights = [one.weight for one in told(*spans, weight="app.tokens")]
     assert weights == [None, 17, 0, 2, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("value", "work"),
+    [
+        (17, 17),
+        (2**53 + 1, 2**53 + 1),  # no float is that
+        (0, 0),
+        (-3, -3),
+        (0.5, 0.5),
+        (-0.5, -0.5),
+        (1e-320, 0),  # what it would do to a ratio is worse than nothing
+        (1e300, None),
+        (float("nan"), None),
+        (float("inf"), None),
+        ("64", 64),
+        ("2.5", 2.5),
+        ("-1", -1),
+        ("1e5", None),
+        ("nan", None),
+        ("", None),
+        ("many", None),
+        (True, None),
+    ],
+)
+def test_work_is_the_number_that_was_told_also_where_it_cannot_be(
+    value: str | float, work: float | None
+) -> None:
+    assert told(span(batch__samples=value), work=[Counted("batch.samples")])[0].work == work
+
+
+def test_work_is_told_only_where_it_is_asked_for_and_there() -> None:
+    assert told(span(samples=4))[0].work is None
+    both = told(span(1, samples=4), span(2), span(3, samples=5), work=[Counted("samples")])
+    assert [one.work for one in both] == [4, None, 5]
+
+
+def test_each_service_and_each_span_counts_its_work_in_its_own_attribute() -> None:
+    both = [span(1, samples=4, tokens=900), span(2, samples=5, tokens=800)]
+    work = [
+        Counted("samples", service="trainer", span="work 1"),
+        Counted("tokens", service="trainer"),
+        Counted("samples"),
+    ]
+    assert [one.work for one in told(*both, service="trainer", work=work)] == [4, 800]
+    assert [one.work for one in told(*both, service="other", work=work)] == [4, 5]
+
+
+def test_the_first_that_matches_a_span_is_asked_for_its_work_and_no_other() -> None:
+    work = [Counted("samples", span="work 1"), Counted("tokens")]
+    assert [one.work for one in told(span(1, tokens=9), span(2, tokens=8), work=work)] == [None, 8]
+
+
+def test_an_attribute_may_count_both_tokens_and_work_each_in_its_own_way() -> None:
+    name = "gen_ai.usage.output_tokens"
+    spans = [span(1, **{name: -5}), span(2, **{name: 2.5}), span(3, **{name: 2.5})]
+    seen = told(*spans, work=[Counted(name)], weight=name)
+    assert [(one.tokens_out, one.weight, one.work) for one in seen] == [
+        (0, None, -5),
+        (2, 2, 2.5),
+        (2, 2, 2.5),
+    ]
 
 
 def test_the_older_names_of_token_counts_are_known() -> None:

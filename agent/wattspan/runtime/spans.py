@@ -383,9 +383,10 @@ class Joiner:
                 Span,
                 (trace, ident, parent, service, name, start, end, thread, None, weight, into, out),
             )
-            for (trace, ident, parent, name, _, _, thread, weight, into, out), (start, end) in zip(
-                part.spans, times, strict=True
-            )
+            for (trace, ident, parent, name, _, _, thread, weight, into, out, _), (
+                start,
+                end,
+            ) in zip(part.spans, times, strict=True)
         ]
 
     def _process(self, consumer: Consumer, now: int) -> _Process:

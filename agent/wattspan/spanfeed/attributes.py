@@ -10,9 +10,9 @@ protobuf allows, is decoded.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -24,6 +24,9 @@ _LOOKED_AT, _CROWD = 1024, 1 << 16
 
 _REMEMBERED = 4096
 _LARGEST = (1 << 63) - 1
+_DECIMAL = re.compile(rb"-?[0-9]{1,18}(?:\.[0-9]{1,18})?")
+
+Number = TypeVar("Number", bound=float)
 
 
 class Key(NamedTuple):
@@ -42,17 +45,21 @@ def key(place: int, name: str) -> Key:
     return Key(place, raw, b"\n" + _varint(len(raw)) + raw)
 
 
-class Finder:
-    """Finds counts among spans' attributes. What one said is remembered: it is said again."""
+class Finder(Generic[Number]):
+    """Finds numbers among spans' attributes. What one said is remembered: it is said again.
 
-    def __init__(self) -> None:
-        self._known: dict[bytes, int | None] = {}
+    ``read`` makes an AnyValue a number, or None.
+    """
 
-    def counts(
+    def __init__(self, read: Callable[[bytes], Number | None]) -> None:
+        self._read = read
+        self._known: dict[bytes, Number | None] = {}
+
+    def numbers(
         self, spans: Sequence[bytes], keys: Sequence[Key], places: int
-    ) -> list[list[int | None]]:
-        """For each place the counts that spans' attributes tell, span by span; None for none."""
-        columns: list[list[int | None]] = [[None] * len(spans) for _ in range(places)]
+    ) -> list[list[Number | None]]:
+        """For each place the numbers that spans' attributes tell, span by span; None for none."""
+        columns: list[list[Number | None]] = [[None] * len(spans) for _ in range(places)]
         known = self._known
         for place, name, begin in keys:
             column = columns[place]
@@ -63,20 +70,20 @@ class Finder:
                     try:
                         column[i] = known[attribute]
                     except KeyError:
-                        column[i] = self._count(span, name, attribute)
+                        column[i] = self._number(span, name, attribute)
         return columns
 
-    def _count(self, span: bytes, name: bytes, attribute: bytes) -> int | None:
-        """The count of the attribute ``name``, which may well be ``attribute``, tag included."""
+    def _number(self, span: bytes, name: bytes, attribute: bytes) -> Number | None:
+        """The number of the attribute ``name``, which may well be ``attribute``, tag included."""
         first = _alone(attribute)
         if first is None or first[0] != name:
             attributes = attributes_of(span, wire.SpanAttributes)
-            return next((as_count(raw) for key, raw in pairs(attributes) if key == name), None)
-        count = as_count(first[1])
+            return next((self._read(raw) for key, raw in pairs(attributes) if key == name), None)
+        number = self._read(first[1])
         if len(self._known) >= _REMEMBERED:
             self._known.clear()
-        self._known[attribute] = count
-        return count
+        self._known[attribute] = number
+        return number
 
 
 def _alone(attribute: bytes) -> tuple[bytes, bytes] | None:
@@ -118,6 +125,27 @@ def as_count(value: bytes) -> int | None:
     else:
         number = decoded.whole if decoded.HasField("whole") else -1
     return round(number) if 0 <= number <= _LARGEST else None  # a NaN is in no bounds
+
+
+def as_amount(value: bytes) -> float | None:
+    """An AnyValue as a number of any sign, to nine decimals; None for what is none.
+
+    A whole number stays one, exactly; so does a fraction of a sample, which no count could hold.
+    """
+    try:
+        decoded = wire.AnyValue.FromString(value)
+    except DecodeError:
+        return None
+    if decoded.HasField("whole"):
+        whole: int = decoded.whole
+        return whole
+    if decoded.HasField("real"):
+        number = decoded.real
+    elif decoded.HasField("text") and _DECIMAL.fullmatch(decoded.text):
+        number = float(decoded.text)
+    else:
+        return None
+    return round(number, 9) if -_LARGEST <= number <= _LARGEST else None  # nor is a NaN
 
 
 def as_text(value: bytes, most: int) -> str:

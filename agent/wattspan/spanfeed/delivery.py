@@ -18,7 +18,11 @@ class Claim(NamedTuple):
 
 
 class Told(NamedTuple):
-    """One span as it was told. Times are Unix nanoseconds, ``parent`` is b"" for none."""
+    """One span as it was told. Times are Unix nanoseconds, ``parent`` is b"" for none.
+
+    ``work`` is how much work the span says it did, as the number that was told, also where that
+    cannot be (0, or less); None where it tells none, or where nobody asked.
+    """
 
     trace: bytes
     id: bytes
@@ -30,6 +34,15 @@ class Told(NamedTuple):
     weight: int | None = None
     tokens_in: int = 0
     tokens_out: int = 0
+    work: float | None = None
+
+
+class Counted(NamedTuple):
+    """Which spans count their work, and in which attribute; "" is every service, every span."""
+
+    attribute: str
+    service: str = ""
+    span: str = ""
 
 
 class Part(NamedTuple):

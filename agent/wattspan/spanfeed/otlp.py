@@ -6,7 +6,7 @@ the transports put into their own words; what is wrong with a single span costs 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -16,6 +16,7 @@ from wattspan.spanfeed import wire
 from wattspan.spanfeed.attributes import (
     Finder,
     Key,
+    as_amount,
     as_count,
     as_text,
     attributes_of,
@@ -23,7 +24,7 @@ from wattspan.spanfeed.attributes import (
     pairs,
     printable,
 )
-from wattspan.spanfeed.delivery import Claim, Delivery, Part, SpanSink, Told
+from wattspan.spanfeed.delivery import Claim, Counted, Delivery, Part, SpanSink, Told
 from wattspan.spanfeed.errors import MalformedError, too_many
 from wattspan.web.message import Peer
 
@@ -58,7 +59,8 @@ class Intake:
     """Decodes requests and hands them to a sink. Used in the receivers' thread only.
 
     ``weight`` names the span attribute that is a span's claim beside others, "" for none.
-    ``keep`` has the request handed on as well, to be forwarded.
+    ``work`` says which spans count their work, and in which attribute; the first that matches
+    a span is asked. ``keep`` has the request handed on as well, to be forwarded.
     """
 
     def __init__(
@@ -68,12 +70,13 @@ class Intake:
         *,
         max_request: int,
         weight: str = "",
+        work: Collection[Counted] = (),
         keep: bool = False,
     ) -> None:
         self.sink, self._clock, self._keep = sink, clock, keep
         self.max_request = int(max_request)
         self._most = max(_MANY, max_request // _BYTES_PER_SPAN)
-        self._decoder = Decoder(weight, self._most)
+        self._decoder = Decoder(weight, self._most, work)
 
     def take_json(self, body: bytes, peer: Peer) -> Refused:
         """Take a request in OTLP's JSON, as ``take`` does."""
@@ -109,18 +112,24 @@ class Intake:
         )
 
 
+class _Work(NamedTuple):
+    counted: Counted
+    key: Key
+
+
 class Decoded(NamedTuple):
     parts: list[Part]
     skipped: list[int]  # flat positions of spans with unusable ids
 
 
 class Decoder:
-    """Reads requests of at most ``most`` spans; ``weight`` names an attribute, "" for none."""
+    """Reads requests of at most ``most`` spans; ``weight`` and ``work`` are Intake's."""
 
-    def __init__(self, weight: str, most: int) -> None:
+    def __init__(self, weight: str, most: int, work: Collection[Counted] = ()) -> None:
         self._keys = (*_KEYS, key(_WEIGHT, weight)) if weight else _KEYS
+        self._work = tuple(_Work(each, key(0, each.attribute)) for each in work)
         self._most = most
-        self._finder = Finder()
+        self._finder, self._amounts = Finder(as_count), Finder(as_amount)
 
     def decode(self, body: bytes) -> Decoded:
         """The spans of a request. DecodeError or TooLargeError."""
@@ -131,14 +140,18 @@ class Decoder:
         for each in resources:
             resource = self._of(each, wire.ResourceSpans)
             seen = self._counted(seen, resource.scope_spans)
+            if not resource.scope_spans:
+                continue
+            claim = _claim(resource.resource)
+            own = [each for each in self._work if each.counted.service in ("", claim.service)]
             told: list[Told] = []
             for scope in resource.scope_spans:
                 spans = self._of(scope, wire.ScopeSpans).spans
                 seen = self._counted(seen, spans)
-                told += self._told(spans, keys, at, decoded.skipped)
+                told += self._told(spans, keys, own, at, decoded.skipped)
                 at += len(spans)
             if told:
-                decoded.parts.append(Part(_claim(resource.resource), told))
+                decoded.parts.append(Part(claim, told))
         return decoded
 
     def _of(self, raw: bytes, kind: Any) -> Any:
@@ -155,7 +168,12 @@ class Decoder:
         return seen
 
     def _told(
-        self, spans: Sequence[bytes], keys: Sequence[Key], at: int, skipped: list[int]
+        self,
+        spans: Sequence[bytes],
+        keys: Sequence[Key],
+        work: Sequence[_Work],
+        at: int,
+        skipped: list[int],
     ) -> list[Told]:
         """The spans of one scope, the first of which has the flat position ``at``."""
         parse = wire.Span.FromString
@@ -175,11 +193,28 @@ class Decoder:
             if len(parent) != 8 or parent == _NO_SPAN:
                 parent = b""
             read.append((trace, own, parent, names[name], span.start, span.end))
-        counts = self._finder.counts(usable, keys, _PLACES)
+        counts = self._finder.numbers(usable, keys, _PLACES)
+        done = self._done(usable, [each[3] for each in read], work) if work else [None] * len(read)
         return [
-            _MAKE(Told, (*each, thread or 0, weight, tokens_in or 0, tokens_out or 0))
-            for each, thread, weight, tokens_in, tokens_out in zip(read, *counts, strict=True)
+            _MAKE(Told, (*each, thread or 0, weight, tokens_in or 0, tokens_out or 0, amount))
+            for each, thread, weight, tokens_in, tokens_out, amount in zip(
+                read, *counts, done, strict=True
+            )
         ]
+
+    def _done(
+        self, spans: Sequence[bytes], names: Sequence[str], work: Sequence[_Work]
+    ) -> list[float | None]:
+        """How much work each of some spans says it did."""
+        done: list[float | None] = [None] * len(spans)
+        left: Sequence[int] = range(len(spans))
+        for counted, its in work:
+            asked = [i for i in left if counted.span in ("", names[i])]
+            left = [i for i in left if counted.span not in ("", names[i])]
+            (amounts,) = self._amounts.numbers([spans[i] for i in asked], [its], 1)
+            for i, amount in zip(asked, amounts, strict=True):
+                done[i] = amount
+        return done
 
 
 def _claim(raw: bytes) -> Claim:

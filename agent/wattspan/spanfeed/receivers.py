@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
 from wattspan.config.tables import Spans
 from wattspan.ports import Clock, ConfigError, ListenError
-from wattspan.spanfeed.delivery import SpanSink
+from wattspan.spanfeed.delivery import Counted, SpanSink
 from wattspan.spanfeed.http import PATH, OtlpHttp
 from wattspan.spanfeed.otlp import Intake
 from wattspan.web.listening import listen_tcp, listen_unix
@@ -32,8 +32,11 @@ def open_receivers(
     *,
     asked: Callable[[str], bool],
     log: Log,
+    work: Collection[Counted] = (),
 ) -> tuple[str, ...]:
     """Have ``server`` listen for spans, wherever ``settings`` say; the addresses.
+
+    ``work`` says which spans count their work, and in which attribute.
 
     ``asked`` tells whether a key was set by somebody: what was asked for is had or a ListenError,
     what is only the default is done without, and logged. ConfigError if gRPC is not installed.
@@ -45,6 +48,7 @@ def open_receivers(
         clock,
         max_request=settings.max_request,
         weight="" if settings.weight in _NOT_ATTRIBUTES else settings.weight,
+        work=work,
         keep=bool(settings.forward),
     )
     opened = []

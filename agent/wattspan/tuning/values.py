@@ -41,7 +41,7 @@ class Unit(NamedTuple):
 
     start: int
     end: int
-    work: int = 1
+    work: float = 1
     rank: int = 0
     compute: int | None = None
 
