@@ -42,6 +42,7 @@ from wattspan.model import (
     Snapshot,
     SourceHealth,
     SpanAccounts,
+    TuningAccounts,
     Usage,
     energy_at,
 )
@@ -250,6 +251,7 @@ class Ledger:
         health: tuple[SourceHealth, ...] = (),
         stats: AgentStats | None = None,
         spans: SpanAccounts | None = None,
+        tuning: TuningAccounts | None = None,
     ) -> Snapshot:
         """The books as they stand, for everybody to read."""
         self._fold(now.mono)
@@ -273,6 +275,7 @@ class Ledger:
             health=health,
             stats=stats if stats is not None else AgentStats(now),
             spans=spans if spans is not None else SpanAccounts(),
+            tuning=tuning if tuning is not None else TuningAccounts(),
         )
 
     @property

@@ -25,6 +25,7 @@ from wattspan.model import (
     SourceHealth,
     SpanAccounts,
     Trouble,
+    TuningAccounts,
     Usage,
 )
 from wattspan.ports import Clock, CounterSource, ProcessDirectory, UsageBatch, UsageSource
@@ -85,6 +86,9 @@ class Poller:
         self._any_settled = False
         self.exporter_drops: Callable[[], dict[str, int]] = dict
         self.span_accounts: Callable[[], SpanAccounts] = SpanAccounts
+        self.tuning_accounts: Callable[[], TuningAccounts] = TuningAccounts
+        self.see_gpu_use: Callable[[Sequence[Usage]], None] = lambda _: None
+        self.see_cpu_use: Callable[[Sequence[Usage]], None] = lambda _: None
         self._snapshot = ledger.snapshot(self._started, host, stats=AgentStats(self._started))
 
     def view(self) -> Snapshot:
@@ -117,6 +121,8 @@ class Poller:
         self._ledger.meet(did.infos)
         self.past.meet(did.infos)
         self._introduce(usages)
+        self.see_gpu_use(usages)
+        self.see_cpu_use(did.usages)
         self._ledger.use(did.usages)
         self._ledger.use(usages)
         if did.exited:
@@ -160,6 +166,7 @@ class Poller:
                 exporter_drops=self.exporter_drops(),
             ),
             spans=self.span_accounts(),
+            tuning=self.tuning_accounts(),
         )
         if self._checkpoint_every is not None:
             books = self._ledger.close(now, snapshot)

@@ -22,7 +22,7 @@ from wattspan.ports import Clock
 from wattspan.profiles import NOTHING, EnergyProfile
 from wattspan.runtime.complaint import Complaint
 from wattspan.runtime.past import RecentPast
-from wattspan.spanfeed.delivery import BusyError, Claim, Delivery, Part
+from wattspan.spanfeed.delivery import BusyError, Claim, Delivery, Part, Told
 from wattspan.spans import Ended, Outcome, Span, SpanEnergy, Started
 from wattspan.walltime import WallTime
 from wattspan.web.message import Peer
@@ -99,6 +99,14 @@ class FineTimes(Protocol):
     def take(self, consumer: Consumer) -> Sequence[tuple[int, int]]: ...
 
 
+class Tap(Protocol):
+    """Wants to see spans as soon as they are received."""
+
+    def hand(self, consumer: Consumer, service: str, spans: list[Span], told: list[Told]) -> None:
+        """Take the spans of one process, and the same as they were told."""
+        ...
+
+
 class Onward(Protocol):
     """The way to the user's collector."""
 
@@ -169,6 +177,7 @@ class Joiner:
         feed: SideChannel | None = None,
         fine: FineTimes | None = None,
         onward: Onward | None = None,
+        tap: Tap | None = None,
         opening: Opening | None = None,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -182,6 +191,7 @@ class Joiner:
         self._feed = feed
         self._fine = fine
         self._onward = onward
+        self._tap = tap
         self._totals = (
             SpanTotals(names, opening.spans, opening.outside, clock.monotonic())
             if opening is not None
@@ -357,6 +367,8 @@ class Joiner:
         process.heard = now
         process.service = part.claim.service
         spans = self._spans(part)
+        if self._tap is not None:
+            self._tap.hand(whose, part.claim.service, spans, part.spans)
         end = max(map(_END, spans))
         process.waiting.append(_Chunk(held, positions, spans, end, now + PATIENCE))
 
