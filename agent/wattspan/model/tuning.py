@@ -36,7 +36,8 @@ class KnobState:
     """One knob as it was just read, in its unit; None where the device does not tell.
 
     ``requested`` is what was last asked of the device by anybody, ``enforced`` what it obeys:
-    the least of all limits, also of those set outside this operating system.
+    the least of all limits, also of those set outside this operating system. ``aliases`` are
+    what an operator may call the device beside its id: a GPU's UUID or index, a zone's directory.
     """
 
     key: CapKey
@@ -46,6 +47,7 @@ class KnobState:
     maximum: int | None = None
     requested: int | None = None
     enforced: int | None = None
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

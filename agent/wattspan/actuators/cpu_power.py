@@ -1,0 +1,166 @@
+"""CPU packages' long-term power limits (RAPL's PL1), through Linux's powercap tree."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+from wattspan.actuators import powercap_errors
+from wattspan.actuators.errors import no_number, not_honoured, refused
+from wattspan.actuators.powercap_zones import CLASS, Limit, Package, find_packages, text_of
+from wattspan.actuators.readback import is_kept, obeys, settled
+from wattspan.model import CapKey, Knob, KnobState, Trouble
+from wattspan.ports import ActuatorError, Clock
+
+_LOCKS = frozenset({errno.ENODATA, errno.EIO})
+"""What writing to a locked register ends in: the kernel makes ENODATA of its own EACCES."""
+
+
+class CpuPower:
+    """The Actuator of CPU_POWER.
+
+    The kernel does not tell a default. It is taken from the part's thermal specification
+    (``max_power_uw``), which is what processors start with; where that is 0 or missing, it is
+    the limit that this process saw first.
+    """
+
+    knob = Knob.CPU_POWER
+
+    def __init__(self, sysfs: Path, clock: Clock) -> None:
+        self._sysfs = sysfs
+        self._clock = clock
+        self._first: dict[str, int] = {}
+
+    def devices(self) -> tuple[KnobState, ...]:
+        states = []
+        for package in find_packages(self._sysfs):
+            with contextlib.suppress(ActuatorError):
+                states.append(self._state(package))
+        return tuple(states)
+
+    def read(self, device: str) -> KnobState:
+        return self._state(self._package(device))
+
+    def write(self, device: str, value: int | None) -> KnobState:
+        """Set it, and read back what the hardware made of it: it rounds down to its unit.
+
+        A locked register is told by an error, by ``locked``, whether the kernel refuses or the
+        value just stays.
+        """
+        package = self._package(device)
+        if value is None:
+            raise no_number(self.knob, package.name)
+        if value <= 0:
+            raise refused(
+                f"set {package.name} to {value / 1000:g} W", "no package runs on that",
+                "Ask for more than 0 W.", Trouble.MALFORMED,
+            )  # fmt: skip
+        before = self._state(package)
+        thing = f"set the power limit of {package.name}"
+        if not _enabled(package.limit) and value < (before.requested or 0):
+            # Switched off, or locked, of which the kernel makes the same 0: writing what is
+            # there already tells which, and changes nothing.
+            self._put(package, thing, _microwatts(package.limit.power) or 0)
+            raise powercap_errors.switched_off(thing, str(package.limit.directory))
+        self._put(package, thing, value * 1000)
+        state = settled(self._clock, lambda: self._state(package), lambda now: obeys(now, value))
+        if is_kept(value, state.requested):
+            return state
+        if state.requested == before.requested:
+            raise powercap_errors.locked(thing, "it took a value and kept the old one")
+        raise not_honoured(self.knob, package.name, value, state.requested)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _package(self, device: str) -> Package:
+        for package in find_packages(self._sysfs):
+            if package.id == device:
+                return package
+        seen = device in self._first
+        raise refused(
+            f"find {device}",
+            "its zone has vanished" if seen else "no such package has a long-term power limit",
+            "A package taken offline, or an unloaded driver, takes its zones with it."
+            if seen
+            else f"See {self._sysfs / CLASS}.",
+            Trouble.RETRY if seen else Trouble.ABSENT,
+        )
+
+    def _state(self, package: Package) -> KnobState:
+        requested = _power(package.limit, package.name)
+        first = self._first.setdefault(package.id, requested)
+        specified = _milliwatts(_microwatts(package.limit.path("max_power_uw")))
+        minimum = _milliwatts(_microwatts(package.limit.path("min_power_uw")))
+        return KnobState(
+            CapKey(self.knob, package.id),
+            package.name,
+            minimum=minimum,
+            default=specified or first,
+            maximum=max(specified or 0, first),
+            requested=requested,
+            enforced=_enforced(package, requested),
+            aliases=(package.limit.directory.name, package.name),
+        )
+
+    def _put(self, package: Package, thing: str, microwatts: int) -> None:
+        try:
+            fd = os.open(package.limit.power, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+            try:
+                os.write(fd, b"%d\n" % microwatts)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            if error.errno in _LOCKS and _microwatts(package.limit.power) is not None:
+                how = f"the driver refuses every value ({errno.errorcode[error.errno]})"
+                raise powercap_errors.locked(thing, how) from None
+            raise powercap_errors.refusal(thing, error) from None
+
+
+def _power(limit: Limit, name: str) -> int:
+    thing = f"read the power limit of {name}"
+    try:
+        content = limit.power.read_bytes()
+    except OSError as error:
+        raise powercap_errors.refusal(thing, error) from None
+    text = content.strip()
+    if not text.isdigit():
+        raise refused(
+            thing,
+            f"{text[:32].decode(errors='replace')!r} is no number of microwatts",
+            "It is read again.",
+            Trouble.MALFORMED,
+        )
+    return _up(int(text))
+
+
+def _enforced(package: Package, requested: int) -> int | None:
+    """The lowest of the package's limits that are in force; None if none is known to be."""
+    limits = [requested] if _enabled(package.limit) else []
+    for mirror in package.mirrors:
+        with contextlib.suppress(ActuatorError):
+            if _enabled(mirror):
+                limits.append(_power(mirror, package.name))
+    return min((limit for limit in limits if limit), default=None)
+
+
+def _enabled(limit: Limit) -> bool:
+    """Whether the zone's limits are in force; a zone that does not tell has no switch."""
+    return text_of(limit.enabled) != "0"
+
+
+def _microwatts(path: Path) -> int | None:
+    text = text_of(path)
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _milliwatts(microwatts: int | None) -> int | None:
+    """None for 0 too: parts that specify nothing say 0."""
+    return _up(microwatts) if microwatts else None
+
+
+def _up(microwatts: int) -> int:
+    """Rounded up, for the hardware rounds down: what was read can be written back exactly."""
+    return -(-microwatts // 1000)

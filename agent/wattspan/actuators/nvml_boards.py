@@ -1,0 +1,235 @@
+"""The GPUs of this host through NVML: found, lost and found again.
+
+Handles are void once a GPU fell off the bus or the driver was loaded again; indices change when
+a GPU goes. So a board is known by the id of its domain, ``gpu:UUID``, and its handle is asked for
+again whenever it turns out to be void.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+from wattspan.actuators import nvml_errors
+from wattspan.actuators.errors import refused
+from wattspan.actuators.nvml_errors import code_of, refusal
+from wattspan.model import SECOND, Trouble
+from wattspan.ports import ActuatorError, Clock
+
+LIBRARY = "libnvidia-ml.so.1"
+PREFIX = "gpu:"
+EMULATED = "GPU-e0e0e0e0-0000-4000-8000-"
+"""How the UUIDs of this project's emulated boards begin, and no real one's."""
+
+AFRESH_EVERY = 30 * SECOND
+"""So often at most the library is initialised anew for one lost board's sake: where nobody else
+keeps the driver loaded, that ends the limits of all other boards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """One GPU. ``handle`` is good for this session of the library, as long as it answers."""
+
+    id: str
+    index: int
+    model: str
+    handle: Any
+
+    @property
+    def uuid(self) -> str:
+        return self.id.removeprefix(PREFIX)
+
+    @property
+    def name(self) -> str:
+        label = f"{self.model or 'GPU'} {self.index}"
+        return f"Emulated {label}" if self.uuid.startswith(EMULATED) else label
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        return self.uuid, str(self.index)
+
+
+class Boards:
+    """A session with NVML, begun when it is first needed. Belongs to one thread.
+
+    ``generation`` grows whenever the driver was, or may have been, away: whatever it was told
+    before is forgotten.
+    """
+
+    def __init__(self, nvml: Any, clock: Clock) -> None:
+        self._nvml = nvml
+        self._clock = clock
+        self._begun = False
+        self._afresh = 0  # when the library may be initialised anew for a lost board's sake
+        self._boards: dict[str, Board] = {}  # those whose handles are thought to be good
+        self._names: dict[str, str] = {}  # of all that were ever seen
+        self.generation = 0
+
+    def all(self) -> tuple[Board, ...]:
+        """Every board that answers to its name; none while there is no driver."""
+        for attempt in (1, 2):
+            with contextlib.suppress(ActuatorError):
+                if not self._begun:
+                    self._begin()
+                try:
+                    self._enumerate()
+                except self._nvml.NVMLError as error:
+                    self._end(code_of(error))
+                    if attempt == 1:
+                        continue
+                return tuple(self._boards.values())
+        return ()
+
+    def name(self, device: str) -> str:
+        """What people call ``device``; its id if it was never seen."""
+        return self._names.get(device, device)
+
+    def board(self, device: str) -> Board:
+        """The board; ActuatorError if there is none, or it does not answer."""
+        if not self._begun:
+            self._begin()
+            self._enumerate_quietly()
+        found = self._boards.get(device)
+        if found is not None:
+            return found
+        if not device.startswith(PREFIX) or device not in self._names:
+            self._enumerate_quietly()
+            if device not in self._boards:
+                raise refused(
+                    f"find {device}", "this host has no such GPU", "See nvidia-smi -L.",
+                    Trouble.ABSENT,
+                )  # fmt: skip
+            return self._boards[device]
+        return self._found_again(device)
+
+    def ask(self, device: str, thing: str, call: str, *arguments: int) -> Any:
+        """The answer of NVML's function ``call`` about one board; ``thing`` is what it tells.
+
+        A void handle is replaced, and the question is asked once more.
+        """
+        for attempt in (1, 2):
+            board = self.board(device)
+            function = getattr(self._nvml, call, None)
+            if function is None:
+                raise self._refusal(thing, device, nvml_errors.FUNCTION_NOT_FOUND)
+            try:
+                return function(board.handle, *arguments)
+            except self._nvml.NVMLError as error:
+                code = code_of(error)
+                lost = self._is_void(device, code, with_arguments=bool(arguments))
+                if attempt == 2 or not lost:
+                    raise self._refusal(thing, device, code) from None
+        raise AssertionError("unreachable")
+
+    def ask_maybe(self, device: str, thing: str, call: str, *arguments: int) -> Any:
+        """The same, or None where this board has no such thing."""
+        try:
+            return self.ask(device, thing, call, *arguments)
+        except ActuatorError as error:
+            if error.trouble in {Trouble.ABSENT, Trouble.DENIED}:
+                return None
+            raise
+
+    def close(self) -> None:
+        """Let the driver go; it is taken up again by the next question."""
+        self._boards.clear()
+        if self._begun:
+            self._begun = False
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlShutdown()
+
+    # ------------------------------------------------------------------------------ session
+
+    def _begin(self) -> None:
+        try:
+            self._nvml.nvmlInit()
+        except self._nvml.NVMLError as error:
+            raise refusal("reach the GPUs", code_of(error)) from None
+        self._begun = True
+        self.generation += 1
+
+    def _end(self, _code: int) -> None:
+        self.close()
+
+    def _enumerate_quietly(self) -> None:
+        try:
+            self._enumerate()
+        except self._nvml.NVMLError as error:
+            self._end(code_of(error))
+            raise refusal("list the GPUs", code_of(error)) from None
+
+    def _enumerate(self) -> None:
+        """Take hold of every board; one that cannot be had is left out, unless all are."""
+        boards = {}
+        for index in range(int(self._nvml.nvmlDeviceGetCount())):
+            try:
+                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+                board = self._describe(index, handle)
+            except self._nvml.NVMLError as error:
+                if code_of(error) in nvml_errors.OF_THE_SESSION:
+                    raise
+                continue
+            boards[board.id] = board
+        self._boards = boards
+        self._names.update({board.id: board.name for board in boards.values()})
+
+    def _describe(self, index: int, handle: Any) -> Board:
+        uuid = _text(self._nvml.nvmlDeviceGetUUID(handle))
+        return Board(PREFIX + uuid, index, _text(self._nvml.nvmlDeviceGetName(handle)), handle)
+
+    def _is_void(self, device: str, code: int, *, with_arguments: bool) -> bool:
+        """Whether ``code`` says that the handle is no good any longer; then it is dropped."""
+        if code in nvml_errors.OF_THE_SESSION:
+            self._end(code)
+            return True
+        # A getter has nothing to object to but its handle.
+        stale = code == nvml_errors.INVALID_ARGUMENT and not with_arguments
+        if stale or code in nvml_errors.OF_A_BOARD:
+            self._boards.pop(device, None)
+            return True
+        return False
+
+    def _found_again(self, device: str) -> Board:
+        """A new handle for a board that was there once."""
+        try:
+            return self._by_uuid(device)
+        except self._nvml.NVMLError as error:
+            code = code_of(error)
+        now = self._clock.monotonic()
+        if code in nvml_errors.OF_THE_SESSION or now >= self._afresh:
+            self._afresh = now + AFRESH_EVERY
+            self._end(code)
+            self._begin()
+            self._enumerate_quietly()
+            if device in self._boards:
+                return self._boards[device]
+        lost = nvml_errors.GPU_NOT_FOUND if code == nvml_errors.NOT_FOUND else code
+        raise self._refusal("reach", device, lost)
+
+    def _by_uuid(self, device: str) -> Board:
+        handle = self._nvml.nvmlDeviceGetHandleByUUID(device.removeprefix(PREFIX))
+        index = int(self._nvml.nvmlDeviceGetIndex(handle))
+        board = self._describe(index, handle)
+        self._boards[device] = board
+        return board
+
+    def _refusal(self, thing: str, device: str, code: int) -> ActuatorError:
+        return refusal(f"{thing} {self.name(device)}", code)
+
+
+def installed() -> Any:
+    """The ``pynvml`` module, or None where the driver's library is not installed."""
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return None
+    import pynvml
+
+    return pynvml
+
+
+def _text(value: Any) -> str:
+    """Old bindings answer in bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

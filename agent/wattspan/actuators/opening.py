@@ -1,0 +1,45 @@
+"""The actuators of this host: a family that is not there is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from wattspan.actuators.cpu_power import CpuPower
+from wattspan.actuators.gpu_clock import GpuClock
+from wattspan.actuators.gpu_power import GpuPower
+from wattspan.actuators.nvml_boards import Boards, installed
+from wattspan.actuators.powercap_zones import CLASS
+from wattspan.model import Knob
+from wattspan.ports import Actuator, Clock
+
+SYSFS = Path("/sys")
+
+
+def open_actuators(
+    knobs: Collection[Knob],
+    *,
+    clock: Clock,
+    nvml: Any = None,
+    sysfs: Path = SYSFS,
+    emulated: bool = False,
+) -> tuple[Actuator, ...]:
+    """One actuator for each of ``knobs`` that this host may have, in the order of Knob.
+
+    ``nvml`` stands in for the ``pynvml`` module; on an ``emulated`` host nothing else is asked,
+    so that no real GPU is ever set in the place of an emulated one. A driver that is not loaded
+    yet is no reason to leave GPUs out: its devices appear when it is. Nothing is touched until
+    it is asked for.
+    """
+    found: list[Actuator] = []
+    if Knob.GPU_POWER in knobs or Knob.GPU_CLOCK in knobs:
+        nvml = installed() if nvml is None and not emulated else nvml
+        boards = None if nvml is None else Boards(nvml, clock)
+        if boards is not None and Knob.GPU_POWER in knobs:
+            found.append(GpuPower(boards, clock))
+        if boards is not None and Knob.GPU_CLOCK in knobs:
+            found.append(GpuClock(boards, clock))
+    if Knob.CPU_POWER in knobs and (sysfs / CLASS).is_dir():
+        found.append(CpuPower(sysfs, clock))
+    return tuple(found)
