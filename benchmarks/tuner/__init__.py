@@ -1,0 +1,1 @@
+"""The tuner's bench: jobs made from measured curves, run in simulated time, whole runs scored."""

@@ -1,0 +1,181 @@
+"""A job at work in simulated time: it spends energy, and finishes units faster or slower."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+from benchmarks.tuner.plants import Luck, Plant
+from wattspan.tuning import EnergyPoint, Unit
+
+IDLE = 0.3
+"""The part of its power that a device draws while its job waits for something else."""
+
+_GRAIN = 0.05  # seconds: while a cap settles, its effect stands still for so long
+
+
+class Job:
+    """One run of a plant. ``time`` in seconds, ``spent`` in joules, ``ends`` by unit.
+
+    Its energy counter is read every ``turn`` seconds.
+    """
+
+    def __init__(self, plant: Plant, luck: Luck, seed: int = 0, turn: float = 1.0) -> None:
+        self.plant = plant
+        self._turns = turn
+        self.time = 0.0
+        self.spent = 0.0
+        self.ends: list[float] = []
+        self.units: list[Unit] = []  # finished and not yet taken
+        self.points: list[EnergyPoint] = []  # read and not yet taken
+        self.cap = plant.curve.original
+        self.writes = 0
+        self._luck = luck
+        self._random = Random(f"{plant.name}/{seed}/job")
+        self._settled = 0.0
+        self._from = self._settled_from = self.cap
+        self._changed = 0.0
+        self._begun = 0.0
+        self._at = 0
+        self._left = self._work(0)
+        self._dead = 0.0
+        self._next_point = 0.0
+        self._curve = plant.curve
+        self._switches = [(int(p.begins * plant.units), p.curve) for p in plant.phases]
+        self._know()
+
+    @property
+    def done(self) -> bool:
+        return self._at >= self.plant.units
+
+    def start_at(self, watts: float) -> None:
+        """Have this cap in force from the beginning."""
+        self.cap = self._from = watts
+        self._left = self._work(0)
+        self._know()
+
+    def set_cap(self, watts: float) -> None:
+        """Write a cap now; it takes its time to work."""
+        if watts == self.cap:
+            return
+        self._from = self._effective()
+        self.cap, self._changed = watts, self.time
+        self._settled = self.time + self._random.uniform(*self.plant.settle)
+        self.writes += 1
+        self._know()
+
+    def draw(self) -> float:
+        """Watts of one device at this instant."""
+        power = self._curve.power(self._effective()) * self._random.lognormvariate(0.0, 0.06)
+        return min(power, self.cap * 1.02) if not self._dead else self._curve.draw * IDLE
+
+    def binding(self) -> float:
+        """The part of the time in which the cap holds clocks down."""
+        if self._curve.at(self.cap) == (1.0, 1.0):
+            return 0.0
+        peak = self._curve.draw * 1.12
+        return min(1.0, max(0.0, (peak - self.cap) / (0.15 * self._curve.draw)))
+
+    def run_units(self, count: int) -> None:
+        """On, until so many more units are finished or the job is."""
+        goal = min(self._at + count, self.plant.units)
+        while self._at < goal:
+            self._advance(math.inf, goal)
+
+    def advance(self, until: float) -> None:
+        """On, until a moment or the job's end."""
+        while self.time < until and not self.done:
+            self._advance(until, self.plant.units)
+
+    def take(self, now: float) -> tuple[EnergyPoint, ...]:
+        """Energy readings that are known by ``now``, once."""
+        known = int((now - self.plant.energy_lag) * 1e9)
+        count = 0
+        for point in self.points:
+            if point.at > known:
+                break
+            count += 1
+        taken = tuple(self.points[:count])
+        del self.points[:count]
+        return taken
+
+    def _advance(self, until: float, goal: int) -> None:
+        """On at one effect: to ``until``, to a grain's end while settling, or to the goal."""
+        if self.time < self._settled:
+            until = min(until, self.time + _GRAIN, self._settled)
+            self._know()
+        luck, watts, devices = self._luck, self._curve.draw, self._curve.devices
+        ratio, power = self._effect
+        while self._at < goal and self.time < until:
+            if self._dead:
+                lasts = min(self._dead, until - self.time)
+                self._spend(lasts, watts * IDLE * devices)
+                self._dead = self._dead - lasts if lasts < self._dead else 0.0
+                if self._dead:
+                    return
+                self._begun = self.time
+                continue
+            rate = power * luck.power[self._at]
+            lasts = self._left * ratio
+            if self.time + lasts > until:
+                self._left -= (until - self.time) / ratio
+                self._spend(until - self.time, rate)
+                self.time = until
+                break
+            self._spend(lasts, rate)
+            self._finish()
+            if self._curve is not self._effect_of:
+                break
+        if self._curve is not self._effect_of or (
+            self.time >= self._settled and self._effect_at != self.cap
+        ):
+            self._know()
+
+    def _spend(self, seconds: float, power: float) -> None:
+        end = self.time + seconds
+        while self._next_point <= end:
+            step = self.plant.counter_step
+            tick = math.floor(self._next_point / step + 1e-9) * step
+            energy = self.spent + power * max(0.0, tick - self.time)
+            self.points.append(EnergyPoint(int(self._next_point * 1e9), int(energy * 1e3) * 1000))
+            self._next_point += self._turns
+        self.time = end
+        self.spent += power * seconds
+
+    def _finish(self) -> None:
+        luck, at = self._luck, self._at
+        begun = int(self._begun * 1e9)
+        end = int((self._begun + luck.work[at] if self.plant.lying else self.time) * 1e9)
+        self.units.append(Unit(begun, end, luck.amount[at]))
+        self.ends.append(self.time)
+        self._dead = luck.dead[at]
+        self._begun = self.time
+        self._at += 1
+        if self._at < self.plant.units:
+            self._left = self._work(self._at)
+            self._turn()
+
+    def _work(self, at: int) -> float:
+        luck = self._luck
+        if luck.pick is None:
+            return luck.work[at]
+        recorded = self.plant.curve.iterations[self.plant.curve.nearest(self.cap)]
+        return luck.work[at] * recorded[int(luck.pick[at] * len(recorded)) % len(recorded)].time
+
+    def _turn(self) -> None:
+        """Into the next phase, where one begins."""
+        while self._switches and self._at >= self._switches[0][0]:
+            self._curve = self._switches.pop(0)[1]
+
+    def _effective(self) -> float:
+        """The cap as it works now, on its way from the last one."""
+        if self.time >= self._settled:
+            return self.cap
+        part = (self.time - self._changed) / (self._settled - self._changed)
+        return self._from + part * (self.cap - self._from)
+
+    def _know(self) -> None:
+        """How fast it works now, and at what power of all its devices."""
+        self._effect_at, self._effect_of = self._effective(), self._curve
+        ratio, energy = self._curve.at(self._effect_at)
+        self._effect = (ratio, self._curve.draw * self._curve.devices * energy / ratio)

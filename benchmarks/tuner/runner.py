@@ -1,0 +1,210 @@
+"""One tuner over one whole job in simulated time, and what came of it.
+
+The tuner sees what the agent's runtime shows it: units in bursts as OTLP batches bring them, energy
+that is known a little later, and caps read back a turn after they were asked for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from random import Random
+from typing import Any
+
+from benchmarks.tuner.job import Job
+from benchmarks.tuner.plants import Luck, Plant, luck
+from benchmarks.tuner.truth import Total, Truth
+from wattspan import tuning
+from wattspan.model import SECOND, Decision, Move
+from wattspan.tuning import Observation, Policy, Range, Report
+
+BATCH = 5.0
+"""Seconds between exports of OpenTelemetry's batch processor, as it is set by default."""
+
+_WINDOW = 600.0
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the operator asked for, and how often the tuner looks."""
+
+    budget: float = 0.05
+    confidence: float = 0.95
+    turn: float = 2.0
+    batch: float = BATCH
+    policy: Mapping[str, Any] = field(default_factory=dict)  # other fields of Policy
+
+
+@dataclass(frozen=True)
+class Score:
+    """A whole run, exploration included, against the same run without caps."""
+
+    plant: str
+    method: str
+    seed: int
+    slowdown: float
+    saving: float
+    worst: float  # the most that any ten minutes' work was slower
+    oracle: float  # the best fixed setting's saving
+    oracle_watts: float
+    commit_units: int | None = None
+    commit_seconds: float | None = None
+    exploration: float = 0.0  # seconds lost before the first setting was held
+    held_watts: float | None = None  # at the end
+    held_slowdown: float | None = None  # of that setting, by the curve
+    probes: int = 0
+    releases: dict[str, int] = field(default_factory=dict)
+    declines: dict[str, int] = field(default_factory=dict)
+    last: str = ""  # the last decision
+    writes: int = 0
+    told_slowdown: float | None = None
+    told_bound: float | None = None
+    told_low: float | None = None  # of the saving, as parts of what the run without caps spends
+    told_high: float | None = None
+    calls: int = 0
+
+    def facts(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Watch:
+    """What happened on the way, by the tuner's decisions."""
+
+    commit: tuple[int, float] | None = None
+    probes: int = 0
+    releases: Counter[str] = field(default_factory=Counter)
+    declines: Counter[str] = field(default_factory=Counter)
+    last: Decision | None = None
+    calls: int = 0
+
+    def see(self, decision: Decision, job: Job) -> None:
+        before, self.last = self.last, decision
+        if before is not None and before.same_as == decision.same_as:
+            return
+        if decision.move is Move.HOLD:
+            if self.commit is None and decision.caps:
+                self.commit = len(job.ends), job.time
+        elif decision.move is Move.PROBE:
+            self.probes += 1
+        elif before is None or (before.move, before.reason) != (decision.move, decision.reason):
+            kept = self.releases if decision.move is Move.RELEASE else self.declines
+            kept[decision.reason.value] += 1
+
+
+class Bench:
+    """One plant and seed: luck and truth are had once for all methods."""
+
+    def __init__(self, plant: Plant, seed: int, terms: Terms = Terms()) -> None:
+        self.plant, self.seed, self.terms = plant, seed, terms
+        self.luck: Luck = luck(plant, seed)
+        self.truth = Truth(plant, self.luck)
+        self.base: Total = self.truth.uncapped()
+
+    def ours(self, core: Any = tuning) -> Score:
+        """The project's tuner over the whole run."""
+        job, watch, report = drive(self.plant, self.luck, self.seed, self.terms, core)
+        score = self.score("wattspan", job, watch)
+        spent = self.base.energy * 1e6
+        return _told(score, report, spent)
+
+    def score(self, method: str, job: Job, watch: Watch | None = None) -> Score:
+        """What a finished run took and spent."""
+        watch = watch or Watch()
+        base = self.base
+        watts, best = self.truth.oracle(self.terms.budget)
+        free = self.truth.at(self.plant.curve.original)
+        commit = watch.commit
+        return Score(
+            self.plant.name,
+            method,
+            self.seed,
+            job.time / base.time - 1,
+            1 - job.spent / base.energy,
+            self._worst(job),
+            1 - best.energy / free.energy,
+            watts,
+            commit[0] if commit else None,
+            commit[1] if commit else None,
+            self._lost(job, commit[0] if commit else self.plant.units),
+            job.cap,
+            self.truth.at(job.cap).time / free.time - 1,
+            watch.probes,
+            dict(watch.releases),
+            dict(watch.declines),
+            f"{watch.last.move}: {watch.last.reason}" if watch.last else "",
+            job.writes,
+            calls=watch.calls,
+        )
+
+    def _lost(self, job: Job, units: int) -> float:
+        if not units:
+            return 0.0
+        return job.ends[units - 1] - self.truth.base_ends()[units - 1]
+
+    def _worst(self, job: Job) -> float:
+        """Over every stretch of work that lasts ten minutes without caps, a minute apart."""
+        base, ends = self.truth.base_ends(), job.ends
+        worst, begin = 0.0, 0.0
+        while begin + _WINDOW <= base[-1]:
+            first, last = bisect_left(base, begin), bisect_left(base, begin + _WINDOW)
+            if last > first:
+                worst = max(worst, (ends[last] - ends[first]) / (base[last] - base[first]) - 1)
+            begin += 60.0
+        return worst
+
+
+def drive(
+    plant: Plant, fate: Luck, seed: int, terms: Terms, core: Any = tuning
+) -> tuple[Job, Watch, Report]:
+    """The tuner's core over a job, as the runtime drives it."""
+    job, watch = Job(plant, fate, seed, terms.turn), Watch()
+    random = Random(f"{plant.name}/{seed}/drive")
+    devices = [f"gpu-{at}" for at in range(plant.curve.devices)]
+    original = round(plant.curve.original * 1000)
+    ranges = tuple(Range(one, original, plant.floor_watts() * 1000) for one in devices)
+    policy = Policy(
+        max_slowdown=terms.budget, confidence=terms.confidence, seed=seed, **terms.policy
+    )
+    state = core.begin(policy, ranges, now=0)
+    now, flush = 0.0, random.uniform(0.0, terms.batch)
+    in_force: Mapping[str, int] = {}
+    since = 0
+    while not job.done:
+        now += terms.turn
+        wanted = watch.last.caps if watch.last else {}
+        if wanted != in_force:  # decided at the last turn, written soon after
+            job.advance(now - terms.turn + random.uniform(0.02, 0.3))
+            job.set_cap(min(wanted.values(), default=original) / 1000)
+            in_force, since = wanted, int(now * 1e9)
+        job.advance(now)
+        units: tuple[tuning.Unit, ...] = ()
+        if now >= flush:
+            units, job.units = tuple(job.units), []
+            flush += terms.batch
+        state, decision = core.step(
+            state,
+            Observation(
+                now=int(now * SECOND),
+                units=units,
+                energy=job.take(now),
+                in_force=in_force,
+                since=since,
+                draw={one: int(job.draw() * 1000) for one in devices},
+                binding=job.binding(),
+            ),
+        )
+        watch.see(decision, job)
+        watch.calls += 1
+    return job, watch, core.report(state)
+
+
+def _told(score: Score, report: Report, spent: float) -> Score:
+    """With what the tuner itself said of the run."""
+    facts = score.facts()
+    facts["told_slowdown"], facts["told_bound"] = report.slowdown, report.slowdown_bound
+    if report.saved_low is not None and report.saved_high is not None:
+        facts["told_low"], facts["told_high"] = report.saved_low / spent, report.saved_high / spent
+    return Score(**facts)

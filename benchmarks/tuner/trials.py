@@ -1,0 +1,160 @@
+"""Many runs of many cells, over a few processes; what came of them, cell by cell."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.tuner.baselines import METHODS
+from benchmarks.tuner.cells import Cell
+from benchmarks.tuner.runner import Bench, Score, Terms
+from benchmarks.tuner.stats import clopper_pearson, mean, quantile
+
+OURS = "wattspan"
+_BATCH = 10  # seeds a process does at once
+
+
+@dataclass(frozen=True)
+class Task:
+    """Some seeds of a cell under some methods."""
+
+    cell: Cell
+    seeds: range
+    methods: tuple[str, ...]
+    terms: Terms
+
+
+def run_task(task: Task) -> list[Score]:
+    """All methods share each seed's luck."""
+    found = []
+    for seed in task.seeds:
+        bench = Bench(task.cell.plant, seed, task.terms)
+        for method in task.methods:
+            found.append(bench.ours() if method == OURS else METHODS[method](bench))
+    return found
+
+
+def run(
+    cells: Sequence[Cell],
+    seeds: int,
+    methods: Sequence[str] = (OURS,),
+    *,
+    terms: Terms = Terms(),
+    processes: int = 1,
+    few: int | None = None,
+) -> dict[str, dict[str, list[Score]]]:
+    """Scores by cell and method. Methods other than ours get the first ``few`` seeds."""
+    tasks = list(_tasks(cells, seeds, methods, terms, few))
+    found: dict[str, dict[str, list[Score]]] = {
+        cell.plant.name: {method: [] for method in methods} for cell in cells
+    }
+    for done, scores in enumerate(_each(tasks, processes), 1):
+        for score in scores:
+            found[score.plant][score.method].append(score)
+        if done % 20 == 0 or done == len(tasks):
+            print(f"  {done} of {len(tasks)} batches", file=sys.stderr)
+    for by_method in found.values():
+        for scores in by_method.values():
+            scores.sort(key=lambda one: one.seed)
+    return found
+
+
+def _tasks(
+    cells: Sequence[Cell], seeds: int, methods: Sequence[str], terms: Terms, few: int | None
+) -> Iterator[Task]:
+    baselines = tuple(method for method in methods if method != OURS)
+    for begin in range(0, seeds, _BATCH):
+        some = range(begin, min(begin + _BATCH, seeds))
+        for cell in cells:
+            with_all = few is None or begin < few
+            chosen = tuple(methods) if with_all else tuple(m for m in methods if m == OURS)
+            if chosen:
+                yield Task(cell, some, chosen if with_all or not baselines else (OURS,), terms)
+
+
+def _each(tasks: Sequence[Task], processes: int) -> Iterator[list[Score]]:
+    if processes <= 1:
+        yield from map(run_task, tasks)
+        return
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(processes, context, initializer=_step_back) as pool:
+        for future in as_completed([pool.submit(run_task, task) for task in tasks]):
+            yield future.result()
+
+
+def _step_back() -> None:
+    os.nice(10)  # whoever works beside goes first
+
+
+def summary(cell: Cell, scores: Sequence[Score], budget: float) -> dict[str, Any]:
+    """One cell and method in figures; rates with their 95 % interval."""
+    over = sum(score.slowdown > budget for score in scores)
+    count = len(scores)
+    low, high = clopper_pearson(over, count)
+    oracle = mean([score.oracle for score in scores])
+    saving = mean([score.saving for score in scores])
+    commits = [score.commit_units for score in scores if score.commit_units is not None]
+    seconds = [score.commit_seconds for score in scores if score.commit_seconds is not None]
+    false = sum(_false_alarm(cell, score, budget) for score in scores)
+    return {
+        "runs": count,
+        "over": over,
+        "over_low": low,
+        "over_high": high,
+        "over_bound": clopper_pearson(over, count, one_sided=True)[1],
+        "slowdown": mean([score.slowdown for score in scores]),
+        "slowdown_most": max(score.slowdown for score in scores),
+        "worst_ten_minutes": quantile([score.worst for score in scores], 0.5),
+        "worst_ten_minutes_p99": quantile([score.worst for score in scores], 0.99),
+        "saving": saving,
+        "saving_least": min(score.saving for score in scores),
+        "oracle": oracle,
+        "share": saving / oracle if oracle > 0.002 else None,
+        "committed": len(commits) / count,
+        "commit_units": quantile(commits, 0.5),
+        "commit_units_p90": quantile(commits, 0.9),
+        "commit_seconds": quantile(seconds, 0.5),
+        "exploration": mean([score.exploration for score in scores]),
+        "held_slowdown": mean([score.held_slowdown or 0.0 for score in scores]),
+        "releases": _counted(score.releases for score in scores),
+        "declines": _counted(score.declines for score in scores),
+        "last": _counted({score.last: 1} for score in scores),
+        "false_alarms": false / count,
+        "writes": mean([score.writes for score in scores]),
+        "bound_held": _rate(
+            score.told_bound >= score.slowdown for score in scores if score.told_bound is not None
+        ),
+        "claim_held": _rate(
+            score.told_low <= score.saving for score in scores if score.told_low is not None
+        ),
+        "claims": sum((score.told_low or 0.0) > 0 for score in scores),
+        "false_claims": sum(
+            (score.told_low or 0.0) > max(score.saving, 0.0) + 1e-9 for score in scores
+        ),
+    }
+
+
+def _false_alarm(cell: Cell, score: Score, budget: float) -> bool:
+    """A release for a change that never was, from a setting that kept the budget."""
+    if cell.plant.changes:
+        return False
+    alarms = score.releases.get("changed", 0) + score.releases.get("over_budget", 0)
+    return bool(alarms) and (score.held_slowdown or 0.0) <= budget
+
+
+def _counted(many: Iterable[dict[str, int]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one in many:
+        for key, count in one.items():
+            found[key] = found.get(key, 0) + count
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _rate(held: Iterable[bool]) -> float | None:
+    seen = list(held)
+    return sum(seen) / len(seen) if seen else None
