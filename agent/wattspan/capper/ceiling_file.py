@@ -1,0 +1,148 @@
+"""A ceiling that somebody else writes into a file: a scheduler, a fleet's power manager, a person.
+
+TOML: ``watts = 1200``, and if it is not to last for ever ``ttl = "1h"``, counted from when the
+file was last written; ``why = "grid event"`` is shown to whoever asks. ``watts = 0`` lifts it.
+
+A writer that is lost leaves its ceiling in force: a file that vanishes or says nonsense changes
+nothing, until the last ceiling's time is up.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from wattspan.ports import Clock
+from wattspan.settings import Duration
+
+LARGEST: Final = 4096
+"""Bytes. It holds three keys; nothing of a larger file is read."""
+
+_KEYS: Final = ("watts", "ttl", "why")
+_MOST_WATTS: Final = 1_000_000
+_LONGEST_WHY: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class FileCeiling:
+    """What a file says: ``limit`` in milliwatts, until the monotonic time ``expires``."""
+
+    limit: int
+    why: str = ""
+    expires: int | None = None
+
+
+class CeilingFile:
+    """The newest ceiling of one file. Belongs to one thread.
+
+    ``trouble`` is one sentence while something is wrong with the file; "" otherwise.
+    """
+
+    def __init__(self, path: Path, clock: Clock, last: FileCeiling | None = None) -> None:
+        """``last`` is in force until the file says otherwise, as before a restart."""
+        self._path = path
+        self._clock = clock
+        self._last = last
+        self._seen: tuple[int, ...] | None = None  # which version of the file was taken in
+        self.trouble = ""
+
+    def poll(self) -> FileCeiling | None:
+        """Look at the file, and tell what is in force now; None for no ceiling."""
+        try:
+            self._look()
+        except (OSError, ValueError) as error:
+            self.trouble = self._sentence(error)
+        last, now = self._last, self._clock.monotonic()
+        return None if last is None or _is_over(last, now) else last
+
+    def _look(self) -> None:
+        # Whatever stands there is opened without waiting: a FIFO would hold everybody up.
+        fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(fd)
+            version = (status.st_ino, status.st_size, status.st_mtime_ns)
+            if version == self._seen:
+                self.trouble = ""
+                return
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError("it is no ordinary file")
+            content = os.read(fd, LARGEST + 1)
+        finally:
+            os.close(fd)
+        if len(content) > LARGEST:
+            raise ValueError(f"it is larger than {LARGEST} bytes")
+        if not content.endswith(b"\n"):  # "watts = 12" may be on its way to be 1200
+            raise ValueError("its last line does not end, so it may be half written")
+        self._last = self._understood(content, status.st_mtime_ns)
+        self._seen = version
+        self.trouble = ""
+
+    def _understood(self, content: bytes, written: int) -> FileCeiling | None:
+        """What the file says; ValueError says what is wrong with it."""
+        try:
+            table = tomllib.loads(content.decode())
+        except UnicodeDecodeError:
+            raise ValueError("it is not UTF-8") from None
+        unknown = sorted(table.keys() - set(_KEYS))
+        if unknown:
+            raise ValueError(f"{unknown[0][:40]!r} is none of its keys: {', '.join(_KEYS)}")
+        watts = _watts(table)
+        why = table.get("why", "")
+        if not isinstance(why, str):
+            raise ValueError('why: write a text, such as "grid event"')  # noqa: TRY004
+        limit = round(watts * 1000)
+        if not limit:
+            return None
+        return FileCeiling(limit, _one_line(why), self._expires(_ttl(table), written))
+
+    def _expires(self, ttl: int | None, written: int) -> int | None:
+        """When it is over, on the clock that nobody sets; a file from the future is as of now."""
+        if ttl is None:
+            return None
+        now = self._clock.now()
+        return now.mono + ttl - max(0, now.wall - written)
+
+    def _sentence(self, error: OSError | ValueError) -> str:
+        cause = os.strerror(error.errno or 0).lower() if isinstance(error, OSError) else str(error)
+        last, now = self._last, self._clock.monotonic()
+        standing = (
+            "No ceiling of it is in force"
+            if last is None or _is_over(last, now)
+            else f"Its last ceiling of {last.limit / 1000:g} W stays in force"
+        )
+        return f"Cannot take a ceiling from {self._path}: {cause}. {standing}; mend the file."
+
+
+def _watts(table: dict[str, Any]) -> float:
+    watts = table.get("watts")
+    if isinstance(watts, bool) or not isinstance(watts, int | float) or not math.isfinite(watts):
+        raise ValueError("watts: write a number, such as 1200")
+    if not 0 <= watts <= _MOST_WATTS:
+        raise ValueError(f"watts: write 0 to {_MOST_WATTS:,}; 0 lifts the ceiling")
+    return watts
+
+
+def _ttl(table: dict[str, Any]) -> int | None:
+    ttl = table.get("ttl")
+    if ttl is None:
+        return None
+    if not isinstance(ttl, str):
+        raise ValueError(f"ttl: write a {Duration.kind}")  # noqa: TRY004
+    try:
+        return int(Duration.parse(ttl))
+    except ValueError:
+        raise ValueError(f"ttl: write a {Duration.kind}") from None
+
+
+def _one_line(text: str) -> str:
+    """Fit to be shown to a person, and bounded."""
+    return "".join(c if c.isprintable() else " " for c in text)[:_LONGEST_WHY]
+
+
+def _is_over(ceiling: FileCeiling, now: int) -> bool:
+    return ceiling.expires is not None and ceiling.expires <= now

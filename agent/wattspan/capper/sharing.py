@@ -1,0 +1,151 @@
+"""How a host's power budget is shared over the devices that can be capped.
+
+A hard ceiling: shares are caps whose sum, with the reserve, stays within the limit, so that it
+holds whatever the devices come to draw. Nothing is summed up and reacted to.
+
+Every device has its minimum. What is left goes to the devices' wishes and then, if any is left
+still, up to their maxima; both times in the order of priority, the highest first, so that the
+lowest gives way first. Within one priority it is divided in proportion to the devices' ranges,
+and whoever wants less than that leaves the rest to the others. The rule is that of the highest
+averages (D'Hondt, Jefferson): in whole milliwatts, with nothing lost, and so that a higher limit
+never leaves anybody with less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import groupby
+from typing import NamedTuple
+
+
+class Sharer(NamedTuple):
+    """One device under the ceiling, in milliwatts.
+
+    ``maximum`` is its original limit, beyond which it never gets anything; a device that cannot
+    be capped just now has its present limit for both. ``want`` is what its holder asks for, None
+    for as much as it may have: what it does not want is first offered to the others.
+    """
+
+    device: str
+    minimum: int
+    maximum: int
+    priority: int = 100
+    want: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The cap of each device; ``short`` is what the minimums take beyond the limit, 0 if none.
+
+    Where it is short, every device has its minimum: less cannot be had, and the limit does not
+    hold.
+    """
+
+    caps: Mapping[str, int]
+    short: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.caps.values())
+
+
+class Write(NamedTuple):
+    """One cap to be written, and whether it is higher than what stands."""
+
+    device: str
+    value: int
+    raises: bool
+
+
+def share(devices: Sequence[Sharer], limit: int, *, reserve: int = 0) -> Shares:
+    """What each device may draw, so that all of them and ``reserve`` stay within ``limit``.
+
+    The answer does not depend on the order of ``devices``.
+    """
+    room = limit - reserve
+    ordered = sorted(devices, key=lambda sharer: (-sharer.priority, sharer.device))
+    caps = {sharer.device: min(sharer.minimum, sharer.maximum) for sharer in ordered}
+    left = room - sum(caps.values())
+    for goal in (_wish, _most):
+        for _, group in groupby(ordered, key=lambda sharer: sharer.priority):
+            takers = {
+                s.device: Taker(goal(s) - caps[s.device], s.maximum - s.minimum) for s in group
+            }
+            for device, part in divide(left, takers).items():
+                caps[device] += part
+                left -= part
+    return Shares(caps, short=max(0, -left))
+
+
+class Taker(NamedTuple):
+    """Who takes part in a division: up to ``most``, in proportion to ``weight``."""
+
+    most: int
+    weight: int
+
+
+def divide(room: int, takers: Mapping[str, Taker]) -> dict[str, int]:
+    """``room`` divided in proportion to weights; what is too much for one goes to the others."""
+    takers = {name: taker for name, taker in takers.items() if taker.most > 0}
+    room = min(max(room, 0), sum(taker.most for taker in takers.values()))
+    parts = _rounded_down(room, takers)
+    # That is never more than the rule gives, and only a few milliwatts short of the room.
+    for _ in range(room - sum(parts.values())):
+        open_to = (name for name, taker in takers.items() if parts[name] < taker.most)
+        parts[max(open_to, key=lambda n: (Fraction(takers[n].weight, parts[n] + 1), n))] += 1
+    return parts
+
+
+def _rounded_down(room: int, takers: Mapping[str, Taker]) -> dict[str, int]:
+    full: dict[str, int] = {}
+    while True:
+        open_to = {name: taker for name, taker in takers.items() if name not in full}
+        rest, whole = room - sum(full.values()), sum(taker.weight for taker in open_to.values())
+        parts = {name: rest * taker.weight // whole for name, taker in open_to.items()}
+        more = {name: takers[name].most for name in parts if parts[name] >= takers[name].most}
+        if not more:
+            return full | parts
+        full |= more
+
+
+def moves(now: Mapping[str, int | None], target: Mapping[str, int]) -> tuple[Write, ...]:
+    """The writes from ``now`` to ``target``, whose sum on the way is never above both sums.
+
+    All lowerings come first. Each has to be read back as obeyed before the first raising is
+    written: a device that does not obey has not given up what the others are to have. Then
+    ``share`` is to be asked again, with that device's present limit as its only choice. A limit
+    that is not known is written first, for it may be a lowering.
+    """
+    lower, raise_ = [], []
+    for device, value in sorted(target.items()):
+        present = now.get(device)
+        if present is None or value < present:
+            lower.append(Write(device, value, raises=False))
+        elif value > present:
+            raise_.append(Write(device, value, raises=True))
+    return (*lower, *raise_)
+
+
+def affordable(
+    now: Mapping[str, int], target: Mapping[str, int], limit: int, *, reserve: int = 0
+) -> Mapping[str, int]:
+    """``target`` with its raisings cut to what ``limit`` leaves beside what stands ``now``.
+
+    For the moment after the lowerings: ``now`` is what devices were read back to obey. Where one
+    has not given up what it should, the others get as much less.
+    """
+    spare = limit - reserve - sum(now.values())
+    wanted = {device: value - now.get(device, value) for device, value in target.items()}
+    raised = {device: Taker(more, more) for device, more in wanted.items() if more > 0}
+    return {**target, **{d: now[d] + more for d, more in divide(spare, raised).items()}}
+
+
+def _wish(sharer: Sharer) -> int:
+    most = _most(sharer)
+    return most if sharer.want is None else min(max(sharer.want, sharer.minimum), most)
+
+
+def _most(sharer: Sharer) -> int:
+    return sharer.maximum

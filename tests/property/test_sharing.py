@@ -1,0 +1,108 @@
+"""What a power budget promises, whatever the devices and however low the limit."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattspan.capper.sharing import Sharer, affordable, moves, share
+
+WATTS = st.integers(0, 1_000)
+
+
+@st.composite
+def sharers(draw: st.DrawFn) -> Sharer:
+    low, high = sorted((draw(WATTS), draw(WATTS)))
+    want = draw(st.none() | WATTS)
+    return Sharer(draw(st.text("abcdefgh", min_size=1, max_size=2)), low, high,
+                  draw(st.integers(0, 3)), want)  # fmt: skip
+
+
+HOSTS = st.lists(sharers(), max_size=8, unique_by=lambda sharer: sharer.device)
+
+
+@given(HOSTS, st.integers(0, 6_000), st.integers(0, 500))
+def test_the_limit_is_kept_wherever_minimums_allow(
+    host: list[Sharer], limit: int, reserve: int
+) -> None:
+    shares = share(host, limit, reserve=reserve)
+    minimums = sum(sharer.minimum for sharer in host)
+    assert shares.short == max(0, minimums - (limit - reserve))
+    assert shares.total + reserve <= limit + shares.short
+
+
+@given(HOSTS, st.integers(0, 6_000))
+def test_nothing_of_the_limit_is_wasted(host: list[Sharer], limit: int) -> None:
+    shares = share(host, limit)
+    minimums, maxima = sum(s.minimum for s in host), sum(s.maximum for s in host)
+    assert shares.total == min(max(limit, minimums), maxima)
+
+
+@given(HOSTS, st.integers(0, 6_000))
+def test_everybody_stays_within_his_range(host: list[Sharer], limit: int) -> None:
+    caps = share(host, limit).caps
+    assert caps.keys() == {sharer.device for sharer in host}
+    assert all(s.minimum <= caps[s.device] <= s.maximum for s in host)
+
+
+@given(HOSTS, st.integers(0, 6_000), st.integers(0, 200))
+def test_a_higher_limit_leaves_nobody_with_less(host: list[Sharer], limit: int, more: int) -> None:
+    less, much = share(host, limit).caps, share(host, limit + more).caps
+    assert all(much[device] >= cap for device, cap in less.items())
+
+
+@given(HOSTS, st.integers(0, 6_000))
+def test_a_lower_priority_gets_its_wish_only_after_a_higher_one(
+    host: list[Sharer], limit: int
+) -> None:
+    caps = share(host, limit).caps
+    wish = {
+        s.device: s.maximum if s.want is None else min(max(s.want, s.minimum), s.maximum)
+        for s in host
+    }
+    for one in host:
+        for other in host:
+            if one.priority > other.priority and caps[one.device] < wish[one.device]:
+                assert caps[other.device] == other.minimum
+
+
+@given(HOSTS, st.integers(0, 6_000), st.randoms())
+def test_the_order_of_devices_does_not_matter(
+    host: list[Sharer], limit: int, random: st.DataObject
+) -> None:
+    other = list(host)
+    random.shuffle(other)  # type: ignore[attr-defined]
+    assert share(other, limit) == share(host, limit)
+
+
+@given(HOSTS, HOSTS, st.integers(0, 6_000))
+def test_on_the_way_the_sum_is_never_above_both_ends(
+    host: list[Sharer], before: list[Sharer], limit: int
+) -> None:
+    target = share(host, limit).caps
+    now = {s.device: s.maximum for s in before if s.device in target} | {
+        s.device: s.minimum for s in host if s.device not in {b.device for b in before}
+    }
+    highest = max(sum(now.values()), sum(target.values()))
+    stands = dict(now)
+    for write in moves(now, target):
+        stands[write.device] = write.value
+        assert sum(stands.values()) <= highest
+    assert stands == target
+
+
+@given(HOSTS, st.integers(0, 6_000), st.data())
+def test_whoever_does_not_obey_never_lets_the_sum_rise_above_the_limit(
+    host: list[Sharer], limit: int, data: st.DataObject
+) -> None:
+    target = share(host, limit).caps
+    now = {s.device: data.draw(st.integers(s.minimum, s.maximum), s.device) for s in host}
+    stubborn = {device for device in now if data.draw(st.booleans(), f"{device} is stubborn")}
+    after = {
+        d: value if d in stubborn else min(value, target[d]) for d, value in now.items()
+    }  # the lowerings are done
+    allowed = affordable(after, target, limit)
+    for device, value in allowed.items():
+        if value > after[device]:
+            after[device] = value
+    assert sum(after.values()) <= max(limit, sum(now.values()))

@@ -1,0 +1,181 @@
+"""A ceiling written by somebody else: how long it holds, and what a broken file changes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from wattspan.capper.ceiling_file import LARGEST, CeilingFile, FileCeiling
+from wattspan.testing import ManualClock
+
+
+class Writer:
+    """The file's writer, by the test's own clock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.clock = ManualClock()
+        self.ceiling = CeilingFile(path, self.clock)
+
+    def write(self, text: str) -> FileCeiling | None:
+        fresh = self.path.with_name("fresh")
+        fresh.write_text(text)
+        wall = self.clock.now().wall
+        os.utime(fresh, ns=(wall, wall))
+        fresh.rename(self.path)
+        return self.ceiling.poll()
+
+    def limit(self) -> int | None:
+        ceiling = self.ceiling.poll()
+        return None if ceiling is None else ceiling.limit
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Writer:
+    return Writer(tmp_path / "ceiling.toml")
+
+
+def test_a_file_says_watts_and_why(writer: Writer) -> None:
+    assert writer.write('watts = 1200.5\nwhy = "grid event"\n') == FileCeiling(
+        1_200_500, "grid event"
+    )
+    assert writer.ceiling.trouble == ""
+
+
+def test_a_ceiling_without_time_to_live_stays(writer: Writer) -> None:
+    writer.write("watts = 1200\n")
+    writer.clock.advance(1e7)
+    assert writer.limit() == 1_200_000
+
+
+def test_a_ceiling_ends_when_its_time_is_up(writer: Writer) -> None:
+    writer.write('watts = 1200\nttl = "1h"\n')
+    writer.clock.advance(3_599)
+    assert writer.limit() == 1_200_000
+    writer.clock.advance(1)
+    assert writer.limit() is None
+
+
+def test_its_time_is_counted_from_when_it_was_written(writer: Writer) -> None:
+    writer.path.write_text('watts = 1200\nttl = "1h"\n')
+    long_ago = writer.clock.now().wall - 3_000 * 10**9
+    os.utime(writer.path, ns=(long_ago, long_ago))
+    assert writer.limit() == 1_200_000
+    writer.clock.advance(600)
+    assert writer.limit() is None
+
+
+def test_writing_it_again_renews_it(writer: Writer) -> None:
+    writer.write('watts = 1200\nttl = "1h"\n')
+    writer.clock.advance(3_000)
+    writer.write('watts = 1200\nttl = "1h"\n')
+    writer.clock.advance(3_000)
+    assert writer.limit() == 1_200_000
+
+
+def test_a_clock_that_is_set_does_not_lengthen_it(writer: Writer) -> None:
+    writer.write('watts = 1200\nttl = "1h"\n')
+    writer.clock.step_wall(-86_400)
+    writer.clock.advance(3_600)
+    assert writer.limit() is None
+
+
+def test_a_file_from_the_future_is_as_of_now(writer: Writer) -> None:
+    writer.path.write_text('watts = 1200\nttl = "1h"\n')
+    tomorrow = writer.clock.now().wall + 86_400 * 10**9
+    os.utime(writer.path, ns=(tomorrow, tomorrow))
+    assert writer.limit() == 1_200_000
+    writer.clock.advance(3_600)
+    assert writer.limit() is None
+
+
+def test_a_lost_writer_leaves_its_ceiling_in_force_until_its_time_is_up(writer: Writer) -> None:
+    writer.write('watts = 1200\nttl = "1h"\n')
+    writer.path.unlink()
+    assert writer.limit() == 1_200_000
+    assert "last ceiling of 1200 W stays in force" in writer.ceiling.trouble
+    writer.clock.advance(3_600)
+    assert writer.limit() is None
+    assert "No ceiling of it is in force" in writer.ceiling.trouble
+
+
+def test_the_same_file_come_back_is_no_trouble_any_more(writer: Writer) -> None:
+    writer.write("watts = 1200\n")
+    away = writer.path.rename(writer.path.with_name("away"))
+    assert writer.limit() == 1_200_000
+    away.rename(writer.path)
+    assert writer.limit() == 1_200_000
+    assert writer.ceiling.trouble == ""
+
+
+def test_zero_lifts_the_ceiling(writer: Writer) -> None:
+    writer.write("watts = 1200\n")
+    assert writer.write("watts = 0\n") is None
+    assert writer.ceiling.trouble == ""
+
+
+def test_a_ceiling_from_before_a_restart_holds_until_the_file_says_otherwise(
+    writer: Writer,
+) -> None:
+    last = FileCeiling(900_000, "before")
+    writer.ceiling = CeilingFile(writer.path, writer.clock, last)
+    assert writer.limit() == 900_000
+    writer.write("watts = 1000\n")
+    assert writer.limit() == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        ("", "may be half written"),
+        ("watts = 12", "may be half written"),
+        ("\n", "watts: write a number"),
+        ("watts = true\n", "watts: write a number"),
+        ("watts = nan\n", "watts: write a number"),
+        ('watts = "1200"\n', "watts: write a number"),
+        ("watts = -1\n", "watts: write 0 to 1,000,000"),
+        ("watts = 1e9\n", "watts: write 0 to 1,000,000"),
+        ("watt = 3\n", "'watt' is none of its keys: watts, ttl, why"),
+        ("watts = 3\nttl = 60\n", "ttl: write a duration"),
+        ('watts = 3\nttl = "soon"\n', "ttl: write a duration"),
+        ("watts = 3\nwhy = 4\n", "why: write a text"),
+        ("watts : 3\n", "line 1"),
+        ("#" * LARGEST + "\n", "larger than"),
+        ("watts = 3 # \x00\n", "line 1"),
+    ],
+)
+def test_a_broken_file_changes_nothing_and_says_what_is_wrong(
+    writer: Writer, content: str, cause: str
+) -> None:
+    writer.write("watts = 1200\n")
+    writer.write(content)
+    assert writer.limit() == 1_200_000
+    assert cause in writer.ceiling.trouble
+    assert str(writer.path) in writer.ceiling.trouble
+    writer.write("watts = 800\n")
+    assert (writer.limit(), writer.ceiling.trouble) == (800_000, "")
+
+
+def test_bytes_that_are_no_text_are_a_broken_file(writer: Writer) -> None:
+    writer.path.write_bytes(b'watts = 3\nwhy = "\xff"\n')
+    assert writer.limit() is None
+    assert "UTF-8" in writer.ceiling.trouble
+
+
+def test_a_pipe_or_a_directory_in_its_place_holds_nobody_up(writer: Writer) -> None:
+    os.mkfifo(writer.path)
+    assert writer.limit() is None
+    assert "no ordinary file" in writer.ceiling.trouble
+    writer.path.unlink()
+    writer.path.mkdir()
+    assert writer.limit() is None
+    assert writer.ceiling.trouble != ""
+
+
+def test_what_it_says_why_is_one_short_line(writer: Writer) -> None:
+    ceiling = writer.write(f'watts = 5\nwhy = "a\\nb\\u001b[31m{"x" * 500}"\n')
+    assert ceiling is not None
+    assert ceiling.why.startswith("a b [31mx")
+    assert len(ceiling.why) == 200
