@@ -15,7 +15,7 @@ import ipaddress
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -136,10 +136,17 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def about(
-    text: str, *, least: int | str | None = None, most: int | str | None = None
+    text: str,
+    *,
+    least: float | str | None = None,
+    most: float | str | None = None,
+    hint: str = "",
 ) -> msgspec.Meta:
-    """What a key is for, and its bounds, written as its values are: ``least="10ms"``."""
-    return msgspec.Meta(description=text, extra={"least": least, "most": most})
+    """What a key is for, and its bounds, written as its values are: ``least="10ms"``.
+
+    ``hint`` is told to whoever misses the bounds: how its values are meant.
+    """
+    return msgspec.Meta(description=text, extra={"least": least, "most": most, "hint": hint})
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +158,21 @@ class Key:
     doc: str
     default: object
     required: bool
-    least: int | str | None = None
-    most: int | str | None = None
+    least: float | str | None = None
+    most: float | str | None = None
+    hint: str = ""
+
+    @property
+    def rows(self) -> type[Table] | None:
+        """The table that stands here any number of times, ``[[where.key]]``; None for a value."""
+        kind = self.type
+        while typing.get_origin(kind) is Annotated:
+            kind = kind.__origin__
+        if typing.get_origin(kind) in (list, tuple):
+            kind = typing.get_args(kind)[0]
+            if isinstance(kind, type) and issubclass(kind, Table):
+                return kind
+        return None
 
     @property
     def kind(self) -> str:
@@ -187,6 +207,7 @@ def _key(field: msgspec.structs.FieldInfo) -> Key:
         required=field.required,
         least=extra.get("least"),
         most=extra.get("most"),
+        hint=extra.get("hint", ""),
     )
 
 
@@ -200,7 +221,11 @@ _KINDS = {
 
 
 def _kind(kind: Any) -> str:
-    words = list(_alternatives(kind))
+    return _listed(_alternatives(kind))
+
+
+def _listed(alternatives: Iterable[str]) -> str:
+    words = list(alternatives)
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
@@ -213,12 +238,11 @@ def _alternatives(kind: Any) -> Iterator[str]:
         for each in sorted(typing.get_args(kind), key=lambda k: k is bool):
             yield from _alternatives(each)
     elif origin in (list, tuple, set, frozenset):
-        yield f"list of {_kind(typing.get_args(kind)[0])}"
+        item = typing.get_args(kind)[0]
+        yield "list of tables" if _is_table(item) else f"list of {_kind(item)}"
     elif choices := _choices(kind):
         yield from map(quoted, choices)
-    elif (origin or kind) in (dict, Mapping) or (
-        isinstance(kind, type) and issubclass(kind, Table)
-    ):
+    elif (origin or kind) in (dict, Mapping) or _is_table(kind):
         yield "table"
     elif hasattr(kind, "kind"):
         yield kind.kind
@@ -241,6 +265,15 @@ def _choices(kind: Any) -> list[str]:
         return [word for k in typing.get_args(kind) for word in _choices(k)]
     if isinstance(kind, type) and issubclass(kind, enum.StrEnum):
         return [str(member) for member in kind]
+    return []
+
+
+def _item_choices(kind: Any) -> list[str]:
+    """The words that items of a list may be, if it is a list of words."""
+    while typing.get_origin(kind) is Annotated:
+        kind = kind.__origin__
+    if typing.get_origin(kind) in (list, tuple, set, frozenset):
+        return _choices(typing.get_args(kind)[0])
     return []
 
 
@@ -279,7 +312,10 @@ def convert(raw: Mapping[str, object], to: type[T], where: str) -> T:
             faults.append(Fault(name, unknown_key(path, name, known)))
             continue
         try:
-            values[name] = value_of(value, known[name])
+            rows = known[name].rows
+            values[name] = _rows(value, rows, path) if rows else value_of(value, known[name])
+        except SettingError as error:
+            faults += (Fault(f"{name}{fault.key}", fault.sentence) for fault in error.faults)
         except ValueError as error:
             faults.append(Fault(name, _ended(f"Bad value for {path!r}: {error}")))
     faults += (
@@ -296,6 +332,34 @@ def convert(raw: Mapping[str, object], to: type[T], where: str) -> T:
         raise SettingError(Fault("", _ended(f"[{where}]: {error}"))) from None
 
 
+def _rows(value: object, to: type[T], where: str) -> tuple[T, ...]:
+    """An array of tables; the faults' keys begin with the row, ``[0].name``."""
+    if not isinstance(value, list | tuple):
+        got = _shown(value)
+        raise SettingError(
+            Fault("", f"Bad value for {where!r}: expected tables, each [[{where}]], got {got}.")
+        )
+    rows: list[T] = []
+    faults: list[Fault] = []
+    for number, each in enumerate(value):
+        row = f"{where}[{number}]"
+        if not isinstance(each, Mapping):
+            got = _shown(each)
+            sentence = f"Bad value for {row!r}: expected a table, [[{where}]], got {got}."
+            faults.append(Fault(f"[{number}]", sentence))
+            continue
+        try:
+            rows.append(convert(each, to, row))
+        except SettingError as error:
+            faults += (
+                Fault(f"[{number}]{fault.key and '.'}{fault.key}", fault.sentence)
+                for fault in error.faults
+            )
+    if faults:
+        raise SettingError(*faults)
+    return tuple(rows)
+
+
 def value_of(value: object, key: Key) -> object:
     """``value`` as ``key`` wants it; ValueError ends the sentence "Bad value for ...:"."""
     if isinstance(value, str) and not value.isascii() and _not_unicode(value):
@@ -309,7 +373,10 @@ def value_of(value: object, key: Key) -> object:
             limit = type(converted).parse(bound) if isinstance(bound, str) else bound  # type: ignore[union-attr]
             # written so that a NaN is out of every bound
             if not (converted >= limit if beyond < 0 else converted <= limit):
-                raise ValueError(f"{_shown(value)} is out of bounds, at {word} {_shown(bound)}")
+                hint = f"; {key.hint}" if key.hint else ""
+                raise ValueError(
+                    f"{_shown(value)} is out of bounds, at {word} {_shown(bound)}{hint}"
+                )
     return converted
 
 
@@ -346,15 +413,25 @@ def _not_unicode(text: str) -> bool:
 def _mismatch(value: object, key: Key, error: Exception) -> str:
     choices = _choices(key.type)
     if choices and isinstance(value, str):
-        near = difflib.get_close_matches(value, choices, n=1)
-        hint = f"; did you mean {quoted(near[0])}?" if near else ""
-        return f"{quoted(value)} is not {key.kind}{hint}"
+        return f"{quoted(value)} is not {key.kind}{_nearest(value, choices)}"
+    if isinstance(value, list | tuple) and (choices := _item_choices(key.type)):
+        wrong = next((each for each in value if each not in choices), None)
+        if isinstance(wrong, str):
+            return (
+                f"{quoted(wrong)} is not {_listed(map(quoted, choices))}{_nearest(wrong, choices)}"
+            )
     cause = error.__cause__ or error
     if isinstance(cause, ValueError) and not isinstance(cause, msgspec.ValidationError):
         return str(cause)  # a Duration, Size or Listen knows better
     if bound := re.search(r"`(?:int|float)` [<>]=? \S+$", str(error)):
         return f"{_shown(value)} is out of bounds, {bound[0].replace('`', '')}"
-    return f"expected {key.kind}, got {_shown(value)}"
+    hint = f"; {key.hint}" if key.hint else ""
+    return f"expected {key.kind}, got {_shown(value)}{hint}"
+
+
+def _nearest(word: str, choices: list[str]) -> str:
+    near = difflib.get_close_matches(word, choices, n=1)
+    return f"; did you mean {quoted(near[0])}?" if near else ""
 
 
 def _shown(value: object) -> str:
@@ -363,7 +440,9 @@ def _shown(value: object) -> str:
             return str(value).lower()
         case str():
             return quoted(value)
-        case int() | float():
+        case float():
+            return str(value)
+        case int():
             return str(value) if abs(value) < 10**20 else "a huge number"
         case dict():
             return "a table"
@@ -388,7 +467,16 @@ def _encode(value: object) -> object:
 
 
 def each_key(tables: Mapping[str, type[Table]]) -> Iterator[tuple[str, Key]]:
-    """Every key of several tables, with its dotted name."""
+    """Every key of several tables that has one value, with its dotted name."""
     for where, table in tables.items():
         for name, key in keys(table).items():
-            yield f"{where}.{name}", key
+            if key.rows is None:
+                yield f"{where}.{name}", key
+
+
+def each_array(tables: Mapping[str, type[Table]]) -> Iterator[tuple[str, type[Table]]]:
+    """Every array of tables in several tables, with its dotted name and what its rows are."""
+    for where, table in tables.items():
+        for name, key in keys(table).items():
+            if key.rows is not None:
+                yield f"{where}.{name}", key.rows

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wattspan.config import TABLES, Config, Flag, Schema, load, variable
+from wattspan.config import TABLES, Config, Flag, Schema, TunedJob, load, variable
 from wattspan.config.file import parse
-from wattspan.config.writing import to_toml
+from wattspan.config.writing import to_toml, value_text
+from wattspan.model import Knob
 from wattspan.ports import ConfigError
 from wattspan.settings import Duration, Key, Listen, Size, Table, about, each_key, keys
 
@@ -33,6 +34,16 @@ NOWHERE = Path("/nonexistent/config.toml")
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
+TOGETHER: dict[str, st.SearchStrategy[Any]] = {
+    "autotune.max_slowdown": st.floats(1e-6, 1),
+    "autotune.knobs": st.lists(st.sampled_from(Knob).map(str), min_size=1, unique=True),
+    "caps.budget_watts": st.just(0) | st.integers(501, 10**6),
+    "caps.reserve_watts": st.integers(0, 500),
+    "caps.budget_file": st.just("") | TEXT.map("/{}".format),
+}
+"""Keys whose values must also go together."""
+
+
 def values(key: Key) -> st.SearchStrategy[Any]:
     """Values of ``key`` as a person might give them, within its bounds."""
     if "duration" in key.kind:
@@ -51,7 +62,11 @@ def values(key: Key) -> st.SearchStrategy[Any]:
         )
     return {
         "whole number": st.integers(int(key.least or 0), int(key.most or 2**53)),
-        "number": st.floats(allow_nan=False),
+        "number": st.floats(
+            None if key.least is None else float(key.least),
+            None if key.most is None else float(key.most),
+            allow_nan=False,
+        ),
         "true or false": st.booleans(),
         "text": TEXT,
         "list of text": st.lists(TEXT, max_size=3),
@@ -64,7 +79,9 @@ def given_values(draw: st.DrawFn) -> dict[str, Flag]:
     flags = {}
     for dotted, key in each_key(SCHEMA.tables):
         if draw(st.booleans()):
-            flags[dotted] = Flag("--test", draw(values(key)))
+            flags[dotted] = Flag(
+                "--test", draw(TOGETHER[dotted] if dotted in TOGETHER else values(key))
+            )
     return flags
 
 
@@ -84,6 +101,47 @@ def test_what_show_prints_check_reads_as_the_same(
     again = load(path, environ={}, schema=SCHEMA)
     assert again.plain() == config.plain()
     assert again.tables == config.tables
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Some keys of some jobs, no two of which are about the same spans."""
+    rows = []
+    for name in draw(st.lists(TEXT.filter(bool), max_size=4, unique=True)):
+        row: dict[str, Any] = {"span": name}
+        for key in keys(TunedJob).values():
+            if key.name not in {"span", "max_slowdown", "latency"} and draw(st.booleans()):
+                row[key.name] = draw(values(key))
+        if draw(st.booleans()):
+            row["max_slowdown"] = draw(st.floats(1e-6, 1))
+        if draw(st.booleans()):
+            row["latency"] = str(Duration(draw(st.integers(0, 2**63 - 1))))
+        rows.append(row)
+    return rows
+
+
+def file_of(rows: list[dict[str, Any]], array: str = "autotune.job") -> str:
+    return "\n".join(
+        "\n".join([f"[[{array}]]", *(f"{key} = {value_text(each)}" for key, each in row.items())])
+        for row in rows
+    )
+
+
+@given(rows=jobs(), origins=st.booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_tables_of_an_array_are_what_was_written_and_show_prints_them_all(
+    rows: list[dict[str, Any]], origins: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "jobs.toml"
+    path.write_text(file_of(rows), newline="")
+    config = load(path, environ={}, schema=SCHEMA)
+    shown = config.plain()["autotune"]["job"]
+    assert [
+        {key: job[key] for key in row if key != "latency"}
+        for row, job in zip(rows, shown, strict=True)
+    ] == [{key: value for key, value in row.items() if key != "latency"} for row in rows]
+    path.write_text(to_toml(config, origins=origins), newline="")
+    assert load(path, environ={}, schema=SCHEMA).tables == config.tables
 
 
 @given(flags=given_values())
@@ -123,7 +181,8 @@ TOML_VALUES = st.recursive(
 )
 NAMES = st.sampled_from(
     [*(dotted for dotted, _ in each_key(SCHEMA.tables)), "agent", "sources", "sources.odd",
-     "spans.http", "autotune", "exporters.otlp.endpoint", "x", "agent.intervall", '"a\\nb".c']
+     "spans.http", "autotune", "autotune.job", "caps.fixed", "caps.priority",
+     "exporters.otlp.endpoint", "x", "agent.intervall", '"a\\nb".c']
 )  # fmt: skip
 
 

@@ -101,8 +101,8 @@ def test_an_unknown_variable_is_a_warning_that_names_the_nearest() -> None:
 
 
 def test_a_variable_of_a_table_that_is_not_built_says_so() -> None:
-    (warning,) = read(environ={"WATTSPAN_AUTOTUNE_HTTP": ""}).warnings
-    assert "[autotune] is not part of this version" in warning
+    (warning,) = read(environ={"WATTSPAN_EXPORTERS_OTLP_ENDPOINT": ""}).warnings
+    assert "[exporters.otlp] is not part of this version" in warning
 
 
 def test_variables_of_options_and_of_broken_plugins_are_no_strangers() -> None:
@@ -137,8 +137,8 @@ interval = "1s"
 history = 3
 [processes]
 idle = "propotional"
-[autotune]
-mode = "off"
+[exporters.otlp]
+endpoint = ""
 [sources.raple]
 """
     environ = {"WATTSPAN_PROCESSES_TOP": "many"}
@@ -180,16 +180,17 @@ def test_a_fault_names_file_line_cause_and_remedy(text: str, sentence: str, tmp_
     assert fault.startswith(f"config.toml:{sentence}")
 
 
-@pytest.mark.parametrize("table", ["autotune", "exporters.otlp"])
 def test_a_table_that_is_announced_and_not_built_is_not_accepted_silently(
-    table: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    (fault,) = faults(f"[{table}]", tmp_path)
-    assert fault == f"config.toml:1: [{table}] is not part of this version. Remove it."
+    (fault,) = faults("[exporters.otlp]", tmp_path)
+    assert fault == "config.toml:1: [exporters.otlp] is not part of this version. Remove it."
 
 
-def test_the_jobs_of_a_table_that_is_not_built_are_one_fault_with_it(tmp_path: Path) -> None:
-    text = '[autotune]\nmode = "off"\n[[autotune.job]]\nservice = "x"'
+def test_whatever_stands_under_a_table_that_is_not_built_is_one_fault_with_it(
+    tmp_path: Path,
+) -> None:
+    text = '[exporters.otlp]\nendpoint = ""\n[[exporters.otlp.header]]\nname = "x"'
     assert len(faults(text, tmp_path)) == 1
 
 

@@ -1,24 +1,20 @@
 """The configuration: flag over environment over file over default, and where each came from."""
 
+from wattspan.config.control import Autotune, Caps, FixedCap, Priority, TunedJob
 from wattspan.config.environment import PREFIX as ENVIRONMENT_PREFIX
 from wattspan.config.environment import variable
 from wattspan.config.loading import DEFAULT_PATH, load
 from wattspan.config.tables import (
     TABLES,
     Agent,
-    Autotune,
-    Caps,
     Config,
     Emulation,
-    FixedCap,
     Flag,
     Origin,
-    Priority,
     Processes,
     Schema,
     Spans,
     Store,
-    TunedJob,
 )
 
 __all__ = [

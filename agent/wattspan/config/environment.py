@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from wattspan.config.tables import NOT_YET, Schema
-from wattspan.settings import Key, each_key, value_of
+from wattspan.settings import Key, each_array, each_key, value_of
 
 PREFIX = "WATTSPAN_"
 
@@ -43,6 +43,18 @@ def variables(environ: Mapping[str, str], schema: Schema) -> Iterator[Variable]:
             yield Variable(name, where, key.name, understood(environ[name], key))
 
 
+def unsettable(environ: Mapping[str, str], schema: Schema) -> Iterator[str]:
+    """A fault for each variable that would set what only a file can."""
+    for array, _ in each_array(schema.tables):
+        if variable(array) in environ:
+            yield f"{variable(array)}: {in_a_file(array)}"
+
+
+def in_a_file(array: str) -> str:
+    """The sentence for an array of tables that was to be set in some other way."""
+    return f"Tables [[{array}]] can be written in the file only. Write them there."
+
+
 def understood(text: str, key: Key) -> object:
     """The text of a variable or option as the value it means for ``key``.
 
@@ -67,6 +79,8 @@ def strangers(environ: Mapping[str, str], schema: Schema) -> Iterator[str]:
     """A warning for each ``WATTSPAN_*`` variable that means nothing."""
     known = [variable(dotted) for dotted, _ in each_key(schema.tables)]
     known += [*OPTIONS, *APPLICATIONS]
+    arrays = [array for array, _ in each_array(schema.tables)]
+    known += map(variable, arrays)  # these are faults
     uncheckable = tuple(variable(table) + "_" for table in schema.broken)
     for name in sorted(environ):
         if not name.startswith(PREFIX) or name in known or name.startswith(uncheckable):
@@ -74,6 +88,10 @@ def strangers(environ: Mapping[str, str], schema: Schema) -> Iterator[str]:
         unbuilt = next((t for t in NOT_YET if name.startswith(variable(t) + "_")), None)
         if unbuilt:
             yield f"{name} is ignored: [{unbuilt}] is not part of this version."
+            continue
+        array = next((a for a in arrays if name.startswith(variable(a) + "_")), None)
+        if array:
+            yield f"{name} is ignored. {in_a_file(array)}"
             continue
         near = difflib.get_close_matches(name, known, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""

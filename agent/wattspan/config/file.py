@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,14 +12,17 @@ from typing import Any
 
 from wattspan.ports import ConfigError
 
-_HEADER = re.compile(r"""^\s*\[\[?([\w."'\s-]+)\]\]?\s*(?:#.*)?$""")
+_HEADER = re.compile(r"""^\s*\[(\[?)([\w."'\s-]+)\]\]?\s*(?:#.*)?$""")
 _ENTRY = re.compile(r"""^\s*([\w."'-]+(?:\s*\.\s*[\w"'-]+)*)\s*=""")
 _PLACE = re.compile(r"\s*\(at line (\d+), column \d+\)")
 
 
 @dataclass(frozen=True, slots=True)
 class TomlFile:
-    """What a file says, and on which line each dotted key stands, where that is certain."""
+    """What a file says, and on which line each dotted key stands, where that is certain.
+
+    The tables of an array are told apart by their number, from 0: ``autotune.job[0].span``.
+    """
 
     path: Path
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -26,10 +30,11 @@ class TomlFile:
 
     def place(self, key: str) -> str:
         """``FILE:LINE`` of a dotted key; of what is in or around it; or only ``FILE``."""
-        below = (line for name, line in self.lines.items() if name.startswith(f"{key}."))
+        within = (f"{key}.", f"{key}[")
+        below = (line for name, line in self.lines.items() if name.startswith(within))
         line = self.lines.get(key) or next(below, None)
         while line is None and key:
-            key = key.rpartition(".")[0]
+            key = key[: max(key.rfind("."), key.rfind("["), 0)]
             line = self.lines.get(key)
         return f"{self.path}:{line}" if line else str(self.path)
 
@@ -81,11 +86,16 @@ def _lines(text: str) -> dict[str, int]:
     taken for one: a place is a courtesy and nothing depends on it.
     """
     found: dict[str, int] = {}
+    rows: Counter[str] = Counter()
     table = ""
     for number, line in enumerate(text.splitlines(), start=1):
         if header := _HEADER.match(line):
-            table = _dotted(header[1])
+            table = _dotted(header[2])
             found.setdefault(table, number)
+            if header[1]:
+                table = f"{table}[{rows[table]}]"
+                rows[table.partition("[")[0]] += 1
+                found.setdefault(table, number)
         elif entry := _ENTRY.match(line):
             key = _dotted(entry[1])
             found.setdefault(f"{table}.{key}" if table else key, number)

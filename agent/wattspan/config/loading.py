@@ -5,20 +5,26 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from wattspan.config import file
-from wattspan.config.environment import strangers, understood, variables
+from wattspan.config.checks import faults_of, warnings_of
+from wattspan.config.control import Autotune, Caps
+from wattspan.config.environment import (
+    in_a_file,
+    strangers,
+    understood,
+    unsettable,
+    variables,
+)
 from wattspan.config.file import TomlFile
 from wattspan.config.tables import (
     FAMILIES,
     NOT_YET,
     Agent,
-    Autotune,
-    Caps,
     Config,
     Emulation,
     Flag,
@@ -29,7 +35,15 @@ from wattspan.config.tables import (
     Store,
 )
 from wattspan.ports import ConfigError
-from wattspan.settings import Key, SettingError, Table, convert, keys, unknown_key
+from wattspan.settings import (
+    Key,
+    SettingError,
+    Table,
+    convert,
+    each_array,
+    keys,
+    unknown_key,
+)
 
 DEFAULT_PATH = Path("/etc/wattspan/config.toml")
 
@@ -46,6 +60,12 @@ class _Draft:
     def put(self, where: str, key: str, value: object, origin: Origin) -> None:
         self.values[where][key] = value
         self.origins[f"{where}.{key}"] = origin
+
+    def placed(self, dotted: str, sentence: str, source: TomlFile | None) -> str:
+        """A sentence about a key, after where its value came from."""
+        origin = self.origins.get(dotted)
+        place = origin.where if origin else (source.place(dotted) if source else "")
+        return f"{place}: {sentence}" if place else sentence
 
 
 def load(
@@ -69,9 +89,11 @@ def load(
         _take_file(draft, source)
     for name, where, key, value in variables(environ, schema):
         draft.put(where, key, value, Origin("environment", name))
+    draft.faults += unsettable(environ, schema)
     for dotted, flag in (flags or {}).items():
         _take_flag(draft, dotted, flag)
     tables = _settle(draft, source)
+    draft.faults += (draft.placed(*fault, source) for fault in faults_of(tables))
     if draft.faults:
         raise ConfigError("\n".join(sorted(draft.faults, key=_line)))
     return Config(
@@ -86,7 +108,7 @@ def load(
         exporters=_family("exporters", tables),
         origins=draft.origins,
         path=source.path if source else None,
-        warnings=tuple(strangers(environ, schema)),
+        warnings=(*strangers(environ, schema), *warnings_of(tables)),
     )
 
 
@@ -141,6 +163,17 @@ def _take_table(draft: _Draft, source: TomlFile, where: str, value: Any) -> None
         return
     for key, each in value.items():
         draft.put(where, key, each, Origin("file", source.place(f"{where}.{key}")))
+    for key in keys(draft.schema.tables[where]).values():
+        if key.rows is not None:
+            _take_rows(draft, source, f"{where}.{key.name}", value.get(key.name))
+
+
+def _take_rows(draft: _Draft, source: TomlFile, where: str, rows: Any) -> None:
+    """Where each value in an array of tables stands; that it is one is seen to later."""
+    for number, row in enumerate(rows if isinstance(rows, list) else ()):
+        for key in row if isinstance(row, dict) else ():
+            dotted = f"{where}[{number}].{key}"
+            draft.origins[dotted] = Origin("file", source.place(dotted))
 
 
 def _unknown_table(schema: Schema, where: str, value: object) -> str:
@@ -173,6 +206,10 @@ def _unknown_table(schema: Schema, where: str, value: object) -> str:
 
 
 def _take_flag(draft: _Draft, dotted: str, flag: Flag) -> None:
+    for array, _ in each_array(draft.schema.tables):
+        if dotted == array or dotted.startswith((f"{array}.", f"{array}[")):
+            draft.faults.append(f"{flag.option}: {in_a_file(array)}")
+            return
     where, _, name = dotted.rpartition(".")
     table = draft.schema.tables.get(where)
     if table is None:
@@ -199,18 +236,16 @@ def _settle(draft: _Draft, source: TomlFile | None) -> dict[str, Table]:
         try:
             tables[where] = convert(draft.values[where], kind, where)
         except SettingError as error:
-            draft.faults += _placed(draft, source, where, error)
+            draft.faults += (
+                draft.placed(f"{where}.{key}" if key else where, sentence, source)
+                for key, sentence in error.faults
+            )
             continue
-        for key in keys(kind):
-            draft.origins.setdefault(f"{where}.{key}", Origin("default"))
+        for key in keys(kind).values():
+            draft.origins.setdefault(f"{where}.{key.name}", Origin("default"))
+            if key.rows is not None:
+                for number in range(len(getattr(tables[where], key.name))):
+                    for name in keys(key.rows):
+                        dotted = f"{where}.{key.name}[{number}].{name}"
+                        draft.origins.setdefault(dotted, Origin("default"))
     return tables
-
-
-def _placed(
-    draft: _Draft, source: TomlFile | None, where: str, error: SettingError
-) -> Iterator[str]:
-    """The faults of one table, each with where its value came from."""
-    for key, sentence in error.faults:
-        origin = draft.origins.get(f"{where}.{key}")
-        place = origin.where if origin else (source.place(where) if source else "")
-        yield f"{place}: {sentence}" if place else sentence

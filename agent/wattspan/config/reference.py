@@ -28,6 +28,9 @@ Durations are written with a unit (`ns`, `us`, `ms`, `s`, `m`, `h`, `d`), sizes 
 `MB`, `GB`, `KiB`, `MiB`, `GiB`). In the environment a list is written as in TOML, `["a", "b"]`, or
 with commas, `a,b`.
 
+A table in double brackets, such as `[[autotune.job]]`, may be written any number of times, in the
+file only: no variable and no flag sets it. Messages call the first one `autotune.job[0]`.
+
 This page is what `wattspan config reference` prints; with other plugins installed, the command
 prints their tables as well.
 """
@@ -38,23 +41,29 @@ def page(tables: Mapping[str, type[Table]]) -> str:
     return "\n".join([_HEAD, *(line for item in tables.items() for line in _section(*item))])
 
 
-def _section(where: str, table: type[Table]) -> Iterator[str]:
-    yield f"## `[{where}]`\n"
+def _section(where: str, table: type[Table], *, array: bool = False) -> Iterator[str]:
+    yield f"## `[[{where}]]`\n" if array else f"## `[{where}]`\n"
     # A Table without a docstring would inherit the one of Table, which describes nothing.
     yield f"{inspect.cleandoc(table.__dict__.get('__doc__') or '')}\n"
+    if array:
+        yield "Any number of these tables may be written, in the file only.\n"
     for key in keys(table).values():
-        yield f"### `{key.name}`\n"
-        yield f"{key.doc}\n"
-        yield from _facts(where, key)
+        if key.rows is None:
+            yield f"### `{key.name}`\n"
+            yield f"{key.doc}\n"
+            yield from _facts(where, key, array=array)
+    for key in keys(table).values():
+        if key.rows is not None:
+            yield from _section(f"{where}.{key.name}", key.rows, array=True)
 
 
-def _facts(where: str, key: Key) -> Iterator[str]:
+def _facts(where: str, key: Key, *, array: bool) -> Iterator[str]:
     yield f"- value: {key.kind}{_bounds(key)}"
     if key.required:
         yield "- required"
     else:
         yield f"- default: {'none' if key.default is None else f'`{value_text(key.default)}`'}"
-    yield f"- environment: `{variable(f'{where}.{key.name}')}`\n"
+    yield "" if array else f"- environment: `{variable(f'{where}.{key.name}')}`\n"
 
 
 def _bounds(key: Key) -> str:

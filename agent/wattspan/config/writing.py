@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from wattspan.config.tables import Config
-from wattspan.settings import Duration, Size
+from wattspan.settings import Duration, Size, Table, keys
 
 
 def to_toml(config: Config, *, origins: bool = False) -> str:
@@ -15,9 +15,24 @@ def to_toml(config: Config, *, origins: bool = False) -> str:
     TOML has no word for nothing: a key without a value is left out, as it would be in a file.
     """
     return "\n\n".join(
-        "\n".join([f"[{where}]", *_entries(config, where, table, origins)])
-        for where, table in config.plain().items()
+        "\n".join([header, *_entries(config, where, table, origins)])
+        for header, where, table in _tables(config)
     )
+
+
+def _tables(config: Config) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Each table with its header and its dotted name, after it the tables of its arrays."""
+    for where, table in config.plain().items():
+        arrays = _arrays(config.tables[where])
+        values = {key: value for key, value in table.items() if key not in arrays}
+        yield f"[{where}]", where, values
+        for array in arrays:
+            for number, row in enumerate(table[array]):
+                yield f"[[{where}.{array}]]", f"{where}.{array}[{number}]", row
+
+
+def _arrays(table: Table) -> list[str]:
+    return [name for name, key in keys(type(table)).items() if key.rows is not None]
 
 
 def _entries(config: Config, where: str, table: dict[str, Any], origins: bool) -> Iterator[str]:

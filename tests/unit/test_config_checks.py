@@ -1,0 +1,185 @@
+"""Settings that are each right, and together wrong or idle."""
+
+from pathlib import Path
+
+import pytest
+
+from wattspan.config import Config, load
+from wattspan.ports import ConfigError
+
+JOB = '[[autotune.job]]\nspan = "step"\n'
+
+
+def read(text: str, tmp_path: Path, **environ: str) -> Config:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    return load(path, environ=environ)
+
+
+def fault(text: str, tmp_path: Path, **environ: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(text, tmp_path, **environ)
+    (line,) = str(caught.value).splitlines()
+    return line.removeprefix(f"{tmp_path}/")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            '[autotune]\nmode = "apply"\nmax_slowdown = 0',
+            "3: Bad value for 'autotune.max_slowdown': with 0 nothing may be tried, for trying "
+            'takes time. Allow something, such as 0.02, or set [autotune] mode = "off".',
+        ),
+        (
+            f"{JOB}max_slowdown = 0.0",
+            "3: Bad value for 'autotune.job[0].max_slowdown': with 0 nothing may be tried, for "
+            'trying takes time. Allow something, such as 0.02, or set [autotune] mode = "off".',
+        ),
+        (
+            "[autotune]\nmax_slowdown = 5",
+            "2: Bad value for 'autotune.max_slowdown': 5 is out of bounds, at most 1; 0.05 is 5 %.",
+        ),
+        (
+            '[autotune]\nmax_slowdown = "5%"',
+            "2: Bad value for 'autotune.max_slowdown': expected number, got \"5%\"; 0.05 is 5 %.",
+        ),
+        (
+            "[autotune]\nmax_slowdown = -0.05",
+            "2: Bad value for 'autotune.max_slowdown': -0.05 is out of bounds, at least 0; "
+            "0.05 is 5 %.",
+        ),
+        (
+            "[autotune]\nmax_slowdown = nan",
+            "2: Bad value for 'autotune.max_slowdown': nan is out of bounds, at least 0; "
+            "0.05 is 5 %.",
+        ),
+        (
+            "[autotune]\nfloor = 60",
+            "2: Bad value for 'autotune.floor': 60 is out of bounds, at most 1; 0.6 is 60 %.",
+        ),
+        (
+            "[autotune]\nconfidence = 1",
+            "2: Bad value for 'autotune.confidence': 1 is out of bounds, at most 0.9999; "
+            "0.95 is 95 %.",
+        ),
+        (
+            '[autotune]\nknobs = ["gpu_power", "gpu_powr"]',
+            '2: Bad value for \'autotune.knobs\': "gpu_powr" is not "gpu_power", "gpu_clock" '
+            'or "cpu_power"; did you mean "gpu_power"?',
+        ),
+        (
+            "[autotune]\nknobs = []",
+            "2: Bad value for 'autotune.knobs': no knob is left to turn. Name one, such as "
+            '["gpu_power"], or set [autotune] mode = "off".',
+        ),
+        (
+            '[autotune]\nknobs = ["cpu_power", "cpu_power"]',
+            "2: Bad value for 'autotune.knobs': it names \"cpu_power\" twice. Name it once.",
+        ),
+        (
+            f"{JOB}{JOB}",
+            "3: Bad value for 'autotune.job[1]': it is the same job as autotune.job[0]. "
+            "Remove one of them.",
+        ),
+        (
+            f'{JOB}[[autotune.job]]\nspan = "step"\nservice = "trainer"\n',
+            "3: Bad value for 'autotune.job[1]': autotune.job[0], which stands before it, takes "
+            "all of its spans. Write the narrower job first.",
+        ),
+        (
+            '[[caps.fixed]]\ndevice = "0"\nwatts = 200\nknob = "gpu_clock"',
+            "4: Bad value for 'caps.fixed[0].knob': a clock is not set in watts. "
+            'Name "gpu_power" or "cpu_power".',
+        ),
+        (
+            '[[caps.fixed]]\ndevice = ""\nwatts = 200',
+            "2: Bad value for 'caps.fixed[0].device': \"\" names no device.",
+        ),
+        (
+            '[[caps.fixed]]\ndevice = "0"\nwatts = 200\n[[caps.fixed]]\ndevice = "0"\nwatts = 9',
+            "4: Bad value for 'caps.fixed[1]': \"0\" has such a cap already. Remove one of them.",
+        ),
+        (
+            "[caps]\nbudget_watts = 500\nreserve_watts = 500",
+            "2: Bad value for 'caps.budget_watts': of 500 W nothing is left for devices after "
+            "reserve_watts = 500. Raise the one or lower the other.",
+        ),
+        (
+            '[caps]\nbudget_file = "budget.toml"',
+            "2: Bad value for 'caps.budget_file': \"budget.toml\" depends on where the capper was "
+            "started. Write the whole path, from /.",
+        ),
+        (
+            '[caps]\nbudget_watts = 500\n[[caps.priority]]\ndevice = "0"\n'
+            '[[caps.priority]]\ndevice = "0"\npriority = 3',
+            "5: Bad value for 'caps.priority[1]': \"0\" has a priority already. "
+            "Remove one of them.",
+        ),
+    ],
+)
+def test_what_cannot_be_is_a_sentence_at_its_line(text: str, expected: str, tmp_path: Path) -> None:
+    assert fault(text, tmp_path) == f"config.toml:{expected}"
+
+
+def test_what_cannot_be_is_told_of_the_variable_that_said_it(tmp_path: Path) -> None:
+    told = fault("[caps]\nreserve_watts = 900", tmp_path, WATTSPAN_CAPS_BUDGET_WATTS="800")
+    assert told.startswith("WATTSPAN_CAPS_BUDGET_WATTS: Bad value for 'caps.budget_watts': ")
+
+
+ON = f'[autotune]\nmode = "apply"\n{JOB}'
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        (f'{ON}[[autotune.job]]\nservice = "b"\nlatency = "1s"\nkind = "steps"', "job[1] has a"),
+        (f'[autotune]\nknobs = ["gpu_clock"]\nmode = "advise"\n{JOB}', "cannot be read back"),
+        (f'[autotune]\nmax_slowdown = 0.005\nmode = "advise"\n{JOB}', "noise of most jobs"),
+        (f'[autotune]\nfloor = 1\nmode = "advise"\n{JOB}', "leaves nothing between"),
+        (f"{ON}[spans]\nenabled = false", "needs spans"),
+        ('[autotune]\nmode = "apply"', "applies to no job"),
+        (f'{ON}mode = "advise"', "applies to no job"),
+        (f'{JOB}mode = "apply"', "The mode of autotune.job[0] changes nothing"),
+        ("[caps]\nreserve_watts = 100", "reserve_watts changes nothing"),
+        ('[[caps.priority]]\ndevice = "0"', "[[caps.priority]] changes nothing"),
+        (
+            '[caps]\nfloor_watts = 150\n[[caps.fixed]]\ndevice = "0"\nwatts = 100',
+            "caps.fixed[0] asks for 100 W",
+        ),
+    ],
+)
+def test_what_is_hardly_meant_so_is_a_warning(text: str, part: str, tmp_path: Path) -> None:
+    (warning,) = read(text, tmp_path).warnings
+    assert part in warning
+    assert warning.endswith(".")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ON,
+        '[autotune]\nmode = "advise"',
+        '[autotune]\nmode = "apply"\napply_found = true',
+        f'[autotune]\nmode = "advise"\n{JOB}mode = "apply"',
+        '[autotune]\nknobs = ["gpu_clock"]',  # it is off
+        f'{ON}[[autotune.job]]\nservice = "server"\nkind = "requests"\nlatency = "1s"',
+        '[[autotune.job]]\nservice = "a"\nspan = "b"\n[[autotune.job]]\nservice = "a"',
+        "[caps]\nbudget_watts = 500\nreserve_watts = 499",
+        '[caps]\nbudget_file = "/run/budget"\nreserve_watts = 499',
+        '[[caps.fixed]]\ndevice = "*"\nwatts = 200\n[[caps.fixed]]\ndevice = "0"\nwatts = 150',
+    ],
+)
+def test_what_is_right_is_passed_without_a_word(text: str, tmp_path: Path) -> None:
+    assert read(text, tmp_path).warnings == ()
+
+
+def test_the_one_line_that_turns_it_on_is_enough() -> None:
+    config = load(
+        None,
+        environ={"WATTSPAN_AUTOTUNE_MODE": "apply", "WATTSPAN_AUTOTUNE_APPLY_FOUND": "true"},
+        default=Path("/nonexistent/config.toml"),
+    )
+    assert (config.autotune.mode, config.autotune.max_slowdown) == ("apply", 0.05)
+    assert config.warnings == ()
