@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from wattspan.actuators import powercap_errors
@@ -28,8 +29,12 @@ class CpuPower:
 
     knob = Knob.CPU_POWER
 
-    def __init__(self, sysfs: Path, clock: Clock) -> None:
+    def __init__(
+        self, sysfs: Path, clock: Clock, *, put: Callable[[Path, int], None] | None = None
+    ) -> None:
+        """``put`` writes a number into a file, as the kernel wants it; OSError if it refuses."""
         self._sysfs = sysfs
+        self._put_number = put or put_number
         self._clock = clock
         self._first: dict[str, int] = {}
 
@@ -65,7 +70,9 @@ class CpuPower:
             self._put(package, thing, _microwatts(package.limit.power) or 0)
             raise powercap_errors.switched_off(thing, str(package.limit.directory))
         self._put(package, thing, value * 1000)
-        state = settled(self._clock, lambda: self._state(package), lambda now: obeys(now, value))
+        state = settled(
+            self._clock, lambda: self._state(package), lambda now: obeys(before, now, value)
+        )
         if is_kept(value, state.requested):
             return state
         if state.requested == before.requested:
@@ -107,16 +114,21 @@ class CpuPower:
 
     def _put(self, package: Package, thing: str, microwatts: int) -> None:
         try:
-            fd = os.open(package.limit.power, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
-            try:
-                os.write(fd, b"%d\n" % microwatts)
-            finally:
-                os.close(fd)
+            self._put_number(package.limit.power, microwatts)
         except OSError as error:
             if error.errno in _LOCKS and _microwatts(package.limit.power) is not None:
                 how = f"the driver refuses every value ({errno.errorcode[error.errno]})"
                 raise powercap_errors.locked(thing, how) from None
             raise powercap_errors.refusal(thing, error) from None
+
+
+def put_number(path: Path, number: int) -> None:
+    """Write ``number`` into the file at ``path``, in one piece, as ``echo`` would."""
+    fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+    try:
+        os.write(fd, b"%d\n" % number)
+    finally:
+        os.close(fd)
 
 
 def _power(limit: Limit, name: str) -> int:

@@ -47,7 +47,9 @@ class GpuPower:
         self._boards.ask(
             device, "set the power limit of", "nvmlDeviceSetPowerManagementLimit", value
         )
-        state = settled(self._clock, lambda: self.read(device), lambda now: obeys(now, value))
+        state = settled(
+            self._clock, lambda: self.read(device), lambda now: obeys(before, now, value)
+        )
         if not is_kept(value, state.requested):
             raise not_honoured(self.knob, state.name, value, state.requested)
         return state

@@ -25,9 +25,21 @@ def is_kept(wanted: int, told: int | None) -> bool:
     return told is not None and wanted - COARSEST < told <= wanted
 
 
-def obeys(state: KnobState, wanted: int) -> bool:
-    """Whether the device shows ``wanted`` as asked for, and obeys nothing higher."""
-    return is_kept(wanted, state.requested) and (state.enforced is None or state.enforced <= wanted)
+def obeys(before: KnobState, now: KnobState, wanted: int) -> bool:
+    """Whether ``now`` the device shows ``wanted`` as asked for, and obeys it.
+
+    Where something outside held it lower ``before``, it may go on to do so.
+    """
+    if not is_kept(wanted, now.requested):
+        return False
+    if now.enforced is None or now.enforced == now.requested:
+        return True
+    return now.enforced < wanted and _held_from_outside(before)
+
+
+def _held_from_outside(state: KnobState) -> bool:
+    requested, enforced = state.requested, state.enforced
+    return requested is not None and enforced is not None and enforced < requested
 
 
 def settled(

@@ -1,0 +1,328 @@
+"""What whoever holds a knob may rely on: the same of every actuator, on whatever it works.
+
+On a scripted NVML, on the emulated NVML, on the real binding over the emulated C library, and on
+powercap trees with a kernel's behaviour behind them.
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from support.fake_knobs import FakeRapl, KnobNvml
+from support.fake_nvml import FakeGpu
+from wattspan.actuators.cpu_power import CpuPower
+from wattspan.actuators.gpu_clock import GpuClock
+from wattspan.actuators.gpu_power import GpuPower
+from wattspan.actuators.nvml_boards import Boards
+from wattspan.clock import SystemClock
+from wattspan.emulation.gpus import EmulatedGpus
+from wattspan.emulation.library_build import build
+from wattspan.emulation.nvml import EmulatedNvml
+from wattspan.emulation.nvml_layout import ENVIRONMENT
+from wattspan.emulation.powercap_layout import LAYOUTS
+from wattspan.emulation.powercap_tree import PowercapTree
+from wattspan.model import CapKey, Knob, KnobState, Trouble
+from wattspan.ports import Actuator, ActuatorError, Clock
+from wattspan.testing import ManualClock
+
+
+class Bench(ABC):
+    """Two devices with a knob, and what can go wrong with the first."""
+
+    actuator: Actuator
+    ids: tuple[str, str]
+    lower: int  # a setting that is lower than what stands
+
+    @abstractmethod
+    def deny(self) -> None: ...
+
+    @abstractmethod
+    def lose(self, lost: bool) -> None: ...
+
+    def close(self) -> None:
+        self.actuator.close()
+
+    @property
+    def first(self) -> str:
+        return self.ids[0]
+
+    def state(self, place: int = 0) -> KnobState:
+        return self.actuator.read(self.ids[place])
+
+
+def actuator_of(knob: Knob, nvml: Any, clock: Clock) -> Actuator:
+    boards = Boards(nvml, clock)
+    return GpuPower(boards, clock) if knob is Knob.GPU_POWER else GpuClock(boards, clock)
+
+
+class FakeBench(Bench):
+    def __init__(self, knob: Knob) -> None:
+        clock = ManualClock()
+        gpus = FakeGpu("GPU-a"), FakeGpu("GPU-b")
+        for gpu in gpus:
+            gpu.limits[190] = gpu.limits[192]
+        self.nvml = KnobNvml(clock, *gpus)
+        self.actuator = actuator_of(knob, self.nvml, clock)
+        self.ids = ("gpu:GPU-a", "gpu:GPU-b")
+        self.lower = 300_000 if knob is Knob.GPU_POWER else 1_200
+
+    def deny(self) -> None:
+        for setter in ("nvmlDeviceSetPowerManagementLimit", "nvmlDeviceSetGpuLockedClocks"):
+            self.nvml.errors[setter, "GPU-a"] = 4
+
+    def lose(self, lost: bool) -> None:
+        self.nvml.errors["GPU-a"] = 15 if lost else 0
+
+
+class EmulatedBench(Bench):
+    def __init__(self, knob: Knob, path: Path, clock: Clock, nvml: Any = None) -> None:
+        self.gpus = EmulatedGpus(path, ["h100", "a40"], clock)
+        if isinstance(clock, ManualClock):
+            clock.on_sleep = lambda _: self.gpus.step()
+        else:
+            self.gpus.start()
+        self.actuator = actuator_of(knob, nvml or EmulatedNvml(path, clock), clock)
+        self.ids = (f"gpu:{self.gpus.uuid(0)}", f"gpu:{self.gpus.uuid(1)}")
+        self.lower = 300_000 if knob is Knob.GPU_POWER else 1_200
+
+    def deny(self) -> None:
+        self.gpus.faults.no_permission(0)
+
+    def lose(self, lost: bool) -> None:
+        self.gpus.faults.lost(0, on=lost)
+
+    def close(self) -> None:
+        super().close()
+        self.gpus.close()
+
+
+class TreeBench(Bench):
+    def __init__(self, root: Path) -> None:
+        self.layout = LAYOUTS["xeon-2s"]
+        self.tree = PowercapTree(root, self.layout, cpus=2)
+        self.kernel = FakeRapl()
+        self.actuator = CpuPower(root, ManualClock(), put=self.kernel.put)
+        self.ids = ("rapl:package-0", "rapl:package-1")
+        self.lower = 150_000
+
+    def deny(self) -> None:
+        self.kernel.refuses = 13  # EACCES
+
+    def lose(self, lost: bool) -> None:
+        zones = [zone for zone in self.layout.zones if zone.directory.startswith("intel-rapl:0")]
+        if lost:
+            self.tree.remove("intel-rapl:0")
+        else:
+            for zone in zones:
+                self.tree.add(zone)
+
+    def close(self) -> None:
+        super().close()
+        self.tree.close()
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+def through_c(
+    knob: Knob, path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Bench]:
+    """The installed binding, which finds the emulated C library by its SONAME."""
+    monkeypatch.setenv(ENVIRONMENT, str(path))
+    monkeypatch.setattr(pynvml, "nvmlLib", None)
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    monkeypatch.setattr(pynvml, "_nvmlLib_refcount", 0)
+    preloaded = ctypes.CDLL(str(request.getfixturevalue("library")))
+    yield EmulatedBench(knob, path, SystemClock(), pynvml)
+    # Other tests of this process must find the machine without a driver again.
+    if pynvml.nvmlLib is not None:
+        _ctypes.dlclose(pynvml.nvmlLib._handle)
+    _ctypes.dlclose(preloaded._handle)
+
+
+def benches() -> list[Any]:
+    gpus = [
+        pytest.param((knob, on), id=f"{knob}-{on}", marks=marks)
+        for knob in (Knob.GPU_POWER, Knob.GPU_CLOCK)
+        for on, marks in (("fake", ()), ("emulated", ()), ("c", pytest.mark.needs_cc))
+    ]
+    return [*gpus, pytest.param((Knob.CPU_POWER, "tree"), id="cpu_power-tree")]
+
+
+@pytest.fixture(params=benches())
+def bench(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Bench]:
+    knob, on = request.param
+    if on == "c":
+        for bench in through_c(knob, tmp_path / "gpus", request, monkeypatch):
+            yield bench
+            bench.close()
+        return
+    made = {
+        "fake": lambda: FakeBench(knob),
+        "emulated": lambda: EmulatedBench(knob, tmp_path / "gpus", ManualClock()),
+        "tree": lambda: TreeBench(tmp_path / "sys"),
+    }[on]()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def resets(bench: Bench) -> int | None:
+    """What gives the original back."""
+    return None if bench.actuator.knob is Knob.GPU_CLOCK else bench.state().requested
+
+
+def refused(bench: Bench, device: str, value: int | None) -> ActuatorError:
+    with pytest.raises(ActuatorError) as caught:
+        bench.actuator.write(device, value)
+    return caught.value
+
+
+# ------------------------------------------------------------------------------------ facts
+
+
+def test_every_device_is_listed_under_the_id_of_its_domain(bench: Bench) -> None:
+    keys = [state.key for state in bench.actuator.devices()]
+    assert keys == [CapKey(bench.actuator.knob, device) for device in bench.ids]
+
+
+def test_a_device_reads_as_it_is_listed(bench: Bench) -> None:
+    listed = bench.actuator.devices()
+    assert listed == (bench.state(0), bench.state(1))
+    assert all(state.name and state.aliases for state in listed)
+
+
+def test_a_default_is_within_the_range(bench: Bench) -> None:
+    state = bench.state()
+    assert state.default is not None
+    assert state.maximum is not None
+    assert (state.minimum or 0) <= state.default <= state.maximum
+
+
+def test_listing_and_reading_change_nothing(bench: Bench) -> None:
+    before = bench.actuator.devices()
+    for _ in range(3):
+        bench.actuator.devices()
+        bench.state()
+    assert bench.actuator.devices() == before
+
+
+# ----------------------------------------------------------------------------------- writing
+
+
+def test_what_is_written_is_read_back_requested_and_enforced(bench: Bench) -> None:
+    answer = bench.actuator.write(bench.first, bench.lower)
+    assert (answer.requested, answer.enforced) == (bench.lower, bench.lower)
+    assert bench.state() == answer
+
+
+def test_writing_one_device_leaves_the_other_alone(bench: Bench) -> None:
+    other = bench.state(1)
+    bench.actuator.write(bench.first, bench.lower)
+    assert bench.state(1) == other
+
+
+def test_the_range_does_not_move_with_the_setting(bench: Bench) -> None:
+    before = bench.state()
+    after = bench.actuator.write(bench.first, bench.lower)
+    assert (after.minimum, after.default, after.maximum) == (
+        before.minimum, before.default, before.maximum,
+    )  # fmt: skip
+
+
+def test_the_original_comes_back(bench: Bench, resets: int | None) -> None:
+    before = bench.state()
+    bench.actuator.write(bench.first, bench.lower)
+    assert bench.actuator.write(bench.first, resets) == before
+
+
+def test_the_same_may_be_written_again(bench: Bench) -> None:
+    first = bench.actuator.write(bench.first, bench.lower)
+    assert bench.actuator.write(bench.first, bench.lower) == first
+
+
+def test_nonsense_is_refused_before_it_reaches_the_device(bench: Bench) -> None:
+    before = bench.state()
+    for value in (0, -1):
+        assert refused(bench, bench.first, value).trouble is Trouble.MALFORMED
+    assert bench.state() == before
+
+
+def test_only_a_knob_without_a_number_of_its_own_can_be_taken_away(bench: Bench) -> None:
+    if bench.actuator.knob is Knob.GPU_CLOCK:
+        assert bench.actuator.write(bench.first, None).requested is None
+    else:
+        assert refused(bench, bench.first, None).trouble is Trouble.MALFORMED
+
+
+# ------------------------------------------------------------------------------------ trouble
+
+
+def test_a_device_that_is_not_here_is_named(bench: Bench) -> None:
+    for device in ("gpu:GPU-nowhere", "rapl:package-9", ""):
+        error = refused(bench, device, bench.lower)
+        assert error.trouble is Trouble.ABSENT
+        assert device in str(error)
+
+
+def test_a_missing_permission_is_told_and_changes_nothing(bench: Bench) -> None:
+    before = bench.state()
+    bench.deny()
+    error = refused(bench, bench.first, bench.lower)
+    assert error.trouble is Trouble.DENIED
+    assert not error.locked
+    assert before.name in str(error)
+    assert "as root" in str(error)
+    assert bench.state() == before
+
+
+def test_a_lost_device_costs_only_itself(bench: Bench) -> None:
+    bench.actuator.devices()
+    bench.lose(True)
+    assert [state.key.device for state in bench.actuator.devices()] == [bench.ids[1]]
+    assert refused(bench, bench.first, bench.lower).trouble is Trouble.RETRY
+    with pytest.raises(ActuatorError):
+        bench.state()
+    assert bench.state(1).key.device == bench.ids[1]
+
+
+def test_a_device_that_comes_back_is_had_again(bench: Bench) -> None:
+    bench.actuator.devices()
+    bench.lose(True)
+    refused(bench, bench.first, bench.lower)
+    bench.lose(False)
+    assert bench.actuator.write(bench.first, bench.lower).requested == bench.lower
+    assert len(bench.actuator.devices()) == 2
+
+
+def test_every_refusal_is_a_sentence_with_thing_cause_and_remedy(bench: Bench) -> None:
+    bench.actuator.devices()
+    errors = [refused(bench, "nothing", 5), refused(bench, bench.first, 0)]
+    bench.deny()
+    errors.append(refused(bench, bench.first, bench.lower))
+    bench.lose(True)
+    errors.append(refused(bench, bench.first, bench.lower))
+    for error in errors:
+        thing, cause = str(error).split(": ", 1)
+        assert thing.startswith("Cannot ")
+        assert len(cause.split(". ")) >= 2
+        assert cause.endswith(".")
+
+
+def test_closing_twice_is_closing(bench: Bench) -> None:
+    bench.actuator.devices()
+    bench.actuator.close()
+    bench.actuator.close()
+    assert len(bench.actuator.devices()) == 2
