@@ -1,0 +1,234 @@
+"""Which span is the unit of work, where nobody said.
+
+A training loop opens the same span over and over, one after the other, about equally long, and
+hardly anything happens outside of it; a server has many of one name open at once. Inside of
+either are smaller spans, outside of it a few long ones that come once. All that is kept of a
+name are sums, and of so many names only: what is looked at is one process for a few minutes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from wattspan.model import MILLISECOND, SECOND, Word
+from wattspan.tuning.values import Kind
+
+NAMES = 32
+"""Names of one process that are looked at; in what else comes nothing is found."""
+
+LEAST = 20
+"""Spans of a name that must have been seen before it can be told what they are."""
+
+SHORTEST = 1 * MILLISECOND
+LONGEST = 60 * SECOND
+"""Units beyond either are of no use: their edges are unsure, or too few would come."""
+
+_COVER = 0.5  # steps fill at least this part of the time
+_REGULAR = 0.5  # coefficient of variation of the durations of steps, at most
+_SIDE_BY_SIDE = 0.05  # so many that begin before another ended are no accident
+_INSIDE = 0.9  # so many within spans of another name make it a layer of that one
+_NOTICED = 64  # of so many spans each one's surroundings are looked at, then
+_SELDOM = 15  # only of those whose number has none of these bits
+
+
+class Why(Word):
+    """Why a name is not the unit of work."""
+
+    RARE = "rare"  # it came too seldom
+    SHORT = "short"  # its spans are too short
+    LONG = "long"  # its spans are too long
+    NESTED = "nested"  # it is a layer of another name that is looked at
+    SPARSE = "sparse"  # one after the other and regular, but most of the time is spent outside
+    LESSER = "lesser"  # it could be, and another one fills more of the time
+
+
+class Found(NamedTuple):
+    """A span that is a unit of work. Times are in nanoseconds, ``cover`` is a part of 1."""
+
+    name: str
+    kind: Kind
+    spans: int
+    mean: float
+    variation: float
+    cover: float
+
+
+class Findings(NamedTuple):
+    """What was found in one process, and why not what was passed over, by name."""
+
+    found: Found | None
+    passed: dict[str, Why]
+    crowded_out: int = 0  # spans of names for which there was no room
+
+
+class _Name:
+    """All spans of one name, in sums."""
+
+    __slots__ = (
+        "covered",
+        "end",
+        "first",
+        "inside",
+        "overlaps",
+        "spans",
+        "squares",
+        "start",
+        "time",
+    )
+
+    def __init__(self, start: int) -> None:
+        self.first = start
+        self.start = self.end = start  # of the span that ended last
+        self.spans = 0
+        self.time = 0
+        self.squares = 0.0
+        self.covered = 0
+        self.overlaps = 0
+        self.inside: dict[str, list[int]] = {}  # by outer name: how often it was not, and was
+
+    @property
+    def mean(self) -> float:
+        return self.time / self.spans
+
+    @property
+    def variation(self) -> float:
+        spread = self.squares / self.spans - self.mean**2
+        return math.sqrt(max(spread, 0.0)) / self.mean
+
+    @property
+    def side_by_side(self) -> float:
+        return self.overlaps / self.spans
+
+    def within(self, outer: str) -> bool:
+        """Whether nearly all of its spans lie within spans of the name ``outer``."""
+        out, in_ = self.inside.get(outer, (0, 0))
+        return in_ >= _INSIDE * (out + in_) > 0
+
+
+class Finder:
+    """Looks at the spans of one service in one process.
+
+    Start a new one every few minutes: what a process did long ago says little.
+    """
+
+    __slots__ = ("_names", "crowded_out")
+
+    def __init__(self) -> None:
+        self._names: dict[str, _Name] = {}
+        self.crowded_out = 0
+
+    def add(self, name: str, start: int, end: int) -> None:
+        """One ended span; those of a name come in the order of their ends, or nearly so."""
+        seen = self._names.get(name)
+        if seen is None:
+            if len(self._names) >= NAMES:
+                self.crowded_out += 1
+                return
+            seen = self._names[name] = _Name(start)
+        spans = seen.spans
+        if spans < _NOTICED or not spans & _SELDOM:
+            self._look_around(name, seen, start, end)
+        time = end - start
+        seen.spans = spans + 1
+        seen.time += time
+        seen.squares += time * time
+        last = seen.end
+        if start >= last:
+            seen.covered += time
+            seen.end = end
+        else:
+            seen.overlaps += 1
+            if end > last:
+                seen.covered += end - last
+                seen.end = end
+        seen.start = start
+
+    def _look_around(self, outer: str, seen: _Name, start: int, end: int) -> None:
+        """Whether the last span of each other name was within this one.
+
+        An outer span ends after what is in it. One that lies wholly before this span, and after
+        the one before this, was outside of both; one that is older says nothing.
+        """
+        for other in self._names.values():
+            if other is seen or not other.spans or other.end <= seen.end:
+                continue
+            tally = other.inside.get(outer)
+            if tally is None:
+                tally = other.inside[outer] = [0, 0]
+            tally[start <= other.start and other.end <= end] += 1
+
+    def findings(self) -> Findings:
+        """The unit of work, if there is one."""
+        passed: dict[str, Why] = {}
+        candidates: dict[str, _Name] = {}
+        for name, seen in self._names.items():
+            why = _unfit(seen)
+            if why is None:
+                candidates[name] = seen
+            else:
+                passed[name] = why
+        begin = min((seen.first for seen in self._names.values()), default=0)
+        last = max((seen.end for seen in self._names.values()), default=0)
+        best: Found | None = None
+        for name in _outermost(candidates, passed):
+            found = _judge(name, candidates[name], last - begin)
+            if found is None:
+                passed[name] = Why.SPARSE
+                continue
+            if best is not None:
+                lesser = min(best, found, key=_time)
+                passed[lesser.name] = Why.LESSER
+            best = found if best is None else max(best, found, key=_time)
+        return Findings(best, passed, self.crowded_out)
+
+
+def _time(found: Found) -> tuple[float, str]:
+    return found.spans * found.mean, found.name
+
+
+def _unfit(seen: _Name) -> Why | None:
+    if seen.spans < LEAST:
+        return Why.RARE
+    if seen.mean < SHORTEST:
+        return Why.SHORT
+    return Why.LONG if seen.mean > LONGEST else None
+
+
+def _outermost(candidates: dict[str, _Name], passed: dict[str, Why]) -> list[str]:
+    """The candidates that are in no other, longest first; the rest are passed over."""
+    outer: list[str] = []
+    for name in sorted(candidates, key=lambda one: (-candidates[one].mean, one)):
+        if any(candidates[name].within(other) for other in outer):
+            passed[name] = Why.NESTED
+        else:
+            outer.append(name)
+    return outer
+
+
+def _judge(name: str, seen: _Name, elapsed: int) -> Found | None:
+    """What sort of unit it is; None for what comes like clockwork but fills little time."""
+    cover = min(1.0, seen.covered / elapsed)
+    variation = seen.variation
+    if seen.side_by_side > _SIDE_BY_SIDE or variation > _REGULAR:
+        kind = Kind.REQUESTS
+    elif cover >= _COVER:
+        kind = Kind.STEPS
+    else:
+        return None
+    return Found(name, kind, seen.spans, seen.mean, variation, cover)
+
+
+def agreed(findings: Iterable[Findings]) -> Found | None:
+    """What most processes of a service were found to do, where there is such a majority."""
+    found = [one.found for one in findings]
+    votes = Counter((one.name, one.kind) for one in found if one is not None)
+    if not votes:
+        return None
+    (most, count), *_ = votes.most_common(1)
+    if 2 * count <= len(found):
+        return None
+    agreeing = [one for one in found if one is not None and (one.name, one.kind) == most]
+    return max(agreeing, key=_time)

@@ -1,0 +1,135 @@
+"""How often something is missed: bounds that stay true however often one looks.
+
+A miss is a request that took longer than the latency that must hold. The bound is a test by
+betting: against the claim that at least a part ``p`` of requests miss, a stake is multiplied by
+the likelihood ratio of a smaller part at every request. If the claim is true, no betting makes
+the stake ``1 / error`` times what it was with more probability than ``error``, at any time
+(Ville's inequality), so a claim that was outbid so far is refuted for good. The bets are spread
+over smaller parts of several sizes, "never" among them, since nobody knows the true one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+_NEVER = 0.5
+"""The part of the stake on "no request ever misses": it is lost with the first that does."""
+
+_ODDS = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 15 / 16, 31 / 32)
+"""The rest goes in equal parts on odds so many times those of the claim."""
+
+_HALVINGS = 40
+_CROWD = (2.0, 8.0, 32.0)
+"""The alarm listens for odds of a miss so many times those that are allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Requests and how many of them missed, in groups that were served together.
+
+    Requests that were served together wait for each other, so misses come in crowds and tell
+    less than as many strangers would. ``spread`` is what keeps account of that: the sum over
+    the groups of misses squared per request.
+    """
+
+    requests: int = 0
+    misses: int = 0
+    groups: int = 0
+    spread: float = 0.0
+
+    def add(self, requests: int, misses: int) -> Tally:
+        """With one group more; one without requests tells nothing."""
+        if not requests:
+            return self
+        return Tally(
+            self.requests + requests,
+            self.misses + misses,
+            self.groups + 1,
+            self.spread + misses**2 / requests,
+        )
+
+    @property
+    def part(self) -> float | None:
+        """The part that missed, None without requests."""
+        return self.misses / self.requests if self.requests else None
+
+    @property
+    def crowding(self) -> float:
+        """How many requests weigh no more than one that stood alone, at least 1.
+
+        The variance of the groups' misses over what independent ones would have: Pearson's
+        statistic by its degrees of freedom.
+        """
+        hits = self.requests - self.misses
+        if self.groups < 2 or not self.misses or not hits:
+            return 1.0
+        expected = self.misses * hits / self.requests**2
+        excess = self.spread - self.misses**2 / self.requests
+        return max(1.0, excess / expected / (self.groups - 1))
+
+    def at_most(self, error: float) -> float:
+        """What the true part does not exceed, but for a probability of ``error``."""
+        weight = 1 / self.crowding
+        return _at_most(self.requests * weight, self.misses * weight, error)
+
+    def at_least(self, error: float) -> float:
+        """What the true part does not fall short of, but for a probability of ``error``."""
+        weight = 1 / self.crowding
+        hits = self.requests - self.misses
+        return 1 - _at_most(self.requests * weight, hits * weight, error)
+
+
+def _at_most(requests: float, misses: float, error: float) -> float:
+    """The least part that has been refuted, as near as matters; 1 if none has been."""
+    goal = math.log(1 / error)
+    low, high = (misses / requests if requests else 0.0), 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if _stake(requests, misses, middle) >= goal:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _stake(requests: float, misses: float, part: float) -> float:
+    """The logarithm of the stake against "at least ``part`` miss"; it rises with ``part``."""
+    share = math.log((1 - _NEVER) / len(_ODDS))
+    bets = [share + _gain(requests, misses, part, odds) for odds in _ODDS]
+    if not misses:
+        bets.append(math.log(_NEVER) - requests * math.log1p(-part))
+    best = max(bets)
+    return best + math.log(sum(math.exp(bet - best) for bet in bets))
+
+
+def _gain(requests: float, misses: float, part: float, odds: float) -> float:
+    """The logarithm of the likelihood ratio of ``odds`` times the odds of ``part``, over it."""
+    return misses * math.log(odds) - requests * math.log1p(part * (odds - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class MissAlarm:
+    """Rings soon after misses become more than allowed, and rarely before.
+
+    A cumulative sum (Page) for each of a few odds, which never falls below nothing. At a rate of
+    misses just allowed it rings once in ``patience`` requests or more seldom.
+    """
+
+    allowed: float
+    patience: int = 100_000
+    _sums: tuple[float, ...] = (0.0,) * len(_CROWD)
+
+    def add(self, requests: int, misses: int) -> MissAlarm:
+        """With what came since, in the order in which it came or nearly so."""
+        return replace(
+            self,
+            _sums=tuple(
+                max(0.0, reached + _gain(requests, misses, self.allowed, odds))
+                for reached, odds in zip(self._sums, _CROWD, strict=True)
+            ),
+        )
+
+    @property
+    def rings(self) -> bool:
+        return max(self._sums) >= math.log(self.patience * len(_CROWD))
