@@ -19,6 +19,7 @@ from wattspan.model import (
     energy_at,
 )
 from wattspan.query.service import QueryService
+from wattspan.query.tuning import HistoryView, TuningView
 from wattspan.spans import Spent
 from wattspan.testing import FakeDirectory, ManualClock
 from wattspan.web.message import Peer, Request, Response
@@ -108,6 +109,8 @@ class Asked:
     """A query service over a constant past, and what it answers; a second passes at each pause."""
 
     clock: ManualClock = field(default_factory=ManualClock)
+    tuning: TuningView | None = None
+    history: HistoryView | None = None
     uids: dict[int, int] = field(
         default_factory=lambda: {OURS.pid: USER, CHILD.pid: USER, ROOTS.pid: 0}
     )
@@ -127,6 +130,8 @@ class Asked:
             version="1.2.3",
             owner=self._owner,
             sleep=self._pause,
+            tuning=self.tuning,
+            history=self.history,
         )
 
     def _owner(self, consumer: Consumer) -> int | None:

@@ -12,6 +12,7 @@ from wattspan.clock import SystemClock
 from wattspan.model import Consumer, PayerInfo
 from wattspan.ports import ProcessDirectory, WattspanError
 from wattspan.query.service import QueryService
+from wattspan.query.tuning import HistoryView, TuningView
 from wattspan.web.server import WebServer
 
 FAR = 2**62  # everything is settled
@@ -49,13 +50,21 @@ class QueryServer:
         folder: Path,
         past: ConstantPast | None = None,
         directory: ProcessDirectory | None = None,
+        tuning: TuningView | None = None,
+        history: HistoryView | None = None,
     ) -> None:
         self.past = past if past is not None else ConstantPast(until=FAR)
         self.folder = folder
         self.log: list[str] = []
         clock = SystemClock()
         service = QueryService(
-            self.past, directory or Anybody(), clock, host="testhost", version="1.2.3"
+            self.past,
+            directory or Anybody(),
+            clock,
+            host="testhost",
+            version="1.2.3",
+            tuning=tuning,
+            history=history,
         )
         self._server = WebServer(clock, log=self.log.append)
         self._server.listen_unix(folder / "api.sock", service, what="Questions")

@@ -17,6 +17,7 @@ COMMANDS = {
     "measure": "Run a command and say what it spends.",
     "top": "Watch devices, groups and processes, live.",
     "report": "Say where the joules went, from the store.",
+    "tune": "Say how each job's tuning stands, why, and what was decided.",
     "doctor": "Say what can be read here, what cannot, why, and the remedy.",
     "config": "Check or show the configuration.",
     "completion": "Print the completion script of a shell.",
@@ -31,6 +32,8 @@ Exit codes:
   3    no energy counter can be read, or not the one asked for
   4    an exporter cannot start: port in use, bad certificate
   5    the store cannot be used
+  6    a cap was refused, or the capper does not answer
+  7    tuning is off
   70   a fault of wattspan itself
   130  interrupted
 

@@ -8,6 +8,7 @@ from typing import Any
 from wattspan.cli.controls import Options
 from wattspan.cli.rows import Row, group_rows, host, process_rows, span_rows
 from wattspan.model import DomainAccount, HwType, Snapshot, SpanAccounts, SpanRow
+from wattspan.tuning.told import accounts_facts
 
 
 def facts(snapshot: Snapshot, options: Options | None = None) -> dict[str, Any]:
@@ -29,6 +30,7 @@ def facts(snapshot: Snapshot, options: Options | None = None) -> dict[str, Any]:
         "ended_joules": _by_type(snapshot.retired),
         "spans": [_span(row) for row in span_rows(snapshot, chosen)],
         "outside_spans_joules": _outside(snapshot.spans),
+        "tuning": accounts_facts(snapshot.tuning),
         "failures": [str(failure) for health in snapshot.health for failure in health.failures],
     }
 

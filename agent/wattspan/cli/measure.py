@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from wattspan.cli.measure_meter import Meter
     from wattspan.cli.options import Loaded
     from wattspan.clock import SystemClock
-    from wattspan.config import Config, Flag
+    from wattspan.config import Flag
     from wattspan.ports import Clock
 
 STRETCH = 10 * SECOND
@@ -161,12 +160,13 @@ def _ending_in_order() -> Iterator[None]:
 def _meter(loaded: Loaded, clock: SystemClock, *, alone: bool) -> Iterator[Meter]:
     """The running agent, or one of our own."""
     from wattspan.cli.measure_meter import AgentMeter, own_meter
+    from wattspan.cli.run_directory import agents_directories
     from wattspan.client.errors import AgentUnavailableError, MeasurementError
 
     why = ""
     if not alone:
         try:
-            meter = AgentMeter(_run_directories(loaded.config))
+            meter = AgentMeter(agents_directories(loaded.config))
         except AgentUnavailableError as error:
             why = f"{error} Nor can it be measured without an agent. "
         except MeasurementError as error:
@@ -176,14 +176,6 @@ def _meter(loaded: Loaded, clock: SystemClock, *, alone: bool) -> Iterator[Meter
             return
     with own_meter(loaded, clock, _tell, why) as own:
         yield own
-
-
-def _run_directories(config: Config) -> tuple[str, ...]:
-    """Where an agent may be: where the environment says, or the configuration, or as usual."""
-    from wattspan.client.places import run_directories
-
-    usual = tuple(run_directories())
-    return usual if os.environ.get("WATTSPAN_RUN_DIR") else (config.agent.run_dir, *usual)
 
 
 def _tell(sentence: str) -> None:

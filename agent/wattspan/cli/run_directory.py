@@ -16,6 +16,14 @@ def run_directory(config: Config) -> Path:
     return Path(config.agent.run_dir)
 
 
+def agents_directories(config: Config) -> tuple[str, ...]:
+    """Where an agent may be: where the environment says, or the configuration, or as usual."""
+    from wattspan.client.places import run_directories
+
+    usual = tuple(run_directories())
+    return usual if os.environ.get("WATTSPAN_RUN_DIR") else (config.agent.run_dir, *usual)
+
+
 def asked_for(config: Config, key: str) -> bool:
     """Whether somebody set ``key``: a listener that was asked for must be had."""
     origin = config.origins.get(key)

@@ -11,11 +11,12 @@ import click
 from wattspan.cli.controls import By, Options, Sort
 from wattspan.cli.duration import DurationType
 from wattspan.cli.options import config_options, echo_json, json_option, load_configuration
+from wattspan.cli.run_directory import agents_directories
 from wattspan.clock import SystemClock
 from wattspan.settings import Duration
 
 if TYPE_CHECKING:
-    from wattspan.cli.scraping import Scraper
+    from wattspan.cli.tuned import Tuned
     from wattspan.config import Config
 
 PORT = "127.0.0.1:9949"
@@ -63,11 +64,12 @@ def command(
     if interval <= 0:
         raise click.BadParameter("must be more than nothing", param_hint="--interval")
     from wattspan.cli.scraping import Scraper
+    from wattspan.cli.tuned import Tuned
 
-    if address is None:
-        address = _configured(load_configuration(config_file, settings).config)
+    config = load_configuration(config_file, settings).config
     clock = SystemClock()
-    scraper = Scraper(address, clock)
+    scraper = Scraper(address or _configured(config), clock)
+    view = Tuned(scraper, agents_directories(config))
     options = Options(by=By(by), sort=Sort(sort), filter=wanted)
     scraper()
     # A short first stretch, so that the first view already tells processes' watts.
@@ -76,13 +78,13 @@ def command(
     if as_json:
         from wattspan.cli.facts import facts
 
-        echo_json(facts(scraper(), options))
+        echo_json(facts(view(), options))
     else:
-        _show(scraper, options, clock, interval, once=once)
+        _show(view, options, clock, interval, once=once)
 
 
 def _show(
-    scraper: Scraper, options: Options, clock: SystemClock, interval: Duration, *, once: bool
+    view: Tuned, options: Options, clock: SystemClock, interval: Duration, *, once: bool
 ) -> None:
     from rich.console import Console
 
@@ -91,17 +93,17 @@ def _show(
 
     console = Console()
     if once or not (console.is_terminal and sys.stdin.isatty()):
-        print_once(scraper, options, console, lambda: scraper.notice)
+        print_once(view, options, console, lambda: view.notice)
         return
     with Keyboard() as keys:
         watch(
-            scraper,
+            view,
             options,
             clock=clock,
             console=console,
             keys=keys,
             interval=interval,
-            notice=lambda: scraper.notice,
+            notice=lambda: view.notice,
         )
 
 

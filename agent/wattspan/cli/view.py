@@ -36,6 +36,7 @@ from wattspan.cli.tables import (
     window,
 )
 from wattspan.cli.view_spans import span_table, spans_remainder
+from wattspan.cli.view_tuning import EACH, HEADING, tuning_lines, tuning_table
 from wattspan.model import GpuStatus, Provenance, Snapshot
 
 BANNER = "EMULATED HOST: these figures are true of no machine"
@@ -78,10 +79,15 @@ def _body(snapshot: Snapshot, options: Options, room: int | None) -> Iterator[Re
     groups = group_rows(snapshot, options)
     processes = process_rows(snapshot, options)
     spans = span_rows(snapshot, options)
-    space = _share_out(options, room, len(devices), len(groups), len(snapshot.spans.rows))
+    for_tuning = _room_for_tuning(snapshot, options, room)
+    rest = None if room is None else room - (for_tuning or 0)
+    space = _share_out(options, rest, len(devices), len(groups), len(snapshot.spans.rows))
     if options.by in (By.ALL, By.DEVICE):
         yield Text()
         yield _devices(snapshot, options, devices, space.devices)
+    if for_tuning != 0:
+        yield Text()
+        yield tuning_table(snapshot.tuning, options, None if for_tuning is None else for_tuning - 1)
     if options.by in (By.ALL, By.GROUP):
         yield Text()
         offset = options.offset if options.by is By.GROUP else 0
@@ -109,6 +115,17 @@ class _Space(NamedTuple):
 
 BRIEF = _Space(None, 8, 12, 8)
 SMALL = 50  # milliwatts: rows of less are told by name only while there are few
+
+
+def _room_for_tuning(snapshot: Snapshot, options: Options, room: int | None) -> int | None:
+    """Lines for tuning beside everything else: a quarter of all, but no less than one job."""
+    wanted = tuning_lines(snapshot.tuning, options)
+    if options.by is not By.ALL or not wanted:
+        return 0
+    if room is None:
+        return None
+    least = HEADING + EACH
+    return min(wanted, max(least, room // 4)) if room >= 3 * least else 0
 
 
 def _share_out(options: Options, room: int | None, devices: int, groups: int, spans: int) -> _Space:

@@ -41,11 +41,11 @@ class Question(NamedTuple):
 
 def energy_question(query: Mapping[str, str], now: Instant) -> Question:
     """The question that ``query`` asks, or a ProblemError for the first thing wrong with it."""
-    _only(query, ("pid", "started", "start", "end", "family", "wait"))
+    known_only(query, ("pid", "started", "start", "end", "family", "wait"))
     if "start" not in query:
         raise bad("start", "it is missing", FORMS)
-    start = _moment("start", query["start"], now)
-    end = _moment("end", query["end"], now) if "end" in query else now.mono
+    start = moment_of("start", query["start"], now)
+    end = moment_of("end", query["end"], now) if "end" in query else now.mono
     if end < start:
         raise bad("end", "it lies before start", "Swap them, or write both by the same clock.")
     return Question(start, end, subject(query), _flag("family", query), _wait(query))
@@ -53,7 +53,7 @@ def energy_question(query: Mapping[str, str], now: Instant) -> Question:
 
 def watch_question(query: Mapping[str, str]) -> tuple[Subject, bool]:
     """Whom to watch, and whether with its descendants."""
-    _only(query, ("pid", "started", "family"))
+    known_only(query, ("pid", "started", "family"))
     whom = subject(query)
     if whom is None:
         raise bad("pid", "it is missing", 'Write a process id, or "self" for whoever asks.')
@@ -61,7 +61,7 @@ def watch_question(query: Mapping[str, str]) -> tuple[Subject, bool]:
 
 
 def no_parameters(query: Mapping[str, str]) -> None:
-    _only(query, ())
+    known_only(query, ())
 
 
 def subject(query: Mapping[str, str]) -> Subject | None:
@@ -77,24 +77,26 @@ def subject(query: Mapping[str, str]) -> Subject | None:
     return Subject(_number("pid", pid, _MOST_PID), ticks)
 
 
-def _only(query: Mapping[str, str], known: tuple[str, ...]) -> None:
+def known_only(query: Mapping[str, str], known: tuple[str, ...]) -> None:
+    """A ProblemError for a parameter that is none of the ``known``."""
     for name in query:
         if name not in known:
-            raise bad(f"{_shown(name)}", "there is no such parameter", nearest(name, known))
+            raise bad(f"{shown(name)}", "there is no such parameter", nearest(name, known))
 
 
-def _moment(name: str, text: str, now: Instant) -> int:
+def moment_of(name: str, text: str, now: Instant) -> int:
+    """The monotonic nanoseconds that the parameter ``name`` means, or a ProblemError."""
     try:
         return moment(text, now)
     except ValueError as error:
-        raise bad(f"{name}={_shown(text)}", str(error), FORMS) from None
+        raise bad(f"{name}={shown(text)}", str(error), FORMS) from None
 
 
 def _number(name: str, text: str, most: int) -> int:
     if text.isascii() and text.isdecimal() and len(text) <= 19 and 0 < int(text) <= most:
         return int(text)
     raise bad(
-        f"{name}={_shown(text)}",
+        f"{name}={shown(text)}",
         f"that is no whole number from 1 to {most}",
         'Write a process id, or "self" for whoever asks.'
         if name == "pid"
@@ -105,7 +107,7 @@ def _number(name: str, text: str, most: int) -> int:
 def _flag(name: str, query: Mapping[str, str]) -> bool:
     text = query.get(name, "0")
     if text not in _YES:
-        raise bad(f"{name}={_shown(text)}", "that is neither yes nor no", "Write 1 or 0.")
+        raise bad(f"{name}={shown(text)}", "that is neither yes nor no", "Write 1 or 0.")
     return _YES[text]
 
 
@@ -116,9 +118,10 @@ def _wait(query: Mapping[str, str]) -> int:
     except ValueError as error:
         raise bad("wait", str(error), 'Write it as "2s".') from None
     if wait > LONGEST_WAIT:
-        raise bad(f"wait={_shown(text)}", "that is too long", "Wait at most 60s, and ask again.")
+        raise bad(f"wait={shown(text)}", "that is too long", "Wait at most 60s, and ask again.")
     return wait
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
+    """What somebody sent, fit to be told back."""
     return "".join(c if c.isprintable() else "?" for c in text[:60])

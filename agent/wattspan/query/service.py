@@ -19,6 +19,7 @@ from wattspan.query.question import (
     watch_question,
 )
 from wattspan.query.rights import OwnerOf, Rights, owner_of
+from wattspan.query.tuning import HistoryView, TuningView, history, history_question, tuning
 from wattspan.query.watches import FineTimes, Watches
 from wattspan.web.message import Handler, Peer, Request, Response
 
@@ -32,7 +33,10 @@ _READ = ("GET", "HEAD")
 
 
 class QueryService:
-    """Answers ``/v1/energy``, ``/v1/watch`` and ``/v1/status``. Call it with a request."""
+    """Answers ``/v1/energy``, ``watch``, ``status`` and ``tuning``. Call it with a request.
+
+    ``tuning`` and ``history`` are None where nothing tunes; ``history`` may take a while.
+    """
 
     def __init__(
         self,
@@ -43,11 +47,14 @@ class QueryService:
         host: str,
         version: str,
         fine: FineTimes | None = None,
+        tuning: TuningView | None = None,
+        history: HistoryView | None = None,
         owner: OwnerOf = owner_of,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._past, self._directory, self._clock = past, directory, clock
         self._host, self._version = host, version
+        self._tuning_view, self._history_view = tuning, history
         self._rights = Rights(owner)
         self._watches = Watches(past, directory, clock, fine)
         self._sleep = sleep
@@ -58,6 +65,8 @@ class QueryService:
             "/v1/energy": (_READ, self._energy),
             "/v1/watch": ((*_READ, "POST"), self._watch),
             "/v1/status": (_READ, self._status),
+            "/v1/tuning": (_READ, self._tuning),
+            "/v1/tuning/history": (_READ, self._history),
         }
 
     async def __call__(self, request: Request) -> Response:
@@ -141,6 +150,27 @@ class QueryService:
                 ],
             }
         )
+
+    async def _tuning(self, request: Request) -> Response:
+        no_parameters(request.query)
+        return json_response(
+            {
+                "host_name": self._host,
+                "now_mono_ns": self._clock.monotonic(),
+                "emulated": self._emulated(),
+                **tuning(self._tuning_view),
+            }
+        )
+
+    async def _history(self, request: Request) -> Response:
+        question = history_question(request.query, self._clock.now())
+        async with self._slow:  # it reads files
+            told = await asyncio.to_thread(history, self._history_view, question)
+        return json_response({"host_name": self._host, "emulated": self._emulated(), **told})
+
+    def _emulated(self) -> bool:
+        provenance = answer.provenances(self._past.domains().values())
+        return Provenance.EMULATED in provenance.values()
 
     async def _settle(self, question: Question, consumer: Consumer | None) -> None:
         """Until the whole window is settled, but no longer than was asked for."""

@@ -1,0 +1,227 @@
+"""Everything about one job's tuning: what was seen, tried and lost, and why it stands as it does.
+
+The same sentences serve people and, as facts, programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from wattspan.cli.figures import UNKNOWN, clean, lasting
+from wattspan.cli.reasons import MEANINGS
+from wattspan.cli.tune_text import moment, state, wrapped
+from wattspan.cli.tuning_figures import (
+    against_original,
+    caps_of,
+    of_budget,
+    originals,
+    percent,
+    saved,
+    setting,
+)
+from wattspan.model import CapRow, Instant, Tried, TuningAccounts, TuningRow
+from wattspan.tuning.told import row_facts
+
+
+def explain_facts(row: TuningRow, accounts: TuningAccounts) -> dict[str, Any]:
+    """The row as facts, with what its reason means and why no other setting stands."""
+    meaning = MEANINGS[row.decision.reason]
+    return {
+        **row_facts(row),
+        "means": meaning.means,
+        "then": meaning.then,
+        "remedy": meaning.do,
+        "not_lower": not_lower(row),
+        "not_higher": not_higher(row, accounts),
+        "held_by": [held_by(cap) for cap in caps_of(row, accounts)],
+    }
+
+
+def explain_lines(
+    row: TuningRow, accounts: TuningAccounts, now: Instant, width: int | None
+) -> Iterator[str]:
+    """The row for people."""
+    meaning = MEANINGS[row.decision.reason]
+    age = lasting(max(0, now.mono - row.since.mono))
+    yield f"{clean(row.job)}, {row.knob}: {state(row)} since {moment(row.since.wall)} ({age})"
+    yield from wrapped(clean(row.decision.sentence), width, "  ")
+    for title, sentences in (
+        ("Seen", _seen(row)),
+        ("Setting", _setting(row, accounts)),
+        ("Ledger", _ledger(row)),
+        ("Why this setting", [meaning.means, not_lower(row), not_higher(row, accounts)]),
+        ("Next", [meaning.then]),
+        ("What you can do", [meaning.do]),
+        ("Who holds the caps", [held_by(cap, row) for cap in caps_of(row, accounts)]),
+    ):
+        told = [sentence for sentence in sentences if sentence]
+        if title == "Ledger" and row.tried:
+            yield from ("", "Tried", *(f"  {line}" for line in _tried(row)))
+        if told:
+            yield from ("", title)
+            for sentence in told:
+                yield from wrapped(sentence, width, "  ")
+
+
+# ------------------------------------------------------------------------------------ what it saw
+
+
+def _seen(row: TuningRow) -> list[str]:
+    devices = ", ".join(map(clean, row.devices)) or "no device that is known"
+    of = clean(" of ".join(filter(None, (row.span, row.service)))) or "the job"
+    pairs = ""
+    if row.pairs:
+        pairs = f"; {row.pairs} pairs of looks, one at a setting and one at the original"
+    found = [f"{row.units} units of work ({of}), on {devices}{pairs}."]
+    if row.committed is not None:
+        time = lasting(row.committed)
+        found.append(f"The first setting was certified {time} after the first unit.")
+    return found
+
+
+def _setting(row: TuningRow, accounts: TuningAccounts) -> list[str]:
+    told = against_original(row, accounts.caps)
+    if not row.decision.caps:
+        return [f"The original, {told}." if told != UNKNOWN else "The original."]
+    if row.applied:
+        return [f"{told} on {', '.join(map(clean, row.decision.caps))}."]
+    advised = ", ".join(
+        f"{setting(row.knob, value)} on {clean(device)}"
+        for device, value in row.decision.caps.items()
+    )
+    return [f"The original, {told}. Advised: {advised}."]
+
+
+def _tried(row: TuningRow) -> Iterator[str]:
+    held = _held(row)
+    table = [("setting", "slower", "bound", "saving", "pairs", "")]
+    for tried in sorted(row.tried, key=lambda one: -one.setting):
+        notes = [
+            *(["certified"] if tried.certified else []),
+            *(["now"] if tried.setting == held else []),
+        ]
+        table.append(
+            (
+                setting(row.knob, tried.setting),
+                percent(tried.slowdown),
+                percent(tried.bound),
+                percent(tried.saving),
+                str(tried.pairs),
+                ", ".join(notes),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for line in table:
+        *figures, note = (f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True))
+        yield "  ".join([*figures, note.strip()]).rstrip()
+
+
+# ------------------------------------------------------------------------------------- the ledger
+
+
+def _ledger(row: TuningRow) -> list[str]:
+    found = []
+    if row.lost is not None:
+        of = ""
+        if row.allowance is not None:
+            of = f" of {lasting(row.allowance)} that the budget of {of_budget(row.budget)} allows"
+        found.append(
+            f"Lost so far: {lasting(max(0, row.lost))}{of}; {lasting(row.exploration)} of it by"
+            " measuring settings."
+        )
+    elif row.exploration:
+        found.append(f"Lost by measuring settings: {lasting(row.exploration)}.")
+    if row.slowdown is not None:
+        found.append(
+            f"The whole run: {percent(row.slowdown)} slower{_bound(row, row.slowdown_bound)} of a"
+            f" budget of {of_budget(row.budget)}."
+        )
+    if row.held_slowdown is not None:
+        found.append(
+            f"The setting held: {percent(row.held_slowdown)} slower{_bound(row, row.held_bound)},"
+            f" {percent(row.saving)} less energy for the same work."
+        )
+    if row.saved is not None:
+        found.append(f"Saved: {saved(row)}.")
+    return found
+
+
+def _bound(row: TuningRow, bound: float | None) -> str:
+    return "" if bound is None else f" ({of_budget(row.confidence)} bound {percent(bound)})"
+
+
+# --------------------------------------------------------------------------------- why not another
+
+
+def not_lower(row: TuningRow) -> str:
+    """Why no lower setting stands, from what was tried; "" if nothing is known of any."""
+    held = _held(row)
+    lower = [one for one in row.tried if held is None or one.setting < held]
+    if not lower:
+        return "" if held is None else "Not lower: nothing lower was tried."
+    nearest = max(lower, key=lambda one: one.setting)
+    return f"Not lower: {_against(nearest, row, held)}"
+
+
+def not_higher(row: TuningRow, accounts: TuningAccounts) -> str:
+    """Why no higher setting stands, or not the original; "" where the original stands."""
+    held = _held(row)
+    if held is None:
+        return ""
+    higher = [one for one in row.tried if one.setting > held]
+    if higher:
+        nearest = min(higher, key=lambda one: one.setting)
+        return f"Not higher: {_against(nearest, row, held)}"
+    before = set(originals(row, accounts.caps).values())
+    told = f", {setting(row.knob, before.pop())}," if len(before) == 1 else ""
+    return f"Not higher: nothing between it and the original{told} was tried."
+
+
+def _against(other: Tried, row: TuningRow, held: int | None) -> str:
+    """What speaks against ``other``: its speed, its energy, or how little is known of it."""
+    name = setting(row.knob, other.setting)
+    slower = f"{percent(other.slowdown)} slower{_bound(row, other.bound)}"
+    now = next((one for one in row.tried if one.setting == held), None)
+    best = now.saving if now is not None and now.saving is not None else row.saving
+    if other.slowdown is not None and other.slowdown > row.budget:
+        return f"{name} was {slower}, more than the budget of {of_budget(row.budget)}."
+    if held is not None and other.saving is not None and best is not None and other.saving <= best:
+        return (
+            f"{name} saves {percent(other.saving)} of the energy, {setting(row.knob, held)}"
+            f" {percent(best)}."
+        )
+    if other.bound is not None and other.bound > row.budget:
+        return f"{name} was {slower}, and the bound is above the budget of {of_budget(row.budget)}."
+    if other.slowdown is None:
+        return f"{name} was not looked at for long enough to tell."
+    return f"{name} was {slower} after {other.pairs} pairs, and was not proved."
+
+
+def _held(row: TuningRow) -> int | None:
+    """The lowest setting asked for now."""
+    return min(row.decision.caps.values(), default=None)
+
+
+# ------------------------------------------------------------------------------------- who holds
+
+
+def held_by(cap: CapRow, row: TuningRow | None = None) -> str:
+    """One cap: what stands, who holds it, since when, and why if ``row`` has not said so."""
+    device, knob = clean(cap.state.name or cap.state.key.device), cap.state.key.knob
+    stands = setting(knob, cap.state.enforced)
+    if cap.state.requested not in (None, cap.state.enforced):
+        stands += f" (asked for: {setting(knob, cap.state.requested)})"
+    told = f"{device}, {knob}: {stands}"
+    if not cap.usable:
+        return f"{told}; cannot be written: {clean(cap.trouble)}"
+    if cap.foreign:
+        return f"{told}; set by somebody else, and let be."
+    if not cap.holder:
+        return f"{told}; nobody holds it."
+    since = f" since {moment(cap.since.wall)}" if cap.since is not None else ""
+    before = f", before us {setting(knob, cap.original)}" if cap.original is not None else ""
+    ceiling = f", the ceiling is {setting(knob, cap.ceiling)}" if cap.ceiling is not None else ""
+    said = row is not None and cap.why == row.decision.sentence
+    why = f": {clean(cap.why)}" if cap.why and not said else "."
+    return f"{told}{before}{ceiling}; held by {clean(cap.holder)}{since}{why}"

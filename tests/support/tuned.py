@@ -1,0 +1,178 @@
+"""Jobs that are tuned, for views, texts and answers: an example of each state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from wattspan.model import (
+    SECOND,
+    CapKey,
+    CapRow,
+    Decided,
+    Decision,
+    Instant,
+    Knob,
+    KnobState,
+    Microjoules,
+    Move,
+    Nanoseconds,
+    Reason,
+    Tried,
+    TuningAccounts,
+    TuningRow,
+    TuningState,
+)
+
+NOW = Instant(10**12, 1_700_000_000 * 10**9)
+W = 1000
+J = 10**6
+GPUS = ("GPU-0", "GPU-1")
+
+
+def ago(seconds: float) -> Instant:
+    return Instant(NOW.mono - round(seconds * 1e9), NOW.wall - round(seconds * 1e9))
+
+
+HOLD = Decision(
+    Move.HOLD,
+    Reason.CERTIFIED,
+    "Hold 560 W: 3.1 % slower (95 % bound 4.4 %) of a 5 % budget, 18.2 % less energy, 46 pairs.",
+    dict.fromkeys(GPUS, 560 * W),
+    {"slowdown": 0.031, "bound": 0.044, "pairs": 46.0},
+)
+
+HELD = TuningRow(
+    job="trainer/train_step",
+    service="trainer",
+    span="train_step",
+    knob=Knob.GPU_POWER,
+    state=TuningState.HOLDING,
+    decision=HOLD,
+    since=ago(723),
+    budget=0.05,
+    confidence=0.95,
+    devices=GPUS,
+    applied=True,
+    slowdown=0.024,
+    slowdown_bound=0.031,
+    held_slowdown=0.031,
+    held_bound=0.044,
+    saving=0.182,
+    saved=Microjoules(12_345 * J),
+    saved_low=Microjoules(9_800 * J),
+    saved_high=Microjoules(14_900 * J),
+    saved_surely=Microjoules(9_900 * J),
+    exploration=Nanoseconds(8 * SECOND),
+    pairs=46,
+    units=4_120,
+    committed=Nanoseconds(252 * SECOND),
+    decisions={(Move.PROBE, Reason.SCREENING): 4, (Move.HOLD, Reason.CERTIFIED): 1},
+    tried=(
+        Tried(650 * W, 0.008, 0.019, 0.051, 3),
+        Tried(600 * W, 0.017, 0.029, 0.121, 3),
+        Tried(560 * W, 0.031, 0.044, 0.182, 46, True),
+        Tried(520 * W, 0.062, 0.077, 0.22, 3),
+    ),
+    lost=Nanoseconds(12_100_000_000),
+    allowance=Nanoseconds(30_400_000_000),
+    original=dict.fromkeys(GPUS, 700 * W),
+)
+
+PROBED = replace(
+    HELD,
+    job="llm/chat",
+    service="llm",
+    span="chat",
+    state=TuningState.EXPLORING,
+    decision=Decision(
+        Move.PROBE,
+        Reason.SCREENING,
+        "Try 285 W for 20 units: the draw is 301 W.",
+        {"GPU-2": 285 * W},
+    ),
+    since=ago(4.2),
+    devices=("GPU-2",),
+    slowdown=0.001,
+    slowdown_bound=None,
+    held_slowdown=None,
+    held_bound=None,
+    saving=None,
+    saved=None,
+    saved_low=None,
+    saved_high=None,
+    saved_surely=Microjoules(0),
+    pairs=2,
+    units=310,
+    committed=None,
+    tried=(Tried(285 * W, None, None, None, 2),),
+    lost=None,
+    allowance=None,
+    original={"GPU-2": 300 * W},
+)
+
+DECLINED = replace(
+    PROBED,
+    job="shop/POST /checkout",
+    service="shop",
+    span="POST /checkout",
+    state=TuningState.DECLINED,
+    decision=Decision(Move.DECLINE, Reason.NO_DEVICE, "No GPU works for it."),
+    since=ago(65),
+    devices=(),
+    applied=False,
+    slowdown=None,
+    pairs=0,
+    units=52,
+    tried=(),
+    original={},
+)
+
+
+def cap(device: str, holder: str = "", **changes: object) -> CapRow:
+    asked = 560 * W if holder else 700 * W
+    state = KnobState(
+        CapKey(Knob.GPU_POWER, device),
+        f"NVIDIA H100 SXM #{device[-1]}",
+        200 * W,
+        700 * W,
+        700 * W,
+        asked,
+        asked,
+    )
+    held: dict[str, object] = {}
+    if holder:
+        held = {
+            "original": 700 * W,
+            "wanted": 560 * W,
+            "holder": holder,
+            "why": HOLD.sentence,
+            "since": ago(723),
+            "expires": NOW.mono + 9 * SECOND,
+        }
+    return replace(CapRow(state), **(held | changes))  # type: ignore[arg-type]
+
+
+ACCOUNTS = TuningAccounts(
+    mode="apply",
+    rows=(HELD, PROBED, DECLINED),
+    caps=(
+        cap("GPU-0", HELD.job),
+        cap("GPU-1", HELD.job),
+        cap("GPU-2", foreign=True),
+        cap("GPU-3", usable=False, trouble="the driver refuses it"),
+    ),
+    capper=True,
+    writes=9,
+    restores=2,
+    ceiling=2_400 * W,
+)
+
+
+def decided(seconds_ago: float, decision: Decision, job: str = HELD.job) -> Decided:
+    return Decided(ago(seconds_ago), job, Knob.GPU_POWER, decision, True)
+
+
+RELEASE = Decision(
+    Move.RELEASE, Reason.OVER_BUDGET, "Release: 8.2 % slower than the original, of 5 %."
+)
+PROBE = replace(HOLD, move=Move.PROBE, reason=Reason.CERTIFYING, sentence="Try 560 W for sure.")

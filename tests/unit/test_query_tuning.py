@@ -1,0 +1,127 @@
+"""What the agent answers about tuning."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.past import DRAM, Asked
+from support.tuned import ACCOUNTS, HELD, HOLD, PROBED, RELEASE, ago, decided
+from wattspan.model import Decided, Domain, HwType, Provenance, TuningAccounts
+from wattspan.query.tuning import MOST, USUAL
+from wattspan.store.decisions import DecisionBook
+from wattspan.testing import ManualClock
+from wattspan.tuning.told import accounts_of, decided_of
+from wattspan.web.message import Peer
+
+STRANGER = Peer(pid=55, uid=2000)
+
+
+class Recalling:
+    """A history that notes what it is asked for."""
+
+    def __init__(self, *decisions: Decided) -> None:
+        self.decisions = decisions
+        self.asked: list[tuple[str, int, int | None]] = []
+
+    def __call__(
+        self, job: str = "", limit: int = USUAL, since: int | None = None
+    ) -> tuple[Decided, ...]:
+        self.asked.append((job, limit, since))
+        return self.decisions
+
+
+def told(asked: Asked, path: str = "/v1/tuning", **query: object) -> dict[str, Any]:
+    response = asked.get(path, **query)
+    assert response.status == 200, response.body
+    found = json.loads(response.body)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_every_job_is_told_with_who_holds_the_caps() -> None:
+    asked = Asked(tuning=lambda: ACCOUNTS)
+    answer = told(asked)
+    assert accounts_of(answer) == ACCOUNTS
+    assert (answer["host_name"], answer["emulated"]) == ("testhost", False)
+    assert answer["now_mono_ns"] == asked.clock.monotonic()
+
+
+def test_where_nothing_tunes_the_mode_is_off() -> None:
+    answer = told(Asked())
+    assert accounts_of(answer) == TuningAccounts("off")
+    assert told(Asked(), "/v1/tuning/history")["decisions"] == []
+
+
+def test_an_emulated_hosts_tuning_is_labelled() -> None:
+    asked = Asked(tuning=lambda: ACCOUNTS, history=Recalling())
+    unreal = Domain("GPU-9", HwType.GPU, "GPU 9", "nvml", Provenance.EMULATED)
+    asked.past.known = (DRAM, unreal)
+    assert told(asked)["emulated"] is True
+    assert told(asked, "/v1/tuning/history")["emulated"] is True
+
+
+def test_whoever_may_open_the_socket_may_ask() -> None:
+    asked = Asked(tuning=lambda: ACCOUNTS, history=Recalling(decided(1, HOLD)))
+    for path in ("/v1/tuning", "/v1/tuning/history"):
+        assert asked.get(path, peer=STRANGER).status == 200
+
+
+def test_decisions_are_told_as_they_were_made() -> None:
+    one = decided(3, RELEASE)
+    (answer,) = told(Asked(history=Recalling(one)), "/v1/tuning/history")["decisions"]
+    assert decided_of(answer) == one
+
+
+def test_the_history_is_asked_for_what_was_asked() -> None:
+    recalling = Recalling()
+    asked = Asked(history=recalling)
+    told(asked, "/v1/tuning/history")
+    told(asked, "/v1/tuning/history", job="a/b", limit=7, since="-90s")
+    told(asked, "/v1/tuning/history", since="2023-11-14T22:00:00Z")
+    now = asked.clock.now().wall
+    assert recalling.asked == [
+        ("", USUAL, None),
+        ("a/b", 7, now - 90 * 10**9),
+        ("", USUAL, 1_699_999_200 * 10**9),
+    ]
+
+
+def test_a_time_before_the_boot_can_be_asked_for() -> None:
+    recalling = Recalling()
+    told(Asked(history=recalling), "/v1/tuning/history", since="-3650d")
+    ((_, _, since),) = recalling.asked
+    assert since is not None
+    assert since < 1_400_000_000 * 10**9
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "many", "", str(MOST + 1), "9" * 30, "١"])
+def test_a_limit_that_is_none_is_refused_with_what_would_be(limit: str) -> None:
+    sentence = Asked(history=Recalling()).problem(400, "/v1/tuning/history", limit=limit)
+    assert f"from 1 to {MOST}" in sentence
+
+
+def test_parameters_that_are_unknown_name_the_nearest() -> None:
+    asked = Asked(tuning=lambda: ACCOUNTS, history=Recalling())
+    assert "'limit'" in asked.problem(400, "/v1/tuning/history", limits=3)
+    assert "there is no such parameter" in asked.problem(400, "/v1/tuning", job="a")
+    assert "'since'" in asked.problem(400, "/v1/tuning/history", sinc="-1s")
+    assert "since=yesterday" in asked.problem(400, "/v1/tuning/history", since="yesterday")
+    assert "/v1/tuning" in asked.problem(404, "/v1/tunin")
+
+
+def test_nothing_can_be_changed_here() -> None:
+    for path in ("/v1/tuning", "/v1/tuning/history"):
+        assert Asked(tuning=lambda: ACCOUNTS).get(path, method="POST").status == 405
+
+
+def test_the_book_is_a_history(tmp_path: Path) -> None:
+    book = DecisionBook(tmp_path / "d.jsonl", ManualClock())
+    for one in (decided(30, HOLD), decided(20, HOLD, PROBED.job), decided(10, RELEASE)):
+        book.add(one)
+    asked = Asked(history=book.recent)
+    answer = told(asked, "/v1/tuning/history", job=HELD.job, since=ago(15).wall)
+    assert [one["reason"] for one in answer["decisions"]] == ["over_budget"]
