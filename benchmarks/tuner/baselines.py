@@ -76,7 +76,7 @@ def sweep(bench: Bench, selector: Selector) -> Score:
     if not job.done:
         job.set_cap(select(selector, windows, bench.terms.budget))
         watch.commit = len(job.ends), job.time
-        job.run_units(plant.units)
+        job.finish()
     return bench.score(selector.value, job, watch)
 
 
@@ -89,7 +89,7 @@ def sweep_units(bench: Bench) -> int:
 def _fixed(bench: Bench, watts: float) -> Job:
     job = Job(bench.plant, bench.luck, bench.seed)
     job.start_at(watts)
-    job.run_units(bench.plant.units)
+    job.finish()
     return job
 
 

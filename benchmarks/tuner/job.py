@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from random import Random
 
+from benchmarks.tuner.curves import Curve
 from benchmarks.tuner.plants import Luck, Plant
 from wattspan.tuning import EnergyPoint, Unit
 
@@ -20,7 +21,7 @@ class Job:
     Its energy counter is read every ``turn`` seconds.
     """
 
-    def __init__(self, plant: Plant, luck: Luck, seed: int = 0, turn: float = 1.0) -> None:
+    def __init__(self, plant: Plant, luck: Luck, seed: int = 0, turn: float = math.inf) -> None:
         self.plant = plant
         self._turns = turn
         self.time = 0.0
@@ -39,8 +40,8 @@ class Job:
         self._at = 0
         self._left = self._work(0)
         self._dead = 0.0
-        self._next_point = 0.0
-        self._curve = plant.curve
+        self._next_point = self._before = 0.0
+        self._curve, self._pace = plant.curve, 1.0
         self._switches = [(int(p.begins * plant.units), p.curve) for p in plant.phases]
         self._know()
 
@@ -64,6 +65,15 @@ class Job:
         self.writes += 1
         self._know()
 
+    def become(self, curve: Curve, pace: float = 1.0) -> None:
+        """Be another job from now on, ``pace`` times slower at any setting."""
+        self._curve, self._pace = curve, pace
+        self._know()
+
+    def slowdown(self) -> float:
+        """By how much the present cap slows the present job down, in truth."""
+        return self._curve.at(self.cap).time - 1
+
     def draw(self) -> float:
         """Watts of one device at this instant."""
         power = self._curve.power(self._effective()) * self._random.lognormvariate(0.0, 0.06)
@@ -81,6 +91,31 @@ class Job:
         goal = min(self._at + count, self.plant.units)
         while self._at < goal:
             self._advance(math.inf, goal)
+
+    def finish(self) -> None:
+        """On to the job's end, unobserved: no units and no readings are kept."""
+        settled = self.plant.settle[1] / self.plant.step
+        self.run_units(2 + math.ceil(settled))
+        if self._luck.pick is not None:
+            self.run_units(self.plant.units)
+        luck, time, spent = self._luck, self.time, self.spent
+        while not self.done:
+            until = min(
+                self._switches[0][0] if self._switches else self.plant.units, self.plant.units
+            )
+            ratio, power = self._effect
+            idle = self._curve.draw * self._curve.devices * IDLE
+            dead = self._dead
+            for at in range(self._at, until):
+                lasts = luck.work[at] * ratio
+                time += dead + lasts
+                spent += dead * idle + power * luck.power[at] * lasts
+                self.ends.append(time)
+                dead = luck.dead[at]
+            self._at, self._dead = until, dead
+            self.time, self.spent = time, spent
+            self._turn()
+            self._know()
 
     def advance(self, until: float) -> None:
         """On, until a moment or the job's end."""
@@ -136,10 +171,11 @@ class Job:
         while self._next_point <= end:
             step = self.plant.counter_step
             tick = math.floor(self._next_point / step + 1e-9) * step
-            energy = self.spent + power * max(0.0, tick - self.time)
+            rate = power if tick >= self.time else self._before
+            energy = self.spent + rate * (tick - self.time)
             self.points.append(EnergyPoint(int(self._next_point * 1e9), int(energy * 1e3) * 1000))
             self._next_point += self._turns
-        self.time = end
+        self.time, self._before = end, power
         self.spent += power * seconds
 
     def _finish(self) -> None:
@@ -178,4 +214,4 @@ class Job:
         """How fast it works now, and at what power of all its devices."""
         self._effect_at, self._effect_of = self._effective(), self._curve
         ratio, energy = self._curve.at(self._effect_at)
-        self._effect = (ratio, self._curve.draw * self._curve.devices * energy / ratio)
+        self._effect = (ratio * self._pace, self._curve.draw * self._curve.devices * energy / ratio)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Any
@@ -17,18 +17,19 @@ from benchmarks.tuner.job import Job
 from benchmarks.tuner.plants import Luck, Plant, luck
 from benchmarks.tuner.truth import Total, Truth
 from wattspan import tuning
-from wattspan.model import SECOND, Decision, Move
-from wattspan.tuning import Observation, Policy, Range, Report
+from wattspan.model import SECOND, Decision, Move, Reason
+from wattspan.tuning import Observation, Policy, Range, Remembered, Report
 
 BATCH = 5.0
 """Seconds between exports of OpenTelemetry's batch processor, as it is set by default."""
 
 _WINDOW = 600.0
+_ALARMS = frozenset({Reason.CHANGED, Reason.OVER_BUDGET})
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What the operator asked for, and how often the tuner looks."""
+    """What the operator asked for, and how often the tuner looks: twice a step at most."""
 
     budget: float = 0.05
     confidence: float = 0.95
@@ -56,6 +57,7 @@ class Score:
     held_slowdown: float | None = None  # of that setting, by the curve
     probes: int = 0
     releases: dict[str, int] = field(default_factory=dict)
+    alarms: int = 0  # releases of a setting that was held and kept the budget, nothing changed
     declines: dict[str, int] = field(default_factory=dict)
     last: str = ""  # the last decision
     writes: int = 0
@@ -63,6 +65,7 @@ class Score:
     told_bound: float | None = None
     told_low: float | None = None  # of the saving, as parts of what the run without caps spends
     told_high: float | None = None
+    hours: float = 0.0
     calls: int = 0
 
     def facts(self) -> dict[str, Any]:
@@ -71,25 +74,42 @@ class Score:
 
 @dataclass
 class Watch:
-    """What happened on the way, by the tuner's decisions."""
+    """What happened on the way, by the tuner's decisions.
+
+    ``let_go`` has the true slowdowns of settings that were held and given up in alarm.
+    """
 
     commit: tuple[int, float] | None = None
     probes: int = 0
+    sentinels: int = 0
+    holding: bool = False
     releases: Counter[str] = field(default_factory=Counter)
     declines: Counter[str] = field(default_factory=Counter)
+    let_go: list[float] = field(default_factory=list)
     last: Decision | None = None
     calls: int = 0
 
     def see(self, decision: Decision, job: Job) -> None:
+        """Take note of a decision, before it is carried out."""
         before, self.last = self.last, decision
+        self.calls += 1
         if before is not None and before.same_as == decision.same_as:
             return
-        if decision.move is Move.HOLD:
-            if self.commit is None and decision.caps:
-                self.commit = len(job.ends), job.time
-        elif decision.move is Move.PROBE:
+        if decision.move is Move.HOLD and decision.caps:
+            self.commit = self.commit or (len(job.ends), job.time)
+            self.holding = True
+            return
+        if decision.move is Move.PROBE:
             self.probes += 1
-        elif before is None or (before.move, before.reason) != (decision.move, decision.reason):
+            if decision.reason is Reason.SENTINEL:
+                self.sentinels += not decision.caps
+            else:
+                self.holding = False
+            return
+        if decision.move is Move.RELEASE and self.holding and decision.reason in _ALARMS:
+            self.let_go.append(job.slowdown())
+        self.holding = False
+        if before is None or (before.move, before.reason) != (decision.move, decision.reason):
             kept = self.releases if decision.move is Move.RELEASE else self.declines
             kept[decision.reason.value] += 1
 
@@ -97,7 +117,7 @@ class Watch:
 class Bench:
     """One plant and seed: luck and truth are had once for all methods."""
 
-    def __init__(self, plant: Plant, seed: int, terms: Terms = Terms()) -> None:
+    def __init__(self, plant: Plant, seed: int, terms: Terms) -> None:
         self.plant, self.seed, self.terms = plant, seed, terms
         self.luck: Luck = luck(plant, seed)
         self.truth = Truth(plant, self.luck)
@@ -133,9 +153,11 @@ class Bench:
             self.truth.at(job.cap).time / free.time - 1,
             watch.probes,
             dict(watch.releases),
+            0 if self.plant.changes else sum(one <= self.terms.budget for one in watch.let_go),
             dict(watch.declines),
             f"{watch.last.move}: {watch.last.reason}" if watch.last else "",
             job.writes,
+            hours=job.time / 3600,
             calls=watch.calls,
         )
 
@@ -157,10 +179,21 @@ class Bench:
 
 
 def drive(
-    plant: Plant, fate: Luck, seed: int, terms: Terms, core: Any = tuning
+    plant: Plant,
+    fate: Luck,
+    seed: int,
+    terms: Terms,
+    core: Any = tuning,
+    *,
+    remembered: Remembered | None = None,
+    after: Callable[[Job, Watch], bool] = lambda job, watch: True,
 ) -> tuple[Job, Watch, Report]:
-    """The tuner's core over a job, as the runtime drives it."""
-    job, watch = Job(plant, fate, seed, terms.turn), Watch()
+    """The tuner's core over a job, as the runtime drives it.
+
+    ``after`` each turn says whether to go on, and may do things to the job.
+    """
+    turn = max(terms.turn, plant.step / 2)
+    job, watch = Job(plant, fate, seed, turn), Watch()
     random = Random(f"{plant.name}/{seed}/drive")
     devices = [f"gpu-{at}" for at in range(plant.curve.devices)]
     original = round(plant.curve.original * 1000)
@@ -168,22 +201,22 @@ def drive(
     policy = Policy(
         max_slowdown=terms.budget, confidence=terms.confidence, seed=seed, **terms.policy
     )
-    state = core.begin(policy, ranges, now=0)
+    state = core.begin(policy, ranges, now=0, remembered=remembered)
     now, flush = 0.0, random.uniform(0.0, terms.batch)
     in_force: Mapping[str, int] = {}
     since = 0
     while not job.done:
-        now += terms.turn
+        now += turn
         wanted = watch.last.caps if watch.last else {}
         if wanted != in_force:  # decided at the last turn, written soon after
-            job.advance(now - terms.turn + random.uniform(0.02, 0.3))
+            job.advance(now - turn + random.uniform(0.02, 0.3))
             job.set_cap(min(wanted.values(), default=original) / 1000)
             in_force, since = wanted, int(now * 1e9)
         job.advance(now)
         units: tuple[tuning.Unit, ...] = ()
         if now >= flush:
             units, job.units = tuple(job.units), []
-            flush += terms.batch
+            flush = now + terms.batch
         state, decision = core.step(
             state,
             Observation(
@@ -197,7 +230,8 @@ def drive(
             ),
         )
         watch.see(decision, job)
-        watch.calls += 1
+        if not after(job, watch):
+            break
     return job, watch, core.report(state)
 
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.tuner.baselines import METHODS
 from benchmarks.tuner.cells import Cell
 from benchmarks.tuner.runner import Bench, Score, Terms
 from benchmarks.tuner.stats import clopper_pearson, mean, quantile
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 OURS = "wattspan"
+TERMS = Terms()
 _BATCH = 10  # seeds a process does at once
 
 
@@ -31,12 +35,11 @@ class Task:
 
 def run_task(task: Task) -> list[Score]:
     """All methods share each seed's luck."""
-    found = []
-    for seed in task.seeds:
-        bench = Bench(task.cell.plant, seed, task.terms)
-        for method in task.methods:
-            found.append(bench.ours() if method == OURS else METHODS[method](bench))
-    return found
+    return [
+        bench.ours() if method == OURS else METHODS[method](bench)
+        for bench in (Bench(task.cell.plant, seed, task.terms) for seed in task.seeds)
+        for method in task.methods
+    ]
 
 
 def run(
@@ -44,7 +47,7 @@ def run(
     seeds: int,
     methods: Sequence[str] = (OURS,),
     *,
-    terms: Terms = Terms(),
+    terms: Terms = TERMS,
     processes: int = 1,
     few: int | None = None,
 ) -> dict[str, dict[str, list[Score]]]:
@@ -53,7 +56,7 @@ def run(
     found: dict[str, dict[str, list[Score]]] = {
         cell.plant.name: {method: [] for method in methods} for cell in cells
     }
-    for done, scores in enumerate(_each(tasks, processes), 1):
+    for done, scores in enumerate(each(run_task, tasks, processes), 1):
         for score in scores:
             found[score.plant][score.method].append(score)
         if done % 20 == 0 or done == len(tasks):
@@ -67,23 +70,21 @@ def run(
 def _tasks(
     cells: Sequence[Cell], seeds: int, methods: Sequence[str], terms: Terms, few: int | None
 ) -> Iterator[Task]:
-    baselines = tuple(method for method in methods if method != OURS)
     for begin in range(0, seeds, _BATCH):
         some = range(begin, min(begin + _BATCH, seeds))
-        for cell in cells:
-            with_all = few is None or begin < few
-            chosen = tuple(methods) if with_all else tuple(m for m in methods if m == OURS)
-            if chosen:
-                yield Task(cell, some, chosen if with_all or not baselines else (OURS,), terms)
+        chosen = tuple(one for one in methods if one == OURS or few is None or begin < few)
+        for cell in cells if chosen else ():
+            yield Task(cell, some, chosen, terms)
 
 
-def _each(tasks: Sequence[Task], processes: int) -> Iterator[list[Score]]:
+def each(function: Callable[[T], R], tasks: Sequence[T], processes: int) -> Iterator[R]:
+    """What comes of every task, in no order."""
     if processes <= 1:
-        yield from map(run_task, tasks)
+        yield from map(function, tasks)
         return
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(processes, context, initializer=_step_back) as pool:
-        for future in as_completed([pool.submit(run_task, task) for task in tasks]):
+        for future in as_completed([pool.submit(function, task) for task in tasks]):
             yield future.result()
 
 
@@ -91,7 +92,7 @@ def _step_back() -> None:
     os.nice(10)  # whoever works beside goes first
 
 
-def summary(cell: Cell, scores: Sequence[Score], budget: float) -> dict[str, Any]:
+def summary(scores: Sequence[Score], budget: float) -> dict[str, Any]:
     """One cell and method in figures; rates with their 95 % interval."""
     over = sum(score.slowdown > budget for score in scores)
     count = len(scores)
@@ -100,7 +101,6 @@ def summary(cell: Cell, scores: Sequence[Score], budget: float) -> dict[str, Any
     saving = mean([score.saving for score in scores])
     commits = [score.commit_units for score in scores if score.commit_units is not None]
     seconds = [score.commit_seconds for score in scores if score.commit_seconds is not None]
-    false = sum(_false_alarm(cell, score, budget) for score in scores)
     return {
         "runs": count,
         "over": over,
@@ -124,7 +124,8 @@ def summary(cell: Cell, scores: Sequence[Score], budget: float) -> dict[str, Any
         "releases": _counted(score.releases for score in scores),
         "declines": _counted(score.declines for score in scores),
         "last": _counted({score.last: 1} for score in scores),
-        "false_alarms": false / count,
+        "false_alarms": sum(score.alarms for score in scores),
+        "hours": sum(score.hours for score in scores),
         "writes": mean([score.writes for score in scores]),
         "bound_held": _rate(
             score.told_bound >= score.slowdown for score in scores if score.told_bound is not None
@@ -137,14 +138,6 @@ def summary(cell: Cell, scores: Sequence[Score], budget: float) -> dict[str, Any
             (score.told_low or 0.0) > max(score.saving, 0.0) + 1e-9 for score in scores
         ),
     }
-
-
-def _false_alarm(cell: Cell, score: Score, budget: float) -> bool:
-    """A release for a change that never was, from a setting that kept the budget."""
-    if cell.plant.changes:
-        return False
-    alarms = score.releases.get("changed", 0) + score.releases.get("over_budget", 0)
-    return bool(alarms) and (score.held_slowdown or 0.0) <= budget
 
 
 def _counted(many: Iterable[dict[str, int]]) -> dict[str, int]:

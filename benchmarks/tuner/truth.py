@@ -90,5 +90,5 @@ def run_at(plant: Plant, luck: Luck, watts: float) -> Total:
     """The same by running it."""
     job = Job(plant, luck)
     job.start_at(watts)
-    job.run_units(plant.units)
+    job.finish()
     return Total(job.time, job.spent)

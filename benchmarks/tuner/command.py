@@ -1,0 +1,210 @@
+"""The bench's command line: run it, keep what came of it, and write it into the documentation."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import describe
+from benchmarks.tuner import calibration, results, tables
+from benchmarks.tuner.cells import Cell, cells, quick
+from benchmarks.tuner.runner import Terms
+from benchmarks.tuner.stats import clopper_pearson, quantile
+from benchmarks.tuner.trials import OURS, each, run, summary
+
+BASELINES = ("sweep, lowest limit", "sweep, least energy", "static 80%")
+LENGTHS = (2_000, 5_000, 10_000, 24_000, 48_000)
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "autotune.md"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(words)
+    began = time.monotonic()
+    chosen = [one for one in cells() if not options.cells or _named(one, options.cells)]
+    if options.quick:
+        chosen = quick()
+    if not chosen:
+        sys.exit(f"no cell has {' or '.join(options.cells)!r} in its name; --list names them")
+    if options.list:
+        print("\n".join(cell.plant.name for cell in chosen))
+        return
+    wanted = options.what or (["table"] if options.quick else ["table", "lengths", "calibration"])
+    for what in wanted if not options.docs else ():
+        print(f"{what}: {describe()}", file=sys.stderr)
+        {"table": _table, "lengths": _lengths, "calibration": _calibration}[what](chosen, options)
+        print(f"{what} is done after {time.monotonic() - began:.0f} s", file=sys.stderr)
+    if options.docs:
+        write_docs(results.load(options.out))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tuner", description="The tuner over whole jobs."
+    )
+    parser.add_argument("what", nargs="*", metavar="WHAT", help="table, lengths, calibration (all)")
+    parser.add_argument("--quick", action="store_true", help="six cells, 40 runs each")
+    parser.add_argument("--cells", nargs="*", default=[], help="only those with this in their name")
+    parser.add_argument("--seeds", type=int, help="runs a cell (300; 40 with --quick)")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--turn", type=float, default=2.0, help="seconds between looks")
+    parser.add_argument("--only-ours", action="store_true", help="no baselines")
+    parser.add_argument("--list", action="store_true", help="name the cells")
+    parser.add_argument("--keep", action="store_true", help="write results.json")
+    parser.add_argument("--out", type=Path, default=results.PATH)
+    parser.add_argument("--docs", action="store_true", help="only write docs/autotune.md anew")
+    return parser
+
+
+def _named(cell: Cell, parts: Sequence[str]) -> bool:
+    return any(part in cell.plant.name for part in parts)
+
+
+def _seeds(options: argparse.Namespace, usual: int = 300) -> int:
+    return int(options.seeds or (40 if options.quick else usual))
+
+
+def _table(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
+    terms = Terms(turn=options.turn)
+    methods = (OURS,) if options.only_ours else (OURS, *BASELINES)
+    found = run(chosen, _seeds(options), methods, terms=terms, processes=options.processes)
+    facts = {
+        "machine": describe(),
+        "budget": terms.budget,
+        "turn": terms.turn,
+        "cells": [
+            {
+                "name": cell.plant.name,
+                "group": cell.group,
+                "goal": cell.goal,
+                "null": cell.null,
+                "hours": cell.plant.units * cell.plant.step / 3600,
+                "methods": {
+                    method: summary(scores, terms.budget)
+                    for method, scores in found[cell.plant.name].items()
+                },
+            }
+            for cell in chosen
+        ],
+    }
+    made = {"table": facts}
+    print(tables.goals(made))
+    for group, title in tables.GROUPS.items():
+        if any(cell.group == group for cell in chosen):
+            print(f"\n**{title}**\n\n{tables.ours(made, group)}\n\n{tables.beside(made, group)}")
+    print(f"\n{tables.reasons(made)}\n\n{tables.honesty(made)}")
+    if options.keep:
+        results.save("table", facts, options.out)
+
+
+def _lengths(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
+    wanted = ("a40-resnet50, CV 5 %, quiet", "h100-llama, CV 5 %, mild")
+    facts = []
+    for cell in cells():
+        if cell.plant.name not in wanted:
+            continue
+        for units in LENGTHS:
+            name = f"{cell.plant.name}, {units}"
+            longer = replace(cell, plant=replace(cell.plant, name=name, units=units))
+            terms, methods = Terms(turn=options.turn), (OURS, *BASELINES[:2])
+            found = run(
+                [longer], _seeds(options, 100), methods, terms=terms, processes=options.processes
+            )
+            facts.append(
+                {
+                    "cell": cell.plant.name,
+                    "units": units,
+                    "methods": {m: summary(s, terms.budget) for m, s in found[name].items()},
+                }
+            )
+    print(tables.lengths({"lengths": facts}))
+    if options.keep:
+        results.save("lengths", facts, options.out)
+
+
+def _calibration(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
+    runs = _seeds(options)
+    found = list(each(calibration.run_task, list(calibration.tasks(runs)), options.processes))
+    certified = [one for one in found if isinstance(one, calibration.Certification)]
+    detected = [one for one in found if isinstance(one, calibration.Detection)]
+    facts = {"certification": _certification(certified), "detection": _detection(detected)}
+    print(tables.certification(facts) + "\n\n" + tables.detection(facts))
+    if options.keep:
+        for section, rows in facts.items():
+            results.save(section, rows, options.out)
+
+
+def _certification(found: Sequence[calibration.Certification]) -> list[dict[str, Any]]:
+    rows = []
+    for key in sorted({(one.slowdown, one.cv, one.remembered) for one in found}):
+        same = [one for one in found if (one.slowdown, one.cv, one.remembered) == key]
+        held = sum(one.held for one in same)
+        rows.append(
+            {
+                "slowdown": key[0],
+                "cv": key[1],
+                "remembered": key[2],
+                "runs": len(same),
+                "held": held,
+                "bound": clopper_pearson(held, len(same), one_sided=True)[1],
+                "low": clopper_pearson(held, len(same))[0],
+                "high": clopper_pearson(held, len(same))[1],
+            }
+        )
+    return rows
+
+
+def _detection(found: Sequence[calibration.Detection]) -> list[dict[str, Any]]:
+    rows = []
+    for key in sorted({(one.slowdown, one.hidden, one.cv) for one in found}):
+        same = [one for one in found if (one.slowdown, one.hidden, one.cv) == key]
+        jumped = [one for one in same if one.committed]
+        released = [one for one in jumped if one.units is not None]
+        sentinels = [one.sentinels or 0 for one in released]
+        units = [one.units or 0 for one in released]
+        seconds = [one.seconds or 0.0 for one in released]
+        rows.append(
+            {
+                "slowdown": key[0],
+                "hidden": key[1],
+                "cv": key[2],
+                "runs": len(jumped),
+                "released": len(released),
+                "early": sum(one.early for one in same),
+                "sentinels": quantile(sentinels, 0.5),
+                "sentinels_p90": quantile(sentinels, 0.9),
+                "units": quantile(units, 0.5),
+                "units_p90": quantile(units, 0.9),
+                "seconds": quantile(seconds, 0.5),
+                "seconds_p90": quantile(seconds, 0.9),
+            }
+        )
+    return rows
+
+
+def write_docs(found: results.Results) -> None:
+    """Every table and figure of docs/autotune.md, from what was kept."""
+    from benchmarks.__main__ import placed
+
+    page = PAGE.read_text(encoding="utf-8")
+    parts: dict[str, str] = {}
+    if "table" in found:
+        parts["tuner-goals"] = tables.goals(found)
+        parts["tuner-reasons"] = tables.reasons(found)
+        parts["tuner-honesty"] = tables.honesty(found)
+        for group in tables.GROUPS:
+            parts[f"tuner-{group}"] = tables.ours(found, group)
+            parts[f"tuner-{group}-beside"] = tables.beside(found, group)
+    if "lengths" in found:
+        parts["tuner-lengths"] = tables.lengths(found)
+    if "certification" in found:
+        parts["tuner-certification"] = tables.certification(found)
+        parts["tuner-detection"] = tables.detection(found)
+    for name, text in parts.items():
+        if f"<!-- begin {name} -->" in page:
+            page = placed(page, name, text)
+    PAGE.write_text(page, encoding="utf-8")

@@ -1,0 +1,269 @@
+"""Results as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from benchmarks.tuner.results import Results
+
+GROUPS = {
+    "curves": "measured curves",
+    "iterations": "real iterations",
+    "disturbed": "one thing after another goes wrong",
+    "null": "nothing to save",
+}
+MOST_OVER = 0.01
+OURS, LOWEST, LEAST = "wattspan", "sweep, lowest limit", "sweep, least energy"
+
+Facts = dict[str, Any]
+
+
+def goals(results: Results) -> str:
+    """How many cells reach each goal, and which ones do not."""
+    budget = results["table"]["budget"]
+    cells = list(_cells(results))
+    over = [name for name, _, ours in cells if ours["over"] / ours["runs"] > MOST_OVER]
+    unsure = [name for name, _, ours in cells if ours["over_bound"] > MOST_OVER]
+    with_goal = [(n, c, o) for n, c, o in cells if c["goal"] and o["share"] is not None]
+    less = [n for n, c, o in with_goal if o["share"] < c["goal"]]
+    costs = [n for n, _, o in cells if o["saving"] < -0.002]
+    alarms = [n for n, _, o in cells if o["false_alarms"] > 0.05 * o["runs"]]
+    claims = [n for n, c, o in cells if c["null"] and o["false_claims"]]
+    sweep = [n for n, c, _ in cells if _share_over(c, LOWEST) > MOST_OVER]
+    energy = [n for n, c, _ in cells if _share_over(c, LEAST) > MOST_OVER]
+    total = len(cells)
+    rows = [
+        (
+            f"whole-run slowdown over {budget:.0%} in at most 1 % of runs",
+            total,
+            total - len(over),
+            over,
+        ),
+        ("the same, with the 95 % bound below 1 %", total, total - len(unsure), unsure),
+        (
+            "saving at least 80 / 60 / 45 % of the oracle's at CV 1 / 5 / 10 %",
+            len(with_goal),
+            len(with_goal) - len(less),
+            less,
+        ),
+        ("no more energy than uncapped (0.2 %)", total, total - len(costs), costs),
+        (
+            "nothing claimed where nothing is saved",
+            sum(bool(c["null"]) for _, c, _ in cells),
+            sum(bool(c["null"]) for _, c, _ in cells) - len(claims),
+            claims,
+        ),
+        ("false alarms in at most 5 % of runs", total, total - len(alarms), alarms),
+        (
+            "*sweep, lowest limit: over budget in at most 1 % of runs*",
+            total,
+            total - len(sweep),
+            [],
+        ),
+        (
+            "*sweep, least energy: over budget in at most 1 % of runs*",
+            total,
+            total - len(energy),
+            [],
+        ),
+    ]
+    return table(
+        ("goal", "cells", "reached", "not reached"),
+        [(goal, cells_, met, "; ".join(names)) for goal, cells_, met, names in rows],
+    )
+
+
+def ours(results: Results, group: str) -> str:
+    """The project's tuner in a group of cells."""
+    rows = [
+        (
+            name,
+            f"{facts['over']}/{facts['runs']}",
+            _percent(facts["over_bound"], 2),
+            f"{_percent(facts['slowdown'], 2)} / {_percent(facts['slowdown_most'], 2)}",
+            _percent(facts["saving"], 1),
+            _percent(facts["oracle"], 1),
+            _share(facts, cell),
+            _percent(facts["committed"], 0),
+            f"{_whole(facts['commit_units'])} ({_whole(facts['commit_units_p90'])})",
+            f"{facts['exploration']:.0f}",
+            _percent(facts["worst_ten_minutes_p99"], 0),
+            str(facts["false_alarms"]),
+        )
+        for name, cell, facts in _cells(results)
+        if cell["group"] == group
+    ]
+    head = (
+        "job",
+        "over budget",
+        "bound",
+        "slowdown, mean / most",
+        "saving",
+        "oracle",
+        "share",
+        "held",
+        "steps to commit (p90)",
+        "lost, s",
+        "worst 10 min, p99",
+        "false alarms",
+    )
+    return table(head, rows)
+
+
+def beside(results: Results, group: str) -> str:
+    """What the others do with the same jobs and the same luck."""
+    rows = []
+    for name, cell, facts in _cells(results):
+        if cell["group"] != group:
+            continue
+        row = [name, _percent(facts["oracle"], 1)]
+        for method in (OURS, LOWEST, LEAST, "static 80%"):
+            one = cell["methods"].get(method)
+            if one is None:
+                row.append("-")
+                continue
+            row.append(
+                f"{_percent(one['over'] / one['runs'], 0)} · {_percent(one['slowdown'], 1)} · "
+                f"{_percent(one['saving'], 1)}"
+            )
+        rows.append(row)
+    head = ("job", "oracle saves", "wattspan", "sweep, lowest", "sweep, least energy", "80 %")
+    return table(head, rows)
+
+
+def reasons(results: Results) -> str:
+    """How runs ended, where it is not always with a held setting."""
+    rows = []
+    for name, _, facts in _cells(results):
+        ends = ", ".join(
+            f"{last} {count / facts['runs']:.0%}" for last, count in facts["last"].items()
+        )
+        lets = ", ".join(f"{reason} {count}" for reason, count in facts["releases"].items())
+        turned = ", ".join(f"{reason} {count}" for reason, count in facts["declines"].items())
+        if set(facts["last"]) != {"hold: certified"} or lets:
+            rows.append((name, ends, lets, turned))
+    return table(("job", "at the end", "releases", "declined, once or for good"), rows)
+
+
+def honesty(results: Results) -> str:
+    """Whether what the tuner says of itself is so."""
+    rows = [
+        (
+            name,
+            _percent(facts["bound_held"], 1),
+            _percent(facts["claim_held"], 1),
+            f"{facts['claims']}/{facts['runs']}",
+            facts["false_claims"],
+        )
+        for name, _, facts in _cells(results)
+    ]
+    head = (
+        "job",
+        "slowdown within its bound",
+        "saving above its low end",
+        "runs with a claim",
+        "claims above the truth",
+    )
+    return table(head, rows)
+
+
+def lengths(results: Results) -> str:
+    """What the length of a job changes."""
+    rows = [
+        (
+            one["cell"],
+            f"{one['units']:,}",
+            method,
+            f"{facts['over']}/{facts['runs']}",
+            _percent(facts["slowdown"], 2),
+            _percent(facts["saving"], 1),
+            "-" if facts["share"] is None else _percent(facts["share"], 0),
+        )
+        for one in results["lengths"]
+        for method, facts in one["methods"].items()
+    ]
+    return table(("job", "steps", "method", "over budget", "slowdown", "saving", "share"), rows)
+
+
+def certification(results: Results) -> str:
+    """How often a setting was held, by its true slowdown."""
+    found = results["certification"]
+    rows = []
+    for slowdown in sorted({one["slowdown"] for one in found}):
+        row = [f"{slowdown:.1%}"]
+        for remembered in (False, True):
+            for cv in sorted({one["cv"] for one in found}):
+                one = next(
+                    one
+                    for one in found
+                    if (one["slowdown"], one["cv"], one["remembered"]) == (slowdown, cv, remembered)
+                )
+                row.append(f"{one['held']}/{one['runs']} (≤ {one['bound']:.1%})")
+        rows.append(row)
+    head = ["true slowdown"]
+    head += [f"searched, CV {cv:.0%}" for cv in sorted({one["cv"] for one in found})]
+    head += [f"remembered, CV {cv:.0%}" for cv in sorted({one["cv"] for one in found})]
+    return table(head, rows)
+
+
+def detection(results: Results) -> str:
+    """How soon a change was noticed."""
+    rows = [
+        (
+            f"{one['slowdown']:.0%}, {'seen by comparison' if one['hidden'] else 'seen in steps'}",
+            f"{one['cv']:.0%}",
+            f"{one['released']}/{one['runs']}",
+            f"{_number(one['sentinels'])} ({_number(one['sentinels_p90'])})",
+            f"{_whole(one['units'])} ({_whole(one['units_p90'])})",
+            f"{_whole(one['seconds'])} ({_whole(one['seconds_p90'])})",
+            f"{one['early']}",
+        )
+        for one in results["detection"]
+    ]
+    head = (
+        "jump to",
+        "CV",
+        "released",
+        "comparisons (p90)",
+        "steps (p90)",
+        "seconds (p90)",
+        "let go before",
+    )
+    return table(head, rows)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cells(results: Results) -> Iterator[tuple[str, Facts, Facts]]:
+    for cell in results["table"]["cells"]:
+        if OURS in cell["methods"]:
+            yield cell["name"], cell, cell["methods"][OURS]
+
+
+def _share_over(cell: Facts, method: str) -> float:
+    facts = cell["methods"].get(method)
+    return facts["over"] / facts["runs"] if facts else 0.0
+
+
+def _share(facts: Facts, cell: Facts) -> str:
+    if facts["share"] is None or cell["goal"] is None:
+        return "-"
+    text = _percent(facts["share"], 0)
+    return text if facts["share"] >= cell["goal"] else f"**{text}**"
+
+
+def _percent(value: float | None, places: int) -> str:
+    return "-" if value is None else f"{value * 100:.{places}f} %"
+
+
+def _whole(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
