@@ -64,11 +64,10 @@ class CpuPower:
             )  # fmt: skip
         before = self._state(package)
         thing = f"set the power limit of {package.name}"
-        if not _enabled(package.limit) and value < (before.requested or 0):
-            # Switched off, or locked, of which the kernel makes the same 0: writing what is
-            # there already tells which, and changes nothing.
-            self._put(package, thing, _microwatts(package.limit.power) or 0)
-            raise powercap_errors.switched_off(thing, str(package.limit.directory))
+        if before.requested is None:
+            raise powercap_errors.nothing_stands(thing)
+        if value < before.requested and not _enabled(package.limit):
+            self._refuse_without_force(package, thing)
         self._put(package, thing, value * 1000)
         state = settled(
             self._clock, lambda: self._state(package), lambda now: obeys(before, now, value)
@@ -98,7 +97,9 @@ class CpuPower:
 
     def _state(self, package: Package) -> KnobState:
         requested = _power(package.limit, package.name)
-        first = self._first.setdefault(package.id, requested)
+        first = self._first.get(package.id) or requested
+        if first is not None:
+            self._first[package.id] = first
         specified = _milliwatts(_microwatts(package.limit.path("max_power_uw")))
         minimum = _milliwatts(_microwatts(package.limit.path("min_power_uw")))
         return KnobState(
@@ -106,11 +107,21 @@ class CpuPower:
             package.name,
             minimum=minimum,
             default=specified or first,
-            maximum=max(specified or 0, first),
+            maximum=max(specified or 0, first or 0) or None,
             requested=requested,
             enforced=_enforced(package, requested),
             aliases=(package.limit.directory.name, package.name),
         )
+
+    def _refuse_without_force(self, package: Package, thing: str) -> None:
+        """Say whether the limits are switched off, or locked, of which the kernel makes the same.
+
+        Writing what is there already tells, and changes nothing.
+        """
+        present = _microwatts(package.limit.power)
+        if present:
+            self._put(package, thing, present)
+        raise powercap_errors.switched_off(thing, str(package.limit.directory))
 
     def _put(self, package: Package, thing: str, microwatts: int) -> None:
         try:
@@ -131,7 +142,8 @@ def put_number(path: Path, number: int) -> None:
         os.close(fd)
 
 
-def _power(limit: Limit, name: str) -> int:
+def _power(limit: Limit, name: str) -> int | None:
+    """The limit in milliwatts; None for 0, which a register shows that was never set."""
     thing = f"read the power limit of {name}"
     try:
         content = limit.power.read_bytes()
@@ -145,17 +157,16 @@ def _power(limit: Limit, name: str) -> int:
             "It is read again.",
             Trouble.MALFORMED,
         )
-    return _up(int(text))
+    return _milliwatts(int(text))
 
 
-def _enforced(package: Package, requested: int) -> int | None:
+def _enforced(package: Package, requested: int | None) -> int | None:
     """The lowest of the package's limits that are in force; None if none is known to be."""
     limits = [requested] if _enabled(package.limit) else []
     for mirror in package.mirrors:
         with contextlib.suppress(ActuatorError):
-            if _enabled(mirror):
-                limits.append(_power(mirror, package.name))
-    return min((limit for limit in limits if limit), default=None)
+            limits.append(_power(mirror, package.name) if _enabled(mirror) else None)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _enabled(limit: Limit) -> bool:
@@ -169,10 +180,8 @@ def _microwatts(path: Path) -> int | None:
 
 
 def _milliwatts(microwatts: int | None) -> int | None:
-    """None for 0 too: parts that specify nothing say 0."""
-    return _up(microwatts) if microwatts else None
+    """None for 0 too: parts that specify nothing say 0.
 
-
-def _up(microwatts: int) -> int:
-    """Rounded up, for the hardware rounds down: what was read can be written back exactly."""
-    return -(-microwatts // 1000)
+    Rounded up, for the hardware rounds down: what was read can be written back exactly.
+    """
+    return -(-microwatts // 1000) if microwatts else None

@@ -82,3 +82,14 @@ def switched_off(thing: str, directory: str) -> ActuatorError:
         f"Switch them on with `echo 1 > {directory}/enabled`, if they are to hold.",
         Trouble.ABSENT,
     )
+
+
+def nothing_stands(thing: str) -> ActuatorError:
+    """The zone shows a limit of 0, which could not be given back."""
+    return refused(
+        thing,
+        "it shows a limit of 0 W, as registers do that were never set, so nothing could be "
+        "given back",
+        "Write the limit that should stand there into its power_limit_uw once, as root.",
+        Trouble.ABSENT,
+    )

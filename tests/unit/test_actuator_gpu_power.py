@@ -1,0 +1,219 @@
+"""GPU power limits on scripted boards: who enforces what, and what drivers and boards answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.fake_knobs import ENFORCED, KnobNvml
+from support.fake_nvml import FakeGpu
+from wattspan.actuators.gpu_power import GpuPower
+from wattspan.actuators.nvml_boards import AFRESH_EVERY, Boards
+from wattspan.actuators.readback import LOOK_EVERY, WAIT
+from wattspan.model import CapKey, Knob, KnobState, Trouble
+from wattspan.ports import ActuatorError
+from wattspan.testing import ManualClock
+
+A, B = "gpu:GPU-a", "gpu:GPU-b"
+
+
+class Host:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.a, self.b = FakeGpu("GPU-a"), FakeGpu("GPU-b", name="")
+        self.a.limits[ENFORCED] = self.b.limits[ENFORCED] = 700_000
+        self.nvml = KnobNvml(self.clock, self.a, self.b)
+        self.power = GpuPower(Boards(self.nvml, self.clock), self.clock)
+
+    def refused(self, device: str, value: int) -> ActuatorError:
+        with pytest.raises(ActuatorError) as caught:
+            self.power.write(device, value)
+        return caught.value
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+def test_a_board_tells_all_it_knows(host: Host) -> None:
+    assert host.power.read(A) == KnobState(
+        CapKey(Knob.GPU_POWER, A),
+        "NVIDIA H100 80GB HBM3 0",
+        minimum=200_000,
+        default=700_000,
+        maximum=700_000,
+        requested=700_000,
+        enforced=700_000,
+        aliases=("GPU-a", "0"),
+    )
+
+
+def test_a_board_without_a_name_is_still_told_from_others(host: Host) -> None:
+    assert host.power.read(B).name == "GPU 1"
+
+
+def test_only_the_first_setter_is_called(host: Host) -> None:
+    host.power.write(A, 300_000)
+    setters = [call for call in host.nvml.calls if call.startswith("nvmlDeviceSet")]
+    assert setters == ["nvmlDeviceSetPowerManagementLimit"]
+
+
+def test_a_limit_enforced_from_outside_is_told_beside_what_was_asked(host: Host) -> None:
+    host.nvml.ceiling = 500_000
+    host.a.limits[ENFORCED] = 500_000
+    state = host.power.write(A, 600_000)
+    assert (state.requested, state.enforced) == (600_000, 500_000)
+    assert host.clock.monotonic() == ManualClock().monotonic()  # it was not waited for
+
+
+def test_a_board_that_takes_its_time_is_waited_for(host: Host) -> None:
+    host.nvml.ceiling = 700_000  # what it enforces until it has thought about it
+    host.nvml.deaf.add("GPU-a")
+
+    def later(_mono: int) -> None:
+        host.nvml.deaf.clear()
+        host.nvml.set_limit(host.a, 300_000)
+
+    host.clock.on_sleep = later
+    assert host.power.write(A, 300_000).enforced == 300_000
+    assert host.clock.monotonic() - ManualClock().monotonic() == LOOK_EVERY
+
+
+def test_a_board_that_takes_longer_is_told_as_not_obeying_yet(host: Host) -> None:
+    host.a.limits[192] = 300_000  # asked for before, and not obeyed
+
+    state = host.power.write(A, 300_000)
+    assert (state.requested, state.enforced) == (300_000, 300_000)
+    host.nvml.deaf.add("GPU-a")
+    host.a.limits[ENFORCED] = 700_000
+    state = host.power.write(A, 300_000)
+    assert (state.requested, state.enforced) == (300_000, 700_000)
+    assert host.clock.monotonic() - ManualClock().monotonic() == WAIT
+
+
+def test_success_that_changes_nothing_is_found_out(host: Host) -> None:
+    host.nvml.deaf.add("GPU-a")
+    error = host.refused(A, 300_000)
+    assert error.trouble is Trouble.MALFORMED
+    assert "to 300 W: it was taken without complaint, and reads back as 700 W" in str(error)
+
+
+def test_what_is_out_of_range_is_refused_with_the_range(host: Host) -> None:
+    for value in (199_999, 700_001):
+        assert "it can be 200 W to 700 W" in str(host.refused(A, value))
+    assert "nvmlDeviceSetPowerManagementLimit" not in host.nvml.calls
+
+
+def test_a_range_that_is_not_told_is_the_drivers_to_keep(host: Host) -> None:
+    host.nvml.errors["nvmlDeviceGetPowerManagementLimitConstraints"] = 3
+    state = host.power.read(A)
+    assert (state.minimum, state.maximum) == (None, None)
+    assert host.refused(A, 100_000).trouble is Trouble.MALFORMED
+    assert host.power.write(A, 300_000).requested == 300_000
+
+
+def test_what_a_board_does_not_tell_is_unknown(host: Host) -> None:
+    host.nvml.errors["nvmlDeviceGetEnforcedPowerLimit"] = 3
+    host.nvml.errors["nvmlDeviceGetPowerManagementDefaultLimit"] = 13
+    state = host.power.write(A, 300_000)
+    assert (state.requested, state.enforced, state.default) == (300_000, None, None)
+
+
+def test_a_board_whose_limit_cannot_be_read_is_not_listed(host: Host) -> None:
+    host.nvml.errors["nvmlDeviceGetPowerManagementLimit", "GPU-a"] = 3
+    assert [state.key.device for state in host.power.devices()] == [B]
+    assert host.refused(A, 300_000).trouble is Trouble.ABSENT
+
+
+@pytest.mark.parametrize(
+    ("code", "trouble", "words"),
+    [
+        (2, Trouble.MALFORMED, "no value of it"),
+        (3, Trouble.ABSENT, "does not have it"),
+        (4, Trouble.DENIED, "CAP_SYS_ADMIN"),
+        (13, Trouble.ABSENT, "too old"),
+        (15, Trouble.RETRY, "fallen off the bus"),
+        (16, Trouble.RETRY, "needs a reset"),
+        (18, Trouble.RETRY, "differ in version"),
+        (999, Trouble.RETRY, "unknown error"),
+        (77, Trouble.RETRY, "error 77"),
+    ],
+)
+def test_every_refusal_of_the_setter_has_its_sentence(
+    host: Host, code: int, trouble: Trouble, words: str
+) -> None:
+    host.nvml.errors["nvmlDeviceSetPowerManagementLimit"] = code
+    error = host.refused(A, 300_000)
+    assert error.trouble is trouble
+    assert words in str(error)
+    assert "NVIDIA H100 80GB HBM3 0" in str(error)
+    assert not error.locked
+
+
+def test_a_divided_board_is_listed_for_an_operator_to_cap(host: Host) -> None:
+    host.a.mig = 1
+    assert len(host.power.devices()) == 2
+
+
+# ----------------------------------------------------------------------------------- drivers
+
+
+def test_without_a_driver_no_board_is_listed_until_it_is_loaded(host: Host) -> None:
+    host.nvml.errors["nvmlInit"] = 9
+    assert host.power.devices() == ()
+    assert "driver is not loaded" in str(host.refused(A, 300_000))
+    host.nvml.errors.clear()
+    assert len(host.power.devices()) == 2
+
+
+def test_a_driver_that_was_loaded_anew_is_met_anew(host: Host) -> None:
+    host.power.write(A, 300_000)
+    host.nvml.reload_driver()
+    assert host.power.read(A).requested == 700_000
+    assert host.power.write(A, 300_000).requested == 300_000
+
+
+def test_a_driver_that_goes_and_comes_back_is_met_anew_by_a_listing_too(host: Host) -> None:
+    host.power.devices()
+    host.nvml.reload_driver()
+    assert len(host.power.devices()) == 2
+
+
+def test_a_handle_that_is_void_is_asked_for_again(host: Host) -> None:
+    host.power.devices()
+    host.nvml.generation += 1  # every handle is void, and the session stands
+    assert host.power.read(A).requested == 700_000
+    assert host.nvml.initialised == 1
+
+
+def test_a_board_that_moved_to_another_index_is_the_same_board(host: Host) -> None:
+    host.power.devices()
+    host.nvml.gpus.reverse()
+    host.nvml.generation += 1
+    state = host.power.write(B, 300_000)
+    assert (state.name, state.aliases) == ("GPU 0", ("GPU-b", "0"))
+    assert (host.a.limits[192], host.b.limits[192]) == (700_000, 300_000)
+
+
+def test_a_lost_board_makes_the_library_begin_anew_now_and_then_only(host: Host) -> None:
+    host.power.devices()
+    host.nvml.errors["GPU-a"] = 15
+    for _ in range(20):
+        host.refused(A, 300_000)
+    assert host.nvml.calls.count("nvmlInit") == 2
+    host.clock.advance(ns=AFRESH_EVERY)
+    host.refused(A, 300_000)
+    assert host.nvml.calls.count("nvmlInit") == 3
+
+
+def test_a_device_that_never_was_does_not_disturb_the_driver(host: Host) -> None:
+    host.power.devices()
+    for _ in range(3):
+        assert host.refused("gpu:GPU-z", 300_000).trouble is Trouble.ABSENT
+    assert host.nvml.calls.count("nvmlInit") == 1
+
+
+def test_closing_lets_the_driver_go(host: Host) -> None:
+    host.power.devices()
+    host.power.close()
+    assert host.nvml.initialised == 0

@@ -1,0 +1,49 @@
+"""Which actuators a host gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.fake_knobs import KnobNvml
+from support.fake_nvml import FakeGpu
+from wattspan.actuators.opening import open_actuators
+from wattspan.emulation.powercap_layout import LAYOUTS
+from wattspan.emulation.powercap_tree import PowercapTree
+from wattspan.model import Knob
+from wattspan.testing import ManualClock
+
+CLOCK = ManualClock()
+
+
+def test_every_knob_that_is_asked_for_is_opened_in_one_order(tmp_path: Path) -> None:
+    PowercapTree(tmp_path, LAYOUTS["client"], cpus=1).close()
+    nvml = KnobNvml(CLOCK, FakeGpu("GPU-a"))
+    found = open_actuators(set(Knob), nvml=nvml, sysfs=tmp_path, clock=CLOCK)
+    assert [actuator.knob for actuator in found] == list(Knob)
+    assert nvml.calls == []  # nothing was touched
+
+
+def test_a_knob_nobody_asked_for_is_not_opened() -> None:
+    nvml = KnobNvml(CLOCK, FakeGpu("GPU-a"))
+    found = open_actuators([Knob.GPU_POWER], nvml=nvml, clock=CLOCK)
+    assert [actuator.knob for actuator in found] == [Knob.GPU_POWER]
+
+
+def test_a_family_that_is_not_there_is_left_out(tmp_path: Path) -> None:
+    assert open_actuators(list(Knob), sysfs=tmp_path, clock=CLOCK, emulated=True) == ()
+
+
+def test_an_emulated_host_without_gpus_never_gets_the_real_ones(tmp_path: Path) -> None:
+    """Else a demo on a GPU host would cap the host's own boards."""
+    assert open_actuators([Knob.GPU_POWER], sysfs=tmp_path, clock=CLOCK, emulated=True) == ()
+
+
+def test_gpus_of_a_host_share_one_session() -> None:
+    nvml = KnobNvml(CLOCK, FakeGpu("GPU-a"))
+    power, clocks = open_actuators([Knob.GPU_CLOCK, Knob.GPU_POWER], nvml=nvml, clock=CLOCK)
+    power.devices()
+    clocks.devices()
+    assert nvml.calls.count("nvmlInit") == 1
+    power.close()
+    clocks.close()
+    assert nvml.initialised == 0
