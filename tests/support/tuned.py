@@ -138,6 +138,7 @@ def cap(device: str, holder: str = "", **changes: object) -> CapRow:
         700 * W,
         asked,
         asked,
+        aliases=(device[-1], "00000000:01:00.0"),
     )
     held: dict[str, object] = {}
     if holder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -126,10 +126,10 @@ def history(
     try:
         if job:
             accounts = _accounts(_ask("/v1/tuning", config))
-            asked["job"] = _name(job, accounts.rows) or job
+            asked["job"] = _one(job, [row.job for row in _named(job, accounts.rows)])
         told = _ask("/v1/tuning/history", config, asked)
     except _SilentError as error:
-        told = _kept(config, error, asked)
+        told = _kept(config, error, asked, job)
     if as_json:
         echo_json(told)
         return
@@ -225,16 +225,18 @@ def _named(job: str, rows: Sequence[TuningRow]) -> list[TuningRow]:
     return next((found for test in tests if (found := [*filter(test, rows)])), [])
 
 
-def _name(job: str, rows: Sequence[TuningRow]) -> str:
-    """The one job that is meant; "" if it is not among them, or not clear."""
-    names = {row.job for row in _named(job, rows)}
-    return names.pop() if len(names) == 1 else ""
+def _one(job: str, found: Iterable[str]) -> str:
+    """The one job of the ``found`` that is meant, or what was written if there is none."""
+    names = sorted(set(found))
+    if len(names) > 1:
+        raise click.UsageError(f"{job!r} may be any of {', '.join(names)}. Write more of it.")
+    return names[0] if names else job
 
 
 # ---------------------------------------------------------------------------- without an agent
 
 
-def _kept(config: Config, why: WattspanError, asked: Mapping[str, str]) -> dict[str, Any]:
+def _kept(config: Config, why: WattspanError, asked: Mapping[str, str], job: str) -> dict[str, Any]:
     """The history as it stands on disk; ``why`` if there is none that can be read."""
     from wattspan.query.times import FORMS, moment
     from wattspan.store.decisions import chosen, decisions_path, read_decisions
@@ -254,14 +256,16 @@ def _kept(config: Config, why: WattspanError, asked: Mapping[str, str]) -> dict[
     if not known:
         raise why
     click.echo(f"wattspan: No agent answers; this is what stands in {path}.", err=True)
-    decisions = chosen(known, asked.get("job", ""), int(asked["limit"]), since)
+    if job and job not in (names := {one.job for one in known}):
+        job = _one(job, [name for name in names if job.casefold() in name.casefold()])
+    decisions = chosen(known, job, int(asked["limit"]), since)
     return {"emulated": emulated, "decisions": [decided_facts(one) for one in decisions]}
 
 
 # ------------------------------------------------------------------------------------- showing
 
 
-def _echo(lines: Any) -> None:
+def _echo(lines: Iterable[str]) -> None:
     for line in lines:
         click.echo(line)
 
