@@ -60,7 +60,12 @@ def oracle(bench: Bench) -> Score:
 
 
 def sweep(bench: Bench, selector: Selector) -> Score:
-    """The whole run with a sweep at its beginning. It knows of no floor but the hardware's."""
+    """The whole run with a sweep at its beginning."""
+    return bench.score(selector.value, *swept(bench, selector))
+
+
+def swept(bench: Bench, selector: Selector) -> tuple[Job, Watch]:
+    """The job after it. The sweep knows of no floor but the hardware's."""
     plant = bench.plant
     job, watch = Job(plant, bench.luck, bench.seed), Watch()
     windows: list[Window] = []
@@ -77,7 +82,7 @@ def sweep(bench: Bench, selector: Selector) -> Score:
         job.set_cap(select(selector, windows, bench.terms.budget))
         watch.commit = len(job.ends), job.time
         job.finish()
-    return bench.score(selector.value, job, watch)
+    return job, watch
 
 
 def sweep_units(bench: Bench) -> int:

@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe
-from benchmarks.tuner import calibration, results, tables
+from benchmarks.tuner import calibration, plots, results, tables
+from benchmarks.tuner.baselines import Selector, swept
 from benchmarks.tuner.cells import Cell, cells, quick
-from benchmarks.tuner.runner import Terms
+from benchmarks.tuner.runner import Bench, Terms, drive
 from benchmarks.tuner.stats import clopper_pearson, quantile
 from benchmarks.tuner.trials import OURS, each, run, summary
 
 BASELINES = ("sweep, lowest limit", "sweep, least energy", "static 80%")
 LENGTHS = (2_000, 5_000, 10_000, 24_000, 48_000)
+EXAMPLE = "a40-resnet50, CV 5 %, mild"
+_PLACES = (*range(20, 2_000, 20), *range(2_000, 24_000, 100))
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "autotune.md"
 
 
@@ -33,20 +36,28 @@ def main(words: Sequence[str] | None = None) -> None:
     if options.list:
         print("\n".join(cell.plant.name for cell in chosen))
         return
-    wanted = options.what or (["table"] if options.quick else ["table", "lengths", "calibration"])
+    wanted = options.what or (
+        ["table"] if options.quick else ["table", "lengths", "calibration", "example"]
+    )
     for what in wanted if not options.docs else ():
         print(f"{what}: {describe()}", file=sys.stderr)
-        {"table": _table, "lengths": _lengths, "calibration": _calibration}[what](chosen, options)
+        {"table": _table, "lengths": _lengths, "calibration": _calibration, "example": _example}[
+            what
+        ](chosen, options)
         print(f"{what} is done after {time.monotonic() - began:.0f} s", file=sys.stderr)
     if options.docs:
-        write_docs(results.load(options.out))
+        found = results.load(options.out)
+        write_docs(found)
+        plots.draw(found)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.tuner", description="The tuner over whole jobs."
     )
-    parser.add_argument("what", nargs="*", metavar="WHAT", help="table, lengths, calibration (all)")
+    parser.add_argument(
+        "what", nargs="*", metavar="WHAT", help="table, lengths, calibration, example"
+    )
     parser.add_argument("--quick", action="store_true", help="six cells, 40 runs each")
     parser.add_argument("--cells", nargs="*", default=[], help="only those with this in their name")
     parser.add_argument("--seeds", type=int, help="runs a cell (300; 40 with --quick)")
@@ -136,6 +147,26 @@ def _calibration(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
     if options.keep:
         for section, rows in facts.items():
             results.save(section, rows, options.out)
+
+
+def _example(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
+    """One run in full: what was set when, and how slow the run was so far."""
+    cell = next(one for one in cells() if one.plant.name == EXAMPLE)
+    bench = Bench(cell.plant, 0, Terms(turn=options.turn))
+    base = bench.truth.base_ends()
+    lines = {}
+    for name, job in (
+        (OURS, drive(cell.plant, bench.luck, 0, bench.terms)[0]),
+        (BASELINES[0], swept(bench, Selector.SLOWDOWN)[0]),
+    ):
+        lines[name] = {
+            "set": [(0.0, cell.plant.curve.original), *((at / 3600, w) for at, w in job.log)],
+            "slow": [(job.ends[at] / 3600, job.ends[at] / base[at] - 1) for at in _PLACES],
+        }
+    facts = {"cell": cell.plant.name, "budget": bench.terms.budget, "lines": lines}
+    facts["oracle"] = bench.truth.oracle(bench.terms.budget)[0]
+    if options.keep:
+        results.save("example", facts, options.out)
 
 
 def _certification(found: Sequence[calibration.Certification]) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ class Job:
         self.units: list[Unit] = []  # finished and not yet taken
         self.points: list[EnergyPoint] = []  # read and not yet taken
         self.cap = plant.curve.original
-        self.writes = 0
+        self.log: list[tuple[float, float]] = []  # what was written when
         self._luck = luck
         self._random = Random(f"{plant.name}/{seed}/job")
         self._settled = 0.0
@@ -62,7 +62,7 @@ class Job:
         self._from = self._effective()
         self.cap, self._changed = watts, self.time
         self._settled = self.time + self._random.uniform(*self.plant.settle)
-        self.writes += 1
+        self.log.append((self.time, watts))
         self._know()
 
     def become(self, curve: Curve, pace: float = 1.0) -> None:

@@ -156,7 +156,7 @@ class Bench:
             0 if self.plant.changes else sum(one <= self.terms.budget for one in watch.let_go),
             dict(watch.declines),
             f"{watch.last.move}: {watch.last.reason}" if watch.last else "",
-            job.writes,
+            len(job.log),
             hours=job.time / 3600,
             calls=watch.calls,
         )

@@ -109,6 +109,8 @@ def summary(scores: Sequence[Score], budget: float) -> dict[str, Any]:
         "over_bound": clopper_pearson(over, count, one_sided=True)[1],
         "slowdown": mean([score.slowdown for score in scores]),
         "slowdown_most": max(score.slowdown for score in scores),
+        "slowdowns": [quantile([s.slowdown for s in scores], part) for part in (0.05, 0.5, 0.95)],
+        "savings": [quantile([s.saving for s in scores], part) for part in (0.05, 0.5, 0.95)],
         "worst_ten_minutes": quantile([score.worst for score in scores], 0.5),
         "worst_ten_minutes_p99": quantile([score.worst for score in scores], 0.99),
         "saving": saving,
