@@ -95,7 +95,12 @@ class Status(Request, frozen=True, tag="status"):
 
 
 class Restore(Request, frozen=True, tag="restore"):
-    """Give everything back, whoever holds it. For root."""
+    """Give everything back, whoever holds it, imposed caps too. For root.
+
+    What somebody else has set is left; with ``accept`` it is the original from now on.
+    """
+
+    accept: bool = False
 
 
 # ------------------------------------------------------------------------------------ answers
@@ -107,6 +112,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     knob: Knob
     device: str
     name: str
+    aliases: tuple[str, ...] = ()
     minimum: int | None = None
     default: int | None = None
     maximum: int | None = None

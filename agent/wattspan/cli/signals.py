@@ -39,8 +39,11 @@ class StopRequest:
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """Turn SIGTERM, SIGINT and a lost terminal into a request, while the block runs."""
+def stop_on_signals(*, patiently: bool = False) -> Iterator[StopRequest]:
+    """Turn SIGTERM, SIGINT and a lost terminal into a request, while the block runs.
+
+    ``patiently``: a further signal ends nothing, for the program must finish what it does.
+    """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -54,7 +57,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
         if asked_at is None:
             asked_at = now
             request.ask()
-        elif now - asked_at >= IMPATIENCE:
+        elif not patiently and now - asked_at >= IMPATIENCE:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 

@@ -1,0 +1,80 @@
+"""Every knob that can be turned here, as it was last seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from wattspan.capper.protocol import Refusal
+from wattspan.model import CapKey, Knob, KnobState, Trouble
+from wattspan.ports import Actuator, ActuatorError
+
+_REFUSALS = {Trouble.DENIED: Refusal.NO_PERMISSION}
+_POWER = (Knob.GPU_POWER, Knob.CPU_POWER)
+
+
+class Devices:
+    """The actuators, and each knob's state and trouble as of the last call that told."""
+
+    def __init__(self, actuators: Sequence[Actuator]) -> None:
+        self._actuators = {actuator.knob: actuator for actuator in actuators}
+        self.states: dict[CapKey, KnobState] = {}
+        self.troubles: dict[CapKey, ActuatorError] = {}
+        self.deaf: dict[Knob, ActuatorError] = {}
+        """Kinds of knobs of which no device could be listed, and why."""
+
+    def look(self) -> None:
+        """Find what is there; a device that does not answer now keeps what was known of it."""
+        for knob, actuator in self._actuators.items():
+            try:
+                found = actuator.devices()
+            except ActuatorError as error:
+                self.deaf[knob] = error
+                continue
+            self.deaf.pop(knob, None)
+            self.states.update((state.key, state) for state in found)
+
+    def read(self, key: CapKey) -> KnobState:
+        """One knob as it is now; ActuatorError."""
+        return self._told(key, self._actuator(key).read(key.device))
+
+    def write(self, key: CapKey, value: int | None) -> KnobState:
+        """Set one knob, and read it back; ActuatorError."""
+        return self._told(key, self._actuator(key).write(key.device, value))
+
+    def failed(self, key: CapKey, error: ActuatorError) -> None:
+        """Remember why a knob could not be read or written."""
+        self.troubles[key] = error
+
+    def close(self) -> None:
+        for actuator in self._actuators.values():
+            actuator.close()
+
+    def _told(self, key: CapKey, state: KnobState) -> KnobState:
+        self.states[key] = state
+        return state
+
+    def _actuator(self, key: CapKey) -> Actuator:
+        actuator = self._actuators.get(key.knob)
+        if actuator is None:
+            raise ActuatorError(
+                f"Cannot set {key.knob} of {key.device}: no such knob is in use here; name it in"
+                " [autotune] knobs.",
+                Trouble.ABSENT,
+            )
+        return actuator
+
+
+def is_power(knob: Knob) -> bool:
+    """Whether the knob counts towards a budget of watts."""
+    return knob in _POWER
+
+
+def refusal(error: ActuatorError) -> Refusal:
+    """What the trouble of a device is in the protocol's words."""
+    return Refusal.LOCKED if error.locked else _REFUSALS.get(error.trouble, Refusal.LOST)
+
+
+def named(chosen: Iterable[str], state: KnobState) -> bool:
+    """Whether any of ``chosen`` means this device: its id, UUID, index, zone, or "*"."""
+    known = {"*", state.key.device, *state.aliases}
+    return any(one in known for one in chosen)

@@ -1,0 +1,181 @@
+"""The capper from its first line to its last: what is put together, and in which order it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from wattspan.capper.audit import Audit, Deed, Event, Hook, no_hook
+from wattspan.capper.bounds import Rules
+from wattspan.capper.ceilings import Ceilings
+from wattspan.capper.devices import Devices
+from wattspan.capper.journal import Journal
+from wattspan.capper.keeper import Keeper
+from wattspan.capper.peers import allowed_users
+from wattspan.capper.place import SOCKET, Lock, Place
+from wattspan.capper.requests import Desk
+from wattspan.capper.server import Server
+from wattspan.capper.writer import Writer
+from wattspan.config import Config
+from wattspan.model import MILLISECOND, Knob
+from wattspan.ports import Actuator, CapsError, Clock
+from wattspan.web.listening import listen_unix
+
+MODE = 0o666
+"""Anybody may knock: who is let in is decided by what the kernel says of them."""
+_TRIES, _BETWEEN = 5, 300 * MILLISECOND
+
+Log = Callable[[str], None]
+
+
+def knobs_of(config: Config) -> frozenset[Knob]:
+    """The knobs in use: those that may be tuned, those of fixed caps, all of power for a budget."""
+    caps = config.caps
+    power = {Knob.GPU_POWER, Knob.CPU_POWER}
+    return frozenset({*config.autotune.knobs, *(one.knob for one in caps.fixed), *power})
+
+
+@dataclass(frozen=True, slots=True)
+class Workings:
+    """A keeper with its journal and its record, and nobody who asks."""
+
+    keeper: Keeper
+    writer: Writer
+    journal: Journal
+    audit: Audit
+
+    def close(self) -> None:
+        self.writer.devices.close()
+
+
+def open_workings(
+    place: Place,
+    config: Config,
+    actuators: Sequence[Actuator],
+    clock: Clock,
+    log: Log,
+    hook: Hook = no_hook,
+) -> Workings:
+    """Read the journal of this boot, and see to what it says. The lock must be held."""
+    audit = Audit(place.audit, int(config.caps.log_size), hook)
+    journal = Journal(place.directory, place.boot_id)
+    journal.remove_void()
+
+    def note(deed: Deed, why: str) -> None:
+        log(why)
+        audit.record(Event(at=clock.now().wall, deed=deed, why=why))
+
+    if journal.trouble:
+        note(Deed.FAIL, journal.trouble)
+    for name in journal.void:
+        note(Deed.VOID, f"{name} is of an earlier boot, which limits do not survive: it is void.")
+    devices = Devices(actuators)
+    writer = Writer(devices, journal, clock, audit.record)
+    caps = config.caps
+    rules = Rules(config.autotune.floor, caps.floor_watts, caps.largest_step)
+    keeper = Keeper(
+        writer,
+        clock,
+        rules,
+        longest=int(caps.lease),
+        record=audit.record,
+        tunable=config.autotune.gpus,
+    )
+    devices.look()
+    return Workings(keeper, writer, journal, audit)
+
+
+def end(workings: Workings, clock: Clock, log: Log) -> tuple[CapsError, ...]:
+    """Give everything back, trying again for a second or two; what could not be given back."""
+    troubles: tuple[CapsError, ...] = ()
+    for attempt in range(_TRIES):
+        if attempt:
+            clock.sleep_until(clock.monotonic() + _BETWEEN)
+        troubles = workings.keeper.restore()
+        if not troubles:
+            break
+    for trouble in troubles:
+        log(str(trouble))
+    if troubles:
+        log(
+            f"{workings.journal.path} keeps what was not given back; `wattspan caps restore`, or"
+            " the next capper, tries again."
+        )
+    return troubles
+
+
+class Capper:
+    """One capper, ready to ``run``."""
+
+    def __init__(
+        self,
+        place: Place,
+        run_dir: Path,
+        config: Config,
+        actuators: Callable[[], Sequence[Actuator]],
+        clock: Clock,
+        log: Log,
+        *,
+        hook: Hook = no_hook,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take the lock, give back or take over what the last one left, and listen.
+
+        JournalError if there is another capper, or no place for a journal; ListenError.
+        """
+        self._clock, self._log = clock, log
+        self._troubles: set[str] = set()
+        with ExitStack() as stack:
+            lock = Lock(place)
+            stack.callback(lock.release)
+            listening = listen_unix(run_dir / SOCKET, MODE, what="requests for caps")
+            stack.callback(listening.remove)
+            stack.callback(listening.socket.close)
+            workings = open_workings(place, config, actuators(), clock, log, hook)
+            stack.callback(workings.close)
+            self._stack = stack.pop_all()
+        self._workings, self.address = workings, listening.address
+        ceilings = Ceilings(config.caps, place.ceilings, place.boot_id, clock)
+        self._desk = Desk(
+            workings.keeper, workings.writer, ceilings, config.caps, clock, workings.audit.record
+        )
+        uids, unknown = allowed_users(config.caps.users)
+        origin = config.origins.get("caps.users")
+        if unknown and origin is not None and origin.kind != "default":
+            log(f"[caps] users names {', '.join(unknown)}, whom this host does not know.")
+
+        def turned() -> None:
+            alive()
+            self._tell_troubles(ceilings)
+
+        self.server = Server(listening.socket, self._desk, clock, uids, alive=turned)
+
+    def run(self) -> tuple[CapsError, ...]:
+        """Serve until stopped, then give everything back; what could not be given back.
+
+        Before anybody is answered, what the last capper left is given back, or stays because it
+        is imposed.
+        """
+        self._record(Deed.START)
+        try:
+            self.server.run()
+        finally:
+            self._desk.ending = True
+            troubles = end(self._workings, self._clock, self._log)
+            self._record(Deed.END)
+            self.server.close()
+            self._stack.close()
+        return troubles
+
+    def _record(self, deed: Deed) -> None:
+        self._workings.audit.record(Event(at=self._clock.now().wall, deed=deed))
+
+    def _tell_troubles(self, ceilings: Ceilings) -> None:
+        """Say once what has begun to go wrong."""
+        workings = self._workings
+        now = {workings.keeper.journal_trouble, workings.audit.trouble, ceilings.trouble} - {""}
+        for trouble in sorted(now - self._troubles):
+            self._log(trouble)
+        self._troubles = now

@@ -1,0 +1,202 @@
+"""What each request does, whoever brings it; the answer to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+from wattspan.capper import protocol
+from wattspan.capper.audit import Deed, Event
+from wattspan.capper.ceilings import Ceilings, impose
+from wattspan.capper.journal import JournalError
+from wattspan.capper.keeper import Keeper, Peer
+from wattspan.capper.protocol import Refusal, Refused, Row, State
+from wattspan.config import Caps
+from wattspan.model import CapKey, CapRow
+from wattspan.ports import CapsError, Clock
+
+MOST_WISHES = 256
+MOST_JOBS = 64
+_LONGEST_WORD, _LONGEST_WHY = 200, 1000
+
+
+class Tally(Protocol):
+    """Counts what was written."""
+
+    writes: int
+    restores: int
+
+
+class Desk:
+    """Answers requests. Every answer is the state after it, or why it was not carried out."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        tally: Tally,
+        ceilings: Ceilings,
+        settings: Caps,
+        clock: Clock,
+        record: Callable[[Event], None],
+    ) -> None:
+        self.ending = False
+        self._keeper, self._tally = keeper, tally
+        self._ceilings, self._settings = ceilings, settings
+        self._clock, self._record = clock, record
+        self._introduced: set[int] = set()
+        self._told: dict[int, str] = {}
+
+    def answer(self, holder: int, peer: Peer, request: protocol.Request) -> State | Refused:
+        """Carry out one request of the connection ``holder``."""
+        try:
+            self._do(holder, peer, request)
+        except CapsError as error:
+            return self._refused(holder, peer, request, error)
+        except JournalError as error:
+            wrapped = CapsError(str(error), Refusal.NO_JOURNAL)
+            return self._refused(holder, peer, request, wrapped)
+        self._told.pop(holder, None)
+        return self.state()
+
+    def gone(self, holder: int) -> None:
+        """The connection has ended."""
+        self._introduced.discard(holder)
+        self._told.pop(holder, None)
+        self._keeper.gone(holder)
+
+    def turn(self) -> None:
+        """What is to be done every second."""
+        self._keeper.look()
+        self._impose()
+        self._keeper.turn()
+
+    @property
+    def next_lapse(self) -> int | None:
+        """When a turn is due before the second is over: a lease lapses."""
+        return self._keeper.leases.next_lapse
+
+    def state(self) -> State:
+        return State(
+            rows=[_told(row) for row in self._keeper.rows()],
+            lease=self._keeper.leases.longest,
+            ceiling=self._ceilings.limit,
+            writes=self._tally.writes,
+            restores=self._tally.restores,
+            pid=os.getpid(),
+        )
+
+    # --------------------------------------------------------------------------- inner workings
+
+    def _do(self, holder: int, peer: Peer, request: protocol.Request) -> None:
+        if self.ending and not isinstance(request, protocol.Status):
+            raise CapsError("The capper is on its way out.", Refusal.ENDING)
+        match request:
+            case protocol.Hello():
+                self._greet(holder, request)
+            case protocol.Hold():
+                self._hold(holder, peer, request)
+            case protocol.Renew():
+                self._keeper.renew(holder)
+            case protocol.Release():
+                self._keeper.release(holder, request.job)
+            case protocol.Ceiling():
+                why = _short(request.why, _LONGEST_WHY)
+                self._ceilings.ask(request.limit, why, request.ttl, peer)
+                self._keeper.suspended = False
+                self.turn()
+            case protocol.Restore():
+                self._restore(peer, request)
+
+    def _greet(self, holder: int, request: protocol.Hello) -> None:
+        if request.version != protocol.VERSION:
+            raise CapsError(
+                f"This capper speaks version {protocol.VERSION} of its protocol, not"
+                f" {request.version}; restart whichever is older.",
+                Refusal.MALFORMED,
+            )
+        self._introduced.add(holder)
+
+    def _hold(self, holder: int, peer: Peer, request: protocol.Hold) -> None:
+        if holder not in self._introduced:
+            raise CapsError("Say hello first.", Refusal.MALFORMED)
+        wishes = {CapKey(one.knob, one.device): one.value for one in request.caps}
+        if not request.job or len(request.job) > _LONGEST_WORD:
+            raise CapsError(
+                f"A job has a name of at most {_LONGEST_WORD} characters.", Refusal.MALFORMED
+            )
+        if len(wishes) != len(request.caps) or len(wishes) > MOST_WISHES:
+            raise CapsError(
+                f"A hold names each knob once, and {MOST_WISHES} at most.", Refusal.MALFORMED
+            )
+        if len(self._keeper.leases.jobs(holder) | {request.job}) > MOST_JOBS:
+            raise CapsError(f"One peer holds for {MOST_JOBS} jobs at most.", Refusal.MALFORMED)
+        self._keeper.hold(
+            holder,
+            request.job,
+            wishes,
+            _short(request.why, _LONGEST_WHY),
+            lease=request.lease,
+            peer=peer,
+        )
+
+    def _restore(self, peer: Peer, request: protocol.Restore) -> None:
+        if peer.uid not in (0, os.geteuid()):
+            raise CapsError("Only root may give everything back.", Refusal.NOT_ALLOWED)
+        troubles = self._keeper.restore(accept=request.accept)
+        if troubles:
+            raise troubles[0]
+
+    def _impose(self) -> None:
+        self._ceilings.poll()
+        self._keeper.imposed = impose(self._settings, self._ceilings.limit, self._keeper)
+
+    def _refused(
+        self, holder: int, peer: Peer, request: protocol.Request, error: CapsError
+    ) -> Refused:
+        # A tuner that asks the same again every second is on record once.
+        if self._told.get(holder) != str(error):
+            self._told[holder] = str(error)
+            self._record(
+                Event(
+                    at=self._clock.now().wall,
+                    deed=Deed.REFUSE,
+                    device=error.device,
+                    why=str(error),
+                    job=getattr(request, "job", ""),
+                    pid=peer.pid,
+                    uid=peer.uid,
+                )
+            )
+        return Refused(reason=Refusal(error.refusal), sentence=str(error), device=error.device)
+
+
+def _short(text: str, most: int) -> str:
+    """Fit to be shown to a person, and bounded."""
+    return "".join(c if c.isprintable() else " " for c in text[:most])
+
+
+def _told(row: CapRow) -> Row:
+    state, since = row.state, row.since
+    return Row(
+        knob=state.key.knob,
+        device=state.key.device,
+        name=state.name,
+        aliases=state.aliases,
+        minimum=state.minimum,
+        default=state.default,
+        maximum=state.maximum,
+        requested=state.requested,
+        enforced=state.enforced,
+        original=row.original,
+        wanted=row.wanted,
+        ceiling=row.ceiling,
+        holder=row.holder,
+        why=row.why,
+        since_mono=None if since is None else since.mono,
+        since_wall=None if since is None else since.wall,
+        expires=row.expires,
+        foreign=row.foreign,
+        usable=row.usable,
+        trouble=row.trouble,
+    )

@@ -1,0 +1,300 @@
+"""Writes to devices, each only if what stands there is what we know, and only once it is on disk.
+
+A device has no compare-and-swap of its own. So it is read just before each write; a writer who
+comes in the microseconds between is noticed when the value is read back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from wattspan.actuators.readback import is_kept
+from wattspan.capper.audit import Deed, Event
+from wattspan.capper.devices import Devices, refusal
+from wattspan.capper.journal import Entry, Journal, JournalError
+from wattspan.capper.judgement import Standing, adoptable, judge, readable
+from wattspan.capper.protocol import Refusal
+from wattspan.model import SECOND, CapKey, KnobState, Trouble
+from wattspan.ports import ActuatorError, CapsError, Clock
+
+CALM = 60 * SECOND
+"""How long an original that somebody else put back must stand before the knob is turned again."""
+LONGEST_CALM = 3600 * SECOND
+
+_UNTOUCHED = frozenset({Trouble.DENIED, Trouble.ABSENT})
+"""Troubles of which a write that ends in them has certainly not been carried out."""
+
+
+class Cause(NamedTuple):
+    """On whose behalf something is written."""
+
+    job: str = ""
+    why: str = ""
+    pid: int | None = None
+    uid: int | None = None
+
+
+class _Calm(NamedTuple):
+    since: int
+    needed: int
+
+
+class Writer:
+    """The entries of the journal, and the devices they speak of.
+
+    Every call about one knob raises CapsError: FOREIGN where it is somebody else's now, LOST
+    where it does not answer.
+    """
+
+    def __init__(
+        self, devices: Devices, journal: Journal, clock: Clock, record: Callable[[Event], None]
+    ) -> None:
+        self.devices = devices
+        self.entries: dict[CapKey, Entry] = dict(journal.entries)
+        self.writes = 0
+        self.restores = 0
+        self._journal, self._clock, self._record = journal, clock, record
+        self._inherited = set(self.entries)
+        self._calm: dict[CapKey, _Calm] = {}
+
+    def look(self, key: CapKey, *, wanted: bool) -> KnobState:
+        """Read a knob, and let go of it if it is not ours any more.
+
+        ``wanted``: whether anybody wants a cap on it, so that the original's being back there is
+        somebody else's doing and no matter of course.
+        """
+        state = self._read(key)
+        entry = self.entries.get(key)
+        inherited = key in self._inherited
+        self._inherited.discard(key)
+        if entry is None:
+            return state
+        if entry.foreign is not None:
+            self._thaw(entry, state)
+            return state
+        match judge(entry, state):
+            case Standing.UNKNOWN:
+                raise _silent(state)
+            case Standing.ORIGINAL if inherited or not (wanted and entry.written):
+                self._forget(key)
+            case Standing.ORIGINAL | Standing.FOREIGN:
+                raise self._let_go(entry, state)
+        return state
+
+    def intend(self, targets: Mapping[CapKey, int]) -> None:
+        """Have it on disk that these knobs, just looked at, are about to be set. JournalError."""
+        draft = dict(self.entries)
+        for key, value in targets.items():
+            entry, state = self.entries.get(key), self.devices.states[key]
+            if entry is not None:
+                draft[key] = replace(entry, before=state.requested, value=value, written=False)
+            else:
+                draft[key] = self._opened(state, value)
+        self._journal.save(draft)
+        self.entries = draft
+
+    def put(self, key: CapKey, cause: Cause) -> None:
+        """Carry out what is intended for ``key``, and see that it stands there afterwards."""
+        entry, state = self.entries[key], self._read(key)
+        stood = entry.original if entry.before is None else entry.before
+        if readable(key.knob) and state.requested != stood:
+            raise self._overtaken(entry, state)
+        value = entry.value
+        assert value is not None  # noqa: S101 - it was intended
+        try:
+            told = self.devices.write(key, value).requested
+        except ActuatorError as error:
+            told = self._despite(entry, stood, error)
+        if readable(key.knob):
+            if not is_kept(value, told):
+                if told == stood:
+                    self._undo(entry)
+                raise _not_honoured(state, value, told)
+            value = told if told is not None else value
+        self.entries[key] = replace(entry, value=value, before=None, written=True)
+        self.writes += 1
+        self._tell(Deed.WRITE, entry, stood, value, cause)
+
+    def give_back(self, key: CapKey, cause: Cause) -> None:
+        """Restore the original, if what stands there is ours; if the original does, be content."""
+        self.look(key, wanted=False)
+        entry = self.entries.get(key)
+        if entry is None:
+            return
+        if entry.foreign is not None:
+            raise foreign(entry)
+        stood = self.devices.states[key].requested
+        try:
+            told = self.devices.write(key, entry.original).requested
+        except ActuatorError as error:
+            self.devices.failed(key, error)
+            told = self._read(key).requested if readable(key.knob) else None
+            if not readable(key.knob) or told == stood:
+                raise failure(key, error) from None
+        original = entry.original
+        if readable(key.knob) and not (original is not None and is_kept(original, told)):
+            raise _not_honoured(self.devices.states[key], original, told)
+        self._forget(key)
+        self.restores += 1
+        self._tell(Deed.RESTORE, entry, entry.value, original, cause)
+
+    def accept(self, key: CapKey) -> None:
+        """What somebody else has written is the original from now on."""
+        self._forget(key)
+
+    def flush(self) -> None:
+        """Have on disk what is so: what was written, what was given back. JournalError."""
+        self._journal.save(self.entries)
+
+    def obeyed(self, key: CapKey) -> bool:
+        """Whether the device is not known to obey anything higher than what we set."""
+        entry, state = self.entries.get(key), self.devices.states.get(key)
+        if entry is None or state is None or not entry.written or entry.foreign is not None:
+            return True
+        ours, enforced = entry.value, state.enforced
+        return ours is None or enforced is None or not readable(key.knob) or enforced <= ours
+
+    # --------------------------------------------------------------------------- inner workings
+
+    def _read(self, key: CapKey) -> KnobState:
+        try:
+            return self.devices.read(key)
+        except ActuatorError as error:
+            self.devices.failed(key, error)
+            raise failure(key, error) from None
+
+    def _opened(self, state: KnobState, value: int) -> Entry:
+        if readable(state.key.knob) and state.requested is None:
+            raise JournalError(str(_silent(state)))
+        return Entry(
+            knob=state.key.knob,
+            device=state.key.device,
+            name=state.name,
+            original=state.requested if readable(state.key.knob) else None,
+            default=state.default,
+            minimum=state.minimum,
+            maximum=state.maximum,
+            value=value,
+            since=self._clock.now().wall,
+        )
+
+    def _despite(self, entry: Entry, stood: int | None, error: ActuatorError) -> int | None:
+        """What stands after a write that failed: it may have arrived all the same."""
+        self.devices.failed(entry.key, error)
+        if not readable(entry.knob):
+            if error.trouble in _UNTOUCHED:
+                self._undo(entry)
+            raise failure(entry.key, error) from None
+        told = self._read(entry.key).requested
+        if entry.value is None or not is_kept(entry.value, told):
+            if told == stood:
+                self._undo(entry)
+            raise failure(entry.key, error) from None
+        return told
+
+    def _undo(self, entry: Entry) -> None:
+        """The write has not been carried out: what stood there stands there."""
+        if entry.before is None:
+            self._forget(entry.key)
+        else:
+            self.entries[entry.key] = replace(entry, value=entry.before, before=None, written=True)
+
+    def _overtaken(self, entry: Entry, state: KnobState) -> CapsError:
+        """Somebody has written between our look and our write."""
+        if entry.before is None:  # we never wrote: theirs is simply what we shall find next time
+            self._forget(entry.key)
+            return foreign(replace(entry, foreign=state.requested))
+        self._undo(entry)
+        return self._let_go(entry, state)
+
+    def _let_go(self, entry: Entry, state: KnobState) -> CapsError:
+        """Adopt what somebody else has written, and leave the knob to them."""
+        theirs = replace(entry, foreign=state.requested, before=None, written=True)
+        self.entries[entry.key] = theirs
+        self._unsettle(entry.key)
+        self._tell(Deed.FOREIGN, entry, entry.value, state.requested, Cause())
+        return foreign(theirs)
+
+    def _thaw(self, entry: Entry, state: KnobState) -> None:
+        """Take a knob back once an original has stood there undisturbed for a while."""
+        present = state.requested
+        if present is None:
+            raise _silent(state)
+        if present != entry.foreign:
+            entry = replace(entry, foreign=present)
+            self.entries[entry.key] = entry
+            self._unsettle(entry.key)
+            self._tell(Deed.FOREIGN, entry, None, present, Cause())
+        calm = self._calm.get(entry.key)
+        if calm is None:
+            calm = self._calm[entry.key] = _Calm(self._clock.monotonic(), CALM)
+        if not adoptable(entry, present) or self._clock.monotonic() - calm.since < calm.needed:
+            raise foreign(entry)
+        del self.entries[entry.key]
+
+    def _unsettle(self, key: CapKey) -> None:
+        """Calm begins anew, and must last longer each time."""
+        calm = self._calm.get(key)
+        needed = CALM if calm is None else min(2 * calm.needed, LONGEST_CALM)
+        self._calm[key] = _Calm(self._clock.monotonic(), needed)
+
+    def _forget(self, key: CapKey) -> None:
+        self.entries.pop(key, None)
+        self._inherited.discard(key)
+
+    def _tell(
+        self, deed: Deed, entry: Entry, old: int | None, new: int | None, cause: Cause
+    ) -> None:
+        self._record(
+            Event(
+                at=self._clock.now().wall,
+                deed=deed,
+                knob=entry.knob,
+                device=entry.device,
+                name=entry.name,
+                old=old,
+                new=new,
+                why=cause.why,
+                job=cause.job,
+                pid=cause.pid,
+                uid=cause.uid,
+            )
+        )
+
+
+def failure(key: CapKey, error: ActuatorError) -> CapsError:
+    """A device's trouble, as whoever wanted a cap is told of it."""
+    return CapsError(str(error), refusal(error), key.device)
+
+
+def foreign(entry: Entry) -> CapsError:
+    """Why a knob that somebody else has written is left alone."""
+    return CapsError(
+        f"{entry.name or entry.device} is left alone: somebody else has set its {entry.knob} to"
+        f" {entry.foreign} {entry.knob.unit}. Find out who (`nvidia-smi`, DCGM, a Slurm prolog),"
+        " or take theirs as the new original with `wattspan caps restore --accept`.",
+        Refusal.FOREIGN,
+        entry.device,
+    )
+
+
+def _silent(state: KnobState) -> CapsError:
+    return CapsError(
+        f"{state.name} does not tell its {state.key.knob}, so it could not be given back;"
+        " it is not touched.",
+        Refusal.LOST,
+        state.key.device,
+    )
+
+
+def _not_honoured(state: KnobState, value: int | None, told: int | None) -> CapsError:
+    unit = state.key.knob.unit
+    return CapsError(
+        f"{state.name} was told {value} {unit} and shows {told} {unit}: it does not do what it"
+        " is told. Look for another power manager, or a limit set outside this system.",
+        Refusal.NOT_HONOURED,
+        state.key.device,
+    )

@@ -1,0 +1,170 @@
+"""``wattspan caps``: who holds which limit, and how to have them all back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wattspan.cli.capper import actuators, emulated_option
+from wattspan.cli.options import config_options, echo_json, json_option, load_configuration
+
+if TYPE_CHECKING:
+    from wattspan.capper.protocol import Row, State
+    from wattspan.model import CapRow
+    from wattspan.ports import Clock
+
+
+@click.group(name="caps")
+def command() -> None:
+    """Say who holds which power limit, or have all of them back."""
+
+
+@command.command()
+@config_options
+@json_option
+def status(config_file: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
+    """Say what each limit is, who holds it, since when, and why.
+
+    Exits with 6 if no capper answers.
+    """
+    config = load_configuration(config_file, settings).config
+    from wattspan.capper.client import CapperClient
+    from wattspan.capper.place import SOCKET
+    from wattspan.cli.run_directory import run_directory
+    from wattspan.clock import SystemClock
+
+    clock = SystemClock()
+    client = CapperClient(run_directory(config) / SOCKET, clock, who="wattspan caps status")
+    try:
+        client.rows()
+    finally:
+        client.close()
+    state = client.state
+    assert state is not None  # noqa: S101 - it has just answered
+    if as_json:
+        import msgspec
+
+        echo_json(msgspec.to_builtins(state))
+        return
+    for line in lines(state, clock):
+        click.echo(line)
+
+
+@command.command()
+@config_options
+@emulated_option
+@json_option
+@click.option(
+    "--accept",
+    is_flag=True,
+    help="Take what somebody else has set as the original from now on.",
+)
+def restore(
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    emulated: Path | None,
+    as_json: bool,
+    accept: bool,
+) -> None:
+    """Give every original limit back, whoever holds it. For root.
+
+    A running capper is asked to, and then holds nothing, its fixed caps and its budget neither,
+    until it is started anew or a ceiling is set. Where none runs, the journal that it left says
+    what is to be given back. A limit that somebody else has set since is left alone.
+
+    Exits with 6 if anything could not be given back.
+    """
+    config = load_configuration(config_file, settings).config
+    from wattspan.capper.place import open_place
+    from wattspan.capper.restore import restore as give_back
+    from wattspan.cli.run_directory import run_directory
+    from wattspan.clock import SystemClock
+
+    clock = SystemClock()
+    done = give_back(
+        lambda: open_place(Path(config.agent.state_dir), emulated),
+        run_directory(config),
+        config,
+        lambda: actuators(config, emulated, clock),
+        clock,
+        lambda sentence: click.echo(f"wattspan: {sentence}", err=True),
+        accept=accept,
+    )
+    if as_json:
+        facts: dict[str, Any] = {
+            "by": done.by,
+            "restored": done.restored,
+            "foreign": [row.state.key.device for row in done.foreign],
+            "troubles": list(done.troubles),
+        }
+        echo_json(facts)
+    else:
+        said = "limit was" if done.restored == 1 else "limits were"
+        click.echo(f"{done.restored} {said} given back, by the {done.by}.")
+        for row in done.foreign:
+            click.echo(f"Left alone: {_theirs(row)}")
+    if done.troubles:
+        raise click.exceptions.Exit(6)
+
+
+def _theirs(row: CapRow) -> str:
+    knob, stands = row.state.key.knob, shown(row.state.key.knob.unit, row.state.requested)
+    return f"{row.state.name}, whose {knob} somebody else has set to {stands}."
+
+
+def lines(state: State, clock: Clock) -> list[str]:
+    """What a capper says, for a person."""
+    if not state.rows:
+        return ["There is nothing here whose power could be limited."]
+    now, told = clock.now(), []
+    if state.ceiling is not None:
+        told.append(f"Ceiling of all devices together: {shown('mW', state.ceiling)}")
+    for row in state.rows:
+        told += [f"{row.name} ({row.device})", *(f"    {line}" for line in _of(row, now.mono))]
+    return told
+
+
+def _of(row: Row, now: int) -> list[str]:
+    unit = row.knob.unit
+    span = f"{shown(unit, row.minimum)} to {shown(unit, row.maximum)}"
+    told = [
+        f"{row.knob}: {shown(unit, row.requested)} of {span}, default {shown(unit, row.default)}"
+    ]
+    if row.enforced is not None and row.enforced != row.requested:
+        told.append(f"obeys {shown(unit, row.enforced)}")
+    if row.holder:
+        held = f"held for {row.holder}: {shown(unit, row.wanted)}" if row.wanted else row.holder
+        told.append(f"{held}; the original is {shown(unit, row.original)}")
+        if row.since_mono is not None:
+            told.append(f"for {_seconds(now - row.since_mono)}")
+        if row.expires is not None:
+            told.append(f"lapses in {_seconds(row.expires - now)} unless renewed")
+        if row.why:
+            told.append(f"because: {row.why}")
+    if row.ceiling is not None:
+        told.append(f"its share of the ceiling: {shown(unit, row.ceiling)}")
+    if row.trouble:
+        told.append(row.trouble)
+    return told
+
+
+def shown(unit: str, value: int | None) -> str:
+    """A setting as a person reads it."""
+    if value is None:
+        return "unknown"
+    return f"{value / 1000:g} W" if unit == "mW" else f"{value} {unit}"
+
+
+def _seconds(nanoseconds: int) -> str:
+    seconds = max(0, round(nanoseconds / 1e9))
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return (
+        f"{hours} h {minutes} min"
+        if hours
+        else f"{minutes} min {rest} s"
+        if minutes
+        else f"{rest} s"
+    )
