@@ -4,6 +4,9 @@ Pure: no clock, no I/O. ``begin`` makes the state of one knob of one job, ``step
 one observation to the next and decides, ``report`` says where it stands.
 """
 
+from wattspan.tuning.state import State
+from wattspan.tuning.step import begin, step
+from wattspan.tuning.telling import remember, report
 from wattspan.tuning.values import (
     EnergyPoint,
     Fingerprint,
@@ -27,5 +30,10 @@ __all__ = [
     "Range",
     "Remembered",
     "Report",
+    "State",
     "Unit",
+    "begin",
+    "remember",
+    "report",
+    "step",
 ]

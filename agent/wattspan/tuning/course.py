@@ -1,0 +1,409 @@
+"""The course of a search: learn, screen, prove, hold, rest; and what comes after each."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from wattspan.model import Move, Reason
+from wattspan.tuning import search, sentences
+from wattspan.tuning.known import Known
+from wattspan.tuning.outside import give_up, let_go
+from wattspan.tuning.pairs import Pairing
+from wattspan.tuning.search import affordable, block_time, pair_deviation
+from wattspan.tuning.sequence import pairs_needed
+from wattspan.tuning.spending import close
+from wattspan.tuning.state import CANDIDATES, Plan, Stage, State, drawn
+from wattspan.tuning.values import Observation
+from wattspan.tuning.watch import Raw, Sum
+
+LEARNED = 4
+"""Blocks of the original setting, until its noise is known."""
+
+_NOISY = 500.0  # pairs
+_PROBES = 0.5
+"""The part of the allowance that looking at levels may use up."""
+
+_LOST_TRACK = 4  # blocks at the original without a comparison: try again
+
+
+def judge(state: State, seen: Observation) -> State:
+    """The state after deciding on its own account."""
+    if state.stage is Stage.REST:
+        return _resting(state, seen)
+    if state.stage is Stage.LEARN:
+        return _learning(state, seen)
+    if not seen.turn and state.stage is not Stage.HOLD:
+        return _stand_back(state, seen)
+    if state.stage is Stage.SCREEN:
+        return _screening(state, seen)
+    if state.stage is Stage.PROVE:
+        return _proving(state, seen)
+    return _holding(state, seen)
+
+
+def _go(state: State, now: int, level: int, blocks: int) -> State:
+    """Ask for a level."""
+    if level == state.plan.level:
+        return replace(state, plan=Plan(level, blocks))
+    return replace(state, plan=Plan(level, blocks), before=state.plan.level, asked_at=now)
+
+
+def _arrived(state: State) -> bool:
+    """Whether the planned blocks are full."""
+    return state.tape.level == state.plan.level and state.tape.full >= state.plan.blocks
+
+
+def _probing(state: State, reason: Reason, level: int) -> State:
+    decision = sentences.probe(state, reason, level)
+    return replace(state, decision=decision)
+
+
+# ---------------------------------------------------------------------------------- the stages
+
+
+def _stand_back(state: State, seen: Observation) -> State:
+    state = _go(state, seen.now, state.top, 1)
+    if state.decision.reason is Reason.WAITING:
+        return state
+    return replace(state, decision=sentences.decline(Reason.WAITING))
+
+
+def _resting(state: State, seen: Observation) -> State:
+    awake = seen.now >= state.until and state.heard > state.asked_at
+    if not awake:
+        return state
+    return relearn(state, seen.now)
+
+
+def relearn(state: State, now: int) -> State:
+    """From the beginning, with what may still be good: the job has perhaps become another one."""
+    known = Known(variance=state.known.variance, blocks=LEARNED - 2, power=state.known.power)
+    return replace(
+        settle_account(state),
+        stage=Stage.LEARN,
+        plan=Plan(state.top, 1),
+        known=known,
+        pairing=Pairing(),
+        cusum=Sum(),
+        raw=Raw(),
+        candidate=None,
+        certified=None,
+        tried=0,
+        judged=0,
+        refined=0,
+    )
+
+
+def settle_account(state: State) -> State:
+    """What was lost and saved so far is written down for good."""
+    shape = search.curve(state)
+    return replace(
+        state,
+        spending=close(
+            state.spending,
+            lambda level: search.expected(state, level, shape)[0],
+            lambda level: search.worst(state, level, shape),
+            saved(state),
+        ),
+    )
+
+
+def saved(state: State) -> tuple[float, float, float]:
+    """Microjoules since the job last changed: low, likely, high."""
+
+    def at(sign: float, level: int) -> float:
+        seen = state.known.at(level)
+        if not seen.time.n or not seen.power.n:
+            return 0.0
+        error = 2.0 * math.hypot(
+            seen.time.deviation / math.sqrt(seen.time.n),
+            seen.power.deviation / math.sqrt(seen.power.n),
+        )
+        return seen.energy + sign * (error if seen.time.n > 1 else 2 * error)
+
+    low, likely, high = (
+        state.spending.saved(lambda level, sign=sign: at(sign, level))  # type: ignore[misc]
+        for sign in (1.0, 0.0, -1.0)
+    )
+    return low, likely, high
+
+
+def _learning(state: State, seen: Observation) -> State:
+    known, policy = state.known, state.policy
+    if not state.spending.units and not state.tape.reached:
+        return state
+    if state.ladder.rungs < 1 or policy.max_slowdown <= 0:
+        return give_up(state, seen.now, sentences.decline(Reason.NO_ROOM))
+    if known.blocks < LEARNED:
+        if state.decision.reason is Reason.BASELINE:
+            return state
+        return _probing(state, Reason.BASELINE, state.top)
+    if known.energies < 1:
+        more = ", for the energy of its devices is not known"
+        return give_up(state, seen.now, sentences.decline(Reason.NO_SIGNAL, more))
+    weight = 1.5 / policy.block_units
+    needed = pairs_needed(0.5 * state.budget, known.deviation(weight), state.error)
+    if needed > _NOISY:
+        return give_up(state, seen.now, sentences.decline(Reason.TOO_NOISY))
+    if not policy.apply:
+        if state.decision.reason is Reason.ADVICE:
+            return state
+        first = state.resume or search.start_level(state)
+        return replace(state, decision=sentences.advice(state, first, max(needed, 12.0)))
+    if not seen.turn:
+        return _stand_back(state, seen)
+    if state.resume is not None:
+        return _prove(state, seen, state.resume)
+    probe = search.start_level(state)
+    state = replace(state, stage=Stage.SCREEN, probe=probe, goal=search.screening_pairs(state))
+    return _screening(state, seen)
+
+
+def _screening(state: State, seen: Observation) -> State:
+    level, now = state.probe, seen.now
+    if state.plan.level == level:
+        if not _arrived(state):
+            return state
+        return _probing(_go(state, now, state.top, 1), Reason.SCREENING, level)
+    if state.known.at(level).time.n >= state.goal:
+        following = search.next_level(state)
+        if following is None:
+            return _choose(state, seen)
+        state = replace(state, probe=following, goal=search.screening_pairs(state))
+        level = following
+    elif not _ready_for_more(state):
+        return _probing(state, Reason.SCREENING, level) if _waited(state) else state
+    if not affordable(state, level, 2 * block_time(state), _PROBES):
+        return state
+    state = _go(state, now, level, 1)
+    return _probing(state, Reason.SCREENING, level)
+
+
+def _waited(state: State) -> bool:
+    """Whether the decision that stands is another one."""
+    return state.decision.reason not in (Reason.SCREENING, Reason.BASELINE)
+
+
+def _ready_for_more(state: State) -> bool:
+    """Whether what was capped last has been compared, or never will be."""
+    if not _arrived(state):
+        return False
+    present = state.pairing.present
+    at_top = present is not None and present.head[0].level == state.top
+    return (at_top and not state.tape.waiting) or state.tape.full >= _LOST_TRACK
+
+
+def _choose(state: State, seen: Observation) -> State:
+    """The way down has ended: what is worth to be proved?"""
+    levels = state.known.levels
+    monotone = _monotone(state)
+    if not monotone:
+        return give_up(state, seen.now, sentences.decline(Reason.NOT_MONOTONE))
+    deepest = min(levels)
+    seen_there = levels[deepest]
+    deviation = pair_deviation(state)
+    if abs(seen_there.power.mean) < 0.01 and seen_there.time.mean < 0.01 + deviation:
+        return give_up(state, seen.now, sentences.decline(Reason.INERT))
+    aim = search.target(state, search.first_pairs(state))
+    level = search.candidate(state, aim)
+    if level is None:
+        return give_up(state, seen.now, sentences.decline(Reason.NO_SAVING))
+    return _prove(state, seen, level)
+
+
+def _monotone(state: State) -> bool:
+    """Whether no lower level was surely faster than a higher one."""
+    ordered = sorted(state.known.levels.items(), reverse=True)
+    deviation = pair_deviation(state)
+    for at, (_, high) in enumerate(ordered):
+        for _, low in ordered[at + 1 :]:
+            if not high.time.n or not low.time.n:
+                continue
+            error = deviation * math.sqrt(1 / high.time.n + 1 / low.time.n)
+            if high.time.mean - low.time.mean > 0.02 + 3 * error:
+                return False
+    return True
+
+
+def _prove(state: State, seen: Observation, level: int) -> State:
+    state = replace(
+        state,
+        stage=Stage.PROVE,
+        candidate=level,
+        resume=None,
+        tried=state.tried + 1,
+        judged=state.known.at(level).time.n,
+        cusum=Sum(),
+        raw=Raw(),
+        pairing=Pairing(present=state.pairing.present),
+    )
+    return _alternate(state, seen, level)
+
+
+def _alternate(state: State, seen: Observation, level: int) -> State:
+    """A level against the original, as much of the level as the account allows."""
+    if state.plan.level == level:
+        if not _arrived(state):
+            return _certifying(state)
+        return _certifying(_go(state, seen.now, state.top, 1))
+    if not _arrived(state):
+        return _certifying(state)
+    lasts = block_time(state)
+    state, extra = drawn(state, 2)
+    for blocks in (6, 4, 2):
+        if affordable(state, level, (blocks + 2) * lasts, 0.85):
+            return _certifying(_go(state, seen.now, level, blocks + extra))
+    return _certifying(state)
+
+
+def _certifying(state: State) -> State:
+    level = state.chosen
+    again = state.known.at(level).time.n
+    shown = state.decision
+    if (
+        shown.reason is Reason.CERTIFYING
+        and shown.caps == state.ladder.caps(state.plan.level)
+        and shown.shown.get("pairs") == again
+    ):
+        return state
+    return _probing(state, Reason.CERTIFYING, level)
+
+
+def _proving(state: State, seen: Observation) -> State:
+    level = state.chosen
+    time = state.known.at(level).time
+    if state.cusum.alarmed:
+        return _over(state, seen)
+    if time.n == state.judged:
+        return _alternate(state, seen, level)
+    state = replace(state, judged=time.n)
+    if time.n >= state.policy.least_pairs and time.upper(state.error) <= state.budget:
+        return _certify(state, seen, level)
+    if time.n >= 6:
+        mean, _ = search.expected(state, level)
+        needed = pairs_needed(state.budget - mean, time.deviation, state.error)
+        if needed > max(3 * time.n, 80):
+            return _another(state, seen)
+    return _alternate(state, seen, level)
+
+
+def _certify(state: State, seen: Observation, level: int) -> State:
+    found = state.known.at(level)
+    if search.value(state, found.time.mean, found.power.mean) > -0.003:
+        return _fall_back(state, seen, Reason.NO_SAVING)
+    state = replace(
+        state,
+        stage=Stage.HOLD,
+        certified=level,
+        refined=found.time.n,
+        retries=0,
+        committed=state.committed if state.committed is not None else seen.now - state.begun,
+    )
+    return _holding(state, seen)
+
+
+def _another(state: State, seen: Observation) -> State:
+    """The candidate will not do: a higher one, or the one that did before."""
+    level = state.chosen
+    if state.certified is not None or state.tried >= CANDIDATES:
+        return _fall_back(state, seen, Reason.TOO_NOISY)
+    aim = search.target(state, max(search.first_pairs(state), state.judged))
+    above = level + max(state.ladder.step, round(0.012 * level)) - state.ladder.step
+    following = search.candidate(state, aim, above)
+    if following is None:
+        return _fall_back(state, seen, Reason.NO_SAVING)
+    return _prove(state, seen, following)
+
+
+def _fall_back(state: State, seen: Observation, reason: Reason) -> State:
+    """To the level that was certified before, if there is one."""
+    if state.certified is None:
+        return give_up(state, seen.now, sentences.decline(reason))
+    state = replace(
+        state,
+        stage=Stage.HOLD,
+        candidate=state.certified,
+        refined=max(state.known.at(state.certified).time.n, state.refined),
+        cusum=Sum(),
+        raw=Raw(),
+        pairing=Pairing(),
+    )
+    return _holding(state, seen)
+
+
+def _over(state: State, seen: Observation) -> State:
+    """The level is slower than it may be: release it, and look for a higher one after a rest."""
+    level = state.chosen
+    recent = state.known.at(level).pairs[-3:]
+    now_costs = max(sum(max(one.busy, one.span) for one in recent) / len(recent), state.budget)
+    part = min(0.7 * state.budget / now_costs, 0.9)
+    softer = state.ladder.level(state.top - (search.origin(state) - level) * part)
+    state = let_go(state, seen.now, Reason.OVER_BUDGET)
+    return replace(state, resume=softer if softer < state.top else None, certified=None)
+
+
+# --------------------------------------------------------------------------------------- hold
+
+
+def _holding(state: State, seen: Observation) -> State:
+    level = state.chosen
+    found = state.known.at(level)
+    if state.cusum.alarmed or found.time.lower(1 - state.policy.confidence) > state.budget:
+        return _over(state, seen)
+    if state.raw.changed:
+        return _changed(state, seen, level)
+    if seen.turn:
+        deeper = _deeper(state)
+        if deeper is not None:
+            return _prove(replace(state, refined=found.time.n), seen, deeper)
+    if state.plan.level != level:
+        if not _arrived(state):
+            return state
+        state, extra = drawn(state, 4)
+        state = _go(state, seen.now, level, _stay(state) + extra)
+        return replace(state, decision=sentences.hold(state, level, found))
+    hurried = (state.raw.hurried or state.cusum.suspicious) and state.tape.full >= 3
+    if _arrived(state) or (hurried and state.tape.level == level):
+        state = _go(state, seen.now, state.top, 1)
+        return _probing(state, Reason.SENTINEL, level)
+    if state.decision.move is Move.HOLD and state.decision.shown.get("pairs") == found.time.n:
+        return state
+    return replace(state, decision=sentences.hold(state, level, found))
+
+
+def _stay(state: State) -> int:
+    """Blocks until the next comparison: the fewer, the less sure the level is."""
+    level = state.chosen
+    if state.cusum.suspicious or state.raw.hurried:
+        return 3
+    time = state.known.at(level).time
+    room = (state.budget - time.upper(state.error)) / state.budget
+    return 40 if room > 0.03 and time.n >= 16 else 24
+
+
+def _deeper(state: State) -> int | None:
+    """A lower level that is worth to be proved, now that more is known."""
+    level = state.certified
+    if level is None or state.tried >= CANDIDATES or level <= state.ladder.bottom:
+        return None
+    time = state.known.at(level).time
+    if time.n < state.refined + 8 and state.refined != time.n:
+        return None
+    if state.cusum.suspicious or state.raw.hurried:
+        return None
+    pairs = max(2.0 * time.n, 32.0)
+    aim = search.target(state, pairs)
+    if aim - time.mean < max(0.06 * state.budget, 0.002):
+        return None
+    following = search.candidate(state, aim)
+    if following is None or following >= level - state.ladder.step:
+        return None
+    return following
+
+
+def _changed(state: State, seen: Observation, level: int) -> State:
+    """The job is another one: nothing that was shown of it holds, so it is shown again."""
+    state = relearn(replace(state, resume=level), seen.now)
+    state = _go(replace(state, plan=Plan(level, 1)), seen.now, state.top, 1)
+    return replace(state, decision=sentences.release(state, Reason.CHANGED, level), resume=level)

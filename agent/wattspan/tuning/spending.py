@@ -1,0 +1,114 @@
+"""The account of time lost: every second at a level is charged with what that level costs.
+
+The budget is the whole run's, so uncapped time counts in favour and exploration against. What
+a level costs is what its comparisons say, so the account is worked out anew as they come in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from wattspan.tuning.blocks import Block, Time
+
+_EMPTY: Mapping[int, int] = MappingProxyType({})
+
+
+def lost_part(slower: float) -> float:
+    """The part of a capped stretch's time that was lost, by the log ratio of its time."""
+    return 1 - math.exp(-slower)
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """Time of work by level, in nanoseconds, since the job last changed; ``closed_*`` before.
+
+    ``energy`` and ``metered`` are the energy of those blocks in which it is known, and their
+    time, by level.
+    """
+
+    elapsed: int = 0
+    units: int = 0
+    times: Mapping[int, int] = field(default_factory=lambda: _EMPTY)
+    energy: Mapping[int, float] = field(default_factory=lambda: _EMPTY)
+    metered: Mapping[int, int] = field(default_factory=lambda: _EMPTY)
+    closed_lost: float = 0.0
+    closed_bound: float = 0.0
+    closed_saved: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    exploration: float = 0.0
+
+    def lost(self, slower: Callable[[int], float]) -> float:
+        """Nanoseconds lost, if each level is slower by this log ratio."""
+        return self.closed_lost + self._sum(slower)
+
+    def bound(self, slower: Callable[[int], float]) -> float:
+        """The same with what was closed at its bound."""
+        return self.closed_bound + self._sum(slower)
+
+    def _sum(self, slower: Callable[[int], float]) -> float:
+        return sum([span * lost_part(slower(level)) for level, span in self.times.items()])
+
+    def slowdown(self, lost: float) -> float:
+        """The whole run's slowdown, if so much was lost."""
+        undisturbed = self.elapsed - lost
+        return lost / undisturbed if undisturbed > 0 else 0.0
+
+    def saved(self, energy: Callable[[int], float]) -> float:
+        """Microjoules saved since the job last changed, by each level's log ratio of energy."""
+        total = 0.0
+        for level, span in self.times.items():
+            if self.metered.get(level):
+                spent = self.energy[level] * span / self.metered[level]
+                total += spent * (math.exp(-energy(level)) - 1)
+        return total
+
+
+def allowance(budget: float, elapsed: float) -> float:
+    """What may be lost of ``elapsed`` within ``budget``."""
+    return elapsed * budget / (1 + budget)
+
+
+def spend(spending: Spending, time: Time, level: int, top: int) -> Spending:
+    """After more time at ``level``."""
+    if level == top:
+        return replace(
+            spending, elapsed=spending.elapsed + time.span, units=spending.units + time.units
+        )
+    times = {**spending.times, level: spending.times.get(level, 0) + time.span}
+    return replace(
+        spending,
+        elapsed=spending.elapsed + time.span,
+        units=spending.units + time.units,
+        times=MappingProxyType(times),
+    )
+
+
+def meter(spending: Spending, block: Block, top: int) -> Spending:
+    """After a block whose energy is known."""
+    if block.energy is None or block.level == top:
+        return spending
+    level = block.level
+    energy = {**spending.energy, level: spending.energy.get(level, 0.0) + block.energy}
+    metered = {**spending.metered, level: spending.metered.get(level, 0) + block.end - block.start}
+    return replace(spending, energy=MappingProxyType(energy), metered=MappingProxyType(metered))
+
+
+def close(
+    spending: Spending,
+    likely: Callable[[int], float],
+    bound: Callable[[int], float],
+    saved: tuple[float, float, float],
+) -> Spending:
+    """The account is closed: the job changed, and what levels cost now is not known yet."""
+    before = spending.closed_saved
+    return replace(
+        spending,
+        closed_lost=spending.lost(likely),
+        closed_bound=spending.bound(bound),
+        closed_saved=(before[0] + saved[0], before[1] + saved[1], before[2] + saved[2]),
+        times=_EMPTY,
+        energy=_EMPTY,
+        metered=_EMPTY,
+    )

@@ -1,0 +1,133 @@
+"""All that a tuner remembers from one observation to the next."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from wattspan.model import Decision, Move, Reason, Word
+from wattspan.tuning.blocks import Tape, opened
+from wattspan.tuning.known import Known
+from wattspan.tuning.ladder import Ladder
+from wattspan.tuning.pairs import Pairing
+from wattspan.tuning.spending import Spending
+from wattspan.tuning.values import Objective, Policy, Remembered
+from wattspan.tuning.watch import Raw, Sum
+
+CANDIDATES = 3
+"""Settings that may be certified one after the other; they share the error."""
+
+
+class Stage(Word):
+    """What the tuner is about."""
+
+    LEARN = "learn"  # the original setting: noise and draw
+    SCREEN = "screen"  # down in steps
+    PROVE = "prove"  # one candidate against the original
+    HOLD = "hold"
+    REST = "rest"  # uncapped, until a time
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A level, and for how many blocks."""
+
+    level: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Immutable; one knob of one job."""
+
+    policy: Policy
+    ladder: Ladder
+    stage: Stage
+    plan: Plan
+    tape: Tape
+    decision: Decision
+    begun: int
+    pairing: Pairing = field(default_factory=Pairing)
+    known: Known = field(default_factory=Known)
+    spending: Spending = field(default_factory=Spending)
+    cusum: Sum = field(default_factory=Sum)
+    raw: Raw = field(default_factory=Raw)
+    before: int = 0  # the level that was asked for before
+    asked_at: int = 0
+    heard: int = 0  # when the last unit ended
+    probe: int = 0  # the level that is screened
+    goal: int = 0  # pairs of it that are wanted before the next decision
+    candidate: int | None = None
+    judged: int = 0  # pairs of the candidate when it was last judged
+    tried: int = 0  # candidates since the job last changed
+    certified: int | None = None
+    refined: int = 0  # pairs of the certified level when a lower one was last considered
+    resume: int | None = None  # a level that was good once, to be proved first
+    until: int = 0
+    releases: tuple[int, ...] = ()
+    retries: int = 0
+    committed: int | None = None
+    draws_every: int = 0
+    luck: int = 1  # state of the order's randomness
+
+    @property
+    def top(self) -> int:
+        return self.ladder.top
+
+    @property
+    def budget(self) -> float:
+        """What the logarithm of the time per work may rise by."""
+        return math.log1p(slowdown_allowed(self.policy))
+
+    @property
+    def error(self) -> float:
+        """Of one candidate."""
+        return (1 - self.policy.confidence) / CANDIDATES
+
+    @property
+    def chosen(self) -> int:
+        """The candidate, or the top while there is none."""
+        return self.top if self.candidate is None else self.candidate
+
+    @property
+    def held(self) -> int | None:
+        """The level that is proved or held now."""
+        return self.candidate if self.stage in (Stage.PROVE, Stage.HOLD) else None
+
+
+def slowdown_allowed(policy: Policy) -> float:
+    """The budget; for the objective of time, what can hardly be told from no slowdown."""
+    if policy.objective is Objective.TIME:
+        return min(policy.max_slowdown, 0.005)
+    return policy.max_slowdown
+
+
+def start(policy: Policy, ladder: Ladder, now: int, remembered: Remembered | None) -> State:
+    """A tuner that has seen nothing yet."""
+    resume = None
+    if remembered is not None and remembered.knob is policy.knob:
+        resume = ladder.level(remembered.level)
+    return State(
+        policy=policy,
+        ladder=ladder,
+        stage=Stage.LEARN,
+        plan=Plan(ladder.top, 1),
+        tape=opened(ladder.top, now),
+        decision=Decision(Move.DECLINE, Reason.NO_SIGNAL, "No unit of work was seen yet."),
+        begun=now,
+        before=ladder.top,
+        asked_at=now,
+        heard=now,
+        resume=resume if resume is not None and resume < ladder.top else None,
+        luck=(policy.seed * 2654435761 + 40503) % 2**32 or 1,
+    )
+
+
+def drawn(state: State, sides: int) -> tuple[State, int]:
+    """A number from 0 to ``sides`` - 1, and the state after drawing it (xorshift32)."""
+    luck = state.luck
+    luck ^= (luck << 13) & 0xFFFFFFFF
+    luck ^= luck >> 17
+    luck ^= (luck << 5) & 0xFFFFFFFF
+    return replace(state, luck=luck), luck % sides

@@ -1,0 +1,98 @@
+"""From one observation to the next: what came is taken down, then it is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from wattspan.model import Decision
+from wattspan.tuning.blocks import Block, Time, stand, take
+from wattspan.tuning.course import judge
+from wattspan.tuning.known import with_block, with_pair
+from wattspan.tuning.ladder import Ladder
+from wattspan.tuning.outside import guard
+from wattspan.tuning.pairs import Pair, follow
+from wattspan.tuning.search import pair_deviation
+from wattspan.tuning.spending import meter, spend
+from wattspan.tuning.state import Stage, State, start
+from wattspan.tuning.values import Observation, Policy, Range, Remembered
+from wattspan.tuning.watch import add, look
+
+_DRAWS = 240
+
+
+def begin(
+    policy: Policy, ranges: Sequence[Range], *, now: int, remembered: Remembered | None = None
+) -> State:
+    """A tuner of one knob of one job's devices, that has seen nothing yet."""
+    return start(policy, Ladder.over(ranges), now, remembered)
+
+
+def step(state: State, seen: Observation) -> tuple[State, Decision]:
+    """What is to be done now."""
+    state = listen(state, seen)
+    guarded = guard(state, seen)
+    state = guarded if guarded is not None else judge(state, seen)
+    return state, state.decision
+
+
+def listen(state: State, seen: Observation) -> State:
+    """The state with what was seen, nothing decided yet."""
+    level = _in_force(state, seen)
+    tape = state.tape
+    if level != tape.stretches[-1].level or seen.since > tape.stretches[-1].since:
+        tape = stand(tape, level, seen.since)
+    blocks: list[Block] = []
+    times: list[Time] = []
+    if seen.units or seen.energy or tape.waiting:
+        tape, blocks, times = take(tape, state.policy, seen.units, seen.energy, seen.now)
+    if tape is not state.tape:
+        heard = max(state.heard, tape.reached) if seen.units else state.heard
+        state = replace(state, tape=tape, heard=heard)
+    if seen.draw and level == state.top and len(state.known.draws) < _DRAWS:
+        draws = (*state.known.draws, max(seen.draw.values()))
+        state = replace(state, known=replace(state.known, draws=draws))
+    spending = state.spending
+    for time in times:
+        charged = time.level if time.level is not None else min(state.plan.level, state.before)
+        spending = spend(spending, time, charged, state.top)
+    for block in blocks:
+        spending = meter(spending, block, state.top)
+    if spending is not state.spending:
+        state = replace(state, spending=spending)
+    for block in blocks:
+        state = _learn(state, block)
+    return state
+
+
+def _in_force(state: State, seen: Observation) -> int | None:
+    """The level that is in force; None if what is in force was not asked for."""
+    ladder = state.ladder
+    if not seen.in_force and state.plan.level == state.top:
+        return state.top
+    for level in (state.plan.level, state.before, state.top):
+        if ladder.stands_at(level, seen.in_force):
+            return level
+    return None
+
+
+def _learn(state: State, block: Block) -> State:
+    known = with_block(state.known, block, state.top)
+    screening = state.stage is Stage.SCREEN
+    raw = state.raw
+    if state.stage is Stage.HOLD and block.level == state.candidate:
+        raw = look(raw, block, known.deviation(1 / block.units))
+    reach = 1 if screening else 3 if state.plan.blocks >= 8 else 2
+    pairing, pair = follow(state.pairing, block, state.top, reach=reach, screening=screening)
+    state = replace(state, known=known, raw=raw, pairing=pairing)
+    return _compare(state, pair) if pair is not None else state
+
+
+def _compare(state: State, pair: Pair) -> State:
+    cusum = state.cusum
+    if pair.level == state.held:
+        usual = state.known.at(pair.level).time
+        ratio = pair.span if state.known.at(pair.level).lying else pair.busy
+        mean = usual.mean if usual.n >= 4 else 0.8 * state.budget
+        cusum = add(cusum, ratio, mean, state.budget, pair_deviation(state))
+    return replace(state, known=with_pair(state.known, pair), cusum=cusum)
