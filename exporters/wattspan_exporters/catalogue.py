@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from wattspan_exporters import draw_agent, draw_energy, draw_gpu, draw_spans
-from wattspan_exporters.metric import Instrument, Metric
+from wattspan_exporters import draw_agent, draw_energy, draw_gpu, draw_spans, draw_tuning
+from wattspan_exporters.metric import Chapter, Instrument, Metric
+from wattspan_exporters.tuning_chapter import TUNING
 
 COUNTER, UPDOWN = Instrument.COUNTER, Instrument.UPDOWN
 GAUGE, INFO = Instrument.GAUGE, Instrument.INFO
@@ -15,6 +14,8 @@ TYPED = ("hw.id", "hw.type", "provenance")
 NAMED = ("hw.id", "hw.name")
 
 ATTRIBUTES = {
+    "applied": "`true` if the job's decisions are carried out, `false` if they are advice",
+    "bound": "`lower` or `upper`, of the interval at the declared confidence",
     "clock": "`sm` or `memory`",
     "command": "the process's command name; `other` for all processes that are not listed",
     "direction": "`input` or `output`",
@@ -23,6 +24,7 @@ ATTRIBUTES = {
     "group": "the name of the container, pod, job, unit, cgroup or user",
     "group_kind": "`container`, `pod`, `job`, `unit`, `cgroup` or `user`",
     "host.name": "the host's name",
+    "holder": "who holds the cap: a job, `operator` for a fixed one, `budget` for the host's",
     "hw.driver_version": "the version of the device's driver",
     "hw.id": "the domain's stable identity: a zone such as `intel-rapl:0`, a GPU's UUID",
     "hw.model": "the device's model",
@@ -31,10 +33,17 @@ ATTRIBUTES = {
     f"repeats, or `{draw_energy.OUTSIDE_COVER}`",
     "hw.type": "`cpu`, `gpu`, `memory` or `enclosure`",
     "in_cover": "`true` if the domain is part of the disjoint set that may be summed",
-    "limit": "`minimum`, `default`, `maximum`, `requested` or `enforced`",
+    "job": "the tuned job's name, of at most 100 characters; Prometheus, whose own `job` is the "
+    "scrape's, calls it `exported_job` unless the scrape is configured with `honor_labels: true`",
+    "knob": "`gpu_power`, `gpu_clock` or `cpu_power`",
+    "limit": "`minimum`, `default`, `maximum`, `requested` or `enforced`; where the device can be "
+    "capped, `original` is what stood before the agent set anything, and `ceiling` its part of "
+    "the host's power budget",
     "method": "how the domain's energy is charged to processes; for compared energy, `counter` "
     "or `integrated`",
     "mig": "`true` if the GPU is split into instances; absent where that is not known",
+    "mode": "`off`, `advise` or `apply`",
+    "move": "`probe`, `hold`, `release` or `decline`",
     "pid": "the process id, in the agent's namespace; absent for work that outlived its process",
     "provenance": "how the figure was obtained: `measured` by an energy counter (for a power "
     "sensor: by the sensor), `derived` from measured power, `estimated` by a model of load, "
@@ -45,17 +54,10 @@ ATTRIBUTES = {
     "for all names for which there was no room",
     "source": "the counter source's name",
     "span.name": "the spans' name",
+    "state": "`waiting`, `exploring`, `holding`, `released`, `declined` or `ended`",
     "trouble": "`denied`, `absent`, `retry`, `stuck` or `malformed`",
 }
 """What each attribute means, in Markdown."""
-
-
-class Chapter(NamedTuple):
-    """Metrics that belong together, and what must be known to use them."""
-
-    title: str
-    prose: str
-    metrics: tuple[Metric, ...]
 
 
 ENERGY = Chapter(
@@ -257,7 +259,7 @@ GPUS = Chapter(
         Metric(
             "wattspan.power.limit", GAUGE, "W",
             "A power limit of the device.",
-            ("hw.id", "limit"), draw_gpu.power_limits,
+            ("hw.id", "limit"), draw_tuning.all_power_limits,
         ),
         Metric(
             "wattspan.gpu.power.average", GAUGE, "W",
@@ -427,6 +429,6 @@ AGENT = Chapter(
     ),
 )  # fmt: skip
 
-CHAPTERS = (ENERGY, ACCOUNTS, SPANS, GPUS, SOURCES, AGENT)
+CHAPTERS = (ENERGY, ACCOUNTS, SPANS, GPUS, TUNING, SOURCES, AGENT)
 
 CATALOGUE = tuple(metric for chapter in CHAPTERS for metric in chapter.metrics)

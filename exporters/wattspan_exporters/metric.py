@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from wattspan.model import Exemplar, Snapshot
 
@@ -71,6 +72,14 @@ class Metric:
         if self.unit == "1":
             return "ratio" if self.instrument is Instrument.GAUGE else ""
         return _unit_word(self.unit)
+
+
+class Chapter(NamedTuple):
+    """Metrics that belong together, and what must be known to use them."""
+
+    title: str
+    prose: str
+    metrics: tuple[Metric, ...]
 
 
 # ------------------------------------------------- OpenTelemetry's names as Prometheus names

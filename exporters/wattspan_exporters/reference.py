@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from wattspan_exporters.catalogue import ATTRIBUTES, CHAPTERS, Chapter
-from wattspan_exporters.metric import Instrument, Metric, prometheus_name
+from wattspan_exporters.catalogue import ATTRIBUTES, CHAPTERS
+from wattspan_exporters.metric import Chapter, Instrument, Metric, prometheus_name
 from wattspan_exporters.prometheus.itself import Itself
 
 _INTRODUCTION = """\
@@ -29,9 +29,10 @@ sum by (hw_type) (rate(hw_energy_joules_total{hw_parent=""}[5m]))
 ```
 
 **Honest.** Every energy and power series has a `provenance` label: `measured`, `derived`,
-`estimated` or `emulated`. It speaks of the joules; how they are divided among processes is
-`method` on `wattspan_domain_info`. A series changes its identity if its provenance changes, so
-aggregate with `without (provenance)` or `by (...)`.
+`estimated` or `emulated`; limits and caps are settings and have none. It speaks of the
+joules; how they are divided among processes is `method` on `wattspan_domain_info`. A series
+changes its identity if its provenance changes, so aggregate with `without (provenance)` or
+`by (...)`.
 
 **Rates.** Use `rate()` or `increase()` on the counters; they survive a restart of the agent.
 Prometheus takes the first value of a new series as its starting point, so what a process was

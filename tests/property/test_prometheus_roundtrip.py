@@ -18,6 +18,7 @@ from wattspan.model import (
     GroupKind,
     GroupRow,
     HwType,
+    Knob,
     Microjoules,
     PayerInfo,
     ProcessRow,
@@ -26,6 +27,7 @@ from wattspan.model import (
     SpanAccounts,
     SpanRow,
 )
+from wattspan_exporters import draw_tuning
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.metric import Instrument, Metric, Sample
 from wattspan_exporters.prometheus.render import Format, Renderer
@@ -103,6 +105,30 @@ def test_whatever_spans_are_called_their_joules_can_be_read_back(
         for row in named.values()
         for kind, energy in row.energy.items()
     }
+
+
+@given(
+    st.lists(st.tuples(names | nasty, st.sampled_from(Knob)), max_size=6, unique=True),
+    st.none() | st.floats(),
+    energies,
+    forms,
+)
+def test_whatever_jobs_are_called_what_they_saved_can_be_read_back(
+    jobs: list[tuple[str, Knob]], slowdown: float | None, saved: int, form: Format
+) -> None:
+    held = full_host().tuning.rows[0]
+    tuned = tuple(
+        replace(held, job=job, knob=knob, slowdown=slowdown, saved_surely=Microjoules(saved))
+        for job, knob in jobs
+    )
+    snapshot = replace(full_host(), tuning=replace(full_host().tuning, rows=tuned))
+    scrape = parse(Renderer().render(snapshot, form), form)
+    found = {
+        (labels.get("job", ""), labels["knob"]): joules
+        for (series, pairs), joules in scrape.items()
+        if series == "wattspan_autotune_saved_joules_total" and (labels := dict(pairs))
+    }
+    assert found == {(draw_tuning.label(job), str(knob)): saved / 10**6 for job, knob in jobs}
 
 
 @given(

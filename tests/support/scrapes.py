@@ -15,7 +15,10 @@ from support.requirements import ROOT
 from support.snapshots import CPU, GPU, MEMORY, NOON, account, process
 from wattspan.model import (
     AgentStats,
+    CapKey,
+    CapRow,
     Consumer,
+    Decision,
     Domain,
     DomainAccount,
     Exemplar,
@@ -27,19 +30,26 @@ from wattspan.model import (
     GroupRow,
     HwType,
     Instant,
+    Knob,
+    KnobState,
     Microjoules,
     Milliwatts,
+    Move,
     Nanoseconds,
     PayerInfo,
     PowerLimits,
     ProcessRow,
     Provenance,
+    Reason,
     Remainder,
     Snapshot,
     SourceHealth,
     SpanAccounts,
     SpanRow,
     Trouble,
+    TuningAccounts,
+    TuningRow,
+    TuningState,
 )
 from wattspan_exporters.prometheus.render import Format, Renderer
 
@@ -143,6 +153,7 @@ def full_host() -> Snapshot:
         gpus=(status, GpuStatus("GPU-1", at)),
         health=(SourceHealth("rapl", True, 100, 3, (denied,), 1_234_567),),
         spans=spans(),
+        tuning=tuning(),
         stats=AgentStats(
             Instant(0, NOON - 10**9), ticks=10, missed_ticks=1, cpu_seconds=1.25,
             rss_bytes=31_000_000, processes=412, late_usages=2, dropped_history=3,
@@ -172,6 +183,57 @@ def spans() -> SpanAccounts:
         received=420, refused={"invalid_id": 1}, forwarded=399, forward_drops={"full": 4},
         forward_queue=4096, open=2, deferred=512, forward_repeats=6, announcers=3,
         announcers_refused={"no_room": 1, "protocol": 0}, announcements_lost=7,
+    )  # fmt: skip
+
+
+def tuning() -> TuningAccounts:
+    """A job that is held, one with an awkward name that is declined, and caps of every kind."""
+    at = Instant(10**12, NOON)
+    hold = Decision(Move.HOLD, Reason.CERTIFIED, "Hold 560 W.", {"GPU-0": 560_000})
+    held = TuningRow(
+        "trainer/train_step", "trainer", "train_step", Knob.GPU_POWER, TuningState.HOLDING, hold,
+        at, 0.05, 0.95, ("GPU-0",), applied=True, slowdown=0.027, slowdown_bound=0.0391,
+        held_slowdown=0.031, held_bound=0.044, saving=0.182, saved=Microjoules(1_250_000_001),
+        saved_low=Microjoules(-4_000_000), saved_high=Microjoules(1_500_000_000),
+        saved_surely=Microjoules(900_000_007), exploration=Nanoseconds(11_000_000_009), pairs=46,
+        units=5_210, committed=Nanoseconds(412_000_000_000), lost=Nanoseconds(40_000_000_000),
+        decisions={(Move.PROBE, Reason.SCREENING): 7, (Move.HOLD, Reason.CERTIFIED): 2,
+                   (Move.RELEASE, Reason.OVER_BUDGET): 1},
+        allowance=Nanoseconds(81_000_000_000),
+    )  # fmt: skip
+    decline = Decision(Move.DECLINE, Reason.NO_SIGNAL, "No unit of work was seen.")
+    declined = TuningRow(
+        'quo"te\\back\nline' + "é" * 200, "llm", "", Knob.CPU_POWER, TuningState.DECLINED, decline,
+        at, 0.02, 0.95, decisions={(Move.DECLINE, Reason.NO_SIGNAL): 1},
+    )  # fmt: skip
+    power, clock, package = (
+        CapKey(Knob.GPU_POWER, "GPU-0"),
+        CapKey(Knob.GPU_CLOCK, "GPU-0"),
+        CapKey(Knob.CPU_POWER, "intel-rapl:0"),
+    )
+    return TuningAccounts(
+        "apply",
+        (held, declined),
+        (
+            CapRow(
+                KnobState(power, "H100 #0", 200_000, 700_000, 700_000, 560_000, 560_000),
+                original=700_000, wanted=560_000, ceiling=600_000, holder="trainer/train_step",
+                why="Hold 560 W.", since=at, expires=10**12 + 10**10,
+            ),
+            CapRow(
+                KnobState(clock, "H100 #0", maximum=1_980), wanted=1_500, holder="operator",
+                why="Asked for.", since=at,
+            ),
+            CapRow(
+                KnobState(package, "package-0", 0, 250_000, 250_000, 180_000, 180_000),
+                original=250_000, wanted=150_000, holder="budget", foreign=True,
+            ),
+            CapRow(
+                KnobState(CapKey(Knob.GPU_POWER, "GPU-1"), "H100 #1"), usable=False,
+                trouble="no permission",
+            ),
+        ),
+        capper=True, writes=31, restores=2, ceiling=1_200_000,
     )  # fmt: skip
 
 

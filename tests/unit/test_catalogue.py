@@ -113,6 +113,16 @@ def test_only_two_times_have_names_of_their_own() -> None:
         ("wattspan.gap.time", "wattspan_gap_seconds_total", "hw_id reason"),
         ("wattspan.power.limit", "wattspan_power_limit_watts", "hw_id limit"),
         ("wattspan.source.up", "wattspan_source_up", "source"),
+        ("wattspan.autotune.slowdown", "wattspan_autotune_slowdown_ratio", "job knob"),
+        ("wattspan.autotune.slowdown.bound", "wattspan_autotune_slowdown_bound_ratio", "job knob"),
+        ("wattspan.autotune.budget", "wattspan_autotune_budget_ratio", "job knob"),
+        ("wattspan.autotune.saved", "wattspan_autotune_saved_joules_total", "job knob provenance"),
+        (
+            "wattspan.autotune.decisions",
+            "wattspan_autotune_decisions_total",
+            "job knob move reason",
+        ),
+        ("wattspan.capper.up", "wattspan_capper_up", ""),
     ],
 )
 def test_names_that_dashboards_rely_on_stay(name: str, series: str, labels: str) -> None:
@@ -139,7 +149,10 @@ def test_every_described_attribute_is_used() -> None:
 
 @pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: metric.series)
 def test_energy_and_power_say_how_they_were_obtained(metric: Metric) -> None:
-    a_setting = metric.name == "wattspan.power.limit"  # of the device, not a figure about it
+    # of the device, not a figure about it
+    a_setting = metric.name in {
+        "wattspan.power.limit", "wattspan.cap.power", "wattspan.host.power.ceiling"
+    }  # fmt: skip
     figure = metric.unit in ("J", "W") and not a_setting
     if figure:
         assert "provenance" in metric.attributes

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 from functools import lru_cache
-from hashlib import blake2s
 
 from wattspan.model import Exemplar
+from wattspan_exporters.labels import marked
 
 MAX_LABEL = 128
 """Characters of a label value; whatever is longer is cut and marked with a digest."""
@@ -41,14 +41,9 @@ def clean(value: str) -> str:
     """``value`` as it is, unless it is too long or holds what no page should show.
 
     Control characters could rewrite the terminal of whoever looks at a scrape, and half a
-    surrogate pair (a file name that is not UTF-8) cannot be encoded at all. What had to be
-    changed is marked with a digest of the original, so that two names stay two series.
+    surrogate pair (a file name that is not UTF-8) cannot be encoded at all.
     """
-    fit = _UNPRINTABLE.sub("\ufffd", value)
-    if fit == value and len(value) <= MAX_LABEL:
-        return value
-    digest = blake2s(value.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
-    return f"{fit[: MAX_LABEL - 9]}~{digest}"
+    return marked(value, _UNPRINTABLE.sub("\ufffd", value), MAX_LABEL)
 
 
 def escape(value: str) -> str:

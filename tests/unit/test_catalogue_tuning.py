@@ -1,0 +1,245 @@
+"""What a scrape says of tuning and of caps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from prometheus_client.openmetrics import parser as openmetrics_parser
+
+from support.scrapes import full_host, parse, value
+from support.snapshots import GPU, account
+from wattspan.model import (
+    CapKey,
+    CapRow,
+    Knob,
+    KnobState,
+    Microjoules,
+    Move,
+    Provenance,
+    Reason,
+    Snapshot,
+    TuningAccounts,
+    TuningRow,
+    TuningState,
+)
+from wattspan_exporters.catalogue import CATALOGUE
+from wattspan_exporters.draw_tuning import LONGEST, RELEASES, label
+from wattspan_exporters.metric import Labels
+from wattspan_exporters.prometheus.render import Format, Renderer
+
+METRICS = {metric.series: metric for metric in CATALOGUE}
+HELD, POWER = "trainer/train_step", Knob.GPU_POWER
+
+
+def drawn(series: str, snapshot: Snapshot) -> dict[Labels, int | float]:
+    samples = list(METRICS[series].draw(snapshot))
+    assert len(dict(samples)) == len(samples), f"{series}: a series twice"
+    return dict(samples)
+
+
+def with_rows(*rows: TuningRow) -> Snapshot:
+    return replace(full_host(), tuning=replace(full_host().tuning, rows=rows))
+
+
+def with_caps(*caps: CapRow) -> Snapshot:
+    return replace(full_host(), tuning=replace(full_host().tuning, caps=caps))
+
+
+def held() -> TuningRow:
+    return full_host().tuning.rows[0]
+
+
+# --------------------------------------------------------------------------------------- jobs
+
+
+def test_a_held_job_is_told_with_its_budget_its_slowdown_and_their_bounds() -> None:
+    scrape = parse(Renderer().render(full_host(), Format.OPENMETRICS), Format.OPENMETRICS)
+    figures = {
+        "budget_ratio": 0.05,
+        "confidence_ratio": 0.95,
+        "slowdown_ratio": 0.027,
+        "slowdown_bound_ratio": 0.0391,
+        "held_slowdown_ratio": 0.031,
+        "held_slowdown_bound_ratio": 0.044,
+        "saving_ratio": 0.182,
+        "saved_joules_total": 900.000007,
+        "saved_estimate_joules": 1250.000001,
+        "exploration_seconds_total": 11.000000009,
+        "lost_seconds": 40.0,
+        "allowance_seconds": 81.0,
+        "pairs": 46,
+        "units_total": 5210,
+        "commit_seconds": 412.0,
+    }
+    for name, figure in figures.items():
+        assert value(scrape, f"wattspan_autotune_{name}", job=HELD, knob="gpu_power") == figure
+
+
+def test_what_is_not_known_of_a_job_is_absent() -> None:
+    (_, declined) = full_host().tuning.rows
+    for name in ("slowdown_ratio", "slowdown_bound_ratio", "saving_ratio", "saved_estimate_joules",
+                 "lost_seconds", "commit_seconds"):  # fmt: skip
+        jobs = {labels[0] for labels in drawn(f"wattspan_autotune_{name}", full_host())}
+        assert jobs == {HELD}, name
+    assert declined.saved_low is None
+    assert len(drawn("wattspan_autotune_saved_bound_joules", full_host())) == 2
+
+
+def test_a_saving_has_an_interval_that_may_reach_below_nothing() -> None:
+    bounds = drawn("wattspan_autotune_saved_bound_joules", full_host())
+    assert bounds == {
+        (HELD, POWER, "lower", "derived"): -4_000_000,
+        (HELD, POWER, "upper", "derived"): 1_500_000_000,
+    }
+    text = Renderer().render(full_host(), Format.TEXT).decode()
+    assert 'bound="lower",provenance="derived"} -4\n' in text
+
+
+def test_the_energy_saved_is_what_was_sure_and_not_the_estimate() -> None:
+    unlucky = replace(held(), saved=Microjoules(-5), saved_low=Microjoules(-9))
+    saved = drawn("wattspan_autotune_saved_joules_total", with_rows(unlucky))
+    assert saved == {(HELD, POWER, "derived"): 900_000_007}
+
+
+def test_a_job_is_in_one_state_and_every_other_is_zero() -> None:
+    states = drawn("wattspan_autotune_state", with_rows(held()))
+    assert states == {
+        (HELD, POWER, state): int(state is TuningState.HOLDING) for state in TuningState
+    }
+
+
+def test_decisions_are_counted_by_what_they_do_and_why() -> None:
+    counts = drawn("wattspan_autotune_decisions_total", with_rows(held()))
+    assert {labels[2:]: count for labels, count in counts.items() if count} == {
+        (Move.PROBE, Reason.SCREENING): 7,
+        (Move.HOLD, Reason.CERTIFIED): 2,
+        (Move.RELEASE, Reason.OVER_BUDGET): 1,
+    }
+
+
+def test_a_release_is_counted_from_zero_so_that_the_first_is_seen() -> None:
+    fresh = replace(held(), decisions={})
+    counts = drawn("wattspan_autotune_decisions_total", with_rows(fresh))
+    assert counts == {(HELD, POWER, Move.RELEASE, reason): 0 for reason in RELEASES}
+
+
+def test_the_decision_in_force_is_told_by_its_reason() -> None:
+    told = drawn("wattspan_autotune_decision_info", full_host())
+    assert {labels[2:] for labels in told} == {("hold", "certified"), ("decline", "no_signal")}
+
+
+def test_two_knobs_of_one_job_are_two_series_of_everything() -> None:
+    both = with_rows(held(), replace(held(), knob=Knob.CPU_POWER))
+    tuned = [metric for metric in CATALOGUE if "job" in metric.attributes]
+    assert len(tuned) > 15
+    for metric in tuned:
+        alone = len(drawn(metric.series, with_rows(held())))
+        assert len(drawn(metric.series, both)) == 2 * alone, metric.series
+
+
+@pytest.mark.parametrize(
+    "name", ["a\nb", "x\x1b[31m", "\u202eevil", "j" * 101, "é" * 5_000, "tab\t", "\ud800"]
+)
+def test_a_job_that_is_called_anything_has_a_short_printable_label(name: str) -> None:
+    fit = label(name)
+    assert fit.isprintable()
+    assert len(fit) <= LONGEST
+    assert fit != name
+    assert label(name + "!") != fit
+
+
+@pytest.mark.parametrize("name", ["trainer/train_step", "日本", "", "j" * LONGEST])
+def test_a_job_with_a_fit_name_is_called_by_it(name: str) -> None:
+    assert label(name) == name
+
+
+def test_saved_energy_is_no_more_trustworthy_than_the_devices_it_was_saved_on() -> None:
+    emulated = account("GPU-9", GPU, "H100", 1.0, (1, 1, 1), Provenance.EMULATED)
+    host = with_rows(replace(held(), devices=("GPU-0", "GPU-9")))
+    host = replace(host, domains=(*host.domains, emulated))
+    assert {labels[2] for labels in drawn("wattspan_autotune_saved_joules_total", host)} == {
+        "emulated"
+    }
+
+
+def test_a_job_whose_devices_are_not_known_is_judged_by_all_of_its_knobs_kind() -> None:
+    host = with_rows(replace(held(), devices=()), replace(held(), knob=Knob.CPU_POWER, devices=()))
+    said = {labels[1]: labels[2] for labels in drawn("wattspan_autotune_saving_ratio", host)}
+    assert said == {"gpu_power": "derived", "cpu_power": "measured"}
+
+
+# --------------------------------------------------------------------------------------- caps
+
+
+def test_a_cap_is_what_its_holder_and_the_ceiling_allow() -> None:
+    key = CapKey(POWER, "GPU-0")
+    low = CapRow(KnobState(key, ""), wanted=500_000, ceiling=400_000, holder="budget")
+    only = CapRow(KnobState(key._replace(device="GPU-1"), ""), ceiling=300_000, holder="budget")
+    assert drawn("wattspan_cap_power_watts", with_caps(low, only)) == {
+        ("GPU-0", POWER, "budget"): 400_000,
+        ("GPU-1", POWER, "budget"): 300_000,
+    }
+
+
+def test_a_clock_is_told_in_hertz_and_a_power_in_watts() -> None:
+    scrape = parse(Renderer().render(full_host(), Format.TEXT), Format.TEXT)
+    assert value(scrape, "wattspan_cap_clock_hertz", hw_id="GPU-0", holder="operator") == 1.5e9
+    assert value(scrape, "wattspan_cap_power_watts", hw_id="GPU-0") == 560
+    assert value(scrape, "wattspan_clock_limit_hertz", hw_id="GPU-0", limit="maximum") == 1.98e9
+
+
+def test_what_somebody_else_set_or_nobody_can_set_is_not_held() -> None:
+    state = KnobState(CapKey(POWER, "GPU-0"), "")
+    foreign = CapRow(state, wanted=1, holder="job", foreign=True)
+    locked = CapRow(state, wanted=1, holder="job", usable=False)
+    for row in (foreign, locked, CapRow(state, wanted=1), CapRow(state, holder="job")):
+        assert drawn("wattspan_cap_power_watts", with_caps(row)) == {}
+    assert drawn("wattspan_cap_foreign", with_caps(foreign)) == {("GPU-0", POWER): 1}
+    assert drawn("wattspan_cap_usable", with_caps(locked)) == {("GPU-0", POWER): 0}
+
+
+def test_limits_of_a_package_are_told_as_those_of_a_gpu_and_the_original_of_both() -> None:
+    limits = drawn("wattspan_power_limit_watts", full_host())
+    assert {limit: mw for (device, limit), mw in limits.items() if device == "intel-rapl:0"} == {
+        "original": 250_000,
+        "minimum": 0,
+        "default": 250_000,
+        "maximum": 250_000,
+        "requested": 180_000,
+        "enforced": 180_000,
+    }
+    gpu = {limit: mw for (device, limit), mw in limits.items() if device == "GPU-0"}
+    assert gpu["original"] == 700_000
+    assert gpu["ceiling"] == 600_000
+    assert gpu["requested"] == 650_000  # as the GPU tells itself, and once
+
+
+def test_a_capper_that_is_not_asked_for_has_no_series_and_one_that_is_gone_is_down() -> None:
+    nobody = replace(full_host(), tuning=TuningAccounts())
+    gone = replace(full_host(), tuning=TuningAccounts("apply", capper=False, writes=3))
+    for series in ("wattspan_capper_up", "wattspan_capper_writes_total"):
+        assert drawn(series, nobody) == {}
+    assert drawn("wattspan_capper_up", gone) == {(): 0}
+    assert drawn("wattspan_capper_writes_total", gone) == {(): 3}
+
+
+def test_a_host_that_tunes_nothing_says_only_that() -> None:
+    untuned = replace(full_host(), tuning=TuningAccounts())
+    names = [metric.series for metric in CATALOGUE if ".autotune." in metric.name]
+    assert [name for name in names if drawn(name, untuned)] == ["wattspan_autotune_mode_info"]
+    assert drawn("wattspan_autotune_mode_info", untuned) == {("off",): 1}
+
+
+def test_an_awkward_job_can_be_read_back_from_a_scrape() -> None:
+    document = Renderer().render(full_host(), Format.OPENMETRICS).decode()
+    families = openmetrics_parser.text_string_to_metric_families(document)
+    jobs = {
+        sample.labels["job"]
+        for family in families
+        for sample in family.samples
+        if "job" in sample.labels
+    }
+    awkward = label(full_host().tuning.rows[1].job)
+    assert jobs == {HELD, awkward}
+    assert awkward.startswith('quo"te\\back\ufffdline')
