@@ -51,6 +51,7 @@ class PowercapHost:
         trace: TracebackType | None,
     ) -> None:
         self.source.close()
+        self.engine.close()
         self.tree.close()
 
 

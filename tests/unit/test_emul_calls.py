@@ -5,39 +5,66 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-from wattspan.emulation.calls import Progress, Requests, Steps, Teller
-from wattspan.emulation.gpu_work import Serving, Training
+from wattspan.emulation.calls import Call, Lie, Requests, Steps, Teller, UnixTime
+from wattspan.emulation.deeds import Deed, DeedLog
+from wattspan.emulation.gpu_work import Finished
+from wattspan.model import SECOND, Instant
 
-LOOK = 40_000_000
-
-
-def test_training_is_told_as_one_step_after_the_other() -> None:
-    work, steps, calls = Training(step=0.5, noise=0.1, seed=3), Steps(), []
-    for turn in range(200):
-        calls += steps.see(Progress(turn * LOOK, work.done, work.done))
-        work = work.after(LOOK, 1.0)
-    assert len(calls) == work.steps - 1  # nobody saw the first begin
-    assert all(before.end == after.start for before, after in pairwise(calls))
-    assert {call.name for call in calls} == {"train_step"}
-    assert all(0.3e9 < call.end - call.start < 0.8e9 for call in calls)
+STEP = Deed(began=3 * SECOND, computed=4 * SECOND, ended=5 * SECOND, ideal=SECOND, work=256)
 
 
-def test_every_request_is_told_once_after_it_came_and_with_its_tokens() -> None:
-    work, requests, calls = Serving(rate=20.0, cost=0.03), Requests(), []
-    for turn in range(500):
-        calls += requests.see(Progress(turn * LOOK, work.done, work.arrived))
-        work = work.after(LOOK, 1.0)
-    assert len(calls) + len(requests.waiting) == round(work.arrived)
-    assert len(calls) > 300
-    for call in calls:
-        assert call.start <= call.end
-        assert call.attributes["gen_ai.usage.output_tokens"]
-    assert [call.end for call in calls] == sorted(call.end for call in calls)
+def test_a_log_numbers_what_was_finished_and_forgets_the_oldest() -> None:
+    log = DeedLog(kept=3)
+    for second in range(1, 6):
+        log.note(second * SECOND, [Finished(0.5, 0.25, 0.25, 0.2, 10)])
+    assert (log.units, log.took, log.ideal, log.work) == (5, 1_250_000_000, SECOND, 50)
+    assert [deed.ended for deed in log.since(4)] == [4_750_000_000]
+    assert len(log.since(0)) == 3, "two are forgotten, and counted"
+    assert log.since(5) == log.since(9) == ()
+    assert log.told(4)["deeds"] == [[4_500_000_000, 4_750_000_000, 4_750_000_000, 200_000_000, 10]]
+
+
+def test_a_step_is_told_as_it_was() -> None:
+    (call,) = Steps().see(STEP, Lie())
+    assert call == Call("train_step", 3 * SECOND, 5 * SECOND, {"samples": 256})
+
+
+def test_a_rank_tells_its_own_part_below_the_step() -> None:
+    (call,) = Steps(rank=1).see(STEP, Lie())
+    assert call.attributes == {"samples": 256, "rank": 1}
+    assert call.parts == (Call("compute", 3 * SECOND, 4 * SECOND, {"rank": 1}),)
+
+
+def test_a_lie_is_told_in_place_of_the_truth() -> None:
+    (call,) = Steps().see(STEP, Lie(took=SECOND // 10, samples=0))
+    assert (call.end - call.start, call.end) == (SECOND // 10, STEP.ended)
+    assert call.attributes["samples"] == 0
+
+
+def test_every_request_is_told_with_its_tokens() -> None:
+    (call,) = Requests().see(STEP, Lie())
+    assert (call.name, call.start, call.end) == ("chat", STEP.began, STEP.ended)
+    assert call.attributes["gen_ai.usage.output_tokens"]
+
+
+def test_spans_that_touch_still_do_in_unix_time_and_follow_a_clock_that_is_set() -> None:
+    unix = UnixTime(Instant(100, 1_000, 100))
+    calls = [Call("step", start, start + 10, {}) for start in (100, 110, 120)]
+    told = []
+    for turn, call in enumerate(calls):
+        unix.follow(Instant(100 + turn, 1_000 + turn * 300, 100 + turn))  # slewed a little
+        told.append(unix.of(call))
+    assert all(before.end == after.start for before, after in pairwise(told))
+    unix.follow(Instant(200, 1_100 + SECOND, 200))
+    assert unix.of(calls[0]).start == 1_000 + SECOND
 
 
 def test_a_job_goes_on_without_an_agent(tmp_path: Path) -> None:
     teller = Teller(tmp_path / "nobody.sock", "trainer")
-    for call in Steps(Progress(0, 0.5, 0.5), began=0).see(Progress(LOOK, 3.5, 3.5)):
-        teller.tell(call)
+    for number in range(3):
+        for call in Steps(rank=0).see(STEP._replace(work=number), Lie()):
+            teller.tell(call)
     teller.send(1)
-    assert len(teller._waiting) == 3
+    waiting = list(teller._waiting)
+    assert len(waiting) == 6
+    assert [span.get("parentSpanId", "") for span in waiting[:2]] == ["", waiting[0]["spanId"]]

@@ -1,8 +1,8 @@
 """Spans of a demo's jobs: what instrumented programs would say of the work on the emulated GPUs.
 
-The work goes on inside the emulated host; a job looks how far it has come, and tells of each
-training step and each request as a span, in OTLP/JSON over the agent's Unix socket, as any
-program in any language could.
+The work goes on inside the emulated host; a job asks what it has finished and exactly when, and
+tells of each training step and each request as a span, in OTLP/JSON over the agent's Unix socket,
+as any program in any language could.
 """
 
 from __future__ import annotations
@@ -14,77 +14,67 @@ import os
 import random
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from wattspan.model import MILLISECOND, SECOND
+from wattspan.emulation.deeds import Deed
+from wattspan.model import MILLISECOND, SECOND, Instant
 
-SAMPLES = 256  # in a training step
 MODEL = "emulated-70b"
 _KEPT = 1000  # spans that wait for an agent
-
-
-class Progress(NamedTuple):
-    """How far work had come at one time: units done, and units that had come in."""
-
-    at: int
-    done: float
-    arrived: float
+_DRIFT = MILLISECOND  # between the two clocks, before the one is set by the other again
 
 
 class Call(NamedTuple):
-    """One finished piece of work, as a span will tell of it. Unix nanoseconds."""
+    """One finished piece of work, as a span will tell of it. Nanoseconds."""
 
     name: str
     start: int
     end: int
     attributes: dict[str, int | str]
+    parts: tuple[Call, ...] = ()  # spans below it
+
+
+class Lie(NamedTuple):
+    """In what spans differ from the truth; by default in nothing."""
+
+    took: int | None = None  # nanoseconds that every unit is said to have taken
+    samples: int | None = None  # that every step is said to have had
+    silent: bool = False  # nothing is told at all
 
 
 class Follower(Protocol):
-    def see(self, now: Progress) -> Iterator[Call]:
-        """What has been finished since the last look."""
+    def see(self, deed: Deed, lie: Lie) -> Iterator[Call]:
+        """What is told of a unit of work."""
         ...
 
 
 @dataclass(slots=True)
 class Steps:
-    """Training: one step after the other."""
+    """Training: one step after the other; a rank's own part is a span of its own."""
 
-    last: Progress | None = None
-    began: int | None = None
+    rank: int | None = None
 
-    def see(self, now: Progress) -> Iterator[Call]:
-        last, self.last = self.last, now
-        if last is None:
-            return
-        for end in _passed(last.at, last.done, now.at, now.done):
-            if self.began is not None:  # the first was begun before anybody looked
-                yield Call("train_step", self.began, end, {"samples": SAMPLES})
-            self.began = end
+    def see(self, deed: Deed, lie: Lie) -> Iterator[Call]:
+        start = deed.began if lie.took is None else deed.ended - lie.took
+        samples = deed.work if lie.samples is None else lie.samples
+        who: dict[str, int | str] = {} if self.rank is None else {"rank": self.rank}
+        own = Call("compute", start, min(deed.computed, deed.ended), dict(who))
+        parts = () if self.rank is None else (own,)
+        yield Call("train_step", start, deed.ended, {"samples": samples, **who}, parts)
 
 
 @dataclass(slots=True)
 class Requests:
-    """Serving: requests come, wait, and are served in the order of their coming."""
+    """Serving: requests come, wait, and are served."""
 
-    last: Progress | None = None
-    waiting: deque[int] = field(default_factory=deque)
     draw: random.Random = field(default_factory=lambda: random.Random(5))  # noqa: S311
 
-    def see(self, now: Progress) -> Iterator[Call]:
-        last, self.last = self.last, now
-        if last is None:
-            return
-        came = round(now.arrived) - round(last.arrived)
-        # A burst comes in one moment; half-way between two looks is the best guess.
-        self.waiting.extend([(last.at + now.at) // 2] * came)
-        for end in _passed(last.at, last.done, now.at, now.done):
-            if self.waiting:
-                start = min(self.waiting.popleft(), end)
-                yield Call("chat", start, end, self._tokens())
+    def see(self, deed: Deed, lie: Lie) -> Iterator[Call]:
+        start = deed.began if lie.took is None else deed.ended - lie.took
+        yield Call("chat", start, deed.ended, self._tokens())
 
     def _tokens(self) -> dict[str, int | str]:
         return {
@@ -95,14 +85,25 @@ class Requests:
         }
 
 
-def _passed(start: int, low: float, end: int, high: float) -> Iterator[int]:
-    """When each whole number between ``low`` and ``high`` was reached, by a straight line."""
-    tiny = 1e-6  # 59.9999 requests are sixty
-    for whole in range(int(low + tiny) + 1, int(high + tiny) + 1):
-        yield start + round((end - start) * min(1.0, (whole - low) / (high - low)))
+class UnixTime:
+    """Unix time of monotonic times: as steady as they are, so that spans that touch still do."""
 
+    def __init__(self, now: Instant) -> None:
+        self._offset = now.wall - now.mono
 
-FOLLOWERS: dict[str, Callable[[], Follower]] = {"steps": Steps, "requests": Requests}
+    def follow(self, now: Instant) -> None:
+        """Follow a clock that was set; a slew of less than a millisecond is let be."""
+        offset = now.wall - now.mono
+        if abs(offset - self._offset) > _DRIFT:
+            self._offset = offset
+
+    def of(self, call: Call) -> Call:
+        """A call in Unix time that was told in monotonic time."""
+        return call._replace(
+            start=call.start + self._offset,
+            end=call.end + self._offset,
+            parts=tuple(self.of(part) for part in call.parts),
+        )
 
 
 class Teller:
@@ -120,10 +121,15 @@ class Teller:
 
     def tell(self, call: Call) -> None:
         self._number += 1
+        self._tell(call, (self._trace + self._number.to_bytes(4, "big")).hex(), "")
+
+    def _tell(self, call: Call, trace: str, parent: str) -> None:
+        span = os.urandom(8).hex()
         self._waiting.append(
             {
-                "traceId": (self._trace + self._number.to_bytes(4, "big")).hex(),
-                "spanId": os.urandom(8).hex(),
+                "traceId": trace,
+                "spanId": span,
+                **({"parentSpanId": parent} if parent else {}),
                 "name": call.name,
                 "kind": 1,
                 "startTimeUnixNano": str(call.start),
@@ -133,6 +139,8 @@ class Teller:
                 ],
             }
         )
+        for part in call.parts:
+            self._tell(part, trace, span)
 
     def send(self, now: int) -> None:
         """Send what waits, if it is time to. ``now`` is of any clock, always the same."""

@@ -7,6 +7,10 @@ it ends, and its directory with it. It speaks JSON, a line each way::
 
     {"do": "truth"}                  ->  {"zones": {...}, "gpus": [...]}
     {"do": "truth", "at": [MONO...]} ->  {"at": [{"zones": {...}, "gpus": [...]}, ...]}
+    {"do": "work", "job": NAME, "since": 0}  ->  {"units": 9, "took": NS, "ideal": NS, ...}
+    {"do": "steer", "job": NAME, "paused": true, ...}    {"do": "end", "job": NAME}
+    {"do": "neighbour", "gpu": 0, "load": 0.4}           ->  {"job": NAME, "pid": ...}
+    {"do": "fault", "gpu": 0, "fault": "foreign_limit", "on": 500000}
 
 Its owner talks to it by standard input; guests, who may ask for less, come by its door.
 """
@@ -16,29 +20,30 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from wattspan.clock import SystemClock
+from wattspan.emulation.breaking import break_driver, break_gpu
+from wattspan.emulation.cpu_jobs import CpuJobs
 from wattspan.emulation.cpu_load import on_sockets, open_cpu_load
 from wattspan.emulation.door import Door
-from wattspan.emulation.gpu_work import DECODE, TRAIN, Serving, Steady
+from wattspan.emulation.gpu_work import Steady
 from wattspan.emulation.gpus import EmulatedGpus
+from wattspan.emulation.jobs import Jobs
 from wattspan.emulation.powercap_engine import PowercapEngine
 from wattspan.emulation.powercap_layout import LAYOUTS
 from wattspan.emulation.powercap_runner import PowercapRunner
 from wattspan.emulation.powercap_tree import PowercapTree
-from wattspan.emulation.profiles import HostProfile, Job, profile_named
+from wattspan.emulation.profiles import KERNELS, HostProfile, profile_named
 from wattspan.emulation.workload import call_myself
 from wattspan.model import MILLISECOND
 from wattspan.ports import WattspanError
 
 GPU_STEP = 0.02  # seconds; the boards' own periods are 100 ms
 PERIOD = 10 * MILLISECOND  # of the CPU counters, unless another is asked for
-KERNELS = {"train": TRAIN, "decode": DECODE}
 
 
 class Engine:
@@ -50,45 +55,35 @@ class Engine:
         clock = SystemClock()
         self._runner: PowercapRunner | None = None
         self._gpus: EmulatedGpus | None = None
-        self._jobs: dict[str, subprocess.Popen[bytes]] = {}
+        cpus = CpuJobs()
+        sockets: Sequence[int] = ()
+        hosts: Callable[[], Sequence[float]] = tuple
         if profile.powercap is not None:
             tree = PowercapTree(directory / "sys", LAYOUTS[profile.powercap])
-            load = on_sockets(open_cpu_load(), tree.socket_of_cpu)
-            self._runner = PowercapRunner(
-                PowercapEngine(tree, profile.law, clock, load), clock, period=period
-            )
+            sockets = tree.socket_of_cpu
+            load = on_sockets(open_cpu_load(), sockets)
+            counters = PowercapEngine(tree, profile.law, clock, load)
+            self._runner = PowercapRunner(counters, clock, period=period, also=cpus.step)
             self._runner.start()
+            hosts = lambda: counters.speeds  # noqa: E731
         if profile.gpus:
-            self._gpus = EmulatedGpus(directory / "gpus", profile.gpus, clock)
+            self._gpus = EmulatedGpus(directory / "gpus", profile.gpus, clock, hosts)
             self._gpus.start(GPU_STEP)
+        self._jobs = Jobs(directory, self._gpus, cpus, sockets)
         self._door = Door(directory, self.answer_guest)
-
-    def _start(self, job: Job, agent: str) -> None:
-        arguments = [job.name, str(job.duty), *([] if job.cpu is None else ["--cpu", str(job.cpu)])]
-        if job.spans and agent:
-            arguments += ["--spans", job.spans, "--gpu", str(next(iter(job.gpus)))]
-            arguments += ["--host", str(self._directory), "--agent", agent]
-        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-m", "wattspan.emulation.workload", *arguments],
-            stdin=subprocess.PIPE,
-        )
-        self._jobs[job.name] = process
-        for gpu, work in job.gpus.items():
-            assert self._gpus is not None  # noqa: S101 - a profile with GPU work has GPUs
-            self._gpus.attach(gpu, process.pid, work, memory=job.memory, until_exit=True)
 
     def answer(self, line: str) -> dict[str, Any]:
         """The answer to one line of the conversation. Nothing that is asked ends the host."""
         try:
             return self._answer(json.loads(line))
-        except (LookupError, ValueError, WattspanError) as error:
+        except (LookupError, TypeError, ValueError, WattspanError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
     def answer_guest(self, pid: int, line: str) -> dict[str, Any]:
         """The answer to a guest, who asks for himself only: the truth, and a board's time."""
         try:
             question = json.loads(line)
-            if question["do"] not in {"truth", "attach", "load", "progress"}:
+            if question["do"] not in {"truth", "attach", "load", "deeds"}:
                 return {"error": f"not for guests: {question['do']}"}
             return self._answer({**question, "pid": pid})
         except (LookupError, TypeError, ValueError, WattspanError) as error:
@@ -102,8 +97,8 @@ class Engine:
                 return self._truth()
             case {"do": "start-jobs"}:
                 for job in self._profile.jobs:
-                    self._start(job, str(question.get("agent", "")))
-                return {"jobs": {name: process.pid for name, process in self._jobs.items()}}
+                    self._jobs.start(job, str(question.get("agent", "")))
+                return {"jobs": self._jobs.pids}
             case {
                 "do": "attach",
                 "gpu": int(gpu),
@@ -114,14 +109,28 @@ class Engine:
             case {"do": "load", "gpu": int(gpu), "pid": int(pid), "load": float() | int() as load}:
                 self._boards().drive(gpu, pid, load)
                 return {"done": "load"}
-            case {"do": "progress", "gpu": int(gpu), "pid": int(pid)}:
-                work = self._boards().work_of(gpu, pid)
-                arrived = work.arrived if isinstance(work, Serving) else work.done
-                return {"done": work.done, "arrived": arrived}
+            case {"do": "deeds", "gpu": int() | None as gpu, "pid": int(pid), "since": int(since)}:
+                told = self._jobs.deeds(pid, gpu).told(since)
+                return {**told, "lie": self._jobs.lie(pid)._asdict()}
+            case {"do": "work", "job": str(name)}:
+                return self._jobs.truth(name, question.get("since"))
+            case {"do": "steer", "job": str(name), **changes}:
+                self._jobs.steer(name, changes)
+                return {"done": "steer"}
+            case {"do": "end", "job": str(name)}:
+                self._jobs.end(name)
+                return {"done": "end"}
+            case {"do": "neighbour", "gpu": int(gpu), "load": float() | int() as load}:
+                name, pid = self._jobs.neighbour(gpu, load)
+                return {"job": name, "pid": pid}
             case {"do": "fault", "zone": str(zone), "fault": str(fault)}:
                 return self._break_zone(zone, fault)
-            case {"do": "fault", "gpu": int(gpu), "fault": str(fault), "on": bool(on)}:
-                return self._break_gpu(gpu, fault, on)
+            case {"do": "fault", "gpu": int(gpu), "fault": str(fault)}:
+                break_gpu(self._boards(), gpu, fault, question.get("on", True))
+                return {"done": fault}
+            case {"do": "fault", "fault": str(fault)}:
+                break_driver(self._boards(), fault, question.get("on", True))
+                return {"done": fault}
         return {"error": f"not understood: {question}"}
 
     def _attach(self, gpu: int, pid: int, load: float, kernel: str) -> dict[str, Any]:
@@ -172,29 +181,16 @@ class Engine:
     def _break_zone(self, zone: str, fault: str) -> dict[str, Any]:
         if self._runner is None or fault not in {
             "reset", "freeze", "vanish", "reappear", "deny", "fail", "garble", "mend",
+            "lock", "unlock",
         }:  # fmt: skip
             return {"error": f"no such fault: {fault}"}
         self._runner.between_steps(lambda engine: getattr(engine, fault)(zone))
         return {"done": fault}
 
-    def _break_gpu(self, gpu: int, fault: str, on: bool) -> dict[str, Any]:
-        if self._gpus is None or fault not in {"lost", "hang", "mig"}:
-            return {"error": f"no such fault: {fault}"}
-        getattr(self._gpus.faults, fault)(gpu, on)
-        return {"done": fault}
-
     def close(self) -> None:
         """Nobody comes in any more, jobs end when their input does; then the physics stops."""
         self._door.close()
-        for process in self._jobs.values():
-            assert process.stdin is not None  # noqa: S101 - it was asked for
-            process.stdin.close()
-        for process in self._jobs.values():
-            try:
-                process.wait(2)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        self._jobs.close()
         if self._gpus is not None:
             self._gpus.close()
         if self._runner is not None:

@@ -7,6 +7,8 @@ next. So whatever a client read in between was true, and the energy is the exact
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -21,7 +23,7 @@ from wattspan.emulation.gpu_meter import (
     mean_power,
     picojoules,
 )
-from wattspan.emulation.gpu_work import Steady, Work
+from wattspan.emulation.gpu_work import Work
 from wattspan.emulation.physics import Demand, Grant, OperatingPoint, operate
 
 SAMPLES = 72  # the driver's ring of per-process utilisation samples
@@ -52,6 +54,7 @@ class Tenant:
     work: Work
     memory: int
     kind: ProcessKind = ProcessKind.COMPUTE
+    socket: int = 0  # whose CPUs do the host's part of its work
     grant: Grant = _NO_GRANT
     energy: int = 0
     used: int = 0  # since the last utilisation sample, in millionths times nanoseconds
@@ -153,14 +156,30 @@ def new_gpu(board: Board, now: int) -> Gpu:
     )
 
 
-def step(gpu: Gpu, now: int, wall: int, asked: Controls | None = None) -> Gpu:
+def step(
+    gpu: Gpu,
+    now: int,
+    wall: int,
+    asked: Controls | None = None,
+    hosts: Sequence[float] = (),
+) -> Gpu:
     """The GPU at ``now``; ``wall`` is Unix time in nanoseconds, for the samples' stamps.
 
     ``asked`` is what clients ask at this moment; a change takes effect a cap latency later.
+    ``hosts`` is how fast the CPUs of each socket were since the last step; 1.0 if it is unknown.
     """
     if now < gpu.at:
         raise ValueError(f"time ran backwards: from {gpu.at} to {now}")
-    return _decided(_noticed(_accounted(gpu, now, wall), asked))
+    return _decided(_noticed(_accounted(gpu, now, wall, hosts), asked))
+
+
+def next_change(gpu: Gpu, hosts: Sequence[float] = ()) -> float:
+    """Seconds until something about the GPU changes by itself, if nobody asks for anything."""
+    pending = (gpu.due - gpu.at) / 1e9 if gpu.asked != gpu.controls else math.inf
+    works = (
+        tenant.work.lasts(tenant.grant.speed, _host_of(tenant, hosts)) for tenant in gpu.tenants
+    )
+    return min(pending, *works, math.inf)
 
 
 def attached(gpu: Gpu, tenant: Tenant) -> Gpu:
@@ -181,14 +200,15 @@ def detached(gpu: Gpu, pid: int) -> Gpu:
     return _decided(replace(gpu, tenants=staying, departed=tuple(departed.items())))
 
 
-def driven(gpu: Gpu, pid: int, demand: float) -> Gpu:
-    """The GPU with steady work that wants another share; ValueError if there is none."""
-    for tenant in gpu.tenants:
-        if tenant.pid == pid and isinstance(tenant.work, Steady):
-            changed = replace(tenant, work=replace(tenant.work, demand=demand))
-            tenants = tuple(changed if one is tenant else one for one in gpu.tenants)
-            return _decided(replace(gpu, tenants=tenants))
-    raise ValueError(f"process {pid} has no steady work on this GPU")
+def changed(gpu: Gpu, pid: int, change: Callable[[Work], Work]) -> Gpu:
+    """The GPU with other work for a process; ValueError if it is not there."""
+    if all(tenant.pid != pid for tenant in gpu.tenants):
+        raise ValueError(f"process {pid} is not on this GPU")
+    tenants = tuple(
+        replace(tenant, work=change(tenant.work)) if tenant.pid == pid else tenant
+        for tenant in gpu.tenants
+    )
+    return _decided(replace(gpu, tenants=tenants))
 
 
 def truth(gpu: Gpu) -> Truth:
@@ -206,7 +226,7 @@ def truth(gpu: Gpu) -> Truth:
     )
 
 
-def _accounted(gpu: Gpu, now: int, wall: int) -> Gpu:
+def _accounted(gpu: Gpu, now: int, wall: int, hosts: Sequence[float]) -> Gpu:
     """The GPU at ``now``, having drawn until then what it was said to draw."""
     elapsed, power = now - gpu.at, gpu.point.power
     energy = gpu.energy + picojoules(power, elapsed)
@@ -223,7 +243,7 @@ def _accounted(gpu: Gpu, now: int, wall: int) -> Gpu:
         energy=energy,
         latched=_latched(gpu, now),
         history=extended(gpu.history, Segment(gpu.at, now, power), keep),
-        tenants=tuple(_worked(tenant, elapsed) for tenant in gpu.tenants),
+        tenants=tuple(_worked(tenant, elapsed, hosts) for tenant in gpu.tenants),
         used=gpu.used + share * elapsed,
         capped_ns=gpu.capped_ns + elapsed * gpu.point.capped,
         throttled_ns=tuple(throttled.items()),
@@ -240,11 +260,15 @@ def _latched(gpu: Gpu, now: int) -> int:
     return gpu.latched if edge < gpu.at else gpu.energy + picojoules(gpu.point.power, edge - gpu.at)
 
 
-def _worked(tenant: Tenant, elapsed: int) -> Tenant:
+def _host_of(tenant: Tenant, hosts: Sequence[float]) -> float:
+    return hosts[tenant.socket] if tenant.socket < len(hosts) else 1.0
+
+
+def _worked(tenant: Tenant, elapsed: int, hosts: Sequence[float]) -> Tenant:
     grant = tenant.grant
     return replace(
         tenant,
-        work=tenant.work.after(elapsed, grant.speed),
+        work=tenant.work.after(elapsed, grant.speed, _host_of(tenant, hosts)),
         energy=tenant.energy + picojoules(grant.power, elapsed),
         used=tenant.used + grant.share * elapsed,
     )

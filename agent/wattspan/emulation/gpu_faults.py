@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from wattspan.emulation.gpu_engine import Controls, Throttle
 from wattspan.emulation.nvml_layout import (
+    FAULT_DEAF,
     FAULT_HANG,
     FAULT_NO_COUNTER,
     FAULT_NO_PERMISSION,
@@ -60,6 +61,10 @@ class Faults:
         """Setters are refused (NVML error 4), as they are to anybody but root."""
         self._flag(gpu, FAULT_NO_PERMISSION, on)
 
+    def deaf(self, gpu: int, on: bool = True) -> None:
+        """Limits are set with success and stay as they were, as by some setters of real drivers."""
+        self._flag(gpu, FAULT_DEAF, on)
+
     def no_energy_counter(self, gpu: int, on: bool = True) -> None:
         """The energy counter is not supported, as in many virtual machines."""
         self._flag(gpu, FAULT_NO_COUNTER, on)
@@ -85,6 +90,13 @@ class Faults:
     def take_reset(self, gpu: int) -> int | None:
         """A pending reset, once."""
         return self._resets.pop(gpu, None)
+
+    def reload_driver(self, gpu: int) -> None:
+        """The driver was unloaded and loaded: limit and clocks are its defaults, energy is 0."""
+        record = self._file.record(gpu)
+        record.clock_request = record.memory_clock_request = 0
+        self._resets[gpu] = 0
+        self.foreign_limit(gpu, int(record.identity.limit_default))
 
     def foreign_limit(self, gpu: int, milliwatts: int) -> None:
         """Another client requests a power limit, as a person with nvidia-smi would."""

@@ -6,12 +6,15 @@ it. Time comes from the given clock. Call ``step`` often (10 ms is good), or ``s
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import cast
 
+from wattspan.emulation.deeds import DeedLog
 from wattspan.emulation.gpu_boards import BOARDS, Board
 from wattspan.emulation.gpu_engine import (
     Controls,
@@ -20,16 +23,18 @@ from wattspan.emulation.gpu_engine import (
     Tenant,
     Truth,
     attached,
+    changed,
     detached,
-    driven,
     new_gpu,
+    next_change,
     step,
     truth,
 )
 from wattspan.emulation.gpu_faults import Faults
 from wattspan.emulation.gpu_publication import describe, publish
+from wattspan.emulation.gpu_ranks import Rank, met, waited
 from wattspan.emulation.gpu_truth import Spendings, TruthLog
-from wattspan.emulation.gpu_work import Work
+from wattspan.emulation.gpu_work import Steady, Work
 from wattspan.emulation.nvml_layout import MAX_GPUS, MAX_PROCESSES, HostRecord
 from wattspan.emulation.nvml_state import EmulationError, GpuFile
 from wattspan.ports import Clock
@@ -44,12 +49,23 @@ _PROC = Path("/proc")
 class EmulatedGpus:
     """Emulated boards in a file that NVML clients read. Safe to use from several threads."""
 
-    def __init__(self, path: Path, boards: Sequence[Board | str], clock: Clock) -> None:
-        """Create ``path``. ``boards`` are values of ``gpu_boards`` or their keys ("h100")."""
+    def __init__(
+        self,
+        path: Path,
+        boards: Sequence[Board | str],
+        clock: Clock,
+        hosts: Callable[[], Sequence[float]] = tuple,
+    ) -> None:
+        """Create ``path``. ``boards`` are values of ``gpu_boards`` or their keys ("h100").
+
+        ``hosts`` tells how fast the CPUs of each socket are just now, 1.0 being full speed.
+        """
         if not 0 < len(boards) <= MAX_GPUS:
             raise EmulationError(f"A host has 1 to {MAX_GPUS} emulated GPUs, not {len(boards)}.")
         kinds = [board_named(board) if isinstance(board, str) else board for board in boards]
         self._clock = clock
+        self._hosts = hosts
+        self._deeds: dict[tuple[int, int], DeedLog] = {}
         self._lock = threading.RLock()
         self._followed: set[tuple[int, int]] = set()
         self._outside = [Controls(limit=board.limits[1]) for board in kinds]
@@ -125,6 +141,7 @@ class EmulatedGpus:
         memory: int = _GIB,
         kind: ProcessKind = ProcessKind.COMPUTE,
         until_exit: bool = False,
+        socket: int = 0,
     ) -> None:
         """Put a process on a GPU; ``until_exit`` takes it off when that process is gone.
 
@@ -136,7 +153,7 @@ class EmulatedGpus:
                 raise ValueError(f"GPU {gpu} already has {MAX_PROCESSES} processes")
             if present.memory_used + memory > present.board.memory:
                 raise ValueError(f"GPU {gpu} has too little memory left for process {pid}")
-            tenant = Tenant(pid, work, memory, kind)
+            tenant = Tenant(pid, work, memory, kind, socket)
             self._advance(gpu, lambda state: attached(state, tenant))
             if until_exit:
                 self._followed.add((gpu, pid))
@@ -155,8 +172,35 @@ class EmulatedGpus:
 
         ValueError if it is not there, or if its work decides for itself.
         """
+
+        def driven(work: Work) -> Work:
+            if not isinstance(work, Steady):
+                raise ValueError(  # noqa: TRY004 - no error of type, but of what was asked
+                    f"process {pid} has no steady work on this GPU"
+                )
+            return replace(work, demand=demand)
+
+        self.change_work(gpu, pid, driven)
+
+    def change_work(self, gpu: int, pid: int, change: Callable[[Work], Work]) -> None:
+        """Let a process do something else from now on; ValueError if it is not there."""
         with self._lock:
-            self._advance(gpu, lambda state: driven(state, pid, demand))
+            self._advance(gpu, lambda state: changed(state, pid, change))
+
+    def cap_latency(self, gpu: int, nanoseconds: int) -> None:
+        """How long a limit takes from being noticed to being in force, from now on."""
+        with self._lock:
+            self._advance(
+                gpu,
+                lambda state: replace(state, board=replace(state.board, cap_latency=nanoseconds)),
+            )
+
+    def deeds(self, gpu: int, pid: int) -> DeedLog:
+        """The units of work that a process has finished on a GPU, those of the dead too."""
+        with self._lock:
+            if any(tenant.pid == pid for tenant in self._gpus[gpu].tenants):
+                self._advance(gpu)
+            return self._deeds.get((gpu, pid)) or DeedLog()
 
     def detach(self, gpu: int, pid: int) -> None:
         """Take a process off a GPU; what it spent stays in the truth."""
@@ -167,10 +211,11 @@ class EmulatedGpus:
     # -------------------------------------------------------------------------------- time
 
     def step(self) -> None:
-        """Bring every GPU to the present."""
+        """Bring every GPU to the present, and let ranks go on that have met."""
         with self._lock:
             for index in range(len(self._gpus)):
                 self._advance(index)
+            self._meet()
 
     def run(self, seconds: float, every: float = 0.01) -> None:
         """Let ``seconds`` of the clock pass, stepping; with a manual clock, at once."""
@@ -207,13 +252,19 @@ class EmulatedGpus:
         self.close()
 
     def _keep_stepping(self, every: float) -> None:
-        period, steps = round(every * 1e9), 0
+        # Work that stops or begins between two steps is looked at just then, so that a board's
+        # power has the edges that its work has, and not those of a clock.
+        period, least, follow = round(every * 1e9), round(every * 1e9 / 20), 0
         while not self._stop.is_set():
             self.step()
-            if steps % 10 == 0:
+            now = self._clock.monotonic()
+            if now >= follow:
                 self._follow()
-            steps += 1
-            self._clock.sleep_until(self._clock.monotonic() + period)
+                follow = now + 10 * period
+            with self._lock:
+                hosts = self._hosts()
+                change = min(next_change(gpu, hosts) for gpu in self._gpus)
+            self._clock.sleep_until(now + max(least, min(period, math.ceil(min(1, change) * 1e9))))
 
     def _follow(self) -> None:
         for gpu, pid in tuple(self._followed):
@@ -232,12 +283,41 @@ class EmulatedGpus:
             now = self._clock.now()
             asked = self._asked(index)
             before = self._gpus[index]
-            gpu = step(before, max(now.mono, before.at), now.wall, asked)
+            gpu = step(before, max(now.mono, before.at), now.wall, asked, self._hosts())
             if (origin := self.faults.take_reset(index)) is not None:
                 gpu = replace(gpu, origin=gpu.energy - origin, latched=gpu.energy)
             self._gpus[index] = gpu = gpu if change is None else change(gpu)
+            self._note_deeds(index)
             self._logs[index].note(gpu)
             publish(live, gpu, record.mig != 0, before)
+
+    def _note_deeds(self, index: int) -> None:
+        gpu = self._gpus[index]
+        for tenant in gpu.tenants:
+            if tenant.work.finished:
+                log = self._deeds.setdefault((index, tenant.pid), DeedLog())
+                log.note(gpu.at, tenant.work.finished)
+
+    def _meet(self) -> None:
+        """Let synchronous ranks that all have computed their step begin the next."""
+        places: dict[str, list[tuple[int, int, Rank]]] = {}
+        for index, gpu in enumerate(self._gpus):
+            for tenant in gpu.tenants:
+                if isinstance(work := tenant.work, Rank):
+                    places.setdefault(work.group, []).append((index, tenant.pid, work))
+        for found in places.values():
+            if not met([work for _, _, work in found]):
+                continue
+            last = max(self._gpus[index].at - waited(work) for index, _, work in found)
+            for index, pid, _ in found:
+                self._let_go(index, pid, last)
+
+    def _let_go(self, index: int, pid: int, last: int) -> None:
+        def go(gpu: Gpu) -> Gpu:
+            ago = (gpu.at - last) / 1e9
+            return changed(gpu, pid, lambda work: cast("Rank", work).let_go(ago))
+
+        self._advance(index, go)
 
     def _asked(self, index: int) -> Controls:
         record = self._file.record(index)

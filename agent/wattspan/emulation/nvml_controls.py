@@ -17,7 +17,7 @@ from wattspan.emulation.nvml_calls import (
     put,
     target,
 )
-from wattspan.emulation.nvml_layout import FAULT_NO_PERMISSION
+from wattspan.emulation.nvml_layout import FAULT_DEAF, FAULT_NO_PERMISSION
 from wattspan.emulation.nvml_readings import requested_limit
 
 _POWER_VALUE_V2 = 0x200_000C
@@ -72,6 +72,8 @@ def _request_limit(device: Device, milliwatts: int) -> None:
     device.refuse_if(FAULT_NO_PERMISSION, NO_PERMISSION)
     if not identity.limit_min <= milliwatts <= identity.limit_max:
         raise Refused(INVALID_ARGUMENT)
+    if record.faults & FAULT_DEAF:
+        return
     serial = ((record.limit_request >> 32) + 1) & 0xFFFF_FFFF
     record.limit_request = serial << 32 | milliwatts
 

@@ -152,6 +152,7 @@ FAULT_NO_PERMISSION = 2  # setters are refused
 FAULT_NO_COUNTER = 4  # no energy counter
 FAULT_NO_POWER = 8  # no power reading
 FAULT_NO_PROCESSES = 16  # no process lists and no process utilisation
+FAULT_DEAF = 32  # setters of limits succeed, and nothing comes of it
 
 KINDS = ("compute", "graphics", "mps")
 NO_INSTANCE = 0xFFFF_FFFF

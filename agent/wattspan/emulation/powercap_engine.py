@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from wattspan.emulation.powercap_law import CpuLaw
 from wattspan.emulation.powercap_layout import EmulatedZone, zone_at
+from wattspan.emulation.powercap_limits import PackageLimits
 from wattspan.emulation.powercap_tree import PowercapTree
 from wattspan.model import MILLISECOND, Microjoules
 from wattspan.ports import Clock
@@ -48,6 +49,8 @@ class PowercapEngine:
         self._cpus = [tree.socket_of_cpu.count(s) for s in range(tree.layout.sockets)]
         self._elapsed = 0
         self._busy: tuple[int, ...] = tuple(0 for _ in self._load_start)
+        self.limits = PackageLimits(tree, law)
+        self._paid: tuple[int, ...] = self._busy
         self._zero = {zone.directory: zone.start for zone in tree.layout.zones}  # in steps
         self._still: set[str] = set()  # zones whose file is not written
         self._write_all()
@@ -57,16 +60,30 @@ class PowercapEngine:
         elapsed = (self._clock.monotonic() - self._start) // self._period * self._period
         if elapsed <= self._elapsed:
             return
-        self._elapsed = elapsed
-        self._busy = tuple(
-            now - then for now, then in zip(self._load(), self._load_start, strict=True)
+        busy = tuple(now - then for now, then in zip(self._load(), self._load_start, strict=True))
+        worked = tuple(now - then for now, then in zip(busy, self._busy, strict=True))
+        parts = self.limits.parts(elapsed - self._elapsed, worked)
+        self._paid = tuple(
+            paid + (now if part == 1.0 else int(now * part))
+            for paid, now, part in zip(self._paid, worked, parts, strict=True)
         )
+        self._elapsed, self._busy = elapsed, busy
         self._write_all()
 
     @property
     def busy(self) -> tuple[int, ...]:
         """CPU nanoseconds on each socket since the engine was made, up to the last step."""
         return self._busy
+
+    @property
+    def paid(self) -> tuple[int, ...]:
+        """The part of ``busy`` whose active energy was spent; less than all of it under limits."""
+        return self._paid
+
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """How fast each socket's CPUs are under its power limits; 1.0 without them."""
+        return self.limits.speeds
 
     @property
     def elapsed(self) -> int:
@@ -79,7 +96,7 @@ class PowercapEngine:
         return self._start + self._elapsed
 
     def truth(self, cpu_ns: int, kind: str = "package") -> Microjoules:
-        """The active energy of a process that spent ``cpu_ns`` on one socket's CPUs."""
+        """The active energy of a process that spent ``cpu_ns`` on one socket's CPUs, uncapped."""
         return self.law.active(kind, cpu_ns)
 
     def energy(self, zone: str) -> Microjoules:
@@ -89,6 +106,10 @@ class PowercapEngine:
     def energies(self) -> Mapping[str, Microjoules]:
         """``energy`` of every zone of the layout."""
         return {zone.directory: self.energy(zone.directory) for zone in self.tree.layout.zones}
+
+    def close(self) -> None:
+        """Let go of the limits' files; the tree stays where it is."""
+        self.limits.close()
 
     # ------------------------------------------------------------------------------ faults
 
@@ -152,10 +173,18 @@ class PowercapEngine:
             self.tree.open_counter(zone)
         self._write(zone_at(self.tree.layout, zone))
 
+    def lock(self, zone: str) -> None:
+        """Firmware locks the limits of a zone as they are: what is written does not stick."""
+        self.limits.lock(zone, on=True)
+
+    def unlock(self, zone: str) -> None:
+        """Undo ``lock``."""
+        self.limits.lock(zone, on=False)
+
     # ------------------------------------------------------------------------------ values
 
     def _picojoules(self, zone: EmulatedZone) -> int:
-        return self.law.picojoules(zone.meter, self._elapsed, self._busy, self._cpus)
+        return self.law.picojoules(zone.meter, self._elapsed, self._busy, self._cpus, self._paid)
 
     def _steps(self, zone: EmulatedZone) -> int:
         return self._picojoules(zone) // (zone.step * 1000)

@@ -1,7 +1,8 @@
 """The law by which an emulated host turns CPU time into energy.
 
 Pure and linear, so that the energy of any process is known exactly from its CPU time: a socket
-draws its idle power always, and a fixed number of joules for each second that a CPU is busy.
+draws its idle power always, and a fixed number of joules for each second that a CPU is busy. Under
+a power limit each busy second costs less, by the same part for every process, and gets less done.
 No real processor is that simple; that is the point, the truth is known.
 """
 
@@ -36,26 +37,34 @@ class CpuLaw:
         return energy_at(power, cpu_ns)
 
     def picojoules(
-        self, meter: Meter, elapsed: int, busy: Sequence[int], cpus: Sequence[int]
+        self,
+        meter: Meter,
+        elapsed: int,
+        busy: Sequence[int],
+        cpus: Sequence[int],
+        paid: Sequence[int] | None = None,
     ) -> int:
         """What ``meter`` has counted after ``elapsed`` ns, in 1e-12 J, exactly.
 
         ``busy`` is the CPU time of each socket since the start, ``cpus`` how many CPUs it has.
+        ``paid`` is the part of that time whose active energy the package spent: all of it,
+        unless a power limit slowed its CPUs down.
         """
         socket = meter.socket
+        paid = busy if paid is None else paid
         if meter.kind == "psys":
             boards = self.board_idle * elapsed
             return boards + sum(
-                self.picojoules(Meter(kind, number), elapsed, busy, cpus)
+                self.picojoules(Meter(kind, number), elapsed, busy, cpus, paid)
                 for number in range(len(busy))
                 for kind in ("package", "dram")
             )
         whole = {
-            "package": self.package_idle * elapsed + self.package_active * busy[socket],
+            "package": self.package_idle * elapsed + self.package_active * paid[socket],
             "dram": self.dram_idle * elapsed + self.dram_active * busy[socket],
-            "core": self.package_active * busy[socket] * self.core_percent // 100,
+            "core": self.package_active * paid[socket] * self.core_percent // 100,
             "lead-core": self.package_active
-            * busy[socket]
+            * paid[socket]
             * self.core_percent
             // (100 * max(1, cpus[socket])),
             "uncore": self.package_idle * elapsed * self.uncore_percent // 100,

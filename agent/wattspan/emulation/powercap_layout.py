@@ -35,7 +35,7 @@ class EmulatedZone:
 
     The counter counts ``step`` nanojoules at a time and wraps after ``turn`` steps; ``start``
     is where it stands when the host starts, in steps. ``spec_watts`` is PL1's thermal
-    specification; 0 for a zone without constraints.
+    specification; 0 for a zone without constraints. ``locked``: firmware keeps its constraints.
     """
 
     directory: str
@@ -45,6 +45,7 @@ class EmulatedZone:
     turn: int = 2**32
     start: int = 0
     spec_watts: int = 0
+    locked: bool = False  # firmware has locked the limits: writes do not stick
 
     @property
     def max_range(self) -> int:
@@ -81,7 +82,7 @@ def _package(socket: int, directory: str, *, dram: int | None = SERVER_DRAM) -> 
 
 def _client() -> list[EmulatedZone]:
     return [
-        EmulatedZone("intel-rapl:0", "package-0", Meter("package"), spec_watts=28),
+        EmulatedZone("intel-rapl:0", "package-0", Meter("package"), spec_watts=65),
         EmulatedZone("intel-rapl:0:0", "core", Meter("core")),
         EmulatedZone("intel-rapl:0:1", "uncore", Meter("uncore")),
         EmulatedZone("intel-rapl:1", "psys", Meter("psys")),
@@ -123,7 +124,7 @@ def _build() -> Mapping[str, PowercapLayout]:
         EmulatedZone("intel-rapl:1", "psys", Meter("psys"), step=10**9),
         *_package(1, "intel-rapl:2", dram=COARSE),
     ]
-    mmio = EmulatedZone("intel-rapl-mmio:0", "package-0", Meter("package"), spec_watts=28)
+    mmio = EmulatedZone("intel-rapl-mmio:0", "package-0", Meter("package"), spec_watts=65)
     many = [zone for socket in range(12) for zone in _package(socket, f"intel-rapl:{socket:x}")]
     layouts = (
         PowercapLayout(
@@ -137,6 +138,15 @@ def _build() -> Mapping[str, PowercapLayout]:
             "one-socket Xeon, memory with a counter of its own",
             1,
             tuple(_package(0, "intel-rapl:0")),
+        ),
+        PowercapLayout(
+            "xeon-1s-locked",
+            "one-socket Xeon whose power limits the firmware has locked",
+            1,
+            tuple(
+                replace(zone, locked=True) if zone.spec_watts else zone
+                for zone in _package(0, "intel-rapl:0")
+            ),
         ),
         PowercapLayout(
             "wrapping",

@@ -15,9 +15,16 @@ class PowercapRunner:
     """Calls ``engine.step`` every ``period`` nanoseconds until it is stopped."""
 
     def __init__(
-        self, engine: PowercapEngine, clock: Clock, *, period: int = 10 * MILLISECOND
+        self,
+        engine: PowercapEngine,
+        clock: Clock,
+        *,
+        period: int = 10 * MILLISECOND,
+        also: Callable[[int, Sequence[float]], object] = lambda _at, _speeds: None,
     ) -> None:
+        """``also`` is told of each step: its time, and how fast the sockets were until then."""
         self._engine = engine
+        self._also = also
         self._clock = clock
         self._period = period
         self._log = CounterLog()
@@ -53,6 +60,7 @@ class PowercapRunner:
 
     def _step(self) -> None:
         self._engine.step()
+        self._also(self._engine.at, self._engine.speeds)
         self._log.note(self._engine.at, self._engine.energies())
 
     def _run(self) -> None:

@@ -40,6 +40,7 @@ class PowercapTree:
         self.layout = layout
         self.socket_of_cpu = _spread(max(cpus or os.cpu_count() or 1, layout.sockets), layout)
         self._directory_of = {zone.directory: zone.directory for zone in layout.zones}
+        self.generation = 0  # moves when zones come or go
         self._counters: dict[str, int] = {}  # write descriptors, by the layout's directory id
         self._build()
 
@@ -56,6 +57,7 @@ class PowercapTree:
     def add(self, zone: EmulatedZone, directory: str | None = None) -> None:
         """Register ``zone``, under another directory id than the layout's if one is given."""
         self._directory_of[zone.directory] = directory or zone.directory
+        self.generation += 1
         path = self.path(zone.directory)
         path.mkdir(parents=True, exist_ok=True)
         _write(path / "name", zone.name)
@@ -65,7 +67,8 @@ class PowercapTree:
         if zone.spec_watts:
             for number, name, watts in ((0, "long_term", 1.0), (1, "short_term", 1.2)):
                 _write(path / f"constraint_{number}_name", name)
-                limit = round(zone.spec_watts * watts * 1e6)
+                # In eighths of a watt, as hardware keeps it.
+                limit = int(zone.spec_watts * watts * 8) * 125_000
                 _write(path / f"constraint_{number}_power_limit_uw", str(limit))
                 _write(path / f"constraint_{number}_time_window_us", "999424")
             _write(path / "constraint_0_max_power_uw", str(zone.spec_watts * 1_000_000))
@@ -78,6 +81,7 @@ class PowercapTree:
         The kernel lets descriptors into a removed zone fail with ENODEV. An ordinary file
         cannot; it is emptied first, so that a held descriptor reads nothing.
         """
+        self.generation += 1
         path = self.path(zone)
         for below in sorted(path.glob("*:*"), reverse=True):
             self._unlink(below)

@@ -6,16 +6,37 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from wattspan.emulation.gpu_work import Resident, Serving, Training, Work
+from wattspan.emulation.gpu_curves import published_curve
+from wattspan.emulation.gpu_ranks import Rank
+from wattspan.emulation.gpu_serving import Batching, Serving
+from wattspan.emulation.gpu_work import (
+    DECODE,
+    LARGE_MODEL,
+    PREFILL,
+    TRAIN,
+    Resident,
+    Steps,
+    Training,
+    Work,
+)
+from wattspan.emulation.physics import Kernel
 from wattspan.emulation.powercap_law import CpuLaw
 from wattspan.ports import ConfigError
+
+KERNELS: Mapping[str, Kernel] = {
+    "train": TRAIN,
+    "decode": DECODE,
+    "prefill": PREFILL,
+    "large-model": LARGE_MODEL,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """A real process of the demo: how busy it keeps one CPU, and its work on each GPU.
 
-    Its CPU time is real; its GPU time exists on the emulated boards only.
+    Its CPU time is real; its GPU time exists on the emulated boards only. ``work`` is that of a
+    job without a GPU, as fast as the CPUs of its socket.
     """
 
     name: str
@@ -23,7 +44,9 @@ class Job:
     cpu: int | None = None  # pinned there, as training jobs are
     gpus: Mapping[int, Work] = field(default_factory=dict)
     memory: int = 4 << 30  # bytes on each of its GPUs
-    spans: Literal["", "steps", "requests"] = ""  # what it tells of its work on its first GPU
+    spans: Literal["", "steps", "requests"] = ""  # what it tells of its work, on its first GPU
+    service: str = ""  # under which service; "" is its name
+    work: Work | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +64,15 @@ class HostProfile:
 _SERVER = CpuLaw(package_idle=62_000, package_active=11_000, dram_idle=7_000, dram_active=1_800)
 _LAPTOP = CpuLaw(package_idle=3_000, package_active=6_000, dram_idle=800, dram_active=500)
 
+_BATCH = CpuLaw(package_idle=55_000, package_active=95_000, dram_idle=7_000, dram_active=1_800)
+"""Each of this machine's CPUs stands for many of the emulated package's."""
+
+_STEP = Steps(step=0.12, host=0.03, noise=0.03, seed=1)
 _TRAINER = Job(
     "trainer",
-    duty=0.30,
+    duty=0.25,
     cpu=0,
-    gpus={0: Training(step=0.6, host=0.12, noise=0.03, seed=1)},
+    gpus={0: Training(_STEP, kernel=LARGE_MODEL)},
     memory=61 << 30,
     spans="steps",
 )
@@ -59,9 +86,15 @@ _SERVER_JOB = Job(
 )
 
 
-def _trainer(seed: int, memory: int) -> Job:
-    work = Training(step=0.5, noise=0.03, seed=seed)
-    return Job("trainer", 0.3, 0, {0: work}, memory, "steps")
+def _trainer(seed: int, memory: int, step: float = 0.5, kernel: Kernel = TRAIN) -> Job:
+    work = Training(Steps(step, noise=0.03, seed=seed), kernel=kernel)
+    return Job("trainer", 0.25, 0, {0: work}, memory, "steps")
+
+
+def _rank(number: int, slower: float) -> Job:
+    steps = Steps(step=0.12 * slower, host=0.03, noise=0.02, seed=7 + number)
+    work = Rank("trainer", number, 2, steps, kernel=LARGE_MODEL)
+    return Job(f"rank-{number}", 0.1, number, {number: work}, 40 << 30, "steps", "trainer")
 
 
 PROFILES: Mapping[str, HostProfile] = {
@@ -96,7 +129,7 @@ PROFILES: Mapping[str, HostProfile] = {
             "epyc-2s",
             _SERVER,
             ("a40",),
-            (_trainer(seed=3, memory=20 << 30),),
+            (_trainer(3, 20 << 30, 0.2, published_curve("A40", "bert")),),
         ),
         HostProfile(
             "wrapping",
@@ -120,6 +153,32 @@ PROFILES: Mapping[str, HostProfile] = {
             _SERVER,
             ("p100",),
             (_trainer(seed=4, memory=4 << 30),),
+        ),
+        HostProfile(
+            "synchronous-h100",
+            "two H100-class GPUs with one synchronous training job, whose second rank has more "
+            "to do",
+            "xeon-2s",
+            _SERVER,
+            ("h100", "h100"),
+            (_rank(0, slower=1.0), _rank(1, slower=1.12)),
+        ),
+        HostProfile(
+            "serving-h100",
+            "one H100-class GPU that serves requests side by side",
+            "xeon-1s",
+            _SERVER,
+            ("h100",),
+            (Job("server", 0.15, 0, {0: Batching(seed=5)}, 60 << 30, "requests"),),
+        ),
+        HostProfile(
+            "batch",
+            "one-socket server without a GPU, with a CPU-bound job that its power limit can slow",
+            "xeon-1s",
+            _BATCH,
+            jobs=(
+                Job("cruncher", 0.9, 0, spans="steps", work=Training(Steps(0.1, 0.02, 0.02, 6))),
+            ),
         ),
     )
 }

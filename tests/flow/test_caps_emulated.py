@@ -1,0 +1,308 @@
+"""Limits that another process writes on an emulated host: what comes of them, and how soon."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.waiting import eventually
+from wattspan.clock import SystemClock
+from wattspan.emulation.host import EmulatedHost
+from wattspan.emulation.nvml import EmulatedNvml
+from wattspan.emulation.profiles import PROFILES, profile_named
+from wattspan.ports import WattspanError
+
+CAPPED_TIME = 74  # NVML's field: nanoseconds for which a power cap held the clock down
+WRITER = """
+import sys
+from pathlib import Path
+from wattspan.emulation.nvml import EmulatedNvml
+nvml = EmulatedNvml(Path(sys.argv[1]))
+nvml.nvmlInit()
+nvml.nvmlDeviceSetPowerManagementLimit(nvml.nvmlDeviceGetHandleByIndex(0), int(sys.argv[2]))
+"""
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[EmulatedHost]:
+    with EmulatedHost(profile_named("one-socket-h100")) as host:
+        host.start_jobs()
+        yield host
+
+
+class Board:
+    """The first board of a host as any client sees it."""
+
+    def __init__(self, host: EmulatedHost) -> None:
+        self.nvml: Any = EmulatedNvml(host.directory / "gpus")
+        self.nvml.nvmlInit()
+        self._handle = self.nvml.nvmlDeviceGetHandleByIndex(0)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        call = getattr(self.nvml, f"nvmlDevice{name}")
+        return lambda *arguments: call(self._handle, *arguments)
+
+    @property
+    def capped_ns(self) -> int:
+        (field,) = self.GetFieldValues([CAPPED_TIME])
+        return int(field.value.ullVal)
+
+
+@pytest.fixture
+def board(host: EmulatedHost) -> Iterator[Board]:
+    board = Board(host)
+    yield board
+    host.ask(do="fault", gpu=0, fault="foreign_limit", on=700_000)
+    host.ask(do="fault", gpu=0, fault="cap_latency", on=50)
+    eventually(lambda: board.GetEnforcedPowerLimit() == 700_000, "the limit is back")
+
+
+def stretch(host: EmulatedHost, seconds: float) -> float:
+    """How much longer than ideal the trainer's next steps are, over some seconds."""
+    before = host.ask(do="work", job="trainer")
+    wanted = before["units"] + round(seconds / 0.12)
+    eventually(lambda: host.ask(do="work", job="trainer")["units"] >= wanted, "steps are done")
+    after = host.ask(do="work", job="trainer")
+    return float((after["took"] - before["took"]) / (after["ideal"] - before["ideal"]))
+
+
+def test_a_limit_of_another_process_acts_on_all_that_can_be_seen_of_the_board(
+    host: EmulatedHost, board: Board
+) -> None:
+    assert stretch(host, 0.5) == pytest.approx(1.0, abs=1e-6)
+    capped, clock = board.capped_ns, SystemClock()
+    command = [sys.executable, "-c", WRITER, str(host.directory / "gpus"), "400000"]
+    subprocess.run(command, check=True)
+    assert board.GetPowerManagementLimit() == 400_000, "what was asked shows at once"
+    eventually(lambda: board.GetEnforcedPowerLimit() == 400_000, "it is enforced")
+    stretch(host, 0.25)
+    since = clock.monotonic(), board.GetTotalEnergyConsumption(), board.capped_ns
+    assert stretch(host, 2) == pytest.approx(1.215, abs=0.005)
+    until = clock.monotonic(), board.GetTotalEnergyConsumption(), board.capped_ns
+    elapsed = until[0] - since[0]
+    # The counter moves ten times a second, so up to 40 J are on either side of the edges.
+    watts = (until[1] - since[1]) / 1e3 / (elapsed / 1e9)
+    assert 350 < watts < 425
+    assert capped < since[2] < until[2]
+    assert 0.9 < (until[2] - since[2]) / elapsed <= 1.01
+    assert host.ask(do="truth")["gpus"][0]["energy"] > 0
+
+
+def test_a_limit_takes_its_latency_and_little_more(host: EmulatedHost, board: Board) -> None:
+    """Documented: noticed within 20 ms, in force a latency later; the rest is this machine's."""
+    clock = SystemClock()
+    took = {}
+    for latency, limits in ((0, (500, 600, 500)), (400, (610, 510, 610))):
+        host.ask(do="fault", gpu=0, fault="cap_latency", on=latency)
+        times = []
+        for watts in limits:
+            began = clock.monotonic()
+            board.SetPowerManagementLimit(watts * 1000)
+            assert board.GetEnforcedPowerLimit() != watts * 1000 or not latency
+            eventually(lambda w=watts: board.GetEnforcedPowerLimit() == w * 1000, "it is enforced")
+            times.append((clock.monotonic() - began) / 1e6)
+        took[latency] = statistics.median(times)
+    assert took[400] >= 400
+    assert took[400] - took[0] == pytest.approx(400, abs=200)
+
+
+def test_a_foreign_writer_and_a_limit_from_out_of_band_are_seen(
+    host: EmulatedHost, board: Board
+) -> None:
+    host.ask(do="fault", gpu=0, fault="foreign_limit", on=550_000)
+    assert board.GetPowerManagementLimit() == 550_000
+    host.ask(do="fault", gpu=0, fault="enforce_at_most", on=450_000)
+    eventually(lambda: board.GetEnforcedPowerLimit() == 450_000, "the lower one is enforced")
+    assert board.GetPowerManagementLimit() == 550_000, "nobody asked for that"
+    host.ask(do="fault", gpu=0, fault="enforce_at_most", on=None)
+    eventually(lambda: board.GetEnforcedPowerLimit() == 550_000, "it is over")
+
+
+def test_a_limit_may_be_refused_ignored_or_lost_with_the_board(
+    host: EmulatedHost, board: Board
+) -> None:
+    host.ask(do="fault", gpu=0, fault="no_permission", on=True)
+    with pytest.raises(board.nvml.NVMLError_NoPermission):
+        board.SetPowerManagementLimit(500_000)
+    host.ask(do="fault", gpu=0, fault="no_permission", on=False)
+    host.ask(do="fault", gpu=0, fault="deaf", on=True)
+    board.SetPowerManagementLimit(500_000)
+    assert board.GetPowerManagementLimit() == 700_000
+    host.ask(do="fault", gpu=0, fault="deaf", on=False)
+    host.ask(do="fault", gpu=0, fault="lost", on=True)
+    with pytest.raises(board.nvml.NVMLError_GpuIsLost):
+        board.SetPowerManagementLimit(500_000)
+    host.ask(do="fault", gpu=0, fault="lost", on=False)
+    board.SetPowerManagementLimit(500_000)
+    assert board.GetPowerManagementLimit() == 500_000
+
+
+def test_a_driver_that_is_loaded_anew_has_its_defaults(host: EmulatedHost, board: Board) -> None:
+    board.SetPowerManagementLimit(500_000)
+    board.SetGpuLockedClocks(345, 1500)
+    eventually(lambda: board.GetEnforcedPowerLimit() == 500_000, "it is enforced")
+    host.ask(do="fault", fault="driver_gone", on=True)
+    with pytest.raises(board.nvml.NVMLError_DriverNotLoaded):
+        board.GetPowerManagementLimit()
+    spent = host.ask(do="truth")["gpus"][0]["energy"]
+    host.ask(do="fault", gpu=0, fault="reload_driver")
+    host.ask(do="fault", fault="driver_gone", on=False)
+    assert board.GetPowerManagementLimit() == 700_000
+    assert board.GetTotalEnergyConsumption() * 1000 < spent
+    eventually(lambda: board.GetEnforcedPowerLimit() == 700_000, "the default is enforced")
+    eventually(lambda: not board.GetCurrentClocksEventReasons() & 0x2, "no clock is locked")
+
+
+def test_a_hot_board_slows_down_for_a_reason_of_its_own(host: EmulatedHost, board: Board) -> None:
+    host.ask(do="fault", gpu=0, fault="hw_thermal", on=True)
+    eventually(lambda: board.GetCurrentClocksEventReasons() & 0x40, "the reason shows")
+    stretch(host, 0.25)
+    assert stretch(host, 1) > 1.3
+    host.ask(do="fault", gpu=0, fault="hw_thermal", on=False)
+    eventually(lambda: not board.GetCurrentClocksEventReasons() & 0x40, "it has cooled down")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"gpu": 0, "fault": "explode"},
+        {"gpu": 0, "fault": "foreign_limit", "on": True},
+        {"gpu": 0, "fault": "lost", "on": 3},
+        {"gpu": 0, "fault": "xid", "on": "many"},
+        {"fault": "driver_tired", "on": True},
+        {"fault": "driver_gone", "on": 1},
+    ],
+)
+def test_a_fault_that_is_none_is_refused(host: EmulatedHost, question: dict[str, Any]) -> None:
+    with pytest.raises(WattspanError, match="no such fault"):
+        host.ask(do="fault", **question)
+
+
+# ------------------------------------------------------------------------------------ packages
+
+
+def test_a_limit_written_to_a_package_slows_the_job_on_it() -> None:
+    with EmulatedHost(profile_named("batch")) as host:
+        host.start_jobs()
+        assert host.sysfs is not None
+        zone = host.sysfs / "class/powercap/intel-rapl:0"
+        file = zone / "constraint_0_power_limit_uw"
+        original = file.read_text()
+        assert job_stretch(host, 10) == pytest.approx(1.0, abs=1e-6)
+        file.write_text("80000000")
+        job_stretch(host, 10)
+        assert job_stretch(host, 20) > 1.1
+        times = [SystemClock().monotonic()]
+        job_stretch(host, 10)
+        times.append(SystemClock().monotonic())
+        early, late = (one["zones"]["intel-rapl:0"] for one in host.ask(do="truth", at=times)["at"])
+        watts = (late - early) / (times[1] - times[0]) * 1e3
+        assert watts < 84, "95 W a CPU on top of 55 W, and one CPU is busy"
+        file.write_text(original)
+        job_stretch(host, 10)
+        assert job_stretch(host, 10) == pytest.approx(1.0, abs=1e-6)
+
+
+def job_stretch(host: EmulatedHost, units: int, name: str = "cruncher") -> float:
+    before = host.ask(do="work", job=name)
+    wanted = before["units"] + units
+    eventually(lambda: host.ask(do="work", job=name)["units"] >= wanted, "units are done")
+    after = host.ask(do="work", job=name)
+    return float((after["took"] - before["took"]) / (after["ideal"] - before["ideal"]))
+
+
+# ---------------------------------------------------------------------------------------- jobs
+
+
+def test_a_job_does_as_it_is_told() -> None:
+    with EmulatedHost(profile_named("one-socket-h100")) as host:
+        pid = host.start_jobs()["trainer"]
+        eventually(lambda: host.ask(do="work", job="trainer")["units"] > 3, "it works")
+        host.ask(do="steer", job="trainer", step=0.05, kernel="decode", noise=0.0)
+        before = host.ask(do="work", job="trainer")["units"]
+        facts = eventually(
+            lambda: (
+                (new := host.ask(do="work", job="trainer", since=0))["units"] > before + 5 and new
+            ),
+            "it goes on",
+        )
+        assert facts["deeds"][-1][3] == pytest.approx(50_000_000, abs=2)
+        host.ask(do="steer", job="trainer", paused=True)
+        quiet = eventually(lambda: resting(host), "it pauses")
+        host.ask(do="steer", job="trainer", paused=False)
+        eventually(lambda: host.ask(do="work", job="trainer")["units"] > quiet, "it goes on again")
+        neighbour = host.ask(do="neighbour", gpu=0, load=0.5)
+        crowded = eventually(
+            lambda: (
+                (new := host.ask(do="truth")["gpus"][0]["processes"]).get(str(neighbour["pid"]), 0)
+                and new
+            ),
+            "the neighbour draws",
+        )
+        assert crowded[str(pid)] > 0
+        host.ask(do="end", job=neighbour["job"])
+        host.ask(do="end", job="trainer")
+        with pytest.raises(WattspanError, match="there is no job 'trainer'"):
+            host.ask(do="work", job="trainer")
+        eventually(lambda: not Path(f"/proc/{pid}").exists(), "it has ended")
+
+
+def resting(host: EmulatedHost) -> int:
+    """How many units are done, if none is under way."""
+    before = host.ask(do="work", job="trainer", since=0)
+    now = SystemClock().monotonic()
+    ended = before["deeds"][-1][2]
+    return int(before["units"]) if now - ended > 1_000_000_000 else 0
+
+
+@pytest.mark.parametrize(
+    ("job", "change", "cause"),
+    [
+        ("trainer", {"colour": "red"}, "'colour' of Training cannot be changed"),
+        ("trainer", {"kernel": "quantum"}, "there is no work 'quantum'"),
+        ("nobody", {"paused": True}, "there is no job 'nobody'"),
+        ("trainer", {"lie": {"shoe": 1}}, "TypeError"),
+    ],
+)
+def test_what_a_job_cannot_do_is_refused(
+    host: EmulatedHost, job: str, change: dict[str, Any], cause: str
+) -> None:
+    with pytest.raises(WattspanError, match=cause):
+        host.ask(do="steer", job=job, **change)
+
+
+@pytest.mark.parametrize(
+    "profile", [name for name in PROFILES if any(job.spans for job in PROFILES[name].jobs)]
+)
+def test_every_profile_starts_its_jobs_and_those_with_work_get_on(profile: str) -> None:
+    with EmulatedHost(profile_named(profile)) as host:
+        host.start_jobs()
+        for job in profile_named(profile).jobs:
+            if job.spans:
+                name = job.name
+                done = eventually(
+                    lambda n=name: (
+                        (new := host.ask(do="work", job=n, since=0))["units"] > 2 and new
+                    ),
+                    f"{name} gets on",
+                )
+                assert json.dumps(done)
+                assert all(deed[0] <= deed[1] <= deed[2] for deed in done["deeds"])
+
+
+def test_a_guest_sees_only_what_it_has_done_itself(host: EmulatedHost, tmp_path: Path) -> None:
+    from wattspan.emulation.guest import Conversation
+
+    guest = Conversation(host.directory)
+    assert guest.ask(do="deeds", gpu=0, since=0)["units"] == 0
+    for question in ({"do": "work", "job": "trainer"}, {"do": "steer", "job": "trainer"}):
+        with pytest.raises(WattspanError, match="not for guests"):
+            guest.ask(**question)
+    guest.close()
