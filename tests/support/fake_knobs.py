@@ -22,11 +22,14 @@ class KnobNvml(FakeNvml):
     def __init__(self, clock: Clock, *gpus: FakeGpu) -> None:
         super().__init__(clock, *gpus)
         self.deaf: set[str] = set()
+        self.missing: set[str] = set()  # functions that an old binding does not have
         self.locks: dict[str, tuple[int, int]] = {}
         self.clock_now = 1980
         self.ceiling: int | None = None  # what something outside enforces
 
     def __getattr__(self, name: str) -> Any:
+        if name in self.missing:
+            raise AttributeError(name)
         answer = _ANSWERS.get(name)
         if answer is None:
             return super().__getattr__(name)

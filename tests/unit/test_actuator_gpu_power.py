@@ -7,7 +7,7 @@ import pytest
 from support.fake_knobs import ENFORCED, KnobNvml
 from support.fake_nvml import FakeGpu
 from wattspan.actuators.gpu_power import GpuPower
-from wattspan.actuators.nvml_boards import AFRESH_EVERY, Boards
+from wattspan.actuators.nvml_boards import PATIENCE, Boards
 from wattspan.actuators.readback import LOOK_EVERY, WAIT
 from wattspan.model import CapKey, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError
@@ -198,12 +198,20 @@ def test_a_board_that_moved_to_another_index_is_the_same_board(host: Host) -> No
 def test_a_lost_board_makes_the_library_begin_anew_now_and_then_only(host: Host) -> None:
     host.power.devices()
     host.nvml.errors["GPU-a"] = 15
-    for _ in range(20):
-        host.refused(A, 300_000)
-    assert host.nvml.calls.count("nvmlInit") == 2
-    host.clock.advance(ns=AFRESH_EVERY)
-    host.refused(A, 300_000)
-    assert host.nvml.calls.count("nvmlInit") == 3
+    for begun in (1, 2, 3):
+        for _ in range(20):
+            host.refused(A, 300_000)
+        assert host.nvml.calls.count("nvmlInit") == begun
+        host.clock.advance(ns=PATIENCE)
+
+
+def test_a_board_bound_again_is_seen_by_a_library_begun_anew(host: Host) -> None:
+    host.power.devices()
+    host.nvml.errors["nvmlDeviceGetHandleByUUID"] = 6
+    host.nvml.generation += 1
+    assert "no longer knows the GPU" in str(host.refused(A, 300_000))
+    host.clock.advance(ns=PATIENCE)
+    assert host.power.write(A, 300_000).requested == 300_000
 
 
 def test_a_device_that_never_was_does_not_disturb_the_driver(host: Host) -> None:
@@ -217,3 +225,40 @@ def test_closing_lets_the_driver_go(host: Host) -> None:
     host.power.devices()
     host.power.close()
     assert host.nvml.initialised == 0
+
+
+def test_a_board_that_was_plugged_in_later_is_found(host: Host) -> None:
+    host.power.devices()
+    host.nvml.gpus.append(FakeGpu("GPU-c"))
+    assert host.power.read("gpu:GPU-c").name == "NVIDIA H100 80GB HBM3 2"
+
+
+def test_a_driver_that_fails_while_it_lists_is_met_anew(host: Host) -> None:
+    host.nvml.errors["nvmlDeviceGetHandleByIndex"] = 9
+    assert host.power.devices() == ()
+    assert "Cannot list the GPUs" in str(host.refused(A, 300_000))
+    host.nvml.errors.clear()
+    assert host.power.write(A, 300_000).requested == 300_000
+
+
+def test_a_driver_that_goes_while_a_board_is_lost_is_met_anew(host: Host) -> None:
+    host.power.devices()
+    host.nvml.errors["GPU-a"] = 15
+    host.refused(A, 300_000)
+    host.nvml.errors.clear()
+    host.nvml.reload_driver()
+    assert host.power.write(A, 300_000).requested == 300_000
+
+
+def test_a_binding_too_old_for_a_call_is_like_a_driver_too_old_for_it(host: Host) -> None:
+    host.nvml.missing.add("nvmlDeviceGetEnforcedPowerLimit")
+    assert host.power.read(A).enforced is None
+    host.nvml.missing.add("nvmlDeviceSetPowerManagementLimit")
+    assert host.refused(A, 300_000).trouble is Trouble.ABSENT
+
+
+def test_an_emulated_board_is_called_emulated() -> None:
+    clock = ManualClock()
+    nvml = KnobNvml(clock, FakeGpu("GPU-e0e0e0e0-0000-4000-8000-000000000000", name="NVIDIA A40"))
+    (state,) = GpuPower(Boards(nvml, clock), clock).devices()
+    assert state.name == "Emulated NVIDIA A40 0"

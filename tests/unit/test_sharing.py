@@ -1,8 +1,8 @@
-"""A host's power budget over devices: who gives way, and in which order caps are written."""
+"""A host's power budget over devices: who gives way, and to whom."""
 
 from __future__ import annotations
 
-from wattspan.capper.sharing import Sharer, Shares, Taker, Write, affordable, divide, moves, share
+from wattspan.capper.sharing import Sharer, Shares, Taker, divide, share
 
 H100 = Sharer("gpu:a", 200_000, 700_000)
 TWIN = Sharer("gpu:b", 200_000, 700_000)
@@ -57,23 +57,3 @@ def test_no_device_needs_no_share() -> None:
 
 def test_odd_milliwatts_are_given_out_too() -> None:
     assert sorted(divide(10, dict.fromkeys("abc", Taker(100, 1))).values()) == [3, 3, 4]
-
-
-def test_lowerings_are_written_before_raisings() -> None:
-    now = {"a": 300, "b": 500, "c": 400}
-    assert moves(now, {"a": 450, "b": 350, "c": 400}) == (
-        Write("b", 350, raises=False),
-        Write("a", 450, raises=True),
-    )
-
-
-def test_a_limit_that_is_not_known_is_written_with_the_lowerings() -> None:
-    order = moves({"a": 300, "b": None}, {"a": 400, "b": 500})
-    assert order == (Write("b", 500, raises=False), Write("a", 400, raises=True))
-
-
-def test_a_device_that_did_not_obey_costs_the_others_their_raise() -> None:
-    now = {"a": 500, "b": 300, "c": 200}  # "a" was to go down to 300
-    target = {"a": 300, "b": 400, "c": 300}
-    assert affordable(now, target, 1_000) == {"a": 300, "b": 300, "c": 200}
-    assert affordable(now, target, 1_100) == {"a": 300, "b": 350, "c": 250}

@@ -23,9 +23,9 @@ PREFIX = "gpu:"
 EMULATED = "GPU-e0e0e0e0-0000-4000-8000-"
 """How the UUIDs of this project's emulated boards begin, and no real one's."""
 
-AFRESH_EVERY = 30 * SECOND
-"""So often at most the library is initialised anew for one lost board's sake: where nobody else
-keeps the driver loaded, that ends the limits of all other boards."""
+PATIENCE = 30 * SECOND
+"""How long a board has been lost before the library is initialised anew for its sake, and again.
+Where nobody else keeps the driver loaded, that ends the limits of all other boards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +62,17 @@ class Boards:
         self._nvml = nvml
         self._clock = clock
         self._begun = False
-        self._afresh = 0  # when the library may be initialised anew for a lost board's sake
+        self._afresh: dict[str, int] = {}  # lost boards: when to initialise the library for each
         self._boards: dict[str, Board] = {}  # those whose handles are thought to be good
         self._names: dict[str, str] = {}  # of all that were ever seen
         self.generation = 0
 
     def all(self) -> tuple[Board, ...]:
         """Every board that answers to its name; none while there is no driver."""
-        for attempt in (1, 2):
+        for _ in ("as it is", "begun anew"):
             with contextlib.suppress(ActuatorError):
-                if not self._begun:
-                    self._begin()
-                try:
-                    self._enumerate()
-                except self._nvml.NVMLError as error:
-                    self._end(code_of(error))
-                    if attempt == 1:
-                        continue
+                self._begin()
+                self._list()
                 return tuple(self._boards.values())
         return ()
 
@@ -88,28 +82,24 @@ class Boards:
 
     def board(self, device: str) -> Board:
         """The board; ActuatorError if there is none, or it does not answer."""
-        if not self._begun:
-            self._begin()
-            self._enumerate_quietly()
-        found = self._boards.get(device)
-        if found is not None:
-            return found
-        if not device.startswith(PREFIX) or device not in self._names:
-            self._enumerate_quietly()
-            if device not in self._boards:
-                raise refused(
-                    f"find {device}", "this host has no such GPU", "See nvidia-smi -L.",
-                    Trouble.ABSENT,
-                )  # fmt: skip
-            return self._boards[device]
-        return self._found_again(device)
+        self._begin()
+        if device not in self._boards and device in self._names:
+            return self._found_again(device)
+        if device not in self._boards:
+            self._list()
+        if device not in self._boards:
+            raise refused(
+                f"find {device}", "this host has no such GPU", "See nvidia-smi -L.", Trouble.ABSENT
+            )
+        return self._boards[device]
 
     def ask(self, device: str, thing: str, call: str, *arguments: int) -> Any:
         """The answer of NVML's function ``call`` about one board; ``thing`` is what it tells.
 
         A void handle is replaced, and the question is asked once more.
         """
-        for attempt in (1, 2):
+        again = False
+        while True:
             board = self.board(device)
             function = getattr(self._nvml, call, None)
             if function is None:
@@ -119,9 +109,9 @@ class Boards:
             except self._nvml.NVMLError as error:
                 code = code_of(error)
                 lost = self._is_void(device, code, with_arguments=bool(arguments))
-                if attempt == 2 or not lost:
+                if again or not lost:
                     raise self._refusal(thing, device, code) from None
-        raise AssertionError("unreachable")
+                again = True
 
     def ask_maybe(self, device: str, thing: str, call: str, *arguments: int) -> Any:
         """The same, or None where this board has no such thing."""
@@ -143,6 +133,9 @@ class Boards:
     # ------------------------------------------------------------------------------ session
 
     def _begin(self) -> None:
+        """Reach the driver, unless it has been reached."""
+        if self._begun:
+            return
         try:
             self._nvml.nvmlInit()
         except self._nvml.NVMLError as error:
@@ -150,30 +143,26 @@ class Boards:
         self._begun = True
         self.generation += 1
 
-    def _end(self, _code: int) -> None:
-        self.close()
-
-    def _enumerate_quietly(self) -> None:
-        try:
-            self._enumerate()
-        except self._nvml.NVMLError as error:
-            self._end(code_of(error))
-            raise refusal("list the GPUs", code_of(error)) from None
-
-    def _enumerate(self) -> None:
-        """Take hold of every board; one that cannot be had is left out, unless all are."""
+    def _list(self) -> None:
+        """Take hold of every board; one that cannot be had is left out."""
         boards = {}
-        for index in range(int(self._nvml.nvmlDeviceGetCount())):
-            try:
-                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-                board = self._describe(index, handle)
-            except self._nvml.NVMLError as error:
-                if code_of(error) in nvml_errors.OF_THE_SESSION:
-                    raise
-                continue
-            boards[board.id] = board
+        try:
+            for index in range(int(self._nvml.nvmlDeviceGetCount())):
+                if (board := self._at(index)) is not None:
+                    boards[board.id] = board
+        except self._nvml.NVMLError as error:
+            self.close()
+            raise refusal("list the GPUs", code_of(error)) from None
         self._boards = boards
         self._names.update({board.id: board.name for board in boards.values()})
+
+    def _at(self, index: int) -> Board | None:
+        try:
+            return self._describe(index, self._nvml.nvmlDeviceGetHandleByIndex(index))
+        except self._nvml.NVMLError as error:
+            if code_of(error) in nvml_errors.OF_THE_SESSION:
+                raise
+            return None
 
     def _describe(self, index: int, handle: Any) -> Board:
         uuid = _text(self._nvml.nvmlDeviceGetUUID(handle))
@@ -182,7 +171,7 @@ class Boards:
     def _is_void(self, device: str, code: int, *, with_arguments: bool) -> bool:
         """Whether ``code`` says that the handle is no good any longer; then it is dropped."""
         if code in nvml_errors.OF_THE_SESSION:
-            self._end(code)
+            self.close()
             return True
         # A getter has nothing to object to but its handle.
         stale = code == nvml_errors.INVALID_ARGUMENT and not with_arguments
@@ -194,15 +183,20 @@ class Boards:
     def _found_again(self, device: str) -> Board:
         """A new handle for a board that was there once."""
         try:
-            return self._by_uuid(device)
+            board = self._by_uuid(device)
         except self._nvml.NVMLError as error:
             code = code_of(error)
+        else:
+            self._afresh.pop(device, None)
+            return board
         now = self._clock.monotonic()
-        if code in nvml_errors.OF_THE_SESSION or now >= self._afresh:
-            self._afresh = now + AFRESH_EVERY
-            self._end(code)
+        if code in nvml_errors.OF_THE_SESSION or now >= self._afresh.setdefault(
+            device, now + PATIENCE
+        ):
+            self._afresh[device] = now + PATIENCE
+            self.close()
             self._begin()
-            self._enumerate_quietly()
+            self._list()
             if device in self._boards:
                 return self._boards[device]
         lost = nvml_errors.GPU_NOT_FOUND if code == nvml_errors.NOT_FOUND else code
@@ -212,7 +206,7 @@ class Boards:
         handle = self._nvml.nvmlDeviceGetHandleByUUID(device.removeprefix(PREFIX))
         index = int(self._nvml.nvmlDeviceGetIndex(handle))
         board = self._describe(index, handle)
-        self._boards[device] = board
+        self._boards[device], self._names[device] = board, board.name
         return board
 
     def _refusal(self, thing: str, device: str, code: int) -> ActuatorError:

@@ -51,12 +51,11 @@ class Shares:
         return sum(self.caps.values())
 
 
-class Write(NamedTuple):
-    """One cap to be written, and whether it is higher than what stands."""
+class Taker(NamedTuple):
+    """Who takes part in a division: up to ``most``, in proportion to ``weight``."""
 
-    device: str
-    value: int
-    raises: bool
+    most: int
+    weight: int
 
 
 def share(devices: Sequence[Sharer], limit: int, *, reserve: int = 0) -> Shares:
@@ -77,13 +76,6 @@ def share(devices: Sequence[Sharer], limit: int, *, reserve: int = 0) -> Shares:
                 caps[device] += part
                 left -= part
     return Shares(caps, short=max(0, -left))
-
-
-class Taker(NamedTuple):
-    """Who takes part in a division: up to ``most``, in proportion to ``weight``."""
-
-    most: int
-    weight: int
 
 
 def divide(room: int, takers: Mapping[str, Taker]) -> dict[str, int]:
@@ -110,41 +102,10 @@ def _rounded_down(room: int, takers: Mapping[str, Taker]) -> dict[str, int]:
         full |= more
 
 
-def moves(now: Mapping[str, int | None], target: Mapping[str, int]) -> tuple[Write, ...]:
-    """The writes from ``now`` to ``target``, whose sum on the way is never above both sums.
-
-    All lowerings come first. Each has to be read back as obeyed before the first raising is
-    written: a device that does not obey has not given up what the others are to have. Then
-    ``share`` is to be asked again, with that device's present limit as its only choice. A limit
-    that is not known is written first, for it may be a lowering.
-    """
-    lower, raise_ = [], []
-    for device, value in sorted(target.items()):
-        present = now.get(device)
-        if present is None or value < present:
-            lower.append(Write(device, value, raises=False))
-        elif value > present:
-            raise_.append(Write(device, value, raises=True))
-    return (*lower, *raise_)
-
-
-def affordable(
-    now: Mapping[str, int], target: Mapping[str, int], limit: int, *, reserve: int = 0
-) -> Mapping[str, int]:
-    """``target`` with its raisings cut to what ``limit`` leaves beside what stands ``now``.
-
-    For the moment after the lowerings: ``now`` is what devices were read back to obey. Where one
-    has not given up what it should, the others get as much less.
-    """
-    spare = limit - reserve - sum(now.values())
-    wanted = {device: value - now.get(device, value) for device, value in target.items()}
-    raised = {device: Taker(more, more) for device, more in wanted.items() if more > 0}
-    return {**target, **{d: now[d] + more for d, more in divide(spare, raised).items()}}
-
-
 def _wish(sharer: Sharer) -> int:
-    most = _most(sharer)
-    return most if sharer.want is None else min(max(sharer.want, sharer.minimum), most)
+    if sharer.want is None:
+        return sharer.maximum
+    return min(max(sharer.want, sharer.minimum), sharer.maximum)
 
 
 def _most(sharer: Sharer) -> int:
