@@ -22,6 +22,7 @@ from wattspan.cli.examine_host import examine_host
 from wattspan.cli.examine_processes import examine_processes
 from wattspan.cli.examine_sources import Nobody, examine_sources
 from wattspan.cli.examine_spans import examine_spans
+from wattspan.cli.examine_tuning import examine_tuning
 from wattspan.cli.options import (
     Loaded,
     config_options,
@@ -84,6 +85,7 @@ def diagnose(loaded: Loaded, root: Path = Path("/"), host: EmulatedHost | None =
             examine_directories(config),
             examine_ports(config, _answers),
             examine_spans(config),
+            examine_tuning(config, context, sources.domains, root),
         ),
         readable=sources.readable,
         emulated=sources.emulated,

@@ -73,11 +73,12 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """The sections of all sources, and how many counters can be read."""
+    """The sections of all sources, how many counters can be read, and what they measure."""
 
     sections: tuple[Section, ...]
     readable: int
     emulated: bool
+    domains: tuple[Domain, ...] = ()
 
 
 def examine_sources(
@@ -85,6 +86,7 @@ def examine_sources(
 ) -> Examined:
     """Open every source, look twice, ``stretch`` nanoseconds apart, and close it."""
     sections: list[Section] = []
+    domains: list[Domain] = []
     readable, emulated = 0, context.emulated
     for broken in plugins.broken:
         if broken.table.startswith("sources."):
@@ -100,13 +102,14 @@ def examine_sources(
             _take(look, opened, context.clock, stretch)
             findings = [*_domains(look), *map(_failure, look.failures)]
             readable += look.readable
+            domains += look.domains
             emulated |= any(d.provenance is Provenance.EMULATED for d in look.domains)
             if not look.domains and not look.failures:
                 findings.append(Finding(Mark.WARN, "counters", "it has none, and does not say why"))
         sections.append(Section(f"Source {name}", tuple(findings)))
         if not isinstance(opened, Finding):
             sections += _both_readers(settings, context, look, stretch)
-    return Examined(tuple(sections), readable, emulated)
+    return Examined(tuple(sections), readable, emulated, tuple(domains))
 
 
 def _open(plugin: SourcePlugin, settings: Table, context: SourceContext) -> CounterSource | Finding:

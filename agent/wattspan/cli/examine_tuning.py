@@ -1,0 +1,240 @@
+"""Which knobs could be turned here, who would turn them, and what an earlier one left behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from wattspan.cli import figures
+from wattspan.cli.diagnosis import Finding, Mark, Section
+from wattspan.cli.examine_host import capabilities
+from wattspan.cli.run_directory import run_directory
+from wattspan.cli.tuning_figures import setting
+from wattspan.config import Config
+from wattspan.model import CapKey, CapRow, Domain, HwType, Knob, KnobState, Trouble
+from wattspan.ports import ActuatorError, CapsError, Clock, SourceContext
+
+_RIGHT = "CAP_SYS_ADMIN"
+_NONE = {
+    Knob.GPU_POWER: "no GPU here has a power limit that can be read",
+    Knob.GPU_CLOCK: "no GPU here has clocks that can be locked",
+    Knob.CPU_POWER: "no CPU package here has a long-term power limit",
+}
+
+
+def examine_tuning(
+    config: Config,
+    context: SourceContext,
+    domains: Collection[Domain] = (),
+    root: Path = Path("/"),
+) -> Section:
+    """Reads knobs and asks the capper how it is; writes nothing and starts nobody.
+
+    ``domains`` are what is measured here.
+    """
+    capper = _Capper(config, context.clock)
+    findings = [_mode(config)]
+    findings += _knobs(config, context, domains, capper.rows)
+    findings.append(capper.finding(root))
+    place = Path(config.agent.state_dir) / ("capper-emulated" if context.emulated else "capper")
+    findings += _left_behind(place, root, answers=capper.answers)
+    return Section("Tuning and caps", tuple(findings))
+
+
+def _mode(config: Config) -> Finding:
+    tuned = config.autotune
+    if tuned.mode == "off":
+        return Finding(
+            Mark.NOTE,
+            "tuning",
+            'off: [autotune] mode = "off"',
+            'Set mode = "advise" to be told what could be saved; "apply" saves it.',
+        )
+    jobs = ", ".join(filter(None, (job.service or job.span for job in tuned.job)))
+    named = f"for {jobs}" if jobs else "no job is named"
+    budget = f"{100 * tuned.max_slowdown:.4g}% slower at most"
+    if tuned.mode == "apply" and not jobs and not tuned.apply_found:
+        return Finding(
+            Mark.WARN,
+            "tuning",
+            f"apply, {budget}, but {named}, so nothing is turned",
+            "Name a job in [[autotune.job]], or set apply_found = true.",
+        )
+    return Finding(Mark.OK, "tuning", f"{tuned.mode}, {budget}, {named}")
+
+
+# ------------------------------------------------------------------------------------- the knobs
+
+
+def _knobs(
+    config: Config,
+    context: SourceContext,
+    domains: Collection[Domain],
+    known: Mapping[CapKey, CapRow],
+) -> Iterator[Finding]:
+    """Each knob of each device as it stands; one finding for a knob that nothing here has."""
+    for knob in Knob:
+        found = list(_states(knob, context, domains))
+        chosen = knob in config.autotune.knobs
+        wanted = chosen and config.autotune.mode != "off"
+        if not found:
+            mark = Mark.WARN if wanted else Mark.NOTE
+            yield Finding(mark, knob.value, _NONE[knob])
+        for told in found:
+            if isinstance(told, ActuatorError):
+                mark = Mark.WARN if wanted else Mark.NOTE
+                yield Finding(mark, knob.value, str(told))
+            else:
+                row = known.get(told.key)
+                yield _knob(told, row, chosen=chosen)
+
+
+def _knob(state: KnobState, row: CapRow | None, *, chosen: bool) -> Finding:
+    knob = state.key.knob
+    what = f"{knob} {state.name}"
+    parts = [
+        f"{setting(knob, state.requested)} now" if state.requested is not None else "",
+        f"from {setting(knob, state.minimum)} on" if state.minimum is not None else "",
+        f"{setting(knob, state.maximum)} at most" if state.maximum is not None else "",
+        f"obeys {setting(knob, state.enforced)}" if state.enforced != state.requested else "",
+    ]
+    detail = ", ".join(filter(None, parts))
+    if row is not None and not row.usable:
+        return Finding(Mark.WARN if chosen else Mark.NOTE, what, f"{detail}; {row.trouble}")
+    if row is not None and row.foreign:
+        detail += "; somebody else has set it, so it is let be"
+        return Finding(Mark.WARN, what, detail, "`wattspan caps status` tells more.")
+    if row is not None and row.holder:
+        detail += f"; held by {row.holder}"
+    if not chosen:
+        detail += "; not in [autotune] knobs"
+    return Finding(Mark.OK if chosen else Mark.NOTE, what, detail)
+
+
+def _states(
+    knob: Knob, context: SourceContext, domains: Collection[Domain]
+) -> Iterator[KnobState | ActuatorError]:
+    """What each device says of itself; why not, if it is measured here and has such a knob."""
+    from wattspan.actuators.opening import SYSFS, open_actuators
+
+    kind = HwType.CPU if knob is Knob.CPU_POWER else HwType.GPU
+    for actuator in open_actuators(
+        {knob},
+        clock=context.clock,
+        nvml=context.nvml,
+        sysfs=context.sysfs or SYSFS,
+        emulated=context.emulated,
+    ):
+        try:
+            readable = {state.key.device: state for state in actuator.devices()}
+            yield from readable.values()
+            for domain in domains:
+                if domain.hw_type is kind and domain.id not in readable:
+                    try:
+                        yield actuator.read(domain.id)
+                    except ActuatorError as error:
+                        if error.trouble is not Trouble.ABSENT or kind is HwType.GPU:
+                            yield error
+        finally:
+            actuator.close()
+
+
+# ------------------------------------------------------------------------------------ the capper
+
+
+class _Capper:
+    """What the process says that alone may write, if one answers."""
+
+    def __init__(self, config: Config, clock: Clock) -> None:
+        from wattspan.capper.client import CapperClient
+        from wattspan.capper.place import SOCKET
+
+        self._config = config
+        self._path = run_directory(config) / SOCKET
+        self.rows: dict[CapKey, CapRow] = {}
+        self.answers, self._error, self._pid = False, "", 0
+        self._refusal = ""
+        client = CapperClient(self._path, clock, who="wattspan doctor")
+        try:
+            self.rows = {row.state.key: row for row in client.rows()}
+            self.answers = True
+            self._pid = client.state.pid if client.state is not None else 0
+        except CapsError as error:
+            self._error, self._refusal = str(error), error.refusal
+            self.answers = bool(error.refusal)
+        finally:
+            client.close()
+
+    def finding(self, root: Path) -> Finding:
+        if self._refusal:
+            return Finding(
+                Mark.WARN,
+                "capper",
+                f"answers at {self._path} and refuses: {self._error}",
+                "Name this user in [caps] users, and start the capper anew.",
+            )
+        if self.answers:
+            held = sum(bool(row.holder) for row in self.rows.values())
+            count = f"{held} cap is held" if held == 1 else f"{held} caps are held"
+            return Finding(Mark.OK, "capper", f"answers at {self._path} (pid {self._pid}); {count}")
+        return self._silent(root)
+
+    def _silent(self, root: Path) -> Finding:
+        """Nobody answers: whether that matters, and whether the agent would start one."""
+        caps, tuned = self._config.caps, self._config.autotune
+        wanted = tuned.mode == "apply" or bool(caps.fixed or caps.budget_watts or caps.budget_file)
+        may = os.geteuid() == 0 or _RIGHT in capabilities(root)
+        why = f"none at {self._path}"
+        if self._path.exists():
+            why = figures.clean(self._error).partition(". ")[0]
+        if not wanted:
+            return Finding(Mark.NOTE, "capper", f"{why}; none is needed, nothing is to be capped")
+        if caps.capper is True or (caps.capper == "auto" and may):
+            missing = "" if may else f", which lacks {_RIGHT}"
+            mark = Mark.OK if may else Mark.WARN
+            return Finding(mark, "capper", f"{why}; the agent starts one as this user{missing}")
+        return Finding(
+            Mark.WARN,
+            "capper",
+            f"{why}, and this user has no right to write limits ({_RIGHT} is missing)",
+            "Start `wattspan capper` as root; until then there is advice only.",
+        )
+
+
+# ----------------------------------------------------------------------------- what was left here
+
+
+def _left_behind(place: Path, root: Path, *, answers: bool) -> Iterator[Finding]:
+    """A journal of this boot that no capper looks after: knobs may still stand as it says."""
+    if answers:
+        return
+    try:
+        boot = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
+        journals = sorted(place.glob("journal-*.json"))
+    except OSError:
+        return
+    for path in journals:
+        if not boot or not path.name.startswith(f"journal-{boot}"):
+            continue  # of another boot, which limits do not survive
+        try:
+            entries = msgspec.json.decode(path.read_bytes())["entries"]
+            names = ", ".join(f"{one['knob']} of {one['name'] or one['device']}" for one in entries)
+        except (OSError, LookupError, TypeError, ValueError) as error:
+            cause = getattr(error, "strerror", None) or str(error)
+            yield Finding(
+                Mark.WARN,
+                "left behind",
+                f"{path} cannot be read: {cause}",
+                "Look at the limits of the devices, and set them by hand.",
+            )
+            continue
+        if entries:
+            yield Finding(
+                Mark.FAIL,
+                "left behind",
+                f"a capper has ended without giving back {names} ({path})",
+                "Run `wattspan caps restore` as root; the next capper does the same.",
+            )

@@ -1,0 +1,304 @@
+"""What doctor says of knobs, of the capper, and of what an earlier one left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from support.fake_knobs import ENFORCED, KnobNvml
+from support.fake_nvml import FakeGpu
+from wattspan.capper.journal import Entry, Journal
+from wattspan.capper.protocol import Refusal, Refused, Row, State
+from wattspan.cli.diagnosis import Finding, Mark
+from wattspan.cli.examine_sources import Nobody
+from wattspan.cli.examine_tuning import examine_tuning
+from wattspan.config import Agent, Autotune, Caps, Config, TunedJob
+from wattspan.emulation.powercap_layout import LAYOUTS
+from wattspan.emulation.powercap_tree import PowercapTree
+from wattspan.model import Domain, HwType, Knob, Provenance
+from wattspan.ports import SourceContext
+from wattspan.testing import ManualClock
+
+W = 1000
+GPU = "gpu:GPU-a"
+BOOT = "4a6b1c52-0000-4000-8000-000000000000"
+EVERYTHING = "0000003fffffffff"
+POWER = "gpu_power NVIDIA H100 80GB HBM3 0"
+
+
+class Host:
+    """A host with one GPU, two packages, a boot, and a user with or without rights."""
+
+    def __init__(self, folder: Path, *, rights: str = "0") -> None:
+        self.folder, self.clock = folder, ManualClock()
+        self.gpu = FakeGpu("GPU-a")
+        self.gpu.limits[ENFORCED] = 700_000
+        self.nvml: KnobNvml | None = KnobNvml(self.clock, self.gpu)
+        self.root = folder / "root"
+        (self.root / "proc/self").mkdir(parents=True)
+        (self.root / "proc/self/status").write_text(f"CapEff:\t{rights}\n")
+        (self.root / "proc/sys/kernel/random").mkdir(parents=True)
+        (self.root / "proc/sys/kernel/random/boot_id").write_text(f"{BOOT}\n")
+        self.sysfs = folder / "sys"
+        self.run_dir = folder / "run"
+        self.run_dir.mkdir()
+        self.autotune, self.caps = Autotune(mode="advise"), Caps()
+
+    def told(self) -> dict[str, Finding]:
+        config = Config(
+            agent=Agent(run_dir=str(self.run_dir), state_dir=str(self.folder / "state")),
+            autotune=self.autotune,
+            caps=self.caps,
+        )
+        context = SourceContext(
+            self.clock, Nobody(), emulated=self.nvml is None, nvml=self.nvml, sysfs=self.sysfs
+        )
+        board = Domain(GPU, HwType.GPU, "GPU a", "nvml", Provenance.MEASURED)
+        found = examine_tuning(config, context, (board,), self.root).findings
+        return {finding.what: finding for finding in found}
+
+    def journal(self, *entries: Entry, boot: str = BOOT) -> Path:
+        directory = self.folder / "state" / "capper"
+        directory.mkdir(parents=True, exist_ok=True)
+        journal = Journal(directory, boot)
+        journal.save({entry.key: entry for entry in entries})
+        return journal.path
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+@contextmanager
+def answering(host: Host, answer: State | Refused) -> Iterator[None]:
+    """A capper that says the same to everything."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(host.run_dir / "capper.sock"))
+        listener.listen()
+
+        def answer_all() -> None:
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rb") as requests:
+                for _ in requests:
+                    connection.sendall(msgspec.json.encode(answer) + b"\n")
+
+        thread = threading.Thread(target=answer_all)
+        thread.start()
+        yield
+        thread.join()
+
+
+def row(**changes: object) -> Row:
+    told: dict[str, object] = {
+        "knob": Knob.GPU_POWER,
+        "device": GPU,
+        "name": "NVIDIA H100 80GB HBM3 0",
+        "requested": 700 * W,
+        "enforced": 700 * W,
+    }
+    return Row(**(told | changes))  # type: ignore[arg-type]
+
+
+def state(*rows: Row) -> State:
+    return State(rows=list(rows), lease=10**10, pid=4711)
+
+
+# -------------------------------------------------------------------------------------- tuning
+
+
+def test_what_is_off_is_said_with_how_to_turn_it_on(host: Host) -> None:
+    host.autotune = Autotune()
+    finding = host.told()["tuning"]
+    assert (finding.mark, finding.detail) == (Mark.NOTE, 'off: [autotune] mode = "off"')
+    assert 'mode = "advise"' in finding.remedy
+
+
+def test_what_is_tuned_is_said(host: Host) -> None:
+    host.autotune = Autotune(mode="apply", job=(TunedJob(service="trainer", span="step"),))
+    finding = host.told()["tuning"]
+    assert (finding.mark, finding.detail) == (Mark.OK, "apply, 5% slower at most, for trainer")
+
+
+@pytest.mark.parametrize(("found", "mark"), [(True, Mark.OK), (False, Mark.WARN)])
+def test_applying_to_no_job_is_warned_of(found: bool, mark: Mark, host: Host) -> None:
+    host.autotune = Autotune(mode="apply", apply_found=found)
+    assert host.told()["tuning"].mark is mark
+
+
+# --------------------------------------------------------------------------------------- knobs
+
+
+def test_a_knob_is_told_with_its_range(host: Host) -> None:
+    finding = host.told()[POWER]
+    assert finding == Finding(Mark.OK, POWER, "700 W now, from 200 W on, 700 W at most")
+
+
+def test_nothing_is_written(host: Host) -> None:
+    host.told()
+    assert host.nvml is not None
+    assert [call for call in host.nvml.calls if "Set" in call] == []
+    assert not (host.folder / "state").exists()
+
+
+def test_a_limit_from_outside_is_told_beside(host: Host) -> None:
+    host.gpu.limits[ENFORCED] = 500_000
+    assert host.told()[POWER].detail.endswith("obeys 500 W")
+
+
+def test_a_knob_that_was_not_chosen_is_only_noted(host: Host) -> None:
+    finding = host.told()["gpu_clock NVIDIA H100 80GB HBM3 0"]
+    assert finding.mark is Mark.NOTE
+    assert finding.detail.endswith("not in [autotune] knobs")
+
+
+@pytest.mark.parametrize(("mode", "mark"), [("off", Mark.NOTE), ("advise", Mark.WARN)])
+def test_a_knob_that_nothing_here_has_matters_if_it_was_chosen(
+    mode: str, mark: Mark, host: Host
+) -> None:
+    host.nvml = None
+    host.autotune = Autotune(mode=mode)  # type: ignore[arg-type]
+    found = host.told()
+    assert found["gpu_power"].mark is mark
+    assert found["gpu_clock"].mark is Mark.NOTE
+    assert found["cpu_power"].detail == "no CPU package here has a long-term power limit"
+
+
+def test_why_a_knob_cannot_be_read_is_said(host: Host) -> None:
+    assert host.nvml is not None
+    host.nvml.errors["nvmlDeviceGetPowerManagementLimit"] = 3  # NVML_ERROR_NOT_SUPPORTED
+    finding = host.told()["gpu_power"]
+    assert finding.mark is Mark.WARN
+    assert "NVIDIA H100" in finding.detail
+
+
+def test_packages_of_the_cpu_are_told_too(host: Host) -> None:
+    tree = PowercapTree(host.sysfs, LAYOUTS["xeon-2s"], cpus=2)
+    try:
+        host.autotune = Autotune(mode="advise", knobs=(Knob.CPU_POWER,))
+        found = host.told()
+    finally:
+        tree.close()
+    assert found["cpu_power package-0"].mark is Mark.OK
+    assert "W at most" in found["cpu_power package-1"].detail
+
+
+# -------------------------------------------------------------------------------------- capper
+
+
+def test_a_capper_that_answers_is_told_with_what_it_holds(host: Host) -> None:
+    with answering(host, state(row(holder="trainer/step"))):
+        found = host.told()
+    assert found["capper"].mark is Mark.OK
+    assert found["capper"].detail.endswith("(pid 4711); 1 cap is held")
+    assert found[POWER].detail.endswith("held by trainer/step")
+
+
+def test_what_the_capper_cannot_write_is_told_in_its_words(host: Host) -> None:
+    with answering(host, state(row(usable=False, trouble="the register is locked"))):
+        finding = host.told()[POWER]
+    assert finding.mark is Mark.WARN
+    assert finding.detail.endswith("the register is locked")
+
+
+def test_a_limit_that_somebody_else_set_is_warned_of(host: Host) -> None:
+    with answering(host, state(row(foreign=True))):
+        finding = host.told()[POWER]
+    assert finding.mark is Mark.WARN
+    assert "somebody else has set it" in finding.detail
+
+
+def test_a_user_who_may_not_ask_is_told_so(host: Host) -> None:
+    refused = Refused(reason=Refusal.NOT_ALLOWED, sentence="User 1000 may not ask.")
+    with answering(host, refused):
+        finding = host.told()["capper"]
+    assert finding.mark is Mark.WARN
+    assert "User 1000 may not ask." in finding.detail
+    assert "[caps] users" in finding.remedy
+
+
+def test_no_capper_is_no_trouble_where_none_is_needed(host: Host) -> None:
+    finding = host.told()["capper"]
+    assert (finding.mark, finding.remedy) == (Mark.NOTE, "")
+
+
+@pytest.mark.parametrize(
+    "caps", [None, Caps(budget_watts=500), Caps(budget_file="/run/ceiling.toml")]
+)
+def test_a_capper_that_is_needed_and_not_there_is_warned_of(
+    caps: Caps | None, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    if caps is None:
+        host.autotune = Autotune(mode="apply", apply_found=True)
+    else:
+        host.caps = caps
+    finding = host.told()["capper"]
+    assert finding.mark is Mark.WARN
+    assert "CAP_SYS_ADMIN is missing" in finding.detail
+    assert "`wattspan capper` as root" in finding.remedy
+
+
+def test_a_capper_that_the_agent_will_start_is_no_trouble(tmp_path: Path) -> None:
+    host = Host(tmp_path, rights=EVERYTHING)
+    host.autotune = Autotune(mode="apply", apply_found=True)
+    finding = host.told()["capper"]
+    assert finding.mark is Mark.OK
+    assert "the agent starts one" in finding.detail
+
+
+def test_a_socket_that_was_left_behind_is_not_taken_for_a_capper(host: Host) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(host.run_dir / "capper.sock"))
+    finding = host.told()["capper"]
+    assert "nobody listens" in finding.detail
+
+
+# --------------------------------------------------------------------------------- left behind
+
+ENTRY = Entry(
+    knob=Knob.GPU_POWER, device=GPU, name="GPU a", original=700 * W, value=560 * W, written=True
+)
+
+
+def test_a_journal_without_a_capper_fails_with_the_remedy(host: Host) -> None:
+    host.journal(ENTRY)
+    finding = host.told()["left behind"]
+    assert finding.mark is Mark.FAIL
+    assert "gpu_power of GPU a" in finding.detail
+    assert "`wattspan caps restore`" in finding.remedy
+
+
+def test_a_journal_under_a_capper_is_its_own_affair(host: Host) -> None:
+    host.journal(ENTRY)
+    with answering(host, state()):
+        assert "left behind" not in host.told()
+
+
+def test_a_journal_of_another_boot_says_nothing_any_more(host: Host) -> None:
+    host.journal(ENTRY, boot="another-boot")
+    assert "left behind" not in host.told()
+
+
+def test_an_empty_journal_is_nothing_left_behind(host: Host) -> None:
+    path = host.journal(ENTRY)
+    path.write_text(json.dumps({"boot_id": BOOT, "entries": []}))
+    assert "left behind" not in host.told()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"entries": 3}', '{"entries": [{}]}'])
+def test_a_journal_that_cannot_be_understood_is_left_where_it_is(text: str, host: Host) -> None:
+    path = host.journal(ENTRY)
+    path.write_text(text)
+    finding = host.told()["left behind"]
+    assert finding.mark is Mark.WARN
+    assert path.read_text() == text

@@ -1,0 +1,123 @@
+"""Tuning in the terminal view."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from support.snapshots import busy_host, serving_host
+from support.tuned import ACCOUNTS, DECLINED, HELD, HOLD, PROBED
+from wattspan.cli.controls import By, Options
+from wattspan.cli.facts import facts
+from wattspan.cli.view import render
+from wattspan.model import Decision, Move, Reason, Snapshot, TuningAccounts, TuningRow
+
+
+def host(*rows: TuningRow) -> Snapshot:
+    accounts = replace(ACCOUNTS, rows=rows) if rows else ACCOUNTS
+    return replace(busy_host(), tuning=accounts)
+
+
+def drawn(
+    snapshot: Snapshot, width: int = 80, height: int | None = None, **chosen: object
+) -> list[str]:
+    console = Console(width=width, height=height, color_system=None)
+    options = Options(width=width, height=height, **chosen)  # type: ignore[arg-type]
+    with console.capture() as captured:
+        console.print(render(snapshot, options))
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def place_of(text: str, lines: list[str]) -> int:
+    (found,) = [place for place, line in enumerate(lines) if text in line]
+    return found
+
+
+def test_a_job_is_a_line_and_its_sentence_below() -> None:
+    lines = drawn(host(HELD))
+    at = place_of("TUNING", lines)
+    assert lines[at].split() == [
+        *("TUNING", "state", "setting", "slower", "bound", "budget", "saving"),
+    ]
+    assert lines[at + 1].split() == [
+        *("trainer/train_step", "holding", "560", "of", "700", "W", "2.4%", "3.1%", "5%", "18.2%"),
+    ]
+    assert " ".join(" ".join(lines[at + 2 : at + 4]).split()) == HOLD.sentence
+
+
+def test_a_wide_terminal_tells_what_was_saved_from_how_many_pairs() -> None:
+    lines = drawn(host(HELD), width=120)
+    at = place_of("TUNING", lines)
+    assert lines[at].split()[-2:] == ["saved", "pairs"]
+    assert lines[at + 1].split()[-3:] == ["12.3", "kJ", "46"]
+    assert lines[at + 2] == f"  {HOLD.sentence}"
+
+
+def test_columns_stand_under_their_titles_for_every_job() -> None:
+    lines = drawn(host(HELD, PROBED, DECLINED), width=120)
+    at = place_of("TUNING", lines)
+    for title, figure in (("slower", "2.4%"), ("saving", "18.2%"), ("budget", "5%")):
+        assert lines[at].index(title) + len(title) == lines[at + 1].index(figure) + len(figure)
+    ends = [lines[at + 1 + 2 * job].index(" 5%") for job in range(3)]
+    assert len(set(ends)) == 1
+
+
+def test_jobs_whose_settings_are_turned_come_first() -> None:
+    lines = drawn(host(DECLINED, PROBED, HELD))
+    places = [place_of(row.job, lines) for row in (HELD, PROBED, DECLINED)]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("by", [by for by in By if by is not By.ALL])
+def test_one_kind_of_row_alone_leaves_no_room_for_tuning(by: By) -> None:
+    assert not any("TUNING" in line for line in drawn(host(), by=by))
+
+
+def test_without_a_job_nothing_is_shown() -> None:
+    untuned = replace(busy_host(), tuning=TuningAccounts("advise"))
+    assert drawn(untuned, height=40) == drawn(busy_host(), height=40)
+
+
+@pytest.mark.parametrize("height", range(6, 61, 9))
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_the_view_never_outgrows_the_terminal(height: int, width: int) -> None:
+    several = [replace(HELD, job=f"job {n}") for n in range(9)]
+    accounts = replace(ACCOUNTS, rows=(*several, PROBED, DECLINED))
+    for snapshot in (host(), replace(serving_host(), tuning=accounts)):
+        lines = drawn(snapshot, width, height, keys=True)
+        before = drawn(replace(snapshot, tuning=TuningAccounts()), width, height, keys=True)
+        assert len(lines) <= max(height, len(before))
+
+
+def test_how_many_jobs_there_was_no_room_for_is_told() -> None:
+    lines = drawn(host(), height=24)
+    assert lines[place_of("TUNING", lines)].startswith("TUNING (1 of 3)")
+    assert any("trainer/train_step" in line for line in lines)
+
+
+def test_a_filter_holds_for_jobs_too() -> None:
+    lines = drawn(host(), filter="llm")
+    assert place_of("llm/chat", lines)
+    assert not any("train_step" in line for line in lines)
+
+
+def test_what_was_only_advised_is_not_shown_as_set() -> None:
+    advised = replace(HELD, applied=False)
+    line = next(line for line in drawn(host(advised), width=120) if HELD.job in line)
+    assert "holding (advice)" in line
+    assert "560" not in line
+    assert "700 W" in line
+
+
+def test_a_name_cannot_command_the_terminal() -> None:
+    decision = Decision(Move.DECLINE, Reason.NO_SIGNAL, "odd \x1b[2J words")
+    lines = drawn(host(replace(HELD, job="evil\x1b[31m\nname", decision=decision)))
+    assert any("evil?[31m?name" in line for line in lines)
+    assert "\x1b" not in "".join(lines)
+
+
+def test_programs_are_told_of_tuning_too() -> None:
+    told = facts(host())["tuning"]
+    assert [job["job"] for job in told["jobs"]] == [row.job for row in ACCOUNTS.rows]
