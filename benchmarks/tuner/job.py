@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from random import Random
 
 from benchmarks.tuner.curves import Curve
@@ -16,22 +17,18 @@ _GRAIN = 0.05  # seconds: while a cap settles, its effect stands still for so lo
 
 
 class Job:
-    """One run of a plant. ``time`` in seconds, ``spent`` in joules, ``ends`` by unit.
+    """One run of a plant. ``time`` in seconds, ``spent`` in joules, ``ends`` by unit."""
 
-    Its energy counter is read every ``turn`` seconds.
-    """
-
-    def __init__(self, plant: Plant, luck: Luck, seed: int = 0, turn: float = math.inf) -> None:
+    def __init__(self, plant: Plant, luck: Luck, seed: int = 0) -> None:
         self.plant = plant
-        self._turns = turn
         self.time = 0.0
         self.spent = 0.0
         self.ends: list[float] = []
         self.units: list[Unit] = []  # finished and not yet taken
-        self.points: list[EnergyPoint] = []  # read and not yet taken
         self.cap = plant.curve.original
         self.log: list[tuple[float, float]] = []  # what was written when
         self._luck = luck
+        self._points: deque[EnergyPoint] = deque()  # read and not yet known
         self._random = Random(f"{plant.name}/{seed}/job")
         self._settled = 0.0
         self._from = self._settled_from = self.cap
@@ -40,7 +37,7 @@ class Job:
         self._at = 0
         self._left = self._work(0)
         self._dead = 0.0
-        self._next_point = self._before = 0.0
+        self._power = 0.0
         self._curve, self._pace = plant.curve, 1.0
         self._switches = [(int(p.begins * plant.units), p.curve) for p in plant.phases]
         self._know()
@@ -76,12 +73,14 @@ class Job:
 
     def draw(self) -> float:
         """Watts of one device at this instant."""
-        power = self._curve.power(self._effective()) * self._random.lognormvariate(0.0, 0.06)
-        return min(power, self.cap * 1.02) if not self._dead else self._curve.draw * IDLE
+        if self._dead:
+            return self._curve.draw * IDLE
+        power = self._effect[1] / self._curve.devices * self._random.uniform(0.9, 1.1)
+        return min(power, self.cap * 1.02)
 
     def binding(self) -> float:
         """The part of the time in which the cap holds clocks down."""
-        if self._curve.at(self.cap) == (1.0, 1.0):
+        if self._effect[0] == self._pace == 1.0 and self.cap >= self._curve.draw:
             return 0.0
         peak = self._curve.draw * 1.12
         return min(1.0, max(0.0, (peak - self.cap) / (0.15 * self._curve.draw)))
@@ -115,23 +114,21 @@ class Job:
             self._at, self._dead = until, dead
             self.time, self.spent = time, spent
             self._turn()
-            self._know()
 
     def advance(self, until: float) -> None:
         """On, until a moment or the job's end."""
         while self.time < until and not self.done:
             self._advance(until, self.plant.units)
 
-    def take(self, now: float) -> tuple[EnergyPoint, ...]:
-        """Energy readings that are known by ``now``, once."""
-        known = int((now - self.plant.energy_lag) * 1e9)
-        count = 0
-        for point in self.points:
-            if point.at > known:
-                break
-            count += 1
-        taken = tuple(self.points[:count])
-        del self.points[:count]
+    def take(self, now: float) -> list[EnergyPoint]:
+        """Read the energy counter, which has its steps; what was read long enough ago, once."""
+        tick = math.floor(self.time / self.plant.counter_step + 1e-9) * self.plant.counter_step
+        energy = self.spent - self._power * (self.time - tick)
+        self._points.append(EnergyPoint(int(self.time * 1e9), round(energy * 1e3) * 1000))
+        known = (now - self.plant.energy_lag) * 1e9
+        taken = []
+        while self._points and self._points[0].at <= known:
+            taken.append(self._points.popleft())
         return taken
 
     def _advance(self, until: float, goal: int) -> None:
@@ -139,57 +136,41 @@ class Job:
         if self.time < self._settled:
             until = min(until, self.time + _GRAIN, self._settled)
             self._know()
-        luck, watts, devices = self._luck, self._curve.draw, self._curve.devices
-        ratio, power = self._effect
-        while self._at < goal and self.time < until:
-            if self._dead:
-                lasts = min(self._dead, until - self.time)
-                self._spend(lasts, watts * IDLE * devices)
-                self._dead = self._dead - lasts if lasts < self._dead else 0.0
-                if self._dead:
-                    return
-                self._begun = self.time
+        luck, lying = self._luck, self.plant.lying
+        works, deads, powers, amounts = luck.work, luck.dead, luck.power, luck.amount
+        ratio, full = self._effect
+        time, spent, begun, left, dead = self.time, self.spent, self._begun, self._left, self._dead
+        at, power = self._at, self._power
+        while at < goal and time < until:
+            if dead:
+                lasts = min(dead, until - time)
+                power = self._idle
+                time += lasts
+                spent += power * lasts
+                dead = dead - lasts if lasts < dead else 0.0
+                begun = time
                 continue
-            rate = power * luck.power[self._at]
-            lasts = self._left * ratio
-            if self.time + lasts > until:
-                self._left -= (until - self.time) / ratio
-                self._spend(until - self.time, rate)
-                self.time = until
+            power = full * powers[at]
+            lasts = left * ratio
+            if time + lasts > until:
+                left -= (until - time) / ratio
+                spent += power * (until - time)
+                time = until
                 break
-            self._spend(lasts, rate)
-            self._finish()
-            if self._curve is not self._effect_of:
+            time += lasts
+            spent += power * lasts
+            end = begun + works[at] if lying else time
+            self.units.append(Unit(int(begun * 1e9), int(end * 1e9), amounts[at]))
+            self.ends.append(time)
+            dead, begun = deads[at], time
+            at += 1
+            if at < len(works):
+                left = self._work(at) if luck.pick is not None else works[at]
+            if self._switches and at >= self._switches[0][0]:
                 break
-        if self._curve is not self._effect_of or (
-            self.time >= self._settled and self._effect_at != self.cap
-        ):
-            self._know()
-
-    def _spend(self, seconds: float, power: float) -> None:
-        end = self.time + seconds
-        while self._next_point <= end:
-            step = self.plant.counter_step
-            tick = math.floor(self._next_point / step + 1e-9) * step
-            rate = power if tick >= self.time else self._before
-            energy = self.spent + rate * (tick - self.time)
-            self.points.append(EnergyPoint(int(self._next_point * 1e9), int(energy * 1e3) * 1000))
-            self._next_point += self._turns
-        self.time, self._before = end, power
-        self.spent += power * seconds
-
-    def _finish(self) -> None:
-        luck, at = self._luck, self._at
-        begun = int(self._begun * 1e9)
-        end = int((self._begun + luck.work[at] if self.plant.lying else self.time) * 1e9)
-        self.units.append(Unit(begun, end, luck.amount[at]))
-        self.ends.append(self.time)
-        self._dead = luck.dead[at]
-        self._begun = self.time
-        self._at += 1
-        if self._at < self.plant.units:
-            self._left = self._work(self._at)
-            self._turn()
+        self.time, self.spent, self._begun, self._left, self._dead = time, spent, begun, left, dead
+        self._at, self._power = at, power
+        self._turn()
 
     def _work(self, at: int) -> float:
         luck = self._luck
@@ -199,9 +180,13 @@ class Job:
         return luck.work[at] * recorded[int(luck.pick[at] * len(recorded)) % len(recorded)].time
 
     def _turn(self) -> None:
-        """Into the next phase, where one begins."""
+        """Into the next phase, where one begins, and to a cap's full effect."""
         while self._switches and self._at >= self._switches[0][0]:
             self._curve = self._switches.pop(0)[1]
+        if self._curve is not self._effect_of or (
+            self.time >= self._settled and self._effect_at != self.cap
+        ):
+            self._know()
 
     def _effective(self) -> float:
         """The cap as it works now, on its way from the last one."""
@@ -214,4 +199,5 @@ class Job:
         """How fast it works now, and at what power of all its devices."""
         self._effect_at, self._effect_of = self._effective(), self._curve
         ratio, energy = self._curve.at(self._effect_at)
-        self._effect = (ratio * self._pace, self._curve.draw * self._curve.devices * energy / ratio)
+        full = self._curve.draw * self._curve.devices
+        self._effect, self._idle = (ratio * self._pace, full * energy / ratio), full * IDLE

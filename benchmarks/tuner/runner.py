@@ -193,7 +193,7 @@ def drive(
     ``after`` each turn says whether to go on, and may do things to the job.
     """
     turn = max(terms.turn, plant.step / 2)
-    job, watch = Job(plant, fate, seed, turn), Watch()
+    job, watch = Job(plant, fate, seed), Watch()
     random = Random(f"{plant.name}/{seed}/drive")
     devices = [f"gpu-{at}" for at in range(plant.curve.devices)]
     original = round(plant.curve.original * 1000)
@@ -222,7 +222,7 @@ def drive(
             Observation(
                 now=int(now * SECOND),
                 units=units,
-                energy=job.take(now),
+                energy=tuple(job.take(now)),
                 in_force=in_force,
                 since=since,
                 draw={one: int(job.draw() * 1000) for one in devices},
