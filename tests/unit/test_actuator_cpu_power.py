@@ -311,3 +311,20 @@ def test_a_package_that_went_offline_is_told_from_one_that_never_was(host: Host)
     assert "vanished" in str(host.refused(150_000))
     assert host.refused(150_000).trouble is Trouble.RETRY
     assert host.refused(150_000, "rapl:package-7").trouble is Trouble.ABSENT
+
+
+def test_packages_that_changed_their_numbers_are_told_by_name(host: Host) -> None:
+    """As after one of them was offline: a cap must not land on the wrong socket."""
+    host.power.devices()
+    host.set("name", "package-1", "intel-rapl:0")
+    host.set("name", "package-0", "intel-rapl:1")
+    host.power.write(P0, 150_000)
+    assert host.file("constraint_0_power_limit_uw", "intel-rapl:1").read_text() == "150000000\n"
+    assert host.file("constraint_0_power_limit_uw", "intel-rapl:0").read_text() == "270000000\n"
+
+
+def test_constraints_that_changed_their_numbers_are_told_by_name(host: Host) -> None:
+    host.power.devices()
+    host.set("constraint_0_name", "short_term")
+    host.set("constraint_1_name", "long_term")
+    assert host.power.read(P0).requested == 324_000

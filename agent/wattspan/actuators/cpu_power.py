@@ -37,10 +37,11 @@ class CpuPower:
         self._put_number = put or put_number
         self._clock = clock
         self._first: dict[str, int] = {}
+        self._packages: dict[str, Package] = {}
 
     def devices(self) -> tuple[KnobState, ...]:
         states = []
-        for package in find_packages(self._sysfs):
+        for package in self._find():
             with contextlib.suppress(ActuatorError):
                 states.append(self._state(package))
         return tuple(states)
@@ -81,10 +82,18 @@ class CpuPower:
     def close(self) -> None:
         """Nothing is held open."""
 
+    def _find(self) -> tuple[Package, ...]:
+        packages = find_packages(self._sysfs)
+        self._packages = {package.id: package for package in packages}
+        return packages
+
     def _package(self, device: str) -> Package:
-        for package in find_packages(self._sysfs):
-            if package.id == device:
-                return package
+        known = self._packages.get(device)
+        if known is not None and known.is_there:
+            return known
+        self._find()
+        if device in self._packages:
+            return self._packages[device]
         seen = device in self._first
         raise refused(
             f"find {device}",

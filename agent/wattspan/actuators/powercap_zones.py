@@ -55,6 +55,14 @@ class Package:
         """The id of its energy's domain."""
         return f"rapl:{self.name}"
 
+    @property
+    def is_there(self) -> bool:
+        """Whether its files are still its own: directories are numbered anew on hot-plug."""
+        return (
+            text_of(self.limit.directory / "name") == self.name
+            and text_of(self.limit.path("name")) == LONG_TERM
+        )
+
 
 def find_packages(sysfs: Path) -> tuple[Package, ...]:
     """Every package that has a long-term limit, in the order of names.
