@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from wattspan.model import SECOND
@@ -71,8 +70,7 @@ class Time(NamedTuple):
     units: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tape:
+class Tape(NamedTuple):
     """What is not yet told as blocks."""
 
     stretches: tuple[Stretch, ...]
@@ -108,7 +106,7 @@ def stand(tape: Tape, level: int | None, since: int) -> Tape:
     if last.level == level and since <= last.since:
         return tape
     stretch = Stretch(level, max(since, last.since), last.number + 1)
-    return replace(tape, stretches=(*tape.stretches[-3:], stretch))
+    return tape._replace(stretches=(*tape.stretches[-3:], stretch))
 
 
 def take(
@@ -120,7 +118,7 @@ def take(
     if units:
         tape = _run(tape, policy, units, waiting, times)
     if points:
-        tape = replace(tape, points=_thinned(tape.points + tuple(points)))
+        tape = tape._replace(points=_thinned(tape.points + tuple(points)))
     if not waiting:
         return _forget(tape) if points else tape, [], times
     told = [_with_energy(one, tape.points) for one in waiting]
@@ -128,7 +126,7 @@ def take(
     while count < len(told) and (told[count] is not None or now - waiting[count].end > PATIENCE):
         count += 1
     blocks = [told[at] or waiting[at] for at in range(count)]
-    return _forget(replace(tape, waiting=tuple(waiting[count:]))), blocks, times
+    return _forget(tape._replace(waiting=tuple(waiting[count:]))), blocks, times
 
 
 def _run(
@@ -199,8 +197,7 @@ def _run(
             paused = False
             times.append(Time(level, passed, passed_units))
             passed = passed_units = 0
-    return replace(
-        tape,
+    return tape._replace(
         stretches=tuple(stretches),
         sums=Sums(start, n, work, busy, span, squares, paused) if n else _EMPTY,
         skipped=skipped,
@@ -256,4 +253,4 @@ def _forget(tape: Tape) -> Tape:
         [one.start for one in tape.waiting] + [tape.sums.start if tape.sums.units else tape.reached]
     )
     first = bisect_left(points, (oldest, -1)) - 1
-    return replace(tape, points=points[first:]) if first > 16 else tape
+    return tape._replace(points=points[first:]) if first > 16 else tape

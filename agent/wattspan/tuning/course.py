@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from wattspan.model import Move, Reason
 from wattspan.tuning import search, sentences
@@ -45,8 +44,8 @@ def judge(state: State, seen: Observation) -> State:
 def _go(state: State, now: int, level: int, blocks: int) -> State:
     """Ask for a level."""
     if level == state.plan.level:
-        return replace(state, plan=Plan(level, blocks))
-    return replace(state, plan=Plan(level, blocks), before=state.plan.level, asked_at=now)
+        return state._replace(plan=Plan(level, blocks))
+    return state._replace(plan=Plan(level, blocks), before=state.plan.level, asked_at=now)
 
 
 def _arrived(state: State) -> bool:
@@ -56,7 +55,7 @@ def _arrived(state: State) -> bool:
 
 def _probing(state: State, reason: Reason, level: int) -> State:
     decision = sentences.probe(state, reason, level)
-    return replace(state, decision=decision)
+    return state._replace(decision=decision)
 
 
 # ---------------------------------------------------------------------------------- the stages
@@ -66,7 +65,7 @@ def _stand_back(state: State, seen: Observation) -> State:
     state = _go(state, seen.now, state.top, 1)
     if state.decision.reason is Reason.WAITING:
         return state
-    return replace(state, decision=sentences.decline(Reason.WAITING))
+    return state._replace(decision=sentences.decline(Reason.WAITING))
 
 
 def _resting(state: State, seen: Observation) -> State:
@@ -79,8 +78,7 @@ def _resting(state: State, seen: Observation) -> State:
 def relearn(state: State, now: int) -> State:
     """From the beginning, with what may still be good: the job has perhaps become another one."""
     known = Known(variance=state.known.variance, blocks=LEARNED - 2, power=state.known.power)
-    return replace(
-        settle_account(state),
+    return settle_account(state)._replace(
         stage=Stage.LEARN,
         plan=Plan(state.top, 1),
         known=known,
@@ -98,8 +96,7 @@ def relearn(state: State, now: int) -> State:
 def settle_account(state: State) -> State:
     """What was lost and saved so far is written down for good."""
     shape = search.curve(state)
-    return replace(
-        state,
+    return state._replace(
         spending=close(
             state.spending,
             lambda level: search.expected(state, level, shape)[0],
@@ -150,13 +147,13 @@ def _learning(state: State, seen: Observation) -> State:
         if state.decision.reason is Reason.ADVICE:
             return state
         first = state.resume or search.start_level(state)
-        return replace(state, decision=sentences.advice(state, first, max(needed, 12.0)))
+        return state._replace(decision=sentences.advice(state, first, max(needed, 12.0)))
     if not seen.turn:
         return _stand_back(state, seen)
     if state.resume is not None:
         return _prove(state, seen, state.resume)
     probe = search.start_level(state)
-    state = replace(state, stage=Stage.SCREEN, probe=probe, goal=search.screening_pairs(state))
+    state = state._replace(stage=Stage.SCREEN, probe=probe, goal=search.screening_pairs(state))
     return _screening(state, seen)
 
 
@@ -170,7 +167,7 @@ def _screening(state: State, seen: Observation) -> State:
         following = search.next_level(state)
         if following is None:
             return _choose(state, seen)
-        state = replace(state, probe=following, goal=search.screening_pairs(state))
+        state = state._replace(probe=following, goal=search.screening_pairs(state))
         level = following
     elif not _ready_for_more(state):
         return _probing(state, Reason.SCREENING, level) if _waited(state) else state
@@ -227,8 +224,7 @@ def _monotone(state: State) -> bool:
 
 
 def _prove(state: State, seen: Observation, level: int) -> State:
-    state = replace(
-        state,
+    state = state._replace(
         stage=Stage.PROVE,
         candidate=level,
         resume=None,
@@ -277,7 +273,7 @@ def _proving(state: State, seen: Observation) -> State:
         return _over(state, seen)
     if time.n == state.judged:
         return _alternate(state, seen, level)
-    state = replace(state, judged=time.n)
+    state = state._replace(judged=time.n)
     if time.n >= state.policy.least_pairs and time.upper(state.error) <= state.budget:
         return _certify(state, seen, level)
     if time.n >= 6:
@@ -292,8 +288,7 @@ def _certify(state: State, seen: Observation, level: int) -> State:
     found = state.known.at(level)
     if search.value(state, found.time.mean, found.power.mean) > -0.003:
         return _fall_back(state, seen, Reason.NO_SAVING)
-    state = replace(
-        state,
+    state = state._replace(
         stage=Stage.HOLD,
         certified=level,
         refined=found.time.n,
@@ -320,8 +315,7 @@ def _fall_back(state: State, seen: Observation, reason: Reason) -> State:
     """To the level that was certified before, if there is one."""
     if state.certified is None:
         return give_up(state, seen.now, sentences.decline(reason))
-    state = replace(
-        state,
+    state = state._replace(
         stage=Stage.HOLD,
         candidate=state.certified,
         refined=max(state.known.at(state.certified).time.n, state.refined),
@@ -340,7 +334,7 @@ def _over(state: State, seen: Observation) -> State:
     part = min(0.7 * state.budget / now_costs, 0.9)
     softer = state.ladder.level(state.top - (search.origin(state) - level) * part)
     state = let_go(state, seen.now, Reason.OVER_BUDGET)
-    return replace(state, resume=softer if softer < state.top else None, certified=None)
+    return state._replace(resume=softer if softer < state.top else None, certified=None)
 
 
 # --------------------------------------------------------------------------------------- hold
@@ -356,20 +350,20 @@ def _holding(state: State, seen: Observation) -> State:
     if seen.turn:
         deeper = _deeper(state)
         if deeper is not None:
-            return _prove(replace(state, refined=found.time.n), seen, deeper)
+            return _prove(state._replace(refined=found.time.n), seen, deeper)
     if state.plan.level != level:
         if not _arrived(state):
             return state
         state, extra = drawn(state, 4)
         state = _go(state, seen.now, level, _stay(state) + extra)
-        return replace(state, decision=sentences.hold(state, level, found))
+        return state._replace(decision=sentences.hold(state, level, found))
     hurried = (state.raw.hurried or state.cusum.suspicious) and state.tape.full >= 3
     if _arrived(state) or (hurried and state.tape.level == level):
         state = _go(state, seen.now, state.top, 1)
         return _probing(state, Reason.SENTINEL, level)
     if state.decision.move is Move.HOLD and state.decision.shown.get("pairs") == found.time.n:
         return state
-    return replace(state, decision=sentences.hold(state, level, found))
+    return state._replace(decision=sentences.hold(state, level, found))
 
 
 def _stay(state: State) -> int:
@@ -404,6 +398,6 @@ def _deeper(state: State) -> int | None:
 
 def _changed(state: State, seen: Observation, level: int) -> State:
     """The job is another one: nothing that was shown of it holds, so it is shown again."""
-    state = relearn(replace(state, resume=level), seen.now)
-    state = _go(replace(state, plan=Plan(level, 1)), seen.now, state.top, 1)
-    return replace(state, decision=sentences.release(state, Reason.CHANGED, level), resume=level)
+    state = relearn(state._replace(resume=level), seen.now)
+    state = _go(state._replace(plan=Plan(level, 1)), seen.now, state.top, 1)
+    return state._replace(decision=sentences.release(state, Reason.CHANGED, level), resume=level)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from wattspan.model import SECOND, Decision, Move, Reason
 from wattspan.tuning import sentences
 from wattspan.tuning.state import Plan, Stage, State
@@ -45,7 +43,7 @@ def _end(state: State) -> State:
         decision = sentences.decline(Reason.TOO_SHORT)
     else:
         decision = sentences.release(state, Reason.ENDED, level)
-    return replace(state, stage=Stage.ENDED, plan=Plan(state.top, 1), decision=decision)
+    return state._replace(stage=Stage.ENDED, plan=Plan(state.top, 1), decision=decision)
 
 
 def _refuse(state: State, now: int, reason: Reason) -> State:
@@ -53,14 +51,14 @@ def _refuse(state: State, now: int, reason: Reason) -> State:
         return let_go(state, now, reason)
     if state.decision.reason is reason:
         return state
-    return replace(state, decision=sentences.decline(reason))
+    return state._replace(decision=sentences.decline(reason))
 
 
 def let_go(state: State, now: int, reason: Reason) -> State:
     """Release, and rest the longer the more often that was so in the last hour."""
     releases = (*(at for at in state.releases if now - at < _HOUR), now)
     wait = state.policy.dwell << min(len(releases) - 1, _MOST)
-    return rest(replace(state, releases=releases[-8:]), now, reason, until=now + wait)
+    return rest(state._replace(releases=releases[-8:]), now, reason, until=now + wait)
 
 
 def rest(state: State, now: int, reason: Reason, until: int) -> State:
@@ -68,8 +66,7 @@ def rest(state: State, now: int, reason: Reason, until: int) -> State:
     level = state.plan.level
     held = state.held
     decision = sentences.release(state, reason, level if level != state.top else held or level)
-    return replace(
-        state,
+    return state._replace(
         stage=Stage.REST,
         plan=Plan(state.top, 1),
         before=level,
@@ -83,8 +80,7 @@ def rest(state: State, now: int, reason: Reason, until: int) -> State:
 def give_up(state: State, now: int, decision: Decision) -> State:
     """No more search for a while: the reason will hardly be gone soon."""
     wait = state.policy.dwell << min(state.retries + 1, _MOST)
-    return replace(
-        state,
+    return state._replace(
         stage=Stage.REST,
         plan=Plan(state.top, 1),
         before=state.plan.level,

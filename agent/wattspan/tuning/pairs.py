@@ -26,6 +26,7 @@ class Pair(NamedTuple):
     span: float  # of the time from unit to unit
     power: float | None
     weight: float  # variance of one unit's noise that is left in it
+    apart: float = 0.0  # log ratio of time per work of what lay around, after over before
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +87,13 @@ def _compare(
     if (around == top) is not screening or present.count < reach:
         return pairing, None
     # Of the run before, what the comparison before it has not used.
-    flank = before.tail[-min(reach, max(1, before.count // 2)) :] + present.head[:reach]
+    first = before.tail[-min(reach, max(1, before.count // 2)) :]
+    flank = first + present.head[:reach]
     core = middle.head + middle.tail[len(middle.tail) - min(middle.count - len(middle.head), 4) :]
     capped, free = (core, flank) if screening else (flank, core)
-    return replace(pairing, told=True), _pair(capped, free)
+    pair = _pair(capped, free)
+    apart = math.log(_rates(present.head[:reach])[0] / _rates(first)[0])
+    return replace(pairing, told=True), pair._replace(apart=apart)
 
 
 def _pair(capped: Sequence[Block], free: Sequence[Block]) -> Pair:

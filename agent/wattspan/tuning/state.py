@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from wattspan.model import Decision, Move, Reason, Word
 from wattspan.tuning.blocks import Tape, opened
@@ -37,8 +38,7 @@ class Plan:
     blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """Immutable; one knob of one job."""
 
     policy: Policy
@@ -48,11 +48,11 @@ class State:
     tape: Tape
     decision: Decision
     begun: int
-    pairing: Pairing = field(default_factory=Pairing)
-    known: Known = field(default_factory=Known)
-    spending: Spending = field(default_factory=Spending)
-    cusum: Sum = field(default_factory=Sum)
-    raw: Raw = field(default_factory=Raw)
+    pairing: Pairing = Pairing()
+    known: Known = Known()
+    spending: Spending = Spending()
+    cusum: Sum = Sum()
+    raw: Raw = Raw()
     before: int = 0  # the level that was asked for before
     asked_at: int = 0
     heard: int = 0  # when the last unit ended
@@ -130,4 +130,4 @@ def drawn(state: State, sides: int) -> tuple[State, int]:
     luck ^= (luck << 13) & 0xFFFFFFFF
     luck ^= luck >> 17
     luck ^= (luck << 5) & 0xFFFFFFFF
-    return replace(state, luck=luck), luck % sides
+    return state._replace(luck=luck), luck % sides

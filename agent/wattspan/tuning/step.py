@@ -16,7 +16,7 @@ from wattspan.tuning.search import pair_deviation
 from wattspan.tuning.spending import meter, spend
 from wattspan.tuning.state import Stage, State, start
 from wattspan.tuning.values import Observation, Policy, Range, Remembered
-from wattspan.tuning.watch import add, look
+from wattspan.tuning.watch import add, doubt, look
 
 _DRAWS = 240
 
@@ -48,10 +48,10 @@ def listen(state: State, seen: Observation) -> State:
         tape, blocks, times = take(tape, state.policy, seen.units, seen.energy, seen.now)
     if tape is not state.tape:
         heard = max(state.heard, tape.reached) if seen.units else state.heard
-        state = replace(state, tape=tape, heard=heard)
+        state = state._replace(tape=tape, heard=heard)
     if seen.draw and level == state.top and len(state.known.draws) < _DRAWS:
         draws = (*state.known.draws, max(seen.draw.values()))
-        state = replace(state, known=replace(state.known, draws=draws))
+        state = state._replace(known=replace(state.known, draws=draws))
     spending = state.spending
     for time in times:
         charged = time.level if time.level is not None else min(state.plan.level, state.before)
@@ -59,7 +59,7 @@ def listen(state: State, seen: Observation) -> State:
     for block in blocks:
         spending = meter(spending, block, state.top)
     if spending is not state.spending:
-        state = replace(state, spending=spending)
+        state = state._replace(spending=spending)
     for block in blocks:
         state = _learn(state, block)
     return state
@@ -84,15 +84,19 @@ def _learn(state: State, block: Block) -> State:
         raw = look(raw, block, known.deviation(1 / block.units))
     reach = 1 if screening else 3 if state.plan.blocks >= 8 else 2
     pairing, pair = follow(state.pairing, block, state.top, reach=reach, screening=screening)
-    state = replace(state, known=known, raw=raw, pairing=pairing)
+    state = state._replace(known=known, raw=raw, pairing=pairing)
     return _compare(state, pair) if pair is not None else state
 
 
 def _compare(state: State, pair: Pair) -> State:
     cusum = state.cusum
+    usual_apart = state.known.deviation(2 * pair.weight)
+    if abs(pair.apart) > max(0.04, 4 * usual_apart):
+        # Something began or ended between the two sides: it is no comparison of settings.
+        return state._replace(cusum=doubt(cusum))
     if pair.level == state.held:
         usual = state.known.at(pair.level).time
         ratio = pair.span if state.known.at(pair.level).lying else pair.busy
         mean = usual.mean if usual.n >= 4 else 0.8 * state.budget
         cusum = add(cusum, ratio, mean, state.budget, pair_deviation(state))
-    return replace(state, known=with_pair(state.known, pair), cusum=cusum)
+    return state._replace(known=with_pair(state.known, pair), cusum=cusum)

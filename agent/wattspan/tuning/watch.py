@@ -30,11 +30,12 @@ class Sum:
 
     total: float = 0.0
     pairs: int = 0
+    doubtful: bool = False
 
     @property
     def suspicious(self) -> bool:
         """Whether it would be good to know more soon."""
-        return self.total > 0.3
+        return self.total > 0.3 or self.doubtful
 
     @property
     def alarmed(self) -> bool:
@@ -53,6 +54,11 @@ def add(cusum: Sum, ratio: float, usual: float, limit: float, deviation: float) 
     height = max(deviation * deviation * _RUN / (bad - usual), 0.25 * (bad - usual))
     rise = min((ratio - rate) / height, 0.8)
     return Sum(max(0.0, cusum.total + rise), cusum.pairs + 1)
+
+
+def doubt(cusum: Sum) -> Sum:
+    """With a pair that says nothing: another one is wanted soon."""
+    return replace(cusum, doubtful=True)
 
 
 @dataclass(frozen=True, slots=True)
