@@ -56,7 +56,6 @@ PROCESSES = 1024
 PER_SPAN = 700
 """Bytes that a waiting span takes beside its share of the request, measured."""
 
-
 _TUPLE: Any = tuple.__new__
 _START, _END = attrgetter("start"), attrgetter("end")
 
@@ -393,12 +392,11 @@ class Joiner:
         return [
             _TUPLE(
                 Span,
-                (trace, ident, parent, service, name, start, end, thread, None, weight, into, out),
+                (trace, own, parent, service, name, start, end, thread, None, weight, into, out),
             )
-            for (trace, ident, parent, name, _, _, thread, weight, into, out, _), (
-                start,
-                end,
-            ) in zip(part.spans, times, strict=True)
+            for (trace, own, parent, name, _, _, thread, weight, into, out, _), (start, end) in zip(
+                part.spans, times, strict=True
+            )
         ]
 
     def _process(self, consumer: Consumer, now: int) -> _Process:
