@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 from collections.abc import Callable
 
 from hypothesis import example, given
@@ -15,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from support.otlp import JSON, PROTOBUF, KeptSink, Receiver, request, span
-from wattspan.spanfeed.delivery import Told
+from wattspan.spanfeed.delivery import Counted, Told
 from wattspan.spanfeed.errors import MalformedError
 from wattspan.spanfeed.json import to_protobuf
 from wattspan.web.message import Peer, Response
@@ -40,7 +41,7 @@ def spans(draw: st.DrawFn, values: st.SearchStrategy[object]) -> object:
     made.trace_id = draw(st.one_of(st.binary(min_size=16, max_size=16), st.binary(max_size=20)))
     made.span_id = draw(st.one_of(st.binary(min_size=8, max_size=8), st.binary(max_size=10)))
     made.parent_span_id = draw(st.sampled_from([b"", bytes(8), b"parent!!", b"x"]))
-    made.name = draw(st.text(max_size=30))
+    made.name = draw(st.just("idle") | st.text(max_size=30))
     made.start_time_unix_nano = draw(st.integers(0, 2**64 - 1))
     made.end_time_unix_nano = draw(st.integers(0, 2**64 - 1))
     for name, value in draw(st.lists(st.tuples(names, values), max_size=4)):
@@ -87,6 +88,7 @@ def expected(whole: ExportTraceServiceRequest) -> tuple[list[Told], set[int]]:
                         count(one, "thread.id") or 0,
                         count(one, "w"),
                         count(one, "gen_ai.usage.input_tokens") or 0,
+                        work=amount(one, "w") if one.name != "idle" else None,
                     )
                 )
     return told, skipped
@@ -127,9 +129,26 @@ def count(one: object, name: str) -> int | None:
     return None
 
 
+def amount(one: object, name: str) -> float | None:
+    for pair in one.attributes:  # type: ignore[attr-defined]
+        if pair.key == name:
+            match pair.value.WhichOneof("value"):
+                case "int_value":
+                    return int(pair.value.int_value)
+                case "double_value":
+                    number = pair.value.double_value
+                    return round(number, 9) if abs(number) < 2**63 else None
+                case "string_value":
+                    text = pair.value.string_value
+                    return int(text) if re.fullmatch("-?[0-9]{1,18}", text) else None
+            return None
+    return None
+
+
 @given(requests())
 def test_reading_no_deeper_than_needed_reads_the_same(whole: ExportTraceServiceRequest) -> None:
-    receiver = Receiver(weight="w")
+    work = [Counted("nothing", span="idle"), Counted("w")]
+    receiver = Receiver(weight="w", work=work)
     refused = receiver.intake.take(whole.SerializeToString(), NOBODY)
     told, skipped = expected(whole)
     parts = [part for delivery in receiver.sink.deliveries for part in delivery.parts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -117,6 +118,22 @@ def test_work_is_the_number_that_was_told_also_where_it_cannot_be(
     value: str | float, work: float | None
 ) -> None:
     assert told(span(batch__samples=value), work=[Counted("batch.samples")])[0].work == work
+
+
+def test_work_is_told_in_json_as_in_protobuf() -> None:
+    receiver = Receiver(work=[Counted("samples", span="work 1"), Counted("tokens")])
+    rows = [
+        {"key": "samples", "value": {"doubleValue": 0.5}},
+        {"key": "tokens", "value": {"intValue": "17"}},
+    ]
+    ids = {"traceId": TRACE.hex(), "startTimeUnixNano": "1", "endTimeUnixNano": "2"}
+    spans = [
+        {**ids, "spanId": f"{number:016x}", "name": f"work {number}", "attributes": rows}
+        for number in (1, 2)
+    ]
+    body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}).encode()
+    receiver.intake.take_json(body, PEER)
+    assert [one.work for one in receiver.sink.deliveries[0].parts[0].spans] == [0.5, 17]
 
 
 def test_work_is_told_only_where_it_is_asked_for_and_there() -> None:

@@ -140,9 +140,9 @@ def as_amount(value: bytes) -> float | None:
         whole: int = decoded.whole
         return whole
     if decoded.HasField("real"):
-        number = decoded.real
+        number: float = decoded.real
     elif decoded.HasField("text") and _DECIMAL.fullmatch(decoded.text):
-        number = float(decoded.text)
+        number = float(decoded.text) if b"." in decoded.text else int(decoded.text)
     else:
         return None
     return round(number, 9) if -_LARGEST <= number <= _LARGEST else None  # nor is a NaN
