@@ -86,6 +86,36 @@ def test_whatever_makes_it_another_decision_is_written(
     assert len(kept.recent()) == 2
 
 
+def test_back_and_forth_between_a_setting_and_the_original_is_one_decision(
+    tmp_path: Path,
+) -> None:
+    kept = book(tmp_path)
+    for second in range(100, 0, -10):
+        kept.add(decided(second, PROBE))
+        kept.add(decided(second - 5, replace(PROBE, caps={})))
+    assert kept.recent() == [decided(100, PROBE)]
+    kept.add(decided(0, replace(PROBE, caps={"GPU-0": 520_000})))
+    assert len(kept.recent()) == 2
+
+
+def test_a_held_setting_that_is_looked_at_and_held_again_is_one_decision(tmp_path: Path) -> None:
+    kept = book(tmp_path)
+    sentinel = Decision(Move.PROBE, Reason.SENTINEL, "Compare 560 W.")
+    for second in range(100, 0, -10):
+        kept.add(decided(second, HOLD))
+        kept.add(decided(second - 5, sentinel))
+    assert kept.recent() == [decided(100, HOLD)]
+    kept.add(decided(0, RELEASE))
+    assert [one.decision.move for one in kept.recent()] == [Move.HOLD, Move.RELEASE]
+
+
+def test_the_first_decision_is_written_whatever_it_is(tmp_path: Path) -> None:
+    kept = book(tmp_path)
+    kept.add(decided(2, Decision(Move.PROBE, Reason.BASELINE, "Learn.")))
+    kept.add(decided(1, Decision(Move.PROBE, Reason.SCREENING, "Compare.")))
+    assert len(kept.recent()) == 2
+
+
 def test_the_history_outlives_a_restart(tmp_path: Path) -> None:
     book(tmp_path).add(decided(30, HOLD))
     again = book(tmp_path)

@@ -20,8 +20,8 @@ class Meaning(NamedTuple):
     do: str = ""
 
 
-_LATER = "It is looked at anew after the dwell time."
-_AGAIN = "It goes on as soon as that is over."
+_LATER = "It is looked at anew after the dwell time, which doubles each time."
+_AGAIN = "It goes on when that is over; after the dwell time, if a cap had to be given back."
 
 MEANINGS: Mapping[Reason, Meaning] = {
     # probing
@@ -58,8 +58,9 @@ MEANINGS: Mapping[Reason, Meaning] = {
     ),
     # releasing
     Reason.OVER_BUDGET: Meaning(
-        "The job is slower than the budget allows, or is likely to be. The original is back.",
-        "The next search begins after the dwell time; the pause doubles when that happens often.",
+        "The job is slower than the budget allows, or probably is. The original is back.",
+        "After the dwell time a setting nearer to the original is proved; the time doubles with "
+        "each release within an hour.",
         "If it happens often, see whether the job's speed varies by itself, or allow more with "
         "`max_slowdown`.",
     ),
@@ -69,13 +70,14 @@ MEANINGS: Mapping[Reason, Meaning] = {
         "The allowance grows while the job works at full speed; then tuning goes on.",
     ),
     Reason.CHANGED: Meaning(
-        "The job is not what it was: its time per unit, its draw, or how often the cap binds.",
-        _LATER,
+        "The job is not what it was: its time per unit of work or its draw has shifted and stayed "
+        "so. The original is back.",
+        "The original is watched anew, and then the setting is proved again or given up.",
     ),
     Reason.PAUSED: Meaning(
         "No unit of work has ended for far longer than usual, so nothing could tell whether a cap "
-        "slows the job down.",
-        "It goes on when units end again.",
+        "slows the job down. The original is back.",
+        "It goes on when units end again: what was certified is proved anew.",
     ),
     Reason.ENDED: Meaning(
         "The job is gone.",
@@ -103,8 +105,9 @@ MEANINGS: Mapping[Reason, Meaning] = {
         "Add them to `gpus` or `groups` in `[autotune]`.",
     ),
     Reason.NO_SIGNAL: Meaning(
-        "No unit of work was seen, so nothing could tell whether a cap slows the job down.",
-        "It begins with the first unit.",
+        "No unit of work was seen, so nothing could tell whether a cap slows the job down; or the "
+        "energy of its devices is not known.",
+        "It begins when both come.",
         "Let the job send spans, and check `service` and `span` against `wattspan top --by span`.",
     ),
     Reason.BAD_WORK: Meaning(
@@ -118,8 +121,8 @@ MEANINGS: Mapping[Reason, Meaning] = {
         "Let the span cover the whole unit of work, waiting included.",
     ),
     Reason.TOO_SHORT: Meaning(
-        "The job ends before a search could pay for itself.",
-        "Nothing is tried in this run.",
+        "The job ended before a search could pay for itself.",
+        "A longer run of the same program is searched.",
     ),
     Reason.TOO_NOISY: Meaning(
         "The time per unit varies so much that to be sure would cost more than could be saved.",

@@ -20,7 +20,7 @@ from wattspan.cli.tuning_figures import (
     saved,
     setting,
 )
-from wattspan.model import CapRow, Instant, Tried, TuningAccounts, TuningRow
+from wattspan.model import CapRow, Instant, Move, Tried, TuningAccounts, TuningRow
 from wattspan.tuning.told import row_facts
 
 
@@ -83,7 +83,11 @@ def _seen(row: TuningRow) -> list[str]:
 def _setting(row: TuningRow, accounts: TuningAccounts) -> list[str]:
     told = against_original(row, accounts.caps)
     if not row.decision.caps:
-        return [f"The original, {told}." if told != UNKNOWN else "The original."]
+        original = f"The original, {told}" if told != UNKNOWN else "The original"
+        compared = _held(row)
+        if compared is not None:
+            return [f"{original}, to compare {setting(row.knob, compared)} with it."]
+        return [f"{original}."]
     if row.applied:
         return [f"{told} on {', '.join(map(clean, row.decision.caps))}."]
     advised = ", ".join(
@@ -199,8 +203,12 @@ def _against(other: Tried, row: TuningRow, held: int | None) -> str:
 
 
 def _held(row: TuningRow) -> int | None:
-    """The lowest setting asked for now."""
-    return min(row.decision.caps.values(), default=None)
+    """The lowest setting asked for now, or compared with the original that stands just now."""
+    asked = min(row.decision.caps.values(), default=None)
+    if asked is None and row.decision.move is Move.PROBE:
+        compared = row.decision.shown.get("setting")
+        return None if compared is None or compared in row.original.values() else round(compared)
+    return asked
 
 
 # ------------------------------------------------------------------------------------- who holds

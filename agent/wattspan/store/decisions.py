@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from wattspan.model import SECOND, Decided, Failure, Knob, Trouble
+from wattspan.model import SECOND, Decided, Decision, Failure, Knob, Move, Reason, Trouble
 from wattspan.ports import Clock
 from wattspan.tuning.told import decided_facts, decided_of
 
@@ -62,15 +62,17 @@ class DecisionBook:
         """Why the last one could not; None if it was."""
 
     def add(self, decided: Decided) -> None:
-        """Write ``decided`` down, unless the job's last decision was the same.
+        """Write ``decided`` down, unless it says no more than the job's last one.
 
-        What cannot be written is kept in memory until it can.
+        To compare is to go back and forth: the halves at the original setting are not told, nor
+        is it told each time that a held setting is compared and held again. What cannot be
+        written is kept in memory until it can.
         """
         with self._lock:
             last = self._known()
             key = (decided.job, decided.knob)
             same = _same(decided)
-            if last.get(key) == same:
+            if _is_routine(decided.decision, last.get(key)) or last.get(key) == same:
                 return
             last[key] = same
             last.move_to_end(key)
@@ -160,6 +162,15 @@ def _older(path: Path) -> Path:
 
 def _same(decided: Decided) -> _Same:
     return (*decided.decision.same_as, decided.applied)
+
+
+def _is_routine(decision: Decision, last: _Same | None) -> bool:
+    """Whether ``decision`` is but a step of what the ``last`` one said."""
+    if last is None or decision.move is not Move.PROBE:
+        return False
+    if decision.reason is Reason.SENTINEL:
+        return last[0] == Move.HOLD
+    return not decision.caps and last[:2] == (decision.move, decision.reason)
 
 
 def _decisions(path: Path, size: int) -> Iterator[Decided]:

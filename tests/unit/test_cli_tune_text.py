@@ -1,0 +1,253 @@
+"""What is said of tuning, sentence by sentence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from support.requirements import ROOT
+from support.tuned import ACCOUNTS, DECLINED, HELD, NOW, PROBED, RELEASE, W, cap, decided
+from wattspan.cli.reasons import MEANINGS, markdown
+from wattspan.cli.tune_explain import explain_facts, explain_lines, held_by, not_higher, not_lower
+from wattspan.cli.tune_text import history_lines, status_lines
+from wattspan.cli.tuning_figures import against_original, joules_either, of_budget, percent, saved
+from wattspan.model import (
+    CapRow,
+    Decision,
+    Knob,
+    Microjoules,
+    Move,
+    Nanoseconds,
+    Reason,
+    Tried,
+    TuningAccounts,
+    TuningRow,
+)
+
+EXPLANATION = ROOT / "docs" / "explanation" / "how-the-tuner-decides.md"
+
+
+# ------------------------------------------------------------------------------------ reasons
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_is_explained_in_sentences(reason: Reason) -> None:
+    meaning = MEANINGS[reason]
+    for sentence in filter(None, meaning):
+        assert sentence[0].isupper() or sentence.startswith("`")
+        assert sentence.endswith(".")
+    assert meaning.means
+    assert meaning.then
+
+
+def test_the_explanation_has_the_table_of_all_reasons() -> None:
+    table = "\n".join(markdown())
+    assert table in EXPLANATION.read_text(encoding="utf-8"), f"put this there:\n{table}"
+
+
+# ------------------------------------------------------------------------------------ figures
+
+
+def test_parts_are_told_in_percent_and_the_unknown_with_a_dash() -> None:
+    assert [percent(part) for part in (0.0312, -0.004, -0.0001, 0.0, 1.5, None)] == [
+        *("3.1%", "-0.4%", "0.0%", "0.0%", "150.0%", "-"),
+    ]
+    assert [of_budget(part) for part in (0.05, 0.025, 1.0, 0.999)] == [
+        "5%",
+        "2.5%",
+        "100%",
+        "99.9%",
+    ]
+
+
+def test_a_setting_stands_against_the_original() -> None:
+    assert against_original(HELD) == "560 of 700 W"
+    ranks = replace(HELD.decision, caps={"GPU-0": 560 * W, "GPU-1": 512_500})
+    assert against_original(replace(HELD, decision=ranks)) == "512.5-560 of 700 W"
+    clock = replace(
+        HELD,
+        knob=Knob.GPU_CLOCK,
+        decision=replace(HELD.decision, caps={"GPU-0": 1410}),
+        original={"GPU-0": 1980},
+    )
+    assert against_original(clock) == "1410 of 1980 MHz"
+
+
+def test_an_original_that_is_not_told_is_taken_from_the_caps() -> None:
+    row = replace(HELD, original={})
+    assert against_original(row) == "560 W"
+    assert against_original(row, ACCOUNTS.caps) == "560 of 700 W"
+    released = replace(row, decision=RELEASE, devices=("GPU-2",))
+    assert against_original(released, ACCOUNTS.caps) == "700 W"
+    assert against_original(replace(released, devices=("GPU-9",)), ACCOUNTS.caps) == "-"
+
+
+def test_what_was_lost_instead_of_saved_has_its_sign() -> None:
+    lost = replace(HELD, saved=Microjoules(-5_000_000), saved_low=Microjoules(-8_000_000))
+    assert saved(lost) == "-5.00 J (-8.00 J to 14.9 kJ)"
+    assert joules_either(0) == "0.00 J"
+    assert saved(DECLINED) == "-"
+
+
+# ------------------------------------------------------------------------------------- status
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 160, 240, None])
+def test_a_table_fits_the_terminal_as_far_as_it_can(width: int | None) -> None:
+    lines = list(status_lines(ACCOUNTS, NOW, width))
+    table = [line for line in lines[2:] if not line.startswith("  ")]
+    assert len(table) == 4
+    if width is not None and width >= 80:
+        assert all(len(line) <= width for line in lines[2:])
+    if width is None:
+        assert len(lines) == 6
+        assert table[0].endswith("SINCE")
+
+
+def test_a_job_without_figures_is_told_with_dashes() -> None:
+    accounts = replace(ACCOUNTS, rows=(DECLINED,))
+    line = list(status_lines(accounts, NOW, None))[-1]
+    assert line.split("POST /checkout")[1].split()[:7] == [
+        *("declined", "-", "-", "-", "5%", "-", "-"),
+    ]
+
+
+def test_advice_says_that_nothing_is_turned() -> None:
+    first, *_ = status_lines(TuningAccounts("advise"), NOW, None)
+    assert first == "advise: nothing is turned"
+
+
+def test_a_clock_that_is_behind_tells_no_negative_age() -> None:
+    late = replace(HELD, since=NOW._replace(mono=NOW.mono + 10**9))
+    assert "0.0 s" in list(status_lines(replace(ACCOUNTS, rows=(late,)), NOW, None))[-1]
+
+
+# ------------------------------------------------------------------------------------ explain
+
+
+def held(*tried: Tried) -> TuningRow:
+    return replace(HELD, tried=(HELD.tried[2], *tried))
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (
+            Tried(520 * W, 0.062, 0.077, 0.22, 3),
+            "Not lower: 520 W was 6.2% slower (95% bound 7.7%), more than the budget of 5%.",
+        ),
+        (
+            Tried(520 * W, 0.04, 0.049, 0.15, 20),
+            "Not lower: 520 W saves 15.0% of the energy, 560 W 18.2%.",
+        ),
+        (
+            Tried(520 * W, 0.04, 0.061, 0.2, 5),
+            "Not lower: 520 W was 4.0% slower (95% bound 6.1%), and the bound is above the budget"
+            " of 5%.",
+        ),
+        (Tried(520 * W, pairs=1), "Not lower: 520 W was not looked at for long enough to tell."),
+        (
+            Tried(520 * W, 0.04, None, None, 5),
+            "Not lower: 520 W was 4.0% slower after 5 pairs, and was not proved.",
+        ),
+    ],
+    ids=["over budget", "saves less", "bound over budget", "unknown", "not proved"],
+)
+def test_why_it_is_not_lower_is_the_nearest_lower_that_was_tried(
+    other: Tried, sentence: str
+) -> None:
+    assert not_lower(held(other, Tried(400 * W, 0.3, 0.4, 0.1, 3))) == sentence
+
+
+def test_why_it_is_not_higher_is_what_the_next_higher_saves() -> None:
+    assert not_higher(HELD, ACCOUNTS) == (
+        "Not higher: 600 W saves 12.1% of the energy, 560 W 18.2%."
+    )
+    assert not_higher(held(), ACCOUNTS) == (
+        "Not higher: nothing between it and the original, 700 W, was tried."
+    )
+    assert not_higher(replace(HELD, decision=RELEASE), ACCOUNTS) == ""
+
+
+def test_a_setting_that_the_original_is_compared_with_just_now_is_the_one_explained() -> None:
+    comparing = Decision(
+        Move.PROBE, Reason.CERTIFYING, "Certify 560 W.", {}, {"setting": 560.0 * W}
+    )
+    row = replace(HELD, decision=comparing)
+    told = "\n".join(explain_lines(row, ACCOUNTS, NOW, None))
+    assert "The original, 700 W, to compare 560 W with it." in told
+    assert "Not lower: 520 W" in told
+    assert "Not higher: 600 W" in told
+    learning = replace(comparing, reason=Reason.BASELINE, shown={"setting": 700.0 * W})
+    assert not_higher(replace(HELD, decision=learning), ACCOUNTS) == ""
+
+
+def test_of_the_original_only_what_lies_below_is_asked() -> None:
+    row = replace(HELD, decision=RELEASE, tried=(Tried(650 * W, 0.07, 0.09, 0.05, 3),))
+    assert not_lower(row).startswith("Not lower: 650 W was 7.0% slower")
+    assert not_lower(replace(row, tried=())) == ""
+
+
+def test_the_ledger_tells_no_figure_that_is_not_known() -> None:
+    told = "\n".join(explain_lines(replace(PROBED, slowdown=None), ACCOUNTS, NOW, 80))
+    assert "Lost by measuring settings: 8.0 s." in told
+    assert "The whole run" not in told
+    assert "Saved" not in told
+    gained = replace(HELD, lost=Nanoseconds(-5), allowance=None)
+    assert "Lost so far: 0.0 s; 8.0 s of it" in "\n".join(
+        explain_lines(gained, ACCOUNTS, NOW, None)
+    )
+
+
+@pytest.mark.parametrize("row", [HELD, PROBED, DECLINED], ids=lambda row: row.job)
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_an_explanation_fits_the_terminal(row: TuningRow, width: int) -> None:
+    for line in list(explain_lines(row, ACCOUNTS, NOW, width))[1:]:
+        assert len(line) <= width
+
+
+def test_what_the_operator_can_do_is_said_where_there_is_something() -> None:
+    assert "What you can do" not in "\n".join(explain_lines(HELD, ACCOUNTS, NOW, 80))
+    assert "What you can do" in "\n".join(explain_lines(DECLINED, ACCOUNTS, NOW, 80))
+    assert explain_facts(DECLINED, ACCOUNTS)["remedy"] == MEANINGS[Reason.NO_DEVICE].do
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        (cap("GPU-3"), "700 W; nobody holds it."),
+        (cap("GPU-3", foreign=True), "700 W; set by somebody else, and let be."),
+        (
+            cap("GPU-3", usable=False, trouble="it is locked"),
+            "700 W; cannot be written: it is locked",
+        ),
+        (
+            cap("GPU-3", "a job", why="Because.", ceiling=600 * W, since=None),
+            "560 W, before us 700 W, the ceiling is 600 W; held by a job: Because.",
+        ),
+    ],
+    ids=["nobody", "foreign", "unusable", "held"],
+)
+def test_who_holds_a_cap_is_told(row: CapRow, sentence: str) -> None:
+    assert held_by(row) == f"NVIDIA H100 SXM #3, gpu_power: {sentence}"
+
+
+def test_a_limit_that_is_not_obeyed_tells_both() -> None:
+    row = cap("GPU-3")
+    state = replace(row.state, enforced=500 * W)
+    assert "500 W (asked for: 700 W)" in held_by(replace(row, state=state))
+
+
+# ------------------------------------------------------------------------------------ history
+
+
+def test_a_setting_that_was_not_applied_stands_in_brackets() -> None:
+    (line,) = history_lines([decided(1, HELD.decision)._replace(applied=False)], None)
+    assert "  (560 W)  Hold" in line
+
+
+def test_a_long_sentence_goes_below() -> None:
+    lines = list(history_lines([decided(1, HELD.decision)], 80))
+    assert len(lines) == 3
+    assert all(len(line) <= 80 for line in lines)
