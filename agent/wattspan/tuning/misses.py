@@ -19,7 +19,7 @@ _NEVER = 0.5
 _ODDS = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 15 / 16, 31 / 32)
 """The rest goes in equal parts on odds so many times those of the claim."""
 
-_HALVINGS = 40
+_HALVINGS = 26
 _CROWD = (2.0, 8.0, 32.0)
 """The alarm listens for odds of a miss so many times those that are allowed."""
 

@@ -1,0 +1,95 @@
+"""How often something is missed, however often one looks; and the alarm that it is more."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from wattspan.tuning.misses import MissAlarm, Tally
+
+
+def tallied(requests: int, misses: int) -> Tally:
+    return Tally().add(requests, misses)
+
+
+def test_some_three_hundred_requests_without_a_miss_show_that_one_in_a_hundred_at_most_does() -> (
+    None
+):
+    # Looking once, 299 would do (the rule of three); this many may be looked at all the while.
+    assert tallied(350, 0).at_most(0.05) <= 0.01 < tallied(300, 0).at_most(0.05)
+
+
+def test_without_requests_nothing_is_known() -> None:
+    nothing = Tally().add(0, 0)
+    assert nothing.groups == 0
+    assert nothing.part is None
+    assert nothing.at_most(0.05) == pytest.approx(1.0)
+    assert nothing.at_least(0.05) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("misses", [0, 1, 7, 50, 100])
+def test_the_bounds_lie_on_either_side_of_what_was_seen(misses: int) -> None:
+    tally = tallied(100, misses)
+    assert tally.at_least(0.05) <= misses / 100 <= tally.at_most(0.05)
+
+
+def test_the_bounds_close_in_on_the_truth() -> None:
+    tally = tallied(1_000_000, 10_000)
+    assert 0.0095 < tally.at_least(0.05) < 0.01 < tally.at_most(0.05) < 0.0105
+
+
+def test_misses_that_come_in_crowds_tell_less() -> None:
+    crowds, strangers = Tally(), Tally()
+    for turn in range(40):
+        crowds = crowds.add(100, 20 if turn % 10 == 0 else 0)
+        strangers = strangers.add(100, 2)
+    assert crowds.misses == strangers.misses
+    assert strangers.crowding == 1.0
+    assert crowds.crowding > 10
+    assert crowds.at_most(0.05) > strangers.at_most(0.05)
+    assert crowds.at_least(0.05) < strangers.at_least(0.05)
+
+
+@pytest.mark.parametrize("misses", [0, 30])
+def test_nothing_is_crowded_where_all_are_alike(misses: int) -> None:
+    assert tallied(30, misses).add(30, misses).crowding == 1.0
+
+
+def test_a_claim_is_refuted_too_early_no_more_often_than_admitted() -> None:
+    """The true rate stays below its bound at every look, in all but a twentieth of the courses."""
+    chance = random.Random(1)
+    wrong = 0
+    for _ in range(200):
+        tally = Tally()
+        for _ in range(20):
+            tally = tally.add(50, sum(chance.random() < 0.05 for _ in range(50)))
+            if tally.at_most(0.05) < 0.05:
+                wrong += 1
+                break
+    assert wrong <= 17  # of 200: what a true 5 % exceeds with a probability below 1 %
+
+
+def test_the_alarm_rings_at_once_when_everything_is_late() -> None:
+    assert not MissAlarm(0.01).add(3, 3).rings
+    assert MissAlarm(0.01).add(4, 4).rings
+
+
+def test_the_alarm_rings_soon_when_ten_times_too_many_are_late() -> None:
+    alarm, seen = MissAlarm(0.01), 0
+    while not alarm.rings:
+        alarm = alarm.add(10, 1)
+        seen += 10
+    assert seen <= 150
+
+
+def test_the_alarm_is_quiet_as_long_as_no_more_than_allowed_are_late() -> None:
+    alarm = MissAlarm(0.01)
+    for _ in range(1000):
+        alarm = alarm.add(100, 1)
+        assert not alarm.rings
+
+
+def test_good_times_do_not_make_up_for_bad_ones_to_come() -> None:
+    quiet = MissAlarm(0.01).add(1_000_000, 0)
+    assert quiet == MissAlarm(0.01)

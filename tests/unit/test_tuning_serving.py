@@ -1,0 +1,312 @@
+"""Serving under a cap is judged at the same load, by its speed and by its tail."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from dataclasses import replace
+
+import pytest
+
+from support.queueing import S, repeated, serve, switched, trace
+from wattspan.tuning import Kind, Policy, Unit
+from wattspan.tuning.serving import (
+    FRESH,
+    LEAST,
+    Served,
+    Serving,
+    Verdict,
+    block_times,
+    latency_limit,
+    log_ratio,
+    served,
+    units_to_learn,
+)
+
+POLICY = Policy(kind=Kind.REQUESTS, latency=20 * S)
+
+
+def stretch(
+    rate: float = 5.0, latency: float = 4.0, late: int = 0, at: int = 0, served: float | None = None
+) -> Served:
+    """A minute in which requests of 100 tokens came at ``rate`` a second."""
+    arrived, ended = round(rate * 60), round((rate if served is None else served) * 60)
+    return Served(at, at + 60 * S, arrived, ended, 100.0 * ended, round(ended * latency * S), late)
+
+
+# --------------------------------------------------------------------------------- one stretch
+
+
+def test_a_stretch_tells_throughput_arrivals_concurrency_and_the_time_of_a_token() -> None:
+    units = [
+        Unit(0, 2 * S, 10),  # began before
+        Unit(1 * S, 3 * S, 20),
+        Unit(4 * S, 7 * S, 30),
+        Unit(9 * S, 12 * S, 40),  # ended later
+        Unit(11 * S, 12 * S, 40),  # after
+    ]
+    block = served(units, 1 * S, 11 * S, limit=2 * S)
+    assert block == Served(1 * S, 11 * S, arrived=3, ended=3, work=60, time=7 * S, late=1)
+    assert block.throughput == 6.0
+    assert block.rate == 0.3
+    assert block.concurrency == 0.7
+    assert block.time_per_work == 7 * S / 60
+
+
+# ---------------------------------------------------------------------------- the latency limit
+
+
+def test_the_operators_latency_is_the_one_that_must_hold() -> None:
+    assert latency_limit(POLICY, ()) == 20 * S
+    assert units_to_learn(POLICY) == 0
+
+
+def test_without_one_half_as_many_of_the_originals_requests_exceed_it_as_may() -> None:
+    policy = replace(POLICY, latency=None, percentile=0.9)
+    units = [Unit(0, latency) for latency in range(1, 1001)]
+    limit = latency_limit(policy, units)
+    assert limit is not None
+    assert sum(unit.end > limit for unit in units) == 50
+    assert units_to_learn(policy) == 21
+
+
+def test_of_few_requests_the_longest_is_the_limit() -> None:
+    policy = replace(POLICY, latency=None)
+    assert latency_limit(policy, [Unit(0, 5), Unit(0, 9), Unit(0, 7)]) == 9
+    assert latency_limit(policy, ()) is None
+
+
+def test_nobody_can_learn_the_latency_that_nobody_may_exceed() -> None:
+    assert units_to_learn(replace(POLICY, latency=None, percentile=1.0)) == 20_000
+
+
+def test_blocks_are_long_enough_for_the_longest_requests() -> None:
+    assert block_times(POLICY, 20 * S) == (20 * S, 80 * S)
+    assert block_times(POLICY, S // 10) == (POLICY.settle_time, POLICY.block_time)
+
+
+# ------------------------------------------------------------------------------------ the load
+
+
+def test_at_the_same_load_the_time_of_work_is_compared() -> None:
+    ratio = log_ratio(stretch(latency=4.0), stretch(latency=4.2))
+    assert ratio == pytest.approx(0.04879, abs=1e-4)
+
+
+@pytest.mark.parametrize("rate", [2.0, 12.0])
+def test_another_load_is_no_evidence(rate: float) -> None:
+    assert log_ratio(stretch(rate=5.0), stretch(rate=rate)) is None
+
+
+def test_clients_that_wait_for_answers_ask_less_of_a_slower_server() -> None:
+    # Twenty clients without a pause: as many are in flight, and fewer come.
+    ratio = log_ratio(stretch(rate=5.0, latency=4.0), stretch(rate=2.5, latency=8.0))
+    assert ratio == pytest.approx(0.693, abs=1e-3)
+
+
+def test_clients_that_pause_between_requests_are_no_excuse_either() -> None:
+    assert log_ratio(stretch(rate=5.0, latency=4.0), stretch(rate=3.5, latency=7.5)) is not None
+
+
+def test_a_server_that_falls_behind_is_evidence_though_nothing_is_as_it_was() -> None:
+    behind = stretch(rate=5.0, served=3.0, latency=30.0)
+    ratio = log_ratio(stretch(), behind)
+    assert ratio is not None
+    assert ratio > 2
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        stretch(rate=(LEAST - 1) / 60),
+        stretch()._replace(arrived=0),
+        stretch()._replace(time=0),
+        stretch()._replace(work=0.0),
+    ],
+    ids=["too few", "none came", "no time", "no work"],
+)
+def test_a_stretch_that_says_nothing_is_no_evidence(empty: Served) -> None:
+    assert log_ratio(stretch(), empty) is None
+    assert log_ratio(empty, stretch()) is None
+
+
+# --------------------------------------------------------------------------------- the verdict
+
+
+def judged(
+    pairs: int, slower: float = 1.02, late: int = 0, original_late: int = 0, rate: float = 5.0
+) -> Serving:
+    serving = Serving()
+    for pair in range(pairs):
+        at = 2 * pair * 60 * S
+        noise = 1 + 0.01 * (-1) ** pair
+        serving = serving.add(stretch(rate, 4.0, original_late, at), capped=False)
+        serving = serving.add(stretch(rate, 4.0 * slower * noise, late, at + 60 * S), capped=True)
+    return serving
+
+
+def test_nothing_is_known_without_a_pair() -> None:
+    assert Serving().verdict(POLICY) == Verdict(passes=False, fails=False, pairs=0)
+
+
+def test_one_pair_decides_nothing() -> None:
+    verdict = judged(1, slower=3.0).verdict(POLICY)
+    assert (verdict.passes, verdict.fails) == (False, False)
+    assert verdict.slowdown == pytest.approx(2.03)
+
+
+def test_a_setting_passes_when_both_its_speed_and_its_tail_are_sure() -> None:
+    verdict = judged(12).verdict(POLICY)
+    assert verdict.passes
+    assert not verdict.fails
+    assert verdict.slowdown == pytest.approx(0.02, abs=0.001)
+    assert verdict.bound is not None
+    assert 0.02 < verdict.bound < 0.05
+    assert verdict.tail == 0
+    assert verdict.tail_bound is not None
+    assert verdict.tail_bound < 0.01
+
+
+def test_no_setting_passes_on_fewer_pairs_than_the_least() -> None:
+    assert not judged(11).verdict(POLICY).passes
+
+
+def test_a_setting_that_is_surely_too_slow_fails() -> None:
+    verdict = judged(12, slower=1.10).verdict(POLICY)
+    assert verdict.fails
+    assert not verdict.passes
+
+
+def test_a_fast_setting_fails_by_its_tail_alone() -> None:
+    verdict = judged(12, slower=1.0, late=9).verdict(POLICY)
+    assert verdict.bound is not None
+    assert verdict.bound < 0.05
+    assert verdict.fails
+    assert verdict.tail == 0.03
+
+
+def test_a_tail_about_as_long_as_allowed_is_not_decided() -> None:
+    verdict = judged(12, slower=1.0, late=3).verdict(POLICY)
+    assert (verdict.passes, verdict.fails) == (False, False)
+
+
+def test_where_the_original_misses_more_than_allowed_the_cap_may_add_as_much_as_allowed() -> None:
+    """5 % are late anyway: a cap that adds nothing passes, one that adds 3 points fails."""
+    same = judged(100, late=15, original_late=15)
+    verdict = same.verdict(POLICY)
+    assert verdict.allowed is not None
+    assert 0.055 < verdict.allowed < 0.06
+    assert verdict.passes
+    assert not same.alarm(POLICY).add(300, 15).rings
+    assert judged(100, late=24, original_late=15).verdict(POLICY).fails
+
+
+def test_what_seems_to_be_the_originals_own_tail_is_no_reason_to_give_up() -> None:
+    verdict = judged(12, late=9, original_late=9).verdict(POLICY)
+    assert (verdict.passes, verdict.fails) == (False, False)
+
+
+def test_a_slowdown_beyond_all_figures_is_still_one() -> None:
+    serving = Serving()
+    for pair in range(3):
+        at = 2 * pair * 60 * S
+        serving = serving.add(stretch(at=at), capped=False)
+        slow = stretch(at=at + 60 * S)._replace(time=10**18 * (pair + 1))
+        serving = serving.add(slow, capped=True)
+    bound = serving.verdict(POLICY).bound
+    assert bound is not None
+    assert bound > 1e9
+
+
+# -------------------------------------------------------------------------------------- pairing
+
+
+def test_stretches_of_unlike_load_wait_for_their_like() -> None:
+    serving = Serving()
+    serving = serving.add(stretch(5.0, at=0), capped=False)
+    serving = serving.add(stretch(10.0, at=60 * S), capped=True)
+    assert serving.ratios.pairs == 0
+    serving = serving.add(stretch(10.0, at=120 * S), capped=False)
+    serving = serving.add(stretch(5.0, at=180 * S), capped=True)
+    assert serving.ratios.pairs == 2
+    assert serving.unmatched == 0
+
+
+def test_a_pair_is_made_with_the_latest_of_the_same_load() -> None:
+    serving = Serving()
+    serving = serving.add(stretch(latency=8.0, at=0), capped=False)
+    serving = serving.add(stretch(latency=4.0, at=60 * S), capped=False)
+    serving = serving.add(stretch(latency=4.0, at=120 * S), capped=True)
+    assert serving.ratios.mean == 0
+
+
+def test_a_stretch_that_waited_too_long_is_not_compared() -> None:
+    serving = Serving().add(stretch(at=0), capped=False)
+    serving = serving.add(stretch(at=60 * S + FRESH), capped=True)
+    assert serving.ratios.pairs == 0
+    assert serving.unmatched == 1
+
+
+def test_a_stale_stretch_is_counted_when_a_fresh_pair_is_made() -> None:
+    serving = Serving().add(stretch(at=0), capped=False)
+    serving = serving.add(stretch(at=FRESH), capped=False)
+    serving = serving.add(stretch(at=60 * S + FRESH), capped=True)
+    assert serving.ratios.pairs == 1
+    assert serving.unmatched == 1
+
+
+def test_only_so_many_stretches_wait() -> None:
+    serving = Serving()
+    for minute in range(12):
+        serving = serving.add(stretch(at=minute * 60 * S), capped=False)
+    assert serving.unmatched == 4
+
+
+# -------------------------------------------------------------------------- a server in a queue
+
+BLOCK, SETTLE, LIMIT = 110 * S, 20 * S, 12 * S
+LIGHT, HEAVY = 160, 82  # slots, of which 77 are taken on average
+
+
+def watched(cap: float, slots: int, blocks: int = 24) -> tuple[Verdict, float]:
+    """The verdict of so many blocks, and the throughput under the cap over the original's."""
+    units, capped = switched(cap, BLOCK, slots, 4.0, blocks)
+    ends = [unit.end for unit in units]
+    serving, done = Serving(), {False: 0.0, True: 0.0}
+    for number, under_cap in enumerate(capped):
+        start, end = number * BLOCK + SETTLE, (number + 1) * BLOCK
+        near = units[bisect(ends, start) : bisect(ends, end + LIMIT)]
+        block = served(near, start, end, LIMIT)
+        serving = serving.add(block, under_cap)
+        done[under_cap] += block.work
+    verdict = serving.verdict(replace(POLICY, latency=LIMIT))
+    return verdict, done[True] / done[False]
+
+
+def test_at_light_load_a_cap_that_slows_service_by_three_percent_passes() -> None:
+    verdict, _ = watched(1.03, LIGHT)
+    assert verdict.passes
+    assert verdict.slowdown == pytest.approx(0.03, abs=0.005)
+
+
+def test_at_heavy_load_the_same_cap_fails_though_throughput_stays() -> None:
+    verdict, throughput = watched(1.03, HEAVY)
+    assert verdict.fails
+    assert verdict.tail is not None
+    assert verdict.tail > 0.01
+    assert throughput > 0.98  # by which alone it would have passed
+
+
+def test_a_cap_that_does_nothing_passes_at_light_load() -> None:
+    assert watched(1.0, LIGHT)[0].passes
+
+
+def test_a_cap_twice_over_budget_fails_at_light_load() -> None:
+    assert watched(1.10, LIGHT)[0].fails
+
+
+def test_requests_of_the_trace_are_served_in_their_time() -> None:
+    units = list(serve(trace(), 1000, lambda _: 1.0))
+    assert len(units) == 2000
+    assert all(unit.end > unit.start for unit in units)
+    again = repeated(2.0)
+    assert [next(again).at for _ in range(3)] == [request.at // 2 for request in trace()[:3]]
