@@ -198,6 +198,15 @@ def test_a_flag_that_would_set_an_array_is_a_fault(key: str) -> None:
     )
 
 
+def test_a_command_may_bring_tables_of_its_own() -> None:
+    flag = Flag("wattspan demo", [{"span": "train_step"}])
+    config = load(None, environ={}, flags={"autotune.job": flag}, default=NOWHERE)
+    assert config.autotune.job == (TunedJob(span="train_step"),)
+    wrong = Flag("wattspan demo", [{"spn": "train_step"}])
+    with pytest.raises(ConfigError, match=r"Unknown key 'autotune\.job\[0\]\.spn'"):
+        load(None, environ={}, flags={"autotune.job": wrong}, default=NOWHERE)
+
+
 def test_a_flag_sets_single_values_beside_arrays(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(FILE)

@@ -207,7 +207,8 @@ def _unknown_table(schema: Schema, where: str, value: object) -> str:
 
 def _take_flag(draft: _Draft, dotted: str, flag: Flag) -> None:
     for array, _ in each_array(draft.schema.tables):
-        if dotted == array or dotted.startswith((f"{array}.", f"{array}[")):
+        whole = dotted == array and not isinstance(flag.value, str)  # of a command's own making
+        if not whole and re.match(rf"{re.escape(array)}(?:$|[.\[])", dotted):
             draft.faults.append(f"{flag.option}: {in_a_file(array)}")
             return
     where, _, name = dotted.rpartition(".")
