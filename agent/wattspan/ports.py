@@ -133,6 +133,10 @@ class Past(Protocol):
         """The cover, by id."""
         ...
 
+    def family(self, consumer: Consumer) -> frozenset[Payer]:
+        """``consumer`` and whatever descends from it."""
+        ...
+
     def device(self, domain_id: str, start: int, end: int) -> Spent:
         """What one device spent, whoever caused it."""
         ...

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from wattspan import __version__
 from wattspan.cli.compose_spans import Desk
+from wattspan.cli.compose_tuning import Workshop
 from wattspan.clock import SystemClock
 from wattspan.config import Config
 from wattspan.ledger import Ledger, Rules
@@ -95,6 +96,7 @@ def build_agent(
         exporters = open_exporters(plugins, config, ExporterContext(clock, __version__, log))
         broken = _plugin_health(opened.failures + exporters.failures)
         past = RecentPast(Timeline(config.agent.history, config.agent.history_bytes))
+        workshop = Workshop(config, clock, past, processes.directory, log, emulated)
         desk = Desk(
             config,
             clock,
@@ -104,6 +106,7 @@ def build_agent(
             log=log,
             provenance=lambda: poller.view().provenance,
             opening=kept.opening if kept is not None else None,
+            workshop=workshop,
         )
         services, joiner = desk.services()
         poller = Poller(
@@ -130,7 +133,7 @@ def build_agent(
         return Agent(
             poller,
             tuple(exporters.exporters.values()),
-            (services,),
+            (services, workshop.services(poller)),
             books=kept,
             record_every=config.store.interval,
             log=log,

@@ -18,6 +18,7 @@ from wattspan.runtime.past import RecentPast
 from wattspan.runtime.services import Services
 
 if TYPE_CHECKING:
+    from wattspan.cli.compose_tuning import Workshop
     from wattspan.forward.forwarder import Forwarder
     from wattspan.processes.fine import FineClock
     from wattspan.runtime.spans import Joiner
@@ -40,6 +41,7 @@ class Desk:
     log: Log
     provenance: Provenances
     opening: Opening | None = None
+    workshop: Workshop | None = None
     forwarder: Forwarder | None = None
 
     def health(self) -> tuple[SourceHealth, ...]:
@@ -85,6 +87,7 @@ class Desk:
             feed=feed,
             fine=fine,
             onward=self.forwarder,
+            tap=self.workshop.tap if self.workshop is not None else None,
             opening=self.opening,
             log=self.log,
         )
@@ -161,6 +164,7 @@ class Desk:
             self.clock,
             asked=lambda key: self._asked(f"spans.{key}"),
             log=self.log,
+            work=self.workshop.counted if self.workshop is not None else (),
         )
         services.reached.extend(addresses)
         if self.config.spans.forward:
@@ -178,6 +182,8 @@ class Desk:
             host=self.host,
             version=__version__,
             fine=fine,
+            tuning=self.workshop.accounts if self.workshop is not None else None,
+            history=self.workshop.history if self.workshop is not None else None,
         )
         try:
             at = server.listen_unix(self.run_dir / "api.sock", service, what="questions")

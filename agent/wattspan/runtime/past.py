@@ -198,6 +198,11 @@ class RecentPast:
         with self.lock:
             return {key: one for key, one in self._domains.items() if one.resource is not None}
 
+    def family(self, consumer: Consumer) -> frozenset[Payer]:
+        """``consumer`` and whatever descends from it."""
+        with self.lock:
+            return frozenset(self._kin.family(consumer))
+
     def device(self, domain_id: str, start: int, end: int) -> Spent:
         """What one device spent, whoever caused it."""
         with self.lock:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from wattspan.model import SECOND, Consumer, Payer, Usage
+from wattspan.model import SECOND, Payer, Usage
 
 RECENT = 10 * SECOND
 """A process that did not use a device for so long does not use it."""
@@ -50,23 +50,23 @@ class Tenants:
             used = self._at(resource, now)
             return frozenset(used.now.keys() | used.before.keys())
 
-    def used_by(self, consumers: Collection[Consumer], now: int) -> dict[str, set[Consumer]]:
-        """The resources that ``consumers`` used of late, and which of them did."""
-        found: dict[str, set[Consumer]] = {}
+    def used_by(self, payers: Collection[Payer], now: int) -> dict[str, set[Payer]]:
+        """The resources that ``payers`` used of late, and which of them did."""
+        found: dict[str, set[Payer]] = {}
         with self._lock:
             for resource in self._used:
                 used = self._at(resource, now)
-                users = {one for one in consumers if used.now[one] or used.before[one]}
+                users = {one for one in payers if used.now[one] or used.before[one]}
                 if users:
                     found[resource] = users
         return found
 
-    def share(self, resource: str, consumers: Collection[Consumer], now: int) -> float:
-        """The part of ``resource``'s use that was ``consumers``' of late; 0 if it had none."""
+    def share(self, resource: str, payers: Collection[Payer], now: int) -> float:
+        """The part of ``resource``'s use that was ``payers``' of late; 0 if it had none."""
         with self._lock:
             used = self._at(resource, now)
             everything = used.now + used.before
-            return sum(everything[one] for one in consumers) / max(1, everything.total())
+            return sum(everything[one] for one in payers) / max(1, everything.total())
 
     def _at(self, resource: str, now: int) -> _Used:
         used = self._used.get(resource, _Used())

@@ -1,0 +1,189 @@
+"""The third part of the composition root: the tuner, and the capper it speaks to."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wattspan.cli.run_directory import run_directory
+from wattspan.clock import SystemClock
+from wattspan.config import Config
+from wattspan.model import Consumer, Decided, Knob, TuningAccounts
+from wattspan.ports import Caps, ProcessDirectory
+from wattspan.runtime.past import RecentPast
+from wattspan.runtime.services import Services
+from wattspan.runtime.units import UnitTap
+from wattspan.spanfeed.delivery import Counted
+
+if TYPE_CHECKING:
+    from wattspan.emulation.host import EmulatedHost
+    from wattspan.runtime.poller import Poller
+    from wattspan.runtime.tuner import Tuner
+    from wattspan.store.decisions import DecisionBook
+
+Log = Callable[[str], None]
+SOCKET = "capper.sock"
+
+
+@dataclass(slots=True)
+class Workshop:
+    """Everything that tuning and caps need, put together, and started as one service."""
+
+    config: Config
+    clock: SystemClock
+    past: RecentPast
+    directory: ProcessDirectory
+    log: Log
+    emulated: EmulatedHost | None = None
+    tap: UnitTap | None = None
+    tuner: Tuner | None = None
+    book: DecisionBook | None = None
+
+    def __post_init__(self) -> None:
+        if self.config.autotune.mode != "off":
+            self.tap = UnitTap()
+
+    @property
+    def wants_caps(self) -> bool:
+        """Whether anything is configured for which a capper is needed."""
+        tuned = self.config.autotune
+        caps = self.config.caps
+        return (
+            tuned.mode == "apply"
+            or any(job.mode == "apply" for job in tuned.job if tuned.mode != "off")
+            or bool(caps.fixed or caps.budget_watts or caps.budget_file)
+        )
+
+    def services(self, poller: Poller) -> Services:
+        """The services, not started yet; ``poller`` shows their state from now on."""
+        services = Services("tuning")
+        if self.wants_caps:
+            self._add_capper(services)
+        if self.tap is not None:
+            self._add_tuner(services, poller, self.tap)
+        return services
+
+    def accounts(self) -> TuningAccounts:
+        """The newest state of tuning. Safe from any thread."""
+        if self.tuner is None:
+            return TuningAccounts(self.config.autotune.mode)
+        return self.tuner.accounts()
+
+    def history(
+        self, job: str = "", limit: int = 100, since: int | None = None
+    ) -> Sequence[Decided]:
+        """Decisions of the past, oldest first. Safe from any thread."""
+        return () if self.book is None else self.book.recent(job, limit, since)
+
+    @property
+    def counted(self) -> tuple[Counted, ...]:
+        """Which spans count their work, and in which attribute."""
+        return tuple(
+            Counted(job.work, job.service, job.span)
+            for job in self.config.autotune.job
+            if job.work not in ("", "tokens")
+        )
+
+    # ---------------------------------------------------------------------------------- parts
+
+    @property
+    def socket(self) -> Path:
+        return run_directory(self.config) / SOCKET
+
+    def _add_capper(self, services: Services) -> None:
+        caps = self.config.caps
+        mine = caps.capper is True or (
+            caps.capper == "auto" and (self.emulated is not None or os.geteuid() == 0)
+        )
+        if not mine:
+            return
+        from wattspan.config.writing import to_toml
+        from wattspan.runtime.child import CapperChild
+
+        child = CapperChild(
+            self.clock,
+            ("--emulated", str(self.emulated.directory)) if self.emulated is not None else (),
+            to_toml(Config(agent=self.config.agent, autotune=self.config.autotune, caps=caps)),
+            answered=self._answered,
+            log=self.log,
+        )
+        services.add(child.start, child.stop)
+
+    def _answered(self) -> bool:
+        """Whether a capper listens already: the system's, which is nobody's child."""
+        from wattspan.ports import CapsError
+
+        client = self._client()
+        try:
+            client.rows()
+        except CapsError as error:
+            return bool(error.refusal)
+        finally:
+            client.close()
+        return True
+
+    def _client(self) -> Caps:
+        from wattspan.capper.client import CapperClient
+
+        return CapperClient(self.socket, self.clock, who=f"tuner {os.getpid()}")
+
+    def _add_tuner(self, services: Services, poller: Poller, tap: UnitTap) -> None:
+        from wattspan.runtime.tenants import Tenants
+        from wattspan.runtime.tuner import Tuner
+        from wattspan.store.certified import CertifiedBook
+        from wattspan.store.decisions import DecisionBook, decisions_path
+
+        tuned = self.config.autotune
+        tenants = Tenants()
+        poller.see_gpu_use = tenants.see
+        if Knob.CPU_POWER in tuned.knobs:
+            poller.see_cpu_use = tenants.see
+        state_dir = Path(self.config.agent.state_dir)
+        emulated = self.emulated is not None
+        self.book = DecisionBook(
+            decisions_path(state_dir, emulated=emulated), self.clock, log=self.log
+        )
+        self.tuner = Tuner(
+            self.clock,
+            tuned,
+            tap,
+            past=self.past,
+            tenants=tenants,
+            view=poller.view,
+            directory=self.directory,
+            caps=self._client() if self.wants_caps else None,
+            book=self.book,
+            memory=CertifiedBook.open(state_dir, emulated=emulated, log=self.log),
+            command=command_line,
+            floor=self.config.caps.floor_watts * 1000,
+            seed=uuid.getnode() & 0xFFFF,
+            log=self.log,
+        )
+        stop = threading.Event()
+        thread = threading.Thread(
+            target=self.tuner.run, args=(stop,), name="wattspan-tuner", daemon=True
+        )
+
+        def end() -> None:
+            stop.set()
+            thread.join()
+
+        services.add(thread.start, end)
+        poller.tuning_accounts = self.accounts
+
+
+def command_line(consumer: Consumer) -> str:
+    """What tells one job from another: the digest of its command line; "" if it cannot be read."""
+    from wattspan.tuning.digest import digest
+
+    try:
+        raw = Path(f"/proc/{consumer.pid}/cmdline").read_bytes()
+    except OSError:
+        return ""
+    words = [word.decode("utf-8", "replace") for word in raw.split(b"\0") if word]
+    return digest(words)

@@ -1,0 +1,115 @@
+"""The capper that the agent starts itself, where nobody else has started one.
+
+It follows its standard input: when the agent ends, however it ends, the pipe does too, and the
+capper gives everything back and goes. When the capper ends, another one is started, which first
+gives back what the one before left written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from wattspan.model import SECOND
+from wattspan.ports import Clock
+
+LOOK_EVERY = 0.5  # seconds
+FIRST_DELAY, LONGEST_DELAY = SECOND // 2, 60 * SECOND
+STEADY = 60 * SECOND
+"""A capper that has run for so long did not fail at once: the next one is started at once."""
+
+END_WITHIN = 5.0  # seconds for it to give everything back
+
+
+@dataclass(slots=True)
+class CapperChild:
+    """Started and stopped as a part of the agent. ``text`` is the whole configuration, in TOML."""
+
+    clock: Clock
+    arguments: Sequence[str]
+    text: str
+    answered: Callable[[], bool]
+    log: Callable[[str], None]
+    _process: subprocess.Popen[bytes] | None = None
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+    _began: int = 0
+    _delay: int = FIRST_DELAY
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Start one, unless one answers already, and see to it that there is one from then on."""
+        if self.answered():
+            return
+        self._launch()
+        self._thread = threading.Thread(target=self._watch, name="wattspan-capper", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Have it give everything back, and end it."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        process = self._process
+        if process is None or process.stdin is None:
+            return
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        try:
+            process.wait(END_WITHIN)
+        except subprocess.TimeoutExpired:
+            self.log(
+                f"The capper (process {process.pid}) does not end; it goes on giving back what it "
+                "holds. `wattspan caps restore` does the same once it has gone."
+            )
+
+    def _launch(self) -> None:
+        # Anonymous memory, not a file: nobody else can change what the capper reads.
+        settings = os.memfd_create("wattspan-capper")
+        try:
+            os.write(settings, self.text.encode())
+            self._began = self.clock.monotonic()
+            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                [
+                    *(sys.executable, "-m", "wattspan", "capper", "--follow-stdin"),
+                    *("--config", f"/dev/fd/{settings}", *self.arguments),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                # Ctrl-C in a terminal reaches the whole process group; the pipe alone decides.
+                start_new_session=True,
+                pass_fds=(settings,),
+            )
+        finally:
+            os.close(settings)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(LOOK_EVERY):
+            process = self._process
+            if process is None or process.poll() is None:
+                continue
+            now = self.clock.monotonic()
+            if now - self._began > STEADY:
+                self._delay = FIRST_DELAY
+            if now - self._began < self._delay:
+                continue
+            self.log(
+                f"The capper ended ({_how(process.returncode)}); another one is started, which "
+                "gives back what it left."
+            )
+            self._delay = min(2 * self._delay, LONGEST_DELAY)
+            if process.stdin is not None:
+                process.stdin.close()
+            self._launch()
+
+
+def _how(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,78 @@
+"""Which spans are units of work: where the configuration says so, and where the spans do."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from wattspan.config import TunedJob
+from wattspan.model import SECOND, Consumer
+from wattspan.runtime.units import Handed, matching
+from wattspan.tuning import Kind
+from wattspan.tuning.finding import Finder, Why, agreed
+
+AFRESH = 300 * SECOND
+"""What a process did longer ago says little about it."""
+
+PROCESSES = 256
+"""Processes that are looked at; beyond, the longest unheard of are let go."""
+
+_Place = tuple[str, str, Consumer]  # service; the one span that is looked at, "" for any; process
+
+
+class Search:
+    """Belongs to the tuner's thread. ``jobs`` are those known by now, by service and span."""
+
+    def __init__(self, jobs: Sequence[TunedJob]) -> None:
+        self._configured = jobs
+        self._finders: OrderedDict[_Place, Finder] = OrderedDict()
+        self._afresh = 0
+        self.jobs: dict[tuple[str, str], Kind] = {}
+
+    def look(self, handed: Handed, now: int) -> None:
+        """Learn from spans of one process; services whose job is known are not looked at again."""
+        if now - self._afresh > AFRESH:
+            self._finders.clear()
+            self._afresh = now
+        service = handed.service
+        for name in {span.name for span in handed.spans}:
+            job = matching(self._configured, service, name)
+            if job is not None and job.span and (service, name) not in self.jobs:
+                self._look_at(handed, job, name)
+        if any(known == service for known, _ in self.jobs):
+            return
+        if any(job.span and job.service in ("", service) for job in self._configured):
+            return  # the operator has said which spans of this service count
+        finder = self._finder((service, "", handed.consumer))
+        for span in handed.spans:
+            finder.add(span.name, span.start, span.end)
+        found = agreed(
+            one.findings()
+            for (known, name, _), one in self._finders.items()
+            if known == service and not name
+        )
+        if found is not None:
+            self.jobs[service, found.name] = found.kind
+
+    def _look_at(self, handed: Handed, job: TunedJob, name: str) -> None:
+        """A span that was named: all that is asked is how its units follow each other."""
+        place = handed.service, name
+        if job.kind != "auto":
+            self.jobs[place] = Kind(job.kind)
+            return
+        finder = self._finder((*place, handed.consumer))
+        for span in handed.spans:
+            if span.name == name:
+                finder.add(name, span.start, span.end)
+        findings = finder.findings()
+        if findings.found is not None:
+            self.jobs[place] = findings.found.kind
+        elif findings.passed.get(name) is not Why.RARE:
+            self.jobs[place] = Kind.STEPS
+
+    def _finder(self, place: _Place) -> Finder:
+        finder = self._finders.setdefault(place, Finder())
+        self._finders.move_to_end(place)
+        if len(self._finders) > PROCESSES:
+            self._finders.popitem(last=False)
+        return finder

@@ -1,0 +1,341 @@
+"""The tuner's thread: it looks at every job, lets one of them explore, and keeps the caps alive.
+
+The capper gives the originals back when this thread stops renewing, so it renews only after a
+turn in which every job was looked at.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from wattspan.config import Autotune, TunedJob
+from wattspan.model import (
+    SECOND,
+    CapKey,
+    CapRow,
+    Consumer,
+    Decided,
+    Decision,
+    Instant,
+    Knob,
+    Move,
+    Reason,
+    Snapshot,
+    TuningAccounts,
+)
+from wattspan.ports import Caps, CapsError, Clock, Past, ProcessDirectory
+from wattspan.runtime.complaint import Complaint
+from wattspan.runtime.course import Course, Terms
+from wattspan.runtime.search import Search
+from wattspan.runtime.sight import Sight, gpu_indices, refused
+from wattspan.runtime.tenants import Tenants
+from wattspan.runtime.units import UnitTap, matching
+from wattspan.tuning import Fingerprint, Kind, Remembered
+
+TURN = SECOND // 2
+GONE = 5 * SECOND
+"""A job whose last process ended so long ago has ended: its last spans have come by then."""
+
+JOBS = 64
+"""Jobs that are known at once; beyond, those that have ended go first, then nobody new comes."""
+
+Log = Callable[[str], None]
+
+
+class Book(Protocol):
+    """Keeps decisions, each once."""
+
+    def add(self, decided: Decided) -> object: ...
+
+
+class Memory(Protocol):
+    """Keeps what was certified, by fingerprint."""
+
+    def recall(self, fingerprint: Fingerprint, knob: Knob) -> Remembered | None: ...
+
+    def certified(self, fingerprint: Fingerprint, remembered: Remembered) -> None: ...
+
+    def failed(self, fingerprint: Fingerprint, knob: Knob) -> None: ...
+
+
+class Tuner:
+    """``turn`` is one pass and can be called by a test; ``accounts`` may be called by anybody."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        settings: Autotune,
+        tap: UnitTap,
+        *,
+        past: Past,
+        tenants: Tenants,
+        view: Callable[[], Snapshot],
+        directory: ProcessDirectory,
+        caps: Caps | None,
+        book: Book,
+        memory: Memory,
+        command: Callable[[Consumer], str] = lambda _: "",
+        floor: int = 0,
+        seed: int = 0,
+        log: Log = lambda _: None,
+    ) -> None:
+        self._clock, self._settings, self._tap = clock, settings, tap
+        self._past, self._tenants, self._view = past, tenants, view
+        self._directory, self._caps = directory, caps
+        self._search, self._book, self._memory = Search(settings.job), book, memory
+        self._command, self._log = command, log
+        self._terms = Terms(settings, floor, seed)
+        self._courses: dict[str, Course] = {}
+        self._alive: dict[Course, int] = {}
+        self._held: dict[str, dict[CapKey, int]] = {}
+        self._rows: Mapping[CapKey, CapRow] = {}
+        self._trouble: Reason | None = None
+        self._told_trouble = ""
+        self._turn_of: Course | None = None
+        self._writes = self._restores = 0
+        self._ceiling: int | None = None
+        self._accounts = TuningAccounts(settings.mode)
+        self._complaint = Complaint(clock, log)
+
+    def accounts(self) -> TuningAccounts:
+        """The newest state of everything. Safe from any thread."""
+        return self._accounts
+
+    # ------------------------------------------------------------------------------ the thread
+
+    def run(self, stop: threading.Event) -> None:
+        """Turn until ``stop``, then give everything back."""
+        while not stop.wait(TURN / 1e9):
+            self._guarded(self.turn)
+        self._guarded(self.finish)
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - not renewing gives the originals back
+            self._complaint.about("A turn of the tuner", error)
+
+    def turn(self) -> None:
+        """One pass over every job."""
+        now = self._clock.now()
+        self._listen(now)
+        sight = self._look(now)
+        self._see_who_lives(now)
+        self._pass_the_turn()
+        for course in self._courses.values():
+            self._tune(course, sight)
+        self._keep()
+        self._show()
+
+    def finish(self) -> None:
+        """Give back what is held; nothing is decided any more."""
+        for course in self._courses.values():
+            self._keep_in_mind(course)
+        self._held.clear()
+        if self._caps is not None:
+            try:
+                self._caps.release()
+            except CapsError as error:
+                self._log(f"Caps are given back when their lease lapses: {error}")
+            finally:
+                self._caps.close()
+        self._show()
+
+    # --------------------------------------------------------------------------- what is heard
+
+    def _listen(self, now: Instant) -> None:
+        for handed in self._tap.drain():
+            self._search.look(handed, now.mono)
+            for (service, name), kind in self._search.jobs.items():
+                if service == handed.service:
+                    self._meet(service, name, kind, now)
+            for course in self._courses.values():
+                if course.service == handed.service:
+                    course.take(handed)
+                    if course.heard:
+                        self._alive[course] = now.mono
+
+    def _meet(self, service: str, span: str, kind: Kind, now: Instant) -> None:
+        name = f"{service}/{span}"
+        course = self._courses.get(name)
+        if course is not None and not course.ended:
+            return
+        job = matching(self._settings.job, service, span)
+        if not self._room():
+            return
+        self._courses[name] = Course(
+            name,
+            service,
+            span,
+            job or TunedJob(service=service, span=span),
+            self._terms,
+            kind=kind,
+            found=job is None,
+            now=now,
+            earned=course.earned if course is not None else None,
+        )
+
+    def _room(self) -> bool:
+        if len(self._courses) < JOBS:
+            return True
+        ended = next((name for name, one in self._courses.items() if one.ended), None)
+        if ended is not None:
+            self._alive.pop(self._courses.pop(ended), None)
+        return ended is not None
+
+    def _see_who_lives(self, now: Instant) -> None:
+        for course in self._courses.values():
+            alive = [one for one in course.ranks if self._directory.identify(one.pid) == one]
+            if len(alive) < len(course.ranks):
+                course.keep_only(alive)
+            if alive:
+                self._alive[course] = now.mono
+            if not course.ended and now.mono - self._alive.get(course, now.mono) > GONE:
+                course.ended = True
+                self._keep_in_mind(course)
+
+    # -------------------------------------------------------------------------- what is decided
+
+    def _look(self, now: Instant) -> Sight:
+        self._ask_capper()
+        snapshot = self._view()
+        domains = self._past.domains()
+        return Sight(
+            now,
+            snapshot,
+            domains,
+            self._past.settled(),
+            self._rows,
+            self._trouble,
+            gpu_indices(domains, snapshot.gpus),
+        )
+
+    def _pass_the_turn(self) -> None:
+        """One explorer a host: whoever has the turn keeps it until it needs it no more."""
+        if self._turn_of is not None and self._turn_of.exploring and not self._turn_of.ended:
+            return
+        courses = list(self._courses.values())
+        at = courses.index(self._turn_of) + 1 if self._turn_of in courses else 0
+        waiting = [one for one in courses[at:] + courses[:at] if one.exploring]
+        self._turn_of = waiting[0] if waiting else None
+
+    def _tune(self, course: Course, sight: Sight) -> None:
+        before = course.decision.same_as
+        held = self._held.get(course.name, {})
+        try:
+            course.turn(
+                sight,
+                self._past,
+                self._tenants,
+                may_explore=self._turn_of in (None, course),
+                remembered=self._recall,
+            )
+        except Exception as error:  # noqa: BLE001 - one job's fault is not every job's
+            self._complaint.about(f"Tuning {course.name}", error)
+            course.failed(Reason.CHANGED, f"Tuning {course.name} failed; see the log.", sight.now)
+        self._carry_out(course, held, sight.now)
+        decision = course.decision
+        if decision.same_as != before:
+            applied = course.row().applied and decision.caps == course.decision.caps
+            self._book.add(Decided(sight.now, course.name, course.knob, decision, applied))
+            if decision.reason is Reason.CERTIFIED:
+                self._keep_in_mind(course)
+            if decision.move is Move.RELEASE and course.fingerprint is not None:
+                self._forgive_or_forget(course, decision)
+
+    def _carry_out(self, course: Course, held: Mapping[CapKey, int], now: Instant) -> None:
+        """Have the capper hold what was decided, or give back what was held."""
+        caps, wanted = self._caps, course.caps()
+        if caps is None or (not wanted and not held):
+            return
+        try:
+            if not wanted:
+                del self._held[course.name]
+                caps.release(course.name)
+            elif wanted != held or not self._stands(wanted):
+                self._held[course.name] = wanted
+                self._know(caps.hold(course.name, wanted, course.decision.sentence))
+        except CapsError as error:
+            # The lease ends what could not be given back.
+            self._held.pop(course.name, None)
+            course.failed(refused(error.refusal), str(error), now)
+
+    def _stands(self, wanted: Mapping[CapKey, int]) -> bool:
+        """Whether the largest step has let every cap arrive."""
+        for key, value in wanted.items():
+            row = self._rows.get(key)
+            if row is None or row.wanted is None or row.wanted > value:
+                return False
+        return True
+
+    # ---------------------------------------------------------------------------- the capper
+
+    def _ask_capper(self) -> None:
+        if self._caps is None:
+            return
+        try:
+            self._know(self._caps.rows())
+        except CapsError as error:
+            self._rows, self._trouble = {}, refused(error.refusal)
+            if str(error) != self._told_trouble:
+                self._told_trouble = str(error)
+                self._log(f"Only advice is given meanwhile. {error}")
+        else:
+            self._trouble, self._told_trouble = None, ""
+
+    def _know(self, rows: Sequence[CapRow]) -> None:
+        self._rows = {row.state.key: row for row in rows}
+
+    def _keep(self) -> None:
+        """The sign of life that keeps caps in force."""
+        if self._caps is None or not self._held:
+            return
+        try:
+            self._caps.renew()
+        except CapsError as error:
+            self._trouble = refused(error.refusal)
+
+    # ---------------------------------------------------------------------------- the memory
+
+    def _recall(self, course: Course) -> Remembered | None:
+        if course.fingerprint is None:
+            gpus = [one for one in self._view().gpus if one.domain_id in course.devices]
+            leader = next(iter(course.ranks), None)
+            course.identify(
+                Fingerprint(
+                    command=self._command(leader) if leader is not None else "",
+                    model=gpus[0].model if gpus else "",
+                    driver=gpus[0].driver if gpus else "",
+                    devices=len(course.devices),
+                )
+            )
+        assert course.fingerprint is not None  # noqa: S101 - identified above
+        return self._memory.recall(course.fingerprint, course.knob)
+
+    def _keep_in_mind(self, course: Course) -> None:
+        remembered = course.remember()
+        if remembered is not None and course.fingerprint is not None:
+            self._memory.certified(course.fingerprint, remembered)
+
+    def _forgive_or_forget(self, course: Course, decision: Decision) -> None:
+        """What broke the budget is not begun with again."""
+        if course.fingerprint is not None and decision.reason in {
+            Reason.OVER_BUDGET,
+            Reason.TAIL,
+        }:
+            self._memory.failed(course.fingerprint, course.knob)
+
+    def _show(self) -> None:
+        capper = None if self._caps is None else self._trouble is None
+        self._accounts = TuningAccounts(
+            mode=self._settings.mode,
+            rows=tuple(one.row() for one in self._courses.values()),
+            caps=tuple(self._rows.values()),
+            capper=capper,
+            capper_trouble=self._told_trouble,
+            writes=self._writes,
+            restores=self._restores,
+            ceiling=self._ceiling,
+        )

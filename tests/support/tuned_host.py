@@ -1,0 +1,365 @@
+"""A host of numbers for the tuner: GPUs that obey caps, jobs that step, a capper in memory.
+
+Time passes only in ``Host.run``. A GPU follows a law of two numbers: how much of a step the cap
+slows down, and how power falls with it; so the truth about every setting is known.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from wattspan.config import Autotune, TunedJob
+from wattspan.model import (
+    CapKey,
+    CapRow,
+    Consumer,
+    Decided,
+    Domain,
+    GpuStatus,
+    HwType,
+    Instant,
+    Knob,
+    KnobState,
+    Microjoules,
+    Milliwatts,
+    Payer,
+    PayerInfo,
+    PowerLimits,
+    Provenance,
+    Snapshot,
+    TuningRow,
+    Usage,
+    energy_at,
+)
+from wattspan.ports import CapsError
+from wattspan.runtime.tenants import Tenants
+from wattspan.runtime.tuner import Tuner
+from wattspan.runtime.units import UnitTap
+from wattspan.spanfeed.delivery import Told
+from wattspan.spans import Span, Spent
+from wattspan.testing import ManualClock
+from wattspan.tuning import Fingerprint, Remembered
+
+TICK = 250_000_000  # half a turn of the tuner
+MINIMUM, DEFAULT = 200_000, 700_000
+
+
+@dataclass
+class Gpu:
+    """``slope``: a cap 1 % below the draw makes work that much of a percent slower."""
+
+    device: str
+    draw: int = 640_000
+    slope: float = 0.25
+    cap: int = DEFAULT
+    mig: bool = False
+    throttling: tuple[str, ...] = ()
+    energy: int = 0
+
+    @property
+    def power(self) -> int:
+        return min(self.draw, self.cap)
+
+    @property
+    def slowdown(self) -> float:
+        missing = max(0.0, 1.0 - self.cap / self.draw)
+        return 1.0 + self.slope * missing + 2.0 * missing * missing
+
+
+@dataclass
+class Job:
+    """Steps of ``step`` seconds, one after the other, on one GPU, until it is ended."""
+
+    service: str
+    gpu: Gpu
+    consumer: Consumer
+    step: float = 0.1
+    noise: float = 0.01
+    span: str = "train_step"
+    work: Callable[[random.Random], float | None] = lambda _: None
+    alive: bool = True
+    paused: bool = False
+    since: int = 0
+    left: float | None = None
+    random: random.Random = field(default_factory=lambda: random.Random(1))
+    steps: int = 0
+
+    def advance(self, start: int, end: int) -> list[tuple[Span, Told]]:
+        """The steps that finish between two moments."""
+        done = []
+        at = start
+        if not self.since:
+            self.since = start
+        while at < end and self.alive and not self.paused:
+            if self.left is None:
+                self.left = self.step * math.exp(self.random.gauss(0.0, self.noise))
+                self.since = at
+            rest = self.left * self.gpu.slowdown
+            if at + rest * 1e9 > end:
+                self.left -= (end - at) / 1e9 / self.gpu.slowdown
+                break
+            at += max(1, round(rest * 1e9))
+            self.left = None
+            self.steps += 1
+            ident = self.steps.to_bytes(8, "big")
+            work = self.work(self.random)
+            done.append(
+                (
+                    Span(b"t" * 16, ident, b"", self.service, self.span, self.since, at),
+                    Told(b"t" * 16, ident, b"", self.span, self.since, at, work=work),
+                )
+            )
+        return done
+
+
+class MemoryCapper:
+    """Implements ports.Caps over the GPUs of the host; tests break it as they like."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.originals: dict[str, int] = {}
+        self.holders: dict[str, str] = {}
+        self.foreign: set[str] = set()
+        self.refusal: tuple[str, str] | None = None
+        self.renewed = self.asked = 0
+        self.closed = False
+
+    def rows(self) -> tuple[CapRow, ...]:
+        self.asked += 1
+        self._refuse()
+        return tuple(self._row(gpu) for gpu in self._host.gpus)
+
+    def hold(self, job: str, caps: Mapping[CapKey, int], why: str) -> tuple[CapRow, ...]:
+        self._refuse()
+        assert why
+        for key, value in caps.items():
+            gpu = self._host.gpu(key.device)
+            self.originals.setdefault(key.device, gpu.cap)
+            assert MINIMUM <= value <= self.originals[key.device], "out of bounds"
+            self.holders[key.device] = job
+            gpu.cap = value
+        for device in [d for d, holder in self.holders.items() if holder == job]:
+            if CapKey(Knob.GPU_POWER, device) not in caps:
+                self._give_back(device)
+        return self.rows()
+
+    def renew(self) -> None:
+        self._refuse()
+        self.renewed += 1
+
+    def release(self, job: str = "") -> None:
+        self._refuse()
+        for device in [d for d, holder in self.holders.items() if job in ("", holder)]:
+            self._give_back(device)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def lapse(self) -> None:
+        """What the capper does when nobody renews."""
+        for device in list(self.holders):
+            self._give_back(device)
+
+    def _give_back(self, device: str) -> None:
+        del self.holders[device]
+        original = self.originals.pop(device)
+        if device not in self.foreign:
+            self._host.gpu(device).cap = original
+
+    def _refuse(self) -> None:
+        if self.refusal is not None:
+            raise CapsError(self.refusal[1], self.refusal[0])
+
+    def _row(self, gpu: Gpu) -> CapRow:
+        held = gpu.device in self.holders
+        return CapRow(
+            KnobState(
+                CapKey(Knob.GPU_POWER, gpu.device),
+                gpu.device,
+                MINIMUM,
+                DEFAULT,
+                DEFAULT,
+                gpu.cap,
+                gpu.cap,
+            ),
+            original=self.originals.get(gpu.device),
+            wanted=gpu.cap if held else None,
+            holder=self.holders.get(gpu.device, ""),
+            foreign=gpu.device in self.foreign,
+        )
+
+
+class Memory:
+    def __init__(self) -> None:
+        self.kept: dict[Fingerprint, Remembered] = {}
+
+    def recall(self, fingerprint: Fingerprint, knob: Knob) -> Remembered | None:
+        return self.kept.get(fingerprint)
+
+    def certified(self, fingerprint: Fingerprint, remembered: Remembered) -> None:
+        self.kept[fingerprint] = remembered
+
+    def failed(self, fingerprint: Fingerprint, knob: Knob) -> None:
+        self.kept.pop(fingerprint, None)
+
+
+class Book:
+    def __init__(self) -> None:
+        self.decided: list[Decided] = []
+
+    def add(self, decided: Decided) -> bool:
+        self.decided.append(decided)
+        return True
+
+
+class Host:
+    """Everything the tuner is handed; ``run`` lets seconds pass, turn by turn."""
+
+    def __init__(
+        self, gpus: int = 1, *, settings: Autotune | None = None, capper: bool = True
+    ) -> None:
+        self.clock = ManualClock()
+        self.gpus = [Gpu(f"GPU-{number}") for number in range(gpus)]
+        self.jobs: list[Job] = []
+        self.tap, self.tenants = UnitTap(), Tenants()
+        self.capper = MemoryCapper(self) if capper else None
+        self.memory, self.book = Memory(), Book()
+        self.logged: list[str] = []
+        self.strangers: list[Consumer] = []
+        self._history: dict[str, list[tuple[int, int]]] = {gpu.device: [] for gpu in self.gpus}
+        self.tuner = Tuner(
+            self.clock,
+            settings or quick(),
+            self.tap,
+            past=self,
+            tenants=self.tenants,
+            view=self.view,
+            directory=self,
+            caps=self.capper,
+            book=self.book,
+            memory=self.memory,
+            command=lambda consumer: "python train.py",
+            seed=7,
+            log=self.logged.append,
+        )
+        self._record()
+
+    def gpu(self, device: str) -> Gpu:
+        return next(one for one in self.gpus if one.device == device)
+
+    def train(self, service: str = "trainer", gpu: int = 0, **more: object) -> Job:
+        job = Job(service, self.gpus[gpu], Consumer(100 + len(self.jobs), 1), **more)  # type: ignore[arg-type]
+        self.jobs.append(job)
+        return job
+
+    def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Let time pass; the tuner turns twice a second."""
+        for tick in range(round(seconds * 1e9 / TICK)):
+            self._pass()
+            if tick % 2:
+                self.tuner.turn()
+                if until():
+                    return
+
+    def row(self, job: str = "trainer/train_step") -> TuningRow | None:
+        return next((one for one in self.tuner.accounts().rows if one.job == job), None)
+
+    # ------------------------------------------------------------------------- what is handed
+
+    def view(self) -> Snapshot:
+        now = self.clock.now()
+        limits = (MINIMUM, DEFAULT, DEFAULT)
+        return Snapshot(
+            now,
+            1,
+            "emulated",
+            gpus=tuple(
+                GpuStatus(
+                    gpu.device,
+                    now,
+                    power_instant=Milliwatts(gpu.power),
+                    limits=PowerLimits(*map(Milliwatts, (*limits, gpu.cap, gpu.cap))),
+                    throttling=gpu.throttling,
+                    mig=gpu.mig,
+                    model="H100",
+                    driver="550",
+                )
+                for gpu in self.gpus
+            ),
+        )
+
+    def settled(self, consumer: Consumer | None = None) -> int:
+        return self.clock.monotonic() - 1_500_000_000
+
+    def domains(self) -> Mapping[str, Domain]:
+        return {
+            gpu.device: Domain(
+                gpu.device,
+                HwType.GPU,
+                gpu.device,
+                "nvml",
+                Provenance.EMULATED,
+                resource=f"gpu:{gpu.device}",
+            )
+            for gpu in self.gpus
+        }
+
+    def family(self, consumer: Consumer) -> frozenset[Payer]:
+        return frozenset({consumer})
+
+    def device(self, domain_id: str, start: int, end: int) -> Spent:
+        energy = self._spent_by(domain_id, end) - self._spent_by(domain_id, start)
+        return Spent({HwType.GPU: Microjoules(energy)}, {}, end - start)
+
+    def identify(self, pid: int) -> Consumer | None:
+        return next((j.consumer for j in self.jobs if j.consumer.pid == pid and j.alive), None)
+
+    def describe(self, consumer: Consumer) -> PayerInfo | None:
+        return PayerInfo(consumer, "python")
+
+    # ------------------------------------------------------------------------------ time passes
+
+    def _pass(self) -> None:
+        start = self.clock.monotonic()
+        end = start + TICK
+        for job in self.jobs:
+            done = job.advance(start, end)
+            if done:
+                self.tap.hand(
+                    job.consumer, job.service, [one for one, _ in done], [two for _, two in done]
+                )
+        for gpu in self.gpus:
+            users = [one.consumer for one in self.jobs if one.gpu is gpu and one.alive]
+            users += self.strangers
+            busy = any(one.gpu is gpu and one.alive and not one.paused for one in self.jobs)
+            gpu.energy += energy_at(gpu.power if busy else 70_000, TICK)
+            usage = Usage(f"gpu:{gpu.device}", Instant(start, 0), Instant(end, 0), {})
+            self.tenants.see([replace(usage, spent=dict.fromkeys(users, TICK // 2))])
+        self.clock.advance(ns=TICK)
+        self._record()
+
+    def _record(self) -> None:
+        for gpu in self.gpus:
+            self._history[gpu.device].append((self.clock.monotonic(), gpu.energy))
+
+    def _spent_by(self, device: str, at: int) -> int:
+        known = self._history[device]
+        place = min(max(1, bisect(known, (at, 0))), len(known) - 1)
+        (left, low), (right, high) = known[place - 1], known[place]
+        inside = min(max(at, left), right) - left
+        return low + (high - low) * inside // (right - left)
+
+
+def quick(**more: object) -> Autotune:
+    """Settings under which a search takes simulated minutes."""
+    known: dict[str, object] = {
+        "mode": "apply",
+        "job": (TunedJob(service="trainer", span="train_step", kind="steps"),),
+        "block": 2_000_000_000,
+        "settle": 1_000_000_000,
+    }
+    return Autotune(**(known | more))  # type: ignore[arg-type]

@@ -1,0 +1,294 @@
+"""The tuner's thread: which jobs it tunes, one at a time, and what it does when things go wrong."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from support.tuned_host import DEFAULT, Host, quick
+from wattspan.config import TunedJob
+from wattspan.model import Consumer, Move, Reason, TuningState
+
+HOUR = 3600
+
+
+def held(host: Host) -> bool:
+    row = host.row()
+    return row is not None and row.decision.move is Move.HOLD
+
+
+def capped(host: Host) -> bool:
+    return any(gpu.cap < DEFAULT for gpu in host.gpus)
+
+
+def test_a_training_job_ends_up_capped_within_its_budget() -> None:
+    host = Host()
+    host.train()
+    host.run(HOUR, until=lambda: held(host))
+    row = host.row()
+    assert row is not None
+    assert row.decision.reason is Reason.CERTIFIED
+    assert 1.0 < host.gpus[0].slowdown < 1.05
+    assert host.gpus[0].cap < 640_000
+    assert row.held_bound is not None
+    assert row.held_bound <= 0.05
+    assert row.committed
+
+
+def test_what_was_saved_is_surely_less_than_what_truly_was() -> None:
+    host = Host()
+    job = host.train()
+    host.run(900)
+    row = host.row()
+    assert row is not None
+    truly = job.steps * 640_000 * 0.1 - host.gpus[0].energy / 1000
+    assert 0 < row.saved_surely / 1000 < truly * 1.05
+
+
+def test_a_held_cap_is_renewed_at_every_turn() -> None:
+    host = Host()
+    host.train()
+    host.run(HOUR, until=lambda: held(host))
+    assert host.capper is not None
+    before = host.capper.renewed
+    standing = []
+    host.run(10, until=lambda: standing.append(capped(host)) is not None)
+    assert host.capper.renewed - before >= sum(standing) > 5
+
+
+def test_advice_asks_for_nothing_and_says_what_it_would_do() -> None:
+    host = Host(settings=quick(mode="advise"), capper=False)
+    host.train()
+    host.run(600)
+    row = host.row()
+    assert row is not None
+    assert not capped(host)
+    assert row.decision.move is Move.DECLINE
+    assert row.decision.reason is Reason.ADVICE
+    assert "W" in row.decision.sentence
+
+
+def test_a_job_that_was_found_is_only_advised_on() -> None:
+    host = Host(settings=quick(job=()))
+    host.train(service="stranger")
+    host.run(600)
+    row = host.row("stranger/train_step")
+    assert row is not None
+    assert not row.applied
+    assert not capped(host)
+
+
+def test_a_job_that_was_found_is_applied_to_where_the_configuration_says_so() -> None:
+    host = Host(settings=quick(job=(), apply_found=True))
+    host.train(service="stranger")
+    host.run(600, until=lambda: capped(host))
+    assert capped(host)
+
+
+def test_spans_that_the_configuration_does_not_name_are_no_units_of_a_configured_service() -> None:
+    host = Host()
+    host.train(span="evaluate")
+    host.run(60)
+    assert host.tuner.accounts().rows == ()
+
+
+@pytest.mark.slow
+def test_only_one_job_of_a_host_explores_at_a_time() -> None:
+    job = {"span": "train_step", "kind": "steps"}
+    settings = quick(job=(TunedJob(service="a", **job), TunedJob(service="b", **job)))
+    host = Host(2, settings=settings)
+    host.train("a", 0)
+    host.train("b", 1)
+    both = []
+
+    def look() -> bool:
+        rows = host.tuner.accounts().rows
+        both.append(
+            sum(row.state is TuningState.EXPLORING and bool(row.decision.caps) for row in rows)
+        )
+        return all(row.state is TuningState.HOLDING for row in rows) and len(rows) == 2
+
+    host.run(2 * HOUR, until=look)
+    assert max(both) == 1
+    assert host.gpus[0].cap < DEFAULT
+    assert host.gpus[1].cap < DEFAULT
+
+
+def test_a_stranger_on_the_gpu_ends_its_cap_at_once() -> None:
+    host = Host()
+    host.train()
+    host.run(HOUR, until=lambda: held(host))
+    host.strangers.append(Consumer(9999, 1))
+    host.run(2)
+    row = host.row()
+    assert row is not None
+    assert row.decision.reason is Reason.SHARED
+    assert not capped(host)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda gpu: setattr(gpu, "mig", True), Reason.MIG),
+        (lambda gpu: setattr(gpu, "throttling", ("hw_thermal",)), Reason.THROTTLED),
+    ],
+)
+def test_a_device_that_cannot_be_judged_is_given_back(spoil, reason) -> None:  # type: ignore[no-untyped-def]
+    host = Host()
+    host.train()
+    host.run(HOUR, until=lambda: held(host))
+    spoil(host.gpus[0])
+    host.run(2)
+    row = host.row()
+    assert row is not None
+    assert row.decision.reason is reason
+    assert not capped(host)
+
+
+def test_a_foreign_write_is_left_as_it_is() -> None:
+    host = Host()
+    host.train()
+    host.run(HOUR, until=lambda: held(host))
+    assert host.capper is not None
+    host.capper.foreign.add("GPU-0")
+    host.gpus[0].cap = 500_000
+    host.run(5)
+    row = host.row()
+    assert row is not None
+    assert row.decision.reason is Reason.FOREIGN_WRITER
+    assert host.gpus[0].cap == 500_000
+
+
+def test_without_a_capper_there_is_advice_and_one_line_in_the_log() -> None:
+    host = Host()
+    assert host.capper is not None
+    host.capper.refusal = ("", "No capper answers at /run/wattspan/capper.sock.")
+    host.train()
+    host.run(300)
+    row = host.row()
+    assert row is not None
+    assert row.decision.move is Move.DECLINE
+    assert not row.applied
+    assert len(host.logged) == 1
+    assert host.tuner.accounts().capper is False
+
+
+def test_a_capper_that_comes_back_is_used_again() -> None:
+    host = Host()
+    assert host.capper is not None
+    host.capper.refusal = ("", "No capper answers.")
+    host.train()
+    host.run(60)
+    host.capper.refusal = None
+    host.run(HOUR, until=lambda: held(host))
+    assert held(host)
+
+
+def test_a_capper_that_is_lost_while_a_cap_is_held_leaves_the_original_and_advice() -> None:
+    host = Host()
+    host.train()
+    host.run(HOUR, until=lambda: held(host))
+    assert host.capper is not None
+    host.capper.refusal = ("", "No capper answers.")
+    host.capper.lapse()
+    host.run(5)
+    row = host.row()
+    assert row is not None
+    assert not row.applied
+    assert not row.decision.caps
+    host.capper.refusal = None
+    host.run(HOUR, until=lambda: held(host))
+    assert capped(host)
+
+
+def test_no_permission_to_write_is_advice_only() -> None:
+    host = Host()
+    assert host.capper is not None
+    host.capper.refusal = ("no_permission", "Setting limits needs CAP_SYS_ADMIN.")
+    host.train()
+    host.run(120)
+    assert len(host.logged) == 1
+    assert not capped(host)
+
+
+def test_a_job_that_ends_has_its_cap_taken_away() -> None:
+    host = Host()
+    job = host.train()
+    host.run(HOUR, until=lambda: held(host))
+    job.alive = False
+    host.run(15)
+    row = host.row()
+    assert row is not None
+    assert row.state is TuningState.ENDED
+    assert not capped(host)
+
+
+def test_a_job_that_comes_again_begins_with_what_was_certified() -> None:
+    host = Host()
+    job = host.train()
+    host.run(HOUR, until=lambda: held(host))
+    first = host.row()
+    assert first is not None
+    job.alive = False
+    host.run(15)
+    host.train()
+    host.run(300, until=lambda: capped(host))
+    again = host.row()
+    assert again is not None
+    assert again.decision.move is Move.PROBE
+    assert again.decision.caps == first.decision.caps
+
+
+def test_a_job_without_its_work_attribute_is_declined() -> None:
+    settings = quick(job=(TunedJob(service="trainer", span="train_step", work="tokens.n"),))
+    host = Host(settings=settings)
+    host.train()
+    host.run(120)
+    row = host.row()
+    assert row is not None
+    assert row.decision.reason is Reason.BAD_WORK
+    assert not capped(host)
+
+
+def test_steps_of_varying_work_are_compared_by_their_work() -> None:
+    def work(generator: random.Random) -> float:
+        return float(generator.randint(900, 1100))
+
+    settings = quick(job=(TunedJob(service="trainer", span="train_step", work="tokens.n"),))
+    host = Host(settings=settings)
+    host.train(work=work)
+    host.run(120)
+    row = host.row()
+    assert row is not None
+    assert row.decision.reason is not Reason.BAD_WORK
+
+
+def test_a_gpu_that_the_configuration_does_not_name_is_let_be() -> None:
+    host = Host(2, settings=quick(gpus=("1",)))
+    host.train(gpu=0)
+    host.run(120)
+    row = host.row()
+    assert row is not None
+    assert row.decision.reason is Reason.NOT_ALLOWED
+    assert "GPU-0" in row.decision.sentence
+
+
+def test_stopping_gives_everything_back() -> None:
+    host = Host()
+    host.train()
+    host.run(HOUR, until=lambda: held(host))
+    host.tuner.finish()
+    assert not capped(host)
+    assert host.capper is not None
+    assert host.capper.closed
+
+
+def test_every_change_of_mind_is_written_down_once() -> None:
+    host = Host()
+    host.train()
+    host.run(HOUR, until=lambda: held(host))
+    told = [one.decision.same_as for one in host.book.decided]
+    assert len(told) >= 3
+    assert all(first != second for first, second in pairwise(told))
