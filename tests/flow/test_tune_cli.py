@@ -99,8 +99,7 @@ def test_a_line_tells_how_a_job_stands_and_why(tune: Tune) -> None:
 def test_the_first_line_tells_what_holds_for_all(tune: Tune) -> None:
     first = tune.told("status").splitlines()[0]
     assert first == (
-        "apply: settings are turned; the capper wrote 9 times, restored 2;"
-        " the host's ceiling is 2400 W"
+        "apply: settings are turned; limits written: 9, given back: 2; the host's ceiling is 2400 W"
     )
 
 

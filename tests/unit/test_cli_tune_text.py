@@ -187,6 +187,18 @@ def test_of_the_original_only_what_lies_below_is_asked() -> None:
     row = replace(HELD, decision=RELEASE, tried=(Tried(650 * W, 0.07, 0.09, 0.05, 3),))
     assert not_lower(row).startswith("Not lower: 650 W was 7.0% slower")
     assert not_lower(replace(row, tried=())) == ""
+    elsewhere = Decision(Move.RELEASE, Reason.FOREIGN_WRITER, "Release 560 W.")
+    assert not_lower(replace(row, decision=elsewhere)) == ""
+
+
+def test_what_was_faster_is_called_so() -> None:
+    row = replace(HELD, slowdown=-0.012, slowdown_bound=0.001)
+    told = "\n".join(explain_lines(row, ACCOUNTS, NOW, None))
+    assert "The whole run: 1.2% faster (95% bound 0.1%) of a budget of 5%." in told
+    one = held(Tried(520 * W, -0.004, None, None, 1))
+    assert not_lower(one) == (
+        "Not lower: 520 W was 0.4% faster after one pair, and was not proved."
+    )
 
 
 def test_the_ledger_tells_no_figure_that_is_not_known() -> None:

@@ -71,7 +71,7 @@ def explain(job: str, config_file: Path | None, settings: tuple[str, ...], as_js
     holds the caps of its devices.
     """
     from wattspan.cli.tune_explain import explain_facts, explain_lines
-    from wattspan.cli.tune_text import EMULATED, head
+    from wattspan.cli.tune_text import EMULATED, head, in_order
 
     told = _ask("/v1/tuning", _config(config_file, settings))
     accounts = _only(_accounts(told), job)
@@ -81,7 +81,7 @@ def explain(job: str, config_file: Path | None, settings: tuple[str, ...], as_js
     elif accounts.mode != "off":
         _echo([EMULATED] if told["emulated"] else [])
         _echo(head(accounts))
-        for row in accounts.rows:
+        for row in in_order(accounts.rows):
             click.echo()
             _echo(explain_lines(row, accounts, SystemClock().now(), _width()))
         if not accounts.rows:

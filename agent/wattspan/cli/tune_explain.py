@@ -20,7 +20,7 @@ from wattspan.cli.tuning_figures import (
     saved,
     setting,
 )
-from wattspan.model import CapRow, Instant, Move, Tried, TuningAccounts, TuningRow
+from wattspan.model import CapRow, Instant, Move, Reason, Tried, TuningAccounts, TuningRow
 from wattspan.tuning.told import row_facts
 
 
@@ -138,17 +138,24 @@ def _ledger(row: TuningRow) -> list[str]:
         found.append(f"Lost by measuring settings: {lasting(row.exploration)}.")
     if row.slowdown is not None:
         found.append(
-            f"The whole run: {percent(row.slowdown)} slower{_bound(row, row.slowdown_bound)} of a"
+            f"The whole run: {_pace(row.slowdown)}{_bound(row, row.slowdown_bound)} of a"
             f" budget of {of_budget(row.budget)}."
         )
     if row.held_slowdown is not None:
         found.append(
-            f"The setting held: {percent(row.held_slowdown)} slower{_bound(row, row.held_bound)},"
+            f"The setting held: {_pace(row.held_slowdown)}{_bound(row, row.held_bound)},"
             f" {percent(row.saving)} less energy for the same work."
         )
     if row.saved is not None:
         found.append(f"Saved: {saved(row)}.")
     return found
+
+
+def _pace(slowdown: float | None) -> str:
+    """``"3.1% slower"``, or how much faster."""
+    if slowdown is not None and slowdown < -0.0005:
+        return f"{percent(-slowdown)} faster"
+    return f"{percent(slowdown)} slower"
 
 
 def _bound(row: TuningRow, bound: float | None) -> str:
@@ -158,9 +165,25 @@ def _bound(row: TuningRow, bound: float | None) -> str:
 # --------------------------------------------------------------------------------- why not another
 
 
+_FROM_TRYING = frozenset(
+    {
+        Reason.OVER_BUDGET,
+        Reason.BUDGET_SPENT,
+        Reason.TAIL,
+        Reason.TOO_NOISY,
+        Reason.NOT_MONOTONE,
+        Reason.INERT,
+        Reason.NO_SAVING,
+    }
+)
+"""Why the original stands, if it is for what was tried; else that has nothing to do with it."""
+
+
 def not_lower(row: TuningRow) -> str:
     """Why no lower setting stands, from what was tried; "" if nothing is known of any."""
     held = _held(row)
+    if held is None and row.decision.reason not in _FROM_TRYING:
+        return ""
     lower = [one for one in row.tried if held is None or one.setting < held]
     if not lower:
         return "" if held is None else "Not lower: nothing lower was tried."
@@ -185,7 +208,7 @@ def not_higher(row: TuningRow, accounts: TuningAccounts) -> str:
 def _against(other: Tried, row: TuningRow, held: int | None) -> str:
     """What speaks against ``other``: its speed, its energy, or how little is known of it."""
     name = setting(row.knob, other.setting)
-    slower = f"{percent(other.slowdown)} slower{_bound(row, other.bound)}"
+    slower = f"{_pace(other.slowdown)}{_bound(row, other.bound)}"
     now = next((one for one in row.tried if one.setting == held), None)
     best = now.saving if now is not None and now.saving is not None else row.saving
     if other.slowdown is not None and other.slowdown > row.budget:
@@ -199,7 +222,8 @@ def _against(other: Tried, row: TuningRow, held: int | None) -> str:
         return f"{name} was {slower}, and the bound is above the budget of {of_budget(row.budget)}."
     if other.slowdown is None:
         return f"{name} was not looked at for long enough to tell."
-    return f"{name} was {slower} after {other.pairs} pairs, and was not proved."
+    pairs = "one pair" if other.pairs == 1 else f"{other.pairs} pairs"
+    return f"{name} was {slower} after {pairs}, and was not proved."
 
 
 def _held(row: TuningRow) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from wattspan.cli.figures import UNKNOWN, clean, lasting
@@ -30,7 +30,7 @@ def status_lines(accounts: TuningAccounts, now: Instant, width: int | None) -> I
     if not accounts.rows:
         yield "No job yet: no span that is a unit of work has come. See `wattspan top --by span`."
         return
-    rows = sorted(accounts.rows, key=lambda row: (row.job, row.knob))
+    rows = in_order(accounts.rows)
     yield ""
     lines = list(_aligned(_fitting(rows, accounts, now, width)))
     sentences = ["", *(clean(row.decision.sentence) for row in rows)]
@@ -43,12 +43,17 @@ def status_lines(accounts: TuningAccounts, now: Instant, width: int | None) -> I
             yield from wrapped(sentence, width, "  ")
 
 
+def in_order(rows: Iterable[TuningRow]) -> list[TuningRow]:
+    """By name, so that jobs do not change places."""
+    return sorted(rows, key=lambda row: (row.job, row.knob))
+
+
 def head(accounts: TuningAccounts) -> Iterator[str]:
     """What holds for all jobs."""
     told = {"advise": "advise: nothing is turned", "apply": "apply: settings are turned"}
     parts = [told.get(accounts.mode, accounts.mode)]
     if accounts.capper:
-        parts.append(f"the capper wrote {accounts.writes} times, restored {accounts.restores}")
+        parts.append(f"limits written: {accounts.writes}, given back: {accounts.restores}")
     if accounts.ceiling is not None:
         parts.append(f"the host's ceiling is {accounts.ceiling / 1000:.4g} W")
     yield "; ".join(parts)
