@@ -22,6 +22,12 @@ NAMES = 32
 LEAST = 20
 """Spans of a name that must have been seen before it can be told what they are."""
 
+ENOUGH = 10 * SECOND
+"""A process must have been seen for so long: what is outermost ends last."""
+
+PATIENCE = 120 * SECOND
+"""A rare name is waited for, before a layer of it is chosen, if it would do by then."""
+
 SHORTEST = 1 * MILLISECOND
 LONGEST = 60 * SECOND
 """Units beyond either are of no use: their edges are unsure, or too few would come."""
@@ -31,13 +37,13 @@ _REGULAR = 0.5  # coefficient of variation of the durations of steps, at most
 _SIDE_BY_SIDE = 0.05  # so many that begin before another ended are no accident
 _INSIDE = 0.9  # so many within spans of another name make it a layer of that one
 _NOTICED = 64  # of so many spans each one's surroundings are looked at, then
-_SELDOM = 15  # only of those whose number has none of these bits
+_SELDOM = 31  # only of those whose number has none of these bits
 
 
 class Why(Word):
     """Why a name is not the unit of work."""
 
-    RARE = "rare"  # it came too seldom
+    RARE = "rare"  # it was not seen often or long enough, or a name around it was not
     SHORT = "short"  # its spans are too short
     LONG = "long"  # its spans are too long
     NESTED = "nested"  # it is a layer of another name that is looked at
@@ -68,10 +74,10 @@ class _Name:
     """All spans of one name, in sums."""
 
     __slots__ = (
-        "covered",
         "end",
         "first",
         "inside",
+        "overlapped",
         "overlaps",
         "spans",
         "squares",
@@ -84,9 +90,9 @@ class _Name:
         self.start = self.end = start  # of the span that ended last
         self.spans = 0
         self.time = 0
-        self.squares = 0.0
-        self.covered = 0
+        self.squares = 0.0  # of durations in seconds: integers so large are slow
         self.overlaps = 0
+        self.overlapped = 0
         self.inside: dict[str, list[int]] = {}  # by outer name: how often it was not, and was
 
     @property
@@ -95,15 +101,20 @@ class _Name:
 
     @property
     def variation(self) -> float:
-        spread = self.squares / self.spans - self.mean**2
-        return math.sqrt(max(spread, 0.0)) / self.mean
+        mean = self.mean / SECOND
+        return math.sqrt(max(self.squares / self.spans - mean * mean, 0.0)) / mean
+
+    @property
+    def covered(self) -> int:
+        """The time in which at least one was open."""
+        return self.time - self.overlapped
 
     @property
     def side_by_side(self) -> float:
         return self.overlaps / self.spans
 
     def within(self, outer: str) -> bool:
-        """Whether nearly all of its spans lie within spans of the name ``outer``."""
+        """Whether nearly all of its spans of late lay within spans of the name ``outer``."""
         out, in_ = self.inside.get(outer, (0, 0))
         return in_ >= _INSIDE * (out + in_) > 0
 
@@ -132,18 +143,16 @@ class Finder:
         if spans < _NOTICED or not spans & _SELDOM:
             self._look_around(name, seen, start, end)
         time = end - start
+        seconds = time * 1e-9
         seen.spans = spans + 1
         seen.time += time
-        seen.squares += time * time
+        seen.squares += seconds * seconds
         last = seen.end
-        if start >= last:
-            seen.covered += time
-            seen.end = end
-        else:
+        if start < last:
             seen.overlaps += 1
-            if end > last:
-                seen.covered += end - last
-                seen.end = end
+            seen.overlapped += min(end, last) - start
+        if end > last:
+            seen.end = end
         seen.start = start
 
     def _look_around(self, outer: str, seen: _Name, start: int, end: int) -> None:
@@ -162,25 +171,22 @@ class Finder:
 
     def findings(self) -> Findings:
         """The unit of work, if there is one."""
-        passed: dict[str, Why] = {}
-        candidates: dict[str, _Name] = {}
-        for name, seen in self._names.items():
-            why = _unfit(seen)
-            if why is None:
-                candidates[name] = seen
-            else:
-                passed[name] = why
-        begin = min((seen.first for seen in self._names.values()), default=0)
-        last = max((seen.end for seen in self._names.values()), default=0)
+        names = self._names
+        begin = min((seen.first for seen in names.values()), default=0)
+        elapsed = max((seen.end for seen in names.values()), default=0) - begin
+        passed = {name: why for name, seen in names.items() if (why := _unfit(seen, elapsed))}
+        outer = _outermost({k: v for k, v in names.items() if k not in passed}, passed)
         best: Found | None = None
-        for name in _outermost(candidates, passed):
-            found = _judge(name, candidates[name], last - begin)
+        for name in outer:
+            if any(names[name].within(rare) for rare in names if _coming(names[rare])):
+                passed[name] = Why.RARE
+                continue
+            found = _judge(name, names[name], elapsed)
             if found is None:
                 passed[name] = Why.SPARSE
                 continue
             if best is not None:
-                lesser = min(best, found, key=_time)
-                passed[lesser.name] = Why.LESSER
+                passed[min(best, found, key=_time).name] = Why.LESSER
             best = found if best is None else max(best, found, key=_time)
         return Findings(best, passed, self.crowded_out)
 
@@ -189,23 +195,34 @@ def _time(found: Found) -> tuple[float, str]:
     return found.spans * found.mean, found.name
 
 
-def _unfit(seen: _Name) -> Why | None:
-    if seen.spans < LEAST:
+def _unfit(seen: _Name, elapsed: int) -> Why | None:
+    if seen.spans < LEAST or elapsed < ENOUGH:
         return Why.RARE
     if seen.mean < SHORTEST:
         return Why.SHORT
     return Why.LONG if seen.mean > LONGEST else None
 
 
+def _coming(seen: _Name) -> bool:
+    """Whether a name that is rare as yet came more than once, and will have come often soon."""
+    return 1 < seen.spans < LEAST and seen.mean * LEAST <= PATIENCE
+
+
 def _outermost(candidates: dict[str, _Name], passed: dict[str, Why]) -> list[str]:
     """The candidates that are in no other, longest first; the rest are passed over."""
     outer: list[str] = []
     for name in sorted(candidates, key=lambda one: (-candidates[one].mean, one)):
-        if any(candidates[name].within(other) for other in outer):
+        seen = candidates[name]
+        if any(seen.within(other) and _fits(seen, candidates[other]) for other in outer):
             passed[name] = Why.NESTED
         else:
             outer.append(name)
     return outer
+
+
+def _fits(inner: _Name, outer: _Name) -> bool:
+    """Whether all of a name has room in the other: it may also come where the other does not."""
+    return outer.time >= _INSIDE * inner.time or outer.covered >= _INSIDE * inner.covered
 
 
 def _judge(name: str, seen: _Name, elapsed: int) -> Found | None:
