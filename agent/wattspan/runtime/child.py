@@ -25,6 +25,9 @@ STEADY = 60 * SECOND
 
 END_WITHIN = 5.0  # seconds for it to give everything back
 
+_READY_WITHIN, _LOOKS = 5.0, 100
+"""Seconds in which it should answer, and how often it is looked whether it does."""
+
 
 @dataclass(slots=True)
 class CapperChild:
@@ -50,6 +53,7 @@ class CapperChild:
         if self.answered():
             return
         self._launch()
+        self._await()
         self._thread = threading.Thread(target=self._watch, name="wattspan-capper", daemon=True)
         self._thread.start()
 
@@ -70,6 +74,13 @@ class CapperChild:
                 f"The capper (process {process.pid}) does not end; it goes on giving back what it "
                 "holds. `wattspan caps restore` does the same once it has gone."
             )
+
+    def _await(self) -> None:
+        """Until it answers, so that the first turn of the tuner finds it; not for ever."""
+        for _ in range(_LOOKS):
+            if self.answered() or self._process is None or self._process.poll() is not None:
+                return
+            self._stop.wait(_READY_WITHIN / _LOOKS)
 
     def _launch(self) -> None:
         # Anonymous memory, not a file: nobody else can change what the capper reads.

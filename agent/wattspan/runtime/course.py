@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from wattspan import tuning
-from wattspan.config import Autotune, TunedJob
+from wattspan.config import TunedJob
 from wattspan.model import (
-    MILLISECOND,
     SECOND,
     CapKey,
     Consumer,
     Decision,
-    GpuStatus,
     Instant,
     Knob,
     Microjoules,
@@ -26,14 +24,15 @@ from wattspan.model import (
     TuningState,
 )
 from wattspan.ports import Past
-from wattspan.runtime.sight import Sight, binding
+from wattspan.runtime.earned import Earned
+from wattspan.runtime.gauges import Gauges
+from wattspan.runtime.sight import Sight
 from wattspan.runtime.tenants import Tenants
+from wattspan.runtime.terms import Terms, usable
 from wattspan.runtime.units import Handed, WorkCount
 from wattspan.tuning import (
-    EnergyPoint,
     Fingerprint,
     Kind,
-    Objective,
     Observation,
     Policy,
     Range,
@@ -53,37 +52,6 @@ _KIN_EVERY = 5 * SECOND
 
 _OWN = 0.7
 """The part of the CPU time of a package that must be the job's for its cap to be its affair."""
-
-_STEP = {Knob.GPU_POWER: 1_000, Knob.CPU_POWER: 1_000, Knob.GPU_CLOCK: 15}
-"""The smallest move of a knob that is told apart, in its unit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What holds for every job of this host."""
-
-    settings: Autotune
-    floor: int = 0  # milliwatts: no cap of any sort goes below
-    seed: int = 0
-
-
-@dataclass(slots=True)
-class Earned:
-    """What outlives one tuner of the job: a new one begins with nothing."""
-
-    decisions: Counter[tuple[Move, Reason]] = field(default_factory=Counter)
-    surely: int = 0  # microjoules
-    before: int = 0  # of tuners before the present one
-    exploration: int = 0
-    exploration_before: int = 0
-
-    def take(self, report: tuning.Report) -> None:
-        self.exploration = max(self.exploration, self.exploration_before + report.exploration)
-        if report.saved_low is not None:
-            self.surely = max(self.surely, self.before + report.saved_low)
-
-    def close(self) -> None:
-        self.before, self.exploration_before = self.surely, self.exploration
 
 
 class Course:
@@ -115,10 +83,7 @@ class Course:
         self._core: tuning.State | None = None
         self._policy = Policy()
         self._ranges: tuple[Range, ...] = ()
-        self._energy = self._energy_to = 0
-        self._gpus: dict[str, GpuStatus] = {}
-        self._changed = now.mono
-        self._in_force: Mapping[str, int] = {}
+        self._gauges = Gauges(self.knob, (), now.mono, 0)
         self.earned = earned or Earned()
         self._report = tuning.Report(exploring=False)
         self._began = now
@@ -240,7 +205,7 @@ class Course:
                 Reason.NOT_ALLOWED,
                 f"{self.name} uses {refused[0]}, which [autotune] gpus does not name.",
             )
-        apply = self.applies and sight.trouble is None and self._usable(sight, knob, devices)
+        apply = self.applies and sight.trouble is None and usable(sight, knob, devices)
         same = (
             self._core is not None
             and position == self._knob
@@ -249,15 +214,14 @@ class Course:
         )
         if same:
             return None
-        ranges = self._find_ranges(sight, knob, devices, used)
+        ranges = self._terms.ranges(sight, knob, devices, used, self._kin)
         if ranges is None:
             self._drop()
             return self._no_device(knob)
         self._drop()
         self._knob, self._ranges = position, ranges
-        self._policy = self._make_policy(sight, knob, apply=apply)
-        self._energy = 0
-        self._energy_to = sight.settled
+        self._policy = self._terms.policy(self.job, self.kind, knob, ranges, apply=apply)
+        self._gauges = Gauges(knob, ranges, sight.now.mono, sight.settled)
         self._core = tuning.begin(
             self._policy, ranges, now=sight.now.mono, remembered=remembered(self)
         )
@@ -294,62 +258,9 @@ class Course:
             "`wattspan doctor` says what can be turned here.",
         )
 
-    def _usable(self, sight: Sight, knob: Knob, devices: list[str]) -> bool:
-        rows = [sight.rows.get(CapKey(knob, device)) for device in devices]
-        return all(row is not None and row.usable for row in rows)
-
-    def _find_ranges(
-        self, sight: Sight, knob: Knob, devices: list[str], used: Mapping[str, set[Payer]]
-    ) -> tuple[Range, ...] | None:
-        found = []
-        for device in devices:
-            key = CapKey(knob, device)
-            state, row = sight.knob(key), sight.rows.get(key)
-            if state is None:
-                return None
-            original = row.original if row is not None and row.original else state.requested
-            original = original or state.maximum or state.default
-            if original is None:
-                return None
-            if state.enforced and not (row is not None and row.wanted):
-                original = min(original, state.enforced)
-            floor = max(
-                state.minimum or 0,
-                round(self._terms.settings.floor * (state.default or original)),
-                self._terms.floor if knob is not Knob.GPU_CLOCK else 0,
-            )
-            resource = sight.domains[device].resource
-            ranks = [self._kin[one] for one in used.get(resource or "", ())]
-            rank = min(ranks, default=0)
-            found.append(Range(device, original, min(floor, original), _STEP[knob], rank))
-        return tuple(found)
-
-    def _make_policy(self, sight: Sight, knob: Knob, *, apply: bool) -> Policy:
-        settings, job = self._terms.settings, self.job
-        budget = job.max_slowdown if job.max_slowdown is not None else settings.max_slowdown
-        return Policy(
-            knob=knob,
-            kind=self.kind,
-            max_slowdown=budget,
-            confidence=settings.confidence,
-            objective=Objective(settings.objective),
-            eta=settings.eta,
-            max_power=sum(one.original for one in self._ranges),
-            latency=job.latency or None,
-            percentile=job.percentile,
-            apply=apply,
-            slack=bool(job.compute),
-            block_units=settings.block_units,
-            block_time=settings.block,
-            settle_units=settings.settle_units,
-            settle_time=settings.settle,
-            dwell=settings.dwell,
-            seed=self._terms.seed,
-        )
-
     def _drop(self) -> None:
         """Let go of the present tuner, and keep what it has earned."""
-        self._core, self._in_force = None, {}
+        self._core = None
         self.earned.close()
 
     # ---------------------------------------------------------------------------- observing
@@ -365,16 +276,16 @@ class Course:
             vetoes.add(Reason.SHARED)
         if self.applies and self._policy.apply and sight.trouble is not None:
             vetoes.add(sight.trouble)
-        self._look_at_caps(sight)
+        self._gauges.look_at_caps(sight)
         draws = {one: draw for one in self.devices if (draw := sight.draw(one)) is not None}
         return Observation(
             now=sight.now.mono,
             units=tuple(units),
-            energy=self._spent(sight, past),
-            in_force=self._in_force,
-            since=self._changed,
+            energy=self._gauges.spent(sight, past),
+            in_force=self._gauges.in_force,
+            since=self._gauges.changed,
             draw=draws,
-            binding=self._binding(sight),
+            binding=self._gauges.binding(sight),
             vetoes=frozenset(vetoes),
             turn=may_explore,
             ended=self.ended,
@@ -393,42 +304,6 @@ class Course:
             elif tenants.of(resource, now) - self._kin.keys():
                 return True
         return False
-
-    def _look_at_caps(self, sight: Sight) -> None:
-        """Take note of what is in force, and since when it has been."""
-        in_force: dict[str, int] = {}
-        for one in self._ranges:
-            row = sight.rows.get(CapKey(self.knob, one.device))
-            if row is None:
-                continue
-            value = row.state.requested if self.knob is not Knob.GPU_CLOCK else row.wanted
-            if value is not None and value < one.original:
-                in_force[one.device] = value
-        if in_force != self._in_force:
-            self._in_force, self._changed = in_force, sight.now.mono
-
-    def _spent(self, sight: Sight, past: Past) -> tuple[EnergyPoint, ...]:
-        """One more point of what the job's devices have spent, if more has settled."""
-        start, end = self._energy_to, sight.settled
-        if end - start < 50 * MILLISECOND:
-            return ()
-        if end - start > 600 * SECOND:  # what was not asked for so long is not in the history
-            start = end - 600 * SECOND
-        for device in self.devices:
-            self._energy += sum(past.device(device, start, end).energy.values())
-        self._energy_to = end
-        return (EnergyPoint(end, self._energy),)
-
-    def _binding(self, sight: Sight) -> float | None:
-        found = []
-        for device in self.devices:
-            status = sight.gpu(device)
-            part = binding(self._gpus.get(device), status)
-            if status is not None and (part is not None or device not in self._gpus):
-                self._gpus[device] = status
-            if part is not None:
-                found.append(part)
-        return sum(found) / len(found) if found else None
 
     # ------------------------------------------------------------------------------- deciding
 
@@ -458,13 +333,7 @@ class Course:
             state=self._state(),
             decision=self.decision,
             since=self._since,
-            budget=self._policy.max_slowdown
-            if self._core is not None
-            else (
-                self.job.max_slowdown
-                if self.job.max_slowdown is not None
-                else self._terms.settings.max_slowdown
-            ),
+            budget=self._terms.budget(self.job),
             confidence=self._terms.settings.confidence,
             devices=self.devices,
             applied=self._policy.apply and self._core is not None,

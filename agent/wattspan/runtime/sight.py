@@ -109,7 +109,8 @@ class Sight:
 
     def allowed(self, device: str, named: Sequence[str]) -> bool:
         """Whether the configuration lets a GPU be capped, by UUID or index."""
-        return not named or device in named or str(self.index.get(device)) in named
+        names = {device, device.removeprefix("gpu:"), str(self.index.get(device))}
+        return not named or bool(names.intersection(named))
 
 
 def gpu_indices(domains: Mapping[str, Domain], gpus: Sequence[GpuStatus]) -> dict[str, int]:

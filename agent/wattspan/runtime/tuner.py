@@ -27,10 +27,11 @@ from wattspan.model import (
 )
 from wattspan.ports import Caps, CapsError, Clock, Past, ProcessDirectory
 from wattspan.runtime.complaint import Complaint
-from wattspan.runtime.course import Course, Terms
+from wattspan.runtime.course import Course
 from wattspan.runtime.search import Search
 from wattspan.runtime.sight import Sight, gpu_indices, refused
 from wattspan.runtime.tenants import Tenants
+from wattspan.runtime.terms import Terms
 from wattspan.runtime.units import UnitTap, matching
 from wattspan.tuning import Fingerprint, Kind, Remembered
 
