@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.capper.sharing import Sharer, share
+from wattspan.capper.sharing import WHOLE, Sharer, share
 
-WATTS = st.integers(0, 1_000)
+MILLIWATTS = st.integers(0, 40_000)
 
 
 @st.composite
 def sharers(draw: st.DrawFn) -> Sharer:
-    low, high = sorted((draw(WATTS), draw(WATTS)))
-    want = draw(st.none() | WATTS)
+    low, high = sorted((draw(MILLIWATTS), draw(MILLIWATTS)))
+    want = draw(st.none() | MILLIWATTS)
     return Sharer(draw(st.text("abcdefgh", min_size=1, max_size=2)), low, high,
                   draw(st.integers(0, 3)), want)  # fmt: skip
 
@@ -21,7 +21,7 @@ def sharers(draw: st.DrawFn) -> Sharer:
 HOSTS = st.lists(sharers(), max_size=8, unique_by=lambda sharer: sharer.device)
 
 
-@given(HOSTS, st.integers(0, 6_000), st.integers(0, 500))
+@given(HOSTS, st.integers(0, 240_000), st.integers(0, 20_000))
 def test_the_limit_is_kept_wherever_minimums_allow(
     host: list[Sharer], limit: int, reserve: int
 ) -> None:
@@ -31,27 +31,36 @@ def test_the_limit_is_kept_wherever_minimums_allow(
     assert shares.total + reserve <= limit + shares.short
 
 
-@given(HOSTS, st.integers(0, 6_000))
-def test_nothing_of_the_limit_is_wasted(host: list[Sharer], limit: int) -> None:
+@given(HOSTS, st.integers(0, 240_000))
+def test_less_than_a_watt_a_device_is_wasted(host: list[Sharer], limit: int) -> None:
     shares = share(host, limit)
     minimums, maxima = sum(s.minimum for s in host), sum(s.maximum for s in host)
-    assert shares.total == min(max(limit, minimums), maxima)
+    all_of_it = min(max(limit, minimums), maxima)
+    assert all_of_it - len(host) * WHOLE < shares.total <= all_of_it or not host
 
 
-@given(HOSTS, st.integers(0, 6_000))
+@given(HOSTS, st.integers(0, 240_000))
+def test_a_share_is_in_whole_watts_or_an_end_of_the_range(host: list[Sharer], limit: int) -> None:
+    caps = share(host, limit).caps
+    assert all(
+        caps[s.device] % WHOLE == 0 or caps[s.device] in (s.minimum, s.maximum) for s in host
+    )
+
+
+@given(HOSTS, st.integers(0, 240_000))
 def test_everybody_stays_within_his_range(host: list[Sharer], limit: int) -> None:
     caps = share(host, limit).caps
     assert caps.keys() == {sharer.device for sharer in host}
     assert all(s.minimum <= caps[s.device] <= s.maximum for s in host)
 
 
-@given(HOSTS, st.integers(0, 6_000), st.integers(0, 200))
+@given(HOSTS, st.integers(0, 240_000), st.integers(0, 9_000))
 def test_a_higher_limit_leaves_nobody_with_less(host: list[Sharer], limit: int, more: int) -> None:
     less, much = share(host, limit).caps, share(host, limit + more).caps
     assert all(much[device] >= cap for device, cap in less.items())
 
 
-@given(HOSTS, st.integers(0, 6_000))
+@given(HOSTS, st.integers(0, 240_000))
 def test_a_lower_priority_gets_its_wish_only_after_a_higher_one(
     host: list[Sharer], limit: int
 ) -> None:
@@ -63,10 +72,11 @@ def test_a_lower_priority_gets_its_wish_only_after_a_higher_one(
     for one in host:
         for other in host:
             if one.priority > other.priority and caps[one.device] < wish[one.device]:
-                assert caps[other.device] == other.minimum
+                gave_way = caps[other.device] == other.minimum
+                assert gave_way or wish[one.device] - caps[one.device] < WHOLE
 
 
-@given(HOSTS, st.integers(0, 6_000), st.randoms())
+@given(HOSTS, st.integers(0, 240_000), st.randoms())
 def test_the_order_of_devices_does_not_matter(
     host: list[Sharer], limit: int, random: st.DataObject
 ) -> None:

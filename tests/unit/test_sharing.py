@@ -51,6 +51,13 @@ def test_a_device_that_cannot_be_capped_is_counted_with_what_it_has() -> None:
     assert share([stuck, TWIN], 1_000_000).caps == {"gpu:a": 650_000, "gpu:b": 350_000}
 
 
+def test_shares_are_cut_to_whole_watts() -> None:
+    third = H100._replace(device="gpu:c")
+    assert share([H100, TWIN, third], 1_000_000).caps == dict.fromkeys(
+        ("gpu:a", "gpu:b", "gpu:c"), 333_000
+    )
+
+
 def test_no_device_needs_no_share() -> None:
     assert share([], 1_000) == Shares({})
 

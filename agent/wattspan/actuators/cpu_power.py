@@ -30,10 +30,20 @@ class CpuPower:
     knob = Knob.CPU_POWER
 
     def __init__(
-        self, sysfs: Path, clock: Clock, *, put: Callable[[Path, int], None] | None = None
+        self,
+        sysfs: Path,
+        clock: Clock,
+        *,
+        put: Callable[[Path, int], None] | None = None,
+        answers_after: int = 0,
     ) -> None:
-        """``put`` writes a number into a file, as the kernel wants it; OSError if it refuses."""
+        """``put`` writes a number into a file, as the kernel wants it; OSError if it refuses.
+
+        A kernel rounds or refuses within the write; the files of an emulated host are ordinary
+        ones, and are looked at only ``answers_after`` nanoseconds after it.
+        """
         self._sysfs = sysfs
+        self._answers_after = answers_after
         self._put_number = put or put_number
         self._clock = clock
         self._first: dict[str, int] = {}
@@ -70,6 +80,7 @@ class CpuPower:
         if value < before.requested and not _enabled(package.limit):
             self._refuse_without_force(package, thing)
         self._put(package, thing, value * 1000)
+        self._clock.sleep_until(self._clock.monotonic() + self._answers_after)
         state = settled(
             self._clock, lambda: self._state(package), lambda now: obeys(before, now, value)
         )

@@ -11,10 +11,12 @@ from wattspan.actuators.gpu_clock import GpuClock
 from wattspan.actuators.gpu_power import GpuPower
 from wattspan.actuators.nvml_boards import Boards, installed
 from wattspan.actuators.powercap_zones import CLASS
-from wattspan.model import Knob
+from wattspan.model import MILLISECOND, Knob
 from wattspan.ports import Actuator, Clock
 
 SYSFS = Path("/sys")
+EMULATED_ANSWER = 50 * MILLISECOND
+"""An emulated host looks at its limits' files whenever its counters move: every 10 ms or so."""
 
 
 def open_actuators(
@@ -41,5 +43,5 @@ def open_actuators(
         if boards is not None and Knob.GPU_CLOCK in knobs:
             found.append(GpuClock(boards, clock))
     if Knob.CPU_POWER in knobs and (sysfs / CLASS).is_dir():
-        found.append(CpuPower(sysfs, clock))
+        found.append(CpuPower(sysfs, clock, answers_after=EMULATED_ANSWER if emulated else 0))
     return tuple(found)

@@ -7,8 +7,9 @@ Every device has its minimum. What is left goes to the devices' wishes and then,
 still, up to their maxima; both times in the order of priority, the highest first, so that the
 lowest gives way first. Within one priority it is divided in proportion to the devices' ranges,
 and whoever wants less than that leaves the rest to the others. The rule is that of the highest
-averages (D'Hondt, Jefferson): in whole milliwatts, with nothing lost, and so that a higher limit
-never leaves anybody with less.
+averages (D'Hondt, Jefferson), with which a higher limit never leaves anybody with less. In the end
+shares are cut to whole watts, which every device keeps as they were given; a package's register
+counts in eighths of one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+WHOLE: Final = 1_000
 
 
 class Sharer(NamedTuple):
@@ -75,7 +78,7 @@ def share(devices: Sequence[Sharer], limit: int, *, reserve: int = 0) -> Shares:
             for device, part in divide(left, takers).items():
                 caps[device] += part
                 left -= part
-    return Shares(caps, short=max(0, -left))
+    return Shares({s.device: _cut(s, caps[s.device]) for s in ordered}, short=max(0, -left))
 
 
 def divide(room: int, takers: Mapping[str, Taker]) -> dict[str, int]:
@@ -100,6 +103,11 @@ def _rounded_down(room: int, takers: Mapping[str, Taker]) -> dict[str, int]:
         if not more:
             return full | parts
         full |= more
+
+
+def _cut(sharer: Sharer, cap: int) -> int:
+    """In whole watts, unless it is an end of the range."""
+    return cap if cap >= sharer.maximum else max(cap // WHOLE * WHOLE, min(sharer.minimum, cap))
 
 
 def _wish(sharer: Sharer) -> int:
