@@ -116,7 +116,18 @@ def test_programs_get_the_same_as_json(tmp_path: Path) -> None:
         "Directories",
         "Ports",
         "Spans and questions",
+        "Tuning and caps",
     ]
+
+
+def test_the_knobs_of_an_emulated_host_are_told_and_nothing_is_turned(tmp_path: Path) -> None:
+    tuned = '[autotune]\nmode = "advise"\nknobs = ["gpu_power", "cpu_power"]\n'
+    done = doctor(tmp_path, "--emulate", "two-socket-h100", config=tuned)
+    told = " ".join(section("Tuning and caps", done.stdout).split())
+    assert "H100 80GB HBM3 0: 700 W now, from 200 W on, 700 W at most" in told
+    assert "cpu_power package-1 270 W now, 270 W at most" in told
+    assert "none is needed, nothing is to be capped" in told
+    assert not (tmp_path / "state").exists()
 
 
 def test_a_wrong_configuration_is_told_before_anything_is_opened(tmp_path: Path) -> None:
