@@ -79,7 +79,7 @@ class Book:
     def _with(self, key: Key, entry: Entry) -> Book:
         entries = {k: e for k, e in self.entries.items() if k != key}
         entries[key] = entry
-        for oldest in list(entries)[: len(entries) - MOST]:
+        for oldest in list(entries)[: max(0, len(entries) - MOST)]:
             del entries[oldest]
         return Book(MappingProxyType(entries))
 

@@ -1,0 +1,266 @@
+"""What holds of the tuner's parts whatever happens."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from string import ascii_letters
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattspan.model import Knob
+from wattspan.tuning import Fingerprint, Policy, Range, Remembered, Unit
+from wattspan.tuning.digest import digest
+from wattspan.tuning.finding import NAMES, Finder
+from wattspan.tuning.memory import MOST, Book, from_facts, to_facts
+from wattspan.tuning.misses import MissAlarm, Tally
+from wattspan.tuning.ranks import Lockstep, Step, Waiting, propose
+from wattspan.tuning.serving import ALIKE, Served, Serving, log_ratio, served
+
+S = 10**9
+parts = st.floats(0.001, 0.2)
+
+# -------------------------------------------------------------------------------------- misses
+
+
+@given(requests=st.integers(1, 10**6), part=st.floats(0, 1), error=parts)
+def test_what_was_seen_lies_between_its_bounds(requests: int, part: float, error: float) -> None:
+    misses = round(requests * part)
+    tally = Tally().add(requests, misses)
+    slip = 1e-6
+    low, high = tally.at_least(error), tally.at_most(error)
+    assert 0 <= low <= misses / requests + slip
+    assert misses / requests - slip <= high <= 1
+    assert tally.at_most(error / 2) >= high
+    assert tally.at_least(error / 2) <= low
+
+
+@given(groups=st.lists(st.tuples(st.integers(0, 500), st.floats(0, 1)), max_size=30), error=parts)
+def test_bounds_hold_for_any_groups(groups: list[tuple[int, float]], error: float) -> None:
+    tally = Tally()
+    for requests, part in groups:
+        tally = tally.add(requests, round(requests * part))
+    assert tally.crowding >= 1
+    assert 0 <= tally.at_least(error) <= tally.at_most(error) + 1e-6 <= 1 + 1e-6
+
+
+@given(requests=st.integers(0, 2000), more=st.integers(1, 2000), error=parts)
+def test_more_requests_without_a_miss_are_better_news(
+    requests: int, more: int, error: float
+) -> None:
+    assert Tally().add(requests + more, 0).at_most(error) <= Tally().add(requests, 0).at_most(error)
+
+
+@given(allowed=st.floats(0, 1), told=st.lists(st.tuples(st.integers(0, 99), st.floats(0, 1))))
+def test_an_alarm_takes_whatever_is_told(allowed: float, told: list[tuple[int, float]]) -> None:
+    alarm = MissAlarm(allowed)
+    for requests, part in told:
+        alarm = alarm.add(requests, round(requests * part))
+    assert alarm.rings in (True, False)
+    if not any(round(requests * part) for requests, part in told):
+        assert not alarm.rings
+
+
+# ------------------------------------------------------------------------------------- serving
+
+moments = st.integers(0, 100 * S)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> list[Unit]:
+    spans = draw(st.lists(st.tuples(moments, st.integers(0, 20 * S), parts), max_size=40))
+    return sorted((Unit(at, at + time, work) for at, time, work in spans), key=lambda u: u.end)
+
+
+@given(units=requests(), edges=st.lists(moments, min_size=2, max_size=6, unique=True))
+def test_stretches_that_follow_each_other_add_up(units: list[Unit], edges: list[int]) -> None:
+    edges.sort()
+    whole = served(units, edges[0], edges[-1], 5 * S)
+    pieces = [served(units, start, end, 5 * S) for start, end in pairwise(edges)]
+    assert sum(piece.arrived for piece in pieces) == whole.arrived
+    assert sum(piece.ended for piece in pieces) == whole.ended
+    assert sum(piece.time for piece in pieces) == whole.time
+    assert sum(piece.late for piece in pieces) == whole.late
+
+
+blocks = st.builds(
+    lambda at, arrived, ended, work, time, late: Served(
+        at, at + 60 * S, arrived, ended, ended * work, ended * time, min(late, ended)
+    ),
+    st.integers(0, 3000).map(lambda second: second * S),
+    st.integers(0, 1000),
+    st.integers(0, 1000),
+    st.floats(0.1, 1e6),
+    st.integers(0, 1000 * S),
+    st.integers(0, 50),
+)
+
+
+@given(one=blocks, other=blocks)
+def test_a_ratio_is_told_only_of_the_same_load_or_of_a_server_that_falls_behind(
+    one: Served, other: Served
+) -> None:
+    ratio = log_ratio(one, other)
+    if ratio is None:
+        return
+    alike = any(
+        abs(a - b) <= (2.7183**ALIKE - 1) * max(a, b)
+        for a, b in ((one.rate, other.rate), (one.concurrency, other.concurrency))
+    )
+    assert alike or (other.rate < one.rate and other.concurrency > one.concurrency)
+
+
+@given(told=st.lists(st.tuples(blocks, st.booleans()), max_size=40))
+def test_each_stretch_is_paired_passed_over_or_waits(told: list[tuple[Served, bool]]) -> None:
+    serving = Serving()
+    for block, capped in sorted(told):
+        serving = serving.add(block, capped)
+    waiting = len(serving._waiting)
+    assert 2 * serving.ratios.pairs + serving.unmatched + waiting == len(told)
+    verdict = serving.verdict(Policy(latency=5 * S))
+    assert not (verdict.passes and verdict.fails)
+    if verdict.passes:
+        assert verdict.pairs >= Policy().least_pairs
+
+
+# --------------------------------------------------------------------------------------- ranks
+
+
+@given(
+    ranks=st.integers(1, 4),
+    steps=st.integers(1, 30),
+    cuts=st.lists(st.integers(0, 120), max_size=10),
+    lost=st.sets(st.integers(0, 119), max_size=6),
+)
+def test_steps_come_out_the_same_however_units_are_handed_over(
+    ranks: int, steps: int, cuts: list[int], lost: set[int]
+) -> None:
+    units = [
+        Unit(step * 100 + rank, step * 100 + 90 + rank, 1, rank)
+        for step in range(steps)
+        for rank in range(ranks)
+    ]
+    units = [unit for number, unit in enumerate(units) if number not in lost]
+    begin = [Unit(-100 + rank, -10 + rank, 1, rank) for rank in range(ranks)]
+    known, _ = Lockstep().add(begin)
+    _, at_once = known.add(units)
+    piecewise: list[Step] = []
+    edges = [0, *sorted(min(cut, len(units)) for cut in cuts), len(units)]
+    for start, end in pairwise(edges):
+        known, made = known.add(units[start:end])
+        piecewise += made
+    assert tuple(piecewise) == at_once
+    assert all(one.end <= other.start for one, other in pairwise(at_once))
+    assert all(step.work == ranks for step in at_once)
+
+
+@given(
+    parts=st.lists(st.integers(1, 100), min_size=1, max_size=6),
+    level=st.integers(200, 300),
+    floor=st.integers(150, 300),
+    steepness=st.floats(0, 0.1),
+)
+def test_a_proposal_is_within_bounds_and_spares_the_critical_rank(
+    parts: list[int], level: int, floor: int, steepness: float
+) -> None:
+    waiting = Waiting()
+    for _ in range(200):
+        waiting = waiting.add(Step(0, 100, 1, dict(enumerate(parts))))
+    ranges = [Range(str(rank), 300, floor, 5, rank) for rank in range(len(parts))]
+    levels = {one.device: level for one in ranges}
+
+    def curve(setting: int) -> float:
+        return 1 + steepness * (300 - setting)
+
+    proposed = propose(levels, ranges, waiting, curve)
+    assert proposed.keys() == levels.keys()
+    for one in ranges:
+        setting = proposed[one.device]
+        assert min(level, floor) <= setting <= level
+        if setting < level:
+            assert curve(setting) <= curve(level) * (1 + waiting.slack(one.rank))
+    if waiting.critical is not None:
+        assert proposed[str(waiting.critical)] == level
+
+
+# ------------------------------------------------------------------------------------- finding
+
+
+@given(
+    spans=st.lists(
+        st.tuples(st.sampled_from(ascii_letters), moments, st.integers(0, 70 * S)), max_size=300
+    )
+)
+def test_every_name_is_found_passed_over_or_crowded_out(spans: list[tuple[str, int, int]]) -> None:
+    finder = Finder()
+    for name, start, time in spans:
+        finder.add(name, start, start + time)
+    found, passed, crowded_out = finder.findings()
+    told = {*passed, *([found.name] if found else [])}
+    names = list(dict.fromkeys(name for name, _, _ in spans))
+    assert told == set(names[:NAMES])
+    assert crowded_out == sum(name not in told for name, _, _ in spans)
+    if found is not None:
+        assert found.name not in passed
+        assert 0 <= found.cover <= 1
+        assert found.variation >= 0
+
+
+# -------------------------------------------------------------------------------------- memory
+
+names = st.text(max_size=20)
+fingerprints = st.builds(Fingerprint, names, names, names, st.integers(0, 64), names, names)
+levels = st.integers(0, 700_000)
+settings = st.builds(
+    Remembered,
+    st.sampled_from(list(Knob)),
+    levels,
+    st.just(700_000),
+    st.floats(-1, 1),
+    st.floats(-1, 1),
+    st.integers(0, 10**6),
+    st.floats(0, 1),
+    st.dictionaries(names, levels, max_size=3),
+)
+acts = st.lists(
+    st.tuples(st.sampled_from(["certified", "failed", "used"]), fingerprints, settings),
+    max_size=30,
+)
+
+
+@given(acts=acts)
+def test_a_book_survives_being_written(acts: list[tuple[str, Fingerprint, Remembered]]) -> None:
+    book = Book()
+    for act, fingerprint, setting in acts:
+        if act == "certified":
+            book = book.certified(fingerprint, setting)
+            assert book.recall(fingerprint, setting.knob) == setting
+        else:
+            book = getattr(book, act)(fingerprint, setting.knob)
+    assert len(book.entries) <= MOST
+    again = from_facts(json.loads(json.dumps(to_facts(book))))
+    assert list(again.entries.items()) == list(book.entries.items())
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inside: st.lists(inside, max_size=4) | st.dictionaries(st.text(), inside, max_size=4),
+    max_leaves=20,
+)
+keys = st.sampled_from(["version", "entries", "fingerprint", "setting", "knob", "levels", "level"])
+
+
+@given(
+    facts=anything
+    | st.dictionaries(keys, anything)
+    | st.lists(anything).map(lambda entries: {"version": 1, "entries": entries})
+)
+def test_no_damage_to_a_book_raises(facts: object) -> None:
+    assert len(from_facts(facts).entries) <= MOST
+
+
+@given(command=st.text() | st.lists(st.text()))
+def test_a_digest_is_sixteen_digits_of_anything(command: str | list[str]) -> None:
+    assert len(digest(command)) == 16
+    assert digest(command) == digest(command)

@@ -1,0 +1,250 @@
+"""Several ranks make one step, and who waits in it may be slower."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from itertools import pairwise
+
+import pytest
+
+from wattspan.model import SECOND
+from wattspan.tuning import Range, Unit
+from wattspan.tuning.ranks import (
+    SOON,
+    STEPS,
+    Lockstep,
+    Step,
+    Waiting,
+    left,
+    outdated,
+    propose,
+)
+
+MS = SECOND // 1000
+
+
+def units(rank: int, steps: range, compute: int | None = None, shift: int = 0) -> list[Unit]:
+    """A step of 90 ms each 100 ms; a rank may be some time behind."""
+    return [
+        Unit(step * 100 * MS + shift, step * 100 * MS + 90 * MS + shift, 8, rank, compute)
+        for step in steps
+    ]
+
+
+# --------------------------------------------------------------------------------------- steps
+
+
+def test_a_step_is_as_long_as_the_slowest_rank_and_does_the_work_of_all() -> None:
+    slow = Unit(5 * MS, 95 * MS, 8, rank=1, compute=70 * MS)
+    _, steps = Lockstep().add([Unit(0, 90 * MS, 8, rank=0, compute=50 * MS), slow])
+    assert steps == (Step(0, 95 * MS, 16, {0: 50 * MS, 1: 70 * MS}),)
+    assert steps[0].unit == Unit(0, 95 * MS, 16)
+
+
+def test_no_units_make_no_step() -> None:
+    assert Lockstep().add([]) == (Lockstep(), ())
+
+
+def test_one_rank_alone_makes_steps_of_its_own() -> None:
+    _, steps = Lockstep().add(units(0, range(3), compute=50 * MS))
+    assert [step.unit for step in steps] == [
+        unit._replace(compute=None) for unit in units(0, range(3))
+    ]
+    assert not any(step.compute for step in steps)
+
+
+def test_ranks_may_be_told_one_after_the_other() -> None:
+    both, steps = Lockstep().add([*units(0, range(1)), *units(1, range(1))])
+    assert len(steps) == 1
+    waits, steps = both.add(units(0, range(1, 51)))
+    assert steps == ()
+    done, steps = waits.add(units(1, range(1, 51), shift=3 * MS))
+    assert len(steps) == 50
+    assert all(step.end - step.start == 93 * MS for step in steps)
+    assert all(not queue for queue in done.queues.values())
+    assert done.left_out == 0
+
+
+def test_steps_never_overlap_though_ranks_run_ahead() -> None:
+    ahead = [Unit(step * 100 * MS, step * 100 * MS + 98 * MS, 1, 0) for step in range(5)]
+    behind = [
+        Unit(step * 100 * MS + 20 * MS, step * 100 * MS + 118 * MS, 1, 1) for step in range(5)
+    ]
+    _, steps = Lockstep().add([*ahead, *behind])
+    assert len(steps) == 5
+    assert all(first.end <= second.start for first, second in pairwise(steps))
+    assert steps[-1].end - steps[0].start == 518 * MS
+
+
+@pytest.mark.parametrize("lost", [0, 7, 19])
+def test_a_step_of_which_a_unit_was_lost_is_left_out_and_no_other(lost: int) -> None:
+    second = units(1, range(20), shift=2 * MS)
+    del second[lost]
+    gathered, steps = Lockstep().add([*units(0, range(20)), *second, *units(0, range(20, 21))])
+    rest, more = gathered.add(units(1, range(20, 21)))
+    whole = [step.start // (100 * MS) for step in (*steps, *more)]
+    assert whole == [number for number in range(21) if number != lost]
+    assert rest.left_out == 1
+
+
+def test_a_rank_that_is_gone_is_not_waited_for_for_ever() -> None:
+    both, steps = Lockstep().add([*units(0, range(10)), *units(1, range(10))])
+    assert len(steps) == 10
+    waits, steps = both.add(units(0, range(10, 70)))
+    assert steps == ()
+    alone, steps = waits.add(units(0, range(70, 80)))
+    assert [step.work for step in steps] == [8.0] * 70
+    assert set(alone.queues) == {0}
+    _, steps = alone.add([*units(0, range(80, 90)), *units(1, range(80, 90))])
+    assert [step.work for step in steps] == [16.0] * 10
+
+
+def test_what_is_kept_of_a_rank_is_bounded() -> None:
+    lockstep, _ = Lockstep().add([*units(0, range(1)), *units(1, range(1))])
+    most = 0
+    for turn in range(1, 500):
+        lockstep, _ = lockstep.add(units(0, range(turn, turn + 1)))
+        most = max(most, *(len(queue) for queue in lockstep.queues.values()))
+    assert most <= 64
+
+
+def test_compute_that_only_some_tell_says_nothing() -> None:
+    _, steps = Lockstep().add([*units(0, range(1), compute=50 * MS), *units(1, range(1))])
+    assert steps[0].compute == {}
+
+
+# --------------------------------------------------------------------------------------- slack
+
+
+def waited(
+    computes: Mapping[int, float], steps: int = STEPS, noise: float = 0.0, seed: int = 1
+) -> Waiting:
+    """Ranks that compute so many parts of a step of 100 ms on average."""
+    chance = random.Random(seed)
+    waiting = Waiting()
+    for number in range(steps):
+        compute = {
+            rank: round(part * (1 + noise * chance.gauss()) * 100 * MS)
+            for rank, part in computes.items()
+        }
+        waiting = waiting.add(Step(number * 100 * MS, (number + 1) * 100 * MS, 1, compute))
+    return waiting
+
+
+def test_slack_is_the_part_of_a_step_that_a_rank_waits_for_the_critical_one() -> None:
+    waiting = waited({0: 0.9, 1: 0.7, 2: 0.85})
+    assert waiting.critical == 0
+    assert waiting.slack(0) == 0
+    assert waiting.slack(1) == pytest.approx(0.2)
+    assert waiting.slack(2) == pytest.approx(0.05)
+
+
+def test_nobody_is_critical_as_long_as_nothing_is_known() -> None:
+    assert Waiting().critical is None
+
+
+def test_who_is_slowest_by_turns_has_no_slack() -> None:
+    """Eight equal ranks with 5 % of noise: in every step somebody waits 7 % for the slowest."""
+    waiting = waited(dict.fromkeys(range(8), 0.9), steps=400, noise=0.05)
+    assert max(waiting.slack(rank, 2.0) for rank in range(8)) < 0.01
+
+
+def test_what_is_not_sure_of_slack_is_not_counted() -> None:
+    waiting = waited({0: 0.9, 1: 0.8}, steps=50, noise=0.1)
+    assert 0 < waiting.slack(1, 2.0) < waiting.slack(1)
+
+
+def test_the_present_counts_for_more_than_the_past() -> None:
+    waiting = waited({0: 0.9, 1: 0.7}, steps=2000)
+    assert waiting.steps <= 2 * STEPS
+    for _ in range(1000):
+        waiting = waiting.add(Step(0, 100 * MS, 1, {0: 70 * MS, 1: 90 * MS}))
+    assert waiting.critical == 1
+
+
+def test_other_ranks_are_another_job() -> None:
+    waiting = waited({0: 0.9, 1: 0.7}).add(Step(0, 100 * MS, 1, {0: 1, 1: 1, 2: 1}))
+    assert waiting.steps == 1
+
+
+@pytest.mark.parametrize("step", [Step(0, 100, 1, {}), Step(100, 100, 1, {0: 1, 1: 2})])
+def test_a_step_that_says_nothing_changes_nothing(step: Step) -> None:
+    waiting = waited({0: 0.9, 1: 0.7})
+    assert waiting.add(step) is waiting
+
+
+# ----------------------------------------------------------------------------------- proposals
+
+RANGES = [Range(f"gpu{rank}", 300_000, 180_000, 5_000, rank) for rank in range(3)]
+UNIFORM = dict.fromkeys(("gpu0", "gpu1", "gpu2"), 270_000)
+
+
+def curve(setting: int) -> float:
+    """A twentieth longer for each 30 W."""
+    return 1 + 0.05 * (300_000 - setting) / 30_000
+
+
+def test_a_rank_that_waits_may_use_most_of_its_waiting() -> None:
+    waiting = waited({0: 0.9, 1: 0.8, 2: 0.89})
+    settings = propose(UNIFORM, RANGES, waiting, curve)
+    assert settings["gpu0"] == settings["gpu2"] == 270_000
+    longer = curve(settings["gpu1"]) / curve(270_000) - 1
+    assert 0.05 < longer <= 0.6 * 0.1
+    assert curve(settings["gpu1"] - 5_000) / curve(270_000) - 1 > 0.6 * 0.1
+
+
+def test_no_setting_goes_below_its_floor() -> None:
+    settings = propose(UNIFORM, RANGES, waited({0: 1.0, 1: 0.1, 2: 0.1}), curve)
+    assert settings == {"gpu0": 270_000, "gpu1": 180_000, "gpu2": 180_000}
+
+
+def test_few_steps_are_no_reason_to_lower_anybody() -> None:
+    waiting = waited({0: 0.9, 1: 0.5, 2: 0.5}, steps=STEPS - 1)
+    assert propose(UNIFORM, RANGES, waiting, curve) == UNIFORM
+
+
+def test_devices_of_which_nothing_is_known_stay_as_they_are() -> None:
+    waiting = waited({0: 0.9, 1: 0.5})
+    levels = {"gpu0": 270_000, "gpu2": 270_000}
+    assert propose(levels, RANGES, waiting, curve) == levels
+
+
+def test_equal_ranks_stay_equal() -> None:
+    waiting = waited(dict.fromkeys(range(3), 0.9), steps=300, noise=0.05)
+    assert propose(UNIFORM, RANGES, waiting, curve) == UNIFORM
+
+
+# ------------------------------------------------------------------------------------- release
+
+THEN = waited({0: 0.9, 1: 0.8, 2: 0.89})
+LEFT = left(UNIFORM, propose(UNIFORM, RANGES, THEN, curve), RANGES, THEN, curve)
+
+
+def test_what_is_left_of_its_waiting_is_told_by_rank() -> None:
+    assert set(LEFT) == {1}
+    assert LEFT[1] == pytest.approx(0.1 - 0.0556, abs=0.001)
+    one_device = left({"gpu1": 270_000}, {"gpu1": 255_000}, RANGES, THEN, curve)
+    assert set(one_device) == {1}
+
+
+def test_as_long_as_they_wait_as_expected_the_settings_stand() -> None:
+    assert not outdated(waited({0: 0.9, 1: 0.855, 2: 0.89}), 0, LEFT)
+
+
+def test_a_lowered_rank_that_waits_less_than_half_of_what_it_should_is_released() -> None:
+    assert outdated(waited({0: 0.9, 1: 0.88, 2: 0.89}, steps=SOON), 0, LEFT)
+
+
+def test_another_critical_rank_releases_all() -> None:
+    assert outdated(waited({0: 0.85, 1: 0.8, 2: 0.89}, noise=0.01), 0, LEFT)
+    assert not outdated(waited({0: 0.889, 1: 0.8, 2: 0.89}, noise=0.05), 0, LEFT)
+
+
+def test_other_ranks_release_all() -> None:
+    assert outdated(waited({0: 0.9, 2: 0.89}), 0, LEFT)
+
+
+def test_a_few_steps_say_nothing_yet() -> None:
+    assert not outdated(waited({0: 0.5, 1: 0.9, 2: 0.5}, steps=SOON - 1), 0, LEFT)
+    assert not outdated(Waiting(), 0, LEFT)
