@@ -148,6 +148,23 @@ def test_a_budget_is_kept_shared_and_given_back(
     assert originals(host) == before
 
 
+def test_a_budget_that_cannot_be_had_leaves_every_device_its_minimum(
+    host: EmulatedHost, operator: Callable[[str], Operator]
+) -> None:
+    before = originals(host)
+    hands = operator("[caps]\nbudget_watts = 1\nlargest_step = 1.0\n")
+    hands.sees(
+        lambda now: all(
+            limit == (200 * W if key.startswith("gpu:") else before[key] // 4)
+            for key, limit in now.items()
+        ),
+        "boards have their minimums, and packages a quarter",
+    )
+    hands.capper.send_signal(signal.SIGTERM)
+    assert hands.capper.wait(30) == 0
+    assert originals(host) == before
+
+
 def test_a_fixed_limit_is_kept_and_restored_by_hand(
     host: EmulatedHost, operator: Callable[[str], Operator]
 ) -> None:

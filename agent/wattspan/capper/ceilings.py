@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from wattspan.capper.bounds import usual
 from wattspan.capper.ceiling_file import CeilingFile, FileCeiling
 from wattspan.capper.devices import is_power, named
 from wattspan.capper.journal import JournalError
@@ -24,6 +25,9 @@ from wattspan.model import CapKey, KnobState
 from wattspan.ports import CapsError, Clock
 
 _MILLIWATTS = 1_000
+_LEFT_TO_ALL = 4
+"""A device that tells no minimum, as most packages, is left its default divided by this. On next
+to nothing a host would hardly be able to have its limits raised again."""
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -197,7 +201,7 @@ def _shares(
         if key in stuck:  # it has what it has, and the others share the rest
             sharers[key] = Sharer(key.device, stuck[key], stuck[key], 1_000_000)
             continue
-        lowest = max(state.minimum or 0, settings.floor_watts * _MILLIWATTS)
+        lowest = max(_least(state), settings.floor_watts * _MILLIWATTS)
         wants = [w for w in (wanted.get(key), fixed.get(key)) if w is not None]
         sharers[key] = Sharer(
             key.device,
@@ -208,6 +212,10 @@ def _shares(
         )
     caps = share(list(sharers.values()), limit).caps
     return {key: caps[one.device] for key, one in sharers.items() if key not in stuck}
+
+
+def _least(state: KnobState) -> int:
+    return state.minimum if state.minimum is not None else (usual(state) or 0) // _LEFT_TO_ALL
 
 
 def _priority(settings: Caps, state: KnobState) -> int:
