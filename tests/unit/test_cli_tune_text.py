@@ -118,6 +118,14 @@ def test_advice_says_that_nothing_is_turned() -> None:
     assert first == "advise: nothing is turned"
 
 
+def test_a_job_that_is_only_advised_on_is_not_called_declined() -> None:
+    advice = Decision(Move.DECLINE, Reason.ADVICE, "Advice: try 560 W first.")
+    row = replace(DECLINED, decision=advice)
+    line = list(status_lines(replace(ACCOUNTS, rows=(row,)), NOW, None))[-1]
+    assert "advice" in line.split()
+    assert "declined" not in line
+
+
 def test_a_clock_that_is_behind_tells_no_negative_age() -> None:
     late = replace(HELD, since=NOW._replace(mono=NOW.mono + 10**9))
     assert "0.0 s" in list(status_lines(replace(ACCOUNTS, rows=(late,)), NOW, None))[-1]

@@ -15,7 +15,7 @@ from wattspan.cli.tuning_figures import (
     percent,
     setting,
 )
-from wattspan.model import Decided, Instant, Move, TuningAccounts, TuningRow
+from wattspan.model import Decided, Instant, Move, Reason, TuningAccounts, TuningRow
 
 EMULATED = "EMULATED: these are figures of an emulated host and true of no machine."
 _WIDEST = 40
@@ -132,7 +132,9 @@ def _cells(row: TuningRow, accounts: TuningAccounts, now: Instant) -> _Cells:
 
 
 def state(row: TuningRow) -> str:
-    """The state, and that it is only thought of where nothing is turned."""
+    """The state; "advice" where that is all that is given."""
+    if row.decision.reason is Reason.ADVICE:
+        return "advice"
     advised = not row.applied and row.decision.move in (Move.PROBE, Move.HOLD)
     return f"{row.state} (advice)" if advised else str(row.state)
 

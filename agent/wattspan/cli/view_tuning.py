@@ -76,7 +76,10 @@ def _line(row: TuningRow, accounts: TuningAccounts, options: Options, title: str
     over = row.slowdown is not None and row.slowdown > row.budget
     table.add_row(
         Text(figures.clean(row.job)),
-        Text(state(row) if wide else str(row.state), style=_COLOURS.get(row.state, "dim")),
+        Text(
+            state(row) if wide else state(row).partition(" ")[0],
+            style=_COLOURS.get(row.state, "dim"),
+        ),
         Text(against_original(row, accounts.caps), style="bold"),
         Text(percent(row.slowdown), style="yellow" if over else ""),
         percent(row.slowdown_bound),

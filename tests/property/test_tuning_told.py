@@ -1,0 +1,70 @@
+"""Whatever is decided comes back from JSON, and from the book, as it was."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wattspan.model import Decided, Decision, Instant, Knob, Move, Reason
+from wattspan.store.decisions import DecisionBook
+from wattspan.testing import ManualClock
+from wattspan.tuning.told import decided_facts, decided_of, event
+
+words = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+decisions = st.builds(
+    Decision,
+    st.sampled_from(Move),
+    st.sampled_from(Reason),
+    words,
+    st.dictionaries(words, st.integers(0, 2_000_000), max_size=3),
+    st.dictionaries(words, st.floats(allow_nan=False, allow_infinity=False), max_size=3),
+)
+decided = st.builds(
+    Decided,
+    st.builds(Instant, st.integers(0, 2**62), st.integers(0, 2**62), st.just(0)),
+    words,
+    st.sampled_from(Knob),
+    decisions,
+    st.booleans(),
+)
+
+
+@given(decided)
+def test_a_decision_comes_back_from_json(one: Decided) -> None:
+    assert decided_of(msgspec.json.decode(msgspec.json.encode(decided_facts(one)))) == one
+
+
+@given(decided)
+def test_an_event_holds_the_decision(one: Decided) -> None:
+    told = event(one)
+    devices = told.attributes["wattspan.autotune.devices"]
+    assert devices == sorted(one.decision.caps)
+    assert told.attributes["wattspan.autotune.reason"] == one.decision.reason
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(decided, max_size=12), st.integers(100, 2_000), st.integers(0, 200))
+def test_whatever_is_torn_off_the_book_what_is_told_was_decided(
+    several: list[Decided], size: int, torn: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "d.jsonl"
+        book = DecisionBook(path, ManualClock(), size)
+        for one in several:
+            book.add(one)
+        before = book.recent(limit=100)
+        assert all(one in several for one in before)
+        if path.exists():
+            path.write_bytes(path.read_bytes()[: max(0, path.stat().st_size - torn)])
+        again = DecisionBook(path, ManualClock(), size)
+        after = again.recent(limit=100)
+        assert all(one in before for one in after)
+        fresh = Decided(
+            Instant(0, 2**62), "fresh", Knob.GPU_POWER, Decision(Move.HOLD, Reason.HELD, ""), True
+        )
+        again.add(fresh)
+        assert again.recent("fresh") == [fresh]
