@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from wattspan.capper.protocol import Refusal
 from wattspan.model import CapKey, Knob, KnobState, Trouble
@@ -36,6 +37,12 @@ class Devices:
     def read(self, key: CapKey) -> KnobState:
         """One knob as it is now; ActuatorError."""
         return self._told(key, self._actuator(key).read(key.device))
+
+    def refresh(self, key: CapKey) -> None:
+        """Read a knob that is known, if it answers now."""
+        if key in self.states:
+            with suppress(ActuatorError):
+                self.read(key)
 
     def write(self, key: CapKey, value: int | None) -> KnobState:
         """Set one knob, and read it back; ActuatorError."""

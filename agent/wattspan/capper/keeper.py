@@ -196,9 +196,10 @@ class Keeper:
 
     def _refuse(self, holder: int, job: str, wishes: Mapping[CapKey, int]) -> None:
         """CapsError if the wishes cannot be granted; nothing has been changed then."""
-        if wishes and any(key not in self._devices.states for key in wishes):
+        if any(key not in self._devices.states for key in wishes):
             self._devices.look()
         for key, value in wishes.items():
+            self._devices.refresh(key)
             state = self._devices.states.get(key)
             if state is None:
                 raise CapsError(

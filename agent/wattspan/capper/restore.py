@@ -38,7 +38,7 @@ def restore(
 
     Only what is still as we wrote it is written. CapsError or JournalError if neither is possible.
     """
-    client = CapperClient(run_dir / SOCKET, clock, who="wattspan caps restore", timeout=10.0)
+    client = CapperClient(run_dir / SOCKET, clock, who="wattspan caps restore", timeout=5.0)
     try:
         told = client.restore(accept=accept)
     except CapsError as error:

@@ -1,0 +1,339 @@
+"""The real capper over an emulated host: however anybody ends, the original limit comes back."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from support.capper_process import CapperProcess, Gpu, finish
+from support.program import ENVIRONMENT, PROGRAM, on_a_disk_of
+from support.requirements import ROOT
+from support.waiting import eventually
+from wattspan.capper.client import CapperClient
+from wattspan.emulation.host import EmulatedHost
+from wattspan.emulation.profiles import profile_named
+from wattspan.ports import CapsError
+
+ORIGINAL, CAP, THEIRS = 650_000, 500_000, 333_000
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[EmulatedHost]:
+    with EmulatedHost(profile_named("one-socket-h100")) as host:
+        yield host
+
+
+@pytest.fixture
+def gpu(host: EmulatedHost) -> Iterator[Gpu]:
+    gpu = Gpu(host)
+    gpu.set(ORIGINAL)
+    eventually(lambda: gpu.limit == ORIGINAL, "the limit before the test")
+    yield gpu
+    gpu.close()
+
+
+@pytest.fixture
+def capper(host: EmulatedHost, tmp_path: Path, gpu: Gpu) -> Iterator[CapperProcess]:
+    with CapperProcess(host, tmp_path, autotune__floor=0.3) as capper:
+        yield capper.ready()
+
+
+def caps(capper: CapperProcess, *words: str) -> subprocess.CompletedProcess[str]:
+    emulated = capper.words[:2] if words[0] == "restore" else []
+    return subprocess.run(
+        [*PROGRAM, "caps", *words, *emulated, *capper.words[2:]],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+# ----------------------------------------------------------------------- the capper itself ends
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_restores_and_ends(capper: CapperProcess, gpu: Gpu, number: int) -> None:
+    client = capper.client()
+    client.hold("job", {gpu.key: CAP}, "why")
+    assert gpu.limit == CAP
+    assert capper.journal()[0]["original"] == ORIGINAL
+    assert capper.end(number) == 0
+    client.close()
+    assert gpu.limit == ORIGINAL
+    assert capper.journal() == []
+    assert not (capper.sockets / "capper.sock").exists()
+
+
+def test_killed_it_leaves_the_cap_and_restore_gives_it_back(
+    capper: CapperProcess, gpu: Gpu
+) -> None:
+    client = capper.client()
+    client.hold("job", {gpu.key: CAP}, "why")
+    capper.end(signal.SIGKILL)
+    client.close()
+    assert gpu.limit == CAP
+    done = caps(capper, "restore", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "by": "journal",
+        "restored": 1,
+        "foreign": [],
+        "troubles": [],
+    }
+    assert gpu.limit == ORIGINAL
+    again = caps(capper, "restore")
+    assert again.stdout == "0 limits were given back, by the journal.\n"
+
+
+def test_killed_its_successor_gives_the_cap_back(
+    capper: CapperProcess, gpu: Gpu, tmp_path: Path, host: EmulatedHost
+) -> None:
+    client = capper.client()
+    client.hold("job", {gpu.key: CAP}, "why")
+    capper.end(signal.SIGKILL)
+    client.close()
+    assert gpu.limit == CAP
+    with CapperProcess(host, tmp_path, sockets=capper.sockets) as successor:
+        successor.ready()
+        assert gpu.limit == ORIGINAL
+        assert successor.journal() == []
+        assert successor.end() == 0
+
+
+@pytest.mark.parametrize(("when", "stands"), [("before", ORIGINAL), ("after", CAP)])
+def test_killed_in_the_middle_of_a_write_it_is_given_back(
+    host: EmulatedHost, tmp_path: Path, gpu: Gpu, when: str, stands: int
+) -> None:
+    program = [sys.executable, "-m", "support.blocking_capper", when]
+    within = ["env", f"PYTHONPATH={ROOT / 'tests'}"]
+    with CapperProcess(host, tmp_path, program=program, within=within) as capper:
+        capper.ready()
+        client = capper.client()
+        client._timeout = 0.1
+        with pytest.raises(CapsError, match="it takes too long"):
+            client.hold("job", {gpu.key: CAP}, "why")
+        eventually(lambda: "standing still" in capper.said, "it writes")
+        client.close()
+        (entry,) = capper.journal()
+        assert (entry["value"], entry["original"]) == (CAP, ORIGINAL)
+        assert gpu.limit == stands
+        capper.end(signal.SIGKILL)
+        done = caps(capper, "restore")
+        assert done.returncode == 0, done.stderr
+        assert gpu.limit == ORIGINAL
+        assert capper.journal() == []
+
+
+def test_a_capper_that_hangs_is_named_by_whoever_wants_to_restore(
+    capper: CapperProcess, gpu: Gpu
+) -> None:
+    capper.process.send_signal(signal.SIGSTOP)
+    done = caps(capper, "restore")
+    assert done.returncode == 6
+    assert f"Process {capper.process.pid} is the capper of this host" in done.stderr
+
+
+def test_it_ends_and_restores_with_the_standard_input_it_follows(
+    host: EmulatedHost, tmp_path: Path, gpu: Gpu
+) -> None:
+    words = ["--follow-stdin"]
+    with CapperProcess(host, tmp_path, stdin=subprocess.PIPE, arguments=words) as capper:
+        client = capper.ready().client()
+        client.hold("job", {gpu.key: CAP}, "why")
+        assert capper.process.stdin is not None
+        capper.process.stdin.close()
+        assert capper.process.wait(20) == 0
+        client.close()
+    assert gpu.limit == ORIGINAL
+
+
+# -------------------------------------------------------------------------- the tuner's process
+
+
+def test_a_tuner_that_is_killed_lets_go_at_once(capper: CapperProcess, gpu: Gpu) -> None:
+    holder = capper.holder(gpu.key, CAP)
+    assert gpu.limit == CAP
+    finish(holder)
+    eventually(lambda: gpu.limit == ORIGINAL, "the original", within=8)
+
+
+def test_a_tuner_that_stands_still_lets_go_when_its_lease_lapses(
+    host: EmulatedHost, tmp_path: Path, gpu: Gpu
+) -> None:
+    with CapperProcess(host, tmp_path, caps__lease="1s") as capper:
+        holder = capper.ready().holder(gpu.key, CAP)
+        holder.send_signal(signal.SIGSTOP)
+        assert gpu.limit == CAP
+        eventually(lambda: gpu.limit == ORIGINAL, "the original")
+        assert holder.poll() is None
+        finish(holder)
+        assert capper.row(gpu.key).holder == ""
+
+
+# ----------------------------------------------------------------------------------- hard times
+
+
+@pytest.mark.needs_root
+def test_on_a_full_disk_nothing_is_written_to_a_device(
+    host: EmulatedHost, tmp_path: Path, gpu: Gpu
+) -> None:
+    state = tmp_path / "state"
+    with CapperProcess(host, tmp_path, within=on_a_disk_of("64k", state)) as capper:
+        client = capper.ready().client()
+        seen = Path(f"/proc/{capper.process.pid}/root{state}")
+        fill(seen / "filler")
+        with pytest.raises(CapsError, match="No space left") as refused:
+            client.hold("job", {gpu.key: CAP}, "why")
+        assert refused.value.refusal == "no_journal"
+        assert gpu.limit == ORIGINAL
+        (seen / "filler").unlink()
+        eventually(lambda: held(client, gpu), "it is done once there is room")
+        fill(seen / "filler")
+        assert capper.end() == 0
+        client.close()
+    assert gpu.limit == ORIGINAL
+
+
+def held(client: CapperClient, gpu: Gpu) -> bool:
+    with suppress(CapsError):
+        client.hold("job", {gpu.key: CAP}, "why")
+    return gpu.limit == CAP
+
+
+def fill(path: Path) -> None:
+    """Take every byte that is left on a disk of a few."""
+    with path.open("wb", buffering=0) as filler, suppress(OSError):
+        while filler.write(bytes(512)):
+            pass
+
+
+def test_what_somebody_else_sets_is_never_touched_again(capper: CapperProcess, gpu: Gpu) -> None:
+    client = capper.client()
+    client.hold("job", {gpu.key: CAP}, "why")
+    gpu.set(THEIRS)
+    eventually(lambda: capper.row(gpu.key).foreign, "it is noticed")
+    assert capper.row(gpu.key).holder == ""
+    with pytest.raises(CapsError, match="somebody else has set") as refused:
+        client.hold("job", {gpu.key: 320_000}, "why")
+    assert refused.value.refusal == "foreign"
+    client.close()
+    assert capper.end() == 0
+    assert gpu.limit == THEIRS
+    audit = (capper.directory / "audit.jsonl").read_text().splitlines()
+    deeds = [json.loads(line)["deed"] for line in audit]
+    assert deeds == ["start", "write", "foreign", "refuse", "end"]
+
+
+def test_there_is_one_capper_a_host(
+    capper: CapperProcess, host: EmulatedHost, tmp_path: Path
+) -> None:
+    with CapperProcess(host, tmp_path) as second:
+        assert second.process.wait(20) == 6
+        assert f"Process {capper.process.pid} is the capper of this host" in second.said
+    assert capper.process.poll() is None
+
+
+def test_nonsense_and_floods_do_not_end_it(capper: CapperProcess, gpu: Gpu) -> None:
+    holder = capper.holder(gpu.key, CAP)
+    for nonsense in (
+        b"\n" * 5000,
+        b"{" * 200_000,
+        b"[" * 60_000 + b"\n",
+        b'{"do":"hold","job":"x","caps":[{"knob":"gpu_power","device":"x","value":1e99}]}\n',
+        b"\xff\xfe\x00\n",
+        b'{"do":"status"}\n' * 20_000,
+    ):
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.settimeout(10)
+            peer.connect(str(capper.sockets / "capper.sock"))
+            try:
+                peer.sendall(nonsense)
+            except OSError:
+                continue  # it was put out while it spoke
+            assert b"refused" in peer.recv(65536)
+    assert capper.process.poll() is None
+    assert gpu.limit == CAP
+    assert capper.row(gpu.key).holder == "job"
+    finish(holder)
+
+
+def test_fixed_caps_and_a_budget_hold_without_any_tuner(
+    host: EmulatedHost, tmp_path: Path, gpu: Gpu
+) -> None:
+    ceiling = tmp_path / "ceiling.toml"
+    with CapperProcess(
+        host, tmp_path, caps__budget_watts=800, caps__budget_file=ceiling, caps__largest_step=1.0
+    ) as capper:
+        capper.ready()
+
+        def total() -> int:
+            return sum(row.state.requested or 0 for row in capper.rows())
+
+        eventually(lambda: total() <= 800_000, "the budget is kept")
+        ceiling.write_text('watts = 600\nwhy = "grid event"\n')
+        eventually(lambda: total() <= 600_000, "the lower ceiling is kept")
+        assert capper.row(gpu.key).holder == "budget"
+        ceiling.unlink()
+        capper.end(signal.SIGKILL)
+        with CapperProcess(
+            host, tmp_path, caps__budget_watts=800, caps__budget_file=ceiling
+        ) as successor:
+            successor.ready()
+            assert sum(row.state.requested or 0 for row in successor.rows()) <= 600_000
+            assert successor.end() == 0
+    assert gpu.limit == ORIGINAL
+
+
+def test_status_says_who_holds_what_and_why(capper: CapperProcess, gpu: Gpu) -> None:
+    client = capper.client()
+    client.hold("trainer", {gpu.key: CAP}, "Hold 500 W: 3.1 % slower.")
+    shown = caps(capper, "status").stdout
+    assert "gpu_power: 500 W of 200 W to 700 W, default 700 W" in shown
+    assert "held for trainer: 500 W; the original is 650 W" in shown
+    assert "because: Hold 500 W: 3.1 % slower." in shown
+    told = json.loads(caps(capper, "status", "--json").stdout)
+    assert told["pid"] == capper.process.pid
+    assert [row["holder"] for row in told["rows"]] == ["", "trainer"]
+    client.close()
+
+
+def test_asked_while_it_runs_it_gives_everything_back(capper: CapperProcess, gpu: Gpu) -> None:
+    client = capper.client()
+    client.hold("job", {gpu.key: CAP}, "why")
+    done = caps(capper, "restore", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["by"] == "capper"
+    assert json.loads(done.stdout)["restored"] == 1
+    assert gpu.limit == ORIGINAL
+    client.close()
+
+
+def test_status_without_a_capper_says_so(tmp_path: Path) -> None:
+    words = ["--set", f"agent.run_dir={tmp_path}"]
+    done = subprocess.run(
+        [*PROGRAM, "caps", "status", *words],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 6
+    assert "No capper answers" in done.stderr
+
+
+def test_it_is_small(capper: CapperProcess) -> None:
+    status = Path(f"/proc/{capper.process.pid}/status").read_text()
+    resident = int(status.split("VmRSS:")[1].split()[0])
+    assert resident < 40_000, f"{resident} kB"
+    assert "Threads:\t1\n" in status

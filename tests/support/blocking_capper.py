@@ -1,0 +1,56 @@
+"""A capper whose devices never come back from a write: it is killed in the middle of one.
+
+``python -m support.blocking_capper before|after CAPPER-OPTIONS``: it stands still before the
+device is written, or just after, and says so on standard error.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+
+from wattspan.cli import capper
+from wattspan.model import Knob, KnobState
+from wattspan.ports import Actuator
+
+
+class Blocking:
+    """An actuator that writes, or does not, and then stands still."""
+
+    def __init__(self, real: Actuator, when: str) -> None:
+        self._real, self._when = real, when
+
+    @property
+    def knob(self) -> Knob:
+        return self._real.knob
+
+    def devices(self) -> tuple[KnobState, ...]:
+        return self._real.devices()
+
+    def read(self, device: str) -> KnobState:
+        return self._real.read(device)
+
+    def write(self, device: str, value: int | None) -> KnobState:
+        state = self._real.write(device, value) if self._when == "after" else None
+        print(f"standing still {self._when} the write", file=sys.stderr, flush=True)
+        threading.Event().wait()
+        assert state is not None
+        return state
+
+    def close(self) -> None:
+        self._real.close()
+
+
+def main() -> None:
+    when, real = sys.argv.pop(1), capper.actuators
+
+    def blocking(*arguments: object) -> Sequence[Actuator]:
+        return [Blocking(one, when) for one in real(*arguments)]  # type: ignore[arg-type]
+
+    capper.actuators = blocking
+    capper.command()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""A real capper over an emulated host, and what a test wants to know of both."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from support.program import ENVIRONMENT, PROGRAM, options
+from support.waiting import eventually
+from wattspan.capper.client import CapperClient
+from wattspan.clock import SystemClock
+from wattspan.emulation.host import EmulatedHost
+from wattspan.model import CapKey, CapRow, Knob
+from wattspan.ports import CapsError
+
+HOLDER = """
+import sys
+from pathlib import Path
+from wattspan.capper.client import CapperClient
+from wattspan.clock import SystemClock
+from wattspan.model import CapKey, Knob
+client = CapperClient(Path(sys.argv[1]), SystemClock(), who="holder", timeout=20.0)
+client.hold("job", {CapKey(Knob(sys.argv[2]), sys.argv[3]): int(sys.argv[4])}, "a test")
+print("held", flush=True)
+for line in sys.stdin:
+    client.renew()
+    print("renewed", flush=True)
+"""
+"""Holds one cap, and renews it for each line that it is told."""
+
+
+class Gpu:
+    """The emulated host's GPU, as anybody else on the host sees and sets it."""
+
+    def __init__(self, host: EmulatedHost) -> None:
+        self._nvml = host.nvml()
+        self._nvml.nvmlInit()
+        self._handle = self._nvml.nvmlDeviceGetHandleByIndex(0)
+        uuid = self._nvml.nvmlDeviceGetUUID(self._handle)
+        self.key = CapKey(Knob.GPU_POWER, f"gpu:{uuid}")
+
+    @property
+    def limit(self) -> int:
+        return int(self._nvml.nvmlDeviceGetPowerManagementLimit(self._handle))
+
+    def set(self, milliwatts: int) -> None:
+        self._nvml.nvmlDeviceSetPowerManagementLimit(self._handle, milliwatts)
+
+    def close(self) -> None:
+        self._nvml.nvmlShutdown()
+
+
+class CapperProcess:
+    """A `wattspan capper` that somebody ends. Directories are made anew unless given."""
+
+    def __init__(
+        self,
+        host: EmulatedHost,
+        folder: Path,
+        *,
+        program: Sequence[str] = (*PROGRAM, "capper"),
+        within: Sequence[str] = (),
+        sockets: Path | None = None,
+        stdin: int = subprocess.DEVNULL,
+        arguments: Sequence[str] = (),
+        **settings: object,
+    ) -> None:
+        self._temporary = None
+        if sockets is None:  # with a short name, as Unix sockets need it
+            self._temporary = tempfile.TemporaryDirectory(
+                prefix="wattspan-", ignore_cleanup_errors=True
+            )
+            sockets = Path(self._temporary.name)
+        self.host, self.folder, self.sockets = host, folder, sockets
+        self.state_dir = folder / "state"
+        chosen: Mapping[str, object] = {
+            "agent.state_dir": self.state_dir,
+            "agent.run_dir": sockets,
+            **{key.replace("__", "."): value for key, value in settings.items()},
+        }
+        self.words = ["--emulated", str(host.directory), *options(chosen)]
+        self._log = folder / "capper.stderr"
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*within, *program, *self.words, *arguments],
+                env=ENVIRONMENT,
+                stdin=stdin,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def directory(self) -> Path:
+        return self.state_dir / "capper-emulated"
+
+    def journal(self) -> list[dict[str, Any]]:
+        """What the journal says, if there is one."""
+        (path,) = [*self.directory.glob("journal-*.json")] or [None]
+        return [] if path is None else list(json.loads(path.read_bytes())["entries"])
+
+    def client(self, who: str = "test") -> CapperClient:
+        return CapperClient(self.sockets / "capper.sock", SystemClock(), who=who, timeout=20.0)
+
+    def ready(self) -> Self:
+        """Itself, once it answers."""
+        eventually(lambda: self.rows(), f"it answers: {self.said}")
+        return self
+
+    def rows(self) -> tuple[CapRow, ...]:
+        client = self.client()
+        try:
+            return client.rows()
+        except CapsError:
+            assert self.process.poll() is None, self.said
+            return ()
+        finally:
+            client.close()
+
+    def row(self, key: CapKey) -> CapRow:
+        return next(row for row in self.rows() if row.state.key == key)
+
+    def holder(self, key: CapKey, milliwatts: int) -> subprocess.Popen[str]:
+        """Another process that holds a cap, once it does."""
+        words = [str(self.sockets / "capper.sock"), key.knob, key.device, str(milliwatts)]
+        holder = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        return holder
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.end(signal.SIGKILL)
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+
+def finish(holder: subprocess.Popen[str]) -> None:
+    """End a holder, whatever state it is in."""
+    holder.kill()
+    holder.wait(20)
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    holder.stdin.close()
+    holder.stdout.close()
