@@ -14,6 +14,7 @@ import pytest
 
 from support.waiting import eventually
 from wattspan.clock import SystemClock
+from wattspan.emulation.guest import Conversation
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.profiles import PROFILES, profile_named
@@ -195,19 +196,20 @@ def test_a_limit_written_to_a_package_slows_the_job_on_it() -> None:
         zone = host.sysfs / "class/powercap/intel-rapl:0"
         file = zone / "constraint_0_power_limit_uw"
         original = file.read_text()
-        assert job_stretch(host, 10) == pytest.approx(1.0, abs=1e-6)
-        file.write_text("80000000")
+        free = job_stretch(host, 10)  # a little more than 1 if other work draws up to the limit
+        file.write_text("140000000")
         job_stretch(host, 10)
-        assert job_stretch(host, 20) > 1.1
+        slowed = job_stretch(host, 20)
+        assert slowed > free + 0.08
         times = [SystemClock().monotonic()]
         job_stretch(host, 10)
         times.append(SystemClock().monotonic())
         early, late = (one["zones"]["intel-rapl:0"] for one in host.ask(do="truth", at=times)["at"])
         watts = (late - early) / (times[1] - times[0]) * 1e3
-        assert watts < 84, "95 W a CPU on top of 55 W, and one CPU is busy"
+        assert watts < 150, "at least 150 W on top of 55 W are wanted"
         file.write_text(original)
         job_stretch(host, 10)
-        assert job_stretch(host, 10) == pytest.approx(1.0, abs=1e-6)
+        assert job_stretch(host, 10) < slowed - 0.08
 
 
 def job_stretch(host: EmulatedHost, units: int, name: str = "cruncher") -> float:
@@ -297,12 +299,10 @@ def test_every_profile_starts_its_jobs_and_those_with_work_get_on(profile: str) 
                 assert all(deed[0] <= deed[1] <= deed[2] for deed in done["deeds"])
 
 
-def test_a_guest_sees_only_what_it_has_done_itself(host: EmulatedHost, tmp_path: Path) -> None:
-    from wattspan.emulation.guest import Conversation
-
+def test_a_guest_can_steer_jobs_and_tells_of_his_own_work_only(host: EmulatedHost) -> None:
     guest = Conversation(host.directory)
-    assert guest.ask(do="deeds", gpu=0, since=0)["units"] == 0
-    for question in ({"do": "work", "job": "trainer"}, {"do": "steer", "job": "trainer"}):
-        with pytest.raises(WattspanError, match="not for guests"):
-            guest.ask(**question)
+    assert guest.ask(do="deeds", gpu=0, since=0, pid=1)["units"] == 0
+    guest.ask(do="steer", job="trainer", seed=3)
+    facts = guest.ask(do="work", job="trainer")
+    assert facts["free"] == round(0.97 * 654_950 + 0.03 * 70_000)
     guest.close()

@@ -17,6 +17,7 @@ from wattspan.ports import ExporterError, WattspanError
 from wattspan.settings import Duration
 
 if TYPE_CHECKING:
+    from wattspan.cli.demo_tuning import StepCost
     from wattspan.cli.options import Loaded
     from wattspan.emulation.host import EmulatedHost
     from wattspan.emulation.profiles import HostProfile
@@ -46,13 +47,20 @@ EVERY = Duration.parse("5s")
     help="End after this time. Without it: when you press q or Ctrl-C.",
 )
 @click.option("--plain", is_flag=True, help="Print tables one after the other, as to a file.")
-def command(profile: str, listen: str, duration: Duration | None, plain: bool) -> None:
+@click.option("--no-tune", is_flag=True, help="Leave the emulated power limits alone.")
+def command(
+    profile: str, listen: str, duration: Duration | None, plain: bool, no_tune: bool
+) -> None:
     """Show everything working on an emulated host: no rights, no counters, no GPU needed.
 
     The host's hardware and so every figure is emulated. Two real processes, a trainer and a
     server, keep this machine's CPUs a little busy; the emulated counters follow that. They send
     OpenTelemetry spans, so what a training step, a request and a token cost is shown as well.
+
+    The trainer is tuned: its emulated board gets lower power limits, as long as that saves energy
+    and costs no more than 5 % of speed. At the end every limit is what it was.
     """
+    from wattspan.cli.demo_tuning import StepCost, service_of, tuned_job, what_to_watch
     from wattspan.clock import SystemClock
     from wattspan.emulation.host import EmulatedHost
     from wattspan.emulation.profiles import profile_named
@@ -65,7 +73,7 @@ def command(profile: str, listen: str, duration: Duration | None, plain: bool) -
         host = stack.enter_context(EmulatedHost(chosen))
         if request.asked:
             return
-        agent = _start(host, listen)
+        agent = _start(host, listen, tune=not no_tune)
         stack.callback(agent.stop)
         request.tell(agent.request_stop)
         for address in metrics(agent):
@@ -74,8 +82,12 @@ def command(profile: str, listen: str, duration: Duration | None, plain: bool) -
             if address.startswith("http://") and address.endswith(TRACES):
                 endpoint = address.removesuffix(TRACES)
                 click.echo(f"Send spans of your own: OTEL_EXPORTER_OTLP_ENDPOINT={endpoint}")
+        if not no_tune and (sentence := what_to_watch(chosen)):
+            click.echo(sentence)
         show = _live if not plain and sys.stdin.isatty() and sys.stdout.isatty() else _plain
-        show(Demo(chosen, host, agent, clock, end))
+        job = None if no_tune else tuned_job(chosen)
+        cost = None if job is None else StepCost(service_of(job))
+        show(Demo(chosen, host, agent, clock, end, cost))
     if agent.failure is not None:
         raise WattspanError("The demo ended because a part of it failed, as said above.")
     click.echo("Done: the emulated host and its files are gone.")
@@ -90,6 +102,7 @@ class Demo:
     agent: Agent
     clock: Clock
     end: int | None
+    cost: StepCost | None = None
     at_work: str = ""
 
     def begin(self) -> str:
@@ -98,6 +111,13 @@ class Demo:
         jobs = ", ".join(f"{name} (pid {pid})" for name, pid in started.items())
         self.at_work = f"At work now: {jobs}."
         return self.at_work
+
+    def step(self) -> str:
+        """What a step of the tuned job costs just now; "" where nothing is tuned."""
+        if self.cost is None:
+            return ""
+        snapshot = self.agent.view()
+        return self.cost.see(snapshot.at.mono, snapshot.spans.rows)
 
     def left(self, most: int) -> float:
         """Seconds until ``most`` ns are over, or the demo."""
@@ -124,6 +144,8 @@ def _plain(demo: Demo) -> None:
     while not over:
         click.echo()
         print_once(demo.agent.view, Options(brief=True), console)
+        if step := demo.step():
+            click.echo(step)
         over = demo.left(EVERY) <= 0 or demo.agent.wait(demo.left(EVERY))
 
 
@@ -152,26 +174,26 @@ def _live(demo: Demo) -> None:
             keys=keys,
             interval=Duration.parse("1s"),
             running=running,
-            note=lambda: f"{where}  {demo.at_work or RESTING}",
+            note=lambda: f"{where}  {demo.step() or demo.at_work or RESTING}",
         )
 
 
-def _start(host: EmulatedHost, listen: str) -> Agent:
+def _start(host: EmulatedHost, listen: str, *, tune: bool) -> Agent:
     """A running agent, listening at ``listen`` or, if that port is in use, at one that is free."""
     try:
-        return _agent(host, listen)
+        return _agent(host, listen, tune=tune)
     except ExporterError as first:
         address = listen.rpartition(":")[0]
         try:
-            return _agent(host, f"{address}:0")
+            return _agent(host, f"{address}:0", tune=tune)
         except ExporterError:
             raise first from None
 
 
-def _agent(host: EmulatedHost, listen: str) -> Agent:
+def _agent(host: EmulatedHost, listen: str, *, tune: bool) -> Agent:
     from wattspan.cli.compose import build_agent
 
-    loaded = _configuration(host, listen)
+    loaded = _configuration(host, listen, tune=tune)
     agent = build_agent(
         loaded.config,
         loaded.plugins,
@@ -192,8 +214,9 @@ def run_dir(host: EmulatedHost) -> Path:
     return host.directory / "run"
 
 
-def _configuration(host: EmulatedHost, listen: str) -> Loaded:
-    """The defaults and nothing else: a demo does not depend on how this machine is configured."""
+def _configuration(host: EmulatedHost, listen: str, *, tune: bool) -> Loaded:
+    """The defaults but for tuning: a demo does not depend on how this machine is configured."""
+    from wattspan.cli.demo_tuning import with_tuning
     from wattspan.cli.options import Loaded
     from wattspan.config import Flag, load
     from wattspan.plugins import discover
@@ -202,7 +225,8 @@ def _configuration(host: EmulatedHost, listen: str) -> Loaded:
     flags = {
         "agent.state_dir": Flag("demo", str(host.directory / "state")),
         "agent.run_dir": Flag("demo", str(run_dir(host))),
+        "agent.log_level": Flag("demo", "warning"),
         "exporters.prometheus.listen": Flag("--listen", listen),
     }
     config = load(None, environ={}, flags=flags, schema=plugins.schema, default=Path(os.devnull))
-    return Loaded(config, plugins)
+    return Loaded(with_tuning(config, host.profile) if tune else config, plugins)

@@ -1,4 +1,4 @@
-"""Work of processes that need no GPU: steps that are as fast as their socket's CPUs are.
+"""Work of processes that need no GPU: steps whose host's part is as fast as their socket's CPUs.
 
 The CPU time of such a process is real and is what its energy follows; how far its steps come is
 the emulated host's to say, for only there a package's power limit slows a CPU down.
@@ -57,6 +57,7 @@ class CpuJobs:
             elapsed = 0 if self._at is None else at - self._at
             self._at = at
             for pid, (work, socket) in self._works.items():
-                moved = work.after(elapsed, speeds[socket], speeds[socket])
+                # Its "GPU" part is what waits for memory, and does not mind the clock.
+                moved = work.after(elapsed, 1.0, speeds[socket])
                 self._deeds[pid].note(at, moved.finished)
                 self._works[pid] = (moved, socket)

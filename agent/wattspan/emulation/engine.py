@@ -46,6 +46,12 @@ GPU_STEP = 0.02  # seconds; the boards' own periods are 100 ms
 PERIOD = 10 * MILLISECOND  # of the CPU counters, unless another is asked for
 
 
+FOR_GUESTS = frozenset(
+    {"truth", "attach", "load", "deeds", "start-jobs", "work", "steer", "end", "neighbour"}
+)
+"""Guests are processes of the same user. They may not break hardware, nor act for another."""
+
+
 class Engine:
     """Physics in threads, jobs in processes, and a conversation with the owner."""
 
@@ -80,10 +86,10 @@ class Engine:
             return {"error": f"{type(error).__name__}: {error}"}
 
     def answer_guest(self, pid: int, line: str) -> dict[str, Any]:
-        """The answer to a guest, who asks for himself only: the truth, and a board's time."""
+        """The answer to a guest: about jobs and the truth, and for himself a board's time."""
         try:
             question = json.loads(line)
-            if question["do"] not in {"truth", "attach", "load", "deeds"}:
+            if question["do"] not in FOR_GUESTS:
                 return {"error": f"not for guests: {question['do']}"}
             return self._answer({**question, "pid": pid})
         except (LookupError, TypeError, ValueError, WattspanError) as error:
@@ -115,6 +121,7 @@ class Engine:
             case {"do": "work", "job": str(name)}:
                 return self._jobs.truth(name, question.get("since"))
             case {"do": "steer", "job": str(name), **changes}:
+                changes.pop("pid", None)  # the guest's own, which steers nothing
                 self._jobs.steer(name, changes)
                 return {"done": "steer"}
             case {"do": "end", "job": str(name)}:

@@ -16,6 +16,7 @@ from typing import Any
 from wattspan.emulation.calls import Lie
 from wattspan.emulation.cpu_jobs import CpuJobs
 from wattspan.emulation.deeds import DeedLog
+from wattspan.emulation.gpu_boards import Board
 from wattspan.emulation.gpu_ranks import Rank
 from wattspan.emulation.gpu_work import Steady, Steps, Training, Work
 from wattspan.emulation.gpus import EmulatedGpus
@@ -126,17 +127,14 @@ class Jobs:
         """All that is true of a job's work: its units, and what it would draw without a cap.
 
         The units themselves are told from number ``since`` on, if one is given.
-        ``busy`` and ``idle`` are the board's milliwatts while it computes and while it does not.
+        ``free`` is what the board draws then over a whole unit, in milliwatts: the mean of what
+        it draws while the unit computes and while it does not. Where nobody can know: None.
         """
         job, pid, place = self._jobs[name], self._pid(name), self._place(name)
         facts: dict[str, Any] = {"pid": pid, "gpu": place}
         if place is not None:
             boards = self._boards()
-            silicon, work = boards.board(place).silicon, job.gpus[place]
-            load = getattr(work, "load", 1.0)
-            most = boards.board(place).limits[2]
-            facts["busy"] = operate(silicon, [Demand(load, work.kernel)], most).power
-            facts["idle"] = silicon.idle
+            facts["free"] = free_power(boards.board(place), job.gpus[place])
             facts["energy"] = boards.truth(place).processes.get(pid, 0)
         return {**facts, **self.deeds(pid, place).told(since)}
 
@@ -168,6 +166,14 @@ class Jobs:
 
     def _place(self, name: str) -> int | None:
         return next(iter(self._jobs[name].gpus), None)
+
+
+def free_power(board: Board, work: Work) -> int | None:
+    """What a board draws under its default limit over one whole step; None if not of steps."""
+    if not isinstance(work, Training):
+        return None
+    busy = operate(board.silicon, [Demand(work.load, work.kernel)], board.limits[1]).power
+    return round(work.of.host * board.silicon.idle + (1.0 - work.of.host) * busy)
 
 
 def _changer(changes: Mapping[str, Any]) -> Callable[[Work], Work]:

@@ -64,7 +64,7 @@ class HostProfile:
 _SERVER = CpuLaw(package_idle=62_000, package_active=11_000, dram_idle=7_000, dram_active=1_800)
 _LAPTOP = CpuLaw(package_idle=3_000, package_active=6_000, dram_idle=800, dram_active=500)
 
-_BATCH = CpuLaw(package_idle=55_000, package_active=95_000, dram_idle=7_000, dram_active=1_800)
+_BATCH = CpuLaw(package_idle=55_000, package_active=150_000, dram_idle=7_000, dram_active=1_800)
 """Each of this machine's CPUs stands for many of the emulated package's."""
 
 _STEP = Steps(step=0.12, host=0.03, noise=0.03, seed=1)
@@ -176,9 +176,7 @@ PROFILES: Mapping[str, HostProfile] = {
             "one-socket server without a GPU, with a CPU-bound job that its power limit can slow",
             "xeon-1s",
             _BATCH,
-            jobs=(
-                Job("cruncher", 0.9, 0, spans="steps", work=Training(Steps(0.1, 0.02, 0.02, 6))),
-            ),
+            jobs=(Job("cruncher", 0.9, 0, spans="steps", work=Training(Steps(0.1, 0.5, 0.02, 6))),),
         ),
     )
 }

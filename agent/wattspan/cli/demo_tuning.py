@@ -1,0 +1,102 @@
+"""The part of the demo that is tuned: which job, how, and what a step of it costs just now."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from wattspan.cli import figures
+from wattspan.config import Autotune, Caps, Config, TunedJob
+from wattspan.model import SECOND, Knob, Microjoules, SpanRow
+from wattspan.settings import Duration
+
+if TYPE_CHECKING:
+    from wattspan.emulation.profiles import HostProfile, Job
+
+BUDGET = 0.05
+STEP = "train_step"
+JUST_NOW = 10 * SECOND
+"""Steps of so long are enough for a mean, and few enough to see it fall."""
+
+WATCH = (
+    "Watch {span} of {service}: within some minutes each step costs less energy, while the job "
+    "stays within {budget:.0%} of its speed; TUNING says how and why."
+)
+
+
+def tuned_job(profile: HostProfile) -> Job | None:
+    """The training job of a profile: the first that tells of steps."""
+    return next((job for job in profile.jobs if job.spans == "steps"), None)
+
+
+def service_of(job: Job) -> str:
+    return job.service or job.name
+
+
+def with_tuning(config: Config, profile: HostProfile) -> Config:
+    """``config``, and the profile's training job is tuned: in short blocks, for short patience."""
+    job = tuned_job(profile)
+    if job is None:
+        return config
+    named = TunedJob(service=service_of(job), span=STEP, work="samples")
+    tuned = Autotune(
+        mode="apply",
+        max_slowdown=BUDGET,
+        knobs=(Knob.GPU_POWER,) if profile.gpus else (Knob.CPU_POWER,),
+        job=(named,),
+        block=Duration.parse("2s"),
+        block_units=5,
+        settle=Duration.parse("500ms"),
+        settle_units=3,
+        dwell=Duration.parse("1m"),
+    )
+    return replace(config, autotune=tuned, caps=Caps(capper=True, users=()))
+
+
+def what_to_watch(profile: HostProfile) -> str:
+    """One sentence for the viewer; "" where nothing is tuned."""
+    job = tuned_job(profile)
+    if job is None:
+        return ""
+    return WATCH.format(span=STEP, service=service_of(job), budget=BUDGET)
+
+
+class _Sum(NamedTuple):
+    """What the steps had cost up to a time."""
+
+    at: int
+    steps: int
+    energy: int
+    time: int
+
+
+@dataclass(slots=True)
+class StepCost:
+    """What a step costs just now, beside what one cost at first."""
+
+    service: str
+    _sums: deque[_Sum] = field(default_factory=deque)
+    _first: tuple[float, float] | None = None
+
+    def see(self, at: int, rows: Iterable[SpanRow]) -> str:
+        """One line about the newest steps; "" while there are too few."""
+        row = next((r for r in rows if (r.service, r.name) == (self.service, STEP)), None)
+        if row is None:
+            return ""
+        self._sums.append(_Sum(at, row.count, sum(row.energy.values()), row.time))
+        while len(self._sums) > 2 and at - self._sums[1].at >= JUST_NOW:
+            self._sums.popleft()
+        since, now = self._sums[0], self._sums[-1]
+        if now.at - since.at < JUST_NOW or now.steps == since.steps:
+            return ""
+        steps = now.steps - since.steps
+        cost = (now.energy - since.energy) / steps, (now.time - since.time) / steps
+        self._first = self._first or cost
+        return f"A step just now: {_each(cost)}; at first: {_each(self._first)}."
+
+
+def _each(cost: tuple[float, float]) -> str:
+    energy, time = cost
+    return f"{figures.joules(Microjoules(round(energy)))} in {time / 1e6:.0f} ms"

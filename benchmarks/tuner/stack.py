@@ -1,0 +1,287 @@
+"""The whole stack, in real time: an agent, its capper, an emulated host, and spans of its job.
+
+Each run is a `wattspan run --emulate` of its own with `mode = "apply"`. The job's steps are short,
+so that minutes are as many steps as hours are elsewhere. What it is scored by is the emulated
+host's truth, not what the tuner says: how long each step took and would have taken, and what the
+boards drew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import family
+from benchmarks.machine import describe
+from benchmarks.tuner.stats import clopper_pearson, mean
+from wattspan.client.agent import ask
+from wattspan.client.errors import MeasurementError
+from wattspan.emulation.gpu_boards import BOARDS
+from wattspan.emulation.gpu_work import Training
+from wattspan.emulation.guest import Conversation
+from wattspan.emulation.nvml import EmulatedNvml
+from wattspan.emulation.physics import Demand, operate
+from wattspan.emulation.profiles import profile_named
+from wattspan.ports import WattspanError
+
+JOB, STEP = "trainer", "train_step"
+LOOK = 0.5  # seconds
+CONFIG = """\
+[agent]
+state_dir = "{folder}/state"
+run_dir = "{folder}/run"
+log_level = "warning"
+[spans]
+http = ""
+[exporters.prometheus]
+listen = "127.0.0.1:0"
+[caps]
+users = []
+[autotune]
+mode = "apply"
+max_slowdown = {budget}
+block = "{block}"
+block_units = 5
+settle = "{settle}"
+settle_units = 3
+dwell = "1m"
+[[autotune.job]]
+service = "trainer"
+span = "train_step"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What all runs have in common. Seconds, but for the budget."""
+
+    profile: str
+    seconds: float
+    budget: float
+    block: str
+    settle: str
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One run, as the emulated host knows it; ``told`` is what the tuner said at its end."""
+
+    seed: int
+    units: int
+    slowdown: float
+    saving: float
+    committed: float  # seconds; NaN if it never did
+    settings: tuple[int, ...]  # every limit that was seen in force, in watts, as they came
+    original: int
+    final: int
+    told: dict[str, Any]
+
+    @property
+    def restored(self) -> bool:
+        return self.original == self.final
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(words)
+    terms = Terms(options.profile, options.seconds, options.budget, options.block, options.settle)
+    print(f"{describe()}; emulated host {terms.profile}, {terms.seconds:.0f} s a run\n")
+    best, at = oracle(terms.profile, terms.budget)
+    print(f"Within {terms.budget:.0%} the best limit, {at} W, saves {best:.1%}.\n")
+    print("run  steps  slowdown  saving  of best  committed  settings (W)        final")
+    scores = []
+    for seed in range(1, options.runs + 1):
+        score = run(terms, seed)
+        scores.append(score)
+        print(line(score, best), flush=True)
+    print(f"\n{summary(scores, terms, best)}")
+
+
+def line(score: Score, best: float) -> str:
+    """One run as a row."""
+    settings = " ".join(map(str, score.settings[-4:]))
+    committed = "never" if math.isnan(score.committed) else f"{score.committed:.0f} s"
+    final = "original" if score.restored else f"{score.final} W"
+    return (
+        f"{score.seed:3}  {score.units:5}  {score.slowdown:8.2%}  {score.saving:6.1%}  "
+        f"{score.saving / best:7.0%}  {committed:>9}  {settings:18}  {final}"
+    )
+
+
+def summary(scores: Sequence[Score], terms: Terms, best: float) -> str:
+    """All runs in three lines, with what so few of them allow to say."""
+    over = sum(score.slowdown > terms.budget for score in scores)
+    low, high = clopper_pearson(over, len(scores))
+    bounded = sum(score.slowdown <= (score.told.get("slowdown_bound") or 0) for score in scores)
+    restored = sum(score.restored for score in scores)
+    return (
+        f"Over the budget of {terms.budget:.0%}: {over} of {len(scores)} "
+        f"(95 % interval {low:.0%} to {high:.0%}).\n"
+        f"Saving {mean([s.saving for s in scores]):.1%} of the board's energy on average, "
+        f"{mean([s.saving for s in scores]) / best:.0%} of what was possible, learning included.\n"
+        f"The true slowdown was within the bound told in {bounded} of {len(scores)}; "
+        f"the limit was the original again at the end of {restored}."
+    )
+
+
+def oracle(profile: str, budget: float) -> tuple[float, int]:
+    """The most that any one limit saves within the budget, and that limit in watts."""
+    chosen = profile_named(profile)
+    board = BOARDS[chosen.gpus[0]]
+    work = next(job.gpus[0] for job in chosen.jobs if job.name == JOB)
+    assert isinstance(work, Training)
+    host, demands, silicon = work.of.host, [Demand(work.load, work.kernel)], board.silicon
+
+    def cost(limit: int) -> tuple[float, float]:
+        point = operate(silicon, demands, limit)
+        busy = (1 - host) / point.grants[0].speed
+        return host + busy, host * silicon.idle + busy * point.power
+
+    time_free, energy_free = cost(board.limits[1])
+    found = [
+        (1 - energy / energy_free, limit // 1000)
+        for limit in range(board.limits[0], board.limits[1], 1000)
+        for took, energy in (cost(limit),)
+        if took <= (1 + budget) * time_free
+    ]
+    return max(found)
+
+
+def run(terms: Terms, seed: int) -> Score:
+    """One job, from its start to its end, under an agent that tunes it."""
+    with _agent(terms) as (folder, host):
+        board = _Board(host.directory)
+        original = board.limit
+        time.sleep(5)  # the idle power is learned while nothing works
+        host.ask(do="start-jobs", agent=str(folder / "run" / "otlp.sock"))
+        host.ask(do="steer", job=JOB, seed=seed)
+        began = time.monotonic_ns()
+        spent = host.energy(began)
+        first = host.ask(do="work", job=JOB)
+        settings, committed, told = [original], math.nan, dict[str, Any]()
+        while (elapsed := (time.monotonic_ns() - began) / 1e9) < terms.seconds:
+            time.sleep(LOOK)
+            if (limit := board.limit) != settings[-1]:
+                settings.append(limit)
+            told = _told(folder) or told
+            if math.isnan(committed) and told.get("decision", {}).get("reason") == "certified":
+                committed = elapsed
+        ended = time.monotonic_ns()
+        time.sleep(0.1)
+        last = host.ask(do="work", job=JOB)
+        energy = host.energy(ended) - spent
+        host.ask(do="end", job=JOB)
+        _until(lambda: board.limit == original, 30)
+        took, ideal = (last[key] - first[key] for key in ("took", "ideal"))
+        # What the same steps would have cost at the original limit; edges go with the whole.
+        free = last["free"] * ideal * (ended - began) / took / 1e6
+        return Score(
+            seed, last["units"], took / ideal - 1, 1 - energy / free,
+            committed, tuple(watts // 1000 for watts in settings), original, board.limit, told,
+        )  # fmt: skip
+
+
+class _Host(Conversation):
+    """The emulated host of an agent, by its door."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.directory = directory
+
+    def energy(self, at: int) -> int:
+        """What the first board had spent by then, in microjoules."""
+        time.sleep(0.05)
+        answer = self.ask(do="truth", at=[at])
+        return int(answer["at"][0]["gpus"][0]["energy"])
+
+
+class _Board:
+    """The first board as any client sees it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._nvml: Any = EmulatedNvml(directory / "gpus")
+        self._nvml.nvmlInit()
+        self._handle = self._nvml.nvmlDeviceGetHandleByIndex(0)
+
+    @property
+    def limit(self) -> int:
+        """Milliwatts, as last requested by anybody."""
+        return int(self._nvml.nvmlDeviceGetPowerManagementLimit(self._handle))
+
+
+@contextmanager
+def _agent(terms: Terms) -> Iterator[tuple[Path, _Host]]:
+    """An agent that runs, and the emulated host it has started."""
+    with tempfile.TemporaryDirectory(prefix="wattspan-stack-") as name:
+        folder = Path(name)
+        config = folder / "config.toml"
+        config.write_text(
+            CONFIG.format(
+                folder=folder, budget=terms.budget, block=terms.block, settle=terms.settle
+            )
+        )
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-c", "from wattspan.cli import main; main()"),
+                *("run", "--config", str(config), "--emulate", terms.profile),
+            ],
+            env={k: v for k, v in os.environ.items() if not k.startswith("WATTSPAN_")},
+        )
+        try:
+            _until(lambda: (folder / "run" / "otlp.sock").exists(), 30)
+            yield folder, _Host(_directory(process.pid))
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(30)
+
+
+def _directory(pid: int) -> Path:
+    """Where the emulated host is that an agent has started."""
+    for one in family(pid):
+        words = Path(f"/proc/{one}/cmdline").read_bytes().split(b"\0")
+        if b"wattspan.emulation.engine" in words:
+            return Path(words[words.index(b"wattspan.emulation.engine") + 2].decode())
+    raise WattspanError(f"Process {pid} has started no emulated host.")
+
+
+def _told(folder: Path) -> dict[str, Any]:
+    """What the agent says of the job; nothing while it does not answer."""
+    try:
+        rows = ask("/v1/tuning", {}, directories=(str(folder / "run"),))["jobs"]
+    except (MeasurementError, KeyError):
+        return {}
+    return next((row for row in rows if re.fullmatch(rf"{JOB}/{STEP}", row["job"])), {})
+
+
+def _until(holds: Any, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tuner.stack", description="The whole stack in real time."
+    )
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=480.0, help="how long a job lasts")
+    parser.add_argument("--profile", default="one-socket-h100")
+    parser.add_argument("--budget", type=float, default=0.05)
+    parser.add_argument("--block", default="2s")
+    parser.add_argument("--settle", default="500ms")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
