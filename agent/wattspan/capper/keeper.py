@@ -314,9 +314,10 @@ class Keeper:
         troubles: dict[CapKey, CapsError] = {}
         wanted = self._wanted()
         for key in sorted(keys):
-            rest = self._rests.get(key)
-            if rest is not None and self._clock.monotonic() < rest.until:
-                troubles[key] = rest.error
+            rest = self._resting(key)
+            # What needs no journal, giving back, is not kept waiting by the want of one.
+            if rest is not None and rest.refusal != Refusal.NO_JOURNAL:
+                troubles[key] = rest
                 continue
             try:
                 state = self._writer.look(key, wanted=key in wanted)
@@ -346,6 +347,9 @@ class Keeper:
     def _move(
         self, targets: Mapping[CapKey, int], troubles: dict[CapKey, CapsError], until: int | None
     ) -> None:
+        waiting = {key: rest for key in targets if (rest := self._resting(key)) is not None}
+        troubles |= waiting
+        targets = {key: value for key, value in targets.items() if key not in waiting}
         if not targets:
             return
         try:
@@ -359,6 +363,11 @@ class Keeper:
                 return
             with self._trying(key, troubles):
                 self._writer.put(key, self._cause(key))
+
+    def _resting(self, key: CapKey) -> CapsError | None:
+        """Why a knob is left alone for now, if it is."""
+        rest = self._rests.get(key)
+        return rest.error if rest is not None and self._clock.monotonic() < rest.until else None
 
     @contextmanager
     def _trying(self, key: CapKey, troubles: dict[CapKey, CapsError]) -> Iterator[None]:

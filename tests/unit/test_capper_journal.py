@@ -1,0 +1,154 @@
+"""The journal, the record and the lock: what is on disk, and what is believed of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.capper_bench import BOOT, Disk, W, entry
+from wattspan.capper.audit import Audit, Deed, Event
+from wattspan.capper.journal import Journal, JournalError, open_directory
+from wattspan.capper.place import Lock, Place
+from wattspan.model import Knob
+
+EARLIER = "00000000-1111-4000-8000-000000000000"
+CAPPED = entry()
+ENTRIES = {CAPPED.key: CAPPED}
+
+
+def test_what_is_saved_is_found_by_the_next_one(tmp_path: Path) -> None:
+    Journal(tmp_path, BOOT).save(ENTRIES)
+    assert Journal(tmp_path, BOOT).entries == ENTRIES
+
+
+def test_an_empty_journal_is_no_file(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, BOOT)
+    journal.save(ENTRIES)
+    journal.save({})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_journal_of_another_boot_is_void_and_said_so(tmp_path: Path) -> None:
+    Journal(tmp_path, EARLIER).save(ENTRIES)
+    journal = Journal(tmp_path, BOOT)
+    journal.remove_void()
+    assert journal.entries == {}
+    assert journal.void == (f"journal-{EARLIER}.json",)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_boot_is_told_by_what_the_file_says_not_by_its_name(tmp_path: Path) -> None:
+    Journal(tmp_path, EARLIER).save(ENTRIES)
+    (tmp_path / f"journal-{EARLIER}.json").rename(tmp_path / f"journal-{BOOT}.json")
+    journal = Journal(tmp_path, BOOT)
+    assert journal.entries == {}
+    assert "another version or boot" in journal.trouble
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff\x00", b'{"boot_id": 3}', b"[]" * 10_000])
+def test_a_journal_that_cannot_be_understood_is_put_aside(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / f"journal-{BOOT}.json"
+    path.write_bytes(text)
+    journal = Journal(tmp_path, BOOT)
+    assert journal.entries == {}
+    assert "set them by hand" in journal.trouble
+    assert (tmp_path / f"{path.name}.broken").read_bytes() == text
+    journal.save(ENTRIES)
+    assert Journal(tmp_path, BOOT).entries == ENTRIES
+
+
+def test_a_full_disk_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
+    journal = Disk(tmp_path, BOOT)
+    journal.save(ENTRIES)
+    journal.full = True
+    with pytest.raises(JournalError, match="No space left on device"):
+        journal.save({**ENTRIES, entry(device="gpu1").key: entry(device="gpu1")})
+    assert journal.entries == ENTRIES
+    assert Journal(tmp_path, BOOT).entries == ENTRIES
+    journal.full = False
+    journal.save(ENTRIES)
+    assert Journal(tmp_path, BOOT).entries == ENTRIES
+
+
+def test_a_half_written_draft_is_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, BOOT)
+    journal.save(ENTRIES)
+    journal.path.with_suffix(".new").write_bytes(b'{"boot_id":')
+    assert Journal(tmp_path, BOOT).entries == ENTRIES
+
+
+def test_a_directory_that_others_may_write_is_not_believed(tmp_path: Path) -> None:
+    directory = open_directory(tmp_path)
+    directory.chmod(0o777)
+    with pytest.raises(JournalError, match="others may write what is believed there"):
+        open_directory(tmp_path)
+
+
+def test_a_link_in_place_of_the_directory_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "capper").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(JournalError, match="others may write"):
+        open_directory(tmp_path)
+
+
+def test_an_emulated_hosts_journal_is_kept_apart(tmp_path: Path) -> None:
+    assert open_directory(tmp_path) != open_directory(tmp_path, emulated=True)
+
+
+def test_there_is_one_lock_and_it_ends_with_its_holder(tmp_path: Path) -> None:
+    place = Place(tmp_path, BOOT)
+    first = Lock(place)
+    with pytest.raises(JournalError, match=r"Process \d+ is the capper of this host"):
+        Lock(place)
+    first.release()
+    Lock(place).release()
+    assert (tmp_path / "lock").exists()
+
+
+# -------------------------------------------------------------------------------------- record
+
+
+def event(number: int) -> Event:
+    return Event(
+        at=number, deed=Deed.WRITE, knob=Knob.GPU_POWER, device="gpu0", old=700 * W, new=500 * W
+    )
+
+
+def test_every_event_is_a_line_and_is_told_on(tmp_path: Path) -> None:
+    told: list[Event] = []
+    audit = Audit(tmp_path / "audit.jsonl", 100_000, told.append)
+    for number in range(3):
+        audit.record(event(number))
+    lines = (tmp_path / "audit.jsonl").read_text().splitlines()
+    assert [json.loads(line)["at"] for line in lines] == [0, 1, 2]
+    assert json.loads(lines[0]) == {
+        "at": 0,
+        "deed": "write",
+        "knob": "gpu_power",
+        "device": "gpu0",
+        "old": 700_000,
+        "new": 500_000,
+    }
+    assert told == [event(0), event(1), event(2)]
+
+
+def test_the_record_never_takes_more_than_twice_its_size(tmp_path: Path) -> None:
+    audit = Audit(tmp_path / "audit.jsonl", 500)
+    for number in range(100):
+        audit.record(event(number))
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert len(sizes) == 2
+    assert max(sizes) <= 500
+    last = (tmp_path / "audit.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["at"] == 99
+
+
+def test_a_record_that_cannot_be_written_is_counted_and_told_on(tmp_path: Path) -> None:
+    told: list[Event] = []
+    audit = Audit(tmp_path / "nowhere" / "audit.jsonl", 500, told.append)
+    audit.record(event(0))
+    assert audit.lost == 1
+    assert "No such file" in audit.trouble
+    assert told == [event(0)]

@@ -1,0 +1,392 @@
+"""What stands on a device when several want something of it, and some of it fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.capper_bench import Bench, W
+from wattspan.capper.bounds import Rules
+from wattspan.capper.keeper import Imposed
+from wattspan.capper.protocol import Refusal
+from wattspan.model import Knob, Trouble
+from wattspan.ports import CapsError
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def refusal(bench: Bench, value: int, *numbers: int, holder: int = 1, job: str = "job") -> str:
+    with pytest.raises(CapsError) as refused:
+        bench.hold(value, *numbers, holder=holder, job=job)
+    return refused.value.refusal
+
+
+# ---------------------------------------------------------------------------------------- hold
+
+
+def test_a_hold_stands_and_is_on_disk(bench: Bench) -> None:
+    bench.hold(500 * W)
+    assert bench.stands == [500 * W, 650 * W]
+    (told,) = bench.on_disk.values()
+    assert (told["original"], told["value"], told["written"]) == (650 * W, 500 * W, True)
+    row = bench.keeper.rows()[0]
+    assert (row.holder, row.wanted, row.original, row.why) == ("job", 500 * W, 650 * W, "why")
+    assert row.expires == bench.clock.monotonic() + 10 * 10**9
+
+
+def test_what_a_new_hold_does_not_name_is_given_back(bench: Bench) -> None:
+    bench.hold(500 * W, 0, 1)
+    bench.hold(550 * W, 1)
+    assert bench.stands == [650 * W, 550 * W]
+
+
+def test_a_hold_of_nothing_gives_everything_back(bench: Bench) -> None:
+    bench.hold(500 * W)
+    bench.keeper.hold(1, "job", {}, "why")
+    assert bench.stands == [650 * W, 650 * W]
+    assert bench.on_disk == {}
+
+
+def test_a_cap_at_or_above_the_original_is_no_cap_and_writes_nothing(bench: Bench) -> None:
+    bench.hold(700 * W)
+    assert bench.actuator.written == []
+    assert bench.on_disk == {}
+
+
+def test_the_way_down_takes_several_askings(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, rules=Rules(0.3, 0, 0.2))
+    for stands in (510, 370, 300, 300):
+        bench.hold(300 * W)
+        assert bench.board().stands == stands * W
+    assert bench.keeper.rows()[0].wanted == 300 * W
+
+
+def test_one_job_at_a_time_holds_a_device(bench: Bench) -> None:
+    bench.hold(500 * W)
+    assert refusal(bench, 550 * W, holder=2, job="other") == Refusal.HELD
+    bench.keeper.gone(1)
+    bench.hold(550 * W, holder=2, job="other")
+    assert bench.stands[0] == 550 * W
+
+
+def test_a_hold_that_cannot_be_had_whole_is_not_had_at_all(bench: Bench) -> None:
+    bench.board(1).locked = True
+    assert refusal(bench, 500 * W, 0, 1) == Refusal.LOCKED
+    assert bench.stands == [650 * W, 650 * W]
+    assert bench.on_disk == {}
+
+
+@pytest.mark.parametrize(
+    ("fault", "word"),
+    [(Trouble.RETRY, Refusal.LOST), (Trouble.DENIED, Refusal.NO_PERMISSION)],
+)
+def test_a_device_that_fails_is_refused_in_its_own_words(
+    bench: Bench, fault: Trouble, word: Refusal
+) -> None:
+    bench.board().fault = fault
+    assert refusal(bench, 500 * W) == word
+    assert bench.keeper.rows()[0].usable is False
+
+
+def test_a_device_that_refuses_is_not_asked_again_at_once(bench: Bench) -> None:
+    bench.board().locked = True
+    seen: list[int | None] = []
+    bench.actuator.watch = lambda key, value: seen.append(value)
+    for _ in range(20):
+        assert refusal(bench, 500 * W) == Refusal.LOCKED
+    assert len(seen) == 1
+    bench.clock.advance(1)
+    assert refusal(bench, 500 * W) == Refusal.LOCKED
+    assert len(seen) == 2
+    assert bench.deeds().count("fail") == 1
+
+
+def test_a_device_that_keeps_its_old_value_is_not_honouring_it(bench: Bench) -> None:
+    bench.board().inert = True
+    assert refusal(bench, 500 * W) == Refusal.NOT_HONOURED
+    assert bench.on_disk == {}
+
+
+def test_a_write_that_fails_and_arrives_is_known_to_have_arrived(bench: Bench) -> None:
+    bench.board().late = True
+    bench.hold(500 * W)
+    bench.keeper.release(1)
+    assert bench.stands[0] == 650 * W
+    assert bench.on_disk == {}
+
+
+def test_a_device_that_rounds_down_is_given_back(bench: Bench) -> None:
+    bench.board().unit = 125
+    bench.hold(500_100)
+    assert bench.stands[0] == 500_000
+    bench.turn(1)
+    assert bench.keeper.rows()[0].foreign is False
+    bench.keeper.release(1)
+    assert bench.stands[0] == 650 * W
+
+
+def test_unknown_devices_and_senseless_caps_are_refused(bench: Bench) -> None:
+    assert refusal(bench, 500 * W, 7) == Refusal.UNKNOWN_DEVICE
+    assert refusal(bench, 0) == Refusal.MALFORMED
+    assert bench.actuator.written == []
+
+
+def test_only_devices_that_are_named_may_be_tuned(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, tunable=("1",))
+    assert refusal(bench, 500 * W, 0) == Refusal.NOT_ALLOWED
+    bench.hold(500 * W, 1)
+    assert bench.stands == [650 * W, 500 * W]
+
+
+def test_what_cannot_be_written_down_is_not_done(bench: Bench) -> None:
+    bench.journal.full = True
+    assert refusal(bench, 500 * W) == Refusal.NO_JOURNAL
+    assert bench.actuator.written == []
+
+
+def test_on_a_full_disk_a_cap_is_still_given_back(bench: Bench) -> None:
+    bench.hold(500 * W)
+    bench.journal.full = True
+    assert refusal(bench, 450 * W) == Refusal.NO_JOURNAL
+    assert bench.stands[0] == 650 * W
+
+
+def test_a_hold_on_slow_devices_answers_and_goes_on_later(bench: Bench) -> None:
+    bench.actuator.after = lambda key: bench.clock.advance(1) and None
+    bench.hold(500 * W, 0, 1)
+    assert bench.stands == [500 * W, 650 * W]
+    bench.turn()
+    assert bench.stands == [500 * W, 500 * W]
+
+
+# ------------------------------------------------------------------------------- leases and ends
+
+
+def test_a_cap_lapses_with_its_lease(bench: Bench) -> None:
+    bench.hold(500 * W)
+    bench.turn(9.9)
+    assert bench.stands[0] == 500 * W
+    bench.turn(0.1)
+    assert bench.stands[0] == 650 * W
+    assert bench.on_disk == {}
+
+
+def test_a_renewed_cap_stands(bench: Bench) -> None:
+    bench.hold(500 * W)
+    for _ in range(5):
+        bench.keeper.renew(1)
+        bench.turn(9)
+    assert bench.stands[0] == 500 * W
+
+
+def test_after_a_crash_the_original_comes_back(bench: Bench) -> None:
+    bench.hold(500 * W, 0, 1)
+    bench.crash()
+    assert bench.stands == [650 * W, 650 * W]
+    assert bench.on_disk == {}
+
+
+def test_after_a_crash_what_is_imposed_never_rises_in_between(bench: Bench) -> None:
+    bench.keeper.imposed = imposed = Imposed(fixed={bench.key(): 500 * W})
+    bench.turn()
+    bench.start()
+    bench.keeper.imposed = imposed
+    bench.actuator.written.clear()
+    bench.turn()
+    assert bench.stands[0] == 500 * W
+    assert bench.actuator.written == []
+
+
+def test_a_lost_device_is_given_back_when_it_returns(bench: Bench) -> None:
+    bench.hold(500 * W)
+    bench.board().fault = Trouble.RETRY
+    bench.keeper.release(1)
+    assert "gpu0" in bench.on_disk
+    bench.board().fault = None
+    bench.turn(60)
+    assert bench.stands[0] == 650 * W
+    assert bench.on_disk == {}
+
+
+def test_restoring_says_what_could_not_be_restored(bench: Bench) -> None:
+    bench.hold(500 * W, 0, 1)
+    bench.board(1).fault = Trouble.RETRY
+    (trouble,) = bench.keeper.restore()
+    assert trouble.device == "gpu1"
+    assert bench.stands[0] == 650 * W
+    assert set(bench.on_disk) == {"gpu1"}
+
+
+# ------------------------------------------------------------------------------ foreign writers
+
+
+def test_a_foreign_value_is_adopted_and_its_knob_left_alone(bench: Bench) -> None:
+    bench.hold(500 * W)
+    bench.board().stands = 333 * W
+    bench.turn(1)
+    row = bench.keeper.rows()[0]
+    assert (row.foreign, row.holder) == (True, "")
+    assert refusal(bench, 450 * W) == Refusal.FOREIGN
+    assert bench.keeper.restore() == ()
+    assert bench.stands[0] == 333 * W
+
+
+def test_a_frozen_knob_is_frozen_for_the_next_capper_too(bench: Bench) -> None:
+    bench.hold(500 * W)
+    bench.board().stands = 333 * W
+    bench.turn(1)
+    bench.crash()
+    assert refusal(bench, 300 * W) == Refusal.FOREIGN
+    assert bench.stands[0] == 333 * W
+
+
+def test_a_foreign_write_while_the_capper_was_dead_stands(bench: Bench) -> None:
+    bench.hold(500 * W)
+    bench.board().stands = 333 * W
+    bench.crash()
+    assert bench.stands[0] == 333 * W
+    assert bench.keeper.rows()[0].foreign is True
+
+
+def test_a_foreign_write_in_the_middle_of_ours_stands(bench: Bench) -> None:
+    bench.hold(500 * W)
+    bench.journal.meanwhile = lambda: setattr(bench.board(), "stands", 333 * W)
+    assert refusal(bench, 450 * W) == Refusal.FOREIGN
+    assert bench.stands[0] == 333 * W
+
+
+def test_an_original_that_somebody_put_back_must_stand_a_minute(bench: Bench) -> None:
+    bench.hold(500 * W)
+    bench.board().stands = 650 * W
+    bench.turn(1)
+    assert bench.keeper.rows()[0].foreign is True
+    bench.turn(59)
+    assert refusal(bench, 500 * W) == Refusal.FOREIGN
+    bench.turn(2)
+    bench.hold(500 * W)
+    assert bench.stands[0] == 500 * W
+
+
+def test_each_time_somebody_interferes_calm_must_last_longer(bench: Bench) -> None:
+    for calm in (60, 120, 240):
+        bench.hold(500 * W)
+        bench.board().stands = 650 * W
+        bench.turn(1)
+        bench.turn(calm - 1)
+        assert bench.keeper.rows()[0].foreign is True
+        bench.turn(1)
+        assert bench.keeper.rows()[0].foreign is False
+
+
+def test_a_driver_that_was_reloaded_leaves_its_default_as_the_original(bench: Bench) -> None:
+    bench.hold(500 * W)
+    bench.board().stands = 700 * W
+    bench.turn(1)
+    bench.turn(60)
+    bench.hold(500 * W)
+    bench.keeper.release(1)
+    assert bench.stands[0] == 700 * W
+
+
+def test_what_somebody_set_is_accepted_when_root_says_so(bench: Bench) -> None:
+    bench.hold(500 * W)
+    bench.board().stands = 600 * W
+    bench.turn(1)
+    assert bench.keeper.restore(accept=True) == ()
+    bench.hold(450 * W)
+    bench.keeper.release(1)
+    assert bench.stands[0] == 600 * W
+
+
+# ------------------------------------------------------------------------- fixed caps and budget
+
+
+def test_the_least_of_tuner_operator_and_budget_stands(bench: Bench) -> None:
+    key = bench.key()
+    bench.hold(550 * W)
+    for imposed, stands, holder in (
+        (Imposed(fixed={key: 500 * W}), 500, "job"),
+        (Imposed(shares={key: 480 * W}, limit=2000 * W), 480, "job"),
+        (Imposed(fixed={key: 600 * W}), 550, "job"),
+    ):
+        bench.keeper.imposed = imposed
+        bench.turn()
+        assert bench.stands[0] == stands * W
+        assert bench.keeper.rows()[0].holder == holder
+
+
+def test_what_is_imposed_outlives_every_lease(bench: Bench) -> None:
+    bench.keeper.imposed = Imposed(fixed={bench.key(): 500 * W})
+    bench.hold(450 * W)
+    bench.turn(11)
+    assert bench.stands[0] == 500 * W
+    assert bench.keeper.rows()[0].holder == "operator"
+
+
+def test_nothing_rises_before_what_it_rises_by_was_given_up(bench: Bench) -> None:
+    one, two = bench.key(0), bench.key(1)
+    bench.keeper.imposed = Imposed(shares={one: 600 * W, two: 300 * W}, limit=900 * W)
+    bench.turn()
+    assert bench.stands == [600 * W, 300 * W]
+    bench.board(0).fault = Trouble.RETRY
+    bench.keeper.imposed = Imposed(shares={one: 300 * W, two: 600 * W}, limit=900 * W)
+    bench.turn()
+    assert bench.stands == [600 * W, 300 * W]
+    bench.board(0).fault = None
+    bench.turn(5)
+    assert bench.stands == [300 * W, 600 * W]
+
+
+def test_a_device_that_does_not_obey_has_given_up_nothing(bench: Bench) -> None:
+    one, two = bench.key(0), bench.key(1)
+    bench.keeper.imposed = Imposed(shares={one: 600 * W, two: 300 * W}, limit=900 * W)
+    bench.turn()
+    bench.board(0).obeys = 600 * W
+    bench.keeper.imposed = Imposed(shares={one: 300 * W, two: 600 * W}, limit=900 * W)
+    bench.turn()
+    assert bench.stands == [300 * W, 300 * W]
+    bench.board(0).obeys = None
+    bench.turn(1)
+    assert bench.stands == [300 * W, 600 * W]
+
+
+def test_a_cap_that_is_shown_and_not_obeyed_is_taken_back(bench: Bench) -> None:
+    bench.hold(500 * W)
+    bench.board().obeys = 650 * W
+    bench.turn(1)
+    assert bench.stands[0] == 500 * W
+    bench.keeper.renew(1)
+    bench.turn(6)
+    assert bench.stands[0] == 650 * W
+    row = bench.keeper.rows()[0]
+    assert row.usable is False
+    assert "the cap does nothing" in row.trouble
+
+
+def test_restoring_lets_go_of_what_is_imposed_as_well(bench: Bench) -> None:
+    bench.keeper.imposed = Imposed(fixed={bench.key(): 500 * W})
+    bench.turn()
+    assert bench.keeper.restore() == ()
+    bench.turn(1)
+    assert bench.stands[0] == 650 * W
+
+
+# --------------------------------------------------------------------------------------- clocks
+
+
+def test_a_locked_clock_is_reset_for_it_has_no_original(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, knob=Knob.GPU_CLOCK, rules=Rules(0.3, 0, 1.0))
+    board = bench.board()
+    board.minimum, board.default, board.maximum, board.stands = 210, 1980, 1980, 1980
+    bench.start()
+    bench.hold(1410)
+    assert board.stands == 1410
+    assert bench.on_disk["gpu0"]["original"] is None
+    bench.crash()
+    assert bench.actuator.written == [("gpu0", 1410), ("gpu0", None)]
+    assert board.stands == 1980
+    assert bench.on_disk == {}
