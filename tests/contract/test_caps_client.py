@@ -1,0 +1,268 @@
+"""ports.Caps over the socket: what a tuner may rely on."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from support.capper_bench import Bench, W
+from support.capper_server import CapperServer
+from support.waiting import eventually
+from wattspan.capper.client import CapperClient
+from wattspan.clock import SystemClock
+from wattspan.model import SECOND
+from wattspan.ports import Caps, CapsError
+from wattspan.testing import ManualClock
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="wattspan-") as folder:
+        yield Path(folder) / "capper.sock"
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.fixture
+def server(bench: Bench, path: Path) -> Iterator[CapperServer]:
+    with CapperServer(bench, path) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: CapperServer) -> Iterator[CapperClient]:
+    client = server.client()
+    yield client
+    client.close()
+
+
+def test_it_is_the_port(client: CapperClient) -> None:
+    caps: Caps = client
+    assert [row.state.name for row in caps.rows()] == ["GPU0", "GPU1"]
+
+
+def test_rows_come_back_as_they_are_kept(client: CapperClient, bench: Bench) -> None:
+    client.hold("job", {bench.key(): 500 * W}, "because")
+    told = client.rows()
+    assert told == bench.keeper.rows()
+    assert (told[0].holder, told[0].wanted, told[0].why) == ("job", 500 * W, "because")
+
+
+def test_holding_again_replaces_and_releasing_gives_back(
+    client: CapperClient, bench: Bench
+) -> None:
+    client.hold("job", {bench.key(0): 500 * W}, "why")
+    rows = client.hold("job", {bench.key(1): 500 * W}, "why")
+    assert [row.state.requested for row in rows] == [650 * W, 500 * W]
+    client.renew()
+    client.release("another")
+    assert bench.stands == [650 * W, 500 * W]
+    client.release("job")
+    assert bench.stands == [650 * W, 650 * W]
+
+
+def test_a_refusal_says_which_device_and_why(client: CapperClient, bench: Bench) -> None:
+    bench.board(1).locked = True
+    with pytest.raises(CapsError, match="gpu1 is locked") as refused:
+        client.hold("job", {bench.key(1): 500 * W}, "why")
+    assert (refused.value.refusal, refused.value.device) == ("locked", "gpu1")
+
+
+def test_two_tuners_do_not_hold_one_device(
+    server: CapperServer, client: CapperClient, bench: Bench
+) -> None:
+    client.hold("job", {bench.key(): 500 * W}, "why")
+    second = server.client()
+    with pytest.raises(CapsError, match="is held for 'job'") as refused:
+        second.hold("job", {bench.key(): 500 * W}, "why")
+    assert refused.value.refusal == "held"
+    second.close()
+
+
+def test_closing_gives_everything_back(
+    server: CapperServer, client: CapperClient, bench: Bench
+) -> None:
+    client.hold("job", {bench.key(): 500 * W}, "why")
+    client.close()
+    eventually(lambda: bench.stands[0] == 650 * W, "the original")
+
+
+def test_a_capper_that_comes_back_is_spoken_to_again(bench: Bench, path: Path) -> None:
+    clock = ManualClock()
+    client = CapperClient(path, clock, who="test", timeout=20.0)
+    with CapperServer(bench, path):
+        client.hold("job", {bench.key(): 500 * W}, "why")
+    with pytest.raises(CapsError, match="No capper answers") as lost:
+        client.renew()
+    assert lost.value.refusal == ""
+    with CapperServer(bench, path):
+        clock.advance(60)
+        assert client.rows()[0].holder == ""
+        client.close()
+
+
+def test_a_capper_that_is_away_is_not_asked_all_the_time(path: Path) -> None:
+    clock = ManualClock()
+    client = CapperClient(path, clock, who="test", timeout=0.01)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(128)
+        listener.settimeout(0)
+        attempts = 0
+        for _ in range(600):  # ten minutes, a call a second
+            clock.advance(1)
+            with pytest.raises(CapsError):
+                client.rows()
+            try:
+                listener.accept()[0].close()
+                attempts += 1
+            except BlockingIOError:
+                pass
+    assert 15 <= attempts <= 60
+
+
+def test_a_capper_that_hangs_costs_no_more_than_the_timeout(path: Path) -> None:
+    clock = SystemClock()
+    client = CapperClient(path, clock, who="test", timeout=0.05)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(1)
+        with pytest.raises(CapsError, match="it takes too long"):
+            client.rows()
+        with pytest.raises(CapsError, match="it takes too long"):  # without trying
+            client.rows()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"hello\n", b"{}\n", b"\xff\n", b'{"is":"state"}\n', b"", b"x" * 5_000_000]
+)
+def test_nonsense_for_an_answer_is_an_error_and_no_crash(path: Path, answer: bytes) -> None:
+    client = CapperClient(path, SystemClock(), who="test", timeout=20.0)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(1)
+
+        def talk() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(65536)
+                try:
+                    peer.sendall(answer)
+                except OSError:
+                    return  # it has heard enough
+
+        thread = threading.Thread(target=talk)
+        thread.start()
+        with pytest.raises(CapsError, match="No capper answers"):
+            client.rows()
+        thread.join(20)
+
+
+def test_who_is_not_on_the_list_is_told_so(bench: Bench, path: Path) -> None:
+    with CapperServer(bench, path, allowed=frozenset({os.getuid() + 1})) as server:
+        client = server.client()
+        with pytest.raises(CapsError, match=r"name it in \[caps\] users") as refused:
+            client.rows()
+        assert refused.value.refusal == "not_allowed"
+        client.close()
+
+
+def test_a_ceiling_outlives_its_writer_until_it_is_lifted(
+    server: CapperServer, client: CapperClient, bench: Bench
+) -> None:
+    client.ceiling(900 * W, "grid event")
+    client.close()
+    eventually(lambda: sum(bench.stands) <= 900 * W, "the ceiling is kept")
+    other = server.client()
+    assert other.rows()[0].holder == "budget"
+    assert other.state is not None
+    assert other.state.ceiling == 900 * W
+    other.ceiling(None, "over")
+    eventually(lambda: bench.stands == [650 * W, 650 * W], "the originals")
+    other.close()
+
+
+# ----------------------------------------------------------------------------------- the wire
+
+
+def spoken(path: Path, *lines: bytes) -> list[dict[str, object]]:
+    """The answers to raw lines, sent one after the other."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(20)
+        peer.connect(str(path))
+        told = []
+        with peer.makefile("rb") as answers:
+            for line in lines:
+                peer.sendall(line + b"\n")
+                told.append(msgspec.json.decode(answers.readline()))
+        return told
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b'{"do":"format-disk"}',
+        b'{"do":"hold"}',
+        b'{"do":"hold","job":"x","caps":[{"knob":"gpu_power","device":"gpu0","value":"1"}]}',
+        b'{"do":"hold","job":"x","caps":[{"knob":"voltage","device":"gpu0","value":1}]}',
+        b'{"do":"status","extra":1}',
+        b'{"do":"renew"',
+        b"[" * 30_000,
+    ],
+)
+def test_a_line_that_is_no_request_is_answered_so(
+    server: CapperServer, path: Path, line: bytes
+) -> None:
+    refused, after = spoken(path, line, b'{"do":"status"}')
+    assert (refused["is"], refused["reason"]) == ("refused", "malformed")
+    assert after["is"] == "state"
+
+
+def test_who_holds_says_hello_first(server: CapperServer, path: Path) -> None:
+    hold = b'{"do":"hold","job":"x","caps":[{"knob":"gpu_power","device":"gpu0","value":500000}]}'
+    refused, greeted, held = spoken(path, hold, b'{"do":"hello","who":"me"}', hold)
+    assert refused["sentence"] == "Say hello first."
+    assert greeted["is"] == held["is"] == "state"
+
+
+def test_another_version_is_told_which_one_this_is(server: CapperServer, path: Path) -> None:
+    (refused,) = spoken(path, b'{"do":"hello","who":"me","version":2}')
+    assert "version 1" in str(refused["sentence"])
+
+
+def test_a_refusal_that_is_asked_for_again_and_again_is_on_record_once(
+    server: CapperServer, path: Path, bench: Bench
+) -> None:
+    hold = b'{"do":"hold","job":"x","caps":[{"knob":"gpu_power","device":"gpu9","value":500000}]}'
+    spoken(path, b'{"do":"hello","who":"me"}', *[hold] * 10)
+    assert bench.deeds() == ["refuse"]
+    assert bench.events[0].uid == os.getuid()
+    assert bench.events[0].pid == os.getpid()
+
+
+def test_one_peer_cannot_take_every_connection(server: CapperServer, path: Path) -> None:
+    opened = []
+    for _ in range(80):
+        peer = socket.socket(socket.AF_UNIX)
+        peer.settimeout(20)
+        peer.connect(str(path))
+        opened.append(peer)
+    refused = opened[-1].recv(65536)
+    assert b"Too many" in refused
+    for peer in opened:
+        peer.close()
+    eventually(lambda: spoken(path, b'{"do":"status"}')[0]["is"] == "state", "it answers again")
+    assert server.bench.keeper.leases.longest == 10 * SECOND

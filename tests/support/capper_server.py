@@ -1,0 +1,60 @@
+"""A capper's server in a thread of the test, over devices that are only numbers."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from support.capper_bench import Bench
+from wattspan.capper.ceilings import Ceilings
+from wattspan.capper.client import CapperClient
+from wattspan.capper.peers import allowed_users
+from wattspan.capper.requests import Desk
+from wattspan.capper.server import Server
+from wattspan.clock import SystemClock
+from wattspan.config import Caps
+from wattspan.web.listening import listen_unix
+
+
+class CapperServer:
+    """Serves ``bench`` while the block runs. Its clock is the real one."""
+
+    def __init__(self, bench: Bench, path: Path, *, allowed: frozenset[int] | None = None) -> None:
+        self.bench, self.path = bench, path
+        clock = SystemClock()
+        bench.clock = clock  # type: ignore[assignment]
+        bench.start()
+        settings = Caps()
+        self.ceilings = Ceilings(settings, bench.folder / "ceilings.json", "boot", clock)
+        self.desk = Desk(
+            bench.keeper, bench.writer, self.ceilings, settings, clock, bench.events.append
+        )
+        listening = listen_unix(path, 0o666, what="requests for caps")
+        uids = allowed_users(())[0] if allowed is None else allowed
+        self._server = Server(listening.socket, self.desk, clock, uids)
+        self._remove = listening.remove
+        self._thread = threading.Thread(target=self._server.run, name="capper", daemon=True)
+
+    def client(self, *, timeout: float = 20.0) -> CapperClient:
+        return CapperClient(self.path, SystemClock(), who="test", timeout=timeout)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self._server.stop()
+            self._thread.join(20)
+            self._server.close()
+            self._remove()
