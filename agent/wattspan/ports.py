@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from wattspan.model import (
     CapKey,
@@ -198,11 +198,24 @@ class Actuator(Protocol):
     def close(self) -> None: ...
 
 
+class CapTotals(NamedTuple):
+    """What the process that writes has done; ``ceiling`` is the host's, in milliwatts."""
+
+    writes: int = 0
+    restores: int = 0
+    ceiling: int | None = None
+
+
 class Caps(Protocol):
     """The tuner's way to the one process that may write. Safe from one thread; never blocks long.
 
     Every call raises CapsError if that process does not answer, or refuses.
     """
+
+    @property
+    def totals(self) -> CapTotals:
+        """As of the newest answer."""
+        ...
 
     def rows(self) -> tuple[CapRow, ...]:
         """Every knob there is, as it stands now."""

@@ -35,7 +35,7 @@ from wattspan.model import (
     Usage,
     energy_at,
 )
-from wattspan.ports import CapsError
+from wattspan.ports import CapsError, CapTotals
 from wattspan.runtime.tenants import Tenants
 from wattspan.runtime.tuner import Tuner
 from wattspan.runtime.units import UnitTap
@@ -123,10 +123,16 @@ class MemoryCapper:
         self._host = host
         self.originals: dict[str, int] = {}
         self.holders: dict[str, str] = {}
+        self.wanted: dict[str, int] = {}
+        self.largest = DEFAULT
         self.foreign: set[str] = set()
         self.refusal: tuple[str, str] | None = None
         self.renewed = self.asked = 0
         self.closed = False
+
+    @property
+    def totals(self) -> CapTotals:
+        return CapTotals()
 
     def rows(self) -> tuple[CapRow, ...]:
         self.asked += 1
@@ -141,7 +147,8 @@ class MemoryCapper:
             self.originals.setdefault(key.device, gpu.cap)
             assert MINIMUM <= value <= self.originals[key.device], "out of bounds"
             self.holders[key.device] = job
-            gpu.cap = value
+            self.wanted[key.device] = value
+            gpu.cap = max(value, gpu.cap - self.largest)
         for device in [d for d, holder in self.holders.items() if holder == job]:
             if CapKey(Knob.GPU_POWER, device) not in caps:
                 self._give_back(device)
@@ -187,7 +194,7 @@ class MemoryCapper:
                 gpu.cap,
             ),
             original=self.originals.get(gpu.device),
-            wanted=gpu.cap if held else None,
+            wanted=self.wanted[gpu.device] if held else None,
             holder=self.holders.get(gpu.device, ""),
             foreign=gpu.device in self.foreign,
         )

@@ -58,6 +58,19 @@ def test_a_held_cap_is_renewed_at_every_turn() -> None:
     assert host.capper.renewed - before >= sum(standing) > 5
 
 
+def test_a_cap_further_down_than_the_largest_step_is_asked_for_until_it_stands() -> None:
+    host = Host()
+    assert host.capper is not None
+    host.capper.largest = 20_000
+    host.train()
+    host.run(HOUR, until=lambda: held(host))
+    row = host.row()
+    assert row is not None
+    host.run(10)
+    assert host.gpus[0].cap in (DEFAULT, *row.decision.caps.values())
+    assert DEFAULT - min(row.decision.caps.values()) > 2 * host.capper.largest
+
+
 def test_advice_asks_for_nothing_and_says_what_it_would_do() -> None:
     host = Host(settings=quick(mode="advise"), capper=False)
     host.train()

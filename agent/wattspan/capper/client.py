@@ -14,7 +14,7 @@ import msgspec
 from wattspan.capper import protocol
 from wattspan.capper.protocol import Refused, Row, State
 from wattspan.model import SECOND, CapKey, CapRow, Instant, KnobState
-from wattspan.ports import CapsError, Clock
+from wattspan.ports import CapsError, CapTotals, Clock
 
 TIMEOUT = 1.0
 _FIRST, _LONGEST = SECOND // 2, 30 * SECOND
@@ -49,6 +49,13 @@ class CapperClient:
         self._delay = _FIRST
         self._not_before = 0
         self._why = ""
+
+    @property
+    def totals(self) -> CapTotals:
+        state = self.state
+        if state is None:
+            return CapTotals()
+        return CapTotals(state.writes, state.restores, state.ceiling)
 
     def rows(self) -> tuple[CapRow, ...]:
         return _rows(self._ask(protocol.Status()))

@@ -25,7 +25,7 @@ from wattspan.model import (
     Snapshot,
     TuningAccounts,
 )
-from wattspan.ports import Caps, CapsError, Clock, Past, ProcessDirectory
+from wattspan.ports import Caps, CapsError, CapTotals, Clock, Past, ProcessDirectory
 from wattspan.runtime.complaint import Complaint
 from wattspan.runtime.course import Course
 from wattspan.runtime.search import Search
@@ -38,6 +38,9 @@ from wattspan.tuning import Fingerprint, Kind, Remembered
 TURN = SECOND // 2
 GONE = 5 * SECOND
 """A job whose last process ended so long ago has ended: its last spans have come by then."""
+
+_ROUNDING = 500
+"""Milliwatts by which a register may keep something else than was written."""
 
 JOBS = 64
 """Jobs that are known at once; beyond, those that have ended go first, then nobody new comes."""
@@ -95,8 +98,7 @@ class Tuner:
         self._trouble: Reason | None = None
         self._told_trouble = ""
         self._turn_of: Course | None = None
-        self._writes = self._restores = 0
-        self._ceiling: int | None = None
+        self._totals = CapTotals()
         self._accounts = TuningAccounts(settings.mode)
         self._complaint = Complaint(clock, log)
 
@@ -269,6 +271,9 @@ class Tuner:
             row = self._rows.get(key)
             if row is None or row.wanted is None or row.wanted > value:
                 return False
+            most = value if row.ceiling is None else min(value, row.ceiling)
+            if row.state.requested is not None and row.state.requested > most + _ROUNDING:
+                return False
         return True
 
     # ---------------------------------------------------------------------------- the capper
@@ -288,6 +293,8 @@ class Tuner:
 
     def _know(self, rows: Sequence[CapRow]) -> None:
         self._rows = {row.state.key: row for row in rows}
+        if self._caps is not None:
+            self._totals = self._caps.totals
 
     def _keep(self) -> None:
         """The sign of life that keeps caps in force."""
@@ -336,7 +343,7 @@ class Tuner:
             caps=tuple(self._rows.values()),
             capper=capper,
             capper_trouble=self._told_trouble,
-            writes=self._writes,
-            restores=self._restores,
-            ceiling=self._ceiling,
+            writes=self._totals.writes,
+            restores=self._totals.restores,
+            ceiling=self._totals.ceiling,
         )
