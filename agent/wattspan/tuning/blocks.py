@@ -106,7 +106,7 @@ def stand(tape: Tape, level: int | None, since: int) -> Tape:
     if last.level == level and since <= last.since:
         return tape
     stretch = Stretch(level, max(since, last.since), last.number + 1)
-    return tape._replace(stretches=(*tape.stretches[-3:], stretch))
+    return tape._replace(stretches=(*tape.stretches[-7:], stretch))
 
 
 def take(

@@ -40,8 +40,12 @@ def listen(state: State, seen: Observation) -> State:
     """The state with what was seen, nothing decided yet."""
     level = _in_force(state, seen)
     tape = state.tape
-    if level != tape.stretches[-1].level or seen.since > tape.stretches[-1].since:
-        tape = stand(tape, level, seen.since)
+    last = tape.stretches[-1]
+    if last.level is not None and last.level != state.plan.level:
+        tape = stand(tape, None, state.asked_at)
+        last = tape.stretches[-1]
+    if level != last.level or seen.since > last.since:
+        tape = stand(tape, level, max(seen.since, state.asked_at))
     blocks: list[Block] = []
     times: list[Time] = []
     if seen.units or seen.energy or tape.waiting:
@@ -66,14 +70,15 @@ def listen(state: State, seen: Observation) -> State:
 
 
 def _in_force(state: State, seen: Observation) -> int | None:
-    """The level that is in force; None if what is in force was not asked for."""
-    ladder = state.ladder
-    if not seen.in_force and state.plan.level == state.top:
-        return state.top
-    for level in (state.plan.level, state.before, state.top):
-        if ladder.stands_at(level, seen.in_force):
-            return level
-    return None
+    """The level that was asked for, once it is in force; None until then.
+
+    What was in force before counts no more from the moment on at which it was to change: when
+    it truly changed, between the asking and the reading back, nobody knows.
+    """
+    level = state.plan.level
+    if not seen.in_force and level == state.top:
+        return level
+    return level if state.ladder.stands_at(level, seen.in_force) else None
 
 
 def _learn(state: State, block: Block) -> State:
