@@ -177,6 +177,18 @@ def test_many_short_requests_may_fill_more_time_than_a_few_long_ones() -> None:
     assert findings.passed == {"long": Why.LESSER}
 
 
+def test_a_span_told_late_is_not_counted_twice() -> None:
+    finder = Finder()
+    for number in range(LEAST):
+        finder.add("step", number * S, number * S + 900 * MS)
+    finder.add("step", 0, 900 * MS)
+    finder.add("step", (LEAST - 1) * S, (LEAST - 1) * S + 900 * MS)
+    found = finder.findings().found
+    assert found is not None
+    assert found.spans == LEAST + 2
+    assert found.cover <= 0.91
+
+
 def test_names_beyond_so_many_are_counted_and_left_alone() -> None:
     names = [(f"GET /{number}", number * MS, number * MS + MS) for number in range(NAMES + 5)]
     findings = looked_at(names)
