@@ -2,21 +2,54 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from wattspan.cli.demo_tuning import JUST_NOW, StepCost, tuned_job, what_to_watch, with_tuning
 from wattspan.config import Config
 from wattspan.emulation.profiles import PROFILES
-from wattspan.model import SECOND, HwType, Knob, Microjoules, Nanoseconds, SpanRow
+from wattspan.model import (
+    SECOND,
+    Decision,
+    Domain,
+    DomainAccount,
+    HwType,
+    Instant,
+    Knob,
+    Microjoules,
+    Move,
+    Nanoseconds,
+    Provenance,
+    Reason,
+    Snapshot,
+    SpanAccounts,
+    SpanRow,
+    TuningAccounts,
+    TuningRow,
+    TuningState,
+)
 
 
-def row(steps: int, joules: float, seconds: float, service: str = "trainer") -> SpanRow:
-    return SpanRow(
-        service=service,
-        name="train_step",
-        count=steps,
-        time=Nanoseconds(round(seconds * 1e9)),
-        energy={HwType.GPU: Microjoules(round(joules * 1e6))},
+def seen(at: int, steps: int, seconds: float, joules: float, service: str = "trainer") -> Snapshot:
+    """What is known at second ``at``: so many steps, their time, and the energy of their board."""
+    span = SpanRow(service, "train_step", {}, Nanoseconds(round(seconds * 1e9)), steps)
+    board = Domain("gpu:1", HwType.GPU, "H100", "nvml", Provenance.EMULATED)
+    other = replace(board, id="gpu:2")
+    now = Instant(at * SECOND, 0)
+    decision = Decision(Move.DECLINE, Reason.WAITING, "")
+    row = TuningRow(
+        "job", "trainer", "train_step", Knob.GPU_POWER, TuningState.WAITING, decision, now,
+        0.05, 0.95, devices=("gpu:1",),
+    )  # fmt: skip
+    energy = Microjoules(round(joules * 1e6))
+    return Snapshot(
+        now,
+        0,
+        "host",
+        domains=(DomainAccount(board, energy), DomainAccount(other, Microjoules(at * 10**9))),
+        spans=SpanAccounts(rows=(span,)),
+        tuning=TuningAccounts(rows=(row,)),
     )
 
 
@@ -41,18 +74,21 @@ def test_the_viewer_is_told_what_to_watch() -> None:
 
 def test_a_step_is_told_beside_the_first_ones_as_they_are_now() -> None:
     cost = StepCost("trainer")
-    told, energy, time = [], 0.0, 0.0
+    told, energy, time, steps = [], 0.0, 0.0, 0
     for second in range(60):
-        energy += 800 if second < 30 else 700
-        time += 1.2 if second < 30 else 1.26
-        told.append(cost.see(second * SECOND, [row(10 * (second + 1), energy, time)]))
-    assert told[: JUST_NOW // SECOND] == [""] * 10
-    assert told[15] == "A step just now: 80.0 J in 120 ms; at first: 80.0 J in 120 ms."
-    assert told[-1] == "A step just now: 70.0 J in 126 ms; at first: 80.0 J in 120 ms."
+        steps += 8
+        energy += 640 if second < 30 else 560
+        time += 8 * (0.125 if second < 30 else 0.130)
+        told.append(cost.see(seen(second, steps, time, energy)))
+    assert told[: JUST_NOW // SECOND] == [""] * 15
+    assert told[20] == "A step just now: 80.0 J in 125 ms; at first: 80.0 J in 125 ms."
+    assert told[-1] == "A step just now: 72.8 J in 130 ms; at first: 80.0 J in 125 ms."
 
 
 def test_without_steps_nothing_is_told() -> None:
     cost = StepCost("trainer")
-    assert cost.see(0, []) == cost.see(SECOND, [row(9, 1.0, 1.0, service="other")]) == ""
-    for second in range(20):
-        assert cost.see(second * SECOND, [row(10, 800, 1.2)]) == "", "none has ended"
+    assert cost.see(replace(seen(0, 1, 1, 1), spans=SpanAccounts())) == ""
+    assert cost.see(seen(1, 9, 1.0, 1.0, service="other")) == ""
+    assert cost.see(replace(seen(2, 9, 1.0, 1.0), tuning=TuningAccounts())) == ""
+    for second in range(3, 30):
+        assert cost.see(seen(second, 10, 1.2, 800)) == "", "none has ended"

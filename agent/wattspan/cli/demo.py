@@ -116,8 +116,7 @@ class Demo:
         """What a step of the tuned job costs just now; "" where nothing is tuned."""
         if self.cost is None:
             return ""
-        snapshot = self.agent.view()
-        return self.cost.see(snapshot.at.mono, snapshot.spans.rows)
+        return self.cost.see(self.agent.view())
 
     def left(self, most: int) -> float:
         """Seconds until ``most`` ns are over, or the demo."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from wattspan.cli import figures
 from wattspan.config import Autotune, Caps, Config, TunedJob
-from wattspan.model import SECOND, Knob, Microjoules, SpanRow
+from wattspan.model import SECOND, Knob, Microjoules, Snapshot
 from wattspan.settings import Duration
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 BUDGET = 0.05
 STEP = "train_step"
-JUST_NOW = 10 * SECOND
+JUST_NOW = 15 * SECOND
 """Steps of so long are enough for a mean, and few enough to see it fall."""
 
 WATCH = (
@@ -64,37 +63,53 @@ def what_to_watch(profile: HostProfile) -> str:
 
 
 class _Sum(NamedTuple):
-    """What the steps had cost up to a time."""
+    """What had come up to a time: steps, how long they took, and the devices' energy."""
 
     at: int
     steps: int
-    energy: int
     time: int
+    energy: int
 
 
 @dataclass(slots=True)
 class StepCost:
-    """What a step costs just now, beside what one cost at first."""
+    """What a step costs its devices just now, idle power included, beside what one cost at first.
+
+    Steps follow one another without a break, so that is power times how long a step takes; what
+    spans tell late, and energy that nobody can be charged with, then makes no difference.
+    """
 
     service: str
     _sums: deque[_Sum] = field(default_factory=deque)
     _first: tuple[float, float] | None = None
 
-    def see(self, at: int, rows: Iterable[SpanRow]) -> str:
+    def see(self, snapshot: Snapshot) -> str:
         """One line about the newest steps; "" while there are too few."""
-        row = next((r for r in rows if (r.service, r.name) == (self.service, STEP)), None)
-        if row is None:
+        now = self._sum(snapshot)
+        if now is None:
             return ""
-        self._sums.append(_Sum(at, row.count, sum(row.energy.values()), row.time))
-        while len(self._sums) > 2 and at - self._sums[1].at >= JUST_NOW:
+        self._sums.append(now)
+        while len(self._sums) > 2 and now.at - self._sums[1].at >= JUST_NOW:
             self._sums.popleft()
-        since, now = self._sums[0], self._sums[-1]
-        if now.at - since.at < JUST_NOW or now.steps == since.steps:
+        since = self._sums[0]
+        steps, elapsed = now.steps - since.steps, now.at - since.at
+        if elapsed < JUST_NOW or not steps:
             return ""
-        steps = now.steps - since.steps
-        cost = (now.energy - since.energy) / steps, (now.time - since.time) / steps
+        time = (now.time - since.time) / steps
+        cost = (now.energy - since.energy) / elapsed * time, time
         self._first = self._first or cost
         return f"A step just now: {_each(cost)}; at first: {_each(self._first)}."
+
+    def _sum(self, snapshot: Snapshot) -> _Sum | None:
+        tuned = (row for row in snapshot.tuning.rows if row.service == self.service)
+        devices = next((row.devices for row in tuned), ())
+        steps = (r for r in snapshot.spans.rows if (r.service, r.name) == (self.service, STEP))
+        row = next(steps, None)
+        if row is None or not devices:
+            return None
+        accounts = [one for one in snapshot.domains if one.domain.id in devices]
+        energy = sum(account.energy for account in accounts)
+        return _Sum(snapshot.at.mono, row.count, row.time, energy)
 
 
 def _each(cost: tuple[float, float]) -> str:
