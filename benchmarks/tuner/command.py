@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -14,9 +15,10 @@ from benchmarks.machine import describe
 from benchmarks.tuner import calibration, plots, results, tables
 from benchmarks.tuner.baselines import Selector, swept
 from benchmarks.tuner.cells import Cell, cells, quick
+from benchmarks.tuner.kept import FOLDER, core_digest
 from benchmarks.tuner.runner import Bench, Terms, drive
 from benchmarks.tuner.stats import clopper_pearson, quantile
-from benchmarks.tuner.trials import OURS, each, run, summary
+from benchmarks.tuner.trials import OURS, Trials, summary
 
 BASELINES = ("sweep, lowest limit", "sweep, least energy", "static 80%")
 LENGTHS = (2_000, 5_000, 10_000, 24_000, 48_000)
@@ -62,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cells", nargs="*", default=[], help="only those with this in their name")
     parser.add_argument("--seeds", type=int, help="runs a cell (300; 40 with --quick)")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--minutes", type=float, help="stop then, with the runs that were made")
+    parser.add_argument("--anew", action="store_true", help="make even runs that were made before")
     parser.add_argument("--turn", type=float, default=2.0, help="seconds between looks")
     parser.add_argument("--only-ours", action="store_true", help="no baselines")
     parser.add_argument("--list", action="store_true", help="name the cells")
@@ -79,12 +83,25 @@ def _seeds(options: argparse.Namespace, usual: int = 300) -> int:
     return int(options.seeds or (40 if options.quick else usual))
 
 
+def _trials(options: argparse.Namespace) -> Trials:
+    return Trials(
+        None if options.anew else FOLDER,
+        processes=options.processes,
+        deadline=time.monotonic() + 60 * options.minutes if options.minutes else math.inf,
+        terms=Terms(turn=options.turn),
+    )
+
+
 def _table(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
-    terms = Terms(turn=options.turn)
+    trials = _trials(options)
+    terms = trials.terms
     methods = (OURS,) if options.only_ours else (OURS, *BASELINES)
-    found = run(chosen, _seeds(options), methods, terms=terms, processes=options.processes)
+    found = trials.scores(chosen, _seeds(options), methods)
+    if not all(found[cell.plant.name][OURS] for cell in chosen):
+        sys.exit("there was not even time for one run of every cell")
     facts = {
         "machine": describe(),
+        "core": core_digest(),
         "budget": terms.budget,
         "turn": terms.turn,
         "cells": [
@@ -113,6 +130,7 @@ def _table(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
 
 
 def _lengths(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
+    trials = _trials(options)
     wanted = ("a40-resnet50, CV 5 %, quiet", "h100-llama, CV 5 %, mild")
     facts = []
     for cell in cells():
@@ -121,15 +139,14 @@ def _lengths(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
         for units in LENGTHS:
             name = f"{cell.plant.name}, {units}"
             longer = replace(cell, plant=replace(cell.plant, name=name, units=units))
-            terms, methods = Terms(turn=options.turn), (OURS, *BASELINES[:2])
-            found = run(
-                [longer], _seeds(options, 100), methods, terms=terms, processes=options.processes
-            )
+            found = trials.scores([longer], _seeds(options, 100), (OURS, *BASELINES[:2]))
+            if not found[name][OURS]:
+                continue
             facts.append(
                 {
                     "cell": cell.plant.name,
                     "units": units,
-                    "methods": {m: summary(s, terms.budget) for m, s in found[name].items()},
+                    "methods": {m: summary(s, trials.terms.budget) for m, s in found[name].items()},
                 }
             )
     print(tables.lengths({"lengths": facts}))
@@ -139,9 +156,9 @@ def _lengths(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
 
 def _calibration(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
     runs = _seeds(options)
-    found = list(each(calibration.run_task, list(calibration.tasks(runs)), options.processes))
-    certified = [one for one in found if isinstance(one, calibration.Certification)]
-    detected = [one for one in found if isinstance(one, calibration.Detection)]
+    found = list(_trials(options).facts(calibration.run_task, list(calibration.tasks(runs))))
+    certified = [calibration.Certification(**one) for one in found if "held" in one]
+    detected = [calibration.Detection(**one) for one in found if "hidden" in one]
     facts = {"certification": _certification(certified), "detection": _detection(detected)}
     print(tables.certification(facts) + "\n\n" + tables.detection(facts))
     if options.keep:

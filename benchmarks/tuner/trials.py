@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import sys
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.tuner.baselines import METHODS
 from benchmarks.tuner.cells import Cell
+from benchmarks.tuner.kept import Kept, bench_digest, core_digest
 from benchmarks.tuner.runner import Bench, Score, Terms
 from benchmarks.tuner.stats import clopper_pearson, mean, quantile
 
@@ -20,72 +25,132 @@ R = TypeVar("R")
 
 OURS = "wattspan"
 TERMS = Terms()
-_BATCH = 10  # seeds a process does at once
 
 
 @dataclass(frozen=True)
 class Task:
-    """Some seeds of a cell under some methods."""
+    """One seed of a cell under some methods."""
 
     cell: Cell
-    seeds: range
+    seed: int
     methods: tuple[str, ...]
     terms: Terms
 
 
+class Trials:
+    """Makes runs, or has them from before, in ``processes`` until ``deadline`` (monotonic)."""
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        processes: int = 1,
+        deadline: float = math.inf,
+        terms: Terms = TERMS,
+    ) -> None:
+        self.terms, self._processes, self._deadline = terms, processes, deadline
+        self._ours = self._theirs = None
+        if folder is not None:
+            self._ours = Kept(folder / f"wattspan-{core_digest()}.jsonl")
+            self._theirs = Kept(folder / f"others-{bench_digest()}.jsonl")
+
+    def scores(
+        self, cells: Sequence[Cell], seeds: int, methods: Sequence[str] = (OURS,)
+    ) -> dict[str, dict[str, list[Score]]]:
+        """Scores by cell and method, by seed: of all methods the seeds that all have."""
+        found: dict[tuple[str, str, int], Score] = {}
+        tasks = []
+        for seed in range(seeds):
+            for cell in cells:
+                missing = []
+                for method in methods:
+                    facts = self._kept(self._key(cell, method, seed), method)
+                    if facts is None:
+                        missing.append(method)
+                    else:
+                        found[cell.plant.name, method, seed] = Score(**facts)
+                if missing:
+                    tasks.append(Task(cell, seed, tuple(missing), self.terms))
+        for task, scores in self.each(run_task, tasks):
+            for score in scores:
+                found[score.plant, score.method, score.seed] = score
+                self._keep(self._key(task.cell, score.method, score.seed), score)
+        return {
+            cell.plant.name: {
+                method: [
+                    found[cell.plant.name, method, seed]
+                    for seed in range(seeds)
+                    if all((cell.plant.name, one, seed) in found for one in methods)
+                ]
+                for method in methods
+            }
+            for cell in cells
+        }
+
+    def facts(self, function: Callable[[T], Any], tasks: Sequence[T]) -> Iterator[dict[str, Any]]:
+        """What ``function`` tells of each task of ours."""
+        missing = []
+        for task in tasks:
+            facts = self._kept(repr(task), OURS)
+            if facts is None:
+                missing.append(task)
+            else:
+                yield facts
+        for task, found in self.each(function, missing):
+            if self._ours is not None:
+                self._ours.put(repr(task), found.facts())
+            yield found.facts()
+
+    def each(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[tuple[T, R]]:
+        """What comes of every task for which there is time."""
+        if self._processes <= 1:
+            for done, task in enumerate(tasks, 1):
+                if time.monotonic() > self._deadline:
+                    return
+                yield task, function(task)
+                _tell(done, len(tasks))
+            return
+        context, waiting = multiprocessing.get_context("fork"), deque(tasks)
+        with ProcessPoolExecutor(self._processes, context, initializer=_step_back) as pool:
+            running: dict[Future[R], T] = {}
+            while waiting or running:
+                while (
+                    waiting
+                    and len(running) < 3 * self._processes
+                    and time.monotonic() < self._deadline
+                ):
+                    task = waiting.popleft()
+                    running[pool.submit(function, task)] = task
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(future), future.result()
+                    _tell(len(tasks) - len(waiting) - len(running), len(tasks))
+
+    def _key(self, cell: Cell, method: str, seed: int) -> str:
+        plant, terms = cell.plant, self.terms
+        more = repr(terms) if method == OURS else f"{terms.budget}"
+        return f"{plant.name} {plant.units} {method} {seed} {more}"
+
+    def _kept(self, key: str, method: str) -> Any:
+        kept = self._ours if method == OURS else self._theirs
+        return None if kept is None else kept.facts.get(key)
+
+    def _keep(self, key: str, score: Score) -> None:
+        kept = self._ours if score.method == OURS else self._theirs
+        if kept is not None:
+            kept.put(key, score.facts())
+
+
 def run_task(task: Task) -> list[Score]:
-    """All methods share each seed's luck."""
-    return [
-        bench.ours() if method == OURS else METHODS[method](bench)
-        for bench in (Bench(task.cell.plant, seed, task.terms) for seed in task.seeds)
-        for method in task.methods
-    ]
+    """All methods share the seed's luck."""
+    bench = Bench(task.cell.plant, task.seed, task.terms)
+    return [bench.ours() if one == OURS else METHODS[one](bench) for one in task.methods]
 
 
-def run(
-    cells: Sequence[Cell],
-    seeds: int,
-    methods: Sequence[str] = (OURS,),
-    *,
-    terms: Terms = TERMS,
-    processes: int = 1,
-    few: int | None = None,
-) -> dict[str, dict[str, list[Score]]]:
-    """Scores by cell and method. Methods other than ours get the first ``few`` seeds."""
-    tasks = list(_tasks(cells, seeds, methods, terms, few))
-    found: dict[str, dict[str, list[Score]]] = {
-        cell.plant.name: {method: [] for method in methods} for cell in cells
-    }
-    for done, scores in enumerate(each(run_task, tasks, processes), 1):
-        for score in scores:
-            found[score.plant][score.method].append(score)
-        if done % 20 == 0 or done == len(tasks):
-            print(f"  {done} of {len(tasks)} batches", file=sys.stderr)
-    for by_method in found.values():
-        for scores in by_method.values():
-            scores.sort(key=lambda one: one.seed)
-    return found
-
-
-def _tasks(
-    cells: Sequence[Cell], seeds: int, methods: Sequence[str], terms: Terms, few: int | None
-) -> Iterator[Task]:
-    for begin in range(0, seeds, _BATCH):
-        some = range(begin, min(begin + _BATCH, seeds))
-        chosen = tuple(one for one in methods if one == OURS or few is None or begin < few)
-        for cell in cells if chosen else ():
-            yield Task(cell, some, chosen, terms)
-
-
-def each(function: Callable[[T], R], tasks: Sequence[T], processes: int) -> Iterator[R]:
-    """What comes of every task, in no order."""
-    if processes <= 1:
-        yield from map(function, tasks)
-        return
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(processes, context, initializer=_step_back) as pool:
-        for future in as_completed([pool.submit(function, task) for task in tasks]):
-            yield future.result()
+def _tell(done: int, of: int) -> None:
+    if done % 200 == 0 or done == of:
+        print(f"  {done} of {of} runs", file=sys.stderr, flush=True)
 
 
 def _step_back() -> None:

@@ -16,7 +16,7 @@ from benchmarks.tuner.job import Job
 from benchmarks.tuner.plants import Phase, Plant, luck
 from benchmarks.tuner.runner import Bench, Score, Terms, Watch
 from benchmarks.tuner.stats import clopper_pearson, mean, quantile
-from benchmarks.tuner.trials import run, summary
+from benchmarks.tuner.trials import Trials, summary
 from benchmarks.tuner.truth import Truth, run_at
 
 from wattspan.model import Decision, Move, Reason
@@ -335,6 +335,6 @@ def test_cells_cover_every_curve_noise_and_disturbance_once() -> None:
 
 def test_methods_of_one_seed_share_their_luck() -> None:
     cell = Cell(plant(cv=0.05), "curves")
-    found = run([cell], 2, ("static 80%", "oracle"))["a job"]
+    found = Trials().scores([cell], 2, ("static 80%", "oracle"))["a job"]
     assert [score.seed for score in found["oracle"]] == [0, 1]
     assert all(score.slowdown == pytest.approx(0.04, abs=1e-9) for score in found["static 80%"])
