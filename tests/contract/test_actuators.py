@@ -22,6 +22,7 @@ from wattspan.actuators.cpu_power import CpuPower
 from wattspan.actuators.gpu_clock import GpuClock
 from wattspan.actuators.gpu_power import GpuPower
 from wattspan.actuators.nvml_boards import Boards
+from wattspan.actuators.opening import open_actuators
 from wattspan.clock import SystemClock
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.library_build import build
@@ -326,3 +327,17 @@ def test_closing_twice_is_closing(bench: Bench) -> None:
     bench.actuator.close()
     bench.actuator.close()
     assert len(bench.actuator.devices()) == 2
+
+
+@pytest.mark.needs_cc
+def test_an_emulated_host_without_gpus_never_gets_those_of_the_library_that_is_installed(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a demo on a GPU host would cap the host's own boards."""
+    for bench in through_c(Knob.GPU_POWER, tmp_path / "gpus", request, monkeypatch):
+        clock = SystemClock()
+        assert open_actuators([Knob.GPU_POWER], sysfs=tmp_path, clock=clock, emulated=True) == ()
+        (found,) = open_actuators([Knob.GPU_POWER], sysfs=tmp_path, clock=clock)
+        assert found.devices() == bench.actuator.devices()
+        found.close()
+        bench.close()

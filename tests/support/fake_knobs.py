@@ -71,7 +71,7 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetMaxClockInfo": lambda _n, _g, _kind: 1980,
     "nvmlDeviceGetSupportedMemoryClocks": lambda _n, _g: [2619, 1593],
     "nvmlDeviceGetSupportedGraphicsClocks": lambda _n, _g, memory: list(
-        range(1980 if memory == 2619 else 1200, 344, -15)
+        range(1980, 344, -15) if memory == 2619 else range(1200, 209, -15)
     ),
 }
 

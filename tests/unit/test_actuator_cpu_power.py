@@ -118,6 +118,12 @@ def test_the_lower_limit_of_a_mirror_is_what_is_enforced(tmp_path: Path) -> None
         assert mirror.read_text() == "15000000\n"  # it is looked at, and never written
 
 
+def test_a_package_with_no_limit_but_its_mirror_is_no_device(tmp_path: Path) -> None:
+    with host_with("client-mmio", tmp_path / "sys") as host:
+        host.set("constraint_0_name", "peak_power")
+        assert host.power.devices() == ()
+
+
 def test_two_drivers_of_one_package_are_one_device(host: Host) -> None:
     second = host.tree.path("intel-rapl:1")
     (second / "name").write_text("package-0\n")
@@ -196,6 +202,17 @@ def test_the_original_is_restored_to_the_last_bit_of_the_register(host: Host, un
     assert before.requested is not None
     assert host.power.write(P0, before.requested) == before
     assert int(host.file("constraint_0_power_limit_uw").read_text()) == original
+
+
+def test_an_emulated_host_is_given_time_to_look_at_its_files(host: Host) -> None:
+    clock = ManualClock()
+
+    def look(_mono: int) -> None:
+        host.set("constraint_0_power_limit_uw", 150_000_000)  # rounded down, a little later
+
+    clock.on_sleep = look
+    power = CpuPower(host.tree.root, clock, answers_after=50_000_000)
+    assert power.write(P0, 150_100).requested == 150_000
 
 
 def test_a_value_that_overflows_the_register_is_found_out(host: Host) -> None:

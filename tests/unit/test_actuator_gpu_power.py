@@ -104,6 +104,11 @@ def test_what_is_out_of_range_is_refused_with_the_range(host: Host) -> None:
     assert "nvmlDeviceSetPowerManagementLimit" not in host.nvml.calls
 
 
+def test_both_ends_of_the_range_can_be_set(host: Host) -> None:
+    assert host.power.write(A, 200_000).requested == 200_000
+    assert host.power.write(A, 700_000).requested == 700_000
+
+
 def test_a_range_that_is_not_told_is_the_drivers_to_keep(host: Host) -> None:
     host.nvml.errors["nvmlDeviceGetPowerManagementLimitConstraints"] = 3
     state = host.power.read(A)
@@ -203,6 +208,18 @@ def test_a_lost_board_makes_the_library_begin_anew_now_and_then_only(host: Host)
             host.refused(A, 300_000)
         assert host.nvml.calls.count("nvmlInit") == begun
         host.clock.advance(ns=PATIENCE)
+
+
+def test_a_board_that_came_back_and_is_lost_again_is_waited_for_anew(host: Host) -> None:
+    host.power.devices()
+    host.nvml.errors["GPU-a"] = 15
+    host.refused(A, 300_000)
+    host.nvml.errors.clear()
+    host.power.write(A, 300_000)
+    host.clock.advance(ns=PATIENCE)
+    host.nvml.errors["GPU-a"] = 15
+    host.refused(A, 300_000)
+    assert host.nvml.calls.count("nvmlInit") == 1
 
 
 def test_a_board_bound_again_is_seen_by_a_library_begun_anew(host: Host) -> None:

@@ -33,11 +33,6 @@ def test_a_family_that_is_not_there_is_left_out(tmp_path: Path) -> None:
     assert open_actuators(list(Knob), sysfs=tmp_path, clock=CLOCK, emulated=True) == ()
 
 
-def test_an_emulated_host_without_gpus_never_gets_the_real_ones(tmp_path: Path) -> None:
-    """Else a demo on a GPU host would cap the host's own boards."""
-    assert open_actuators([Knob.GPU_POWER], sysfs=tmp_path, clock=CLOCK, emulated=True) == ()
-
-
 def test_gpus_of_a_host_share_one_session() -> None:
     nvml = KnobNvml(CLOCK, FakeGpu("GPU-a"))
     power, clocks = open_actuators([Knob.GPU_CLOCK, Knob.GPU_POWER], nvml=nvml, clock=CLOCK)
