@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from support.capper_bench import Bench, Killed, W
 from wattspan.capper.bounds import Rules
-from wattspan.capper.keeper import Imposed
+from wattspan.capper.wishes import Imposed
 from wattspan.model import CapKey, Trouble
 from wattspan.ports import CapsError
 
@@ -135,7 +135,7 @@ class Host(RuleBasedStateMachine):
             {} if share is None else dict.fromkeys(keys, share),
             None if share is None else 2 * share,
         )
-        self.bench.keeper.imposed = self.imposed
+        self.bench.keeper.impose(self.imposed)
 
     @rule()
     def crash(self) -> None:
@@ -178,7 +178,7 @@ class Host(RuleBasedStateMachine):
         while True:
             try:
                 self.bench.start()
-                self.bench.keeper.imposed = self.imposed
+                self.bench.keeper.impose(self.imposed)
                 self.bench.keeper.turn()
             except Killed:
                 continue

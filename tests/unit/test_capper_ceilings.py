@@ -9,8 +9,8 @@ import pytest
 from support.capper_bench import Bench, W
 from wattspan.capper.bounds import Rules
 from wattspan.capper.ceilings import Ceilings, impose
-from wattspan.capper.keeper import Peer
 from wattspan.capper.protocol import Refusal
+from wattspan.capper.wishes import Peer
 from wattspan.config import Caps
 from wattspan.config.control import FixedCap, Priority
 from wattspan.model import SECOND, Knob
@@ -164,10 +164,10 @@ def test_the_budget_is_kept_and_everything_comes_back(tmp_path: Path) -> None:
     for limit in (2000, 1200, 900, 2400):
         for _ in range(5):
             before = sum(bench.stands)
-            bench.keeper.imposed = impose(Caps(), limit * W, bench.keeper)
+            bench.keeper.impose(impose(Caps(), limit * W, bench.keeper))
             bench.turn(1)
             assert sum(bench.stands) <= max(before, limit * W)
         assert sum(bench.stands) <= limit * W
-    bench.keeper.imposed = impose(Caps(), None, bench.keeper)
+    bench.keeper.impose(impose(Caps(), None, bench.keeper))
     bench.turn(1)
     assert bench.stands == [650 * W] * 4

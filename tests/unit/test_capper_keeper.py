@@ -8,8 +8,8 @@ import pytest
 
 from support.capper_bench import Bench, W
 from wattspan.capper.bounds import Rules
-from wattspan.capper.keeper import Imposed
 from wattspan.capper.protocol import Refusal
+from wattspan.capper.wishes import Imposed
 from wattspan.model import Knob, Trouble
 from wattspan.ports import CapsError
 
@@ -99,7 +99,8 @@ def test_a_device_that_refuses_is_not_asked_again_at_once(bench: Bench) -> None:
     for _ in range(20):
         assert refusal(bench, 500 * W) == Refusal.LOCKED
     assert len(seen) == 1
-    bench.clock.advance(1)
+    bench.clock.advance(60)
+    assert bench.keeper.rows()[0].usable is True  # as far as is known, so that it is tried again
     assert refusal(bench, 500 * W) == Refusal.LOCKED
     assert len(seen) == 2
     assert bench.deeds().count("fail") == 1
@@ -191,10 +192,11 @@ def test_after_a_crash_the_original_comes_back(bench: Bench) -> None:
 
 
 def test_after_a_crash_what_is_imposed_never_rises_in_between(bench: Bench) -> None:
-    bench.keeper.imposed = imposed = Imposed(fixed={bench.key(): 500 * W})
+    imposed = Imposed(fixed={bench.key(): 500 * W})
+    bench.keeper.impose(imposed)
     bench.turn()
     bench.start()
-    bench.keeper.imposed = imposed
+    bench.keeper.impose(imposed)
     bench.actuator.written.clear()
     bench.turn()
     assert bench.stands[0] == 500 * W
@@ -313,14 +315,14 @@ def test_the_least_of_tuner_operator_and_budget_stands(bench: Bench) -> None:
         (Imposed(shares={key: 480 * W}, limit=2000 * W), 480, "job"),
         (Imposed(fixed={key: 600 * W}), 550, "job"),
     ):
-        bench.keeper.imposed = imposed
+        bench.keeper.impose(imposed)
         bench.turn()
         assert bench.stands[0] == stands * W
         assert bench.keeper.rows()[0].holder == holder
 
 
 def test_what_is_imposed_outlives_every_lease(bench: Bench) -> None:
-    bench.keeper.imposed = Imposed(fixed={bench.key(): 500 * W})
+    bench.keeper.impose(Imposed(fixed={bench.key(): 500 * W}))
     bench.hold(450 * W)
     bench.turn(11)
     assert bench.stands[0] == 500 * W
@@ -329,11 +331,11 @@ def test_what_is_imposed_outlives_every_lease(bench: Bench) -> None:
 
 def test_nothing_rises_before_what_it_rises_by_was_given_up(bench: Bench) -> None:
     one, two = bench.key(0), bench.key(1)
-    bench.keeper.imposed = Imposed(shares={one: 600 * W, two: 300 * W}, limit=900 * W)
+    bench.keeper.impose(Imposed(shares={one: 600 * W, two: 300 * W}, limit=900 * W))
     bench.turn()
     assert bench.stands == [600 * W, 300 * W]
     bench.board(0).fault = Trouble.RETRY
-    bench.keeper.imposed = Imposed(shares={one: 300 * W, two: 600 * W}, limit=900 * W)
+    bench.keeper.impose(Imposed(shares={one: 300 * W, two: 600 * W}, limit=900 * W))
     bench.turn()
     assert bench.stands == [600 * W, 300 * W]
     bench.board(0).fault = None
@@ -343,10 +345,10 @@ def test_nothing_rises_before_what_it_rises_by_was_given_up(bench: Bench) -> Non
 
 def test_a_device_that_does_not_obey_has_given_up_nothing(bench: Bench) -> None:
     one, two = bench.key(0), bench.key(1)
-    bench.keeper.imposed = Imposed(shares={one: 600 * W, two: 300 * W}, limit=900 * W)
+    bench.keeper.impose(Imposed(shares={one: 600 * W, two: 300 * W}, limit=900 * W))
     bench.turn()
     bench.board(0).obeys = 600 * W
-    bench.keeper.imposed = Imposed(shares={one: 300 * W, two: 600 * W}, limit=900 * W)
+    bench.keeper.impose(Imposed(shares={one: 300 * W, two: 600 * W}, limit=900 * W))
     bench.turn()
     assert bench.stands == [300 * W, 300 * W]
     bench.board(0).obeys = None
@@ -368,7 +370,7 @@ def test_a_cap_that_is_shown_and_not_obeyed_is_taken_back(bench: Bench) -> None:
 
 
 def test_restoring_lets_go_of_what_is_imposed_as_well(bench: Bench) -> None:
-    bench.keeper.imposed = Imposed(fixed={bench.key(): 500 * W})
+    bench.keeper.impose(Imposed(fixed={bench.key(): 500 * W}))
     bench.turn()
     assert bench.keeper.restore() == ()
     bench.turn(1)

@@ -17,9 +17,10 @@ from wattspan.capper.bounds import usual
 from wattspan.capper.ceiling_file import CeilingFile, FileCeiling
 from wattspan.capper.devices import is_power, named
 from wattspan.capper.journal import JournalError
-from wattspan.capper.keeper import Imposed, Keeper, Peer
+from wattspan.capper.keeper import Keeper
 from wattspan.capper.protocol import Refusal
 from wattspan.capper.sharing import Sharer, share
+from wattspan.capper.wishes import Imposed, Peer
 from wattspan.config import Caps
 from wattspan.model import CapKey, KnobState
 from wattspan.ports import CapsError, Clock

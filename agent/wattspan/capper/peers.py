@@ -8,7 +8,7 @@ import socket
 import struct
 from collections.abc import Iterable
 
-from wattspan.capper.keeper import Peer
+from wattspan.capper.wishes import Peer
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 

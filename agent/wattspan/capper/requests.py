@@ -10,8 +10,9 @@ from wattspan.capper import protocol
 from wattspan.capper.audit import Deed, Event
 from wattspan.capper.ceilings import Ceilings, impose
 from wattspan.capper.journal import JournalError
-from wattspan.capper.keeper import Keeper, Peer
+from wattspan.capper.keeper import Keeper
 from wattspan.capper.protocol import Refusal, Refused, Row, State
+from wattspan.capper.wishes import Peer
 from wattspan.config import Caps
 from wattspan.model import CapKey, CapRow
 from wattspan.ports import CapsError, Clock
@@ -103,7 +104,7 @@ class Desk:
             case protocol.Ceiling():
                 why = _short(request.why, _LONGEST_WHY)
                 self._ceilings.ask(request.limit, why, request.ttl, peer)
-                self._keeper.suspended = False
+                self._keeper.resume()
                 self.turn()
             case protocol.Restore():
                 self._restore(peer, request)
@@ -149,7 +150,7 @@ class Desk:
 
     def _impose(self) -> None:
         self._ceilings.poll()
-        self._keeper.imposed = impose(self._settings, self._ceilings.limit, self._keeper)
+        self._keeper.impose(impose(self._settings, self._ceilings.limit, self._keeper))
 
     def _refused(
         self, holder: int, peer: Peer, request: protocol.Request, error: CapsError

@@ -17,10 +17,10 @@ from typing import Final
 import msgspec
 
 from wattspan.capper import protocol
-from wattspan.capper.keeper import Peer
 from wattspan.capper.peers import peer_of
 from wattspan.capper.protocol import LONGEST_LINE, Refusal, Refused
 from wattspan.capper.requests import Desk
+from wattspan.capper.wishes import Peer
 from wattspan.model import SECOND
 from wattspan.ports import Clock
 

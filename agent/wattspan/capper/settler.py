@@ -1,0 +1,206 @@
+"""Brings each knob to where it is to be: what goes down first, what failed not too often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from wattspan.capper.audit import Deed, Event
+from wattspan.capper.devices import is_power
+from wattspan.capper.journal import JournalError
+from wattspan.capper.protocol import Refusal
+from wattspan.capper.wishes import Wishes
+from wattspan.capper.writer import Cause, Writer, foreign
+from wattspan.model import SECOND, CapKey
+from wattspan.ports import CapsError, Clock
+
+_FIRST_REST, _LONGEST_REST = SECOND, 60 * SECOND
+_FIRST_OF_LASTING, _LONGEST_OF_LASTING = 60 * SECOND, 3600 * SECOND
+_LASTING = (Refusal.NO_PERMISSION, Refusal.LOCKED, Refusal.NOT_HONOURED)
+"""Nobody mends a permission within seconds, and a locked register stays so until the boot."""
+_OBEYS_WITHIN = 5 * SECOND
+_UNWANTED = Cause(why="no cap is wanted any more")
+
+Troubles = dict[CapKey, CapsError]
+
+
+class _Rest(NamedTuple):
+    until: int
+    length: int
+    error: CapsError
+
+
+class Settler:
+    """Moves knobs to what ``wishes`` say, as far as the devices let it."""
+
+    def __init__(
+        self, writer: Writer, wishes: Wishes, clock: Clock, record: Callable[[Event], None]
+    ) -> None:
+        self.journal_trouble = ""
+        self._writer, self._wishes = writer, wishes
+        self._clock, self._record = clock, record
+        self._rests: dict[CapKey, _Rest] = {}
+        self._disobeyed: dict[CapKey, int] = {}
+
+    def settle(
+        self,
+        keys: Iterable[CapKey],
+        *,
+        until: int | None = None,
+        ended: Mapping[CapKey, Cause] | None = None,
+    ) -> Troubles:
+        """Bring ``keys`` to where they are to be: those that go down first. What failed, and why.
+
+        A move that was not reached by ``until`` is left to the next time. ``ended`` says why
+        some of them are wanted no more.
+        """
+        down: dict[CapKey, int] = {}
+        up: dict[CapKey, int] = {}
+        back: list[CapKey] = []
+        troubles: Troubles = {}
+        wanted = self._wishes.keys()
+        for key in sorted(keys):
+            rest = self.resting(key)
+            # What needs no journal, giving back, is not kept waiting by the want of one.
+            if rest is not None and rest.refusal != Refusal.NO_JOURNAL:
+                troubles[key] = rest
+                continue
+            with self._trying(key, troubles):
+                self._plan(key, key in wanted, down, up, back)
+        self._move(down, troubles, until)
+        self._move({k: v for k, v in up.items() if self._fits(k, v)}, troubles, until)
+        for key in back:
+            if self._fits(key, self._writer.entries[key].original):
+                with self._trying(key, troubles):
+                    self._writer.give_back(key, (ended or {}).get(key, _UNWANTED))
+                    self._rests.pop(key, None)
+        self._flush()
+        return troubles
+
+    def resting(self, key: CapKey) -> CapsError | None:
+        """Why a knob is left alone for now, if it is."""
+        rest = self._rests.get(key)
+        return rest.error if rest is not None and self._clock.monotonic() < rest.until else None
+
+    def broken(self, key: CapKey) -> bool:
+        """Whether a knob could not be turned when that was last tried."""
+        rest = self._rests.get(key)
+        return rest is not None and rest.error.refusal != Refusal.NO_JOURNAL
+
+    def rested(self) -> None:
+        """Try everything again, whatever happened."""
+        self._rests.clear()
+
+    def see_whether_obeyed(self) -> None:
+        """Take back a cap that a device shows and does not obey."""
+        now = self._clock.monotonic()
+        for key in list(self._writer.entries):
+            if self._writer.obeyed(key):
+                self._disobeyed.pop(key, None)
+            elif now - self._disobeyed.setdefault(key, now) >= _OBEYS_WITHIN:
+                state = self._writer.devices.states[key]
+                error = CapsError(
+                    f"{state.name} shows {state.requested} {key.knob.unit} and obeys"
+                    f" {state.enforced}: the cap does nothing.",
+                    Refusal.NOT_HONOURED,
+                    key.device,
+                )
+                self._wishes.leases.drop([key])
+                self.settle([key], ended={key: Cause(why=str(error))})
+                self._failed(key, error, {})
+
+    # --------------------------------------------------------------------------- inner workings
+
+    def _plan(
+        self,
+        key: CapKey,
+        wanted: bool,
+        down: dict[CapKey, int],
+        up: dict[CapKey, int],
+        back: list[CapKey],
+    ) -> None:
+        """Look at one knob, and put it where its move belongs, if there is one. CapsError."""
+        state = self._writer.look(key, wanted=wanted)
+        entry = self._writer.entries.get(key)
+        if entry is not None and entry.foreign is not None:
+            raise foreign(entry)
+        target = self._wishes.target(state)
+        if target is None:
+            if entry is not None:
+                back.append(key)
+        elif entry is None or not entry.written or entry.value != target:
+            present = self._wishes.present(state)
+            (down if present is None or target < present else up)[key] = target
+        else:
+            self._rests.pop(key, None)
+
+    def _move(self, targets: Mapping[CapKey, int], troubles: Troubles, until: int | None) -> None:
+        waiting = {key: rest for key in targets if (rest := self.resting(key)) is not None}
+        troubles |= waiting
+        targets = {key: value for key, value in targets.items() if key not in waiting}
+        if not targets:
+            return
+        try:
+            self._writer.intend(targets)
+        except JournalError as error:
+            for key in targets:
+                self._failed(key, CapsError(str(error), Refusal.NO_JOURNAL, key.device), troubles)
+            return
+        for key in targets:
+            if until is not None and self._clock.monotonic() > until:
+                return
+            with self._trying(key, troubles):
+                self._writer.put(key, self._wishes.cause(key))
+                self._rests.pop(key, None)
+
+    @contextmanager
+    def _trying(self, key: CapKey, troubles: Troubles) -> Iterator[None]:
+        try:
+            yield
+        except CapsError as error:
+            self._failed(key, error, troubles)
+
+    def _failed(self, key: CapKey, error: CapsError, troubles: Troubles) -> None:
+        """Leave the knob alone for a while."""
+        troubles[key] = error
+        if error.refusal == Refusal.FOREIGN:
+            # It is looked at every turn all the same, for nothing is written; and whoever held
+            # it learns that it is not theirs any more.
+            self._wishes.leases.drop([key])
+            return
+        lasting = error.refusal in _LASTING
+        first = _FIRST_OF_LASTING if lasting else _FIRST_REST
+        longest = _LONGEST_OF_LASTING if lasting else _LONGEST_REST
+        earlier = self._rests.get(key)
+        length: int = first if earlier is None else max(first, min(2 * earlier.length, longest))
+        self._rests[key] = _Rest(self._clock.monotonic() + length, length, error)
+        if earlier is None or str(earlier.error) != str(error):
+            self._record(
+                Event(
+                    at=self._clock.now().wall,
+                    deed=Deed.FAIL,
+                    knob=key.knob,
+                    device=key.device,
+                    why=str(error),
+                )
+            )
+
+    def _fits(self, key: CapKey, value: int | None) -> bool:
+        """Whether the budget allows ``key`` to be raised to ``value``, as the others stand now.
+
+        What one device is to gain, another must have lost already, and have been seen to obey.
+        """
+        limit = self._wishes.imposed.limit
+        if limit is None or value is None or not is_power(key.knob):
+            return True
+        states = self._writer.devices.states.items()
+        others = (state for one, state in states if one != key and is_power(one.knob))
+        return value + sum(max(s.requested or 0, s.enforced or 0) for s in others) <= limit
+
+    def _flush(self) -> None:
+        try:
+            self._writer.flush()
+            self.journal_trouble = ""
+        except JournalError as error:
+            self.journal_trouble = str(error)

@@ -1,0 +1,125 @@
+"""What is wanted of each knob, by tuners, operator and budget; and so what is to stand on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+from wattspan.capper.bounds import Bounds, Rules, bounds, stepped
+from wattspan.capper.journal import Entry
+from wattspan.capper.leases import Grant, Lease, Leases
+from wattspan.capper.writer import Cause, Writer
+from wattspan.model import CapKey, KnobState
+
+_NONE: Mapping[CapKey, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Imposed:
+    """What holds without a lease: the operator's ``fixed`` caps, and each device's share.
+
+    ``limit`` is the budget of which the ``shares`` are, in milliwatts.
+    """
+
+    fixed: Mapping[CapKey, int] = field(default_factory=lambda: _NONE)
+    shares: Mapping[CapKey, int] = field(default_factory=lambda: _NONE)
+    limit: int | None = None
+
+
+class Peer(NamedTuple):
+    """Who asks, as the kernel proves it."""
+
+    pid: int | None = None
+    uid: int | None = None
+
+
+NOBODY = Peer()
+_NOTHING_IMPOSED = Imposed()
+
+
+class Wishes:
+    """Every wish, and the least of them for each knob. Nothing here touches a device."""
+
+    def __init__(self, writer: Writer, rules: Rules, longest: int) -> None:
+        self.leases = Leases(longest)
+        self.peers: dict[int, Peer] = {}
+        self.asked_for = _NOTHING_IMPOSED
+        self.suspended = False
+        """Whether what is imposed is let go as well, for somebody has asked for everything."""
+        self._writer, self._rules = writer, rules
+
+    @property
+    def imposed(self) -> Imposed:
+        return _NOTHING_IMPOSED if self.suspended else self.asked_for
+
+    def keys(self) -> set[CapKey]:
+        """Every knob that anybody wants a cap on."""
+        wanted = self.leases.held() | {*self.imposed.fixed, *self.imposed.shares}
+        return {key for key in wanted if key in self._writer.devices.states}
+
+    def tuned(self, key: CapKey) -> tuple[int, Lease, Grant] | None:
+        """Which tuner holds ``key``."""
+        return self.leases.holding(key)
+
+    def one_step(self, key: CapKey, value: int) -> int:
+        """What is granted of a tuner's wish: within bounds, and not too far down at once."""
+        state = self.ranged(self._writer.devices.states[key])
+        allowed = self._bounds(state, tuned=True)
+        if allowed is None:
+            return value
+        return stepped(state, self.present(state), allowed.clamp(value), self._rules)
+
+    def target(self, state: KnobState) -> int | None:
+        """What is to stand on a knob that is as ``state`` says; None for the original."""
+        state = self.ranged(state)
+        tuned, static = self._bounds(state, tuned=True), self._bounds(state, tuned=False)
+        if tuned is None or static is None:
+            return None
+        wishes = []
+        if (held := self.tuned(state.key)) is not None:
+            wishes.append(tuned.clamp(held[2].caps[state.key]))
+        for imposed in (self.imposed.fixed, self.imposed.shares):
+            if state.key in imposed:
+                value = static.clamp(imposed[state.key])
+                wishes.append(stepped(state, self.present(state), value, self._rules))
+        least = min(wishes, default=static.highest)
+        return None if least >= static.highest else least
+
+    def cause(self, key: CapKey) -> Cause:
+        """On whose behalf a cap on ``key`` is set."""
+        if (held := self.tuned(key)) is not None:
+            return self.cause_of(held[0], held[2])
+        fixed, share = self.imposed.fixed.get(key), self.imposed.shares.get(key)
+        if fixed is not None and (share is None or fixed <= share):
+            return Cause("operator", "fixed by [caps] fixed")
+        if share is not None:
+            return Cause("budget", "its share of the host's power budget")
+        return Cause()
+
+    def cause_of(self, holder: int, grant: Grant) -> Cause:
+        peer = self.peers.get(holder, NOBODY)
+        return Cause(grant.job, grant.why, peer.pid, peer.uid)
+
+    def present(self, state: KnobState) -> int | None:
+        """What stands on a knob, as far as moves are counted from it."""
+        entry = self._entry(state)
+        if entry is not None and entry.written and entry.foreign is None:
+            return entry.value
+        return state.requested if state.requested is not None else state.maximum
+
+    def ranged(self, state: KnobState) -> KnobState:
+        """With the range that was found before we wrote: some drivers derive it from the limit."""
+        entry = self._entry(state)
+        if entry is None:
+            return state
+        return replace(state, minimum=entry.minimum, default=entry.default, maximum=entry.maximum)
+
+    def _bounds(self, state: KnobState, *, tuned: bool) -> Bounds | None:
+        entry = self._entry(state)
+        original = state.requested if entry is None else entry.original
+        return bounds(state, original, self._rules, tuned=tuned)
+
+    def _entry(self, state: KnobState) -> Entry | None:
+        return self._writer.entries.get(state.key)
