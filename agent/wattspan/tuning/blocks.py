@@ -177,7 +177,10 @@ def _run(
             reached = max(reached, ended)
             continue
         if n == 0:
-            start, more = begun, took
+            if 0 <= gap and gap * 2 <= took and reached >= settled:
+                start = reached  # what lay before the unit is of the work too
+            else:
+                start, more = begun, took
         elif gap * 2 > took:
             paused = True
         reached = max(reached, ended)

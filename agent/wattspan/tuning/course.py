@@ -228,7 +228,6 @@ def _prove(state: State, seen: Observation, level: int) -> State:
         stage=Stage.PROVE,
         candidate=level,
         resume=None,
-        tried=state.tried + 1,
         judged=state.known.at(level).time.n,
         cusum=Sum(),
         raw=Raw(),
@@ -239,8 +238,8 @@ def _prove(state: State, seen: Observation, level: int) -> State:
 
 def _alternate(state: State, seen: Observation, level: int) -> State:
     """A level against the original, as much of the level as the account allows."""
-    if state.plan.level == level:
-        if not _arrived(state):
+    if state.plan.level != state.top:
+        if state.plan.level == level and not _arrived(state):
             return _certifying(state)
         return _certifying(_go(state, seen.now, state.top, 1))
     if not _arrived(state):
@@ -277,9 +276,10 @@ def _proving(state: State, seen: Observation) -> State:
     if time.n >= state.policy.least_pairs and time.upper(state.error) <= state.budget:
         return _certify(state, seen, level)
     if time.n >= 6:
-        mean, _ = search.expected(state, level)
-        needed = pairs_needed(state.budget - mean, time.deviation, state.error)
-        if needed > max(3 * time.n, 80):
+        mean, error = search.expected(state, level)
+        # Few pairs may have been unlucky: the benefit of the doubt is one standard error.
+        needed = pairs_needed(state.budget - mean + error, time.deviation, state.error)
+        if needed > max(2 * time.n, 64):
             return _another(state, seen)
     return _alternate(state, seen, level)
 
@@ -301,6 +301,7 @@ def _certify(state: State, seen: Observation, level: int) -> State:
 def _another(state: State, seen: Observation) -> State:
     """The candidate will not do: a higher one, or the one that did before."""
     level = state.chosen
+    state = state._replace(tried=state.tried + 1)
     if state.certified is not None or state.tried >= CANDIDATES:
         return _fall_back(state, seen, Reason.TOO_NOISY)
     aim = search.target(state, max(search.first_pairs(state), state.judged))
@@ -351,6 +352,9 @@ def _holding(state: State, seen: Observation) -> State:
         deeper = _deeper(state)
         if deeper is not None:
             return _prove(state._replace(refined=found.time.n), seen, deeper)
+    if state.plan.level not in (level, state.top):
+        state = _go(state, seen.now, state.top, 1)
+        return _probing(state, Reason.SENTINEL, level)
     if state.plan.level != level:
         if not _arrived(state):
             return state
@@ -388,7 +392,7 @@ def _deeper(state: State) -> int | None:
         return None
     pairs = max(2.0 * time.n, 32.0)
     aim = search.target(state, pairs)
-    if aim - time.mean < max(0.06 * state.budget, 0.002):
+    if aim - time.mean < max(0.04 * state.budget, 0.0015):
         return None
     following = search.candidate(state, aim)
     if following is None or following >= level - state.ladder.step:

@@ -16,7 +16,9 @@ from wattspan.tuning.values import Objective, Policy, Remembered
 from wattspan.tuning.watch import Raw, Sum
 
 CANDIDATES = 3
-"""Settings that may be certified one after the other; they share the error."""
+"""Settings that may fail to be certified, before the search ends; they share the error.
+
+One that is certified costs no error: lower ones are tried only after it, in a fixed order."""
 
 
 class Stage(Word):
@@ -60,7 +62,7 @@ class State(NamedTuple):
     goal: int = 0  # pairs of it that are wanted before the next decision
     candidate: int | None = None
     judged: int = 0  # pairs of the candidate when it was last judged
-    tried: int = 0  # candidates since the job last changed
+    tried: int = 0  # candidates that failed since the job last changed
     certified: int | None = None
     refined: int = 0  # pairs of the certified level when a lower one was last considered
     resume: int | None = None  # a level that was good once, to be proved first
