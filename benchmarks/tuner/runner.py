@@ -33,7 +33,7 @@ class Terms:
 
     budget: float = 0.05
     confidence: float = 0.95
-    turn: float = 2.0
+    turn: float = 5.0
     batch: float = BATCH
     policy: Mapping[str, Any] = field(default_factory=dict)  # other fields of Policy
 
@@ -216,7 +216,8 @@ def drive(
         units: tuple[tuning.Unit, ...] = ()
         if now >= flush:
             units, job.units = tuple(job.units), []
-            flush = now + terms.batch
+            while flush <= now:
+                flush += terms.batch
         state, decision = core.step(
             state,
             Observation(

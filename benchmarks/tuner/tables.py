@@ -189,22 +189,21 @@ def lengths(results: Results) -> str:
 def certification(results: Results) -> str:
     """How often a setting was held, by its true slowdown."""
     found = results["certification"]
+    noises = sorted({one["cv"] for one in found})
     rows = []
     for slowdown in sorted({one["slowdown"] for one in found}):
         row = [f"{slowdown:.1%}"]
         for remembered in (False, True):
-            for cv in sorted({one["cv"] for one in found}):
-                one = next(
-                    one
+            for cv in noises:
+                same = [
+                    f"{one['held']}/{one['runs']} (≤ {one['bound']:.1%})"
                     for one in found
                     if (one["slowdown"], one["cv"], one["remembered"]) == (slowdown, cv, remembered)
-                )
-                row.append(f"{one['held']}/{one['runs']} (≤ {one['bound']:.1%})")
+                ]
+                row.append(same[0] if same else "-")
         rows.append(row)
-    head = ["true slowdown"]
-    head += [f"searched, CV {cv:.0%}" for cv in sorted({one["cv"] for one in found})]
-    head += [f"remembered, CV {cv:.0%}" for cv in sorted({one["cv"] for one in found})]
-    return table(head, rows)
+    head = ["true slowdown", *(f"searched, CV {cv:.0%}" for cv in noises)]
+    return table([*head, *(f"remembered, CV {cv:.0%}" for cv in noises)], rows)
 
 
 def detection(results: Results) -> str:
