@@ -51,6 +51,10 @@ def test_misses_that_come_in_crowds_tell_less() -> None:
     assert crowds.at_least(0.05) < strangers.at_least(0.05)
 
 
+def test_crowds_that_were_seen_elsewhere_count_too() -> None:
+    assert tallied(350, 0).at_most(0.05, crowding=4.0) > 0.03
+
+
 @pytest.mark.parametrize("misses", [0, 30])
 def test_nothing_is_crowded_where_all_are_alike(misses: int) -> None:
     assert tallied(30, misses).add(30, misses).crowding == 1.0

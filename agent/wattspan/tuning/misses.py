@@ -68,9 +68,13 @@ class Tally:
         excess = self.spread - self.misses**2 / self.requests
         return max(1.0, excess / expected / (self.groups - 1))
 
-    def at_most(self, error: float) -> float:
-        """What the true part does not exceed, but for a probability of ``error``."""
-        weight = 1 / self.crowding
+    def at_most(self, error: float, crowding: float = 1.0) -> float:
+        """What the true part does not exceed, but for a probability of ``error``.
+
+        ``crowding`` is what is known of it from elsewhere: crowds that have not come yet cannot
+        be seen here, and without it the bound is too good where few groups have most misses.
+        """
+        weight = 1 / max(self.crowding, crowding)
         return _at_most(self.requests * weight, self.misses * weight, error)
 
     def at_least(self, error: float) -> float:

@@ -216,7 +216,8 @@ class Serving:
         """Whether the setting keeps the budget and the tail, at the policy's confidence.
 
         It passes only if both are sure, each at that confidence; one that surely breaks is
-        enough to fail.
+        enough to fail. Of the tail that is sure as far as misses come as they did so far, with
+        the original's too: for crowds that nobody saw there is :meth:`alarm`.
         """
         error = 1 - policy.confidence
         ratios = self.ratios.evidence
@@ -224,7 +225,7 @@ class Serving:
             return Verdict(passes=False, fails=False, pairs=0)
         bound = _growth(ratios.upper(error))
         allowed = self.allowed(policy)
-        tail_bound = self.capped.at_most(error * (1 - _ORIGINAL))
+        tail_bound = self.capped.at_most(error * (1 - _ORIGINAL), self.original.crowding)
         enough = ratios.n >= policy.least_pairs
         return Verdict(
             passes=enough and bound <= policy.max_slowdown and tail_bound <= allowed,
