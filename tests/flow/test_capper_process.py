@@ -234,6 +234,87 @@ def test_what_somebody_else_sets_is_never_touched_again(capper: CapperProcess, g
     assert deeds == ["start", "write", "foreign", "refuse", "end"]
 
 
+def test_a_lost_gpu_is_given_back_when_it_is_found_again(
+    capper: CapperProcess, gpu: Gpu, host: EmulatedHost
+) -> None:
+    client = capper.client()
+    client.hold("job", {gpu.key: CAP}, "why")
+    host.ask(do="fault", gpu=0, fault="lost")
+    try:
+        with pytest.raises(CapsError) as lost:
+            client.hold("job", {gpu.key: 450_000}, "why")
+        assert lost.value.refusal == "lost"
+        assert capper.journal()[0]["original"] == ORIGINAL
+    finally:
+        host.ask(do="fault", gpu=0, fault="lost", on=False)
+    eventually(lambda: gpu.limit == ORIGINAL, "the original")
+    eventually(lambda: capper.journal() == [], "the journal is empty")
+    client.close()
+
+
+def test_killed_while_its_gpu_is_lost_the_original_comes_back_later(
+    capper: CapperProcess, gpu: Gpu, host: EmulatedHost
+) -> None:
+    client = capper.client()
+    client.hold("job", {gpu.key: CAP}, "why")
+    host.ask(do="fault", gpu=0, fault="lost")
+    try:
+        assert capper.end() == 6
+        assert "`wattspan caps restore`, or the next capper, tries again" in capper.said
+        client.close()
+        assert caps(capper, "restore").returncode == 6
+    finally:
+        host.ask(do="fault", gpu=0, fault="lost", on=False)
+    assert gpu.limit == CAP
+    assert caps(capper, "restore").returncode == 0
+    assert gpu.limit == ORIGINAL
+
+
+def test_a_reloaded_driver_keeps_its_default(
+    capper: CapperProcess, gpu: Gpu, host: EmulatedHost
+) -> None:
+    client = capper.client()
+    client.hold("job", {gpu.key: CAP}, "why")
+    host.ask(do="fault", gpu=0, fault="reload_driver")
+    eventually(lambda: capper.row(gpu.key).holder == "", "it is noticed")
+    client.close()
+    assert capper.end() == 0
+    assert gpu.limit == 700_000
+
+
+def test_a_driver_that_hangs_takes_the_capper_along_and_not_the_original(
+    capper: CapperProcess, gpu: Gpu, host: EmulatedHost
+) -> None:
+    client = capper.client()
+    client.hold("job", {gpu.key: CAP}, "why")
+    host.ask(do="fault", gpu=0, fault="hang")
+    try:
+        client._timeout = 0.1
+        with pytest.raises(CapsError):
+            client.hold("job", {gpu.key: 450_000}, "why")
+        client.close()
+        capper.end(signal.SIGKILL)
+    finally:
+        host.ask(do="fault", gpu=0, fault="hang", on=False)
+    assert caps(capper, "restore").returncode == 0
+    assert gpu.limit == ORIGINAL
+
+
+def test_a_gpu_that_takes_caps_and_does_nothing_is_refused(
+    capper: CapperProcess, gpu: Gpu, host: EmulatedHost
+) -> None:
+    client = capper.client()
+    host.ask(do="fault", gpu=0, fault="deaf")
+    try:
+        with pytest.raises(CapsError, match="without complaint") as refused:
+            client.hold("job", {gpu.key: CAP}, "why")
+        assert refused.value.refusal == "not_honoured"
+    finally:
+        host.ask(do="fault", gpu=0, fault="deaf", on=False)
+    client.close()
+    assert capper.journal() == []
+
+
 def test_there_is_one_capper_a_host(
     capper: CapperProcess, host: EmulatedHost, tmp_path: Path
 ) -> None:

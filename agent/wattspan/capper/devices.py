@@ -9,7 +9,10 @@ from wattspan.capper.protocol import Refusal
 from wattspan.model import CapKey, Knob, KnobState, Trouble
 from wattspan.ports import Actuator, ActuatorError
 
-_REFUSALS = {Trouble.DENIED: Refusal.NO_PERMISSION}
+_REFUSALS = {
+    Trouble.DENIED: Refusal.NO_PERMISSION,
+    Trouble.MALFORMED: Refusal.NOT_HONOURED,
+}
 _POWER = (Knob.GPU_POWER, Knob.CPU_POWER)
 
 

@@ -1,0 +1,104 @@
+"""What surrounds the capper: systemd, users, and what a person is shown."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+from support.capper_bench import W
+from wattspan.capper.notify import Notify
+from wattspan.capper.peers import allowed_users, peer_of
+from wattspan.capper.protocol import Row, State
+from wattspan.cli.caps import lines
+from wattspan.model import SECOND, Knob
+from wattspan.testing import ManualClock
+
+
+def test_systemd_is_told_where_it_listens() -> None:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd,
+    ):
+        systemd.bind(str(Path(folder) / "notify"))
+        notify = Notify({"NOTIFY_SOCKET": str(Path(folder) / "notify")})
+        notify("READY=1")
+        notify("WATCHDOG=1")
+        assert [systemd.recv(100), systemd.recv(100)] == [b"READY=1", b"WATCHDOG=1"]
+
+
+def test_an_abstract_address_is_understood_as_well() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(f"\0wattspan-test-{os.getpid()}")
+        Notify({"NOTIFY_SOCKET": f"@wattspan-test-{os.getpid()}"})("READY=1")
+        assert systemd.recv(100) == b"READY=1"
+
+
+def test_without_systemd_nothing_is_told_and_nothing_fails() -> None:
+    Notify({})("READY=1")
+    Notify({"NOTIFY_SOCKET": "/nowhere/at/all"})("READY=1")
+    assert Notify({}) is not None
+
+
+def test_root_and_its_own_user_may_always_speak() -> None:
+    uids, unknown = allowed_users(("root", "4711", "nobody-of-this-name"))
+    assert uids == {0, os.geteuid(), 4711}
+    assert unknown == ("nobody-of-this-name",)
+
+
+def test_the_kernel_says_who_speaks() -> None:
+    one, other = socket.socketpair(socket.AF_UNIX)
+    with one, other:
+        assert peer_of(one) == (os.getpid(), os.geteuid())
+
+
+def state(*rows: Row, ceiling: int | None = None) -> State:
+    return State(rows=list(rows), lease=10 * SECOND, ceiling=ceiling)
+
+
+def test_a_person_is_shown_who_holds_what_how_long_and_why() -> None:
+    clock = ManualClock()
+    now = clock.monotonic()
+    row = Row(
+        knob=Knob.GPU_POWER,
+        device="gpu:GPU-1",
+        name="H100 0",
+        minimum=200 * W,
+        default=700 * W,
+        maximum=700 * W,
+        requested=512_500,
+        enforced=500 * W,
+        original=650 * W,
+        wanted=512_500,
+        ceiling=600 * W,
+        holder="train",
+        why="Hold 512.5 W.",
+        since_mono=now - 3725 * SECOND,
+        since_wall=0,
+        expires=now + 8 * SECOND,
+    )
+    assert lines(state(row, ceiling=2000 * W), clock) == [
+        "Ceiling of all devices together: 2000 W",
+        "H100 0 (gpu:GPU-1)",
+        "    gpu_power: 512.5 W of 200 W to 700 W, default 700 W",
+        "    obeys 500 W",
+        "    held for train: 512.5 W; the original is 650 W",
+        "    for 1 h 2 min",
+        "    lapses in 8 s unless renewed",
+        "    because: Hold 512.5 W.",
+        "    its share of the ceiling: 600 W",
+    ]
+
+
+def test_a_clock_is_shown_in_its_own_unit() -> None:
+    row = Row(knob=Knob.GPU_CLOCK, device="gpu:GPU-1", name="H100 0", maximum=1980, trouble="Odd.")
+    assert lines(state(row), ManualClock()) == [
+        "H100 0 (gpu:GPU-1)",
+        "    gpu_clock: unknown of unknown to 1980 MHz, default unknown",
+        "    Odd.",
+    ]
+
+
+def test_a_host_without_knobs_is_said_to_be_one() -> None:
+    assert lines(state(), ManualClock()) == ["There is nothing here whose power could be limited."]
