@@ -254,6 +254,20 @@ def test_a_stale_stretch_is_counted_when_a_fresh_pair_is_made() -> None:
     assert serving.unmatched == 1
 
 
+def test_a_stretch_that_says_nothing_does_not_wait() -> None:
+    serving = Serving().add(stretch(rate=0.1), capped=False)
+    assert serving == Serving(unmatched=1)
+
+
+def test_a_setting_is_judged_for_loads_up_to_those_it_was_seen_at() -> None:
+    serving = judged(12)
+    assert serving.load == pytest.approx(20.6, abs=0.1)
+    assert serving.covers(stretch(rate=5.5))
+    assert serving.covers(stretch(rate=1.0))
+    assert not serving.covers(stretch(rate=7.0))
+    assert not Serving().covers(stretch())
+
+
 def test_only_so_many_stretches_wait() -> None:
     serving = Serving()
     for minute in range(12):

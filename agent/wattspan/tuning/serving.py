@@ -50,6 +50,11 @@ class Served(NamedTuple):
     late: int = 0
 
     @property
+    def tells(self) -> bool:
+        """Whether it says anything of speed."""
+        return self.ended >= LEAST and self.arrived > 0 and self.work > 0 and self.time > 0
+
+    @property
     def throughput(self) -> float:
         """Work per second."""
         return self.work / (self.end - self.start) * SECOND
@@ -124,9 +129,7 @@ def log_ratio(original: Served, capped: Served) -> float | None:
     the clients' choice, and what becomes of the other is the setting's doing. Fewer served with
     more in flight is no other load either: it is the server that falls behind.
     """
-    if min(original.ended, capped.ended) < LEAST or min(original.work, capped.work) <= 0:
-        return None
-    if not (original.arrived and capped.arrived and original.time and capped.time):
+    if not (original.tells and capped.tells):
         return None
     rate = math.log(capped.rate / original.rate)
     concurrency = math.log(capped.concurrency / original.concurrency)
@@ -173,16 +176,22 @@ class _Ratios(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """One setting against the original, from stretches of both in the order of time."""
+    """One setting against the original, from stretches of both in the order of time.
+
+    ``load`` is the most that was in flight under the cap in any stretch that counts.
+    """
 
     ratios: _Ratios = field(default_factory=_Ratios)
     original: Tally = field(default_factory=Tally)
     capped: Tally = field(default_factory=Tally)
     unmatched: int = 0
+    load: float = 0.0
     _waiting: tuple[tuple[Served, bool], ...] = ()
 
     def add(self, block: Served, capped: bool) -> Serving:
         """With one more stretch; it counts once one of the other setting had the same load."""
+        if not block.tells:
+            return replace(self, unmatched=self.unmatched + 1)
         fresh = tuple(one for one in self._waiting if block.start - one[0].end < FRESH)
         for place in reversed(range(len(fresh))):
             other, other_capped = fresh[place]
@@ -209,8 +218,16 @@ class Serving:
             self.original.add(original.ended, original.late),
             self.capped.add(capped.ended, capped.late),
             self.unmatched + len(self._waiting) - len(left) - 1,
+            max(self.load, capped.concurrency),
             left,
         )
+
+    def covers(self, block: Served) -> bool:
+        """Whether the setting was judged at such a load, or a higher one.
+
+        What it does at a higher one nobody knows: a queue begins all at once.
+        """
+        return block.concurrency <= self.load * math.exp(ALIKE)
 
     def verdict(self, policy: Policy) -> Verdict:
         """Whether the setting keeps the budget and the tail, at the policy's confidence.
