@@ -46,6 +46,7 @@ from wattspan.tuning import Fingerprint, Remembered
 
 TICK = 250_000_000  # half a turn of the tuner
 MINIMUM, DEFAULT = 200_000, 700_000
+LEASE = 10_000_000_000
 
 
 @dataclass
@@ -196,6 +197,7 @@ class MemoryCapper:
             original=self.originals.get(gpu.device),
             wanted=self.wanted[gpu.device] if held else None,
             holder=self.holders.get(gpu.device, ""),
+            expires=self._host.clock.monotonic() + LEASE if held else None,
             foreign=gpu.device in self.foreign,
         )
 

@@ -104,7 +104,9 @@ def test_spans_that_the_configuration_does_not_name_are_no_units_of_a_configured
     host = Host()
     host.train(span="evaluate")
     host.run(60)
-    assert host.tuner.accounts().rows == ()
+    (row,) = host.tuner.accounts().rows
+    assert row.units == 0
+    assert row.decision.reason is Reason.NO_SIGNAL
 
 
 @pytest.mark.slow

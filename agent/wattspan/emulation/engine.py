@@ -30,7 +30,7 @@ from wattspan.emulation.breaking import break_driver, break_gpu
 from wattspan.emulation.cpu_jobs import CpuJobs
 from wattspan.emulation.cpu_load import on_sockets, open_cpu_load
 from wattspan.emulation.door import Door
-from wattspan.emulation.gpu_work import Steady
+from wattspan.emulation.gpu_work import Steady, Steps, Training
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.jobs import Jobs
 from wattspan.emulation.powercap_engine import PowercapEngine
@@ -111,7 +111,8 @@ class Engine:
                 "pid": int(pid),
                 "load": float() | int() as load,
             }:
-                return self._attach(gpu, pid, load, question.get("kernel", "train"))
+                kernel, steps = question.get("kernel", "train"), question.get("steps")
+                return self._attach(gpu, pid, load, kernel, steps)
             case {"do": "load", "gpu": int(gpu), "pid": int(pid), "load": float() | int() as load}:
                 self._boards().drive(gpu, pid, load)
                 return {"done": "load"}
@@ -140,8 +141,12 @@ class Engine:
                 return {"done": fault}
         return {"error": f"not understood: {question}"}
 
-    def _attach(self, gpu: int, pid: int, load: float, kernel: str) -> dict[str, Any]:
-        self._boards().attach(gpu, pid, Steady(load, KERNELS[kernel]), until_exit=True)
+    def _attach(
+        self, gpu: int, pid: int, load: float, kernel: str, steps: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        work = Steady(load, KERNELS[kernel])
+        training = None if steps is None else Training(Steps(**steps), load, KERNELS[kernel])
+        self._boards().attach(gpu, pid, training or work, until_exit=True)
         return {"done": "attach"}
 
     def _boards(self) -> EmulatedGpus:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from wattspan.emulation.door import NAME
 from wattspan.ports import WattspanError
@@ -75,6 +75,66 @@ class Conversation:
         self._socket.close()
 
 
+class EmulatedTraining:
+    """This process trains on board ``index``: steps as long as the board is slow.
+
+    ::
+
+        with EmulatedTraining(step=0.1) as training:
+            while True:
+                with tracer.start_as_current_span("train_step"):
+                    training.step()
+    """
+
+    def __init__(
+        self,
+        index: int = 0,
+        *,
+        step: float = 0.1,
+        host_part: float = 0.03,
+        noise: float = 0.02,
+        seed: int = 0,
+        kernel: str = "large-model",
+        host: Path | None = None,
+    ) -> None:
+        """``step`` is in seconds at full speed; ``host_part`` of it is done without the board."""
+        self._index, self._done = index, 0
+        self._host = Conversation(host)
+        steps = {"step": step, "host": host_part, "noise": noise, "seed": seed}
+        try:
+            self._host.ask(do="attach", gpu=index, load=1.0, kernel=kernel, steps=steps)
+        except BaseException:
+            self._host.close()
+            raise
+        self._pause = min(0.005, step / 10)
+
+    def step(self) -> None:
+        """Return when the next step is done."""
+        waiting = threading.Event()
+        while self.truth()["units"] <= self._done:
+            waiting.wait(self._pause)
+        self._done += 1
+
+    def truth(self) -> dict[str, Any]:
+        """What is true of the steps so far: how many, and the nanoseconds they ``took`` and
+        would have taken at full speed, ``ideal``."""
+        return self._host.ask(do="deeds", gpu=self._index, since=1 << 62)
+
+    def close(self) -> None:
+        self._host.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
 class EmulatedGpu:
     """This process on board ``index`` of the emulated host."""
 
@@ -116,7 +176,7 @@ class EmulatedGpu:
     def close(self) -> None:
         self._host.close()
 
-    def __enter__(self) -> EmulatedGpu:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -26,6 +26,7 @@ from wattspan.model import (
 from wattspan.ports import Past
 from wattspan.runtime.earned import Earned
 from wattspan.runtime.gauges import Gauges
+from wattspan.runtime.rests import Rests
 from wattspan.runtime.sight import Sight
 from wattspan.runtime.tenants import Tenants
 from wattspan.runtime.terms import Terms, usable
@@ -79,10 +80,12 @@ class Course:
         self._kin: dict[Payer, int] = {}  # every process of the job's families, and its rank
         self._kin_at = 0
         self._units: list[Unit] = []
-        self._knob = 0
+        self._knob = self._first = 0  # the present one, and the first that is worth trying
+        self._rests: Rests = Rests()
         self._core: tuning.State | None = None
         self._policy = Policy()
         self._ranges: tuple[Range, ...] = ()
+        self._ceilings: tuple[int | None, ...] = ()
         self._gauges = Gauges(self.knob, (), now.mono, 0)
         self.earned = earned or Earned()
         self._report = tuning.Report(exploring=False)
@@ -157,15 +160,19 @@ class Course:
         *,
         may_explore: bool,
         remembered: Callable[[Course], Remembered | None],
+        barred: str = "",
     ) -> Decision:
-        """One look at the job; the decision that holds from now on."""
+        """One look at the job; the decision that holds from now on.
+
+        ``barred`` says in a sentence why the job may not be tuned at all.
+        """
+        refusal: Decision | None = None
         if not self.ended:
             self._look_at_families(sight.now.mono, past)
-            refusal = self._prepare(sight, tenants, remembered)
-            if refusal is not None:
-                return self._decide(refusal, sight.now)
-        if self._core is None:
-            return self.decision
+            refusal = self._bar(barred, sight) or self._prepare(sight, tenants, remembered)
+        if refusal is not None or self._core is None:
+            self._units.clear()  # nobody will look at them
+            return self._decide(refusal or self.decision, sight.now)
         self._core, decision = tuning.step(
             self._core, self._observe(sight, past, tenants, may_explore=may_explore)
         )
@@ -177,12 +184,23 @@ class Course:
         """What another run of the same job should begin with."""
         return tuning.remember(self._core) if self._core is not None else None
 
-    def failed(self, reason: Reason, sentence: str, now: Instant) -> None:
-        """What was decided could not be carried out: begin anew when it can be."""
+    def failed(self, reason: Reason, sentence: str, now: Instant, *, rest: bool = False) -> None:
+        """What was decided could not be carried out: begin anew, after a ``rest`` if need be."""
         self._drop()
+        if rest:
+            self._rests.begin(now.mono)
         self._decide(Decision(Move.DECLINE, reason, sentence), now)
 
     # ------------------------------------------------------------------------------- beginning
+
+    def _bar(self, barred: str, sight: Sight) -> Decision | None:
+        """Why the job is left alone before anything is asked about its devices."""
+        if barred:
+            self._drop()
+            return Decision(Move.DECLINE, Reason.NOT_ALLOWED, barred)
+        if sight.now.mono < self._rests.until:
+            return self.decision
+        return None
 
     def _prepare(
         self,
@@ -200,10 +218,21 @@ class Course:
             return self._no_device(knob)
         refused = [d for d in devices if not sight.allowed(d, self._terms.settings.gpus)]
         if refused:
+            self._drop()
             return Decision(
                 Move.DECLINE,
                 Reason.NOT_ALLOWED,
-                f"{self.name} uses {refused[0]}, which [autotune] gpus does not name.",
+                f"{self.name} uses {sight.called(refused[0])}, which [autotune] gpus does not name "
+                f"({', '.join(self._terms.settings.gpus)}).",
+            )
+        holder = next((one for d in devices if (one := self._held_by(sight, knob, d))), "")
+        if holder:
+            self._drop()
+            return Decision(
+                Move.DECLINE,
+                Reason.HELD,
+                f"{self.name} is left alone: {holder} holds the cap of a device that it uses; "
+                "`wattspan caps status` says more.",
             )
         apply = self.applies and sight.trouble is None and usable(sight, knob, devices)
         same = (
@@ -211,6 +240,7 @@ class Course:
             and position == self._knob
             and tuple(devices) == self.devices
             and apply == self._policy.apply
+            and self._terms.ceilings(sight, knob, devices) == self._ceilings
         )
         if same:
             return None
@@ -220,6 +250,7 @@ class Course:
             return self._no_device(knob)
         self._drop()
         self._knob, self._ranges = position, ranges
+        self._ceilings = self._terms.ceilings(sight, knob, devices)
         self._policy = self._terms.policy(self.job, self.kind, knob, ranges, apply=apply)
         self._gauges = Gauges(knob, ranges, sight.now.mono, sight.settled)
         self._core = tuning.begin(
@@ -237,18 +268,25 @@ class Course:
                     self._kin.setdefault(one, rank)
 
     def _choose(self, sight: Sight, used: Mapping[str, set[Payer]]) -> tuple[int, list[str]]:
-        """The first knob from the present one on that the job's devices have, by its position.
+        """The first knob worth trying that the job's devices have, by its position.
 
-        A job that rests, and so uses nothing just now, keeps its devices.
+        A job that rests, and so uses them not just now, keeps its devices.
         """
-        if not used:
-            return self._knob, list(self.devices)
         knobs = self._terms.settings.knobs
-        for position in range(self._knob, len(knobs)):
+        for position in range(self._first, len(knobs)):
             devices = sight.devices_of(knobs[position], used)
             if devices:
                 return position, devices
-        return self._knob, []
+            if position == self._knob and self.devices:
+                break
+        return self._knob, list(self.devices)
+
+    def _held_by(self, sight: Sight, knob: Knob, device: str) -> str:
+        """Which other tuner holds the cap of a device; "" for none."""
+        row = sight.rows.get(CapKey(knob, device))
+        if row is None or row.expires is None or row.holder in ("", self.name):
+            return ""
+        return row.holder
 
     def _no_device(self, knob: Knob) -> Decision:
         return Decision(
@@ -319,6 +357,8 @@ class Course:
             ):
                 self._drop()
                 self._knob += 1
+                self._first = self._knob
+                self._ranges = ()
         self.decision = decision
         return decision
 

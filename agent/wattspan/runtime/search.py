@@ -14,6 +14,9 @@ from wattspan.tuning.finding import Finder, Why, agreed
 AFRESH = 300 * SECOND
 """What a process did longer ago says little about it."""
 
+JOBS = 256
+"""Jobs that are known; beyond, the longest unheard of are let go."""
+
 PROCESSES = 256
 """Processes that are looked at; beyond, the longest unheard of are let go."""
 
@@ -27,7 +30,11 @@ class Search:
         self._configured = jobs
         self._finders: OrderedDict[_Place, Finder] = OrderedDict()
         self._afresh = 0
-        self.jobs: dict[tuple[str, str], Kind] = {}
+        self.jobs: OrderedDict[tuple[str, str], Kind] = OrderedDict()
+
+    def of(self, service: str) -> list[tuple[str, Kind]]:
+        """The spans that are units of a service's jobs, and how they follow each other."""
+        return [(span, kind) for (known, span), kind in self.jobs.items() if known == service]
 
     def look(self, handed: Handed, now: int) -> None:
         """Learn from spans of one process; services whose job is known are not looked at again."""
@@ -52,13 +59,13 @@ class Search:
             if known == service and not name
         )
         if found is not None:
-            self.jobs[service, found.name] = found.kind
+            self._know(service, found.name, found.kind)
 
     def _look_at(self, handed: Handed, job: TunedJob, name: str) -> None:
         """A span that was named: all that is asked is how its units follow each other."""
         place = handed.service, name
         if job.kind != "auto":
-            self.jobs[place] = Kind(job.kind)
+            self._know(*place, Kind(job.kind))
             return
         finder = self._finder((*place, handed.consumer))
         for span in handed.spans:
@@ -66,9 +73,14 @@ class Search:
                 finder.add(name, span.start, span.end)
         findings = finder.findings()
         if findings.found is not None:
-            self.jobs[place] = findings.found.kind
+            self._know(*place, findings.found.kind)
         elif findings.passed.get(name) is not Why.RARE:
-            self.jobs[place] = Kind.STEPS
+            self._know(*place, Kind.STEPS)
+
+    def _know(self, service: str, span: str, kind: Kind) -> None:
+        self.jobs[service, span] = kind
+        while len(self.jobs) > JOBS:
+            self.jobs.popitem(last=False)
 
     def _finder(self, place: _Place) -> Finder:
         finder = self._finders.setdefault(place, Finder())

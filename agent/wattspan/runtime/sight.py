@@ -108,9 +108,24 @@ class Sight:
         )
 
     def allowed(self, device: str, named: Sequence[str]) -> bool:
-        """Whether the configuration lets a GPU be capped, by UUID or index."""
-        names = {device, device.removeprefix("gpu:"), str(self.index.get(device))}
-        return not named or bool(names.intersection(named))
+        """Whether the configuration lets a device be capped; only GPUs are chosen from."""
+        if not named or (device in self.domains and self.domains[device].hw_type is HwType.CPU):
+            return True
+        return bool(self._names(device).intersection(named))
+
+    def unknown(self, named: Sequence[str]) -> tuple[str, ...]:
+        """Those of the ``named`` that are no GPU of this host, by UUID or index."""
+        here = set().union(*map(self._names, self.index))
+        return tuple(one for one in named if one not in here)
+
+    def called(self, device: str) -> str:
+        """A device as an operator may write it: with its index, if it is a GPU."""
+        at = self.index.get(device)
+        name = device.removeprefix("gpu:")
+        return name if at is None else f"GPU {at} ({name})"
+
+    def _names(self, device: str) -> set[str]:
+        return {device, device.removeprefix("gpu:"), str(self.index.get(device))}
 
 
 def gpu_indices(domains: Mapping[str, Domain], gpus: Sequence[GpuStatus]) -> dict[str, int]:

@@ -64,6 +64,12 @@ class Terms:
         known = tuple(one for one in found if one is not None)
         return known if len(known) == len(found) else None
 
+    def ceilings(
+        self, sight: Sight, knob: Knob, devices: Collection[str]
+    ) -> tuple[int | None, ...]:
+        """What is imposed on each device's knob: when it changes, so does what is compared with."""
+        return tuple(ceiling(sight, CapKey(knob, device)) for device in devices)
+
     def _range(
         self,
         sight: Sight,
@@ -79,6 +85,10 @@ class Terms:
         original = original or state.maximum or state.default
         if original is None:
             return None
+        imposed = ceiling(sight, key)
+        if imposed is not None:
+            # What is imposed on it stands with a tuner and without.
+            original = min(original, imposed)
         if state.enforced and not held:
             # Limited from outside this operating system: that is what anybody is compared with.
             original = min(original, state.enforced)
@@ -90,6 +100,16 @@ class Terms:
         resource = sight.domains[key.device].resource or ""
         rank = min((ranks[one] for one in used.get(resource, ()) if one in ranks), default=0)
         return Range(key.device, original, min(floor, original), _STEP[key.knob], rank)
+
+
+def ceiling(sight: Sight, key: CapKey) -> int | None:
+    """What the operator or the host's budget allows a knob at most, in its unit."""
+    row = sight.rows.get(key)
+    if row is None:
+        return None
+    fixed = row.wanted if row.expires is None else None  # what has no lease is no tuner's
+    known = [value for value in (fixed, row.ceiling) if value is not None]
+    return min(known, default=None)
 
 
 def usable(sight: Sight, knob: Knob, devices: Collection[str]) -> bool:

@@ -26,13 +26,15 @@ from wattspan.model import (
     TuningAccounts,
 )
 from wattspan.ports import Caps, CapsError, CapTotals, Clock, Past, ProcessDirectory
+from wattspan.runtime.awaited import Awaited
 from wattspan.runtime.complaint import Complaint
 from wattspan.runtime.course import Course
+from wattspan.runtime.permitted import Permitted
 from wattspan.runtime.search import Search
 from wattspan.runtime.sight import Sight, gpu_indices, refused
 from wattspan.runtime.tenants import Tenants
 from wattspan.runtime.terms import Terms
-from wattspan.runtime.units import UnitTap, matching
+from wattspan.runtime.units import Handed, UnitTap, matching
 from wattspan.tuning import Fingerprint, Kind, Remembered
 
 TURN = SECOND // 2
@@ -97,7 +99,10 @@ class Tuner:
         self._rows: Mapping[CapKey, CapRow] = {}
         self._trouble: Reason | None = None
         self._told_trouble = ""
+        self._permitted = Permitted(directory, settings.groups)
+        self._awaited = Awaited(settings, clock.now(), log)
         self._turn_of: Course | None = None
+        self._told_unknown = self._told_full = False
         self._totals = CapTotals()
         self._accounts = TuningAccounts(settings.mode)
         self._complaint = Complaint(clock, log)
@@ -150,15 +155,21 @@ class Tuner:
 
     def _listen(self, now: Instant) -> None:
         for handed in self._tap.drain():
-            self._search.look(handed, now.mono)
-            for (service, name), kind in self._search.jobs.items():
-                if service == handed.service:
-                    self._meet(service, name, kind, now)
-            for course in self._courses.values():
-                if course.service == handed.service:
-                    course.take(handed)
-                    if course.heard:
-                        self._alive[course] = now.mono
+            try:
+                self._hear(handed, now)
+            except Exception as error:  # noqa: BLE001 - one sender's fault is not every job's
+                self._complaint.about(f"Hearing spans of {handed.service}", error)
+
+    def _hear(self, handed: Handed, now: Instant) -> None:
+        self._awaited.hear(handed)
+        self._search.look(handed, now.mono)
+        for span, kind in self._search.of(handed.service):
+            self._meet(handed.service, span, kind, now)
+        for course in self._courses.values():
+            if course.service == handed.service:
+                course.take(handed)
+                if course.heard:
+                    self._alive[course] = now.mono
 
     def _meet(self, service: str, span: str, kind: Kind, now: Instant) -> None:
         name = f"{service}/{span}"
@@ -166,9 +177,9 @@ class Tuner:
         if course is not None and not course.ended:
             return
         job = matching(self._settings.job, service, span)
-        if not self._room():
+        if course is None and not self._room(name):
             return
-        self._courses[name] = Course(
+        found = Course(
             name,
             service,
             span,
@@ -179,13 +190,23 @@ class Tuner:
             now=now,
             earned=course.earned if course is not None else None,
         )
+        if course is not None:
+            self._alive.pop(course, None)
+        self._courses[name], self._alive[found] = found, now.mono
 
-    def _room(self) -> bool:
+    def _room(self, name: str) -> bool:
+        """Whether one more job may be known, if need be in place of one that has ended."""
         if len(self._courses) < JOBS:
             return True
         ended = next((name for name, one in self._courses.items() if one.ended), None)
         if ended is not None:
             self._alive.pop(self._courses.pop(ended), None)
+        elif not self._told_full:
+            self._told_full = True
+            self._log(
+                f"{name} is not tuned, nor any job after it: {JOBS} jobs are known already, and "
+                "none of them has ended. Name those that matter as [[autotune.job]]."
+            )
         return ended is not None
 
     def _see_who_lives(self, now: Instant) -> None:
@@ -205,7 +226,7 @@ class Tuner:
         self._ask_capper()
         snapshot = self._view()
         domains = self._past.domains()
-        return Sight(
+        sight = Sight(
             now,
             snapshot,
             domains,
@@ -214,6 +235,15 @@ class Tuner:
             self._trouble,
             gpu_indices(domains, snapshot.gpus),
         )
+        if sight.index and not self._told_unknown:
+            self._told_unknown = True
+            unknown = sight.unknown(self._settings.gpus)
+            if unknown:
+                self._log(
+                    f"[autotune] gpus names {', '.join(unknown)}, which this host does not have; "
+                    f"it has {', '.join(map(sight.called, sight.index))}."
+                )
+        return sight
 
     def _pass_the_turn(self) -> None:
         """One explorer a host: whoever has the turn keeps it until it needs it no more."""
@@ -234,6 +264,7 @@ class Tuner:
                 self._tenants,
                 may_explore=self._turn_of in (None, course),
                 remembered=self._recall,
+                barred=self._permitted.refusal(course.name, course.ranks),
             )
         except Exception as error:  # noqa: BLE001 - one job's fault is not every job's
             self._complaint.about(f"Tuning {course.name}", error)
@@ -263,7 +294,8 @@ class Tuner:
         except CapsError as error:
             # The lease ends what could not be given back.
             self._held.pop(course.name, None)
-            course.failed(refused(error.refusal), str(error), now)
+            # Whoever does not answer is looked for anyway; whoever refuses will do so again.
+            course.failed(refused(error.refusal), str(error), now, rest=bool(error.refusal))
 
     def _stands(self, wanted: Mapping[CapKey, int]) -> bool:
         """Whether the largest step has let every cap arrive."""
@@ -337,9 +369,12 @@ class Tuner:
 
     def _show(self) -> None:
         capper = None if self._caps is None else self._trouble is None
+        courses = self._courses.values()
+        known = [(one.service, one.span) for one in courses]
+        awaited = self._awaited.rows(known, self._clock.now())
         self._accounts = TuningAccounts(
             mode=self._settings.mode,
-            rows=tuple(one.row() for one in self._courses.values()),
+            rows=(*(one.row() for one in courses), *awaited),
             caps=tuple(self._rows.values()),
             capper=capper,
             capper_trouble=self._told_trouble,

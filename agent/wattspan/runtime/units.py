@@ -26,6 +26,9 @@ _TRUST = 200
 _BAD = 20
 """So many of those without a positive count are no accident."""
 
+_MOST_WORK = 1e15
+"""What nobody does in one unit: such a count is as good as none."""
+
 
 class Handed(NamedTuple):
     """Spans of one process as they were received, in two shapes of the same order."""
@@ -78,7 +81,9 @@ class WorkCount:
         if not self.attribute:
             return 1
         work = self._tokens(span) if self.attribute == "tokens" else told.work
-        millionths = round(work * 1_000_000) if work is not None and work > 0 else 0
+        # In this order: no comparison holds for what is not a number.
+        counts = work is not None and 0 < work < _MOST_WORK
+        millionths = round(work * 1_000_000) if work is not None and counts else 0
         self._bad.append(not millionths)
         return millionths or None
 
