@@ -47,7 +47,7 @@ def capper(host: EmulatedHost, tmp_path: Path, gpu: Gpu) -> Iterator[CapperProce
 
 
 def caps(capper: CapperProcess, *words: str) -> subprocess.CompletedProcess[str]:
-    emulated = capper.words[:2] if words[0] == "restore" else []
+    emulated = [] if words[0] == "status" else capper.words[:2]
     return subprocess.run(
         [*PROGRAM, "caps", *words, *emulated, *capper.words[2:]],
         env=ENVIRONMENT,
@@ -234,6 +234,23 @@ def test_what_somebody_else_sets_is_never_touched_again(capper: CapperProcess, g
     assert deeds == ["start", "write", "foreign", "refuse", "end"]
 
 
+def test_what_somebody_else_sets_may_be_accepted(
+    capper: CapperProcess, gpu: Gpu, host: EmulatedHost, tmp_path: Path
+) -> None:
+    client = capper.client()
+    for theirs in (600_000, 580_000):
+        client.hold("job", {gpu.key: CAP}, "why")
+        gpu.set(theirs)
+        eventually(lambda: capper.row(gpu.key).foreign, "it is noticed")
+        if theirs == 600_000:
+            assert caps(capper, "accept").stdout == "1 limit of somebody else accepted.\n"
+    client.close()
+    assert capper.end() == 0
+    assert json.loads(caps(capper, "accept", "--json").stdout) == {"accepted": 1}
+    assert capper.journal() == []
+    assert gpu.limit == 580_000
+
+
 def test_a_lost_gpu_is_given_back_when_it_is_found_again(
     capper: CapperProcess, gpu: Gpu, host: EmulatedHost
 ) -> None:
@@ -396,6 +413,9 @@ def test_asked_while_it_runs_it_gives_everything_back(capper: CapperProcess, gpu
     assert json.loads(done.stdout)["by"] == "capper"
     assert json.loads(done.stdout)["restored"] == 1
     assert gpu.limit == ORIGINAL
+    with pytest.raises(CapsError, match="started anew"):
+        client.hold("job", {gpu.key: CAP}, "why")
+    assert "nothing is set before a restart" in caps(capper, "status").stdout
     client.close()
 
 

@@ -147,9 +147,14 @@ class Host(RuleBasedStateMachine):
         """Sooner or later it is killed at a write: before it has happened, or just after."""
         self.kill_at, self.kill_late = writes, late
 
-    @rule(accept=st.booleans())
-    def restore(self, accept: bool) -> None:
-        self.attempt(lambda: self.bench.keeper.restore(accept=accept))
+    @rule()
+    def accept(self) -> None:
+        self.attempt(self.bench.keeper.accept)
+
+    @rule()
+    def restore_and_start_again(self) -> None:
+        self.attempt(self.bench.keeper.restore)
+        self.restart()
 
     @invariant()
     def what_is_ours_is_on_disk(self) -> None:

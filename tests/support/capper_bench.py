@@ -121,8 +121,9 @@ class Bench:
         knob: Knob = Knob.GPU_POWER,
         rules: Rules = Rules(0.6, 0, 1.0),  # noqa: B008 - frozen
         tunable: tuple[str, ...] = (),
+        knobs: tuple[Knob, ...] = (),
     ) -> None:
-        self.folder, self.rules, self.tunable = folder, rules, tunable
+        self.folder, self.rules, self.tunable, self.knobs = folder, rules, tunable, knobs
         self.clock = ManualClock()
         self.actuator = FakeActuator({f"gpu{n}": Board(650 * W) for n in range(boards)}, knob)
         self.events: list[Event] = []
@@ -139,6 +140,7 @@ class Bench:
             longest=10 * SECOND,
             record=self.events.append,
             tunable=self.tunable,
+            knobs=self.knobs,
         )
         self.devices.look()
 

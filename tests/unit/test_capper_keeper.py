@@ -298,7 +298,7 @@ def test_what_somebody_set_is_accepted_when_root_says_so(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.board().stands = 600 * W
     bench.turn(1)
-    assert bench.keeper.restore(accept=True) == ()
+    assert bench.keeper.accept() == 1
     bench.hold(450 * W)
     bench.keeper.release(1)
     assert bench.stands[0] == 600 * W
@@ -375,6 +375,18 @@ def test_restoring_lets_go_of_what_is_imposed_as_well(bench: Bench) -> None:
     assert bench.keeper.restore() == ()
     bench.turn(1)
     assert bench.stands[0] == 650 * W
+
+
+def test_after_restoring_on_request_nothing_is_set_any_more(bench: Bench) -> None:
+    bench.keeper.restore()
+    assert refusal(bench, 500 * W) == Refusal.NOT_ALLOWED
+    bench.keeper.hold(1, "job", {}, "nothing is always had")
+    assert bench.actuator.written == []
+
+
+def test_only_knobs_that_are_named_may_be_tuned(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, knobs=(Knob.CPU_POWER,))
+    assert refusal(bench, 500 * W) == Refusal.NOT_ALLOWED
 
 
 # --------------------------------------------------------------------------------------- clocks

@@ -74,10 +74,14 @@ class CapperClient:
         """Set the host's ceiling in milliwatts, for ``ttl`` nanoseconds if given; None lifts it."""
         return _rows(self._ask(protocol.Ceiling(limit, why, ttl)))
 
-    def restore(self, *, accept: bool = False) -> Restoring:
+    def accept(self) -> tuple[CapRow, ...]:
+        """Have what somebody else has set taken as the original. For root."""
+        return _rows(self._ask(protocol.Accept()))
+
+    def restore(self) -> Restoring:
         """Have everything given back, whoever holds it. For root."""
         before = self._ask(protocol.Status()).restores
-        after = self._ask(protocol.Restore(accept))
+        after = self._ask(protocol.Restore())
         return Restoring(after.restores - before, _rows(after))
 
     def close(self) -> None:

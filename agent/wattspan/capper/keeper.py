@@ -13,7 +13,7 @@ from wattspan.capper.protocol import Refusal
 from wattspan.capper.settler import Settler
 from wattspan.capper.wishes import NOBODY, Imposed, Peer, Wishes
 from wattspan.capper.writer import Cause, Writer, foreign
-from wattspan.model import MILLISECOND, SECOND, CapKey, CapRow, KnobState
+from wattspan.model import MILLISECOND, SECOND, CapKey, CapRow, Knob, KnobState
 from wattspan.ports import CapsError, Clock
 
 LOOK_EVERY = 10 * SECOND
@@ -36,10 +36,11 @@ class Keeper:
         longest: int,
         record: Callable[[Event], None],
         tunable: Collection[str] = (),
+        knobs: Collection[Knob] = (),
     ) -> None:
-        """``tunable`` names the devices a tuner may hold; none named: all."""
+        """``tunable`` and ``knobs`` are what a tuner may hold; none named: all."""
         self._writer, self._devices = writer, writer.devices
-        self._clock, self._tunable = clock, tunable
+        self._clock, self._tunable, self._knobs = clock, tunable, knobs
         self._wishes = Wishes(writer, rules, longest)
         self._settler = Settler(writer, self._wishes, clock, record)
         self._looked: int | None = None
@@ -103,21 +104,22 @@ class Keeper:
         """What holds from the next turn on, whoever holds what."""
         self._wishes.asked_for = imposed
 
-    def resume(self) -> None:
-        """Let hold again what is imposed, after everything was given back."""
-        self._wishes.suspended = False
+    def accept(self) -> int:
+        """Take what somebody else has written as the original from now on; how many knobs."""
+        theirs = [key for key in self._writer.entries if self._theirs(key)]
+        for key in theirs:
+            self._writer.accept(key)
+        self._settler.settle(theirs)
+        return len(theirs)
 
-    def restore(self, *, accept: bool = False) -> tuple[CapsError, ...]:
+    def restore(self) -> tuple[CapsError, ...]:
         """Give everything back, imposed caps too; what could not be given back, and why.
 
-        What somebody else has written is left, and with ``accept`` is the original from now on.
+        What somebody else has written is left. Nothing is set again by this keeper.
         """
         self._wishes.suspended = True
         self.leases.clear()
         self._settler.rested()
-        for key, entry in list(self._writer.entries.items()):
-            if accept and entry.foreign is not None:
-                self._writer.accept(key)
         keys = set(self._writer.entries)
         ended = dict.fromkeys(keys, Cause(why="everything is given back"))
         troubles = self._settler.settle(keys, ended=ended)
@@ -144,6 +146,11 @@ class Keeper:
             self._devices.look()
 
     # ------------------------------------------------------------------------------ what is so
+
+    @property
+    def suspended(self) -> bool:
+        """Whether everything was given back, and nothing is set any more."""
+        return self._wishes.suspended
 
     def standing(self) -> dict[CapKey, KnobState]:
         """Every knob with its range as it was before we wrote, ``requested`` being the original."""
@@ -189,6 +196,12 @@ class Keeper:
 
     def _refuse(self, holder: int, job: str, wishes: Mapping[CapKey, int]) -> None:
         """CapsError if the wishes cannot be granted; nothing has been changed then."""
+        if self.suspended and wishes:
+            raise CapsError(
+                "Everything was given back by `wattspan caps restore`, and nothing is set before"
+                " the capper is started anew.",
+                Refusal.NOT_ALLOWED,
+            )
         if any(key not in self._devices.states for key in wishes):
             self._devices.look()
         for key, value in wishes.items():
@@ -199,6 +212,13 @@ class Keeper:
                     f"No {key.knob} of {key.device!r} can be set here; `wattspan caps status`"
                     " lists what can.",
                     Refusal.UNKNOWN_DEVICE,
+                    key.device,
+                )
+            if self._knobs and key.knob not in self._knobs:
+                raise CapsError(
+                    f"The {key.knob} of {state.name} is not to be tuned: [autotune] knobs does not"
+                    " name it.",
+                    Refusal.NOT_ALLOWED,
                     key.device,
                 )
             if self._tunable and not named(self._tunable, state):

@@ -82,6 +82,7 @@ def open_workings(
         longest=int(caps.lease),
         record=audit.record,
         tunable=config.autotune.gpus,
+        knobs=config.autotune.knobs,
     )
     devices.look()
     return Workings(keeper, writer, journal, audit)

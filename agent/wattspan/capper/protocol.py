@@ -97,10 +97,12 @@ class Status(Request, frozen=True, tag="status"):
 class Restore(Request, frozen=True, tag="restore"):
     """Give everything back, whoever holds it, imposed caps too. For root.
 
-    What somebody else has set is left; with ``accept`` it is the original from now on.
+    What somebody else has set is left. Nothing is set again before the capper is started anew.
     """
 
-    accept: bool = False
+
+class Accept(Request, frozen=True, tag="accept"):
+    """What somebody else has set is the original from now on, and may be capped. For root."""
 
 
 # ------------------------------------------------------------------------------------ answers
@@ -141,6 +143,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="stat
     restores: int = 0
     version: int = VERSION
     pid: int = 0
+    suspended: bool = False
+    """Everything was given back on request, and nothing is set before a restart."""
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="refused"):

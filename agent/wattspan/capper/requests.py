@@ -85,6 +85,7 @@ class Desk:
             writes=self._tally.writes,
             restores=self._tally.restores,
             pid=os.getpid(),
+            suspended=self._keeper.suspended,
         )
 
     # --------------------------------------------------------------------------- inner workings
@@ -104,10 +105,14 @@ class Desk:
             case protocol.Ceiling():
                 why = _short(request.why, _LONGEST_WHY)
                 self._ceilings.ask(request.limit, why, request.ttl, peer)
-                self._keeper.resume()
                 self.turn()
             case protocol.Restore():
-                self._restore(peer, request)
+                self._only_root(peer, "give everything back")
+                for trouble in self._keeper.restore():
+                    raise trouble
+            case protocol.Accept():
+                self._only_root(peer, "accept what somebody else has set")
+                self._keeper.accept()
 
     def _greet(self, holder: int, request: protocol.Hello) -> None:
         if request.version != protocol.VERSION:
@@ -141,12 +146,10 @@ class Desk:
             peer=peer,
         )
 
-    def _restore(self, peer: Peer, request: protocol.Restore) -> None:
+    @staticmethod
+    def _only_root(peer: Peer, what: str) -> None:
         if peer.uid not in (0, os.geteuid()):
-            raise CapsError("Only root may give everything back.", Refusal.NOT_ALLOWED)
-        troubles = self._keeper.restore(accept=request.accept)
-        if troubles:
-            raise troubles[0]
+            raise CapsError(f"Only root may {what}.", Refusal.NOT_ALLOWED)
 
     def _impose(self) -> None:
         self._ceilings.poll()

@@ -41,6 +41,7 @@ _Anything = (
     | protocol.Ceiling
     | protocol.Status
     | protocol.Restore
+    | protocol.Accept
 )
 
 

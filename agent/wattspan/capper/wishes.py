@@ -47,7 +47,7 @@ class Wishes:
         self.peers: dict[int, Peer] = {}
         self.asked_for = _NOTHING_IMPOSED
         self.suspended = False
-        """Whether what is imposed is let go as well, for somebody has asked for everything."""
+        """Whether nothing is to be set any more, for everything was asked back."""
         self._writer, self._rules = writer, rules
 
     @property

@@ -275,7 +275,7 @@ def foreign(entry: Entry) -> CapsError:
     return CapsError(
         f"{entry.name or entry.device} is left alone: somebody else has set its {entry.knob} to"
         f" {entry.foreign} {entry.knob.unit}. Find out who (`nvidia-smi`, DCGM, a Slurm prolog),"
-        " or take theirs as the new original with `wattspan caps restore --accept`.",
+        " or take theirs as the new original with `wattspan caps accept`.",
         Refusal.FOREIGN,
         entry.device,
     )

@@ -12,6 +12,7 @@ from wattspan.cli.options import config_options, echo_json, json_option, load_co
 
 if TYPE_CHECKING:
     from wattspan.capper.protocol import Row, State
+    from wattspan.capper.restore import Here
     from wattspan.model import CapRow
     from wattspan.ports import Clock
 
@@ -56,42 +57,20 @@ def status(config_file: Path | None, settings: tuple[str, ...], as_json: bool) -
 @config_options
 @emulated_option
 @json_option
-@click.option(
-    "--accept",
-    is_flag=True,
-    help="Take what somebody else has set as the original from now on.",
-)
 def restore(
-    config_file: Path | None,
-    settings: tuple[str, ...],
-    emulated: Path | None,
-    as_json: bool,
-    accept: bool,
+    config_file: Path | None, settings: tuple[str, ...], emulated: Path | None, as_json: bool
 ) -> None:
     """Give every original limit back, whoever holds it. For root.
 
-    A running capper is asked to, and then holds nothing, its fixed caps and its budget neither,
-    until it is started anew or a ceiling is set. Where none runs, the journal that it left says
-    what is to be given back. A limit that somebody else has set since is left alone.
+    A running capper is asked to, and then sets nothing any more until it is started anew. Where
+    none runs, the journal that it left says what is to be given back. A limit that somebody else
+    has set since is left alone.
 
     Exits with 6 if anything could not be given back.
     """
-    config = load_configuration(config_file, settings).config
-    from wattspan.capper.place import open_place
     from wattspan.capper.restore import restore as give_back
-    from wattspan.cli.run_directory import run_directory
-    from wattspan.clock import SystemClock
 
-    clock = SystemClock()
-    done = give_back(
-        lambda: open_place(Path(config.agent.state_dir), emulated),
-        run_directory(config),
-        config,
-        lambda: actuators(config, emulated, clock),
-        clock,
-        lambda sentence: click.echo(f"wattspan: {sentence}", err=True),
-        accept=accept,
-    )
+    done = give_back(_here(config_file, settings, emulated))
     if as_json:
         facts: dict[str, Any] = {
             "by": done.by,
@@ -109,6 +88,45 @@ def restore(
         raise click.exceptions.Exit(6)
 
 
+@command.command()
+@config_options
+@emulated_option
+@json_option
+def accept(
+    config_file: Path | None, settings: tuple[str, ...], emulated: Path | None, as_json: bool
+) -> None:
+    """Take limits that somebody else has set as the originals from now on. For root.
+
+    They are left alone otherwise, until the original has stood for a while. Nothing is written to
+    a device by this; but it may be capped again.
+    """
+    from wattspan.capper.restore import accept as take
+
+    count = take(_here(config_file, settings, emulated))
+    if as_json:
+        echo_json({"accepted": count})
+    else:
+        click.echo(f"{count} limit{'' if count == 1 else 's'} of somebody else accepted.")
+
+
+def _here(config_file: Path | None, settings: tuple[str, ...], emulated: Path | None) -> Here:
+    config = load_configuration(config_file, settings).config
+    from wattspan.capper.place import open_place
+    from wattspan.capper.restore import Here
+    from wattspan.cli.run_directory import run_directory
+    from wattspan.clock import SystemClock
+
+    clock = SystemClock()
+    return Here(
+        lambda: open_place(Path(config.agent.state_dir), emulated),
+        run_directory(config),
+        config,
+        lambda: actuators(config, emulated, clock),
+        clock,
+        lambda sentence: click.echo(f"wattspan: {sentence}", err=True),
+    )
+
+
 def _theirs(row: CapRow) -> str:
     knob, stands = row.state.key.knob, shown(row.state.key.knob.unit, row.state.requested)
     return f"{row.state.name}, whose {knob} somebody else has set to {stands}."
@@ -119,6 +137,8 @@ def lines(state: State, clock: Clock) -> list[str]:
     if not state.rows:
         return ["There is nothing here whose power could be limited."]
     now, told = clock.now(), []
+    if state.suspended:
+        told.append("Everything was given back on request; nothing is set before a restart.")
     if state.ceiling is not None:
         told.append(f"Ceiling of all devices together: {shown('mW', state.ceiling)}")
     for row in state.rows:
