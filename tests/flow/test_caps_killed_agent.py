@@ -1,0 +1,105 @@
+"""An agent that is really ended while its cap is in force, however: the original limit is back."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.tuned_stack import LEASE, ORIGINAL, Tuned, TunedHost
+from support.waiting import eventually
+
+Note = Callable[[str, object], None]
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[TunedHost]:
+    with TunedHost() as host:
+        yield host
+
+
+@pytest.fixture
+def agent(host: TunedHost, tmp_path: Path) -> Iterator[Tuned]:
+    with Tuned(host, tmp_path) as agent:
+        yield agent
+
+
+def test_asked_to_end_it_gives_back_what_it_holds(agent: Tuned, record_property: Note) -> None:
+    agent.caps()
+    took = agent.restoring(lambda: agent.send(signal.SIGTERM))
+    record_property("SIGTERM of the agent", took)
+    assert agent.ended() == 0
+    assert agent.host.gpu.limit == ORIGINAL
+    assert agent.journal() == []
+
+
+def test_killed_its_capper_gives_back_and_ends_and_the_next_agent_caps_again(
+    agent: Tuned, host: TunedHost, record_property: Note
+) -> None:
+    agent.caps()
+    took = agent.restoring(lambda: agent.send(signal.SIGKILL))
+    record_property("SIGKILL of the agent", took)
+    assert agent.ended() == -signal.SIGKILL
+    assert agent.journal() == []
+    with Tuned(host, agent.folder) as successor:
+        successor.caps()
+        assert successor.journal()[0]["original"] == ORIGINAL
+        successor.send(signal.SIGTERM)
+        assert successor.ended() == 0
+    assert host.gpu.limit == ORIGINAL
+    assert agent.journal() == []
+
+
+def test_stopped_its_lease_lapses_and_once_it_goes_on_it_tunes_on(
+    agent: Tuned, record_property: Note
+) -> None:
+    agent.caps()
+    took = agent.restoring(lambda: agent.send(signal.SIGSTOP))
+    record_property(f"SIGSTOP of the agent (a lease of {LEASE:.0f} s)", took)
+    eventually(lambda: agent.journal() == [], "nothing is held")
+    assert agent.process.poll() is None
+    agent.send(signal.SIGCONT)
+    agent.caps()
+    assert agent.told()["decision"]["move"] in {"probe", "hold"}, agent.explain()
+    agent.send(signal.SIGTERM)
+    assert agent.ended() == 0
+    assert agent.host.gpu.limit == ORIGINAL
+
+
+def test_killed_together_with_its_capper_it_leaves_the_cap_and_restore_gives_it_back(
+    agent: Tuned, record_property: Note
+) -> None:
+    capper = agent.caps().capper
+    assert capper is not None
+    os.kill(capper, signal.SIGKILL)
+    agent.send(signal.SIGKILL)
+    assert agent.ended() == -signal.SIGKILL
+    assert agent.host.capped()
+    assert agent.journal()[0]["original"] == ORIGINAL
+    said: list[str] = []
+    took = agent.restoring(lambda: said.append(agent.restore()))
+    record_property("SIGKILL of both, then `wattspan caps restore`", took)
+    assert said == ["1 limit was given back, by the journal.\n"]
+    assert agent.journal() == []
+
+
+def test_killed_together_with_its_capper_the_next_agent_gives_the_cap_back(
+    agent: Tuned, host: TunedHost, record_property: Note
+) -> None:
+    capper = agent.caps().capper
+    assert capper is not None
+    os.kill(capper, signal.SIGKILL)
+    agent.send(signal.SIGKILL)
+    assert agent.ended() == -signal.SIGKILL
+    assert host.capped()
+    successors: list[Tuned] = []
+    took = agent.restoring(lambda: successors.append(Tuned(host, agent.folder)))
+    record_property("SIGKILL of both, then another agent", took)
+    with successors[0] as successor:
+        successor.send(signal.SIGTERM)
+        assert successor.ended() == 0
+    assert host.gpu.limit == ORIGINAL
+    assert agent.journal() == []

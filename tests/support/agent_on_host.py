@@ -1,0 +1,58 @@
+"""``wattspan`` on an emulated host that somebody else has started, and that outlives it.
+
+``python -m support.agent_on_host DIRECTORY run --emulate PROFILE ...``: limits of real hardware
+stay what they are when an agent is killed. An emulated host ends with the agent that started it,
+so what is left on it could not be seen.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from wattspan.cli import main as wattspan
+from wattspan.clock import SystemClock
+from wattspan.emulation import host
+from wattspan.emulation.nvml import EmulatedNvml
+from wattspan.emulation.profiles import HostProfile
+
+
+class Standing:
+    """The part of an EmulatedHost that an agent needs, of one that stands already."""
+
+    def __init__(self, directory: Path, profile: HostProfile) -> None:
+        self.directory, self.profile = directory, profile
+
+    @property
+    def sysfs(self) -> Path | None:
+        return self.directory / "sys" if self.profile.powercap is not None else None
+
+    @property
+    def resolution(self) -> int:
+        return SystemClock.tick()
+
+    def nvml(self) -> Any:
+        return EmulatedNvml(self.directory / "gpus") if self.profile.gpus else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """It stays."""
+
+
+def main() -> None:
+    directory = Path(sys.argv.pop(1))
+    host.EmulatedHost = lambda profile, period: Standing(directory, profile)  # type: ignore[assignment,misc]
+    wattspan()
+
+
+if __name__ == "__main__":
+    main()

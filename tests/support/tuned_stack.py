@@ -1,0 +1,260 @@
+"""An agent that tunes, its capper and a job, on an emulated host that outlives all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from support.capper_process import Gpu
+from support.program import ENVIRONMENT, alive, descendants, wattspan
+from support.requirements import ROOT
+from support.waiting import eventually
+from wattspan.client.agent import ask
+from wattspan.client.errors import MeasurementError
+from wattspan.clock import SystemClock
+from wattspan.emulation.host import EmulatedHost
+from wattspan.emulation.profiles import profile_named
+
+T = TypeVar("T")
+
+PROFILE, ORIGINAL, THEIRS = "one-socket-h100", 650_000, 333_000
+JOB = "trainer/train_step"
+LEASE = 2.0  # seconds
+CONFIG = """\
+[agent]
+state_dir = "{state}"
+run_dir = "{sockets}"
+[spans]
+http = ""
+[exporters.prometheus]
+listen = "127.0.0.1:0"
+[caps]
+users = []
+lease = "2s"
+largest_step = 1.0
+capper = {capper}
+[autotune]
+mode = "apply"
+knobs = ["gpu_power"]
+max_slowdown = 0.15
+confidence = 0.9
+block = "{block}"
+block_units = 5
+settle = "100ms"
+settle_units = 1
+dwell = "1s"
+[[autotune.job]]
+service = "trainer"
+span = "train_step"
+kind = "steps"
+"""
+
+
+class TunedHost:
+    """An emulated host whose trainer works for as long as the host lives.
+
+    Whatever agent listens in ``sockets`` hears of its steps.
+    """
+
+    def __init__(self) -> None:
+        self._sockets = tempfile.TemporaryDirectory(prefix="wattspan-", ignore_cleanup_errors=True)
+        self.sockets = Path(self._sockets.name)
+        self.emulated = EmulatedHost(profile_named(PROFILE))
+        self.gpu = Gpu(self.emulated)
+        self.gpu.set(ORIGINAL)
+        self.trainer = self.emulated.start_jobs(self.sockets / "otlp.sock")["trainer"]
+        self.emulated.ask(do="steer", job="trainer", step=0.04, noise=0.003)
+
+    def fault(self, fault: str, on: object) -> None:
+        self.emulated.ask(do="fault", gpu=0, fault=fault, on=on)
+
+    def capped(self) -> bool:
+        return self.gpu.limit < ORIGINAL
+
+    def restored(self) -> bool:
+        return self.gpu.limit == ORIGINAL
+
+    def close(self) -> None:
+        self.gpu.close()
+        self.emulated.close()
+        self._sockets.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Tuned:
+    """A `wattspan run` that tunes the host's trainer, with what it keeps in ``folder``."""
+
+    def __init__(
+        self,
+        host: TunedHost,
+        folder: Path,
+        *,
+        within: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        capper: str = "true",
+        block: str = "500ms",
+    ) -> None:
+        self.host, self.folder = host, folder
+        self.state_dir = folder / "state"
+        self.config = folder / "config.toml"
+        self.config.write_text(
+            CONFIG.format(state=self.state_dir, sockets=host.sockets, capper=capper, block=block)
+        )
+        self._log = folder / "agent.stderr"
+        self._begins = self._log.stat().st_size if self._log.exists() else 0
+        program = [sys.executable, "-m", "support.agent_on_host", str(host.emulated.directory)]
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*within, *program, "run", "--emulate", PROFILE, "--config", str(self.config)],
+                env={**ENVIRONMENT, "PYTHONPATH": str(ROOT / "tests"), **(environ or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._family: frozenset[int] = frozenset()
+
+    # ------------------------------------------------------------------------------ what is seen
+
+    @property
+    def said(self) -> str:
+        """What it and its cappers have said."""
+        return self._log.read_bytes()[self._begins :].decode()
+
+    @property
+    def kept(self) -> Path:
+        """The capper's directory, as the agent sees it."""
+        return self.state_dir / "capper-emulated"
+
+    def journal(self) -> list[dict[str, Any]]:
+        """What the journal says, if there is one."""
+        found: list[dict[str, Any]] = []
+        for path in self.kept.glob("journal-*.json"):
+            with suppress(FileNotFoundError):
+                found += json.loads(path.read_bytes())["entries"]
+        return found
+
+    def told(self) -> dict[str, Any]:
+        """What the agent says of its job; nothing while it does not answer."""
+        with suppress(MeasurementError, KeyError):
+            rows = ask("/v1/tuning", {}, directories=(str(self.host.sockets),))["jobs"]
+            return next((row for row in rows if row["job"] == JOB), {})
+        return {}
+
+    def reason(self) -> str:
+        return str(self.told().get("decision", {}).get("reason", ""))
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """The samples of one metric, by their labels."""
+        found = re.search(r"Serving (http://\S+/metrics)\n", self.said)
+        assert found is not None, self.said
+        with urllib.request.urlopen(found[1], timeout=20) as answer:
+            text = answer.read().decode()
+        return {
+            " ".join(str(value) for value in sample.labels.values()): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name
+        }
+
+    @property
+    def capper(self) -> int | None:
+        """The pid of the capper that runs as a child of the agent, if one does."""
+        family = alive(descendants(self.process.pid))
+        self._family |= family
+        for pid in family:
+            with suppress(OSError):
+                if b"capper" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                    return pid
+        return None
+
+    def explain(self) -> str:
+        return f"\nsaid: {self.said}\ntold: {self.told()}\nlimit: {self.host.gpu.limit}"
+
+    # ------------------------------------------------------------------------------ what is done
+
+    def until(self, holds: Callable[[], T], what: str, within: float = 30.0) -> T:
+        """The first truthy result; an error tells all that is known."""
+        try:
+            return eventually(holds, what, within)
+        except AssertionError as error:
+            raise AssertionError(f"{error}{self.explain()}") from None
+
+    def caps(self) -> Self:
+        """Itself, as soon as its next cap comes into force."""
+        self.until(self.host.restored, "the original stands")
+        self.until(self.host.capped, "a cap is in force")
+        assert self.capper is not None or "capper = false" in self.config.read_text()
+        return self
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def ended(self) -> int:
+        """Its exit code, once it and all that it started have gone."""
+        self._family |= descendants(self.process.pid)
+        code = self.process.wait(20)
+        eventually(lambda: not alive(self._family), "nothing is left running")
+        return code
+
+    def restoring(self, act: Callable[[], object]) -> float:
+        """Do something that is to restore the original; the seconds until it stands."""
+        clock = SystemClock()
+        began = clock.monotonic()
+        act()
+        self.until(self.host.restored, "the original is back")
+        return (clock.monotonic() - began) / 1e9
+
+    def restore(self) -> str:
+        """Run `wattspan caps restore`, as a service manager does after the capper ended."""
+        words = ["--config", str(self.config), "--emulated", str(self.host.emulated.directory)]
+        done = wattspan("caps", "restore", *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Gently, or, if a test has left anything stopped, by force."""
+        mine = str(self.host.emulated.directory).encode()
+        if self.process.poll() is None:
+            self._family |= descendants(self.process.pid)
+            self.send(signal.SIGCONT)
+            self.send(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(20)
+            self.process.kill()
+            self.process.wait()
+        for pid in alive(self._family):
+            with suppress(OSError):
+                if mine in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
