@@ -92,6 +92,21 @@ def test_a_layer_is_not_taken_for_the_step_because_it_comes_often_sooner() -> No
     assert later.passed == {"micro": Why.NESTED}
 
 
+def test_a_layer_of_only_some_steps_is_still_a_layer() -> None:
+    steps = loop(100, *TRAINING)
+    saves = loop(25, ("save", 100 * MS, 400 * MS), every=2 * S)
+    findings = looked_at([*steps, *saves])
+    assert findings.found is not None
+    assert findings.found.name == "train_step"
+    assert findings.passed["save"] is Why.NESTED
+
+
+def test_what_comes_once_is_not_waited_for() -> None:
+    findings = looked_at([("warm_up", 0, 5 * S), *loop(100, TRAINING[0])])
+    assert findings.found is not None
+    assert findings.found.name == "train_step"
+
+
 def test_nothing_is_found_in_the_first_seconds() -> None:
     findings = looked_at(loop(400, ("step", 0, 9 * MS), every=10 * MS))
     assert findings == Findings(None, {"step": Why.RARE})
@@ -103,7 +118,7 @@ def test_a_process_without_spans_has_no_unit() -> None:
 
 def test_a_layer_that_also_comes_elsewhere_is_no_layer() -> None:
     """A forward pass in each evaluation, and in each step, which has no span of its own."""
-    evaluations = loop(30, ("evaluate", 4400 * MS, 4900 * MS), every=5 * S)
+    evaluations = loop(30, ("evaluate", 4490 * MS, 4990 * MS), every=5 * S)
     steps = loop(300, ("forward", 0, 450 * MS), every=500 * MS)
     findings = looked_at([*evaluations, *steps])
     assert findings.found is not None
@@ -122,6 +137,13 @@ def test_a_server_is_found_by_spans_side_by_side() -> None:
     assert findings.found.kind is Kind.REQUESTS
     assert findings.found.cover > 0.9
     assert findings.passed == {"generate": Why.NESTED}
+
+
+def test_equally_long_requests_side_by_side_are_no_steps() -> None:
+    findings = looked_at(loop(100, ("embed", 0, 450 * MS), every=200 * MS))
+    assert findings.found is not None
+    assert findings.found.kind is Kind.REQUESTS
+    assert findings.found.variation < 0.01
 
 
 def test_requests_one_at_a_time_are_known_by_their_irregularity() -> None:

@@ -160,6 +160,14 @@ def test_an_entry_that_does_not_read_is_left_out_alone(damage: Callable[[Any], N
     assert [key.fingerprint for key in book.entries] == [job(1)]
 
 
+def test_of_an_entry_that_is_there_twice_the_later_counts() -> None:
+    facts = written(Book().certified(JOB, SETTING).certified(job(1), SETTING))
+    facts["entries"] += written(Book().certified(JOB, replace(SETTING, pairs=7)))["entries"]
+    book = from_facts(facts)
+    assert [key.fingerprint for key in book.entries] == [job(1), JOB]
+    assert book.recall(JOB, Knob.GPU_POWER) == replace(SETTING, pairs=7)
+
+
 def test_a_book_of_too_many_entries_keeps_the_last() -> None:
     facts = written(Book().certified(JOB, SETTING))
     (entry,) = facts["entries"]
@@ -233,6 +241,8 @@ def test_the_same_job_has_the_same_digest(one: str, other: str) -> None:
         ("t.py --seed 1", "t.py --seed 1 extra"),
         ("t.py --seed=1 -O0", "t.py --seed=1 -O3"),
         ("t.py --seed", "t.py"),
+        ("t.py --seed --lr 2", "t.py --seed --wd 2"),
+        ("t.py seed a", "t.py seed b"),
         ("t.py --ratio 4:30", "t.py --ratio 4:60"),
         ("python /tmp/a.py", "python /tmp/b.py"),
         ("python /tmp/llama70b/t.py", "python /tmp/llama13b/t.py"),

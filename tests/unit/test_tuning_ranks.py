@@ -78,12 +78,15 @@ def test_steps_never_overlap_though_ranks_run_ahead() -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 7, 19])
-def test_a_step_of_which_a_unit_was_lost_is_left_out_and_no_other(lost: int) -> None:
-    second = units(1, range(20), shift=2 * MS)
+@pytest.mark.parametrize("shift", [2, -9], ids=["behind", "ahead"])
+def test_a_step_of_which_a_unit_was_lost_is_left_out_and_no_other(lost: int, shift: int) -> None:
+    """A rank that is ahead begins its next step before the other one ends this."""
+    first = [Unit(step * 100 * MS, step * 100 * MS + 98 * MS, 1, 0) for step in range(21)]
+    second = [unit._replace(rank=1, start=unit.start + shift * MS) for unit in first]
     del second[lost]
-    gathered, steps = Lockstep().add([*units(0, range(20)), *second, *units(0, range(20, 21))])
-    rest, more = gathered.add(units(1, range(20, 21)))
-    whole = [step.start // (100 * MS) for step in (*steps, *more)]
+    gathered, steps = Lockstep().add([*first[:20], *second[:19]])
+    rest, more = gathered.add([*first[20:], *second[19:]])
+    whole = [round(step.end / (100 * MS)) - 1 for step in (*steps, *more)]
     assert whole == [number for number in range(21) if number != lost]
     assert rest.left_out == 1
 
@@ -194,6 +197,10 @@ def test_a_rank_that_waits_may_use_most_of_its_waiting() -> None:
     assert curve(settings["gpu1"] - 5_000) / curve(270_000) - 1 > 0.6 * 0.1
 
 
+def test_who_waits_but_little_keeps_the_setting_of_all() -> None:
+    assert propose(UNIFORM, RANGES, waited({0: 0.9, 1: 0.86, 2: 0.86}), curve) == UNIFORM
+
+
 def test_no_setting_goes_below_its_floor() -> None:
     settings = propose(UNIFORM, RANGES, waited({0: 1.0, 1: 0.1, 2: 0.1}), curve)
     assert settings == {"gpu0": 270_000, "gpu1": 180_000, "gpu2": 180_000}
@@ -230,6 +237,7 @@ def test_what_is_left_of_its_waiting_is_told_by_rank() -> None:
 
 def test_as_long_as_they_wait_as_expected_the_settings_stand() -> None:
     assert not outdated(waited({0: 0.9, 1: 0.855, 2: 0.89}), 0, LEFT)
+    assert not outdated(waited({0: 0.9, 1: 0.87, 2: 0.89}), 0, LEFT)
 
 
 def test_a_lowered_rank_that_waits_less_than_half_of_what_it_should_is_released() -> None:

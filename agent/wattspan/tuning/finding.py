@@ -176,9 +176,10 @@ class Finder:
         elapsed = max((seen.end for seen in names.values()), default=0) - begin
         passed = {name: why for name, seen in names.items() if (why := _unfit(seen, elapsed))}
         outer = _outermost({k: v for k, v in names.items() if k not in passed}, passed)
+        coming = [name for name, seen in names.items() if _coming(seen)]
         best: Found | None = None
         for name in outer:
-            if any(names[name].within(rare) for rare in names if _coming(names[rare])):
+            if any(names[name].within(rare) for rare in coming):
                 passed[name] = Why.RARE
                 continue
             found = _judge(name, names[name], elapsed)
