@@ -159,6 +159,12 @@ def test_a_device_that_somebody_else_has_set_counts_with_what_it_has(tmp_path: P
     assert shares == {bench.key(1): 260 * W}
 
 
+def test_a_ceiling_below_what_devices_take_at_least_is_said_to_be_short(tmp_path: Path) -> None:
+    imposed = impose(Caps(), 300 * W, Bench(tmp_path).keeper)
+    assert imposed.short == 100 * W
+    assert set(imposed.shares.values()) == {200 * W}
+
+
 def test_the_budget_is_kept_and_everything_comes_back(tmp_path: Path) -> None:
     bench = Bench(tmp_path, boards=4, rules=Rules(0.6, 0, 0.25))
     for limit in (2000, 1200, 900, 2400):

@@ -9,7 +9,7 @@ import pytest
 from support.capper_bench import Bench, W
 from wattspan.capper.bounds import Rules
 from wattspan.capper.protocol import Refusal
-from wattspan.capper.wishes import Imposed
+from wattspan.capper.wishes import Imposed, Peer
 from wattspan.model import Knob, Trouble
 from wattspan.ports import CapsError
 
@@ -221,6 +221,30 @@ def test_restoring_says_what_could_not_be_restored(bench: Bench) -> None:
     assert trouble.device == "gpu1"
     assert bench.stands[0] == 650 * W
     assert set(bench.on_disk) == {"gpu1"}
+
+
+def test_the_record_says_who_wanted_what_and_why_it_ended(bench: Bench) -> None:
+    def held() -> None:
+        bench.keeper.hold(1, "job", {bench.key(): 500 * W}, "3 % slower", peer=Peer(42, 1000))
+
+    held()
+    bench.turn(10)
+    held()
+    bench.keeper.gone(1)
+    held()
+    bench.keeper.restore()
+    told = [(str(e.deed), e.old, e.new, e.why, e.job) for e in bench.events]
+    down, up = (650 * W, 500 * W), (500 * W, 650 * W)
+    assert told == [
+        ("write", *down, "3 % slower", "job"),
+        ("restore", *up, "its lease lapsed", "job"),
+        ("write", *down, "3 % slower", "job"),
+        ("restore", *up, "its holder has gone", "job"),
+        ("write", *down, "3 % slower", "job"),
+        ("restore", *up, "everything is given back", ""),
+    ]
+    assert (bench.events[0].pid, bench.events[0].uid) == (42, 1000)
+    assert (bench.events[3].pid, bench.events[3].uid) == (42, 1000)
 
 
 # ------------------------------------------------------------------------------ foreign writers

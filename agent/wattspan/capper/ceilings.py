@@ -182,7 +182,8 @@ def impose(settings: Caps, limit: int | None, keeper: Keeper) -> Imposed:
                 fixed[key] = min(one.watts * _MILLIWATTS, fixed.get(key, one.watts * _MILLIWATTS))
     if limit is None:
         return Imposed(fixed)
-    return Imposed(fixed, _shares(settings, limit, standing, keeper, fixed), limit)
+    shares, short = _shares(settings, limit, standing, keeper, fixed)
+    return Imposed(fixed, shares, limit, short)
 
 
 def _shares(
@@ -191,7 +192,7 @@ def _shares(
     standing: Mapping[CapKey, KnobState],
     keeper: Keeper,
     fixed: Mapping[CapKey, int],
-) -> dict[CapKey, int]:
+) -> tuple[dict[CapKey, int], int]:
     stuck = keeper.stuck
     wanted = keeper.wants()
     sharers: dict[CapKey, Sharer] = {}
@@ -211,8 +212,9 @@ def _shares(
             _priority(settings, state),
             min(wants, default=None),
         )
-    caps = share(list(sharers.values()), limit).caps
-    return {key: caps[one.device] for key, one in sharers.items() if key not in stuck}
+    told = share(list(sharers.values()), limit)
+    free = {key: told.caps[one.device] for key, one in sharers.items() if key not in stuck}
+    return free, told.short
 
 
 def _least(state: KnobState) -> int:

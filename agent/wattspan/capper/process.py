@@ -176,7 +176,12 @@ class Capper:
     def _tell_troubles(self, ceilings: Ceilings) -> None:
         """Say once what has begun to go wrong."""
         workings = self._workings
-        now = {workings.keeper.journal_trouble, workings.audit.trouble, ceilings.trouble} - {""}
+        now = {
+            workings.keeper.journal_trouble,
+            workings.audit.trouble,
+            ceilings.trouble,
+            self._desk.trouble,
+        } - {""}
         for trouble in sorted(now - self._troubles):
             self._log(trouble)
         self._troubles = now

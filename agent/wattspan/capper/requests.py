@@ -42,6 +42,8 @@ class Desk:
         record: Callable[[Event], None],
     ) -> None:
         self.ending = False
+        self.trouble = ""
+        """Why what is imposed cannot be had, if it cannot."""
         self._keeper, self._tally = keeper, tally
         self._ceilings, self._settings = ceilings, settings
         self._clock, self._record = clock, record
@@ -153,7 +155,15 @@ class Desk:
 
     def _impose(self) -> None:
         self._ceilings.poll()
-        self._keeper.impose(impose(self._settings, self._ceilings.limit, self._keeper))
+        imposed = impose(self._settings, self._ceilings.limit, self._keeper)
+        self._keeper.impose(imposed)
+        self.trouble = ""
+        if imposed.short and imposed.limit is not None:
+            self.trouble = (
+                f"A ceiling of {imposed.limit / 1000:g} W cannot be kept: what cannot be turned"
+                f" down any further takes {imposed.short / 1000:g} W more. Raise the ceiling, or"
+                " lower [caps] floor_watts."
+            )
 
     def _refused(
         self, holder: int, peer: Peer, request: protocol.Request, error: CapsError

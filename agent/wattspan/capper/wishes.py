@@ -20,12 +20,14 @@ _NONE: Mapping[CapKey, int] = MappingProxyType({})
 class Imposed:
     """What holds without a lease: the operator's ``fixed`` caps, and each device's share.
 
-    ``limit`` is the budget of which the ``shares`` are, in milliwatts.
+    ``limit`` is the budget of which the ``shares`` are, in milliwatts; ``short`` is by how much
+    it cannot be kept, for devices take their minimum at least.
     """
 
     fixed: Mapping[CapKey, int] = field(default_factory=lambda: _NONE)
     shares: Mapping[CapKey, int] = field(default_factory=lambda: _NONE)
     limit: int | None = None
+    short: int = 0
 
 
 class Peer(NamedTuple):
