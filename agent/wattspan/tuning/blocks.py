@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wattspan.model import SECOND
 from wattspan.tuning.values import EnergyPoint, Policy, Unit
@@ -37,6 +37,8 @@ class Block(NamedTuple):
     squares: float  # of each unit's time per work
     energy: float | None
     run: int  # which stretch it is of: stretches are counted
+    arrived: int = 0  # requests that began in it
+    late: int = 0  # and those that took longer than the latency that must hold
 
 
 class Stretch(NamedTuple):
@@ -83,6 +85,9 @@ class Tape(NamedTuple):
     waiting: tuple[Block, ...] = ()
     points: tuple[EnergyPoint, ...] = ()
     ranks: frozenset[int] = frozenset()
+    windows: tuple[Any, ...] = ()  # of requests, in the making
+    served_to: int = 0
+    served_number: int = 0
 
     @property
     def level(self) -> int | None:
@@ -117,16 +122,24 @@ def take(
     waiting = list(tape.waiting)
     if units:
         tape = _run(tape, policy, units, waiting, times)
+    tape, blocks = measure(tape, waiting, points, now)
+    return tape, blocks, times
+
+
+def measure(
+    tape: Tape, waiting: list[Block], points: Sequence[EnergyPoint], now: int
+) -> tuple[Tape, list[Block]]:
+    """The tape with more energy readings, and those that wait whose energy is known by now."""
     if points:
         tape = tape._replace(points=_thinned(tape.points + tuple(points)))
     if not waiting:
-        return _forget(tape) if points else tape, [], times
+        return _forget(tape) if points else tape, []
     told = [_with_energy(one, tape.points) for one in waiting]
     count = 0
     while count < len(told) and (told[count] is not None or now - waiting[count].end > PATIENCE):
         count += 1
     blocks = [told[at] or waiting[at] for at in range(count)]
-    return _forget(tape._replace(waiting=tuple(waiting[count:]))), blocks, times
+    return _forget(tape._replace(waiting=tuple(waiting[count:]))), blocks
 
 
 def _run(
@@ -177,7 +190,7 @@ def _run(
             reached = max(reached, ended)
             continue
         if n == 0:
-            if 0 <= gap and gap * 2 <= took and reached >= settled:
+            if gap >= 0 and gap * 2 <= took and reached >= settled:
                 start = reached  # what lay before the unit is of the work too
             else:
                 start, more = begun, took
@@ -253,7 +266,8 @@ def _forget(tape: Tape) -> Tape:
     if len(points) < 64:
         return tape
     oldest = min(
-        [one.start for one in tape.waiting] + [tape.sums.start if tape.sums.units else tape.reached]
+        [one.start for one in (*tape.waiting, *tape.windows)]
+        + [tape.sums.start if tape.sums.units else tape.reached]
     )
     first = bisect_left(points, (oldest, -1)) - 1
     return tape._replace(points=points[first:]) if first > 16 else tape

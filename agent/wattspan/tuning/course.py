@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 
 from wattspan.model import Move, Reason
 from wattspan.tuning import search, sentences
@@ -13,6 +14,7 @@ from wattspan.tuning.search import affordable, block_time, pair_deviation
 from wattspan.tuning.sequence import pairs_needed
 from wattspan.tuning.spending import close
 from wattspan.tuning.state import CANDIDATES, Plan, Stage, State, drawn
+from wattspan.tuning.tail import holds, misses
 from wattspan.tuning.values import Observation
 from wattspan.tuning.watch import Raw, Sum
 
@@ -85,6 +87,8 @@ def relearn(state: State, now: int) -> State:
         pairing=Pairing(),
         cusum=Sum(),
         raw=Raw(),
+        serving=MappingProxyType({}),
+        alarm=None,
         candidate=None,
         certified=None,
         tried=0,
@@ -119,11 +123,10 @@ def saved(state: State) -> tuple[float, float, float]:
         )
         return seen.energy + sign * (error if seen.time.n > 1 else 2 * error)
 
-    low, likely, high = (
-        state.spending.saved(lambda level, sign=sign: at(sign, level))  # type: ignore[misc]
-        for sign in (1.0, 0.0, -1.0)
-    )
-    return low, likely, high
+    low = state.spending.saved(lambda level: at(1.0, level), 0.0)
+    likely = state.spending.saved(lambda level: at(0.0, level), 0.5)
+    high = state.spending.saved(lambda level: at(-1.0, level), 1.0)
+    return min(low, likely), likely, max(likely, high)
 
 
 def _learning(state: State, seen: Observation) -> State:
@@ -139,8 +142,7 @@ def _learning(state: State, seen: Observation) -> State:
     if known.energies < 1:
         more = ", for the energy of its devices is not known"
         return give_up(state, seen.now, sentences.decline(Reason.NO_SIGNAL, more))
-    weight = 1.5 / policy.block_units
-    needed = pairs_needed(0.5 * state.budget, known.deviation(weight), state.error)
+    needed = pairs_needed(0.5 * state.budget, pair_deviation(state), state.error)
     if needed > _NOISY:
         return give_up(state, seen.now, sentences.decline(Reason.TOO_NOISY))
     if not policy.apply:
@@ -231,6 +233,7 @@ def _prove(state: State, seen: Observation, level: int) -> State:
         judged=state.known.at(level).time.n,
         cusum=Sum(),
         raw=Raw(),
+        alarm=None,
         pairing=Pairing(present=state.pairing.present),
     )
     return _alternate(state, seen, level)
@@ -241,12 +244,13 @@ def _alternate(state: State, seen: Observation, level: int) -> State:
     if state.plan.level != state.top:
         if state.plan.level == level and not _arrived(state):
             return _certifying(state)
-        return _certifying(_go(state, seen.now, state.top, 1))
+        return _certifying(_go(state, seen.now, state.top, search.free_blocks(state)))
     if not _arrived(state):
         return _certifying(state)
     lasts = block_time(state)
     state, extra = drawn(state, 2)
-    for blocks in (6, 4, 2):
+    # Until something is certified that is to come soon; later only what it costs matters.
+    for blocks in (6, 4, 2) if state.certified is None else (14, 8, 4, 2):
         if affordable(state, level, (blocks + 2) * lasts, 0.85):
             return _certifying(_go(state, seen.now, level, blocks + extra))
     return _certifying(state)
@@ -270,10 +274,13 @@ def _proving(state: State, seen: Observation) -> State:
     time = state.known.at(level).time
     if state.cusum.alarmed:
         return _over(state, seen)
+    if misses(state):
+        return let_go(state, seen.now, Reason.TAIL)
     if time.n == state.judged:
         return _alternate(state, seen, level)
     state = state._replace(judged=time.n)
-    if time.n >= state.policy.least_pairs and time.upper(state.error) <= state.budget:
+    sure = time.n >= state.policy.least_pairs and time.upper(state.error) <= state.budget
+    if sure and holds(state, level):
         return _certify(state, seen, level)
     if time.n >= 6:
         mean, error = search.expected(state, level)
@@ -286,7 +293,9 @@ def _proving(state: State, seen: Observation) -> State:
 
 def _certify(state: State, seen: Observation, level: int) -> State:
     found = state.known.at(level)
-    if search.value(state, found.time.mean, found.power.mean) > -0.003:
+    value = search.value(state, found.time.mean, found.power.mean)
+    doubt = math.hypot(found.time.deviation, found.power.deviation) / math.sqrt(found.time.n)
+    if value + 2 * doubt > -0.001:  # nothing is held that may save nothing
         return _fall_back(state, seen, Reason.NO_SAVING)
     state = state._replace(
         stage=Stage.HOLD,
@@ -346,6 +355,8 @@ def _holding(state: State, seen: Observation) -> State:
     found = state.known.at(level)
     if state.cusum.alarmed or found.time.lower(1 - state.policy.confidence) > state.budget:
         return _over(state, seen)
+    if misses(state):
+        return let_go(state, seen.now, Reason.TAIL)
     if state.raw.changed:
         return _changed(state, seen, level)
     if seen.turn:
@@ -353,7 +364,7 @@ def _holding(state: State, seen: Observation) -> State:
         if deeper is not None:
             return _prove(state._replace(refined=found.time.n), seen, deeper)
     if state.plan.level not in (level, state.top):
-        state = _go(state, seen.now, state.top, 1)
+        state = _go(state, seen.now, state.top, search.free_blocks(state))
         return _probing(state, Reason.SENTINEL, level)
     if state.plan.level != level:
         if not _arrived(state):
@@ -363,7 +374,7 @@ def _holding(state: State, seen: Observation) -> State:
         return state._replace(decision=sentences.hold(state, level, found))
     hurried = (state.raw.hurried or state.cusum.suspicious) and state.tape.full >= 3
     if _arrived(state) or (hurried and state.tape.level == level):
-        state = _go(state, seen.now, state.top, 1)
+        state = _go(state, seen.now, state.top, search.free_blocks(state))
         return _probing(state, Reason.SENTINEL, level)
     if state.decision.move is Move.HOLD and state.decision.shown.get("pairs") == found.time.n:
         return state

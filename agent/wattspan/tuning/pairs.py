@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from wattspan.tuning.blocks import Block
+from wattspan.tuning.serving import log_ratio
+from wattspan.tuning.windows import together
 
 _APART = 12
 """Blocks that lie further apart than so many of their lengths are not compared."""
@@ -91,9 +93,20 @@ def _compare(
     flank = first + present.head[:reach]
     core = middle.head + middle.tail[len(middle.tail) - min(middle.count - len(middle.head), 4) :]
     capped, free = (core, flank) if screening else (flank, core)
+    if core[0].arrived:
+        pair = _served(capped, free)
+        return replace(pairing, told=True), pair
     pair = _pair(capped, free)
     apart = math.log(_rates(present.head[:reach])[0] / _rates(first)[0])
     return replace(pairing, told=True), pair._replace(apart=apart)
+
+
+def _served(capped: Sequence[Block], free: Sequence[Block]) -> Pair | None:
+    """Of requests; None where the load was not the same."""
+    ratio = log_ratio(together(free), together(capped))
+    if ratio is None:
+        return None
+    return _pair(capped, free)._replace(busy=ratio, span=ratio)
 
 
 def _pair(capped: Sequence[Block], free: Sequence[Block]) -> Pair:

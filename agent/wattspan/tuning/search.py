@@ -43,14 +43,27 @@ def curve(state: State) -> Curve:
     points = []
     for level, seen in state.known.levels.items():
         if seen.time.n:
-            deviation = max(seen.time.deviation, state.known.spread(1.5 / state.policy.block_units))
+            deviation = max(seen.time.deviation, pair_deviation(state))
             points.append(Point(level, seen.time.mean, seen.power.mean, deviation**2 / seen.time.n))
     return fit(points, origin(state))
 
 
+def free_blocks(state: State) -> int:
+    """For how many blocks the original is held in a comparison.
+
+    Noise of single units is drowned by more of them; what drifts is not.
+    """
+    return 2 if state.known.deviation(1.2 / state.policy.block_units) > 0.008 else 1
+
+
+def weight(state: State) -> float:
+    """The variance of a comparison, in that of one unit: two or three blocks lie on each side."""
+    return (1 / free_blocks(state) + 0.2) / state.policy.block_units
+
+
 def pair_deviation(state: State) -> float:
     """What one pair's log ratio deviates."""
-    return state.known.spread(1.5 / state.policy.block_units)
+    return state.known.spread(weight(state))
 
 
 def expected(state: State, level: int, shape: Curve | None = None) -> tuple[float, float]:

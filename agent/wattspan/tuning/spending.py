@@ -55,13 +55,15 @@ class Spending:
         undisturbed = self.elapsed - lost
         return lost / undisturbed if undisturbed > 0 else 0.0
 
-    def saved(self, energy: Callable[[int], float]) -> float:
-        """Microjoules saved since the job last changed, by each level's log ratio of energy."""
+    def saved(self, energy: Callable[[int], float], settling: float) -> float:
+        """Microjoules saved since the job last changed, by each level's log ratio of energy.
+
+        While a setting settles it saves an unknown part of that: ``settling``.
+        """
         total = 0.0
-        for level, span in self.times.items():
-            if self.metered.get(level):
-                spent = self.energy[level] * span / self.metered[level]
-                total += spent * (math.exp(-energy(level)) - 1)
+        for level, metered in self.metered.items():
+            lasted = metered + settling * max(self.times.get(level, 0) - metered, 0)
+            total += self.energy[level] * lasted / metered * (math.exp(-energy(level)) - 1)
         return total
 
 

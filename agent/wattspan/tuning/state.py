@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from wattspan.model import Decision, Move, Reason, Word
 from wattspan.tuning.blocks import Tape, opened
 from wattspan.tuning.known import Known
 from wattspan.tuning.ladder import Ladder
+from wattspan.tuning.misses import MissAlarm
 from wattspan.tuning.pairs import Pairing
+from wattspan.tuning.serving import Serving
 from wattspan.tuning.spending import Spending
-from wattspan.tuning.values import Objective, Policy, Remembered
+from wattspan.tuning.values import Objective, Policy, Remembered, Unit
 from wattspan.tuning.watch import Raw, Sum
 
 CANDIDATES = 3
@@ -66,6 +70,10 @@ class State(NamedTuple):
     certified: int | None = None
     refined: int = 0  # pairs of the certified level when a lower one was last considered
     resume: int | None = None  # a level that was good once, to be proved first
+    serving: Mapping[int, Serving] = MappingProxyType({})  # of requests, by level
+    latencies: tuple[Unit, ...] = ()  # of requests, until the latency that must hold is known
+    limit: int | None = None  # that latency
+    alarm: MissAlarm | None = None
     until: int = 0
     releases: tuple[int, ...] = ()
     retries: int = 0

@@ -12,10 +12,11 @@ from wattspan.tuning.known import with_block, with_pair
 from wattspan.tuning.ladder import Ladder
 from wattspan.tuning.outside import guard
 from wattspan.tuning.pairs import Pair, follow
-from wattspan.tuning.search import pair_deviation
+from wattspan.tuning.search import free_blocks, pair_deviation
 from wattspan.tuning.spending import meter, spend
 from wattspan.tuning.state import Stage, State, start
-from wattspan.tuning.values import Observation, Policy, Range, Remembered
+from wattspan.tuning.tail import attend, compare_served, hear
+from wattspan.tuning.values import Kind, Observation, Policy, Range, Remembered
 from wattspan.tuning.watch import add, doubt, look
 
 _DRAWS = 240
@@ -48,7 +49,10 @@ def listen(state: State, seen: Observation) -> State:
         tape = stand(tape, level, max(seen.since, state.asked_at))
     blocks: list[Block] = []
     times: list[Time] = []
-    if seen.units or seen.energy or tape.waiting:
+    if state.policy.kind is Kind.REQUESTS:
+        state = hear(state, seen)
+        tape, blocks, times = attend(state, tape, seen)
+    elif seen.units or seen.energy or tape.waiting:
         tape, blocks, times = take(tape, state.policy, seen.units, seen.energy, seen.now)
     if tape is not state.tape:
         heard = max(state.heard, tape.reached) if seen.units else state.heard
@@ -87,9 +91,13 @@ def _learn(state: State, block: Block) -> State:
     raw = state.raw
     if state.stage is Stage.HOLD and block.level == state.candidate:
         raw = look(raw, block, known.deviation(1 / block.units))
-    reach = 1 if screening else 3 if state.plan.blocks >= 8 else 2
+    # Where units differ little it is drift that counts: what lies next is compared, no more.
+    near = screening or free_blocks(state) == 1
+    reach = 1 if near else 3 if state.plan.blocks >= 8 else 2
     pairing, pair = follow(state.pairing, block, state.top, reach=reach, screening=screening)
     state = state._replace(known=known, raw=raw, pairing=pairing)
+    if block.arrived:
+        state = compare_served(state, block)
     return _compare(state, pair) if pair is not None else state
 
 

@@ -1,0 +1,140 @@
+"""A job to tune, in a few lines: a curve, noise, and a device that does what it is told.
+
+For tests of what the tuner does; how well it does it is the bench's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from wattspan.model import SECOND, Decision, Reason
+from wattspan.tuning import EnergyPoint, Observation, Policy, Range, State, Unit, begin, step
+
+TOP = 400_000
+FLOOR = 240_000
+GPU = "GPU-1"
+RANGES = (Range(GPU, TOP, FLOOR),)
+
+
+def gentle(level: float) -> tuple[float, float]:
+    """Time and power against the original: 10 % slower and 30 % less power at 280 W."""
+    depth = max(TOP - level, 0.0) / TOP
+    return 1 + 0.1 * (depth / 0.3) ** 1.5, 1 - depth
+
+
+@dataclass
+class Plant:
+    """Steps of ``step`` seconds, one after the other. ``fate`` may change anything at a turn."""
+
+    curve: Callable[[float], tuple[float, float]] = gentle
+    step: float = 0.5
+    cv: float = 0.01
+    seed: int = 0
+    turn: float = 1.0
+    draw: int = 390_000
+    metered: bool = True
+    drawn: bool = True
+    obeys: bool = True
+    vetoes: frozenset[Reason] = frozenset()
+    may: bool = True
+    silent: bool = False
+    gap: Callable[[float], float] = lambda level: 0.0  # seconds after a step, none may see it
+    ranks: int = 1
+    work: Callable[[int], float] = lambda at: 1.0
+    now: float = 0.0
+    began: float = 0.0
+    left: float = 0.0
+    joules: float = 0.0
+    level: int = TOP
+    since: float = 0.0
+    count: int = 0
+    random: Random = field(default_factory=Random)
+
+    def __post_init__(self) -> None:
+        self.random = Random(self.seed)
+        self.left = self._next()
+
+    def _next(self) -> float:
+        return self.step * self.work(self.count) * max(self.random.gauss(1, self.cv), 0.2)
+
+    def observe(self, decision: Decision | None) -> Observation:
+        """One turn on, under what was decided."""
+        asked = min(decision.caps.values(), default=TOP) if decision else TOP
+        if self.obeys and asked != self.level:
+            self.level, self.since = asked, self.now
+        units: list[Unit] = []
+        end = self.now + self.turn
+        time, power = self.curve(self.level)
+        while not self.silent and self.now < end:
+            lasts = self.left * time
+            if self.now + lasts > end:
+                self.left -= (end - self.now) / time
+                self.joules += (end - self.now) * power * self.draw / 1000
+                self.now = end
+                break
+            self.now += lasts
+            self.joules += lasts * power * self.draw / 1000
+            for rank in range(self.ranks):
+                units.append(
+                    Unit(int(self.began * 1e9), int(self.now * 1e9), self.work(self.count), rank)
+                )
+            self.now += self.gap(self.level)
+            self.began = self.now
+            self.count += 1
+            self.left = self._next()
+        if self.silent:
+            self.now = self.began = end
+        now = int(self.now * SECOND)
+        return Observation(
+            now=now,
+            units=tuple(units),
+            energy=(EnergyPoint(now, int(self.joules * 1e6)),) if self.metered else (),
+            in_force={GPU: self.level} if self.level != TOP else {},
+            since=int(self.since * SECOND),
+            draw={GPU: min(self.draw, self.level)} if self.drawn else {},
+            vetoes=self.vetoes,
+            turn=self.may,
+        )
+
+
+QUICK = Policy(block_units=10, block_time=2 * SECOND, settle_units=2, settle_time=SECOND)
+
+
+@dataclass
+class Run:
+    """A tuner at a plant, with all it decided."""
+
+    plant: Plant
+    policy: Policy = QUICK
+    ranges: tuple[Range, ...] = RANGES
+    state: State | None = None
+    decisions: list[Decision] = field(default_factory=list)
+
+    def on(self, turns: int) -> Decision:
+        """So many turns on."""
+        state = self.state or begin(self.policy, self.ranges, now=0)
+        for _ in range(turns):
+            seen = self.plant.observe(self.decisions[-1] if self.decisions else None)
+            state, decision = step(state, seen)
+            if not self.decisions or decision is not self.decisions[-1]:
+                self.decisions.append(decision)
+        self.state = state
+        return self.decisions[-1]
+
+    def until(self, wanted: Callable[[Decision], bool], turns: int = 20_000) -> Decision:
+        """On until something is decided; AssertionError if it never is."""
+        for _ in range(turns):
+            if wanted(self.on(1)):
+                return self.decisions[-1]
+        raise AssertionError(f"never, but: {self.decisions[-1].sentence}")
+
+    @property
+    def reasons(self) -> list[Reason]:
+        """Of all decisions, without repetitions."""
+        found: list[Reason] = []
+        for one in self.decisions:
+            if not found or found[-1] is not one.reason:
+                found.append(one.reason)
+        return found
