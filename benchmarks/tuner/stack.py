@@ -113,9 +113,11 @@ def line(score: Score, best: float) -> str:
     settings = " ".join(map(str, score.settings[-4:]))
     committed = "never" if math.isnan(score.committed) else f"{score.committed:.0f} s"
     final = "original" if score.restored else f"{score.final} W"
+    sentence = score.told.get("decision", {}).get("sentence", "The agent said nothing.")
     return (
         f"{score.seed:3}  {score.units:5}  {score.slowdown:8.2%}  {score.saving:6.1%}  "
-        f"{score.saving / best:7.0%}  {committed:>9}  {settings:18}  {final}"
+        f"{score.saving / best:7.0%}  {committed:>9}  {settings:18}  {final}\n"
+        f"     {sentence}"
     )
 
 
@@ -169,14 +171,12 @@ def run(terms: Terms, seed: int) -> Score:
         began = time.monotonic_ns()
         spent = host.energy(began)
         first = host.ask(do="work", job=JOB)
-        settings, committed, told = [original], math.nan, dict[str, Any]()
-        while (elapsed := (time.monotonic_ns() - began) / 1e9) < terms.seconds:
+        settings, told = [original], dict[str, Any]()
+        while time.monotonic_ns() - began < terms.seconds * 1e9:
             time.sleep(LOOK)
             if (limit := board.limit) != settings[-1]:
                 settings.append(limit)
             told = _told(folder) or told
-            if math.isnan(committed) and told.get("decision", {}).get("reason") == "certified":
-                committed = elapsed
         ended = time.monotonic_ns()
         time.sleep(0.1)
         last = host.ask(do="work", job=JOB)

@@ -2,6 +2,10 @@
 
 One object owns a file; any number of NVML clients, in any process, see the same boards through
 it. Time comes from the given clock. Call ``step`` often (10 ms is good), or ``start`` a thread.
+
+What clients ask for is noticed at the next step, so within 20 ms on a host that is running, and
+in force the board's ``cap_latency`` later (50 ms, a parameter): draw, speed, enforced limit and
+the counters of throttling all change at that moment, and not before.
 """
 
 from __future__ import annotations
