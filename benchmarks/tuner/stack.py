@@ -188,7 +188,8 @@ def run(terms: Terms, seed: int) -> Score:
         free = last["free"] * ideal * (ended - began) / took / 1e6
         return Score(
             seed, last["units"], took / ideal - 1, 1 - energy / free,
-            committed, tuple(watts // 1000 for watts in settings), original, board.limit, told,
+            told.get("committed_seconds") or math.nan,
+            tuple(watts // 1000 for watts in settings), original, board.limit, told,
         )  # fmt: skip
 
 
