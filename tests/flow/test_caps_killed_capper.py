@@ -1,0 +1,78 @@
+"""A capper that is really ended while its cap is in force: the original is back, tuning goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from support.program import alive
+from support.tuned_stack import ORIGINAL, Tuned, TunedHost
+from support.waiting import eventually
+
+Note = Callable[[str, object], None]
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[TunedHost]:
+    with TunedHost() as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def agent(host: TunedHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
+    """One agent that survives all that is done to its cappers, and at last gives back."""
+    with Tuned(host, tmp_path_factory.mktemp("agent")) as agent:
+        yield agent
+        agent.send(signal.SIGTERM)
+        assert agent.ended() == 0
+        assert host.gpu.limit == ORIGINAL
+        assert agent.journal() == []
+
+
+def ended(pid: int) -> None:
+    eventually(lambda: not alive(frozenset({pid})), "it has ended")
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        (signal.SIGTERM,),
+        (signal.SIGKILL,),
+        (signal.SIGSTOP, signal.SIGKILL),
+    ],
+    ids=lambda numbers: " then ".join(one.name for one in numbers),
+)
+def test_a_capper_that_ends_is_followed_by_one_that_gives_back_and_the_agent_caps_again(
+    agent: Tuned, record_property: Note, numbers: tuple[signal.Signals, ...]
+) -> None:
+    first = agent.caps().capper
+    assert first is not None
+
+    def end() -> None:
+        for number in numbers:
+            os.kill(first, number)
+
+    took = agent.restoring(end)
+    record_property(f"{' then '.join(one.name for one in numbers)} of the agent's capper", took)
+    ended(first)
+    second = agent.caps().capper
+    assert second not in (None, first)
+    (entry,) = agent.journal()
+    assert entry["original"] == ORIGINAL
+    assert agent.process.poll() is None
+
+
+def test_a_capper_that_stands_still_is_waited_for_and_its_lapsed_cap_given_back(
+    agent: Tuned, record_property: Note
+) -> None:
+    capper = agent.caps().capper
+    assert capper is not None
+    os.kill(capper, signal.SIGSTOP)
+    agent.until(lambda: agent.reason() == "no_capper", "it is missed")
+    assert agent.capper == capper, "one capper a host, even while it does not answer"
+    took = agent.restoring(lambda: os.kill(capper, signal.SIGCONT))
+    record_property("SIGSTOP of the agent's capper, from its SIGCONT on", took)
+    assert agent.caps().capper == capper
