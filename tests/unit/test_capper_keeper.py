@@ -297,6 +297,15 @@ def test_an_original_that_somebody_put_back_must_stand_a_minute(bench: Bench) ->
     assert bench.stands[0] == 500 * W
 
 
+def test_a_value_of_somebody_else_is_theirs_however_long_it_stands(bench: Bench) -> None:
+    bench.hold(500 * W)
+    bench.board().stands = 333 * W
+    for _ in range(10):
+        bench.turn(3600)
+        assert bench.keeper.rows()[0].foreign is True
+    assert refusal(bench, 300 * W) == Refusal.FOREIGN
+
+
 def test_each_time_somebody_interferes_calm_must_last_longer(bench: Bench) -> None:
     for calm in (60, 120, 240):
         bench.hold(500 * W)
