@@ -200,6 +200,25 @@ def test_where_the_original_misses_more_than_allowed_the_cap_may_add_as_much_as_
     assert judged(100, late=24, original_late=15).verdict(POLICY).fails
 
 
+def test_where_the_originals_misses_come_in_crowds_the_caps_may_as_well() -> None:
+    strangers, crowds = judged(20, original_late=3), Serving()
+    for pair in range(20):
+        at = 2 * pair * 60 * S
+        late = 60 if pair == 10 else 0
+        crowds = crowds.add(stretch(late=late, at=at), capped=False)
+        crowds = crowds.add(stretch(at=at + 60 * S), capped=True)
+    assert crowds.original.misses == strangers.original.misses
+    alone, warned = strangers.verdict(POLICY).tail_bound, crowds.verdict(POLICY).tail_bound
+    assert alone is not None
+    assert warned is not None
+    assert warned > 10 * alone
+
+
+def test_the_error_is_shared_between_what_the_cap_and_what_the_original_misses() -> None:
+    serving = judged(1)
+    assert serving.capped.at_most(0.05) < (serving.verdict(POLICY).tail_bound or 0.0) < 0.02
+
+
 def test_what_seems_to_be_the_originals_own_tail_is_no_reason_to_give_up() -> None:
     verdict = judged(12, late=9, original_late=9).verdict(POLICY)
     assert (verdict.passes, verdict.fails) == (False, False)
