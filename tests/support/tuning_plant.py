@@ -76,10 +76,9 @@ class Plant:
                 break
             self.now += lasts
             self.joules += lasts * power * self.draw / 1000
-            for rank in range(self.ranks):
-                units.append(
-                    Unit(int(self.began * 1e9), int(self.now * 1e9), self.work(self.count), rank)
-                )
+            start, done = int(self.began * 1e9), int(self.now * 1e9)
+            work = self.work(self.count)
+            units.extend(Unit(start, done, work, rank) for rank in range(self.ranks))
             self.now += self.gap(self.level)
             self.began = self.now
             self.count += 1

@@ -25,6 +25,15 @@ _NOISY = 500.0  # pairs
 _PROBES = 0.5
 """The part of the allowance that looking at levels may use up."""
 
+_CONSIDERED = 3
+"""More pairs of a certified level, before a lower one is considered."""
+
+_DEEPER = 2
+"""How often a lower one is tried."""
+
+_TAILS = 64
+"""Pairs after which a tail that is still not sure to hold is taken not to."""
+
 _LOST_TRACK = 4  # blocks at the original without a comparison: try again
 
 
@@ -92,6 +101,7 @@ def relearn(state: State, now: int) -> State:
         candidate=None,
         certified=None,
         tried=0,
+        deepened=0,
         judged=0,
         refined=0,
     )
@@ -286,7 +296,7 @@ def _proving(state: State, seen: Observation) -> State:
         mean, error = search.expected(state, level)
         # Few pairs may have been unlucky: the benefit of the doubt is one standard error.
         needed = pairs_needed(state.budget - mean + error, time.deviation, state.error)
-        if needed > max(2 * time.n, 64):
+        if needed > max(1.5 * time.n, 56) or (sure and time.n >= _TAILS):
             return _another(state, seen)
     return _alternate(state, seen, level)
 
@@ -362,7 +372,8 @@ def _holding(state: State, seen: Observation) -> State:
     if seen.turn:
         deeper = _deeper(state)
         if deeper is not None:
-            return _prove(state._replace(refined=found.time.n), seen, deeper)
+            state = state._replace(refined=found.time.n, deepened=state.deepened + 1)
+            return _prove(state, seen, deeper)
     if state.plan.level not in (level, state.top):
         state = _go(state, seen.now, state.top, search.free_blocks(state))
         return _probing(state, Reason.SENTINEL, level)
@@ -397,16 +408,18 @@ def _deeper(state: State) -> int | None:
     if level is None or state.tried >= CANDIDATES or level <= state.ladder.bottom:
         return None
     time = state.known.at(level).time
-    if time.n < state.refined + 8 and state.refined != time.n:
+    if time.n < state.refined + _CONSIDERED or state.deepened >= _DEEPER:
         return None
     if state.cusum.suspicious or state.raw.hurried:
         return None
     pairs = max(2.0 * time.n, 32.0)
     aim = search.target(state, pairs)
-    if aim - time.mean < max(0.04 * state.budget, 0.0015):
+    gain = max(0.05 * state.budget, 0.0015)
+    if aim - time.mean < gain:
         return None
+    shape = search.curve(state)
     following = search.candidate(state, aim)
-    if following is None or following >= level - state.ladder.step:
+    if following is None or shape.time(following) - shape.time(level) < gain:
         return None
     return following
 

@@ -157,8 +157,8 @@ def target(state: State, pairs: float) -> float:
 
 def first_pairs(state: State) -> float:
     """How many pairs the first candidate is worth."""
-    deviation, n = pair_deviation(state), 16.0
-    while n < 48 and half_width(int(n), state.error) * deviation > 0.15 * state.budget:
+    deviation, n = pair_deviation(state), 14.0
+    while n < 24 and half_width(int(n), state.error) * deviation > 0.2 * state.budget:
         n *= 1.2
     return n
 

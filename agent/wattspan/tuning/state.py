@@ -67,6 +67,7 @@ class State(NamedTuple):
     candidate: int | None = None
     judged: int = 0  # pairs of the candidate when it was last judged
     tried: int = 0  # candidates that failed since the job last changed
+    deepened: int = 0  # lower levels that were tried after one was certified
     certified: int | None = None
     refined: int = 0  # pairs of the certified level when a lower one was last considered
     resume: int | None = None  # a level that was good once, to be proved first
