@@ -17,6 +17,8 @@ AFRESH = 300 * SECOND
 JOBS = 256
 """Jobs that are known; beyond, the longest unheard of are let go."""
 
+JUDGE_EVERY = SECOND
+
 PROCESSES = 256
 """Processes that are looked at; beyond, the longest unheard of are let go."""
 
@@ -29,6 +31,7 @@ class Search:
     def __init__(self, jobs: Sequence[TunedJob]) -> None:
         self._configured = jobs
         self._finders: OrderedDict[_Place, Finder] = OrderedDict()
+        self._judged: dict[_Place, int] = {}
         self._afresh = 0
         self.jobs: OrderedDict[tuple[str, str], Kind] = OrderedDict()
 
@@ -40,12 +43,13 @@ class Search:
         """Learn from spans of one process; services whose job is known are not looked at again."""
         if now - self._afresh > AFRESH:
             self._finders.clear()
+            self._judged.clear()
             self._afresh = now
         service = handed.service
         for name in {span.name for span in handed.spans}:
             job = matching(self._configured, service, name)
             if job is not None and job.span and (service, name) not in self.jobs:
-                self._look_at(handed, job, name)
+                self._look_at(handed, job, name, now)
         if any(known == service for known, _ in self.jobs):
             return
         if any(job.span and job.service in ("", service) for job in self._configured):
@@ -53,6 +57,8 @@ class Search:
         finder = self._finder((service, "", handed.consumer))
         for span in handed.spans:
             finder.add(span.name, span.start, span.end)
+        if not self._due((service, "", handed.consumer), now):
+            return
         found = agreed(
             one.findings()
             for (known, name, _), one in self._finders.items()
@@ -61,7 +67,7 @@ class Search:
         if found is not None:
             self._know(service, found.name, found.kind)
 
-    def _look_at(self, handed: Handed, job: TunedJob, name: str) -> None:
+    def _look_at(self, handed: Handed, job: TunedJob, name: str, now: int) -> None:
         """A span that was named: all that is asked is how its units follow each other."""
         place = handed.service, name
         if job.kind != "auto":
@@ -71,11 +77,20 @@ class Search:
         for span in handed.spans:
             if span.name == name:
                 finder.add(name, span.start, span.end)
+        if not self._due((*place, handed.consumer), now):
+            return
         findings = finder.findings()
         if findings.found is not None:
             self._know(*place, findings.found.kind)
         elif findings.passed.get(name) is not Why.RARE:
             self._know(*place, Kind.STEPS)
+
+    def _due(self, place: _Place, now: int) -> bool:
+        """Whether it is time to judge; that takes half a millisecond."""
+        if now - self._judged.get(place, -JUDGE_EVERY) < JUDGE_EVERY:
+            return False
+        self._judged[place] = now
+        return True
 
     def _know(self, service: str, span: str, kind: Kind) -> None:
         self.jobs[service, span] = kind
