@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--minutes", type=float, help="stop then, with the runs that were made")
     parser.add_argument("--anew", action="store_true", help="make even runs that were made before")
-    parser.add_argument("--turn", type=float, default=5.0, help="seconds between looks")
+    parser.add_argument("--turn", type=float, default=0.5, help="seconds between looks")
     parser.add_argument("--only-ours", action="store_true", help="no baselines")
     parser.add_argument("--list", action="store_true", help="name the cells")
     parser.add_argument("--keep", action="store_true", help="write results.json")

@@ -1,11 +1,12 @@
 """One tuner over one whole job in simulated time, and what came of it.
 
 The tuner sees what the agent's runtime shows it: units in bursts as OTLP batches bring them, energy
-that is known a little later, and caps read back a turn after they were asked for.
+that is known a little later, and caps read back half a second after they were asked for.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -24,16 +25,17 @@ BATCH = 5.0
 """Seconds between exports of OpenTelemetry's batch processor, as it is set by default."""
 
 _WINDOW = 600.0
+_PATIENCE = 20.0  # seconds without a look, though nothing came
 _ALARMS = frozenset({Reason.CHANGED, Reason.OVER_BUDGET})
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What the operator asked for, and how often the tuner looks: twice a step at most."""
+    """What the operator asked for, and how often the tuner looks, in seconds."""
 
     budget: float = 0.05
     confidence: float = 0.95
-    turn: float = 5.0
+    turn: float = 0.5
     batch: float = BATCH
     policy: Mapping[str, Any] = field(default_factory=dict)  # other fields of Policy
 
@@ -190,9 +192,11 @@ def drive(
 ) -> tuple[Job, Watch, Report]:
     """The tuner's core over a job, as the runtime drives it.
 
-    ``after`` each turn says whether to go on, and may do things to the job.
+    The runtime looks every ``terms.turn``. Looks at which nothing new could be seen are left out:
+    there is one for every batch of units, one when the energy of a batch is known while something
+    is being tried, and one when a cap that was asked for can be read back. ``after`` each look
+    says whether to go on, and may do things to the job.
     """
-    turn = max(terms.turn, plant.step / 2)
     job, watch = Job(plant, fate, seed), Watch()
     random = Random(f"{plant.name}/{seed}/drive")
     devices = [f"gpu-{at}" for at in range(plant.curve.devices)]
@@ -203,21 +207,33 @@ def drive(
     )
     state = core.begin(policy, ranges, now=0, remembered=remembered)
     now, flush = 0.0, random.uniform(0.0, terms.batch)
+    lag = math.ceil(plant.energy_lag / terms.turn) * terms.turn
+    read_back = settled = math.inf  # when caps, and when energy, will be known
+    looked = 0.0
     in_force: Mapping[str, int] = {}
     since = 0
     while not job.done:
-        now += turn
         wanted = watch.last.caps if watch.last else {}
-        if wanted != in_force:  # decided at the last turn, written soon after
-            job.advance(now - turn + random.uniform(0.02, 0.3))
+        if wanted != in_force:  # decided at the last look, written soon after
+            job.advance(now + random.uniform(0.02, 0.3))
             job.set_cap(min(wanted.values(), default=original) / 1000)
-            in_force, since = wanted, int(now * 1e9)
+            in_force, read_back = wanted, now + terms.turn
+            since = int(read_back * 1e9)
+        now = min(flush, read_back, settled)
         job.advance(now)
         units: tuple[tuning.Unit, ...] = ()
+        if now >= settled:
+            settled = math.inf
         if now >= flush:
+            flush += terms.batch
             units, job.units = tuple(job.units), []
-            while flush <= now:
-                flush += terms.batch
+            if not units and now < min(read_back, looked + _PATIENCE):
+                continue
+            if watch.last is None or watch.last.move is Move.PROBE:
+                settled = now + lag
+        if now >= read_back:
+            read_back = math.inf
+        looked = now
         state, decision = core.step(
             state,
             Observation(

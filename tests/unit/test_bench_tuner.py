@@ -25,7 +25,7 @@ from wattspan.tuning import Observation, Policy, Range, Report
 LINE = Curve("line", "none", "none", 180.0, (100.0, 200.0), (Effect(1.1, 0.8), Effect(1.0, 1.0)))
 """Every watt less costs a thousandth of the time and saves two of the energy."""
 
-TERMS = Terms()
+TERMS = Terms(batch=1.0)
 
 
 @dataclass(frozen=True)
