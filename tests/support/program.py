@@ -108,7 +108,7 @@ class Running:
         """Where the metrics are, as soon as the program says so."""
 
         def told() -> str:
-            found = re.search(r"Serving (\S+)\n", self.said)
+            found = re.search(r"Serving (http\S+)\n", self.said)
             if found is None and self.process.poll() is not None:
                 raise AssertionError(f"it ended with {self.process.returncode}: {self.said}")
             return found[1] if found else ""

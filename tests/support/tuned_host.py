@@ -20,6 +20,7 @@ from wattspan.model import (
     Decided,
     Domain,
     GpuStatus,
+    Group,
     HwType,
     Instant,
     Knob,
@@ -60,6 +61,11 @@ class Gpu:
     mig: bool = False
     throttling: tuple[str, ...] = ()
     energy: int = 0
+    knob: Knob = Knob.GPU_POWER  # a package's is another
+
+    @property
+    def resource(self) -> str:
+        return f"{'cpu' if self.knob is Knob.CPU_POWER else 'gpu'}:{self.device}"
 
     @property
     def power(self) -> int:
@@ -125,6 +131,7 @@ class MemoryCapper:
         self.originals: dict[str, int] = {}
         self.holders: dict[str, str] = {}
         self.wanted: dict[str, int] = {}
+        self.clocks, self.clocked = False, dict[str, int]()
         self.largest = DEFAULT
         self.foreign: set[str] = set()
         self.refusal: tuple[str, str] | None = None
@@ -138,12 +145,18 @@ class MemoryCapper:
     def rows(self) -> tuple[CapRow, ...]:
         self.asked += 1
         self._refuse()
-        return tuple(self._row(gpu) for gpu in self._host.gpus)
+        rows = [self._row(gpu) for gpu in self._host.devices]
+        return (*rows, *(self._clock(gpu) for gpu in self._host.gpus if self.clocks))
 
     def hold(self, job: str, caps: Mapping[CapKey, int], why: str) -> tuple[CapRow, ...]:
         self._refuse()
         assert why
         for key, value in caps.items():
+            if self.holders.get(key.device, job) != job:
+                raise CapsError(f"{key.device} is held by another tuner.", "held", key.device)
+            if key.knob is Knob.GPU_CLOCK:
+                self.clocked[key.device], self.holders[key.device] = value, job
+                continue
             gpu = self._host.gpu(key.device)
             self.originals.setdefault(key.device, gpu.cap)
             assert MINIMUM <= value <= self.originals[key.device], "out of bounds"
@@ -151,7 +164,7 @@ class MemoryCapper:
             self.wanted[key.device] = value
             gpu.cap = max(value, gpu.cap - self.largest)
         for device in [d for d, holder in self.holders.items() if holder == job]:
-            if CapKey(Knob.GPU_POWER, device) not in caps:
+            if not any(key.device == device for key in caps):
                 self._give_back(device)
         return self.rows()
 
@@ -174,6 +187,8 @@ class MemoryCapper:
 
     def _give_back(self, device: str) -> None:
         del self.holders[device]
+        if self.clocked.pop(device, None) is not None:
+            return
         original = self.originals.pop(device)
         if device not in self.foreign:
             self._host.gpu(device).cap = original
@@ -182,11 +197,20 @@ class MemoryCapper:
         if self.refusal is not None:
             raise CapsError(self.refusal[1], self.refusal[0])
 
+    def _clock(self, gpu: Gpu) -> CapRow:
+        key, held = CapKey(Knob.GPU_CLOCK, gpu.device), gpu.device in self.clocked
+        return CapRow(
+            KnobState(key, gpu.device, 210, None, 1980),
+            wanted=self.clocked.get(gpu.device),
+            holder=self.holders.get(gpu.device, ""),
+            expires=self._host.clock.monotonic() + LEASE if held else None,
+        )
+
     def _row(self, gpu: Gpu) -> CapRow:
         held = gpu.device in self.holders
         return CapRow(
             KnobState(
-                CapKey(Knob.GPU_POWER, gpu.device),
+                CapKey(gpu.knob, gpu.device),
                 gpu.device,
                 MINIMUM,
                 DEFAULT,
@@ -229,17 +253,26 @@ class Host:
     """Everything the tuner is handed; ``run`` lets seconds pass, turn by turn."""
 
     def __init__(
-        self, gpus: int = 1, *, settings: Autotune | None = None, capper: bool = True
+        self,
+        gpus: int = 1,
+        *,
+        packages: int = 0,
+        settings: Autotune | None = None,
+        capper: bool = True,
     ) -> None:
         self.clock = ManualClock()
         self.gpus = [Gpu(f"GPU-{number}") for number in range(gpus)]
+        self.packages = [
+            Gpu(f"intel-rapl:{number}", knob=Knob.CPU_POWER) for number in range(packages)
+        ]
+        self.groups: dict[Consumer, tuple[Group, ...]] = {}
         self.jobs: list[Job] = []
         self.tap, self.tenants = UnitTap(), Tenants()
         self.capper = MemoryCapper(self) if capper else None
         self.memory, self.book = Memory(), Book()
         self.logged: list[str] = []
         self.strangers: list[Consumer] = []
-        self._history: dict[str, list[tuple[int, int]]] = {gpu.device: [] for gpu in self.gpus}
+        self._history: dict[str, list[tuple[int, int]]] = {gpu.device: [] for gpu in self.devices}
         self.tuner = Tuner(
             self.clock,
             settings or quick(),
@@ -257,8 +290,19 @@ class Host:
         )
         self._record()
 
+    @property
+    def devices(self) -> list[Gpu]:
+        return self.gpus + self.packages
+
     def gpu(self, device: str) -> Gpu:
-        return next(one for one in self.gpus if one.device == device)
+        return next(one for one in self.devices if one.device == device)
+
+    def compute(self, service: str = "trainer", package: int = 0, **more: object) -> Job:
+        """A job without a GPU."""
+        consumer = Consumer(100 + len(self.jobs), 1)
+        job = Job(service, self.packages[package], consumer, **more)  # type: ignore[arg-type]
+        self.jobs.append(job)
+        return job
 
     def train(self, service: str = "trainer", gpu: int = 0, **more: object) -> Job:
         job = Job(service, self.gpus[gpu], Consumer(100 + len(self.jobs), 1), **more)  # type: ignore[arg-type]
@@ -308,13 +352,13 @@ class Host:
         return {
             gpu.device: Domain(
                 gpu.device,
-                HwType.GPU,
+                HwType.CPU if gpu.knob is Knob.CPU_POWER else HwType.GPU,
                 gpu.device,
                 "nvml",
                 Provenance.EMULATED,
-                resource=f"gpu:{gpu.device}",
+                resource=gpu.resource,
             )
-            for gpu in self.gpus
+            for gpu in self.devices
         }
 
     def family(self, consumer: Consumer) -> frozenset[Payer]:
@@ -328,7 +372,7 @@ class Host:
         return next((j.consumer for j in self.jobs if j.consumer.pid == pid and j.alive), None)
 
     def describe(self, consumer: Consumer) -> PayerInfo | None:
-        return PayerInfo(consumer, "python")
+        return PayerInfo(consumer, "python", self.groups.get(consumer, ()))
 
     # ------------------------------------------------------------------------------ time passes
 
@@ -341,18 +385,18 @@ class Host:
                 self.tap.hand(
                     job.consumer, job.service, [one for one, _ in done], [two for _, two in done]
                 )
-        for gpu in self.gpus:
+        for gpu in self.devices:
             users = [one.consumer for one in self.jobs if one.gpu is gpu and one.alive]
             users += self.strangers
             busy = any(one.gpu is gpu and one.alive and not one.paused for one in self.jobs)
             gpu.energy += energy_at(gpu.power if busy else 70_000, TICK)
-            usage = Usage(f"gpu:{gpu.device}", Instant(start, 0), Instant(end, 0), {})
+            usage = Usage(gpu.resource, Instant(start, 0), Instant(end, 0), {})
             self.tenants.see([replace(usage, spent=dict.fromkeys(users, TICK // 2))])
         self.clock.advance(ns=TICK)
         self._record()
 
     def _record(self) -> None:
-        for gpu in self.gpus:
+        for gpu in self.devices:
             self._history[gpu.device].append((self.clock.monotonic(), gpu.energy))
 
     def _spent_by(self, device: str, at: int) -> int:

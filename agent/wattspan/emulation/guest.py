@@ -116,8 +116,7 @@ class EmulatedTraining:
         self._done += 1
 
     def truth(self) -> dict[str, Any]:
-        """What is true of the steps so far: how many, and the nanoseconds they ``took`` and
-        would have taken at full speed, ``ideal``."""
+        """What is true of the steps so far: ``units``, and nanoseconds ``took`` and ``ideal``."""
         return self._host.ask(do="deeds", gpu=self._index, since=1 << 62)
 
     def close(self) -> None:

@@ -31,6 +31,7 @@ from wattspan.runtime.sight import Sight
 from wattspan.runtime.tenants import Tenants
 from wattspan.runtime.terms import Terms, usable
 from wattspan.runtime.units import Handed, WorkCount
+from wattspan.spans import Span
 from wattspan.tuning import (
     Fingerprint,
     Kind,
@@ -43,6 +44,12 @@ from wattspan.tuning import (
 
 _COMPUTES = 4096
 """Spans of a rank's own computing that wait for the unit they are part of."""
+
+_SEEN = 2048
+"""Units that are known again: some batches of a usual sender."""
+
+_AHEAD = SECOND
+"""How far the end of a unit may lie ahead, for clocks that are corrected."""
 
 _USELESS = frozenset(
     {Reason.INERT, Reason.NO_SAVING, Reason.NO_ROOM, Reason.NO_DEVICE, Reason.NOT_MONOTONE}
@@ -80,8 +87,10 @@ class Course:
         self._kin: dict[Payer, int] = {}  # every process of the job's families, and its rank
         self._kin_at = 0
         self._units: list[Unit] = []
+        self._seen: OrderedDict[int, None] = OrderedDict()
         self._knob = self._first = 0  # the present one, and the first that is worth trying
-        self._rests: Rests = Rests()
+        self.decided = self.knob  # which knob the decision is about
+        self._rests = Rests()
         self._core: tuning.State | None = None
         self._policy = Policy()
         self._ranges: tuple[Range, ...] = ()
@@ -99,14 +108,19 @@ class Course:
 
     # ------------------------------------------------------------------------- what is heard
 
-    def take(self, handed: Handed) -> None:
-        """Learn of spans of one of its processes: units of work, and parts of units."""
+    def take(self, handed: Handed, now: int) -> None:
+        """Learn of spans of one of its processes: units of work, and parts of units.
+
+        What ended before it began, or ends only later, is none; what comes again counts once.
+        """
         rank = self.ranks.setdefault(handed.consumer, 1 + max(self.ranks.values(), default=-1))
         unit, part = self.span, self.job.compute
         for span, told in zip(handed.spans, handed.told, strict=True):
             if span.name == unit:
+                if not span.start < span.end <= now + _AHEAD or self._again(span):
+                    continue
                 work = self._work.of(span, told)
-                if work is not None and span.end > span.start:
+                if work is not None:
                     compute = self._computed.pop(span.id, None) if part else None
                     self._units.append(Unit(span.start, span.end, work, rank, compute))
             elif part and span.name == part:
@@ -115,6 +129,16 @@ class Course:
                 )
                 if len(self._computed) > _COMPUTES:
                     self._computed.popitem(last=False)
+
+    def _again(self, span: Span) -> bool:
+        """Whether it has come before: a sender that got no answer sends once more."""
+        key = hash((span.trace, span.id))
+        if key in self._seen:
+            return True
+        self._seen[key] = None
+        if len(self._seen) > _SEEN:
+            self._seen.popitem(last=False)
+        return False
 
     def keep_only(self, living: Collection[Consumer]) -> None:
         """Let go of processes that have ended; the others keep their ranks."""
@@ -349,6 +373,7 @@ class Course:
         if decision.same_as != self.decision.same_as:
             self._since = now
             self.earned.decisions[decision.move, decision.reason] += 1
+            self.decided = self.knob
             if (
                 decision.move is Move.DECLINE
                 and decision.reason in _USELESS

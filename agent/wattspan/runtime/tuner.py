@@ -167,7 +167,7 @@ class Tuner:
             self._meet(handed.service, span, kind, now)
         for course in self._courses.values():
             if course.service == handed.service:
-                course.take(handed)
+                course.take(handed, now.mono)
                 if course.heard:
                     self._alive[course] = now.mono
 
@@ -273,7 +273,7 @@ class Tuner:
         decision = course.decision
         if decision.same_as != before:
             applied = course.row().applied and decision.caps == course.decision.caps
-            self._book.add(Decided(sight.now, course.name, course.knob, decision, applied))
+            self._book.add(Decided(sight.now, course.name, course.decided, decision, applied))
             if decision.reason is Reason.CERTIFIED:
                 self._keep_in_mind(course)
             if decision.move is Move.RELEASE and course.fingerprint is not None:

@@ -1,0 +1,387 @@
+"""What comes to the tuner that should not, or does not come that should."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from support.tuned_host import DEFAULT, MINIMUM, Host, quick
+from wattspan.config import TunedJob
+from wattspan.model import CapKey, Consumer, Group, GroupKind, Knob, Move, Reason, TuningState
+from wattspan.runtime.awaited import LONG
+from wattspan.runtime.course import Course
+from wattspan.runtime.search import JOBS as SEARCHED
+from wattspan.runtime.tuner import JOBS
+from wattspan.spanfeed.delivery import Told
+from wattspan.spans import Span
+
+HOUR = 3600
+COUNTED = TunedJob(service="trainer", span="train_step", kind="steps", work="tokens.n")
+
+
+def held(host: Host) -> bool:
+    row = host.row()
+    return row is not None and row.decision.move is Move.HOLD
+
+
+def course(host: Host, name: str = "trainer/train_step") -> Course:
+    return host.tuner._courses[name]
+
+
+def send(host: Host, consumer: Consumer, *times: tuple[int, int], name: str = "train_step") -> None:
+    """Spans of these starts and ends, as the joiner hands them over."""
+    spans, told = [], []
+    for start, end in times:
+        ident = (hash((start, end)) % 2**63).to_bytes(8, "big")
+        spans.append(Span(b"t" * 16, ident, b"", "trainer", name, start, end))
+        told.append(Told(b"t" * 16, ident, b"", name, start, end))
+    host.tap.hand(consumer, "trainer", spans, told)
+
+
+# --------------------------------------------------------------------------- what never comes
+
+
+def test_a_configured_job_that_was_never_heard_of_is_shown_with_what_to_check() -> None:
+    host = Host()
+    host.run(1)
+    row = host.row()
+    assert row is not None
+    assert row.state is TuningState.WAITING
+    assert row.decision.reason is Reason.NO_SIGNAL
+    assert 'No span of the service "trainer" has come yet' in row.decision.sentence
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" in row.decision.sentence
+
+
+def test_what_came_instead_of_the_span_is_named() -> None:
+    host = Host()
+    host.train(span="trian_step")
+    host.run(10)
+    row = host.row()
+    assert row is not None
+    assert row.decision.sentence.startswith(
+        'No span "train_step" of the service "trainer" has come yet; what came is "trian_step".'
+    )
+
+
+def test_who_sends_instead_of_the_service_is_named() -> None:
+    host = Host()
+    host.train(service="unknown_service")
+    host.run(10)
+    row = host.row()
+    assert row is not None
+    assert 'spans come from "unknown_service"' in row.decision.sentence
+
+
+def test_a_job_that_is_awaited_for_minutes_is_told_of_once() -> None:
+    host = Host()
+    host.run(LONG / 1e9 - 5)
+    assert host.logged == []
+    host.run(LONG / 1e9)
+    (line,) = host.logged
+    assert line.startswith("trainer/train_step is not tuned. No span of the service")
+
+
+def test_a_job_that_is_heard_of_is_awaited_no_more() -> None:
+    host = Host()
+    host.run(1)
+    host.train()
+    host.run(5)
+    (row,) = host.tuner.accounts().rows
+    assert row.devices == ("GPU-0",)
+
+
+# --------------------------------------------------------------------------- work that is none
+
+
+@pytest.mark.parametrize("work", [None, 0.0, -3.0, math.nan, math.inf, -math.inf, 1e300], ids=repr)
+def test_work_that_cannot_be_is_named_and_nothing_is_turned(work: float | None) -> None:
+    host = Host(settings=quick(job=(COUNTED,)))
+    host.train(work=lambda _: work)
+    host.run(120)
+    row = host.row()
+    assert row is not None
+    assert row.decision.reason is Reason.BAD_WORK
+    assert host.gpus[0].cap == DEFAULT
+    assert host.logged == []
+
+
+def test_a_few_units_without_work_do_not_matter() -> None:
+    def work(generator: Random) -> float | None:
+        return None if generator.random() < 0.01 else 512.0
+
+    host = Host(settings=quick(job=(COUNTED,)))
+    host.train(work=work)
+    host.run(120)
+    row = host.row()
+    assert row is not None
+    assert row.decision.reason is not Reason.BAD_WORK
+    assert row.units > 500
+
+
+def test_work_that_turns_bad_ends_the_cap() -> None:
+    counts: list[float | None] = [512.0]
+    host = Host(settings=quick(job=(COUNTED,)))
+    host.train(work=lambda _: counts[-1])
+    host.run(HOUR, until=lambda: held(host))
+    counts.append(math.nan)
+    host.run(60)
+    row = host.row()
+    assert row is not None
+    assert row.decision.reason is Reason.BAD_WORK
+    assert host.gpus[0].cap == DEFAULT
+
+
+# -------------------------------------------------------------------------- times that cannot be
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda now: (now, now - 10**9),
+        lambda now: (now, now),
+        lambda now: (now + HOUR * 10**9, now + HOUR * 10**9 + 10**8),
+        lambda now: (now - 10**8, now + HOUR * 10**9),
+        lambda now: (-(10**18), now),
+    ],
+    ids=["ends before it starts", "no time", "in the future", "ends in the future", "of all time"],
+)
+def test_spans_with_impossible_times_do_not_keep_a_job_from_being_tuned(
+    of: Callable[[int], tuple[int, int]],
+) -> None:
+    host = Host()
+    job = host.train()
+    for _ in range(20):
+        host.run(1)
+        send(host, job.consumer, of(host.clock.monotonic()))
+    host.run(HOUR, until=lambda: held(host))
+    assert held(host)
+    assert 1.0 < host.gpus[0].slowdown < 1.05
+
+
+def test_spans_that_come_twice_count_once() -> None:
+    host = Host()
+    job = host.train()
+    host.run(20)
+    before = course(host).row().units
+    now = host.clock.monotonic()
+    times = [(now - 10**9 + n * 10**8, now - 10**9 + (n + 1) * 10**8) for n in range(10)]
+    for _ in range(100):
+        send(host, job.consumer, *times)
+    host.run(1)
+    assert course(host).row().units - before < 40
+
+
+# ---------------------------------------------------------------------------------- jobs that rest
+
+
+def test_a_job_that_pauses_for_an_hour_is_given_back_and_tuned_again() -> None:
+    host = Host()
+    job = host.train()
+    host.run(HOUR, until=lambda: held(host))
+    job.paused = True
+    host.run(120)
+    row = host.row()
+    assert row is not None
+    assert row.decision.reason is Reason.PAUSED
+    assert host.gpus[0].cap == DEFAULT
+    host.run(HOUR)
+    job.paused = False
+    host.run(HOUR, until=lambda: held(host))
+    assert held(host)
+    assert 1.0 < host.gpus[0].slowdown < 1.05
+
+
+def test_processes_that_come_and_go_every_second_leave_nothing_behind() -> None:
+    host = Host()
+    for number in range(120):
+        job = host.train()
+        host.run(1)
+        job.alive = False
+        if number > 60:
+            assert len(course(host).ranks) <= 2
+            assert len(course(host)._units) < 100
+    host.run(30)
+    row = host.row()
+    assert row is not None
+    assert row.state is TuningState.ENDED
+    assert host.gpus[0].cap == DEFAULT
+    assert len(host.book.decided) < 30
+
+
+def test_units_of_a_job_that_cannot_be_tuned_are_not_kept() -> None:
+    host = Host(settings=quick(gpus=("7",)))
+    host.train()
+    host.run(300)
+    assert len(course(host)._units) < 100
+
+
+# ------------------------------------------------------------------------------- too many of them
+
+
+def test_a_thousand_jobs_are_bounded_and_that_is_said_once() -> None:
+    host = Host(settings=quick(job=(TunedJob(span="train_step", kind="steps"),)))
+    now = host.clock.monotonic()
+    for number in range(1000):
+        service = f"service-{number}"
+        spans = [Span(b"t" * 16, bytes(8), b"", service, "train_step", now - 10**8, now)]
+        told = [Told(b"t" * 16, bytes(8), b"", "train_step", now - 10**8, now)]
+        host.tap.hand(Consumer(5000 + number, 1), service, spans, told)
+    host.run(1)
+    assert len(host.tuner.accounts().rows) == JOBS
+    assert len(host.tuner._search.jobs) <= SEARCHED
+    (line,) = host.logged
+    assert f"{JOBS} jobs are known already" in line
+
+
+def test_jobs_that_have_ended_make_room() -> None:
+    host = Host(settings=quick(job=(TunedJob(span="train_step", kind="steps"),)))
+    for number in range(JOBS + 5):
+        job = host.train(service=f"service-{number}")
+        host.run(0.5)
+        job.alive = False
+    host.run(10)
+    host.train(service="late")
+    host.run(5)
+    assert len(host.tuner.accounts().rows) == JOBS
+    assert host.row("late/train_step") is not None
+
+
+# ---------------------------------------------------------------------------- whom it may concern
+
+
+def test_a_gpu_that_the_host_does_not_have_is_named_at_the_start() -> None:
+    host = Host(settings=quick(gpus=("0", "GPU-nowhere")))
+    host.train()
+    host.run(10)
+    (line,) = host.logged
+    assert line == (
+        "[autotune] gpus names GPU-nowhere, which this host does not have; it has GPU 0 (GPU-0)."
+    )
+    assert course(host).decision.reason is not Reason.NOT_ALLOWED
+
+
+@pytest.mark.parametrize("named", ["training", "unit:training"])
+def test_only_jobs_of_the_named_groups_are_tuned(named: str) -> None:
+    host = Host(
+        2, settings=quick(groups=(named,), job=(TunedJob(span="train_step", kind="steps"),))
+    )
+    mine, other = host.train("mine", 0), host.train("other", 1)
+    host.groups[mine.consumer] = (Group(GroupKind.UNIT, "training"), Group(GroupKind.USER, "ann"))
+    host.groups[other.consumer] = (Group(GroupKind.UNIT, "serving"), Group(GroupKind.USER, "ann"))
+    host.run(20)
+    assert course(host, "mine/train_step").decision.move is Move.PROBE
+    left = course(host, "other/train_step").decision
+    assert left.reason is Reason.NOT_ALLOWED
+    assert left.sentence == (
+        "other/train_step is left alone: process 101 is in none of the groups that [autotune] "
+        f"groups names ({named})."
+    )
+
+
+def test_a_process_of_another_group_that_joins_a_held_job_ends_its_cap() -> None:
+    host = Host(settings=quick(groups=("training",)))
+    job = host.train()
+    host.groups[job.consumer] = (Group(GroupKind.UNIT, "training"),)
+    host.run(HOUR, until=lambda: held(host))
+    host.train()
+    host.run(3)
+    assert course(host).decision.reason is Reason.NOT_ALLOWED
+    assert host.gpus[0].cap == DEFAULT
+
+
+def test_two_jobs_on_one_gpu_are_both_left_alone() -> None:
+    host = Host(settings=quick(job=(TunedJob(span="train_step", kind="steps"),)))
+    host.train("a")
+    host.train("b")
+    host.run(120)
+    assert {row.decision.reason for row in host.tuner.accounts().rows} == {Reason.SHARED}
+    assert host.gpus[0].cap == DEFAULT
+
+
+# ---------------------------------------------------------------------------------- other tuners
+
+
+def test_a_tuner_stands_back_from_what_another_one_holds() -> None:
+    host = Host()
+    assert host.capper is not None
+    other = {CapKey(Knob.GPU_POWER, "GPU-0"): 500_000}
+    host.capper.hold("elsewhere/step", other, "it was there first")
+    host.train()
+    host.run(600)
+    decision = course(host).decision
+    assert decision.reason is Reason.HELD
+    assert "elsewhere/step holds the cap" in decision.sentence
+    assert host.gpus[0].cap == 500_000
+    assert len(host.book.decided) == 1
+    host.capper.release("elsewhere/step")
+    host.run(HOUR, until=lambda: held(host))
+    assert held(host)
+
+
+def test_what_the_capper_refuses_is_asked_for_ever_more_seldom() -> None:
+    host = Host()
+    assert host.capper is not None
+    asked = []
+
+    def refuse(job: str, caps: object, why: str) -> tuple[()]:
+        from wattspan.ports import CapsError
+
+        asked.append(host.clock.monotonic())
+        raise CapsError("The journal cannot be written: disk full.", "no_journal")
+
+    host.capper.hold = refuse  # type: ignore[method-assign]
+    host.train()
+    host.run(HOUR)
+    assert 3 < len(asked) < 20
+    assert asked[-1] - asked[-2] > 300 * 10**9
+    decision = course(host).decision
+    assert host.gpus[0].cap == DEFAULT
+    assert len(host.book.decided) < 60
+    assert decision.reason in {Reason.NO_CAPPER, Reason.BASELINE, Reason.SCREENING}
+
+
+# ------------------------------------------------------------------------------------------- knobs
+
+
+def test_where_no_power_limit_binds_the_clock_is_tried() -> None:
+    host = Host(settings=quick(knobs=(Knob.GPU_POWER, Knob.GPU_CLOCK)))
+    assert host.capper is not None
+    host.capper.clocks = True
+    host.gpus[0].draw = MINIMUM // 2
+    host.train()
+    host.run(300)
+    row = host.row()
+    assert row is not None
+    assert [one.decision.reason for one in host.book.decided if one.knob is Knob.GPU_POWER][-1] in {
+        Reason.INERT,
+        Reason.NO_ROOM,
+    }
+    assert row.knob is Knob.GPU_CLOCK
+
+
+def test_a_job_without_a_gpu_has_its_package_tuned() -> None:
+    host = Host(0, packages=1, settings=quick(knobs=(Knob.GPU_POWER, Knob.CPU_POWER)))
+    host.compute()
+    host.run(HOUR, until=lambda: held(host))
+    row = host.row()
+    assert row is not None
+    assert row.knob is Knob.CPU_POWER
+    assert row.devices == ("intel-rapl:0",)
+    assert host.packages[0].cap < 640_000
+
+
+def test_a_job_that_computes_before_it_uses_its_gpu_is_tuned_by_the_gpu() -> None:
+    host = Host(1, packages=1, settings=quick(knobs=(Knob.GPU_POWER, Knob.CPU_POWER)))
+    job = host.compute()
+    host.run(10)
+    row = host.row()
+    assert row is not None
+    assert row.knob is Knob.CPU_POWER
+    job.gpu = host.gpus[0]
+    host.run(10)
+    row = host.row()
+    assert row is not None
+    assert (row.knob, row.devices) == (Knob.GPU_POWER, ("GPU-0",))
