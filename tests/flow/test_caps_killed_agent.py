@@ -32,7 +32,7 @@ def test_asked_to_end_it_gives_back_what_it_holds(agent: Tuned, record_property:
     took = agent.restoring(lambda: agent.send(signal.SIGTERM))
     record_property("SIGTERM of the agent", took)
     assert agent.ended() == 0
-    assert agent.host.gpu.limit == ORIGINAL
+    assert agent.host.limit == ORIGINAL
     assert agent.journal() == []
 
 
@@ -49,7 +49,7 @@ def test_killed_its_capper_gives_back_and_ends_and_the_next_agent_caps_again(
         assert successor.journal()[0]["original"] == ORIGINAL
         successor.send(signal.SIGTERM)
         assert successor.ended() == 0
-    assert host.gpu.limit == ORIGINAL
+    assert host.limit == ORIGINAL
     assert agent.journal() == []
 
 
@@ -66,7 +66,7 @@ def test_stopped_its_lease_lapses_and_once_it_goes_on_it_tunes_on(
     assert agent.told()["decision"]["move"] in {"probe", "hold"}, agent.explain()
     agent.send(signal.SIGTERM)
     assert agent.ended() == 0
-    assert agent.host.gpu.limit == ORIGINAL
+    assert agent.host.limit == ORIGINAL
 
 
 def test_killed_together_with_its_capper_it_leaves_the_cap_and_restore_gives_it_back(
@@ -101,5 +101,5 @@ def test_killed_together_with_its_capper_the_next_agent_gives_the_cap_back(
     with successors[0] as successor:
         successor.send(signal.SIGTERM)
         assert successor.ended() == 0
-    assert host.gpu.limit == ORIGINAL
+    assert host.limit == ORIGINAL
     assert agent.journal() == []

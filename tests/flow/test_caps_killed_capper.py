@@ -28,7 +28,7 @@ def agent(host: TunedHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield agent
         agent.send(signal.SIGTERM)
         assert agent.ended() == 0
-        assert host.gpu.limit == ORIGINAL
+        assert host.limit == ORIGINAL
         assert agent.journal() == []
 
 

@@ -58,7 +58,7 @@ def test_an_upgrade_ends_one_capper_and_starts_another_while_the_agent_lives(
         client.caps()
         assert client.process.poll() is None
         assert new.end() == 0
-    assert client.host.gpu.limit == ORIGINAL
+    assert client.host.limit == ORIGINAL
     assert client.journal() == []
 
 
@@ -82,5 +82,5 @@ def test_killed_in_the_middle_of_a_write_for_the_agent_its_successor_gives_back(
     with successors[0] as successor:
         client.caps()
         assert successor.end() == 0
-    assert client.host.gpu.limit == ORIGINAL
+    assert client.host.limit == ORIGINAL
     assert client.journal() == []

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
+from pynvml import NVMLError_GpuIsLost
 
 from support.capper_process import Gpu
 from support.program import ENVIRONMENT, alive, descendants, wattspan
@@ -81,11 +82,19 @@ class TunedHost:
     def fault(self, fault: str, on: object) -> None:
         self.emulated.ask(do="fault", gpu=0, fault=fault, on=on)
 
+    @property
+    def limit(self) -> int | None:
+        """What the board shows to anybody; None while it is lost."""
+        try:
+            return self.gpu.limit
+        except NVMLError_GpuIsLost:
+            return None
+
     def capped(self) -> bool:
-        return self.gpu.limit < ORIGINAL
+        return (self.limit or ORIGINAL) < ORIGINAL
 
     def restored(self) -> bool:
-        return self.gpu.limit == ORIGINAL
+        return self.limit == ORIGINAL
 
     def close(self) -> None:
         self.gpu.close()
@@ -192,7 +201,7 @@ class Tuned:
         return None
 
     def explain(self) -> str:
-        return f"\nsaid: {self.said}\ntold: {self.told()}\nlimit: {self.host.gpu.limit}"
+        return f"\nsaid: {self.said}\ntold: {self.told()}\nlimit: {self.host.limit}"
 
     # ------------------------------------------------------------------------------ what is done
 

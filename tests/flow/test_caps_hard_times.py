@@ -1,0 +1,108 @@
+"""A disk that is full, a board that is lost, somebody else who writes: what a cap comes to then."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from support.program import on_a_disk_of
+from support.tuned_stack import ORIGINAL, THEIRS, Tuned, TunedHost
+
+Note = Callable[[str, object], None]
+DECISIONS = "wattspan_autotune_decisions_total"
+REFUSED = "trainer/train_step gpu_power decline no_capper"
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[TunedHost]:
+    with TunedHost() as host:
+        yield host
+
+
+@pytest.fixture
+def agent(host: TunedHost, tmp_path: Path) -> Iterator[Tuned]:
+    with Tuned(host, tmp_path) as agent:
+        yield agent
+    host.fault("lost", on=False)
+    host.gpu.set(ORIGINAL)
+
+
+@pytest.mark.needs_root
+def test_on_a_full_disk_nothing_is_written_and_the_job_goes_on_uncapped_until_there_is_room(
+    host: TunedHost, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    with Tuned(host, tmp_path, within=on_a_disk_of("1m", state)) as agent:
+        seen = Path(f"/proc/{agent.process.pid}/root{state}")
+        agent.until((seen / "capper-emulated" / "lock").exists, "there is a capper")
+        fill(seen / "filler")
+        agent.until(lambda: agent.reason() == "no_capper", "a cap is refused")
+        assert "Cannot write the journal" in agent.told()["decision"]["sentence"]
+        assert agent.metrics("wattspan_capper_writes_total") == {"": 0.0}
+        assert agent.metrics(DECISIONS)[REFUSED] == 1.0
+        assert host.limit == ORIGINAL
+        (line,) = (line for line in agent.said.splitlines() if "capper-emulated" in line)
+        assert "No space left on device" in line
+        (seen / "filler").unlink()
+        agent.caps()
+        agent.send(signal.SIGTERM)
+        assert agent.ended() == 0
+    assert host.limit == ORIGINAL
+
+
+def fill(path: Path) -> None:
+    """Take every byte that is left on a disk of a few."""
+    with path.open("wb", buffering=0) as filler, suppress(OSError):
+        while filler.write(bytes(512)):
+            pass
+
+
+def test_a_board_that_is_lost_while_capped_has_its_original_once_it_is_back(
+    agent: Tuned, host: TunedHost, record_property: Note
+) -> None:
+    agent.caps()
+    host.fault("lost", on=True)
+    agent.until(lambda: not agent.told().get("applied", True), "it is given up")
+    assert agent.journal()[0]["original"] == ORIGINAL
+    took = agent.restoring(lambda: host.fault("lost", on=False))
+    record_property("a lost board, from its return on", took)
+    agent.caps()
+    agent.send(signal.SIGTERM)
+    assert agent.ended() == 0
+    assert host.limit == ORIGINAL
+    assert agent.journal() == []
+
+
+def test_a_board_that_is_lost_until_after_the_end_is_given_back_by_restore(
+    agent: Tuned, host: TunedHost, record_property: Note
+) -> None:
+    agent.caps()
+    host.fault("lost", on=True)
+    agent.send(signal.SIGTERM)
+    assert agent.ended() == 0
+    assert "`wattspan caps restore`" in agent.said
+    host.fault("lost", on=False)
+    assert host.capped()
+    took = agent.restoring(agent.restore)
+    record_property("a board lost until after the end, then `wattspan caps restore`", took)
+    assert agent.journal() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_what_somebody_else_sets_while_a_level_is_tried_stays_for_good(
+    agent: Tuned, host: TunedHost, number: signal.Signals
+) -> None:
+    agent.caps()
+    host.gpu.set(THEIRS)
+    agent.until(lambda: agent.reason() == "foreign_writer", "it is noticed")
+    assert host.limit == THEIRS
+    agent.send(number)
+    agent.ended()
+    assert host.limit == THEIRS
+    assert agent.restore().startswith("0 limits were given back")
+    assert host.limit == THEIRS
+    assert {entry["foreign"] for entry in agent.journal()} <= {THEIRS}
