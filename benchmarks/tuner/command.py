@@ -38,14 +38,10 @@ def main(words: Sequence[str] | None = None) -> None:
     if options.list:
         print("\n".join(cell.plant.name for cell in chosen))
         return
-    wanted = options.what or (
-        ["table"] if options.quick else ["table", "lengths", "calibration", "example"]
-    )
+    wanted = options.what or (["table"] if options.quick else list(PARTS))
     for what in wanted if not options.docs else ():
         print(f"{what}: {describe()}", file=sys.stderr)
-        {"table": _table, "lengths": _lengths, "calibration": _calibration, "example": _example}[
-            what
-        ](chosen, options)
+        PARTS[what](chosen, options)
         print(f"{what} is done after {time.monotonic() - began:.0f} s", file=sys.stderr)
     if options.docs:
         found = results.load(options.out)
@@ -57,9 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.tuner", description="The tuner over whole jobs."
     )
-    parser.add_argument(
-        "what", nargs="*", metavar="WHAT", help="table, lengths, calibration, example"
-    )
+    parser.add_argument("what", nargs="*", metavar="WHAT", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--quick", action="store_true", help="six cells, 40 runs each")
     parser.add_argument("--cells", nargs="*", default=[], help="only those with this in their name")
     parser.add_argument("--seeds", type=int, help="runs a cell (300; 40 with --quick)")
@@ -83,12 +77,12 @@ def _seeds(options: argparse.Namespace, usual: int = 300) -> int:
     return int(options.seeds or (40 if options.quick else usual))
 
 
-def _trials(options: argparse.Namespace) -> Trials:
+def _trials(options: argparse.Namespace, terms: Terms | None = None) -> Trials:
     return Trials(
         None if options.anew else FOLDER,
         processes=options.processes,
         deadline=time.monotonic() + 60 * options.minutes if options.minutes else math.inf,
-        terms=Terms(turn=options.turn),
+        terms=terms or Terms(turn=options.turn),
     )
 
 
@@ -152,6 +146,20 @@ def _lengths(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
     print(tables.lengths({"lengths": facts}))
     if options.keep:
         results.save("lengths", facts, options.out)
+
+
+def _batches(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
+    cell = next(one for one in cells() if one.plant.name == EXAMPLE)
+    facts = []
+    for batch in (1.0, 5.0, 15.0):
+        trials = _trials(options, replace(Terms(turn=options.turn), batch=batch))
+        scores = trials.scores([cell], _seeds(options, 100))[cell.plant.name][OURS]
+        if scores:
+            methods = {OURS: summary(scores, trials.terms.budget)}
+            facts.append({"cell": cell.plant.name, "batch": batch, "methods": methods})
+    print(tables.batches({"batches": facts}))
+    if options.keep:
+        results.save("batches", facts, options.out)
 
 
 def _calibration(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
@@ -234,6 +242,15 @@ def _detection(found: Sequence[calibration.Detection]) -> list[dict[str, Any]]:
     return rows
 
 
+PARTS = {
+    "table": _table,
+    "calibration": _calibration,
+    "lengths": _lengths,
+    "batches": _batches,
+    "example": _example,
+}
+
+
 def write_docs(found: results.Results) -> None:
     """Every table and figure of docs/autotune.md, from what was kept."""
     from benchmarks.__main__ import placed
@@ -241,6 +258,7 @@ def write_docs(found: results.Results) -> None:
     page = PAGE.read_text(encoding="utf-8")
     parts: dict[str, str] = {}
     if "table" in found:
+        parts["tuner-machine"] = tables.machine(found)
         parts["tuner-goals"] = tables.goals(found)
         parts["tuner-reasons"] = tables.reasons(found)
         parts["tuner-honesty"] = tables.honesty(found)
@@ -249,6 +267,8 @@ def write_docs(found: results.Results) -> None:
             parts[f"tuner-{group}-beside"] = tables.beside(found, group)
     if "lengths" in found:
         parts["tuner-lengths"] = tables.lengths(found)
+    if "batches" in found:
+        parts["tuner-batches"] = tables.batches(found)
     if "certification" in found:
         parts["tuner-certification"] = tables.certification(found)
         parts["tuner-detection"] = tables.detection(found)

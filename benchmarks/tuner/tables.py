@@ -19,6 +19,17 @@ OURS, LOWEST, LEAST = "wattspan", "sweep, lowest limit", "sweep, least energy"
 Facts = dict[str, Any]
 
 
+def machine(results: Results) -> str:
+    """What the table was made with."""
+    facts = results["table"]
+    runs = [cell["methods"][OURS]["runs"] for _, cell, _ in _cells(results)]
+    hours = sum(cell["hours"] * cell["methods"][OURS]["runs"] for _, cell, _ in _cells(results))
+    return (
+        f"{len(runs)} jobs, {min(runs)} to {max(runs)} runs each, {hours / 8766:.0f} years of work "
+        f"in simulated time; core {facts['core']}. {facts['machine']}"
+    )
+
+
 def goals(results: Results) -> str:
     """How many cells reach each goal, and which ones do not."""
     budget = results["table"]["budget"]
@@ -184,6 +195,25 @@ def lengths(results: Results) -> str:
         for method, facts in one["methods"].items()
     ]
     return table(("job", "steps", "method", "over budget", "slowdown", "saving", "share"), rows)
+
+
+def batches(results: Results) -> str:
+    """What it changes how often units are told."""
+    rows = [
+        (
+            one["cell"],
+            f"{one['batch']:g} s",
+            f"{facts['over']}/{facts['runs']}",
+            _percent(facts["slowdown"], 2),
+            _percent(facts["saving"], 1),
+            _percent(facts["share"], 0),
+            f"{_whole(facts['commit_units'])} ({_whole(facts['commit_units_p90'])})",
+        )
+        for one in results["batches"]
+        for facts in (one["methods"][OURS],)
+    ]
+    head = ("job", "a batch every", "over budget", "slowdown", "saving", "share", "steps to commit")
+    return table(head, rows)
 
 
 def certification(results: Results) -> str:
