@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wattspan.cli.run_directory import run_directory
+import msgspec
+
+from wattspan.cli.run_directory import asked_for, run_directory
 from wattspan.clock import SystemClock
 from wattspan.config import Config
 from wattspan.model import Consumer, Decided, Knob, TuningAccounts
@@ -105,6 +107,9 @@ class Workshop:
         from wattspan.config.writing import to_toml
         from wattspan.runtime.child import CapperChild
 
+        if not asked_for(self.config, "caps.users"):
+            # Its own user always may; the default names the service's, which may not be there.
+            caps = msgspec.structs.replace(caps, users=())
         child = CapperChild(
             self.clock,
             ("--emulated", str(self.emulated.directory)) if self.emulated is not None else (),
