@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from support.agent_on_host import Standing
 from support.program import ENVIRONMENT, PROGRAM, options
 from support.waiting import eventually
 from wattspan.capper.client import CapperClient
@@ -39,7 +40,7 @@ for line in sys.stdin:
 class Gpu:
     """The emulated host's GPU, as anybody else on the host sees and sets it."""
 
-    def __init__(self, host: EmulatedHost) -> None:
+    def __init__(self, host: EmulatedHost | Standing) -> None:
         self._nvml = host.nvml()
         self._nvml.nvmlInit()
         self._handle = self._nvml.nvmlDeviceGetHandleByIndex(0)

@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 from prometheus_client.parser import text_string_to_metric_families
 from pynvml import NVMLError_GpuIsLost
 
+from support.agent_on_host import Standing
 from support.capper_process import Gpu
 from support.program import ENVIRONMENT, alive, descendants, wattspan
 from support.requirements import ROOT
@@ -26,6 +27,7 @@ from support.waiting import eventually
 from wattspan.client.agent import ask
 from wattspan.client.errors import MeasurementError
 from wattspan.clock import SystemClock
+from wattspan.emulation.guest import Conversation
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
 
@@ -34,6 +36,7 @@ T = TypeVar("T")
 PROFILE, ORIGINAL, THEIRS = "one-socket-h100", 650_000, 333_000
 JOB = "trainer/train_step"
 LEASE = 2.0  # seconds
+QUICK = {"step": 0.04, "noise": 0.003}  # what a trainer is told, so that little is much
 CONFIG = """\
 [agent]
 state_dir = "{state}"
@@ -64,23 +67,12 @@ kind = "steps"
 """
 
 
-class TunedHost:
-    """An emulated host whose trainer works for as long as the host lives.
+class Limited:
+    """A host by the limit of its board; every test's word for what is to be restored."""
 
-    Whatever agent listens in ``sockets`` hears of its steps.
-    """
-
-    def __init__(self) -> None:
-        self._sockets = tempfile.TemporaryDirectory(prefix="wattspan-", ignore_cleanup_errors=True)
-        self.sockets = Path(self._sockets.name)
-        self.emulated = EmulatedHost(profile_named(PROFILE))
-        self.gpu = Gpu(self.emulated)
-        self.gpu.set(ORIGINAL)
-        self.trainer = self.emulated.start_jobs(self.sockets / "otlp.sock")["trainer"]
-        self.emulated.ask(do="steer", job="trainer", step=0.04, noise=0.003)
-
-    def fault(self, fault: str, on: object) -> None:
-        self.emulated.ask(do="fault", gpu=0, fault=fault, on=on)
+    sockets: Path
+    emulated: EmulatedHost | Standing
+    gpu: Gpu
 
     @property
     def limit(self) -> int | None:
@@ -95,6 +87,25 @@ class TunedHost:
 
     def restored(self) -> bool:
         return self.limit == ORIGINAL
+
+
+class TunedHost(Limited):
+    """An emulated host whose trainer works for as long as the host lives.
+
+    Whatever agent listens in ``sockets`` hears of its steps.
+    """
+
+    def __init__(self) -> None:
+        self._sockets = tempfile.TemporaryDirectory(prefix="wattspan-", ignore_cleanup_errors=True)
+        self.sockets = Path(self._sockets.name)
+        self.emulated: EmulatedHost = EmulatedHost(profile_named(PROFILE))
+        self.gpu = Gpu(self.emulated)
+        self.gpu.set(ORIGINAL)
+        self.emulated.start_jobs(self.sockets / "otlp.sock")
+        self.emulated.ask(do="steer", job="trainer", **QUICK)
+
+    def fault(self, fault: str, on: object) -> None:
+        self.emulated.ask(do="fault", gpu=0, fault=fault, on=on)
 
     def close(self) -> None:
         self.gpu.close()
@@ -113,15 +124,60 @@ class TunedHost:
         self.close()
 
 
+class OwnHost(Limited):
+    """The emulated host that a `wattspan run --emulate` has started, kept alive after its end."""
+
+    def __init__(self) -> None:
+        self._sockets = tempfile.TemporaryDirectory(prefix="wattspan-", ignore_cleanup_errors=True)
+        self.sockets = Path(self._sockets.name)
+        self._pipe = -1
+        self._engine: frozenset[int] = frozenset()
+
+    def find(self, agent: int) -> bool:
+        """Whether the agent ``agent`` has a host by now; then its trainer is started."""
+        for pid in alive(descendants(agent)):
+            with suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if b"wattspan.emulation.engine" in words and (self.sockets / "otlp.sock").exists():
+                    directory = words[words.index(b"wattspan.emulation.engine") + 2].decode()
+                    self._take(pid, Path(directory))
+                    return True
+        return False
+
+    def _take(self, engine: int, directory: Path) -> None:
+        # It lives until its standard input ends: until the last one closes that pipe.
+        self._pipe = os.open(f"/proc/{engine}/fd/0", os.O_WRONLY)
+        self._engine = frozenset({engine})
+        self.emulated: Standing = Standing(directory, profile_named(PROFILE))
+        self.gpu = Gpu(self.emulated)
+        self.gpu.set(ORIGINAL)
+        talk = Conversation(directory)
+        talk.ask(do="start-jobs", agent=str(self.sockets / "otlp.sock"))
+        talk.ask(do="steer", job="trainer", **QUICK)
+        talk.close()
+
+    def let_go(self) -> None:
+        """From now on it ends with its agent."""
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+
+    def close(self) -> None:
+        self.let_go()
+        eventually(lambda: not alive(self._engine), "the emulated host has ended")
+        self._sockets.cleanup()
+
+
 class Tuned:
     """A `wattspan run` that tunes the host's trainer, with what it keeps in ``folder``."""
 
     def __init__(
         self,
-        host: TunedHost,
+        host: Limited,
         folder: Path,
         *,
         within: Sequence[str] = (),
+        program: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
         capper: str = "true",
         block: str = "500ms",
@@ -134,7 +190,8 @@ class Tuned:
         )
         self._log = folder / "agent.stderr"
         self._begins = self._log.stat().st_size if self._log.exists() else 0
-        program = [sys.executable, "-m", "support.agent_on_host", str(host.emulated.directory)]
+        if not program:
+            program = [sys.executable, "-m", "support.agent_on_host", str(host.emulated.directory)]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*within, *program, "run", "--emulate", PROFILE, "--config", str(self.config)],

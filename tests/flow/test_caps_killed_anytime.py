@@ -1,0 +1,71 @@
+"""Killed at any moment, as it stands on a host: whatever was going on, the original is back."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.program import PROGRAM
+from support.tuned_stack import ORIGINAL, OwnHost, Tuned, TunedHost
+from support.waiting import eventually
+from wattspan.clock import SystemClock
+
+Note = Callable[[str, object], None]
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[TunedHost]:
+    with TunedHost() as host:
+        yield host
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_whoever_is_killed_at_a_random_moment_the_original_is_back(
+    host: TunedHost, tmp_path: Path, seed: int
+) -> None:
+    draw, clock = random.Random(seed), SystemClock()
+    killed = ("capper", "agent", "both")[seed % 3]
+    with Tuned(host, tmp_path) as agent:
+        agent.until(lambda: agent.capper, "there is a capper")
+        due = clock.monotonic() + round(draw.uniform(0, 9) * 1e9)
+        eventually(lambda: clock.monotonic() >= due, "the moment")
+        capper = agent.capper
+        assert capper is not None
+        if killed != "agent":
+            os.kill(capper, signal.SIGKILL)
+        if killed != "capper":
+            agent.send(signal.SIGKILL)
+        else:
+            agent.until(lambda: agent.capper not in (None, capper), "there is another")
+            agent.send(signal.SIGTERM)
+        agent.ended()
+        agent.restore()  # as a service manager does after every end
+    assert host.limit == ORIGINAL
+    assert agent.journal() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_program_as_it_is_leaves_the_original_behind(
+    tmp_path: Path, record_property: Note, number: signal.Signals
+) -> None:
+    host = OwnHost()
+    try:
+        with Tuned(host, tmp_path, program=PROGRAM) as agent:
+            agent.until(lambda: host.find(agent.process.pid), "it has an emulated host")
+            agent.caps()
+            if number == signal.SIGTERM:
+                host.let_go()  # a mapped file is there for whoever has it mapped
+            took = agent.restoring(lambda: agent.send(number))
+            record_property(f"{number.name} of a plain `wattspan run --emulate`", took)
+            host.let_go()
+            agent.until(lambda: agent.journal() == [], "nothing is held")
+            agent.ended()
+        assert host.limit == ORIGINAL
+    finally:
+        host.close()
