@@ -48,7 +48,7 @@ class CapperClient:
         self._decoder: msgspec.json.Decoder[_Answer] = msgspec.json.Decoder(_Answer)
         self._delay = _FIRST
         self._not_before = 0
-        self._why = ""
+        self._why = CapsError("")
 
     @property
     def totals(self) -> CapTotals:
@@ -102,7 +102,7 @@ class CapperClient:
     def _connect(self, deadline: int) -> None:
         now = self._clock.monotonic()
         if now < self._not_before:
-            raise CapsError(self._why)
+            raise self._again()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.settimeout(self._timeout)
@@ -125,11 +125,10 @@ class CapperClient:
         except (OSError, msgspec.MsgspecError, ValueError) as error:
             raise self._lost(_cause(error)) from None
         if isinstance(answer, Refused):
-            if answer.reason is protocol.Refusal.NOT_ALLOWED and isinstance(
-                request, protocol.Hello
-            ):
-                self._lost(answer.sentence)
-            raise CapsError(answer.sentence, answer.reason, answer.device)
+            refusal = CapsError(answer.sentence, answer.reason, answer.device)
+            if isinstance(request, protocol.Hello):  # it will say so again
+                self._leave(refusal)
+            raise refusal
         self.state = answer
         return answer
 
@@ -155,16 +154,25 @@ class CapperClient:
         self._socket.settimeout(left / SECOND)
 
     def _lost(self, cause: str) -> CapsError:
-        """End the connection, and leave the capper alone for a while."""
+        """Why nothing was answered; the capper is left alone for a while."""
+        return self._leave(
+            CapsError(
+                f"No capper answers on {self.path}: {cause}. Start one with `wattspan capper`, as "
+                "root; it is looked for again."
+            )
+        )
+
+    def _leave(self, why: CapsError) -> CapsError:
+        """End the connection, and let every call fail for a while as this one has."""
         self.close()
         delay = self._delay - round(self._delay / 2 * random.random())  # noqa: S311 - not a secret
         self._not_before = self._clock.monotonic() + delay
         self._delay = min(2 * self._delay, _LONGEST)
-        self._why = (
-            f"No capper answers on {self.path}: {cause}. Start one with `wattspan capper`, as root;"
-            " it is looked for again."
-        )
-        return CapsError(self._why)
+        self._why = why
+        return self._again()
+
+    def _again(self) -> CapsError:
+        return CapsError(str(self._why), self._why.refusal, self._why.device)
 
 
 def _cause(error: Exception) -> str:
