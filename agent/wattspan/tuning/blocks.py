@@ -84,7 +84,6 @@ class Tape(NamedTuple):
     done: int = 0  # blocks that are full, of the first stretch
     waiting: tuple[Block, ...] = ()
     points: tuple[EnergyPoint, ...] = ()
-    ranks: frozenset[int] = frozenset()
     windows: tuple[Any, ...] = ()  # of requests, in the making
     served_to: int = 0
     served_number: int = 0
@@ -146,21 +145,15 @@ def _run(
     tape: Tape, policy: Policy, units: Sequence[Unit], waiting: list[Block], times: list[Time]
 ) -> Tape:
     stretches = list(tape.stretches)
-    ranks = tape.ranks
     level, since, number = stretches[0]
     until = stretches[1].since if len(stretches) > 1 else None
     settled = since + policy.settle_time
     start, n, work, busy, span, squares, paused = tape.sums
     skipped, reached, done = tape.skipped, tape.reached, tape.done
     passed, passed_units = tape.passed, tape.passed_units
-    many = max(len(ranks), 1)
-    wanted, lasting = policy.block_units * many, policy.block_time
+    wanted, lasting = policy.block_units, policy.block_time
     for unit in units:
-        begun, ended, amount, rank, _ = unit
-        if rank not in ranks:
-            ranks |= {rank}
-            many = len(ranks)
-            wanted = policy.block_units * many
+        begun, ended, amount, _, _ = unit
         while until is not None and begun >= until:
             if 2 * n >= wanted and level is not None:
                 sums = Sums(start, n, work, busy, span, squares, paused)
@@ -174,8 +167,8 @@ def _run(
             squares, paused = 0.0, False
         took = ended - begun
         gap = begun - reached
-        if gap <= 0:  # another rank's unit was under way: what is new of it
-            more = ended - reached if ended > reached else 0
+        if gap <= 0:  # another unit was under way: what is new of it
+            more = max(ended - reached, 0)
         elif gap * 2 <= took:
             more = took + gap
         else:
@@ -185,7 +178,7 @@ def _run(
         if begun < settled or (until is not None and ended > until):
             reached = max(reached, ended)
             continue
-        if skipped < policy.settle_units * many:
+        if skipped < policy.settle_units:
             skipped += 1
             reached = max(reached, ended)
             continue
@@ -221,7 +214,6 @@ def _run(
         passed=passed,
         passed_units=passed_units,
         done=done,
-        ranks=ranks,
     )
 
 

@@ -6,10 +6,11 @@ import math
 from types import MappingProxyType
 
 from wattspan.model import Move, Reason
-from wattspan.tuning import search, sentences
+from wattspan.tuning import search, sentences, slack
 from wattspan.tuning.known import Known
 from wattspan.tuning.outside import give_up, let_go
 from wattspan.tuning.pairs import Pairing
+from wattspan.tuning.ranks import Slack
 from wattspan.tuning.search import affordable, block_time, pair_deviation
 from wattspan.tuning.sequence import pairs_needed
 from wattspan.tuning.spending import close
@@ -97,7 +98,11 @@ def relearn(state: State, now: int) -> State:
         cusum=Sum(),
         raw=Raw(),
         serving=MappingProxyType({}),
+        ladder=state.ladder.plain(),
+        resume=None if state.resume is None else state.ladder.base(state.resume),
+        slack=Slack(),
         alarm=None,
+        again=False,
         candidate=None,
         certified=None,
         tried=0,
@@ -163,7 +168,7 @@ def _learning(state: State, seen: Observation) -> State:
     if not seen.turn:
         return _stand_back(state, seen)
     if state.resume is not None:
-        return _prove(state, seen, state.resume)
+        return _prove(state._replace(again=True), seen, state.resume)
     probe = search.start_level(state)
     state = state._replace(stage=Stage.SCREEN, probe=probe, goal=search.screening_pairs(state))
     return _screening(state, seen)
@@ -241,8 +246,8 @@ def _prove(state: State, seen: Observation, level: int) -> State:
         candidate=level,
         resume=None,
         judged=state.known.at(level).time.n,
+        again=state.again and state.candidate is None,
         cusum=Sum(),
-        raw=Raw(),
         alarm=None,
         pairing=Pairing(present=state.pairing.present),
     )
@@ -268,15 +273,16 @@ def _alternate(state: State, seen: Observation, level: int) -> State:
 
 def _certifying(state: State) -> State:
     level = state.chosen
-    again = state.known.at(level).time.n
+    pairs = state.known.at(level).time.n
+    reason = Reason.RECERTIFYING if state.again else Reason.CERTIFYING
     shown = state.decision
     if (
-        shown.reason is Reason.CERTIFYING
+        shown.reason is reason
         and shown.caps == state.ladder.caps(state.plan.level)
-        and shown.shown.get("pairs") == again
+        and shown.shown.get("pairs") == pairs
     ):
         return state
-    return _probing(state, Reason.CERTIFYING, level)
+    return _probing(state, reason, level)
 
 
 def _proving(state: State, seen: Observation) -> State:
@@ -286,11 +292,13 @@ def _proving(state: State, seen: Observation) -> State:
         return _over(state, seen)
     if misses(state):
         return let_go(state, seen.now, Reason.TAIL)
+    if slack.stale(state):
+        return _alike(state, seen)
     if time.n == state.judged:
         return _alternate(state, seen, level)
     state = state._replace(judged=time.n)
     sure = time.n >= state.policy.least_pairs and time.upper(state.error) <= state.budget
-    if sure and holds(state, level):
+    if sure and holds(state, level) and slack.proven(state, level):
         return _certify(state, seen, level)
     if time.n >= 6:
         mean, error = search.expected(state, level)
@@ -305,7 +313,8 @@ def _certify(state: State, seen: Observation, level: int) -> State:
     found = state.known.at(level)
     value = search.value(state, found.time.mean, found.power.mean)
     doubt = math.hypot(found.time.deviation, found.power.deviation) / math.sqrt(found.time.n)
-    if value + 2 * doubt > -0.001:  # nothing is held that may save nothing
+    # Nothing is held that may save nothing.
+    if value + 2 * doubt > -0.001 or not slack.pays(state, level):
         return _fall_back(state, seen, Reason.NO_SAVING)
     state = state._replace(
         stage=Stage.HOLD,
@@ -340,7 +349,6 @@ def _fall_back(state: State, seen: Observation, reason: Reason) -> State:
         candidate=state.certified,
         refined=max(state.known.at(state.certified).time.n, state.refined),
         cusum=Sum(),
-        raw=Raw(),
         pairing=Pairing(),
     )
     return _holding(state, seen)
@@ -360,6 +368,14 @@ def _over(state: State, seen: Observation) -> State:
 # --------------------------------------------------------------------------------------- hold
 
 
+def _alike(state: State, seen: Observation) -> State:
+    """All have one cap again: ranks wait otherwise than when some were given less."""
+    level = state.chosen
+    told = sentences.release(state, Reason.CHANGED, level)
+    state = _fall_back(state._replace(certified=state.ladder.base(level)), seen, Reason.CHANGED)
+    return state._replace(decision=told) if state.plan.level == state.top else state
+
+
 def _holding(state: State, seen: Observation) -> State:
     level = state.chosen
     found = state.known.at(level)
@@ -369,11 +385,16 @@ def _holding(state: State, seen: Observation) -> State:
         return let_go(state, seen.now, Reason.TAIL)
     if state.raw.changed:
         return _changed(state, seen, level)
+    if slack.stale(state):
+        return _alike(state, seen)
     if seen.turn:
         deeper = _deeper(state)
         if deeper is not None:
             state = state._replace(refined=found.time.n, deepened=state.deepened + 1)
             return _prove(state, seen, deeper)
+        lowered = slack.lower(state)
+        if lowered is not None and lowered.slack.lowered is not None:
+            return _prove(lowered, seen, lowered.slack.lowered)
     if state.plan.level not in (level, state.top):
         state = _go(state, seen.now, state.top, search.free_blocks(state))
         return _probing(state, Reason.SENTINEL, level)
@@ -407,6 +428,8 @@ def _deeper(state: State) -> int | None:
     level = state.certified
     if level is None or state.tried >= CANDIDATES or level <= state.ladder.bottom:
         return None
+    if level in state.ladder.lowered:
+        return None
     time = state.known.at(level).time
     if time.n < state.refined + _CONSIDERED or state.deepened >= _DEEPER:
         return None
@@ -426,6 +449,7 @@ def _deeper(state: State) -> int | None:
 
 def _changed(state: State, seen: Observation, level: int) -> State:
     """The job is another one: nothing that was shown of it holds, so it is shown again."""
+    level = state.ladder.base(level)
     state = relearn(state._replace(resume=level), seen.now)
     state = _go(state._replace(plan=Plan(level, 1)), seen.now, state.top, 1)
     return state._replace(decision=sentences.release(state, Reason.CHANGED, level), resume=level)

@@ -30,6 +30,7 @@ SOON = 20
 _AHEAD = 64  # units by which others may be ahead of a rank before it counts as gone
 _TOGETHER = 0.5  # units of one step share at least this part of the shorter one's time
 _DEVIATIONS = 2.0  # standard errors by which a difference must be more than chance
+_EQUAL = SLACK / 4  # ranks that differ by less are equally slow
 _HALVE = 2 * STEPS  # the older steps weigh half as much whenever so many have come
 _NO_QUEUES: Mapping[int, tuple[Unit, ...]] = MappingProxyType({})
 
@@ -217,13 +218,29 @@ def outdated(now: Waiting, critical: int, left: Mapping[int, float]) -> bool:
     """Whether lower settings must be given back: ranks wait otherwise than they did.
 
     ``critical`` was the critical rank when they were chosen, and ``left`` what :func:`left` said
-    then. It is so if that rank now surely waits itself, if a lowered one waits less than half
-    of what it should, or if the job has other ranks.
+    then. It is so if that rank now surely waits itself for a part that matters, if a lowered
+    one waits less than half of what it should, or if the job has other ranks. That two ranks
+    which were equally slow have changed places does not matter.
     """
     if not now.sums or now.steps < SOON:
         return False
     if not {critical, *left} <= now.sums.keys():
         return True
-    if now.slack(critical, _DEVIATIONS) > 0:
+    if now.slack(critical, _DEVIATIONS) > _EQUAL:
         return True
     return any(now.slack(rank) < expected / 2 for rank, expected in left.items())
+
+
+class Slack(NamedTuple):
+    """What was seen of waiting at ``level``, and what was made of it.
+
+    ``lowered`` is the level at which ranks that waited have less, ``critical`` and ``left`` what
+    :func:`outdated` asks for; ``tries`` counts such levels since the job last changed.
+    """
+
+    waiting: Waiting = Waiting()
+    level: int | None = None
+    lowered: int | None = None
+    critical: int = 0
+    left: Mapping[int, float] = MappingProxyType({})
+    tries: int = 0

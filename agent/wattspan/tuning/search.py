@@ -39,10 +39,10 @@ def origin(state: State) -> float:
 
 
 def curve(state: State) -> Curve:
-    """From all levels that were compared."""
+    """From all levels that were compared, and are the same for all devices."""
     points = []
     for level, seen in state.known.levels.items():
-        if seen.time.n:
+        if seen.time.n and state.ladder.base(level) == level:
             deviation = max(seen.time.deviation, pair_deviation(state))
             points.append(Point(level, seen.time.mean, seen.power.mean, deviation**2 / seen.time.n))
     return fit(points, origin(state))
@@ -101,15 +101,12 @@ def affordable(state: State, level: int, lasts: float, share: float) -> bool:
 def block_time(state: State) -> float:
     """About how long a block lasts, in nanoseconds."""
     unit = state.spending.elapsed / max(state.spending.units, 1)
-    many = max(len(state.tape.ranks), 1)
-    return max(unit * state.policy.block_units * many, state.policy.block_time)
+    return max(unit * state.policy.block_units, state.policy.block_time)
 
 
 def value(state: State, time: float, power: float) -> float:
     """What is made small, as the logarithm of a ratio to the original setting."""
     policy = state.policy
-    if policy.objective is Objective.TIME:
-        return time + 0.01 * (time + power)
     if policy.objective is Objective.COST and policy.max_power > 0:
         energy, lasting = policy.eta * state.known.power, (1 - policy.eta) * policy.max_power
         return math.log(

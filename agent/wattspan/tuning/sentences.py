@@ -15,6 +15,9 @@ def setting(state: State, level: int) -> str:
     """A level as operators write it."""
     if state.policy.knob is Knob.GPU_CLOCK:
         return f"{level} MHz"
+    if level in state.ladder.lowered:
+        base, settings = state.ladder.lowered[level]
+        return f"{base / 1000:.0f} W, {min(settings.values()) / 1000:.0f} W where ranks wait"
     return f"{level / 1000:.0f} W"
 
 

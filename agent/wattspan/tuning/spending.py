@@ -37,7 +37,8 @@ class Spending:
     closed_lost: float = 0.0
     closed_bound: float = 0.0
     closed_saved: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    exploration: float = 0.0
+    held: Mapping[int, int] = field(default_factory=lambda: _EMPTY)  # of times, while held
+    closed_explored: float = 0.0
 
     def lost(self, slower: Callable[[int], float]) -> float:
         """Nanoseconds lost, if each level is slower by this log ratio."""
@@ -49,6 +50,11 @@ class Spending:
 
     def _sum(self, slower: Callable[[int], float]) -> float:
         return sum([span * lost_part(slower(level)) for level, span in self.times.items()])
+
+    def explored(self, slower: Callable[[int], float]) -> float:
+        """Nanoseconds lost while no certified level was held."""
+        held = sum([span * lost_part(slower(level)) for level, span in self.held.items()])
+        return max(self.closed_explored + self._sum(slower) - held, 0.0)
 
     def slowdown(self, lost: float) -> float:
         """The whole run's slowdown, if so much was lost."""
@@ -72,8 +78,8 @@ def allowance(budget: float, elapsed: float) -> float:
     return elapsed * budget / (1 + budget)
 
 
-def spend(spending: Spending, time: Time, level: int, top: int) -> Spending:
-    """After more time at ``level``."""
+def spend(spending: Spending, time: Time, level: int, top: int, *, held: bool) -> Spending:
+    """After more time at ``level``, and whether it was held by then."""
     if level == top:
         return replace(
             spending, elapsed=spending.elapsed + time.span, units=spending.units + time.units
@@ -84,6 +90,9 @@ def spend(spending: Spending, time: Time, level: int, top: int) -> Spending:
         elapsed=spending.elapsed + time.span,
         units=spending.units + time.units,
         times=MappingProxyType(times),
+        held=MappingProxyType({**spending.held, level: spending.held.get(level, 0) + time.span})
+        if held
+        else spending.held,
     )
 
 
@@ -109,8 +118,10 @@ def close(
         spending,
         closed_lost=spending.lost(likely),
         closed_bound=spending.bound(bound),
+        closed_explored=spending.explored(likely),
         closed_saved=(before[0] + saved[0], before[1] + saved[1], before[2] + saved[2]),
         times=_EMPTY,
+        held=_EMPTY,
         energy=_EMPTY,
         metered=_EMPTY,
     )

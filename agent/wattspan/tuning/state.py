@@ -14,6 +14,7 @@ from wattspan.tuning.known import Known
 from wattspan.tuning.ladder import Ladder
 from wattspan.tuning.misses import MissAlarm
 from wattspan.tuning.pairs import Pairing
+from wattspan.tuning.ranks import Lockstep, Slack
 from wattspan.tuning.serving import Serving
 from wattspan.tuning.spending import Spending
 from wattspan.tuning.values import Objective, Policy, Remembered, Unit
@@ -67,10 +68,13 @@ class State(NamedTuple):
     candidate: int | None = None
     judged: int = 0  # pairs of the candidate when it was last judged
     tried: int = 0  # candidates that failed since the job last changed
+    again: bool = False  # the candidate was good once
     deepened: int = 0  # lower levels that were tried after one was certified
     certified: int | None = None
     refined: int = 0  # pairs of the certified level when a lower one was last considered
     resume: int | None = None  # a level that was good once, to be proved first
+    lockstep: Lockstep | None = None  # of several ranks
+    slack: Slack = Slack()  # and who of them waits
     serving: Mapping[int, Serving] = MappingProxyType({})  # of requests, by level
     latencies: tuple[Unit, ...] = ()  # of requests, until the latency that must hold is known
     limit: int | None = None  # that latency
@@ -93,8 +97,8 @@ class State(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Of one candidate."""
-        return (1 - self.policy.confidence) / CANDIDATES
+        """Of one candidate; the less, the more searches came to nothing before."""
+        return (1 - self.policy.confidence) / CANDIDATES / (1 + self.retries) ** 2
 
     @property
     def chosen(self) -> int:

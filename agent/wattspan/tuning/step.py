@@ -12,11 +12,13 @@ from wattspan.tuning.known import with_block, with_pair
 from wattspan.tuning.ladder import Ladder
 from wattspan.tuning.outside import guard
 from wattspan.tuning.pairs import Pair, follow
+from wattspan.tuning.ranks import Lockstep, Step
 from wattspan.tuning.search import free_blocks, pair_deviation
+from wattspan.tuning.slack import watch
 from wattspan.tuning.spending import meter, spend
 from wattspan.tuning.state import Stage, State, start
 from wattspan.tuning.tail import attend, compare_served, hear
-from wattspan.tuning.values import Kind, Observation, Policy, Range, Remembered
+from wattspan.tuning.values import Kind, Observation, Policy, Range, Remembered, Unit
 from wattspan.tuning.watch import add, doubt, look
 
 _DRAWS = 240
@@ -49,21 +51,24 @@ def listen(state: State, seen: Observation) -> State:
         tape = stand(tape, level, max(seen.since, state.asked_at))
     blocks: list[Block] = []
     times: list[Time] = []
+    steps: Sequence[Step] = ()
     if state.policy.kind is Kind.REQUESTS:
         state = hear(state, seen)
         tape, blocks, times = attend(state, tape, seen)
     elif seen.units or seen.energy or tape.waiting:
-        tape, blocks, times = take(tape, state.policy, seen.units, seen.energy, seen.now)
+        state, units, steps = _in_step(state, seen.units)
+        tape, blocks, times = take(tape, state.policy, units, seen.energy, seen.now)
     if tape is not state.tape:
         heard = max(state.heard, tape.reached) if seen.units else state.heard
-        state = state._replace(tape=tape, heard=heard)
+        state = watch(state._replace(tape=tape, heard=heard), steps)
     if seen.draw and level == state.top and len(state.known.draws) < _DRAWS:
         draws = (*state.known.draws, max(seen.draw.values()))
         state = state._replace(known=replace(state.known, draws=draws))
     spending = state.spending
     for time in times:
         charged = time.level if time.level is not None else min(state.plan.level, state.before)
-        spending = spend(spending, time, charged, state.top)
+        held = state.stage is Stage.HOLD and charged == state.candidate
+        spending = spend(spending, time, charged, state.top, held=held)
     for block in blocks:
         spending = meter(spending, block, state.top)
     if spending is not state.spending:
@@ -71,6 +76,18 @@ def listen(state: State, seen: Observation) -> State:
     for block in blocks:
         state = _learn(state, block)
     return state
+
+
+def _in_step(
+    state: State, units: Sequence[Unit]
+) -> tuple[State, Sequence[Unit], Sequence[Step]]:
+    """Units of several ranks as steps of the job; those of one rank as they are."""
+    if state.lockstep is None:
+        if all(unit.rank == units[0].rank for unit in units):
+            return state, units, ()
+        state = state._replace(lockstep=Lockstep())
+    lockstep, steps = (state.lockstep or Lockstep()).add(units)
+    return state._replace(lockstep=lockstep), [one.unit for one in steps], steps
 
 
 def _in_force(state: State, seen: Observation) -> int | None:

@@ -34,7 +34,9 @@ def report(state: State) -> Report:
         saved=round(likely + before[1]) if metered else None,
         saved_low=round(low + before[0]) if metered else None,
         saved_high=round(high + before[2]) if metered else None,
-        exploration=round(spending.exploration),
+        exploration=round(
+            spending.explored(lambda level: search.expected(state, level, shape)[0])
+        ),
         pairs=sum(one.time.n for one in state.known.levels.values()),
         units=spending.units,
         committed=state.committed,
@@ -66,7 +68,7 @@ def remember(state: State) -> Remembered | None:
     seen = state.known.at(level)
     return Remembered(
         knob=state.policy.knob,
-        level=level,
+        level=state.ladder.base(level),
         original=state.top,
         slowdown=math.expm1(seen.time.mean),
         saving=-math.expm1(seen.energy),

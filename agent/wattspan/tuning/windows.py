@@ -76,7 +76,6 @@ def serve(
         served_number=number,
         served_to=now if units else tape.served_to,
         reached=reached,
-        ranks=frozenset((0,)),
     )
     return tape, told, passed
 

@@ -1,0 +1,383 @@
+"""The chapters of the decision core, one by one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from support.tuning_plant import FLOOR, GPU, QUICK, RANGES, TOP
+from wattspan.model import SECOND, Decision, Move, Reason
+from wattspan.tuning import EnergyPoint, Observation, Range, Unit, begin, report, sentences
+from wattspan.tuning.blocks import PATIENCE, Block, Tape, opened, stand, take
+from wattspan.tuning.curve import Point, fit
+from wattspan.tuning.known import Known, Level, with_block, with_pair
+from wattspan.tuning.ladder import Ladder
+from wattspan.tuning.pairs import Pair, Pairing, follow
+from wattspan.tuning.sequence import Evidence, evidence, half_width, pairs_needed
+from wattspan.tuning.spending import Spending, allowance
+from wattspan.tuning.step import listen
+from wattspan.tuning.watch import Raw, Sum, add, doubt, look
+
+S = SECOND
+POLICY = replace(QUICK, block_units=2, block_time=S, settle_units=1, settle_time=S)
+
+
+# ------------------------------------------------------------------------------------ sequence
+
+
+def test_a_bound_of_one_pair_is_none() -> None:
+    assert half_width(1, 0.05) == math.inf
+    assert half_width(2, 1e-6) == math.inf
+
+
+def test_a_bound_narrows_with_pairs_and_with_the_error_allowed() -> None:
+    assert half_width(100, 0.05) < half_width(20, 0.05) < half_width(20, 0.01)
+
+
+def test_what_cannot_be_reached_needs_infinitely_many_pairs() -> None:
+    assert pairs_needed(0.0, 0.01, 0.05) == math.inf
+    assert pairs_needed(1e-9, 1.0, 0.05) == math.inf
+    assert 4 <= pairs_needed(0.01, 0.01, 0.05) < 40
+
+
+def test_one_outlier_hardly_moves_the_mean() -> None:
+    values = [0.03 + 0.001 * (at % 5 - 2) for at in range(20)]
+    assert evidence([*values, 0.5], 0.001).mean == pytest.approx(0.03, abs=0.001)
+    assert evidence([], 0.01) == Evidence(0, 0.0, 0.01)
+    assert evidence([0.2], 0.01) == Evidence(1, 0.2, 0.01)
+
+
+def test_values_that_agree_by_chance_are_not_taken_to_be_exact() -> None:
+    assert evidence([0.03, 0.03, 0.03], 0.01).deviation == pytest.approx(0.007)
+
+
+def test_a_lower_bound_lies_below_the_mean_and_the_upper_above() -> None:
+    found = Evidence(20, 0.03, 0.01)
+    assert found.lower(0.05) < found.likely(-1) < 0.03 < found.likely(1) < found.upper(0.05)
+
+
+# -------------------------------------------------------------------------------------- blocks
+
+
+def units(start: float, count: int, lasts: float = 1.0, gap: float = 0.0) -> list[Unit]:
+    every = lasts + gap
+    return [
+        Unit(int((start + at * every) * S), int((start + at * every + lasts) * S))
+        for at in range(count)
+    ]
+
+
+def told(tape: Tape, some: list[Unit], to: float = 1_000.0) -> tuple[Tape, list[Block]]:
+    points = [EnergyPoint(at * S, at * 100) for at in range(int(to))]
+    tape, blocks, _ = take(tape, POLICY, some, points, int(to * S))
+    return tape, blocks
+
+
+def test_a_unit_counts_if_it_began_after_the_setting_settled() -> None:
+    _, blocks = told(opened(TOP, 0), units(0, 6))
+    assert [(one.start // S, one.end // S, one.units) for one in blocks] == [(2, 4, 2), (4, 6, 2)]
+    assert [one.energy for one in blocks] == [200, 200]
+
+
+def test_a_unit_counts_if_it_ended_before_the_setting_changed() -> None:
+    tape = stand(opened(TOP, 0), FLOOR, int(6.5 * S))
+    tape, blocks = told(tape, units(0, 12))
+    assert [(one.level, one.start // S, one.end // S) for one in blocks] == [
+        (TOP, 2, 4),
+        (TOP, 4, 6),
+        (FLOOR, 9, 11),
+    ]
+    assert tape.level == FLOOR
+    assert tape.full == 1
+
+
+def test_half_a_block_counts_when_the_setting_changes() -> None:
+    tape = stand(opened(TOP, 0), FLOOR, 5 * S)
+    _, blocks = told(tape, units(0, 6))
+    assert [one.units for one in blocks] == [2, 1]
+
+
+def test_units_under_an_unknown_setting_are_nobodys() -> None:
+    tape = stand(opened(TOP, 0), None, 0 * S + 1)
+    tape = stand(tape, FLOOR, 6 * S)
+    _, blocks = told(tape, units(1, 9))
+    assert {one.level for one in blocks} == {FLOOR}
+
+
+def test_standing_still_changes_nothing() -> None:
+    tape = opened(TOP, 5)
+    assert stand(tape, TOP, 5) is tape
+
+
+def test_a_pause_is_cut_out_and_energy_is_unknown_then() -> None:
+    _, blocks = told(opened(TOP, 0), [*units(0, 3), *units(60, 2)])
+    assert blocks[0].span == blocks[0].busy == 2 * S
+    assert blocks[0].energy is None
+
+
+def test_a_short_gap_is_time_of_the_work() -> None:
+    _, blocks = told(opened(TOP, 0), units(0, 8, 1.0, 0.25))
+    assert blocks[0].span == pytest.approx(2.5 * S)
+    assert blocks[0].busy == 2 * S
+
+
+def test_units_at_once_are_counted_by_what_is_new() -> None:
+    both = [one for unit in units(0, 6) for one in (unit,) * 3]
+    _, blocks = told(opened(TOP, 0), both)
+    assert blocks[0].span < blocks[0].busy
+
+
+def test_a_block_waits_for_its_energy_but_not_for_ever() -> None:
+    tape, blocks, _ = take(opened(TOP, 0), POLICY, units(0, 4), (), 4 * S)
+    assert blocks == []
+    assert tape.full == 1
+    tape, blocks, _ = take(tape, POLICY, (), (), 5 * S + PATIENCE)
+    assert [one.energy for one in blocks] == [None]
+
+
+def test_energy_that_began_later_is_unknown() -> None:
+    points = [EnergyPoint(3 * S, 0), EnergyPoint(9 * S, 5)]
+    _, blocks, _ = take(opened(TOP, 0), POLICY, units(0, 4), points, 9 * S)
+    assert blocks[0].energy is None
+
+
+def test_a_counter_that_does_not_move_is_unknown() -> None:
+    points = [EnergyPoint(0, 7), EnergyPoint(9 * S, 7)]
+    _, blocks, _ = take(opened(TOP, 0), POLICY, units(0, 4), points, 9 * S)
+    assert blocks[0].energy is None
+
+
+def test_points_are_bounded_and_those_of_the_past_go() -> None:
+    tape = opened(TOP, 0)
+    points = [EnergyPoint(at, at) for at in range(2_000)]
+    tape, _, _ = take(tape, POLICY, (), points, 2_000)
+    assert len(tape.points) < 2_000
+    for at in range(40):
+        start = 10.0 * at
+        more = [EnergyPoint(int((start + one) * S), at * 10 + one) for one in range(10)]
+        tape, _, _ = take(tape, POLICY, units(start, 10), more, int((start + 10) * S))
+    assert len(tape.points) < 128
+
+
+# --------------------------------------------------------------------------------------- pairs
+
+
+def block(level: int, at: int, busy: float = 2.0, energy: float | None = 200.0) -> Block:
+    start = at * 2 * S
+    return Block(level, start, start + 2 * S, 2, 2, int(busy * S), int(busy * S), 2.0, energy, at)
+
+
+def test_a_drift_cancels_between_what_came_before_and_after() -> None:
+    pairing, pair = Pairing(), None
+    for at, level in enumerate((FLOOR, TOP, FLOOR)):
+        cost = (1.1 if level == FLOOR else 1.0) * (2.0 + 0.1 * at)
+        pairing, pair = follow(pairing, block(level, at, cost), TOP, reach=1, screening=False)
+    assert pair is not None
+    assert pair.busy == pytest.approx(math.log(1.1), abs=0.001)
+    assert pair.power == pytest.approx(0.0)
+
+
+def test_blocks_far_apart_are_not_compared() -> None:
+    pairing = Pairing()
+    for level, at in ((FLOOR, 0), (TOP, 50), (FLOOR, 51)):
+        pairing, pair = follow(pairing, block(level, at), TOP, reach=1, screening=False)
+        assert pair is None
+    same = block(FLOOR, 52)._replace(run=51)
+    pairing, _ = follow(pairing, same, TOP, reach=1, screening=False)
+    later = block(FLOOR, 99)._replace(run=51)
+    pairing, _ = follow(pairing, later, TOP, reach=1, screening=False)
+    assert pairing.middle is None
+
+
+def test_two_levels_around_the_original_are_no_comparison() -> None:
+    pairing = Pairing()
+    for at, level in enumerate((FLOOR, TOP, FLOOR + 10_000)):
+        pairing, pair = follow(pairing, block(level, at), TOP, reach=1, screening=False)
+    assert pair is None
+
+
+def test_a_pair_without_energy_tells_of_time_only() -> None:
+    pairing, pair = Pairing(), None
+    for at, level in enumerate((TOP, FLOOR, TOP)):
+        pairing, pair = follow(pairing, block(level, at, 2.0, None), TOP, reach=1, screening=True)
+    assert pair is not None
+    assert pair.power is None
+
+
+def test_long_runs_use_each_block_once() -> None:
+    pairing, found = Pairing(), []
+    levels = [FLOOR] * 6 + [TOP] * 6 + [FLOOR] * 6
+    for at, level in enumerate(levels):
+        one = block(level, at)._replace(run=at // 6)
+        pairing, pair = follow(pairing, one, TOP, reach=3, screening=False)
+        found += [pair] if pair else []
+    assert len(found) == 1
+    assert found[0].weight == pytest.approx(1 / 12 + 1 / 12)
+
+
+# --------------------------------------------------------------------------------- what is known
+
+
+def test_only_uncapped_blocks_tell_the_noise() -> None:
+    known = with_block(Known(), block(FLOOR, 0), TOP)
+    assert known.blocks == 0
+    assert with_block(Known(), block(TOP, 0)._replace(units=1), TOP).blocks == 0
+
+
+def test_a_straggler_does_not_decide_the_noise() -> None:
+    known = Known()
+    for at in range(6):
+        known = with_block(known, block(TOP, at)._replace(squares=2.02 * S * S), TOP)
+    wild = with_block(known, block(TOP, 9)._replace(squares=200.0 * S * S), TOP)
+    assert wild.noise < 3 * known.noise
+
+
+def test_blocks_without_energy_tell_of_time() -> None:
+    known = with_block(Known(), block(TOP, 0, 2.0, None), TOP)
+    assert (known.blocks, known.energies) == (1, 0)
+
+
+def test_a_few_pairs_say_nothing_yet_of_their_spread() -> None:
+    known = Known(variance=0.01)
+    for at in range(12):
+        known = with_pair(known, Pair(FLOOR, at, 0.05 * (at % 2), 0.0, 0.0, 0.1))
+        if at < 3:
+            assert known.spread(0.1) == known.deviation(0.1)
+    assert known.spread(0.1) >= known.deviation(0.1)
+
+
+# --------------------------------------------------------------------------------------- curve
+
+
+def point(level: int, time: float, power: float = -0.1, variance: float = 1e-6) -> Point:
+    return Point(level, time, power, variance)
+
+
+def test_nothing_known_is_no_slowdown() -> None:
+    curve = fit((), TOP)
+    assert curve.time(FLOOR) == 0.0
+    assert curve.power(FLOOR) == 0.0
+
+
+def test_a_curve_goes_through_what_is_sure() -> None:
+    points = [point(360_000, 0.01), point(320_000, 0.03, -0.2), point(280_000, 0.08, -0.3)]
+    curve = fit(points, TOP)
+    for one in points:
+        assert curve.time(one.level) == pytest.approx(one.time, abs=0.002)
+        assert curve.power(one.level) == pytest.approx(one.power)
+    assert curve.time(TOP) == 0.0
+    assert curve.time(260_000) > 0.08
+    assert curve.power(260_000) == pytest.approx(-0.35)
+
+
+def test_one_point_is_read_as_half_a_line() -> None:
+    curve = fit([point(320_000, 0.04)], TOP)
+    assert curve.time(320_000) == pytest.approx(0.04, abs=0.001)
+    assert 0.01 < curve.time(360_000) <= 0.025
+
+
+@pytest.mark.parametrize("times", [(0.001, 0.08), (0.06, 0.07)])
+def test_neither_term_of_the_parabola_falls_below_nothing(times: tuple[float, float]) -> None:
+    points = [
+        point(360_000, times[0], variance=1e-2),
+        point(320_000, times[1], variance=1e-2),
+    ]
+    curve = fit(points, TOP)
+    assert curve.linear >= 0
+    assert curve.square >= 0
+    assert curve.linear == 0 or curve.square == 0
+
+
+# ------------------------------------------------------------------------------------ spending
+
+
+def test_nothing_spent_is_no_slowdown() -> None:
+    assert Spending().slowdown(0.0) == 0.0
+    assert allowance(0.05, 105.0) == pytest.approx(5.0)
+
+
+# --------------------------------------------------------------------------------------- watch
+
+
+def test_a_jump_to_eight_percent_alarms_within_five_pairs_at_five_percent_noise() -> None:
+    cusum = Sum()
+    while not cusum.alarmed:
+        cusum = add(cusum, math.log(1.08), 0.04, math.log(1.05), 0.012)
+    assert cusum.pairs <= 5
+
+
+def test_a_jump_to_fifteen_percent_alarms_within_two() -> None:
+    cusum = Sum()
+    while not cusum.alarmed:
+        cusum = add(cusum, math.log(1.15), 0.04, math.log(1.05), 0.012)
+    assert cusum.pairs == 2
+
+
+def test_one_pair_alone_never_alarms() -> None:
+    assert not add(Sum(), 3.0, 0.04, 0.05, 0.01).alarmed
+    assert doubt(Sum()).suspicious
+
+
+def test_a_lasting_shift_of_blocks_is_seen() -> None:
+    raw = Raw()
+    for at in range(8):
+        raw = look(raw, block(FLOOR, at), 0.01)
+    assert raw.blocks == 8
+    for at in range(12):
+        raw = look(raw, block(FLOOR, at, 2.5), 0.01)
+    assert raw.hurried
+    assert raw.changed
+    power = look(Raw(FLOOR, math.log(S), math.log(200 / (2 * S)), 0, 9), block(FLOOR, 1), 0.01)
+    assert power.shifted == 0
+    assert look(power, block(FLOOR, 2, 2.0, 260.0), 0.01).shifted == 1
+    assert look(power, block(FLOOR, 2, 2.0, None), 0.01).power == power.power
+
+
+# -------------------------------------------------------------------------------------- ladder
+
+
+def test_no_cap_lies_outside_its_devices_range() -> None:
+    ladder = Ladder.over([Range(GPU, TOP, FLOOR), Range("GPU-2", 300_000, 280_000)])
+    assert ladder.caps(ladder.top) == {}
+    assert ladder.level(10**9) == TOP
+    assert ladder.level(0) == FLOOR
+    assert Ladder.over([]).rungs == 0
+
+
+def test_rounding_by_the_device_is_obedience() -> None:
+    ladder = Ladder.over(RANGES)
+    assert ladder.stands_at(300_000, {GPU: 300_500})
+    assert not ladder.stands_at(300_000, {GPU: 310_000})
+    assert not ladder.stands_at(300_000, {})
+
+
+# ------------------------------------------------------------------------------------- telling
+
+
+def test_a_tuner_that_saw_nothing_reports_nothing() -> None:
+    told = report(begin(QUICK, RANGES, now=0))
+    assert (told.slowdown, told.saved, told.noise, told.lost, told.committed) == (None,) * 5
+    assert told.units == told.pairs == 0
+
+
+def test_sentences_name_what_is_faster_or_dearer() -> None:
+    assert sentences.slower(-0.02) == "2.0 % faster"
+    assert sentences.less(0.03) == "3.0 % more energy"
+
+
+def test_a_reason_without_words_of_its_own_is_told_as_it_is() -> None:
+    assert "held" in sentences.decline(Reason.HELD).sentence
+    state = begin(QUICK, RANGES, now=0)
+    release = sentences.release(state, Reason.HELD, TOP)
+    assert release.sentence == "Release 400 W: held."
+    assert isinstance(release, Decision)
+    assert release.move is Move.RELEASE
+
+
+def test_levels_without_pairs_cost_what_is_feared() -> None:
+    state = begin(QUICK, RANGES, now=0)
+    state = listen(state, Observation(now=S, units=tuple(units(0, 3))))
+    assert state.tape.reached == 3 * S
+    assert Level().energy == 0.0

@@ -1,0 +1,303 @@
+"""What the tuner does with a job, from the first unit to the last."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from support.tuning_plant import FLOOR, GPU, QUICK, RANGES, TOP, Plant, Run, gentle
+from wattspan.model import SECOND, Decision, Knob, Move, Reason
+from wattspan.tuning import (
+    Kind,
+    Objective,
+    Observation,
+    Range,
+    Remembered,
+    begin,
+    remember,
+    report,
+    step,
+)
+
+
+def held(decision: Decision) -> bool:
+    return decision.move is Move.HOLD
+
+
+def declined(decision: Decision) -> bool:
+    return decision.move is Move.DECLINE and decision.reason is not Reason.NO_SIGNAL
+
+
+# ------------------------------------------------------------------------------------- a search
+
+
+def test_a_job_ends_capped_within_its_budget() -> None:
+    run = Run(Plant())
+    run.until(held)
+    run.on(6_000)
+    told = report(run.state)
+    time, power = gentle(run.plant.level if run.plant.level != TOP else told.tried[-1].setting)
+    assert 1.02 < time < 1.05
+    assert told.held_slowdown == pytest.approx(time - 1, abs=0.006)
+    assert told.held_bound is not None
+    assert told.held_bound <= 0.05
+    assert told.saving == pytest.approx(1 - time * power, abs=0.01)
+    assert told.slowdown is not None
+    assert told.slowdown_bound is not None
+    assert 0 < told.slowdown < told.slowdown_bound < 0.05
+    assert told.saved_low is not None
+    assert told.saved is not None
+    assert told.saved_high is not None
+    assert 0 < told.saved_low <= told.saved <= told.saved_high
+    assert told.lost is not None
+    assert told.allowance is not None
+    assert 0 < told.exploration <= told.lost < told.allowance
+    assert told.committed
+    assert told.pairs >= 12
+
+
+def test_a_search_learns_screens_certifies_and_holds() -> None:
+    run = Run(Plant())
+    run.until(held)
+    assert run.reasons == [
+        Reason.BASELINE,
+        Reason.SCREENING,
+        Reason.CERTIFYING,
+        Reason.CERTIFIED,
+    ]
+
+
+def test_a_hold_is_told_in_one_sentence_with_its_figures() -> None:
+    decision = Run(Plant()).until(held)
+    assert decision.sentence.startswith("Hold ")
+    assert "% slower (95 % bound" in decision.sentence
+    assert "of a 5 % budget" in decision.sentence
+    assert decision.sentence.endswith("pairs.")
+    assert decision.caps == {GPU: decision.shown["setting"]}
+    assert decision.shown["bound"] < 0.05
+
+
+def test_what_is_certified_is_remembered_and_proved_first_next_time() -> None:
+    run = Run(Plant())
+    assert remember(begin(QUICK, RANGES, now=0)) is None
+    run.until(held)
+    assert run.state is not None
+    known = remember(run.state)
+    assert known is not None
+    assert known.level == run.state.certified
+    again = Run(Plant(seed=1), state=begin(QUICK, RANGES, now=0, remembered=known))
+    again.until(held)
+    assert Reason.SCREENING not in again.reasons
+    assert Reason.RECERTIFYING in again.reasons
+    assert again.state is not None
+    assert again.state.certified == known.level
+
+
+@pytest.mark.parametrize("level", [TOP, TOP + 5_000])
+def test_a_remembered_level_out_of_range_is_nothing_to_begin_with(level: int) -> None:
+    known = Remembered(Knob.GPU_POWER, level, TOP, 0.03, 0.1, 12)
+    assert begin(QUICK, RANGES, now=0, remembered=known).resume is None
+
+
+def test_another_knobs_memory_is_not_used() -> None:
+    known = Remembered(Knob.GPU_CLOCK, 1_500, 1_980, 0.03, 0.1, 12)
+    assert begin(QUICK, RANGES, now=0, remembered=known).resume is None
+
+
+def test_a_held_level_is_compared_with_the_original_now_and_then() -> None:
+    run = Run(Plant())
+    run.until(held)
+    sentinel = run.until(lambda one: one.reason is Reason.SENTINEL)
+    assert sentinel.move is Move.PROBE
+    assert not sentinel.caps
+    assert run.until(held).caps
+
+
+def test_a_noisy_job_is_certified_too_if_later() -> None:
+    quiet, noisy = Run(Plant()), Run(Plant(cv=0.06))
+    quiet.until(held)
+    noisy.until(held)
+    first, second = report(quiet.state), report(noisy.state)
+    assert first.committed is not None
+    assert second.committed is not None
+    assert first.committed < second.committed
+    assert second.noise == pytest.approx(0.06, rel=0.5)
+
+
+def test_a_lower_level_is_tried_once_more_is_known() -> None:
+    run = Run(Plant(cv=0.03))
+    first = run.until(held).caps[GPU]
+    run.until(lambda one: one.reason is Reason.CERTIFYING)
+    assert run.state is not None
+    assert run.state.deepened == 1
+    assert run.state.candidate is not None
+    assert run.state.candidate < first
+
+
+def test_several_devices_get_one_level_within_each_ones_range() -> None:
+    ranges = (Range(GPU, TOP, FLOOR), Range("GPU-2", 300_000, 290_000))
+    state = begin(QUICK, ranges, now=0)
+    assert state.ladder.caps(350_000) == {GPU: 350_000}
+    assert state.ladder.caps(250_000) == {GPU: 250_000, "GPU-2": 290_000}
+
+
+def test_units_of_several_ranks_are_steps_of_one_job() -> None:
+    run = Run(Plant(ranks=3))
+    run.until(held)
+    one = Run(Plant())
+    one.until(held)
+    assert run.state is not None
+    assert one.state is not None
+    assert run.state.spending.units == pytest.approx(one.state.spending.units, rel=0.3)
+
+
+# ------------------------------------------------------------------------------- not worth it
+
+
+@pytest.mark.parametrize(
+    ("plant", "reason"),
+    [
+        (Plant(curve=lambda _: (1.0, 1.0)), Reason.INERT),
+        (Plant(curve=lambda level: (1 + 2 * (TOP - level) / TOP, 1.0)), Reason.NO_SAVING),
+        (
+            Plant(curve=lambda level: (1.08 if level > 340_000 else 1.0, 0.99), draw=TOP + 9_000),
+            Reason.NOT_MONOTONE,
+        ),
+        (Plant(cv=0.9), Reason.TOO_NOISY),
+        (Plant(metered=False), Reason.NO_SIGNAL),
+    ],
+)
+def test_a_job_that_cannot_be_tuned_is_left_alone_with_the_reason(
+    plant: Plant, reason: Reason
+) -> None:
+    run = Run(plant)
+    plant.curve = plant.curve if reason is not Reason.NOT_MONOTONE else _bumpy
+    decision = run.until(lambda one: one.move is Move.DECLINE and "Leave" in one.sentence)
+    assert decision.reason is reason
+    assert decision.sentence.startswith("Leave the original setting: ")
+    assert plant.level == TOP or run.plant.observe(decision).in_force == {}
+
+
+def _bumpy(level: float) -> tuple[float, float]:
+    """Slower by 4 % at the first step down, and faster again below."""
+    return (1.0, 1.0) if level == TOP else (1.04, 0.97) if level > 370_000 else (1.0, 0.9)
+
+
+def test_a_job_without_units_is_told_so() -> None:
+    decision = Run(Plant(silent=True)).on(5)
+    assert decision.reason is Reason.NO_SIGNAL
+    assert not decision.caps
+
+
+@pytest.mark.parametrize(
+    ("policy", "ranges"),
+    [
+        (QUICK, (Range(GPU, TOP, TOP),)),
+        (QUICK, ()),
+        (replace(QUICK, max_slowdown=0.0), RANGES),
+    ],
+)
+def test_without_room_nothing_is_tried(policy: object, ranges: tuple[Range, ...]) -> None:
+    run = Run(Plant(), policy, ranges)  # type: ignore[arg-type]
+    assert run.until(declined).reason is Reason.NO_ROOM
+
+
+def test_what_was_declined_is_looked_at_again_later() -> None:
+    run = Run(Plant(curve=lambda _: (1.0, 1.0)), replace(QUICK, dwell=20 * SECOND))
+    run.until(lambda one: one.reason is Reason.INERT)
+    run.plant.curve = gentle
+    assert run.until(held).caps
+
+
+# --------------------------------------------------------------------------------- other aims
+
+
+def test_advice_asks_for_nothing_and_says_what_it_would_try() -> None:
+    run = Run(Plant(), replace(QUICK, apply=False))
+    decision = run.until(lambda one: one.reason is Reason.ADVICE)
+    run.on(200)
+    assert decision.move is Move.DECLINE
+    assert "380 W" in decision.sentence or "376 W" in decision.sentence
+    assert "noise" in decision.sentence
+    assert "minutes" in decision.sentence
+    assert all(not one.caps for one in run.decisions)
+
+
+def test_the_objective_of_time_holds_nothing_that_is_slower() -> None:
+    run = Run(
+        Plant(curve=lambda level: (1.0, max(level / TOP, 0.8)), cv=0.002),
+        replace(QUICK, objective=Objective.TIME),
+    )
+    assert run.until(held).shown["bound"] <= 0.005
+
+
+def test_cost_weighs_time_against_energy() -> None:
+    def costs(eta: float) -> int:
+        policy = replace(QUICK, objective=Objective.COST, eta=eta, max_power=TOP, max_slowdown=0.1)
+        run = Run(Plant(curve=lambda at: (1 + 0.9 * (1 - at / TOP) ** 2, at / TOP)), policy)
+        return run.until(held).caps[GPU]
+
+    assert costs(1.0) < costs(0.3)
+
+
+def test_clocks_are_told_in_megahertz_and_started_from_the_top() -> None:
+    def clocked(level: float) -> tuple[float, float]:
+        depth = max(1_980 - level, 0) / 1_980 if level < TOP else 0.0
+        return 1 + 0.1 * depth, 1 - depth
+
+    ranges = (Range(GPU, 1_980, 1_200, 15),)
+    plant = Plant(curve=clocked)
+    run = Run(plant, replace(QUICK, knob=Knob.GPU_CLOCK), ranges)
+    decision = run.until(lambda one: one.reason is Reason.SCREENING)
+    assert decision.caps[GPU] == pytest.approx(0.94 * 1_980, abs=15)
+    assert "MHz" in decision.sentence
+
+
+def test_without_draws_the_descent_starts_near_the_original() -> None:
+    run = Run(Plant(drawn=False))
+    assert run.until(lambda one: bool(one.caps)).caps[GPU] == pytest.approx(0.94 * TOP, abs=1_000)
+
+
+def test_caps_above_the_draw_are_skipped() -> None:
+    run = Run(Plant(draw=300_000))
+    assert run.until(lambda one: bool(one.caps)).caps[GPU] == pytest.approx(309_000, abs=1_000)
+
+
+# ---------------------------------------------------------------------------------- deciding
+
+
+def test_asking_changes_nothing_and_equal_seeds_decide_equally() -> None:
+    one, other = Run(Plant(cv=0.02)), Run(Plant(cv=0.02))
+    one.on(1_500)
+    for _ in range(15):
+        other.on(100)
+        before = other.state
+        assert before is not None
+        assert report(before) == report(before)
+        assert other.state is before
+    assert one.decisions == other.decisions
+
+
+def test_a_job_that_ends_is_released() -> None:
+    run = Run(Plant())
+    run.until(held)
+    assert run.state is not None
+    state, decision = step(run.state, Observation(now=10**15, ended=True))
+    assert (decision.move, decision.reason) == (Move.RELEASE, Reason.ENDED)
+    assert step(state, Observation(now=10**15 + 1))[1] is decision
+
+
+def test_a_job_that_ends_early_was_too_short() -> None:
+    run = Run(Plant())
+    run.on(20)
+    assert run.state is not None
+    decision = step(run.state, Observation(now=10**12, ended=True))[1]
+    assert decision.reason is Reason.TOO_SHORT
+
+
+def test_requests_and_steps_are_told_apart_by_the_policy() -> None:
+    state = begin(replace(QUICK, kind=Kind.REQUESTS), RANGES, now=0)
+    state, decision = step(state, Observation(now=SECOND))
+    assert decision.reason is Reason.NO_SIGNAL
+    assert state.limit is None
