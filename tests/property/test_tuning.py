@@ -1,0 +1,204 @@
+"""Whatever a job does, the tuner stays within its bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support.tuning_plant import FLOOR, GPU, QUICK, TOP, Plant, Run
+from wattspan.model import SECOND, Move, Reason
+from wattspan.tuning import EnergyPoint, Observation, Range, Unit, begin, report, step
+from wattspan.tuning.ladder import Ladder
+from wattspan.tuning.sequence import evidence
+from wattspan.tuning.spending import allowance
+from wattspan.tuning.state import Stage
+
+RUNS = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def curve(costs: Sequence[float], powers: Sequence[float], level: float) -> tuple[float, float]:
+    """Any curve at all: straight lines between whatever was drawn."""
+    if level >= TOP:
+        return 1.0, 1.0
+    place = (TOP - level) / (TOP - FLOOR) * (len(costs) - 1)
+    at = min(int(place), len(costs) - 2)
+    part = place - at
+    return (
+        costs[at] + part * (costs[at + 1] - costs[at]),
+        powers[at] + part * (powers[at + 1] - powers[at]),
+    )
+
+
+plants = st.builds(
+    lambda costs, powers, cv, seed, step: Plant(
+        curve=lambda level: curve([1.0, *costs], [1.0, *powers], level),
+        cv=cv,
+        seed=seed,
+        step=step,
+    ),
+    st.lists(st.floats(0.95, 1.6), min_size=3, max_size=3),
+    st.lists(st.floats(0.5, 1.1), min_size=3, max_size=3),
+    st.floats(0.0, 0.1),
+    st.integers(0, 2**31),
+    st.floats(0.1, 2.0),
+)
+
+
+@RUNS
+@given(plants)
+def test_no_cap_is_above_the_original_or_below_the_floor(plant: Plant) -> None:
+    run = Run(plant)
+    run.on(900)
+    for decision in run.decisions:
+        assert all(FLOOR <= cap < TOP for cap in decision.caps.values())
+        assert decision.caps.keys() <= {GPU}
+        assert decision.move in (Move.PROBE, Move.HOLD) or not decision.caps
+
+
+@RUNS
+@given(plants, st.integers(1, 900), st.sampled_from([Reason.THROTTLED, Reason.SHARED, Reason.MIG]))
+def test_a_veto_releases_within_one_step_whatever_goes_on(
+    plant: Plant, turns: int, veto: Reason
+) -> None:
+    run = Run(plant)
+    run.on(turns)
+    plant.vetoes = frozenset({veto})
+    assert not run.on(1).caps
+
+
+@RUNS
+@given(plants)
+def test_what_exploring_costs_stays_within_what_may_be_lost(plant: Plant) -> None:
+    """By the tuner's own account, at any moment until something is held for long."""
+    run = Run(plant)
+    for _ in range(60):
+        run.on(10)
+        told = report(run.state)
+        if told.lost is not None and told.allowance is not None:
+            # One probe may turn out dearer than anything that was known of the curve.
+            assert told.lost <= told.allowance + 30 * SECOND
+
+
+@RUNS
+@given(plants, st.integers(1, 600))
+def test_the_state_does_not_change_by_being_asked_and_steps_repeat(
+    plant: Plant, turns: int
+) -> None:
+    run = Run(plant)
+    run.on(turns)
+    assert run.state is not None
+    seen = plant.observe(run.decisions[-1])
+    first, second = step(run.state, seen), step(run.state, seen)
+    assert first[1] == second[1]
+    assert first[0].spending == second[0].spending
+    assert report(run.state) == report(run.state)
+
+
+@RUNS
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 10**10),  # of time
+            st.lists(st.tuples(st.integers(-(10**9), 10**9), st.integers(1, 10**10)), max_size=5),
+            st.integers(0, 10**9),
+            st.integers(FLOOR - 50_000, TOP + 50_000),
+            st.booleans(),
+            st.booleans(),
+        ),
+        max_size=60,
+    )
+)
+def test_nonsense_is_survived(steps: list[tuple[object, ...]]) -> None:
+    state = begin(QUICK, (Range(GPU, TOP, FLOOR),), now=0)
+    now = energy = 0
+    for passed, units, spent, level, obeyed, turn in steps:
+        now += passed  # type: ignore[operator]
+        energy += spent  # type: ignore[operator]
+        told = [
+            Unit(now + offset - lasts, now + offset, 1)
+            for offset, lasts in units  # type: ignore[attr-defined]
+        ]
+        seen = Observation(
+            now=now,
+            units=tuple(sorted(told, key=lambda unit: unit.end)),
+            energy=(EnergyPoint(now, energy),),
+            in_force={} if obeyed else {GPU: level},  # type: ignore[dict-item]
+            since=now,
+            turn=bool(turn),
+        )
+        state, decision = step(state, seen)
+        assert all(FLOOR <= cap < TOP for cap in decision.caps.values())
+        assert decision.sentence.endswith(".")
+    report(state)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(100_000, 700_000), st.integers(0, 700_000)), min_size=1, max_size=8
+    ),
+    st.floats(0, 1_000_000),
+)
+def test_a_level_keeps_every_device_within_its_range(
+    bounds: list[tuple[int, int]], wanted: float
+) -> None:
+    ranges = [
+        Range(str(at), original, min(floor, original))
+        for at, (original, floor) in enumerate(bounds)
+    ]
+    ladder = Ladder.over(ranges)
+    caps = ladder.caps(ladder.level(wanted))
+    for one in ranges:
+        assert one.floor <= caps.get(one.device, one.original) <= one.original
+
+
+def test_a_bound_that_is_watched_all_the_time_is_broken_as_seldom_as_promised() -> None:
+    """Optional stopping: the mean is at the budget, and one looks after every pair."""
+    random, error, broken, runs = Random(7), 0.05, 0, 300
+    for _ in range(runs):
+        values: list[float] = []
+        for _ in range(80):
+            values.append(random.gauss(0.05, 0.01))
+            if len(values) >= 12 and evidence(values, 0.001).upper(error) <= 0.05:
+                broken += 1
+                break
+    assert broken / runs <= error + 2.5 * math.sqrt(error * (1 - error) / runs)
+
+
+def test_heavy_tails_do_not_break_it_more_often() -> None:
+    random, error, broken, runs = Random(11), 0.05, 0, 300
+    for _ in range(runs):
+        values: list[float] = []
+        for _ in range(60):
+            wild = 10 if random.random() < 0.05 else 1
+            values.append(random.gauss(0.05, 0.01 * wild))
+            if len(values) >= 12 and evidence(values, 0.008).upper(error) <= 0.05:
+                broken += 1
+                break
+    assert broken / runs <= error + 2.5 * math.sqrt(error * (1 - error) / runs)
+
+
+def test_a_job_at_the_budget_is_hardly_ever_certified() -> None:
+    """Every cap costs exactly the budget; nothing may be held."""
+    held = 0
+    for seed in range(20):
+        plant = Plant(curve=lambda at: (1.0, 1.0) if at >= TOP else (1.05, 0.8), cv=0.02, seed=seed)
+        run = Run(plant, replace(QUICK, dwell=3_600 * SECOND))
+        run.on(800)
+        held += any(one.move is Move.HOLD for one in run.decisions)
+    assert held <= 3
+
+
+def test_the_account_ends_within_the_budget_where_a_probe_costs_most() -> None:
+    plant = Plant(curve=lambda at: (1 + 2.5 * (TOP - at) / TOP, 0.9), cv=0.02)
+    run = Run(plant)
+    run.on(1_500)
+    assert run.state is not None
+    assert run.state.stage is Stage.REST
+    told = report(run.state)
+    assert told.lost is not None
+    assert told.lost <= allowance(0.05, run.state.spending.elapsed)
