@@ -36,7 +36,7 @@ from wattspan.model import (
     Usage,
     energy_at,
 )
-from wattspan.ports import CapsError, CapTotals
+from wattspan.ports import Caps, CapsError, CapTotals, Clock
 from wattspan.runtime.tenants import Tenants
 from wattspan.runtime.tuner import Tuner
 from wattspan.runtime.units import UnitTap
@@ -259,7 +259,9 @@ class Host:
         packages: int = 0,
         settings: Autotune | None = None,
         capper: bool = True,
+        caps: Callable[[Clock], Caps] | None = None,
     ) -> None:
+        """``caps`` makes the way to a capper that is not of this host."""
         self.clock = ManualClock()
         self.gpus = [Gpu(f"GPU-{number}") for number in range(gpus)]
         self.packages = [
@@ -281,7 +283,7 @@ class Host:
             tenants=self.tenants,
             view=self.view,
             directory=self,
-            caps=self.capper,
+            caps=self.capper if caps is None else caps(self.clock),
             book=self.book,
             memory=self.memory,
             command=lambda consumer: "python train.py",

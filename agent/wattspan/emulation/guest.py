@@ -106,18 +106,23 @@ class EmulatedTraining:
         except BaseException:
             self._host.close()
             raise
-        self._pause = min(0.005, step / 10)
+        self._pause = min(0.005, step / 50)
 
-    def step(self) -> None:
-        """Return when the next step is done."""
+    def step(self) -> tuple[int, int]:
+        """Return when the next step is done: when exactly it began and ended, monotonic."""
         waiting = threading.Event()
-        while self.truth()["units"] <= self._done:
+        while not (deeds := self._told(self._done)["deeds"]):
             waiting.wait(self._pause)
         self._done += 1
+        began, _, ended, *_ = deeds[0]
+        return began, ended
 
     def truth(self) -> dict[str, Any]:
         """What is true of the steps so far: ``units``, and nanoseconds ``took`` and ``ideal``."""
-        return self._host.ask(do="deeds", gpu=self._index, since=1 << 62)
+        return self._told(1 << 62)
+
+    def _told(self, since: int) -> dict[str, Any]:
+        return self._host.ask(do="deeds", gpu=self._index, since=since)
 
     def close(self) -> None:
         self._host.close()

@@ -1,0 +1,160 @@
+"""A tuner whose capper is not what it should be, and an agent that is one too many."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from support.capper_bench import Bench
+from support.capper_server import CapperServer
+from support.program import wattspan
+from support.tuned_host import Host
+from support.tuned_stack import Tuned, TunedHost
+from support.waiting import eventually
+from wattspan.capper.client import CapperClient
+from wattspan.capper.protocol import Refusal, Refused
+from wattspan.model import Move, Reason
+from wattspan.ports import Caps, Clock
+
+MINUTES = 20
+ATTEMPTS = MINUTES * 60 / 15 + 8
+"""As many as there are at half the longest delay, and those before it has grown so long."""
+
+STRANGER = Refused(
+    reason=Refusal.NOT_ALLOWED,
+    sentence="User 1001 may not ask the capper; name it in [caps] users.",
+)
+ANOTHER = Refused(
+    reason=Refusal.MALFORMED,
+    sentence="This capper speaks version 2 of its protocol, not 1; restart whichever is older.",
+)
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="wattspan-") as folder:
+        yield Path(folder) / "capper.sock"
+
+
+class Impostor:
+    """Somebody at the capper's socket who answers everything the same, and counts the callers."""
+
+    def __init__(self, path: Path, answer: bytes) -> None:
+        self.answer, self.callers = answer, 0
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(path))
+        self._socket.listen(16)
+        self._thread = threading.Thread(target=self._serve, name="impostor", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            with connection:
+                self.callers += 1
+                connection.sendall(self.answer)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(4096):
+                    pass
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join(20)
+        self._socket.close()
+
+
+def told(answer: Refused) -> bytes:
+    return msgspec.json.encode(answer) + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "says"),
+    [
+        (told(STRANGER), Reason.NO_PERMISSION, "name it in [caps] users"),
+        (told(ANOTHER), Reason.NO_CAPPER, "restart whichever is older"),
+        (b"\xff\xfe\x00 garbage \n", Reason.NO_CAPPER, "it talks nonsense"),
+        (b'{"is":"state","rows":7}\n', Reason.NO_CAPPER, "it talks nonsense"),
+        (b"", Reason.NO_CAPPER, "it has gone"),
+    ],
+    ids=["not on the list", "another version", "garbage", "of another shape", "silence"],
+)
+def test_a_capper_that_is_of_no_use_leaves_advice_one_line_and_no_storm(
+    path: Path, answer: bytes, reason: Reason, says: str
+) -> None:
+    def way(clock: Clock) -> Caps:
+        return CapperClient(path, clock, who="test")
+
+    impostor = Impostor(path, answer)
+    try:
+        host = Host(caps=way)
+        host.train()
+        host.run(MINUTES * 60)
+        (line,) = host.logged
+        assert says in line
+        assert 3 < impostor.callers < ATTEMPTS
+        accounts = host.tuner.accounts()
+        assert accounts.capper is False
+        assert says in accounts.capper_trouble
+        (row,) = accounts.rows
+        assert row.decision.move is Move.DECLINE
+        assert row.decision.reason is Reason.ADVICE
+        assert not row.applied
+        assert host.tuner._trouble is reason
+        assert len(host.book.decided) < 5
+    finally:
+        impostor.close()
+
+
+def test_a_user_who_is_put_on_the_list_is_served_from_then_on(tmp_path: Path, path: Path) -> None:
+    def way(clock: Clock) -> Caps:
+        return CapperClient(path, clock, who="test")
+
+    impostor = Impostor(path, told(STRANGER))
+    host = Host(caps=way)
+    host.train()
+    host.run(60)
+    impostor.close()
+    path.unlink()
+    with CapperServer(Bench(tmp_path), path):
+        host.run(60)
+        assert host.tuner.accounts().capper is True
+        assert [row.state.name for row in host.tuner.accounts().caps] == ["GPU0", "GPU1"]
+
+
+@pytest.mark.slow
+def test_a_second_agent_says_so_and_does_not_disturb_the_first(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    with TunedHost() as host, Tuned(host, first) as agent:
+        agent.caps()
+        with Tuned(host, second) as another:
+            eventually(lambda: "/metrics" in another.said, "the second agent serves")
+            assert f"{host.sockets}/api.sock: another agent listens there" in another.said
+            assert another.capper is None
+            agent.caps()
+            assert another.metrics("wattspan_capper_up") == {"": 1}
+        assert agent.process.poll() is None
+        agent.caps()
+        decisions = agent.metrics("wattspan_autotune_decisions_total")
+        assert not any("foreign_writer" in name and count for name, count in decisions.items())
+
+
+@pytest.mark.parametrize("budget", ["0", "-0.05", "1.01", "nan", "inf"])
+def test_a_budget_that_cannot_be_is_refused_at_its_line(tmp_path: Path, budget: str) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'[autotune]\nmode = "apply"\nmax_slowdown = {budget}\n[[autotune.job]]\nspan = "s"\n'
+    )
+    done = wattspan("run", "--emulate", "laptop", "--config", str(config))
+    assert done.returncode == 2
+    assert f"{config}:3: Bad value for 'autotune.max_slowdown'" in done.stderr

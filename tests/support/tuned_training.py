@@ -1,0 +1,205 @@
+"""A training job as its author writes it, and the whole product that tunes it.
+
+The job is a process of its own that traces its steps with OpenTelemetry's own SDK and exporter,
+as they come. Its steps run on a board of an emulated host, so that a cap makes them longer, and
+the host knows what is true of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from support.program import Running, descendants, wattspan
+from support.requirements import APPS
+from support.waiting import eventually
+from wattspan.client.agent import ask
+from wattspan.client.errors import MeasurementError
+from wattspan.emulation.guest import Conversation
+from wattspan.emulation.nvml import EmulatedNvml
+
+TRAINING = """
+import json, sys, time
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from wattspan.emulation.guest import EmulatedTraining
+
+provider = TracerProvider()
+provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+trace.set_tracer_provider(provider)
+tracer = trace.get_tracer("training")
+truth, exact = open(sys.argv[1], "w"), sys.argv[2] == "exact"
+offset = time.time_ns() - time.monotonic_ns()
+with EmulatedTraining(step=0.05, noise=0.004) as training:
+    while True:
+        for _ in range(10):
+            if exact:  # as by a device's own events, whatever else this machine has to do
+                began, ended = training.step()
+                span = tracer.start_span("train_step", start_time=began + offset)
+                span.end(end_time=ended + offset)
+            else:
+                with tracer.start_as_current_span("train_step"):
+                    training.step()
+        print(json.dumps({"at": time.monotonic_ns(), **training.truth()}), file=truth, flush=True)
+"""
+
+CONFIG = """\
+[autotune]
+mode = "apply"
+block = "300ms"
+block_units = 5
+settle = "100ms"
+settle_units = 1
+[[autotune.job]]
+span = "train_step"
+"""
+"""All else is as it comes; only what decides how long a search takes is not."""
+
+JOB = "trainer/train_step"
+
+
+class Done(NamedTuple):
+    """What is true of a job's steps up to a moment. Nanoseconds, microjoules of its board."""
+
+    at: int
+    units: int
+    took: int
+    ideal: int
+    energy: int
+
+    def since(self, before: Done) -> Done:
+        return Done(*(late - early for late, early in zip(self, before, strict=True)))
+
+    @property
+    def slowdown(self) -> float:
+        return self.took / self.ideal - 1
+
+    def saving(self, free: Done) -> float:
+        """The part of the energy for the same work that was saved against ``free``."""
+        return 1 - (self.energy / self.ideal) / (free.energy / free.ideal)
+
+
+class Training:
+    """The job; its spans go to ``endpoint``."""
+
+    def __init__(
+        self, folder: Path, host: Path, endpoint: str, *, exact: bool, **environ: str
+    ) -> None:
+        self._truth = folder / "truth.jsonl"
+        self._truth.unlink(missing_ok=True)
+        self._conversation = Conversation(host)
+        self.process = subprocess.Popen(
+            [APPS, "-c", TRAINING, str(self._truth), "exact" if exact else "measured"],
+            env={
+                "PATH": os.environ["PATH"],
+                "OTEL_SERVICE_NAME": "trainer",
+                "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+                "WATTSPAN_EMULATED_HOST": str(host),
+                **environ,
+            },
+        )
+
+    def done(self) -> Done:
+        """The truth, some moments ago."""
+
+        def last() -> dict[str, int]:
+            assert self.process.poll() is None
+            lines = self._truth.read_text().splitlines() if self._truth.exists() else []
+            return json.loads(lines[-1]) if lines and lines[-1].endswith("}") else {}
+
+        told = eventually(last, "some steps are done")
+        answer = self._conversation.ask(do="truth", at=[told["at"]])
+        energy = answer["at"][0]["gpus"][0]["energy"]
+        return Done(told["at"], told["units"], told["took"], told["ideal"], energy)
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.wait(20)
+        self._conversation.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._conversation.close()
+
+
+class TuningAgent:
+    """A `wattspan run` on an emulated host with one GPU; what it keeps is in ``folder``."""
+
+    def __init__(self, folder: Path, config: str = CONFIG) -> None:
+        self.folder = folder
+        self.config = folder / "config.toml"
+        self.config.write_text(config)
+        self.running = Running(
+            folder, "--config", str(self.config), emulate="one-socket-h100"
+        ).measuring()
+        self.host = _emulated(self.running.process.pid)
+        self._nvml: Any = EmulatedNvml(self.host / "gpus")
+        self._nvml.nvmlInit()
+        self._handle = self._nvml.nvmlDeviceGetHandleByIndex(0)
+
+    @property
+    def limit(self) -> int:
+        """The board's limit in milliwatts, as anybody on the host sees it."""
+        return int(self._nvml.nvmlDeviceGetPowerManagementLimit(self._handle))
+
+    def train(self, *, exact: bool = False, **environ: str) -> Training:
+        """Start the job. The spans are as long as it measures, or exactly as long as its steps."""
+        endpoint = self.running.spans_address()
+        return Training(self.folder, self.host, endpoint, exact=exact, **environ)
+
+    def told(self) -> dict[str, Any]:
+        """What the agent says of the job; nothing before it knows it."""
+        try:
+            rows = ask("/v1/tuning", {}, directories=(str(self.running.run_dir),))["jobs"]
+        except MeasurementError:
+            return {}
+        return next((row for row in rows if row["job"] == JOB), {})
+
+    @property
+    def reason(self) -> str:
+        return str(self.told().get("decision", {}).get("reason", ""))
+
+    def says(self, *words: str) -> str:
+        """What `wattspan` prints when it asks this agent."""
+        place = f"agent.run_dir={self.running.run_dir}"
+        done = wattspan(*words, "--set", place, WATTSPAN_RUN_DIR=str(self.running.run_dir))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.running.process.poll() is None:
+            self.running.end()
+        self._nvml.nvmlShutdown()
+        self.running.__exit__(kind, error, trace)
+
+
+def _emulated(pid: int) -> Path:
+    """Where the emulated host is that a process has started."""
+    for one in descendants(pid):
+        words = Path(f"/proc/{one}/cmdline").read_bytes().split(b"\0")
+        if b"wattspan.emulation.engine" in words:
+            return Path(words[words.index(b"wattspan.emulation.engine") + 2].decode())
+    raise AssertionError(f"process {pid} has started no emulated host")
