@@ -13,21 +13,30 @@ from wattspan.tuning import EnergyPoint, Range
 _LONGEST = 600 * SECOND
 """What was not asked for so long is not in the history any more."""
 
+STALL = 2 * SECOND
+"""Between two looks so far apart a lease may have lapsed at any time."""
+
 
 @dataclass(slots=True)
 class Gauges:
-    """Of the devices of one tuner. ``in_force`` has stood unchanged since ``changed``."""
+    """Of the devices of one tuner. ``in_force`` has stood unchanged since ``changed``.
+
+    A cap that is found to have gone after a stall counts as gone since the last look before it: a
+    process that was stopped must not take what was done without its cap for work under it.
+    """
 
     knob: Knob
     ranges: Sequence[Range]
     changed: int
     settled: int
     in_force: Mapping[str, int] = field(default_factory=dict)
+    _looked: int | None = None
     _energy: int = 0
     _gpus: dict[str, GpuStatus] = field(default_factory=dict)
 
     def look_at_caps(self, sight: Sight) -> None:
         """Take note of what is in force, and since when it has been."""
+        looked, self._looked = self._looked, sight.now.mono
         in_force: dict[str, int] = {}
         for one in self.ranges:
             row = sight.rows.get(CapKey(self.knob, one.device))
@@ -37,7 +46,9 @@ class Gauges:
             if value is not None and value < one.original:
                 in_force[one.device] = value
         if in_force != self.in_force:
-            self.in_force, self.changed = in_force, sight.now.mono
+            gone = looked is not None and sight.now.mono - looked > STALL and not in_force
+            self.changed = looked if looked is not None and gone else sight.now.mono
+            self.in_force = in_force
 
     def spent(self, sight: Sight, past: Past) -> tuple[EnergyPoint, ...]:
         """One more point of what the devices have spent, if more has settled."""

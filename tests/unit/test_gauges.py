@@ -1,0 +1,70 @@
+"""What is in force on a job's devices, and since when, as the tuner's thread reads it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from wattspan import tuning
+from wattspan.model import SECOND, CapKey, CapRow, Instant, Knob, KnobState, Move, Snapshot
+from wattspan.runtime.gauges import STALL, Gauges
+from wattspan.runtime.sight import Sight
+from wattspan.tuning import EnergyPoint, Observation, Policy, Range, Unit
+from wattspan.tuning.blocks import stand
+
+ORIGINAL, CAP = 700_000, 600_000
+BOARD = Range("gpu:0", ORIGINAL, 200_000)
+KEY = CapKey(Knob.GPU_POWER, "gpu:0")
+TURN = SECOND // 2
+
+
+def sight(now: int, requested: int) -> Sight:
+    at = Instant(now, now)
+    row = CapRow(KnobState(KEY, "board", requested=requested))
+    return Sight(at, Snapshot(at, 0, "host"), {}, now, {KEY: row})
+
+
+def gauges() -> Gauges:
+    return Gauges(Knob.GPU_POWER, (BOARD,), 0, 0)
+
+
+def test_a_cap_is_in_force_from_the_look_that_shows_it() -> None:
+    seen = gauges()
+    for now, requested in ((0, ORIGINAL), (TURN, CAP), (2 * TURN, CAP)):
+        seen.look_at_caps(sight(now, requested))
+    assert (seen.in_force, seen.changed) == ({"gpu:0": CAP}, TURN)
+    seen.look_at_caps(sight(3 * TURN, ORIGINAL))
+    assert (seen.in_force, seen.changed) == ({}, 3 * TURN)
+
+
+def test_a_cap_that_has_gone_after_a_stall_counts_as_gone_since_before_it() -> None:
+    seen = gauges()
+    seen.look_at_caps(sight(0, CAP))
+    seen.look_at_caps(sight(TURN, CAP))
+    seen.look_at_caps(sight(TURN + STALL + 1, ORIGINAL))
+    assert (seen.in_force, seen.changed) == ({}, TURN)
+
+
+def test_a_cap_that_stands_after_a_stall_has_stood_all_the_time() -> None:
+    seen = gauges()
+    seen.look_at_caps(sight(0, CAP))
+    seen.look_at_caps(sight(10 * STALL, CAP))
+    assert (seen.in_force, seen.changed) == ({"gpu:0": CAP}, 0)
+
+
+def test_work_done_while_the_lease_had_lapsed_is_no_work_under_the_cap() -> None:
+    """The agent was stopped for 20 s: its cap was given back, the job went on and is heard."""
+    step, last, end = SECOND // 10, 4 * SECOND, 24 * SECOND
+    policy = Policy(block_units=5, block_time=SECOND, settle_units=0, settle_time=0)
+    state = tuning.begin(policy, (BOARD,), now=0, remembered=None)
+    tape = stand(state.tape, CAP, 0)
+    state = state._replace(tape=tape, plan=replace(state.plan, level=CAP, blocks=100))
+    seen = gauges()
+    seen.look_at_caps(sight(last, CAP))
+    seen.look_at_caps(sight(end, ORIGINAL))
+    units = tuple(Unit(at, at + step, 1) for at in range(0, end, step))
+    energy = tuple(EnergyPoint(at, at // 1000) for at in range(0, end + 1, step))
+    state, decision = tuning.step(
+        state, Observation(end, units, energy, in_force=seen.in_force, since=seen.changed)
+    )
+    assert 0 < state.spending.metered[CAP] <= last
+    assert decision.move is not Move.RELEASE, "it is asked for again"
