@@ -54,6 +54,7 @@ capper = {capper}
 mode = "apply"
 knobs = ["gpu_power"]
 max_slowdown = 0.15
+floor = {floor}
 confidence = 0.9
 block = "{block}"
 block_units = 5
@@ -181,12 +182,15 @@ class Tuned:
         environ: Mapping[str, str] | None = None,
         capper: str = "true",
         block: str = "500ms",
+        floor: float = 0.5,
     ) -> None:
         self.host, self.folder = host, folder
         self.state_dir = folder / "state"
         self.config = folder / "config.toml"
         self.config.write_text(
-            CONFIG.format(state=self.state_dir, sockets=host.sockets, capper=capper, block=block)
+            CONFIG.format(
+                state=self.state_dir, sockets=host.sockets, capper=capper, block=block, floor=floor
+            )
         )
         self._log = folder / "agent.stderr"
         self._begins = self._log.stat().st_size if self._log.exists() else 0
@@ -296,8 +300,15 @@ class Tuned:
 
     def restore(self) -> str:
         """Run `wattspan caps restore`, as a service manager does after the capper ended."""
+        return self._run("restore")
+
+    def accept(self) -> str:
+        """Run `wattspan caps accept`, as the operator does who has set another limit himself."""
+        return self._run("accept")
+
+    def _run(self, verb: str) -> str:
         words = ["--config", str(self.config), "--emulated", str(self.host.emulated.directory)]
-        done = wattspan("caps", "restore", *words)
+        done = wattspan("caps", verb, *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -53,7 +53,7 @@ def test_a_cap_that_stands_after_a_stall_has_stood_all_the_time() -> None:
 
 def test_work_done_while_the_lease_had_lapsed_is_no_work_under_the_cap() -> None:
     """The agent was stopped for 20 s: its cap was given back, the job went on and is heard."""
-    step, last, end = SECOND // 10, 4 * SECOND, 24 * SECOND
+    step, last, end = SECOND // 10, 40 * SECOND, 60 * SECOND
     policy = Policy(block_units=5, block_time=SECOND, settle_units=0, settle_time=0)
     state = tuning.begin(policy, (BOARD,), now=0, remembered=None)
     tape = stand(state.tape, CAP, 0)

@@ -27,7 +27,9 @@ def guard(state: State, seen: Observation) -> State | None:
     capped = state.plan.level != state.top
     if capped and seen.now - max(state.heard, state.asked_at) > _patience(state):
         return rest(state, seen.now, Reason.PAUSED, until=seen.now)
-    if capped and state.tape.level is None and seen.now - state.asked_at > OBEYED:
+    # A cap that lapsed was in force for long: it is asked for again, and has that long anew.
+    since = max(state.asked_at, state.tape.stretches[-1].since)
+    if capped and state.tape.level is None and seen.now - since > OBEYED:
         return let_go(state, seen.now, Reason.FOREIGN_WRITER)
     return None
 
