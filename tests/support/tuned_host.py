@@ -133,6 +133,7 @@ class MemoryCapper:
         self.wanted: dict[str, int] = {}
         self.clocks, self.clocked = False, dict[str, int]()
         self.largest = DEFAULT
+        self.ceilings: dict[str, int] = {}
         self.foreign: set[str] = set()
         self.refusal: tuple[str, str] | None = None
         self.renewed = self.asked = 0
@@ -162,7 +163,8 @@ class MemoryCapper:
             assert MINIMUM <= value <= self.originals[key.device], "out of bounds"
             self.holders[key.device] = job
             self.wanted[key.device] = value
-            gpu.cap = max(value, gpu.cap - self.largest)
+            most = min(value, self.ceilings.get(key.device, value))
+            gpu.cap = max(most, gpu.cap - self.largest)
         for device in [d for d, holder in self.holders.items() if holder == job]:
             if not any(key.device == device for key in caps):
                 self._give_back(device)
@@ -180,6 +182,17 @@ class MemoryCapper:
     def close(self) -> None:
         self.closed = True
 
+    def impose(self, device: str, ceiling: int | None) -> None:
+        """What a host's budget allows a device from now on; None lifts it."""
+        gpu = self._host.gpu(device)
+        original = self.originals.setdefault(device, gpu.cap)
+        if ceiling is None:
+            del self.ceilings[device]
+        else:
+            self.ceilings[device] = ceiling
+        wanted = self.wanted[device] if device in self.holders else original
+        gpu.cap = min(wanted, self.ceilings.get(device, wanted))
+
     def lapse(self) -> None:
         """What the capper does when nobody renews."""
         for device in list(self.holders):
@@ -191,7 +204,9 @@ class MemoryCapper:
             return
         original = self.originals.pop(device)
         if device not in self.foreign:
-            self._host.gpu(device).cap = original
+            self._host.gpu(device).cap = min(original, self.ceilings.get(device, original))
+        if device in self.ceilings:
+            self.originals[device] = original
 
     def _refuse(self) -> None:
         if self.refusal is not None:
@@ -220,6 +235,7 @@ class MemoryCapper:
             ),
             original=self.originals.get(gpu.device),
             wanted=self.wanted[gpu.device] if held else None,
+            ceiling=self.ceilings.get(gpu.device),
             holder=self.holders.get(gpu.device, ""),
             expires=self._host.clock.monotonic() + LEASE if held else None,
             foreign=gpu.device in self.foreign,

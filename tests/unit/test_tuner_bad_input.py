@@ -343,6 +343,42 @@ def test_what_the_capper_refuses_is_asked_for_ever_more_seldom() -> None:
     assert decision.reason in {Reason.NO_CAPPER, Reason.BASELINE, Reason.SCREENING}
 
 
+# ------------------------------------------------------------------------------------- ceilings
+
+
+def test_below_a_ceiling_it_is_the_ceiling_that_is_compared_with() -> None:
+    host = Host()
+    assert host.capper is not None
+    host.capper.impose("GPU-0", 600_000)
+    host.train()
+    host.run(HOUR, until=lambda: held(host))
+    row = host.row()
+    assert row is not None
+    assert row.original == {"GPU-0": 600_000}
+    assert host.gpus[0].cap < 600_000
+
+
+def test_a_ceiling_that_comes_while_a_cap_is_held_is_no_foreign_writer() -> None:
+    host = Host()
+    assert host.capper is not None
+    host.train()
+    host.run(HOUR, until=lambda: held(host))
+    host.capper.impose("GPU-0", 500_000)
+    host.run(120)
+    row = host.row()
+    assert row is not None
+    assert row.original == {"GPU-0": 500_000}
+    assert host.gpus[0].cap <= 500_000
+    host.capper.impose("GPU-0", None)
+    host.run(HOUR, until=lambda: held(host))
+    assert held(host)
+    row = host.row()
+    assert row is not None
+    assert row.original == {"GPU-0": DEFAULT}
+    reasons = {one.decision.reason for one in host.book.decided}
+    assert Reason.FOREIGN_WRITER not in reasons
+
+
 # ------------------------------------------------------------------------------------------- knobs
 
 
