@@ -25,12 +25,12 @@ def host() -> Iterator[TunedHost]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(4))
 def test_whoever_is_killed_at_a_random_moment_the_original_is_back(
     host: TunedHost, tmp_path: Path, seed: int
 ) -> None:
     draw, clock = random.Random(seed), SystemClock()
-    killed = ("capper", "agent", "both")[seed % 3]
+    killed = ("both", "capper", "agent", "both")[seed]
     with Tuned(host, tmp_path) as agent:
         agent.until(lambda: agent.capper, "there is a capper")
         due = clock.monotonic() + round(draw.uniform(0, 9) * 1e9)

@@ -1,0 +1,46 @@
+"""From the first look to a certified setting, its loss to somebody else, and the next start."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.tuned_stack import ORIGINAL, THEIRS, Tuned, TunedHost
+
+Note = Callable[[str, object], None]
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[TunedHost]:
+    with TunedHost() as host:
+        yield host
+
+
+@pytest.mark.slow
+def test_a_held_cap_gives_way_to_somebody_else_and_is_taken_up_again_after_a_restart(
+    host: TunedHost, tmp_path: Path
+) -> None:
+    with Tuned(host, tmp_path, block="200ms", floor=0.85) as agent:
+        agent.until(lambda: agent.told().get("state") == "holding", "a setting is held", 180)
+        agent.until(lambda: agent.reason() == "certified" and host.capped(), "it is in force")
+        certified = host.limit
+        host.gpu.set(THEIRS)
+        agent.until(lambda: agent.reason() == "foreign_writer", "it is noticed")
+        agent.send(signal.SIGTERM)
+        assert agent.ended() == 0
+    assert host.limit == THEIRS
+    agent.accept()
+    host.gpu.set(ORIGINAL)
+    book = json.loads((tmp_path / "state/tuning/certified-emulated.json").read_text())
+    assert str(certified) in json.dumps(book)
+    with Tuned(host, tmp_path, block="200ms", floor=0.85) as successor:
+        successor.caps()
+        assert host.limit == certified, "what was certified is proved first"
+        successor.send(signal.SIGKILL)
+        successor.ended()
+    assert host.limit == ORIGINAL
+    assert successor.journal() == []
