@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.__main__ import placed
 from benchmarks.machine import describe
 from benchmarks.tuner import calibration, plots, results, tables
 from benchmarks.tuner.baselines import Selector, swept
@@ -252,27 +253,25 @@ PARTS = {
 
 
 def write_docs(found: results.Results) -> None:
-    """Every table and figure of docs/autotune.md, from what was kept."""
-    from benchmarks.__main__ import placed
-
+    """Every table of docs/autotune.md, from what was kept."""
     page = PAGE.read_text(encoding="utf-8")
-    parts: dict[str, str] = {}
-    if "table" in found:
-        parts["tuner-machine"] = tables.machine(found)
-        parts["tuner-goals"] = tables.goals(found)
-        parts["tuner-reasons"] = tables.reasons(found)
-        parts["tuner-honesty"] = tables.honesty(found)
-        for group in tables.GROUPS:
-            parts[f"tuner-{group}"] = tables.ours(found, group)
-            parts[f"tuner-{group}-beside"] = tables.beside(found, group)
-    if "lengths" in found:
-        parts["tuner-lengths"] = tables.lengths(found)
-    if "batches" in found:
-        parts["tuner-batches"] = tables.batches(found)
-    if "certification" in found:
-        parts["tuner-certification"] = tables.certification(found)
-        parts["tuner-detection"] = tables.detection(found)
-    for name, text in parts.items():
-        if f"<!-- begin {name} -->" in page:
-            page = placed(page, name, text)
+    for name, text in parts(found).items():
+        page = placed(page, name, text)
     PAGE.write_text(page, encoding="utf-8")
+
+
+def parts(found: results.Results) -> dict[str, str]:
+    """The tables by the names of their places."""
+    made: dict[str, str] = {}
+    if "table" in found:
+        made["tuner-machine"] = tables.machine(found)
+        made["tuner-goals"] = tables.goals(found)
+        made["tuner-reasons"] = tables.reasons(found)
+        made["tuner-honesty"] = tables.honesty(found)
+        for group in tables.GROUPS:
+            made[f"tuner-{group}"] = tables.ours(found, group)
+            made[f"tuner-{group}-beside"] = tables.beside(found, group)
+    for section in ("certification", "detection", "lengths", "batches"):
+        if section in found:
+            made[f"tuner-{section}"] = getattr(tables, section)(found)
+    return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -81,7 +82,7 @@ def goals(results: Results) -> str:
     ]
     return table(
         ("goal", "cells", "reached", "not reached"),
-        [(goal, cells_, met, "; ".join(names)) for goal, cells_, met, names in rows],
+        [(goal, cells_, met, _named(names, cells_)) for goal, cells_, met, names in rows],
     )
 
 
@@ -268,6 +269,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join(lines)
 
 
+def _named(names: Sequence[str], of: int) -> str:
+    """Which ones, unless they are nearly all."""
+    return "; ".join(names) if len(names) <= of / 2 else f"{len(names)} jobs"
+
+
 def _cells(results: Results) -> Iterator[tuple[str, Facts, Facts]]:
     for cell in results["table"]["cells"]:
         if OURS in cell["methods"]:
@@ -291,8 +297,8 @@ def _percent(value: float | None, places: int) -> str:
 
 
 def _whole(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
+    return "-" if value is None or math.isnan(value) else f"{value:,.0f}"
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+    return "-" if value is None or math.isnan(value) else f"{value:.1f}"

@@ -7,16 +7,22 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+from benchmarks.__main__ import placed
+from benchmarks.tuner import results
 from benchmarks.tuner.baselines import Selector, Window, oracle, select, static, sweep, sweep_units
+from benchmarks.tuner.calibration import level, tasks
 from benchmarks.tuner.cells import Cell, cells, quick
+from benchmarks.tuner.command import PAGE, main, parts
 from benchmarks.tuner.curves import Curve, Effect, curves
 from benchmarks.tuner.job import Job
+from benchmarks.tuner.kept import Kept, bench_digest, core_digest
 from benchmarks.tuner.plants import Phase, Plant, luck
 from benchmarks.tuner.runner import Bench, Score, Terms, Watch
 from benchmarks.tuner.stats import clopper_pearson, mean, quantile
-from benchmarks.tuner.trials import Trials, summary
+from benchmarks.tuner.trials import OURS, Trials, summary
 from benchmarks.tuner.truth import Truth, run_at
 
 from wattspan.model import Decision, Move, Reason
@@ -338,3 +344,49 @@ def test_methods_of_one_seed_share_their_luck() -> None:
     found = Trials().scores([cell], 2, ("static 80%", "oracle"))["a job"]
     assert [score.seed for score in found["oracle"]] == [0, 1]
     assert all(score.slowdown == pytest.approx(0.04, abs=1e-9) for score in found["static 80%"])
+
+
+def test_a_tiny_bench_runs_the_tuner_itself_and_keeps_what_came_of_it(tmp_path: Path) -> None:
+    job = replace(plant(cv=0.01), name="tiny", curve=curves()["a40-resnet50"], units=1_200)
+    trials = Trials(tmp_path)
+    found = trials.scores([Cell(job, "curves")], 2, (OURS, "static 80%"))["tiny"]
+    assert [score.seed for score in found[OURS]] == [0, 1]
+    assert all(score.probes for score in found[OURS])
+    assert all(score.slowdown < 0.05 for score in found[OURS])
+    again = Trials(tmp_path, deadline=0.0)
+    assert again.scores([Cell(job, "curves")], 2, (OURS, "static 80%"))["tiny"] == found
+
+
+def test_a_bench_without_time_has_the_runs_that_it_made() -> None:
+    cell = Cell(plant(), "curves")
+    assert Trials(deadline=0.0).scores([cell], 2, ("oracle",))["a job"]["oracle"] == []
+
+
+def test_runs_of_another_core_are_not_taken_for_those_of_this_one(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "a.jsonl")
+    kept.put("key", {"figure": 1})
+    with kept.path.open("a") as file:
+        file.write('["cut')
+    assert Kept(kept.path).facts == {"key": {"figure": 1}}
+    assert core_digest() != bench_digest()
+
+
+def test_a_job_that_every_cap_slows_down_too_much_is_counted_if_it_is_held() -> None:
+    assert level(0.05).at(250) == pytest.approx((1.05, 0.8))
+    assert level(0.05).at(300) == pytest.approx((1.0, 1.0))
+    made = list(tasks(4))
+    assert sum(what == "certify" and flags[0] == 0.05 for what, flags in made) == 4 * 3 * 2
+    assert sum(what == "certify" and flags[0] == 0.03 for what, flags in made) == 3
+
+
+def test_the_page_has_the_tables_that_were_measured() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for name, text in parts(results.load()).items():
+        assert placed(page, name, text) == page, name
+
+
+def test_a_command_names_its_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--list", "--cells", "lying"])
+    assert capsys.readouterr().out.splitlines() == [
+        f"lying spans, CV {noise} %" for noise in (1, 5, 10)
+    ]
