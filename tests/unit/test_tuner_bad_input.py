@@ -137,25 +137,22 @@ def test_work_that_turns_bad_ends_the_cap() -> None:
 # -------------------------------------------------------------------------- times that cannot be
 
 
-@pytest.mark.parametrize(
-    "of",
-    [
-        lambda now: (now, now - 10**9),
-        lambda now: (now, now),
-        lambda now: (now + HOUR * 10**9, now + HOUR * 10**9 + 10**8),
-        lambda now: (now - 10**8, now + HOUR * 10**9),
-        lambda now: (-(10**18), now),
-    ],
-    ids=["ends before it starts", "no time", "in the future", "ends in the future", "of all time"],
+IMPOSSIBLE: tuple[Callable[[int], tuple[int, int]], ...] = (
+    lambda now: (now, now - 10**9),  # ends before it starts
+    lambda now: (now, now),  # takes no time
+    lambda now: (now + HOUR * 10**9, now + HOUR * 10**9 + 10**8),  # in the future
+    lambda now: (now - 10**8, now + HOUR * 10**9),  # ends in the future
+    lambda now: (-(10**18), now),  # began before there were computers
 )
-def test_spans_with_impossible_times_do_not_keep_a_job_from_being_tuned(
-    of: Callable[[int], tuple[int, int]],
-) -> None:
+
+
+def test_spans_with_impossible_times_do_not_keep_a_job_from_being_tuned() -> None:
     host = Host()
     job = host.train()
     for _ in range(20):
         host.run(1)
-        send(host, job.consumer, of(host.clock.monotonic()))
+        now = host.clock.monotonic()
+        send(host, job.consumer, *(of(now) for of in IMPOSSIBLE))
     host.run(HOUR, until=lambda: held(host))
     assert held(host)
     assert 1.0 < host.gpus[0].slowdown < 1.05
@@ -177,6 +174,7 @@ def test_spans_that_come_twice_count_once() -> None:
 # ---------------------------------------------------------------------------------- jobs that rest
 
 
+@pytest.mark.slow
 def test_a_job_that_pauses_for_an_hour_is_given_back_and_tuned_again() -> None:
     host = Host()
     job = host.train()
@@ -334,9 +332,9 @@ def test_what_the_capper_refuses_is_asked_for_ever_more_seldom() -> None:
 
     host.capper.hold = refuse  # type: ignore[method-assign]
     host.train()
-    host.run(HOUR)
-    assert 3 < len(asked) < 20
-    assert asked[-1] - asked[-2] > 300 * 10**9
+    host.run(HOUR / 3)
+    assert 3 < len(asked) < 12
+    assert asked[-1] - asked[-2] > 80 * 10**9
     decision = course(host).decision
     assert host.gpus[0].cap == DEFAULT
     assert len(host.book.decided) < 60
