@@ -95,7 +95,7 @@ def test_a_clock_is_shown_in_its_own_unit() -> None:
     row = Row(knob=Knob.GPU_CLOCK, device="gpu:GPU-1", name="H100 0", maximum=1980, trouble="Odd.")
     assert lines(state(row), ManualClock()) == [
         "H100 0 (gpu:GPU-1)",
-        "    gpu_clock: unknown of unknown to 1980 MHz, default unknown",
+        "    gpu_clock: unknown, at most 1980 MHz",
         "    Odd.",
     ]
 

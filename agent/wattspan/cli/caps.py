@@ -148,10 +148,7 @@ def lines(state: State, clock: Clock) -> list[str]:
 
 def _of(row: Row, now: int) -> list[str]:
     unit = row.knob.unit
-    span = f"{shown(unit, row.minimum)} to {shown(unit, row.maximum)}"
-    told = [
-        f"{row.knob}: {shown(unit, row.requested)} of {span}, default {shown(unit, row.default)}"
-    ]
+    told = [f"{row.knob}: {shown(unit, row.requested)}{_range(row)}"]
     if row.enforced is not None and row.enforced != row.requested:
         told.append(f"obeys {shown(unit, row.enforced)}")
     if row.holder:
@@ -168,6 +165,17 @@ def _of(row: Row, now: int) -> list[str]:
     if row.trouble:
         told.append(row.trouble)
     return told
+
+
+def _range(row: Row) -> str:
+    """What it may be, as far as the device tells."""
+    unit, most, default = row.knob.unit, shown(row.knob.unit, row.maximum), row.default
+    told = ""
+    if row.maximum is not None and row.minimum is not None:
+        told = f" of {shown(unit, row.minimum)} to {most}"
+    elif row.maximum is not None:
+        told = f", at most {most}"
+    return told if default is None else f"{told}, default {shown(unit, default)}"
 
 
 def shown(unit: str, value: int | None) -> str:
