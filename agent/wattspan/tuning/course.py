@@ -15,7 +15,7 @@ from wattspan.tuning.search import affordable, block_time, pair_deviation
 from wattspan.tuning.sequence import pairs_needed
 from wattspan.tuning.spending import close
 from wattspan.tuning.state import CANDIDATES, Plan, Stage, State, drawn
-from wattspan.tuning.tail import holds, misses
+from wattspan.tuning.tail import holds, hopeless, misses
 from wattspan.tuning.values import Observation
 from wattspan.tuning.watch import Raw, Sum
 
@@ -44,8 +44,12 @@ def judge(state: State, seen: Observation) -> State:
         return _resting(state, seen)
     if state.stage is Stage.LEARN:
         return _learning(state, seen)
-    if not seen.turn and state.stage is not Stage.HOLD:
-        return _stand_back(state, seen)
+    if state.stage is not Stage.HOLD:
+        if not seen.turn:
+            return _stand_back(state, seen)
+        why = hopeless(state, seen.now)
+        if why is not None:
+            return give_up(state, seen.now, why)
     if state.stage is Stage.SCREEN:
         return _screening(state, seen)
     if state.stage is Stage.PROVE:
@@ -102,6 +106,7 @@ def relearn(state: State, now: int) -> State:
         resume=None if state.resume is None else state.ladder.base(state.resume),
         slack=Slack(),
         alarm=None,
+        unmatched=0,
         again=False,
         candidate=None,
         certified=None,
@@ -150,6 +155,9 @@ def _learning(state: State, seen: Observation) -> State:
         return state
     if state.ladder.rungs < 1 or policy.max_slowdown <= 0:
         return give_up(state, seen.now, sentences.decline(Reason.NO_ROOM))
+    why = hopeless(state, seen.now)
+    if why is not None:
+        return state if state.decision.sentence == why.sentence else state._replace(decision=why)
     if known.blocks < LEARNED:
         if state.decision.reason is Reason.BASELINE:
             return state

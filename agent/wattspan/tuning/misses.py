@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 _NEVER = 0.5
 """The part of the stake on "no request ever misses": it is lost with the first that does."""
@@ -84,6 +85,7 @@ class Tally:
         return 1 - _at_most(self.requests * weight, hits * weight, error)
 
 
+@lru_cache(maxsize=128)  # it is asked at every turn, and changes with every block
 def _at_most(requests: float, misses: float, error: float) -> float:
     """The least part that has been refuted, as near as matters; 1 if none has been."""
     goal = math.log(1 / error)

@@ -78,6 +78,7 @@ class State(NamedTuple):
     serving: Mapping[int, Serving] = MappingProxyType({})  # of requests, by level
     latencies: tuple[Unit, ...] = ()  # of requests, until the latency that must hold is known
     limit: int | None = None  # that latency
+    unmatched: int = 0  # comparisons in a row whose two sides had not the same load
     alarm: MissAlarm | None = None
     until: int = 0
     releases: tuple[int, ...] = ()

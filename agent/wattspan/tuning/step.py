@@ -17,7 +17,7 @@ from wattspan.tuning.search import free_blocks, pair_deviation
 from wattspan.tuning.slack import watch
 from wattspan.tuning.spending import meter, spend
 from wattspan.tuning.state import Stage, State, start
-from wattspan.tuning.tail import attend, compare_served, hear
+from wattspan.tuning.tail import attend, compare_served, hear, watch_load
 from wattspan.tuning.values import Kind, Observation, Policy, Range, Remembered, Unit
 from wattspan.tuning.watch import add, doubt, look
 
@@ -78,9 +78,7 @@ def listen(state: State, seen: Observation) -> State:
     return state
 
 
-def _in_step(
-    state: State, units: Sequence[Unit]
-) -> tuple[State, Sequence[Unit], Sequence[Step]]:
+def _in_step(state: State, units: Sequence[Unit]) -> tuple[State, Sequence[Unit], Sequence[Step]]:
     """Units of several ranks as steps of the job; those of one rank as they are."""
     if state.lockstep is None:
         if all(unit.rank == units[0].rank for unit in units):
@@ -105,9 +103,12 @@ def _in_force(state: State, seen: Observation) -> int | None:
 def _learn(state: State, block: Block) -> State:
     known = with_block(state.known, block, state.top)
     screening = state.stage is Stage.SCREEN
-    raw = state.raw
+    raw, before = state.raw, state.pairing
     if state.stage is Stage.HOLD and block.level == state.candidate:
-        raw = look(raw, block, known.deviation(1 / block.units))
+        if block.arrived:
+            raw = watch_load(raw, state, block)
+        else:
+            raw = look(raw, block, known.deviation(1 / block.units))
     # Where units differ little it is drift that counts: what lies next is compared, no more.
     near = screening or free_blocks(state) == 1
     reach = 1 if near else 3 if state.plan.blocks >= 8 else 2
@@ -115,6 +116,9 @@ def _learn(state: State, block: Block) -> State:
     state = state._replace(known=known, raw=raw, pairing=pairing)
     if block.arrived:
         state = compare_served(state, block)
+        ended = pairing.told and (not before.told or pairing.middle is not before.middle)
+        if ended:
+            state = state._replace(unmatched=0 if pair is not None else state.unmatched + 1)
     return _compare(state, pair) if pair is not None else state
 
 

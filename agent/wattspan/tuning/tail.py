@@ -2,15 +2,54 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 
+from wattspan.model import SECOND, Decision, Reason
+from wattspan.tuning import sentences
 from wattspan.tuning.blocks import Block, Tape, Time, measure
 from wattspan.tuning.serving import Serving, latency_limit, units_to_learn
-from wattspan.tuning.state import State
+from wattspan.tuning.state import Stage, State
 from wattspan.tuning.values import Kind, Observation
+from wattspan.tuning.watch import Raw
 from wattspan.tuning.windows import as_served, serve
 
 _SHOWN = 4  # times as many requests as just show a percentile, for one that is to be relied on
+
+
+_RARE = 600 * SECOND
+"""Where it takes longer until there are requests enough for one block, nothing is compared."""
+
+_UNMATCHED = 12
+"""So many comparisons in a row of loads that differ: it will not be otherwise soon."""
+
+
+def hopeless(state: State, now: int) -> Decision | None:
+    """Why settings cannot be compared as requests come; None where they can, or are no requests."""
+    if state.policy.kind is Kind.STEPS:
+        return None
+    if state.unmatched >= _UNMATCHED and state.stage in (Stage.SCREEN, Stage.PROVE):
+        more = ", for the load is hardly ever the same twice"
+        return sentences.decline(Reason.TOO_NOISY, more)
+    lasted, came = state.spending.elapsed, state.spending.units
+    if state.limit is None:
+        lasted, came = now - state.begun, len(state.latencies)
+    if lasted >= _RARE and came * _RARE < state.policy.block_units * lasted:
+        return sentences.decline(Reason.TOO_NOISY, ", for too few requests come")
+    return None
+
+
+def watch_load(raw: Raw, state: State, block: Block) -> Raw:
+    """As watch.look, of a setting that is held under requests: was it judged at such a load?
+
+    Time and power per request change with the load, which is the clients' affair; only what
+    happens at a higher load than was compared nobody knows.
+    """
+    judged = state.serving.get(block.level)
+    known = judged is not None and judged.covers(as_served(block))
+    if raw.level != block.level:
+        raw = Raw(block.level)
+    return replace(raw, shifted=0 if known else raw.shifted + 1, blocks=raw.blocks + 1)
 
 
 def hear(state: State, seen: Observation) -> State:
