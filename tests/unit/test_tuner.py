@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from support.tuned_host import DEFAULT, Host, quick
-from wattspan.config import TunedJob
+from wattspan.config import Autotune, TunedJob
 from wattspan.model import Consumer, Move, Reason, TuningState
 
 HOUR = 3600
@@ -308,3 +308,19 @@ def test_every_change_of_mind_is_written_down_once() -> None:
     told = [one.decision.same_as for one in host.book.decided]
     assert len(told) >= 3
     assert all(first != second for first, second in pairwise(told))
+
+
+def test_with_nothing_but_the_span_of_its_steps_named_a_job_ends_capped() -> None:
+    host = Host(settings=Autotune(mode="apply", job=(TunedJob(span="train_step"),)))
+    job = host.train()
+    began = host.clock.monotonic()
+    host.run(HOUR, until=lambda: held(host))
+    row = host.row()
+    assert row is not None
+    assert row.decision.reason is Reason.CERTIFIED
+    assert 420_000 <= host.gpus[0].cap < 640_000
+    host.run(HOUR / 6)
+    took = (host.clock.monotonic() - began) / 1e9
+    free = job.steps * job.step
+    assert took / free - 1 <= 0.05
+    assert host.gpus[0].energy / 1e6 < 0.98 * free * 640

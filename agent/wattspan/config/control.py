@@ -124,7 +124,10 @@ class Autotune(Table, frozen=True):
     ] = ()
     groups: Annotated[
         tuple[str, ...],
-        about("Names of the groups whose jobs may be tuned; none named: all."),
+        about(
+            "Names of the groups whose jobs may be tuned, each as `name` or `kind:name`, such as a "
+            "container, a pod, a unit or `user:ann`; none named: all."
+        ),
     ] = ()
     apply_found: Annotated[
         bool,
