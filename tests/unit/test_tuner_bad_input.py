@@ -341,6 +341,19 @@ def test_what_the_capper_refuses_is_asked_for_ever_more_seldom() -> None:
     assert decision.reason in {Reason.NO_CAPPER, Reason.BASELINE, Reason.SCREENING}
 
 
+def test_a_capper_that_comes_and_goes_is_told_of_now_and_then() -> None:
+    host = Host()
+    assert host.capper is not None
+    host.train()
+    for _ in range(20):
+        host.run(30)
+        host.capper.refusal = ("", "No capper answers.")
+        host.run(30)
+        host.capper.refusal = None
+    assert 1 <= len(host.logged) <= 3
+    assert 1.0 <= host.gpus[0].slowdown < 1.1
+
+
 # ------------------------------------------------------------------------------------- ceilings
 
 
@@ -394,6 +407,22 @@ def test_where_no_power_limit_binds_the_clock_is_tried() -> None:
         Reason.NO_ROOM,
     }
     assert row.knob is Knob.GPU_CLOCK
+
+
+def test_where_no_knob_was_of_use_the_first_is_tried_again_after_a_long_while() -> None:
+    settings = quick(knobs=(Knob.GPU_POWER, Knob.GPU_CLOCK), dwell=60 * 10**9)
+    host = Host(settings=settings)
+    assert host.capper is not None
+    host.capper.clocks = True
+    host.gpus[0].draw = MINIMUM // 2
+    host.train()
+    host.run(200)
+    assert course(host).decision.reason is Reason.INERT
+    host.gpus[0].draw = 640_000
+    host.run(HOUR, until=lambda: held(host))
+    row = host.row()
+    assert row is not None
+    assert (row.knob, row.state) == (Knob.GPU_POWER, TuningState.HOLDING)
 
 
 def test_a_job_without_a_gpu_has_its_package_tuned() -> None:

@@ -89,6 +89,7 @@ class Course:
         self._units: list[Unit] = []
         self._seen: OrderedDict[int, None] = OrderedDict()
         self._knob = self._first = 0  # the present one, and the first that is worth trying
+        self._rounds = self._round_ends = 0  # how often no knob was of use, and until when
         self.decided = self.knob  # which knob the decision is about
         self._rests = Rests()
         self._core: tuning.State | None = None
@@ -224,6 +225,8 @@ class Course:
             return Decision(Move.DECLINE, Reason.NOT_ALLOWED, barred)
         if sight.now.mono < self._rests.until:
             return self.decision
+        if 0 < self._round_ends <= sight.now.mono:
+            self._go_to(0)  # what a job draws may have changed since
         return None
 
     def _prepare(
@@ -374,18 +377,30 @@ class Course:
             self._since = now
             self.earned.decisions[decision.move, decision.reason] += 1
             self.decided = self.knob
+            self._round_ends = 0
             if (
                 decision.move is Move.DECLINE
                 and decision.reason in _USELESS
                 and self._core is not None
-                and self._knob + 1 < len(self._terms.settings.knobs)
             ):
-                self._drop()
-                self._knob += 1
-                self._first = self._knob
-                self._ranges = ()
+                self._try_next(now.mono)
         self.decision = decision
         return decision
+
+    def _try_next(self, now: int) -> None:
+        """The present knob is of no use: go on to the next, or begin again after a long while."""
+        knobs = self._terms.settings.knobs
+        if self._knob + 1 < len(knobs):
+            self._go_to(self._knob + 1)
+        elif len(knobs) > 1:
+            self._rounds += 1
+            self._round_ends = now + (self._terms.settings.dwell << min(self._rounds, 6))
+
+    def _go_to(self, position: int) -> None:
+        self._drop()
+        self._knob = self._first = position
+        self._ranges = ()
+        self._round_ends = 0
 
     def row(self) -> TuningRow:
         """The job as everybody is shown it."""

@@ -41,6 +41,9 @@ TURN = SECOND // 2
 GONE = 5 * SECOND
 """A job whose last process ended so long ago has ended: its last spans have come by then."""
 
+AGAIN = 600 * SECOND
+"""The same trouble with the capper is told no more often than this."""
+
 _ROUNDING = 500
 """Milliwatts by which a register may keep something else than was written."""
 
@@ -99,6 +102,7 @@ class Tuner:
         self._rows: Mapping[CapKey, CapRow] = {}
         self._trouble: Reason | None = None
         self._told_trouble = ""
+        self._told_at: dict[str, int] = {}
         self._permitted = Permitted(directory, settings.groups)
         self._awaited = Awaited(settings, clock.now(), log)
         self._turn_of: Course | None = None
@@ -317,11 +321,19 @@ class Tuner:
             self._know(self._caps.rows())
         except CapsError as error:
             self._rows, self._trouble = {}, refused(error.refusal)
-            if str(error) != self._told_trouble:
-                self._told_trouble = str(error)
-                self._log(f"Only advice is given meanwhile. {error}")
+            self._tell_trouble(str(error))
         else:
             self._trouble, self._told_trouble = None, ""
+
+    def _tell_trouble(self, sentence: str) -> None:
+        """Each once, and one that comes and goes not all the time."""
+        now = self._clock.monotonic()
+        told = self._told_at.get(sentence, now - AGAIN) if sentence != self._told_trouble else now
+        if now - told >= AGAIN:
+            self._told_at = {one: at for one, at in self._told_at.items() if now - at < AGAIN}
+            self._told_at[sentence] = now
+            self._log(f"Only advice is given meanwhile. {sentence}")
+        self._told_trouble = sentence
 
     def _know(self, rows: Sequence[CapRow]) -> None:
         self._rows = {row.state.key: row for row in rows}
