@@ -69,6 +69,22 @@ def test_stopped_its_lease_lapses_and_once_it_goes_on_it_tunes_on(
     assert agent.host.limit == ORIGINAL
 
 
+def test_ended_while_its_capper_stands_still_it_says_so_and_the_capper_gives_back_later(
+    agent: Tuned,
+) -> None:
+    capper = agent.caps().capper
+    assert capper is not None
+    os.kill(capper, signal.SIGSTOP)
+    assert agent.host.capped()
+    agent.send(signal.SIGTERM)
+    assert agent.process.wait(20) == 0
+    assert f"The capper (process {capper}) does not end" in agent.said
+    assert agent.host.capped(), "nobody else may write while there is a capper"
+    agent.restoring(lambda: os.kill(capper, signal.SIGCONT))
+    agent.ended()
+    assert agent.journal() == []
+
+
 def test_killed_together_with_its_capper_it_leaves_the_cap_and_restore_gives_it_back(
     agent: Tuned, record_property: Note
 ) -> None:
