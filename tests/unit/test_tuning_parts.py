@@ -266,10 +266,10 @@ def test_a_curve_goes_through_what_is_sure() -> None:
     curve = fit(points, TOP)
     for one in points:
         assert curve.time(one.level) == pytest.approx(one.time, abs=0.002)
-        assert curve.power(one.level) == pytest.approx(one.power)
+        assert curve.power(one.level) == pytest.approx(one.power, abs=0.01)
     assert curve.time(TOP) == 0.0
     assert curve.time(260_000) > 0.08
-    assert curve.power(260_000) == pytest.approx(-0.35)
+    assert curve.power(260_000) == pytest.approx(-0.35, abs=0.03)
 
 
 def test_one_point_is_read_as_half_a_line() -> None:

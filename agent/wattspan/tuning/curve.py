@@ -2,7 +2,7 @@
 
 Log time rises with depth, the steeper the deeper: a*x + b*x^2 with neither below 0, fitted to
 all pairs at once, and bent to what was measured nearby as far as that is surer than the fit.
-Log power is interpolated by straight lines.
+Log power falls in the same way.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Curve:
     square: float
     levels: tuple[float, ...]  # ascending, the origin last
     bends: tuple[float, ...]
-    powers: tuple[float, ...]
+    power_linear: float = 0.0
+    power_square: float = 0.0
+    power_bends: tuple[float, ...] = ()
 
     def time(self, level: float) -> float:
         """The predicted log ratio of time per work."""
@@ -43,19 +45,17 @@ class Curve:
 
     def power(self, level: float) -> float:
         """The predicted log ratio of mean power."""
-        return self._along(self.powers, level)
+        x = max(self.origin - level, 0.0) / self.origin
+        fallen = self.power_linear * x + self.power_square * x * x
+        return self._along(self.power_bends, level) - fallen
 
     def _along(self, values: tuple[float, ...], level: float) -> float:
         levels = self.levels
         if level >= self.origin:
             return 0.0
         right = bisect_left(levels, level)
-        if right == 0:  # below all that was tried: by the last slope
-            if len(levels) == 1:
-                return 0.0
-            right = 1
-            if values is self.bends:
-                return values[0]
+        if right == 0:  # below all that was tried
+            return values[0]
         low, high = levels[right - 1], levels[right]
         part = (level - low) / (high - low)
         return values[right - 1] + part * (values[right] - values[right - 1])
@@ -64,19 +64,25 @@ class Curve:
 def fit(points: Sequence[Point], origin: float) -> Curve:
     """The curve through ``points``; those at the origin or above it say nothing."""
     used = sorted(point for point in points if point.level < origin)
-    terms = [((origin - one.level) / origin, one.time, 1 / one.variance) for one in used]
-    linear, square = _parabola(terms)
-    bends = []
-    for (x, time, _), one in zip(terms, used, strict=True):
+    depths = [(origin - one.level) / origin for one in used]
+    weights = [1 / one.variance for one in used]
+    linear, square = _parabola(list(zip(depths, [one.time for one in used], weights, strict=True)))
+    falls = [-one.power for one in used]
+    power_linear, power_square = _parabola(list(zip(depths, falls, weights, strict=True)))
+    bends, power_bends = [], []
+    for x, one in zip(depths, used, strict=True):
         sure = _MODEL**2 / (_MODEL**2 + one.variance)
-        bends.append(sure * (time - linear * x - square * x * x))
+        bends.append(sure * (one.time - linear * x - square * x * x))
+        power_bends.append(sure * (one.power + power_linear * x + power_square * x * x))
     return Curve(
         origin,
         linear,
         square,
         (*(float(one.level) for one in used), origin),
         (*bends, 0.0),
-        (*(one.power for one in used), 0.0),
+        power_linear,
+        power_square,
+        (*power_bends, 0.0),
     )
 
 
