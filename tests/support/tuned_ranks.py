@@ -113,7 +113,7 @@ class RankJob(Job):
             for peer, done in zip(self.peers, self.together.advance(start, end), strict=True):
                 peer.ready = done
         done, self.ready = self.ready, []
-        return done
+        return done if self.alive else []
 
 
 def train_together(host: Host, loads: Sequence[float], **more: object) -> Together:

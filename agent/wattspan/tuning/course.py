@@ -151,7 +151,7 @@ def saved(state: State) -> tuple[float, float, float]:
 
 def _learning(state: State, seen: Observation) -> State:
     known, policy = state.known, state.policy
-    if not state.spending.units and not state.tape.reached:
+    if not state.spending.units and not state.tape.reached and not state.latencies:
         return state
     if state.ladder.rungs < 1 or policy.max_slowdown <= 0:
         return give_up(state, seen.now, sentences.decline(Reason.NO_ROOM))

@@ -60,14 +60,11 @@ def hear(state: State, seen: Observation) -> State:
     if not seen.units:
         return state
     if state.limit is None:
-        reached = max(unit.end for unit in seen.units)
-        state = state._replace(tape=state.tape._replace(reached=reached), heard=reached)
+        state = state._replace(heard=max(unit.end for unit in seen.units))
         latencies = state.latencies + tuple(seen.units)
         if len(latencies) < _SHOWN * units_to_learn(state.policy):
             return state._replace(latencies=latencies)
-        limit = latency_limit(state.policy, latencies)
-
-        return state._replace(latencies=(), limit=limit)
+        return state._replace(latencies=(), limit=latency_limit(state.policy, latencies))
     if state.alarm is None or state.tape.level != state.plan.level or state.held is None:
         return state
     if state.plan.level == state.top:

@@ -1,0 +1,79 @@
+"""What holds of settings that differ by rank, whatever ranks do."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattspan.model import SECOND, Move, Reason
+from wattspan.tuning import Observation, Policy, Range, State, begin, step
+from wattspan.tuning.known import Known, Level
+from wattspan.tuning.ranks import SLACK, STEPS, Slack, Step, Waiting
+from wattspan.tuning.sequence import Evidence
+from wattspan.tuning.slack import lower
+from wattspan.tuning.state import Plan, Stage
+
+W = 1_000
+TOP, BASE = 700 * W, 600 * W
+
+ranks = st.lists(st.tuples(st.floats(0.05, 0.95), st.integers(200, 699)), min_size=2, max_size=8)
+slopes = st.floats(0.0, 2.0)
+
+
+def holding(told: list[tuple[float, int]], slope: float) -> State:
+    """One cap for all is certified; each rank has computed so long, and has its own floor."""
+    ranges = [Range(f"GPU-{at}", TOP, floor * W, rank=at) for at, (_, floor) in enumerate(told)]
+    waiting = Waiting()
+    own = {at: round(part * SECOND) for at, (part, _) in enumerate(told)}
+    for at in range(STEPS):
+        waiting = waiting.add(Step(at * SECOND, (at + 1) * SECOND, 1.0, own))
+
+    def seen(level: int) -> Level:
+        slower = slope * (1 - level / TOP)
+        return Level((), Evidence(16, slower, 0.002), Evidence(16, -0.1, 0.002))
+
+    known = Known(levels=MappingProxyType({BASE: seen(BASE), 500 * W: seen(500 * W)}))
+    return begin(Policy(slack=True), ranges, now=0)._replace(
+        stage=Stage.HOLD,
+        candidate=BASE,
+        certified=BASE,
+        known=known,
+        slack=Slack(waiting, BASE),
+    )
+
+
+@given(told=ranks, slope=slopes)
+def test_only_ranks_that_wait_have_less_and_none_leaves_its_range(
+    told: list[tuple[float, int]], slope: float
+) -> None:
+    before = holding(told, slope)
+    after = lower(before)
+    if after is None:
+        return
+    assert after.slack.lowered is not None
+    alike, caps = before.ladder.caps(BASE), after.ladder.caps(after.slack.lowered)
+    longest = max(part for part, _ in told)
+    assert caps.keys() == alike.keys()
+    assert caps != alike
+    for one, (part, _) in zip(before.ladder.ranges, told, strict=True):
+        if one.device in caps:
+            assert one.floor <= caps[one.device] <= alike[one.device] <= one.original
+            assert caps[one.device] == alike[one.device] or longest - part > SLACK
+
+
+@given(told=ranks, slope=slopes, reason=st.sampled_from(Reason))
+def test_a_reason_from_outside_releases_every_rank(
+    told: list[tuple[float, int]], slope: float, reason: Reason
+) -> None:
+    held = lower(holding(told, slope))
+    if held is None:
+        return
+    level = held.slack.lowered
+    assert level is not None
+    held = held._replace(candidate=level, certified=level, plan=Plan(level, 24))
+    seen = Observation(now=SECOND, in_force=held.ladder.caps(level), vetoes=frozenset({reason}))
+    _, decision = step(held, seen)
+    assert (decision.move, decision.reason) == (Move.RELEASE, reason)
+    assert not decision.caps

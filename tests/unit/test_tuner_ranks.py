@@ -1,0 +1,127 @@
+"""A synchronous job on several GPUs: one cap for all ranks, then less for those that wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.tuned_host import DEFAULT, Host
+from support.tuned_ranks import synchronous, train_together
+from wattspan.config import TunedJob
+from wattspan.model import CapKey, Knob, Move, Reason
+
+HOUR = 3600
+UNEVEN = (0.1, 0.088)
+
+
+def holds(host: Host, *, uneven: bool) -> bool:
+    row = host.row()
+    if row is None or row.decision.move is not Move.HOLD:
+        return False
+    return (len(set(row.decision.caps.values())) > 1) is uneven
+
+
+def test_ranks_of_a_job_get_one_cap_that_keeps_the_step_of_all_within_the_budget() -> None:
+    host = Host(gpus=2, settings=synchronous())
+    job = train_together(host, UNEVEN)
+    host.run(HOUR, until=lambda: holds(host, uneven=False))
+    row = host.row()
+    assert row is not None
+    assert row.decision.reason is Reason.CERTIFIED
+    assert row.devices == ("GPU-0", "GPU-1")
+    assert 1.0 < job.slowdown < 1.05
+    assert row.slowdown_bound is not None
+    assert row.slowdown_bound <= 0.05
+    assert row.units == pytest.approx(job.steps, abs=20)
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_then_gets_less_and_no_step_is_longer_for_it() -> None:
+    host = Host(gpus=2, settings=synchronous())
+    job = train_together(host, UNEVEN)
+    host.run(HOUR, until=lambda: holds(host, uneven=False))
+    alike, power = job.slowdown, job.power
+    host.run(HOUR, until=lambda: holds(host, uneven=True))
+    row = host.row()
+    assert row is not None
+    assert host.gpus[1].cap < host.gpus[0].cap < DEFAULT
+    assert job.slowdown <= min(alike * 1.01, 1.05)
+    assert job.power < 0.97 * power
+    assert row.slowdown_bound is not None
+    assert row.slowdown_bound <= 0.05
+    assert "where ranks wait" in row.decision.sentence
+    remembered = next(iter(host.memory.kept.values()))
+    assert remembered.level == host.gpus[0].cap
+    assert remembered.levels == {gpu.device: gpu.cap for gpu in host.gpus}
+
+
+@pytest.mark.slow
+def test_ranks_that_wait_no_more_have_one_cap_again_at_once() -> None:
+    host = Host(gpus=2, settings=synchronous())
+    job = train_together(host, UNEVEN)
+    host.run(HOUR, until=lambda: holds(host, uneven=True))
+    alike = host.gpus[0].cap
+    job.loads[:] = [0.1, 0.1]
+    before = job.steps
+    host.run(HOUR, until=lambda: host.gpus[1].cap == DEFAULT)
+    assert job.steps - before < 250
+    row = host.row()
+    assert row is not None
+    assert (row.decision.move, row.decision.reason) == (Move.RELEASE, Reason.CHANGED)
+    host.run(HOUR, until=lambda: holds(host, uneven=False))
+    assert [gpu.cap for gpu in host.gpus] == [alike, alike]
+    assert 1.0 < job.slowdown < 1.05
+
+
+@pytest.mark.slow
+def test_ranks_that_are_as_slow_as_each_other_keep_one_cap() -> None:
+    host = Host(gpus=2, settings=synchronous())
+    train_together(host, (0.1, 0.1))
+    host.run(900)
+    caps = [one.decision.caps for one in host.book.decided if one.decision.caps]
+    assert caps
+    assert all(len(set(one.values())) == 1 for one in caps)
+
+
+@pytest.mark.slow
+def test_ranks_that_do_not_tell_what_they_compute_keep_one_cap() -> None:
+    job = TunedJob(service="trainer", span="train_step", kind="steps")
+    host = Host(gpus=2, settings=synchronous(job=(job,)))
+    train_together(host, UNEVEN)
+    host.run(900)
+    caps = [one.decision.caps for one in host.book.decided if one.decision.caps]
+    assert caps
+    assert all(len(set(one.values())) == 1 for one in caps)
+
+
+@pytest.mark.slow
+def test_whoever_writes_one_ranks_limit_releases_that_of_all() -> None:
+    host = Host(gpus=2, settings=synchronous())
+    train_together(host, UNEVEN)
+    host.run(HOUR, until=lambda: holds(host, uneven=True))
+    assert host.capper is not None
+    host.capper.foreign.add("GPU-1")
+    host.gpus[1].cap = 650_000
+    host.run(5)
+    row = host.row()
+    assert row is not None
+    assert row.decision.reason is Reason.FOREIGN_WRITER
+    assert host.gpus[0].cap == DEFAULT
+    assert host.gpus[1].cap == 650_000
+    assert CapKey(Knob.GPU_POWER, "GPU-0") in {one.state.key for one in host.capper.rows()}
+    assert not host.capper.holders
+
+
+@pytest.mark.slow
+def test_without_a_rank_that_ended_the_job_is_another_one_and_its_device_is_let_go() -> None:
+    host = Host(gpus=2, settings=synchronous())
+    train_together(host, UNEVEN)
+    host.run(HOUR, until=lambda: holds(host, uneven=False))
+    assert host.gpus[1].cap < DEFAULT
+    host.jobs[1].alive = False
+    host.run(HOUR, until=lambda: host.gpus[1].cap == DEFAULT)
+    host.run(300)
+    row = host.row()
+    assert row is not None
+    assert row.devices == ("GPU-0",)
+    assert host.gpus[1].cap == DEFAULT
+    assert row.decision.reason in (Reason.CERTIFYING, Reason.CERTIFIED, Reason.SCREENING)

@@ -1,0 +1,109 @@
+"""Requests side by side: capped as long as their throughput and their tail hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.tuned_host import DEFAULT, Host
+from support.tuned_serving import JOB, serve, serving
+from wattspan.model import Move, Reason
+
+HOUR = 3600
+LIMIT = 0.65
+
+
+def held(host: Host) -> bool:
+    row = host.row(JOB)
+    return row is not None and row.decision.move is Move.HOLD
+
+
+def reason(host: Host) -> Reason | None:
+    row = host.row(JOB)
+    return row.decision.reason if row is not None else None
+
+
+@pytest.mark.slow
+def test_a_server_ends_up_capped_with_its_throughput_and_its_tail_kept() -> None:
+    host = Host(settings=serving(LIMIT))
+    server = serve(host)
+    host.run(HOUR, until=lambda: held(host))
+    row = host.row(JOB)
+    assert row is not None
+    assert host.gpus[0].cap < server.gpu.draw
+    assert 1.0 < server.gpu.slowdown < 1.05
+    assert row.held_bound is not None
+    assert row.held_bound <= 0.05
+    server.latencies.clear()
+    host.run(300)
+    late = sum(one > LIMIT for one in server.latencies)
+    assert late <= 0.01 * len(server.latencies)
+    assert row.units > 0
+
+
+def test_a_tail_that_breaks_under_more_load_releases_the_cap() -> None:
+    host = Host(settings=serving(LIMIT))
+    server = serve(host)
+    host.run(HOUR, until=lambda: held(host))
+    assert host.gpus[0].cap < DEFAULT
+    server.rate = 19.5  # the cap leaves it able to serve 19.4 a second
+    server.latencies.clear()
+    host.run(120, until=lambda: host.gpus[0].cap == DEFAULT)
+    assert reason(host) is Reason.TAIL
+    assert len(server.latencies) < 300
+
+
+@pytest.mark.slow
+def test_a_load_that_nobody_judged_is_compared_soon_and_held_if_it_may_be() -> None:
+    host = Host(settings=serving(LIMIT))
+    server = serve(host)
+    host.run(HOUR, until=lambda: held(host))
+    server.rate = 12.0
+    host.run(30, until=lambda: reason(host) is Reason.SENTINEL)  # else it comes in a minute
+    assert reason(host) is Reason.SENTINEL
+    host.run(30, until=lambda: held(host))
+    assert held(host)
+
+
+def test_where_too_few_requests_come_nothing_is_tried() -> None:
+    host = Host(settings=serving(LIMIT))
+    serve(host, rate=0.01)
+    host.run(HOUR, until=lambda: reason(host) is Reason.TOO_NOISY)
+    row = host.row(JOB)
+    assert row is not None
+    assert "too few requests come" in row.decision.sentence
+    assert not any(one.decision.caps for one in host.book.decided)
+
+
+@pytest.mark.slow
+def test_where_too_few_requests_come_to_show_their_tail_nothing_is_tried() -> None:
+    host = Host(settings=serving())
+    serve(host, rate=0.02)
+    host.run(HOUR, until=lambda: reason(host) is Reason.TOO_NOISY)
+    row = host.row(JOB)
+    assert row is not None
+    assert "too few requests come" in row.decision.sentence
+
+
+@pytest.mark.slow
+def test_a_server_that_becomes_busy_is_tuned_after_all() -> None:
+    host = Host(settings=serving(LIMIT))
+    server = serve(host, rate=0.01)
+    host.run(HOUR, until=lambda: reason(host) is Reason.TOO_NOISY)
+    server.rate, server.due = 8.0, 0.0
+    host.run(HOUR, until=lambda: reason(host) is Reason.SCREENING)
+    assert reason(host) is Reason.SCREENING
+
+
+@pytest.mark.slow
+def test_a_load_that_is_never_the_same_twice_is_given_up() -> None:
+    host = Host(settings=serving(LIMIT))
+    server = serve(host)
+    for turn in range(400):
+        server.rate = (2.0, 15.0)[turn % 2]
+        host.run(8)
+        if reason(host) is Reason.TOO_NOISY:
+            break
+    row = host.row(JOB)
+    assert row is not None
+    assert "hardly ever the same twice" in row.decision.sentence
+    assert host.gpus[0].cap == DEFAULT

@@ -1,0 +1,259 @@
+"""Less for ranks that wait: when it is tried, when it is held, and when it is given back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+
+from wattspan.model import SECOND
+from wattspan.tuning import Policy, Range, State, begin
+from wattspan.tuning.known import Known, Level
+from wattspan.tuning.ladder import Ladder
+from wattspan.tuning.ranks import STEPS, Slack, Step, Waiting
+from wattspan.tuning.sequence import Evidence
+from wattspan.tuning.slack import DEEPEST, TRIES, WINDOW, lower, pays, proven, stale, watch
+from wattspan.tuning.state import CANDIDATES, Stage
+from wattspan.tuning.watch import Sum
+
+W = 1_000
+TOP, BASE = 700 * W, 600 * W
+RANGES = tuple(Range(f"GPU-{rank}", TOP, 300 * W, rank=rank) for rank in range(3))
+MS = SECOND // 1000
+
+
+def step(at: float, *computed: float, lasts: float = 1.0) -> Step:
+    start = round(at * SECOND)
+    own = {rank: round(one * SECOND) for rank, one in enumerate(computed)}
+    return Step(start, start + round(lasts * SECOND), 1.0, own)
+
+
+def waited(steps: int, *computed: float) -> Waiting:
+    waiting = Waiting()
+    for at in range(steps):
+        waiting = waiting.add(step(at, *computed))
+    return waiting
+
+
+def seen(slower: float, power: float, n: int = 16, deviation: float = 0.002) -> Level:
+    return Level((), Evidence(n, slower, deviation), Evidence(n, power, deviation))
+
+
+def state(**more: object) -> State:
+    """One cap for all is certified, and the last rank waits for a tenth of every step."""
+    policy = Policy(slack=True, settle_time=2 * SECOND)
+    known = Known(levels=MappingProxyType({BASE: seen(0.03, -0.1), 500 * W: seen(0.1, -0.3, 3)}))
+    told: dict[str, object] = {
+        "stage": Stage.HOLD,
+        "candidate": BASE,
+        "certified": BASE,
+        "known": known,
+        "slack": Slack(waited(STEPS, 0.9, 0.9, 0.8), BASE),
+    }
+    fresh = begin(policy, RANGES, now=0)
+    stretches = (fresh.tape.stretches[0]._replace(level=BASE),)
+    return fresh._replace(tape=fresh.tape._replace(stretches=stretches), **(told | more))
+
+
+def lowered() -> tuple[State, int]:
+    """The state with less for the last rank, held, of which nothing has been seen yet."""
+    proposed = lower(state())
+    assert proposed is not None
+    level = proposed.slack.lowered
+    assert level is not None
+    stretches = (proposed.tape.stretches[0]._replace(level=level),)
+    tape = proposed.tape._replace(stretches=stretches)
+    return proposed._replace(candidate=level, certified=level, tape=tape), level
+
+
+# ----------------------------------------------------------------------------------- the ladder
+
+
+def test_a_level_of_its_own_holds_what_differs_by_device() -> None:
+    ladder, level = Ladder.over(RANGES).with_lowered(BASE, {"GPU-0": BASE, "GPU-1": 550 * W})
+    assert BASE - W < level < BASE
+    assert ladder.caps(level) == {"GPU-0": BASE, "GPU-1": 550 * W}
+    assert ladder.caps(BASE) == dict.fromkeys(("GPU-0", "GPU-1", "GPU-2"), BASE)
+    assert (ladder.base(level), ladder.base(BASE)) == (BASE, BASE)
+    assert ladder.stands_at(level, ladder.caps(level))
+    assert not ladder.stands_at(level, ladder.caps(BASE))
+    assert ladder.plain() == Ladder.over(RANGES)
+
+
+def test_every_such_level_is_another_one_until_there_is_no_room() -> None:
+    ladder = Ladder.over([Range("GPU-0", 1980, 1000, step=15)])
+    levels = set()
+    for _ in range(14):
+        ladder, level = ladder.with_lowered(1500, {"GPU-0": 1400})
+        levels.add(level)
+    assert len(levels) == 14
+    assert min(levels) > 1500 - 15
+    with pytest.raises(LookupError, match="no room below 1500"):
+        ladder.with_lowered(1500, {"GPU-0": 1400})
+
+
+# ---------------------------------------------------------------------------------- watching
+
+
+def test_who_waits_is_seen_while_the_held_setting_is_in_force() -> None:
+    before = state(slack=Slack())
+    after = watch(before, [step(1, 0.9, 0.8), step(2, 0.9, 0.8), step(3, 0.9, 0.8)])
+    assert after.slack.level == BASE
+    assert after.slack.waiting.steps == 2  # the first began before it had settled
+    assert watch(after, [step(4, 0.9, 0.8)]).slack.waiting.steps == 3
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"policy": Policy(slack=False)},
+        {"stage": Stage.SCREEN},
+        {"candidate": 500 * W},
+    ],
+    ids=["not wanted", "nothing held", "another setting in force"],
+)
+def test_else_nobody_is_watched(more: dict[str, object]) -> None:
+    before = state(**more)
+    assert watch(before, [step(3, 0.9, 0.8)]) is before
+
+
+def test_no_steps_change_nothing() -> None:
+    before = state()
+    assert watch(before, []) is before
+
+
+def test_what_was_seen_at_one_setting_says_nothing_of_another() -> None:
+    after = watch(state(slack=Slack(waited(9, 0.9, 0.5), 500 * W)), [step(3, 0.9, 0.8)])
+    assert (after.slack.level, after.slack.waiting.steps) == (BASE, 1)
+
+
+def test_with_less_for_some_it_is_what_they_did_of_late_that_counts() -> None:
+    before, level = lowered()
+    long = [step(3 + at, 0.9, 0.9, 0.85) for at in range(WINDOW)]
+    after = watch(before, long)
+    assert (after.slack.level, after.slack.waiting.steps) == (level, WINDOW)
+    assert watch(after, [step(200, 0.9, 0.9, 0.85)]).slack.waiting.steps == 1
+
+
+# ---------------------------------------------------------------------------------- proposing
+
+
+def test_who_waits_is_given_less_and_nobody_else() -> None:
+    proposed = lower(state())
+    assert proposed is not None
+    assert proposed.slack.lowered is not None
+    caps = proposed.ladder.caps(proposed.slack.lowered)
+    assert caps["GPU-0"] == caps["GPU-1"] == BASE
+    assert DEEPEST * BASE <= caps["GPU-2"] < BASE
+    assert (proposed.slack.critical, proposed.slack.tries) == (0, 1)
+    assert 0.03 < proposed.slack.left[2] < 0.1
+
+
+def test_nobody_goes_below_the_own_floor() -> None:
+    narrow = (*RANGES[:2], replace(RANGES[2], floor=595 * W))
+    proposed = lower(state(ladder=Ladder.over(narrow)))
+    assert proposed is not None
+    assert proposed.slack.lowered is not None
+    assert proposed.ladder.caps(proposed.slack.lowered)["GPU-2"] == 595 * W
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"certified": None},
+        {"certified": 500 * W},
+        {"slack": Slack(waited(STEPS - 1, 0.9, 0.9, 0.8), BASE)},
+        {"slack": Slack(waited(STEPS, 0.9, 0.9, 0.88), BASE)},
+        {"slack": Slack(waited(STEPS, 0.9, 0.9, 0.8), BASE, tries=TRIES)},
+        {"refined": 14},
+        {"tried": CANDIDATES},
+        {"cusum": Sum(doubtful=True)},
+    ],
+    ids=[
+        "nothing is certified",
+        "another setting was watched",
+        "too few steps",
+        "hardly anybody waits",
+        "tried often enough",
+        "just certified",
+        "too much has failed",
+        "something is suspicious",
+    ],
+)
+def test_else_all_keep_one_cap(more: dict[str, object]) -> None:
+    assert lower(state(**more)) is None
+
+
+def test_less_is_not_made_of_less() -> None:
+    before, level = lowered()
+    slack = Slack(waited(STEPS, 0.9, 0.9, 0.8), level)
+    assert lower(before._replace(slack=slack)) is None
+
+
+def test_without_room_between_two_settings_all_keep_one_cap() -> None:
+    ranges = [replace(one, step=1) for one in RANGES]
+    assert lower(state(ladder=Ladder.over(ranges))) is None
+
+
+# ------------------------------------------------------------------------------------ judging
+
+
+def test_one_cap_for_all_is_compared_with_the_original_alone() -> None:
+    assert proven(state(), BASE)
+    assert pays(state(), BASE)
+
+
+@pytest.mark.parametrize(
+    ("slower", "power", "step_kept", "saves"),
+    [
+        (0.031, -0.15, True, True),
+        (0.045, -0.15, False, True),
+        (0.031, -0.1015, True, False),
+        (0.034, -0.09, True, False),
+    ],
+    ids=["less energy in the same time", "a longer step", "hardly any saving", "more energy"],
+)
+def test_less_for_some_must_keep_the_step_and_pay(
+    slower: float, power: float, step_kept: bool, saves: bool
+) -> None:
+    before, level = lowered()
+    levels = {**before.known.levels, level: seen(slower, power, 40)}
+    levels[BASE] = seen(0.03, -0.1, 40)
+    after = before._replace(known=replace(before.known, levels=MappingProxyType(levels)))
+    assert proven(after, level) is step_kept
+    assert pays(after, level) is saves
+
+
+def test_few_comparisons_prove_nothing() -> None:
+    before, level = lowered()
+    levels = {**before.known.levels, level: seen(0.03, -0.2, 2)}
+    after = before._replace(known=replace(before.known, levels=MappingProxyType(levels)))
+    assert not proven(after, level)
+
+
+# ----------------------------------------------------------------------------------- giving back
+
+
+@pytest.mark.parametrize(
+    ("computed", "gives_back"),
+    [((0.9, 0.9, 0.85), False), ((0.9, 0.9, 0.89), True), ((0.9, 0.9), True)],
+    ids=["as expected", "hardly waits", "is gone"],
+)
+def test_less_is_given_back_when_ranks_wait_otherwise(
+    computed: tuple[float, ...], gives_back: bool
+) -> None:
+    before, _ = lowered()
+    after = watch(before, [step(3 + at, *computed) for at in range(WINDOW)])
+    assert stale(after) is gives_back
+
+
+def test_a_few_steps_give_nothing_back() -> None:
+    before, _ = lowered()
+    after = watch(before, [step(3 + at, 0.9, 0.9, 0.9) for at in range(WINDOW - 1)])
+    assert not stale(after)
+    assert not stale(before)
+
+
+def test_one_cap_for_all_is_never_given_back_for_waiting() -> None:
+    assert not stale(state())
