@@ -106,7 +106,8 @@ def test_a_capper_that_is_of_no_use_leaves_advice_one_line_and_no_storm(
         assert says in accounts.capper_trouble
         (row,) = accounts.rows
         assert row.decision.move is Move.DECLINE
-        assert row.decision.reason is Reason.ADVICE
+        assert row.decision.reason is reason
+        assert row.decision.sentence.startswith("Advice: try ")
         assert not row.applied
         assert host.tuner._trouble is reason
         assert len(host.book.decided) < 5

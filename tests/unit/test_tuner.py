@@ -89,6 +89,7 @@ def test_a_job_that_was_found_is_only_advised_on() -> None:
     host.run(600)
     row = host.row("stranger/train_step")
     assert row is not None
+    assert row.decision.reason is Reason.NOT_CHOSEN
     assert not row.applied
     assert not capped(host)
 

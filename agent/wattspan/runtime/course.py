@@ -203,6 +203,8 @@ class Course:
         )
         self._report = tuning.report(self._core)
         self.earned.take(self._report)
+        if decision.reason is Reason.ADVICE:
+            decision = self._why_advice(decision, sight)
         return self._decide(decision, sight.now)
 
     def remember(self) -> Remembered | None:
@@ -386,6 +388,25 @@ class Course:
                 self._try_next(now.mono)
         self.decision = decision
         return decision
+
+    def _why_advice(self, advice: Decision, sight: Sight) -> Decision:
+        """Advice that nobody asked for: what keeps it from being carried out."""
+        if (self.job.mode or self._terms.settings.mode) != "apply":
+            return advice
+        rows = [sight.rows.get(CapKey(self.knob, one)) for one in self.devices]
+        trouble = next((row.trouble for row in rows if row is not None and not row.usable), "")
+        if not self.applies:
+            reason, why = Reason.NOT_CHOSEN, "the job was found by itself, and is not named"
+        elif sight.trouble is not None:
+            denied = sight.trouble is Reason.NO_PERMISSION
+            why = "this agent may not ask the capper" if denied else "no capper answers"
+            reason = sight.trouble
+        elif trouble:
+            reason, why = Reason.NO_PERMISSION, trouble.removesuffix(".")
+        else:
+            reason, why = Reason.LOST_DEVICE, "the capper does not know a device that it uses"
+        sentence = f"{advice.sentence} Nothing is turned, for {why}."
+        return replace(advice, reason=reason, sentence=sentence)
 
     def _try_next(self, now: int) -> None:
         """The present knob is of no use: go on to the next, or begin again after a long while."""
