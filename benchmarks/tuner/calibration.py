@@ -18,7 +18,7 @@ from benchmarks.tuner.curves import Curve, Effect, curves
 from benchmarks.tuner.job import Job
 from benchmarks.tuner.plants import Plant, luck
 from benchmarks.tuner.runner import Terms, Watch, drive
-from wattspan.model import Knob
+from wattspan.model import Knob, Move
 from wattspan.tuning import Remembered
 
 CURVE = "a40-resnet50"
@@ -97,26 +97,22 @@ class _Jump:
 
     def __init__(self, slowdown: float, *, hidden: bool) -> None:
         self.slowdown, self.hidden = slowdown, hidden
-        self.held_since: int | None = None
         self.at: tuple[int, float, int] | None = None
         self.over: tuple[int, float, int] | None = None
         self.early = False
 
     def __call__(self, job: Job, watch: Watch) -> bool:
-        now = len(job.ends), job.time, watch.sentinels
+        now, last = (len(job.ends), job.time, watch.compared), watch.last
+        gone = last is not None and last.move in (Move.RELEASE, Move.DECLINE)
         if self.at is not None:
-            if watch.holding:
-                return True
-            self.over = now
-            return False
-        if not watch.holding or watch.last is None or not watch.last.caps:
-            if self.held_since is not None and not watch.holding:
-                self.early = True
-                return False
+            self.over = now if gone else None
+            return not gone
+        if watch.commit is None or last is None:
             return True
-        if self.held_since is None:
-            self.held_since = now[0]
-        if now[0] >= self.held_since + 2_000 and job.slowdown() > 0:
+        if gone:
+            self.early = True
+            return False
+        if now[0] >= watch.commit[0] + 2_000 and last.move is Move.HOLD and job.slowdown() > 0:
             pace = (1 + job.slowdown()) / (1 + self.slowdown) if self.hidden else 1.0
             job.become(level(self.slowdown), pace)
             self.at = now

@@ -83,7 +83,7 @@ class Watch:
 
     commit: tuple[int, float] | None = None
     probes: int = 0
-    sentinels: int = 0
+    compared: int = 0  # times that the original was gone back to, to compare
     holding: bool = False
     releases: Counter[str] = field(default_factory=Counter)
     declines: Counter[str] = field(default_factory=Counter)
@@ -103,10 +103,8 @@ class Watch:
             return
         if decision.move is Move.PROBE:
             self.probes += 1
-            if decision.reason is Reason.SENTINEL:
-                self.sentinels += not decision.caps
-            else:
-                self.holding = False
+            self.compared += not decision.caps
+            self.holding = self.holding and decision.reason is Reason.SENTINEL
             return
         if decision.move is Move.RELEASE and self.holding and decision.reason in _ALARMS:
             self.let_go.append(job.slowdown())

@@ -298,7 +298,7 @@ def test_a_held_setting_is_seen_once_and_a_probe_is_not_an_alarm() -> None:
     job.start_at(160)
     for decision in (held, held, Decision(Move.PROBE, Reason.SENTINEL, ""), held):
         watch.see(decision, job)
-    assert (watch.sentinels, watch.releases, watch.let_go) == (1, {}, [])
+    assert (watch.compared, watch.releases, watch.let_go) == (1, {}, [])
     watch.see(Decision(Move.RELEASE, Reason.OVER_BUDGET, ""), job)
     assert watch.let_go == [pytest.approx(0.04)]
 
