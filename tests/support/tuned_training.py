@@ -36,7 +36,7 @@ trace.set_tracer_provider(provider)
 tracer = trace.get_tracer("training")
 truth, exact = open(sys.argv[1], "w"), sys.argv[2] == "exact"
 offset = time.time_ns() - time.monotonic_ns()
-with EmulatedTraining(step=0.05, noise=0.004) as training:
+with EmulatedTraining(step=0.05, noise=0.01) as training:
     while True:
         for _ in range(10):
             if exact:  # as by a device's own events, whatever else this machine has to do

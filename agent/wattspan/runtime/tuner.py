@@ -41,6 +41,9 @@ TURN = SECOND // 2
 GONE = 5 * SECOND
 """A job whose last process ended so long ago has ended: its last spans have come by then."""
 
+_PASSING = frozenset({"", "ending"})
+"""Refusals of a capper that is not there, or soon will be another one."""
+
 AGAIN = 600 * SECOND
 """The same trouble with the capper is told no more often than this."""
 
@@ -299,7 +302,9 @@ class Tuner:
             # The lease ends what could not be given back.
             self._held.pop(course.name, None)
             # Whoever does not answer is looked for anyway; whoever refuses will do so again.
-            course.failed(refused(error.refusal), str(error), now, rest=bool(error.refusal))
+            course.failed(
+                refused(error.refusal), str(error), now, rest=error.refusal not in _PASSING
+            )
 
     def _stands(self, wanted: Mapping[CapKey, int]) -> bool:
         """Whether the largest step has let every cap arrive."""
