@@ -1,8 +1,8 @@
 """A collector for tests: takes OTLP over HTTP and gRPC, and fails in whatever way it is told.
 
 ``script`` lists what to do with the requests to come, one each; after that all are taken. What
-was taken is in ``taken``, in order, each request parsed; ``seen`` has every request that was read
-whole, taken or not.
+was taken is in ``taken``, in order, each request parsed, and in ``logs`` if it holds log records;
+``seen`` has every request that was read whole, taken or not.
 """
 
 from __future__ import annotations
@@ -25,10 +25,15 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.encoding.base import StatusDetailsCodecBase
 from grpclib.encoding.proto import ProtoCodec
 from grpclib.server import Server
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
+    ExportLogsServiceRequest,
+    ExportLogsServiceResponse,
+)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from support.certificates import Pair
@@ -105,7 +110,7 @@ Fault = Reply | Silence | Break | Garbage | EarlyRefusal | GrpcStatus
 class Seen:
     """One request that was read whole."""
 
-    message: ExportTraceServiceRequest
+    message: ExportTraceServiceRequest | ExportLogsServiceRequest
     headers: dict[str, str]
     path: str
     size: int  # on the wire
@@ -121,6 +126,7 @@ class Memory:
         self._script: deque[Fault | None] = deque()
         self.seen: list[Seen] = []
         self.taken: list[ExportTraceServiceRequest] = []
+        self.logs: list[ExportLogsServiceRequest] = []
         self.attempts = 0
         self.released = threading.Event()
 
@@ -135,7 +141,21 @@ class Memory:
     def saw(self, seen: Seen, fault: Fault | None) -> None:
         self.seen.append(seen)
         if fault is None or getattr(fault, "takes", False):
-            self.taken.append(seen.message)
+            if isinstance(seen.message, ExportLogsServiceRequest):
+                self.logs.append(seen.message)
+            else:
+                self.taken.append(seen.message)
+
+    @property
+    def records(self) -> list[LogRecord]:
+        """Every log record that was taken, in order."""
+        return [
+            record
+            for message in list(self.logs)
+            for resource in message.resource_logs
+            for scope in resource.scope_logs
+            for record in scope.log_records
+        ]
 
     @property
     def spans(self) -> list[Span]:
@@ -186,7 +206,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         plain = gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body
         headers = {name.lower(): value for name, value in self.headers.items()}
-        message = ExportTraceServiceRequest.FromString(plain)
+        logs = self.path.startswith("/v1/logs")
+        kind = ExportLogsServiceRequest if logs else ExportTraceServiceRequest
+        message = kind.FromString(plain)
         memory.saw(Seen(message, headers, self.path, size), fault)
         self._answer(fault)
 
@@ -361,7 +383,13 @@ class GrpcCollector(Memory):
                 Cardinality.UNARY_UNARY,
                 ExportTraceServiceRequest,
                 ExportTraceServiceResponse,
-            )
+            ),
+            "/opentelemetry.proto.collector.logs.v1.LogsService/Export": Handler(
+                self._export,
+                Cardinality.UNARY_UNARY,
+                ExportLogsServiceRequest,
+                ExportLogsServiceResponse,
+            ),
         }
 
     def _run(self) -> None:
@@ -397,7 +425,9 @@ class GrpcCollector(Memory):
         self.saw(Seen(message, headers, "", message.ByteSize()), fault)
         match fault:
             case None:
-                await stream.send_message(ExportTraceServiceResponse())
+                logs = isinstance(message, ExportLogsServiceRequest)
+                answer = ExportLogsServiceResponse if logs else ExportTraceServiceResponse
+                await stream.send_message(answer())
             case Reply(status=200):
                 await stream.send_message(ExportTraceServiceResponse.FromString(fault.body))
             case GrpcStatus():

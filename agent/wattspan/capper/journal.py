@@ -152,13 +152,18 @@ class Journal:
         return {entry.key: entry for entry in told.entries}
 
 
+def directory_in(state_dir: Path, *, emulated: bool) -> Path:
+    """Where the capper's own directory is, whether there or not."""
+    return state_dir / ("capper-emulated" if emulated else "capper")
+
+
 def open_directory(state_dir: Path, *, emulated: bool = False) -> Path:
     """The capper's own directory in ``state_dir``; JournalError if it cannot be had or trusted.
 
     What it holds is believed by a process with every right, so nobody else may write it. An
     emulated host's limits are kept apart from true ones.
     """
-    directory = state_dir / ("capper-emulated" if emulated else "capper")
+    directory = directory_in(state_dir, emulated=emulated)
     remedy = "Make it writable, or set another [agent] state_dir."
     try:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -8,10 +8,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from wattspan.capper.journal import JournalError, open_directory
+from wattspan.capper.journal import JournalError, directory_in, open_directory
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SOCKET = "capper.sock"
+AUDIT = "audit.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,16 @@ class Place:
 
     @property
     def audit(self) -> Path:
-        return self.directory / "audit.jsonl"
+        return self.directory / AUDIT
 
     @property
     def ceilings(self) -> Path:
         return self.directory / "ceilings.json"
+
+
+def audit_path(state_dir: Path, *, emulated: bool) -> Path:
+    """Where the capper of this host, or of an emulated one, records what it does."""
+    return directory_in(state_dir, emulated=emulated) / AUDIT
 
 
 def open_place(state_dir: Path, emulated: Path | None = None) -> Place:

@@ -96,7 +96,9 @@ def build_agent(
         exporters = open_exporters(plugins, config, ExporterContext(clock, __version__, log))
         broken = _plugin_health(opened.failures + exporters.failures)
         past = RecentPast(Timeline(config.agent.history, config.agent.history_bytes))
-        workshop = Workshop(config, clock, past, processes.directory, log, emulated)
+        workshop = Workshop(
+            config, clock, past, processes.directory, log, emulated, host=_host_name(emulated)
+        )
         desk = Desk(
             config,
             clock,

@@ -46,7 +46,8 @@ class Desk:
 
     def health(self) -> tuple[SourceHealth, ...]:
         """How what is written to is doing."""
-        return () if self.forwarder is None else (self.forwarder.health(),)
+        mine = () if self.forwarder is None else (self.forwarder.health(),)
+        return mine if self.workshop is None else (*mine, *self.workshop.health())
 
     def services(self) -> tuple[Services, Joiner | None]:
         """The services, not started yet; and who knows the totals, if spans are received."""

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from wattspan import __version__
 from wattspan.cli.run_directory import asked_for, run_directory
 from wattspan.clock import SystemClock
 from wattspan.config import Config
-from wattspan.model import Consumer, Decided, Knob, TuningAccounts
+from wattspan.model import Consumer, Decided, Knob, SourceHealth, TuningAccounts
 from wattspan.ports import Caps, ProcessDirectory
 from wattspan.runtime.past import RecentPast
 from wattspan.runtime.services import Services
@@ -24,8 +25,9 @@ from wattspan.spanfeed.delivery import Counted
 
 if TYPE_CHECKING:
     from wattspan.emulation.host import EmulatedHost
+    from wattspan.forward.logs import Records
     from wattspan.runtime.poller import Poller
-    from wattspan.runtime.tuner import Tuner
+    from wattspan.runtime.tuner import Book, Tuner
     from wattspan.store.decisions import DecisionBook
 
 Log = Callable[[str], None]
@@ -42,9 +44,11 @@ class Workshop:
     directory: ProcessDirectory
     log: Log
     emulated: EmulatedHost | None = None
+    host: str = ""
     tap: UnitTap | None = None
     tuner: Tuner | None = None
     book: DecisionBook | None = None
+    records: Records | None = None
 
     def __post_init__(self) -> None:
         if self.config.autotune.mode != "off":
@@ -64,7 +68,10 @@ class Workshop:
     def services(self, poller: Poller) -> Services:
         """The services, not started yet; ``poller`` shows their state from now on."""
         services = Services("tuning")
+        if self.wants_caps or self.tap is not None:
+            self._add_records(services)
         if self.wants_caps:
+            self._add_audit(services)
             self._add_capper(services)
         if self.tap is not None:
             self._add_tuner(services, poller, self.tap)
@@ -75,6 +82,10 @@ class Workshop:
         if self.tuner is None:
             return TuningAccounts(self.config.autotune.mode)
         return self.tuner.accounts()
+
+    def health(self) -> tuple[SourceHealth, ...]:
+        """How what is written to is doing."""
+        return () if self.records is None else (self.records.health(),)
 
     def history(
         self, job: str = "", limit: int = 100, since: int | None = None
@@ -96,6 +107,53 @@ class Workshop:
     @property
     def socket(self) -> Path:
         return run_directory(self.config) / SOCKET
+
+    def _add_records(self, services: Services) -> None:
+        """The way to the user's collector, for what is decided and what is written."""
+        spans = self.config.spans
+        if not (spans.enabled and spans.forward and spans.forward_decisions):
+            return
+        from wattspan.forward.logs import Records
+
+        resource: dict[str, str | bool] = {
+            "service.name": "wattspan",
+            "service.version": __version__,
+            "host.name": self.host,
+        }
+        if self.emulated is not None:
+            resource["wattspan.emulated"] = True
+        self.records = Records(spans, self.clock, self.log, resource, version=__version__)
+        services.add(self.records.start, self.records.stop)
+
+    def _add_audit(self, services: Services) -> None:
+        """Before the capper, so that nothing is missed of it from its first line to its last."""
+        if self.records is None:
+            return
+        from wattspan.capper.place import audit_path
+        from wattspan.runtime.audited import AuditTail
+        from wattspan.runtime.events import of_deed
+
+        offer = self.records.offer
+        tail = AuditTail(
+            audit_path(Path(self.config.agent.state_dir), emulated=self.emulated is not None),
+            lambda event: offer(of_deed(event)),
+            self.clock,
+            self.log,
+        )
+        stop = threading.Event()
+        thread = threading.Thread(
+            target=tail.run, args=(stop,), name="wattspan-audited", daemon=True
+        )
+
+        def start() -> None:
+            tail.begin()
+            thread.start()
+
+        def end() -> None:
+            stop.set()
+            thread.join()
+
+        services.add(start, end)
 
     def _add_capper(self, services: Services) -> None:
         caps = self.config.caps
@@ -162,7 +220,7 @@ class Workshop:
             view=poller.view,
             directory=self.directory,
             caps=self._client() if self.wants_caps else None,
-            book=self.book,
+            book=self._told(self.book),
             memory=CertifiedBook.open(state_dir, emulated=emulated, log=self.log),
             command=command_line,
             floor=self.config.caps.floor_watts * 1000,
@@ -180,6 +238,14 @@ class Workshop:
 
         services.add(thread.start, end)
         poller.tuning_accounts = self.accounts
+
+    def _told(self, book: DecisionBook) -> Book:
+        """``book``, by which the user's collector is told too, if there is one."""
+        if self.records is None:
+            return book
+        from wattspan.runtime.events import ToldBook
+
+        return ToldBook(book, self.records.offer)
 
 
 def command_line(consumer: Consumer) -> str:

@@ -234,6 +234,13 @@ class Spans(Table, frozen=True):
         bool,
         about("Whether what waits is kept on disk, in the state directory, over a restart."),
     ] = False
+    forward_decisions: Annotated[
+        bool,
+        about(
+            "Whether that collector gets the tuner's decisions and the capper's audit log as well, "
+            "as log records."
+        ),
+    ] = True
 
 
 class Emulation(Table, frozen=True):

@@ -13,6 +13,7 @@ from email.utils import parsedate_to_datetime
 from enum import Enum
 
 from wattspan.forward.schema import parsed
+from wattspan.forward.signals import SPANS, Signal
 from wattspan.forward.status import status_message
 from wattspan.model import SECOND
 
@@ -50,15 +51,22 @@ class Answer:
 
 
 def of_http(
-    status: int, body: bytes, *, content_type: str, retry_after: str, location: str, now: int
+    status: int,
+    body: bytes,
+    *,
+    content_type: str,
+    retry_after: str,
+    location: str,
+    now: int,
+    signal: Signal = SPANS,
 ) -> Answer:
     """The meaning of an HTTP response; ``now`` is Unix nanoseconds."""
     if 200 <= status < 300:
         if "json" in content_type:
-            return _taken(*_partial_of_json(body))
+            return _taken(*_partial_of_json(body, signal), signal)
         if body and "protobuf" not in content_type:
             return _STRANGE
-        return of_response(body)
+        return of_response(body, signal)
     why = f"it answered {status}"
     if text := _said(body, content_type):
         why += f" ({text})"
@@ -85,15 +93,18 @@ _HTTP_REMEDIES = {
 }
 
 
-def of_response(body: bytes) -> Answer:
-    """The meaning of an ExportTraceServiceResponse, which may reject some of the spans."""
+def of_response(body: bytes, signal: Signal = SPANS) -> Answer:
+    """The meaning of a response, which may reject some of what was sent.
+
+    Those of all signals are the same on the wire, so that of spans is read for all.
+    """
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
     response = parsed(trace_service_pb2.ExportTraceServiceResponse, body)
     if response is None:
         return _STRANGE
     partial = response.partial_success
-    return _taken(partial.rejected_spans, partial.error_message)
+    return _taken(partial.rejected_spans, partial.error_message, signal)
 
 
 _STRANGE = Answer(
@@ -103,19 +114,19 @@ _STRANGE = Answer(
 )
 
 
-def _partial_of_json(body: bytes) -> tuple[int, str]:
-    """The rejected spans, and why, of a response in OTLP/JSON, as some answer to protobuf."""
+def _partial_of_json(body: bytes, signal: Signal) -> tuple[int, str]:
+    """How much was rejected, and why, of a response in OTLP/JSON, as some answer to protobuf."""
     try:
         partial = json.loads(body or b"{}")["partialSuccess"]
-        return int(partial.get("rejectedSpans", 0)), str(partial.get("errorMessage", ""))
+        return int(partial.get(signal.rejected, 0)), str(partial.get("errorMessage", ""))
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
         return 0, ""
 
 
-def _taken(rejected: int, message: str) -> Answer:
+def _taken(rejected: int, message: str, signal: Signal) -> Answer:
     said = _clause(message)
     if rejected > 0:
-        said = f"it rejected {rejected} spans" + (f" ({said})" if said else "")
+        said = f"it rejected {rejected} {signal.things}" + (f" ({said})" if said else "")
     elif said:
         said = f"it warns: {said}"
     return Answer(Verdict.TAKEN, said, rejected=max(0, rejected))

@@ -11,10 +11,9 @@ from enum import Enum
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from wattspan.forward.signals import SPANS, Signal
 from wattspan.ports import ConfigError
 from wattspan.settings import Listen, quoted
-
-TRACES = "/v1/traces"
 
 FORMS = (
     '"http://HOST:4318", "https://HOST", "unix:///PATH", "grpc://HOST:4317", "grpcs://HOST" or '
@@ -50,8 +49,9 @@ class Destination:
     tls: bool = False
     host: str = ""
     port: int = 0
-    target: str = TRACES
+    target: str = SPANS.path
     socket: str = ""  # a Unix socket in place of host and port
+    signal: Signal = SPANS
 
     @property
     def here(self) -> bool:
@@ -68,8 +68,8 @@ class Destination:
         return f"{scheme}://{Listen.written(self.host, self.port)}{path}"
 
 
-def parse_destination(url: str) -> Destination:
-    """``[spans] forward`` as an address; ConfigError says what it should be."""
+def parse_destination(url: str, signal: Signal = SPANS) -> Destination:
+    """``[spans] forward`` as an address of ``signal``; ConfigError says what it should be."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -89,7 +89,7 @@ def parse_destination(url: str) -> Destination:
     if unix:
         if parts.netloc or not parts.path.startswith("/") or parts.query:
             raise _bad(url, "a socket is written with three slashes and its whole path")
-        return Destination(protocol, socket=unquote(parts.path))
+        return Destination(protocol, target=signal.path, socket=unquote(parts.path), signal=signal)
     if not parts.hostname:
         raise _bad(url, "it names no host")
     if grpc and (parts.path not in ("", "/") or parts.query):
@@ -97,14 +97,21 @@ def parse_destination(url: str) -> Destination:
     if port == 0:
         raise _bad(url, "nothing listens on port 0")
     return Destination(
-        protocol, tls, parts.hostname, port or usual or 0, _target(parts.path, parts.query)
+        protocol,
+        tls,
+        parts.hostname,
+        port or usual or 0,
+        _target(parts.path, parts.query, signal),
+        signal=signal,
     )
 
 
-def _target(path: str, query: str) -> str:
-    """The path of a base endpoint gets the signal's path appended, as OTLP has it."""
-    base = path.rstrip("/")
-    whole = base if base.endswith(TRACES) else base + TRACES
+def _target(path: str, query: str, signal: Signal) -> str:
+    """The path of a base endpoint gets the signal's path appended, as OTLP has it.
+
+    An address that is written for spans, whole, has those of other signals beside it.
+    """
+    whole = path.rstrip("/").removesuffix(SPANS.path) + signal.path
     return f"{whole}?{query}" if query else whole
 
 

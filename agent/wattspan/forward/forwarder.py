@@ -23,6 +23,7 @@ from wattspan.forward.condition import Condition
 from wattspan.forward.destination import Destination, parse_destination, parse_headers
 from wattspan.forward.destination import Protocol as Wire
 from wattspan.forward.enrich import enrich
+from wattspan.forward.signals import SPANS, Signal
 from wattspan.forward.spool import Spool
 from wattspan.forward.transport import Transport
 from wattspan.forward.waiting import Parcel, Waiting
@@ -61,7 +62,10 @@ class ForwardStats:
 
 
 class Forwarder:
-    """One worker, one request under way. ``turn`` is one attempt and can be called by a test."""
+    """One worker, one request under way, of one signal: spans, unless another is named.
+
+    ``turn`` is one attempt and can be called by a test.
+    """
 
     def __init__(
         self,
@@ -72,6 +76,7 @@ class Forwarder:
         *,
         provenance: Callable[[], Mapping[HwType, Provenance]] = dict,
         version: str = "",
+        signal: Signal = SPANS,
         transport: Transport | None = None,
         backoff: Backoff | None = None,
     ) -> None:
@@ -80,7 +85,7 @@ class Forwarder:
         ``provenance`` says how the energy of each kind is obtained, now. ``spool_dir`` is where
         waiting spans are kept over a restart, if the settings want that.
         """
-        self.destination = parse_destination(settings.forward)
+        self.destination = parse_destination(settings.forward, signal)
         self._transport = transport or open_transport(
             self.destination, parse_headers(settings.forward_headers), clock, version
         )
@@ -102,13 +107,15 @@ class Forwarder:
             keeper = Spool(spool_dir, settings.forward_queue, log)
         self._waiting = Waiting(settings.forward_queue, keeper, dropped=self._crowded_out)
         self._restored = self._waiting.spans
-        self._worker = threading.Thread(target=self._run, name="wattspan-forward", daemon=True)
+        self._worker = threading.Thread(
+            target=self._run, name=f"wattspan-{signal.name}", daemon=True
+        )
 
     # ------------------------------------------------------------------------- from outside
 
     @property
     def name(self) -> str:
-        return "forward"
+        return self.destination.signal.name
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -121,11 +128,14 @@ class Forwarder:
         provenance = self._provenance()
         if provenance != self._attributes.provenance:
             self._attributes = Attributes(provenance)
-        body = enrich(delivery.message, energies, self._attributes)
+        self.put(enrich(delivery.message, energies, self._attributes), len(energies))
+
+    def put(self, body: bytes, count: int) -> None:
+        """Let a request go on that is ready to be sent, with so many spans, or what it sends."""
         with self._lock:
             if self._ended:
-                self._drops["stopped"] += len(energies)
-            elif self._waiting.add(body, len(energies)) and len(self._waiting) == 1:
+                self._drops["stopped"] += count
+            elif self._waiting.add(body, count) and len(self._waiting) == 1:
                 self._lock.notify()
 
     @property

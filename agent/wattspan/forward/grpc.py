@@ -16,8 +16,6 @@ from wattspan.forward.transport import ANSWER_WITHIN, CONNECT_WITHIN, IDLE
 from wattspan.model import SECOND
 from wattspan.ports import Clock, ConfigError
 
-_EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
-
 
 class GrpcTransport:
     """One channel to one collector, on an event loop that turns only while something is sent."""
@@ -90,7 +88,7 @@ class GrpcTransport:
             async with (
                 asyncio.timeout(self._answer_within),
                 self._channel.request(
-                    _EXPORT, _unary(), bytes, bytes, metadata=self._headers
+                    self._to.signal.method, _unary(), bytes, bytes, metadata=self._headers
                 ) as stream,
             ):
                 await stream.send_message(body, end=True)
@@ -108,7 +106,7 @@ class GrpcTransport:
             why, remedy = f"it does not speak gRPC: {reason(error)}", AWAY
         else:
             self._used = self._clock.monotonic()
-            return of_response(answer or b"")
+            return of_response(answer or b"", self._to.signal)
         self._hang_up()
         return again(why, remedy, perhaps_taken=sent, unfinished=not sent)
 

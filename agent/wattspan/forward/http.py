@@ -141,6 +141,7 @@ class HttpTransport:
             retry_after=response.headers.get("retry-after", ""),
             location=response.headers.get("location", ""),
             now=self._clock.now().wall,
+            signal=self._to.signal,
         )
 
     # ------------------------------------------------------------------------------- connections

@@ -24,7 +24,7 @@ class Transport(Protocol):
     """Takes requests to a collector, one at a time."""
 
     def send(self, body: bytes) -> Answer:
-        """Send an ExportTraceServiceRequest and say what became of it. Raises nothing."""
+        """Send a request, of one signal always, and say what became of it. Raises nothing."""
         ...
 
     def abort(self) -> None:

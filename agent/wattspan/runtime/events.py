@@ -1,0 +1,115 @@
+"""What was decided and what was written, as events for the user's collector.
+
+Decisions come from the tuner, by the book that it is handed. What the capper did comes from the
+capper's audit log, not from its state: the log has what a state cannot show, such as who was
+refused, what stood before, and what came and went between two looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from wattspan.capper.audit import Deed, Event
+from wattspan.forward.records import Record, Value
+from wattspan.model import Decided, Knob, Reason
+from wattspan.tuning import told
+
+PREFIX = "wattspan.caps."
+
+WARNINGS = frozenset(
+    {
+        Reason.OVER_BUDGET,
+        Reason.BUDGET_SPENT,
+        Reason.TAIL,
+        Reason.LYING_SIGNAL,
+        Reason.BAD_WORK,
+        Reason.FOREIGN_WRITER,
+        Reason.NO_PERMISSION,
+        Reason.NO_CAPPER,
+        Reason.LOST_DEVICE,
+    }
+)
+"""Reasons that somebody should look into: a budget that was about to break, or what is broken."""
+
+_WARNED_DEEDS = frozenset({Deed.REFUSE, Deed.FOREIGN, Deed.FAIL})
+
+Tell = Callable[[Record], None]
+
+
+class Book(Protocol):
+    def add(self, decided: Decided) -> object: ...
+
+
+class ToldBook:
+    """A book of decisions; whatever it is given is told as well, its small steps too."""
+
+    def __init__(self, book: Book, tell: Tell) -> None:
+        self._book, self._tell = book, tell
+
+    def add(self, decided: Decided) -> None:
+        self._book.add(decided)
+        self._tell(of_decision(decided))
+
+
+def of_decision(decided: Decided) -> Record:
+    """A decision of the tuner."""
+    event = told.event(decided)
+    warns = decided.decision.reason in WARNINGS
+    return Record(event.name, event.wall, event.body, event.attributes, warns)
+
+
+def of_deed(event: Event) -> Record:
+    """What the capper did; settings are in the unit that is told beside them."""
+    attributes: dict[str, Value] = {"deed": event.deed.value}
+    knob = event.knob
+    if knob is not None:
+        attributes |= {"knob": knob.value, "unit": told.unit(knob)}
+        settings = {"old": event.old, "new": event.new}
+        attributes |= {
+            name: _number(knob, value) for name, value in settings.items() if value is not None
+        }
+    words = {"device": event.device, "name": event.name, "job": event.job, "why": event.why}
+    attributes |= {name: word for name, word in words.items() if word}
+    numbers = {"pid": event.pid, "uid": event.uid}
+    attributes |= {name: number for name, number in numbers.items() if number is not None}
+    return Record(
+        f"{PREFIX}{event.deed.value}",
+        event.at,
+        sentence(event),
+        {f"{PREFIX}{name}": value for name, value in attributes.items()},
+        event.deed in _WARNED_DEEDS,
+    )
+
+
+def sentence(event: Event) -> str:
+    """What happened, for people."""
+    where = f"{event.knob} of {event.name or event.device}"
+    whose = f", for {event.job}" if event.job else ""
+    old, new = _shown(event.knob, event.old), _shown(event.knob, event.new)
+    match event.deed:
+        case Deed.WRITE:
+            said = f"Set {where} to {new}, from {old}{whose}"
+        case Deed.RESTORE:
+            said = f"Gave back {where}: {new}, from {old}{whose}"
+        case Deed.FOREIGN:
+            said = f"Somebody else has set {where}, to {new}: it is left alone"
+        case Deed.REFUSE | Deed.FAIL | Deed.VOID if event.why:
+            return event.why
+        case Deed.START:
+            said = "The capper began"
+        case Deed.END:
+            said = "The capper ended"
+        case _:
+            said = f"The capper noted: {event.deed}"
+    return f"{said}: {event.why.rstrip('.')}." if event.why else f"{said}."
+
+
+def _shown(knob: Knob | None, value: int | None) -> str:
+    if knob is None or value is None:
+        return "unlocked" if knob is Knob.GPU_CLOCK else "unknown"
+    return f"{_number(knob, value):g} {told.unit(knob)}"
+
+
+def _number(knob: Knob, value: int) -> float:
+    return float(value) if knob is Knob.GPU_CLOCK else value / 1e3
