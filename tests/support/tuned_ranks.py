@@ -76,7 +76,7 @@ class Together:
         part = (self.steps * 16 + rank + 1 + (1 << 62)).to_bytes(8, "big")
         computed = self.since + self.computed[rank]
         trace = bytes([rank + 1]) * 16
-        return [
+        both = [
             (
                 Span(trace, part, step, SERVICE, COMPUTE, self.since, computed),
                 Told(trace, part, step, COMPUTE, self.since, computed),
@@ -86,6 +86,8 @@ class Together:
                 Told(trace, step, b"", STEP, self.since, end),
             ),
         ]
+        # What ends first is told first by some senders, and by others what it is part of.
+        return both if rank % 2 else both[::-1]
 
     @property
     def slowdown(self) -> float:

@@ -7,14 +7,16 @@ from types import MappingProxyType
 
 import pytest
 
-from wattspan.model import SECOND
-from wattspan.tuning import Policy, Range, State, begin
+from wattspan.model import SECOND, Move, Reason
+from wattspan.tuning import Observation, Policy, Range, State, begin, remember
+from wattspan.tuning.course import judge, relearn
 from wattspan.tuning.known import Known, Level
 from wattspan.tuning.ladder import Ladder
 from wattspan.tuning.ranks import STEPS, Slack, Step, Waiting
+from wattspan.tuning.sentences import setting
 from wattspan.tuning.sequence import Evidence
 from wattspan.tuning.slack import DEEPEST, TRIES, WINDOW, lower, pays, proven, stale, watch
-from wattspan.tuning.state import CANDIDATES, Stage
+from wattspan.tuning.state import CANDIDATES, Plan, Stage
 from wattspan.tuning.watch import Sum
 
 W = 1_000
@@ -257,3 +259,54 @@ def test_a_few_steps_give_nothing_back() -> None:
 
 def test_one_cap_for_all_is_never_given_back_for_waiting() -> None:
     assert not stale(state())
+
+
+# -------------------------------------------------------------------------------- in the search
+
+
+def changed(*, stage: Stage) -> tuple[State, int]:
+    """Less for the last rank is in force, which waits no more."""
+    before, level = lowered()
+    before = before._replace(stage=stage, plan=Plan(level, 24))
+    return watch(before, [step(3 + at, 0.9, 0.9, 0.9) for at in range(WINDOW)]), level
+
+
+@pytest.mark.parametrize("stage", [Stage.HOLD, Stage.PROVE])
+def test_ranks_that_wait_otherwise_release_all_and_then_have_one_cap(stage: Stage) -> None:
+    before, level = changed(stage=stage)
+    seen = Observation(now=200 * SECOND, in_force=before.ladder.caps(level))
+    after = judge(before, seen)
+    assert (after.decision.move, after.decision.reason) == (Move.RELEASE, Reason.CHANGED)
+    assert not after.decision.caps
+    assert after.plan.level == TOP
+    assert (after.stage, after.candidate, after.certified) == (Stage.HOLD, BASE, BASE)
+
+
+def test_while_the_original_stands_to_be_compared_with_it_stays() -> None:
+    before, _ = changed(stage=Stage.HOLD)
+    before = before._replace(plan=Plan(TOP, 2))
+    after = judge(before, Observation(now=200 * SECOND))
+    assert (after.plan.level, after.candidate) == (TOP, BASE)
+    assert not after.decision.caps
+
+
+def test_who_waits_is_tried_with_less_after_one_cap_was_held_for_a_while() -> None:
+    before = state(plan=Plan(BASE, 24), deepened=2)
+    after = judge(before, Observation(now=200 * SECOND, in_force=before.ladder.caps(BASE)))
+    assert (after.stage, after.decision.reason) == (Stage.PROVE, Reason.CERTIFYING)
+    assert after.candidate == after.slack.lowered
+    assert after.certified == BASE
+
+
+def test_of_less_for_some_the_one_cap_is_what_another_run_begins_with() -> None:
+    before, level = lowered()
+    told = remember(before)
+    assert told is not None
+    assert (told.level, told.levels) == (BASE, before.ladder.caps(level))
+    assert relearn(before._replace(resume=level), SECOND).resume == BASE
+
+
+def test_less_for_some_is_told_with_both_settings() -> None:
+    before, level = lowered()
+    least = before.ladder.caps(level)["GPU-2"] / W
+    assert setting(before, level) == f"600 W, {least:.0f} W where ranks wait"

@@ -116,6 +116,10 @@ class Course:
         """
         rank = self.ranks.setdefault(handed.consumer, 1 + max(self.ranks.values(), default=-1))
         unit, part = self.span, self.job.compute
+        if part:  # a batch may tell of a unit before it tells of what is part of it
+            for span in handed.spans:
+                if span.name == part:
+                    self._compute(span)
         for span, told in zip(handed.spans, handed.told, strict=True):
             if span.name == unit:
                 if not span.start < span.end <= now + _AHEAD or self._again(span):
@@ -124,12 +128,12 @@ class Course:
                 if work is not None:
                     compute = self._computed.pop(span.id, None) if part else None
                     self._units.append(Unit(span.start, span.end, work, rank, compute))
-            elif part and span.name == part:
-                self._computed[span.parent] = (
-                    self._computed.pop(span.parent, 0) + span.end - span.start
-                )
-                if len(self._computed) > _COMPUTES:
-                    self._computed.popitem(last=False)
+
+    def _compute(self, span: Span) -> None:
+        """Keep how long a rank computed until the unit comes that this is part of."""
+        self._computed[span.parent] = self._computed.pop(span.parent, 0) + span.end - span.start
+        if len(self._computed) > _COMPUTES:
+            self._computed.popitem(last=False)
 
     def _again(self, span: Span) -> bool:
         """Whether it has come before: a sender that got no answer sends once more."""
