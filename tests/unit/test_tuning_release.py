@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -160,3 +161,86 @@ def test_work_that_varies_is_counted() -> None:
     level = run.until(held).caps[GPU]
     assert gentle(level)[0] < 1.05
     assert level < TOP
+
+
+def costing(level: int, slower: float) -> Callable[[float], tuple[float, float]]:
+    """A job that a level slows down by so much, and others in proportion to their depth."""
+
+    def curve(at: float) -> tuple[float, float]:
+        depth = max(TOP - at, 0.0) / (TOP - level)
+        return 1 + slower * depth**1.5, gentle(at)[1]
+
+    return curve
+
+
+def test_a_neighbours_visit_is_no_reason_to_release() -> None:
+    run = holding()
+    run.on(1_000)
+    for _ in range(12):
+        run.plant.step *= 1.3
+        run.on(25)
+        run.plant.step /= 1.3
+        run.on(60)
+    assert Reason.OVER_BUDGET not in run.reasons
+    assert run.until(held).caps
+
+
+def test_a_candidate_that_would_not_do_makes_way_for_a_higher_one() -> None:
+    run = Run(Plant(), DWELL)
+    level = run.until(lambda one: one.reason is Reason.CERTIFYING).caps[GPU]
+    run.plant.curve = costing(level, 0.054)
+    decision = run.until(held)
+    assert decision.caps[GPU] > level
+    assert run.state is not None
+    assert run.state.tried >= 1
+    assert not any(one.move is Move.RELEASE for one in run.decisions)
+
+
+def test_a_candidate_that_is_much_too_slow_is_released() -> None:
+    run = Run(Plant(), DWELL)
+    level = run.until(lambda one: one.reason is Reason.CERTIFYING).caps[GPU]
+    run.plant.curve = costing(level, 0.25)
+    assert run.until(released, turns=600).reason is Reason.OVER_BUDGET
+
+
+def test_a_lower_candidate_that_fails_leaves_the_one_that_was_certified() -> None:
+    run = holding(Plant(cv=0.03))
+    level = run.decisions[-1].caps[GPU]
+    lower = run.until(lambda one: one.reason is Reason.CERTIFYING and bool(one.caps)).caps[GPU]
+    assert lower < level
+    usual = run.plant.curve
+    run.plant.curve = lambda at: (1.056, gentle(at)[1]) if at <= lower else usual(at)
+    assert run.until(held).caps[GPU] == level
+    run.plant.may = False
+    run.until(held)
+
+
+def test_three_candidates_that_fail_end_the_search() -> None:
+    run = Run(Plant(), DWELL)
+    while run.on(1).move is not Move.DECLINE or run.decisions[-1].reason is Reason.NO_SIGNAL:
+        state = run.state
+        assert state is not None
+        if state.candidate is not None:
+            run.plant.curve = costing(state.candidate, 0.054)
+    assert run.decisions[-1].reason is Reason.TOO_NOISY
+    assert not any(held(one) for one in run.decisions)
+
+
+def test_the_way_down_ends_where_energy_rises_again() -> None:
+    def shallow(at: float) -> tuple[float, float]:
+        return (1.0, 1.0) if at >= TOP else (1.025, 0.8) if at > 370_000 else (1.036, 0.95)
+
+    run = Run(Plant(curve=shallow, cv=0.002), DWELL)
+    run.until(lambda one: one.reason is Reason.CERTIFYING)
+    assert run.state is not None
+    assert len(run.state.known.levels) == 2
+    assert run.until(held).caps[GPU] > 370_000
+
+
+def test_what_saves_nothing_after_all_is_not_held() -> None:
+    run = Run(Plant(), DWELL)
+    run.until(lambda one: one.reason is Reason.CERTIFYING)
+    run.plant.curve = lambda at: (gentle(at)[0], 1.0)
+    decision = run.until(lambda one: one.move is Move.DECLINE)
+    assert decision.reason is Reason.NO_SAVING
+    assert not any(held(one) for one in run.decisions)

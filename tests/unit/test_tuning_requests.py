@@ -108,3 +108,11 @@ def test_a_load_that_changed_is_no_comparison() -> None:
         server.on()
     compared = sum(level.time.n for level in server.state.known.levels.values())
     assert compared < sum(one.unmatched for one in server.state.serving.values()) + 150
+
+
+def test_a_tail_that_breaks_while_it_is_proved_releases_too() -> None:
+    server = Server(little, limit=700_000_000)
+    server.until(lambda one: one.reason is Reason.CERTIFYING)
+    server.slower = lambda level: 1.0 if level == TOP else 2.0
+    decision = server.until(lambda one: one.move is Move.RELEASE, turns=300)
+    assert decision.reason in (Reason.TAIL, Reason.OVER_BUDGET)

@@ -240,8 +240,6 @@ def _monotone(state: State) -> bool:
     deviation = pair_deviation(state)
     for at, (_, high) in enumerate(ordered):
         for _, low in ordered[at + 1 :]:
-            if not high.time.n or not low.time.n:
-                continue
             error = deviation * math.sqrt(1 / high.time.n + 1 / low.time.n)
             if high.time.mean - low.time.mean > 0.02 + 3 * error:
                 return False
@@ -338,13 +336,13 @@ def _another(state: State, seen: Observation) -> State:
     """The candidate will not do: a higher one, or the one that did before."""
     level = state.chosen
     state = state._replace(tried=state.tried + 1)
-    if state.certified is not None or state.tried >= CANDIDATES:
-        return _fall_back(state, seen, Reason.TOO_NOISY)
-    aim = search.target(state, max(search.first_pairs(state), state.judged))
-    above = level + max(state.ladder.step, round(0.012 * level)) - state.ladder.step
-    following = search.candidate(state, aim, above)
+    following = None
+    if state.certified is None and state.tried < CANDIDATES:
+        aim = search.target(state, max(search.first_pairs(state), state.judged))
+        above = level + max(state.ladder.step, round(0.012 * level)) - state.ladder.step
+        following = search.candidate(state, aim, above)
     if following is None:
-        return _fall_back(state, seen, Reason.NO_SAVING)
+        return _fall_back(state, seen, Reason.TOO_NOISY)
     return _prove(state, seen, following)
 
 

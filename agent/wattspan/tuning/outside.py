@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wattspan.model import SECOND, Decision, Move, Reason
+from wattspan.model import SECOND, Decision, Reason
 from wattspan.tuning import sentences
 from wattspan.tuning.state import Plan, Stage, State
 from wattspan.tuning.values import Observation
@@ -94,8 +94,3 @@ def give_up(state: State, now: int, decision: Decision) -> State:
         candidate=None,
         certified=None,
     )
-
-
-def is_release(state: State) -> bool:
-    """Whether the last decision gave a cap back."""
-    return state.decision.move is Move.RELEASE

@@ -141,9 +141,7 @@ def next_level(state: State) -> int | None:
     down = ladder.level((1 - step) * level)
     while down < level and shape.time(down) > 1.7 * state.budget:
         down += ladder.step
-    if level - down < 0.02 * level and down > ladder.bottom:
-        return None
-    return down if down < level else None
+    return down
 
 
 def target(state: State, pairs: float) -> float:
