@@ -46,7 +46,7 @@ class Writer:
         """``record`` in wire format, as it was noticed at the Unix nanoseconds ``now``."""
         request = self._request.FromString(self._empty)
         log = request.resource_logs[0].scope_logs[0].log_records.add()
-        log.time_unix_nano, log.observed_time_unix_nano = max(0, record.wall), max(0, now)
+        log.time_unix_nano, log.observed_time_unix_nano = _time(record.wall), _time(now)
         log.severity_number = _WARN if record.warns else _INFO
         log.severity_text = "WARN" if record.warns else "INFO"
         log.body.string_value = _text(record.body)
@@ -72,7 +72,7 @@ def _fill(pairs: Any, attributes: Attributes) -> None:
 def _set(to: Any, value: str | bool | int | float) -> None:
     if isinstance(value, bool):
         to.bool_value = value
-    elif isinstance(value, int):
+    elif isinstance(value, int) and -(2**63) <= value < 2**63:
         to.int_value = value
     elif isinstance(value, float):
         to.double_value = value
@@ -80,6 +80,10 @@ def _set(to: Any, value: str | bool | int | float) -> None:
         to.string_value = _text(value)
 
 
-def _text(text: str) -> str:
+def _time(wall: int) -> int:
+    return min(max(0, wall), 2**64 - 1)
+
+
+def _text(text: object) -> str:
     """As protobuf takes it: names come from applications, and may hold what is no Unicode."""
     return str(text).encode("utf-8", "replace").decode()

@@ -1,0 +1,126 @@
+"""Decisions and caps at the user's collector, from an agent that tunes an emulated host."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+
+from support.collector import GrpcCollector, HttpCollector, Memory, Reply
+from support.tuned_stack import Tuned, TunedHost
+from support.waiting import eventually
+from wattspan.capper.audit import Audit, Deed, Event
+from wattspan.clock import SystemClock
+from wattspan.config import Spans
+from wattspan.forward.backoff import Backoff
+from wattspan.forward.logs import Records
+from wattspan.model import MILLISECOND
+from wattspan.runtime.audited import AuditTail
+from wattspan.runtime.events import of_deed
+
+CLOCK = SystemClock()
+Collector = Callable[[], AbstractContextManager[HttpCollector | GrpcCollector]]
+
+
+@contextmanager
+def sending(url: str) -> Iterator[Records]:
+    records = Records(
+        Spans(forward=url, forward_headers="x-tenant=a"),
+        CLOCK,
+        lambda _: None,
+        {"service.name": "wattspan", "host.name": "h"},
+        backoff=Backoff(lambda: 0.0, first=MILLISECOND, longest=10 * MILLISECOND),
+    )
+    records.start()
+    try:
+        yield records
+    finally:
+        records.stop()
+
+
+def deed(why: str, kind: Deed = Deed.FAIL) -> Event:
+    return Event(at=1, deed=kind, why=why)
+
+
+def bodies(collector: Memory) -> list[str]:
+    return [record.body.string_value for record in collector.records]
+
+
+def text_of(record: LogRecord, name: str) -> str:
+    return next((pair.value.string_value for pair in record.attributes if pair.key == name), "")
+
+
+@pytest.mark.parametrize("open_collector", [HttpCollector, GrpcCollector])
+def test_what_the_capper_records_arrives_at_the_place_of_logs(
+    tmp_path: Path, open_collector: Collector
+) -> None:
+    audit = Audit(tmp_path / "audit.jsonl", 300)
+    whys = [f"Reason {number}." for number in range(20)]
+    with open_collector() as collector, sending(collector.url) as records:
+        tail = AuditTail(audit.path, lambda event: records.offer(of_deed(event)), CLOCK)
+        tail.begin()
+        for why in whys:
+            audit.record(deed(why))
+            tail.turn()
+        tail.close()
+        eventually(lambda: bodies(collector) == whys, "all arrive, once, in order")
+        (host,) = collector.logs[0].resource_logs
+        assert [pair.value.string_value for pair in host.resource.attributes] == ["wattspan", "h"]
+        assert all(seen.headers["x-tenant"] == "a" for seen in collector.seen)
+        assert {seen.path for seen in collector.seen} <= {"/v1/logs", ""}
+
+
+def test_a_collector_that_is_busy_gets_every_record_once_it_is_not(tmp_path: Path) -> None:
+    with HttpCollector() as collector, sending(collector.url) as records:
+        collector.script(Reply(503), Reply(429), Reply(503))
+        for number in range(5):
+            records.offer(of_deed(deed(str(number))))
+        eventually(lambda: len(collector.records) == 5, "all arrive")
+        assert bodies(collector) == [*"01234"]
+        assert records.drops == {}
+
+
+def test_a_dead_collector_costs_nothing_but_what_is_dropped_and_counted() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]  # and nobody listens there from now on
+    with sending(f"http://127.0.0.1:{port}") as records:
+        for number in range(5000):
+            records.offer(of_deed(deed(str(number))))
+        dropped = records.drops["queue_full"]
+        assert 0 < dropped < 5000
+    assert records.drops["queue_full"] + records.drops["stopped"] == 5000
+    assert records.sent == 0
+
+
+def test_an_agent_that_tunes_tells_the_collector_what_it_decides_and_what_is_written(
+    tmp_path: Path,
+) -> None:
+    def told(name: str) -> list[LogRecord]:
+        return [record for record in collector.records if record.event_name == name]
+
+    with HttpCollector() as collector, TunedHost() as host:
+        environ = {"WATTSPAN_SPANS_FORWARD": collector.url}
+        with Tuned(host, tmp_path, environ=environ) as agent:
+            agent.caps()
+            agent.until(lambda: told("wattspan.caps.write"), "a write is told")
+            agent.until(lambda: told("wattspan.autotune.decision"), "a decision is told")
+            agent.send(signal.SIGTERM)
+            assert agent.ended() == 0
+        assert told("wattspan.caps.start")
+        write, decision = told("wattspan.caps.write")[0], told("wattspan.autotune.decision")[0]
+        assert write.body.string_value.startswith("Set gpu_power of Emulated NVIDIA H100")
+        assert text_of(write, "wattspan.caps.job") == "trainer/train_step"
+        assert text_of(decision, "wattspan.autotune.job") == "trainer/train_step"
+        assert decision.body.string_value.endswith(".")
+        assert told("wattspan.caps.restore"), "what is given back at the end is told as well"
+        assert told("wattspan.caps.end"), "and so is the end"
+        resource = {
+            pair.key: pair.value for pair in collector.logs[0].resource_logs[0].resource.attributes
+        }
+        assert resource["host.name"].string_value == "emulated-one-socket-h100"
+        assert resource["wattspan.emulated"].bool_value

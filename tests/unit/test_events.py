@@ -1,0 +1,240 @@
+"""Decisions and deeds as events: what is said of them, and that none is told twice or lost."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from wattspan.capper.audit import Audit, Deed, Event
+from wattspan.model import Decided, Decision, Instant, Knob, Move, Reason
+from wattspan.runtime.audited import AT_ONCE, AuditTail
+from wattspan.runtime.events import ToldBook, of_decision, of_deed
+from wattspan.testing import ManualClock
+
+WRITE = Event(
+    at=7,
+    deed=Deed.WRITE,
+    knob=Knob.GPU_POWER,
+    device="gpu:GPU-0",
+    name="H100 0",
+    old=700_000,
+    new=525_500,
+    why="A try.",
+    job="train",
+    pid=11,
+    uid=0,
+)
+
+
+def decided(move: Move, reason: Reason) -> Decided:
+    decision = Decision(move, reason, "So it is.", {"gpu:GPU-0": 500_000}, {"slowdown": 0.02})
+    return Decided(Instant(1, 10**18), "job", Knob.GPU_POWER, decision, True)
+
+
+# ------------------------------------------------------------------------------- what is said
+
+
+def test_a_decision_is_its_sentence_with_its_figures():
+    record = of_decision(decided(Move.HOLD, Reason.CERTIFIED))
+    assert (record.name, record.wall) == ("wattspan.autotune.decision", 10**18)
+    assert record.body == "So it is."
+    assert record.attributes["wattspan.autotune.settings"] == [500.0]
+    assert record.attributes["wattspan.autotune.shown.slowdown"] == 0.02
+    assert not record.warns
+
+
+@pytest.mark.parametrize(
+    ("move", "reason", "warns"),
+    [
+        (Move.RELEASE, Reason.OVER_BUDGET, True),
+        (Move.RELEASE, Reason.FOREIGN_WRITER, True),
+        (Move.RELEASE, Reason.LOST_DEVICE, True),
+        (Move.DECLINE, Reason.NO_PERMISSION, True),
+        (Move.RELEASE, Reason.ENDED, False),
+        (Move.DECLINE, Reason.NO_SAVING, False),
+        (Move.PROBE, Reason.SCREENING, False),
+    ],
+)
+def test_what_somebody_should_look_at_is_a_warning(move, reason, warns):
+    assert of_decision(decided(move, reason)).warns is warns
+
+
+def test_a_book_keeps_and_tells_whatever_it_is_given():
+    class Kept(list[Decided]):
+        add = list.append
+
+    kept, told = Kept(), []
+    book = ToldBook(kept, told.append)
+    one = decided(Move.HOLD, Reason.CERTIFIED)
+    book.add(one)
+    assert kept == [one]
+    assert told == [of_decision(one)]
+
+
+def test_a_write_says_what_where_for_whom_and_why_in_the_unit_of_people():
+    record = of_deed(WRITE)
+    assert record.name == "wattspan.caps.write"
+    assert record.body == "Set gpu_power of H100 0 to 525.5 W, from 700 W, for train: A try."
+    assert record.attributes == {
+        "wattspan.caps.deed": "write",
+        "wattspan.caps.knob": "gpu_power",
+        "wattspan.caps.unit": "W",
+        "wattspan.caps.old": 700.0,
+        "wattspan.caps.new": 525.5,
+        "wattspan.caps.device": "gpu:GPU-0",
+        "wattspan.caps.name": "H100 0",
+        "wattspan.caps.job": "train",
+        "wattspan.caps.why": "A try.",
+        "wattspan.caps.pid": 11,
+        "wattspan.caps.uid": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("event", "body", "warns"),
+    [
+        (
+            Event(at=1, deed=Deed.RESTORE, knob=Knob.GPU_CLOCK, device="gpu:0", old=1200),
+            "Gave back gpu_clock of gpu:0: unlocked, from 1200 MHz.",
+            False,
+        ),
+        (
+            Event(at=1, deed=Deed.FOREIGN, knob=Knob.CPU_POWER, device="rapl:0", new=90_000),
+            "Somebody else has set cpu_power of rapl:0, to 90 W: it is left alone.",
+            True,
+        ),
+        (Event(at=1, deed=Deed.REFUSE, why="No such knob.", uid=5), "No such knob.", True),
+        (Event(at=1, deed=Deed.FAIL, why="It did not obey."), "It did not obey.", True),
+        (Event(at=1, deed=Deed.FAIL), "The capper noted: fail.", True),
+        (Event(at=1, deed=Deed.START), "The capper began.", False),
+        (Event(at=1, deed=Deed.END), "The capper ended.", False),
+    ],
+)
+def test_every_deed_is_a_sentence(event, body, warns):
+    record = of_deed(event)
+    assert record.body == body
+    assert record.warns is warns
+
+
+@pytest.mark.parametrize("deed", list(Deed))
+def test_every_deed_has_a_name_and_an_end(deed):
+    assert of_deed(Event(at=1, deed=deed)).name == f"wattspan.caps.{deed}"
+    assert of_deed(Event(at=1, deed=deed)).body.endswith(".")
+
+
+# ------------------------------------------------------------------------- following the log
+
+
+class Bench:
+    """A log that a capper writes, and what was told of it."""
+
+    def __init__(self, folder: Path, size: int = 10**6) -> None:
+        self.path = folder / "audit.jsonl"
+        self.audit = Audit(self.path, size)
+        self.told: list[str] = []
+        self.said: list[str] = []
+        self.tail = AuditTail(
+            self.path, lambda event: self.told.append(event.why), ManualClock(), self.said.append
+        )
+
+    def record(self, *whys: str) -> None:
+        for why in whys:
+            self.audit.record(Event(at=1, deed=Deed.FAIL, why=why))
+
+
+@pytest.fixture
+def bench(tmp_path):
+    bench = Bench(tmp_path)
+    yield bench
+    bench.tail.close()
+
+
+def test_what_was_there_before_is_not_told_and_what_comes_is_told_once(bench):
+    bench.record("before")
+    bench.tail.begin()
+    bench.record("a", "b")
+    for _ in range(3):
+        bench.tail.turn()
+    bench.record("c")
+    bench.tail.turn()
+    assert bench.told == ["a", "b", "c"]
+
+
+def test_a_log_that_comes_later_is_told_from_its_first_line(bench):
+    bench.tail.begin()
+    bench.tail.turn()
+    bench.record("first")
+    bench.tail.turn()
+    assert bench.told == ["first"]
+    assert bench.said == []
+
+
+def test_nothing_is_lost_and_nothing_told_twice_when_the_log_is_rotated(tmp_path):
+    bench = Bench(tmp_path, size=200)
+    bench.record("before")
+    bench.tail.begin()
+    wanted = [str(number) for number in range(50)]
+    for number in wanted:
+        bench.record(number)
+        if int(number) % 2:
+            bench.tail.turn()
+    bench.tail.turn()
+    bench.tail.close()
+    assert (tmp_path / "audit.jsonl.1").exists()
+    assert bench.told == wanted
+
+
+def test_a_line_that_is_half_written_is_told_when_it_is_whole(bench):
+    bench.tail.begin()
+    line = msgspec.json.encode(Event(at=1, deed=Deed.FAIL, why="whole")) + b"\n"
+    with bench.path.open("ab", buffering=0) as file:
+        file.write(line[:10])
+        bench.tail.turn()
+        assert bench.told == []
+        file.write(line[10:])
+    bench.tail.turn()
+    assert bench.told == ["whole"]
+
+
+def test_what_is_no_event_is_passed_over(bench):
+    bench.tail.begin()
+    bench.record("a")
+    with bench.path.open("ab") as file:
+        file.write(b'\xff\n{"at":1,"deed":"of a later version"}\n[]\n\n' + b"x" * (AT_ONCE + 9))
+        file.write(b"\n")
+    bench.record("b")
+    bench.tail.turn()
+    assert bench.told == ["a", "b"]
+
+
+def test_a_log_that_somebody_emptied_is_followed_on(bench):
+    bench.record("before")
+    bench.tail.begin()
+    os.truncate(bench.path, 0)
+    bench.record("a")
+    bench.tail.turn()
+    assert bench.told == ["a"]
+
+
+def test_a_log_that_was_removed_and_made_anew_is_followed_on(bench):
+    bench.record("before")
+    bench.tail.begin()
+    bench.path.unlink()
+    bench.tail.turn()
+    bench.record("a")
+    bench.tail.turn()
+    assert bench.told == ["a"]
+
+
+@pytest.mark.parametrize("make", [lambda path: path.mkdir(), os.mkfifo, lambda p: p.symlink_to(p)])
+def test_something_else_than_a_log_is_said_once_and_hurts_nobody(bench, make):
+    make(bench.path)
+    bench.tail.begin()
+    for _ in range(3):
+        bench.tail.turn()
+    (said,) = bench.said
+    assert str(bench.path) in said
+    assert bench.told == []
