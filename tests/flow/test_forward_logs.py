@@ -69,7 +69,7 @@ def test_what_the_capper_records_arrives_at_the_place_of_logs(
             tail.turn()
         tail.close()
         eventually(lambda: bodies(collector) == whys, "all arrive, once, in order")
-        (host,) = collector.logs[0].resource_logs
+        host = collector.logs[0].resource_logs[0]
         assert [pair.value.string_value for pair in host.resource.attributes] == ["wattspan", "h"]
         assert all(seen.headers["x-tenant"] == "a" for seen in collector.seen)
         assert {seen.path for seen in collector.seen} <= {"/v1/logs", ""}
