@@ -163,7 +163,10 @@ def candidate(state: State, aim: float, above: int = 0) -> int | None:
     shape, ladder = curve(state), state.ladder
     best, least = None, -0.004  # less is no saving
     stride = max(ladder.rungs // 400, 1) * ladder.step
-    for level in range(max(ladder.bottom, above + ladder.step), ladder.top, stride):
+    # What lies further below all that was tried than one step is a guess, and may be a cliff.
+    tried = min(state.known.levels, default=ladder.top)
+    lowest = max(ladder.level((1 - STEP) * tried), above + ladder.step)
+    for level in range(lowest, ladder.top, stride):
         time = shape.time(level)
         if time <= aim:
             worth = value(state, time, shape.power(level))
