@@ -126,6 +126,16 @@ def of_capper(field: Callable[[TuningAccounts], int]) -> Draw:
     return draw
 
 
+def forwarded(snapshot: Snapshot) -> Iterator[Sample]:
+    if snapshot.tuning.forwarded is not None:
+        yield (), snapshot.tuning.forwarded
+
+
+def forward_drops(snapshot: Snapshot) -> Iterator[Sample]:
+    for reason, count in snapshot.tuning.forward_drops.items():
+        yield (reason,), count
+
+
 def host_ceiling(snapshot: Snapshot) -> Iterator[Sample]:
     if snapshot.tuning.ceiling is not None:
         yield (), snapshot.tuning.ceiling

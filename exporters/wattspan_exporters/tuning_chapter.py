@@ -169,5 +169,15 @@ TUNING = Chapter(
             "Limits that it has given back to what they were.",
             (), draw_tuning.of_capper(lambda tuning: tuning.restores),
         ),
+        Metric(
+            "wattspan.logs.forwarded", COUNTER, "{record}",
+            "Log records about decisions and caps that the collector behind the agent has taken.",
+            (), draw_tuning.forwarded,
+        ),
+        Metric(
+            "wattspan.logs.forward.drops", COUNTER, "{record}",
+            "Log records that the collector behind the agent did not get, by reason.",
+            ("reason",), draw_tuning.forward_drops,
+        ),
     ),
 )  # fmt: skip

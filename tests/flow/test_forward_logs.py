@@ -109,6 +109,9 @@ def test_an_agent_that_tunes_tells_the_collector_what_it_decides_and_what_is_wri
             agent.caps()
             agent.until(lambda: told("wattspan.caps.write"), "a write is told")
             agent.until(lambda: told("wattspan.autotune.decision"), "a decision is told")
+            agent.until(
+                lambda: agent.metrics("wattspan_logs_forwarded_total").get(""), "it is counted"
+            )
             agent.send(signal.SIGTERM)
             assert agent.ended() == 0
         assert told("wattspan.caps.start")

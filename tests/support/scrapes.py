@@ -234,6 +234,7 @@ def tuning() -> TuningAccounts:
             ),
         ),
         capper=True, writes=31, restores=2, ceiling=1_200_000,
+        forwarded=88, forward_drops={"queue_full": 3},
     )  # fmt: skip
 
 

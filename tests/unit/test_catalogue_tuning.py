@@ -50,6 +50,13 @@ def held() -> TuningRow:
     return full_host().tuning.rows[0]
 
 
+def test_log_records_are_counted_where_there_is_a_collector() -> None:
+    told, nobody = full_host(), replace(full_host(), tuning=TuningAccounts("apply"))
+    assert drawn("wattspan_logs_forwarded_total", told) == {(): 88}
+    assert drawn("wattspan_logs_forward_drops_total", told) == {("queue_full",): 3}
+    assert drawn("wattspan_logs_forwarded_total", nobody) == {}
+
+
 # --------------------------------------------------------------------------------------- jobs
 
 

@@ -6,7 +6,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,7 +69,7 @@ class Workshop:
         """The services, not started yet; ``poller`` shows their state from now on."""
         services = Services("tuning")
         if self.wants_caps or self.tap is not None:
-            self._add_records(services)
+            self._add_records(services, poller)
         if self.wants_caps:
             self._add_audit(services)
             self._add_capper(services)
@@ -80,8 +80,12 @@ class Workshop:
     def accounts(self) -> TuningAccounts:
         """The newest state of tuning. Safe from any thread."""
         if self.tuner is None:
-            return TuningAccounts(self.config.autotune.mode)
-        return self.tuner.accounts()
+            known = TuningAccounts(self.config.autotune.mode)
+        else:
+            known = self.tuner.accounts()
+        if self.records is None:
+            return known
+        return replace(known, forwarded=self.records.sent, forward_drops=self.records.drops)
 
     def health(self) -> tuple[SourceHealth, ...]:
         """How what is written to is doing."""
@@ -108,7 +112,7 @@ class Workshop:
     def socket(self) -> Path:
         return run_directory(self.config) / SOCKET
 
-    def _add_records(self, services: Services) -> None:
+    def _add_records(self, services: Services, poller: Poller) -> None:
         """The way to the user's collector, for what is decided and what is written."""
         spans = self.config.spans
         if not (spans.enabled and spans.forward and spans.forward_decisions):
@@ -124,6 +128,7 @@ class Workshop:
             resource["wattspan.emulated"] = True
         self.records = Records(spans, self.clock, self.log, resource, version=__version__)
         services.add(self.records.start, self.records.stop)
+        poller.tuning_accounts = self.accounts
 
     def _add_audit(self, services: Services) -> None:
         """Before the capper, so that nothing is missed of it from its first line to its last."""

@@ -232,7 +232,11 @@ class TuningRow:
 
 @dataclass(frozen=True, slots=True)
 class TuningAccounts:
-    """All that is known of tuning and of caps. ``capper`` is None where none is asked for."""
+    """All that is known of tuning and of caps. ``capper`` is None where none is asked for.
+
+    ``forwarded`` are log records about both that the user's collector has taken, None where there
+    is none; ``forward_drops`` those that it did not get, by reason.
+    """
 
     mode: str = "off"
     rows: tuple[TuningRow, ...] = ()
@@ -242,3 +246,5 @@ class TuningAccounts:
     writes: int = 0
     restores: int = 0
     ceiling: int | None = None  # milliwatts: the host's power budget, if there is one
+    forwarded: int | None = None
+    forward_drops: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
