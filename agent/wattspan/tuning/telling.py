@@ -34,9 +34,7 @@ def report(state: State) -> Report:
         saved=round(likely + before[1]) if metered else None,
         saved_low=round(low + before[0]) if metered else None,
         saved_high=round(high + before[2]) if metered else None,
-        exploration=round(
-            spending.explored(lambda level: search.expected(state, level, shape)[0])
-        ),
+        exploration=round(spending.explored(lambda level: search.expected(state, level, shape)[0])),
         pairs=sum(one.time.n for one in state.known.levels.values()),
         units=spending.units,
         committed=state.committed,
