@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -71,6 +72,7 @@ def test_a_veto_releases_within_one_step_whatever_goes_on(
     assert not run.on(1).caps
 
 
+@pytest.mark.slow
 @RUNS
 @given(plants)
 def test_what_exploring_costs_stays_within_what_may_be_lost(plant: Plant) -> None:
@@ -156,6 +158,7 @@ def test_a_level_keeps_every_device_within_its_range(
         assert one.floor <= caps.get(one.device, one.original) <= one.original
 
 
+@pytest.mark.slow
 def test_a_bound_that_is_watched_all_the_time_is_broken_as_seldom_as_promised() -> None:
     """Optional stopping: the mean is at the budget, and one looks after every pair."""
     random, error, broken, runs = Random(7), 0.05, 0, 300
@@ -169,6 +172,7 @@ def test_a_bound_that_is_watched_all_the_time_is_broken_as_seldom_as_promised() 
     assert broken / runs <= error + 2.5 * math.sqrt(error * (1 - error) / runs)
 
 
+@pytest.mark.slow
 def test_heavy_tails_do_not_break_it_more_often() -> None:
     random, error, broken, runs = Random(11), 0.05, 0, 300
     for _ in range(runs):
@@ -182,6 +186,7 @@ def test_heavy_tails_do_not_break_it_more_often() -> None:
     assert broken / runs <= error + 2.5 * math.sqrt(error * (1 - error) / runs)
 
 
+@pytest.mark.slow
 def test_a_job_at_the_budget_is_hardly_ever_certified() -> None:
     """Every cap costs exactly the budget; nothing may be held."""
     held = 0
@@ -193,6 +198,7 @@ def test_a_job_at_the_budget_is_hardly_ever_certified() -> None:
     assert held <= 3
 
 
+@pytest.mark.slow
 def test_the_account_ends_within_the_budget_where_a_probe_costs_most() -> None:
     plant = Plant(curve=lambda at: (1 + 2.5 * (TOP - at) / TOP, 0.9), cv=0.02)
     run = Run(plant)

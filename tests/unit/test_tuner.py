@@ -37,6 +37,7 @@ def test_a_training_job_ends_up_capped_within_its_budget() -> None:
     assert row.committed
 
 
+@pytest.mark.slow
 def test_what_was_saved_is_surely_less_than_what_truly_was() -> None:
     host = Host()
     job = host.train()
@@ -58,6 +59,7 @@ def test_a_held_cap_is_renewed_at_every_turn() -> None:
     assert host.capper.renewed - before >= sum(standing) > 5
 
 
+@pytest.mark.slow
 def test_a_cap_further_down_than_the_largest_step_is_asked_for_until_it_stands() -> None:
     host = Host()
     assert host.capper is not None
@@ -83,6 +85,7 @@ def test_advice_asks_for_nothing_and_says_what_it_would_do() -> None:
     assert "W" in row.decision.sentence
 
 
+@pytest.mark.slow
 def test_a_job_that_was_found_is_only_advised_on() -> None:
     host = Host(settings=quick(job=()))
     host.train(service="stranger")
@@ -191,6 +194,7 @@ def test_without_a_capper_there_is_advice_and_one_line_in_the_log() -> None:
     assert host.tuner.accounts().capper is False
 
 
+@pytest.mark.slow
 def test_a_capper_that_comes_back_is_used_again() -> None:
     host = Host()
     assert host.capper is not None
@@ -202,6 +206,7 @@ def test_a_capper_that_comes_back_is_used_again() -> None:
     assert held(host)
 
 
+@pytest.mark.slow
 def test_a_capper_that_is_lost_while_a_cap_is_held_leaves_the_original_and_advice() -> None:
     host = Host()
     host.train()
@@ -311,6 +316,7 @@ def test_every_change_of_mind_is_written_down_once() -> None:
     assert all(first != second for first, second in pairwise(told))
 
 
+@pytest.mark.slow
 def test_with_nothing_but_the_span_of_its_steps_named_a_job_ends_capped() -> None:
     host = Host(settings=Autotune(mode="apply", job=(TunedJob(span="train_step"),)))
     job = host.train()

@@ -121,6 +121,7 @@ def test_a_few_units_without_work_do_not_matter() -> None:
     assert row.units > 500
 
 
+@pytest.mark.slow
 def test_work_that_turns_bad_ends_the_cap() -> None:
     counts: list[float | None] = [512.0]
     host = Host(settings=quick(job=(COUNTED,)))
@@ -146,6 +147,7 @@ IMPOSSIBLE: tuple[Callable[[int], tuple[int, int]], ...] = (
 )
 
 
+@pytest.mark.slow
 def test_spans_with_impossible_times_do_not_keep_a_job_from_being_tuned() -> None:
     host = Host()
     job = host.train()
@@ -279,6 +281,7 @@ def test_only_jobs_of_the_named_groups_are_tuned(named: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_process_of_another_group_that_joins_a_held_job_ends_its_cap() -> None:
     host = Host(settings=quick(groups=("training",)))
     job = host.train()
@@ -302,6 +305,7 @@ def test_two_jobs_on_one_gpu_are_both_left_alone() -> None:
 # ---------------------------------------------------------------------------------- other tuners
 
 
+@pytest.mark.slow
 def test_a_tuner_stands_back_from_what_another_one_holds() -> None:
     host = Host()
     assert host.capper is not None
@@ -319,6 +323,7 @@ def test_a_tuner_stands_back_from_what_another_one_holds() -> None:
     assert held(host)
 
 
+@pytest.mark.slow
 def test_what_the_capper_refuses_is_asked_for_ever_more_seldom() -> None:
     host = Host()
     assert host.capper is not None
@@ -341,6 +346,7 @@ def test_what_the_capper_refuses_is_asked_for_ever_more_seldom() -> None:
     assert decision.reason in {Reason.NO_CAPPER, Reason.BASELINE, Reason.SCREENING}
 
 
+@pytest.mark.slow
 def test_a_capper_that_comes_and_goes_is_told_of_now_and_then() -> None:
     host = Host()
     assert host.capper is not None
@@ -369,6 +375,7 @@ def test_below_a_ceiling_it_is_the_ceiling_that_is_compared_with() -> None:
     assert host.gpus[0].cap < 600_000
 
 
+@pytest.mark.slow
 def test_a_ceiling_that_comes_while_a_cap_is_held_is_no_foreign_writer() -> None:
     host = Host()
     assert host.capper is not None
@@ -409,6 +416,7 @@ def test_where_no_power_limit_binds_the_clock_is_tried() -> None:
     assert row.knob is Knob.GPU_CLOCK
 
 
+@pytest.mark.slow
 def test_where_no_knob_was_of_use_the_first_is_tried_again_after_a_long_while() -> None:
     settings = quick(knobs=(Knob.GPU_POWER, Knob.GPU_CLOCK), dwell=60 * 10**9)
     host = Host(settings=settings)
@@ -425,6 +433,7 @@ def test_where_no_knob_was_of_use_the_first_is_tried_again_after_a_long_while() 
     assert (row.knob, row.state) == (Knob.GPU_POWER, TuningState.HOLDING)
 
 
+@pytest.mark.slow
 def test_a_job_without_a_gpu_has_its_package_tuned() -> None:
     host = Host(0, packages=1, settings=quick(knobs=(Knob.GPU_POWER, Knob.CPU_POWER)))
     host.compute()

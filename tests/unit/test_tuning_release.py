@@ -119,6 +119,7 @@ def test_a_level_that_becomes_too_slow_is_released_and_a_softer_one_found() -> N
     assert softer.caps[GPU] > level
 
 
+@pytest.mark.slow
 def test_a_job_that_becomes_another_one_is_released_and_proved_anew() -> None:
     run = holding()
     run.on(2_000)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
+import pytest
+
 from support.tuning_plant import GPU, QUICK, RANGES, TOP
 from wattspan.model import SECOND, Decision, Move, Reason
 from wattspan.tuning import EnergyPoint, Kind, Observation, Unit, begin, step
@@ -94,6 +96,7 @@ def test_a_tail_that_breaks_releases_at_once() -> None:
     assert decision.reason is Reason.TAIL
 
 
+@pytest.mark.slow
 def test_a_tail_that_does_not_hold_is_not_certified() -> None:
     server = Server(little, limit=470_000_000)
     for _ in range(4_000):

@@ -114,6 +114,7 @@ def test_a_held_level_is_compared_with_the_original_now_and_then() -> None:
     assert run.until(held).caps
 
 
+@pytest.mark.slow
 def test_a_noisy_job_is_certified_too_if_later() -> None:
     quiet, noisy = Run(Plant()), Run(Plant(cv=0.06))
     quiet.until(held)
