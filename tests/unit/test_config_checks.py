@@ -69,6 +69,11 @@ def fault(text: str, tmp_path: Path, **environ: str) -> str:
             'or "cpu_power"; did you mean "gpu_power"?',
         ),
         (
+            "[autotune]\nknobs = [1]",
+            '2: Bad value for \'autotune.knobs\': expected list of "gpu_power", "gpu_clock" or '
+            '"cpu_power", got a list.',
+        ),
+        (
             "[autotune]\nknobs = []",
             "2: Bad value for 'autotune.knobs': no knob is left to turn. Name one, such as "
             '["gpu_power"], or set [autotune] mode = "off".',
