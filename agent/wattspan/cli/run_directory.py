@@ -21,7 +21,9 @@ def agents_directories(config: Config) -> tuple[str, ...]:
     from wattspan.client.places import run_directories
 
     usual = tuple(run_directories())
-    return usual if os.environ.get("WATTSPAN_RUN_DIR") else (config.agent.run_dir, *usual)
+    if os.environ.get("WATTSPAN_RUN_DIR"):
+        return usual
+    return tuple(dict.fromkeys((config.agent.run_dir, *usual)))
 
 
 def asked_for(config: Config, key: str) -> bool:
