@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -55,8 +56,8 @@ class Tune:
     """Runs the command, asking the agent in one run directory only."""
 
     def __init__(self, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("WATTSPAN_CONFIG", "WATTSPAN_DEBUG"):
-            monkeypatch.delenv(name, raising=False)
+        for name in [name for name in os.environ if name.startswith("WATTSPAN_")]:
+            monkeypatch.delenv(name)
         monkeypatch.setenv("WATTSPAN_RUN_DIR", str(run_dir))
         config = run_dir / "config.toml"
         config.write_text(f'[agent]\nstate_dir = "{run_dir}/state"\n')

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -76,6 +77,22 @@ def told(answer: Refused) -> bytes:
     return msgspec.json.encode(answer) + b"\n"
 
 
+Way = Callable[[Clock], Caps]
+
+
+@pytest.fixture
+def closing(path: Path) -> Iterator[Way]:
+    """The way to a capper that listens at ``path``; who went it hangs up at the end."""
+    with contextlib.ExitStack() as clients:
+
+        def way(clock: Clock) -> Caps:
+            client = CapperClient(path, clock, who="test")
+            clients.callback(client.close)
+            return client
+
+        yield way
+
+
 @pytest.mark.parametrize(
     ("answer", "reason", "says"),
     [
@@ -88,14 +105,11 @@ def told(answer: Refused) -> bytes:
     ids=["not on the list", "another version", "garbage", "of another shape", "silence"],
 )
 def test_a_capper_that_is_of_no_use_leaves_advice_one_line_and_no_storm(
-    path: Path, answer: bytes, reason: Reason, says: str
+    path: Path, closing: Way, answer: bytes, reason: Reason, says: str
 ) -> None:
-    def way(clock: Clock) -> Caps:
-        return CapperClient(path, clock, who="test")
-
     impostor = Impostor(path, answer)
     try:
-        host = Host(caps=way)
+        host = Host(caps=closing)
         host.train()
         host.run(MINUTES * 60)
         (line,) = host.logged
@@ -115,12 +129,11 @@ def test_a_capper_that_is_of_no_use_leaves_advice_one_line_and_no_storm(
         impostor.close()
 
 
-def test_a_user_who_is_put_on_the_list_is_served_from_then_on(tmp_path: Path, path: Path) -> None:
-    def way(clock: Clock) -> Caps:
-        return CapperClient(path, clock, who="test")
-
+def test_a_user_who_is_put_on_the_list_is_served_from_then_on(
+    tmp_path: Path, path: Path, closing: Way
+) -> None:
     impostor = Impostor(path, told(STRANGER))
-    host = Host(caps=way)
+    host = Host(caps=closing)
     host.train()
     host.run(60)
     impostor.close()
