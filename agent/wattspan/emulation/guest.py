@@ -12,6 +12,7 @@ when it ends. It needs an emulated host that is running: ``wattspan run --emulat
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -59,11 +60,14 @@ class Conversation:
         self._file = self._socket.makefile("rw")
 
     def ask(self, **question: object) -> dict[str, Any]:
-        with self._lock:
-            self._file.write(json.dumps(question) + "\n")
-            self._file.flush()
-            line = self._file.readline()
-        if not line:
+        try:
+            with self._lock:
+                self._file.write(json.dumps(question) + "\n")
+                self._file.flush()
+                line = self._file.readline()
+        except OSError:  # it ended between two questions, or in the midst of one
+            line = ""
+        if not line.endswith("\n"):
             raise WattspanError("The emulated host has ended.")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
@@ -71,7 +75,8 @@ class Conversation:
         return answer
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what was not sent to who has ended
+            self._file.close()
         self._socket.close()
 
 

@@ -1,0 +1,39 @@
+"""What a job hears of an emulated host that ends while they talk."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from wattspan.emulation.door import NAME
+from wattspan.emulation.guest import Conversation
+from wattspan.ports import WattspanError
+
+
+@pytest.fixture
+def door() -> Iterator[tuple[Path, socket.socket]]:
+    with (
+        tempfile.TemporaryDirectory(prefix="wattspan-") as folder,
+        socket.socket(socket.AF_UNIX) as listening,
+    ):
+        listening.bind(str(Path(folder) / NAME))
+        listening.listen()
+        yield Path(folder), listening
+
+
+@pytest.mark.parametrize("said", [b"", b'{"units": 1'])
+def test_a_host_that_ends_is_said_to_have_ended_whatever_it_was_saying(
+    door: tuple[Path, socket.socket], said: bytes
+) -> None:
+    folder, listening = door
+    conversation = Conversation(folder)
+    host, _ = listening.accept()
+    host.sendall(said)
+    host.close()
+    with pytest.raises(WattspanError, match=r"^The emulated host has ended\.$"):
+        conversation.ask(do="deeds")
+    conversation.close()
