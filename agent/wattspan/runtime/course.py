@@ -175,6 +175,11 @@ class Course:
         mode = self.job.mode or self._terms.settings.mode
         return mode == "apply" and (not self.found or self._terms.settings.apply_found)
 
+    @property
+    def applied(self) -> bool:
+        """Whether what is decided is carried out, and not advice."""
+        return self._policy.apply and self._core is not None
+
     def caps(self) -> dict[CapKey, int]:
         """What is to be held now."""
         if not self._policy.apply:
@@ -441,7 +446,7 @@ class Course:
             budget=self._terms.budget(self.job),
             confidence=self._terms.settings.confidence,
             devices=self.devices,
-            applied=self._policy.apply and self._core is not None,
+            applied=self.applied,
             slowdown=report.slowdown,
             slowdown_bound=report.slowdown_bound,
             held_slowdown=report.held_slowdown,

@@ -47,9 +47,6 @@ _PASSING = frozenset({"", "ending"})
 AGAIN = 600 * SECOND
 """The same trouble with the capper is told no more often than this."""
 
-_ROUNDING = 500
-"""Milliwatts by which a register may keep something else than was written."""
-
 JOBS = 64
 """Jobs that are known at once; beyond, those that have ended go first, then nobody new comes."""
 
@@ -279,8 +276,9 @@ class Tuner:
         self._carry_out(course, held, sight.now)
         decision = course.decision
         if decision.same_as != before:
-            applied = course.row().applied and decision.caps == course.decision.caps
-            self._book.add(Decided(sight.now, course.name, course.decided, decision, applied))
+            self._book.add(
+                Decided(sight.now, course.name, course.decided, decision, course.applied)
+            )
             if decision.reason is Reason.CERTIFIED:
                 self._keep_in_mind(course)
             if decision.move is Move.RELEASE and course.fingerprint is not None:
@@ -313,7 +311,8 @@ class Tuner:
             if row is None or row.wanted is None or row.wanted > value:
                 return False
             most = value if row.ceiling is None else min(value, row.ceiling)
-            if row.state.requested is not None and row.state.requested > most + _ROUNDING:
+            # A register rounds down, never up.
+            if row.state.requested is not None and row.state.requested > most:
                 return False
         return True
 
