@@ -27,6 +27,7 @@ from support.waiting import eventually
 from wattspan.client.agent import ask
 from wattspan.client.errors import MeasurementError
 from wattspan.clock import SystemClock
+from wattspan.emulation.closing import Closing
 from wattspan.emulation.guest import Conversation
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
@@ -90,7 +91,7 @@ class Limited:
         return self.limit == ORIGINAL
 
 
-class TunedHost(Limited):
+class TunedHost(Limited, Closing):
     """An emulated host whose trainer works for as long as the host lives.
 
     Whatever agent listens in ``sockets`` hears of its steps.
@@ -112,17 +113,6 @@ class TunedHost(Limited):
         self.gpu.close()
         self.emulated.close()
         self._sockets.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class OwnHost(Limited):

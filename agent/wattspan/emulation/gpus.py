@@ -15,9 +15,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import cast
 
+from wattspan.emulation.closing import Closing
 from wattspan.emulation.deeds import DeedLog
 from wattspan.emulation.gpu_boards import BOARDS, Board
 from wattspan.emulation.gpu_engine import (
@@ -50,7 +50,7 @@ _GIB = 1 << 30
 _PROC = Path("/proc")
 
 
-class EmulatedGpus:
+class EmulatedGpus(Closing):
     """Emulated boards in a file that NVML clients read. Safe to use from several threads."""
 
     def __init__(
@@ -243,17 +243,6 @@ class EmulatedGpus:
         if self._thread is not None:
             self._thread.join()
         self._file.close()
-
-    def __enter__(self) -> EmulatedGpus:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _keep_stepping(self, every: float) -> None:
         # Work that stops or begins between two steps is looked at just then, so that a board's

@@ -20,9 +20,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from wattspan.emulation.closing import Closing
 from wattspan.emulation.door import NAME
 from wattspan.ports import WattspanError
 
@@ -80,7 +80,7 @@ class Conversation:
         self._socket.close()
 
 
-class EmulatedTraining:
+class EmulatedTraining(Closing):
     """This process trains on board ``index``: steps as long as the board is slow.
 
     ::
@@ -132,19 +132,8 @@ class EmulatedTraining:
     def close(self) -> None:
         self._host.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class EmulatedGpu:
+class EmulatedGpu(Closing):
     """This process on board ``index`` of the emulated host."""
 
     def __init__(self, index: int = 0, *, kernel: str = "decode", host: Path | None = None) -> None:
@@ -184,14 +173,3 @@ class EmulatedGpu:
 
     def close(self) -> None:
         self._host.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -12,10 +12,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from wattspan.clock import SystemClock
+from wattspan.emulation.closing import Closing
 from wattspan.emulation.profiles import HostProfile
 from wattspan.model import MILLISECOND
 from wattspan.ports import WattspanError
@@ -25,7 +25,7 @@ _PREFIX = "wattspan-emulated-"
 _NEWBORN = 10  # seconds; a directory that young may not be held yet
 
 
-class EmulatedHost:
+class EmulatedHost(Closing):
     """An emulated host that is running. Closing it ends its process and removes its files."""
 
     def __init__(self, profile: HostProfile, *, period: int = 10 * MILLISECOND) -> None:
@@ -112,17 +112,6 @@ class EmulatedHost:
         if self._hold >= 0:
             os.close(self._hold)
             self._hold = -1
-
-    def __enter__(self) -> EmulatedHost:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _hear(self) -> dict[str, Any]:
         assert self._process.stdout is not None  # noqa: S101 - it was asked for
