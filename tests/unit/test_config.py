@@ -175,6 +175,28 @@ def test_a_fault_names_file_line_cause_and_remedy(text: str, sentence: str, tmp_
     assert fault.startswith(f"config.toml:{sentence}")
 
 
+def test_without_plugin_checks_plugin_settings_are_skipped_and_others_are_not(
+    tmp_path: Path,
+) -> None:
+    schema = Schema(checks_plugins=False)
+    config = read(
+        "[sources.x]\na = 1\n[exporters.y]\nb = 2\n",
+        tmp_path,
+        environ={"WATTSPAN_SOURCES_X_A": "1"},
+        flags={"exporters.y.b": Flag("--set exporters.y.b", "3")},
+        schema=schema,
+    )
+    assert (config.warnings, config.sources, config.exporters) == ((), {}, {})
+    with pytest.raises(ConfigError) as caught:
+        read(
+            "[agnet]\n[caps]\nflor = 1\n",
+            tmp_path,
+            flags={"caps.x": Flag("--set caps.x", "1")},
+            schema=schema,
+        )
+    assert len(str(caught.value).splitlines()) == 3
+
+
 def test_the_table_of_a_broken_plugin_is_no_fault_of_its_author(tmp_path: Path) -> None:
     schema = Schema(TABLES, frozenset({"sources.rapl"}))
     config = read("[sources.rapl]\nanything = 1", tmp_path, schema=schema)

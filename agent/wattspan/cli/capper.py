@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wattspan.cli.options import config_options, load_configuration
+from wattspan.cli.options import config_options, load_without_plugins
 from wattspan.cli.signals import hangup_reloads, stop_on_signals
 from wattspan.model import SECOND
 from wattspan.ports import WattspanError
@@ -56,7 +56,7 @@ def command(
     notify, listening = Notify.taken(os.environ), inherited_unix(os.environ)
 
     def load() -> Config:
-        return load_configuration(config_file, settings).config
+        return load_without_plugins(config_file, settings)
 
     reload = hangup_reloads(managed=notify.heard)
     with stop_on_signals(patiently=True, reload=reload) as request:

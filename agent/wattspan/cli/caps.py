@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wattspan.cli.capper import actuators, emulated_option
-from wattspan.cli.options import config_options, echo_json, json_option, load_configuration
+from wattspan.cli.options import config_options, echo_json, json_option, load_without_plugins
 from wattspan.ports import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def status(config_file: Path | None, settings: tuple[str, ...], as_json: bool) -
 
     Exits with 6 if no capper answers.
     """
-    config = load_configuration(config_file, settings).config
+    config = load_without_plugins(config_file, settings)
     from wattspan.capper.client import CapperClient
     from wattspan.cli.run_directory import capper_socket
     from wattspan.clock import SystemClock
@@ -120,7 +120,7 @@ def accept(
     """
     from wattspan.capper.restore import accept as take
 
-    config = load_configuration(config_file, settings).config
+    config = load_without_plugins(config_file, settings)
     count = take(_here(config, emulated))
     if as_json:
         echo_json({"accepted": count})
@@ -131,7 +131,7 @@ def accept(
 def _whatever(config_file: Path | None, settings: tuple[str, ...]) -> tuple[Config, bool]:
     """The configuration, or what is left of one that cannot be; whether a guess is in it."""
     try:
-        return load_configuration(config_file, settings).config, False
+        return load_without_plugins(config_file, settings), False
     except ConfigError as error:
         click.echo(f"wattspan: {error}", err=True)
     from wattspan.cli.salvaged import salvaged

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from wattspan.config import Config, Flag, load
+from wattspan.config import Config, Flag, Schema, load
 from wattspan.plugins import Plugins, discover
 from wattspan.ports import ConfigError
 
@@ -69,9 +69,30 @@ def load_configuration(
         flags={**(flags or {}), **_assignments(settings)},
         schema=plugins.schema,
     )
-    for sentence in () if quiet else (*config.warnings, *map(str, plugins.broken)):
-        click.echo(f"wattspan: warning: {sentence}", err=True)
+    if not quiet:
+        _warn((*config.warnings, *map(str, plugins.broken)))
     return Loaded(config, plugins)
+
+
+def load_without_plugins(config_file: Path | None, settings: Iterable[str] = ()) -> Config:
+    """The configuration for a command that imports no plugin, because it may run as root.
+
+    Tables and settings of plugins are skipped; the agent checks them. Warnings go to standard
+    error.
+    """
+    config = load(
+        config_file,
+        environ=os.environ,
+        flags=_assignments(settings),
+        schema=Schema(checks_plugins=False),
+    )
+    _warn(config.warnings)
+    return config
+
+
+def _warn(sentences: Iterable[str]) -> None:
+    for sentence in sentences:
+        click.echo(f"wattspan: warning: {sentence}", err=True)
 
 
 def _assignments(settings: Iterable[str]) -> dict[str, Flag]:

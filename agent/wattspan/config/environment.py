@@ -81,7 +81,7 @@ def strangers(environ: Mapping[str, str], schema: Schema) -> Iterator[str]:
     known += [*OPTIONS, *APPLICATIONS]
     arrays = [array for array, _ in each_array(schema.tables)]
     known += map(variable, arrays)  # these are faults
-    uncheckable = tuple(variable(table) + "_" for table in schema.broken)
+    uncheckable = tuple(variable(table) + "_" for table in schema.skipped)
     for name in sorted(environ):
         if not name.startswith(PREFIX) or name in known or name.startswith(uncheckable):
             continue

@@ -152,7 +152,7 @@ def _take_file(draft: _Draft, source: TomlFile) -> None:
 
 
 def _take_table(draft: _Draft, source: TomlFile, where: str, value: Any) -> None:
-    if where in draft.schema.broken:
+    if draft.schema.skips(where):
         return
     if where not in draft.schema.tables:
         place = source.place(where)
@@ -211,6 +211,8 @@ def _take_flag(draft: _Draft, dotted: str, flag: Flag) -> None:
             draft.faults.append(f"{flag.option}: {in_a_file(array)}")
             return
     where, _, name = dotted.rpartition(".")
+    if not draft.schema.checks_plugins and draft.schema.skips(where):
+        return
     table = draft.schema.tables.get(where)
     if table is None:
         sentence = _unknown_table(draft.schema, where or dotted, {})

@@ -319,11 +319,23 @@ class Schema:
     """Which tables can be written: by dotted name, the agent's own and the plugins'.
 
     ``broken`` are the tables of plugins that are installed but cannot be loaded: what stands
-    there cannot be checked, and is no error of whoever wrote it.
+    there cannot be checked, and is no error of whoever wrote it. Without ``checks_plugins`` the
+    tables of all plugins are skipped: a privileged process imports no plugin to check them.
     """
 
     tables: Mapping[str, type[Table]] = field(default_factory=lambda: dict(TABLES))
     broken: frozenset[str] = frozenset()
+    checks_plugins: bool = True
+
+    def skips(self, where: str) -> bool:
+        """Whether the table ``where`` is accepted without a check."""
+        family, _, _ = where.partition(".")
+        return where in self.broken or (not self.checks_plugins and family in FAMILIES)
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """The tables, and the families of tables, that are accepted without a check."""
+        return (*sorted(self.broken), *(() if self.checks_plugins else FAMILIES))
 
 
 class Flag(NamedTuple):
