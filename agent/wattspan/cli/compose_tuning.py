@@ -15,7 +15,7 @@ import msgspec
 from wattspan import __version__
 from wattspan.cli.run_directory import asked_for, run_directory
 from wattspan.clock import SystemClock
-from wattspan.config import Config
+from wattspan.config import Agent, Config
 from wattspan.model import Consumer, Decided, Knob, SourceHealth, TuningAccounts
 from wattspan.ports import Caps, ProcessDirectory
 from wattspan.runtime.answering import CapperWatch
@@ -185,10 +185,11 @@ class Workshop:
         if not asked_for(self.config, "caps.users"):
             # Its own user always may; the default names the service's, which may not be there.
             caps = msgspec.structs.replace(caps, users=())
+        agent = _absolute(self.config.agent)
         child = CapperChild(
             self.clock,
             ("--emulated", str(self.emulated.directory)) if self.emulated is not None else (),
-            to_toml(Config(agent=self.config.agent, autotune=self.config.autotune, caps=caps)),
+            to_toml(Config(agent=agent, autotune=self.config.autotune, caps=caps)),
             answered=self._answered,
             log=self.log,
         )
@@ -264,6 +265,12 @@ class Workshop:
         from wattspan.runtime.events import ToldBook
 
         return ToldBook(book, self.records.offer)
+
+
+def _absolute(agent: Agent) -> Agent:
+    """The directories from /, because a child process has another working directory."""
+    places = {name: str(Path(getattr(agent, name)).absolute()) for name in ("state_dir", "run_dir")}
+    return msgspec.structs.replace(agent, **places)
 
 
 def command_line(consumer: Consumer) -> str:

@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from wattspan.clock import SystemClock
 from wattspan.emulation.closing import Closing
 from wattspan.emulation.profiles import HostProfile
+from wattspan.isolated import module_command
 from wattspan.model import MILLISECOND
 from wattspan.ports import WattspanError
 
@@ -37,10 +37,11 @@ class EmulatedHost(Closing):
         self._period = int(period)
         self.directory, self._hold = _make_directory()
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [
-                *(sys.executable, "-m", "wattspan.emulation.engine"),
-                *(profile.name, str(self.directory), str(int(period))),
-            ],
+            module_command(
+                *("wattspan.emulation.engine", profile.name),
+                *(str(self.directory.absolute()), str(int(period))),
+            ),
+            cwd="/",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -81,7 +82,7 @@ class EmulatedHost(Closing):
 
         They send spans of their work to the agent that listens at the Unix socket ``agent``.
         """
-        told = {} if agent is None else {"agent": str(agent)}
+        told = {} if agent is None else {"agent": str(agent.absolute())}
         jobs: dict[str, int] = self.ask(do="start-jobs", **told)["jobs"]
         return jobs
 

@@ -7,7 +7,6 @@ tell lies about it, to end, or to bear a neighbour on their board.
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from wattspan.emulation.gpu_work import Steady, Steps, Training, Work
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.physics import Demand, Kernel, operate
 from wattspan.emulation.profiles import KERNELS, Job
+from wattspan.isolated import module_command
 from wattspan.model import SECOND
 
 _SETTABLE = frozenset(
@@ -62,8 +62,9 @@ class Jobs:
             first = job.gpus.get(place) if place is not None else None
             arguments += ["--rank", str(first.rank)] if isinstance(first, Rank) else []
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-m", "wattspan.emulation.workload", *arguments],
+            module_command("wattspan.emulation.workload", *arguments),
             stdin=subprocess.PIPE,
+            cwd="/",
         )
         self._processes[job.name], self._jobs[job.name] = process, job
         socket = self._socket(job.cpu)

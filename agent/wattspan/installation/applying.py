@@ -112,7 +112,13 @@ def system_runner(environ: Mapping[str, str]) -> Runner:
     def run(command: Sequence[str]) -> str:
         try:
             done = subprocess.run(  # noqa: S603 - our own commands, no shell
-                list(command), env=kept, capture_output=True, text=True, check=False, timeout=120
+                list(command),
+                env=kept,
+                cwd="/",
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=120,
             )
         except FileNotFoundError:
             return f"there is no {command[0]} here"

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from wattspan.isolated import module_command
 from wattspan.model import SECOND
 from wattspan.ports import Clock
 
@@ -95,10 +95,11 @@ class CapperChild:
             os.write(settings, self.text.encode())
             self._began = self.clock.monotonic()
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [
-                    *(sys.executable, "-m", "wattspan", "capper", "--follow-stdin"),
+                module_command(
+                    *("wattspan", "capper", "--follow-stdin"),
                     *("--config", f"/dev/fd/{settings}", *self.arguments),
-                ],
+                ),
+                cwd="/",
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 # Ctrl-C in a terminal reaches the whole process group; the pipe alone decides.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import os
 import subprocess
-import sys
 from contextlib import suppress
 
+from wattspan.isolated import module_command
 from wattspan.ports import WattspanError
 from wattspan.tabular import NO_PYARROW, has_pyarrow
 from wattspan_exporters.files.folder import Folder, unused
@@ -67,7 +67,7 @@ def _to_parquet(part: int, draft: int) -> None:
     if not has_pyarrow():
         raise UnfinishedError(NO_PYARROW)
     os.lseek(part, 0, os.SEEK_SET)
-    command = [sys.executable, "-P", "-m", "wattspan_exporters.files.convert", str(draft)]
+    command = module_command("wattspan_exporters.files.convert", str(draft))
     try:
         done = subprocess.run(  # noqa: S603 - our own interpreter and module
             command,
@@ -78,6 +78,7 @@ def _to_parquet(part: int, draft: int) -> None:
             timeout=_PATIENCE,
             check=False,
             start_new_session=True,
+            cwd="/",
         )
     except subprocess.TimeoutExpired:
         raise UnfinishedError(f"The conversion to Parquet took over {_PATIENCE:g} s.") from None
