@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -169,6 +170,17 @@ def test_a_collector_that_is_the_agent_itself_is_refused(tmp_path: Path) -> None
         code, said = ended(agent)
     assert code == 2
     assert "itself" in said
+
+
+def test_a_failed_start_leaves_no_socket(tmp_path: Path) -> None:
+    taken = tempfile.TemporaryDirectory(prefix="wattspan-")
+    with taken as run_dir:
+        (Path(run_dir) / "api.sock").write_text("no socket")
+        with Running(tmp_path, agent__run_dir=run_dir, agent__api="true") as agent:
+            code, said = ended(agent)
+        assert code == 4
+        assert "something else has that name" in said
+        assert {path.name for path in Path(run_dir).iterdir()} == {"api.sock"}
 
 
 def test_spans_that_no_collector_took_by_the_end_are_told(tmp_path: Path) -> None:

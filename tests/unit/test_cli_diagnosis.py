@@ -338,6 +338,17 @@ def test_a_file_in_the_place_of_a_directory_is_a_failure(tmp_path: Path) -> None
     assert directories(tmp_path / "f")[0].mark is Mark.FAIL
 
 
+def test_a_run_directory_that_others_can_write_is_a_failure(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    agent = Agent(state_dir=str(tmp_path), run_dir=str(tmp_path))
+    (finding,) = [
+        f for f in examine_directories(Config(agent=agent)).findings if f.what == "run_dir"
+    ]
+    assert finding.mark is Mark.FAIL
+    assert "can be written by its group and every user" in finding.detail
+    assert finding.remedy.startswith("Set [agent] run_dir to a directory inside it")
+
+
 def test_a_disk_without_room_for_the_store_is_told(tmp_path: Path) -> None:
     told = directories(tmp_path, max_size=Size(2**62))
     assert [f.what for f in told] == ["state_dir", "disk space"]

@@ -6,6 +6,9 @@ import asyncio
 import os
 import select
 import socket
+import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -19,6 +22,7 @@ from wattspan.clock import SystemClock
 from wattspan.ports import ListenError
 from wattspan.testing import ManualClock
 from wattspan.web.limits import Limits
+from wattspan.web.listening import listen_unix
 from wattspan.web.message import Handler, Peer, Request, Response
 from wattspan.web.server import ASIDE, WebServer
 
@@ -512,6 +516,96 @@ def test_a_socket_has_the_rights_it_is_given(tmp_path: Path) -> None:
     listening.listen_unix(tmp_path / "run" / "a.sock", _silent, what="spans", mode=0o660)
     assert (tmp_path / "run" / "a.sock").stat().st_mode & 0o777 == 0o660
     listening.stop()
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o000])
+def test_socket_permissions_do_not_depend_on_the_umask(tmp_path: Path, umask: int) -> None:
+    program = f"""
+import os
+from pathlib import Path
+from wattspan.web.listening import listen_unix
+os.umask({umask})
+for mode in (0o666, 0o600):
+    path = Path({str(tmp_path)!r}) / oct(mode)
+    listen_unix(path, mode, what="spans")
+    assert path.stat().st_mode & 0o777 == mode, oct(path.stat().st_mode)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+REPLACED = """
+import os, stat, sys
+from pathlib import Path
+from wattspan.ports import ListenError
+from wattspan.web.listening import listen_unix
+
+path, victim, moment = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+replaced = []
+
+def replace(event, arguments):
+    if event == moment and not replaced and path.is_socket():
+        replaced.append(event)
+        path.rename(path.with_name("moved"))
+        path.symlink_to(victim)
+
+sys.addaudithook(replace)
+try:
+    listen_unix(path, 0o666, what="spans")
+except ListenError as error:
+    print(error)
+assert replaced, "the moment never came"
+"""
+"""Replaces the socket by a link in the moment before the agent opens it or changes its mode."""
+
+
+@pytest.mark.parametrize("moment", ["open", "os.chmod"])
+def test_socket_permissions_are_set_through_no_link(tmp_path: Path, moment: str) -> None:
+    victim = tmp_path / "victim"
+    victim.touch(mode=0o600)
+    (tmp_path / "run").mkdir()
+    command = [sys.executable, "-c", REPLACED, str(tmp_path / "run" / "a.sock"), str(victim)]
+    done = subprocess.run([*command, moment], check=True, timeout=60, capture_output=True)
+    assert stat.S_IMODE(victim.stat().st_mode) == 0o600
+    assert (b"another user replaced the socket" in done.stdout) == (moment == "open")
+
+
+@pytest.mark.parametrize(
+    ("mode", "cause", "remedy"),
+    [
+        (0o777, "can be written by its group and every user", "run `chmod go-w"),
+        (0o775, "can be written by its group,", "run `chmod go-w"),
+        (0o1777, "can be written by its group and every user", "a directory inside it, such as"),
+    ],
+)
+def test_a_run_directory_that_others_can_write_is_refused(
+    tmp_path: Path, mode: int, cause: str, remedy: str
+) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    directory.chmod(mode)
+    with pytest.raises(ListenError) as caught:
+        listen_unix(directory / "a.sock", 0o666, what="spans")
+    assert f"{directory} {cause}" in str(caught.value)
+    assert remedy in str(caught.value)
+    assert list(directory.iterdir()) == []
+
+
+@pytest.mark.needs_root
+def test_a_run_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    os.chown(directory, 20_001, 20_001)
+    with pytest.raises(ListenError, match="belongs to user 20001, who can replace the sockets"):
+        listen_unix(directory / "a.sock", 0o666, what="spans")
+    assert list(directory.iterdir()) == []
+
+
+def test_a_directory_inside_a_sticky_one_is_accepted(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o1777)
+    listening = listen_unix(tmp_path / "shared" / "own" / "a.sock", 0o666, what="spans")
+    listening.remove()
+    listening.socket.close()
 
 
 def test_listening_to_the_network_both_families_are_heard() -> None:

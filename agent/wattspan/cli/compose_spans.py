@@ -155,7 +155,9 @@ class Desk:
                 self._listen_for_questions(server, services, fine)
             server.start()
 
-        services.add(start, server.stop)
+        # The server makes its sockets while it starts: whatever fails then, they are removed.
+        services.add(lambda: None, server.stop)
+        services.add(start, lambda: None)
 
     def _listen_for_spans(self, server: WebServer, joiner: Joiner, services: Services) -> None:
         from wattspan.spanfeed.receivers import open_receivers

@@ -16,6 +16,7 @@ from wattspan.config import Config
 from wattspan.config.loading import DEFAULT_PATH
 from wattspan.plugins import Plugins
 from wattspan.settings import Listen, Size, Table
+from wattspan.web.listening import directory_fault
 
 
 def examine_configuration(
@@ -93,6 +94,13 @@ def _directory(key: str, path: Path, config: Config) -> Iterator[Finding]:
     if path.is_dir():
         if not os.access(path, os.W_OK | os.X_OK):
             yield Finding(mark, key, f"{path} cannot be written by this user", remedy)
+            return
+        found = path.stat()
+        fault = None if needed else directory_fault(path, found, {found.st_uid})
+        if fault is not None:
+            yield Finding(
+                Mark.FAIL, key, fault.cause, f"{fault.remedy[0].upper()}{fault.remedy[1:]}."
+            )
             return
         yield Finding(Mark.OK, key, f"{path} can be written")
     elif path.exists():

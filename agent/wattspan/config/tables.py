@@ -34,7 +34,11 @@ class Agent(Table, frozen=True):
         str, about("Where what must outlive a restart is kept; written by the agent alone.")
     ] = "/var/lib/wattspan"
     run_dir: Annotated[
-        str, about("Where the agent's Unix sockets are; emptied by the system at boot.")
+        str,
+        about(
+            "Where the agent's Unix sockets are; emptied by the system at boot. A directory that "
+            "another user owns or can write is refused."
+        ),
     ] = "/run/wattspan"
     api: Annotated[
         bool,

@@ -7,8 +7,8 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Collection
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from wattspan.web.message import Peer
 BACKLOG = 128
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _NOBODY = -1
+_ANOTHER = "set another [agent] run_dir"
 
 
 class Listening(NamedTuple):
@@ -52,23 +53,70 @@ def listen_tcp(host: str, port: int, *, what: str, setting: str) -> Listening:
 def listen_unix(path: Path, mode: int, *, what: str) -> Listening:
     """Listen on a Unix socket of the given permissions. ListenError.
 
-    The file of an agent that is gone is replaced; one that somebody answers on is not.
+    The file of an agent that is gone is replaced; one that somebody answers on is not. The
+    directory is made if it is missing, and refused if another user can change it.
     """
     refused = f"Cannot receive {what} on {path}"
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _clear(path, refused)
-        listener.bind(str(path))
-        path.chmod(mode)
-        listener.listen(BACKLOG)
-        ours = path.stat()
-    except (OSError, ListenError) as error:
-        listener.close()
-        if isinstance(error, ListenError):
-            raise
-        raise ListenError(f"{refused}: {_unix_sentence(error, path)}") from None
+    with ExitStack() as undo:
+        try:
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+            undo.callback(os.close, directory)
+            if fault := directory_fault(path.parent, os.fstat(directory), {0, os.geteuid()}):
+                raise ListenError(f"{refused}: {fault.cause}; {fault.remedy}.")
+            with ExitStack() as failed:
+                listener = failed.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                _clear(path, refused)
+                os.fchmod(listener.fileno(), mode)  # the socket's file never has more than this
+                listener.bind(str(path))
+                bound = os.open(path.name, os.O_PATH | os.O_NOFOLLOW, dir_fd=directory)
+                undo.callback(os.close, bound)
+                ours = _own_socket(bound)
+                failed.callback(_remove, path, ours)
+                # What the umask took. No link is followed: this is the file itself.
+                Path(f"/proc/self/fd/{bound}").chmod(mode)
+                listener.listen(BACKLOG)
+                failed.pop_all()
+        except OSError as error:
+            raise ListenError(f"{refused}: {_unix_sentence(error, path)}") from None
     return Listening(listener, str(path), lambda: _remove(path, ours))
+
+
+class Fault(NamedTuple):
+    """Why a directory is no place for sockets, and what the operator can do."""
+
+    cause: str
+    remedy: str
+
+
+def directory_fault(path: Path, found: os.stat_result, owners: Collection[int]) -> Fault | None:
+    """Why another user could replace the sockets in the directory; None if none could.
+
+    ``owners`` are the users who may own it.
+    A sticky directory such as /tmp is refused as well: another user could make a socket of the
+    same name first, and receive what is meant for the agent.
+    """
+    if found.st_uid not in owners:
+        owner = f"{path} belongs to user {found.st_uid}, who can replace the sockets in it"
+        return Fault(owner, f"run `chown {os.geteuid()} {path}`, or {_ANOTHER}")
+    names = {stat.S_IWGRP: "its group", stat.S_IWOTH: "every user"}
+    writers = " and ".join(name for bit, name in names.items() if found.st_mode & bit)
+    if not writers:
+        return None
+    cause = f"{path} can be written by {writers}, who could replace the sockets in it"
+    if found.st_mode & stat.S_ISVTX:
+        return Fault(
+            cause, f"set [agent] run_dir to a directory inside it, such as {path}/wattspan"
+        )
+    return Fault(cause, f"run `chmod go-w {path}`, or {_ANOTHER}")
+
+
+def _own_socket(bound: int) -> os.stat_result:
+    """The identity of the socket that was just made. OSError if something replaced it."""
+    found = os.fstat(bound)
+    if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
+        raise OSError(errno.EEXIST, "another user replaced the socket")
+    return found
 
 
 def peer_of(transport: Any, accepted: int) -> Peer:
@@ -151,7 +199,7 @@ def _unix_sentence(error: OSError, path: Path) -> str:
             f"{path.parent} cannot be written; run the agent as a user who may, or set another "
             "[agent] run_dir."
         )
-    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+    if error.errno in (errno.EEXIST, errno.ENOTDIR) and not path.parent.is_dir():
         return f"{path.parent} is no directory; set another [agent] run_dir."
     if error.errno is None:  # Python's own: the path is longer than a socket's address may be
         return "a Unix socket's path has at most 107 bytes; set a shorter [agent] run_dir."
