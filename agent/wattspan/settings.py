@@ -22,6 +22,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from wattspan.plaintext import printable
+
 _TIMES = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 _TIMES["d"] = 24 * _TIMES["h"]
 _SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -414,7 +416,7 @@ def redacted(table: T) -> T:
 def quoted(text: str) -> str:
     """Text in double quotes, on one line, not too long: as it would stand in the file."""
     shown = text if len(text) <= 60 else f"{text[:57]}..."
-    return '"' + "".join(c if c.isprintable() else "?" for c in shown) + '"'
+    return '"' + printable(shown) + '"'
 
 
 def _ended(sentence: str) -> str:

@@ -7,23 +7,29 @@ import io
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+import socketserver
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from support.filing import desk
+from support.program import wattspan
 from support.scrapes import Series, full_host, parse
+from wattspan.capper.protocol import Row, State
 from wattspan.cli.controls import Options
 from wattspan.cli.facts import facts
 from wattspan.cli.run import one_line
 from wattspan.cli.troubles import Troubles
 from wattspan.cli.view import render
-from wattspan.model import Failure, Snapshot
+from wattspan.model import Failure, Knob, Snapshot
 from wattspan.processes.groups import clean as group_name
 from wattspan.query.question import shown
 from wattspan.spanfeed.attributes import printable
@@ -58,6 +64,25 @@ LONGEST = 64 * 1024
 """Characters beyond which somebody's name would be most of what is shown."""
 
 
+@contextmanager
+def answering(path: Path, answer: bytes) -> Iterator[None]:
+    """A capper's socket that gives the same answer to every line of every client."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while self.rfile.readline():
+                self.wfile.write(answer)
+
+    with socketserver.ThreadingUnixStreamServer(str(path), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 def _with(one: Any, **changes: Any) -> Any:
     return one._replace(**changes) if hasattr(one, "_replace") else replace(one, **changes)
 
@@ -79,6 +104,7 @@ def called(name: str) -> Snapshot:
             _with(one, group=_with(one.group, name=name)) for one in host.groups[:1]
         ),
         health=(_with(host.health[0], failures=(failure,)),),
+        gpus=tuple(_with(one, throttling=(name,)) for one in host.gpus),
         spans=_with(
             host.spans, rows=tuple(
                 _with(one, service=name, name=f"{number}{name}" if number else name)
@@ -131,9 +157,10 @@ def test_no_name_is_more_than_text_on_the_page(name: str) -> None:
 @names
 def test_no_name_reaches_a_terminal_or_a_log_as_it_is(name: str) -> None:
     snapshot = called(name)
-    console = Console(width=120, height=60, color_system=None)
+    console = Console(width=200, height=60, color_system=None)
     with console.capture() as captured:
-        console.print(render(snapshot, Options(width=120, height=60)))
+        console.print(render(snapshot, Options(width=200, height=60, notice=name, note=name)))
+    assert "held down" in captured.get()
     assert not CONTROL.search(captured.get())
     assert len(captured.get()) < LONGEST
     told: list[str] = []
@@ -149,6 +176,32 @@ def test_no_name_reaches_a_terminal_or_a_log_as_it_is(name: str) -> None:
         heard.removeHandler(handler)
     assert stream.getvalue().count("\n") == len(told) == 1
     assert not CONTROL.search(stream.getvalue())
+
+
+@names
+def test_caps_status_prints_no_name_as_it_is(name: str, tmp_path: Path) -> None:
+    name = name.replace("\udcff", "")[:200]  # JSON in UTF-8 carries no lone surrogate
+    row = Row(
+        knob=Knob.GPU_POWER, device=name, name=name, requested=300_000, enforced=200_000,
+        original=400_000, wanted=300_000, holder=name, why=name, trouble=name,
+    )  # fmt: skip
+    path = tmp_path / "run" / "capper.sock"
+    path.parent.mkdir()
+    with answering(path, msgspec.json.encode(State(rows=[row], lease=1)) + b"\n"):
+        done = wattspan("caps", "status", WATTSPAN_AGENT_RUN_DIR=str(path.parent))
+        plain = wattspan("caps", "status", "--json", WATTSPAN_AGENT_RUN_DIR=str(path.parent))
+    assert "because: " in done.stdout, done.stderr
+    assert not CONTROL.search(done.stdout)
+    assert not CONTROL.search(plain.stdout)
+    assert json.loads(plain.stdout)["rows"][0]["why"] == name
+
+
+def test_an_error_names_a_hostile_path_in_printable_characters(tmp_path: Path) -> None:
+    folder = tmp_path / "\x1b[2J\u202e"
+    done = wattspan("report", "--state-dir", str(folder))
+    assert done.returncode
+    assert "?[2J?" in done.stderr
+    assert not CONTROL.search(done.stderr)
 
 
 @names

@@ -47,7 +47,3 @@ def test_a_stretch_of_time_is_told_in_two_units(seconds: float, text: str) -> No
 
 def test_a_time_of_day_is_told_in_utc() -> None:
     assert figures.clock_time(1_700_000_000 * 10**9) == "22:13:20Z"
-
-
-def test_what_would_command_the_terminal_is_made_harmless() -> None:
-    assert figures.clean("a\x1b[2J\nb\u202e") == "a?[2J?b?"

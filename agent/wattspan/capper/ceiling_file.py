@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from wattspan.plaintext import printable
 from wattspan.ports import Clock
 from wattspan.settings import Duration
 
@@ -142,7 +143,7 @@ def _ttl(table: dict[str, Any]) -> int | None:
 
 def _one_line(text: str) -> str:
     """Fit to be shown to a person, and bounded."""
-    return "".join(c if c.isprintable() else " " for c in text)[:_LONGEST_WHY]
+    return printable(text, " ")[:_LONGEST_WHY]
 
 
 def _is_over(ceiling: FileCeiling, now: int) -> bool:

@@ -16,6 +16,7 @@ from wattspan.capper.refusals import Refusals
 from wattspan.capper.wishes import Peer
 from wattspan.config import Caps
 from wattspan.model import CapKey, CapRow
+from wattspan.plaintext import printable
 from wattspan.ports import CapsError, Clock
 
 MOST_JOBS = 64
@@ -176,7 +177,7 @@ class Desk:
 
 def _short(text: str, most: int) -> str:
     """Fit to be shown to a person, and bounded."""
-    return "".join(c if c.isprintable() else " " for c in text[:most])
+    return printable(text[:most], " ")
 
 
 def _told(row: CapRow) -> Row:

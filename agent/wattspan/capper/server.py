@@ -24,6 +24,7 @@ from wattspan.capper.protocol import LONGEST_LINE, Refusal, Refused
 from wattspan.capper.requests import Desk
 from wattspan.capper.wishes import Peer
 from wattspan.model import SECOND
+from wattspan.plaintext import printable
 from wattspan.ports import Clock
 
 TURN: Final = SECOND
@@ -237,7 +238,7 @@ class Server:
         try:
             request = self._decoder.decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            cause = "".join(c if c.isprintable() else " " for c in str(error)[:200])
+            cause = printable(str(error)[:200], " ")
             return Refused(reason=Refusal.MALFORMED, sentence=f"This is no request: {cause}.")
         return self._desk.answer(connection.number, connection.peer, request)
 

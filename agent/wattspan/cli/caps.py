@@ -10,6 +10,7 @@ import click
 
 from wattspan.cli.capper import actuators, emulated_option
 from wattspan.cli.options import config_options, echo_json, json_option, load_without_plugins
+from wattspan.plaintext import printable
 from wattspan.ports import ConfigError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def status(config_file: Path | None, settings: tuple[str, ...], as_json: bool) -
         echo_json(msgspec.to_builtins(state))
         return
     for line in lines(state, clock):
-        click.echo(line)
+        click.echo(printable(line))
 
 
 @command.command()
@@ -101,7 +102,7 @@ def restore(
         said = "limit was" if done.restored == 1 else "limits were"
         click.echo(f"{done.restored} {said} given back, by the {done.by}.")
         for row in done.foreign:
-            click.echo(f"Left alone: {_theirs(row)}")
+            click.echo(f"Left alone: {printable(_theirs(row))}")
     if troubles:
         raise click.exceptions.Exit(6)
 
@@ -133,7 +134,8 @@ def _whatever(config_file: Path | None, settings: tuple[str, ...]) -> tuple[Conf
     try:
         return load_without_plugins(config_file, settings), False
     except ConfigError as error:
-        click.echo(f"wattspan: {error}", err=True)
+        for line in str(error).splitlines():
+            click.echo(f"wattspan: {printable(line)}", err=True)
     from wattspan.cli.salvaged import salvaged
 
     found = salvaged(config_file, settings, os.environ)
@@ -162,7 +164,7 @@ def _here(config: Config, emulated: Path | None) -> Here:
         # All of them: what the configuration named when a cap was set it may not name any more.
         lambda: actuators(tuple(Knob), emulated, clock),
         clock,
-        lambda sentence: click.echo(f"wattspan: {sentence}", err=True),
+        lambda sentence: click.echo(f"wattspan: {printable(sentence)}", err=True),
         ended="SERVICE_RESULT" in os.environ,
     )
 

@@ -14,6 +14,7 @@ from wattspan.cli.examine_footprint import schedule_faults
 from wattspan.cli.options import config_options, echo_json, json_option, load_configuration
 from wattspan.config import Config, reference, writing
 from wattspan.config.tables import FAMILIES
+from wattspan.plaintext import printable
 from wattspan.plugins import discover, exporter_faults
 from wattspan.ports import ConfigError
 from wattspan.settings import Table, redacted
@@ -46,7 +47,7 @@ def check(
     if as_json:
         echo_json({"ok": True, "file": path, "warnings": list(loaded.config.warnings)})
     else:
-        click.echo(f"{path}: ok" if path else "ok: no file, the defaults apply")
+        click.echo(f"{printable(path)}: ok" if path else "ok: no file, the defaults apply")
 
 
 @command.command()

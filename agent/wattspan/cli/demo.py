@@ -13,6 +13,7 @@ import click
 
 from wattspan.cli.duration import DurationType
 from wattspan.cli.signals import stop_on_signals
+from wattspan.plaintext import printable
 from wattspan.ports import ExporterError, WattspanError
 from wattspan.settings import Duration
 
@@ -211,7 +212,7 @@ def _agent(host: EmulatedHost, listen: str, *, tune: bool) -> Agent:
     agent = build_agent(
         loaded.config,
         loaded.plugins,
-        log=lambda sentence: click.echo(f"wattspan: {sentence}", err=True),
+        log=lambda sentence: click.echo(f"wattspan: {printable(sentence)}", err=True),
         emulated=host,
     )
     agent.start()

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from wattspan.cli.figures import clean
+from wattspan.plaintext import printable
 
 
 class Mark(StrEnum):
@@ -109,12 +109,12 @@ def _column(section: Section, width: int) -> int:
 
 
 def _finding(finding: Finding, column: int, width: int) -> Iterator[Line]:
-    head = f"{clean(finding.what):{max(0, column - _INDENT - 2)}}"
+    head = f"{printable(finding.what):{max(0, column - _INDENT - 2)}}"
     if finding.detail and len(head) <= max(0, column - _INDENT - 2):
-        text = f"{head}  {clean(finding.detail)}"
+        text = f"{head}  {printable(finding.detail)}"
         wrapped = textwrap.wrap(text, width - _INDENT, subsequent_indent=" " * (column - _INDENT))
     else:  # a long name, a path most of the time: the detail continues it
-        joined = ": ".join(clean(part) for part in (finding.what, finding.detail) if part)
+        joined = ": ".join(printable(part) for part in (finding.what, finding.detail) if part)
         wrapped = textwrap.wrap(joined, width - _INDENT, break_long_words=False)
     first, *rest = wrapped or [""]
     yield Line(f"  {finding.mark:<4}  {first}", finding.mark)
@@ -122,7 +122,7 @@ def _finding(finding: Finding, column: int, width: int) -> Iterator[Line]:
         yield Line(" " * _INDENT + text)
     if finding.remedy:
         for text in textwrap.wrap(
-            f"-> {clean(finding.remedy)}",
+            f"-> {printable(finding.remedy)}",
             width - _INDENT,
             subsequent_indent="   ",
             break_long_words=False,

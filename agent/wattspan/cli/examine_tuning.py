@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 
 from wattspan.capper.journal import directory_in
-from wattspan.cli import figures
 from wattspan.cli.diagnosis import Finding, Mark, Section
 from wattspan.cli.examine_host import capabilities
 from wattspan.cli.run_directory import capper_socket
 from wattspan.cli.tuning_figures import setting
 from wattspan.config import Config
 from wattspan.model import CapKey, CapRow, Domain, HwType, Knob, KnobState, Trouble
+from wattspan.plaintext import printable
 from wattspan.ports import ActuatorError, CapsError, Clock, SourceContext
 
 _RIGHT = "CAP_SYS_ADMIN"
@@ -212,7 +212,7 @@ class _Capper:
         may = os.geteuid() == 0 or _RIGHT in capabilities(root)
         why = f"none at {self._path}"
         if self._path.exists():
-            why = figures.clean(self._error).partition(". ")[0]
+            why = printable(self._error).partition(". ")[0]
         start = start_command(root)
         if left:
             remedy = f"Run `{start}` as root, if limits are still to be set." if wanted else ""

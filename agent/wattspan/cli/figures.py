@@ -68,8 +68,3 @@ def lasting(nanoseconds: int) -> str:
 def clock_time(wall: int) -> str:
     """Unix nanoseconds as a time of day, in UTC because hosts and people are elsewhere."""
     return f"{datetime.fromtimestamp(wall // 10**9, UTC):%H:%M:%S}Z"
-
-
-def clean(text: str) -> str:
-    """One printable line: a process may call itself anything, terminal commands included."""
-    return "".join(c if c.isprintable() else "?" for c in text)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
+from wattspan.plaintext import printable
 from wattspan.ports import WattspanError
 
 FAULT = 70  # EX_SOFTWARE of sysexits.h
@@ -83,5 +84,5 @@ def _explain(error: Exception) -> NoReturn:
             FAULT,
         )
     for line in message.splitlines():
-        click.echo(f"wattspan: {line}", err=True)
+        click.echo(f"wattspan: {printable(line)}", err=True)
     raise click.exceptions.Exit(code) from error

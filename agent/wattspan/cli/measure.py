@@ -15,6 +15,7 @@ from wattspan.cli.duration import DurationType
 from wattspan.cli.emulated import emulate_option, emulation_flags
 from wattspan.cli.options import config_options, json_option, load_configuration
 from wattspan.model import SECOND, Consumer
+from wattspan.plaintext import printable
 from wattspan.ports import WattspanError
 from wattspan.settings import Duration
 
@@ -179,7 +180,7 @@ def _meter(loaded: Loaded, clock: SystemClock, *, alone: bool) -> Iterator[Meter
 
 
 def _tell(sentence: str) -> None:
-    click.echo(f"wattspan: {sentence}", err=True)
+    click.echo(f"wattspan: {printable(sentence)}", err=True)
 
 
 def _flags(interval: Duration | None, emulate: str | None) -> dict[str, Flag]:

@@ -16,6 +16,7 @@ from wattspan.cli.measure_data import (
     of_devices,
     of_host,
 )
+from wattspan.plaintext import printable
 
 _LINE = "  {:<36} {:>8} {:>8} {:>8} {:>9}   {}"
 _LONGEST = 60  # letters of the command that are repeated
@@ -30,7 +31,7 @@ def lines(result: Result) -> Iterator[str]:
         yield f" The energy of `{_command(result)}` is not known."
         yield from (f"  {note}" for note in result.notes)
         return
-    yield f" Energy of `{_command(result)}` on {figures.clean(last.host_name)}:"
+    yield f" Energy of `{_command(result)}` on {printable(last.host_name)}:"
     if last.emulated:
         yield " EMULATED HOST: these figures are true of no machine"
     yield ""
@@ -42,7 +43,7 @@ def lines(result: Result) -> Iterator[str]:
     yield _row(result, "together", of_command, EVERYTHING)
     yield " the host's devices, whoever used them"
     for key, part in result.parts.items():
-        name = figures.clean(f"{part.kind} {part.name}")
+        name = printable(f"{part.kind} {part.name}")
         yield _row(result, name, of_devices, key, part.provenance)
     yield _row(result, "together", of_host, EVERYTHING)
     if result.idle.mean is not None:
@@ -79,7 +80,7 @@ def _foot(result: Result) -> Iterator[str]:
     if not all(run.complete or run.trouble for run in result.runs):
         yield "  Some figures had not settled when they were read, and lack their last part."
     if result.idle_unknown:
-        names = figures.clean(", ".join(result.idle_unknown))
+        names = printable(", ".join(result.idle_unknown))
         yield f"  Idle power is not told apart on {names}: processes are charged with it too."
     failed = sorted({run.code for run in result.runs if run.code})
     if failed and runs > 1:
@@ -89,7 +90,7 @@ def _foot(result: Result) -> Iterator[str]:
 
 
 def _command(result: Result) -> str:
-    text = figures.clean(shlex.join(result.command))
+    text = printable(shlex.join(result.command))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from wattspan.config import Config, Flag, Schema, load
+from wattspan.plaintext import printable
 from wattspan.plugins import Plugins, discover
 from wattspan.ports import ConfigError
 
@@ -92,7 +93,7 @@ def load_without_plugins(config_file: Path | None, settings: Iterable[str] = ())
 
 def _warn(sentences: Iterable[str]) -> None:
     for sentence in sentences:
-        click.echo(f"wattspan: warning: {sentence}", err=True)
+        click.echo(f"wattspan: warning: {printable(sentence)}", err=True)
 
 
 def _assignments(settings: Iterable[str]) -> dict[str, Flag]:
@@ -109,8 +110,14 @@ def _assignments(settings: Iterable[str]) -> dict[str, Flag]:
 
 
 def json_text(facts: object) -> str:
-    """Facts for a program: JSON, text unescaped, one trailing newline."""
-    return json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
+    """Facts for a program: JSON, printable text unescaped, one trailing newline.
+
+    Characters that would command a terminal are escaped, which changes no fact.
+    """
+    text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
 def echo_json(facts: object) -> None:

@@ -11,6 +11,7 @@ import click
 from wattspan.cli.compose_footprint import GRAM, constant_of
 from wattspan.cli.figures import UNKNOWN, joules, share
 from wattspan.config import Carbon, Config, Cost
+from wattspan.plaintext import printable
 from wattspan.ports import ConfigError
 from wattspan.store.amounts import Weight, weights
 from wattspan.store.buckets import Pieces, Reckoning
@@ -45,7 +46,7 @@ def _reckoning(kind: str, table: Cost | Carbon, unit: str) -> Reckoning | None:
         try:
             return Reckoning(kind, unit, read_schedule(Path(table.schedule)).pieces)
         except ConfigError as error:
-            click.echo(f"wattspan: {error}", err=True)
+            click.echo(f"wattspan: {printable(str(error))}", err=True)
             return Reckoning(kind, unit, _always(None), steady=True)
     return Reckoning(kind, unit) if table.url or table.file else None
 

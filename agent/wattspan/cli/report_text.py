@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from wattspan.cli.figures import UNKNOWN, clean, lasting, share
+from wattspan.cli.figures import UNKNOWN, lasting, share
 from wattspan.cli.portions import count, each
 from wattspan.cli.report_cost import Columns, notes
 from wattspan.model import Provenance
+from wattspan.plaintext import printable
 from wattspan.store.breakdown import Breakdown, Line, provenance
 from wattspan.store.deltas import PROCESS
 from wattspan.store.query import DomainTotal, Extract
@@ -175,7 +176,7 @@ def _gaps(domains: Iterable[DomainTotal]) -> Iterator[str]:
         yield ""
         yield "Not measured, and in no figure above:"
         for domain in missing:
-            yield f"  {clean(domain.id)}: {_gap(domain)}"
+            yield f"  {printable(domain.id)}: {_gap(domain)}"
 
 
 def _gap(domain: DomainTotal) -> str:
@@ -195,7 +196,7 @@ def _energy(microjoules: int, name: str) -> str:
 
 
 def _name(text: str) -> str:
-    shown = clean(text)
+    shown = printable(text)
     return shown if len(shown) <= _WIDEST else f"{shown[: _WIDEST - 1]}…"
 
 

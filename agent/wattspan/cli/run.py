@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from wattspan.cli.emulated import emulate_option, emulation_flags
-from wattspan.cli.figures import clean
 from wattspan.cli.options import Loaded, config_options, load_configuration
 from wattspan.cli.signals import hangup_reloads, stop_on_signals
+from wattspan.plaintext import printable
 
 if TYPE_CHECKING:
     import logging
@@ -50,7 +50,7 @@ Log = Callable[[str], None]
 
 def one_line(record: logging.LogRecord) -> bool:
     """Make the record's message one printable line; a filter that lets everything through."""
-    record.msg, record.args = clean(record.getMessage().replace("\n", " ")), None
+    record.msg, record.args = printable(record.getMessage().replace("\n", " ")), None
     return True
 
 

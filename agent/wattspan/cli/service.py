@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from wattspan.cli.options import echo_json, json_option
+from wattspan.plaintext import printable
 from wattspan.ports import WattspanError
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def status(root: Path, program: str | None, as_json: bool) -> None:
         echo_json(stands.facts())
     else:
         for line in stands.lines():
-            click.echo(line)
+            click.echo(printable(line))
     if not stands.well:
         raise click.exceptions.Exit(1)
 
@@ -148,10 +149,10 @@ def _carry_out(actions: Sequence[Action], root: Path, *, dry_run: bool, as_json:
     if dry_run:
         if not as_json:
             for action in actions:
-                click.echo(action.sentence(done=False))
+                click.echo(printable(action.sentence(done=False)))
             click.echo("Nothing was changed.")
     else:
-        say = (lambda told: None) if as_json else click.echo
+        say = (lambda told: None) if as_json else (lambda told: click.echo(printable(told)))
         failed = apply(actions, root, say, system_runner(os.environ))
         if not as_json and not any(not isinstance(action, Note) for action in actions):
             click.echo("There was nothing to do.")

@@ -16,6 +16,7 @@ from wattspan.client.errors import AgentUnavailableError, MeasurementError
 from wattspan.clock import SystemClock
 from wattspan.config import Config
 from wattspan.model import Decided, TuningAccounts, TuningRow
+from wattspan.plaintext import printable
 from wattspan.ports import WattspanError
 
 USUAL = 20
@@ -256,7 +257,8 @@ def _kept(config: Config, why: WattspanError, asked: Mapping[str, str], job: str
     known = read_decisions(path)
     if not known:
         raise why
-    click.echo(f"wattspan: No agent answers; this is what stands in {path}.", err=True)
+    told = f"No agent answers; this is what stands in {path}."
+    click.echo(f"wattspan: {printable(told)}", err=True)
     if job and job not in (names := {one.job for one in known}):
         job = _one(job, [name for name in names if job.casefold() in name.casefold()])
     decisions = chosen(known, job, int(asked["limit"]), since)
@@ -268,7 +270,7 @@ def _kept(config: Config, why: WattspanError, asked: Mapping[str, str], job: str
 
 def _echo(lines: Iterable[str]) -> None:
     for line in lines:
-        click.echo(line)
+        click.echo(printable(line))
 
 
 def _width() -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from wattspan.cli.figures import UNKNOWN, clean, lasting
+from wattspan.cli.figures import UNKNOWN, lasting
 from wattspan.cli.reasons import MEANINGS
 from wattspan.cli.tune_text import moment, state, wrapped
 from wattspan.cli.tuning_figures import (
@@ -21,6 +21,7 @@ from wattspan.cli.tuning_figures import (
     setting,
 )
 from wattspan.model import CapRow, Instant, Move, Reason, Tried, TuningAccounts, TuningRow
+from wattspan.plaintext import printable
 from wattspan.tuning.told import row_facts
 
 
@@ -44,8 +45,8 @@ def explain_lines(
     """The row for people."""
     meaning = MEANINGS[row.decision.reason]
     age = lasting(max(0, now.mono - row.since.mono))
-    yield f"{clean(row.job)}, {row.knob}: {state(row)} since {moment(row.since.wall)} ({age})"
-    yield from wrapped(clean(row.decision.sentence), width, "  ")
+    yield f"{printable(row.job)}, {row.knob}: {state(row)} since {moment(row.since.wall)} ({age})"
+    yield from wrapped(printable(row.decision.sentence), width, "  ")
     for title, sentences in (
         ("Seen", _seen(row)),
         ("Setting", _setting(row, accounts)),
@@ -68,8 +69,8 @@ def explain_lines(
 
 
 def _seen(row: TuningRow) -> list[str]:
-    devices = ", ".join(map(clean, row.devices)) or "no device that is known"
-    of = clean(" of ".join(filter(None, (row.span, row.service)))) or "the job"
+    devices = ", ".join(map(printable, row.devices)) or "no device that is known"
+    of = printable(" of ".join(filter(None, (row.span, row.service)))) or "the job"
     pairs = ""
     if row.pairs:
         pairs = f"; {row.pairs} pairs of looks, one at a setting and one at the original"
@@ -89,9 +90,9 @@ def _setting(row: TuningRow, accounts: TuningAccounts) -> list[str]:
             return [f"{original}, to compare {setting(row.knob, compared)} with it."]
         return [f"{original}."]
     if row.applied:
-        return [f"{told} on {', '.join(map(clean, row.decision.caps))}."]
+        return [f"{told} on {', '.join(map(printable, row.decision.caps))}."]
     advised = ", ".join(
-        f"{setting(row.knob, value)} on {clean(device)}"
+        f"{setting(row.knob, value)} on {printable(device)}"
         for device, value in row.decision.caps.items()
     )
     return [f"The original, {told}. Advised: {advised}."]
@@ -240,13 +241,13 @@ def _held(row: TuningRow) -> int | None:
 
 def held_by(cap: CapRow, row: TuningRow | None = None) -> str:
     """One cap: what stands, who holds it, since when, and why if ``row`` has not said so."""
-    device, knob = clean(cap.state.name or cap.state.key.device), cap.state.key.knob
+    device, knob = printable(cap.state.name or cap.state.key.device), cap.state.key.knob
     stands = setting(knob, cap.state.enforced)
     if cap.state.requested not in (None, cap.state.enforced):
         stands += f" (asked for: {setting(knob, cap.state.requested)})"
     told = f"{device}, {knob}: {stands}"
     if not cap.usable:
-        return f"{told}; cannot be written: {clean(cap.trouble)}"
+        return f"{told}; cannot be written: {printable(cap.trouble)}"
     if cap.foreign:
         return f"{told}; set by somebody else, and let be."
     if not cap.holder:
@@ -255,5 +256,5 @@ def held_by(cap: CapRow, row: TuningRow | None = None) -> str:
     before = f", before us {setting(knob, cap.original)}" if cap.original is not None else ""
     ceiling = f", the ceiling is {setting(knob, cap.ceiling)}" if cap.ceiling is not None else ""
     said = row is not None and cap.why == row.decision.sentence
-    why = f": {clean(cap.why)}" if cap.why and not said else "."
-    return f"{told}{before}{ceiling}; held by {clean(cap.holder)}{since}{why}"
+    why = f": {printable(cap.why)}" if cap.why and not said else "."
+    return f"{told}{before}{ceiling}; held by {printable(cap.holder)}{since}{why}"

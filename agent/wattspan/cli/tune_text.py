@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
-from wattspan.cli.figures import UNKNOWN, clean, lasting
+from wattspan.cli.figures import UNKNOWN, lasting
 from wattspan.cli.tuning_figures import (
     against_original,
     between,
@@ -16,6 +16,7 @@ from wattspan.cli.tuning_figures import (
     setting,
 )
 from wattspan.model import Decided, Instant, Move, Reason, TuningAccounts, TuningRow
+from wattspan.plaintext import printable
 
 EMULATED = "EMULATED: these are figures of an emulated host and true of no machine."
 _WIDEST = 40
@@ -33,7 +34,7 @@ def status_lines(accounts: TuningAccounts, now: Instant, width: int | None) -> I
     rows = in_order(accounts.rows)
     yield ""
     lines = list(_aligned(_fitting(rows, accounts, now, width)))
-    sentences = ["", *(clean(row.decision.sentence) for row in rows)]
+    sentences = ["", *(printable(row.decision.sentence) for row in rows)]
     longest = max(len(f"{a}  {b}") for a, b in zip(lines, sentences, strict=True))
     for line, sentence in zip(lines, sentences, strict=True):
         if width is None or longest <= width:
@@ -74,7 +75,7 @@ def history_lines(decisions: Sequence[Decided], width: int | None) -> Iterator[s
         for decided in decisions
     ]
     for line, decided in zip(_aligned(cells), decisions, strict=True):
-        sentence = clean(decided.decision.sentence)
+        sentence = printable(decided.decision.sentence)
         if width is None or len(line) + len(sentence) + 2 <= width:
             yield f"{line}  {sentence}".rstrip()
         else:
@@ -141,7 +142,7 @@ def state(row: TuningRow) -> str:
 
 def short(text: str) -> str:
     """A name on one line, not too long."""
-    shown = clean(text)
+    shown = printable(text)
     return shown if len(shown) <= _WIDEST else f"{shown[: _WIDEST - 1]}…"
 
 

@@ -38,6 +38,7 @@ from wattspan.cli.tables import (
 from wattspan.cli.view_spans import span_table, spans_remainder
 from wattspan.cli.view_tuning import EACH, HEADING, tuning_lines, tuning_table
 from wattspan.model import Footprint, GpuStatus, Provenance, Snapshot
+from wattspan.plaintext import printable
 
 BANNER = "EMULATED HOST: these figures are true of no machine"
 _COLOURS = {
@@ -157,7 +158,7 @@ def _share_out(options: Options, room: int | None, devices: int, groups: int, sp
 
 def _header(snapshot: Snapshot, options: Options) -> Iterator[RenderableType]:
     total = host(snapshot)
-    name, banner = figures.clean(snapshot.host), ""
+    name, banner = printable(snapshot.host), ""
     if snapshot.emulated and options.brief:
         name, banner = name.removeprefix("emulated-"), "EMULATED "
     left = Text.assemble(
@@ -197,9 +198,11 @@ def _notices(snapshot: Snapshot, options: Options) -> Iterator[RenderableType]:
     if snapshot.emulated and not options.brief:
         yield Text(f" {BANNER} ", style="bold reverse magenta", no_wrap=True, overflow="ellipsis")
     if options.notice:
-        yield Text(f"! {options.notice}", style="bold yellow", no_wrap=True, overflow="ellipsis")
+        yield Text(
+            printable(f"! {options.notice}"), style="bold yellow", no_wrap=True, overflow="ellipsis"
+        )
     if options.note:
-        yield Text(options.note, no_wrap=True, overflow="ellipsis")
+        yield Text(printable(options.note), no_wrap=True, overflow="ellipsis")
 
 
 # ------------------------------------------------------------------------------------- devices
@@ -230,7 +233,7 @@ def _devices(
         settled = account.consumers + account.idle + account.unattributed
         split = (account.consumers, account.idle, account.unattributed)
         shares = [figures.share(part, settled) for part in split]
-        named = figures.clean(domain.name)
+        named = printable(domain.name)
         if domain.provenance is Provenance.EMULATED:  # which another column says
             named = named.removeprefix("Emulated ")
         name = "  " * depth + f"{SHORT[domain.hw_type]} {named}"
@@ -248,7 +251,9 @@ def _devices(
             Text(domain.provenance, style=_COLOURS[domain.provenance]),
         ]
         if wide:
-            cells.append(Text(_state(account.present, domain.method, gpus.get(domain.id))))
+            cells.append(
+                Text(printable(_state(account.present, domain.method, gpus.get(domain.id))))
+            )
         table.add_row(*cells)
     if not tree:
         table.add_row(Text("no counter is read: see `wattspan doctor`", style="yellow"))
@@ -310,12 +315,12 @@ def _spenders(
     )
     shown, hidden = _brief(rows, limit) if options.brief else window(rows, offset, limit)
     for row in shown:
-        name = figures.clean(row.name) + ("" if row.alive else " (ended)")
+        name = printable(row.name) + ("" if row.alive else " (ended)")
         powers = [figures.watts(row.power[kind]) if kind in row.power else "" for kind in kinds]
         table.add_row(
             *([row.pid] if of_process else []),
             Text(name),
-            Text(figures.clean(row.detail), style="dim"),
+            Text(printable(row.detail), style="dim"),
             *powers,
             Text(figures.watts(row.watts), style="bold"),
             column(row.joules),
@@ -365,7 +370,7 @@ def _problems(snapshot: Snapshot, options: Options) -> Iterator[RenderableType]:
     elif options.height < 24:
         most = 1
     for sentence in sentences[:most]:
-        yield one_line(Text(f"! {figures.clean(sentence)}", style="yellow"), options)
+        yield one_line(Text(f"! {printable(sentence)}", style="yellow"), options)
     if len(sentences) > most:
         yield Text(f"! {len(sentences) - most} more: see `wattspan doctor`", style="yellow")
 

@@ -18,6 +18,7 @@ from wattspan.cli.portions import count, each, lasting_each
 from wattspan.cli.tables import SHORT, WIDE, column, more, nobody, number, one_line, plain_table
 from wattspan.cli.tables import window as window_of
 from wattspan.model import HwType, SpanAccounts, SpanRow
+from wattspan.plaintext import printable
 
 
 def span_table(
@@ -41,8 +42,8 @@ def span_table(
     for row in shown:
         energy, made = sum(row.energy.values()), row.tokens.get("output", 0)
         table.add_row(
-            Text(figures.clean(row.name)),
-            Text(figures.clean(row.service), style="dim"),
+            Text(printable(row.name)),
+            Text(printable(row.service), style="dim"),
             count(row.count),
             *(_of_kind(row, kind) for kind in kinds if wide),
             Text(column(energy), style="bold"),
@@ -77,7 +78,7 @@ def _outside(spans: SpanAccounts) -> str:
         services[service] = services.get(service, 0) + energy
     greatest = sorted(services.items(), key=lambda one: -one[1])
     return ", ".join(
-        f"{figures.clean(service)} {figures.joules(energy)}" for service, energy in greatest
+        f"{printable(service)} {figures.joules(energy)}" for service, energy in greatest
     )
 
 

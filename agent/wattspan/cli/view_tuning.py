@@ -6,7 +6,6 @@ from rich.console import Group, RenderableType
 from rich.table import Column
 from rich.text import Text
 
-from wattspan.cli import figures
 from wattspan.cli.controls import Options
 from wattspan.cli.tables import WIDE, one_line, plain_table
 from wattspan.cli.tune_text import state
@@ -17,6 +16,7 @@ from wattspan.cli.tuning_figures import (
     percent,
 )
 from wattspan.model import TuningAccounts, TuningRow, TuningState
+from wattspan.plaintext import printable
 
 HEADING = 2  # a blank line and the titles
 EACH = 2  # lines a job
@@ -53,7 +53,7 @@ def tuning_table(
     # A table a job, so that the sentence between can go over all columns; their widths are alike.
     for row in rows[:most]:
         parts.append(_line(row, accounts, options, "" if parts else title))
-        sentence = Text(f"  {figures.clean(row.decision.sentence)}", style="dim")
+        sentence = Text(f"  {printable(row.decision.sentence)}", style="dim")
         parts.append(one_line(sentence, options))
     return Group(*parts)
 
@@ -75,7 +75,7 @@ def _line(row: TuningRow, accounts: TuningAccounts, options: Options, title: str
     table.show_header = bool(title)
     over = row.slowdown is not None and row.slowdown > row.budget
     table.add_row(
-        Text(figures.clean(row.job)),
+        Text(printable(row.job)),
         Text(
             state(row) if wide else state(row).partition(" ")[0],
             style=_COLOURS.get(row.state, "dim"),

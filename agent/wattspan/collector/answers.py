@@ -16,6 +16,7 @@ from wattspan.collector.schema import parsed
 from wattspan.collector.signals import SPANS, Signal
 from wattspan.collector.status import status_message
 from wattspan.model import SECOND
+from wattspan.plaintext import printable
 
 LONGEST_DELAY = 600 * SECOND
 """A collector that asks to be left alone for longer is tried after this."""
@@ -198,6 +199,5 @@ def _said(body: bytes, content_type: str) -> str:
 
 def _clause(text: str) -> str:
     """Somebody else's words, on one line and not too long."""
-    line = " ".join(text.split())
-    line = "".join(c if c.isprintable() else "?" for c in line)
+    line = printable(" ".join(text.split()))
     return line if len(line) <= 200 else f"{line[:197]}..."

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from wattspan.config.tables import Schema
+from wattspan.plaintext import printable
 from wattspan.settings import Key, each_array, each_key, value_of
 
 PREFIX = "WATTSPAN_"
@@ -96,4 +97,4 @@ def strangers(environ: Mapping[str, str], schema: Schema) -> Iterator[str]:
 
 def _shown(name: str) -> str:
     """A variable's name, fit for a log."""
-    return "".join(c if c.isprintable() else "?" for c in name[:200])
+    return printable(name[:200])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from wattspan.model.quantities import Instant, Microjoules, Milliwatts, Word
+from wattspan.plaintext import printable
 
 _FROZEN: Mapping[str, int] = MappingProxyType({})
 
@@ -36,10 +37,8 @@ class Failure:
     def __str__(self) -> str:
         sentence = f"Cannot {self.verb} {self.thing}: {self.cause}."
         said = f"{sentence} {self.remedy}" if self.remedy else sentence
-        if said.isprintable():
-            return said
         # Drivers, files and other programs have their words in it: they forge no line of a log.
-        return "".join(c if c.isprintable() else "?" for c in said)
+        return printable(said)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from wattspan.model import Group, GroupKind
+from wattspan.plaintext import printable
 
 LONGEST_NAME = 128
 _SHORT_ID = 12
@@ -148,7 +149,7 @@ def clean(text: str, longest: int) -> str:
 
     Too long a text loses its middle: both ends of a path tell something.
     """
-    text = "".join(char if char.isprintable() else "?" for char in text)
+    text = printable(text)
     if len(text) <= longest:
         return text
     head = (longest - 1) // 2

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from wattspan.model import SECOND, Consumer, Instant
+from wattspan.plaintext import printable
 from wattspan.query.problem import bad, nearest
 from wattspan.query.times import FORMS, moment
 from wattspan.settings import Duration
@@ -124,4 +125,4 @@ def _wait(query: Mapping[str, str]) -> int:
 
 def shown(text: str) -> str:
     """What somebody sent, fit to be told back."""
-    return "".join(c if c.isprintable() else "?" for c in text[:60])
+    return printable(text[:60])

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wattspan.model import SECOND, Domain, Failure, Trouble
+from wattspan.plaintext import printable
 from wattspan.ports import Batch, SourceContext
 from wattspan.sources import nvml_calls
 from wattspan.sources.nvml_calls import CallWatch, GpuLostError, Library, SessionLostError
@@ -347,4 +348,4 @@ def _surprise(thing: str, error: Exception, domain_id: str | None) -> Failure:
 def _text(value: Any) -> str:
     """Old bindings answer in bytes; a driver's word names things, and is fit to be shown."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-    return "".join(c if c.isprintable() else "?" for c in text[:_LONGEST_TEXT])
+    return printable(text[:_LONGEST_TEXT])

@@ -8,6 +8,7 @@ from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 
 from wattspan.model import SECOND
+from wattspan.plaintext import printable
 from wattspan.ports import Clock
 
 PARTS = 4
@@ -102,7 +103,7 @@ class Watchdog:
 
 def said(sentence: str) -> str:
     """``sentence`` as a status of one line, whoever had a hand in its words."""
-    plain = "".join(c if c.isprintable() else " " for c in sentence)
+    plain = printable(sentence, " ")
     if len(plain) > LONGEST_STATUS:
         plain = plain[: LONGEST_STATUS - 1] + "…"
     return f"STATUS={plain}"

@@ -1,0 +1,16 @@
+"""Text from outside, made safe to print on a terminal or in a log."""
+
+from __future__ import annotations
+
+
+def printable(text: str, instead: str = "?") -> str:
+    """``text`` on one line, with ``instead`` in place of every character that does not print.
+
+    Drivers, jobs, spans and other programs choose names and messages. C0 and C1 control
+    characters would command the terminal, line separators would forge a line of a log, and bidi
+    controls and zero-width characters would disguise a name; lone surrogates cannot be encoded.
+    Python calls none of them printable.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else instead for c in text)
