@@ -171,6 +171,7 @@ def ceiling_file(data: bytes) -> None:
         ),
         b"\1" + msgspec.json.encode({"requested": {"limit": 900_000, "why": "x", "boot_id": "b"}}),
         b"\1" + msgspec.json.encode({"written": {"limit": 9, "expires": 5, "expires_wall": 7}}),
+        b'\1{"version":2,"requested":[{"limit":900000,"uid":0,"expires":5,"expires_wall":7}]}',
     ),
     words=(b'"entries"', b'"original"', b"null", b"-1", b"9" * 20, b"9" * 400, b"true"),
 )

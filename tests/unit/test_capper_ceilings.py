@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from support.capper_bench import Bench, W
+from wattspan.capper import protocol
+from wattspan.capper.audit import Event
 from wattspan.capper.bounds import Rules
-from wattspan.capper.ceilings import Ceilings, impose
-from wattspan.capper.protocol import Refusal
+from wattspan.capper.ceilings import LONGEST_TTL, MOST_OWNERS, Ceilings, impose
+from wattspan.capper.protocol import Refusal, Refused, State
+from wattspan.capper.requests import Desk
 from wattspan.capper.wishes import Peer
 from wattspan.config import Caps
 from wattspan.config.control import FixedCap, Priority
@@ -17,11 +21,13 @@ from wattspan.model import SECOND, Knob
 from wattspan.ports import CapsError
 from wattspan.testing import ManualClock
 
-ROOT, AGENT = Peer(10, 0), Peer(20, 1000)
+ROOT, AGENT, POWER_MANAGER = Peer(10, 0), Peer(20, 1000), Peer(30, 2000)
+HOUR = 3600 * SECOND
 
 
 def ceilings(folder: Path, clock: ManualClock, boot: str = "boot", **settings: object) -> Ceilings:
-    return Ceilings(Caps(**settings), folder / "ceilings.json", boot, clock)  # type: ignore[arg-type]
+    caps = Caps(ceiling_users=("2000", "3000"), **settings)  # type: ignore[arg-type]
+    return Ceilings(caps, folder / "ceilings.json", boot, clock)
 
 
 def test_the_lowest_of_all_ceilings_holds(tmp_path: Path) -> None:
@@ -32,9 +38,9 @@ def test_the_lowest_of_all_ceilings_holds(tmp_path: Path) -> None:
     )
     told.poll()
     assert told.limit == 900 * W
-    told.ask(800 * W, "why", None, AGENT)
+    told.ask(800 * W, "why", HOUR, POWER_MANAGER)
     assert told.limit == 800 * W
-    told.ask(None, "", None, AGENT)
+    told.ask(None, "", None, POWER_MANAGER)
     assert told.limit == 900 * W
 
 
@@ -45,7 +51,7 @@ def test_nothing_configured_is_no_ceiling(tmp_path: Path) -> None:
 def test_a_ceiling_falls_back_to_the_configured_one_when_its_time_is_up(tmp_path: Path) -> None:
     clock = ManualClock()
     told = ceilings(tmp_path, clock, budget_watts=1500)
-    told.ask(800 * W, "why", 60 * SECOND, AGENT)
+    told.ask(800 * W, "why", 60 * SECOND, POWER_MANAGER)
     clock.advance(59)
     told.poll()
     assert told.limit == 800 * W
@@ -56,7 +62,7 @@ def test_a_ceiling_falls_back_to_the_configured_one_when_its_time_is_up(tmp_path
 
 def test_a_restarted_capper_knows_the_ceiling_and_how_long_it_lasts(tmp_path: Path) -> None:
     clock = ManualClock()
-    ceilings(tmp_path, clock).ask(800 * W, "why", 60 * SECOND, AGENT)
+    ceilings(tmp_path, clock).ask(800 * W, "why", 60 * SECOND, POWER_MANAGER)
     clock.advance(30)
     clock.step_wall(10_000)  # within a boot the wall clock means nothing
     restarted = ceilings(tmp_path, clock)
@@ -69,7 +75,7 @@ def test_a_restarted_capper_knows_the_ceiling_and_how_long_it_lasts(tmp_path: Pa
 
 def test_a_ceiling_outlives_a_reboot(tmp_path: Path) -> None:
     before = ManualClock(mono=10**15)
-    ceilings(tmp_path, before).ask(800 * W, "why", 600 * SECOND, AGENT)
+    ceilings(tmp_path, before).ask(800 * W, "why", 600 * SECOND, POWER_MANAGER)
     after = ManualClock(mono=10**9, wall=before.now().wall + 300 * SECOND)
     booted = ceilings(tmp_path, after, boot="another")
     booted.poll()
@@ -79,33 +85,109 @@ def test_a_ceiling_outlives_a_reboot(tmp_path: Path) -> None:
     assert booted.limit is None
 
 
-def test_what_root_has_set_only_root_lifts_or_raises(tmp_path: Path) -> None:
-    told = ceilings(tmp_path, ManualClock())
-    told.ask(800 * W, "why", None, ROOT)
-    for limit, ttl in ((None, None), (900 * W, None), (700 * W, SECOND)):
-        with pytest.raises(CapsError) as refused:
-            told.ask(limit, "", ttl, AGENT)
-        assert refused.value.refusal == Refusal.NOT_ALLOWED
-    told.ask(700 * W, "lower", None, AGENT)
-    with pytest.raises(CapsError):  # it is root's still
-        told.ask(None, "", None, AGENT)
-    told.ask(None, "", None, ROOT)
-    assert told.limit is None
+def test_a_wall_clock_set_back_over_a_reboot_does_not_extend_a_ceiling(tmp_path: Path) -> None:
+    before = ManualClock(mono=10**15)
+    ceilings(tmp_path, before).ask(800 * W, "why", HOUR, POWER_MANAGER)
+    after = ManualClock(mono=10**9, wall=before.now().wall - 1000 * LONGEST_TTL)
+    booted = ceilings(tmp_path, after, boot="another")
+    after.advance(LONGEST_TTL / SECOND)
+    booted.poll()
+    assert booted.limit is None
 
 
-@pytest.mark.parametrize(("limit", "ttl"), [(0, None), (-5, None), (800, 0)])
-def test_a_ceiling_of_nothing_is_refused(tmp_path: Path, limit: int, ttl: int | None) -> None:
-    told = ceilings(tmp_path, ManualClock())
+def refusal(told: Ceilings, limit: int | None, ttl: int | None, peer: Peer) -> str:
     with pytest.raises(CapsError) as refused:
-        told.ask(limit, "", ttl, ROOT)
-    assert refused.value.refusal == Refusal.MALFORMED
+        told.ask(limit, "", ttl, peer)
+    return refused.value.refusal
 
 
-def test_a_ceiling_that_cannot_be_read_is_none_and_said_so(tmp_path: Path) -> None:
-    (tmp_path / "ceilings.json").write_text("{")
+def test_only_root_and_ceiling_users_set_or_lift_a_ceiling(tmp_path: Path) -> None:
+    told = ceilings(tmp_path, ManualClock(), users=("1000",))
+    told.ask(800 * W, "why", HOUR, ROOT)
+    for limit, ttl in ((1, HOUR), (1, None), (None, None)):
+        for peer in (AGENT, Peer(40, None)):
+            assert refusal(told, limit, ttl, peer) == Refusal.NOT_ALLOWED
+    assert told.limit == 800 * W
+    told.ask(700 * W, "why", HOUR, POWER_MANAGER)
+    assert told.limit == 700 * W
+
+
+def test_each_owner_sets_raises_and_lifts_its_own_ceiling_only(tmp_path: Path) -> None:
+    told = ceilings(tmp_path, ManualClock())
+    told.ask(800 * W, "root's", HOUR, ROOT)
+    told.ask(500 * W, "lower", HOUR, POWER_MANAGER)
+    assert told.limit == 500 * W
+    told.ask(900 * W, "higher", HOUR, POWER_MANAGER)
+    assert told.limit == 800 * W
+    told.ask(None, "", None, ROOT)
+    assert told.limit == 900 * W
+    assert [(row.uid, row.limit, row.why) for row in told.rows] == [(2000, 900 * W, "higher")]
+    stored = json.loads((tmp_path / "ceilings.json").read_bytes())
+    assert [(one["uid"], one["limit"]) for one in stored["requested"]] == [(2000, 900 * W)]
+
+
+def test_the_number_of_owners_is_bounded_and_root_always_has_a_place(tmp_path: Path) -> None:
+    users = tuple(str(uid) for uid in range(3000, 3000 + MOST_OWNERS + 1))
+    clock = ManualClock()
+    told = Ceilings(Caps(ceiling_users=users), tmp_path / "ceilings.json", "boot", clock)
+    for uid in users[:MOST_OWNERS]:
+        told.ask(900 * W, "", HOUR, Peer(1, int(uid)))
+    assert refusal(told, 800 * W, HOUR, Peer(1, int(users[-1]))) == Refusal.NOT_ALLOWED
+    told.ask(850 * W, "", HOUR, Peer(1, 3000))
+    told.ask(800 * W, "", HOUR, ROOT)
+    assert told.limit == 800 * W
+
+
+def test_an_owner_that_is_not_configured_any_more_loses_its_ceiling(tmp_path: Path) -> None:
+    told = ceilings(tmp_path, ManualClock())
+    told.ask(500 * W, "", HOUR, POWER_MANAGER)
+    told.ask(800 * W, "", HOUR, ROOT)
+    told.settle_for(Caps())
+    assert told.limit == 800 * W
+    assert b"2000" not in (tmp_path / "ceilings.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("limit", "ttl"),
+    [(0, HOUR), (-5, HOUR), (800, 0), (800, None), (800, LONGEST_TTL + 1)],
+)
+def test_a_ceiling_without_a_limit_or_a_bounded_time_is_refused(
+    tmp_path: Path, limit: int, ttl: int | None
+) -> None:
+    assert refusal(ceilings(tmp_path, ManualClock()), limit, ttl, ROOT) == Refusal.MALFORMED
+
+
+@pytest.mark.parametrize("text", ["{", '{"version":3}', '{"version":2,"requested":3}', "[]"])
+def test_a_file_of_ceilings_that_cannot_be_read_is_reported(tmp_path: Path, text: str) -> None:
+    (tmp_path / "ceilings.json").write_text(text)
     told = ceilings(tmp_path, ManualClock())
     assert told.limit is None
     assert "cannot be understood" in told.trouble
+
+
+def stored_by_an_earlier_version(folder: Path, uid: int, **fields: object) -> None:
+    requested = {"limit": 800 * W, "why": "x", "uid": uid, "boot_id": "boot", **fields}
+    (folder / "ceilings.json").write_text(json.dumps({"requested": requested}))
+
+
+def test_a_ceiling_of_root_from_an_earlier_version_gets_a_bounded_time(tmp_path: Path) -> None:
+    stored_by_an_earlier_version(tmp_path, 0)
+    clock = ManualClock()
+    told = ceilings(tmp_path, clock)
+    assert told.limit == 800 * W
+    clock.advance(LONGEST_TTL / SECOND)
+    told.poll()
+    assert told.limit is None
+
+
+def test_a_ceiling_of_another_user_from_an_earlier_version_is_dropped(tmp_path: Path) -> None:
+    stored_by_an_earlier_version(tmp_path, 1000)
+    events: list[Event] = []
+    path = tmp_path / "ceilings.json"
+    told = Ceilings(Caps(), path, "boot", ManualClock(), record=events.append)
+    assert told.limit is None
+    assert [(e.deed, e.uid, e.old) for e in events] == [("lift", 1000, 800 * W)]
+    assert "1000" not in path.read_text()
 
 
 def test_a_lost_file_leaves_its_ceiling_over_a_restart(tmp_path: Path) -> None:
@@ -118,6 +200,153 @@ def test_a_lost_file_leaves_its_ceiling_over_a_restart(tmp_path: Path) -> None:
     restarted.poll()
     assert restarted.limit == 1000 * W
     assert "stays in force" in restarted.trouble
+
+
+# ------------------------------------------------------------------------------ audit and status
+
+
+class Asked:
+    """A desk over two boards, and what it records."""
+
+    def __init__(self, folder: Path, **settings: object) -> None:
+        self.bench = Bench(folder)
+        caps = Caps(ceiling_users=("2000",), **settings)  # type: ignore[arg-type]
+        record = self.bench.events.append
+        path = folder / "ceilings.json"
+        told = Ceilings(caps, path, "boot", self.bench.clock, record=record)
+        self.desk = Desk(self.bench.keeper, self.bench.writer, told, caps, self.bench.clock, record)
+
+    def ask(self, peer: Peer, request: protocol.Request) -> State | Refused:
+        return self.desk.answer(1, peer, request)
+
+    def turn(self, seconds: float = 1.0) -> None:
+        self.bench.clock.advance(seconds)
+        self.desk.turn()
+
+    def events(self, *deeds: str) -> list[tuple[object, ...]]:
+        return [
+            (e.deed, e.uid, e.pid, e.old, e.new, e.ttl, e.why)
+            for e in self.bench.events
+            if e.deed in deeds
+        ]
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Asked:
+    return Asked(tmp_path)
+
+
+def test_setting_lifting_and_lapsing_are_on_record_with_uid_pid_limit_and_time(
+    asked: Asked,
+) -> None:
+    asked.ask(POWER_MANAGER, protocol.Ceiling(900 * W, "grid event", HOUR))
+    asked.ask(POWER_MANAGER, protocol.Ceiling(850 * W, "more", 60 * SECOND))
+    asked.turn(61)
+    asked.ask(ROOT, protocol.Ceiling(1000 * W, "mine", HOUR))
+    asked.ask(ROOT, protocol.Ceiling(None, "over"))
+    asked.ask(AGENT, protocol.Ceiling(1, "attack", HOUR))
+    assert asked.events("ceiling", "lift", "lapse") == [
+        ("ceiling", 2000, 30, None, 900 * W, HOUR, "grid event"),
+        ("ceiling", 2000, 30, 900 * W, 850 * W, 60 * SECOND, "more"),
+        ("lapse", 2000, None, 850 * W, None, None, "its time is up"),
+        ("ceiling", 0, 10, None, 1000 * W, HOUR, "mine"),
+        ("lift", 0, 10, 1000 * W, None, None, "over"),
+    ]
+    ((_, uid, pid, *_, why),) = asked.events("refuse")
+    assert (uid, pid) == (1000, 20)
+    assert "ceiling_users" in str(why)
+
+
+def test_a_ceiling_of_one_milliwatt_leaves_every_device_at_its_floor(asked: Asked) -> None:
+    asked.ask(POWER_MANAGER, protocol.Ceiling(1, "attack", HOUR))
+    for _ in range(20):
+        asked.turn()
+    assert asked.bench.stands == [420 * W, 420 * W]
+    told = asked.desk.state()
+    assert told.ceiling == 1
+    assert told.short == 2 * 420 * W - 1
+    assert "cannot be kept" in asked.desk.trouble
+
+
+def test_the_configuration_goes_below_the_tuners_floor_and_others_do_not(tmp_path: Path) -> None:
+    asked = Asked(tmp_path, budget_watts=700, priority=(Priority(device="1", priority=200),))
+    for _ in range(9):
+        asked.turn()
+    assert asked.bench.stands == [200 * W, 500 * W]
+    asked.ask(ROOT, protocol.Ceiling(650 * W, "", HOUR))
+    for _ in range(9):
+        asked.turn()
+    assert asked.bench.stands == [200 * W, 450 * W]
+    asked.ask(ROOT, protocol.Ceiling(1, "", HOUR))
+    for _ in range(9):
+        asked.turn()
+    assert asked.bench.stands == [200 * W, 420 * W]
+
+
+def test_a_device_is_raised_to_its_floor_while_a_ceiling_cannot_be_kept(tmp_path: Path) -> None:
+    asked = Asked(tmp_path, budget_watts=500)
+    asked.turn()
+    assert asked.bench.stands == [250 * W, 250 * W]
+    asked.ask(ROOT, protocol.Ceiling(1, "", HOUR))
+    asked.desk.settle_for(Caps())
+    for _ in range(9):
+        asked.turn()
+    assert asked.bench.stands == [420 * W, 420 * W]
+
+
+def test_the_absolute_floor_holds_for_a_ceiling_as_well(tmp_path: Path) -> None:
+    asked = Asked(tmp_path, floor_watts=500)
+    asked.ask(ROOT, protocol.Ceiling(1, "", HOUR))
+    asked.turn()
+    assert asked.bench.stands == [500 * W, 500 * W]
+
+
+def test_the_state_lists_each_ceiling_with_owner_limit_and_end(tmp_path: Path) -> None:
+    written = tmp_path / "ceiling.toml"
+    written.write_text('watts = 1100\nwhy = "grid"\n')
+    asked = Asked(tmp_path, budget_watts=1200, reserve_watts=100, budget_file=str(written))
+    asked.turn()
+    asked.ask(POWER_MANAGER, protocol.Ceiling(900 * W, "fleet", HOUR))
+    expires = asked.bench.clock.monotonic() + HOUR
+    rows = [(c.source, c.limit, c.why, c.expires) for c in asked.desk.state().ceilings]
+    assert rows == [
+        ("configuration", 1100 * W, "", None),
+        ("file", 1000 * W, "grid", None),
+        ("socket", 900 * W, "fleet", expires),
+    ]
+    assert asked.desk.state().ceilings[-1].uid == 2000
+
+
+def test_restore_lifts_what_was_asked_for_and_says_so_on_record(
+    asked: Asked, tmp_path: Path
+) -> None:
+    asked.ask(POWER_MANAGER, protocol.Ceiling(900 * W, "grid", HOUR))
+    asked.turn()
+    asked.ask(ROOT, protocol.Restore())
+    assert asked.bench.stands == [650 * W, 650 * W]
+    assert asked.events("lift") == [
+        ("lift", 2000, 10, 900 * W, None, None, "user 0 asked for everything to be restored")
+    ]
+    assert ceilings(tmp_path, asked.bench.clock).limit is None
+
+
+@pytest.mark.parametrize(
+    ("request_", "word"), [(protocol.Restore(), "restore"), (protocol.Accept(), "accept")]
+)
+def test_restore_and_accept_are_on_record_with_their_peer_however_they_end(
+    asked: Asked, request_: protocol.Request, word: str
+) -> None:
+    asked.bench.hold(500 * W, 0)
+    asked.ask(AGENT, request_)
+    asked.bench.board(0).locked = True
+    asked.ask(ROOT, request_)
+    asked.bench.board(0).locked = False
+    asked.bench.clock.advance(100)
+    asked.ask(ROOT, request_)
+    peers = [(deed, uid, pid) for deed, uid, pid, *_ in asked.events("command", "refuse")]
+    failed = [("refuse", 0, 10)] if word == "restore" else []
+    assert peers == [("refuse", 1000, 20), ("command", 0, 10), *failed, ("command", 0, 10)]
+    assert all(str(row[-1]).startswith(word) for row in asked.events("command"))
 
 
 # --------------------------------------------------------------------------- what it means

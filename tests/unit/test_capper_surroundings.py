@@ -10,7 +10,7 @@ from support.capper_bench import W
 from wattspan.capper.journal import directory_in
 from wattspan.capper.peers import allowed_users, peer_of
 from wattspan.capper.place import socket_in
-from wattspan.capper.protocol import Row, State
+from wattspan.capper.protocol import CeilingRow, Row, State
 from wattspan.cli.caps import lines
 from wattspan.config import Agent
 from wattspan.model import SECOND, Knob
@@ -64,6 +64,30 @@ def test_a_person_is_shown_who_holds_what_how_long_and_why() -> None:
         "    lapses in 8 s unless renewed",
         "    because: Hold 512.5 W.",
         "    its share of the ceiling: 600 W",
+    ]
+
+
+def test_each_ceiling_is_shown_with_owner_limit_time_left_and_reason() -> None:
+    clock = ManualClock()
+    told = State(
+        rows=[Row(knob=Knob.GPU_POWER, device="gpu:GPU-1", name="H100 0", requested=200 * W)],
+        lease=10 * SECOND,
+        ceiling=100 * W,
+        short=320 * W,
+        ceilings=[
+            CeilingRow(source="configuration", limit=2000 * W),
+            CeilingRow(source="file", limit=1200 * W, uid=0, why="grid"),
+            CeilingRow(
+                source="socket", limit=100 * W, uid=1000, expires=clock.monotonic() + 75 * SECOND
+            ),
+        ],
+    )
+    assert lines(told, clock)[:5] == [
+        "Ceiling of all devices together: 100 W",
+        "    [caps] budget_watts: 2000 W",
+        "    [caps] budget_file by user 0: 1200 W; because: grid",
+        "    set on the socket by user 1000: 100 W, for 1 min 15 s",
+        "    It cannot be kept: the devices' floors take 320 W more.",
     ]
 
 

@@ -179,3 +179,37 @@ def test_what_it_says_why_is_one_short_line(writer: Writer) -> None:
     assert ceiling is not None
     assert ceiling.why.startswith("a b [31mx")
     assert len(ceiling.why) == 200
+
+
+# --------------------------------------------------------------------------------- who may write
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
+def test_a_file_that_others_may_write_is_refused(writer: Writer, mode: int) -> None:
+    writer.write("watts = 1200\n")
+    fresh = writer.path.with_name("fresh")
+    fresh.write_text("watts = 1\n")
+    fresh.chmod(mode)
+    fresh.rename(writer.path)
+    assert writer.limit() == 1_200_000
+    assert "its group or everybody may write it" in writer.ceiling.trouble
+    writer.path.chmod(0o644)
+    assert writer.limit() == 1_000
+
+
+def test_a_file_that_becomes_writable_by_others_is_reported(writer: Writer) -> None:
+    writer.write("watts = 1200\n")
+    writer.path.chmod(0o666)
+    assert writer.limit() == 1_200_000
+    assert writer.ceiling.trouble
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a file away needs root")
+def test_a_file_of_a_user_who_is_not_configured_is_refused(writer: Writer) -> None:
+    writer.path.write_text("watts = 1\n")
+    os.chown(writer.path, 1000, 1000)
+    assert writer.limit() is None
+    assert "user 1000 owns it" in writer.ceiling.trouble
+    writer.ceiling.owners = frozenset({1000})
+    assert writer.limit() == 1_000
+    assert writer.ceiling.trouble == ""

@@ -109,6 +109,13 @@ def test_a_write_says_what_where_for_whom_and_why_in_the_unit_of_people():
         (Event(at=1, deed=Deed.REFUSE, why="No such knob.", uid=5), "No such knob.", True),
         (Event(at=1, deed=Deed.FAIL, why="It did not obey."), "It did not obey.", True),
         (Event(at=1, deed=Deed.FAIL), "The capper noted: fail.", True),
+        (
+            Event(at=1, deed=Deed.CEILING, new=900_000, ttl=60 * 10**9, uid=5, why="Grid."),
+            "A ceiling of 900 W was set: Grid.",
+            False,
+        ),
+        (Event(at=1, deed=Deed.LIFT, old=900_000), "A ceiling of 900 W was lifted.", False),
+        (Event(at=1, deed=Deed.LAPSE, old=900_000), "A ceiling of 900 W has ended.", False),
         (Event(at=1, deed=Deed.START), "The capper began.", False),
         (Event(at=1, deed=Deed.END), "The capper ended.", False),
     ],
@@ -117,6 +124,18 @@ def test_every_deed_is_a_sentence(event, body, warns):
     record = of_deed(event)
     assert record.body == body
     assert record.warns is warns
+
+
+def test_a_ceilings_figures_are_watts_and_seconds():
+    record = of_deed(Event(at=1, deed=Deed.CEILING, old=1, new=900_000, ttl=60 * 10**9, uid=5))
+    assert record.attributes == {
+        "wattspan.caps.deed": "ceiling",
+        "wattspan.caps.unit": "W",
+        "wattspan.caps.old": 0.001,
+        "wattspan.caps.new": 900.0,
+        "wattspan.caps.ttl": 60.0,
+        "wattspan.caps.uid": 5,
+    }
 
 
 @pytest.mark.parametrize("deed", list(Deed))

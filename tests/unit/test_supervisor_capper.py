@@ -18,7 +18,7 @@ from wattspan.capper.ceilings import Ceilings, impose
 from wattspan.capper.client import CapperClient
 from wattspan.capper.process import needs_restart
 from wattspan.capper.protocol import Refusal
-from wattspan.capper.wishes import NOBODY
+from wattspan.capper.wishes import Peer
 from wattspan.cli.capper import Reloading, Turned
 from wattspan.config import Caps, Config
 from wattspan.model import SECOND, CapKey, CapRow, Knob, Trouble
@@ -144,7 +144,7 @@ def test_a_ceiling_that_was_asked_for_outlives_a_reload_and_the_configured_one_i
 ) -> None:
     settings = Caps(budget_watts=1200)
     ceilings = Ceilings(settings, tmp_path / "ceilings.json", BOOT, bench.clock)
-    ceilings.ask(1_000 * W, "a test", None, NOBODY)
+    ceilings.ask(1_000 * W, "a test", 60 * SECOND, Peer(1, 0))
     ceilings.settle_for(Caps(budget_watts=900))
     assert ceilings.limit == 900 * W
     ceilings.settle_for(Caps())

@@ -23,6 +23,10 @@ class Deed(Word):
     FOREIGN = "foreign"  # somebody else has written; we let go
     VOID = "void"  # what an earlier boot left is not true any more
     FAIL = "fail"  # a device did not do what it was told
+    CEILING = "ceiling"  # a ceiling was set
+    LIFT = "lift"  # a ceiling was lifted
+    LAPSE = "lapse"  # the time of a ceiling is up
+    COMMAND = "command"  # a peer had everything restored, or foreign limits accepted
     START = "start"
     END = "end"
 
@@ -30,7 +34,8 @@ class Deed(Word):
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One thing that happened; ``at`` is Unix time in nanoseconds, values are in the knob's unit.
 
-    ``job``, ``pid`` and ``uid`` are of whoever wanted it, as the kernel proves pid and uid.
+    ``job``, ``pid`` and ``uid`` are of whoever wanted it, as the kernel proves pid and uid. For a
+    ceiling, ``old`` and ``new`` are milliwatts, ``uid`` is its owner's and ``ttl`` nanoseconds.
     """
 
     at: int
@@ -44,6 +49,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     job: str = ""
     pid: int | None = None
     uid: int | None = None
+    ttl: int | None = None
 
 
 Hook = Callable[[Event], None]

@@ -3,6 +3,9 @@
 TOML: ``watts = 1200``, and if it is not to last for ever ``ttl = "1h"``, counted from when the
 file was last written; ``why = "grid event"`` is shown to whoever asks. ``watts = 0`` lifts it.
 
+The file's owner must be root, the capper's own user or a user whom the configuration names, and
+nobody else may be able to write it: a file of another owner is refused.
+
 A writer that is lost leaves its ceiling in force: a file that vanishes or says nonsense changes
 nothing, until the last ceiling's time is up.
 """
@@ -12,7 +15,7 @@ from __future__ import annotations
 import os
 import stat
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,11 +33,15 @@ _LONGEST_WHY: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class FileCeiling:
-    """What a file says: ``limit`` in milliwatts, until the monotonic time ``expires``."""
+    """What a file says: ``limit`` in milliwatts, until the monotonic time ``expires``.
+
+    ``uid`` is of the file's owner, None if it is not known any more.
+    """
 
     limit: int
     why: str = ""
     expires: int | None = None
+    uid: int | None = field(default=None, compare=False)
 
 
 class CeilingFile:
@@ -43,8 +50,19 @@ class CeilingFile:
     ``trouble`` is one sentence while something is wrong with the file; "" otherwise.
     """
 
-    def __init__(self, path: Path, clock: Clock, last: FileCeiling | None = None) -> None:
-        """``last`` is in force until the file says otherwise, as before a restart."""
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        last: FileCeiling | None = None,
+        *,
+        owners: frozenset[int] = frozenset(),
+    ) -> None:
+        """``last`` is in force until the file says otherwise, as before a restart.
+
+        ``owners`` are the users who may own the file beside root and the capper's own.
+        """
+        self.owners = owners
         self._path = path
         self._clock = clock
         self._last = last
@@ -65,6 +83,7 @@ class CeilingFile:
         fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             status = os.fstat(fd)
+            self._check_owner(status)
             version = (status.st_ino, status.st_size, status.st_mtime_ns)
             if version == self._seen:
                 self.trouble = ""
@@ -78,11 +97,20 @@ class CeilingFile:
             raise ValueError(f"it is larger than {LARGEST} bytes")
         if not content.endswith(b"\n"):  # "watts = 12" may be on its way to be 1200
             raise ValueError("its last line does not end, so it may be half written")
-        self._last = self._understood(content, status.st_mtime_ns)
+        self._last = self._understood(content, status)
         self._seen = version
         self.trouble = ""
 
-    def _understood(self, content: bytes, written: int) -> FileCeiling | None:
+    def _check_owner(self, status: os.stat_result) -> None:
+        """ValueError if somebody may write the file who may not set a ceiling."""
+        if status.st_uid not in self.owners | {0, os.geteuid()}:
+            raise ValueError(
+                f"user {status.st_uid} owns it, whom [caps] ceiling_users does not name"
+            )
+        if stat.S_ISREG(status.st_mode) and status.st_mode & 0o022:
+            raise ValueError("its group or everybody may write it (chmod go-w)")
+
+    def _understood(self, content: bytes, status: os.stat_result) -> FileCeiling | None:
         """What the file says; ValueError says what is wrong with it."""
         try:
             table = tomllib.loads(content.decode())
@@ -100,7 +128,8 @@ class CeilingFile:
         limit = round(watts * 1000)
         if not limit:
             return None
-        return FileCeiling(limit, _one_line(why), self._expires(_ttl(table), written))
+        expires = self._expires(_ttl(table), status.st_mtime_ns)
+        return FileCeiling(limit, _one_line(why), expires, status.st_uid)
 
     def _expires(self, ttl: int | None, written: int) -> int | None:
         """When it is over, on the clock that nobody sets; a file from the future is as of now."""

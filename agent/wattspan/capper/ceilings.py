@@ -1,7 +1,8 @@
-"""The host's power budget: whoever set one, the lowest holds; and what it means for each device.
+"""The host's power budget: each ceiling has an owner, the least of all applies to the devices.
 
-A ceiling needs nobody to renew it: one whose writer is lost stays until its time is up, over a
-restart of the capper too.
+A ceiling that was set on the socket has a bounded time to live. It needs nobody to renew it within
+that time, and stays over a restart of the capper. Only the configuration file takes a device below
+the tuner's floor.
 """
 
 from __future__ import annotations
@@ -10,126 +11,263 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Final
 
 import msgspec
 
-from wattspan.capper.bounds import usual
+from wattspan.capper.audit import Deed, Event, Hook, no_hook
+from wattspan.capper.bounds import bounds, usual
 from wattspan.capper.ceiling_file import CeilingFile, FileCeiling
 from wattspan.capper.devices import is_power, named
 from wattspan.capper.journal import JournalError
 from wattspan.capper.keeper import Keeper
-from wattspan.capper.protocol import Refusal
+from wattspan.capper.peers import uids_of
+from wattspan.capper.protocol import CeilingRow, Refusal
 from wattspan.capper.sharing import Sharer, share
 from wattspan.capper.wishes import Imposed, Peer
 from wattspan.config import Caps
-from wattspan.model import CapKey, KnobState
+from wattspan.model import SECOND, CapKey, KnobState
 from wattspan.ports import CapsError, Clock
 
+VERSION: Final = 2
+LONGEST_TTL: Final = 24 * 3600 * SECOND
+MOST_OWNERS: Final = 16
+"""Users who have a ceiling at a time, beside root."""
 _MILLIWATTS = 1_000
 _LEFT_TO_ALL = 4
 """A device that tells no minimum, as most packages, is left its default divided by this. On next
 to nothing a host would hardly be able to have its limits raised again."""
 
 
+_Int = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+"""So that no sum of two can be too large to be written."""
+
+
 class Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A ceiling as it outlives the capper; ``expires`` is monotonic time of the boot."""
 
-    limit: int
+    limit: _Int
     why: str = ""
-    uid: int | None = None
+    uid: _Int | None = None
     boot_id: str = ""
-    expires: int | None = None
-    expires_wall: int | None = None
+    expires: _Int | None = None
+    expires_wall: _Int | None = None
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    version: int = VERSION
+    requested: tuple[Stored, ...] = ()
+    written: Stored | None = None
+
+
+class _FirstFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Version 1, which named no version: one ceiling for all users, with or without an end."""
+
     requested: Stored | None = None
     written: Stored | None = None
 
 
 class Ceilings:
-    """Every ceiling in force: configured, from the file, and asked for on the socket."""
+    """Every ceiling in force: configured, from the file, and those set on the socket by user."""
 
-    def __init__(self, settings: Caps, path: Path, boot_id: str, clock: Clock) -> None:
-        """``path`` is where a ceiling that was asked for is kept."""
-        self.trouble = ""
+    def __init__(
+        self, settings: Caps, path: Path, boot_id: str, clock: Clock, *, record: Hook = no_hook
+    ) -> None:
+        """``path`` is where the ceilings of users are kept."""
         self._settings, self._path = settings, path
-        self._boot_id, self._clock = boot_id, clock
+        self._boot_id, self._clock, self._record = boot_id, clock, record
+        self._owners = _owners(settings)
+        self._load_trouble = ""
         stored = self._load()
-        self._requested = stored.requested
+        self._requested = {one.uid: one for one in stored.requested if one.uid is not None}
         self._file: CeilingFile | None = None
         self._kept_of_file: FileCeiling | None = None
         if settings.budget_file:
-            self._kept_of_file = self._as_of_file(stored.written)
-            self._file = CeilingFile(Path(settings.budget_file), clock, self._kept_of_file)
+            self._kept_of_file = _as_of_file(stored.written)
+            self._file = self._open(settings.budget_file)
+        self._drop_strangers()
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the kept ceilings, or with the file; "" if nothing is."""
+        file = "" if self._file is None else self._file.trouble
+        return " ".join(filter(None, (self._load_trouble, file)))
 
     def settle_for(self, settings: Caps) -> None:
-        """Keep to other settings from now on; what was asked for on the socket stays."""
+        """Keep to other settings from now on; the ceilings of permitted users stay."""
+        self._owners = _owners(settings)
         if settings.budget_file != self._settings.budget_file:
-            self._file, self.trouble = None, ""
+            self._file = None
             if settings.budget_file:  # the last ceiling holds until the new file says otherwise
-                last = self._kept_of_file
-                self._file = CeilingFile(Path(settings.budget_file), self._clock, last)
+                self._file = self._open(settings.budget_file)
             else:
                 self._kept_of_file = None
+        elif self._file is not None:
+            self._file.owners = self._owners
         self._settings = settings
+        self._drop_strangers()
 
     def ask(self, limit: int | None, why: str, ttl: int | None, peer: Peer) -> None:
-        """Set a ceiling, or lift the one that was asked for. CapsError, JournalError.
-
-        What root has set is lifted or raised by root only; anybody may lower it.
-        """
-        before = self._requested
-        raised = before is not None and (limit is None or limit > before.limit or ttl is not None)
-        if raised and before is not None and before.uid == 0 and peer.uid != 0:
+        """Set the ceiling of ``peer``'s user, or lift it. CapsError, JournalError."""
+        if peer.uid is None or peer.uid not in self._owners:
             raise CapsError(
-                "That ceiling was set by root; only root may lift or raise it.",
+                f"User {peer.uid} may not set or lift a ceiling: name it in [caps] ceiling_users.",
                 Refusal.NOT_ALLOWED,
             )
-        if limit is not None and (limit <= 0 or (ttl is not None and ttl <= 0)):
+        before = self._requested.get(peer.uid)
+        old = None if before is None else before.limit
+        others = {uid: one for uid, one in self._requested.items() if uid != peer.uid}
+        if limit is None:
+            self._replace(others)
+            self._note(Deed.LIFT, why, peer, old=old)
+            return
+        if limit <= 0 or ttl is None or not 0 < ttl <= LONGEST_TTL:
             raise CapsError(
-                "A ceiling and its time are more than 0; null lifts it.", Refusal.MALFORMED
+                "A ceiling needs a limit of more than 0, and a ttl of more than 0 and at most"
+                f" {LONGEST_TTL // SECOND // 3600} hours; a limit of null lifts it.",
+                Refusal.MALFORMED,
             )
-        requested = None
-        if limit is not None:
-            roots = before is not None and before.uid == 0
-            requested = self._stored(limit, why, 0 if roots else peer.uid, self._until(ttl))
-        self._save(_File(requested=requested, written=self._of_file()))
-        self._requested = requested
+        if peer.uid != 0 and len(others.keys() - {0}) >= MOST_OWNERS:
+            raise CapsError(
+                f"{MOST_OWNERS} users have a ceiling already; let one of them lift its own.",
+                Refusal.NOT_ALLOWED,
+            )
+        stored = self._stored(limit, why, peer.uid, self._clock.monotonic() + ttl)
+        self._replace({**others, peer.uid: stored})
+        self._note(Deed.CEILING, why, peer, old=old, new=limit, ttl=ttl)
+
+    def lift_all(self, peer: Peer) -> None:
+        """Lift every user's ceiling, as ``peer`` may. JournalError if they stay on disk."""
+        self._drop(self._requested, f"user {peer.uid} asked for everything to be restored", peer)
+        if self._requested:
+            self._requested = {}
+            self._save()
 
     def poll(self) -> None:
-        """See what the file says, and whose time is up."""
+        """Read the file, and end ceilings whose time is up."""
         if self._file is not None:
-            now = self._file.poll()
-            self.trouble = self._file.trouble
-            if now != self._kept_of_file:
-                self._kept_of_file = now
-                with contextlib.suppress(JournalError):  # it holds all the same, while we live
-                    self._save(_File(requested=self._requested, written=self._of_file()))
-        asked = self._requested
-        expires = None if asked is None else asked.expires
-        if expires is not None and expires <= self._clock.monotonic():
-            self._requested = None
-            with contextlib.suppress(JournalError):
-                self._save(_File(written=self._of_file()))
+            self._take_file(self._file.poll())
+        now = self._clock.monotonic()
+        ended = {uid: c for uid, c in self._requested.items() if (c.expires or 0) <= now}
+        if ended:
+            self._forget(ended)
+            for uid, ceiling in ended.items():
+                self._note(Deed.LAPSE, "its time is up", Peer(None, uid), old=ceiling.limit)
+
+    @property
+    def configured(self) -> int | None:
+        """The ceiling of the configuration over all devices that can be capped, in milliwatts."""
+        if not self._settings.budget_watts:
+            return None
+        return max(0, self._settings.budget_watts * _MILLIWATTS - self._reserve)
+
+    @property
+    def imposed_by_others(self) -> int | None:
+        """The lowest ceiling of the file and of users, in milliwatts."""
+        limits = [one.limit for one in self._requested.values()]
+        if self._kept_of_file is not None:
+            limits.append(self._kept_of_file.limit - self._reserve)
+        return max(0, min(limits)) if limits else None
 
     @property
     def limit(self) -> int | None:
-        """The lowest ceiling over all devices that can be capped, in milliwatts."""
-        reserve = self._settings.reserve_watts * _MILLIWATTS
-        limits = []
-        if self._settings.budget_watts:
-            limits.append(self._settings.budget_watts * _MILLIWATTS - reserve)
-        if self._kept_of_file is not None:
-            limits.append(self._kept_of_file.limit - reserve)
-        if self._requested is not None:
-            limits.append(self._requested.limit)
-        return max(0, min(limits)) if limits else None
+        """The lowest ceiling of all, in milliwatts."""
+        both = (self.configured, self.imposed_by_others)
+        return min((limit for limit in both if limit is not None), default=None)
+
+    @property
+    def rows(self) -> tuple[CeilingRow, ...]:
+        """Every ceiling in force, for whoever asks."""
+        rows = []
+        if self.configured is not None:
+            rows.append(CeilingRow(source="configuration", limit=self.configured))
+        file = self._kept_of_file
+        if file is not None:
+            limit = max(0, file.limit - self._reserve)
+            row = CeilingRow(
+                source="file", limit=limit, uid=file.uid, why=file.why, expires=file.expires
+            )
+            rows.append(row)
+        rows += (
+            CeilingRow(source="socket", limit=c.limit, uid=uid, why=c.why, expires=c.expires)
+            for uid, c in sorted(self._requested.items())
+        )
+        return tuple(rows)
 
     # --------------------------------------------------------------------------- inner workings
 
-    def _until(self, ttl: int | None) -> int | None:
-        return None if ttl is None else self._clock.monotonic() + ttl
+    @property
+    def _reserve(self) -> int:
+        return self._settings.reserve_watts * _MILLIWATTS
+
+    def _open(self, path: str) -> CeilingFile:
+        return CeilingFile(Path(path), self._clock, self._kept_of_file, owners=self._owners)
+
+    def _take_file(self, now: FileCeiling | None) -> None:
+        before = self._kept_of_file
+        if now == before:
+            return
+        self._kept_of_file = now
+        with contextlib.suppress(JournalError):  # it applies all the same, while we live
+            self._save()
+        peer = Peer(None, (now or before or FileCeiling(0)).uid)
+        old = None if before is None else before.limit
+        if now is not None:
+            self._note(Deed.CEILING, now.why, peer, old=old, new=now.limit, job="budget_file")
+            return
+        expires = None if before is None else before.expires
+        is_over = expires is not None and expires <= self._clock.monotonic()
+        self._note(Deed.LAPSE if is_over else Deed.LIFT, "", peer, old=old, job="budget_file")
+
+    def _drop_strangers(self) -> None:
+        """Lift the ceilings of users who may not set one any more."""
+        strangers = {u: c for u, c in self._requested.items() if u not in self._owners}
+        if strangers:
+            self._drop(strangers, "[caps] ceiling_users does not name its owner", Peer())
+            self._forget(strangers)
+
+    def _drop(self, ceilings: Mapping[int, Stored], why: str, peer: Peer) -> None:
+        for uid, ceiling in ceilings.items():
+            self._note(Deed.LIFT, why, Peer(peer.pid, uid), old=ceiling.limit)
+
+    def _forget(self, gone: Mapping[int, Stored]) -> None:
+        self._requested = {u: c for u, c in self._requested.items() if u not in gone}
+        with contextlib.suppress(JournalError):  # it is dropped again when it is read again
+            self._save()
+
+    def _replace(self, requested: dict[int, Stored]) -> None:
+        """Keep other ceilings of users, once they are on disk. JournalError."""
+        before, self._requested = self._requested, requested
+        try:
+            self._save()
+        except JournalError:
+            self._requested = before
+            raise
+
+    def _note(
+        self,
+        deed: Deed,
+        why: str,
+        peer: Peer,
+        *,
+        old: int | None = None,
+        new: int | None = None,
+        ttl: int | None = None,
+        job: str = "",
+    ) -> None:
+        self._record(
+            Event(
+                at=self._clock.now().wall,
+                deed=deed,
+                old=old,
+                new=new,
+                ttl=ttl,
+                why=why,
+                job=job,
+                pid=peer.pid,
+                uid=peer.uid,
+            )
+        )
 
     def _stored(self, limit: int, why: str, uid: int | None, expires: int | None) -> Stored:
         now = self._clock.now()
@@ -143,32 +281,41 @@ class Ceilings:
             expires_wall=wall,
         )
 
-    def _of_file(self) -> Stored | None:
-        kept = self._kept_of_file
-        return None if kept is None else self._stored(kept.limit, kept.why, None, kept.expires)
-
-    def _as_of_file(self, stored: Stored | None) -> FileCeiling | None:
-        return None if stored is None else FileCeiling(stored.limit, stored.why, stored.expires)
-
     def _load(self) -> _File:
         try:
-            told = msgspec.json.decode(self._path.read_bytes(), type=_File)
+            told = _decoded(self._path.read_bytes())
         except FileNotFoundError:
             return _File()
-        except (OSError, ValueError) as error:
-            self.trouble = f"The ceiling kept in {self._path} cannot be understood: {error}."
+        except (OSError, ValueError, RecursionError) as error:
+            self._load_trouble = (
+                f"The ceilings kept in {self._path} cannot be understood, and none of them"
+                f" applies: {error}. Set them again."
+            )
             return _File()
-        return _File(requested=self._here(told.requested), written=self._here(told.written))
+        requested = tuple(self._bounded(self._here(one)) for one in told.requested)
+        written = None if told.written is None else self._here(told.written)
+        return _File(requested=requested, written=written)
 
-    def _here(self, stored: Stored | None) -> Stored | None:
+    def _here(self, stored: Stored) -> Stored:
         """With the time of this boot: the monotonic clock began anew since, the wall went on."""
-        if stored is None or stored.boot_id == self._boot_id or stored.expires_wall is None:
+        if stored.boot_id == self._boot_id or stored.expires_wall is None:
             return stored
         now = self._clock.now()
         expires = now.mono + stored.expires_wall - now.wall
         return msgspec.structs.replace(stored, boot_id=self._boot_id, expires=expires)
 
-    def _save(self, file: _File) -> None:
+    def _bounded(self, stored: Stored) -> Stored:
+        """With an end that is not later than that of a ceiling which is set now."""
+        latest = self._clock.monotonic() + LONGEST_TTL
+        expires = latest if stored.expires is None else min(stored.expires, latest)
+        return self._stored(stored.limit, stored.why, stored.uid, expires)
+
+    def _save(self) -> None:
+        kept = self._kept_of_file
+        written = None
+        if kept is not None:
+            written = self._stored(kept.limit, kept.why, kept.uid, kept.expires)
+        file = _File(requested=tuple(self._requested.values()), written=written)
         draft = self._path.with_suffix(".new")
         try:
             with draft.open("wb") as out:
@@ -183,27 +330,86 @@ class Ceilings:
             ) from None
 
 
-def impose(settings: Caps, limit: int | None, keeper: Keeper) -> Imposed:
-    """What the operator's fixed caps and the ceiling ``limit`` mean for the devices there are."""
+def _owners(settings: Caps) -> frozenset[int]:
+    """The users who may set a ceiling."""
+    return uids_of(settings.ceiling_users)[0] | {0}
+
+
+def _as_of_file(stored: Stored | None) -> FileCeiling | None:
+    if stored is None:
+        return None
+    return FileCeiling(stored.limit, stored.why, stored.expires, stored.uid)
+
+
+def _decoded(content: bytes) -> _File:
+    """The kept ceilings of this version or the first; ValueError."""
+    told = msgspec.json.decode(content)
+    if isinstance(told, dict) and "version" not in told:
+        first = msgspec.convert(told, _FirstFile)
+        requested = () if first.requested is None else (first.requested,)
+        return _File(requested=requested, written=first.written)
+    file = msgspec.convert(told, _File)
+    if file.version != VERSION:
+        raise ValueError(f"version {file.version} is not {VERSION}")
+    return file
+
+
+def impose(
+    settings: Caps, limit: int | None, keeper: Keeper, *, others: int | None = None
+) -> Imposed:
+    """What the operator's fixed caps and the ceilings mean for the devices there are.
+
+    ``limit`` is the configuration's ceiling, ``others`` the least of the file's and the users'.
+    """
     standing = keeper.standing()
     fixed: dict[CapKey, int] = {}
     for one in settings.fixed:
         for key, state in standing.items():
             if key.knob is one.knob and is_power(key.knob) and named([one.device], state):
                 fixed[key] = min(one.watts * _MILLIWATTS, fixed.get(key, one.watts * _MILLIWATTS))
-    if limit is None:
+    limits = [one for one in (limit, others) if one is not None]
+    if not limits:
         return Imposed(fixed)
-    shares, short = _shares(settings, limit, standing, keeper, fixed)
-    return Imposed(fixed, shares, limit, short)
+    sharers = _sharers(settings, standing, keeper, fixed)
+    if limit is not None:
+        sharers = _shared(sharers, limit)
+    if others is not None:
+        sharers = _shared(_with_floors(sharers, standing, keeper), others)
+    shares = {key: one.maximum for key, one in sharers.items()}
+    short = max(0, sum(shares.values()) - min(limits))
+    stuck = keeper.stuck
+    free = {key: value for key, value in shares.items() if key not in stuck}
+    return Imposed(fixed, free, min(limits), short)
 
 
-def _shares(
+def _shared(sharers: Mapping[CapKey, Sharer], limit: int) -> dict[CapKey, Sharer]:
+    """The devices, each with its share of ``limit`` as its maximum."""
+    caps = share(list(sharers.values()), limit).caps
+    return {
+        key: one._replace(maximum=caps[one.device], minimum=min(one.minimum, caps[one.device]))
+        for key, one in sharers.items()
+    }
+
+
+def _with_floors(
+    sharers: Mapping[CapKey, Sharer], standing: Mapping[CapKey, KnobState], keeper: Keeper
+) -> dict[CapKey, Sharer]:
+    """The devices, none of which gets less than the operator's floors leave it."""
+    raised = {}
+    for key, one in sharers.items():
+        state = standing[key]
+        found = bounds(state, state.requested, keeper.rules, tuned=True)
+        floor = one.minimum if found is None else max(one.minimum, found.lowest)
+        raised[key] = one._replace(minimum=min(floor, one.maximum))
+    return raised
+
+
+def _sharers(
     settings: Caps,
-    limit: int,
     standing: Mapping[CapKey, KnobState],
     keeper: Keeper,
     fixed: Mapping[CapKey, int],
-) -> tuple[dict[CapKey, int], int]:
+) -> dict[CapKey, Sharer]:
     stuck = keeper.stuck
     wanted = keeper.wants()
     sharers: dict[CapKey, Sharer] = {}
@@ -223,9 +429,7 @@ def _shares(
             _priority(settings, state),
             min(wants, default=None),
         )
-    told = share(list(sharers.values()), limit)
-    free = {key: told.caps[one.device] for key, one in sharers.items() if key not in stuck}
-    return free, told.short
+    return sharers
 
 
 def _least(state: KnobState) -> int:

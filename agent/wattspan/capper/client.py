@@ -82,10 +82,6 @@ class CapperClient:
     def release(self, job: str = "") -> None:
         self._ask(protocol.Release(job))
 
-    def ceiling(self, limit: int | None, why: str, ttl: int | None = None) -> tuple[CapRow, ...]:
-        """Set the host's ceiling in milliwatts, for ``ttl`` nanoseconds if given; None lifts it."""
-        return _rows(self._ask(protocol.Ceiling(limit, why, ttl)))
-
     def accept(self) -> tuple[CapRow, ...]:
         """Have what somebody else has set taken as the original. For root."""
         return _rows(self._ask(protocol.Accept()))

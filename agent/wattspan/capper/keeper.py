@@ -54,6 +54,11 @@ class Keeper:
         """Why the journal is not as it should be, if it is not."""
         return self._settler.journal_trouble
 
+    @property
+    def rules(self) -> Rules:
+        """What the operator allows."""
+        return self._wishes.rules
+
     def settle_for(
         self,
         rules: Rules,

@@ -23,7 +23,13 @@ def peer_of(connection: socket.socket) -> Peer:
 
 def allowed_users(names: Iterable[str]) -> tuple[frozenset[int], tuple[str, ...]]:
     """The uids that may speak: root's, our own, and those of ``names``; and names of nobody."""
-    uids, unknown = {0, os.geteuid()}, []
+    uids, unknown = uids_of(names)
+    return uids | {0, os.geteuid()}, unknown
+
+
+def uids_of(names: Iterable[str]) -> tuple[frozenset[int], tuple[str, ...]]:
+    """The uids of users, by name or number; and the names that no user has."""
+    uids, unknown = set[int](), []
     for name in names:
         try:
             uids.add(pwd.getpwnam(name).pw_uid)

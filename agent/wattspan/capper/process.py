@@ -13,7 +13,7 @@ from wattspan.capper.ceilings import Ceilings
 from wattspan.capper.devices import Devices
 from wattspan.capper.journal import Journal
 from wattspan.capper.keeper import Keeper
-from wattspan.capper.peers import allowed_users
+from wattspan.capper.peers import allowed_users, uids_of
 from wattspan.capper.place import Lock, Place
 from wattspan.capper.requests import Desk
 from wattspan.capper.server import Server
@@ -119,11 +119,12 @@ def _rules(config: Config) -> Rules:
 
 def _users(config: Config, log: Log) -> frozenset[int]:
     """Who may speak; names that were set and are nobody's are told."""
-    uids, unknown = allowed_users(config.caps.users)
-    origin = config.origins.get("caps.users")
-    if unknown and origin is not None and origin.kind != "default":
-        log(f"[caps] users names {', '.join(unknown)}, whom this host does not know.")
-    return uids
+    for key, names in (("users", config.caps.users), ("ceiling_users", config.caps.ceiling_users)):
+        _, unknown = uids_of(names)
+        origin = config.origins.get(f"caps.{key}")
+        if unknown and origin is not None and origin.kind != "default":
+            log(f"[caps] {key} names {', '.join(unknown)}, whom this host does not know.")
+    return allowed_users((*config.caps.users, *config.caps.ceiling_users))[0]
 
 
 def _listening(path: Path, inherited: Inherited | None) -> Listening:
@@ -165,7 +166,9 @@ class Capper:
             stack.callback(workings.close)
             self._stack = stack.pop_all()
         self._workings, self.address = workings, listening.address
-        ceilings = Ceilings(config.caps, place.ceilings, place.boot_id, clock)
+        ceilings = Ceilings(
+            config.caps, place.ceilings, place.boot_id, clock, record=workings.audit.record
+        )
         self._desk = Desk(
             workings.keeper, workings.writer, ceilings, config.caps, clock, workings.audit.record
         )

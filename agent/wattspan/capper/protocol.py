@@ -92,8 +92,9 @@ class Release(Request, frozen=True, tag="release"):
 class Ceiling(Request, frozen=True, tag="ceiling"):
     """The host's capped devices together shall never be allowed more than ``limit`` milliwatts.
 
-    It outlives the connection: a writer that is lost leaves it in force. With ``ttl``
-    nanoseconds it falls back to the configured one afterwards; None lifts it now.
+    For root and ``[caps] ceiling_users``. Each user has one ceiling, and the least of all applies.
+    It outlives the connection and ends after ``ttl`` nanoseconds, 24 hours at most, which must be
+    given with a limit. A ``limit`` of None lifts the user's own ceiling now.
     """
 
     limit: Whole | None
@@ -108,6 +109,7 @@ class Status(Request, frozen=True, tag="status"):
 class Restore(Request, frozen=True, tag="restore"):
     """Give everything back, whoever holds it, imposed caps too. For root.
 
+    Ceilings that were set on the socket are lifted.
     What somebody else has set is left. Nothing is set again before the capper is started anew.
     """
 
@@ -144,6 +146,20 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""
 
 
+class CeilingRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One ceiling in force, over all devices together.
+
+    ``source`` is ``configuration``, ``file`` or ``socket``; ``uid`` is the owner's, ``limit`` is
+    in milliwatts, ``expires`` is monotonic time, None for a ceiling without an end.
+    """
+
+    source: str
+    limit: int
+    uid: int | None = None
+    why: str = ""
+    expires: int | None = None
+
+
 class State(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="state"):
     """The answer to every request that was carried out."""
 
@@ -156,6 +172,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="stat
     pid: int = 0
     suspended: bool = False
     """Everything was given back on request, and nothing is set before a restart."""
+    ceilings: list[CeilingRow] = []
+    short: int = 0
+    """Milliwatts beyond the ceiling that the devices' floors take."""
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="refused"):

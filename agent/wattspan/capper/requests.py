@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from wattspan.capper import protocol
-from wattspan.capper.audit import Event
+from wattspan.capper.audit import Deed, Event
 from wattspan.capper.ceilings import Ceilings, impose
 from wattspan.capper.journal import JournalError
 from wattspan.capper.keeper import Keeper
@@ -47,6 +47,8 @@ class Desk:
         self._keeper, self._tally = keeper, tally
         self._ceilings, self._settings = ceilings, settings
         self._refusals = Refusals(clock, record)
+        self._clock, self._record = clock, record
+        self._short = 0
         self._introduced: set[int] = set()
 
     def settle_for(self, settings: Caps) -> None:
@@ -97,6 +99,8 @@ class Desk:
             restores=self._tally.restores,
             pid=os.getpid(),
             suspended=self._keeper.suspended,
+            ceilings=list(self._ceilings.rows),
+            short=self._short,
         )
 
     # --------------------------------------------------------------------------- inner workings
@@ -119,11 +123,23 @@ class Desk:
                 self.turn()
             case protocol.Restore():
                 self._only_root(peer, "give everything back")
-                for trouble in self._keeper.restore():
-                    raise trouble
+                self._restore(peer)
             case protocol.Accept():
                 self._only_root(peer, "accept what somebody else has set")
-                self._keeper.accept()
+                count = self._keeper.accept()
+                self._note_command(peer, f"accept: {count} limits of somebody else")
+
+    def _restore(self, peer: Peer) -> None:
+        troubles = self._keeper.restore()
+        failed = f", {len(troubles)} could not be given back" if troubles else ""
+        self._note_command(peer, f"restore: everything is given back{failed}")
+        self._ceilings.lift_all(peer)
+        for trouble in troubles:
+            raise trouble
+
+    def _note_command(self, peer: Peer, why: str) -> None:
+        now = self._clock.now().wall
+        self._record(Event(at=now, deed=Deed.COMMAND, why=why, pid=peer.pid, uid=peer.uid))
 
     def _greet(self, holder: int, request: protocol.Hello) -> None:
         if request.version != protocol.VERSION:
@@ -158,14 +174,19 @@ class Desk:
 
     def _impose(self) -> None:
         self._ceilings.poll()
-        imposed = impose(self._settings, self._ceilings.limit, self._keeper)
+        imposed = impose(
+            self._settings,
+            self._ceilings.configured,
+            self._keeper,
+            others=self._ceilings.imposed_by_others,
+        )
         self._keeper.impose(imposed)
-        self.trouble = ""
+        self.trouble, self._short = "", imposed.short
         if imposed.short and imposed.limit is not None:
             self.trouble = (
-                f"A ceiling of {imposed.limit / 1000:g} W cannot be kept: what cannot be turned"
-                f" down any further takes {imposed.short / 1000:g} W more. Raise the ceiling, or"
-                " lower [caps] floor_watts."
+                f"A ceiling of {imposed.limit / 1000:g} W cannot be kept: the devices' floors"
+                f" take {imposed.short / 1000:g} W more. Raise the ceiling, or lower"
+                " [caps] floor_watts and [autotune] floor."
             )
 
     def _refused(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from wattspan.capper.ceilings import Ceilings
 from wattspan.capper.client import CapperClient
 from wattspan.capper.journal import JournalError
 from wattspan.capper.place import Lock, Place
 from wattspan.capper.process import Log, Workings, end, open_workings
 from wattspan.capper.protocol import Refusal
+from wattspan.capper.wishes import Peer
 from wattspan.config import Config
 from wattspan.model import MILLISECOND, SECOND, CapRow
 from wattspan.ports import Actuator, CapsError, Clock
@@ -77,13 +80,16 @@ def restore(here: Here) -> Restored:
     Only what is still as we wrote it is written. What cannot be written down afterwards is told,
     and was given back all the same. CapsError or JournalError if neither is possible.
     """
-    if not here.ended:
+    is_command = not here.ended  # and not what a service manager runs after the capper's end
+    if is_command:
         try:
             return _asked(here)
         except CapsError as error:
             here = _without(here, error)
     with here.workings() as workings:
         troubles = end(workings, here.clock, here.log)
+        if is_command:
+            _lift_ceilings(here, workings)
         for unwritten in filter(None, (workings.keeper.journal_trouble, workings.audit.trouble)):
             here.log(unwritten)
         return Restored(
@@ -92,6 +98,18 @@ def restore(here: Here) -> Restored:
             _foreign(workings.keeper.rows()),
             tuple(str(trouble) for trouble in troubles),
         )
+
+
+def _lift_ceilings(here: Here, workings: Workings) -> None:
+    """Remove the ceilings that were asked for on the socket of the capper that is not there."""
+    place = here.place()
+    ceilings = Ceilings(
+        here.config.caps, place.ceilings, place.boot_id, here.clock, record=workings.audit.record
+    )
+    try:
+        ceilings.lift_all(Peer(os.getpid(), os.getuid()))
+    except JournalError as error:
+        here.log(str(error))
 
 
 def _asked(here: Here) -> Restored:

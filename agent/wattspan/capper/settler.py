@@ -191,9 +191,10 @@ class Settler:
 
         What one device is to gain, another must have lost already, and have been seen to obey.
         """
-        limit = self._wishes.imposed.limit
-        if limit is None or value is None or not is_power(key.knob):
+        imposed = self._wishes.imposed
+        if imposed.limit is None or value is None or not is_power(key.knob):
             return True
+        limit = imposed.limit + imposed.short  # the sum of the shares, where floors take more
         states = self._writer.devices.states.items()
         others = (state for one, state in states if one != key and is_power(one.knob))
         return value + sum(max(s.requested or 0, s.enforced or 0) for s in others) <= limit

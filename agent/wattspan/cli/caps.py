@@ -25,6 +25,12 @@ _NAME_IT = (
     " run this again if a limit still stands."
 )
 
+_SOURCES = {
+    "configuration": "[caps] budget_watts",
+    "file": "[caps] budget_file",
+    "socket": "set on the socket",
+}
+
 
 @click.group(name="caps")
 def command() -> None:
@@ -182,9 +188,25 @@ def lines(state: State, clock: Clock) -> list[str]:
     if state.suspended:
         told.append("Everything was given back on request; nothing is set before a restart.")
     if state.ceiling is not None:
-        told.append(f"Ceiling of all devices together: {shown('mW', state.ceiling)}")
+        told += _of_ceilings(state, state.ceiling, now.mono)
     for row in state.rows:
         told += [f"{row.name} ({row.device})", *(f"    {line}" for line in _of(row, now.mono))]
+    return told
+
+
+def _of_ceilings(state: State, least: int, now: int) -> list[str]:
+    told = [f"Ceiling of all devices together: {shown('mW', least)}"]
+    for ceiling in state.ceilings:
+        owner = "" if ceiling.uid is None else f" by user {ceiling.uid}"
+        line = f"    {_SOURCES.get(ceiling.source, ceiling.source)}{owner}"
+        line += f": {shown('mW', ceiling.limit)}"
+        if ceiling.expires is not None:
+            line += f", for {_seconds(ceiling.expires - now)}"
+        told.append(f"{line}; because: {ceiling.why}" if ceiling.why else line)
+    if state.short:
+        told.append(
+            f"    It cannot be kept: the devices' floors take {shown('mW', state.short)} more."
+        )
     return told
 
 

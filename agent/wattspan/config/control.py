@@ -182,6 +182,13 @@ class Caps(Table, frozen=True):
         tuple[str, ...],
         about("Users whose processes may ask the capper, beside root and its own."),
     ] = ("wattspan",)
+    ceiling_users: Annotated[
+        tuple[str, ...],
+        about(
+            "Users who, beside root, may ask the capper and may set a ceiling for the host, on its "
+            "socket or as owners of `budget_file`; being in `users` is not enough for that."
+        ),
+    ] = ()
     lease: Annotated[
         Duration,
         about("How long a cap outlives the last sign of its tuner.", least="1s", most="10m"),
@@ -213,7 +220,8 @@ class Caps(Table, frozen=True):
         str,
         about(
             'A file in which somebody else writes the ceiling: `watts = 1200`, `ttl = "1h"`; "" '
-            "for none. If its writer is lost, the last ceiling stays until its time is up."
+            "for none. Its owner is root, the capper's user or one of `ceiling_users`, and nobody "
+            "else may write it. If its writer is lost, the last ceiling stays until its time is up."
         ),
     ] = ""
     priority: Annotated[

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from wattspan.capper.audit import Deed, Event
 from wattspan.forward.records import Record, Value
-from wattspan.model import Decided, Knob, Reason
+from wattspan.model import SECOND, Decided, Knob, Reason
 from wattspan.tuning import told
 
 PREFIX = "wattspan.caps."
@@ -33,6 +33,8 @@ WARNINGS = frozenset(
 """Reasons that somebody should look into: a budget that was about to break, or what is broken."""
 
 _WARNED_DEEDS = frozenset({Deed.REFUSE, Deed.FOREIGN, Deed.FAIL})
+_OF_CEILINGS = frozenset({Deed.CEILING, Deed.LIFT, Deed.LAPSE})
+"""Deeds that have no device; their settings are in milliwatts, as those of power knobs."""
 
 Tell = Callable[[Record], None]
 
@@ -62,9 +64,13 @@ def of_decision(decided: Decided) -> Record:
 def of_deed(event: Event) -> Record:
     """What the capper did; settings are in the unit that is told beside them."""
     attributes: dict[str, Value] = {"deed": event.deed.value}
-    knob = event.knob
+    knob = Knob.GPU_POWER if event.deed in _OF_CEILINGS else event.knob
+    if event.knob is not None:
+        attributes["knob"] = event.knob.value
+    if event.ttl is not None:
+        attributes["ttl"] = event.ttl / SECOND
     if knob is not None:
-        attributes |= {"knob": knob.value, "unit": told.unit(knob)}
+        attributes["unit"] = told.unit(knob)
         settings = {"old": event.old, "new": event.new}
         attributes |= {
             name: _number(knob, value) for name, value in settings.items() if value is not None
@@ -96,6 +102,10 @@ def sentence(event: Event) -> str:
             said = f"Somebody else has set {where}, to {new}: it is left alone"
         case Deed.REFUSE | Deed.FAIL | Deed.VOID if event.why:
             return event.why
+        case Deed.CEILING | Deed.LIFT | Deed.LAPSE:
+            limit = event.new if event.deed is Deed.CEILING else event.old
+            done = {Deed.CEILING: "was set", Deed.LIFT: "was lifted", Deed.LAPSE: "has ended"}
+            said = f"A ceiling of {_shown(Knob.GPU_POWER, limit)} {done[event.deed]}"
         case Deed.START:
             said = "The capper began"
         case Deed.END:
