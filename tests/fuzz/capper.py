@@ -17,6 +17,7 @@ from wattspan.capper.audit import Event
 from wattspan.capper.bounds import Rules
 from wattspan.capper.ceiling_file import CeilingFile
 from wattspan.capper.ceilings import Ceilings
+from wattspan.capper.records import encode
 from wattspan.capper.requests import Desk
 from wattspan.capper.server import Server, _Connection
 from wattspan.capper.wishes import Peer
@@ -162,13 +163,14 @@ def ceiling_file(data: bytes) -> None:
 @target(
     "capper-files",
     whose="a capper before us, torn by a crash",
-    holds="what cannot be understood is put aside and said; no board leaves its range",
+    holds="a damaged journal is named; no board leaves its range",
     watched=_WATCHED,
     samples=(
         b"\0"
         + msgspec.json.encode(
             {"boot_id": BOOT, "version": 1, "entries": [msgspec.to_builtins(entry())]}
         ),
+        b"\2" + encode(BOOT, 2, 1, [entry()]),
         b"\1" + msgspec.json.encode({"requested": {"limit": 900_000, "why": "x", "boot_id": "b"}}),
         b"\1" + msgspec.json.encode({"written": {"limit": 9, "expires": 5, "expires_wall": 7}}),
         b'\1{"version":2,"requested":[{"limit":900000,"uid":0,"expires":5,"expires_wall":7}]}',
@@ -177,10 +179,11 @@ def ceiling_file(data: bytes) -> None:
 )
 def capper_files(data: bytes) -> None:
     supply = Supply(data)
-    is_journal, content = not supply.byte() & 1, supply.rest()
+    kind, content = supply.byte(), supply.rest()
+    is_journal, is_checked = not kind & 1, bool(kind & 2)
     with folder() as path:
         if is_journal:
-            (path / f"journal-{BOOT}.json").write_bytes(content)
+            (path / f"journal-{BOOT}.{'a.jsonl' if is_checked else 'json'}").write_bytes(content)
         else:
             (path / "ceilings.json").write_bytes(content)
         talk = _Conversation(path, 0)

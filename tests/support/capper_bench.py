@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from errno import ENOSPC
 from pathlib import Path
 
+from support.journals import journal_entries
 from wattspan.capper.audit import Event
 from wattspan.capper.bounds import Rules
 from wattspan.capper.devices import Devices
@@ -145,6 +145,7 @@ class Bench:
             knobs=self.knobs,
         )
         self.devices.look()
+        self.writer.name_lost()
 
     def crash(self) -> None:
         """As after SIGKILL: what was not on disk is gone."""
@@ -171,10 +172,7 @@ class Bench:
     @property
     def on_disk(self) -> dict[str, dict[str, object]]:
         """What the journal's file says, by device."""
-        if not self.journal.path.exists():
-            return {}
-        told = json.loads(self.journal.path.read_bytes())
-        return {entry["device"]: entry for entry in told["entries"]}
+        return {entry["device"]: entry for entry in journal_entries(self.folder)}
 
     def deeds(self) -> list[str]:
         return [str(event.deed) for event in self.events]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from support.agent_on_host import Standing
+from support.journals import journal_entries
 from support.program import ENVIRONMENT, PROGRAM, options
 from support.waiting import eventually
 from wattspan.capper.client import CapperClient
@@ -125,11 +125,7 @@ class CapperProcess:
 
     def journal(self) -> list[dict[str, Any]]:
         """What the journal says, if there is one."""
-        (path,) = [*self.directory.glob("journal-*.json")] or [None]
-        try:
-            return [] if path is None else list(json.loads(path.read_bytes())["entries"])
-        except FileNotFoundError:  # removed since it was seen: nothing is held any more
-            return []
+        return journal_entries(self.directory)
 
     def client(self, who: str = "test") -> CapperClient:
         return CapperClient(self.sockets / "capper.sock", SystemClock(), who=who, timeout=20.0)

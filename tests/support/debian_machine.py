@@ -6,14 +6,14 @@ for real.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from support.debian_root import DebianRoot
+from support.journals import journal_entries
 from support.program import counters
 from support.systemd_host import SystemdHost
 from support.waiting import eventually
@@ -110,11 +110,7 @@ class Machine:
 
     def journal(self) -> list[dict[str, Any]]:
         """What the capper has written down that it is to give back."""
-        found: list[dict[str, Any]] = []
-        for path in (self.root.path / "var/lib/wattspan-capper").glob("journal-*.json"):
-            with suppress(FileNotFoundError):  # removed since it was seen: nothing is held any more
-                found += json.loads(path.read_bytes())["entries"]
-        return found
+        return journal_entries(self.root.path / "var/lib/wattspan-capper")
 
     def restored(self) -> bool:
         """Whether the original stands, and nothing is left to be given back."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -21,6 +20,7 @@ from pynvml import NVMLError_GpuIsLost
 
 from support.agent_on_host import Standing
 from support.capper_process import Gpu
+from support.journals import journal_entries
 from support.program import ENVIRONMENT, alive, descendants, wattspan
 from support.requirements import ROOT
 from support.waiting import eventually
@@ -211,11 +211,7 @@ class Tuned:
 
     def journal(self) -> list[dict[str, Any]]:
         """What the journal says, if there is one."""
-        found: list[dict[str, Any]] = []
-        for path in self.kept.glob("journal-*.json"):
-            with suppress(FileNotFoundError):
-                found += json.loads(path.read_bytes())["entries"]
-        return found
+        return journal_entries(self.kept)
 
     def told(self) -> dict[str, Any]:
         """What the agent says of its job; nothing while it does not answer."""

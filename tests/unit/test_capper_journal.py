@@ -8,11 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from support.capper_bench import BOOT, Disk, W, entry
 from wattspan.capper.audit import Audit, Deed, Event
-from wattspan.capper.journal import Journal, JournalError, open_directory
+from wattspan.capper.journal import Journal, JournalError, Source, open_directory
 from wattspan.capper.place import Lock, Place
 from wattspan.model import Knob
 
@@ -43,33 +44,131 @@ def test_an_empty_journal_is_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_journal_of_another_boot_is_void_and_said_so(tmp_path: Path) -> None:
+def test_a_journal_of_an_earlier_boot_becomes_one_of_this_boot(tmp_path: Path) -> None:
     Journal(tmp_path, EARLIER).save(ENTRIES)
     journal = Journal(tmp_path, BOOT)
-    journal.remove_void()
-    assert journal.entries == {}
-    assert journal.void == (f"journal-{EARLIER}.json",)
-    assert list(tmp_path.iterdir()) == []
+    assert journal.trouble == ""
+    assert [entry.source for entry in journal.entries.values()] == [Source.EARLIER]
+    journal.save(journal.entries)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"journal-{BOOT}.a.jsonl",
+        f"journal-{BOOT}.b.jsonl",
+    }
+    assert Journal(tmp_path, BOOT).entries == journal.entries
+
+
+def test_a_foreign_limit_of_an_earlier_boot_is_forgotten(tmp_path: Path) -> None:
+    foreign = entry(foreign=333 * W)
+    Journal(tmp_path, EARLIER).save({foreign.key: foreign})
+    assert Journal(tmp_path, BOOT).entries == {}
 
 
 def test_a_boot_is_told_by_what_the_file_says_not_by_its_name(tmp_path: Path) -> None:
     Journal(tmp_path, EARLIER).save(ENTRIES)
-    (tmp_path / f"journal-{EARLIER}.json").rename(tmp_path / f"journal-{BOOT}.json")
-    journal = Journal(tmp_path, BOOT)
-    assert journal.entries == {}
-    assert "another version or boot" in journal.trouble
+    for copy in ("a", "b"):
+        there = tmp_path / f"journal-{EARLIER}.{copy}.jsonl"
+        there.rename(tmp_path / f"journal-{BOOT}.{copy}.jsonl")
+    (found,) = Journal(tmp_path, BOOT).entries.values()
+    assert found.source is Source.EARLIER
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"\xff\x00", b'{"boot_id": 3}', b"[]" * 10_000])
-def test_a_journal_that_cannot_be_understood_is_put_aside(tmp_path: Path, text: bytes) -> None:
-    path = tmp_path / f"journal-{BOOT}.json"
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff\x00", b'{"check": 3}', b"[]" * 10_000])
+@pytest.mark.parametrize("copy", ["a.jsonl", "b.jsonl", "json"])
+def test_a_damaged_journal_is_named_and_kept(tmp_path: Path, text: bytes, copy: str) -> None:
+    path = tmp_path / f"journal-{BOOT}.{copy}"
     path.write_bytes(text)
     journal = Journal(tmp_path, BOOT)
-    assert journal.entries == {}
-    assert "set them by hand" in journal.trouble
-    assert (tmp_path / f"{path.name}.broken").read_bytes() == text
+    assert {(e.device, e.source) for e in journal.entries.values()} == {("*", Source.LOST)}
+    assert {e.knob for e in journal.entries.values()} == set(Knob)
+    assert str(path) in journal.trouble
+    assert "by hand" in journal.trouble
+    assert (tmp_path / f"damaged-{path.name}").read_bytes() == text
+    journal.save(journal.entries)
+    again = Journal(tmp_path, BOOT)
+    assert (again.entries, again.trouble) == (journal.entries, "")
+
+
+@pytest.mark.parametrize("copy", ["a", "b"])
+def test_one_damaged_copy_loses_nothing(tmp_path: Path, copy: str) -> None:
+    entries = {one.key: one for one in (entry(), entry(device="gpu1", written=False))}
+    Journal(tmp_path, BOOT).save(entries)
+    path = tmp_path / f"journal-{BOOT}.{copy}.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"650000", b"650001", 1))
+    journal = Journal(tmp_path, BOOT)
+    assert journal.entries == entries
+    assert "Every entry was recovered" in journal.trouble
+    journal.save(entries)
+    assert Journal(tmp_path, BOOT).trouble == ""
+
+
+def test_records_of_both_damaged_copies_are_put_together(tmp_path: Path) -> None:
+    entries = {one.key: one for one in (entry(), entry(device="gpu1"))}
+    Journal(tmp_path, BOOT).save(entries)
+    for copy, line in (("a", 0), ("b", 1)):
+        path = tmp_path / f"journal-{BOOT}.{copy}.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True)
+        lines[line] = b"{" + lines[line]
+        path.write_bytes(b"".join(lines))
+    assert Journal(tmp_path, BOOT).entries == entries
+
+
+def test_a_crash_between_the_copies_leaves_the_newer_one(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, BOOT)
     journal.save(ENTRIES)
+    second = tmp_path / f"journal-{BOOT}.b.jsonl"
+    before = second.read_bytes()
+    newer = {CAPPED.key: entry(value=450 * W, before=500 * W, written=False)}
+    journal.save(newer)
+    second.write_bytes(before)
+    again = Journal(tmp_path, BOOT)
+    assert (again.entries, again.trouble) == (newer, "")
+    again.save(newer)
+    assert second.read_bytes() == journal.path.read_bytes()
+
+
+def test_a_crash_before_the_first_second_copy_is_no_damage(tmp_path: Path) -> None:
+    intended = {CAPPED.key: entry(written=False)}
+    Journal(tmp_path, BOOT).save(intended)
+    (tmp_path / f"journal-{BOOT}.b.jsonl").unlink()
+    again = Journal(tmp_path, BOOT)
+    assert (again.entries, again.trouble) == (intended, "")
+
+
+def test_a_copy_of_long_ago_is_not_the_newest(tmp_path: Path) -> None:
+    now = iter(range(100, 200))
+    journal = Journal(tmp_path, BOOT, stamp=lambda: next(now))
+    for value in (600 * W, 550 * W, 500 * W):
+        journal.save({CAPPED.key: entry(value=value)})
+    first = journal.path.read_bytes()
+    journal.save({})  # the generations would begin anew here, if they were only counted
+    journal.save(ENTRIES)
+    (tmp_path / f"journal-{BOOT}.b.jsonl").write_bytes(first)
+    found = Journal(tmp_path, BOOT).entries[CAPPED.key]
+    assert (found.value, found.original) == (CAPPED.value, CAPPED.original)
+
+
+def test_a_journal_of_an_older_release_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / f"journal-{BOOT}.json"
+    told = msgspec.to_builtins(CAPPED)
+    del told["imposed"], told["source"]
+    path.write_text(json.dumps({"boot_id": BOOT, "version": 1, "entries": [told]}))
+    journal = Journal(tmp_path, BOOT)
+    assert journal.trouble == ""
+    assert journal.entries == {CAPPED.key: entry(source=Source.SALVAGED)}
+    journal.save(journal.entries)
+    assert not path.exists()
+    assert Journal(tmp_path, BOOT).entries == journal.entries
+
+
+def test_drafts_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, BOOT)
+    journal.save(ENTRIES)
+    before = set(tmp_path.iterdir())
+    (tmp_path / "journal.draft").write_bytes(b'{"check":')
+    (tmp_path / f"journal-{BOOT}.new").write_bytes(b'{"boot_id":')
+    (tmp_path / f"journal-{EARLIER}.new").write_bytes(b'{"boot_id":')
     assert Journal(tmp_path, BOOT).entries == ENTRIES
+    assert set(tmp_path.iterdir()) == before
 
 
 def test_a_full_disk_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
@@ -82,13 +181,6 @@ def test_a_full_disk_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
     assert Journal(tmp_path, BOOT).entries == ENTRIES
     journal.full = False
     journal.save(ENTRIES)
-    assert Journal(tmp_path, BOOT).entries == ENTRIES
-
-
-def test_a_half_written_draft_is_nothing(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, BOOT)
-    journal.save(ENTRIES)
-    journal.path.with_suffix(".new").write_bytes(b'{"boot_id":')
     assert Journal(tmp_path, BOOT).entries == ENTRIES
 
 

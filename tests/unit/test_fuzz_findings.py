@@ -186,8 +186,8 @@ def test_a_long_line_of_a_configuration_takes_no_time_squared() -> None:
 
 
 def test_the_capper_s_own_files_may_hold_nonsense(tmp_path: Path) -> None:
-    (tmp_path / "journal-4a6b1c52-0000-4000-8000-000000000000.json").write_text(
+    (tmp_path / "journal-4a6b1c52-0000-4000-8000-000000000000.a.jsonl").write_text(
         json.dumps({"boot_id": "x", "entries": "y"})
     )
     bench = Bench(tmp_path)
-    assert "put aside" in bench.journal.trouble
+    assert "entries of it are lost" in bench.journal.trouble

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     ``job``, ``pid`` and ``uid`` are of whoever wanted it, as the kernel proves pid and uid. For a
     ceiling, ``old`` and ``new`` are milliwatts, ``uid`` is its owner's and ``ttl`` nanoseconds.
+    ``original`` is the limit that a restore gives back.
     """
 
     at: int
@@ -50,6 +52,14 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pid: int | None = None
     uid: int | None = None
     ttl: int | None = None
+    original: int | None = None
+    check: str = ""  # row_checksum
+
+
+def row_checksum(boot_id: str, event: Event) -> str:
+    """Proves the boot and the values of a row, so that lost journal entries can be recovered."""
+    told = (boot_id, event.knob, event.device, event.original, event.new)
+    return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
 
 
 Hook = Callable[[Event], None]

@@ -224,6 +224,7 @@ def _row(told: Row) -> CapRow:
         since=since,
         expires=told.expires,
         foreign=told.foreign,
+        lost=told.lost,
         usable=told.usable,
         trouble=told.trouble,
     )

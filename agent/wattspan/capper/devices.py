@@ -37,6 +37,10 @@ class Devices:
             self.deaf.pop(knob, None)
             self.states.update((state.key, state) for state in found)
 
+    def listed(self, knob: Knob) -> bool:
+        """Whether the last look could list the devices with this knob."""
+        return knob in self._actuators and knob not in self.deaf
+
     def read(self, key: CapKey) -> KnobState:
         """One knob as it is now; ActuatorError."""
         return self._told(key, self._actuator(key).read(key.device))

@@ -1,8 +1,8 @@
 """What stood before we wrote, on disk before we write: so that whoever comes next can give it back.
 
-One file a boot, replaced whole: written under another name, synchronized, renamed, and the
-directory synchronized. Whatever moment the power or the process ends at, the file is the one
-before or the one after.
+Two copies of each boot, each replaced whole: written under another name, synchronized, renamed, and
+the directory synchronized. A device is written only after both copies are on disk. Whatever moment
+the power or the process ends at, each copy is the one before or the one after.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ import os
 import pwd
 import shlex
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
 
-import msgspec
-
-from wattspan.model import CapKey, Knob
+from wattspan.capper.records import Entry as Entry
+from wattspan.capper.records import Source as Source
+from wattspan.capper.records import encode
+from wattspan.capper.recovery import COPIES, PREFIX, Claims, Recovered, claims_in, recover
+from wattspan.model import CapKey
 from wattspan.ports import WattspanError
 
-VERSION: Final = 1
-_PREFIX, _SUFFIX = "journal-", ".json"
+_DRAFT = "journal.draft"
+_OLD_DRAFTS = f"{PREFIX}*.new"
+"""Drafts of earlier releases, one for each boot."""
 
 
 class JournalError(WattspanError):
@@ -31,92 +33,76 @@ class JournalError(WattspanError):
     exit_code = 6
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One knob that we have written, or are about to.
-
-    ``original`` is what stood before and comes back; None for a knob that cannot be read, which
-    is reset instead. ``value`` is ours. Until ``written``, it may not have reached the device
-    yet, and what stands there may be ``before``: an earlier value of ours. ``foreign`` is what
-    somebody else put there since: then the knob is theirs.
-    """
-
-    knob: Knob
-    device: str
-    name: str = ""
-    original: int | None = None
-    default: int | None = None
-    minimum: int | None = None
-    maximum: int | None = None
-    value: int | None = None
-    before: int | None = None
-    written: bool = False
-    foreign: int | None = None
-    since: int = 0  # Unix time in nanoseconds
-
-    @property
-    def key(self) -> CapKey:
-        return CapKey(self.knob, self.device)
-
-
-class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    boot_id: str
-    entries: list[Entry]
-    version: int = VERSION
-
-
 Entries = Mapping[CapKey, Entry]
 
 
 class Journal:
     """The journal of this boot, in a directory that only its owner may write.
 
-    ``void`` are the journals of other boots that were found and removed: limits do not survive a
-    boot, so what they say is not true any more. ``trouble`` is why the file there was could not
-    be understood; it was put aside.
+    ``entries`` are those of this boot, and those of earlier boots whose limits may still be in
+    force. ``trouble`` names damaged files; copies of them are kept under names that begin
+    with ``damaged-``. ``complete`` is False if entries are missing.
     """
 
-    def __init__(self, directory: Path, boot_id: str) -> None:
-        """Find what is there. JournalError if the directory cannot be trusted."""
-        self._directory, self._boot_id = directory, boot_id
-        self.path = directory / f"{_PREFIX}{_safe(boot_id)}{_SUFFIX}"
-        self.void: tuple[str, ...] = ()
-        self.trouble = ""
-        self.entries: dict[CapKey, Entry] = self._load()
-        self._on_disk: Entries | None = dict(self.entries)
+    def __init__(
+        self,
+        directory: Path,
+        boot_id: str,
+        audit: Path | None = None,
+        *,
+        stamp: Callable[[], int] = int,
+    ) -> None:
+        """Read what is there; ``audit`` is the audit log that a damaged journal is completed from.
 
-    def remove_void(self) -> None:
-        """Remove the journals of other boots."""
-        for path in sorted(self._directory.glob(f"{_PREFIX}*{_SUFFIX}")):
-            if path != self.path:
-                self.void += (path.name,)
-                with contextlib.suppress(OSError):
-                    path.unlink()
+        ``stamp`` is a clock that never goes back within a boot. It keeps generations increasing
+        while there is no file, so that a file of long ago is never taken for the newest.
+        """
+        self._directory, self.boot_id, self._stamp = directory, boot_id, stamp
+        self._paths = tuple(directory / f"{PREFIX}{_safe(boot_id)}{suffix}" for suffix in COPIES)
+        found = read(directory, boot_id, audit)
+        self.trouble, self.complete = _trouble(found), found.complete
+        self.entries: dict[CapKey, Entry] = found.entries
+        self._outdated, self._saved = found.outdated, found.newest
+        self._on_disk: Entries | None = dict(found.entries) if found.current else None
+        self._tidy(found.damaged)
+
+    @property
+    def path(self) -> Path:
+        """The first of the copies."""
+        return self._paths[0]
 
     def save(self, entries: Entries) -> None:
         """Have exactly ``entries`` on disk when this returns; JournalError if they are not.
 
-        If it fails the file is the one before or the new one, and ``entries`` is as it was.
+        If it fails each copy is the one before or the new one, and ``entries`` is as it was.
         """
         if entries == self._on_disk:
             return
-        told = _File(boot_id=self._boot_id, entries=list(entries.values()))
+        generation = max(self._saved + 1, self._stamp())
         try:
             if entries:
-                self._replace(msgspec.json.encode(told) + b"\n")
+                self._replace(encode(self.boot_id, generation, self._saved, entries.values()))
             else:
-                self.path.unlink(missing_ok=True)
+                for path in self._paths:
+                    path.unlink(missing_ok=True)
             self._synchronize()
+            self._remove_outdated()
         except OSError as error:
             self._on_disk = None  # who knows
             raise JournalError(
                 f"Cannot write the journal {self.path}: {error.strerror}; no cap is set that is"
                 " not written down. Make room there, or make it writable."
             ) from None
+        self._saved = generation
         self.entries = dict(entries)
         self._on_disk = dict(entries)
 
     def _replace(self, text: bytes) -> None:
-        draft = self.path.with_suffix(".new")
+        for path in self._paths:
+            self._replace_copy(path, text)
+
+    def _replace_copy(self, path: Path, text: bytes) -> None:
+        draft = self._directory / _DRAFT
         descriptor = os.open(
             draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644
         )
@@ -126,7 +112,7 @@ class Journal:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        draft.replace(self.path)
+        draft.replace(path)
 
     def _synchronize(self) -> None:
         descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -135,23 +121,51 @@ class Journal:
         finally:
             os.close(descriptor)
 
-    def _load(self) -> dict[CapKey, Entry]:
-        try:
-            told = msgspec.json.decode(self.path.read_bytes(), type=_File)
-            if told.version != VERSION or told.boot_id != self._boot_id:
-                raise msgspec.ValidationError("it is of another version or boot")
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            self.trouble = (
-                f"The journal {self.path} cannot be understood ({error}); it is put aside as"
-                f" {self.path.name}.broken, and what it held is not given back."
-                " Look at the limits of the devices, and set them by hand."
-            )
+    def _remove_outdated(self) -> None:
+        """Remove files whose entries have just been saved in this boot's journal."""
+        for path in self._outdated:
+            path.unlink(missing_ok=True)
+        self._outdated = []
+
+    def _tidy(self, damaged: list[Path]) -> None:
+        """Remove drafts that a killed process left, and keep a copy of each damaged file."""
+        for draft in (self._directory / _DRAFT, *self._directory.glob(_OLD_DRAFTS)):
             with contextlib.suppress(OSError):
-                self.path.replace(f"{self.path}.broken")
-            return {}
-        return {entry.key: entry for entry in told.entries}
+                draft.unlink()
+        for path in damaged:
+            with contextlib.suppress(OSError):
+                path.with_name(f"damaged-{path.name}").write_bytes(path.read_bytes())
+
+
+def read(directory: Path, boot_id: str, audit: Path | None = None) -> Recovered:
+    """What the journals in ``directory`` and the audit log tell; nothing is changed."""
+
+    def claims(boot: str) -> Claims:
+        return claims_in(_lines(audit), boot) if audit is not None else {}
+
+    return recover(directory, boot_id, _safe(boot_id), claims)
+
+
+def _lines(audit: Path) -> Iterator[bytes]:
+    for path in (audit.with_name(f"{audit.name}.1"), audit):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            yield from file
+
+
+def _trouble(found: Recovered) -> str:
+    if found.complete and not found.damaged:
+        return ""
+    names = ", ".join(str(path) for path in found.damaged) or "One copy of it"
+    if found.complete:
+        return (
+            f"The journal is damaged ({names}). Every entry was recovered from its other copy or"
+            " from the audit log. Check the disk."
+        )
+    return (
+        f"The journal is damaged ({names}), and entries of it are lost. A limit that it may have"
+        " held is not written before you set that limit by hand or run `wattspan caps accept`;"
+        " `wattspan caps status` names the devices. Check the disk."
+    )
 
 
 SYSTEM_STATE = Path("/var/lib/wattspan")
@@ -203,7 +217,7 @@ def _distrusted(directory: Path, found: os.stat_result) -> str:
     if whole and found.st_uid == user and not found.st_mode & 0o022:
         return ""
     others = "others may write what is believed there."
-    if not any(directory.glob(f"{_PREFIX}*")):
+    if not any(directory.glob(f"{PREFIX}*")):
         return f"{others} Remove it, and let the capper make its own."
     if not whole:
         return f"{others} It is a link to what holds a journal: put that in its place."

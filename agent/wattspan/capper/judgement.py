@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wattspan.actuators.readback import is_kept
-from wattspan.capper.journal import Entry
+from wattspan.capper.journal import Entry, Source
 from wattspan.model import Knob, KnobState, Word
 
 
@@ -26,13 +26,16 @@ def judge(entry: Entry, state: KnobState) -> Standing:
 
     As long as a write may not have arrived, what stood there before it is ours as well, and a
     value just below it, for devices round down to their unit. A knob that cannot be read is
-    ours as far as anybody can tell.
+    ours as far as anybody can tell. Of an earlier boot our value is the device's own if it is the
+    default, at which the device starts.
     """
     if not readable(entry.knob):
         return Standing.OURS
     present = state.requested
     if present is None:
         return Standing.UNKNOWN
+    if entry.source is Source.EARLIER and present == entry.default:
+        return Standing.ORIGINAL
     if present == entry.value:
         return Standing.OURS
     if not entry.written and entry.value is not None:
@@ -45,6 +48,33 @@ def judge(entry: Entry, state: KnobState) -> Standing:
     return Standing.FOREIGN
 
 
+def plausible(entry: Entry, state: KnobState) -> bool:
+    """Whether the original may be written: within the device's range, and above our value.
+
+    Some drivers derive the range from the present limit, so the range that was recorded with the
+    original counts as well.
+    """
+    if not readable(entry.knob):
+        return entry.original is None
+    original, highest = entry.original, _most(state.maximum, entry.maximum)
+    if original is None or entry.value is None:
+        return False
+    if highest is None:  # the device reports no range: only a checksum can vouch for the original
+        return entry.source is not Source.SALVAGED and original >= entry.value
+    lowest = min(state.minimum or 0, entry.minimum or 0)
+    return max(lowest, entry.value, 1) <= original <= highest
+
+
+def may_be_capped(state: KnobState) -> bool:
+    """Whether a cap of ours could be in force: every cap is below the device's maximum."""
+    present, maximum = state.requested, state.maximum
+    return present is None or maximum is None or present < maximum
+
+
 def adoptable(entry: Entry, present: int | None) -> bool:
     """Whether a knob somebody else has written is back to where anybody may begin anew."""
     return present is not None and present in (entry.original, entry.default)
+
+
+def _most(*values: int | None) -> int | None:
+    return max((value for value in values if value is not None), default=None)

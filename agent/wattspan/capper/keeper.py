@@ -178,7 +178,7 @@ class Keeper:
         found = {}
         for key, state in self._devices.states.items():
             entry = self._writer.entries.get(key)
-            ours = entry is not None and entry.foreign is None
+            ours = entry is not None and not entry.left_alone
             original = entry.original if entry is not None and ours else state.requested
             found[key] = replace(self._wishes.ranged(state), requested=original)
         return found
@@ -213,7 +213,7 @@ class Keeper:
 
     def _theirs(self, key: CapKey) -> bool:
         entry = self._writer.entries.get(key)
-        return entry is not None and entry.foreign is not None
+        return entry is not None and entry.left_alone
 
     def _refuse(self, holder: int, job: str, wishes: Mapping[CapKey, int]) -> None:
         """CapsError if the wishes cannot be granted; nothing has been changed then."""
@@ -247,7 +247,7 @@ class Keeper:
                     key.device,
                 )
             entry = self._writer.entries.get(key)
-            if entry is not None and entry.foreign is not None:
+            if entry is not None and entry.left_alone:
                 raise foreign(entry)
 
     def _barred(self, state: KnobState) -> str | None:
@@ -269,7 +269,7 @@ class Keeper:
             self._wishes.imposed,
         )
         rest = self._settler.resting(key)
-        if rest is None and entry is not None and entry.foreign is not None:
+        if rest is None and entry is not None and entry.left_alone:
             rest = foreign(entry)
         return CapRow(
             state=self._wishes.ranged(state),
@@ -281,6 +281,7 @@ class Keeper:
             since=held[2].since if held is not None else None,
             expires=held[1].until if held is not None else None,
             foreign=self._theirs(key),
+            lost=entry is not None and entry.lost,
             usable=rest is None or rest.refusal not in _UNUSABLE,
             trouble="" if rest is None else str(rest),
         )

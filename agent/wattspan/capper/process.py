@@ -66,19 +66,12 @@ def open_workings(
     log: Log,
     hook: Hook = no_hook,
 ) -> Workings:
-    """Read the journal of this boot, and see to what it says. The lock must be held."""
+    """Read the journals, and find the devices that they name. The lock must be held."""
     audit = Audit(place.audit, int(config.caps.log_size), hook)
-    journal = Journal(place.directory, place.boot_id)
-    journal.remove_void()
-
-    def note(deed: Deed, why: str) -> None:
-        log(why)
-        audit.record(Event(at=clock.now().wall, deed=deed, why=why))
-
+    journal = Journal(place.directory, place.boot_id, place.audit, stamp=clock.monotonic)
     if journal.trouble:
-        note(Deed.FAIL, journal.trouble)
-    for name in journal.void:
-        note(Deed.VOID, f"{name} is of an earlier boot, which limits do not survive: it is void.")
+        log(journal.trouble)
+        audit.record(Event(at=clock.now().wall, deed=Deed.FAIL, why=journal.trouble))
     devices = Devices(actuators)
     writer = Writer(devices, journal, clock, audit.record)
     keeper = Keeper(
@@ -91,6 +84,7 @@ def open_workings(
         knobs=config.autotune.knobs,
     )
     devices.look()
+    writer.name_lost()
     return Workings(keeper, writer, journal, audit)
 
 
@@ -240,6 +234,7 @@ class Capper:
             workings.audit.trouble,
             ceilings.trouble,
             self._desk.trouble,
+            workings.writer.unrecovered,
         } - {""}
         for trouble in sorted(now - self._troubles):
             self._log(trouble)

@@ -40,6 +40,7 @@ class Refusal(Word):
     LOCKED = "locked"  # firmware has locked the register
     NOT_HONOURED = "not_honoured"  # it was written and does not read back
     LOST = "lost"  # the device does not answer
+    UNRECOVERED = "unrecovered"  # its original is unknown, for the journal was damaged
     ENDING = "ending"  # the capper is on its way out
 
 
@@ -142,6 +143,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     since_wall: int | None = None
     expires: int | None = None
     foreign: bool = False
+    lost: bool = False
     usable: bool = True
     trouble: str = ""
 

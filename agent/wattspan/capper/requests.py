@@ -134,8 +134,9 @@ class Desk:
         failed = f", {len(troubles)} could not be given back" if troubles else ""
         self._note_command(peer, f"restore: everything is given back{failed}")
         self._ceilings.lift_all(peer)
-        for trouble in troubles:
-            raise trouble
+        if troubles:
+            sentence = " ".join(map(str, troubles))
+            raise CapsError(sentence, troubles[0].refusal, troubles[0].device)
 
     def _note_command(self, peer: Peer, why: str) -> None:
         now = self._clock.now().wall
@@ -222,6 +223,7 @@ def _told(row: CapRow) -> Row:
         since_wall=None if since is None else since.wall,
         expires=row.expires,
         foreign=row.foreign,
+        lost=row.lost,
         usable=row.usable,
         trouble=row.trouble,
     )

@@ -126,8 +126,8 @@ def accept(here: Here) -> int:
     """Take what somebody else has set as the original from now on; for how many knobs."""
     client = here.client("wattspan caps accept")
     try:
-        before = _foreign(client.rows())
-        return len(before) - len(_foreign(client.accept()))
+        before = sum(row.foreign for row in client.rows())
+        return before - sum(row.foreign for row in client.accept())
     except CapsError as error:
         here = _without(here, error)
     finally:
@@ -150,4 +150,4 @@ def _without(here: Here, error: CapsError) -> Here:
 
 
 def _foreign(rows: Sequence[CapRow]) -> tuple[CapRow, ...]:
-    return tuple(row for row in rows if row.foreign)
+    return tuple(row for row in rows if row.foreign and not row.lost)

@@ -123,7 +123,7 @@ class Settler:
         """Look at one knob, and put it where its move belongs, if there is one. CapsError."""
         state = self._writer.look(key, wanted=wanted)
         entry = self._writer.entries.get(key)
-        if entry is not None and entry.foreign is not None:
+        if entry is not None and entry.left_alone:
             raise foreign(entry)
         target = self._wishes.target(state)
         if target is None:
@@ -164,7 +164,7 @@ class Settler:
     def _failed(self, key: CapKey, error: CapsError, troubles: Troubles) -> None:
         """Leave the knob alone for a while."""
         troubles[key] = error
-        if error.refusal == Refusal.FOREIGN:
+        if error.refusal in (Refusal.FOREIGN, Refusal.UNRECOVERED):
             # It is looked at every turn all the same, for nothing is written; and whoever held
             # it learns that it is not theirs any more.
             self._wishes.leases.drop([key])

@@ -109,7 +109,7 @@ class Wishes:
     def present(self, state: KnobState) -> int | None:
         """What stands on a knob, as far as moves are counted from it."""
         entry = self._entry(state)
-        if entry is not None and entry.written and entry.foreign is None:
+        if entry is not None and entry.written and not entry.left_alone:
             return entry.value
         return state.requested if state.requested is not None else state.maximum
 

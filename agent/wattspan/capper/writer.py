@@ -12,11 +12,19 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from wattspan.actuators.readback import is_kept
-from wattspan.capper.audit import Deed, Event
+from wattspan.capper.audit import Deed, Event, row_checksum
 from wattspan.capper.devices import Devices, refusal
-from wattspan.capper.journal import Entry, Journal, JournalError
-from wattspan.capper.judgement import Standing, adoptable, judge, readable
+from wattspan.capper.journal import Entry, Journal, JournalError, Source
+from wattspan.capper.judgement import (
+    Standing,
+    adoptable,
+    judge,
+    may_be_capped,
+    plausible,
+    readable,
+)
 from wattspan.capper.protocol import Refusal
+from wattspan.capper.records import EVERY
 from wattspan.model import SECOND, CapKey, KnobState, Trouble
 from wattspan.ports import ActuatorError, CapsError, Clock
 
@@ -66,18 +74,28 @@ class Writer:
         ``wanted``: whether anybody wants a cap on it, so that the original's being back there is
         somebody else's doing and no matter of course.
         """
-        state = self._read(key)
         entry = self.entries.get(key)
-        inherited = key in self._inherited
-        self._inherited.discard(key)
+        every = self.entries.get(CapKey(key.knob, EVERY))
+        if entry is None and every is not None:
+            raise unrecovered(every)
+        state = self._read(key)
         if entry is None:
             return state
+        if entry.lost:
+            self._look_at_lost(entry, state)
+            return state
         if entry.foreign is not None:
+            self._inherited.discard(key)
             self._thaw(entry, state)
             return state
-        match judge(entry, state):
-            case Standing.UNKNOWN:
-                raise _silent(state)
+        standing = judge(entry, state)
+        if standing is Standing.UNKNOWN:
+            raise _silent(state)
+        inherited = key in self._inherited
+        self._inherited.discard(key)
+        if inherited and self._is_void(entry, state, standing):
+            return state
+        match standing:
             case Standing.ORIGINAL if inherited or not (wanted and entry.written):
                 self._forget(key)
             case Standing.ORIGINAL | Standing.FOREIGN:
@@ -90,7 +108,13 @@ class Writer:
         for key, value in targets.items():
             entry, state = self.entries.get(key), self.devices.states[key]
             if entry is not None:
-                draft[key] = replace(entry, before=state.requested, value=value, written=False)
+                draft[key] = replace(
+                    entry,
+                    before=state.requested,
+                    value=value,
+                    written=False,
+                    source=Source.RECORDED,
+                )
             else:
                 draft[key] = self._opened(state, value)
         self._journal.save(draft)
@@ -145,6 +169,25 @@ class Writer:
         """What somebody else has written is the original from now on."""
         self._forget(key)
 
+    def name_lost(self) -> None:
+        """Replace "every device", where devices can be listed, by those that may be capped."""
+        for knob in [key.knob for key in self.entries if key.device == EVERY]:
+            if not self.devices.listed(knob):
+                continue
+            del self.entries[CapKey(knob, EVERY)]
+            for state in self.devices.states.values():
+                if state.key.knob is knob and state.key not in self.entries:
+                    self._lose(state.key, state)
+
+    @property
+    def unrecovered(self) -> str:
+        """Names the devices whose original limits are lost; "" if there are none."""
+        lost = ", ".join(f"{one.knob} of {one.name}" for one in self.entries.values() if one.lost)
+        return lost and (
+            f"The journal was damaged, and the original limit is unknown: {lost}. Set each limit by"
+            " hand, or take the present ones as the originals with `wattspan caps accept`."
+        )
+
     def flush(self) -> None:
         """Have on disk what is so: what was written, what was given back. JournalError."""
         self._journal.save(self.entries)
@@ -152,7 +195,7 @@ class Writer:
     def obeyed(self, key: CapKey) -> bool:
         """Whether the device is not known to obey anything higher than what we set."""
         entry, state = self.entries.get(key), self.devices.states.get(key)
-        if entry is None or state is None or not entry.written or entry.foreign is not None:
+        if entry is None or state is None or not entry.written or entry.left_alone:
             return True
         ours, enforced = entry.value, state.enforced
         return ours is None or enforced is None or not readable(key.knob) or enforced <= ours
@@ -202,6 +245,56 @@ class Writer:
         else:
             self.entries[entry.key] = replace(entry, value=entry.before, before=None, written=True)
 
+    def _is_void(self, entry: Entry, state: KnobState, standing: Standing) -> bool:
+        """Whether an inherited entry has ended; CapsError if it cannot be relied upon."""
+        if standing is Standing.OURS:
+            lost = not plausible(entry, state)
+        elif entry.source is Source.EARLIER:
+            self._forget(entry.key)
+            why = "the limit of an earlier boot is not in force any more"
+            self._tell(Deed.VOID, entry, entry.value, state.requested, Cause(why=why))
+            return True
+        else:
+            lost = standing is Standing.FOREIGN and entry.source is Source.SALVAGED
+        if lost:
+            self._lose(entry.key, state)
+            if entry.key in self.entries:
+                raise unrecovered(self.entries[entry.key])
+        return lost
+
+    def _lose(self, key: CapKey, state: KnobState) -> None:
+        """Leave a knob alone whose original limit is unknown, if a cap may be in force there."""
+        self._forget(key)
+        if not may_be_capped(state):
+            return
+        lost = self.entries[key] = Entry(
+            knob=key.knob,
+            device=key.device,
+            name=state.name,
+            default=state.default,
+            minimum=state.minimum,
+            maximum=state.maximum,
+            foreign=state.requested,
+            since=self._clock.now().wall,
+            source=Source.LOST,
+        )
+        self._tell(Deed.FAIL, lost, None, state.requested, Cause(why=str(unrecovered(lost))))
+
+    def _look_at_lost(self, entry: Entry, state: KnobState) -> None:
+        """Let go of a lost entry once another limit is set; CapsError as long as it is not."""
+        present = state.requested
+        self._inherited.discard(entry.key)
+        if not may_be_capped(state) or (
+            entry.foreign is not None and present is not None and present != entry.foreign
+        ):
+            self._forget(entry.key)
+            why = "a limit was set on it after the loss of its original"
+            self._tell(Deed.VOID, entry, entry.foreign, present, Cause(why=why))
+            return
+        if entry.foreign is None and present is not None:
+            self.entries[entry.key] = replace(entry, foreign=present)
+        raise unrecovered(entry)
+
     def _overtaken(self, entry: Entry, state: KnobState) -> CapsError:
         """Somebody has written between our look and our write."""
         if entry.before is None:  # we never wrote: theirs is simply what we shall find next time
@@ -248,21 +341,21 @@ class Writer:
     def _tell(
         self, deed: Deed, entry: Entry, old: int | None, new: int | None, cause: Cause
     ) -> None:
-        self._record(
-            Event(
-                at=self._clock.now().wall,
-                deed=deed,
-                knob=entry.knob,
-                device=entry.device,
-                name=entry.name,
-                old=old,
-                new=new,
-                why=cause.why,
-                job=cause.job,
-                pid=cause.pid,
-                uid=cause.uid,
-            )
+        event = Event(
+            at=self._clock.now().wall,
+            deed=deed,
+            knob=entry.knob,
+            device=entry.device,
+            name=entry.name,
+            old=old,
+            new=new,
+            why=cause.why,
+            job=cause.job,
+            pid=cause.pid,
+            uid=cause.uid,
+            original=entry.original,
         )
+        self._record(replace(event, check=row_checksum(self._journal.boot_id, event)))
 
 
 def failure(key: CapKey, error: ActuatorError) -> CapsError:
@@ -272,11 +365,24 @@ def failure(key: CapKey, error: ActuatorError) -> CapsError:
 
 def foreign(entry: Entry) -> CapsError:
     """Why a knob that somebody else has written is left alone."""
+    if entry.lost:
+        return unrecovered(entry)
     return CapsError(
         f"{entry.name or entry.device} is left alone: somebody else has set its {entry.knob} to"
         f" {entry.foreign} {entry.knob.unit}. Find out who (`nvidia-smi`, DCGM, a Slurm prolog),"
         " or take theirs as the new original with `wattspan caps accept`.",
         Refusal.FOREIGN,
+        entry.device,
+    )
+
+
+def unrecovered(entry: Entry) -> CapsError:
+    """Why a knob is left alone whose original limit is unknown."""
+    return CapsError(
+        f"The {entry.knob} of {entry.name} ({entry.device}) is left alone: its original is unknown,"
+        " because the journal was damaged. Set the limit by hand, or take the present one as the"
+        " original with `wattspan caps accept`.",
+        Refusal.UNRECOVERED,
         entry.device,
     )
 

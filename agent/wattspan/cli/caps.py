@@ -81,7 +81,8 @@ def restore(
     none runs, the journal that it left says what is to be given back. A limit that somebody else
     has set since is left alone.
 
-    Exits with 6 if anything could not be given back, or if nothing was and the configuration is
+    Exits with 6 if anything could not be given back, if a damaged journal leaves it unknown what is
+    to be given back, or if nothing was and the configuration is
     so broken that the journal's directory had to be guessed.
     """
     from wattspan.capper.journal import directory_in

@@ -6,9 +6,8 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-import msgspec
-
-from wattspan.capper.journal import directory_in
+from wattspan.capper.journal import Source, directory_in
+from wattspan.capper.journal import read as read_journal
 from wattspan.cli.diagnosis import Finding, Mark, Section
 from wattspan.cli.examine_host import capabilities
 from wattspan.cli.run_directory import capper_socket
@@ -40,7 +39,7 @@ def examine_tuning(
     findings = [_mode(config)]
     findings += _knobs(config, context, domains, capper.rows)
     place = directory_in(Path(config.agent.state_dir), emulated=context.emulated)
-    left = list(_left_behind(place, root, answers=capper.answers))
+    left = list(_left_behind(place, root, answers=capper.answers, emulated=context.emulated))
     findings.append(capper.finding(root, left=any(one.mark is Mark.FAIL for one in left)))
     findings += left
     return Section("Tuning and caps", tuple(findings))
@@ -238,34 +237,37 @@ class _Capper:
 # ----------------------------------------------------------------------------- what was left here
 
 
-def _left_behind(place: Path, root: Path, *, answers: bool) -> Iterator[Finding]:
-    """A journal of this boot that no capper looks after: knobs may still stand as it says."""
+def _left_behind(place: Path, root: Path, *, answers: bool, emulated: bool) -> Iterator[Finding]:
+    """A journal of this boot without a capper: the limits in it may still be in force.
+
+    Entries of an earlier boot say nothing before a capper compares them with the devices. The boot
+    of an emulated host also has its name, and never recurs.
+    """
     if answers:
         return
     try:
         boot = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
-        journals = sorted(place.glob("journal-*.json"))
     except OSError:
         return
-    for path in journals:
-        if not boot or not path.name.startswith(f"journal-{boot}"):
-            continue  # of another boot, which limits do not survive
-        try:
-            entries = msgspec.json.decode(path.read_bytes())["entries"]
-            names = ", ".join(f"{one['knob']} of {one['name'] or one['device']}" for one in entries)
-        except (OSError, LookupError, TypeError, ValueError) as error:
-            cause = getattr(error, "strerror", None) or str(error)
-            yield Finding(
-                Mark.WARN,
-                "left behind",
-                f"{path} cannot be read: {cause}",
-                "Look at the limits of the devices, and set them by hand.",
-            )
-            continue
-        if entries:
-            yield Finding(
-                Mark.FAIL,
-                "left behind",
-                f"a capper has ended without giving back {names} ({path})",
-                "Run `wattspan caps restore` as root; the next capper does the same.",
-            )
+    found = read_journal(place, boot)
+    if found.damaged:
+        yield Finding(
+            Mark.WARN,
+            "left behind",
+            f"the journal is damaged: {', '.join(str(path) for path in found.damaged)}",
+            "Run `wattspan caps restore` as root: it gives back what can be recovered, and names"
+            " every device whose original limit is lost.",
+        )
+        return
+    names = ", ".join(
+        f"{entry.knob} of {entry.name or entry.device}"
+        for entry in found.entries.values()
+        if emulated or entry.source is not Source.EARLIER
+    )
+    if names:
+        yield Finding(
+            Mark.FAIL,
+            "left behind",
+            f"a capper has ended without giving back {names} ({place})",
+            "Run `wattspan caps restore` as root; the next capper does the same.",
+        )

@@ -56,7 +56,8 @@ class CapRow:
 
     ``original`` is what stood there before us and comes back when nobody holds it any more.
     ``wanted`` is what the holder asked for; what stands is the least of it and of ``ceiling``.
-    ``foreign``: somebody else wrote it since; then nobody here touches it.
+    ``foreign``: somebody else wrote it since; then nobody here touches it. ``lost`` is a foreign
+    one whose original is unknown, because the journal was damaged.
     """
 
     state: KnobState
@@ -68,6 +69,7 @@ class CapRow:
     since: Instant | None = None
     expires: int | None = None  # monotonic: when the lease lapses; None if it does not
     foreign: bool = False
+    lost: bool = False
     usable: bool = True  # False: it cannot be written here, and ``trouble`` says why
     trouble: str = ""
 
