@@ -19,6 +19,8 @@ from support.program import ENVIRONMENT, PROGRAM, on_a_disk_of, with_read_only
 from support.requirements import ROOT
 from support.waiting import eventually
 from wattspan.capper.client import CapperClient
+from wattspan.capper.journal import Journal
+from wattspan.capper.place import open_place
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
 from wattspan.ports import CapsError
@@ -99,6 +101,54 @@ def test_killed_it_leaves_the_cap_and_restore_gives_it_back(
     assert gpu.limit == ORIGINAL
     again = caps(capper, "restore")
     assert again.stdout == "0 limits were given back, by the journal.\n"
+
+
+def test_one_damaged_copy_of_the_journal_does_not_keep_a_cap(
+    capper: CapperProcess, gpu: Gpu
+) -> None:
+    killed_while_it_holds(capper, gpu)
+    (first,) = capper.directory.glob("journal-*.a.jsonl")
+    first.write_bytes(first.read_bytes()[:100])
+    done = caps(capper, "restore")
+    assert done.returncode == 0, done.stderr
+    assert "The journal is damaged" in done.stderr
+    assert gpu.limit == ORIGINAL
+
+
+def test_a_lost_journal_exits_with_6_and_names_the_device_until_it_is_accepted(
+    capper: CapperProcess, gpu: Gpu, tmp_path: Path, host: EmulatedHost
+) -> None:
+    killed_while_it_holds(capper, gpu)
+    (capper.directory / "audit.jsonl").unlink()
+    for path in capper.directory.glob("journal-*"):
+        path.write_bytes(bytes(path.stat().st_size))
+    for _ in range(2):
+        done = caps(capper, "restore", "--json")
+        assert done.returncode == 6
+        assert any(gpu.key.device in one for one in json.loads(done.stdout)["troubles"])
+    with CapperProcess(host, tmp_path, sockets=capper.sockets) as successor:
+        (row,) = [row for row in successor.ready().rows() if row.state.key == gpu.key]
+        assert (row.lost, gpu.limit) == (True, CAP)
+        assert gpu.key.device in caps(successor, "status").stdout
+        assert caps(successor, "restore").returncode == 6
+        assert caps(successor, "accept").returncode == 0
+        assert successor.journal() == []
+        assert successor.end() == 0
+
+
+def test_a_limit_of_an_earlier_boot_that_is_in_force_is_given_back(
+    capper: CapperProcess, gpu: Gpu
+) -> None:
+    killed_while_it_holds(capper, gpu)
+    left = Journal(
+        capper.directory, open_place(capper.state_dir, capper.host.directory).boot_id
+    ).entries
+    for path in capper.directory.glob("journal-*"):
+        path.unlink()
+    Journal(capper.directory, "00000000-1111-4000-8000-000000000000").save(left)
+    done = caps(capper, "restore")
+    assert done.stdout == "1 limit was given back, by the journal.\n", done.stderr
+    assert (gpu.limit, list(capper.directory.glob("journal-*"))) == (ORIGINAL, [])
 
 
 def test_killed_its_successor_gives_the_cap_back(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -85,7 +86,7 @@ def recover(
         if not file.path.name.startswith(f"{PREFIX}{file_id}.") or not file.is_copy:
             found.outdated.append(file.path)
     for boot, files in sorted(boots.items(), key=lambda item: item[0] == boot_id):
-        entries, complete = _merged(files, lambda boot=boot: claims(boot))
+        entries, complete = _merged(files, partial(claims, boot))
         if boot == boot_id:
             found.newest = max(file.generation for file in files)
         else:
