@@ -167,7 +167,7 @@ def test_bytes_that_are_no_text_are_a_broken_file(writer: Writer) -> None:
 def test_a_pipe_or_a_directory_in_its_place_holds_nobody_up(writer: Writer) -> None:
     os.mkfifo(writer.path)
     assert writer.limit() is None
-    assert "no ordinary file" in writer.ceiling.trouble
+    assert "a named pipe" in writer.ceiling.trouble
     writer.path.unlink()
     writer.path.mkdir()
     assert writer.limit() is None

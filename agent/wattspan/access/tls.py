@@ -9,6 +9,10 @@ from pathlib import Path
 from wattspan.access.files import AccessError, Log, Reread, is_everybodys, unreadable
 from wattspan.access.refusals import Count, Reason, uncounted
 from wattspan.access.settings import AccessSettings
+from wattspan.regular_file import read_regular
+
+LARGEST_PEM = 16 << 20
+"""Bytes of a file of certificates: the authorities of a whole system are below one MiB."""
 
 Contexts = Callable[[], ssl.SSLContext]
 """The context for the next connection."""
@@ -86,7 +90,7 @@ def _context(settings: AccessSettings, what: str, where: str) -> ssl.SSLContext:
 
 def _readable(setting: str, path: str, where: str) -> str:
     try:
-        Path(path).open("rb").close()
+        read_regular(path, LARGEST_PEM)
     except OSError as error:
         raise unreadable(path, error, setting, where) from None
     return path

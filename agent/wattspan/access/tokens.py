@@ -5,22 +5,19 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-import os
 import re
 from collections.abc import Callable
 from hashlib import sha256
-from pathlib import Path
 
 from wattspan.access.files import AccessError, Log, Reread, is_everybodys, unreadable
 from wattspan.access.settings import AccessSettings
+from wattspan.regular_file import read_regular
 
 LEAST = 16
 """Characters of a token: shorter ones are guessed."""
 
 MOST = 1000
 """Tokens of a file."""
-
-_LARGEST = 1 << 20  # bytes of a file
 
 CHALLENGES = 'Bearer realm="wattspan", Basic realm="wattspan", charset="UTF-8"'
 """What WWW-Authenticate says. Browsers know Basic, and ask for a user and a password."""
@@ -47,12 +44,10 @@ def token_check(settings: AccessSettings, *, where: str, log: Log) -> Admits | N
 def read_tokens(path: str, where: str) -> frozenset[bytes]:
     """The digests of the tokens of a file: the tokens themselves are not kept."""
     try:
-        with Path(path).open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            content = file.read(_LARGEST + 1)
+        content, status = read_regular(path)
     except OSError as error:
         raise unreadable(path, error, "token_file", where) from None
-    if is_everybodys(mode):
+    if is_everybodys(status.st_mode):
         raise AccessError(
             f"Cannot use the tokens in {path}: other users can read or change them; run "
             f"`chmod 0640 {path}`."
@@ -61,11 +56,11 @@ def read_tokens(path: str, where: str) -> frozenset[bytes]:
     told = [line.strip() for line in lines]
     tokens = list(filter(_is_token, told))
     wrong = next((n for n, line in enumerate(told, 1) if _is_token(line) and not _fit(line)), None)
-    if wrong is not None or len(tokens) > MOST or len(content) > _LARGEST:
+    if wrong is not None or len(tokens) > MOST:
         cause = (
             f"that on line {wrong} is not {LEAST} or more visible ASCII characters"
             if wrong is not None
-            else f"there are more than {MOST} of them, or more than a mebibyte"
+            else f"there are more than {MOST} of them"
         )
         remedy = "make tokens by `openssl rand -hex 32`"
         raise AccessError(f"Cannot use the tokens in {path}: {cause}; {remedy}.")

@@ -13,7 +13,6 @@ nothing, until the last ceiling's time is up.
 from __future__ import annotations
 
 import os
-import stat
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any, Final
 
 from wattspan.plaintext import printable
 from wattspan.ports import Clock
+from wattspan.regular_file import read_regular
 from wattspan.settings import Duration
 
 LARGEST: Final = 4096
@@ -79,22 +79,12 @@ class CeilingFile:
         return None if last is None or _is_over(last, now) else last
 
     def _look(self) -> None:
-        # Whatever stands there is opened without waiting: a FIFO would hold everybody up.
-        fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            status = os.fstat(fd)
-            self._check_owner(status)
-            version = (status.st_ino, status.st_size, status.st_mtime_ns)
-            if version == self._seen:
-                self.trouble = ""
-                return
-            if not stat.S_ISREG(status.st_mode):
-                raise ValueError("it is no ordinary file")
-            content = os.read(fd, LARGEST + 1)
-        finally:
-            os.close(fd)
-        if len(content) > LARGEST:
-            raise ValueError(f"it is larger than {LARGEST} bytes")
+        content, status = read_regular(self._path, LARGEST)
+        self._check_owner(status)
+        version = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if version == self._seen:
+            self.trouble = ""
+            return
         if not content.endswith(b"\n"):  # "watts = 12" may be on its way to be 1200
             raise ValueError("its last line does not end, so it may be half written")
         self._last = self._understood(content, status)
@@ -139,7 +129,7 @@ class CeilingFile:
         return now.mono + ttl - max(0, now.wall - written)
 
     def _sentence(self, error: OSError | ValueError) -> str:
-        cause = os.strerror(error.errno or 0).lower() if isinstance(error, OSError) else str(error)
+        cause = (error.strerror or "").lower() if isinstance(error, OSError) else str(error)
         last, now = self._last, self._clock.monotonic()
         standing = (
             "No ceiling of it is in force"

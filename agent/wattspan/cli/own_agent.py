@@ -6,8 +6,9 @@ import http.client
 import socket
 import ssl
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from wattspan.regular_file import read_regular
 
 if TYPE_CHECKING:
     from wattspan.access.settings import AccessSettings
@@ -97,6 +98,6 @@ def _first_token(path: str) -> str:
 
 def _text(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="ascii") if path else ""
+        return read_regular(path).content.decode("ascii") if path else ""
     except (OSError, UnicodeDecodeError):
         return ""

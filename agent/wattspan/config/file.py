@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from wattspan.ports import ConfigError
-
-LARGEST = 1 << 20
-"""Bytes of a file: a device that never ends is none."""
+from wattspan.regular_file import UnfitFileError, read_regular
 
 _HEADER = re.compile(r"""^\s*\[(\[?)([\w."'\s-]+)\]\]?\s*(?:#.*)?$""")
 _ENTRY = re.compile(r"""^\s*([\w"'-]+(?:\s*\.\s*[\w"'-]+)*)\s*=""")
@@ -46,8 +44,7 @@ def read(path: Path) -> TomlFile:
     """The file at ``path``; ConfigError says why it cannot be had. A missing file is one."""
     content = b""
     try:
-        with path.open("rb") as file:
-            content = file.read(LARGEST + 1)
+        content = read_regular(path).content
         text = content.decode()
     except FileNotFoundError:
         raise ConfigError(
@@ -57,13 +54,15 @@ def read(path: Path) -> TomlFile:
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise ConfigError(f"{path}:{line}: not UTF-8 text. Save the file as UTF-8.") from None
+    except UnfitFileError as error:
+        raise ConfigError(
+            f"Cannot read {path}: {error.strerror}. Name the configuration, or copy it into a file."
+        ) from None
     except OSError as error:
         raise ConfigError(
             f"Cannot read {path}: {(error.strerror or str(error)).lower()}. "
             "Make it readable for the user that runs wattspan."
         ) from None
-    if len(content) > LARGEST:
-        raise ConfigError(f"{path} has more than a mebibyte. Is it the configuration?")
     return parse(text, path)
 
 

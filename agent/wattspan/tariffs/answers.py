@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from wattspan.regular_file import read_regular
 from wattspan.settings import quoted
 
 LARGEST = 64 * 1024
@@ -94,14 +94,12 @@ def _fetch(url: str, query: str, timeout: float) -> bytes:
 def ask_file(path: Path, now: int) -> Answer:
     """The number in a file, as old as the file; ``now`` is Unix nanoseconds."""
     try:
-        with path.open("rb") as file:
-            written = os.fstat(file.fileno()).st_mtime_ns
-            text = file.read(LARGEST + 1)
+        text, status = read_regular(path)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise AnswerError(why, answered=False) from None
     try:
-        return Answer(float(text.decode("ascii")), max(0, now - written))
+        return Answer(float(text.decode("ascii")), max(0, now - status.st_mtime_ns))
     except ValueError:
         shown = quoted(text[:60].decode("ascii", "replace").strip())
         raise AnswerError(f"{shown} is not a number") from None

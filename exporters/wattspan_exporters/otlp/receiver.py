@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
-from pathlib import Path
 
+from wattspan.access.tls import LARGEST_PEM
 from wattspan.collector.destination import (
     Destination,
     Protocol,
@@ -18,6 +18,7 @@ from wattspan.collector.signals import METRICS
 from wattspan.collector.transport import Transport
 from wattspan.model import SECOND
 from wattspan.ports import Clock, ExporterError
+from wattspan.regular_file import read_regular
 from wattspan_exporters.otlp.settings import OtlpSettings
 
 _WHERE = "in [exporters.otlp]"
@@ -64,7 +65,7 @@ def headers_of(path: str) -> dict[str, str]:
     if not path:
         return {}
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = read_regular(path).content.decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable("headers_file", path, error) from None
     found: dict[str, str] = {}
@@ -95,7 +96,7 @@ def trust_of(settings: OtlpSettings) -> Callable[[], ssl.SSLContext]:
     for setting in ("tls_ca", "tls_certificate", "tls_key"):
         if path := getattr(settings, setting):
             try:
-                Path(path).open("rb").close()
+                read_regular(path, LARGEST_PEM)
             except OSError as error:
                 raise _unreadable(setting, path, error) from None
     try:

@@ -1,0 +1,119 @@
+"""No file that an operator names blocks the program: named pipes, devices, sockets, directories."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.certificates import Authority
+from support.program import ENVIRONMENT, PROGRAM, options
+from wattspan.regular_file import LARGEST
+from wattspan.tariffs.answers import AnswerError, ask_file
+
+Maker = Callable[[Path], Path]
+
+
+def named_pipe(folder: Path) -> Path:
+    os.mkfifo(folder / "it", 0o600)
+    return folder / "it"
+
+
+def bound_socket(folder: Path) -> Path:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(folder / "it"))
+    return folder / "it"
+
+
+def directory(folder: Path) -> Path:
+    (folder / "it").mkdir()
+    return folder / "it"
+
+
+def endless(_: Path) -> Path:
+    return Path("/dev/zero")
+
+
+def large(folder: Path) -> Path:
+    with (folder / "it").open("wb") as file:
+        file.truncate(17 * LARGEST)  # sparse
+    (folder / "it").chmod(0o600)
+    return folder / "it"
+
+
+KINDS = {
+    "a named pipe": named_pipe,
+    "a socket": bound_socket,
+    "is a directory": directory,
+    "a device": endless,
+    "larger than": large,
+}
+kinds = pytest.mark.parametrize(("said", "make"), KINDS.items(), ids=KINDS.keys())
+
+
+def check(*words: str) -> str:
+    """What `config check` says on standard error; it may not take longer than 20 s."""
+    done = subprocess.run(
+        [*PROGRAM, "config", "check", *words],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    return done.stderr
+
+
+@kinds
+def test_a_configuration_of_another_kind_is_refused(said: str, make: Maker, tmp_path: Path) -> None:
+    path = make(tmp_path)
+    told = check("--config", str(path))
+    assert f"Cannot read {path}: " in told
+    assert said in told
+    assert told.rstrip().endswith(".")
+
+
+@kinds
+def test_files_of_another_kind_that_the_configuration_names_are_refused(
+    said: str, make: Maker, tmp_path: Path
+) -> None:
+    (tmp_path / "pki").mkdir()
+    issued = Authority(tmp_path / "pki").issue("server")
+    (tmp_path / "odd").mkdir()
+    path = make(tmp_path / "odd")
+    metrics = "exporters.prometheus"
+    told = check(*options({f"{metrics}.token_file": path, "cost.schedule": path}))
+    assert told.count(f"Cannot read {path}: ") == 2, told
+    assert told.count(said) == 2, told
+    for name in ("tls_certificate", "tls_key", "tls_client_ca"):
+        tls = {"tls_certificate": issued.certificate, "tls_key": issued.key} | {name: path}
+        told = check(*options({f"{metrics}.{key}": value for key, value in tls.items()}))
+        assert f"Cannot read {path}: " in told
+        assert said in told
+        assert name in told
+
+
+@kinds
+def test_files_of_another_kind_for_the_collector_are_refused(
+    said: str, make: Maker, tmp_path: Path
+) -> None:
+    path = make(tmp_path)
+    for name in ("headers_file", "tls_ca"):
+        endpoint = {"exporters.otlp.endpoint": "https://127.0.0.1:4318"}
+        told = check(*options(endpoint | {f"exporters.otlp.{name}": str(path)}))
+        assert f"Cannot read {path}: " in told
+        assert said in told
+        assert name in told
+
+
+@kinds
+def test_an_intensity_file_of_another_kind_is_refused(
+    said: str, make: Maker, tmp_path: Path
+) -> None:
+    with pytest.raises(AnswerError, match=said):
+        ask_file(make(tmp_path), 0)
