@@ -97,7 +97,7 @@ class CeilingFile:
             raise ValueError(
                 f"user {status.st_uid} owns it, whom [caps] ceiling_users does not name"
             )
-        if stat.S_ISREG(status.st_mode) and status.st_mode & 0o022:
+        if status.st_mode & 0o022:
             raise ValueError("its group or everybody may write it (chmod go-w)")
 
     def _understood(self, content: bytes, status: os.stat_result) -> FileCeiling | None:
