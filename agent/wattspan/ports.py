@@ -310,6 +310,10 @@ def _uncounted(listener: str) -> Callable[[str], None]:
     return lambda reason: None
 
 
+def _no_uid(_: tuple[str, int], __: tuple[str, int]) -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class ExporterContext:
     """What an exporter is given to be built with."""
@@ -319,6 +323,8 @@ class ExporterContext:
     log: Callable[[str], None]
     refusals: Callable[[str], Callable[[str], None]] = _uncounted
     """Of a listener by name: what it calls with the reason for which it turned somebody away."""
+    uid_of: Callable[[tuple[str, int], tuple[str, int]], int | None] = _no_uid
+    """The user who owns the socket at the first of two ends of a TCP connection, if known."""
 
 
 def _no_faults(settings: Any) -> Iterable[str]:

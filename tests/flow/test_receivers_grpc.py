@@ -202,7 +202,7 @@ def test_calls_that_are_given_up_leave_nothing(tmp_path: Path) -> None:
 
 
 def test_calls_together_have_the_same_bound_as_bodies(tmp_path: Path) -> None:
-    limits = Limits(body=0, bodies=3 * len(MANY) // 2)
+    limits = Limits(body=0, bodies=3 * len(MANY))
     with receiving(tmp_path, limits) as running, http2(running.connect("grpc")) as client:
         first = client.open()
         client.send(first, framed(MANY)[:-1], end=False)

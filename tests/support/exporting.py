@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from support.scrapes import full_host
+from wattspan.cli.compose_spans import ConnectionUsers
 from wattspan.model import Snapshot
 from wattspan.ports import Clock, Exporter, ExporterContext
 from wattspan.settings import convert
@@ -73,7 +74,9 @@ def serving(clock: Clock | None = None, **settings: object) -> Iterator[Served]:
     clock = clock or ManualClock()
     log: list[str] = []
     table = convert({"listen": "127.0.0.1:0", **settings}, plugin.settings, "exporters.prometheus")
-    exporter = plugin.open(table, ExporterContext(clock, "1.2.3", log.append))
+    users = ConnectionUsers(clock)
+    context = ExporterContext(clock, "1.2.3", log.append, uid_of=users)
+    exporter = plugin.open(table, context)
     assert exporter is not None
     served = Served(exporter, full_host(), clock, log)
     exporter.start(served.look)
@@ -81,3 +84,4 @@ def serving(clock: Clock | None = None, **settings: object) -> Iterator[Served]:
         yield served
     finally:
         exporter.stop()
+        users.close()

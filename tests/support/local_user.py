@@ -1,4 +1,4 @@
-"""Another user of this machine, who takes what can be had of a Unix socket."""
+"""Another user of this machine, who takes what can be had of a listener."""
 
 from __future__ import annotations
 
@@ -8,14 +8,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-GREEDY = """
+CONNECT = """
 import socket, sys
-path, many, first = sys.argv[1], int(sys.argv[2]), sys.argv[3].encode()
+def connect(where):
+    if where.startswith("/"):
+        one = socket.socket(socket.AF_UNIX)
+        one.connect(where)
+        return one
+    host, _, port = where.rpartition(":")
+    return socket.create_connection((host, int(port)))
+def told(text):
+    if text.startswith("@"):
+        with open(text[1:], "rb") as file:
+            return file.read()
+    return text.encode()
+"""
+
+GREEDY = (
+    CONNECT
+    + """
+path, many, first = sys.argv[1], int(sys.argv[2]), told(sys.argv[3])
 held = []
 for _ in range(many):
-    one = socket.socket(socket.AF_UNIX)
     try:
-        one.connect(path)
+        one = connect(path)
         one.sendall(first)
     except OSError:
         pass
@@ -23,16 +39,18 @@ for _ in range(many):
 print("held", flush=True)
 sys.stdin.read()
 """
+)
 
-ASKING = """
-import socket, sys
-one = socket.socket(socket.AF_UNIX)
+ASKING = (
+    CONNECT
+    + """
+one = connect(sys.argv[1])
 one.settimeout(20)
-one.connect(sys.argv[1])
-one.sendall(sys.argv[2].encode())
+one.sendall(told(sys.argv[2]))
 one.shutdown(socket.SHUT_WR)
 print(one.makefile("rb").read().decode("latin-1"))
 """
+)
 
 PYTHON = Path(sys.base_prefix) / "bin" / "python3"
 
@@ -49,8 +67,11 @@ def interpreter() -> list[str]:
 
 
 @contextmanager
-def greedy(uid: int, path: Path, many: int, first: str) -> Iterator[None]:
-    """``uid`` holds ``many`` connections, on each of which it has sent ``first``."""
+def greedy(uid: int, path: Path | str, many: int, first: str) -> Iterator[None]:
+    """``uid`` holds ``many`` connections, on each of which it has sent ``first``.
+
+    ``path`` is a Unix socket or ``HOST:PORT``; ``first`` is what to send, or ``@`` and a file.
+    """
     command = [*as_user(uid), *interpreter(), GREEDY, str(path), str(many), first]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
@@ -63,8 +84,8 @@ def greedy(uid: int, path: Path, many: int, first: str) -> Iterator[None]:
             process.kill()
 
 
-def asks(uid: int, path: Path, request: str) -> str:
-    """What ``uid`` is answered."""
+def asks(uid: int, path: Path | str, request: str) -> str:
+    """What ``uid`` is answered; the arguments are those of ``greedy``."""
     done = subprocess.run(
         [*as_user(uid), *interpreter(), ASKING, str(path), request],
         capture_output=True, text=True, check=False, timeout=60, cwd="/",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from support.otlp import KeptSink
 from wattspan.access.refusals import Refusals
+from wattspan.cli.compose_spans import ConnectionUsers
 from wattspan.clock import SystemClock
 from wattspan.config.tables import Spans
 from wattspan.ports import Clock
@@ -67,7 +68,8 @@ def receiving(
     settings = Spans(
         http=any_port, grpc=any_port, max_request=Size(max_request), token_file=token_file
     )
-    server = WebServer(clock, log=log.append, limits=limits)
+    users = ConnectionUsers(clock)
+    server = WebServer(clock, log=log.append, limits=limits, uid_of=users)
     addresses = open_receivers(
         server, settings, run_dir, sink, clock, asked=lambda _: True, log=log.append,
         refusals=refusals,
@@ -77,3 +79,4 @@ def receiving(
         yield Receiving(sink, addresses, run_dir, log)
     finally:
         server.stop()
+        users.close()

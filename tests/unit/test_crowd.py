@@ -1,13 +1,23 @@
-"""Who makes way when too many are connected."""
+"""Who makes way when too many are connected, and how places and turns are shared."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
-from wattspan.access.crowd import Crowd, State
+import pytest
+
+from wattspan.access.crowd import (
+    Crowd,
+    FairQueue,
+    Shares,
+    State,
+    connection_owner,
+    local_user,
+)
 from wattspan.model import SECOND
 from wattspan.testing import ManualClock
-from wattspan.web.limits import Limits, Room
+from wattspan.web.limits import FairLock, Limits, Room
 
 GREEDY, HONEST = "greedy", "honest"
 
@@ -69,3 +79,105 @@ def test_nobody_breaks_off_what_others_are_about_for_a_peer_with_as_many_places(
     assert crowd.makes_way(GREEDY, 2) == 1
     assert crowd.makes_way(HONEST, 2) == 1
     assert crowd.makes_way(GREEDY, 60 * SECOND) == 1
+
+
+def test_an_owner_takes_half_of_the_places_and_leaves_some_for_the_next() -> None:
+    shares = Shares(8)
+    taken = {owner: sum(shares.take(owner) for _ in range(8)) for owner in "abcd"}
+    assert taken == {"a": 4, "b": 2, "c": 1, "d": 1}
+    shares.give_back("a", 4)
+    assert [shares.take("d") for _ in range(3)] == [True, True, False]
+
+
+def test_one_body_may_take_all_that_is_left() -> None:
+    shares = Shares(100)
+    assert not shares.take("a", 101)
+    assert shares.take("a", 100)
+    assert not shares.take("b", 1)
+    shares.give_back("a", 100)
+    assert shares.take("b", 100)
+
+
+def test_owners_take_turns_whatever_each_has_waiting() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for item in ("a1", "a2", "a3", "b1", "c1"):
+        queue.put(item[0], item)
+    assert queue.pop(lambda owner: owner != "a") == "b1"
+    assert [queue.pop() for _ in range(5)] == ["a1", "c1", "a2", "a3", None]
+
+
+def test_a_lock_is_passed_to_owners_in_turn_and_past_those_who_left() -> None:
+    lock, order = FairLock(), list[str]()
+
+    async def work(name: str) -> None:
+        async with lock.of(name[0]):
+            order.append(name)
+            await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        tasks = [asyncio.ensure_future(work(name)) for name in ("a1", "a2", "a3", "b1", "b2")]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        async with lock.of("c"):
+            order.append("c")
+
+    asyncio.run(scenario())
+    assert order == ["a1", "b1", "a3", "b2", "c"]
+
+
+def test_requests_of_owners_are_answered_in_turn() -> None:
+    room, order = Room(Limits(), ManualClock()), list[str]()
+
+    async def answer(name: str) -> None:
+        async with room.turn(name[0]):
+            order.append(name)
+
+    async def scenario() -> None:
+        await asyncio.gather(*map(answer, ("a1", "a2", "a3", "a4", "b1")))
+
+    asyncio.run(scenario())
+    assert order == ["a1", "b1", "a2", "a3", "a4"]
+
+
+def test_requests_of_one_owner_that_last_leave_places_for_those_of_others() -> None:
+    room, order = Room(Limits(connections=4), ManualClock()), list[str]()
+
+    async def answer(name: str, over: asyncio.Event) -> None:
+        async with room.turn(name[0]):
+            order.append(name)
+            await over.wait()
+
+    async def scenario() -> None:
+        over = asyncio.Event()
+        tasks = [asyncio.ensure_future(answer(name, over)) for name in ("a1", "a2", "a3", "a4")]
+        while len(order) < 2:
+            await asyncio.sleep(0)
+        tasks[2].cancel()
+        tasks.append(asyncio.ensure_future(answer("b1", over)))
+        while "b1" not in order:
+            await asyncio.sleep(0)
+        assert order == ["a1", "a2", "b1"]
+        over.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert order == ["a1", "a2", "b1", "a4"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("remote", "local", "user", "owner"),
+    [
+        ("127.0.0.1", "127.0.0.1", 7, ("uid", 7)),
+        ("127.0.0.2", "127.0.0.1", None, "loopback"),
+        ("::1", "::1", 7, ("uid", 7)),
+        ("192.0.2.1", "192.0.2.1", 7, ("uid", 7)),
+        ("192.0.2.1", "192.0.2.2", 7, "192.0.2.1"),
+    ],
+)
+def test_connections_from_this_host_have_their_user_as_owner(
+    remote: str, local: str, user: int | None, owner: object
+) -> None:
+    ends = (remote, 40_000), (local, 4318)
+    found = local_user(*ends, lambda _, __: user)
+    assert connection_owner(ends[0], found) == owner

@@ -113,7 +113,7 @@ def test_the_answer_waits_no_longer_than_asked_for(asked: Asked) -> None:
 
 
 def test_too_many_who_wait_are_answered_at_once(asked: Asked) -> None:
-    asked.service._waiting.update(dict.fromkeys(range(MOST_WAITING), 1))
+    assert all(asked.service._waiting.take(user) for user in range(MOST_WAITING))
     assert asked.energy(1.0, end=f"mono:{asked.now + 1}", wait="1s")["complete"] is False
     assert asked.pauses == []
 

@@ -26,7 +26,7 @@ from wattspan.web.listening import listen_unix
 from wattspan.web.message import Handler, Peer, Request, Response
 from wattspan.web.server import ASIDE, WebServer
 
-TIGHT = Limits(head=2048, body=10_000, bodies=25_000, connections=4, linger=0.2)
+TIGHT = Limits(head=2048, body=10_000, bodies=40_000, connections=4, linger=0.2)
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
-"""Who makes way when too many are connected: no peer keeps the others out."""
+"""How connections, places and turns are shared among owners: none keeps the others out."""
 
 from __future__ import annotations
 
 import ipaddress
-from collections import Counter
-from collections.abc import Hashable
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
 from enum import IntEnum
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 SLOW = 5 * 10**9
 """Nanoseconds after which a request that is not whole yet may be broken off for others."""
@@ -30,10 +30,13 @@ class _Guest(NamedTuple):
 
 
 class Crowd(Generic[G]):
-    """The connections of one server, at most ``most``. For one thread, or under a lock."""
+    """The connections of one server, at most ``most``. For one thread, or under a lock.
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    A request on its way for more than ``slow`` nanoseconds may be broken off for anybody.
+    """
+
+    def __init__(self, most: int, slow: int = SLOW) -> None:
+        self._most, self._slow = most, slow
         self._guests: dict[G, _Guest] = {}
         self._held: Counter[Peer] = Counter()
 
@@ -60,7 +63,7 @@ class Crowd(Generic[G]):
             if one.state is State.RESTING
             or (
                 one.state is State.WAITED_FOR
-                and (self._held[one.peer] > own + 1 or now - one.since > SLOW)
+                and (self._held[one.peer] > own + 1 or now - one.since > self._slow)
             )
         ]
         return min(found, key=lambda each: each[0])[1] if found else None
@@ -99,3 +102,80 @@ def network_peer(address: str) -> Peer:
     if ip.is_loopback:
         return "loopback"
     return int(ip) >> 64 if ip.version == 6 else str(ip)
+
+
+End = tuple[str, int]
+"""Address and port of one end of a TCP connection."""
+
+UidOf = Callable[[End, End], int | None]
+"""The user who owns the socket at the first end of a TCP connection; None if not known."""
+
+
+def unknown_uid(_: End, __: End) -> None:
+    """For a server that has no way to look up the owners of TCP connections."""
+
+
+def end_of(address: tuple[Any, ...]) -> End:
+    """One end of a TCP connection; one of IPv4 that came to an IPv6 socket is of IPv4."""
+    return address[0].removeprefix("::ffff:"), address[1]
+
+
+def local_user(remote: End, local: End, uid_of: UidOf) -> int | None:
+    """The user who opened a TCP connection from this host; None for others, or if not known."""
+    own = remote[0] == local[0] or network_peer(remote[0]) == "loopback"
+    return uid_of(remote, local) if own else None
+
+
+def connection_owner(remote: End, user: int | None) -> Peer:
+    """The owner that a TCP connection counts for: a local user, or else a network peer.
+
+    Connections of unknown users over loopback have one owner together.
+    """
+    return network_peer(remote[0]) if user is None else ("uid", user)
+
+
+class Shares:
+    """Divides ``most`` places or bytes among owners. For one thread, or under a lock.
+
+    An owner may hold as much as is left. So one owner gets half at most, a second one at least
+    a quarter, and something is left for the next one as long as there are few.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+        self._held: Counter[Peer] = Counter()
+
+    def take(self, owner: Peer, size: int = 1) -> bool:
+        """Whether ``owner`` may have ``size`` more; if so it holds them from now on."""
+        if self._held[owner] + size > self._left:
+            return False
+        self._held[owner] += size
+        self._left -= size
+        return True
+
+    def give_back(self, owner: Peer, size: int = 1) -> None:
+        self._held[owner] -= size
+        self._left += size
+        if not self._held[owner]:
+            del self._held[owner]
+
+
+class FairQueue(Generic[G]):
+    """What waits for its turn. Owners take turns; what one owner has put in stays in order."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Peer, deque[G]] = {}
+
+    def put(self, owner: Peer, item: G) -> None:
+        self._waiting.setdefault(owner, deque()).append(item)
+
+    def pop(self, may: Callable[[Peer], bool] = lambda _: True) -> G | None:
+        """The next one, of the owner whose last turn was the longest ago and who ``may``."""
+        owner = next(filter(may, self._waiting), None)
+        if owner is None:
+            return None
+        items = self._waiting.pop(owner)
+        item = items.popleft()
+        if items:
+            self._waiting[owner] = items
+        return item

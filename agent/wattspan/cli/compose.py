@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from wattspan import __version__
 from wattspan.access.refusals import Refusals
 from wattspan.cli.compose_footprint import Footprints
-from wattspan.cli.compose_spans import Desk
+from wattspan.cli.compose_spans import ConnectionUsers, Desk
 from wattspan.cli.compose_tuning import Workshop
 from wattspan.clock import SystemClock
 from wattspan.config import Config
@@ -30,6 +30,7 @@ from wattspan.processes.opening import open_processes
 from wattspan.runtime.agent import Agent
 from wattspan.runtime.past import RecentPast
 from wattspan.runtime.poller import Poller, SelfMeasure
+from wattspan.runtime.services import Services
 from wattspan.store import AwaitedBooks, Kept, furthest
 from wattspan.timeline import Timeline
 
@@ -107,8 +108,9 @@ def build_agent(
             now=clock.monotonic(),
         )
         refusals = Refusals()
+        uid_of = ConnectionUsers(clock)
         exporters = open_exporters(
-            plugins, config, ExporterContext(clock, __version__, log, refusals.of)
+            plugins, config, ExporterContext(clock, __version__, log, refusals.of, uid_of)
         )
         broken = _plugin_health(opened.failures + exporters.failures)
         past = RecentPast(Timeline(config.agent.history, config.agent.history_bytes))
@@ -126,6 +128,7 @@ def build_agent(
             opening=opening,
             workshop=workshop,
             refusals=refusals,
+            uid_of=uid_of,
         )
         services, joiner = desk.services()
         footprints = Footprints(config, clock, opening)
@@ -153,11 +156,13 @@ def build_agent(
             poller.span_accounts = joiner.accounts
         poller.weigh = footprints.weigh
         poller.refusals = refusals.counts
+        owners = Services("owners of connections")
+        owners.add(lambda: None, uid_of.close)
         undo.pop_all()
         return Agent(
             poller,
             tuple(exporters.exporters.values()),
-            (footprints.services, services, workshop.services(poller)),
+            (owners, footprints.services, services, workshop.services(poller)),
             books=kept,
             record_every=config.store.interval,
             log=log,

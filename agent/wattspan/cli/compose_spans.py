@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wattspan import __version__
+from wattspan.access.crowd import End, UidOf, unknown_uid
 from wattspan.access.refusals import Refusals
 from wattspan.cli.run_directory import asked_for, run_directory
 from wattspan.clock import SystemClock
 from wattspan.config import Config
 from wattspan.model import HwType, Opening, Provenance, SourceHealth
-from wattspan.ports import ListenError, ProcessDirectory
+from wattspan.ports import Clock, ListenError, ProcessDirectory
 from wattspan.runtime.past import RecentPast
 from wattspan.runtime.services import Services
 
 if TYPE_CHECKING:
     from wattspan.cli.compose_tuning import Workshop
     from wattspan.forward.forwarder import Forwarder
+    from wattspan.processes.connections import Connections
     from wattspan.processes.fine import FineClock
     from wattspan.runtime.spans import Joiner
     from wattspan.spanfeed.feed import Feed
@@ -28,6 +30,43 @@ if TYPE_CHECKING:
 
 Log = Callable[[str], None]
 Provenances = Callable[[], Mapping[HwType, Provenance]]
+
+
+_LOOKING = 4
+"""Part of the time that may go into looking up the owners of TCP connections: one in so many."""
+
+
+class ConnectionUsers:
+    """Looks up the owner of a TCP socket of this host; None for no owner. Safe from any thread.
+
+    A kernel that cannot be asked directly has its table of all connections read, which takes
+    milliseconds: where that becomes too much, the owner is None as well.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        from wattspan.spanfeed.evidence import Allowance
+
+        self._looking = Allowance(clock, _LOOKING)
+        self._lock = threading.Lock()
+        self._connections: Connections | None = None
+
+    def __call__(self, end: End, other: End) -> int | None:
+        from wattspan.processes.connections import Connections
+
+        with self._lock, self._looking as allowed:
+            if not allowed:
+                return None
+            if self._connections is None:
+                self._connections = Connections()
+            owner = self._connections.owner_of(end, other)
+        return None if owner is None else owner.user
+
+    def close(self) -> None:
+        """Let go of the connection to the kernel; the next look-up makes another."""
+        with self._lock:
+            if self._connections is not None:
+                self._connections.close()
+                self._connections = None
 
 
 @dataclass(slots=True)
@@ -45,6 +84,7 @@ class Desk:
     workshop: Workshop | None = None
     forwarder: Forwarder | None = None
     refusals: Refusals = field(default_factory=Refusals)
+    uid_of: UidOf = unknown_uid
 
     def health(self) -> tuple[SourceHealth, ...]:
         """How what is written to is doing."""
@@ -141,7 +181,7 @@ class Desk:
 
         settings = self.config
         limits = Limits(body=settings.spans.max_request, rate=settings.agent.max_rate)
-        server = WebServer(self.clock, log=self.log, limits=limits)
+        server = WebServer(self.clock, log=self.log, limits=limits, uid_of=self.uid_of)
 
         # Not the spans' own: who is let go by one of them is not by the other.
         fine = FineClock(self.clock, self.config.spans.resolution)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import partial
 from http import HTTPStatus
 
+from wattspan.access.crowd import Shares
 from wattspan.model import MILLISECOND, Consumer, Provenance
 from wattspan.ports import Clock, Past, ProcessDirectory
 from wattspan.query import answer
@@ -23,16 +23,17 @@ from wattspan.query.question import (
 from wattspan.query.rights import OwnerOf, Rights, owner_of, trusted
 from wattspan.query.tuning import HistoryView, TuningView, history, history_question, tuning
 from wattspan.query.watches import FineTimes, Watches
+from wattspan.web.limits import FairLock
 from wattspan.web.message import Handler, Peer, Request, Response
 
 LOOK_EVERY = 20 * MILLISECOND
 """Between two looks at whether a window has settled."""
 
 MOST_WAITING = 64
-"""Questions that wait at a time; the next are answered at once, so that none crowds out spans."""
+"""Questions that wait at a time, half of them of one user at most.
 
-MOST_WAITING_OF_ONE = 32
-"""Of them those of one user."""
+The next are answered at once, so that none crowds out spans.
+"""
 
 _READ = ("GET", "HEAD")
 
@@ -66,8 +67,8 @@ class QueryService:
         self._watches = Watches(past, directory, clock, fine)
         self._sleep = sleep
         self._started = clock.monotonic()
-        self._waiting: Counter[Hashable] = Counter()
-        self._slow = asyncio.Semaphore(1)
+        self._waiting = Shares(MOST_WAITING)
+        self._slow = FairLock()
         self._paths: Mapping[str, tuple[tuple[str, ...], Handler]] = {
             "/v1/energy": (_READ, self._energy),
             "/v1/watch": ((*_READ, "POST"), self._watch),
@@ -106,11 +107,11 @@ class QueryService:
         consumer = self._consumer(question.subject, request.peer)
         grid = answer.FINEST if trusted(request.peer) else self._grid
         await self._settle(question, consumer, grid, request.peer.whose)
-        facts = await self._told(question, consumer, grid)
+        facts = await self._told(question, consumer, grid, request.peer.whose)
         return json_response({"host_name": self._host, **facts})
 
     async def _told(
-        self, question: Question, consumer: Consumer | None, grid: Grid
+        self, question: Question, consumer: Consumer | None, grid: Grid, whose: Hashable
     ) -> answer.Facts:
         tell = partial(
             answer.energy,
@@ -124,7 +125,7 @@ class QueryService:
         if consumer is None or consumer in self._watches:
             return tell()
         # Looked up in the whole history: elsewhere, one at a time, for spans come in here.
-        async with self._slow:
+        async with self._slow.of(whose):
             return await asyncio.to_thread(tell)
 
     async def _watch(self, request: Request) -> Response:
@@ -175,7 +176,7 @@ class QueryService:
 
     async def _history(self, request: Request) -> Response:
         question = history_question(request.query, self._clock.now())
-        async with self._slow:  # it reads files
+        async with self._slow.of(request.peer.whose):  # it reads files
             told = await asyncio.to_thread(history, self._history_view, question)
         return json_response({"host_name": self._host, "emulated": self._emulated(), **told})
 
@@ -187,10 +188,8 @@ class QueryService:
         self, question: Question, consumer: Consumer | None, grid: Grid, whose: Hashable
     ) -> None:
         """Until the whole window is settled, but no longer than was asked for."""
-        waiting = self._waiting
-        if waiting.total() >= MOST_WAITING or waiting[whose] >= MOST_WAITING_OF_ONE:
+        if not self._waiting.take(whose):
             return
-        waiting[whose] += 1
         try:
             deadline = self._clock.monotonic() + question.wait
             while not self._settled(question.end, consumer, grid):
@@ -198,9 +197,7 @@ class QueryService:
                     return
                 await self._sleep(LOOK_EVERY / 1e9)
         finally:
-            waiting[whose] -= 1
-            if not waiting[whose]:
-                del waiting[whose]
+            self._waiting.give_back(whose)
 
     def _settled(self, end: int, consumer: Consumer | None, grid: Grid) -> bool:
         if self._past.settled(consumer) < end:

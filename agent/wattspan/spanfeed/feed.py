@@ -74,8 +74,8 @@ class FeedCounts:
 class Feed:
     """Listens at ``path``, a Unix socket that every user may connect to.
 
-    At most ``most_processes`` are heard at a time, and half as many of one user, unless that
-    user is root.
+    At most ``most_processes`` are heard at a time. A user other than root may have as many as
+    are left: one user gets half, and something is left for the next.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Feed:
         return (
             pid > 0  # 0: of a process namespace that is not seen from here
             and len(self._guests) < self._most
-            and (uid == 0 or of_user < max(1, self._most // 2))
+            and (uid == 0 or of_user < self._most - len(self._guests))
             and of_process < _OF_ONE_PROCESS
         )
 

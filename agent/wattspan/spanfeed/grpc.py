@@ -31,7 +31,6 @@ from wattspan.spanfeed.otlp import Intake
 from wattspan.spanfeed.reading import Reader
 from wattspan.web.door import OPEN, Door
 from wattspan.web.limits import Room
-from wattspan.web.listening import peer_of
 from wattspan.web.message import Peer
 
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
@@ -90,7 +89,7 @@ class _Connection(grpclib.protocol.H2Protocol):  # type: ignore[misc]
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        self._calls.peer = peer_of(transport, self._calls.room.clock.monotonic())
+        self._calls.peer = self._calls.room.peer(transport)
         self._calls.quiet = lambda: self._calls.room.rest(self)
         self._calls.hold = transport.pause_reading
         self._calls.let_go = transport.resume_reading
@@ -214,7 +213,8 @@ class _Calls(grpclib.protocol.AbstractHandler):  # type: ignore[misc]
             async with asyncio.timeout(self.room.limits.receive):
                 compressed, body = await self._message(stream, held)
             zipped = bool(compressed) and _zipped(headers)
-            refused = await self._reader.take(body, self.peer, zipped=zipped)
+            async with self.room.turn(self.peer.whose):
+                refused = await self._reader.take(body, self.peer, zipped=zipped)
         except TimeoutError:
             raise Failure(Status.DEADLINE_EXCEEDED, "the call took too long to arrive") from None
         except BusyError as busy:

@@ -7,12 +7,15 @@ nobody else would be answered, so such a request is read in another, one at a ti
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable
 from functools import partial
 
+from wattspan.access.crowd import Shares
 from wattspan.encoding import TooLongError, gunzip
 from wattspan.spanfeed.delivery import BusyError
 from wattspan.spanfeed.errors import TooLargeError
 from wattspan.spanfeed.otlp import Intake, Read, Refused
+from wattspan.web.limits import FairLock
 from wattspan.web.message import Peer
 
 LARGE = 256 * 1024
@@ -21,8 +24,11 @@ LARGE = 256 * 1024
 MOST_JSON = 8 << 20
 """Bytes of JSON in a request: it takes ten times as long as the same spans in protobuf."""
 
-MOST_WAITING = 4
-"""Large requests that are held at a time; the senders of more are asked to come again."""
+MOST_WAITING = 8
+"""Large requests that are held at a time, half of them of one owner at most.
+
+The senders of more are asked to come again.
+"""
 
 
 class Reader:
@@ -30,9 +36,9 @@ class Reader:
 
     def __init__(self, intake: Intake) -> None:
         self.intake = intake
-        self._turn = asyncio.Lock()
+        self._lock = FairLock()
         self._apart = intake.decoder()
-        self._waiting = 0
+        self._places = Shares(MOST_WAITING)
 
     async def take(
         self, body: bytes, peer: Peer, *, json: bool = False, zipped: bool = False
@@ -48,24 +54,24 @@ class Reader:
         if len(body) <= LARGE and not zipped:
             read = self.intake.read(body, json=json)
         else:
-            read = await self._read(partial(self._decode, body, most, json=json, zipped=zipped))
+            work = partial(self._decode, body, most, json=json, zipped=zipped)
+            read = await self._read(work, peer.whose)
         return self.intake.deliver(read, peer)
 
-    async def _read(self, work: partial[Read]) -> Read:
-        if self._waiting >= MOST_WAITING:
+    async def _read(self, work: partial[Read], owner: Hashable) -> Read:
+        if not self._places.take(owner):
             raise BusyError
-        self._waiting += 1
         # A task of its own: what is being read goes on being read when its sender has gone.
-        job = asyncio.ensure_future(self._in_turn(work))
-        job.add_done_callback(self._over)
+        job = asyncio.ensure_future(self._in_turn(work, owner))
+        job.add_done_callback(partial(self._over, owner))
         return await asyncio.shield(job)
 
-    async def _in_turn(self, work: partial[Read]) -> Read:
-        async with self._turn:
+    async def _in_turn(self, work: partial[Read], owner: Hashable) -> Read:
+        async with self._lock.of(owner):
             return await asyncio.get_running_loop().run_in_executor(None, work)
 
-    def _over(self, job: asyncio.Future[Read]) -> None:
-        self._waiting -= 1
+    def _over(self, owner: Hashable, job: asyncio.Future[Read]) -> None:
+        self._places.give_back(owner)
         if not job.cancelled():
             job.exception()  # its sender hears of it, if it is still there
 

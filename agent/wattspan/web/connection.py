@@ -19,7 +19,6 @@ from wattspan.access.refusals import Reason
 from wattspan.access.tokens import CHALLENGES
 from wattspan.web.door import OPEN, Door
 from wattspan.web.limits import Room
-from wattspan.web.listening import peer_of
 from wattspan.web.message import Handler, Request, Response
 
 Log = Callable[[str], None]
@@ -77,7 +76,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._peer = peer_of(transport, self._room.clock.monotonic())
+        self._peer = self._room.peer(transport)
         self._whose = self._peer.whose
         if self._room.enter(self, self._whose):
             self._rest()
@@ -210,7 +209,6 @@ class Connection(asyncio.Protocol):
             self._refuse(400, f"The request's target is no URL: {error}.")
             return
         self._await(None)
-        self._room.answer(self)
         self._answering = True
         self._task = asyncio.get_running_loop().create_task(self._answer(request))
 
@@ -235,7 +233,9 @@ class Connection(asyncio.Protocol):
 
     async def _answer(self, request: Request) -> None:
         try:
-            response = await self._handler(request)
+            async with self._room.turn(self._whose):
+                self._room.answer(self)
+                response = await self._handler(request)
         except Exception as error:  # noqa: BLE001 - one request's trouble is not the server's
             self._log(f"A request for {request.path!r} could not be answered: {error!r}.")
             response = Response(500, b"Something went wrong in the agent; its log says what.\n")

@@ -8,7 +8,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from wattspan.access.crowd import Crowd, network_peer
+from wattspan.access.crowd import (
+    Crowd,
+    UidOf,
+    connection_owner,
+    end_of,
+    local_user,
+    unknown_uid,
+)
 from wattspan.access.refusals import Count, Reason
 from wattspan.access.tls import Contexts
 from wattspan.ports import Clock
@@ -41,10 +48,11 @@ class Handshakes:
         refused: Count,
         *,
         most: int = HANDSHAKES,
+        uid_of: UidOf = unknown_uid,
     ) -> None:
         self._listener, self._make, self._tls = listener, make, tls
         self._clock, self._refused = clock, refused
-        self._most = most
+        self._most, self._uid_of = most, uid_of
         self._crowd: Crowd[asyncio.Task[None]] = Crowd(most)
         self._loop = asyncio.get_running_loop()
         listener.setblocking(False)
@@ -78,7 +86,9 @@ class Handshakes:
 
     def _welcome(self, connection: socket.socket, address: tuple[Any, ...]) -> None:
         """Shake hands, if need be in the place of one of whoever has the most."""
-        peer, now = network_peer(address[0]), self._clock.monotonic()
+        remote, local = end_of(address), end_of(connection.getsockname())
+        peer = connection_owner(remote, local_user(remote, local, self._uid_of))
+        now = self._clock.monotonic()
         leaving = self._crowd.makes_way(peer, now)
         if leaving is not None:
             leaving.cancel()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable
+import asyncio
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from wattspan.access.crowd import Crowd, State
+from wattspan.access.crowd import Crowd, FairQueue, Shares, State, UidOf, unknown_uid
 from wattspan.access.pace import RESERVE, Pace
 from wattspan.ports import Clock
+from wattspan.web.listening import peer_of
+from wattspan.web.message import Peer
 
 MIB = 1 << 20
 
@@ -20,7 +23,7 @@ class Limits:
 
     head: int = 16 * 1024  # the request line and the headers
     body: int = 64 * MIB  # one request's body, as it is sent
-    bodies: int = 96 * MIB  # one peer's bodies at a time, and a third more all; at least one
+    bodies: int = 128 * MIB  # all bodies at a time, or two of the largest; half of them one owner's
     connections: int = 256
     rate: int = 500  # one peer's requests a second; RESERVE times as many at once
     receive: float = 60.0  # from the first byte of a request to its last
@@ -39,19 +42,59 @@ class Guest(Protocol):
     def close(self) -> None: ...
 
 
+class FairLock:
+    """A lock for which owners take turns. Used in the server's thread only."""
+
+    def __init__(self) -> None:
+        self._held = False
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
+
+    @asynccontextmanager
+    async def of(self, owner: Hashable) -> AsyncIterator[None]:
+        """Hold the lock for ``owner`` in the block."""
+        if self._held:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.put(owner, turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():
+                    self._release()
+                raise
+        self._held = True
+        try:
+            yield
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        while (turn := self._waiting.pop()) is not None:
+            if not turn.cancelled():
+                turn.set_result(None)  # the lock stays held, for the next one
+                return
+        self._held = False
+
+
 class Room:
     """What one server's connections share. Used in the server's thread only."""
 
-    def __init__(self, limits: Limits, clock: Clock) -> None:
-        self.limits, self.clock = limits, clock
+    def __init__(self, limits: Limits, clock: Clock, uid_of: UidOf = unknown_uid) -> None:
+        self.limits, self.clock, self._uid_of = limits, clock, uid_of
         self._crowd: Crowd[Guest] = Crowd(limits.connections)
         self._turned_away: set[Guest] = set()  # they have no place, and are being told so
-        self._held: Counter[Hashable] = Counter()  # bytes of bodies, by peer
+        self._bytes = Shares(max(limits.bodies, 2 * limits.body))
+        self._answering = Shares(limits.connections)
+        self._waiting: FairQueue[tuple[Hashable, asyncio.Future[None]]] = FairQueue()
+        self._scheduled = False
         self._pace = Pace(limits.rate, limits.rate * RESERVE)
 
     @property
     def guests(self) -> frozenset[Guest]:
         return self._crowd.guests | self._turned_away
+
+    def peer(self, transport: Any) -> Peer:
+        """The peer of a connection that was accepted just now."""
+        return peer_of(transport, self.clock.monotonic(), self._uid_of)
 
     def enter(self, guest: Guest, peer: Hashable) -> bool:
         """Whether ``guest`` may stay; if it is crowded, somebody else makes way."""
@@ -101,17 +144,42 @@ class Room:
         )
 
     def take(self, size: int, peer: Hashable) -> bool:
-        """Whether there is room for ``size`` more bytes of bodies; if so they are taken.
-
-        What one peer may have leaves something for the others.
-        """
-        held, most = self._held, max(self.limits.bodies, self.limits.body)
-        if held[peer] + size > most or held.total() + size > most + most // 3:
-            return False
-        held[peer] += size
-        return True
+        """Whether there is room for ``size`` more bytes of bodies; if so they are taken."""
+        return self._bytes.take(peer, size)
 
     def give_back(self, size: int, peer: Hashable) -> None:
-        self._held[peer] -= size
-        if not self._held[peer]:
-            del self._held[peer]
+        self._bytes.give_back(peer, size)
+
+    @asynccontextmanager
+    async def turn(self, owner: Hashable) -> AsyncIterator[None]:
+        """Wait until a request of ``owner`` is answered next, and answer it in the block.
+
+        The loop begins to answer one request at a time, and owners take turns: the many requests
+        of one owner do not delay the single one of another.
+        """
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.put(owner, (owner, turn))
+        self._schedule()
+        try:
+            await turn
+            yield
+        finally:
+            if turn.done() and not turn.cancelled():
+                self._answering.give_back(owner)
+                self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._scheduled = False
+        while (waiting := self._waiting.pop(self._answering.take)) is not None:
+            owner, turn = waiting
+            if turn.cancelled():
+                self._answering.give_back(owner)
+            else:
+                turn.set_result(None)
+                self._schedule()
+                return

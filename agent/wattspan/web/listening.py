@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from wattspan.access.crowd import UidOf, end_of, local_user, unknown_uid
 from wattspan.ports import ListenError
 from wattspan.settings import Listen
 from wattspan.web.message import Peer
@@ -119,10 +120,11 @@ def _own_socket(bound: int) -> os.stat_result:
     return found
 
 
-def peer_of(transport: Any, accepted: int) -> Peer:
+def peer_of(transport: Any, accepted: int, uid_of: UidOf = unknown_uid) -> Peer:
     """Who is at the other end of an asyncio transport, as far as the kernel proves it.
 
-    ``accepted`` is when it was accepted, in monotonic nanoseconds.
+    ``accepted`` is when it was accepted, in monotonic nanoseconds; ``uid_of`` looks up the owners
+    of TCP connections from this host.
     """
     connection = transport.get_extra_info("socket")
     if connection is None:
@@ -135,16 +137,12 @@ def peer_of(transport: Any, accepted: int) -> Peer:
         pid, uid, _ = _CREDENTIALS.unpack(told)
         # A pid of 0 is a process that has none here: it lives in another pid namespace.
         return Peer(pid or None, None if uid == _NOBODY else uid, accepted=accepted)
-    return Peer(
-        address=_end(transport.get_extra_info("peername")),
-        local=_end(transport.get_extra_info("sockname")),
-        accepted=accepted,
-    )
-
-
-def _end(address: tuple[Any, ...] | None) -> tuple[str, int] | None:
-    """One end of a TCP connection; one of IPv4 that came to an IPv6 socket is of IPv4."""
-    return (address[0].removeprefix("::ffff:"), address[1]) if address else None
+    remote, local = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+    if not remote or not local:
+        return Peer(accepted=accepted)
+    remote, local = end_of(remote), end_of(local)
+    owner = local_user(remote, local, uid_of)
+    return Peer(address=remote, local=local, accepted=accepted, owner=owner)
 
 
 def _clear(path: Path, refused: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from wattspan.access.crowd import network_peer
+from wattspan.access.crowd import connection_owner
 
 
 class Peer(NamedTuple):
@@ -15,7 +15,8 @@ class Peer(NamedTuple):
     On a Unix socket pid and uid are the peer's credentials. On TCP ``address`` and ``local`` are
     the two ends, from which the kernel's own tables may tell more. ``accepted`` is when the
     connection was accepted, in monotonic nanoseconds: it tells connections apart that had the
-    same ends, or whose openers had the same pid, one after the other.
+    same ends, or whose openers had the same pid, one after the other. ``owner`` is the user who
+    owns the other end of a TCP connection from this host, for the sharing of places only.
     """
 
     pid: int | None = None
@@ -23,13 +24,14 @@ class Peer(NamedTuple):
     address: tuple[str, int] | None = None  # the sender's end
     local: tuple[str, int] | None = None  # ours
     accepted: int | None = None
+    owner: int | None = None
 
     @property
     def whose(self) -> Hashable:
         """Whom it counts for, where one may not take everything: a user, or a host."""
-        if self.uid is not None:
-            return "uid", self.uid
-        return network_peer(self.address[0]) if self.address else None
+        if self.address is not None:
+            return connection_owner(self.address, self.owner)
+        return None if self.uid is None else ("uid", self.uid)
 
 
 @dataclass(frozen=True, slots=True)

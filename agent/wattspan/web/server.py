@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from wattspan.access.crowd import UidOf, unknown_uid
 from wattspan.model import SECOND
 from wattspan.ports import Clock
 from wattspan.web.connection import Connection
@@ -42,10 +43,13 @@ class WebServer:
 
     Every handler runs in the server's thread. What listens is refused or had when it is asked
     for, by ListenError; what is said of it there (``what``, ``setting``) is for that sentence.
+    ``uid_of`` looks up the owners of TCP connections from this host.
     """
 
-    def __init__(self, clock: Clock, *, log: Log, limits: Limits | None = None) -> None:
-        self._clock, self._log = clock, log
+    def __init__(
+        self, clock: Clock, *, log: Log, limits: Limits | None = None, uid_of: UidOf = unknown_uid
+    ) -> None:
+        self._clock, self._log, self._uid_of = clock, log, uid_of
         self._limits = limits or Limits()
         self._listeners: list[tuple[Listening, MakeProtocol, Door]] = []
         self._open = ExitStack()
@@ -102,7 +106,7 @@ class WebServer:
     async def _serve(self, ready: threading.Event) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._loop.set_exception_handler(self._trouble)
-        room = Room(self._limits, self._clock)
+        room = Room(self._limits, self._clock, self._uid_of)
         try:
             self._loop.set_default_executor(_all_begun(ASIDE))
             servers = [
@@ -125,7 +129,9 @@ class WebServer:
         self, listener: socket.socket, make: Callable[[], asyncio.Protocol], door: Door
     ) -> asyncio.Server | Handshakes:
         if door.tls is not None:
-            return Handshakes(listener, make, door.tls, self._clock, door.refused)
+            return Handshakes(
+                listener, make, door.tls, self._clock, door.refused, uid_of=self._uid_of
+            )
         return await asyncio.get_running_loop().create_server(make, sock=listener)
 
     async def _see_off(self, room: Room) -> None:

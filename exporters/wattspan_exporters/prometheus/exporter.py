@@ -111,6 +111,7 @@ class PrometheusExporter:
                 tls,
                 f"wattspan/{version}",
                 site.remember if site is not None else lambda: None,
+                self._context.uid_of,
             )
         except OSError as error:
             raise ExporterError(self._sentence(error)) from None

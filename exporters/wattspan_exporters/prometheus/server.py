@@ -12,15 +12,25 @@ import socket
 import sys
 import threading
 from _thread import start_new_thread
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from socketserver import TCPServer
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from wattspan.access.crowd import Crowd, State, network_peer
+from wattspan.access.crowd import (
+    Crowd,
+    Peer,
+    Shares,
+    State,
+    UidOf,
+    connection_owner,
+    end_of,
+    local_user,
+    unknown_uid,
+)
 from wattspan.access.pace import RESERVE, Pace
 from wattspan.access.refusals import Count, Reason
 from wattspan.access.tls import Contexts
@@ -61,14 +71,17 @@ class MetricsServer(HTTPServer):
         tls: Contexts | None = None,
         name: str = "wattspan",
         now_and_then: Callable[[], None] = lambda: None,
+        uid_of: UidOf = unknown_uid,
     ) -> None:
         self.address_family = socket.AddressFamily(family)
         self.answer, self.limits, self.tls, self.name = answer, limits, tls, name
         self.log, self.count, self._clock, self._refused = log, count, clock, refused
-        self._now_and_then = now_and_then
+        self._now_and_then, self._uid_of = now_and_then, uid_of
         self._trouble = ""
         self._open: dict[socket.socket, _Connection] = {}
-        self._crowd: Crowd[socket.socket] = Crowd(limits.connections)
+        # A request has no body: one that is not whole at once is broken off for any newcomer.
+        self._crowd: Crowd[socket.socket] = Crowd(limits.connections, slow=0)
+        self._answering = Shares(limits.connections)
         self._pace = Pace(limits.rate, limits.rate * RESERVE)
         self._changed = threading.Condition()
         self._stopping = False
@@ -92,8 +105,10 @@ class MetricsServer(HTTPServer):
         return request, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        remote, local = end_of(client_address), end_of(request.getsockname())
+        peer = connection_owner(remote, local_user(remote, local, self._uid_of))
         with self._changed:
-            now, peer = self._clock.monotonic(), network_peer(client_address[0])
+            now = self._clock.monotonic()
             leaving = self._crowd.makes_way(peer, now)
             full = leaving is None and len(self._crowd) >= self.limits.connections
             if leaving is not None:
@@ -102,7 +117,7 @@ class MetricsServer(HTTPServer):
                 _shut(leaving)
             if not full:
                 deadline = now + self.limits.request
-                self._open[request] = _Connection(deadline, idle=False, begun=False)
+                self._open[request] = _Connection(peer, deadline, idle=False, begun=False)
                 self._crowd.enter(request, peer, now)
         if full or leaving is not None:
             self.count(Reason.CROWDED)
@@ -144,27 +159,36 @@ class MetricsServer(HTTPServer):
             if self._stopping and idle:
                 return False
             now = self._clock.monotonic()
-            self._open[request] = _Connection(now + patience, idle, begun=True)
+            self._open[request] = self._open[request]._replace(deadline=now + patience, idle=idle)
             self._crowd.turn(request, State.RESTING if idle else State.WAITED_FOR, now)
         return True
 
-    def hears(self, address: str) -> bool:
-        """Whether one more request from there is answered; a while passes before it is not."""
+    def hears(self, request: socket.socket) -> bool:
+        """Whether one more request is answered; a while passes before it is not."""
         with self._changed:
-            heard = self._pace.admits(network_peer(address), self._clock.monotonic())
+            heard = self._pace.admits(self._open[request].peer, self._clock.monotonic())
             if not heard:
                 self._changed.wait_for(lambda: self._stopping, self.limits.hold / SECOND)
         return heard
 
-    def answers(self, request: socket.socket) -> None:
-        """The connection's request is here: it is not broken off for another's."""
-        with self._changed:
-            self._crowd.turn(request, State.BUSY, self._clock.monotonic())
+    @contextmanager
+    def turn(self, request: socket.socket) -> Iterator[None]:
+        """Answer the connection's request in the block, in which the connection makes no way.
 
-    def answered(self, request: socket.socket) -> None:
-        """It has to take its answer now. Who only asks, and never reads, keeps nobody out."""
+        The requests of one owner that are answered at a time leave places for other owners.
+        Afterwards it has to take its answer. Who only asks, and never reads, keeps nobody out.
+        """
         with self._changed:
-            self._crowd.turn(request, State.WAITED_FOR, self._clock.monotonic())
+            peer = self._open[request].peer
+            self._changed.wait_for(lambda: self._answering.take(peer))
+            self._crowd.turn(request, State.BUSY, self._clock.monotonic())
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._answering.give_back(peer)
+                self._crowd.turn(request, State.WAITED_FOR, self._clock.monotonic())
+                self._changed.notify_all()
 
     def shutdown_request(self, request: Any) -> None:
         super().shutdown_request(request)
@@ -243,6 +267,7 @@ _HEAD_TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 
 
 class _Connection(NamedTuple):
+    peer: Peer
     deadline: int
     idle: bool
     begun: bool  # whether its thread has
@@ -279,7 +304,7 @@ class _Handler(BaseHTTPRequestHandler):
         while self.rfile.peek(1):  # type: ignore[attr-defined]
             self.server.expect(self.request, idle=False)
             self.close_connection = True
-            self._heard = self.server.hears(self.client_address[0])
+            self._heard = self.server.hears(self.request)
             self.handle_one_request()
             if self.close_connection or not self.server.expect(self.request, idle=True):
                 return
@@ -304,14 +329,13 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def do_GET(self) -> None:
-        self.server.answers(self.request)
         path = urlsplit(self.path).path
-        try:
-            page = self.server.answer(Request(path, *map(self._header, _NEGOTIATED)))
-        except Exception as error:  # noqa: BLE001 - the client must hear of it, and so must we
-            self.server.log(f"GET {path} failed: {error!r}.")
-            page = plain(500, "This page could not be made; the agent's log says why.")
-        self.server.answered(self.request)
+        with self.server.turn(self.request):
+            try:
+                page = self.server.answer(Request(path, *map(self._header, _NEGOTIATED)))
+            except Exception as error:  # noqa: BLE001 - the client must hear of it, and so must we
+                self.server.log(f"GET {path} failed: {error!r}.")
+                page = plain(500, "This page could not be made; the agent's log says why.")
         self._send(page)
 
     def _header(self, name: str) -> str:
