@@ -15,10 +15,11 @@ import pytest
 
 from support.exporting import Served, serving
 from support.http2 import framed, http2
+from support.local_user import asks
 from support.otlp import PROTOBUF, request, span
 from support.program import Running
 from support.receiving import Receiving, receiving
-from support.requirements import APPS
+from support.requirements import APPS, find_program
 from support.waiting import eventually
 from support.web import post, read_all, read_answer, statuses
 from wattspan.access.pace import RESERVE
@@ -102,13 +103,22 @@ def test_nothing_of_a_body_is_asked_for_of_who_sends_too_often(running: Receivin
         assert read_all(connection).startswith(b"HTTP/1.1 429 ")
 
 
+@pytest.mark.needs_root
+@pytest.mark.skipif(not find_program("setpriv"), reason="no setpriv; install util-linux")
 def test_others_are_heard_meanwhile(running: Receiving) -> None:
+    assert [sent(running) for _ in range(RESERVE + 1)][-1] == 429
+    spans = post(b'{"resourceSpans":[]}', "Content-Type: application/json", path="/v1/traces")
+    at = ":".join(map(str, running.http))
+    assert asks(20_001, at, spans.decode()).startswith("HTTP/1.1 200 ")
+
+
+def test_a_user_is_one_sender_on_every_listener(running: Receiving) -> None:
     assert [sent(running) for _ in range(RESERVE + 1)][-1] == 429
     with closing(socket.socket(socket.AF_UNIX)) as other:
         other.settimeout(20)
         other.connect(running.http_socket)
         other.sendall(SPANS)
-        assert read_answer(other)[0] == 200
+        assert read_answer(other)[0] == 429
 
 
 def test_who_sends_too_often_waits_for_the_answer_and_stopping_does_not(tmp_path: Path) -> None:
