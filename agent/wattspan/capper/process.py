@@ -179,7 +179,7 @@ class Capper:
         keeper = self._workings.keeper
         usable = sum(row.usable for row in keeper.rows())
         knobs = f"{usable} knob{'s' * (usable != 1)} can be turned" if usable else "no knob answers"
-        capped = len(self._workings.writer.entries)
+        capped = sum(not entry.lost for entry in self._workings.writer.entries.values())
         caps = f"{capped} cap{'s' * (capped != 1)} in force"
         suspended = "; nothing is set before a restart, as asked" * keeper.suspended
         trouble = f" {'; '.join(sorted(self._troubles))}" if self._troubles else ""
