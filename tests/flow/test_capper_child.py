@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from support.capper_process import Gpu, finish, holding
 from support.program import alive
 from support.waiting import eventually
+from wattspan.capper.client import CapperClient
+from wattspan.clock import SystemClock
 from wattspan.config import Agent, Config
 from wattspan.config.writing import to_toml
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
+from wattspan.ports import CapsError
 from wattspan.runtime.child import CapperChild
 from wattspan.testing import ManualClock
+
+CAP = 600_000
 
 
 def test_one_that_hangs_is_not_waited_for_as_often_as_it_is_asked(tmp_path: Path) -> None:
@@ -31,3 +43,80 @@ def test_one_that_hangs_is_not_waited_for_as_often_as_it_is_asked(tmp_path: Path
         child.stop()
         eventually(lambda: not alive(frozenset({child.pid or 0})), "it has ended")
     assert len(asked) == 2  # whether there is one already, and then whether its own answers
+
+
+def later(clock: ManualClock) -> bool:
+    """Let a second pass; False, so that a condition beside it is looked at again."""
+    clock.advance(1)
+    return False
+
+
+@contextmanager
+def child_with_a_cap(
+    folder: Path, clock: ManualClock, log: list[str]
+) -> Iterator[tuple[CapperChild, Gpu, int]]:
+    """An agent's capper, a GPU whose limit another process holds below the original."""
+    socket = folder / "capper.sock"
+
+    def answered() -> bool:
+        client = CapperClient(socket, SystemClock(), who="test", timeout=0.3)
+        try:
+            client.rows()
+        except CapsError:
+            return False
+        finally:
+            client.close()
+        return True
+
+    config = Config(agent=Agent(state_dir=str(folder), run_dir=str(folder)))
+    with EmulatedHost(profile_named("one-socket-h100")) as host:
+        where = ("--emulated", str(host.directory))
+        child = CapperChild(clock, where, to_toml(config), answered, log.append)
+        gpu = Gpu(host)
+        original = gpu.limit
+        child.start()
+        try:
+            eventually(answered, "the capper answers")
+            holder = holding(socket, gpu.key, CAP)
+            try:
+                assert gpu.limit == CAP
+                yield child, gpu, original
+            finally:
+                finish(holder)
+        finally:
+            child.stop()
+            gpu.close()
+
+
+def test_a_stopped_capper_is_killed_and_replaced_and_its_limits_are_restored(
+    tmp_path: Path,
+) -> None:
+    clock, log = ManualClock(), list[str]()
+    with child_with_a_cap(tmp_path, clock, log) as (child, gpu, original):
+        first = child.pid
+        assert first is not None
+        os.kill(first, signal.SIGSTOP)
+        eventually(lambda: child.pid != first or later(clock), "another capper", 30)
+        eventually(lambda: gpu.limit == original, "the original limit")
+        assert not alive(frozenset({first}))
+    assert any("does not answer" in line and str(first) in line for line in log), log
+
+
+def test_a_capper_that_answers_is_never_replaced(tmp_path: Path) -> None:
+    clock, log = ManualClock(), list[str]()
+    with child_with_a_cap(tmp_path, clock, log) as (child, gpu, _):
+        first, began = child.pid, clock.monotonic()
+        eventually(lambda: clock.monotonic() - began > 100 * 10**9 or later(clock), "time passes")
+        assert child.pid == first
+        assert gpu.limit == CAP
+    assert log == []
+
+
+def test_a_stopped_capper_restores_its_limits_when_the_agent_ends(tmp_path: Path) -> None:
+    clock, log = ManualClock(), list[str]()
+    with child_with_a_cap(tmp_path, clock, log) as (child, gpu, original):
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGSTOP)
+        child.stop()
+        assert gpu.limit == original
+    assert log == []

@@ -196,11 +196,24 @@ def test_a_capper_killed_with_a_broken_configuration_gives_back_and_waits_for_a_
 def test_a_capper_that_hangs_is_ended_and_gives_the_original_back(it: Installed) -> None:
     it.drop_in(CAPPER, "[Service]\nWatchdogSec=5s\nTimeoutAbortSec=1s\nRestartSec=100ms\n")
     it.host.systemctl("start", CAPPER)
+    pid, before = it.main_pid(CAPPER), it.host.journal().count(BY_THE_JOURNAL)
     with it.held(ZONE, CAP * 1000):
         it.host.kill(CAPPER, signal.SIGSTOP)
         assert it.limit() == CAP
         eventually(lambda: it.limit() == ORIGINAL, f"given back: {it.host.journal()[-3000:]}")
+        eventually(lambda: it.main_pid(CAPPER) not in (0, pid), "started anew", within=60)
     eventually(lambda: "Failed with result 'watchdog'" in it.host.journal(), "that was why")
+    # By what systemd runs after the kill (ExecStopPost=), not by the next capper.
+    assert it.host.journal().count(BY_THE_JOURNAL) == before + 1
+
+
+def test_the_shipped_watchdog_acts_on_a_stopped_capper_within_half_a_minute(it: Installed) -> None:
+    """SIGABRT reaches no stopped process; SIGKILL, which systemd sends after it, does."""
+    it.host.systemctl("start", CAPPER)
+    watchdog = int(it.host.property(CAPPER, "WatchdogUSec").removesuffix("s"))
+    abort = int(it.host.property(CAPPER, "TimeoutAbortUSec").removesuffix("s"))
+    assert watchdog + abort <= 30
+    assert it.host.property(CAPPER, "Restart") == "always"
 
 
 def test_a_stop_gives_back_and_what_runs_afterwards_does_not_start_it_again(it: Installed) -> None:

@@ -69,6 +69,19 @@ def gpu_at(host: EmulatedHost, milliwatts: int) -> Iterator[Gpu]:
     gpu.close()
 
 
+def holding(socket: Path, key: CapKey, milliwatts: int) -> subprocess.Popen[str]:
+    """Another process that holds a cap of the capper at ``socket``, once it does."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(socket), key.knob, key.device, str(milliwatts)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    return holder
+
+
 class CapperProcess:
     """A `wattspan capper` that somebody ends. Directories are made anew unless given.
 
@@ -150,16 +163,7 @@ class CapperProcess:
 
     def holder(self, key: CapKey, milliwatts: int) -> subprocess.Popen[str]:
         """Another process that holds a cap, once it does."""
-        words = [str(self.sockets / "capper.sock"), key.knob, key.device, str(milliwatts)]
-        holder = subprocess.Popen(
-            [sys.executable, "-c", HOLDER, *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        return holder
+        return holding(self.sockets / "capper.sock", key, milliwatts)
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)

@@ -2,13 +2,15 @@
 
 It follows its standard input: when the agent ends, however it ends, the pipe does too, and the
 capper gives everything back and goes. When the capper ends, another one is started, which first
-gives back what the one before left written.
+gives back what the one before left written. A capper that does not answer for as long as the
+service's watchdog allows (stopped by SIGSTOP, or hanging) is killed, so that another one starts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
@@ -22,6 +24,13 @@ LOOK_EVERY = 0.5  # seconds
 FIRST_DELAY, LONGEST_DELAY = SECOND // 2, 60 * SECOND
 STEADY = 60 * SECOND
 """A capper that has run for so long did not fail at once: the next one is started at once."""
+
+ASK_EVERY = 5 * SECOND
+HUNG_AFTER = 20 * SECOND
+"""Without an answer for so long, a capper is killed: as WatchdogSec= of its service."""
+
+STARTS_WITHIN = 90 * SECOND
+"""Until its first answer a capper has so long: as TimeoutStartSec= of its service."""
 
 END_WITHIN = 5.0  # seconds for it to give everything back
 
@@ -43,6 +52,9 @@ class CapperChild:
     _thread: threading.Thread | None = None
     _began: int = 0
     _delay: int = FIRST_DELAY
+    _ask_at: int = 0
+    _answered_once: bool = False
+    _silent_since: int | None = None
 
     @property
     def pid(self) -> int | None:
@@ -60,6 +72,9 @@ class CapperChild:
     def stop(self) -> None:
         """Have it give everything back, and end it."""
         self._stop.set()
+        if self._process is not None:
+            # A stopped capper (SIGSTOP) gives back only once it runs again.
+            self._process.send_signal(signal.SIGCONT)
         if self._thread is not None:
             self._thread.join()
         process = self._process
@@ -94,6 +109,7 @@ class CapperChild:
         try:
             os.write(settings, self.text.encode())
             self._began = self.clock.monotonic()
+            self._answered_once, self._silent_since = False, None
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 module_command(
                     *("wattspan", "capper", "--follow-stdin"),
@@ -112,7 +128,10 @@ class CapperChild:
     def _watch(self) -> None:
         while not self._stop.wait(LOOK_EVERY):
             process = self._process
-            if process is None or process.poll() is None:
+            if process is None:
+                continue
+            if process.poll() is None:
+                self._kill_if_hung(process)
                 continue
             now = self.clock.monotonic()
             if now - self._began > STEADY:
@@ -127,6 +146,28 @@ class CapperChild:
             if process.stdin is not None:
                 process.stdin.close()
             self._launch()
+
+    def _kill_if_hung(self, process: subprocess.Popen[bytes]) -> None:
+        asked = self.clock.monotonic()
+        if asked < self._ask_at:
+            return
+        answered = self.answered()
+        now = self.clock.monotonic()
+        self._ask_at = now + ASK_EVERY
+        if answered:
+            self._answered_once, self._silent_since = True, None
+            return
+        if self._silent_since is None:
+            self._silent_since = asked
+        starting = not self._answered_once and now - self._began < STARTS_WITHIN
+        if starting or now - self._silent_since < HUNG_AFTER or self._stop.is_set():
+            return
+        self.log(
+            f"The capper (process {process.pid}) does not answer for {HUNG_AFTER // SECOND} s: it "
+            "is killed. If it was not stopped on purpose, a driver may hang: see `wattspan doctor`."
+        )
+        self._silent_since = now  # a process in the kernel ends later: it is told of again then
+        process.kill()
 
 
 def _how(code: int) -> str:
