@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from support.capper_process import Gpu, finish, holding
 from support.program import alive
 from support.waiting import eventually
