@@ -90,7 +90,7 @@ def end_after(after: float, number: int = signal.SIGTERM, *, capping: bool = Fal
         if capping:
             _caps(process.pid)
         time.sleep(after)
-        with Limits(process.pid) as limits:
+        with Limits.of_agent(process.pid) as limits:
             capped = bool(limits.turned())
             began = time.monotonic()
             process.send_signal(number)
@@ -112,7 +112,7 @@ def _caps(pid: int, within: float = 60.0) -> None:
     """Return when an agent has turned a limit; or late, if it never does."""
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
-        with Limits(pid) as limits:
+        with Limits.of_agent(pid) as limits:
             if limits.turned():
                 return
         time.sleep(0.05)

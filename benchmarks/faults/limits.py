@@ -14,12 +14,11 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from benchmarks.faults.course import Fault, Sign
+from benchmarks.faults.memory_limit import MEMORY_MAX, MemoryLimit, resident
 from benchmarks.faults.stage import Stage
-
-MEMORY = Path("/sys/fs/cgroup/memory")  # of the first version; the second's cannot always be had
-MEMORY_MAX = 384 << 20  # as in systemd/wattspan.service
 
 
 def flood(stage: Stage, seconds: float, senders: int = 4, spans: int = 5_000) -> dict[str, int]:
@@ -92,14 +91,6 @@ def free_descriptors(stage: Stage) -> None:
 # -------------------------------------------------------------------------------------- memory
 
 
-def status(pid: int, key: str) -> int:
-    """Bytes of a line of /proc/PID/status."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
-    raise KeyError(key)
-
-
 _ENDS = (None, 1, 5, 70, -signal.SIGABRT, -signal.SIGSEGV)
 """None is an agent that went on. Where a stack's next frame gets no memory, Python 3.11 aborts
 ("Cannot recover from stack overflow"), and what is written in C may not look whether it got any."""
@@ -111,7 +102,7 @@ def no_more_memory() -> Fault:
 
     def inject(stage: Stage) -> None:
         pid = stage.agent.pid
-        most = status(pid, "VmData") + (4 << 20)
+        most = resident(pid, "VmData") + (4 << 20)
         resource.prlimit(pid, resource.RLIMIT_DATA, (most, resource.RLIM_INFINITY))
         flood(stage, 4.0)
 
@@ -149,27 +140,21 @@ def no_more_memory() -> Fault:
 class LimitStage(Stage):
     """A stage whose agent has, where that can be, a control group with the unit's MemoryMax."""
 
-    def __init__(self) -> None:
-        self.group = MEMORY / f"wattspan-faults-{os.getpid()}"
-        within: list[str] = []
-        with contextlib.suppress(OSError):
-            self.group.mkdir()
-            (self.group / "memory.limit_in_bytes").write_text(str(MEMORY_MAX))
-            within = ["sh", "-c", 'echo $$ >"$1" && shift && exec "$@"', "sh"]
-            within.append(str(self.group / "cgroup.procs"))
-        self.grouped = bool(within)
-        super().__init__(within=within)
+    def __init__(self, **chosen: Any) -> None:
+        self.memory = MemoryLimit("wattspan-faults")
+        try:
+            super().__init__(within=self.memory.within, **chosen)
+        except BaseException:
+            self.memory.close()
+            raise
 
     def peak(self) -> int | None:
         """What the group has used at the most, in bytes."""
-        if not self.grouped:
-            return None
-        return int((self.group / "memory.max_usage_in_bytes").read_text())
+        return self.memory.peak()
 
     def close(self) -> None:
         super().close()
-        with contextlib.suppress(OSError):
-            self.group.rmdir()
+        self.memory.close()
 
 
 def _flooded() -> Fault:
@@ -181,7 +166,7 @@ def _flooded() -> Fault:
 
     def note(stage: Stage) -> str:
         assert isinstance(stage, LimitStage)
-        peak, most = stage.peak(), status(stage.agent.pid, "VmHWM")
+        peak, most = stage.peak(), resident(stage.agent.pid, "VmHWM")
         group = (
             f"{peak / 1e6:.0f} MB of {MEMORY_MAX / 1e6:.0f} in its group" if peak else "no group"
         )

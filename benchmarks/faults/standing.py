@@ -6,9 +6,10 @@ The host's files go when it ends; whoever has them open can still read them.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from wattspan.emulation.closing import Closing
 from wattspan.emulation.nvml import EmulatedNvml
@@ -34,16 +35,24 @@ class _Limit(NamedTuple):
 
 
 class Limits(Closing):
-    """Those of the host of the agent ``pid``; none if it has not come as far as to have one."""
+    """Those of the emulated host in a directory; none without one.
 
-    def __init__(self, pid: int) -> None:
+    ``Limits.of_agent`` finds the host that an agent has started.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
         self._packages: list[_Limit] = []
         self._boards: list[_Limit] = []
         self._nvml: Any = None
-        if (directory := _host_of(pid)) is not None:
+        if directory is not None:
             with suppress(OSError, ValueError):  # what is not whole yet, nobody has turned
                 self._open_packages(directory / "sys" / "class" / "powercap")
             self._open_boards(directory / "gpus")
+
+    @classmethod
+    def of_agent(cls, pid: int) -> Self:
+        """Those of the host of the agent ``pid``; none if it has not come as far as to have one."""
+        return cls(_host_of(pid))
 
     def _open_packages(self, tree: Path) -> None:
         for most in sorted(tree.glob("*/constraint_0_max_power_uw")):
@@ -64,12 +73,29 @@ class Limits(Closing):
                 default = nvml.nvmlDeviceGetPowerManagementDefaultLimit(board)
                 self._boards.append(_Limit(f"board {index}", default, board))
 
-    def turned(self) -> list[str]:
+    def watts(self, *, without: Collection[str] = ()) -> dict[str, float]:
+        """Each limit in force, in watts, but of the devices ``without``: a hung one is not asked.
+
+        Of a board that is the enforced limit.
+        """
+        found = {
+            one.name: int(os.pread(one.place, 32, 0)) / 1e6
+            for one in self._packages
+            if one.name not in without
+        }
+        for one in self._boards:
+            if one.name not in without:
+                found[one.name] = self._nvml.nvmlDeviceGetEnforcedPowerLimit(one.place) / 1e3
+        return found
+
+    def turned(self, *, without: Collection[str] = ()) -> list[str]:
         """Each that does not stand as it did when the host began: what it is, and how it stands."""
-        stand = [(one, os.pread(one.place, 32, 0).strip().decode()) for one in self._packages]
+        packages = [one for one in self._packages if one.name not in without]
+        stand = [(one, os.pread(one.place, 32, 0).strip().decode()) for one in packages]
         stand += [
             (one, str(self._nvml.nvmlDeviceGetPowerManagementLimit(one.place)))
             for one in self._boards
+            if one.name not in without
         ]
         return [
             f"{one.name} at {now or 'nothing'}, not {one.default}"

@@ -1,0 +1,91 @@
+"""The schedule of attacks: other users against an agent and a capper on an emulated host.
+
+    .venv/bin/python -m benchmarks.hostile [--only WORDS] [--quick] [--json FILE] [--docs]
+
+Needs root. It exits with 1 if an attack was not withstood. Without --quick and --only the result is
+kept beside this file; --docs writes what is kept to docs/reference/hostile.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+from benchmarks import machine
+from benchmarks.hostile import ROOT, capping, intake
+from benchmarks.hostile.judge import verdict
+from benchmarks.hostile.schedule import Attack, Terms, undergo
+from benchmarks.hostile.table import HEAD, Judged, Run, load, page, save
+
+KEPT = Path(__file__).with_name("results.json")
+PAGE = ROOT / "docs" / "reference" / "hostile.md"
+HURRIED = 5.0
+"""Seconds, for the 99th percentile of the few requests in a quick run."""
+ATTACKS = [*intake.ATTACKS, *capping.ATTACKS]
+
+
+def chosen(only: Sequence[str]) -> list[Attack]:
+    """The attacks whose name or topic has some of the words; all without words."""
+    return [
+        one
+        for one in ATTACKS
+        if not only or any(word in one.name or word == one.topic for word in only)
+    ]
+
+
+def run(attacks: Sequence[Attack], terms: Terms) -> Run:
+    where, limited_by = machine.describe(), ""
+    rows: list[Judged] = []
+    print(f"On {where}\n\n{HEAD}", flush=True)
+    for _, group in groupby(attacks, key=lambda one: one.stage):
+        todo = list(group)
+        with todo[0].stage() as stage:
+            limited_by = stage.limited_by
+            for attack in todo:
+                found = undergo(stage, attack, terms)
+                rule = replace(attack.rule, p99=HURRIED) if terms.quick else attack.rule
+                rows.append(Judged(found, verdict(found, rule)))
+                print(rows[-1], flush=True)
+    return Run(where, limited_by, rows)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    topics = ", ".join(dict.fromkeys(one.topic for one in ATTACKS))
+    options.add_argument(
+        "--only", action="append", default=[], metavar="WORDS",
+        help=f"attacks with these words, or of a topic: {topics}",
+    )  # fmt: skip
+    options.add_argument("--quick", action="store_true", help="seconds an attack; nothing is kept")
+    options.add_argument("--json", type=Path, metavar="FILE", help="write the findings")
+    options.add_argument(
+        "--docs", action="store_true", help=f"write {PAGE.name} and do nothing else"
+    )
+    options.add_argument("--seed", type=int, default=1, help="of the random choices")
+    told = options.parse_args()
+    if told.docs:
+        PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), load(KEPT)), encoding="utf-8")
+        return
+    if os.geteuid() != 0:
+        options.error("the attackers are other users: run this as root")
+    attacks = chosen(told.only)
+    if not attacks:
+        options.error(f"no attack has these words: {', '.join(told.only)}")
+    result = run(attacks, Terms(told.quick, told.seed))
+    if told.json is not None:
+        save(told.json, result)
+    if not told.quick and not told.only:
+        save(KEPT, result)
+    if failed := [row.finding.attack for row in result.rows if row.wrong]:
+        sys.exit(f"not withstood: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

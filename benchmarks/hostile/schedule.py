@@ -1,0 +1,103 @@
+"""One attack after the other on a stage: what each does is measured, and judged by its rule."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.hostile.judge import MEGABYTE, Finding, Rule, services
+from benchmarks.hostile.stage import HostileStage
+
+SETTLED = 10.0  # megabytes above the size before the attack
+PATIENCE = 8.0  # seconds in which the agent may give memory back
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How long a run takes, and what its random choices begin with."""
+
+    quick: bool = False
+    seed: int = 1
+
+    def seconds(self, full: float) -> float:
+        return min(full, 1.5) if self.quick else full
+
+    def count(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+    def draw(self) -> random.Random:
+        return random.Random(self.seed)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What an attack has seen itself."""
+
+    answers: Mapping[str, int] = field(default_factory=dict)
+    note: str = ""
+    faults: Sequence[str] = ()
+    ended: float | None = None
+    """The end of the attack itself, where looking at what it did took longer."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A name, what it does to a stage, and what is allowed to come of it."""
+
+    name: str
+    topic: str
+    run: Callable[[HostileStage, Terms], Done]
+    rule: Rule = field(default_factory=Rule)
+    stage: Callable[[], HostileStage] = HostileStage
+
+
+def undergo(stage: HostileStage, attack: Attack, terms: Terms) -> Finding:
+    """Run one attack on a stage that is well; the agent is started anew if it did not recover."""
+    before = stage.size()
+    stage.forget_peak()
+    kills = stage.kills()
+    begun = time.monotonic()
+    done = attack.run(stage, terms)
+    ended = done.ended or time.monotonic()
+    recovered = stage.recovers()
+    killed = not stage.alive or stage.kills() > kills
+    peak, after = stage.peak_size(), _settled_size(stage, before)
+    found = Finding(
+        attack.name,
+        attack.topic,
+        ended - begun,
+        wedged=not recovered and not killed,
+        killed=killed,
+        before=before,
+        peak=peak,
+        after=after,
+        others=services(one for one in stage.other.since(begun) if one.at <= ended),
+        answers=done.answers,
+        note=done.note,
+        faults=tuple(done.faults),
+    )
+    if not recovered or killed:
+        stage.start_anew()
+    return found
+
+
+def _settled_size(stage: HostileStage, before: int) -> int:
+    """The size once it is near the size before, or after some seconds."""
+    deadline = time.monotonic() + PATIENCE
+    while (now := stage.size()) - before > SETTLED * MEGABYTE and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return now
+
+
+def eventually(holds: Callable[[], object], within: float) -> float | None:
+    """The seconds until something holds; None if it does not."""
+    begun = time.monotonic()
+    while time.monotonic() - begun < within:
+        with contextlib.suppress(OSError, ValueError):
+            if holds():
+                return time.monotonic() - begun
+        time.sleep(0.01)
+    return None
