@@ -12,20 +12,16 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.hostile import ROOT, capping, intake
-from benchmarks.hostile.judge import verdict
-from benchmarks.hostile.schedule import Attack, Terms, undergo
+from benchmarks.hostile.schedule import Attack, Terms, judged
 from benchmarks.hostile.table import HEAD, Judged, Run, load, page, save
 
 KEPT = Path(__file__).with_name("results.json")
 PAGE = ROOT / "docs" / "reference" / "hostile.md"
-HURRIED = 5.0
-"""Seconds, for the 99th percentile of the few requests in a quick run."""
 ATTACKS = [*intake.ATTACKS, *capping.ATTACKS]
 
 
@@ -47,9 +43,7 @@ def run(attacks: Sequence[Attack], terms: Terms) -> Run:
         with todo[0].stage() as stage:
             limited_by = stage.limited_by
             for attack in todo:
-                found = undergo(stage, attack, terms)
-                rule = replace(attack.rule, p99=HURRIED) if terms.quick else attack.rule
-                rows.append(Judged(found, verdict(found, rule)))
+                rows.append(judged(stage, attack, terms))
                 print(rows[-1], flush=True)
     return Run(where, limited_by, rows)
 

@@ -6,12 +6,14 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from benchmarks.hostile.judge import MEGABYTE, Finding, Rule, services
+from benchmarks.hostile.judge import MEGABYTE, Finding, Rule, services, verdict
 from benchmarks.hostile.stage import HostileStage
+from benchmarks.hostile.table import Judged
 
 SETTLED = 10.0  # megabytes above the size before the attack
+HURRIED = 5.0  # seconds, for the 99th percentile of the few requests in a quick run
 PATIENCE = 8.0  # seconds in which the agent may give memory back
 
 
@@ -54,6 +56,13 @@ class Attack:
     stage: Callable[[], HostileStage] = HostileStage
 
 
+def judged(stage: HostileStage, attack: Attack, terms: Terms) -> Judged:
+    """Run one attack, and judge it by its rule."""
+    found = undergo(stage, attack, terms)
+    rule = replace(attack.rule, p99=HURRIED) if terms.quick else attack.rule
+    return Judged(found, verdict(found, rule))
+
+
 def undergo(stage: HostileStage, attack: Attack, terms: Terms) -> Finding:
     """Run one attack on a stage that is well; the agent is started anew if it did not recover."""
     before = stage.size()
@@ -64,7 +73,8 @@ def undergo(stage: HostileStage, attack: Attack, terms: Terms) -> Finding:
     ended = done.ended or time.monotonic()
     recovered = stage.recovers()
     killed = not stage.alive or stage.kills() > kills
-    peak, after = stage.peak_size(), _settled_size(stage, before)
+    peak = stage.peak_size() or stage.peak() or 0
+    after = _settled_size(stage, before, terms.seconds(PATIENCE))
     found = Finding(
         attack.name,
         attack.topic,
@@ -84,9 +94,9 @@ def undergo(stage: HostileStage, attack: Attack, terms: Terms) -> Finding:
     return found
 
 
-def _settled_size(stage: HostileStage, before: int) -> int:
+def _settled_size(stage: HostileStage, before: int, patience: float) -> int:
     """The size once it is near the size before, or after some seconds."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while (now := stage.size()) - before > SETTLED * MEGABYTE and time.monotonic() < deadline:
         time.sleep(0.2)
     return now

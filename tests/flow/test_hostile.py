@@ -1,0 +1,39 @@
+"""Some attacks of the schedule, in short; `python -m benchmarks.hostile` runs all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from benchmarks.hostile.__main__ import ATTACKS
+from benchmarks.hostile.schedule import Attack, Terms, judged
+from benchmarks.hostile.stage import HostileStage
+
+from support.tried import holds_once
+
+pytestmark = [pytest.mark.needs_root, pytest.mark.alone]
+
+SHORT = [
+    "400 slow bodies, otlp.sock",
+    "announced spans without end",
+    "rings that break the protocol",
+    "holds below the floor",
+    "held and hung up on, again and again",
+]
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[HostileStage]:
+    with HostileStage() as stage:
+        yield stage
+
+
+@pytest.mark.parametrize(
+    "attack", [one for one in ATTACKS if one.name in SHORT], ids=lambda one: one.name
+)
+def test_attack_is_withstood(stage: HostileStage, attack: Attack) -> None:
+    holds_once(lambda: list(judged(stage, attack, Terms(quick=True)).wrong))
+
+
+def test_every_short_attack_is_in_the_schedule() -> None:
+    assert set(SHORT) <= {one.name for one in ATTACKS}
