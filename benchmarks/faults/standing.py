@@ -6,7 +6,7 @@ The host's files go when it ends; whoever has them open can still read them.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -102,6 +102,22 @@ class Limits(Closing):
             for one, now in stand
             if now != str(one.default)
         ]
+
+    def stand(self) -> dict[str, int]:
+        """Each limit in the device's own unit."""
+        found = {one.name: int(os.pread(one.place, 32, 0)) for one in self._packages}
+        for one in self._boards:
+            found[one.name] = int(self._nvml.nvmlDeviceGetPowerManagementLimit(one.place))
+        return found
+
+    def put(self, limits: Mapping[str, int]) -> None:
+        """Set limits, in the device's own unit, as anybody does who may."""
+        for one in self._packages:
+            if one.name in limits:
+                Path(f"/proc/self/fd/{one.place}").write_text(str(limits[one.name]))
+        for one in self._boards:
+            if one.name in limits:
+                self._nvml.nvmlDeviceSetPowerManagementLimit(one.place, limits[one.name])
 
     def close(self) -> None:
         while self._packages:

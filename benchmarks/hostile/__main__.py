@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.hostile import ROOT, capping, intake
+from benchmarks.hostile.judge import Finding
 from benchmarks.hostile.schedule import Attack, Terms, judged
+from benchmarks.hostile.stage import HostileStage
 from benchmarks.hostile.table import HEAD, Judged, Run, load, page, save
+from wattspan.ports import WattspanError
 
 KEPT = Path(__file__).with_name("results.json")
 PAGE = ROOT / "docs" / "reference" / "hostile.md"
@@ -40,12 +44,25 @@ def run(attacks: Sequence[Attack], terms: Terms) -> Run:
     print(f"On {where}\n\n{HEAD}", flush=True)
     for _, group in groupby(attacks, key=lambda one: one.stage):
         todo = list(group)
-        with todo[0].stage() as stage:
-            limited_by = stage.limited_by
-            for attack in todo:
-                rows.append(judged(stage, attack, terms))
-                print(rows[-1], flush=True)
+        while todo:
+            with todo[0].stage() as stage:
+                limited_by = stage.limited_by
+                for row in on_stage(stage, todo, terms):
+                    rows.append(row)
+                    print(row, flush=True)
     return Run(where, limited_by, rows)
+
+
+def on_stage(stage: HostileStage, todo: list[Attack], terms: Terms) -> Iterator[Judged]:
+    """Run attacks, which are taken from ``todo``; no more on a stage that one has broken."""
+    while todo:
+        attack = todo.pop(0)
+        try:
+            yield judged(stage, attack, terms)
+        except (OSError, RuntimeError, WattspanError, subprocess.SubprocessError) as error:
+            told = f"the schedule was broken off: {str(error)[:300]}"
+            yield Judged(Finding(attack.name, attack.topic, 0.0), [told])
+            return
 
 
 def main() -> None:

@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -49,14 +50,23 @@ class Actor:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
-    def result(self, within: float) -> dict[str, int]:
-        """What it received, by answer; it is killed after ``within`` seconds."""
-        late = threading.Timer(within, self._process.kill)
-        late.start()
+    def result(self, within: float, wanted: Callable[[], bool] = lambda: True) -> dict[str, int]:
+        """What it received, by answer; it is killed after ``within`` seconds, or when not wanted."""
+        over = threading.Event()
+
+        def watch() -> None:
+            deadline = time.monotonic() + within
+            while not over.wait(0.2):
+                if time.monotonic() > deadline or not wanted():
+                    self._process.kill()
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
         try:
             line = self.said()
         finally:
-            late.cancel()
+            over.set()
+            watcher.join()
         self.end()
         return dict(json.loads(line)) if line else {"(stopped)": 1}
 

@@ -7,8 +7,10 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from click.testing import CliRunner
 
 from benchmarks.hostile.actor import Actor
 from benchmarks.hostile.intake import attacked
@@ -23,12 +25,15 @@ from benchmarks.hostile.stage import (
     sampling,
     tuner,
 )
+from support.journal_corruption import corrupt_audit, corrupt_journal, snapshot
+from wattspan.cli.caps import command as caps_commands
 from wattspan.model import SECOND
 from wattspan.ports import CapsError, WattspanError
 
 FLOOR = 0.6  # [autotune] floor, of the default limit
 BACK = 15.0  # seconds within which the original limits are back
 KILLS = 200
+CORRUPTIONS = 1_000
 RATE = 20.0  # samples a second, at least
 BUDGET = 1_200  # watts, of 1,940 that the host may draw without caps
 LONGEST_STOP = 25.0  # seconds; TimeoutStopSec of the unit is 30
@@ -497,4 +502,93 @@ HANGS = [
     ),
 ]
 
-ATTACKS = [*ABUSE, *KILLED, *HANGS]
+# --------------------------------------------------------------------------------------- journals
+
+
+@dataclass
+class Left:
+    """What a capper left that was killed while it held caps on every device."""
+
+    stage: HostileStage
+    originals: dict[str, int]
+    capped: dict[str, int]
+    history: list[dict[str, bytes]]
+    audit: bytes
+
+    def lay_out(self) -> None:
+        """Have the caps in force and the files in place, as they were after the kill."""
+        directory = self.stage.capper.directory
+        for path in directory.glob("journal-*"):
+            path.unlink()
+        for name, content in self.history[-1].items():
+            (directory / name).write_bytes(content)
+        (directory / "audit.jsonl").write_bytes(self.audit)
+        self.stage.limits.put(self.capped)
+
+    def restored(self) -> tuple[int, str]:
+        """The exit code of `caps restore`, run in this process, and what it said."""
+        done = CliRunner().invoke(caps_commands, ["restore", "--json", *self.stage.capper.words])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            return done.exit_code, f"{done.exception!r}"
+        return done.exit_code, done.output
+
+    def wrong(self, code: int, said: str, names: Mapping[str, str]) -> list[str]:
+        """What must not be: a wrong value, or a cap that stays and is not named."""
+        found = []
+        for limit, value in self.stage.limits.stand().items():
+            if value == self.originals[limit]:
+                continue
+            if value != self.capped[limit]:
+                found.append(f"{limit} was set to {value}, its original is {self.originals[limit]}")
+            elif names[limit] not in said or code != 6:
+                found.append(f"{limit} stays capped, not named, exit code {code}")
+        return found
+
+
+def _left(stage: HostileStage) -> Left:
+    """Several generations of a journal, and then a kill."""
+    originals, history = stage.limits.stand(), [dict[str, bytes]()]
+    client = stage.capper.client()
+    for part in (0.9, 0.8, 0.7):
+        rows = [row.state for row in client.rows() if row.state.default]
+        caps = {one.key: round((one.default or 0) * part) for one in rows}
+        client.hold("job", caps, "an attack")
+        history.append(snapshot(stage.capper.directory))
+    end_capper(stage, signal.SIGKILL)
+    client.close()
+    audit = (stage.capper.directory / "audit.jsonl").read_bytes()
+    return Left(stage, originals, stage.limits.stand(), history, audit)
+
+
+def _corrupted(stage: HostileStage, terms: Terms) -> Done:
+    """Damage the journal, and the audit log in half of the cases, and restore by what is left."""
+    names = {hang.limit: hang.device for hang in hangs(stage)}
+    left, faults, whole = _left(stage), list[str](), 0
+    count = terms.count(CORRUPTIONS, 30)
+    for seed in range(count):
+        draw = random.Random(f"{terms.seed} {seed}")
+        left.lay_out()
+        how = corrupt_journal(stage.capper.directory, left.history, draw)
+        how += "; " + corrupt_audit(stage.capper.directory / "audit.jsonl", draw)
+        wrong = left.wrong(*left.restored(), names)
+        faults += [f"{how}: {one}" for one in wrong]
+        whole += stage.limits.stand() == left.originals
+    stage.limits.put(left.originals)
+    for path in stage.capper.directory.glob("journal-*"):
+        path.unlink()
+    start_capper(stage)
+    note = f"{whole} of {count} restored whole, {len(faults)} limits wrong or silently kept"
+    return Done(note=note, faults=faults[:5])
+
+
+JOURNALS = [
+    Attack(
+        f"{CORRUPTIONS:,} corruptions of the journal",
+        "journal",
+        _corrupted,
+        Rule(others=False),
+        stage=lambda: HostileStage(lease="1m"),
+    )
+]
+
+ATTACKS = [*ABUSE, *KILLED, *HANGS, *JOURNALS]

@@ -35,9 +35,9 @@ def grpc_listeners(stage: HostileStage) -> Sequence[str]:
 def attacked(
     stage: HostileStage, program: str, seconds: float, *, uid: int = ATTACKER, **settings: object
 ) -> Done:
-    """Have a process of another user attack for so many seconds."""
+    """Have a process of another user attack for so many seconds, or until the agent has ended."""
     with Actor(uid, program, seconds=seconds, **settings) as actor:
-        return Done(actor.result(seconds + LATE))
+        return Done(actor.result(seconds + LATE, lambda: stage.alive))
 
 
 def sent(
