@@ -51,7 +51,7 @@ class Actor:
         return self._process.stdout.readline().strip()
 
     def result(self, within: float, wanted: Callable[[], bool] = lambda: True) -> dict[str, int]:
-        """What it received, by answer; it is killed after ``within`` seconds, or when not wanted."""
+        """What it received, by answer; it is killed after some seconds, or when not wanted."""
         over = threading.Event()
 
         def watch() -> None:
