@@ -7,15 +7,17 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 
+from benchmarks.harness import cpu_seconds
 from benchmarks.hostile import bodies
 from benchmarks.hostile.actor import Actor
 from benchmarks.hostile.bodies import MIB, Body
 from benchmarks.hostile.judge import Rule
-from benchmarks.hostile.schedule import Attack, Done, Terms
+from benchmarks.hostile.schedule import Attack, Done, Terms, eventually
 from benchmarks.hostile.stage import ATTACKER, HostileStage
 
 LATE = 20.0  # seconds after its time at which an attacker is killed
 STOP_WITHIN = 5.0  # seconds
+BUSY_FOR = 0.5  # seconds
 HALF_OPEN = 400  # connections to each listener
 LARGE_REQUESTS = 64  # at a time
 REFUSED = 1_000  # of every kind
@@ -255,36 +257,43 @@ SIDE_CHANNEL = [
 # -------------------------------------------------------------------------------------- the stop
 
 
-def _stop(stage: HostileStage, terms: Terms) -> Done:
-    """SIGTERM while the agent decodes what takes long."""
-    found = [
-        *bodies.varints(MIB),
-        *zipped(bodies.varints(60 * MIB)),
-        *zipped(bodies.protobuf_floods(_FULL)[:3]),
-        *bodies.json_floods(_PLAIN)[:3],
-    ]
-    with Actor(
-        ATTACKER,
-        "requests",
-        targets=http_listeners(stage),
-        bodies=[body.told() for body in found],
-        parallel=8,
-        seconds=20.0,
-    ):
-        time.sleep(3.0)  # the attacker begins once its bodies are built
-        begun = time.monotonic()
-        stage.agent.send_signal(signal.SIGTERM)
-        try:
-            code: int | None = stage.agent.wait(2 * STOP_WITHIN)
-        except subprocess.TimeoutExpired:
-            code = None
-        took = time.monotonic() - begun
-    stage.start_anew()
-    ended = "did not end" if code is None else f"ended with {code}"
-    faults = [] if code == 0 and took <= STOP_WITHIN else [f"it {ended} after {took:.1f} s"]
-    return Done(note=f"{ended} {took:.1f} s after SIGTERM", faults=faults)
+def _stopped(name: str, found: Sequence[Body]) -> Attack:
+    """SIGTERM while the agent decodes these bodies."""
+
+    def run(stage: HostileStage, terms: Terms) -> Done:
+        told = [body.told() for body in found]
+        to = http_listeners(stage)
+        pid = stage.agent.pid
+        with Actor(ATTACKER, "requests", targets=to, bodies=told, parallel=8, seconds=60.0):
+            busy = eventually(lambda: _is_busy(pid), 20.0) is not None
+            begun = time.monotonic()
+            stage.agent.send_signal(signal.SIGTERM)
+            try:
+                code: int | None = stage.agent.wait(2 * STOP_WITHIN)
+            except subprocess.TimeoutExpired:
+                code = None
+            took = time.monotonic() - begun
+        stage.start_anew()
+        how = "did not end" if code is None else f"ended with {code}"
+        note = f"{how} {took:.1f} s after SIGTERM{'' if busy else ', not busy'}"
+        if code == 0 and took <= STOP_WITHIN:
+            return Done(note=note)
+        return Done(faults=[note])
+
+    return Attack(f"SIGTERM while it decodes {name}", "stop", run, Rule(others=False, memory=False))
 
 
-STOP = [Attack("SIGTERM while it decodes", "stop", _stop, Rule(others=False, memory=False))]
+def _is_busy(pid: int) -> bool:
+    """Whether a process computes for more than a quarter of some time, other load beside it."""
+    before = cpu_seconds(pid)
+    time.sleep(BUSY_FOR)
+    return cpu_seconds(pid) - before > BUSY_FOR / 4
+
+
+STOP = [
+    _stopped("varints", [*bodies.varints(MIB), *zipped(bodies.varints(60 * MIB))]),
+    _stopped("fields", bodies.protobuf_floods(_PLAIN)[:4]),
+    _stopped("JSON", bodies.json_floods(_PLAIN)[:4]),
+]
 
 ATTACKS = [*VARINTS, *FIELDS, *BOMBS, *PLACES, *REFUSALS, *SLOW, *SIDE_CHANNEL, *STOP]
