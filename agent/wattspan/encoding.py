@@ -7,6 +7,13 @@ import zlib
 _GZIP = 16 + zlib.MAX_WBITS
 
 
+RATIO = 200
+"""The largest ratio of the decompressed size of a body to its compressed size."""
+
+ANY_RATIO = 1 << 20
+"""Bytes after decompression up to which the ratio does not matter."""
+
+
 class BadEncodingError(ValueError):
     """The body is not what its encoding says."""
 
@@ -24,8 +31,15 @@ def gzipped(body: bytes) -> bytes:
 def gunzip(body: bytes, most: int) -> bytes:
     """What was compressed; BadEncodingError, or TooLongError for more than ``most`` bytes.
 
-    No more than ``most`` bytes are ever made of it, whatever it would become.
+    The same holds for more than ``RATIO`` times the compressed size, from ``ANY_RATIO`` bytes on.
+    Decompression ends at the first byte beyond the smaller of the two bounds.
     """
+    bound = max(ANY_RATIO, RATIO * len(body))
+    if bound < most:
+        why = f"the body becomes more than {RATIO} times its size once it is decompressed"
+        most = bound
+    else:
+        why = f"the body has more than {most} bytes once it is decompressed"
     members, left = [], most
     while True:
         member = zlib.decompressobj(_GZIP)
@@ -36,7 +50,7 @@ def gunzip(body: bytes, most: int) -> bytes:
             raise BadEncodingError(f"the body is not gzip: {error}") from None
         left -= len(data)
         if left < 0:
-            raise TooLongError(f"the body has more than {most} bytes once it is decompressed")
+            raise TooLongError(why)
         if not member.eof:
             raise BadEncodingError("the body is not gzip: it ends too early")
         members.append(data)

@@ -8,6 +8,7 @@ from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 
+from support.hostile_otlp import PERMITTED_JSON
 from support.receiving import Receiving, receiving
 from support.tried import holds_once
 from support.web import PATIENCE
@@ -19,11 +20,9 @@ JSON = {"Content-Type": "application/json"}
 OFTEN = Limits(rate=100_000)  # who asks one small request after the other is not refused here
 
 
-def hostile(size: int) -> bytes:
-    """A request whose every byte takes long to read: a resource of many attributes."""
-    one = b'{"key":"a"},'
-    body = b'{"resourceSpans":[{"resource":{"attributes":[' + one * (size // len(one) - 9)
-    return body.rstrip(b",") + b"]}}]}"
+def hostile() -> bytes:
+    """A request that takes as long to read as any that is taken."""
+    return PERMITTED_JSON["permitted lists"](MOST_JSON)
 
 
 def answered(running: Receiving, body: bytes) -> tuple[int, float]:
@@ -44,7 +43,7 @@ def test_a_small_request_does_not_wait_for_a_large_one(tmp_path: Path) -> None:
 def delays(running: Receiving) -> list[str]:
     """What small requests suffered while a large one was read."""
     large: list[tuple[int, float]] = []
-    sender = threading.Thread(target=lambda: large.append(answered(running, hostile(1 << 20))))
+    sender = threading.Thread(target=lambda: large.append(answered(running, hostile())))
     sender.start()
     small: list[float] = []
     while sender.is_alive():

@@ -25,7 +25,7 @@ from wattspan.spanfeed.ring import LARGEST, Ring, RingError
 from wattspan.web.message import Peer
 
 _NOBODY = Peer()
-_MOST = 1000
+_MOST, _FIELDS = 1000, 1 << 16
 _WORK = (Counted("nothing", span="idle"), Counted("w"))
 
 WHOLE = request(
@@ -97,7 +97,7 @@ def otlp_protobuf(data: bytes) -> None:
 )
 def otlp_json(data: bytes) -> None:
     try:
-        body = to_protobuf(data, _MOST)
+        body = to_protobuf(data, _MOST, _FIELDS)
     except (MalformedError, TooLargeError) as error:
         told(error)
         return
@@ -119,7 +119,7 @@ def otlp_both(data: bytes) -> None:
         return
     whole.DiscardUnknownFields()
     try:
-        body = to_protobuf(json_of(whole), _MOST)
+        body = to_protobuf(json_of(whole), _MOST, _FIELDS)
     except MalformedError as error:
         assert "nested" in str(error), error  # noqa: PT017 - deeper than we follow, no more
         return

@@ -209,18 +209,3 @@ def test_our_messages_are_those_of_the_protocol() -> None:
     detail = b"\n" + bytes([len(url)]) + url + b"\x12\x04" + retry_info
     assert wire.status(14, "m", 5) == b"\x08\x0e\x12\x01m\x1a" + bytes([len(detail)]) + detail
     assert wire.retry_info(5) == retry_info
-
-
-@pytest.mark.parametrize("field", [b"\n\x02ab", b"\x80\x01\xff\x7f", b"\t12345678", b"\r1234"])
-def test_the_fields_of_a_large_message_are_counted_whatever_they_are(field: bytes) -> None:
-    number = wire.LARGE // len(field) + 1
-    message = field * number
-    assert not wire.crowded(message, number)
-    assert wire.crowded(message, number - 1)
-    assert not wire.crowded(message[: wire.LARGE - 1], 1)  # a small one is not looked into
-
-
-@pytest.mark.parametrize("end", [b"\x0b", b"\n\xff", b"\n\xff\xff\xff\x7f", b"\xff"])
-def test_a_large_message_that_is_malformed_is_left_to_whoever_reads_it(end: bytes) -> None:
-    large = b"\n" + b"\x80\x80\x40" + bytes(wire.LARGE)
-    assert not wire.crowded(large + end, 3)

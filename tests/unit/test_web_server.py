@@ -670,6 +670,40 @@ def test_a_request_in_hand_is_answered_before_the_end(tmp_path: Path) -> None:
         stopping.join()
 
 
+BUSY = """
+import asyncio, threading
+from pathlib import Path
+from support.web import GET, serving
+from wattspan.web.message import Response
+
+working = threading.Event()
+
+def work():
+    working.set()
+    threading.Event().wait()
+
+async def handler(_):
+    await asyncio.to_thread(work)
+    return Response(204)
+
+with serving(Path({directory!r}), lambda _: handler) as site, site.connect() as client:
+    client.sendall(GET)
+    working.wait()
+print("over")
+"""
+
+
+def test_a_server_and_its_program_end_while_a_thread_works_aside(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BUSY.format(directory=str(tmp_path))],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr
+
+
 def test_a_successor_keeps_its_socket_when_the_old_server_stops(tmp_path: Path) -> None:
     with serving(tmp_path) as old:
         old.unix.unlink()

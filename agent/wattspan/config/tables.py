@@ -236,9 +236,12 @@ class Spans(Table, frozen=True):
     max_request: Annotated[
         Size,
         about(
-            "The largest request that is taken, after decompression.", least="64KiB", most="1GiB"
+            "The largest request that is taken, after decompression. The CPU time and the memory "
+            "that one request may cost grow in proportion.",
+            least="64KiB",
+            most="1GiB",
         ),
-    ] = Size.parse("64MiB")
+    ] = Size.parse("16MiB")
     buffer: Annotated[
         Size,
         about(

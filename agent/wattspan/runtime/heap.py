@@ -11,10 +11,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 
-_M_ARENA_MAX = -8  # <malloc.h>
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # <malloc.h>
+
+_LARGE = 256 * 1024
+"""Bytes from which on a block is mapped by itself and unmapped when it is freed.
+
+The C library raises this bound to the largest block that was freed, up to 32 MiB. Bodies of
+requests would then lie in the heap, between small blocks that keep it from shrinking.
+"""
 
 
 def share() -> None:
     """To be called before there are threads. Where the C library is not GNU's: nothing."""
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_ARENA_MAX, 1)
+        library.mallopt(_M_MMAP_THRESHOLD, _LARGE)
+        library.mallopt(_M_TRIM_THRESHOLD, _LARGE)

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from wattspan.fields import field
 from wattspan.spanfeed import wire
 
-_LOOKED_AT, _CROWD = 1024, 1 << 16
+_LOOKED_AT = 1024
 """Attributes of one span or resource that are decoded in search of one."""
 
 _REMEMBERED, _SHORT = 4096, 128  # attributes whose numbers are known, and their bytes
@@ -57,22 +57,21 @@ class Finder(Generic[Number]):
         self._known: dict[bytes, Number | None] = {}
 
     def numbers(
-        self, spans: Sequence[bytes], keys: Sequence[Key], places: int
+        self, spans: Sequence[bytes], keys: Sequence[Key], places: int, budget: wire.Budget
     ) -> list[list[Number | None]]:
         """For each place the numbers that spans' attributes tell, span by span; None for none."""
         columns: list[list[Number | None]] = [[None] * len(spans) for _ in range(places)]
         known = self._known
         for i, span in enumerate(spans):
-            own: Sequence[bytes] | None = None  # of one span at a time: a request may hold many
+            own: _Attributes | None = None  # of one span at a time: a request may hold many
             for place, name, begin in keys:
                 at, column = span.find(begin), columns[place]
                 if at < 1 or column[i] is not None:
                     continue
                 if own is None:
-                    own = attributes_of(span, wire.SpanAttributes)
-                    own = own if len(own) <= _LOOKED_AT else own[:_LOOKED_AT]
+                    own = _Attributes(span, budget)
                 attribute = span[at : at + span[at - 1]]
-                if attribute not in own:
+                if attribute not in own.raw:
                     attribute = b""
                 try:
                     column[i] = known[attribute]
@@ -80,16 +79,34 @@ class Finder(Generic[Number]):
                     column[i] = self._number(own, name, attribute)
         return columns
 
-    def _number(self, attributes: Sequence[bytes], name: bytes, attribute: bytes) -> Number | None:
+    def _number(self, attributes: _Attributes, name: bytes, attribute: bytes) -> Number | None:
         """The number of the attribute ``name``, which may well be ``attribute``, one of them."""
         first = _alone(attribute)
         if first is None or first[0] != name:
-            return next((self._read(raw) for key, raw in pairs(attributes) if key == name), None)
+            value = attributes.values().get(name)
+            return None if value is None else self._read(value)
         number = self._read(first[1])
         if len(self._known) >= _REMEMBERED:
             self._known.clear()
         self._known[attribute] = number
         return number
+
+
+class _Attributes:
+    """The first attributes of one span, decoded once, and only if that is needed."""
+
+    def __init__(self, span: bytes, budget: wire.Budget) -> None:
+        self.raw = attributes_of(span, wire.SpanAttributes)
+        self._budget = budget
+        self._values: dict[bytes, bytes] | None = None
+        budget.spend(len(self.raw))
+
+    def values(self) -> dict[bytes, bytes]:
+        """The value of each name; of several the first."""
+        if self._values is None:
+            self._budget.spend(len(self.raw))
+            self._values = dict(reversed([*pairs(self.raw)]))
+        return self._values
 
 
 def _alone(attribute: bytes) -> tuple[bytes, bytes] | None:
@@ -103,16 +120,14 @@ def _alone(attribute: bytes) -> tuple[bytes, bytes] | None:
 
 
 def attributes_of(raw: bytes, kind: Any) -> Sequence[bytes]:
-    """The attributes of a span or a resource, unless there are more than anybody looks at."""
-    attributes: Sequence[bytes] = (
-        () if wire.crowded(raw, _CROWD) else kind.FromString(raw).attributes
-    )
+    """The attributes of a span or a resource, as many as are looked at."""
+    attributes: list[bytes] = kind.FromString(raw).attributes[:_LOOKED_AT]
     return attributes
 
 
 def pairs(attributes: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Name and value of each attribute, in bytes, as many as are looked at."""
-    for raw in attributes[:_LOOKED_AT]:
+    """Name and value of each attribute, in bytes."""
+    for raw in attributes:
         pair = wire.KeyValue.FromString(raw)
         yield pair.key, pair.value
 

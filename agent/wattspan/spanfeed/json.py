@@ -17,7 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from wattspan.fields import joined
 from wattspan.spanfeed import wire
-from wattspan.spanfeed.errors import MalformedError, too_many
+from wattspan.spanfeed.errors import MalformedError, too_many, too_many_fields
 from wattspan.spanfeed.json_values import WrongError, arguments
 
 _Raws = Sequence[msgspec.Raw] | None
@@ -44,13 +44,14 @@ class _ScopeSpans(msgspec.Struct, gc=False):
     schema_url: str | None = None
 
 
-def to_protobuf(body: bytes, most: int) -> bytes:
+def to_protobuf(body: bytes, most: int, fields: int) -> bytes:
     """An ExportTraceServiceRequest in JSON as protobuf.
 
-    MalformedError names the place; TooLargeError for more than ``most`` spans.
+    MalformedError names the place; TooLargeError for more than ``most`` spans, or more than
+    ``fields`` names and values.
     """
     try:
-        _look_over(body, most)
+        _look_over(body, most, fields)
         return _Transcript(most).request(body)
     except WrongError as error:
         raise MalformedError(f"{error.where or 'the request'} {error}") from None
@@ -74,22 +75,40 @@ class _Outline(msgspec.Struct, gc=False):
     resource_spans: Sequence[_ResourceOutline] | None = None
 
 
-def _look_over(body: bytes, most: int) -> None:
-    """Refuse a large request that would take many times its size to read.
+_LARGE = 1 << 20
+_PIECE = 1 << 16
+_MARKS = (b",", b":", b"[", b"{")
 
-    Arrays of millions of next to nothing: in the outline each item takes no more than is told.
-    """
-    if len(body) < wire.LARGE:
+
+def _look_over(body: bytes, most: int, fields: int) -> None:
+    """Refuse a request that would take many times its size to read, before it is read."""
+    wire.Budget(fields).spend(_values(body, fields))
+    if len(body) < _LARGE:
         return
-    if body.count(b"{") + body.count(b"[") > len(body) // 10:
-        raise WrongError("holds too many tiny values")
-    outline = _read(body, _Outline)
+    outline = _read(body, _Outline)  # no item takes more memory in it than in the body
     spans = 0
     for resource in outline.resourceSpans or outline.resource_spans or ():
         for scope in resource.scopeSpans or resource.scope_spans or ():
             spans += 1 + len(scope.spans or ())
     if spans > most:
         raise too_many(most)
+
+
+def _values(raw: bytes, most: int) -> int:
+    """The commas, colons and opening brackets outside of strings: no fewer than the values.
+
+    JSON too short for more than ``most`` of them is not read and counts 0.
+    """
+    if len(raw) <= most:
+        return 0
+    raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # what escapes a quote, and such quotes
+    count, inside = 0, 0
+    for at in range(0, len(raw), _PIECE):
+        parts = raw[at : at + _PIECE].split(b'"')
+        outside = b"".join(parts[inside::2])
+        count += sum(map(outside.count, _MARKS))
+        inside ^= (len(parts) - 1) & 1
+    return count
 
 
 class _Transcript:
@@ -156,6 +175,8 @@ def _message(number: int, kind: Any, raw: msgspec.Raw, name: str) -> list[_Field
 
 
 def _encoded(kind: Any, raw: msgspec.Raw) -> bytes:
+    if _values(bytes(raw), wire.MOST_FIELDS) > wire.MOST_FIELDS:
+        raise too_many_fields(f"a {kind.DESCRIPTOR.name}", wire.MOST_FIELDS)
     told = arguments(kind.DESCRIPTOR, _read(raw, Any))
     try:
         return wire.encoded(kind(**told))

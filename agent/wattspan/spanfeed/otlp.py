@@ -25,7 +25,8 @@ from wattspan.spanfeed.attributes import (
     printable,
 )
 from wattspan.spanfeed.delivery import Claim, Counted, Delivery, Part, SpanSink, Told
-from wattspan.spanfeed.errors import MalformedError, too_many
+from wattspan.spanfeed.errors import MalformedError, too_many, too_many_fields
+from wattspan.web.limits import FairLock
 from wattspan.web.message import Peer
 
 NAME = 200
@@ -35,7 +36,8 @@ _ID = 128  # characters of a container's id or of a time
 _LARGEST_PID = 1 << 22
 _NO_TRACE, _NO_SPAN = bytes(16), bytes(8)
 _BYTES_PER_SPAN = 256
-_MANY = 8192
+_BYTES_PER_FIELD = 16
+_MANY, _MANY_FIELDS = 8192, 1 << 17
 _MAKE: Any = tuple.__new__  # takes a quarter of Told()'s own time
 
 _THREAD, _WEIGHT, _TOKENS_IN, _TOKENS_OUT = range(_PLACES := 4)
@@ -76,12 +78,14 @@ class Intake:
         self.sink, self._clock, self._keep = sink, clock, keep
         self.max_request = int(max_request)
         self._most = max(_MANY, max_request // _BYTES_PER_SPAN)
+        self._fields = max(_MANY_FIELDS, max_request // _BYTES_PER_FIELD)
         self._weight, self._work = weight, work
         self._decoder = self.decoder()
+        self.turn = FairLock()  # of large requests, one of which is decoded at a time
 
     def decoder(self) -> Decoder:
         """One more, for another thread."""
-        return Decoder(self._weight, self._most, self._work)
+        return Decoder(self._weight, self._most, self._work, fields=self._fields)
 
     def take_json(self, body: bytes, peer: Peer) -> Refused:
         """Take a request in OTLP's JSON, as ``take`` does."""
@@ -96,7 +100,7 @@ class Intake:
         if json:
             from wattspan.spanfeed.json import to_protobuf
 
-            body = to_protobuf(body, self._most)
+            body = to_protobuf(body, self._most, self._fields)
         try:
             return Read(body, (decoder or self._decoder).decode(body))
         except DecodeError as error:
@@ -145,40 +149,53 @@ class Read(NamedTuple):
 
 
 class Decoder:
-    """Reads requests of at most ``most`` spans; ``weight`` and ``work`` are Intake's."""
+    """Reads requests of at most ``most`` spans and ``fields`` fields; the rest is Intake's.
 
-    def __init__(self, weight: str, most: int, work: Collection[Counted] = ()) -> None:
+    ``fields`` bounds what the decoder itself looks at, and so the CPU time of a request.
+    """
+
+    def __init__(
+        self, weight: str, most: int, work: Collection[Counted] = (), *, fields: int
+    ) -> None:
         self._keys = (*_KEYS, key(_WEIGHT, weight)) if weight else _KEYS
         self._work = tuple(_Work(each, key(0, each.attribute)) for each in work)
-        self._most = most
+        self._most, self._fields = most, fields
         self._finder, self._amounts = Finder(as_count), Finder(as_amount)
 
     def decode(self, body: bytes) -> Decoded:
         """The spans of a request. DecodeError or TooLargeError."""
         decoded = Decoded([], [])
+        budget = wire.Budget(self._fields)
         keys = [each for each in self._keys if each.begin in body]
-        resources = self._of(body, wire.Request).resource_spans
+        # Slices: the parser's own copy of a message is released as soon as its parts are read.
+        resources = self._of(body, wire.Request, budget).resource_spans[:]
         seen, at = self._counted(0, resources), 0
         for each in resources:
-            resource = self._of(each, wire.ResourceSpans)
-            seen = self._counted(seen, resource.scope_spans)
-            if not resource.scope_spans:
+            outer = self._of(each, wire.ResourceSpans, budget)
+            resource, scopes = outer.resource, outer.scope_spans[:]
+            del outer
+            seen = self._counted(seen, scopes)
+            if not scopes:
                 continue
-            claim = _claim(resource.resource)
+            _check_fields(resource, wire.RESOURCE, "a resource", budget)
+            claim = _claim(resource)
             own = [each for each in self._work if each.counted.service in ("", claim.service)]
             told: list[Told] = []
-            for scope in resource.scope_spans:
-                spans = self._of(scope, wire.ScopeSpans).spans
+            for raw in scopes:
+                inner = self._of(raw, wire.ScopeSpans, budget)
+                scope, spans = inner.scope, inner.spans[:]
+                del inner
+                _check_fields(scope, wire.SCOPE, "a scope", budget)
                 seen = self._counted(seen, spans)
-                told += self._told(spans, keys, own, at, decoded.skipped)
+                told += self._told(spans, keys, own, at, decoded.skipped, budget)
                 at += len(spans)
             if told:
                 decoded.parts.append(Part(claim, told))
         return decoded
 
-    def _of(self, raw: bytes, kind: Any) -> Any:
+    def _of(self, raw: bytes, kind: Any, budget: wire.Budget) -> Any:
         """A message of some kind."""
-        if wire.crowded(raw, self._most):
+        if wire.count_fields(raw, wire.FLAT, self._most, budget) > self._most:
             raise too_many(self._most)
         return kind.FromString(raw)
 
@@ -196,6 +213,7 @@ class Decoder:
         work: Sequence[_Work],
         at: int,
         skipped: list[int],
+        budget: wire.Budget,
     ) -> list[Told]:
         """The spans of one scope, the first of which has the flat position ``at``."""
         parse = wire.Span.FromString
@@ -203,6 +221,8 @@ class Decoder:
         read: list[tuple[bytes, bytes, bytes, str, int, int]] = []
         names: dict[bytes, str] = {}
         for position, raw in enumerate(spans, at):
+            if len(raw) > wire.MOST_FIELDS:
+                _check_fields(raw, wire.SPAN, "a span", budget)
             span = parse(raw)
             trace, own, parent = span.trace_id, span.span_id, span.parent_span_id
             if len(trace) != 16 or len(own) != 8 or trace == _NO_TRACE or own == _NO_SPAN:
@@ -215,8 +235,9 @@ class Decoder:
             if len(parent) != 8 or parent == _NO_SPAN:
                 parent = b""
             read.append((trace, own, parent, names[name], span.start, span.end))
-        counts = self._finder.numbers(usable, keys, _PLACES)
-        done = self._done(usable, [each[3] for each in read], work) if work else [None] * len(read)
+        counts = self._finder.numbers(usable, keys, _PLACES, budget)
+        shown = [each[3] for each in read]
+        done = self._done(usable, shown, work, budget) if work else [None] * len(read)
         return [
             _MAKE(Told, (*each, thread or 0, weight, tokens_in or 0, tokens_out or 0, amount))
             for each, thread, weight, tokens_in, tokens_out, amount in zip(
@@ -225,7 +246,11 @@ class Decoder:
         ]
 
     def _done(
-        self, spans: Sequence[bytes], names: Sequence[str], work: Sequence[_Work]
+        self,
+        spans: Sequence[bytes],
+        names: Sequence[str],
+        work: Sequence[_Work],
+        budget: wire.Budget,
     ) -> list[float | None]:
         """How much work each of some spans says it did."""
         done: list[float | None] = [None] * len(spans)
@@ -233,10 +258,16 @@ class Decoder:
         for counted, its in work:
             asked = [i for i in left if counted.span in ("", names[i])]
             left = [i for i in left if counted.span not in ("", names[i])]
-            (amounts,) = self._amounts.numbers([spans[i] for i in asked], [its], 1)
+            (amounts,) = self._amounts.numbers([spans[i] for i in asked], [its], 1, budget)
             for i, amount in zip(asked, amounts, strict=True):
                 done[i] = amount
         return done
+
+
+def _check_fields(raw: bytes, layer: Any, what: str, budget: wire.Budget) -> None:
+    """TooLargeError for a message of too many fields, whatever their nesting."""
+    if wire.count_fields(raw, layer, wire.MOST_FIELDS, budget) > wire.MOST_FIELDS:
+        raise too_many_fields(what, wire.MOST_FIELDS)
 
 
 def _claim(raw: bytes) -> Claim:

@@ -7,15 +7,14 @@ nobody else would be answered, so such a request is read in another, one at a ti
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import partial
 
 from wattspan.access.crowd import Shares
 from wattspan.encoding import TooLongError, gunzip
 from wattspan.spanfeed.delivery import BusyError
 from wattspan.spanfeed.errors import TooLargeError
-from wattspan.spanfeed.otlp import Intake, Read, Refused
-from wattspan.web.limits import FairLock
+from wattspan.spanfeed.otlp import Decoder, Intake, Read, Refused
 from wattspan.web.message import Peer
 
 LARGE = 256 * 1024
@@ -30,13 +29,19 @@ MOST_WAITING = 8
 The senders of more are asked to come again.
 """
 
+_Outcome = Read | Exception
+_Work = Callable[[], _Outcome]
+
 
 class Reader:
-    """Reads for one intake. Used in the receivers' thread only."""
+    """Reads for one intake. Used in the receivers' thread only.
+
+    A traceback holds the local variables of every function that an error has passed through. So
+    errors are returned without their tracebacks, and raised where no body is left.
+    """
 
     def __init__(self, intake: Intake) -> None:
         self.intake = intake
-        self._lock = FairLock()
         self._apart = intake.decoder()
         self._places = Shares(MOST_WAITING)
 
@@ -45,41 +50,48 @@ class Reader:
     ) -> Refused:
         """As ``Intake.take``; BadEncodingError and TooLongError of what is compressed as well."""
         most = min(self.intake.max_request, MOST_JSON) if json else self.intake.max_request
-        if zipped and len(body) <= LARGE:
-            try:
-                body, zipped = gunzip(body, min(LARGE, most)), False
-            except TooLongError:
-                if most <= LARGE:
-                    raise
-        if len(body) <= LARGE and not zipped:
-            read = self.intake.read(body, json=json)
-        else:
-            work = partial(self._decode, body, most, json=json, zipped=zipped)
-            read = await self._read(work, peer.whose)
-        return self.intake.deliver(read, peer)
+        work = partial(self._attempt, body, json=json, zipped=zipped)
+        large = len(body) > LARGE
+        del body
+        outcome = None if large else work(min(LARGE, most))
+        if outcome is None or (isinstance(outcome, TooLongError) and most > LARGE):
+            outcome = await self._read(partial(work, most, self._apart), peer.whose)
+        del work
+        if isinstance(outcome, Read):
+            return self.intake.deliver(outcome, peer)
+        try:
+            raise outcome
+        finally:
+            del outcome  # its traceback refers to this function
 
-    async def _read(self, work: partial[Read], owner: Hashable) -> Read:
+    async def _read(self, work: _Work, owner: Hashable) -> _Outcome:
         if not self._places.take(owner):
-            raise BusyError
+            return BusyError()
         # A task of its own: what is being read goes on being read when its sender has gone.
         job = asyncio.ensure_future(self._in_turn(work, owner))
         job.add_done_callback(partial(self._over, owner))
         return await asyncio.shield(job)
 
-    async def _in_turn(self, work: partial[Read], owner: Hashable) -> Read:
-        async with self._lock.of(owner):
+    async def _in_turn(self, work: _Work, owner: Hashable) -> _Outcome:
+        async with self.intake.turn.of(owner):
             return await asyncio.get_running_loop().run_in_executor(None, work)
 
-    def _over(self, owner: Hashable, job: asyncio.Future[Read]) -> None:
+    def _over(self, owner: Hashable, job: asyncio.Future[_Outcome]) -> None:
         self._places.give_back(owner)
         if not job.cancelled():
             job.exception()  # its sender hears of it, if it is still there
 
-    def _decode(self, body: bytes, most: int, *, json: bool, zipped: bool) -> Read:
-        """In the other thread."""
-        if zipped:
-            body = gunzip(body, most)
-        if len(body) > most:
+    def _attempt(
+        self, body: bytes, most: int, decoder: Decoder | None = None, *, json: bool, zipped: bool
+    ) -> _Outcome:
+        """Decode a body; with a ``decoder`` of its own, in any thread."""
+        try:
+            if zipped:
+                body = gunzip(body, most)
+            if len(body) <= most:
+                return self.intake.read(body, json=json, decoder=decoder)
             kind = "JSON" if json else "protobuf"
-            raise TooLargeError(f"a request in {kind} has at most {most} bytes")
-        return self.intake.read(body, json=json, decoder=self._apart)
+            return TooLargeError(f"a request in {kind} has at most {most} bytes")
+        except Exception as error:  # noqa: BLE001 - `take` raises it again
+            error.__traceback__ = error.__context__ = error.__cause__ = None
+            return error

@@ -13,6 +13,8 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from wattspan.spanfeed.errors import TooLargeError
+
 _PACKAGE = "wattspan.spanfeed"
 
 _LAYOUT: Mapping[str, Sequence[str]] = {
@@ -88,53 +90,96 @@ Request, ResourceSpans, ScopeSpans = (
 )
 Span, SpanAttributes, Resource = _CLASS["Span"], _CLASS["SpanAttributes"], _CLASS["Resource"]
 KeyValue, AnyValue = _CLASS["KeyValue"], _CLASS["AnyValue"]
-LARGE = 1 << 20
-"""From this size on it is counted what a message is made of before it is read."""
+MOST_FIELDS = 1 << 17
+"""Fields of one span, resource or scope, those of its attributes, events and links included."""
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
+_BYTES_PER_FIELD = 2  # the fewest bytes of a field: a tag of one byte and an empty payload
+_LONGEST_VARINT, _LARGEST = 10, (1 << 64) - 1
+_VARINT, _FIXED64, _BYTES, _GROUP, _END_GROUP, _FIXED32 = range(6)  # wire types
+_WIDTHS = {_FIXED64: 8, _FIXED32: 4, _GROUP: 0, _END_GROUP: 0}
+
+_Layer = Mapping[int, str]  # of a message: the fields that are messages, and their types
+FLAT: _Layer = {}
+_NESTED: Mapping[str, _Layer] = {
+    "Resource": {1: "KeyValue"},
+    "Scope": {3: "KeyValue"},
+    "Span": {9: "KeyValue", 11: "Event", 13: "Link"},
+    "Event": {3: "KeyValue"},
+    "Link": {4: "KeyValue"},
+    "KeyValue": {2: "AnyValue"},
+    "AnyValue": {5: "ArrayValue", 6: "KeyValueList"},
+    "ArrayValue": {1: "AnyValue"},
+    "KeyValueList": {1: "KeyValue"},
+}
+RESOURCE, SCOPE, SPAN = _NESTED["Resource"], _NESTED["Scope"], _NESTED["Span"]
 
 
-def crowded(message: bytes, most: int) -> bool:
-    """Whether a large message has more than ``most`` fields: each takes room, however small it is.
+class Budget:
+    """The fields that one request may still have the decoder look at.
 
-    What is malformed is left to whoever reads it.
+    It bounds the CPU time of a request: each field costs less than a microsecond.
     """
-    if len(message) < LARGE:
-        return False
-    at, end = 0, len(message)
-    for _ in range(most):
-        if at >= end:
-            return False
+
+    def __init__(self, fields: int) -> None:
+        self._most = self._left = fields
+
+    def spend(self, fields: int) -> None:
+        """TooLargeError once the request has used up its fields."""
+        self._left -= fields
+        if self._left < 0:
+            raise TooLargeError(
+                f"a request has at most {self._most} fields and attributes; send fewer spans in "
+                "each request"
+            )
+
+
+def count_fields(message: bytes, layer: _Layer, most: int, budget: Budget) -> int:
+    """The fields of a message and of the messages that ``layer`` names in it.
+
+    The count ends at the first field beyond ``most``. A message too short for so many fields is
+    not read and counts 0. What is malformed ends the count of its message: the parser refuses it.
+    """
+    if len(message) <= _BYTES_PER_FIELD * most:
+        return 0
+    count = 0
+    pending = [(0, len(message), layer)]
+    while pending and count <= most:
+        at, end, layer = pending.pop()
         try:
-            tag, at = _varint(message, at)
-            kind = tag & 7
-            if kind == _BYTES:
-                length, at = _varint(message, at)
-                at += length
-            elif kind == _VARINT:
-                _, at = _varint(message, at)
-            elif kind in (_FIXED32, _FIXED64):
-                at += 8 if kind == _FIXED64 else 4
-            else:
-                return False
-        except IndexError:
-            return False
-    return at < end
+            while at < end and count <= most:
+                count += 1
+                tag, at = _varint(message, at)
+                kind = tag & 7
+                if kind == _BYTES:
+                    length, at = _varint(message, at)
+                    if (inner := layer.get(tag >> 3)) is not None:
+                        pending.append((at, min(at + length, end), _NESTED[inner]))
+                    at += length
+                elif kind == _VARINT:
+                    _, at = _varint(message, at)
+                else:
+                    at += _WIDTHS[kind]
+        except (IndexError, KeyError, OverflowError):
+            continue
+    budget.spend(count)
+    return count
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number that begins at ``at``, and where the next thing begins."""
+    """A number that begins at ``at``, and where the next field begins.
+
+    IndexError where the message ends too early, OverflowError beyond 10 bytes.
+    """
     byte = message[at]
-    at += 1
     if byte < 128:
-        return byte, at
-    value, shift = byte & 127, 7
-    while byte >= 128:
-        byte = message[at]
-        value |= (byte & 127) << shift
-        shift += 7
-        at += 1
-    return value, at
+        return byte, at + 1
+    value = byte & 127
+    for place in range(1, _LONGEST_VARINT):
+        byte = message[at + place]
+        value |= (byte & 127) << 7 * place
+        if byte < 128:
+            return value & _LARGEST, at + place + 1  # the parser drops further bits, too
+    raise OverflowError("a varint has at most 10 bytes")
 
 
 _TYPES = "type.googleapis.com/"

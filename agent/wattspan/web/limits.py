@@ -22,8 +22,8 @@ class Limits:
     """Sizes in bytes, times in seconds."""
 
     head: int = 16 * 1024  # the request line and the headers
-    body: int = 64 * MIB  # one request's body, as it is sent
-    bodies: int = 128 * MIB  # all bodies at a time, or two of the largest; half of them one owner's
+    body: int = 16 * MIB  # one request's body, as it is sent
+    bodies: int = 64 * MIB  # all bodies at a time, or two of the largest; half of them one owner's
     connections: int = 256
     rate: int = 500  # one peer's requests a second; RESERVE times as many at once
     receive: float = 60.0  # from the first byte of a request to its last

@@ -6,11 +6,12 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from email.utils import formatdate
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from wattspan.access.crowd import UidOf, unknown_uid
@@ -24,6 +25,7 @@ from wattspan.web.listening import Listening, listen_tcp, listen_unix
 from wattspan.web.message import Handler
 
 GRACE = 2.0  # seconds that a request in hand is given when the server stops
+_LAST = 0.2  # seconds in which a thread that does nothing has ended
 _ACCEPTING = 5
 """Turns of the loop from a connection's acceptance to its being known to us, and some."""
 
@@ -36,6 +38,7 @@ COMPLAINTS = 50  # sentences that are remembered, so as not to be said again wit
 
 Log = Callable[[str], None]
 MakeProtocol = Callable[[Room], asyncio.Protocol]
+_Task = tuple[Future[Any], Callable[[], Any]]
 
 
 class WebServer:
@@ -108,7 +111,7 @@ class WebServer:
         self._loop.set_exception_handler(self._trouble)
         room = Room(self._limits, self._clock, self._uid_of)
         try:
-            self._loop.set_default_executor(_all_begun(ASIDE))
+            self._loop.set_default_executor(_DaemonPool(ASIDE))
             servers = [
                 await self._serving(listening.socket, partial(make, room), door)
                 for listening, make, door in self._listeners
@@ -169,13 +172,49 @@ class WebServer:
             self._log(told)
 
 
-def _all_begun(threads: int) -> ThreadPoolExecutor:
-    """Threads that are there from the start.
+class _DaemonPool(ThreadPoolExecutor):
+    """Daemon threads, so that nothing waits for their work when the server or the agent ends.
 
-    One that is started later, and gets no memory for its first step, never says that it has
-    begun; who started it would wait for that for ever (python/cpython#140746).
+    The threads of the base class, which is not initialised here, are joined at the end of the
+    event loop and of the interpreter: a request that is being decoded would delay both.
+
+    All threads begin at once. One that is started later, and gets no memory for its first step,
+    never says that it has begun; who started it would wait for that for ever
+    (python/cpython#140746).
     """
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="wattspan-aside")
-    together = threading.Barrier(threads)  # none is free for another's first task
-    wait([pool.submit(together.wait, GRACE) for _ in range(threads)])
-    return pool
+
+    def __init__(self, threads: int) -> None:
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._workers = [
+            threading.Thread(
+                target=_work_off, args=(self._tasks,), name=f"wattspan-aside-{number}", daemon=True
+            )
+            for number in range(threads)
+        ]
+        for worker in self._workers:
+            worker.start()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._tasks.put((future, partial(fn, *args, **kwargs)))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        for _ in self._workers:
+            self._tasks.put(None)
+        for worker in self._workers:
+            worker.join(_LAST)
+
+
+def _work_off(tasks: SimpleQueue[_Task | None]) -> None:
+    while (task := tasks.get()) is not None:
+        future, work = task
+        if future.set_running_or_notify_cancel():
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001 - whoever awaits the future is told
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+                del result
+        del task, future, work  # nothing of it is kept while the next one is awaited

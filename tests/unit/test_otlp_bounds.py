@@ -1,0 +1,197 @@
+"""What one request may cost, and what is kept of a refused one."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import gzip
+import sys
+from collections.abc import Iterator
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.hostile_otlp import JSONS, PERMITTED, PERMITTED_JSON, PROTOBUFS, bombs
+from support.otlp import KeptSink, Receiver, request, span
+from wattspan.encoding import ANY_RATIO, RATIO, BadEncodingError, TooLongError, gunzip
+from wattspan.fields import field, joined
+from wattspan.spanfeed import wire
+from wattspan.spanfeed.delivery import BusyError
+from wattspan.spanfeed.errors import MalformedError, TooLargeError
+from wattspan.spanfeed.otlp import Intake
+from wattspan.spanfeed.reading import LARGE, Reader
+from wattspan.testing import ManualClock
+from wattspan.web.message import Peer
+
+PEER = Peer(pid=7, uid=0)
+MIB = 1 << 20
+FLOODS = [
+    *("attributes", "events", "links", "unknown fields", "unknown varints", "groups"),
+    *("nested groups", "attributes of events", "attributes of links", "values of an array"),
+    *("values of a list", "nested values", "attributes of a resource", "attributes of a scope"),
+    *("varints of ten bytes", "field behind an overlong varint"),
+]
+
+
+def count(message: bytes, most: int) -> int:
+    return wire.count_fields(message, wire.SPAN, most, wire.Budget(1 << 40))
+
+
+# -------------------------------------------------------------------------------------- fields
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_flood_of_fields_is_refused_whatever_their_nesting(name: str) -> None:
+    with pytest.raises(TooLargeError, match="at most 131072 fields, attributes, events and links"):
+        Receiver(4 * MIB).intake.take(PROTOBUFS[name](4 * MIB), PEER)
+
+
+@pytest.mark.parametrize("name", PERMITTED)
+def test_a_request_within_the_bounds_is_taken(name: str) -> None:
+    receiver = Receiver(16 * MIB)
+    receiver.intake.take(PERMITTED[name](2 * MIB), PEER)
+    assert receiver.sink.count > 0
+
+
+@pytest.mark.parametrize("name", PERMITTED_JSON)
+def test_a_request_in_json_within_the_bounds_is_taken(name: str) -> None:
+    receiver = Receiver(16 * MIB)
+    receiver.intake.take_json(PERMITTED_JSON[name](MIB), PEER)
+    assert receiver.sink.count > 0
+
+
+def test_the_attributes_that_are_searched_in_one_request_are_bounded() -> None:
+    with pytest.raises(TooLargeError, match="at most 131072 fields and attributes"):
+        Receiver(MIB).intake.take(PROTOBUFS["searched spans"](2 * MIB), PEER)
+
+
+def test_a_batch_at_the_limits_of_the_sdk_is_taken() -> None:
+    """512 spans of 128 attributes and 8 events each, and one of 128 events of 128 attributes."""
+    event = field(11, joined((3, field(1, b"key") + field(2, field(1, b"v"))) for _ in range(128)))
+    assert count(event * 128, wire.MOST_FIELDS) <= wire.MOST_FIELDS
+    usual = span(1, **{f"attribute_{number}": number for number in range(128)})
+    whole = request(*[usual] * 512)
+    receiver = Receiver(16 * MIB)
+    receiver.intake.take(whole.SerializeToString(), PEER)
+    assert receiver.sink.count == 512
+
+
+_FIELDS = st.lists(
+    st.sampled_from(
+        [
+            field(1, b"trace id"),
+            b"\x40\x01",
+            b"\x40" + b"\xff" * 9 + b"\x01",
+            b"\x40" + b"\xff" * 9 + b"\x7f",  # of 70 bits: the parser drops six of them
+            b"\x39" + bytes(8),
+            b"\x45" + bytes(4),
+            field(99, b"unknown" * 9),
+        ]
+    ),
+    max_size=60,
+)
+
+
+@given(_FIELDS)
+def test_fields_are_counted_as_the_parser_sees_them(fields: list[bytes]) -> None:
+    message = b"".join(fields)
+    wire.Span.FromString(message)
+    most = max(0, len(message) // 2 - 1)
+    assert count(message, most) == min(len(fields), most + 1)
+
+
+@given(st.binary(max_size=300), st.integers(0, 5))
+def test_no_message_that_the_parser_takes_hides_a_field_from_the_count(
+    prefix: bytes, most: int
+) -> None:
+    message = prefix + b"\x4a\0" * 300
+    try:
+        wire.Span.FromString(message)
+    except DecodeError:
+        return
+    seen = len(wire.SpanAttributes.FromString(message).attributes)
+    assert count(message, most) == most + 1 or seen <= most
+
+
+def test_what_is_nested_is_counted_once() -> None:
+    attribute = field(9, field(1, b"a") + field(2, field(1, b"value")))  # 1 + 2 + 1 fields
+    assert count(attribute * 10, 60) == 40
+    assert count(field(99, attribute * 10), 60) == 1  # nothing is known of what is in it
+
+
+@pytest.mark.parametrize("end", [b"\x0e", b"\n\xff", b"\n\xff\xff\xff\x7f", b"\xff", b"\xff" * 11])
+def test_a_count_ends_where_a_message_is_malformed(end: bytes) -> None:
+    message = field(5, bytes(100)) + end
+    assert count(message, 10) <= 2
+    with pytest.raises(DecodeError):
+        wire.Span.FromString(message)
+
+
+# --------------------------------------------------------------------------------- compression
+
+
+def test_a_bomb_is_refused_at_its_ratio() -> None:
+    with pytest.raises(TooLongError, match=f"more than {RATIO} times its size"):
+        gunzip(gzip.compress(bytes(16 * MIB)), 64 * MIB)
+
+
+def test_a_small_body_may_have_any_ratio() -> None:
+    assert len(gunzip(gzip.compress(bytes(ANY_RATIO)), 64 * MIB)) == ANY_RATIO
+
+
+@pytest.mark.parametrize("name", bombs(MIB))
+def test_a_body_that_is_not_what_its_encoding_says_is_refused(name: str) -> None:
+    with pytest.raises((TooLongError, BadEncodingError, MalformedError)):
+        Receiver(4 * MIB).intake.read(gunzip(bombs(16 * MIB)[name], 4 * MIB))
+
+
+# ------------------------------------------------------------------------ what is kept of them
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Cycles stay: what is free is free without the collector."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def references(reader: Reader, body: bytes, *, json: bool = False, zipped: bool = False) -> int:
+    """The references to a body that a refused request leaves behind."""
+    before = sys.getrefcount(body)
+
+    async def refused() -> None:
+        try:
+            await reader.take(body, PEER, json=json, zipped=zipped)
+        except (MalformedError, TooLargeError, BadEncodingError, TooLongError, BusyError):
+            return
+        raise AssertionError("the request was taken")
+
+    asyncio.run(refused())
+    return sys.getrefcount(body) - before
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("size", [LARGE // 2, 2 * LARGE])
+@pytest.mark.parametrize("kind", ["garbage", "cut short", "attributes", "numbers", "objects"])
+def test_a_refused_body_is_freed_without_the_collector(kind: str, size: int) -> None:
+    json = kind in JSONS
+    build = JSONS[kind] if json else PROTOBUFS[kind]
+    for zipped in (False, True):
+        plain = build(size)
+        body = gzip.compress(plain) if zipped else plain
+        reader = Reader(Intake(KeptSink(), ManualClock(), max_request=max(1 << 16, size // 2)))
+        assert references(reader, body, json=json, zipped=zipped) == 0
+        assert references(reader, body, json=not json, zipped=not zipped) == 0
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_a_body_that_nobody_has_time_for_is_freed_without_the_collector() -> None:
+    sink = KeptSink()
+    sink.busy = 1
+    reader = Reader(Intake(sink, ManualClock(), max_request=MIB))
+    assert references(reader, request(span(1, text="x" * LARGE)).SerializeToString()) == 0
