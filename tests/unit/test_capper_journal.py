@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from support.capper_bench import BOOT, Disk, W, entry
-from wattspan.capper.audit import Audit, Deed, Event
+from wattspan.capper.audit import GENERATIONS, Audit, Deed, Event
 from wattspan.capper.journal import Journal, JournalError, Source, open_directory
 from wattspan.capper.place import Lock, Place
 from wattspan.model import Knob
@@ -321,12 +321,12 @@ def test_every_event_is_a_line_and_is_told_on(tmp_path: Path) -> None:
     assert told == [event(0), event(1), event(2)]
 
 
-def test_the_record_never_takes_more_than_twice_its_size(tmp_path: Path) -> None:
+def test_the_files_of_the_record_are_bounded_in_number_and_size(tmp_path: Path) -> None:
     audit = Audit(tmp_path / "audit.jsonl", 500)
     for number in range(100):
         audit.record(event(number))
     sizes = [path.stat().st_size for path in tmp_path.iterdir()]
-    assert len(sizes) == 2
+    assert len(sizes) == GENERATIONS + 1
     assert max(sizes) <= 500
     last = (tmp_path / "audit.jsonl").read_text().splitlines()[-1]
     assert json.loads(last)["at"] == 99

@@ -110,6 +110,13 @@ def test_a_write_says_what_where_for_whom_and_why_in_the_unit_of_people():
         (Event(at=1, deed=Deed.FAIL, why="It did not obey."), "It did not obey.", True),
         (Event(at=1, deed=Deed.FAIL), "The capper noted: fail.", True),
         (
+            Event(
+                at=1, deed=Deed.SNAPSHOT, knob=Knob.GPU_POWER, device="gpu:0", old=7000, new=5000
+            ),
+            "In force: gpu_power of gpu:0 at 5 W; the original is 7 W.",
+            False,
+        ),
+        (
             Event(at=1, deed=Deed.CEILING, new=900_000, ttl=60 * 10**9, uid=5, why="Grid."),
             "A ceiling of 900 W was set: Grid.",
             False,

@@ -1,4 +1,8 @@
-"""The record of every write, restore and refusal, one JSON line each, for whoever asks later."""
+"""The record of writes, restores, refusals and commands, one JSON line each.
+
+No peer can remove the history by asking often: rows of writes and refusals are limited by user, the
+record is rotated in generations, and rows of operators outlive all of them.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,17 @@ import contextlib
 import errno
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
-from wattspan.model import Knob, Word
+from wattspan.access.pace import Pace
+from wattspan.model import SECOND, Knob, Word
+from wattspan.ports import Clock
 
 
 class Deed(Word):
@@ -28,6 +36,7 @@ class Deed(Word):
     LIFT = "lift"  # a ceiling was lifted
     LAPSE = "lapse"  # the time of a ceiling is up
     COMMAND = "command"  # a peer had everything restored, or foreign limits accepted
+    SNAPSHOT = "snapshot"  # a cap that is in force, restated at the beginning of a file
     START = "start"
     END = "end"
 
@@ -62,6 +71,22 @@ def row_checksum(boot_id: str, event: Event) -> str:
     return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
 
 
+GENERATIONS: Final = 8
+"""Files of the record: the newest, and those with the suffixes .1 to .7."""
+KEPT: Final = ".kept"
+"""Suffix of the file with the protected rows of files that were removed; it is one file more."""
+
+ROWS_AT_ONCE: Final = 60
+_ROW_SECONDS: Final = 5
+"""How often a user's writes to one knob have a row each, once that many had one."""
+PERIOD: Final = 10 * SECOND
+"""How long other writes wait for the row that they have together."""
+_LONGEST_WHY: Final = 300
+"""Characters of the reason of a write that are on record."""
+
+_ROUTINE: Final = frozenset({Deed.WRITE, Deed.RESTORE})
+_UNPROTECTED: Final = _ROUTINE | {Deed.REFUSE, Deed.SNAPSHOT}
+
 Hook = Callable[[Event], None]
 """Is told of every event, after it is on record: whoever sends them on."""
 
@@ -75,18 +100,95 @@ PART: Final = 4
 _REFUSAL: Final = b'"deed":"refuse"'  # in no text: quotation marks are escaped there
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """Writes of one user to one knob that have no row yet."""
+
+    since: int
+    first: Event
+    last: Event
+    count: int = 1
+
+
+class RowLimiter:
+    """Puts events on record; of one user's many writes to one knob it makes few rows.
+
+    A write without a row of its own waits for ``PERIOD`` at most, and is then part of one row that
+    has the first old value and the last new one. The rows of one knob keep their order.
+    """
+
+    def __init__(self, clock: Clock, record: Callable[[Event], None]) -> None:
+        self._clock, self._record = clock, record
+        self._pace = Pace(1, ROWS_AT_ONCE)
+        self._waiting: dict[Hashable, dict[int | None, _Waiting]] = {}
+
+    def record(self, event: Event) -> None:
+        """Record ``event`` now, or later together with others."""
+        knob = (event.knob, event.device)
+        if event.deed in _ROUTINE:
+            event = replace(event, why=event.why[:_LONGEST_WHY])
+            now = self._clock.monotonic()
+            waits = event.uid in self._waiting.get(knob, {})
+            if waits or not self._pace.admits((event.uid, *knob), now // _ROW_SECONDS):
+                self._wait(self._waiting.setdefault(knob, {}), event, now)
+                return
+        for each in list(self._waiting) if event.deed is Deed.END else [knob]:
+            self._flush(each)
+        self._record(event)
+
+    def turn(self) -> None:
+        """Record what has waited long enough."""
+        now = self._clock.monotonic()
+        for knob, users in list(self._waiting.items()):
+            if any(now - one.since >= PERIOD for one in users.values()):
+                self._flush(knob)
+
+    def close(self) -> None:
+        """Record what waits."""
+        for knob in list(self._waiting):
+            self._flush(knob)
+
+    def _wait(self, users: dict[int | None, _Waiting], event: Event, now: int) -> None:
+        waiting = users.pop(event.uid, None)  # and to the end, behind the other users' last writes
+        if waiting is None:
+            waiting = _Waiting(now, event, event)
+        else:
+            waiting.last, waiting.count = event, waiting.count + 1
+        users[event.uid] = waiting
+
+    def _flush(self, knob: Hashable) -> None:
+        for one in self._waiting.pop(knob, {}).values():
+            event = one.last
+            if one.count > 1:
+                why = f"{one.count} writes and restores of this user; the last: {event.why}"
+                event = replace(event, old=one.first.old, why=why)
+            self._record(event)
+
+
 class Audit:
-    """Appends events to ``path``; what is older than ``size`` bytes is in ``path.1``, once.
+    """Appends events to ``path``, and rotates it: older files are ``path.1`` and so on.
+
+    A file has at most ``size`` bytes. Of a file that is removed, the rows of operators and the
+    first row of each job and device go to ``path.kept``. Each new file begins with the caps that
+    are ``outstanding``, so that the newest file tells every original that is to be restored.
 
     Refusals that would take more than their part are counted, and told in one row of the next
     file, or at the end. A record that cannot be written does not stop anything: the journal is
     what restoring needs. ``lost`` counts what could not be recorded, ``trouble`` says why.
     """
 
-    def __init__(self, path: Path, size: int, hook: Hook = no_hook) -> None:
+    def __init__(
+        self,
+        path: Path,
+        size: int,
+        hook: Hook = no_hook,
+        *,
+        outstanding: Callable[[], Iterable[Event]] = tuple,
+    ) -> None:
         self.path = path
         self.lost = 0
         self.trouble = ""
+        self.outstanding = outstanding
         self.size, self._hook = size, hook
         self._refusals: int | None = None
         """Bytes of the file that are refusals; None if they have not been counted yet."""
@@ -145,14 +247,11 @@ class Audit:
             if (long := os.fstat(descriptor).st_size) + len(line) > self.size and long:
                 os.close(descriptor)
                 descriptor = -1
-                self.path.replace(self.path.with_name(f"{self.path.name}.1"))
+                self._rotate()
                 descriptor = self._open()
                 self._refusals, rotated = 0, True
-            before = os.fstat(descriptor).st_size
-            if os.write(descriptor, line) != len(line):
-                with contextlib.suppress(OSError):  # half a line helps nobody
-                    os.ftruncate(descriptor, before)
-                raise OSError(errno.ENOSPC, "the disk is full")
+                self._restate(descriptor)
+            _put(descriptor, line)
             if self._refusals is not None and _REFUSAL in line:
                 self._refusals += len(line)
         finally:
@@ -160,6 +259,74 @@ class Audit:
                 os.close(descriptor)
         return rotated
 
-    def _open(self) -> int:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        return os.open(self.path, flags, 0o640)
+    def _restate(self, descriptor: int) -> None:
+        """Begin a new file with the caps in force."""
+        events = [replace(event, deed=Deed.SNAPSHOT) for event in self.outstanding()]
+        _put(descriptor, b"".join(msgspec.json.encode(event) + b"\n" for event in events))
+
+    def _rotate(self) -> None:
+        """Give each file the next number, and keep the protected rows of the last one."""
+        oldest = self._generation(GENERATIONS - 1)
+        with contextlib.suppress(OSError):  # the new rows matter more than those that go
+            self._keep(oldest)
+        for number in reversed(range(1, GENERATIONS)):
+            with contextlib.suppress(FileNotFoundError):
+                self._generation(number - 1).replace(self._generation(number))
+
+    def _generation(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.{number}") if number else self.path
+
+    def _keep(self, removed: Path) -> None:
+        if not removed.exists():
+            return
+        kept = self.path.with_name(f"{self.path.name}{KEPT}")
+        earlier = kept.read_bytes().splitlines(keepends=True) if kept.exists() else []
+        with removed.open("rb") as file:
+            lines = _protected([*earlier, *file], self.size)
+        draft = kept.with_name(f"{kept.name}.new")
+        descriptor = self._open(draft, os.O_TRUNC)
+        try:
+            _put(descriptor, b"".join(lines))
+        finally:
+            os.close(descriptor)
+        draft.replace(kept)
+
+    def _open(self, path: Path | None = None, extra: int = os.O_APPEND) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | extra
+        return os.open(path or self.path, flags, 0o640)
+
+
+def _put(descriptor: int, data: bytes) -> None:
+    """Append all of ``data``, or nothing. OSError."""
+    before = os.fstat(descriptor).st_size
+    if os.write(descriptor, data) != len(data):
+        with contextlib.suppress(OSError):  # half a line helps nobody
+            os.ftruncate(descriptor, before)
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+
+def _protected(lines: Iterable[bytes], size: int) -> list[bytes]:
+    """The rows of operators, and the first row of each job and device; each half of ``size``."""
+    operators: list[bytes] = []
+    firsts: dict[tuple[str, str], bytes] = {}
+    for line in lines:
+        try:
+            event = msgspec.json.decode(line, type=Event)
+        except (ValueError, RecursionError):
+            continue
+        if event.deed is Deed.WRITE:
+            firsts.setdefault((event.job, event.device), line)
+        elif event.deed not in _UNPROTECTED:
+            operators.append(line)
+    return _newest(operators, size // 2) + _newest(list(firsts.values()), size // 2)
+
+
+def _newest(lines: Sequence[bytes], size: int) -> list[bytes]:
+    """The last lines that take at most ``size`` bytes together."""
+    newest: list[bytes] = []
+    for line in reversed(lines):
+        size -= len(line)
+        if size < 0:
+            break
+        newest.append(line)
+    return newest[::-1]

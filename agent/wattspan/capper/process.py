@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from wattspan.capper.audit import Audit, Deed, Event, Hook, no_hook
+from wattspan.capper.audit import GENERATIONS, Audit, Deed, Event, Hook, RowLimiter, no_hook
 from wattspan.capper.bounds import Rules
 from wattspan.capper.ceilings import Ceilings
 from wattspan.capper.devices import Devices
@@ -53,8 +53,10 @@ class Workings:
     writer: Writer
     journal: Journal
     audit: Audit
+    rows: RowLimiter
 
     def close(self) -> None:
+        self.rows.close()
         self.writer.devices.close()
 
 
@@ -67,25 +69,27 @@ def open_workings(
     hook: Hook = no_hook,
 ) -> Workings:
     """Read the journals, and find the devices that they name. The lock must be held."""
-    audit = Audit(place.audit, int(config.caps.log_size), hook)
+    audit = Audit(place.audit, _file_size(config), hook)
+    rows = RowLimiter(clock, audit.record)
     journal = Journal(place.directory, place.boot_id, place.audit, stamp=clock.monotonic)
     if journal.trouble:
         log(journal.trouble)
         audit.record(Event(at=clock.now().wall, deed=Deed.FAIL, why=journal.trouble))
     devices = Devices(actuators)
-    writer = Writer(devices, journal, clock, audit.record)
+    writer = Writer(devices, journal, clock, rows.record)
+    audit.outstanding = writer.outstanding
     keeper = Keeper(
         writer,
         clock,
         _rules(config),
         longest=int(config.caps.lease),
-        record=audit.record,
+        record=rows.record,
         tunable=config.autotune.gpus,
         knobs=config.autotune.knobs,
     )
     devices.look()
     writer.name_lost()
-    return Workings(keeper, writer, journal, audit)
+    return Workings(keeper, writer, journal, audit, rows)
 
 
 def end(workings: Workings, clock: Clock, log: Log) -> tuple[CapsError, ...]:
@@ -109,6 +113,11 @@ def end(workings: Workings, clock: Clock, log: Log) -> tuple[CapsError, ...]:
 
 def _rules(config: Config) -> Rules:
     return Rules(config.autotune.floor, config.caps.floor_watts, config.caps.largest_step)
+
+
+def _file_size(config: Config) -> int:
+    """Bytes of each file of the record: all of them together take twice [caps] log_size."""
+    return 2 * int(config.caps.log_size) // (GENERATIONS + 1)
 
 
 def _users(config: Config, log: Log) -> frozenset[int]:
@@ -161,14 +170,15 @@ class Capper:
             self._stack = stack.pop_all()
         self._workings, self.address = workings, listening.address
         ceilings = Ceilings(
-            config.caps, place.ceilings, place.boot_id, clock, record=workings.audit.record
+            config.caps, place.ceilings, place.boot_id, clock, record=workings.rows.record
         )
         self._desk = Desk(
-            workings.keeper, workings.writer, ceilings, config.caps, clock, workings.audit.record
+            workings.keeper, workings.writer, ceilings, config.caps, clock, workings.rows.record
         )
 
         def turned() -> None:
             alive()
+            workings.rows.turn()
             self._tell_troubles(ceilings)
 
         self.server = Server(listening.socket, self._desk, clock, _users(config, log), alive=turned)
@@ -191,7 +201,7 @@ class Capper:
         What is held stays, unless its user or its knob is not named any more.
         """
         caps, workings = config.caps, self._workings
-        workings.audit.size = int(caps.log_size)
+        workings.audit.size = _file_size(config)
         self.server.admit(_users(config, self._log))
         workings.keeper.settle_for(
             _rules(config),
@@ -224,7 +234,7 @@ class Capper:
         return troubles
 
     def _record(self, deed: Deed) -> None:
-        self._workings.audit.record(Event(at=self._clock.now().wall, deed=deed))
+        self._workings.rows.record(Event(at=self._clock.now().wall, deed=deed))
 
     def _tell_troubles(self, ceilings: Ceilings) -> None:
         """Say once what has begun to go wrong."""

@@ -42,6 +42,7 @@ class Refusal(Word):
     LOST = "lost"  # the device does not answer
     UNRECOVERED = "unrecovered"  # its original is unknown, for the journal was damaged
     ENDING = "ending"  # the capper is on its way out
+    TOO_OFTEN = "too_often"  # the peer's user moves a knob, or sets a ceiling, too often
 
 
 # ----------------------------------------------------------------------------------- requests

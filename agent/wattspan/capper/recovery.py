@@ -27,7 +27,7 @@ from wattspan.model import CapKey, Knob
 
 PREFIX, COPIES, FIRST_VERSION = "journal-", (".a.jsonl", ".b.jsonl"), ".json"
 
-_OPENING = frozenset({Deed.WRITE})
+_OPENING = frozenset({Deed.WRITE, Deed.SNAPSHOT})
 _CLOSING = frozenset({Deed.RESTORE, Deed.FOREIGN, Deed.VOID})
 
 Claims = Mapping[CapKey, Entry | None]

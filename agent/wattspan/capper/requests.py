@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Protocol
 
+from wattspan.access.pace import Pace
 from wattspan.capper import protocol
 from wattspan.capper.audit import Deed, Event
 from wattspan.capper.ceilings import Ceilings, impose
@@ -20,6 +21,8 @@ from wattspan.plaintext import printable
 from wattspan.ports import CapsError, Clock
 
 MOST_JOBS = 64
+MOVES_A_SECOND, MOVES_AT_ONCE = 2, 60
+"""How often one user may move one knob, or its ceiling; a tuner does so once each half second."""
 
 
 class Tally(Protocol):
@@ -49,6 +52,7 @@ class Desk:
         self._refusals = Refusals(clock, record)
         self._clock, self._record = clock, record
         self._short = 0
+        self._pace = Pace(MOVES_A_SECOND, MOVES_AT_ONCE)
         self._introduced: set[int] = set()
 
     def settle_for(self, settings: Caps) -> None:
@@ -119,6 +123,8 @@ class Desk:
                 self._keeper.release(holder, request.job)
             case protocol.Ceiling():
                 why = _short(request.why, protocol.LONGEST_WHY)
+                if peer.uid != 0:
+                    self._check_pace(peer, None)
                 self._ceilings.ask(request.limit, why, request.ttl, peer)
                 self.turn()
             case protocol.Restore():
@@ -159,6 +165,10 @@ class Desk:
             raise CapsError("A hold names each knob once.", Refusal.MALFORMED)
         if len(self._keeper.leases.jobs(holder) | {request.job}) > MOST_JOBS:
             raise CapsError(f"One peer holds for {MOST_JOBS} jobs at most.", Refusal.MALFORMED)
+        held = self._keeper.leases.grant_of(holder, request.job)
+        for key, value in wishes.items():
+            if held is None or not held.asked.get(key) == held.caps.get(key) == value:
+                self._check_pace(peer, key)
         self._keeper.hold(
             holder,
             request.job,
@@ -167,6 +177,17 @@ class Desk:
             lease=request.lease,
             peer=peer,
         )
+
+    def _check_pace(self, peer: Peer, key: CapKey | None) -> None:
+        """CapsError if the user moves a knob, or its ceiling if ``key`` is None, too often."""
+        if not self._pace.admits((peer.uid, key), self._clock.monotonic()):
+            thing = "its ceiling" if key is None else f"the {key.knob} of {key.device}"
+            raise CapsError(
+                f"User {peer.uid} moves {thing} more than {MOVES_A_SECOND} times a second; ask"
+                " more slowly.",
+                Refusal.TOO_OFTEN,
+                "" if key is None else key.device,
+            )
 
     @staticmethod
     def _only_root(peer: Peer, what: str) -> None:

@@ -6,7 +6,7 @@ comes in the microseconds between is noticed when the value is read back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -188,6 +188,13 @@ class Writer:
             " hand, or take the present ones as the originals with `wattspan caps accept`."
         )
 
+    def outstanding(self) -> Iterator[Event]:
+        """A row for each cap in force: the original as ``old``, the value that stands as ``new``."""
+        for entry in self.entries.values():
+            value = entry.value if entry.written else entry.before
+            if value is not None and not entry.left_alone:
+                yield self._event(Deed.WRITE, entry, entry.original, value, Cause())
+
     def flush(self) -> None:
         """Have on disk what is so: what was written, what was given back. JournalError."""
         self._journal.save(self.entries)
@@ -341,6 +348,11 @@ class Writer:
     def _tell(
         self, deed: Deed, entry: Entry, old: int | None, new: int | None, cause: Cause
     ) -> None:
+        self._record(self._event(deed, entry, old, new, cause))
+
+    def _event(
+        self, deed: Deed, entry: Entry, old: int | None, new: int | None, cause: Cause
+    ) -> Event:
         event = Event(
             at=self._clock.now().wall,
             deed=deed,
@@ -355,7 +367,7 @@ class Writer:
             uid=cause.uid,
             original=entry.original,
         )
-        self._record(replace(event, check=row_checksum(self._journal.boot_id, event)))
+        return replace(event, check=row_checksum(self._journal.boot_id, event))
 
 
 def failure(key: CapKey, error: ActuatorError) -> CapsError:

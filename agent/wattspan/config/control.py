@@ -229,5 +229,8 @@ class Caps(Table, frozen=True):
     ] = ()
     log_size: Annotated[
         Size,
-        about("What the record of writes may take before it is rotated.", least="64KiB"),
+        about(
+            "Half of what the record of writes may take, in all of its files together.",
+            least="64KiB",
+        ),
     ] = Size.parse("4MiB")

@@ -102,6 +102,8 @@ def sentence(event: Event) -> str:
             said = f"Somebody else has set {where}, to {new}: it is left alone"
         case Deed.REFUSE | Deed.FAIL | Deed.VOID if event.why:
             return event.why
+        case Deed.SNAPSHOT:
+            said = f"In force: {where} at {new}; the original is {old}"
         case Deed.CEILING | Deed.LIFT | Deed.LAPSE:
             limit = event.new if event.deed is Deed.CEILING else event.old
             done = {Deed.CEILING: "was set", Deed.LIFT: "was lifted", Deed.LAPSE: "has ended"}
