@@ -81,7 +81,7 @@ def test_an_hour_of_writes_and_restores_has_a_bounded_number_of_rows(limited: Li
         limited.limiter.record(write(number))
         limited.limiter.record(row(Deed.RESTORE, new=650 * W))
         limited.pass_time(SECOND)
-    assert len(limited.rows) < ROWS_AT_ONCE + 13 * 60
+    assert len(limited.rows) < ROWS_AT_ONCE + 20 * 60
     limited.limiter.close()
     assert limited.rows[-1].deed is Deed.RESTORE
 
@@ -190,7 +190,8 @@ def test_a_snapshot_tells_recovery_of_a_cap_whose_write_was_rotated_away(tmp_pat
     bench.hold(500 * W, 0)
     for number in range(GENERATIONS * 100):
         audit.record(Event(at=number, deed=Deed.START))
-    (claim,) = claims_in((tmp_path / "audit.jsonl").open("rb"), BOOT).values()
+    lines = audit.path.read_bytes().splitlines()
+    (claim,) = claims_in(lines, BOOT).values()
     assert claim is not None
     assert (claim.device, claim.original, claim.value) == ("gpu0", 650 * W, 500 * W)
 

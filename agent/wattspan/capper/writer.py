@@ -189,7 +189,7 @@ class Writer:
         )
 
     def outstanding(self) -> Iterator[Event]:
-        """A row for each cap in force: the original as ``old``, the value that stands as ``new``."""
+        """A row for each cap in force, from the original to the value that stands."""
         for entry in self.entries.values():
             value = entry.value if entry.written else entry.before
             if value is not None and not entry.left_alone:
