@@ -114,7 +114,9 @@ def test_the_whole_page_is_small(served: Served) -> None:
 )
 def test_only_the_pages_own_files_are_there(served: Served, path: str) -> None:
     with socket.create_connection(("127.0.0.1", served.port)) as client:
-        client.sendall(f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
+        client.sendall(
+            f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+        )
         answer = b"".join(iter(lambda: client.recv(65536), b""))
     assert b"404" in answer.split(b"\r\n")[0]
     assert b"import" not in answer

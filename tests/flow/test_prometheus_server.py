@@ -187,7 +187,7 @@ def test_one_too_many_is_refused_and_counted() -> None:
 
         def hold() -> socket.socket:
             connection = held.enter_context(socket.create_connection(("127.0.0.1", served.port)))
-            connection.sendall(b"GET /metrics HTTP/1.1\r\n")
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n")
             return connection
 
         def refused() -> bool:
@@ -205,6 +205,24 @@ def test_one_too_many_is_refused_and_counted() -> None:
             answer.begin()
             scrape = parse(answer.read(), Format.TEXT)
         assert value(scrape, "wattspan_scrape_connections_refused_total") >= 1
+
+
+class Ticking(ManualClock):
+    """A clock that goes on by a microsecond whenever it is read."""
+
+    def monotonic(self) -> int:
+        self.advance(0.000_001)
+        return super().monotonic()
+
+
+@pytest.mark.parametrize("told", [b"", b"GET /metrics HTTP/1.1\r\nX-"], ids=["silent", "slow"])
+def test_hundreds_of_slow_clients_refuse_no_health_check_of_their_own_user(told: bytes) -> None:
+    with serving(Ticking()) as served, ExitStack() as held:
+        for _ in range(200):
+            slow = held.enter_context(socket.create_connection(("127.0.0.1", served.port)))
+            with suppress(OSError):  # it may have been refused
+                slow.sendall(told)
+        assert [served.ask("/healthz").status for _ in range(3)] == [200] * 3
 
 
 def test_who_only_rests_makes_way() -> None:
@@ -270,7 +288,7 @@ def test_who_asks_and_never_reads_makes_way() -> None:
         for _ in range(2):
             address = server.server_address[:2]
             idler = held.enter_context(socket.create_connection(address, timeout=20))
-            idler.sendall(b"GET /large HTTP/1.1\r\n\r\n")
+            idler.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert idler.recv(1), "its answer has begun, and is far from over"
         clock.advance(6)
         assert status(server) == 200
@@ -295,7 +313,7 @@ def test_a_connection_whose_thread_never_begins_is_ended_and_keeps_no_place() ->
             held.enter_context(socket.create_connection(address, timeout=20)) for _ in range(2)
         ]
         for connection in unheard:
-            connection.sendall(b"GET /small HTTP/1.1\r\n\r\n")
+            connection.sendall(b"GET /small HTTP/1.1\r\nHost: localhost\r\n\r\n")
         eventually(lambda: server.left == 0, "both are accepted")
         clock.advance(61)
         assert all(map(closed, unheard))
@@ -360,7 +378,7 @@ def test_a_trickle_of_bytes_does_not_hold_a_connection() -> None:
 def test_a_silent_connection_is_closed() -> None:
     clock = ManualClock()
     with serving(clock) as served, socket.create_connection(("127.0.0.1", served.port)) as idle:
-        idle.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+        idle.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert idle.recv(65536).startswith(b"HTTP/1.1 200")
         idle.settimeout(0.05)
 
@@ -398,7 +416,7 @@ def test_junk_is_refused_and_forgotten(served: Served, junk: bytes) -> None:
 
 def test_a_client_that_leaves_early_is_no_news(served: Served) -> None:
     with socket.create_connection(("127.0.0.1", served.port)) as client:
-        client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert served.ask().status == 200
     assert served.log == []
 
@@ -410,7 +428,7 @@ def test_stopping_ends_idle_connections_and_frees_the_port() -> None:
     with serving() as served:
         port = served.port
         idle = socket.create_connection(("127.0.0.1", port))
-        idle.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        idle.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert idle.recv(64).startswith(b"HTTP/1.1 200")
     assert closed(idle)
     idle.close()

@@ -85,11 +85,11 @@ async def _told(protocol: asyncio.Protocol, pieces: list[bytes]) -> bytes:
         if wire.closed:
             break
         protocol.data_received(piece)
-        for _ in range(4):
+        for _ in range(8):
             await _turn()
     if not wire.closed:
         protocol.eof_received()
-        for _ in range(8):
+        for _ in range(12):
             await _turn()
     wire.closed = True
     protocol.connection_lost(None)
@@ -142,7 +142,7 @@ def http(data: bytes) -> None:
     answers = asyncio.run(_told(connection, _pieces(data)))
     assert not log, log
     assert not room.guests
-    assert not room._held, "something of a body is still held"
+    assert not room._bytes._held, "something of a body is still held"
     assert not answers or re.match(rb"HTTP/1\.1 [1-5][0-9][0-9] ", answers), answers[:80]
     assert b"HTTP/1.1 500" not in answers
 
@@ -205,7 +205,7 @@ def grpc(data: bytes) -> None:
     asyncio.run(conversation())
     assert not log, log
     assert not room.guests
-    assert not room._held, "something of a body is still held"
+    assert not room._bytes._held, "something of a body is still held"
 
 
 @target(

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import h11
 
+from wattspan.access.framing import framing_fault, head_of
 from wattspan.access.refusals import Reason
 from wattspan.access.tokens import CHALLENGES
 from wattspan.web.door import OPEN, Door
@@ -51,6 +52,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, None)  # until it is made
         self._timer: asyncio.TimerHandle | None = None
         self._request: h11.Request | None = None
+        self._head = bytearray()  # what was received of a request until its head is whole
         self._body = bytearray()
         self._pieces = 0
         self._held = 0
@@ -94,7 +96,7 @@ class Connection(asyncio.Protocol):
             self._h11.receive_data(data)
             self._transport.pause_reading()
         elif not self._room.wake(self) or self._begins():
-            self._h11.receive_data(data)
+            self._receive(data)
             self._advance()
 
     def eof_received(self) -> bool:
@@ -134,6 +136,11 @@ class Connection(asyncio.Protocol):
         self._await(self._limits.hold, self._too_often)
         return False
 
+    def _receive(self, data: bytes) -> None:
+        if self._request is None:
+            self._head += data
+        self._h11.receive_data(data)
+
     def _advance(self) -> None:
         """Go on with what has arrived, until more is needed or a request is whole."""
         try:
@@ -160,24 +167,22 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, request: h11.Request) -> None:
         self._request = request
-        length = chunked = None
+        fault, self._head = framing_fault(head_of(self._head)), bytearray()
+        length = None
         size = len(request.target)
         authorization, origin = "", False
         for name, value in request.headers:
             size += len(name) + len(value)
             if name == b"content-length":
                 length = int(value)
-            elif name == b"transfer-encoding":
-                chunked = value
             elif name == b"authorization":
                 authorization = value.decode("latin-1")
             elif name == b"origin":
                 origin = True
-        if request.http_version not in (b"1.0", b"1.1"):
+        if fault:
+            self._refuse(400, f"This is not HTTP as it should be: {fault}.")
+        elif request.http_version not in (b"1.0", b"1.1"):
             self._refuse(505, "Only HTTP/1.1 is spoken here.")
-        elif length is not None and chunked is not None:
-            # Two lengths are how requests are smuggled past whoever believes the other one.
-            self._refuse(400, "A request has a Content-Length or a Transfer-Encoding, not both.")
         elif origin and not self._door.browsers:
             # A page from anywhere may let its own name lead to this machine.
             self._refuse(403, "Requests of web pages are not taken here.")
@@ -277,7 +282,8 @@ class Connection(asyncio.Protocol):
             return
         self._h11.start_next_cycle()
         self._request, self._answering = None, False
-        if not self._h11.trailing_data[0]:
+        self._head = bytearray(self._h11.trailing_data[0])
+        if not self._head:
             self._rest()
         elif not self._begins():
             return

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from io import BytesIO
 from socketserver import TCPServer
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -31,6 +32,7 @@ from wattspan.access.crowd import (
     local_user,
     unknown_uid,
 )
+from wattspan.access.framing import framing_fault
 from wattspan.access.pace import RESERVE, Pace
 from wattspan.access.refusals import Count, Reason
 from wattspan.access.tls import Contexts
@@ -263,6 +265,8 @@ _NEGOTIATED = ("Accept", "Accept-Encoding", "If-None-Match", "Host", "Authorizat
 
 _NEVER = 2**63
 _PAUSE = 0.5  # seconds
+_LONGEST, _MOST_LINES = 1 << 16, 101  # bytes of a line, lines of a head: the parser's bounds
+_ENDS = (b"\r\n", b"\n", b"")  # the last line of a head; b"" where it ends too early
 _HEAD_TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 
 
@@ -308,6 +312,28 @@ class _Handler(BaseHTTPRequestHandler):
             self.handle_one_request()
             if self.close_connection or not self.server.expect(self.request, idle=True):
                 return
+
+    def handle_one_request(self) -> None:
+        """Read the whole head, and have it parsed if its framing is strict."""
+        lines = self._read_head()
+        head = b"".join(lines)
+        if head and lines[-1] in _ENDS and framing_fault(head):
+            self.command, self.requestline, self.request_version = "", "", self.protocol_version
+            self.send_error(HTTPStatus.BAD_REQUEST)
+            self.wfile.flush()
+            return
+        connection, self.rfile = self.rfile, BytesIO(head)
+        try:
+            super().handle_one_request()
+        finally:
+            self.rfile = connection
+
+    def _read_head(self) -> list[bytes]:
+        """The lines of a request's head, the first too many or too long one included."""
+        lines = [self.rfile.readline(_LONGEST + 1)]
+        while lines[-1] not in _ENDS and len(lines[-1]) <= _LONGEST and len(lines) <= _MOST_LINES:
+            lines.append(self.rfile.readline(_LONGEST + 1))
+        return lines
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Of the parser: a request that is none. What was sent is not told back."""
