@@ -127,6 +127,10 @@ class Host(RuleBasedStateMachine):
     def disk(self, full: bool) -> None:
         self.bench.journal.full = full
 
+    @rule()
+    def kill_between_the_copies_of_the_journal(self) -> None:
+        self.bench.journal.cut = True
+
     @rule(fixed=st.none() | WISHES, share=st.none() | WISHES)
     def operator(self, fixed: int | None, share: int | None) -> None:
         keys = [self.bench.key(n) for n in (0, 1)]
@@ -194,7 +198,7 @@ class Host(RuleBasedStateMachine):
         self.kill_at = None
         for board in self.bench.actuator.boards.values():
             board.fault, board.late, board.inert, board.locked = None, False, False, False
-        self.bench.journal.full = False
+        self.bench.journal.full = self.bench.journal.cut = False
         assert self.bench.keeper.restore() == ()
         assert dict(zip(self.theirs, self.bench.stands, strict=True)) == self.theirs
         left = self.bench.on_disk.values()

@@ -101,11 +101,17 @@ class Disk(Journal):
     """
 
     full = False
+    cut = False
+    """Whether the process ends between the two copies of the next save."""
     meanwhile: Callable[[], None] | None = None
 
     def _replace(self, text: bytes) -> None:
         if self.full:
             raise OSError(ENOSPC, "No space left on device")
+        if self.cut:
+            self.cut = False
+            self._replace_copy(self.path, text)
+            raise Killed
         super()._replace(text)
         if self.meanwhile is not None:
             meanwhile, self.meanwhile = self.meanwhile, None

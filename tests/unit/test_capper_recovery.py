@@ -74,6 +74,23 @@ def test_an_earlier_boot_is_kept_until_the_device_answers(tmp_path: Path) -> Non
     assert (bench.stands, bench.on_disk) == ([650 * W], {})
 
 
+def test_a_device_that_is_gone_since_an_earlier_boot_may_be_given_up(tmp_path: Path) -> None:
+    bench = left(tmp_path, entry(device="gpu7"), boot=EARLIER)
+    assert [trouble.device for trouble in bench.keeper.restore()] == ["gpu7"]
+    assert bench.keeper.accept() == 1
+    assert (bench.keeper.restore(), bench.on_disk) == ((), {})
+
+
+def test_the_journal_of_another_emulated_host_is_removed(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        Journal(tmp_path, f"{BOOT} {name}").save({entry().key: entry()})
+        (tmp_path / f"journal-{EARLIER}_{name}.a.jsonl").write_bytes(b"")
+    journal = Journal(tmp_path, f"{BOOT} three")
+    assert (journal.entries, journal.trouble) == ({}, "")
+    journal.save({})
+    assert list(tmp_path.glob("journal-*")) == []
+
+
 def test_clocks_of_an_earlier_boot_are_reset_once(tmp_path: Path) -> None:
     clock = entry(knob=Knob.GPU_CLOCK, original=None, value=1200)
     Journal(tmp_path, EARLIER).save({clock.key: clock})
@@ -207,6 +224,19 @@ def test_the_audit_log_replaces_a_lost_journal(tmp_path: Path) -> None:
     journal = Journal(tmp_path, BOOT, tmp_path / "audit.jsonl")
     found = journal.entries[bench.key()]
     assert (found.original, found.value, found.source) == (650 * W, 500 * W, Source.SALVAGED)
+
+
+def test_a_crash_between_the_removals_of_the_copies_is_no_damage(tmp_path: Path) -> None:
+    bench, events, lines = held(tmp_path)
+    second = tmp_path / f"journal-{BOOT}.b.jsonl"
+    before = second.read_bytes()
+    bench.keeper.release(1)
+    audit = Audit(tmp_path / "audit.jsonl", 1 << 20)
+    for event in events[len(lines) :]:
+        audit.record(event)
+    second.write_bytes(before)
+    journal = Journal(tmp_path, BOOT, tmp_path / "audit.jsonl")
+    assert (list(journal.entries), journal.complete) == ([bench.key()], True)
 
 
 def test_audit_rows_tell_the_original_and_our_value(tmp_path: Path) -> None:

@@ -328,6 +328,11 @@ def test_a_journal_without_a_capper_fails_with_the_remedy(host: Host) -> None:
     assert "`wattspan caps restore`" in finding.remedy
 
 
+def test_a_journal_of_an_emulated_host_is_left_behind_as_well(host: Host) -> None:
+    host.journal(ENTRY, boot=f"{BOOT} one")
+    assert "gpu_power of GPU a" in host.told()["left behind"].detail
+
+
 @pytest.mark.parametrize("caps", [Caps(), Caps(budget_watts=500)])
 def test_a_capper_that_left_limits_behind_is_no_good_news(caps: Caps, tmp_path: Path) -> None:
     host = Host(tmp_path, rights=EVERYTHING)

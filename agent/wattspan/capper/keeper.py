@@ -8,6 +8,7 @@ from dataclasses import replace
 from wattspan.capper.audit import Event
 from wattspan.capper.bounds import Rules
 from wattspan.capper.devices import named
+from wattspan.capper.journal import Source
 from wattspan.capper.leases import Grant, Leases
 from wattspan.capper.protocol import Refusal
 from wattspan.capper.settler import Settler
@@ -126,8 +127,15 @@ class Keeper:
         self._wishes.asked_for = imposed
 
     def accept(self) -> int:
-        """Take what somebody else has written as the original from now on; how many knobs."""
-        theirs = [key for key in self._writer.entries if self._theirs(key)]
+        """Take what somebody else has written as the original from now on; how many knobs.
+
+        An entry of an earlier boot is dropped if its device has not answered yet.
+        """
+        theirs = [
+            key
+            for key, entry in self._writer.entries.items()
+            if entry.left_alone or entry.source is Source.EARLIER
+        ]
         for key in theirs:
             self._writer.accept(key)
         self._settler.settle(theirs)

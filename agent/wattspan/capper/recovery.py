@@ -72,7 +72,7 @@ class _File:
 def recover(
     directory: Path, boot_id: str, file_id: str, claims: Callable[[str], Claims]
 ) -> Recovered:
-    """Read every journal in ``directory``, of this boot and of earlier ones.
+    """Read every journal in ``directory``, of this boot and of earlier ones of the same host.
 
     ``file_id`` stands for ``boot_id`` in file names. ``claims`` reads the audit log for a boot; it
     is only called if a journal of that boot is damaged.
@@ -80,9 +80,10 @@ def recover(
     found = Recovered()
     boots: dict[str, list[_File]] = {}
     for file in _files(directory, boot_id, file_id):
-        boots.setdefault(file.boot_id, []).append(file)
-        if not file.intact:
-            found.damaged.append(file.path)
+        if _host(file.boot_id) == _host(boot_id):
+            boots.setdefault(file.boot_id, []).append(file)
+            if not file.intact:
+                found.damaged.append(file.path)
         if not file.path.name.startswith(f"{PREFIX}{file_id}.") or not file.is_copy:
             found.outdated.append(file.path)
     for boot, files in sorted(boots.items(), key=lambda item: item[0] == boot_id):
@@ -97,6 +98,11 @@ def recover(
     if not found.complete:
         found.entries |= {entry.key: entry for entry in map(_every, Knob)}
     return found
+
+
+def boot_ids(directory: Path) -> frozenset[str]:
+    """The boots of the journals in ``directory``."""
+    return frozenset(file.boot_id for file in _files(directory, "", ""))
 
 
 def claims_in(lines: Iterable[bytes], boot_id: str) -> Claims:
@@ -146,6 +152,11 @@ def _file(path: Path, boot_id: str) -> _File:
     if copy.records:
         boot_id = copy.records[0].boot_id
     return _File(path, boot_id, records=copy.records, intact=copy.intact)
+
+
+def _host(boot_id: str) -> str:
+    """The name of an emulated host, which follows the boot's id; "" for the true one."""
+    return boot_id.partition(" ")[2]
 
 
 def _merged(files: Sequence[_File], claims: Callable[[], Claims]) -> tuple[list[Entry], bool]:

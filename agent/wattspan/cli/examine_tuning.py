@@ -8,6 +8,7 @@ from pathlib import Path
 
 from wattspan.capper.journal import Source, directory_in
 from wattspan.capper.journal import read as read_journal
+from wattspan.capper.recovery import boot_ids
 from wattspan.cli.diagnosis import Finding, Mark, Section
 from wattspan.cli.examine_host import capabilities
 from wattspan.cli.run_directory import capper_socket
@@ -39,7 +40,7 @@ def examine_tuning(
     findings = [_mode(config)]
     findings += _knobs(config, context, domains, capper.rows)
     place = directory_in(Path(config.agent.state_dir), emulated=context.emulated)
-    left = list(_left_behind(place, root, answers=capper.answers, emulated=context.emulated))
+    left = list(_left_behind(place, root, answers=capper.answers))
     findings.append(capper.finding(root, left=any(one.mark is Mark.FAIL for one in left)))
     findings += left
     return Section("Tuning and caps", tuple(findings))
@@ -237,11 +238,10 @@ class _Capper:
 # ----------------------------------------------------------------------------- what was left here
 
 
-def _left_behind(place: Path, root: Path, *, answers: bool, emulated: bool) -> Iterator[Finding]:
+def _left_behind(place: Path, root: Path, *, answers: bool) -> Iterator[Finding]:
     """A journal of this boot without a capper: the limits in it may still be in force.
 
-    Entries of an earlier boot say nothing before a capper compares them with the devices. The boot
-    of an emulated host also has its name, and never recurs.
+    Entries of an earlier boot say nothing before a capper compares them with the devices.
     """
     if answers:
         return
@@ -249,20 +249,24 @@ def _left_behind(place: Path, root: Path, *, answers: bool, emulated: bool) -> I
         boot = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return
-    found = read_journal(place, boot)
-    if found.damaged:
+    # The boot of an emulated host also has its name.
+    journals = [
+        read_journal(place, one) for one in boot_ids(place) if boot and one.startswith(boot)
+    ]
+    if damaged := {str(path) for found in journals for path in found.damaged}:
         yield Finding(
             Mark.WARN,
             "left behind",
-            f"the journal is damaged: {', '.join(str(path) for path in found.damaged)}",
+            f"the journal is damaged: {', '.join(sorted(damaged))}",
             "Run `wattspan caps restore` as root: it gives back what can be recovered, and names"
             " every device whose original limit is lost.",
         )
         return
     names = ", ".join(
         f"{entry.knob} of {entry.name or entry.device}"
+        for found in journals
         for entry in found.entries.values()
-        if emulated or entry.source is not Source.EARLIER
+        if entry.source is not Source.EARLIER
     )
     if names:
         yield Finding(
