@@ -145,7 +145,7 @@ def test_a_limit_of_an_earlier_boot_that_is_in_force_is_given_back(
     ).entries
     for path in capper.directory.glob("journal-*"):
         path.unlink()
-    Journal(capper.directory, "00000000-1111-4000-8000-000000000000").save(left)
+    Journal(capper.directory, f"earlier {capper.host.directory.name}").save(left)
     done = caps(capper, "restore")
     assert done.stdout == "1 limit was given back, by the journal.\n", done.stderr
     assert (gpu.limit, list(capper.directory.glob("journal-*"))) == (ORIGINAL, [])
