@@ -331,6 +331,17 @@ def test_restore_lifts_what_was_asked_for_and_says_so_on_record(
 
 
 @pytest.mark.parametrize(
+    "request_", [protocol.Ceiling(1, "x", HOUR), protocol.Restore(), protocol.Accept()]
+)
+def test_every_refused_command_of_a_connection_is_on_record(
+    asked: Asked, request_: protocol.Request
+) -> None:
+    for _ in range(3):
+        asked.ask(AGENT, request_)
+    assert [row[1:3] for row in asked.events("refuse")] == [(1000, 20)] * 3
+
+
+@pytest.mark.parametrize(
     ("request_", "word"), [(protocol.Restore(), "restore"), (protocol.Accept(), "accept")]
 )
 def test_restore_and_accept_are_on_record_with_their_peer_however_they_end(

@@ -214,6 +214,8 @@ class Desk:
     def _refused(
         self, holder: int, peer: Peer, request: protocol.Request, error: CapsError
     ) -> Refused:
+        if isinstance(request, protocol.Ceiling | protocol.Restore | protocol.Accept):
+            self._refusals.granted(holder)  # each refused command has a row, repeated or not
         self._refusals.refused(holder, peer, getattr(request, "job", ""), error)
         return Refused(reason=Refusal(error.refusal), sentence=str(error), device=error.device)
 
