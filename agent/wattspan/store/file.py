@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def connect(path: Path, clock: Clock) -> sqlite3.Connection:
     """
     if not path.exists():
         remove_companions(path)
+    _make_index_private(path)
     database = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
     try:
         known_version(database)
@@ -37,6 +39,25 @@ def connect(path: Path, clock: Clock) -> sqlite3.Connection:
         database.close()
         raise
     return database
+
+
+def _make_index_private(path: Path) -> None:
+    """Have the file with SQLite's locks (``-shm``) be its owner's alone, before SQLite opens it.
+
+    SQLite would give the file the mode of the database, and whoever may read a file may lock it: a
+    member of the group that reads the history could block every write. An earlier version's file
+    may be open elsewhere, so it is replaced. The caller holds the lock of the store.
+    """
+    index = path.with_name(path.name + "-shm")
+    try:
+        if not index.lstat().st_mode & 0o077:
+            return
+        index.unlink()
+    except FileNotFoundError:
+        pass
+    descriptor = os.open(index, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(b"\0")  # SQLite changes the mode of an empty file
 
 
 def _check(database: sqlite3.Connection, clock: Clock) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from wattspan.model import GapReason, HwType, Provenance
@@ -17,6 +19,12 @@ from wattspan.store.faults import code
 from wattspan.store.places import is_kept
 from wattspan.store.schema import DAY, HOUR, MIGRATIONS, MINUTE, SchemaError, known_version
 from wattspan.store.span_deltas import SPAN, SpanName, SpanRole, Use
+
+_COPIES = 5
+"""How often a copy is tried: the agent begins its log anew every few minutes at most."""
+
+_LOG_HEADER = 32
+"""Bytes of a write-ahead log that change when it begins anew: its numbers and salts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,7 @@ def extract(
     whatever the agent writes meanwhile. StoreError if the store cannot be read.
     """
     try:
-        with closing(_connect(path)) as database:
+        with _connected(path) as database:
             _require_present(database, path)
             database.execute("BEGIN")
             return _extract(database, start, end, frozenset(kinds), reckonings)
@@ -217,11 +225,13 @@ def _domain_total(row: list[Any], sums: list[int], gaps: Mapping[GapReason, int]
 # ------------------------------------------------------------------------------- the connection
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    """A connection that writes nothing.
+@contextmanager
+def _connected(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that writes nothing to the store and takes no lock that blocks its writer.
 
-    Reading a write-ahead log takes its index beside it. Where the agent closed the store neither
-    is there, and who may not create them reads the file as it is: nobody is writing it.
+    The index of the write-ahead log, and the locks in it, are the agent's alone: its user and root
+    read beside it, others read a copy. Where the agent closed the store there is no log, and who
+    may not create one reads the file as it is: nobody is writing it.
     """
     if not is_kept(path):
         raise StoreError(
@@ -229,12 +239,51 @@ def _connect(path: Path) -> sqlite3.Connection:
             " or name the state directory of one that runs with --state-dir."
         )
     address = f"{path.absolute().as_uri()}?mode=ro"
-    try:
-        return _opened(address)
-    except sqlite3.OperationalError:
-        if path.with_name(path.name + "-wal").exists():
-            raise
-        return _opened(f"{address}&immutable=1")
+    with ExitStack() as stack:
+        try:
+            database = _opened(address)
+        except sqlite3.OperationalError:
+            if _log_of(path).exists():
+                copy = _copied(path, Path(stack.enter_context(TemporaryDirectory())))
+                if copy is None:
+                    raise
+                database = _opened(copy.as_uri())
+            else:
+                database = _opened(f"{address}&immutable=1")
+        yield stack.enter_context(closing(database))
+
+
+def _copied(path: Path, folder: Path) -> Path | None:
+    """A copy of one moment's database in ``folder``; None if it cannot be had.
+
+    The database is copied first, then its log: whatever a checkpoint writes to the database in
+    between is in the log as well, until the log begins anew, which changes its header.
+    """
+    copy = folder / path.name
+    for _ in range(_COPIES):
+        try:
+            header = _header(_log_of(path))
+            copyfile(path, copy)
+            copyfile(_log_of(path), _log_of(copy))
+            if header == _header(_log_of(path)):
+                return copy
+        except FileNotFoundError:  # the agent has closed the store
+            _log_of(copy).unlink(missing_ok=True)
+            if path.exists() and not _log_of(path).exists():
+                copyfile(path, copy)
+                return copy
+        except OSError:
+            return None
+    return None
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def _header(log: Path) -> bytes:
+    with log.open("rb") as file:
+        return file.read(_LOG_HEADER)
 
 
 def _opened(address: str) -> sqlite3.Connection:
