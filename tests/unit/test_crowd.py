@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import types
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import pytest
@@ -18,6 +20,13 @@ from wattspan.access.crowd import (
 from wattspan.model import SECOND
 from wattspan.testing import ManualClock
 from wattspan.web.limits import FairLock, Limits, Room
+
+
+@types.coroutine
+def one_turn() -> Generator[None, None, None]:
+    """One turn of the event loop."""
+    yield
+
 
 GREEDY, HONEST = "greedy", "honest"
 
@@ -112,11 +121,11 @@ def test_a_lock_is_passed_to_owners_in_turn_and_past_those_who_left() -> None:
     async def work(name: str) -> None:
         async with lock.of(name[0]):
             order.append(name)
-            await asyncio.sleep(0)
+            await one_turn()
 
     async def scenario() -> None:
         tasks = [asyncio.ensure_future(work(name)) for name in ("a1", "a2", "a3", "b1", "b2")]
-        await asyncio.sleep(0)
+        await one_turn()
         tasks[1].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         async with lock.of("c"):
@@ -152,11 +161,11 @@ def test_requests_of_one_owner_that_last_leave_places_for_those_of_others() -> N
         over = asyncio.Event()
         tasks = [asyncio.ensure_future(answer(name, over)) for name in ("a1", "a2", "a3", "a4")]
         while len(order) < 2:
-            await asyncio.sleep(0)
+            await one_turn()
         tasks[2].cancel()
         tasks.append(asyncio.ensure_future(answer("b1", over)))
         while "b1" not in order:
-            await asyncio.sleep(0)
+            await one_turn()
         assert order == ["a1", "a2", "b1"]
         over.set()
         await asyncio.gather(*tasks, return_exceptions=True)

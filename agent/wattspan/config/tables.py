@@ -60,9 +60,8 @@ class Agent(Table, frozen=True):
     max_rate: Annotated[
         int,
         about(
-            "How many requests a second with spans or questions are taken of one user on Unix "
-            "sockets, or of one host on TCP, this one included; four times as many at once. More "
-            "are asked to come again.",
+            "How many requests a second with spans or questions are taken of one user of this "
+            "host, or of another host; four times as many at once. More are asked to come again.",
             least=1,
             most=1_000_000,
         ),

@@ -31,8 +31,9 @@ class PrometheusSettings(Table, frozen=True):
     max_rate: Annotated[
         int,
         about(
-            "How many requests a second of one host are answered, of this one included; four times "
-            "as many at once. More are turned away. `/healthz` is answered late instead."
+            "How many requests a second of one user of this host, or of another host, are "
+            "answered; four times as many at once. More are turned away. `/healthz` is answered "
+            "late instead."
         ),
     ] = 100
     request_timeout: Annotated[
