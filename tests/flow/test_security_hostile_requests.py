@@ -83,8 +83,9 @@ def floods(size: int) -> list[Body]:
     """Bodies of every kind that is refused."""
     return [
         *(Body(name, PROTOBUF, "gzip", bomb) for name, bomb in bombs(4 * size).items()),
-        *(packed(name, PROTOBUF, PROTOBUFS[name](size)) for name in (*FLOODS, "garbage")),
-        *(packed(name, JSON, JSONS[name](size)) for name in JSON_FLOODS),
+        *(Body(name, PROTOBUF, "", PROTOBUFS[name](size)) for name in (*FLOODS, "garbage")),
+        *(Body(name, JSON, "", JSONS[name](size)) for name in JSON_FLOODS),
+        packed("spans in JSON", JSON, JSONS["spans with attributes in JSON"](3 * size)),
         Body("of no known type", "text/plain", "", bytes(size)),
         Body("of no known encoding", PROTOBUF, "br", bytes(size)),
     ]
@@ -124,7 +125,7 @@ def test_no_request_exceeds_its_budget_of_cpu_time_and_memory(agent: Running) ->
         packed("varint", PROTOBUF, PROTOBUFS["varint"](MIB)),
         *(Body(name, PROTOBUF, "", build(limit)) for name, build in PERMITTED.items()),
         *(Body(name, JSON, "", build(limit // 2)) for name, build in PERMITTED_JSON.items()),
-        *(packed(name, PROTOBUF, PROTOBUFS[name](limit)) for name in FLOODS),
+        *(Body(name, PROTOBUF, "", PROTOBUFS[name](limit)) for name in FLOODS),
         Body("bomb", PROTOBUF, "gzip", bombs(4 * limit)["bomb"]),
     ]
     Path(f"/proc/{agent.process.pid}/clear_refs").write_text("5")  # the peak begins anew

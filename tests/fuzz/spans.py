@@ -22,10 +22,11 @@ from wattspan.spanfeed.errors import MalformedError, TooLargeError
 from wattspan.spanfeed.feed import _ring
 from wattspan.spanfeed.json import to_protobuf
 from wattspan.spanfeed.ring import LARGEST, Ring, RingError
+from wattspan.spanfeed.wire import SPAN, Budget, SpanAttributes, count_fields
 from wattspan.web.message import Peer
 
 _NOBODY = Peer()
-_MOST, _FIELDS = 1000, 1 << 16
+_MOST, _MOST_FIELDS = 1000, 1 << 16
 _WORK = (Counted("nothing", span="idle"), Counted("w"))
 
 WHOLE = request(
@@ -88,6 +89,29 @@ def otlp_protobuf(data: bytes) -> None:
 
 
 @target(
+    "otlp-fields",
+    whose="any application",
+    holds="no attribute that the parser sees is left out of the count",
+    watched=("wattspan.spanfeed.wire",),
+    samples=(
+        WHOLE.resource_spans[0].scope_spans[0].spans[0].SerializeToString(),
+        b"\x40" + b"\xff" * 9 + b"\x7f" + b"\x4a\0" * 20,
+        b"\x9b\x01\x4a\0\x9c\x01",
+    ),
+)
+def otlp_fields(data: bytes) -> None:
+    most = len(data) // 2 - 1
+    if most < 0:
+        return
+    counted = count_fields(data, SPAN, most, Budget(1 << 20))
+    try:
+        seen = len(SpanAttributes.FromString(data).attributes)
+    except DecodeError:
+        return
+    assert counted >= min(seen, most + 1)
+
+
+@target(
     "otlp-json",
     whose="any application",
     holds="refused with a place, or protobuf that the whole schema reads",
@@ -97,7 +121,7 @@ def otlp_protobuf(data: bytes) -> None:
 )
 def otlp_json(data: bytes) -> None:
     try:
-        body = to_protobuf(data, _MOST, _FIELDS)
+        body = to_protobuf(data, _MOST, _MOST_FIELDS)
     except (MalformedError, TooLargeError) as error:
         told(error)
         return
@@ -119,7 +143,7 @@ def otlp_both(data: bytes) -> None:
         return
     whole.DiscardUnknownFields()
     try:
-        body = to_protobuf(json_of(whole), _MOST, _FIELDS)
+        body = to_protobuf(json_of(whole), _MOST, _MOST_FIELDS)
     except MalformedError as error:
         assert "nested" in str(error), error  # noqa: PT017 - deeper than we follow, no more
         return

@@ -108,6 +108,16 @@ def test_a_replayed_span_has_its_energy_replaced_not_doubled():
     assert not [key for key in told(span) if "gpu" in key]
 
 
+def test_energy_is_looked_for_among_the_first_attributes_of_a_span_only():
+    message = request("a")
+    (span,) = message.resource_spans[0].scope_spans[0].spans
+    span.attributes.add(key="wattspan.energy.exclusive").value.double_value = 1.0
+    for _ in range(1024):
+        span.attributes.add()
+    (after,) = spans_in(enrich(message, [joules({CPU: 1})], MEASURED))
+    assert after.attributes[: len(span.attributes)] == span.attributes
+
+
 def test_energy_that_another_agent_knew_stays_where_we_know_none():
     there = ExportTraceServiceRequest.FromString(
         enrich(request("a"), [joules({CPU: 1_000_000})], MEASURED)

@@ -12,6 +12,9 @@ from wattspan.spans import SpanEnergy
 
 _PREFIX = PREFIX.encode()
 
+_SEARCHED = 1024
+"""Attributes of a span up to which those that are to be replaced are looked for."""
+
 
 def enrich(message: Any, energies: Sequence[SpanEnergy | None], attributes: Attributes) -> bytes:
     """The ExportTraceServiceRequest ``message``, in wire format, with energies on its spans.
@@ -50,6 +53,8 @@ def _without(spans: Sequence[bytes], energies: Sequence[SpanEnergy | None]) -> S
     for position, (span, energy) in enumerate(zip(spans, energies, strict=False)):
         if energy is not None and _PREFIX in span:
             whole = Span.FromString(span)
+            if len(whole.attributes) > _SEARCHED:
+                continue
             kept = [each for each in whole.attributes if not each.key.startswith(PREFIX)]
             if len(kept) < len(whole.attributes):
                 del whole.attributes[:]
