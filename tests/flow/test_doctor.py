@@ -133,10 +133,26 @@ def test_the_knobs_of_an_emulated_host_are_told_and_nothing_is_turned(tmp_path: 
     assert not (tmp_path / "state").exists()
 
 
-def test_a_wrong_configuration_is_told_before_anything_is_opened(tmp_path: Path) -> None:
-    done = doctor(tmp_path, config="[agnet]")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "did you mean [agent]?" in done.stderr
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ("[agent", "not TOML"),
+        ("[cups]\n", "Unknown table 'cups'"),
+        ('[processes]\ntop = "many"\nidle = "equal"\n', "Bad value for 'processes.top'"),
+        ("[caps]\nbudget_file = 'here'\n", "Bad value for 'caps.budget_file'"),
+    ],
+)
+def test_a_broken_configuration_is_a_finding_and_the_rest_is_examined(
+    tmp_path: Path, config: str, told: str
+) -> None:
+    done = doctor(tmp_path, "--emulate", "laptop", config=config)
+    assert done.returncode == 2, done.stderr
+    assert told in " ".join(section("Configuration", done.stdout).split())
+    assert "Correct it" in done.stdout
+    assert "package-0" in done.stdout  # a counter, which was read
+    facts = json.loads(doctor(tmp_path, "--emulate", "laptop", "--json", config=config).stdout)
+    assert facts["worst"] == "fail"
+    assert facts["readable_counters"]
 
 
 def test_without_a_terminal_there_is_no_colour(tmp_path: Path) -> None:

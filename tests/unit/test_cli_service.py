@@ -169,16 +169,23 @@ def test_a_package_that_an_earlier_installation_shadows_is_not_well(root: Path) 
     assert service(root, "status").exit_code == 0
 
 
-def test_a_package_is_shadowed_by_an_administrators_unit_and_not_by_a_mask(root: Path) -> None:
+def test_an_administrators_own_unit_is_told_and_is_no_shadow(root: Path) -> None:
     vendor = root / "usr/lib/systemd/system/wattspan.service"
     theirs = root / "etc/systemd/system/wattspan.service"
     for place in (vendor, theirs):
         place.parent.mkdir(parents=True)
         place.write_text("[Service]\n")
-    assert service(root, "status").exit_code == 1
+    told = service(root, "status")
+    assert told.exit_code == 0
+    assert "/etc/systemd/system/wattspan.service: the administrator's own" in told.stdout
+    assert "shadows" not in told.stdout
+    facts = json.loads(service(root, "status", "--json").stdout)
+    assert facts["administrators"] == ["/etc/systemd/system/wattspan.service"]
+    assert facts["shadowing"] == []
     theirs.unlink()
     theirs.symlink_to("/dev/null")
-    assert service(root, "status").exit_code == 0
+    masked = json.loads(service(root, "status", "--json").stdout)
+    assert masked["administrators"] == []
 
 
 def test_a_program_that_others_may_change_is_refused(root: Path) -> None:

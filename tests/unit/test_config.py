@@ -3,7 +3,7 @@ from typing import Annotated, Literal
 
 import pytest
 
-from wattspan.config import TABLES, Config, Flag, Origin, Schema, load, variable
+from wattspan.config import TABLES, Agent, Config, Flag, Origin, Schema, load, variable
 from wattspan.config.writing import to_toml
 from wattspan.ports import ConfigError
 from wattspan.settings import Listen, Table, about
@@ -232,3 +232,28 @@ def test_origins_stand_behind_the_values(tmp_path: Path) -> None:
     shown = to_toml(read("[processes]\ntop = 9", tmp_path), origins=True).splitlines()
     line = next(line for line in shown if line.startswith("top"))
     assert line.split() == ["top", "=", "9", "#", f"{tmp_path}/config.toml:2"]
+
+
+def test_a_configuration_with_faults_is_loaded_without_the_values_at_fault(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(
+        '[agent]\ninterval = "soon"\nlog_level = "debug"\n'
+        '[caps]\nbudget_file = "here"\nfloor_watts = 7\n'
+        '[[autotune.job]]\nspun = "x"\n'
+    )
+    faults: list[str] = []
+    config = load(path, environ={}, faults=faults)
+    assert len(faults) == 3, faults
+    assert (config.agent.interval, config.agent.log_level) == (Agent().interval, "debug")
+    assert (config.caps.budget_file, config.caps.floor_watts) == ("", 7)
+    assert config.autotune.job == ()
+    with pytest.raises(ConfigError):
+        load(path, environ={})
+
+
+def test_a_file_that_is_no_toml_leaves_the_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("[agent")
+    faults: list[str] = []
+    assert load(path, environ={}, faults=faults).agent == Agent()
+    assert len(faults) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -34,7 +35,7 @@ from wattspan.cli.options import (
     load_configuration,
 )
 from wattspan.clock import SystemClock
-from wattspan.ports import SourceContext, SourceError
+from wattspan.ports import ConfigError, SourceContext, SourceError
 
 if TYPE_CHECKING:
     from wattspan.access.settings import AccessSettings
@@ -59,21 +60,30 @@ def command(
     """Say what can be read here, what cannot, why, and the remedy.
 
     Reads every counter twice, a second apart, with the rights of whoever calls it: call it as
-    the user that runs the agent. The exit code is 3 if no counter can be read.
+    the user that runs the agent. A broken configuration is a finding; the rest is examined with
+    the default in place of each value at fault. The exit code is then 2. It is 3 if no counter can
+    be read.
     """
-    flags = emulation_flags(emulate)
-    loaded = load_configuration(config_file, settings, flags, quiet=True)
+    flags, faults = emulation_flags(emulate), list[str]()
+    loaded = load_configuration(config_file, settings, flags, quiet=True, faults=faults)
     with emulated_host(loaded.config.emulation) as host:
-        diagnosis = diagnose(loaded, host=host)
+        diagnosis = diagnose(loaded, host=host, faults=faults)
     if as_json:
         echo_json({"version": __version__, "host": platform.node(), **diagnosis.plain()})
     else:
         _print(diagnosis)
+    if faults:
+        context.exit(ConfigError.exit_code)
     if not diagnosis.readable:
         context.exit(NOTHING)
 
 
-def diagnose(loaded: Loaded, root: Path = Path("/"), host: EmulatedHost | None = None) -> Diagnosis:
+def diagnose(
+    loaded: Loaded,
+    root: Path = Path("/"),
+    host: EmulatedHost | None = None,
+    faults: Iterable[str] = (),
+) -> Diagnosis:
     """Look at everything; takes a second for each source that can be read."""
     config, plugins = loaded.config, loaded.plugins
     clock = SystemClock()
@@ -86,7 +96,7 @@ def diagnose(loaded: Loaded, root: Path = Path("/"), host: EmulatedHost | None =
             examine_host(root),
             *sources.sections,
             examine_processes(config, clock),
-            examine_configuration(config, plugins),
+            examine_configuration(config, plugins, faults=faults),
             examine_directories(config),
             examine_ports(config, _answers),
             examine_security(config),

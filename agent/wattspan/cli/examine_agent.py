@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -18,17 +18,28 @@ from wattspan.plugins import Plugins
 from wattspan.settings import Listen, Size, Table
 from wattspan.web.listening import directory_fault
 
+_MEND = (
+    "Correct it: no agent and no capper starts with it. `wattspan config check` checks it again. "
+    "The default stands for it below."
+)
+
 
 def examine_configuration(
-    config: Config, plugins: Plugins, owners: Collection[int] | None = None
+    config: Config,
+    plugins: Plugins,
+    owners: Collection[int] | None = None,
+    faults: Iterable[str] = (),
 ) -> Section:
     """Where the settings come from, who else may change them, and what is odd about them.
 
+    ``faults`` keep the agent from starting; the default stands for each value at fault.
     ``owners`` are the users who may own the file, ``rightful_owners`` unless said otherwise.
     """
     if owners is None:
         owners = rightful_owners(config.path, os.geteuid())
-    findings = list(_file(config.path, owners))
+    findings = [Finding(Mark.FAIL, "broken", fault, _MEND) for fault in faults]
+    if config.path is not None or not findings:
+        findings += _file(config.path, owners)
     findings += (Finding(Mark.WARN, "environment", sentence) for sentence in config.warnings)
     findings += (
         Finding(Mark.FAIL, f"[{broken.table}]", broken.cause, broken.remedy)

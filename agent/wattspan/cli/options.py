@@ -56,10 +56,12 @@ def load_configuration(
     *,
     environ: Mapping[str, str] | None = None,
     quiet: bool = False,
+    faults: list[str] | None = None,
 ) -> Loaded:
     """The configuration with the installed plugins; its warnings go to standard error.
 
-    Unless ``quiet``: then the caller shows ``config.warnings`` and ``plugins.broken`` itself.
+    Unless ``quiet``: then the caller shows ``config.warnings`` and ``plugins.broken`` itself. If
+    ``faults`` is given, what is wrong is added to it, and the default stands for what is wrong.
 
     ``flags`` holds what a command's own options set, by dotted key. ``--set`` is stronger.
     """
@@ -69,6 +71,7 @@ def load_configuration(
         environ=os.environ if environ is None else environ,
         flags={**(flags or {}), **_assignments(settings)},
         schema=plugins.schema,
+        faults=faults,
     )
     if not quiet:
         _warn((*config.warnings, *map(str, plugins.broken)))

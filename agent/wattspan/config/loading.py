@@ -75,16 +75,24 @@ def load(
     flags: Mapping[str, Flag] | None = None,
     schema: Schema | None = None,
     default: Path = DEFAULT_PATH,
+    faults: list[str] | None = None,
 ) -> Config:
     """The configuration: flag over environment over file over default.
 
     ``path`` must exist if it is given; ``default`` is read in its absence, if it exists.
     ``flags`` maps dotted keys to what the command line said. ConfigError has one line for each
-    fault of all of them together.
+    fault of all of them together. If ``faults`` is given, they are added to it instead, and the
+    default stands for each value at fault.
     """
     schema = schema or Schema()
     draft = _Draft(schema, {where: {} for where in schema.tables})
-    source = _file(path, default)
+    source: TomlFile | None = None
+    try:
+        source = _file(path, default)
+    except ConfigError as error:
+        if faults is None:
+            raise
+        draft.faults.append(str(error))
     if source is not None:
         _take_file(draft, source)
     for name, where, key, value in variables(environ, schema):
@@ -95,7 +103,11 @@ def load(
     tables = _settle(draft, source)
     draft.faults += (draft.placed(*fault, source) for fault in faults_of(tables))
     if draft.faults:
-        raise ConfigError("\n".join(sorted(draft.faults, key=_line)))
+        found = sorted(draft.faults, key=_line)
+        if faults is None:
+            raise ConfigError("\n".join(found))
+        faults += found
+        tables = _without_faults(draft)
     return Config(
         agent=cast("Agent", tables["agent"]),
         processes=cast("Processes", tables["processes"]),
@@ -112,6 +124,41 @@ def load(
         path=source.path if source else None,
         warnings=(*strangers(environ, schema), *warnings_of(tables)),
     )
+
+
+def _without_faults(draft: _Draft) -> dict[str, Table]:
+    """The tables, with the default in place of each value that is wrong, also beside another."""
+    wrong: list[str] = []
+    for _ in range(2):
+        tables = {
+            where: _sound_table(draft.values[where], kind, where)
+            for where, kind in draft.schema.tables.items()
+        }
+        wrong = [dotted for dotted, _ in faults_of(tables)]
+        if not wrong:
+            return tables
+        for where, values in draft.values.items():
+            for dotted in wrong:
+                if dotted.startswith(f"{where}."):
+                    _drop(values, dotted.removeprefix(f"{where}."))
+    return {where: convert({}, kind, where) for where, kind in draft.schema.tables.items()}
+
+
+def _sound_table(values: dict[str, object], kind: type[Table], where: str) -> Table:
+    try:
+        return convert(values, kind, where)
+    except SettingError as error:
+        for key, _ in error.faults:
+            _drop(values, key)
+    try:
+        return convert(values, kind, where)
+    except SettingError:
+        return convert({}, kind, where)
+
+
+def _drop(values: dict[str, object], key: str) -> None:
+    """Leave out ``key``; of an array of tables all of it."""
+    values.pop(re.split(r"[.\[]", key)[0], None)
 
 
 def _line(fault: str) -> int:

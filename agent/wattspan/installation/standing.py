@@ -30,7 +30,8 @@ _UNSHADOW = (
 class Standing:
     """``units`` are systemd's words for each: active state, enabled state; empty where unasked.
 
-    ``shadowing`` are files that are read in place of a package's.
+    ``shadowing`` are files of an earlier installation that are read in place of a package's;
+    ``administrators`` are the administrator's own in /etc, which are read in place of either.
     """
 
     program: str
@@ -38,6 +39,7 @@ class Standing:
     units: dict[str, tuple[str, str]]
     packaged: tuple[str, ...]
     shadowing: tuple[str, ...] = ()
+    administrators: tuple[str, ...] = ()
 
     @property
     def well(self) -> bool:
@@ -51,6 +53,7 @@ class Standing:
             "program": self.program,
             "package": list(self.packaged),
             "shadowing": list(self.shadowing),
+            "administrators": list(self.administrators),
             "files": {path: state.value for path, state in self.files.items()},
             "units": {
                 name: {"active": active, "enabled": enabled}
@@ -64,6 +67,8 @@ class Standing:
         for path, state in self.files.items():
             if not self.packaged:
                 yield f"{path}: {_SAID[state]}"
+        for path in self.administrators:
+            yield f"{path}: the administrator's own, which takes precedence"
         for path in self.shadowing:
             yield f"{path}: shadows the package, as it comes before the package's file of this name"
         if self.shadowing:
@@ -75,7 +80,7 @@ class Standing:
 def standing(root: Path, files: Sequence[Shipped], program: str) -> Standing:
     found = look(root, files)
     names = [file.name for file in files if file.unit]
-    before = (*(p for p, content in found.files.items() if content is not None), *found.overriding)
+    installed = tuple(p for p, content in found.files.items() if content is not None)
     return Standing(
         program,
         {file.path: whose(found.files[file.path], file.text) for file in files},
@@ -83,7 +88,8 @@ def standing(root: Path, files: Sequence[Shipped], program: str) -> Standing:
         if found.booted
         else {},
         found.packaged,
-        tuple(p for p in before if p not in found.masked) if found.packaged else (),
+        installed if found.packaged else (),
+        tuple(p for p in found.overriding if p not in found.masked),
     )
 
 
