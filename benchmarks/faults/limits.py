@@ -176,6 +176,8 @@ def _flooded() -> Fault:
         f"a flood of spans under a memory limit of {MEMORY_MAX >> 20} MiB",
         inject,
         lambda _: None,
+        "The batches are well-formed; hostile ones take more "
+        "([measured](security.md#what-one-request-may-cost)). "
         "Senders are asked to come again; nothing is kept beyond `spans.buffer`.",
         [Sign("the flood is answered", lambda *_: bool(found))],
         lasts=0.1,
