@@ -33,6 +33,7 @@ def systemctl_version() -> str:
     try:
         return subprocess.run(
             ["systemctl", "--version"],  # noqa: S607 - the host's own
+            cwd="/",
             capture_output=True,
             text=True,
             check=False,

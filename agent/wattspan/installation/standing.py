@@ -97,6 +97,7 @@ def _asked(verb: str, unit: str) -> str:
     try:
         done = subprocess.run(  # noqa: S603 - our own words, no shell
             ["systemctl", verb, unit],  # noqa: S607 - the host's own
+            cwd="/",
             capture_output=True,
             text=True,
             check=False,
