@@ -36,7 +36,7 @@ END = 5.0  # seconds within which SIGTERM ends the agent
 CPU_BUDGET = 2.0  # seconds of CPU time of one request, see docs/security.md
 MEMORY_LIMIT = 384 * MIB
 KEPT = 10_000_000  # bytes
-REPEATED = 3
+REPEATED = 2
 FLOODS = ("attributes", "nested values", "attributes of a resource", "resources", "spans",
           "varint in a span", "searched spans", "cut short")  # fmt: skip
 JSON_FLOODS = ("objects", "values in JSON", "long number", "nested arrays", "open string")
