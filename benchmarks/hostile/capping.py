@@ -25,10 +25,11 @@ from benchmarks.hostile.stage import (
     sampling,
     tuner,
 )
+from benchmarks.hostile.traffic import ask_capper
 from support.journal_corruption import corrupt_audit, corrupt_journal, snapshot
 from wattspan.cli.caps import command as caps_commands
 from wattspan.model import SECOND
-from wattspan.ports import CapsError, WattspanError
+from wattspan.ports import WattspanError
 
 FLOOR = 0.6  # [autotune] floor, of the default limit
 BACK = 15.0  # seconds within which the original limits are back
@@ -98,15 +99,9 @@ def _still_lowered(stage: HostileStage) -> list[str]:
 
 
 def _ceiling(stage: HostileStage) -> int | None:
-    client = stage.capper.client()
-    try:
-        client.rows()
-    except CapsError:
-        return None
-    else:
-        return client.totals.ceiling
-    finally:
-        client.close()
+    """The ceiling in force, in milliwatts."""
+    (told,) = ask_capper(str(stage.capper_socket), {"do": "status"})
+    return told.get("ceiling")
 
 
 def _remove_everything(stage: HostileStage) -> None:
@@ -119,21 +114,14 @@ def _remove_everything(stage: HostileStage) -> None:
 
 def _others_ceiling(stage: HostileStage, terms: Terms) -> Done:
     """Root sets a ceiling for a minute; the tuner's user sets a lower one of its own."""
-    wanted = 1_500_000
-    client = stage.capper.client("root")
-    try:
-        client.ceiling(wanted, "imposed by root", 60 * SECOND)
-        attack = _lines(_HELLO, _CEILING, _TIMED)
-        path = str(stage.capper_socket)
-        seconds = terms.seconds(2.0)
-        done = attacked(
-            stage, "caps", seconds, uid=TUNER, socket_path=path, lines=attack, parallel=1
-        )
-        client.rows()
-        found = client.totals.ceiling
-        client.ceiling(None, "lifted by root")
-    finally:
-        client.close()
+    wanted, path = 1_500_000, str(stage.capper_socket)
+    imposed = {"do": "ceiling", "limit": wanted, "why": "imposed by root", "ttl": 60 * SECOND}
+    ask_capper(path, {"do": "hello", "who": "root"}, imposed)
+    attack = _lines(_HELLO, _CEILING, _TIMED)
+    seconds = terms.seconds(2.0)
+    done = attacked(stage, "caps", seconds, uid=TUNER, socket_path=path, lines=attack, parallel=1)
+    found = _ceiling(stage)
+    ask_capper(path, {"do": "hello", "who": "root"}, {"do": "ceiling", "limit": None})
     ended = time.monotonic()
     faults = [] if found == wanted else [f"root's ceiling of 1500 W has become {found} mW"]
     return Done(done.answers, faults=[*faults, *_still_lowered(stage)], ended=ended)

@@ -218,7 +218,7 @@ def _slow(
         return attacked(
             stage,
             "slow",
-            terms.seconds(6.0),
+            terms.seconds(12.0),
             targets=[target(stage)],
             first=first,
             then=trickle,

@@ -393,6 +393,17 @@ def _converse(
             return
 
 
+def ask_capper(path: str, *requests: dict[str, object]) -> list[dict[str, Any]]:
+    """The answers to requests to a capper, on one connection."""
+    with contextlib.closing(connect(f"unix:{path}", 20.0)) as one:
+        answers = one.makefile("rb")
+        found = []
+        for request in requests:
+            one.sendall(json.dumps(request).encode() + b"\n")
+            found.append(json.loads(answers.readline()))
+        return found
+
+
 def hold(*, socket_path: str, watts: dict[str, int], lease: float = 0.0) -> None:
     """Hold caps as a tuner does and renew them, until standard input ends.
 

@@ -14,10 +14,10 @@ from support.tried import holds_once
 pytestmark = [pytest.mark.needs_root, pytest.mark.alone]
 
 SHORT = [
-    "400 slow bodies, otlp.sock",
+    "400 slow heads, metrics",
     "announced spans without end",
-    "rings that break the protocol",
-    "holds below the floor",
+    "ceilings of the tuner's user",
+    "a ceiling below root's",
     "held and hung up on, again and again",
 ]
 
