@@ -18,7 +18,6 @@ SHORT = [
     "announced spans without end",
     "ceilings of the tuner's user",
     "a ceiling below root's",
-    "held and hung up on, again and again",
 ]
 
 
