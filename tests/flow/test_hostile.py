@@ -14,10 +14,10 @@ from support.tried import holds_once
 pytestmark = [pytest.mark.needs_root, pytest.mark.alone]
 
 SHORT = [
+    "varints, HTTP",
+    "fields in protobuf, gzip",
     "400 slow heads, metrics",
-    "announced spans without end",
     "ceilings of the tuner's user",
-    "a ceiling below root's",
 ]
 
 
