@@ -187,7 +187,7 @@ def refused(size: int) -> list[Body]:
     large = ((b"\x00" * MIB, max(1, size // MIB)),)
     return [
         Body("too large once decompressed", large, encodings=("gzip",)),
-        Body("too large", ((b"\x4a\x00", 33 * MIB),)),
+        Body("too large", ((b"\x4a\x00", 9 * MIB),)),
         Body("no protobuf", ((b"\xff" * 64, 1024),)),
         Body("cut off", inside(((b"\x0a\x10", 1),), *SPAN)[:2]),
         Body("no JSON", ((b"[" * 64, 1024),), "application/json"),

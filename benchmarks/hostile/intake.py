@@ -177,7 +177,7 @@ REFUSALS = [
         sent(
             bodies.refused(70 * MIB),
             http_listeners,
-            seconds=240.0,
+            seconds=150.0,
             rounds=REFUSED // 2,
         ),
         Rule(growth=GROWTH),

@@ -14,6 +14,7 @@ from benchmarks.hostile.table import Judged
 
 SETTLED = 10.0  # megabytes above the size before the attack
 HURRIED = 5.0  # seconds, for the 99th percentile of the few requests in a quick run
+WARM_UP = 0.25  # of the attack's time
 PATIENCE = 8.0  # seconds in which the agent may give memory back
 
 
@@ -23,9 +24,10 @@ class Terms:
 
     quick: bool = False
     seed: int = 1
+    part: float = 1.0  # of the time of each attack
 
     def seconds(self, full: float) -> float:
-        return min(full, 1.5) if self.quick else full
+        return (min(full, 1.5) if self.quick else full) * self.part
 
     def count(self, full: int, quick: int) -> int:
         return quick if self.quick else full
@@ -70,7 +72,7 @@ def undergo(stage: HostileStage, attack: Attack, terms: Terms) -> Finding:
     first request is no leak.
     """
     if attack.rule.growth is not None:
-        attack.run(stage, replace(terms, quick=True))
+        attack.run(stage, replace(terms, part=WARM_UP))
         if not stage.recovers():
             stage.start_anew()
     before = stage.size()
