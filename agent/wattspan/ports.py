@@ -199,6 +199,18 @@ class Actuator(Protocol):
     def close(self) -> None: ...
 
 
+class SlottedActuator(Actuator, Protocol):
+    """An actuator that can identify its devices one by one, without reading their settings."""
+
+    def slots(self) -> int:
+        """Number of device slots; ActuatorError."""
+        ...
+
+    def id_at(self, slot: int) -> str | None:
+        """Id of the device in ``slot``; None if it cannot be identified. ActuatorError."""
+        ...
+
+
 class CapTotals(NamedTuple):
     """What the process that writes has done; ``ceiling`` is the host's, in milliwatts."""
 

@@ -96,6 +96,7 @@ def test_killed_it_leaves_the_cap_and_restore_gives_it_back(
         "by": "journal",
         "restored": 1,
         "foreign": [],
+        "retained": 0,
         "troubles": [],
     }
     assert gpu.limit == ORIGINAL

@@ -28,7 +28,7 @@ ORIGINAL, CAP = 270, 220
 CONFIGURED = '[caps]\nlease = "5m"\n[autotune]\nknobs = ["gpu_power", "cpu_power"]\nfloor = 0.5\n'
 FIXED = f'[[caps.fixed]]\ndevice = "intel-rapl:0"\nknob = "cpu_power"\nwatts = {CAP}\n'
 BY_THE_JOURNAL = "1 limit was given back, by the journal"
-STOP_POST = f"ExecStopPost={PROGRAM} caps restore"
+STOP_POST = f"ExecStopPost={PROGRAM} caps restore --tuned"
 LOCK = "/var/lib/wattspan-capper/lock"
 HOLDER_THAT_LOCKS = f"""
 import fcntl, threading

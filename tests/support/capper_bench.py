@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from errno import ENOSPC
 from pathlib import Path
@@ -55,6 +55,15 @@ class FakeActuator:
 
     def devices(self) -> tuple[KnobState, ...]:
         return tuple(self.read(name) for name, board in self.boards.items() if not board.fault)
+
+    @property
+    def unidentified(self) -> int | None:
+        """As of isolated devices: a hung one is not in the list and counts."""
+        hung = any(board.fault is Trouble.STUCK for board in self.boards.values())
+        return len(self.boards) if hung else None
+
+    def prefetch(self, devices: Iterable[str]) -> None:
+        """Reads at once anyway."""
 
     def read(self, device: str) -> KnobState:
         board = self._board(device)

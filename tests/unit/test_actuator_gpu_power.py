@@ -253,9 +253,33 @@ def test_a_board_that_was_plugged_in_later_is_found(host: Host) -> None:
 def test_a_driver_that_fails_while_it_lists_is_met_anew(host: Host) -> None:
     host.nvml.errors["nvmlDeviceGetHandleByIndex"] = 9
     assert host.power.devices() == ()
-    assert "Cannot list the GPUs" in str(host.refused(A, 300_000))
+    with pytest.raises(ActuatorError, match="Cannot list the GPUs"):
+        host.power.id_at(0)
     host.nvml.errors.clear()
     assert host.power.write(A, 300_000).requested == 300_000
+
+
+def test_slots_identify_each_board(host: Host) -> None:
+    assert [host.power.id_at(slot) for slot in range(host.power.slots())] == [A, B]
+    host.nvml.errors["GPU-a"] = 15
+    assert [host.power.id_at(slot) for slot in range(host.power.slots())] == [None, B]
+
+
+def test_slots_of_a_driver_that_fails_are_an_error(host: Host) -> None:
+    host.nvml.errors["nvmlDeviceGetCount"] = 9
+    with pytest.raises(ActuatorError, match="Cannot list the GPUs"):
+        host.power.slots()
+
+
+def test_first_read_of_a_board_asks_no_other_board(host: Host) -> None:
+    host.nvml.errors["GPU-a"] = 999
+    host.power.read(B)
+    assert "nvmlDeviceGetHandleByIndex" not in host.nvml.calls
+
+
+def test_first_read_without_a_driver_names_the_driver(host: Host) -> None:
+    host.nvml.errors["nvmlDeviceGetHandleByUUID"] = 9
+    assert "driver is not loaded" in str(host.refused(A, 300_000))
 
 
 def test_a_driver_that_goes_while_a_board_is_lost_is_met_anew(host: Host) -> None:

@@ -30,7 +30,7 @@ UNITS = "/usr/local/lib/systemd/system"
 FILES = {
     "wattspan.service": "[Service]\nExecStart=/usr/bin/wattspan run\n",
     "wattspan-capper.service": "[Service]\nExecStart=/usr/bin/wattspan capper\n"
-    "ExecStopPost=/usr/bin/wattspan caps restore\n",
+    "ExecStopPost=/usr/bin/wattspan caps restore --tuned\n",
     "wattspan-capper.socket": "[Socket]\nListenStream=/run/wattspan-capper/capper.sock\n",
     "sysusers.d/wattspan.conf": "u wattspan -\n",
     "tmpfiles.d/wattspan.conf": "d /etc/wattspan 0755\n",

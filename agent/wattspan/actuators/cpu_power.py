@@ -56,6 +56,13 @@ class CpuPower:
                 states.append(self._state(package))
         return tuple(states)
 
+    def slots(self) -> int:
+        return len(self._find())
+
+    def id_at(self, slot: int) -> str | None:
+        packages = tuple(self._packages)
+        return packages[slot] if slot < len(packages) else None
+
     def read(self, device: str) -> KnobState:
         return self._state(self._package(device))
 

@@ -38,6 +38,12 @@ class GpuClock:
                 states.append(self._state(board))
         return tuple(states)
 
+    def slots(self) -> int:
+        return self._boards.slots()
+
+    def id_at(self, slot: int) -> str | None:
+        return self._boards.id_at(slot)
+
     def read(self, device: str) -> KnobState:
         return self._state(self._boards.board(device))
 

@@ -31,6 +31,12 @@ class GpuPower:
                 states.append(self._state(board))
         return tuple(states)
 
+    def slots(self) -> int:
+        return self._boards.slots()
+
+    def id_at(self, slot: int) -> str | None:
+        return self._boards.id_at(slot)
+
     def read(self, device: str) -> KnobState:
         return self._state(self._boards.board(device))
 

@@ -85,13 +85,26 @@ class Boards:
         self._begin()
         if device not in self._boards and device in self._names:
             return self._found_again(device)
-        if device not in self._boards:
-            self._list()
-        if device not in self._boards:
-            raise refused(
-                f"find {device}", "this host has no such GPU", "See nvidia-smi -L.", Trouble.ABSENT
-            )
-        return self._boards[device]
+        return self._boards.get(device) or self._found(device)
+
+    def slots(self) -> int:
+        """The number of boards that the driver counts. ActuatorError."""
+        self._begin()
+        try:
+            return int(self._nvml.nvmlDeviceGetCount())
+        except self._nvml.NVMLError as error:
+            self.close()
+            raise refusal("list the GPUs", code_of(error)) from None
+
+    def id_at(self, slot: int) -> str | None:
+        """The id of the board with the index ``slot``; None if it cannot be identified."""
+        self._begin()
+        try:
+            board = self._at(slot)
+        except self._nvml.NVMLError as error:
+            self.close()
+            raise refusal("list the GPUs", code_of(error)) from None
+        return None if board is None else board.id
 
     def ask(self, device: str, thing: str, call: str, *arguments: int) -> Any:
         """The answer of NVML's function ``call`` about one board; ``thing`` is what it tells.
@@ -180,6 +193,20 @@ class Boards:
             return True
         return False
 
+    def _found(self, device: str) -> Board:
+        """A board that was not seen before: no other board is asked, for a call on it may hang."""
+        try:
+            return self._by_uuid(device)
+        except self._nvml.NVMLError as error:
+            code = code_of(error)
+            if code in nvml_errors.OF_THE_SESSION:
+                self.close()
+            if code != nvml_errors.NOT_FOUND:
+                raise self._refusal("find", device, code) from None
+        raise refused(
+            f"find {device}", "this host has no such GPU", "See nvidia-smi -L.", Trouble.ABSENT
+        )
+
     def _found_again(self, device: str) -> Board:
         """A new handle for a board that was there once."""
         try:
@@ -196,6 +223,8 @@ class Boards:
             self._afresh[device] = now + PATIENCE
             self.close()
             self._begin()
+            with contextlib.suppress(self._nvml.NVMLError):
+                return self._by_uuid(device)
             self._list()
             if device in self._boards:
                 return self._boards[device]

@@ -12,7 +12,7 @@ from wattspan.actuators.gpu_power import GpuPower
 from wattspan.actuators.nvml_boards import Boards, installed
 from wattspan.actuators.powercap_zones import CLASS
 from wattspan.model import MILLISECOND, Knob
-from wattspan.ports import Actuator, Clock
+from wattspan.ports import Clock, SlottedActuator
 
 SYSFS = Path("/sys")
 EMULATED_ANSWER = 50 * MILLISECOND
@@ -26,7 +26,7 @@ def open_actuators(
     nvml: Any = None,
     sysfs: Path = SYSFS,
     emulated: bool = False,
-) -> tuple[Actuator, ...]:
+) -> tuple[SlottedActuator, ...]:
     """One actuator for each of ``knobs`` that this host may have, in the order of Knob.
 
     ``nvml`` stands in for the ``pynvml`` module; on an ``emulated`` host nothing else is asked,
@@ -34,7 +34,7 @@ def open_actuators(
     yet is no reason to leave GPUs out: its devices appear when it is. Nothing is touched until
     it is asked for.
     """
-    found: list[Actuator] = []
+    found: list[SlottedActuator] = []
     if Knob.GPU_POWER in knobs or Knob.GPU_CLOCK in knobs:
         nvml = installed() if nvml is None and not emulated else nvml
         boards = None if nvml is None else Boards(nvml, clock)

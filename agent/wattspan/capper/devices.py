@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import groupby
+from typing import Protocol, runtime_checkable
 
 from wattspan.capper.protocol import Refusal
 from wattspan.model import CapKey, Knob, KnobState, Trouble
@@ -14,6 +16,20 @@ _REFUSALS = {
     Trouble.MALFORMED: Refusal.NOT_HONOURED,
 }
 _POWER = (Knob.GPU_POWER, Knob.CPU_POWER)
+
+
+@runtime_checkable
+class Concurrent(Protocol):
+    """An actuator that can read several devices at once, and list them although some hang."""
+
+    @property
+    def unidentified(self) -> int | None:
+        """Number of all devices if some of them hang and cannot be identified; else None."""
+        ...
+
+    def prefetch(self, devices: Iterable[str]) -> None:
+        """Begin to read ``devices``; ``read`` then takes up the result."""
+        ...
 
 
 class Devices:
@@ -41,9 +57,39 @@ class Devices:
         """Whether the last look could list the devices with this knob."""
         return knob in self._actuators and knob not in self.deaf
 
+    def assume(self, state: KnobState) -> None:
+        """Take ``state``, which a journal records, until the device is read."""
+        self.states.setdefault(state.key, state)
+
+    @property
+    def listing_stuck(self) -> bool:
+        """Whether the devices of a knob are unknown because the driver does not answer."""
+        return any(error.trouble is Trouble.STUCK for error in self.deaf.values())
+
+    @property
+    def hidden(self) -> bool:
+        """Whether there are devices that hang and are not known, so that their limits are not."""
+        return self.listing_stuck or any(
+            count > sum(key.knob is knob for key in self.states)
+            for knob, actuator in self._actuators.items()
+            if isinstance(actuator, Concurrent) and (count := actuator.unidentified) is not None
+        )
+
+    def prefetch(self, keys: Iterable[CapKey]) -> None:
+        """Begin to read ``keys``, so that several devices that hang share one deadline."""
+        for knob, group in groupby(sorted(keys), key=lambda key: key.knob):
+            actuator: object = self._actuators.get(knob)
+            if isinstance(actuator, Concurrent):
+                actuator.prefetch(key.device for key in group)
+
     def read(self, key: CapKey) -> KnobState:
         """One knob as it is now; ActuatorError."""
         return self._told(key, self._actuator(key).read(key.device))
+
+    def stuck(self, key: CapKey) -> bool:
+        """Whether the newest call on a knob did not return within its deadline."""
+        error = self.troubles.get(key)
+        return error is not None and error.trouble is Trouble.STUCK
 
     def refresh(self, key: CapKey) -> None:
         """Read a knob that is known, if it answers now."""
@@ -65,6 +111,7 @@ class Devices:
 
     def _told(self, key: CapKey, state: KnobState) -> KnobState:
         self.states[key] = state
+        self.troubles.pop(key, None)
         return state
 
     def _actuator(self, key: CapKey) -> Actuator:

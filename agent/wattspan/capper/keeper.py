@@ -147,12 +147,20 @@ class Keeper:
         What somebody else has written is left. Nothing is set again by this keeper.
         """
         self._wishes.suspended = True
-        self.leases.clear()
-        self._settler.rested()
-        keys = set(self._writer.entries)
-        ended = dict.fromkeys(keys, Cause(why="everything is given back"))
-        troubles = self._settler.settle(keys, ended=ended)
-        return tuple(e for e in troubles.values() if e.refusal != Refusal.FOREIGN)
+        return self._release_all("everything is given back")
+
+    def stop(self) -> tuple[CapsError, ...]:
+        """End every lease: each knob goes to its imposed limit, or to its original.
+
+        Returns the failures. Fixed caps and budgets stay in force until the operator lifts them.
+        """
+        return self._release_all("the capper stops")
+
+    def impose_retained(self) -> None:
+        """Impose the limits that the journal retains, for there is nobody else to say."""
+        entries = self._writer.entries.items()
+        limits = {key: entry.imposed for key, entry in entries if entry.imposed is not None}
+        self.impose(Imposed(fixed=limits))
 
     # ------------------------------------------------------------------------ what time brings
 
@@ -170,7 +178,8 @@ class Keeper:
     def look(self) -> None:
         """Look for devices, if that was not done of late."""
         now = self._clock.monotonic()
-        if self._looked is None or now - self._looked >= LOOK_EVERY:
+        due = self._looked is None or now - self._looked >= LOOK_EVERY
+        if due or self._devices.listing_stuck:
             self._looked = now
             self._devices.look()
 
@@ -210,6 +219,13 @@ class Keeper:
         return tuple(self._row(state) for _, state in sorted(self._devices.states.items()))
 
     # --------------------------------------------------------------------------- inner workings
+
+    def _release_all(self, why: str) -> tuple[CapsError, ...]:
+        self.leases.clear()
+        self._settler.rested()
+        keys = set(self._writer.entries)
+        troubles = self._settler.settle(keys, ended=dict.fromkeys(keys, Cause(why=why)))
+        return tuple(e for e in troubles.values() if e.refusal != Refusal.FOREIGN)
 
     def _let_go(self, holder: int, job: str, why: str) -> None:
         ended = {

@@ -15,11 +15,12 @@ from wattspan.capper.journal import Journal
 from wattspan.capper.keeper import Keeper
 from wattspan.capper.peers import allowed_users, uids_of
 from wattspan.capper.place import Lock, Place
+from wattspan.capper.protocol import Refusal
 from wattspan.capper.requests import Desk
 from wattspan.capper.server import Server
 from wattspan.capper.writer import Writer
 from wattspan.config import Config, changed
-from wattspan.model import MILLISECOND, Knob
+from wattspan.model import MILLISECOND, SECOND, Knob
 from wattspan.ports import Actuator, CapsError, Clock
 from wattspan.supervisor.activation import Inherited
 from wattspan.web.listening import Listening, listen_unix
@@ -27,6 +28,9 @@ from wattspan.web.listening import Listening, listen_unix
 MODE = 0o666
 """Anybody may knock: who is let in is decided by what the kernel says of them."""
 _TRIES, _BETWEEN = 5, 300 * MILLISECOND
+_STUCK_WITHIN = 6 * SECOND
+"""How long the end of a capper waits for a device that hangs. The first call on a GPU wakes its
+driver, which can take seconds."""
 
 Log = Callable[[str], None]
 
@@ -55,6 +59,18 @@ class Workings:
     audit: Audit
     rows: RowLimiter
 
+    @property
+    def stuck(self) -> tuple[str, ...]:
+        """The names of devices whose driver call does not return."""
+        devices = self.writer.devices
+        names = {state.name for key, state in devices.states.items() if devices.stuck(key)}
+        return tuple(sorted(names))
+
+    @property
+    def retained(self) -> int:
+        """The number of limits that stay in force when the capper ends."""
+        return sum(entry.imposed is not None for entry in self.writer.entries.values())
+
     def close(self) -> None:
         self.rows.close()
         self.writer.devices.close()
@@ -67,8 +83,13 @@ def open_workings(
     clock: Clock,
     log: Log,
     hook: Hook = no_hook,
+    *,
+    enumerate_devices: bool = True,
 ) -> Workings:
-    """Read the journals, and find the devices that they name. The lock must be held."""
+    """Read the journals, and find the devices that they name. The lock must be held.
+
+    The journal names its devices: restoring them needs no enumeration, unless it is damaged.
+    """
     audit = Audit(place.audit, _file_size(config), hook)
     rows = RowLimiter(clock, audit.record)
     journal = Journal(place.directory, place.boot_id, place.audit, stamp=clock.monotonic)
@@ -87,20 +108,28 @@ def open_workings(
         tunable=config.autotune.gpus,
         knobs=config.autotune.knobs,
     )
-    devices.look()
+    writer.assume_recorded()
+    if enumerate_devices or writer.needs_enumeration:
+        devices.look()
     writer.name_lost()
     return Workings(keeper, writer, journal, audit, rows)
 
 
-def end(workings: Workings, clock: Clock, log: Log) -> tuple[CapsError, ...]:
-    """Give everything back, trying again for a second or two; what could not be given back."""
-    troubles: tuple[CapsError, ...] = ()
-    for attempt in range(_TRIES):
-        if attempt:
-            clock.sleep_until(clock.monotonic() + _BETWEEN)
-        troubles = workings.keeper.restore()
-        if not troubles:
+def end(
+    workings: Workings, clock: Clock, log: Log, release: Callable[[], tuple[CapsError, ...]]
+) -> tuple[CapsError, ...]:
+    """Call ``release`` until nothing fails, for a second or two; returns the last failures.
+
+    ``release`` is the keeper's ``restore`` or ``stop``. A device that hangs gets a few seconds.
+    """
+    began, tries = clock.monotonic(), 0
+    while troubles := release():
+        tries += 1
+        patient = workings.stuck and clock.monotonic() - began < _STUCK_WITHIN
+        hopeless = all(trouble.refusal == Refusal.UNRECOVERED for trouble in troubles)
+        if hopeless or (tries >= _TRIES and not patient):
             break
+        clock.sleep_until(clock.monotonic() + _BETWEEN)
     for trouble in troubles:
         log(str(trouble))
     if troubles:
@@ -192,8 +221,10 @@ class Capper:
         capped = sum(not entry.lost for entry in self._workings.writer.entries.values())
         caps = f"{capped} cap{'s' * (capped != 1)} in force"
         suspended = "; nothing is set before a restart, as asked" * keeper.suspended
+        stuck = self._workings.stuck
+        hung = f"; {', '.join(stuck)} does not answer" if stuck else ""
         trouble = f" {'; '.join(sorted(self._troubles))}" if self._troubles else ""
-        return f"Answering on {self.address}; {knobs}, {caps}{suspended}.{trouble}"
+        return f"Answering on {self.address}; {knobs}, {caps}{suspended}{hung}.{trouble}"
 
     def settle_for(self, config: Config) -> None:
         """Keep to another configuration from now on; for the thread that runs it.
@@ -213,7 +244,9 @@ class Capper:
         self._desk.turn()
 
     def run(self, *, ending: Callable[[], None] = lambda: None) -> tuple[CapsError, ...]:
-        """Serve until stopped, then give everything back; what could not be given back.
+        """Serve until stopped, then restore all tuned limits; what could not be restored.
+
+        Limits of fixed caps and of a power budget stay in force: the next capper takes them over.
 
         ``ending`` is called when the end begins.
 
@@ -226,7 +259,13 @@ class Capper:
         finally:
             self._desk.ending = True
             ending()
-            troubles = end(self._workings, self._clock, self._log)
+            workings = self._workings
+            troubles = end(workings, self._clock, self._log, workings.keeper.stop)
+            if retained := workings.retained:
+                self._log(
+                    f"{retained} limit{'s' * (retained != 1)} of fixed caps or of the power budget"
+                    " stay in force while no capper runs; `wattspan caps restore` lifts them."
+                )
             self._desk.close()
             self._record(Deed.END)
             self.server.close()

@@ -38,7 +38,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     is reset instead. ``value`` is ours. Until ``written``, it may not have reached the device
     yet, and what stands there may be ``before``: an earlier value of ours. ``foreign`` is what
     somebody else put there since: then the knob is theirs. Of a lost entry it is the limit that
-    the device had when the loss was found. ``imposed`` marks a fixed cap or a budget share.
+    the device had when the loss was found. ``imposed`` is the
+    limit of a fixed cap or of a power budget: it stays in force when the capper ends.
     """
 
     knob: Knob
@@ -53,7 +54,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     written: bool = False
     foreign: int | None = None
     since: int = 0  # Unix time in nanoseconds
-    imposed: bool = False
+    imposed: int | None = None
     source: Source = Source.RECORDED
 
     @property

@@ -31,6 +31,8 @@ class Restored:
     restored: int
     foreign: tuple[CapRow, ...] = ()
     troubles: tuple[str, ...] = ()
+    retained: int = 0
+    """Limits of fixed caps and of a power budget that stay in force."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,14 @@ class Here:
         place = self.place()
         lock = self._lock(place)
         try:
-            workings = open_workings(place, self.config, self.actuators(), self.clock, self.log)
+            workings = open_workings(
+                place,
+                self.config,
+                self.actuators(),
+                self.clock,
+                self.log,
+                enumerate_devices=False,
+            )
             try:
                 yield workings
             finally:
@@ -74,21 +83,29 @@ class Here:
             self.clock.sleep_until(self.clock.monotonic() + _BETWEEN)
 
 
-def restore(here: Here) -> Restored:
+def restore(here: Here, *, tuned_only: bool = False) -> Restored:
     """Ask the capper that runs; where none does, go by the journal of this boot.
+
+    ``tuned_only`` is for the moment after a capper has ended: limits of fixed caps and of a power
+    budget stay in force, and a running capper has nothing to do.
 
     Only what is still as we wrote it is written. What cannot be written down afterwards is told,
     and was given back all the same. CapsError or JournalError if neither is possible.
     """
-    is_command = not here.ended  # and not what a service manager runs after the capper's end
-    if is_command:
+    tuned_only = tuned_only or here.ended  # as a service manager runs it after the capper's end
+    if not tuned_only:
         try:
             return _asked(here)
         except CapsError as error:
             here = _without(here, error)
     with here.workings() as workings:
-        troubles = end(workings, here.clock, here.log)
-        if is_command:
+        keeper = workings.keeper
+        if tuned_only:
+            keeper.impose_retained()
+        troubles = end(
+            workings, here.clock, here.log, keeper.stop if tuned_only else keeper.restore
+        )
+        if not tuned_only:
             _lift_ceilings(here, workings)
         for unwritten in filter(None, (workings.keeper.journal_trouble, workings.audit.trouble)):
             here.log(unwritten)
@@ -97,6 +114,7 @@ def restore(here: Here) -> Restored:
             workings.writer.restores,
             _foreign(workings.keeper.rows()),
             tuple(str(trouble) for trouble in troubles),
+            workings.retained,
         )
 
 

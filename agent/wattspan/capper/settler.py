@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import NamedTuple
 
 from wattspan.capper.audit import Deed, Event
@@ -21,6 +22,8 @@ _LASTING = (Refusal.NO_PERMISSION, Refusal.LOCKED, Refusal.NOT_HONOURED)
 """Nobody mends a permission within seconds, and a locked register stays so until the boot."""
 _OBEYS_WITHIN = 5 * SECOND
 _UNWANTED = Cause(why="no cap is wanted any more")
+
+NOTHING_PLANNED: Mapping[CapKey, int] = MappingProxyType({})
 
 Troubles = dict[CapKey, CapsError]
 
@@ -60,7 +63,9 @@ class Settler:
         back: list[CapKey] = []
         troubles: Troubles = {}
         wanted = self._wishes.keys()
-        for key in sorted(keys):
+        keys = sorted(keys)
+        self._writer.devices.prefetch(key for key in keys if self.resting(key) is None)
+        for key in keys:
             rest = self.resting(key)
             # What needs no journal, giving back, is not kept waiting by the want of one.
             if rest is not None and rest.refusal != Refusal.NO_JOURNAL:
@@ -69,9 +74,14 @@ class Settler:
             with self._trying(key, troubles):
                 self._plan(key, key in wanted, down, up, back)
         self._move(down, troubles, until)
-        self._move({k: v for k, v in up.items() if self._fits(k, v)}, troubles, until)
+        for key, value in up.items():  # one by one: two that fit may not fit together
+            if self._fits(key, value):
+                self._move({key: value}, troubles, until)
         for key in back:
-            if self._fits(key, self._writer.entries[key].original):
+            original = self._writer.entries[key].original
+            if self._fits(key, original):
+                if self._budget is not None and original is not None:
+                    self._flush({key: original})
                 with self._trying(key, troubles):
                     self._writer.give_back(key, (ended or {}).get(key, _UNWANTED))
                     self._rests.pop(key, None)
@@ -142,7 +152,7 @@ class Settler:
         if not targets:
             return
         try:
-            self._writer.intend(targets)
+            self._writer.intend(targets, self._retained(targets))
         except JournalError as error:
             for key in targets:
                 self._failed(key, CapsError(str(error), Refusal.NO_JOURNAL, key.device), troubles)
@@ -172,6 +182,8 @@ class Settler:
         lasting = error.refusal in _LASTING
         first = _FIRST_OF_LASTING if lasting else _FIRST_REST
         longest = _LONGEST_OF_LASTING if lasting else _LONGEST_REST
+        if self._writer.devices.stuck(key):  # asking again costs nothing: its worker still waits
+            longest = _FIRST_REST
         earlier = self._rests.get(key)
         length: int = first if earlier is None else max(first, min(2 * earlier.length, longest))
         self._rests[key] = _Rest(self._clock.monotonic() + length, length, error)
@@ -191,15 +203,54 @@ class Settler:
 
         What one device is to gain, another must have lost already, and have been seen to obey.
         """
-        imposed = self._wishes.imposed
-        if imposed.limit is None or value is None or not is_power(key.knob):
+        budget = self._budget
+        if budget is None or value is None or not is_power(key.knob):
             return True
-        limit = imposed.limit + imposed.short  # the sum of the shares, where floors take more
+        if self._writer.devices.hidden:  # their limits are unknown
+            return False
         states = self._writer.devices.states.items()
         others = (state for one, state in states if one != key and is_power(one.knob))
-        return value + sum(max(s.requested or 0, s.enforced or 0) for s in others) <= limit
+        return value + sum(max(s.requested or 0, s.enforced or 0) for s in others) <= budget
 
-    def _flush(self) -> None:
+    @property
+    def _budget(self) -> int | None:
+        """The sum of the shares: the imposed limit, or more where the devices' floors take more."""
+        imposed = self._wishes.imposed
+        return None if imposed.limit is None else imposed.limit + imposed.short
+
+    def _retained(self, planned: Mapping[CapKey, int]) -> dict[CapKey, int]:
+        """The limit that each knob keeps, or is raised to, if this process ends from now on.
+
+        ``planned`` are limits that are about to be written. Where going to all those limits at
+        once could exceed the budget, because a device is not lowered yet or is lent the power
+        that a tuned one does not use, each knob keeps the limit that it has.
+        """
+        states = self._writer.devices.states
+        ours = {key: one for key, one in self._writer.entries.items() if not one.left_alone}
+        keys = [key for key in {*ours, *planned} if key in states]
+        kept = {
+            key: limit
+            for key in keys
+            if (limit := self._wishes.imposed_limit(states[key])) is not None
+        }
+        kept |= {k: one.imposed for k, one in ours.items() if k not in states and one.imposed}
+        budget = self._budget
+        if budget is None:
+            return kept
+        total = 0
+        for key, state in states.items():
+            if is_power(key.knob):
+                original = ours[key].original if key in ours else None
+                after = kept.get(key, original) or 0
+                present = max(state.requested or 0, state.enforced or 0)
+                total += max(present, planned.get(key, 0), after)
+        if total <= budget:
+            return kept
+        values = {key: planned[key] if key in planned else ours[key].value for key in keys}
+        return {key: v for key, v in values.items() if v is not None and is_power(key.knob)}
+
+    def _flush(self, planned: Mapping[CapKey, int] = NOTHING_PLANNED) -> None:
+        self._writer.retain(self._retained(planned))
         try:
             self._writer.flush()
             self.journal_trouble = ""

@@ -84,11 +84,18 @@ class Wishes:
         wishes = []
         if (held := self.tuned(state.key)) is not None:
             wishes.append(tuned.clamp(held[2].caps[state.key]))
-        for imposed in (self.imposed.fixed, self.imposed.shares):
-            if state.key in imposed:
-                value = static.clamp(imposed[state.key])
-                wishes.append(stepped(state, self.present(state), value, self.rules))
+        imposed = self._imposed_on(state, static)
+        wishes += [stepped(state, self.present(state), value, self.rules) for value in imposed]
         least = min(wishes, default=static.highest)
+        return None if least >= static.highest else least
+
+    def imposed_limit(self, state: KnobState) -> int | None:
+        """The limit that remains on a knob without any lease; None for the original."""
+        state = self.ranged(state)
+        static = self._bounds(state, tuned=False)
+        if static is None:
+            return None
+        least = min(self._imposed_on(state, static), default=static.highest)
         return None if least >= static.highest else least
 
     def cause(self, key: CapKey) -> Cause:
@@ -119,6 +126,10 @@ class Wishes:
         if entry is None:
             return state
         return replace(state, minimum=entry.minimum, default=entry.default, maximum=entry.maximum)
+
+    def _imposed_on(self, state: KnobState, allowed: Bounds) -> list[int]:
+        limits = (self.imposed.fixed, self.imposed.shares)
+        return [allowed.clamp(limit[state.key]) for limit in limits if state.key in limit]
 
     def _bounds(self, state: KnobState, *, tuned: bool) -> Bounds | None:
         entry = self._entry(state)

@@ -68,6 +68,24 @@ class Writer:
         self._inherited = set(self.entries)
         self._calm: dict[CapKey, _Calm] = {}
 
+    def assume_recorded(self) -> None:
+        """Show a device that does not answer as its entry records it, until it is read."""
+        for entry in self.entries.values():
+            if entry.device == EVERY:
+                continue
+            certain = entry.source is Source.RECORDED
+            limit = entry.value if certain else entry.original
+            self.devices.assume(
+                KnobState(
+                    entry.key,
+                    entry.name or entry.device,
+                    minimum=entry.minimum,
+                    default=entry.default,
+                    maximum=entry.maximum,
+                    requested=limit if entry.foreign is None else entry.foreign,
+                )
+            )
+
     def look(self, key: CapKey, *, wanted: bool) -> KnobState:
         """Read a knob, and let go of it if it is not ours any more.
 
@@ -102,8 +120,11 @@ class Writer:
                 raise self._let_go(entry, state)
         return state
 
-    def intend(self, targets: Mapping[CapKey, int]) -> None:
-        """Have it on disk that these knobs, just looked at, are about to be set. JournalError."""
+    def intend(self, targets: Mapping[CapKey, int], retained: Mapping[CapKey, int]) -> None:
+        """Have it on disk that these knobs, just looked at, are about to be set. JournalError.
+
+        ``retained`` are the limits that all knobs keep if this process ends from now on.
+        """
         draft = dict(self.entries)
         for key, value in targets.items():
             entry, state = self.entries.get(key), self.devices.states[key]
@@ -117,6 +138,7 @@ class Writer:
                 )
             else:
                 draft[key] = self._opened(state, value)
+        draft = _retaining(draft, retained)
         self._journal.save(draft)
         self.entries = draft
 
@@ -169,6 +191,11 @@ class Writer:
         """What somebody else has written is the original from now on."""
         self._forget(key)
 
+    @property
+    def needs_enumeration(self) -> bool:
+        """Whether a damaged journal leaves it to the hardware to name the devices."""
+        return any(key.device == EVERY for key in self.entries)
+
     def name_lost(self) -> None:
         """Replace "every device", where devices can be listed, by those that may be capped."""
         for knob in [key.knob for key in self.entries if key.device == EVERY]:
@@ -194,6 +221,10 @@ class Writer:
             value = entry.value if entry.written else entry.before
             if value is not None and not entry.left_alone:
                 yield self._event(Deed.WRITE, entry, entry.original, value, Cause())
+
+    def retain(self, limits: Mapping[CapKey, int]) -> None:
+        """Note the limit that each knob keeps if this process ends now; the others: none."""
+        self.entries = _retaining(self.entries, limits)
 
     def flush(self) -> None:
         """Have on disk what is so: what was written, what was given back. JournalError."""
@@ -368,6 +399,15 @@ class Writer:
             original=entry.original,
         )
         return replace(event, check=row_checksum(self._journal.boot_id, event))
+
+
+def _retaining(
+    entries: Mapping[CapKey, Entry], limits: Mapping[CapKey, int]
+) -> dict[CapKey, Entry]:
+    return {
+        key: entry if entry.imposed == limits.get(key) else replace(entry, imposed=limits.get(key))
+        for key, entry in entries.items()
+    }
 
 
 def failure(key: CapKey, error: ActuatorError) -> CapsError:

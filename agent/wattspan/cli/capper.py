@@ -170,13 +170,16 @@ class Reloading:
 
 
 def actuators(knobs: Collection[Knob], emulated: Path | None, clock: Clock) -> Sequence[Actuator]:
-    """``knobs`` of this host, or of the emulated one in ``emulated``."""
+    """``knobs`` of this host, or of the emulated one in ``emulated``, each device isolated."""
     from wattspan.actuators.opening import open_actuators
+    from wattspan.capper.isolation import isolated
 
     if emulated is None:
-        return open_actuators(knobs, clock=clock)
+        return isolated(open_actuators(knobs, clock=clock), clock)
     from wattspan.emulation.nvml import EmulatedNvml
 
     gpus = emulated / "gpus"
     nvml = EmulatedNvml(gpus, clock) if gpus.exists() else None
-    return open_actuators(knobs, nvml=nvml, sysfs=emulated / "sys", clock=clock, emulated=True)
+    sysfs = emulated / "sys"
+    opened = open_actuators(knobs, nvml=nvml, sysfs=sysfs, clock=clock, emulated=True)
+    return isolated(opened, clock)

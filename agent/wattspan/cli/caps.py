@@ -71,9 +71,19 @@ def status(config_file: Path | None, settings: tuple[str, ...], as_json: bool) -
 @command.command()
 @config_options
 @emulated_option
+@click.option(
+    "--tuned",
+    is_flag=True,
+    help="Restore only limits that tuning set, after a capper has ended; limits of fixed caps and"
+    " of a power budget stay in force.",
+)
 @json_option
 def restore(
-    config_file: Path | None, settings: tuple[str, ...], emulated: Path | None, as_json: bool
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    emulated: Path | None,
+    tuned: bool,
+    as_json: bool,
 ) -> None:
     """Give every original limit back, whoever holds it. For root.
 
@@ -89,7 +99,7 @@ def restore(
     from wattspan.capper.restore import restore as give_back
 
     config, guessed = _whatever(config_file, settings)
-    done = give_back(_here(config, emulated))
+    done = give_back(_here(config, emulated), tuned_only=tuned)
     troubles = list(done.troubles)
     if guessed and done.by == "journal":
         place = directory_in(Path(config.agent.state_dir), emulated=emulated is not None)
@@ -102,12 +112,16 @@ def restore(
             "by": done.by,
             "restored": done.restored,
             "foreign": [row.state.key.device for row in done.foreign],
+            "retained": done.retained,
             "troubles": troubles,
         }
         echo_json(facts)
     else:
         said = "limit was" if done.restored == 1 else "limits were"
         click.echo(f"{done.restored} {said} given back, by the {done.by}.")
+        if done.retained:
+            stay = "limit stays" if done.retained == 1 else "limits stay"
+            click.echo(f"{done.retained} {stay} in force: a fixed cap or the power budget.")
         for row in done.foreign:
             click.echo(f"Left alone: {printable(_theirs(row))}")
     if troubles:

@@ -1,9 +1,10 @@
 """The capper that the agent starts itself, where nobody else has started one.
 
 It follows its standard input: when the agent ends, however it ends, the pipe does too, and the
-capper gives everything back and goes. When the capper ends, another one is started, which first
-gives back what the one before left written. A capper that does not answer for as long as the
-service's watchdog allows (stopped by SIGSTOP, or hanging) is killed, so that another one starts.
+capper restores every tuned limit and ends. Limits of fixed caps and of a power budget stay in
+force. When the capper ends, another one is started, which takes over or restores what is left. A
+capper that does not answer for as long as the service's watchdog allows (stopped by SIGSTOP, or
+hanging) is killed, so that another one starts.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ HUNG_AFTER = 20 * SECOND
 STARTS_WITHIN = 90 * SECOND
 """Until its first answer a capper has so long: as TimeoutStartSec= of its service."""
 
-END_WITHIN = 5.0  # seconds for it to give everything back
+END_WITHIN = 5.0  # seconds for it to restore the tuned limits
 
 _READY_WITHIN, _LOOKS = 5, 100
 """Seconds in which it should answer, and how often at most it is looked whether it does."""
@@ -70,7 +71,7 @@ class CapperChild:
         self._thread.start()
 
     def stop(self) -> None:
-        """Have it give everything back, and end it."""
+        """End it; it restores every tuned limit first."""
         self._stop.set()
         if self._process is not None:
             # A stopped capper (SIGSTOP) gives back only once it runs again.

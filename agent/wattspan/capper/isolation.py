@@ -1,0 +1,381 @@
+"""Actuator calls in worker processes: a driver call that hangs blocks one device and no other.
+
+A call into a driver can hang and cannot be interrupted from within its process. So each device has
+a worker process, forked before any driver is opened, and each call has a deadline. A worker that
+is late keeps its call: while it is blocked, further calls on that device fail at once, and the
+first call after the driver answers succeeds. A worker that has been blocked for long is killed
+and replaced, in case only its session with the driver is broken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from wattspan.model import MILLISECOND, SECOND, Knob, KnobState, Trouble
+from wattspan.ports import ActuatorError, Clock, SlottedActuator
+
+DEADLINE: Final = 2 * SECOND
+"""A call takes 20 ms, and a write waits up to 200 ms for the device to obey. A first call may take
+longer, for it opens the driver: it fails, and the next one after it is answered succeeds."""
+REPLACE_AFTER: Final = 60 * SECOND
+MOST_ABANDONED: Final = 16
+"""Killed workers that have not ended: a process in an uninterruptible call ignores SIGKILL."""
+_END_WITHIN: Final = 500 * MILLISECOND
+_LONGEST_MESSAGE: Final = 64 * 1024
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class Read(msgspec.Struct, frozen=True, tag="read"):
+    knob: Knob
+    device: str
+
+
+class Write(msgspec.Struct, frozen=True, tag="write"):
+    knob: Knob
+    device: str
+    value: int | None
+
+
+class Count(msgspec.Struct, frozen=True, tag="count"):
+    knob: Knob
+
+
+class Identify(msgspec.Struct, frozen=True, tag="identify"):
+    knob: Knob
+    slot: int
+
+
+Call = Read | Write | Count | Identify
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Result of a call: ``trouble`` and ``error`` if it failed."""
+
+    state: KnobState | None = None
+    count: int = 0
+    id: str | None = None
+    error: str = ""
+    trouble: Trouble | None = None
+    locked: bool = False
+
+
+_CALLS: Final = msgspec.json.Decoder(Call)
+_REPLIES: Final = msgspec.json.Decoder(Reply)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    call: Call
+    since: int
+    deadline: int
+
+
+class Worker:
+    """One forked process that carries out calls, one at a time. Belongs to one thread."""
+
+    def __init__(
+        self,
+        name: str,
+        actuators: Mapping[Knob, SlottedActuator],
+        clock: Clock,
+        deadline: int = DEADLINE,
+    ) -> None:
+        """``name`` is the device in error messages. The process starts with the first call."""
+        self._name, self._actuators, self._clock = name, actuators, clock
+        self._deadline = deadline
+        self._channel: socket.socket | None = None
+        self._pid = 0
+        self._pending: _Pending | None = None
+        self._abandoned: list[int] = []
+
+    def begin(self, call: Call) -> None:
+        """Send ``call``, unless the worker is busy; ``ask`` for the same call then takes it up."""
+        with suppress(ActuatorError):
+            if self._pending is not None:
+                self._discard(wait=False)
+            self._send(call)
+
+    def ask(self, call: Call) -> Reply:
+        """Carry out ``call``. ActuatorError: the call failed, or STUCK if it is not answered."""
+        if self._pending is not None and (self._pending.call != call or self.stuck):
+            self._discard(wait=True)
+        if self._pending is None:
+            self._send(call)
+        reply = self._receive(wait=True)
+        if reply is None:
+            raise self._stuck()
+        if reply.trouble is not None:
+            raise ActuatorError(reply.error, reply.trouble, locked=reply.locked)
+        return reply
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a call is past its deadline."""
+        pending = self._pending
+        return pending is not None and self._clock.monotonic() >= pending.deadline
+
+    def replace(self) -> bool:
+        """Kill the process, so that the next call starts another one; False if too many remain."""
+        self.reap()
+        if len(self._abandoned) >= MOST_ABANDONED:
+            return False
+        if self._channel is not None:
+            self._channel.close()
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            self._abandoned.append(self._pid)
+        self._channel, self._pending = None, None
+        return True
+
+    def disconnect(self) -> None:
+        """Let the process end by itself."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+            self._abandoned.append(self._pid)
+
+    def reap(self, *, kill: bool = False) -> bool:
+        """Collect processes that have ended; whether none is left."""
+        for pid in list(self._abandoned):
+            if kill:
+                os.kill(pid, signal.SIGKILL)
+            try:
+                ended, _ = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                ended = pid
+            if ended:
+                self._abandoned.remove(pid)
+        return not self._abandoned
+
+    # --------------------------------------------------------------------------- inner workings
+
+    def _discard(self, *, wait: bool) -> None:
+        """Drop the reply of an earlier call; ActuatorError if that call still blocks the worker."""
+        pending = self._pending
+        if pending is None or self._receive(wait=wait) is not None:
+            return
+        blocked = self._clock.monotonic() - pending.since >= REPLACE_AFTER
+        if not (blocked and self.replace()):
+            raise self._stuck()
+
+    def _send(self, call: Call) -> None:
+        if self._channel is None:
+            self._channel, self._pid = _spawn(self._actuators)
+        try:
+            self._channel.send(msgspec.json.encode(call))
+        except OSError:
+            raise self._ended() from None
+        now = self._clock.monotonic()
+        allowed = self._deadline // 2 if isinstance(call, Identify) else self._deadline
+        self._pending = _Pending(call, now, now + allowed)
+
+    def _receive(self, *, wait: bool) -> Reply | None:
+        """The reply to the pending call; None if there is none by its deadline."""
+        pending = self._pending
+        assert pending is not None  # noqa: S101 - every caller has looked
+        assert self._channel is not None  # noqa: S101 - a call was sent on it
+        left = max(0, pending.deadline - self._clock.monotonic()) if wait else 0
+        ready, _, _ = select.select([self._channel], [], [], left / SECOND)
+        if not ready:
+            return None
+        try:
+            received = self._channel.recv(_LONGEST_MESSAGE)
+        except OSError:
+            received = b""
+        if not received:
+            raise self._ended()
+        self._pending = None
+        return _REPLIES.decode(received)
+
+    def _ended(self) -> ActuatorError:
+        """The process has ended: a crash inside the driver's library, or a kill from outside."""
+        self.replace()
+        return ActuatorError(
+            f"Cannot reach {self._name}: the worker process of this device ended unexpectedly."
+            " Another one is started by the next call.",
+            Trouble.RETRY,
+        )
+
+    def _stuck(self) -> ActuatorError:
+        return ActuatorError(
+            f"Cannot reach {self._name}: a driver call has not returned within its deadline of"
+            f" {self._deadline / SECOND:g} s. The call is tried again until it works; if it"
+            " does not, reset the device or reboot the host.",
+            Trouble.STUCK,
+        )
+
+
+class WorkerPool:
+    """The workers of a host: one for each device, and one for each kind of knob that lists."""
+
+    def __init__(
+        self, actuators: Sequence[SlottedActuator], clock: Clock, deadline: int = DEADLINE
+    ) -> None:
+        """No actuator may have been used yet: each worker opens its own session with the driver."""
+        self._actuators = {actuator.knob: actuator for actuator in actuators}
+        self._clock, self._deadline = clock, deadline
+        self._workers: dict[str, Worker] = {}
+        self.unidentified: dict[Knob, int] = {}
+        """The number of slots of each knob of which some block and are not identified."""
+        self._blocked_slots: dict[tuple[Knob, int], int] = {}
+
+    def worker(self, name: str) -> Worker:
+        """The worker of the device ``name``."""
+        if name not in self._workers:
+            self._workers[name] = Worker(name, self._actuators, self._clock, self._deadline)
+        return self._workers[name]
+
+    def ids(self, knob: Knob) -> tuple[str, ...]:
+        """Every device of ``knob``; a slot that blocks is left out. ActuatorError."""
+        lister = self.worker(f"the list of {knob} devices")
+        found = []
+        count = lister.ask(Count(knob)).count
+        self.unidentified.pop(knob, None)
+        for slot in range(count):
+            if self._clock.monotonic() < self._blocked_slots.get((knob, slot), 0):
+                self.unidentified[knob] = count
+                continue
+            try:
+                identified = lister.ask(Identify(knob, slot)).id
+            except ActuatorError as error:
+                if error.trouble is not Trouble.STUCK:
+                    raise
+                self._blocked_slots[knob, slot] = self._clock.monotonic() + REPLACE_AFTER
+                self.unidentified[knob] = count
+                if not lister.replace():
+                    raise
+                continue
+            if identified is not None:
+                found.append(identified)
+        return tuple(found)
+
+    def close(self) -> None:
+        """End every worker; one that does not end by itself is killed."""
+        workers = tuple(self._workers.values())
+        self._workers = {}
+        for worker in workers:
+            worker.disconnect()
+        deadline = self._clock.monotonic() + _END_WITHIN
+        while sum(not worker.reap() for worker in workers):
+            if self._clock.monotonic() >= deadline:
+                for worker in workers:
+                    worker.reap(kill=True)
+                break
+            self._clock.sleep_until(self._clock.monotonic() + MILLISECOND)
+
+
+class IsolatedActuator:
+    """An Actuator whose calls are carried out by the workers of a pool."""
+
+    def __init__(self, knob: Knob, pool: WorkerPool) -> None:
+        self.knob = knob
+        self._pool = pool
+
+    def devices(self) -> tuple[KnobState, ...]:
+        devices = self._pool.ids(self.knob)
+        self.prefetch(devices)
+        states = []
+        for device in devices:
+            with suppress(ActuatorError):
+                states.append(self.read(device))
+        return tuple(states)
+
+    @property
+    def unidentified(self) -> int | None:
+        """Number of all devices if some of them hang and cannot be identified; else None."""
+        return self._pool.unidentified.get(self.knob)
+
+    def prefetch(self, devices: Iterable[str]) -> None:
+        """Begin to read ``devices`` at once, so that the deadlines of all run together."""
+        for device in devices:
+            self._pool.worker(device).begin(Read(self.knob, device))
+
+    def read(self, device: str) -> KnobState:
+        return self._state(Read(self.knob, device))
+
+    def write(self, device: str, value: int | None) -> KnobState:
+        return self._state(Write(self.knob, device, value))
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _state(self, call: Read | Write) -> KnobState:
+        state = self._pool.worker(call.device).ask(call).state
+        assert state is not None  # noqa: S101 - a reply without an error has it
+        return state
+
+
+def isolated(actuators: Sequence[SlottedActuator], clock: Clock) -> tuple[IsolatedActuator, ...]:
+    """``actuators``, none of which has been used yet, with every call in a worker process."""
+    pool = WorkerPool(actuators, clock)
+    return tuple(IsolatedActuator(actuator.knob, pool) for actuator in actuators)
+
+
+# ------------------------------------------------------------------------------ in the worker
+
+
+def _spawn(actuators: Mapping[Knob, SlottedActuator]) -> tuple[socket.socket, int]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _detach(theirs, parent)
+            _serve(theirs, actuators)
+        finally:
+            os._exit(0)
+    theirs.close()
+    return ours, pid
+
+
+def _detach(channel: socket.socket, parent: int) -> None:
+    """Keep nothing of the parent: a worker that hangs must hold no lock and no listener of it."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # The parent restores limits through its workers after these signals reach the group.
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):
+        os.dup2(nothing, standard)
+    os.closerange(3, channel.fileno())
+    os.closerange(channel.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+    gc.freeze()  # the parent's objects are never collected here, and their pages stay shared
+
+
+def _serve(channel: socket.socket, actuators: Mapping[Knob, SlottedActuator]) -> None:
+    """Answer calls until the parent closes its end."""
+    while message := channel.recv(_LONGEST_MESSAGE):
+        reply = _carry_out(_CALLS.decode(message), actuators)
+        channel.send(msgspec.json.encode(reply))
+
+
+def _carry_out(call: Call, actuators: Mapping[Knob, SlottedActuator]) -> Reply:
+    actuator = actuators.get(call.knob)
+    if actuator is None:
+        return Reply(error=f"No {call.knob} can be set on this host.", trouble=Trouble.ABSENT)
+    try:
+        match call:
+            case Read():
+                return Reply(state=actuator.read(call.device))
+            case Write():
+                return Reply(state=actuator.write(call.device, call.value))
+            case Count():
+                return Reply(count=actuator.slots())
+            case Identify():
+                return Reply(id=actuator.id_at(call.slot))
+    except ActuatorError as error:
+        return Reply(error=str(error), trouble=error.trouble, locked=error.locked)
