@@ -39,6 +39,7 @@ class Operator:
     """Whoever writes the configuration and looks at what comes of it."""
 
     def __init__(self, host: EmulatedHost, folder: Path, config: str) -> None:
+        self._host = host
         self._sockets = tempfile.TemporaryDirectory(prefix="wattspan-", ignore_cleanup_errors=True)
         places = f'[agent]\nstate_dir = "{folder}/state"\nrun_dir = "{self._sockets.name}"\n'
         self.config = folder / "config.toml"
@@ -69,6 +70,12 @@ class Operator:
             return limits if limits and good(limits) else {}
 
         return eventually(seen, what)
+
+    def restore(self) -> None:
+        """Run `wattspan caps restore` where no capper runs any more."""
+        words = ("--config", str(self.config), "--emulated", str(self._host.directory))
+        answer = wattspan("caps", "restore", *words)
+        assert answer.returncode == 0, answer.stderr
 
     def close(self) -> None:
         self._client.close()
@@ -120,7 +127,7 @@ def test_what_the_guide_shows_can_be_configured(tmp_path: Path) -> None:
         assert answer.returncode == 0, answer.stderr
 
 
-def test_a_budget_is_kept_shared_and_given_back(
+def test_budget_is_shared_outlives_its_capper_and_is_lifted_by_hand(
     host: EmulatedHost, operator: Callable[[str], Operator], tmp_path: Path
 ) -> None:
     before = originals(host)
@@ -147,6 +154,8 @@ def test_a_budget_is_kept_shared_and_given_back(
 
     hands.capper.send_signal(signal.SIGTERM)
     assert hands.capper.wait(30) == 0, hands.log.read_text()
+    assert sum(originals(host).values()) <= most - 250 * W, "an imposed budget outlives its capper"
+    hands.restore()
     assert originals(host) == before
 
 
@@ -164,6 +173,7 @@ def test_a_budget_that_cannot_be_had_leaves_every_device_its_minimum(
     )
     hands.capper.send_signal(signal.SIGTERM)
     assert hands.capper.wait(30) == 0
+    hands.restore()
     assert originals(host) == before
 
 

@@ -481,6 +481,8 @@ def test_fixed_caps_and_a_budget_hold_without_any_tuner(
             successor.ready()
             assert sum(row.state.requested or 0 for row in successor.rows()) <= 600_000
             assert successor.end() == 0
+    assert gpu.limit < ORIGINAL  # an imposed limit outlives its capper
+    assert caps(successor, "restore").returncode == 0
     assert gpu.limit == ORIGINAL
 
 

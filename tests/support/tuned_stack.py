@@ -243,7 +243,9 @@ class Tuned:
         self._family |= family
         for pid in family:
             with suppress(OSError):
-                if b"capper" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                # Its workers have the same words and another name.
+                if b"capper" in words and not _is_worker(pid):
                     return pid
         return None
 
@@ -321,3 +323,7 @@ class Tuned:
             with suppress(OSError):
                 if mine in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGKILL)
+
+
+def _is_worker(pid: int) -> bool:
+    return Path(f"/proc/{pid}/comm").read_text().strip() == PROCESS_NAME

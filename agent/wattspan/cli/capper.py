@@ -172,7 +172,7 @@ class Reloading:
 def actuators(knobs: Collection[Knob], emulated: Path | None, clock: Clock) -> Sequence[Actuator]:
     """``knobs`` of this host, or of the emulated one in ``emulated``, each device isolated."""
     from wattspan.actuators.opening import open_actuators
-    from wattspan.capper.isolation import isolated
+    from wattspan.capper.workers import isolated
 
     if emulated is None:
         return isolated(open_actuators(knobs, clock=clock), clock)

@@ -34,6 +34,9 @@ MOST_ABANDONED: Final = 16
 _END_WITHIN: Final = 500 * MILLISECOND
 _LONGEST_MESSAGE: Final = 64 * 1024
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
+PROCESS_NAME: Final = "capper-worker"
+"""Tells a worker from the capper itself, whose command line it has."""
 
 
 class Read(msgspec.Struct, frozen=True, tag="read"):
@@ -345,7 +348,9 @@ def _detach(channel: socket.socket, parent: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # The parent restores limits through its workers after these signals reach the group.
         signal.signal(number, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_NAME, PROCESS_NAME.encode())
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
     nothing = os.open(os.devnull, os.O_RDWR)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.waiting import eventually
-from wattspan.capper.isolation import REPLACE_AFTER, IsolatedActuator, WorkerPool
+from wattspan.capper.workers import PROCESS_NAME, REPLACE_AFTER, IsolatedActuator, WorkerPool
 from wattspan.model import MILLISECOND, SECOND, CapKey, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock
 from wattspan.testing import ManualClock
@@ -240,6 +240,11 @@ def _runs(pid: int) -> bool:
     except ChildProcessError:
         return False
     return True
+
+
+def test_worker_process_has_a_name_of_its_own(patient: Bench) -> None:
+    name = Path(f"/proc/{patient.pid('a')}/comm").read_text().strip()
+    assert name == PROCESS_NAME
 
 
 def test_worker_holds_no_descriptor_of_its_parent(patient: Bench, tmp_path: Path) -> None:
