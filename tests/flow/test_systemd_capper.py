@@ -183,20 +183,36 @@ def test_an_agent_that_wants_caps_has_the_capper_started_and_says_if_it_goes(
     assert it.host.property(AGENT, "ActiveState") == "active"
 
 
-def test_a_capper_killed_with_a_broken_configuration_gives_back_and_waits_for_a_better_one(
-    it: Installed,
-) -> None:
+BROKEN = "[caps]\nfloor_wats = 100\n"
+
+
+def test_tuned_limit_is_restored_after_a_kill_with_a_broken_configuration(it: Installed) -> None:
+    it.host.systemctl("start", CAPPER)
+    with it.held(ZONE, CAP * 1000):
+        it.configure(BROKEN)
+        it.host.kill(CAPPER, signal.SIGKILL)
+        eventually(lambda: it.limit() == ORIGINAL, f"restored: {it.host.journal()[-3000:]}")
+        it.host.wait_for(CAPPER, "ActiveState", "failed", within=60)
+    assert it.limit() == ORIGINAL
+
+
+def test_fixed_limit_outlives_a_kill_with_a_broken_configuration(it: Installed) -> None:
     it.configure(CONFIGURED + FIXED)
     it.host.systemctl("start", CAPPER)
     eventually(lambda: it.limit() == CAP, "in force")
-    it.configure("[caps]\nfloor_wats = 100\n")
+    it.configure(BROKEN)
     it.host.kill(CAPPER, signal.SIGKILL)
-    eventually(lambda: it.limit() == ORIGINAL, f"given back: {it.host.journal()[-3000:]}")
     it.host.wait_for(CAPPER, "ActiveState", "failed", within=60)
+    assert it.limit() == CAP
+    it.host.run(PROGRAM, "caps", "restore")
     assert it.limit() == ORIGINAL
+    it.host.wait_for(CAPPER, "ActiveState", "failed", within=60)  # the restore has started it
     it.configure(CONFIGURED + FIXED)
     it.host.systemctl("start", CAPPER)
     eventually(lambda: it.limit() == CAP, "in force again")
+    it.configure(CONFIGURED)
+    it.host.run("systemctl", "reload", CAPPER)
+    eventually(lambda: it.limit() == ORIGINAL, "lifted by the configuration")
 
 
 def test_a_capper_that_hangs_is_ended_and_gives_the_original_back(it: Installed) -> None:

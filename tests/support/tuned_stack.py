@@ -24,6 +24,7 @@ from support.journals import journal_entries
 from support.program import ENVIRONMENT, alive, descendants, wattspan
 from support.requirements import ROOT
 from support.waiting import eventually
+from wattspan.capper.workers import PROCESS_NAME
 from wattspan.client.agent import ask
 from wattspan.client.errors import MeasurementError
 from wattspan.clock import SystemClock
