@@ -407,7 +407,7 @@ def hangs(stage: HostileStage) -> list[Hang]:
     for number in range(2):
         zone = f"intel-rapl:{number}"
         begin: dict[str, object] = {"zone": zone, "fault": "hang"}
-        end: dict[str, object] = {"zone": zone, "fault": "mend"}
+        end: dict[str, object] = {"zone": zone, "fault": "release"}
         found.append(Hang(zone, f"rapl:package-{number}", begin, end))
     return found
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterable
-from pathlib import Path
 
 from support.capper_process import CapperProcess
 from support.program import ENVIRONMENT, PROGRAM
@@ -48,35 +46,18 @@ class Hang:
 
     def __init__(self, host: EmulatedHost, key: CapKey) -> None:
         self._host, self.key = host, key
-        self._fifo: Path | None = None
 
     def begin(self) -> None:
         if self.key.knob is Knob.GPU_POWER:
             self._host.ask(do="fault", gpu=0, fault="hang", on=True)
-            return
-        # A FIFO in place of the limit's file: opening it blocks, as reading a stuck register does.
-        path = self._limit_file()
-        path.rename(path.with_name("aside"))
-        os.mkfifo(path)
-        self._fifo = path
+        else:
+            self._host.ask(do="fault", zone="intel-rapl:0", fault="hang")
 
     def end(self) -> None:
         if self.key.knob is Knob.GPU_POWER:
             self._host.ask(do="fault", gpu=0, fault="hang", on=False)
-        elif self._fifo is not None:
-            fifo = self._fifo.rename(self._fifo.with_name("fifo"))
-            self._fifo.with_name("aside").rename(self._fifo)
-            # A worker that is blocked in opening the FIFO goes on, and reads nothing.
-            os.close(os.open(fifo, os.O_RDWR | os.O_NONBLOCK))
-            fifo.unlink()
-            self._fifo = None
-
-    def _limit_file(self) -> Path:
-        assert self._host.sysfs is not None
-        for name in (self._host.sysfs / "class/powercap").glob("*/name"):
-            if name.read_text().strip() == self.key.device.partition(":")[2]:
-                return name.with_name("constraint_0_power_limit_uw")
-        raise LookupError(self.key)
+        else:
+            self._host.ask(do="fault", zone="intel-rapl:0", fault="release")
 
 
 def restore(capper: CapperProcess, *words: str) -> subprocess.CompletedProcess[str]:

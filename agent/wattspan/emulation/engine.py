@@ -193,7 +193,7 @@ class Engine:
     def _break_zone(self, zone: str, fault: str) -> dict[str, Any]:
         if self._runner is None or fault not in {
             "reset", "freeze", "vanish", "reappear", "deny", "fail", "garble", "mend",
-            "lock", "unlock", "rewind", "brink",
+            "lock", "unlock", "rewind", "brink", "hang", "release",
         }:  # fmt: skip
             return {"error": f"no such fault: {fault}"}
         self._runner.between_steps(lambda engine: getattr(engine, fault)(zone))

@@ -188,6 +188,14 @@ class PowercapEngine:
         """Undo ``lock``."""
         self.limits.lock(zone, on=False)
 
+    def hang(self, zone: str) -> None:
+        """Accesses to the long-term limit of a zone block until ``release``."""
+        self.tree.block_limit(zone)
+
+    def release(self, zone: str) -> None:
+        """Undo ``hang``."""
+        self.tree.unblock_limit(zone)
+
     # ------------------------------------------------------------------------------ values
 
     def _picojoules(self, zone: EmulatedZone) -> int:

@@ -17,6 +17,7 @@ _DEVICES = "devices/virtual/powercap"
 _CLASS = "class/powercap"
 _CPUS = "devices/system/cpu"
 _WIDTH = 24  # of a counter file: more than any value, so that no write changes its length
+_LONG_TERM, _ASIDE = "constraint_0_power_limit_uw", "aside"
 _MODALIAS = {"intel": "ven0000fam0006mod008F", "amd": "ven0002fam0019mod0001"}
 
 
@@ -113,6 +114,25 @@ class PowercapTree:
         os.ftruncate(fd, 0)
         os.pwrite(fd, content, 0)
         os.close(fd)
+
+    def block_limit(self, zone: str) -> None:
+        """Put a FIFO in place of the long-term limit of ``zone``: opening it blocks.
+
+        The file itself stays aside with its inode, which the physics holds open.
+        """
+        path = self.path(zone) / _LONG_TERM
+        path.rename(path.with_name(_ASIDE))
+        os.mkfifo(path)
+
+    def unblock_limit(self, zone: str) -> None:
+        """Undo ``block_limit``; readers that are blocked go on, and read nothing."""
+        path = self.path(zone) / _LONG_TERM
+        if not path.is_fifo():
+            return
+        fifo = path.rename(path.with_name("blocked"))
+        path.with_name(_ASIDE).rename(path)
+        os.close(os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+        fifo.unlink()
 
     def writable(self, zone: str) -> bool:
         """Whether the counter of ``zone`` is there and shows what it is told."""
