@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ CRASH, UNKNOWN = 666, "gpu:unknown"
 
 @dataclass
 class FileActuator:
-    """Limits in files of a folder. A device hangs while a file of its name with ``.hang`` exists.
+    """Limits in files of a folder. A device hangs while a FIFO of its name with ``.hang`` exists.
 
     The tests' process and the workers share nothing else.
     """
@@ -64,11 +64,16 @@ class FileActuator:
 
     def hang(self, name: str, on: bool = True) -> None:
         path = self.folder / f"{name}.hang"
-        path.touch() if on else path.unlink()
+        if on:
+            os.mkfifo(path)
+            return
+        writer = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        path.unlink()
+        os.close(writer)  # whoever is blocked in opening it goes on
 
     def _wait(self, name: str) -> None:
-        while (self.folder / f"{name}.hang").exists():
-            time.sleep(0.001)
+        with suppress(FileNotFoundError):  # opening a FIFO blocks while nobody writes
+            (self.folder / f"{name}.hang").open().close()
 
 
 class Bench:
