@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.faults.course import Fault, Sign
 from benchmarks.faults.stage import ROOT, Stage
-from benchmarks.faults.standing import FIXED, Limits
+from benchmarks.faults.standing import FIXED, IMPOSED, Limits
 
 PROGRAM = [sys.executable, "-c", "from wattspan.cli import main; main()"]
 START = 3.0  # seconds in which an agent has surely started, on a machine with nothing else to do
@@ -101,7 +101,7 @@ def end_after(after: float, number: int = signal.SIGTERM, *, capping: bool = Fal
                 code = process.wait()
             took = time.monotonic() - began
             left = _gone(mark)
-            turned = limits.turned()
+            turned = limits.turned(imposed=IMPOSED)
         text = (folder / "said").read_text(errors="replace")
         return End(after, code, took, left, text, _store(folder / "state"), capped, turned)
     finally:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 from wattspan.emulation.closing import Closing
@@ -24,6 +25,8 @@ knob = "cpu_power"
 watts = 220
 """
 """Caps for a host with one board and one socket: in force once there is a capper."""
+IMPOSED = {"intel-rapl:0": "220000000", "board 0": "600000"}
+"""Limits that FIXED leaves in force when an agent and its capper have ended, as they stand."""
 
 
 class _Limit(NamedTuple):
@@ -88,8 +91,10 @@ class Limits(Closing):
                 found[one.name] = self._nvml.nvmlDeviceGetEnforcedPowerLimit(one.place) / 1e3
         return found
 
-    def turned(self, *, without: Collection[str] = ()) -> list[str]:
-        """Each that does not stand as it did when the host began: what it is, and how it stands."""
+    def turned(
+        self, *, without: Collection[str] = (), imposed: Mapping[str, str] = MappingProxyType({})
+    ) -> list[str]:
+        """Each that is neither as it was when the host began nor ``imposed``, and how it stands."""
         packages = [one for one in self._packages if one.name not in without]
         stand = [(one, os.pread(one.place, 32, 0).strip().decode()) for one in packages]
         stand += [
@@ -100,7 +105,7 @@ class Limits(Closing):
         return [
             f"{one.name} at {now or 'nothing'}, not {one.default}"
             for one, now in stand
-            if now != str(one.default)
+            if now not in (str(one.default), imposed.get(one.name))
         ]
 
     def stand(self) -> dict[str, int]:

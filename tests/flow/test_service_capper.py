@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.capper_process import CapperProcess, Gpu, gpu_at
+from support.power_limits import restore
 from support.program import Running, wattspan
 from support.service_manager import ServiceManager
 from support.waiting import eventually
@@ -234,6 +235,8 @@ def test_a_reload_keeps_what_is_held_and_imposes_what_is_new(
         assert capper.row(gpu.key).holder == "job"  # and the lease of before does
         client.close()
         assert capper.end() == 0
+        assert gpu.limit == 450_000  # the fixed cap outlives its capper
+        assert restore(capper).returncode == 0
         assert gpu.limit == ORIGINAL
 
 

@@ -149,9 +149,18 @@ class Shares:
         """Whether ``owner`` may have ``size`` more; if so it holds them from now on."""
         if self._held[owner] + size > self._left:
             return False
+        self.force(owner, size)
+        return True
+
+    def force(self, owner: Peer, size: int = 1) -> None:
+        """Let ``owner`` hold ``size`` more, however little is left."""
         self._held[owner] += size
         self._left -= size
-        return True
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody holds anything."""
+        return not self._held
 
     def give_back(self, owner: Peer, size: int = 1) -> None:
         self._held[owner] -= size

@@ -244,12 +244,12 @@ class Spans(Table, frozen=True):
     buffer: Annotated[
         Size,
         about(
-            "What spans may take of memory while their energy settles. Beyond, senders are asked "
-            "to come again.",
+            "What spans may take of memory while their energy settles, half of it those of one "
+            "user. Beyond, senders are asked to come again.",
             least="1MiB",
             most="4GiB",
         ),
-    ] = Size.parse("64MiB")
+    ] = Size.parse("96MiB")
     open_spans: Annotated[
         int,
         about("How many announced spans of all processes are kept track of.", least=1, most=10**7),

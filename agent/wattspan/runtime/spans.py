@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
+from wattspan.access.crowd import Shares
 from wattspan.joining import ProcessSpans
 from wattspan.model import SECOND, Consumer, Instant, Opening, SpanAccounts
 from wattspan.naming import SpanTotals, fit
@@ -130,7 +131,7 @@ class Joiner:
         self._clock = clock
         self._past = past
         self._resolver = resolver
-        self._buffer = buffer
+        self._room = Shares(buffer)  # by user: one of them may not take all of it
         self._open_spans = open_spans
         self._history = history
         self._remembered = remembered
@@ -164,7 +165,9 @@ class Joiner:
         """Take a delivery, or ask to come again while too much waits."""
         cost = delivery.size + PER_SPAN * delivery.count
         with self._lock:
-            if self._bytes and self._bytes + cost > self._buffer:
+            if self._room.idle:  # then a delivery of any size is taken
+                self._room.force(delivery.peer.whose, cost)
+            elif not self._room.take(delivery.peer.whose, cost):
                 self._deferred += delivery.count
                 raise BusyError
             self._bytes += cost
@@ -173,7 +176,7 @@ class Joiner:
             whose = tuple(self._resolver.resolve(delivery.peer, p.claim) for p in delivery.parts)
         except BaseException:
             with self._lock:
-                self._bytes -= cost
+                self._give_back(delivery, cost)
             raise
         with self._lock:
             self._inbox.append(_Fresh(delivery, cost, whose))
@@ -470,12 +473,17 @@ class Joiner:
 
     def _send_on(self) -> None:
         """Let go of deliveries in the order in which they came."""
-        done = 0
+        done = []
         while self._held and self._held[0].left <= 0:
             held = self._held.popleft()
-            done += held.cost
+            done.append(held)
             if self._onward is not None:
                 self._onward.offer(held.delivery, held.energies)
         if done:
             with self._lock:
-                self._bytes -= done
+                for held in done:
+                    self._give_back(held.delivery, held.cost)
+
+    def _give_back(self, delivery: Delivery, cost: int) -> None:
+        self._bytes -= cost
+        self._room.give_back(delivery.peer.whose, cost)

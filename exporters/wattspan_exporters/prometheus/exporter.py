@@ -53,7 +53,7 @@ class PrometheusExporter:
 
     @property
     def drops(self) -> int:
-        """Connections that were turned away."""
+        """Connections that were refused, or closed to make room for another one."""
         return self._itself.refusals
 
     def start(self, view: SnapshotView) -> None:

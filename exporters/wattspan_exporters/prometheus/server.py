@@ -117,6 +117,7 @@ class MetricsServer(HTTPServer):
                 # Its thread takes a moment to notice; its place is free at once.
                 self._crowd.leave(leaving)
                 _shut(leaving)
+                self._refused()
             if not full:
                 deadline = now + self.limits.request
                 self._open[request] = _Connection(peer, deadline, idle=False, begun=False)
