@@ -198,8 +198,14 @@ def refused(size: int) -> list[Body]:
     ]
 
 
-def span_template(count: int) -> bytes:
-    """A request with so many small spans; the times are ``STARTED_`` and ``FINISHED``."""
+def span_template(count: int, text: int = 0) -> bytes:
+    """A request with so many spans; the times are ``STARTED_`` and ``FINISHED``.
+
+    ``text`` is the length of one attribute of each, as of a URL or a query.
+    """
+    value = b"\x0a" + varint(text) + b"x" * text
+    attribute = b"\x0a\x03url" + b"\x12" + varint(len(value)) + value
+    extra = tag(ATTRIBUTES) + varint(len(attribute)) + attribute if text else b""
     spans: list[tuple[bytes, int]] = []
     for number in range(count):
         name = f"step {number % 20}".encode()
@@ -209,6 +215,7 @@ def span_template(count: int) -> bytes:
             tag(NAME) + varint(len(name)) + name,
             tag(7, 1) + b"STARTED_",
             tag(8, 1) + b"FINISHED",
+            extra,
         )
         one = b"".join(fields)
         spans.append((tag(SPANS) + varint(len(one)) + one, 1))

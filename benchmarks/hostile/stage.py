@@ -25,7 +25,8 @@ from support.program import ENVIRONMENT, PROGRAM
 ATTACKER, OTHER, TUNER = 20_001, 20_002, 20_003
 """Users: one that attacks, one that behaves well, and one that [caps] users names."""
 LIVELY = 10.0  # seconds within which an agent that was not wedged serves everything again
-BATCH = 8_000  # spans of a large export of the other user: more than 256 KiB
+BATCH = 2_000
+"""Spans of a large export of the other user, 270 bytes each: it is decoded as a large request."""
 UNIT = ROOT / "systemd" / "wattspan-capper.service"
 
 

@@ -108,7 +108,7 @@ def honest(
 
     Each request has a connection of its own and is told as a line: kind, moment, seconds, status.
     """
-    small, large = span_template(3), span_template(batch)
+    small, large = span_template(3), span_template(batch, text=200)
     stop = threading.Event()
     kinds: list[tuple[str, float, Callable[[], str]]] = [
         ("metrics", pace, lambda: asked(metrics, "GET", "/metrics", b"", {})),
