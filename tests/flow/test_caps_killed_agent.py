@@ -75,16 +75,14 @@ def test_stopped_its_lease_lapses_and_once_it_goes_on_it_tunes_on(
     assert agent.host.limit == ORIGINAL
 
 
-def test_ended_while_its_capper_stands_still_it_says_so_and_the_capper_gives_back_later(
+def test_agent_that_ends_continues_its_stopped_capper_which_restores_the_limit(
     agent: Tuned,
 ) -> None:
-    capper = still_while_capped(agent)
+    still_while_capped(agent)
     agent.send(signal.SIGTERM)
     go_on(agent.process.pid)
     assert agent.process.wait(60) == 0
-    assert f"The capper (process {capper}) does not end" in agent.said
-    assert agent.host.capped(), "nobody else may write while there is a capper"
-    agent.restoring(lambda: go_on(capper))
+    eventually(lambda: not agent.host.capped(), "the capper restores the limit")
     agent.ended()
     assert agent.journal() == []
 
