@@ -328,6 +328,16 @@ def test_a_journal_without_a_capper_fails_with_the_remedy(host: Host) -> None:
     assert "`wattspan caps restore`" in finding.remedy
 
 
+def test_imposed_limit_without_a_capper_is_a_warning_of_its_own(host: Host) -> None:
+    host.journal(msgspec.structs.replace(ENTRY, imposed=560 * W))
+    told = host.told()
+    assert "left behind" not in told
+    finding = told["imposed limits"]
+    assert finding.mark is Mark.WARN
+    assert "gpu_power of GPU a" in finding.detail
+    assert "lift" in finding.remedy
+
+
 def test_a_journal_of_an_emulated_host_is_left_behind_as_well(host: Host) -> None:
     host.journal(ENTRY, boot=f"{BOOT} one")
     assert "gpu_power of GPU a" in host.told()["left behind"].detail

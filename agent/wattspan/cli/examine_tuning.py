@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from wattspan.capper.journal import Source, directory_in
+from wattspan.capper.journal import Entry, Source, directory_in
 from wattspan.capper.journal import read as read_journal
 from wattspan.capper.recovery import boot_ids
 from wattspan.cli.diagnosis import Finding, Mark, Section
@@ -262,16 +262,28 @@ def _left_behind(place: Path, root: Path, *, answers: bool) -> Iterator[Finding]
             " every device whose original limit is lost.",
         )
         return
-    names = ", ".join(
-        f"{entry.knob} of {entry.name or entry.device}"
+    entries = [
+        entry
         for found in journals
         for entry in found.entries.values()
         if entry.source is not Source.EARLIER
-    )
-    if names:
+    ]
+    if imposed := _named([entry for entry in entries if entry.imposed is not None]):
+        yield Finding(
+            Mark.WARN,
+            "imposed limits",
+            f"fixed caps or a power budget stay in force while no capper runs: {imposed} ({place})",
+            "Start the capper, which takes them over, or run `wattspan caps restore` as root to"
+            " lift them.",
+        )
+    if names := _named([entry for entry in entries if entry.imposed is None]):
         yield Finding(
             Mark.FAIL,
             "left behind",
             f"a capper has ended without giving back {names} ({place})",
             "Run `wattspan caps restore` as root; the next capper does the same.",
         )
+
+
+def _named(entries: Sequence[Entry]) -> str:
+    return ", ".join(f"{entry.knob} of {entry.name or entry.device}" for entry in entries)
