@@ -195,7 +195,7 @@ FAULTS = (
         "the collector is away and the spool's disk does not answer",
         _hang_with_spans,
         _answer,
-        "Spans get their energy and wait in memory, up to 96 MiB, until the disk answers; none is "
+        "Spans get their energy and wait in memory, up to 64 MiB, until the disk answers; none is "
         "lost unless the agent ends meanwhile.",
         [unreadable("forward", "stuck"), down("forward"), _joined_meanwhile()],
         [NONE_DROPPED, all_arrived(lambda stage: _of(stage).collector), KEPT_ARRIVED],

@@ -249,7 +249,7 @@ class Spans(Table, frozen=True):
             least="1MiB",
             most="4GiB",
         ),
-    ] = Size.parse("96MiB")
+    ] = Size.parse("128MiB")
     open_spans: Annotated[
         int,
         about("How many announced spans of all processes are kept track of.", least=1, most=10**7),

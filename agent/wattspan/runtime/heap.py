@@ -13,12 +13,16 @@ import ctypes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # <malloc.h>
 
-_LARGE = 256 * 1024
+_LARGE = 1 << 20
 """Bytes from which on a block is mapped by itself and unmapped when it is freed.
 
 The C library raises this bound to the largest block that was freed, up to 32 MiB. Bodies of
-requests would then lie in the heap, between small blocks that keep it from shrinking.
+requests would then lie in the heap, between small blocks that keep it from shrinking. A usual
+batch of spans is smaller, so its blocks are reused without a call of the kernel.
 """
+
+_TRIM = 4 << 20
+"""Bytes at the top of the heap that are kept for the next request."""
 
 
 def share() -> None:
@@ -27,4 +31,4 @@ def share() -> None:
         library = ctypes.CDLL(None)
         library.mallopt(_M_ARENA_MAX, 1)
         library.mallopt(_M_MMAP_THRESHOLD, _LARGE)
-        library.mallopt(_M_TRIM_THRESHOLD, _LARGE)
+        library.mallopt(_M_TRIM_THRESHOLD, _TRIM)

@@ -63,50 +63,51 @@ class Finder(Generic[Number]):
         columns: list[list[Number | None]] = [[None] * len(spans) for _ in range(places)]
         known = self._known
         for i, span in enumerate(spans):
-            own: _Attributes | None = None  # of one span at a time: a request may hold many
+            own: Sequence[bytes] | None = None  # of one span at a time: a request may hold many
+            values: dict[bytes, bytes] = {}
             for place, name, begin in keys:
                 at, column = span.find(begin), columns[place]
                 if at < 1 or column[i] is not None:
                     continue
                 if own is None:
-                    own = _Attributes(span, budget)
+                    own = attributes_of(span, wire.SpanAttributes)
+                    budget.spend(len(own))
                 attribute = span[at : at + span[at - 1]]
-                if attribute not in own.raw:
+                if attribute not in own:
                     attribute = b""
                 try:
                     column[i] = known[attribute]
                 except KeyError:
-                    column[i] = self._number(own, name, attribute)
+                    first = _alone(attribute)
+                    if first is None or first[0] != name:
+                        column[i] = self._search(own, name, values, budget)
+                    else:
+                        column[i] = self._remember(attribute, first[1])
         return columns
 
-    def _number(self, attributes: _Attributes, name: bytes, attribute: bytes) -> Number | None:
-        """The number of the attribute ``name``, which may well be ``attribute``, one of them."""
-        first = _alone(attribute)
-        if first is None or first[0] != name:
-            value = attributes.values().get(name)
-            return None if value is None else self._read(value)
-        number = self._read(first[1])
+    def _search(
+        self,
+        attributes: Sequence[bytes],
+        name: bytes,
+        values: dict[bytes, bytes],
+        budget: wire.Budget,
+    ) -> Number | None:
+        """The number of the attribute ``name``, the first one of several.
+
+        ``values`` are those of the span, decoded once for all names.
+        """
+        if not values:
+            budget.spend(len(attributes))
+            values.update(reversed([*pairs(attributes)]))
+        value = values.get(name)
+        return None if value is None else self._read(value)
+
+    def _remember(self, attribute: bytes, value: bytes) -> Number | None:
+        number = self._read(value)
         if len(self._known) >= _REMEMBERED:
             self._known.clear()
         self._known[attribute] = number
         return number
-
-
-class _Attributes:
-    """The first attributes of one span, decoded once, and only if that is needed."""
-
-    def __init__(self, span: bytes, budget: wire.Budget) -> None:
-        self.raw = attributes_of(span, wire.SpanAttributes)
-        self._budget = budget
-        self._values: dict[bytes, bytes] | None = None
-        budget.spend(len(self.raw))
-
-    def values(self) -> dict[bytes, bytes]:
-        """The value of each name; of several the first."""
-        if self._values is None:
-            self._budget.spend(len(self.raw))
-            self._values = dict(reversed([*pairs(self.raw)]))
-        return self._values
 
 
 def _alone(attribute: bytes) -> tuple[bytes, bytes] | None:
@@ -121,8 +122,8 @@ def _alone(attribute: bytes) -> tuple[bytes, bytes] | None:
 
 def attributes_of(raw: bytes, kind: Any) -> Sequence[bytes]:
     """The attributes of a span or a resource, as many as are looked at."""
-    attributes: list[bytes] = kind.FromString(raw).attributes[:_LOOKED_AT]
-    return attributes
+    attributes: Sequence[bytes] = kind.FromString(raw).attributes
+    return attributes if len(attributes) <= _LOOKED_AT else attributes[:_LOOKED_AT]
 
 
 def pairs(attributes: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
