@@ -21,7 +21,7 @@ _NULL = os.makedev(1, 3)
 
 
 class UnfitFileError(OSError):
-    """What is at the path can be opened, and is no file of the kind that is needed."""
+    """The path leads to something else than a file of the kind that is needed."""
 
 
 class RegularFile(NamedTuple):

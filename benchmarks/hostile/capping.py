@@ -190,7 +190,7 @@ def start_capper(stage: HostileStage) -> None:
 
 @dataclass
 class Tally:
-    """What came of many kills."""
+    """Results of many kills."""
 
     kills: int = 0
     back: int = 0
@@ -495,7 +495,7 @@ HANGS = [
 
 @dataclass
 class Left:
-    """What a capper left that was killed while it held caps on every device."""
+    """Files of a capper that was killed while it held caps on every device."""
 
     stage: HostileStage
     originals: dict[str, int]
@@ -521,7 +521,7 @@ class Left:
         return done.exit_code, done.output
 
     def wrong(self, code: int, said: str, names: Mapping[str, str]) -> list[str]:
-        """What must not be: a wrong value, or a cap that stays and is not named."""
+        """Faults: a wrong value, or a cap that stays and is not named."""
         found = []
         for limit, value in self.stage.limits.stand().items():
             if value == self.originals[limit]:

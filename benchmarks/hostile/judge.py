@@ -1,4 +1,4 @@
-"""What an attack did to the agent and to other users, and whether that is allowed.
+"""Verdicts on the effect of an attack on the agent and on other users.
 
 Pure: replies and figures come in, a finding and its faults go out.
 """
@@ -78,7 +78,7 @@ def worst_service(found: Mapping[str, Service]) -> tuple[str, Service]:
 
 @dataclass(frozen=True)
 class Rule:
-    """What an attack may do at most. ``p99`` and ``others`` are of the other user's requests."""
+    """Bounds on the effect of an attack; ``p99`` and ``others`` are of the other user."""
 
     others: bool = True
     """The other user's requests are judged; not where the attack itself ends the agent."""
@@ -89,7 +89,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Finding:
-    """What was measured of one attack. Sizes are in bytes, times in seconds."""
+    """Measurements of one attack. Sizes are in bytes, times in seconds."""
 
     attack: str
     topic: str

@@ -38,7 +38,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Done:
-    """What an attack has seen itself."""
+    """Findings of the attack itself."""
 
     answers: Mapping[str, int] = field(default_factory=dict)
     note: str = ""

@@ -172,14 +172,14 @@ class HostileStage(LimitStage):
     # --------------------------------------------------------------------------------- the agent
 
     def serves(self, since: float) -> bool:
-        """Whether everything was served since a moment, and a snapshot is newer than it."""
+        """True if everything was served since a moment, and a snapshot is newer than it."""
         return self.alive and self.other.served_since(since) and self.shows(since)
 
     def shows(self, since: float) -> bool:
         return self.watcher.last is not None and self.mono_of(self.last) > since * 1e9
 
     def recovers(self, within: float = LIVELY) -> bool:
-        """Whether the agent serves everybody, and its figures advance, within some seconds."""
+        """True if the agent serves everybody, and its figures advance, within some seconds."""
         since = time.monotonic()
         with contextlib.suppress(TimeoutError):
             return (

@@ -1,4 +1,4 @@
-"""What clients of the agent do: one that behaves well, and several that do not.
+"""Clients of the agent: one that behaves well, and several that do not.
 
 Each program prints JSON, or lines, and runs until its time or standard input is over.
 """

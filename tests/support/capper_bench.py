@@ -111,7 +111,7 @@ class Disk(Journal):
 
     full = False
     cut = False
-    """Whether the process ends between the two copies of the next save."""
+    """True if the process ends between the two copies of the next save."""
     meanwhile: Callable[[], None] | None = None
 
     def _replace(self, text: bytes) -> None:

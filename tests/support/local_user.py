@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -72,7 +72,13 @@ def greedy(uid: int, path: Path | str, many: int, first: str) -> Iterator[None]:
 
     ``path`` is a Unix socket or ``HOST:PORT``; ``first`` is what to send, or ``@`` and a file.
     """
-    command = [*as_user(uid), *interpreter(), GREEDY, str(path), str(many), first]
+    with holding([*as_user(uid), *interpreter(), GREEDY, str(path), str(many), first]):
+        yield
+
+
+@contextmanager
+def holding(command: Sequence[str]) -> Iterator[None]:
+    """``command`` runs, and has printed that it holds the resources that it was started for."""
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
     ) as process:

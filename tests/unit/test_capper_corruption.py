@@ -81,7 +81,7 @@ class Killed:
         )
 
     def check(self, done: Restored) -> bool:
-        """Whether every limit was restored; otherwise each of the others is named."""
+        """True if every limit was restored; otherwise each of the others is named."""
         told = " ".join([*done.troubles, *(row.state.key.device for row in done.foreign)])
         whole = True
         for name in self.capped:

@@ -1,4 +1,4 @@
-"""Who makes way when too many are connected, and how places and turns are shared."""
+"""Sharing of connections, places and turns among owners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one request may cost, and what is kept of a refused one."""
+"""Bounds on the cost of one request, and memory after a refused one."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.books import Books, J
-from support.local_user import as_user, interpreter
+from support.local_user import as_user, holding, interpreter
 from wattspan.config import Store as Settings
 from wattspan.store import Store
 from wattspan.store.query import Extract, extract
@@ -69,16 +68,8 @@ def files(state_dir: Path) -> list[Path]:
 
 @contextmanager
 def locked_by_the_member(state_dir: Path) -> Iterator[None]:
-    command = [*as_user(MEMBER), *interpreter(), LOCKING, *map(str, files(state_dir))]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "held\n"
-            yield
-        finally:
-            process.kill()
+    with holding([*as_user(MEMBER), *interpreter(), LOCKING, *map(str, files(state_dir))]):
+        yield
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ class Shares:
         self._held: Counter[Peer] = Counter()
 
     def take(self, owner: Peer, size: int = 1) -> bool:
-        """Whether ``owner`` may have ``size`` more; if so it holds them from now on."""
+        """True if ``owner`` may have ``size`` more; if so it holds them from now on."""
         if self._held[owner] + size > self._left:
             return False
         self.force(owner, size)
@@ -159,7 +159,7 @@ class Shares:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody holds anything."""
+        """True if nobody holds anything."""
         return not self._held
 
     def give_back(self, owner: Peer, size: int = 1) -> None:
@@ -170,7 +170,7 @@ class Shares:
 
 
 class FairQueue(Generic[G]):
-    """What waits for its turn. Owners take turns; what one owner has put in stays in order."""
+    """Items that wait for their turn. Owners take turns; the items of one owner stay in order."""
 
     def __init__(self) -> None:
         self._waiting: dict[Peer, deque[G]] = {}

@@ -89,7 +89,7 @@ class Ceilings:
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the kept ceilings, or with the file; "" if nothing is."""
+        """Faults of the kept ceilings and of the file; "" without any."""
         file = "" if self._file is None else self._file.trouble
         return " ".join(filter(None, (self._load_trouble, file)))
 
@@ -357,7 +357,7 @@ def _decoded(content: bytes) -> _File:
 def impose(
     settings: Caps, limit: int | None, keeper: Keeper, *, others: int | None = None
 ) -> Imposed:
-    """What the operator's fixed caps and the ceilings mean for the devices there are.
+    """Limits of the present devices by the operator's fixed caps and the ceilings.
 
     ``limit`` is the configuration's ceiling, ``others`` the least of the file's and the users'.
     """

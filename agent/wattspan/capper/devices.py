@@ -54,7 +54,7 @@ class Devices:
             self.states.update((state.key, state) for state in found)
 
     def listed(self, knob: Knob) -> bool:
-        """Whether the last look could list the devices with this knob."""
+        """True if the last look could list the devices with this knob."""
         return knob in self._actuators and knob not in self.deaf
 
     def assume(self, state: KnobState) -> None:
@@ -63,12 +63,12 @@ class Devices:
 
     @property
     def listing_stuck(self) -> bool:
-        """Whether the devices of a knob are unknown because the driver does not answer."""
+        """True if the devices of a knob are unknown because the driver does not answer."""
         return any(error.trouble is Trouble.STUCK for error in self.deaf.values())
 
     @property
     def hidden(self) -> bool:
-        """Whether there are devices that hang and are not known, so that their limits are not."""
+        """True if there are devices that hang and are not known, so that their limits are not."""
         return self.listing_stuck or any(
             count > sum(key.knob is knob for key in self.states)
             for knob, actuator in self._actuators.items()
@@ -87,7 +87,7 @@ class Devices:
         return self._told(key, self._actuator(key).read(key.device))
 
     def stuck(self, key: CapKey) -> bool:
-        """Whether the newest call on a knob did not return within its deadline."""
+        """True if the newest call on a knob did not return within its deadline."""
         error = self.troubles.get(key)
         return error is not None and error.trouble is Trouble.STUCK
 

@@ -138,7 +138,7 @@ class Journal:
 
 
 def read(directory: Path, boot_id: str, audit: Path | None = None) -> Recovered:
-    """What the journals in ``directory`` and the audit log tell; nothing is changed."""
+    """Entries of the journals in ``directory`` and of the audit log; nothing is changed."""
 
     def claims(boot: str) -> Claims:
         return claims_in(_lines(audit), boot) if audit is not None else {}

@@ -49,7 +49,7 @@ def judge(entry: Entry, state: KnobState) -> Standing:
 
 
 def plausible(entry: Entry, state: KnobState) -> bool:
-    """Whether the original may be written: within the device's range, and above our value.
+    """True if the original may be written: within the device's range, and above our value.
 
     Some drivers derive the range from the present limit, so the range that was recorded with the
     original counts as well.
@@ -66,7 +66,7 @@ def plausible(entry: Entry, state: KnobState) -> bool:
 
 
 def may_be_capped(state: KnobState) -> bool:
-    """Whether a cap of ours could be in force: every cap is below the device's maximum."""
+    """True if a cap of ours could be in force: every cap is below the device's maximum."""
     present, maximum = state.requested, state.maximum
     return present is None or maximum is None or present < maximum
 

@@ -57,7 +57,7 @@ class Keeper:
 
     @property
     def rules(self) -> Rules:
-        """What the operator allows."""
+        """The operator's floors and steps."""
         return self._wishes.rules
 
     def settle_for(

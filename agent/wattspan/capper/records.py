@@ -63,12 +63,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def lost(self) -> bool:
-        """Whether the original limit is unknown."""
+        """True if the original limit is unknown."""
         return self.source is Source.LOST
 
     @property
     def left_alone(self) -> bool:
-        """Whether the capper must not write this knob."""
+        """True if the capper must not write this knob."""
         return self.foreign is not None or self.lost
 
 

@@ -36,7 +36,7 @@ Claims = Mapping[CapKey, Entry | None]
 
 @dataclass(slots=True)
 class Recovered:
-    """What the journal files of a directory still tell."""
+    """Entries that the journal files of a directory still hold."""
 
     entries: dict[CapKey, Entry] = field(default_factory=dict)
     newest: int = 0
@@ -47,7 +47,7 @@ class Recovered:
     complete: bool = True
     """False if entries are missing. Then each knob has a lost entry for every device."""
     current: bool = True
-    """Whether both copies hold exactly ``entries``."""
+    """True if both copies hold exactly ``entries``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ def _merged(files: Sequence[_File], claims: Callable[[], Claims]) -> tuple[list[
 
 
 def _agree(files: Sequence[_File], last: Record) -> bool:
-    """Whether both copies are of the newest generation, or one is of the generation before."""
+    """True if both copies are of the newest generation, or one is of the generation before."""
     generations = {file.generation for file in files}
     return len(files) == len(COPIES) and generations <= {last.generation, last.after} - {0}
 
@@ -207,7 +207,7 @@ def _predecessor(files: Sequence[_File], last: Sequence[Record]) -> dict[CapKey,
 
 
 def _corroborated(entries: Mapping[CapKey, Entry], claims: Claims) -> bool:
-    """Whether the audit log agrees with ``entries`` on every write."""
+    """True if the audit log agrees with ``entries`` on every write."""
     for key, entry in entries.items():
         if not entry.written or entry.left_alone:
             continue

@@ -124,7 +124,7 @@ class Worker:
 
     @property
     def stuck(self) -> bool:
-        """Whether a call is past its deadline."""
+        """True if a call is past its deadline."""
         pending = self._pending
         return pending is not None and self._clock.monotonic() >= pending.deadline
 

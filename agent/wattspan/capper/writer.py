@@ -193,7 +193,7 @@ class Writer:
 
     @property
     def needs_enumeration(self) -> bool:
-        """Whether a damaged journal leaves it to the hardware to name the devices."""
+        """True if a damaged journal leaves it to the hardware to name the devices."""
         return any(key.device == EVERY for key in self.entries)
 
     def name_lost(self) -> None:
@@ -284,7 +284,7 @@ class Writer:
             self.entries[entry.key] = replace(entry, value=entry.before, before=None, written=True)
 
     def _is_void(self, entry: Entry, state: KnobState, standing: Standing) -> bool:
-        """Whether an inherited entry has ended; CapsError if it cannot be relied upon."""
+        """True if an inherited entry has ended; CapsError if it cannot be relied upon."""
         if standing is Standing.OURS:
             lost = not plausible(entry, state)
         elif entry.source is Source.EARLIER:

@@ -334,7 +334,7 @@ class Schema:
     checks_plugins: bool = True
 
     def skips(self, where: str) -> bool:
-        """Whether the table ``where`` is accepted without a check."""
+        """True if the table ``where`` is accepted without a check."""
         family, _, _ = where.partition(".")
         return where in self.broken or (not self.checks_plugins and family in FAMILIES)
 

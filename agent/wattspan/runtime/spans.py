@@ -149,7 +149,7 @@ class Joiner:
         self._lock = threading.Lock()
         self._inbox: deque[_Fresh] = deque()
         self._refused: Counter[str] = Counter()
-        self._bytes = self._deferred = 0
+        self._deferred = 0
         self._held: deque[_Held] = deque()
         self._processes: dict[Consumer, _Process] = {}
         self._origins = Origins(open_spans)
@@ -170,13 +170,12 @@ class Joiner:
             elif not self._room.take(delivery.peer.whose, cost):
                 self._deferred += delivery.count
                 raise BusyError
-            self._bytes += cost
         try:
             # Now, while the sender waits for the answer, it lives and can be looked at.
             whose = tuple(self._resolver.resolve(delivery.peer, p.claim) for p in delivery.parts)
         except BaseException:
             with self._lock:
-                self._give_back(delivery, cost)
+                self._room.give_back(delivery.peer.whose, cost)
             raise
         with self._lock:
             self._inbox.append(_Fresh(delivery, cost, whose))
@@ -482,8 +481,4 @@ class Joiner:
         if done:
             with self._lock:
                 for held in done:
-                    self._give_back(held.delivery, held.cost)
-
-    def _give_back(self, delivery: Delivery, cost: int) -> None:
-        self._bytes -= cost
-        self._room.give_back(delivery.peer.whose, cost)
+                    self._room.give_back(held.delivery.peer.whose, held.cost)

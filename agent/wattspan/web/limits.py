@@ -144,7 +144,7 @@ class Room:
         )
 
     def take(self, size: int, peer: Hashable) -> bool:
-        """Whether there is room for ``size`` more bytes of bodies; if so they are taken."""
+        """True if there is room for ``size`` more bytes of bodies; if so they are taken."""
         return self._bytes.take(peer, size)
 
     def give_back(self, size: int, peer: Hashable) -> None:

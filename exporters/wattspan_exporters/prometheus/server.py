@@ -167,7 +167,7 @@ class MetricsServer(HTTPServer):
         return True
 
     def hears(self, request: socket.socket) -> bool:
-        """Whether one more request is answered; a while passes before it is not."""
+        """True if one more request is answered; a while passes before it is not."""
         with self._changed:
             heard = self._pace.admits(self._open[request].peer, self._clock.monotonic())
             if not heard:
