@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from support.program import alive, emulated_hosts
+from support.program import alive
 from support.waiting import eventually
 from wattspan.emulation import host as hosts
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
 from wattspan.ports import WattspanError
-
-pytestmark = pytest.mark.alone
 
 
 @pytest.mark.parametrize(
@@ -47,19 +46,24 @@ def test_only_its_owner_ends_it() -> None:
 def test_what_a_killed_one_left_is_removed_by_the_next_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hosts, "_NEWBORN", -1)
-    with EmulatedHost(profile_named("laptop")) as living:
-        dead = EmulatedHost(profile_named("laptop"))
-        dead._process.kill()
-        dead._process.wait()
-        os.close(dead._hold)  # as the end of its owner does
-        dead._hold = -1
-        assert dead.directory in emulated_hosts()
-        with EmulatedHost(profile_named("laptop")):
-            assert dead.directory not in emulated_hosts()
-            assert living.directory in emulated_hosts()
-        assert living.ask(do="truth")["zones"]
-        dead.close()
+    with (
+        tempfile.TemporaryDirectory() as apart,  # other tests' hosts are newborn, too
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr(hosts, "_NEWBORN", -1)
+        patch.setattr(hosts, "_SHARED_MEMORY", Path(apart))
+        with EmulatedHost(profile_named("laptop")) as living:
+            dead = EmulatedHost(profile_named("laptop"))
+            dead._process.kill()
+            dead._process.wait()
+            os.close(dead._hold)  # as the end of its owner does
+            dead._hold = -1
+            assert dead.directory.exists()
+            with EmulatedHost(profile_named("laptop")):
+                assert not dead.directory.exists()
+                assert living.directory.exists()
+            assert living.ask(do="truth")["zones"]
+            dead.close()
 
 
 def test_one_that_is_killed_is_named_and_its_jobs_end() -> None:

@@ -317,7 +317,8 @@ def test_a_connection_whose_thread_never_begins_is_ended_and_keeps_no_place() ->
         eventually(lambda: server.left == 0, "both are accepted")
         clock.advance(61)
         assert all(map(closed, unheard))
-        assert [status(server) for _ in range(4)] == [200] * 4
+        for _ in range(4):  # the one before may take a moment to leave its place
+            eventually(lambda: status(server) == 200, "there is a place")
 
 
 class Starved(MetricsServer):

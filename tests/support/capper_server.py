@@ -15,15 +15,23 @@ from wattspan.capper.requests import Desk
 from wattspan.capper.server import Server
 from wattspan.clock import SystemClock
 from wattspan.config import Caps
+from wattspan.ports import Clock
 from wattspan.web.listening import listen_unix
 
 
 class CapperServer:
-    """Serves ``bench`` while the block runs. Its clock is the real one."""
+    """Serves ``bench`` while the block runs, by the real clock unless another is given."""
 
-    def __init__(self, bench: Bench, path: Path, *, allowed: frozenset[int] | None = None) -> None:
+    def __init__(
+        self,
+        bench: Bench,
+        path: Path,
+        *,
+        allowed: frozenset[int] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self.bench, self.path = bench, path
-        clock = SystemClock()
+        clock = clock or SystemClock()
         bench.clock = clock  # type: ignore[assignment]
         bench.start()
         settings = Caps()

@@ -131,19 +131,20 @@ def by_series(found: Iterable[Point]) -> dict[Series, int | float]:
 
 
 def total_seen(found: Iterable[Point]) -> float:
-    """What a receiver counts that turns cumulative points of one series into increases."""
-    total = 0.0
+    """Total that a receiver counts for one series: the last value of each of its streams."""
+    ended = 0.0
     last: Point | None = None
     for point in found:
-        if last is None or point.start > last.start:
-            assert last is None or point.start >= last.time, "streams overlap"
-            total += point.value
+        if last is None:
+            pass
+        elif point.start > last.start:
+            assert point.start >= last.time, "streams overlap"
+            ended += last.value
         else:
             assert point.start == last.start, "a start time went back"
             assert point.value >= last.value, "a counter fell within one stream"
-            total += point.value - last.value
         last = point
-    return total
+    return ended if last is None else ended + last.value
 
 
 def resource_of(request: ExportMetricsServiceRequest) -> dict[str, object]:
