@@ -11,8 +11,6 @@ from pathlib import Path
 
 from support.requirements import ROOT
 
-SHIPPED = ("agent", "exporters")
-
 
 @functools.cache
 def tracked() -> tuple[Path, ...]:

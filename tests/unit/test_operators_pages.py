@@ -86,17 +86,3 @@ def test_every_link_to_a_heading_finds_it(path: Path) -> None:
         if anchor not in anchors(path.parent / page if page else path)
     ]
     assert lost == []
-
-
-def test_the_readme_tells_the_figures_that_the_pages_tell() -> None:
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    units = (ROOT / "docs" / "reference" / "units.md").read_text(encoding="utf-8")
-    agent, capper = re.findall(r"^\| `[\w.-]+` \| \*\*([\d.]+)\*\* \|$", units, re.MULTILINE)
-    assert f"[{agent} and {capper}](docs/reference/units.md#exposure)" in readme
-    faults = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
-    told = re.search(
-        r"^All (\d+) faults were stood; the longest recovery took ([\d.]+) s", faults, re.MULTILINE
-    )
-    assert told, "not all were stood: the README must say so"
-    assert f"[{told[1]} faults](docs/faults.md)" in readme
-    assert f"the longest recovery took {told[2]} s" in readme

@@ -15,7 +15,6 @@ import pytest
 
 from support.requirements import ROOT
 from support.sources import (
-    SHIPPED,
     called,
     documents,
     functions,
@@ -38,20 +37,6 @@ def name(path: Path) -> str:
 
 
 # ------------------------------------------------------------------------------------ sources
-
-
-def test_every_shipped_module_says_what_it_is() -> None:
-    silent = [name(p) for p in python_files(*SHIPPED) if not ast.get_docstring(parsed(p))]
-    assert silent == []
-
-
-def test_files_stay_chapters() -> None:
-    long = {
-        name(path): lines
-        for path in python_files(*SHIPPED)
-        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 500
-    }
-    assert long == {}
 
 
 def test_every_test_can_fail() -> None:
@@ -160,16 +145,10 @@ def test_every_test_that_a_document_names_is_there() -> None:
     assert missing == set()
 
 
-def test_the_readme_sets_up_with_two_commands() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "make demo" in readme
-    assert "make test" in readme
-
-
 def test_help_lists_every_target_a_person_would_type() -> None:
     listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True).stdout
-    described = set(re.findall(r"^([a-z]+):.*## ", MAKEFILE, re.MULTILINE))
-    assert {"demo", "test", "check", "docs", "bench", "lock", "clean"} <= described
+    described = set(re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.MULTILINE))
+    assert {"demo", "test", "test-all", "check", "docs", "bench", "lock", "clean"} <= described
     assert all(f"make {target} " in listed for target in described)
 
 
@@ -192,16 +171,6 @@ def test_every_setting_is_explained() -> None:
 
 
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
-
-
-@pytest.mark.parametrize("path", DECISIONS, ids=lambda p: p.stem)
-def test_every_decision_says_when_why_and_what_follows(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert re.match(rf"# {int(path.name[:4])}\. \S", text), "its title bears its number"
-    assert re.search(r"^Status: (accepted|proposed|superseded by \[.*)", text, re.MULTILINE)
-    assert re.search(r"^Date: \d{4}-\d\d-\d\d", text, re.MULTILINE)
-    for part in ("Context", "Decision", "Consequences"):
-        assert re.search(rf"^## {part}\n\n\S", text, re.MULTILINE), f"no {part}"
 
 
 def test_decisions_are_numbered_without_holes_and_listed() -> None:
