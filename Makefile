@@ -4,11 +4,8 @@ PURE := model/* energy attribution baseline settlement listing grouping rates ti
 	spans profiles/* joining/* naming walltime tuning/* weighing schedule access/pace
 BIN := .venv/bin
 INNER := tests/unit tests/property tests/contract
-SOAK := --minutes 10 --interval 50ms --beside
-RECORDS := build/tests/inner.xml build/tests/flow.xml build/tests/alone.xml build/tests/searches.xml
-THOROUGH := WATTSPAN_TESTS=thorough $(BIN)/python
-# That tests failed (pytest's 1) does not keep the next part from running: the verdict has the last word.
-FAILED := || test $$? -eq 1
+PYTEST := $(BIN)/python -m pytest -n logical
+RECORD = --durations=10 --junit-xml=build/tests/$@.xml
 
 comma := ,
 empty :=
@@ -17,17 +14,23 @@ PURE_FILES := $(subst $(empty) ,$(comma),$(PURE:%=agent/wattspan/%.py))
 export PYTHON PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check environment tools lint types contracts format unit suite together coverage \
-	docs bench fuzz lock clean
+.PHONY: help demo test test-all check environment tools all-tools lint types contracts format unit inner flow \
+	coverage thorough exhaustive alone search soak docs bench fuzz lock clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: ## set up and run the agent on an emulated host (needs Python >= 3.11, nothing else)
 	@scripts/environment run
 	@exec $(BIN)/wattspan demo
 
-test: environment tools lint types contracts suite coverage ## set up and run every check there is
+test: environment ## set up and run every check and test of a change (at most 15 minutes on 2 cores)
+	@$(MAKE) --no-print-directory -k -j2 --output-sync=target tools lint types contracts
+	@$(MAKE) --no-print-directory -k inner flow coverage
+
+test-all: test all-tools ## `make test`, then the exhaustive tests and a soak of ten minutes (over an hour)
+	@$(MAKE) --no-print-directory -k -j2 --output-sync=target soak exhaustive
+	@$(MAKE) --no-print-directory -k thorough search alone
 
 check: environment lint types contracts unit ## the inner loop: every check that takes seconds
 
@@ -36,6 +39,9 @@ environment:
 
 tools:
 	@scripts/test-tools
+
+all-tools:
+	@scripts/test-tools all
 
 lint: ## style, spelling, project metadata
 	$(BIN)/ruff check
@@ -54,22 +60,32 @@ format: ## rewrite the sources in the project's style
 	$(BIN)/ruff format
 
 unit: ## unit, property and contract tests, the slow ones left out
-	$(BIN)/python -m pytest -q -n auto -m 'not slow' $(INNER)
+	$(PYTEST) -q -m 'not slow' $(INNER)
 
-suite: ## every test; unit, property and contract tests under branch coverage; a soak beside them
-	@rm -rf .coverage .coverage.* .pytest_cache/v/cache/lastfailed $(RECORDS)
-	@scripts/beside build/soak.txt "$(BIN)/python -m benchmarks.soak $(SOAK)" $(MAKE) --no-print-directory together
-	$(THOROUGH) -m pytest -m 'alone and not search' --durations=10 --junit-xml=build/tests/alone.xml tests/flow $(FAILED)
-	$(THOROUGH) -m pytest -n auto --dist loadfile -m search --junit-xml=build/tests/searches.xml tests/flow $(FAILED)
-	@$(BIN)/python scripts/verdict.py $(RECORDS)
+inner:
+	@rm -f .coverage .coverage.*
+	$(BIN)/python -m coverage run -m pytest -n logical --hypothesis-profile=fixed $(RECORD) $(INNER)
 
-together:
-	$(THOROUGH) -m coverage run -m pytest -n auto --durations=10 --junit-xml=build/tests/inner.xml $(INNER) $(FAILED)
+flow:
+	$(PYTEST) --dist loadfile -m 'not exhaustive' $(RECORD) tests/flow
+
+thorough:
+	$(PYTEST) --hypothesis-profile=thorough $(RECORD) tests/property tests/contract
+
+exhaustive:
+	$(PYTEST) --dist loadfile -m 'exhaustive and not alone and not search' $(RECORD) tests/flow tests/hardware
+
+search:
+	$(PYTEST) --dist loadfile -m search $(RECORD) tests/flow
+
+alone:
+	$(BIN)/python -m pytest -m alone $(RECORD) tests/flow
+
+soak:
+	$(BIN)/python -m benchmarks.soak --minutes 10 --interval 50ms --beside
+
+coverage: ## require 100 % of the pure modules from the last run of the inner tests
 	@$(BIN)/python -m coverage combine -q
-	$(THOROUGH) -m pytest -n auto --dist loadfile -m 'not alone' --durations=10 --junit-xml=build/tests/flow.xml \
-		tests/flow tests/hardware $(FAILED)
-
-coverage: ## hold the pure modules to 100 % of the last suite run
 	@$(BIN)/python -m coverage report --skip-covered --sort=cover
 	@echo "Pure modules (100 % is required):"
 	@$(BIN)/python -m coverage report --include='$(PURE_FILES)' --fail-under=100 --show-missing

@@ -15,19 +15,22 @@ from hypothesis import HealthCheck, settings
 from support.leaks import LEFT_RUNNING, LeakWatch
 from support.requirements import REQUIREMENTS, TOOLS, required
 
-# Examples of a property: few while somebody waits, many and always the same ones in `make test`.
-_SLOW_MACHINES = [HealthCheck.too_slow]  # a busy build server is no finding
+_EXHAUSTIVE = ("alone", "search", "needs_apps", "needs_clients", "needs_grafana", "needs_node")
+"""Markers of tests that `make test` does not run: for their time, or what they need installed."""
+
+# Examples of a property: few and random at a desk, few and always the same ones in `make test`
+# (--hypothesis-profile=fixed), many in `make test-all`.
 settings.register_profile(
-    "quick", max_examples=25, deadline=None, suppress_health_check=_SLOW_MACHINES
-)
-settings.register_profile(
-    "thorough",
-    max_examples=100,
+    "random",
+    max_examples=25,
     deadline=None,
-    derandomize=True,
-    print_blob=True,
-    suppress_health_check=_SLOW_MACHINES,
+    suppress_health_check=[HealthCheck.too_slow],  # a busy build server is no finding
 )
+settings.register_profile(
+    "fixed", settings.get_profile("random"), derandomize=True, print_blob=True
+)
+settings.register_profile("thorough", settings.get_profile("fixed"), max_examples=100)
+settings.load_profile("random")
 
 _WATCH = pytest.StashKey[LeakWatch]()
 _LEAKS = pytest.StashKey[list[str]]()
@@ -38,8 +41,6 @@ def _go_on(number: int, frame: FrameType | None) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    thorough = os.environ.get("WATTSPAN_TESTS") == "thorough" or os.environ.get("CI")
-    settings.load_profile("thorough" if thorough else "quick")
     # A shell that runs the tests in the background has them ignored, and so would their children.
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -50,6 +51,13 @@ def pytest_configure(config: pytest.Config) -> None:
         required(os.environ)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(item.get_closest_marker(name) for name in _EXHAUSTIVE):
+            item.add_marker("exhaustive")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -88,9 +96,8 @@ def pytest_terminal_summary(
 
 @pytest.fixture(autouse=True)
 def no_build_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a build server sets is for the tests; the program would warn of it."""
-    for name in ("WATTSPAN_REQUIRE", "WATTSPAN_TESTS"):
-        monkeypatch.delenv(name, raising=False)
+    """A variable that the build server sets for the tests; the program would warn of it."""
+    monkeypatch.delenv("WATTSPAN_REQUIRE", raising=False)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from wattspan.emulation.profiles import profile_named
 from wattspan.model import Knob
 from wattspan.ports import CapsError
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.exhaustive
 
 GUIDE = (ROOT / "docs/how-to/cap-by-hand.md").read_text(encoding="utf-8")
 W = 1000

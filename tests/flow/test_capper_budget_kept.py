@@ -18,7 +18,7 @@ from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
 from wattspan.model import Knob
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.exhaustive
 
 BUDGET = 1_200
 TUNED = 400_000

@@ -17,10 +17,7 @@ from support.waiting import eventually
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.skipif(os.geteuid() != 0, reason="becoming other users needs root"),
-]
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becoming other users needs root")
 
 ORIGINAL, FLOOR = 650_000, 420_000
 HOUR = 3600 * 10**9

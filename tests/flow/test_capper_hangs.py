@@ -18,8 +18,6 @@ from wattspan.emulation.profiles import profile_named
 from wattspan.model import CapKey, Knob
 from wattspan.ports import CapsError
 
-pytestmark = pytest.mark.alone
-
 CAPS = {Knob.GPU_POWER: 500_000, Knob.CPU_POWER: 150_000}
 SETTINGS: dict[str, object] = {
     "autotune__floor": 0.1,

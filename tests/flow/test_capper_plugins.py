@@ -13,8 +13,6 @@ from support.program import options, wattspan
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
 
-pytestmark = pytest.mark.alone
-
 ORIGINAL, CAP = 650_000, 500_000
 EXITED = 9
 

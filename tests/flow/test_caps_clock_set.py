@@ -19,7 +19,7 @@ from support.tuned_stack import LEASE, ORIGINAL, Tuned, TunedHost
 from support.waiting import eventually
 from wattspan.clock import SystemClock
 
-pytestmark = [pytest.mark.alone, pytest.mark.needs_cc]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_cc]
 CAP, HOUR = 500_000, 3600
 
 

@@ -20,7 +20,7 @@ from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.profiles import PROFILES, profile_named
 from wattspan.ports import WattspanError
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.exhaustive
 
 CAPPED_TIME = 74  # NVML's field: nanoseconds for which a power cap held the clock down
 WRITER = """

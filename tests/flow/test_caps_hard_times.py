@@ -13,7 +13,7 @@ from support.program import on_a_disk_of
 from support.standing_still import go_on, still_while_capped
 from support.tuned_stack import ORIGINAL, THEIRS, Tuned, TunedHost
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.exhaustive
 
 Note = Callable[[str, object], None]
 DECISIONS = "wattspan_autotune_decisions_total"

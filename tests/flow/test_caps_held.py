@@ -12,7 +12,7 @@ import pytest
 from support.standing_still import go_on, still_while_capped
 from support.tuned_stack import ORIGINAL, THEIRS, Tuned, TunedHost
 
-pytestmark = [pytest.mark.alone, pytest.mark.search]
+pytestmark = pytest.mark.search
 
 Note = Callable[[str, object], None]
 
@@ -23,7 +23,6 @@ def host() -> Iterator[TunedHost]:
         yield host
 
 
-@pytest.mark.slow
 def test_a_held_cap_gives_way_to_somebody_else_and_is_taken_up_again_after_a_restart(
     host: TunedHost, tmp_path: Path
 ) -> None:

@@ -13,8 +13,6 @@ from support.standing_still import go_on, still_while_capped
 from support.tuned_stack import LEASE, ORIGINAL, Tuned, TunedHost
 from support.waiting import eventually
 
-pytestmark = pytest.mark.alone
-
 Note = Callable[[str, object], None]
 
 
@@ -57,6 +55,7 @@ def test_killed_its_capper_gives_back_and_ends_and_the_next_agent_caps_again(
     assert agent.journal() == []
 
 
+@pytest.mark.exhaustive
 def test_stopped_its_lease_lapses_and_once_it_goes_on_it_tunes_on(
     agent: Tuned, record_property: Note
 ) -> None:
@@ -75,6 +74,7 @@ def test_stopped_its_lease_lapses_and_once_it_goes_on_it_tunes_on(
     assert agent.host.limit == ORIGINAL
 
 
+@pytest.mark.exhaustive
 def test_agent_that_ends_continues_its_stopped_capper_which_restores_the_limit(
     agent: Tuned,
 ) -> None:
@@ -87,6 +87,7 @@ def test_agent_that_ends_continues_its_stopped_capper_which_restores_the_limit(
     assert agent.journal() == []
 
 
+@pytest.mark.exhaustive
 def test_killed_together_with_its_capper_it_leaves_the_cap_and_restore_gives_it_back(
     agent: Tuned, record_property: Note
 ) -> None:
@@ -102,6 +103,7 @@ def test_killed_together_with_its_capper_it_leaves_the_cap_and_restore_gives_it_
     assert agent.journal() == []
 
 
+@pytest.mark.exhaustive
 def test_killed_together_with_its_capper_the_next_agent_gives_the_cap_back(
     agent: Tuned, host: TunedHost, record_property: Note
 ) -> None:

@@ -15,7 +15,7 @@ from support.tuned_stack import ORIGINAL, OwnHost, Tuned, TunedHost
 from support.waiting import eventually
 from wattspan.clock import SystemClock
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.exhaustive
 
 Note = Callable[[str, object], None]
 
@@ -26,7 +26,6 @@ def host() -> Iterator[TunedHost]:
         yield host
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_whoever_is_killed_at_a_random_moment_the_original_is_back(
     host: TunedHost, tmp_path: Path, seed: int

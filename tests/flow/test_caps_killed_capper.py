@@ -12,8 +12,6 @@ from support.program import alive
 from support.tuned_stack import ORIGINAL, Tuned, TunedHost
 from support.waiting import eventually
 
-pytestmark = pytest.mark.alone
-
 Note = Callable[[str, object], None]
 
 

@@ -13,7 +13,7 @@ from support.capper_process import CapperProcess
 from support.requirements import ROOT
 from support.tuned_stack import ORIGINAL, Tuned, TunedHost
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.exhaustive
 
 Note = Callable[[str, object], None]
 

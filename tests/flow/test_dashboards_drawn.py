@@ -24,12 +24,7 @@ from support.prometheus_server import Prometheus, scraping
 from support.waiting import eventually
 from support.watched_host import watched_host
 
-pytestmark = [
-    pytest.mark.needs_browser,
-    pytest.mark.needs_grafana,
-    pytest.mark.needs_prometheus,
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.needs_browser, pytest.mark.needs_grafana, pytest.mark.needs_prometheus]
 
 SPAN, SCRAPE = 20, 1.0  # seconds
 BOARDS = documents()

@@ -28,7 +28,7 @@ from support.requirements import ROOT
 from support.waiting import eventually
 from support.watched_host import watched_host
 
-pytestmark = [pytest.mark.alone, pytest.mark.needs_prometheus, pytest.mark.slow]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_prometheus]
 
 RULES = ROOT / "dashboards" / "prometheus"
 INTERVAL, SPAN, RATE = "1s", 60, "10s"

@@ -15,7 +15,7 @@ from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.model import Microjoules, Snapshot
 
-pytestmark = [pytest.mark.alone, pytest.mark.needs_prometheus, pytest.mark.slow]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_prometheus]
 
 QUERIES = {
     # as dashboard 12239 asks, its variables substituted

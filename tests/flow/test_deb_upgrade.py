@@ -10,7 +10,7 @@ import pytest
 from support.debian_machine import CONFIG, CPU_MAY_BE_CAPPED, Machine
 from support.debian_root import another_version, the_package
 
-pytestmark = pytest.mark.needs_debian
+pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_debian]
 
 
 @pytest.fixture(scope="module")

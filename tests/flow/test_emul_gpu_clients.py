@@ -20,7 +20,7 @@ from wattspan.emulation.gpu_work import Script, Steady
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.library_build import build, environment
 
-pytestmark = [pytest.mark.slow, pytest.mark.needs_cc, pytest.mark.needs_clients]
+pytestmark = [pytest.mark.needs_cc, pytest.mark.needs_clients]
 
 BUSY = Script(((0.3, 1.0), (0.2, 0.2)))  # between 182 and 629 W: a constant power proves little
 NAMES = ["NVIDIA H100 80GB HBM3", "NVIDIA A40"]

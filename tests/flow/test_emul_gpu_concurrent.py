@@ -18,7 +18,7 @@ from wattspan.emulation.gpu_work import Resident, Steady
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.library_build import build, environment
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.exhaustive
 
 READS = 3000
 

@@ -19,8 +19,6 @@ from wattspan.emulation.profiles import profile_named
 from wattspan.ports import WattspanError
 from wattspan.testing import ManualClock
 
-pytestmark = pytest.mark.alone
-
 
 def test_a_guest_draws_energy_by_what_it_keeps_busy_and_by_nothing_else() -> None:
     clock = SystemClock()

@@ -1,7 +1,7 @@
 """Everything that goes wrong on a host at once, and the books balance in every snapshot.
 
 Ten minutes of it by ``WATTSPAN_ENDURANCE=600``; a shorter run of the same kind in every
-``make test``.
+``make test-all``.
 """
 
 import os
@@ -20,7 +20,6 @@ SECONDS = float(os.environ.get("WATTSPAN_ENDURANCE", "60"))
 CHURN = 100  # short-lived processes a second, at the very least
 
 
-@pytest.mark.slow
 def test_the_books_balance_in_every_snapshot_through_churn_wraps_resets_and_losses(
     tmp_path: Path,
 ) -> None:

@@ -23,7 +23,7 @@ from support.program import wattspan
 from support.requirements import APPS
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.alone, pytest.mark.slow]
+pytestmark = pytest.mark.exhaustive
 
 INSTRUMENT = str(APPS.parent / "opentelemetry-instrument")
 FLASK = """

@@ -10,7 +10,7 @@ from benchmarks.faults.hanging import FAULTS, HangingStage
 
 from support.faults import of, stands
 
-pytestmark = pytest.mark.needs_loop
+pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_loop]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ from benchmarks.faults.stage import Stage
 
 from support.faults import of, stands
 
+pytestmark = pytest.mark.exhaustive
+
 HANG_LOSS_RESET = [fault for fault in GPUS if "driver" not in fault.name]
 
 

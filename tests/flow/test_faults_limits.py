@@ -10,7 +10,7 @@ from benchmarks.faults.limits import FAULTS, LimitStage
 
 from support.faults import of, stands
 
-pytestmark = pytest.mark.needs_root
+pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_root]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from benchmarks.faults.stage import Stage
 
 from support.faults import of, stands
 
-pytestmark = [pytest.mark.needs_cc, pytest.mark.needs_root]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_cc, pytest.mark.needs_root]
 
 
 @pytest.fixture(scope="module")

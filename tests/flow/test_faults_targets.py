@@ -10,7 +10,7 @@ from benchmarks.faults.targets import FAULTS, TargetStage
 
 from support.faults import of, stands
 
-pytestmark = pytest.mark.needs_root
+pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_root]
 
 SHOWN = ("busy", "resets", "not known", "200 connections")
 HERE = [fault for fault in FAULTS if any(word in fault.name for word in SHOWN)]

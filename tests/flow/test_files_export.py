@@ -50,7 +50,6 @@ def adds_up(found: list[Row]) -> int:
     return len(hosts)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
 def test_an_agent_that_ends_leaves_whole_files_that_add_up(tmp_path: Path, form: str) -> None:
     folder = tmp_path / "files"
@@ -64,7 +63,6 @@ def test_an_agent_that_ends_leaves_whole_files_that_add_up(tmp_path: Path, form:
     assert not list(folder.glob("*.part"))
 
 
-@pytest.mark.slow
 def test_what_a_killed_agent_wrote_is_finished_by_the_next(tmp_path: Path) -> None:
     folder = tmp_path / "files"
     with Running(tmp_path, **writing(folder)) as agent:
@@ -80,7 +78,6 @@ def test_what_a_killed_agent_wrote_is_finished_by_the_next(tmp_path: Path) -> No
     assert adds_up(read(closed(folder)[1])) >= 1
 
 
-@pytest.mark.slow
 @pytest.mark.needs_root
 def test_a_full_disk_is_said_once_counted_and_outlived(tmp_path: Path) -> None:
     folder = tmp_path / "files"
@@ -121,7 +118,6 @@ while True:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "compression"), [("jsonl", "none"), ("csv", "none"), ("jsonl", "gzip")]
 )

@@ -16,8 +16,6 @@ from wattspan.model import Snapshot, SourceHealth, Weighed
 from wattspan.tariffs.answers import AnswerError, ask_server
 from wattspan.weighing import KILOWATT_HOUR
 
-pytestmark = pytest.mark.alone
-
 PROFILE = "two-socket-h100"
 
 

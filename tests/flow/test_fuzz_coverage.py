@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.exhaustive
+
 ROOT = Path(__file__).resolve().parents[2]
 
 pytest.importorskip("atheris", reason="no atheris: it has wheels for CPython on x86-64 only")

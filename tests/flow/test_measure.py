@@ -17,8 +17,6 @@ from support.past import ConstantPast
 from support.program import ENVIRONMENT, PROGRAM
 from support.query_server import FAR, Anybody, Living, QueryServer
 
-pytestmark = pytest.mark.alone
-
 
 def python(script: str) -> tuple[str, ...]:
     return (sys.executable, "-S", "-c", script)

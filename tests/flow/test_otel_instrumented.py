@@ -22,7 +22,7 @@ from support.waiting import eventually
 from wattspan.spanfeed.feed import Feed, Report
 from wattspan.spans import Ended, Started
 
-pytestmark = [pytest.mark.alone, pytest.mark.needs_apps, pytest.mark.slow]
+pytestmark = pytest.mark.needs_apps
 
 SHOP = """
 from flask import Flask

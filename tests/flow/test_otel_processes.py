@@ -16,8 +16,6 @@ from support.waiting import eventually
 from wattspan.spanfeed.feed import Feed, Report
 from wattspan.spans import Ended, Started
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.fixture
 def feed(tmp_path: Path) -> Iterator[Feed]:

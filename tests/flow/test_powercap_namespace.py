@@ -10,7 +10,7 @@ import pytest
 
 from support.powercap_host import PowercapHost, python_on
 
-pytestmark = [pytest.mark.alone, pytest.mark.needs_root]
+pytestmark = pytest.mark.needs_root
 
 
 @pytest.fixture(autouse=True)

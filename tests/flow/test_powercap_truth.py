@@ -18,8 +18,6 @@ from wattspan.emulation.powercap_runner import PowercapRunner
 from wattspan.emulation.powercap_tree import PowercapTree
 from wattspan.sources.powercap import PowercapSource
 
-pytestmark = pytest.mark.alone
-
 
 def live_engine(root: Path, clock: SystemClock) -> PowercapEngine:
     tree = PowercapTree(root, LAYOUTS["xeon-2s"])

@@ -19,8 +19,6 @@ from wattspan.ports import UsageBatch
 from wattspan.processes import HostUsage, open_processes
 from wattspan.processes.procfs import TICK
 
-pytestmark = pytest.mark.alone
-
 CPUACCT = Path("/sys/fs/cgroup/cpuacct")
 MS = 1_000_000
 
@@ -175,6 +173,7 @@ def own_cgroup() -> Iterator[Path]:
     eventually(removed, f"{path} is empty")
 
 
+@pytest.mark.exhaustive
 @rooted
 @pytest.mark.needs_root
 def test_without_events_brief_work_is_charged_to_its_cgroup(own_cgroup: Path) -> None:

@@ -76,7 +76,6 @@ def scraped(
             yield prometheus, plain, mutual
 
 
-@pytest.mark.slow
 def test_a_real_prometheus_has_the_same_figures(
     scraped: tuple[Prometheus, Served, Served],
 ) -> None:

@@ -29,7 +29,7 @@ from support.program import Running
 from support.sending import UnixConnection
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.alone, pytest.mark.slow]
+pytestmark = pytest.mark.alone
 
 MIB = 1 << 20
 END = 5.0  # seconds within which SIGTERM ends the agent

@@ -8,6 +8,8 @@ from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 
+import pytest
+
 from support.hostile_otlp import PERMITTED_JSON
 from support.receiving import Receiving, receiving
 from support.tried import holds_once
@@ -15,6 +17,8 @@ from support.web import PATIENCE
 from wattspan.clock import SystemClock
 from wattspan.spanfeed.reading import LARGE, MOST_JSON
 from wattspan.web.limits import Limits
+
+pytestmark = pytest.mark.alone
 
 JSON = {"Content-Type": "application/json"}
 OFTEN = Limits(rate=100_000)  # who asks one small request after the other is not refused here

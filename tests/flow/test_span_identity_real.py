@@ -30,8 +30,6 @@ from wattspan.spanfeed.identity import Identities
 from wattspan.spans import Outcome
 from wattspan.web.message import Peer
 
-pytestmark = pytest.mark.alone
-
 NOBODY = 65534
 Pids = tuple[int, int]
 

@@ -21,7 +21,7 @@ from wattspan.model import Instant, Snapshot
 from wattspan.naming import SpanTotals
 from wattspan.spans import SpanEnergy
 
-pytestmark = [pytest.mark.alone, pytest.mark.needs_prometheus, pytest.mark.slow]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_prometheus]
 
 PER_TOKEN = (
     "sum by (service_name, span_name) (increase(wattspan_span_energy_joules_total[1h])) / "

@@ -74,7 +74,6 @@ def of(judged: Sequence[Judged], device: str, kind: str, seconds: float) -> list
     return [one for one in judged if (one.device, one.kind, one.seconds) == (device, kind, seconds)]
 
 
-@pytest.mark.slow
 def test_cpu_energy_of_spans_is_true(bench: tuple[SpanAgent, Collector]) -> None:
     agent, collector = bench
     repeats = {"single": (15, 6), "inside": (15, 6), "nested": (5, 2), "concurrent": (1, 1)}
@@ -101,7 +100,6 @@ def test_cpu_energy_of_spans_is_true(bench: tuple[SpanAgent, Collector]) -> None
     holds_once(lambda: list(complaints()))
 
 
-@pytest.mark.slow
 def test_gpu_energy_of_spans_is_as_uncertain_as_the_agent_says(
     bench: tuple[SpanAgent, Collector],
 ) -> None:

@@ -14,7 +14,7 @@ from support.program import Running
 from support.sending import ByHand, Scrape, UnixConnection, made, post, send
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.alone, pytest.mark.slow]
+pytestmark = pytest.mark.alone
 
 OPEN = 5000
 

@@ -19,8 +19,6 @@ from support.program import PROGRAM, UNPRIVILEGED, Running, options, wattspan
 from support.sending import Scrape, made, send
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.alone, pytest.mark.slow]
-
 SOCKETS = ("otlp.sock", "feed.sock", "api.sock")
 
 

@@ -20,8 +20,6 @@ from support.sending import ByHand, Scrape, UnixConnection, made, post
 from support.waiting import eventually
 from wattspan.client.agent import ask
 
-pytestmark = [pytest.mark.alone, pytest.mark.slow]
-
 SENDER = """
 import os, random, sys, time
 from pathlib import Path

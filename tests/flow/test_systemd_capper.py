@@ -120,6 +120,7 @@ def test_a_killed_capper_gives_the_original_back_though_its_disk_has_become_read
         it.host.run("mount", "-o", "remount,rw", "/var")
 
 
+@pytest.mark.exhaustive
 def test_a_cap_of_the_configuration_outlives_the_agent_and_no_capper(it: Installed) -> None:
     it.configure(CONFIGURED + FIXED)
     it.drop_in(AGENT, "[Service]\nRestartSec=100ms\n")
@@ -167,6 +168,7 @@ def test_whoever_holds_a_cap_in_the_agents_unit_leaves_the_original_when_killed(
     assert it.main_pid(CAPPER) == pid
 
 
+@pytest.mark.exhaustive
 def test_an_agent_that_wants_caps_has_the_capper_started_and_says_if_it_goes(
     it: Installed,
 ) -> None:
@@ -196,6 +198,7 @@ def test_tuned_limit_is_restored_after_a_kill_with_a_broken_configuration(it: In
     assert it.limit() == ORIGINAL
 
 
+@pytest.mark.exhaustive
 def test_fixed_limit_outlives_a_kill_with_a_broken_configuration(it: Installed) -> None:
     it.configure(CONFIGURED + FIXED)
     it.host.systemctl("start", CAPPER)
@@ -288,6 +291,7 @@ def test_the_agents_own_rights_do_not_reach_what_the_capper_believes(it: Install
     assert modes == ["root:wattspan 750", "root:wattspan 755"]
 
 
+@pytest.mark.exhaustive
 def test_whoever_waits_for_the_lock_in_the_agents_unit_keeps_no_cap_after_the_cappers_end(
     it: Installed,
 ) -> None:

@@ -23,7 +23,7 @@ from support.systemd_training import board_inside, training
 from support.systemd_wattspan import AGENT, CAPPER, PROGRAM, Installed, installed
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.needs_systemd, pytest.mark.needs_cc, pytest.mark.slow]
+pytestmark = [pytest.mark.needs_systemd, pytest.mark.needs_cc]
 
 ORIGINAL = 700_000
 BY_THE_JOURNAL = "1 limit was given back, by the journal"

@@ -26,7 +26,6 @@ def gpus(live: LiveAgent) -> set[str]:
     return {gpu.domain_id for gpu in live.agent.view().gpus}
 
 
-@pytest.mark.slow
 def test_two_competing_processes_are_charged_their_own_energy_within_one_percent(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

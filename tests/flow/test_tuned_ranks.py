@@ -14,7 +14,7 @@ import pytest
 from support.tuned_profile import Done, ProfileHost
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.alone, pytest.mark.search, pytest.mark.slow]
+pytestmark = pytest.mark.search
 
 JOB, ORIGINAL, BUDGET = "trainer/train_step", 700_000, 0.15
 SETTINGS = """\

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.tuned_training import JOB, Done, Training, TuningAgent
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.alone, pytest.mark.search, pytest.mark.slow, pytest.mark.needs_apps]
+pytestmark = [pytest.mark.search, pytest.mark.needs_apps]
 
 ORIGINAL, BUDGET = 700_000, 0.05
 WITHIN = 600.0  # seconds; a search takes one to three minutes, for it is the noise that decides

@@ -18,8 +18,6 @@ from support.waiting import eventually
 from wattspan.client.agent import ask
 from wattspan.client.errors import MeasurementError
 
-pytestmark = pytest.mark.alone
-
 BURN = """
 import json, os, sys, threading, time
 import wattspan

@@ -1,6 +1,6 @@
 """The applications of ``examples/``, in environments of their own.
 
-``python -m support.apps`` creates them (``make test`` does): ``.venv-apps`` for Python, with
+``python -m support.apps`` creates them (``make test-all`` does): ``.venv-apps`` for Python, with
 wattspan beside OpenTelemetry's own instrumentation as a user has it, and ``.tools/node`` for
 Node.js. They are kept between runs and made anew when what they should hold changes. PyTorch is
 added where pip finds a build without CUDA: the one with it is gigabytes.

@@ -1,6 +1,6 @@
 """The third-party NVML clients, unmodified, in an environment of their own.
 
-``python -m support.clients`` creates it (``make test`` does). It is kept between runs and made
+``python -m support.clients`` creates it (``make test-all`` does). It is kept between runs and made
 anew when what it should hold changes.
 """
 

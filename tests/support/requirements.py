@@ -62,21 +62,21 @@ def _missing_prometheus() -> str | None:
 @functools.cache
 def _missing_clients() -> str | None:
     if not (CLIENTS.parents[1] / "packages.txt").exists():  # written when all are installed
-        return "the third-party NVML clients are not installed; `make test` installs them"
+        return "the third-party NVML clients are not installed; `make test-all` installs them"
     return None
 
 
 @functools.cache
 def _missing_apps() -> str | None:
     if not (APPS.parents[1] / "installed.txt").exists():
-        return "the example applications are not installed; `make test` installs them"
+        return "the example applications are not installed; `make test-all` installs them"
     return None
 
 
 @functools.cache
 def _missing_torch() -> str | None:
     if not TORCH.exists():
-        return "no PyTorch in .venv-apps; `make test` installs it where there is a build for CPUs"
+        return "no PyTorch in .venv-apps; `make test-all` installs it where a CPU build exists"
     return None
 
 
@@ -85,7 +85,7 @@ def _missing_node() -> str | None:
     if find_program("node") is None:
         return "no Node.js; install Debian's nodejs and npm"
     if not (NODE / "installed.txt").exists():
-        return "the Node.js example's packages are not installed; `make test` installs them"
+        return "the Node.js example's packages are not installed; `make test-all` installs them"
     return None
 
 
@@ -99,7 +99,7 @@ def _missing_browser() -> str | None:
 @functools.cache
 def _missing_grafana() -> str | None:
     if not (GRAFANA / "installed.txt").exists():
-        return "Grafana's components are not built; `make test` builds them where there is Node.js"
+        return "Grafana's components are not built; `make test-all` builds them with Node.js"
     return None
 
 
