@@ -177,7 +177,7 @@ def _flooded() -> Fault:
         inject,
         lambda _: None,
         "The batches are well-formed; hostile ones take more "
-        "([measured](security.md#what-one-request-may-cost)). "
+        "([measured](security.md#cost-of-one-request)). "
         "Senders are asked to come again; nothing is kept beyond `spans.buffer`.",
         [Sign("the flood is answered", lambda *_: bool(found))],
         lasts=0.1,
