@@ -26,7 +26,7 @@ def test_a_guest_draws_energy_by_what_it_keeps_busy_and_by_nothing_else() -> Non
         with EmulatedGpu(0, host=host.directory) as gpu:
             times = [clock.monotonic()]
             with gpu.busy(0.5), gpu.busy(0.9):  # more than there is
-                clock.sleep_until(times[0] + 50_000_000)
+                clock.sleep_until(clock.monotonic() + 50_000_000)
             times += [clock.monotonic(), clock.monotonic() + 50_000_000]
             clock.sleep_until(times[-1])
             before, after, later = gpu.spent(times)
