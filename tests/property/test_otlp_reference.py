@@ -1,0 +1,75 @@
+"""Valid requests in both encodings are decoded as the reference decoder reads them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+)
+
+from support.otlp import Receiver, request, span
+from support.otlp_reference import expected, json_of
+from wattspan.spanfeed.delivery import Counted
+from wattspan.spanfeed.json import to_protobuf
+from wattspan.web.message import Peer
+
+NOBODY = Peer()
+
+# ---------------------------------------------------------------------------------- requests
+
+names = st.sampled_from(["thread.id", "gen_ai.usage.input_tokens", "w", "other", ""])
+plain_values = st.one_of(
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    st.booleans(),
+    st.text(max_size=200),
+)
+all_values = plain_values | st.just(float("nan"))
+
+
+@st.composite
+def spans(draw: st.DrawFn, values: st.SearchStrategy[object]) -> object:
+    made = span(1)
+    made.trace_id = draw(st.one_of(st.binary(min_size=16, max_size=16), st.binary(max_size=20)))
+    made.span_id = draw(st.one_of(st.binary(min_size=8, max_size=8), st.binary(max_size=10)))
+    made.parent_span_id = draw(st.sampled_from([b"", bytes(8), b"parent!!", b"x"]))
+    made.name = draw(st.just("idle") | st.text(max_size=30))
+    made.start_time_unix_nano = draw(st.integers(0, 2**64 - 1))
+    made.end_time_unix_nano = draw(st.integers(0, 2**64 - 1))
+    for name, value in draw(st.lists(st.tuples(names, values), max_size=4)):
+        pair = made.attributes.add(key=name)
+        field = {bool: "bool", int: "int", float: "double", str: "string"}[type(value)]
+        setattr(pair.value, f"{field}_value", value)
+    return made
+
+
+@st.composite
+def requests(
+    draw: st.DrawFn, values: st.SearchStrategy[object] = all_values
+) -> ExportTraceServiceRequest:
+    whole = ExportTraceServiceRequest()
+    for batch in draw(st.lists(st.lists(spans(values), max_size=4), max_size=3)):
+        one = request(*batch, resource={"service.name": draw(st.text(max_size=5))})
+        if not batch:
+            del one.resource_spans[0].scope_spans[:]
+        whole.MergeFrom(one)
+    return whole
+
+
+@given(requests())
+def test_reading_no_deeper_than_needed_reads_the_same(whole: ExportTraceServiceRequest) -> None:
+    work = [Counted("nothing", span="idle"), Counted("w")]
+    receiver = Receiver(weight="w", work=work)
+    refused = receiver.intake.take(whole.SerializeToString(), NOBODY)
+    told, skipped = expected(whole)
+    parts = [part for delivery in receiver.sink.deliveries for part in delivery.parts]
+    assert [one for part in parts for one in part.spans] == told
+    assert refused.spans == len(skipped) == receiver.sink.refused["invalid_id"]
+    if told:
+        assert receiver.sink.deliveries[0].skipped == skipped
+
+
+@given(requests(plain_values))  # a NaN equals nothing, not even itself
+def test_json_and_protobuf_are_the_same_request(whole: ExportTraceServiceRequest) -> None:
+    assert ExportTraceServiceRequest.FromString(to_protobuf(json_of(whole), 1000, 1 << 16)) == whole
