@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import socket
 import subprocess
@@ -41,32 +40,6 @@ def run(folder: Path, *arguments: str, **settings: object) -> tuple[int, str]:
 
 
 # ----------------------------------------------------------------------------- configuration
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("[agent]\nintervall = '1s'", "c.toml:2: Unknown key 'agent.intervall': did you mean"),
-        ("[agnet]\ninterval = '1s'", "c.toml:1: Unknown table 'agnet': did you mean"),
-        ("[agent]\ninterval = 'fast'", "c.toml:2: Bad value for 'agent.interval': \"fast\" is"),
-        ("[agent]\ninterval = 5", "c.toml:2: Bad value for 'agent.interval': expected a duration"),
-        ("[agent]\ninterval = '1ms'", "c.toml:2: Bad value for 'agent.interval': "),
-        ("[processes]\ntop = true", "c.toml:2: Bad value for 'processes.top': "),
-        ("[processes]\nidle = 'evenly'", "c.toml:2: Bad value for 'processes.idle': "),
-        ("[sources.rapl]\nreader = 'msr'", "c.toml:2: Bad value for 'sources.rapl.reader': "),
-        ("[exporters.prometheus]\nlisten = 'x'", "c.toml:2: Bad value for 'exporters.prometheus."),
-        ("[agent\n", "c.toml:1: not TOML: "),
-        ("interval = '1s'\n", "c.toml:1: Unknown "),
-        ("[emulation]\nprofile = 'mainframe'", "There is no emulated host 'mainframe'. Choose"),
-    ],
-)
-def test_a_configuration_that_cannot_be_is_refused(
-    tmp_path: Path, text: str, sentence: str
-) -> None:
-    file = tmp_path / "c.toml"
-    file.write_text(text)
-    code, said = refused(wattspan("run", "--config", str(file)))
-    assert (code, said.replace(f"{tmp_path}/", "")[: len(sentence)]) == (2, sentence)
 
 
 def test_every_mistake_of_a_file_is_told_at_once(tmp_path: Path) -> None:
@@ -188,24 +161,11 @@ def test_counters_nobody_lets_us_read_are_one_sentence_with_the_remedy(
     assert "udev" in said
 
 
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("energy_uj", "banana\n"),
-        ("energy_uj", ""),
-        ("energy_uj", "-5\n"),
-        ("energy_uj", "9" * 400 + "\n"),
-        ("name", "\udc80\udcff\n"),
-        ("name", "\n"),
-    ],
-)
-def test_a_malformed_zone_costs_only_itself(
-    tmp_path: Path, host: EmulatedHost, file: str, content: str
-) -> None:
+def test_a_malformed_zone_costs_only_itself(tmp_path: Path, host: EmulatedHost) -> None:
     host.ask(do="fault", zone="intel-rapl:0", fault="freeze")
-    bad = zone_file(host, "intel-rapl:0", file)
+    bad = zone_file(host, "intel-rapl:0", "energy_uj")
     bad.unlink()
-    bad.write_bytes(os.fsencode(content))
+    bad.write_text("banana\n")
     with Running(tmp_path, emulate=None, sources__rapl__sysfs=host.sysfs) as agent:
         agent.measuring()
         eventually(lambda: healthy(agent, "package-1") > 0, "the other zone is measured")
@@ -213,16 +173,6 @@ def test_a_malformed_zone_costs_only_itself(
         assert all("intel-rapl:0" in line for line in told), told
         assert agent.end() == 0, agent.said
         assert "Traceback" not in agent.said
-
-
-@pytest.mark.parametrize("content", ["none\n", "0\n", ""])
-def test_a_zone_that_does_not_say_when_it_wraps_is_measured(
-    tmp_path: Path, host: EmulatedHost, content: str
-) -> None:
-    zone_file(host, "intel-rapl:0", "max_energy_range_uj").write_text(content)
-    with Running(tmp_path, emulate=None, sources__rapl__sysfs=host.sysfs) as agent:
-        eventually(lambda: healthy(agent, "package-0") > 0, "the zone is measured")
-        assert agent.end() == 0, agent.said
 
 
 def healthy(agent: Running, name: str) -> float:
@@ -385,11 +335,9 @@ class Broken:
 def refuse(settings, context): raise RuntimeError("open")
 def succeed(settings, context): return Broken()
 
-opens_not = SourcePlugin(Settings, refuse)
 reads_not = SourcePlugin(Settings, succeed)
 exports_not = ExporterPlugin(Settings, refuse)
 starts_not = ExporterPlugin(Settings, succeed)
-no_plugin = 42
 """
 
 
@@ -408,8 +356,6 @@ def install(folder: Path, entry: str) -> dict[str, str]:
     ("entry", "sentence"),
     [
         ("sources = absent_module:x", "The plugin [sources.bad] cannot be used: absent_module:x"),
-        ("sources = bad_plugin:no_plugin", "The plugin [sources.bad] cannot be used: bad_plugin:n"),
-        ("sources = bad_plugin:opens_not", "[sources.bad]: it does not open, RuntimeError: open"),
         ("sources = bad_plugin:reads_not", "source 'bad': it raised RuntimeError: read"),
         ("exporters = bad_plugin:exports_not", "[exporters.bad]: it does not open, RuntimeError"),
     ],

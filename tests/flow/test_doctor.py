@@ -133,21 +133,13 @@ def test_the_knobs_of_an_emulated_host_are_told_and_nothing_is_turned(tmp_path: 
     assert not (tmp_path / "state").exists()
 
 
-@pytest.mark.parametrize(
-    ("config", "told"),
-    [
-        ("[agent", "not TOML"),
-        ("[cups]\n", "Unknown table 'cups'"),
-        ('[processes]\ntop = "many"\nidle = "equal"\n', "Bad value for 'processes.top'"),
-        ("[caps]\nbudget_file = 'here'\n", "Bad value for 'caps.budget_file'"),
-    ],
-)
-def test_a_broken_configuration_is_a_finding_and_the_rest_is_examined(
-    tmp_path: Path, config: str, told: str
-) -> None:
+def test_a_broken_configuration_is_a_finding_and_the_rest_is_examined(tmp_path: Path) -> None:
+    config = '[processes]\ntop = "many"\nidle = "equal"\n'
     done = doctor(tmp_path, "--emulate", "laptop", config=config)
     assert done.returncode == 2, done.stderr
-    assert told in " ".join(section("Configuration", done.stdout).split())
+    assert "Bad value for 'processes.top'" in " ".join(
+        section("Configuration", done.stdout).split()
+    )
     assert "Correct it" in done.stdout
     assert "package-0" in done.stdout  # a counter, which was read
     facts = json.loads(doctor(tmp_path, "--emulate", "laptop", "--json", config=config).stdout)

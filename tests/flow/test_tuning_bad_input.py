@@ -14,7 +14,6 @@ import pytest
 
 from support.capper_bench import Bench
 from support.capper_server import CapperServer
-from support.program import wattspan
 from support.tuned_host import Host
 from support.tuned_stack import Tuned, TunedHost
 from support.waiting import eventually
@@ -161,14 +160,3 @@ def test_a_second_agent_says_so_and_does_not_disturb_the_first(tmp_path: Path) -
         agent.caps()
         decisions = agent.metrics("wattspan_autotune_decisions_total")
         assert not any("foreign_writer" in name and count for name, count in decisions.items())
-
-
-@pytest.mark.parametrize("budget", ["0", "-0.05", "1.01", "nan", "inf"])
-def test_a_budget_that_cannot_be_is_refused_at_its_line(tmp_path: Path, budget: str) -> None:
-    config = tmp_path / "config.toml"
-    config.write_text(
-        f'[autotune]\nmode = "apply"\nmax_slowdown = {budget}\n[[autotune.job]]\nspan = "s"\n'
-    )
-    done = wattspan("run", "--emulate", "laptop", "--config", str(config))
-    assert done.returncode == 2
-    assert f"{config}:3: Bad value for 'autotune.max_slowdown'" in done.stderr
