@@ -5,6 +5,7 @@ PURE := model/* energy attribution baseline settlement listing grouping rates ti
 BIN := .venv/bin
 INNER := tests/unit tests/property tests/contract
 PYTEST := $(BIN)/python -m pytest -n logical
+BY_FILE := --dist loadfile --no-loadscope-reorder
 RECORD = --durations=10 --junit-xml=build/tests/$@.xml
 
 comma := ,
@@ -67,16 +68,16 @@ inner:
 	$(BIN)/python -m coverage run -m pytest -n logical --hypothesis-profile=fixed $(RECORD) $(INNER)
 
 flow:
-	$(PYTEST) --dist loadfile -m 'not exhaustive' $(RECORD) tests/flow
+	$(PYTEST) $(BY_FILE) -m 'not exhaustive' $(RECORD) tests/flow
 
 thorough:
 	$(PYTEST) --hypothesis-profile=thorough $(RECORD) tests/property tests/contract
 
 exhaustive:
-	$(PYTEST) --dist loadfile -m 'exhaustive and not alone and not search' $(RECORD) tests/flow tests/hardware
+	$(PYTEST) $(BY_FILE) -m 'exhaustive and not alone and not search' $(RECORD) tests/flow tests/hardware
 
 search:
-	$(PYTEST) --dist loadfile -m search $(RECORD) tests/flow
+	$(PYTEST) $(BY_FILE) -m search $(RECORD) tests/flow
 
 alone:
 	$(BIN)/python -m pytest -m alone $(RECORD) tests/flow

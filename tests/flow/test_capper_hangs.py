@@ -81,6 +81,7 @@ def _trouble(capper: CapperProcess, key: CapKey) -> str:
     return trouble if "deadline" in trouble else ""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("by", ["capper", "journal"])
 def test_restore_with_a_hung_device_restores_the_others_and_names_it(
     host: EmulatedHost, capper: CapperProcess, limits: PowerLimits, hang: Hang, by: str

@@ -25,6 +25,8 @@ from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
 from wattspan.ports import CapsError
 
+pytestmark = pytest.mark.long
+
 ORIGINAL, CAP, THEIRS = 650_000, 500_000, 333_000
 
 

@@ -12,7 +12,7 @@ import pytest
 from support.standing_still import go_on, still_while_capped
 from support.tuned_stack import ORIGINAL, THEIRS, Tuned, TunedHost
 
-pytestmark = pytest.mark.search
+pytestmark = pytest.mark.long
 
 Note = Callable[[str, object], None]
 

@@ -65,6 +65,7 @@ def test_a_capper_that_ends_is_followed_by_one_that_gives_back_and_the_agent_cap
     assert agent.process.poll() is None
 
 
+@pytest.mark.exhaustive
 def test_a_capper_that_stands_still_is_waited_for_and_its_lapsed_cap_given_back(
     agent: Tuned, record_property: Note
 ) -> None:

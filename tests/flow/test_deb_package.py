@@ -27,6 +27,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive
 def test_the_same_tree_makes_the_same_bytes_whoever_builds_it(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     once = the_package().read_bytes()

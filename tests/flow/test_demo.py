@@ -30,6 +30,8 @@ from support.program import (
 from support.waiting import eventually
 from wattspan.clock import SystemClock
 
+pytestmark = pytest.mark.long
+
 PROMPT = 20.0
 """Seconds to the end on a busy machine; a demo that waits for nobody takes a minute."""
 

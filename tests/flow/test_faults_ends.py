@@ -11,6 +11,8 @@ from benchmarks.faults.stage import Stage
 
 from support.faults import of, stands
 
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:

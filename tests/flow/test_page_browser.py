@@ -16,7 +16,7 @@ from support.browser import Tab, opened
 from support.page_server import STATIC, PageServer
 from support.waiting import eventually
 
-pytestmark = pytest.mark.needs_browser
+pytestmark = [pytest.mark.long, pytest.mark.needs_browser]
 
 DESKTOP: ViewportSize = {"width": 1280, "height": 900}
 PHONE: ViewportSize = {"width": 390, "height": 844}

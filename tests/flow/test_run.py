@@ -34,6 +34,8 @@ from wattspan.clock import SystemClock
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
 
+pytestmark = pytest.mark.long
+
 PROMPT = 20.0
 """Seconds from a signal to the end, also beside others: what was not woken takes a minute."""
 

@@ -240,6 +240,7 @@ def test_a_reload_keeps_what_is_held_and_imposes_what_is_new(
         assert gpu.limit == ORIGINAL
 
 
+@pytest.mark.exhaustive
 def test_an_agent_that_wants_caps_says_that_no_capper_answers_and_finds_the_one_that_comes(
     tmp_path: Path, manager: ServiceManager
 ) -> None:

@@ -20,7 +20,7 @@ from support.systemd_wattspan import (
 )
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.needs_systemd, pytest.mark.needs_cc]
+pytestmark = [pytest.mark.long, pytest.mark.needs_systemd, pytest.mark.needs_cc]
 
 ZONE = "rapl:package-0"
 ORIGINAL, CAP = 270, 220

@@ -163,6 +163,7 @@ def test_what_the_tuner_turned_stands_as_before_when_the_agent_is_killed(
     it.host.wait_for(AGENT, "ActiveState", "failed")
 
 
+@pytest.mark.exhaustive
 def test_what_the_tuner_turned_stands_as_before_when_the_capper_is_killed(
     it: Installed, gpu: Gpu
 ) -> None:
@@ -175,6 +176,7 @@ def test_what_the_tuner_turned_stands_as_before_when_the_capper_is_killed(
         assert it.main_pid(AGENT) == trial.agent
 
 
+@pytest.mark.exhaustive
 def test_what_the_tuner_turned_stands_as_before_when_the_agent_stops(
     it: Installed, gpu: Gpu
 ) -> None:

@@ -144,6 +144,7 @@ def test_a_user_who_is_put_on_the_list_is_served_from_then_on(
         assert [row.state.name for row in host.tuner.accounts().caps] == ["GPU0", "GPU1"]
 
 
+@pytest.mark.exhaustive
 def test_a_second_agent_says_so_and_does_not_disturb_the_first(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
