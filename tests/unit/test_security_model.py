@@ -68,7 +68,7 @@ def test_the_limits_that_are_told_are_those_in_force() -> None:
     assert limits.rate == Agent().max_rate
     assert f"`request_timeout`, {settings.request_timeout // 10**9} s" in PAGE
     assert f"`idle_timeout`, {settings.idle_timeout // 10**9} s" in PAGE
-    assert f"| spans and questions | {limits.head // 1024} KiB " in PAGE
+    assert f"| spans and queries | {limits.head // 1024} KiB " in PAGE
     assert f"JSON {MOST_JSON // MIB} MiB; of one owner {limits.bodies // 2 // MIB} MiB" in PAGE
     assert f"| {limits.receive:.0f} s | {limits.idle:.0f} s | {limits.connections}; " in PAGE
     assert f"`spans.max_request`, {Spans().max_request // MIB} MiB" in PAGE
