@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.hostile [--only WORDS] [--quick] [--json FILE] [--docs]
 
 Needs root. It exits with 1 if an attack was not withstood. Without --quick and --only the result is
-kept beside this file; --docs writes what is kept to docs/reference/hostile.md.
+kept beside this file; --docs writes what is kept to docs/reference/attacks.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.hostile.table import HEAD, Judged, Run, load, page, save
 from wattspan.ports import WattspanError
 
 KEPT = Path(__file__).with_name("results.json")
-PAGE = ROOT / "docs" / "reference" / "hostile.md"
+PAGE = ROOT / "docs" / "reference" / "attacks.md"
 ATTACKS = [*intake.ATTACKS, *capping.ATTACKS]
 
 
