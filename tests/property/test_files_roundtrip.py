@@ -35,6 +35,8 @@ from wattspan_exporters.files.settings import DEFAULT_METRICS
 from wattspan_exporters.labels import clean
 from wattspan_exporters.selection import select
 
+pytestmark = pytest.mark.slow
+
 names = st.text(st.characters(codec=None), max_size=40) | st.sampled_from(
     ["=cmd|'/c calc'!A0", '"', "a,b", "\n", "\0", "\udcff", "'", "'=", "NA", "null", "x" * 200]
 )

@@ -204,3 +204,8 @@ def _described(root: Path) -> Iterator[tuple[str, str]]:
             elif path.is_file():
                 told += f" {hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()}"
             yield str(path.relative_to(root)), told
+
+
+if __name__ == "__main__":  # beside the linters, rather than while every test of packages waits
+    if missing() is None:
+        debian()

@@ -19,6 +19,8 @@ from wattspan.capper.restore import Here, Restored, restore
 from wattspan.config import Config
 from wattspan.model import CapKey
 
+pytestmark = pytest.mark.slow
+
 SEEDS, PARTS = 1000, 4
 MEMORY = next((path for path in ("/dev/shm",) if Path(path).is_dir()), None)
 """A file system on which fsync costs nothing, if there is one."""

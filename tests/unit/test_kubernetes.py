@@ -19,6 +19,8 @@ from support.kustomize import Resource, built, documents, kustomization, of_kind
 from support.requirements import ROOT
 from wattspan.cli import cli
 
+pytestmark = pytest.mark.slow
+
 FOLDER = ROOT / "packaging" / "kubernetes"
 GUIDE = ROOT / "docs" / "how-to" / "run-on-kubernetes.md"
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]

@@ -42,12 +42,14 @@ def count(message: bytes, most: int) -> int:
 # -------------------------------------------------------------------------------------- fields
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_flood_of_fields_is_refused_whatever_their_nesting(name: str) -> None:
     with pytest.raises(TooLargeError, match="at most 131072 fields, attributes, events and links"):
         Receiver(4 * MIB).intake.take(PROTOBUFS[name](4 * MIB), PEER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PERMITTED)
 def test_a_request_within_the_bounds_is_taken(name: str) -> None:
     receiver = Receiver(16 * MIB)
@@ -55,6 +57,7 @@ def test_a_request_within_the_bounds_is_taken(name: str) -> None:
     assert receiver.sink.count > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PERMITTED_JSON)
 def test_a_request_in_json_within_the_bounds_is_taken(name: str) -> None:
     receiver = Receiver(16 * MIB)

@@ -39,6 +39,7 @@ def name(path: Path) -> str:
 # ------------------------------------------------------------------------------------ sources
 
 
+@pytest.mark.slow
 def test_every_test_can_fail() -> None:
     """Each test asserts, expects an exception, or calls a helper of the tests that does."""
     files = python_files("tests")
