@@ -88,22 +88,6 @@ def test_agent_that_ends_continues_its_stopped_capper_which_restores_the_limit(
 
 
 @pytest.mark.exhaustive
-def test_killed_together_with_its_capper_it_leaves_the_cap_and_restore_gives_it_back(
-    agent: Tuned, record_property: Note
-) -> None:
-    os.kill(still_while_capped(agent), signal.SIGKILL)
-    agent.send(signal.SIGKILL)
-    assert agent.ended() == -signal.SIGKILL
-    assert agent.host.capped()
-    assert agent.journal()[0]["original"] == ORIGINAL
-    said: list[str] = []
-    took = agent.restoring(lambda: said.append(agent.restore()))
-    record_property("SIGKILL of both, then `wattspan caps restore`", took)
-    assert said == ["1 limit was given back, by the journal.\n"]
-    assert agent.journal() == []
-
-
-@pytest.mark.exhaustive
 def test_killed_together_with_its_capper_the_next_agent_gives_the_cap_back(
     agent: Tuned, host: TunedHost, record_property: Note
 ) -> None:

@@ -85,25 +85,6 @@ def test_a_capper_killed_while_a_cap_is_in_force_gives_the_original_back(
     machine.until(machine.restored, "the original is back")
 
 
-def test_an_agent_killed_while_a_cap_is_in_force_comes_again_and_leaves_it_to_its_holder(
-    machine: Machine, config: Path
-) -> None:
-    machine.configure(CPU_MAY_BE_CAPPED)
-    machine.measuring()
-    before = machine.host.property("wattspan.service", "MainPID")
-    machine.hold_a_cap()
-    machine.host.kill("wattspan.service", signal.SIGKILL)
-    machine.until(
-        lambda: (
-            machine.active("wattspan.service")
-            and machine.host.property("wattspan.service", "MainPID") not in {"0", before}
-        ),
-        "another agent runs",
-    )
-    machine.host.systemctl("stop", "holder.service")
-    machine.until(machine.restored, "the original is back")
-
-
 def test_a_broken_configuration_refuses_the_start_in_a_sentence(
     machine: Machine, config: Path
 ) -> None:

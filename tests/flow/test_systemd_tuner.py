@@ -26,7 +26,6 @@ from support.waiting import eventually
 pytestmark = [pytest.mark.needs_systemd, pytest.mark.needs_cc]
 
 ORIGINAL = 700_000
-BY_THE_JOURNAL = "1 limit was given back, by the journal"
 # Short looks, for they decide only how long this takes. And a lease that no test outlasts: what
 # ends a cap is what the test does.
 CONFIG = """
@@ -161,26 +160,3 @@ def test_what_the_tuner_turned_stands_as_before_when_the_agent_is_killed(
 
         assert eventually(restored, "on record")["why"] == "its holder has gone"
     it.host.wait_for(AGENT, "ActiveState", "failed")
-
-
-@pytest.mark.exhaustive
-def test_what_the_tuner_turned_stands_as_before_when_the_capper_is_killed(
-    it: Installed, gpu: Gpu
-) -> None:
-    with a_limit_is_tried(it, gpu) as trial:
-        before = it.host.journal().count(BY_THE_JOURNAL)
-        it.host.kill(CAPPER, signal.SIGKILL)
-        eventually(lambda: gpu.limit == ORIGINAL, "given back")
-        it.host.wait_for(CAPPER, "ActiveState", "failed")
-        assert it.host.journal().count(BY_THE_JOURNAL) == before + 1
-        assert it.main_pid(AGENT) == trial.agent
-
-
-@pytest.mark.exhaustive
-def test_what_the_tuner_turned_stands_as_before_when_the_agent_stops(
-    it: Installed, gpu: Gpu
-) -> None:
-    with a_limit_is_tried(it, gpu):
-        it.host.systemctl("stop", AGENT)  # which also has it go on, to end in order
-        eventually(lambda: gpu.limit == ORIGINAL, "given back")
-    assert it.host.property(AGENT, "Result") == "success"
