@@ -112,6 +112,7 @@ def test_a_wrong_type_is_answered_with_the_right_one() -> None:
         'expected a duration such as "100ms", "2s" or "24h", got 100.'
     )
     assert 'expected "auto", true or false, got 3' in fault(mode=3)
+    assert fault(pause=True).endswith("got true.")
 
 
 @pytest.mark.parametrize("value", ["9ms", "61s"])
