@@ -11,13 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from wattspan.clock import SystemClock
-from wattspan.emulation.cpu_load import on_sockets, open_cpu_load
+from wattspan.emulation.cpus import CpuLaw, on_sockets, open_cpu_load
 from wattspan.emulation.powercap_engine import PowercapEngine
-from wattspan.emulation.powercap_law import CpuLaw
-from wattspan.emulation.powercap_layout import LAYOUTS
-from wattspan.emulation.powercap_tree import PowercapTree
-from wattspan.sources.powercap import PowercapSource
-from wattspan.sources.pyrapl_library import PyRaplSensor
+from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
+from wattspan.sources.rapl.powercap import PowercapSource
+from wattspan.sources.rapl.pyrapl import PyRaplSensor
 
 CALLS = 2000
 REPEATS = 5

@@ -188,7 +188,7 @@ def neighbour(agent: SpanAgent, gpu: int | None) -> Iterator[None]:
     guest = None
     if gpu is not None:
         code = (
-            "import sys; from wattspan.emulation.guest import EmulatedGpu\n"
+            "import sys; from wattspan.emulation.control import EmulatedGpu\n"
             f"with EmulatedGpu({gpu}, kernel='train') as g, g.busy(0.25): sys.stdin.read()"
         )
         guest = subprocess.Popen(

@@ -24,7 +24,7 @@ from typing import Self, TypeVar
 from benchmarks.faults.judge import Breach, Judge
 from benchmarks.faults.sight import NANO, Sight, parse
 from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.powercap_layout import LAYOUTS
+from wattspan.emulation.powercap_tree import LAYOUTS
 from wattspan.emulation.profiles import profile_named
 
 ROOT = Path(__file__).resolve().parents[2]

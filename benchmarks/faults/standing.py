@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
-from wattspan.emulation.closing import Closing
+from wattspan.emulation.control import Closeable
 from wattspan.emulation.nvml import EmulatedNvml
 
 FIXED = """
@@ -37,7 +37,7 @@ class _Limit(NamedTuple):
     place: Any
 
 
-class Limits(Closing):
+class Limits(Closeable):
     """Those of the emulated host in a directory; none without one.
 
     ``Limits.of_agent`` finds the host that an agent has started.

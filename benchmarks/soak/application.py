@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Tracer
 
 from wattspan import otel
-from wattspan.emulation.guest import EmulatedTraining
+from wattspan.emulation.control import EmulatedTraining
 
 VISIT = 3.0  # seconds
 

@@ -28,12 +28,12 @@ from benchmarks.machine import describe
 from benchmarks.tuner.stats import clopper_pearson, mean
 from wattspan.client.agent import ask
 from wattspan.client.errors import MeasurementError
-from wattspan.emulation.gpu_boards import BOARDS
-from wattspan.emulation.gpu_work import Training
-from wattspan.emulation.guest import Conversation
+from wattspan.emulation.boards import BOARDS
+from wattspan.emulation.control import ControlClient
 from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.physics import Demand, operate
 from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.workloads import Training
 from wattspan.ports import WattspanError
 
 JOB, STEP = "trainer", "train_step"
@@ -193,7 +193,7 @@ def run(terms: Terms, seed: int) -> Score:
         )  # fmt: skip
 
 
-class _Host(Conversation):
+class _Host(ControlClient):
     """The emulated host of an agent, by its door."""
 
     def __init__(self, directory: Path) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from opentelemetry import trace
 
-from wattspan.emulation.guest import EmulatedGpu
+from wattspan.emulation.control import EmulatedGpu
 
 ARRIVALS = Path(__file__).with_name("arrivals.csv")
 MODEL = "llama-3-70b"

@@ -28,8 +28,7 @@ from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.library_build import build
 from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.nvml_layout import ENVIRONMENT
-from wattspan.emulation.powercap_layout import LAYOUTS
-from wattspan.emulation.powercap_tree import PowercapTree
+from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
 from wattspan.model import CapKey, Knob, KnobState, Trouble
 from wattspan.ports import Actuator, ActuatorError, Clock
 from wattspan.testing import ManualClock

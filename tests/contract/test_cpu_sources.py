@@ -11,10 +11,8 @@ from support.powercap_host import PowercapHost
 from wattspan.energy import between
 from wattspan.model import Interval, Provenance, Reading
 from wattspan.ports import CounterSource
-from wattspan.sources.cpu_stat import StatFile
-from wattspan.sources.estimate import EstimateSource
-from wattspan.sources.load_model import LoadModel
-from wattspan.sources.pyrapl import PyRaplSource
+from wattspan.sources.estimate import EstimateSource, LoadModel, ProcStatFile
+from wattspan.sources.rapl.pyrapl import PyRaplSource
 
 Open = Callable[[PowercapHost], CounterSource]
 
@@ -29,7 +27,7 @@ def pyrapl(host: PowercapHost) -> CounterSource:
 
 def estimate(host: PowercapHost) -> CounterSource:
     return EstimateSource(
-        StatFile(Path("/proc/stat")),
+        ProcStatFile(Path("/proc/stat")),
         host.clock,
         LoadModel(30_000, 100_000),  # type: ignore[arg-type]
         sockets={0: 0, 1: 1},

@@ -16,13 +16,13 @@ import pynvml
 import pytest
 
 from wattspan.clock import SystemClock
-from wattspan.emulation.gpu_boards import BOARDS
+from wattspan.emulation.boards import BOARDS
 from wattspan.emulation.gpu_engine import ProcessKind, Throttle
-from wattspan.emulation.gpu_work import Resident, Steady
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.library_build import build
 from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.nvml_layout import ENVIRONMENT
+from wattspan.emulation.workloads import MemoryResident, SteadyLoad
 from wattspan.ports import Clock
 from wattspan.testing import ManualClock
 
@@ -200,7 +200,7 @@ def test_a_gpu_is_found_by_uuid_serial_and_either_form_of_its_bus_id(begun: Any,
 def test_the_counter_shows_the_truth_in_millijoules_as_of_its_last_edge(
     begun: Any, gpus: EmulatedGpus, h100: Any
 ) -> None:
-    gpus.attach(0, TRAINER, Steady())
+    gpus.attach(0, TRAINER, SteadyLoad())
     gpus.run(0.25)
     before = gpus.truth(0).energy
     shown = begun.nvmlDeviceGetTotalEnergyConsumption(h100)
@@ -250,7 +250,7 @@ def test_unknown_fields_and_other_scopes_fail_alone(begun: Any, h100: Any) -> No
 
 
 def test_clocks_memory_and_temperature(begun: Any, gpus: EmulatedGpus, h100: Any) -> None:
-    gpus.attach(0, TRAINER, Steady(), memory=10 * GIB)
+    gpus.attach(0, TRAINER, SteadyLoad(), memory=10 * GIB)
     assert begun.nvmlDeviceGetClockInfo(h100, begun.NVML_CLOCK_SM) == 1980
     assert begun.nvmlDeviceGetClockInfo(h100, begun.NVML_CLOCK_MEM) == 2619
     assert begun.nvmlDeviceGetMaxClockInfo(h100, begun.NVML_CLOCK_GRAPHICS) == 1980
@@ -272,9 +272,9 @@ def test_clocks_memory_and_temperature(begun: Any, gpus: EmulatedGpus, h100: Any
 
 def test_processes_are_listed_by_what_they_do(begun: Any, gpus: EmulatedGpus, h100: Any) -> None:
     assert begun.nvmlDeviceGetComputeRunningProcesses(h100) == []
-    gpus.attach(0, TRAINER, Steady(), memory=7 * GIB)
-    gpus.attach(0, RESIDENT, Resident(), memory=2 * GIB, kind=ProcessKind.MPS)
-    gpus.attach(0, VIEWER, Steady(0.1), kind=ProcessKind.GRAPHICS)
+    gpus.attach(0, TRAINER, SteadyLoad(), memory=7 * GIB)
+    gpus.attach(0, RESIDENT, MemoryResident(), memory=2 * GIB, kind=ProcessKind.MPS)
+    gpus.attach(0, VIEWER, SteadyLoad(0.1), kind=ProcessKind.GRAPHICS)
     (compute,) = begun.nvmlDeviceGetComputeRunningProcesses_v3(h100)
     assert (compute.pid, compute.usedGpuMemory) == (TRAINER, 7 * GIB)
     assert compute.gpuInstanceId == compute.computeInstanceId == 0xFFFFFFFF
@@ -286,8 +286,8 @@ def test_processes_are_listed_by_what_they_do(begun: Any, gpus: EmulatedGpus, h1
 def test_only_processes_that_work_have_utilisation(
     begun: Any, gpus: EmulatedGpus, h100: Any
 ) -> None:
-    gpus.attach(0, TRAINER, Steady(0.6))
-    gpus.attach(0, RESIDENT, Resident())
+    gpus.attach(0, TRAINER, SteadyLoad(0.6))
+    gpus.attach(0, RESIDENT, MemoryResident())
     gpus.run(0.4)
     samples = begun.nvmlDeviceGetProcessUtilization(h100, 0)
     assert {sample.pid for sample in samples} == {TRAINER}
@@ -302,8 +302,8 @@ def test_a_size_query_is_never_a_success_when_there_is_something(
     begun: Any, gpus: EmulatedGpus, h100: Any
 ) -> None:
     """What pynvml hides: the first call of two, and an array that is too small."""
-    gpus.attach(0, TRAINER, Steady())
-    gpus.attach(0, RESIDENT, Resident())
+    gpus.attach(0, TRAINER, SteadyLoad())
+    gpus.attach(0, RESIDENT, MemoryResident())
     call = begun._nvmlGetFunctionPointer("nvmlDeviceGetComputeRunningProcesses_v3")
     count = ctypes.c_uint(0)
     assert call(h100, ctypes.byref(count), None) == begun.NVML_ERROR_INSUFFICIENT_SIZE
@@ -320,7 +320,7 @@ def test_a_size_query_is_never_a_success_when_there_is_something(
 def test_a_limit_is_requested_at_once_and_enforced_a_little_later(
     begun: Any, gpus: EmulatedGpus, h100: Any
 ) -> None:
-    gpus.attach(0, TRAINER, Steady())
+    gpus.attach(0, TRAINER, SteadyLoad())
     begun.nvmlDeviceSetPowerManagementLimit(h100, 400_000)
     assert begun.nvmlDeviceGetPowerManagementLimit(h100) == 400_000
     assert begun.nvmlDeviceGetEnforcedPowerLimit(h100) == 700_000
@@ -362,7 +362,7 @@ def test_setters_need_permission(begun: Any, gpus: EmulatedGpus, h100: Any) -> N
 
 
 def test_clocks_can_be_locked_and_unlocked(begun: Any, gpus: EmulatedGpus, h100: Any) -> None:
-    gpus.attach(0, TRAINER, Steady())
+    gpus.attach(0, TRAINER, SteadyLoad())
     begun.nvmlDeviceSetGpuLockedClocks(h100, 345, 1001)
     gpus.run(0.15)
     assert begun.nvmlDeviceGetClockInfo(h100, begun.NVML_CLOCK_SM) == 990
@@ -447,8 +447,8 @@ def test_what_a_virtual_machine_lacks_can_be_missing(
 
 
 def test_under_mig_nobody_tells_utilisation(begun: Any, gpus: EmulatedGpus, h100: Any) -> None:
-    gpus.attach(0, TRAINER, Steady())
-    gpus.attach(0, RESIDENT, Resident())
+    gpus.attach(0, TRAINER, SteadyLoad())
+    gpus.attach(0, RESIDENT, MemoryResident())
     gpus.run(0.2)
     assert begun.nvmlDeviceGetMigMode(h100) == [0, 0]
     gpus.faults.mig(0)
@@ -462,7 +462,7 @@ def test_under_mig_nobody_tells_utilisation(begun: Any, gpus: EmulatedGpus, h100
 def test_mig_instances_have_handles_of_their_own(
     begun: Any, gpus: EmulatedGpus, h100: Any, a40: Any
 ) -> None:
-    gpus.attach(0, TRAINER, Steady())
+    gpus.attach(0, TRAINER, SteadyLoad())
     gpus.faults.mig(0)
     assert begun.nvmlDeviceGetMaxMigDeviceCount(h100) == 7
     instance = begun.nvmlDeviceGetMigDeviceHandleByIndex(h100, 0)
@@ -480,7 +480,7 @@ def test_mig_instances_have_handles_of_their_own(
 
 
 def test_throttling_is_counted_by_its_reason(begun: Any, gpus: EmulatedGpus, h100: Any) -> None:
-    gpus.attach(0, TRAINER, Steady())
+    gpus.attach(0, TRAINER, SteadyLoad())
     gpus.faults.throttle(0, Throttle.HW_THERMAL, 1200)
     gpus.run(0.15)
     reasons = begun.nvmlDeviceGetCurrentClocksThrottleReasons(h100)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.emulation.gpu_work import DECODE, Resident, Steady
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.nvml import EmulatedNvml
+from wattspan.emulation.workloads import DECODE, MemoryResident, SteadyLoad
 from wattspan.model import (
     Consumer,
     GpuStatus,
@@ -21,7 +21,7 @@ from wattspan.model import (
     Usage,
 )
 from wattspan.ports import Batch, SourceContext
-from wattspan.sources.nvml import NvmlSettings, new_session
+from wattspan.sources.nvml.source import NvmlSettings, new_session
 from wattspan.testing import FakeDirectory, ManualClock
 
 TRAIN = Consumer(100, 5)
@@ -94,7 +94,7 @@ def test_an_emulated_board_gives_itself_away_in_the_real_librarys_place(host: Ho
 
 
 def test_energy_is_the_truth_within_one_step_of_the_counter(host: Host) -> None:
-    host.gpus.attach(0, TRAIN.pid, Steady(1.0))
+    host.gpus.attach(0, TRAIN.pid, SteadyLoad(1.0))
     host.run(0.1)
     before = host.gpus.truth(0)
     host.run(20)
@@ -104,7 +104,7 @@ def test_energy_is_the_truth_within_one_step_of_the_counter(host: Host) -> None:
 
 
 def test_counter_and_integrated_power_agree(host: Host) -> None:
-    host.gpus.attach(0, TRAIN.pid, Steady(1.0))
+    host.gpus.attach(0, TRAIN.pid, SteadyLoad(1.0))
     host.run(15)
     status = [s for s in host.statuses if s.domain_id == host.id(0)][-1]
     assert status.counter_energy is not None
@@ -112,8 +112,8 @@ def test_counter_and_integrated_power_agree(host: Host) -> None:
 
 
 def test_two_processes_are_charged_what_they_used(host: Host) -> None:
-    host.gpus.attach(0, TRAIN.pid, Steady(0.5))
-    host.gpus.attach(0, SERVE.pid, Steady(0.25, DECODE))
+    host.gpus.attach(0, TRAIN.pid, SteadyLoad(0.5))
+    host.gpus.attach(0, SERVE.pid, SteadyLoad(0.25, DECODE))
     host.run(12)
     assert host.share(0, TRAIN) == pytest.approx(0.5, abs=0.03)
     assert host.share(0, SERVE) == pytest.approx(0.25, abs=0.03)
@@ -122,14 +122,14 @@ def test_two_processes_are_charged_what_they_used(host: Host) -> None:
 
 
 def test_a_resident_is_present_and_free(host: Host) -> None:
-    host.gpus.attach(0, TRAIN.pid, Resident())
+    host.gpus.attach(0, TRAIN.pid, MemoryResident())
     host.run(5)
     assert host.used(0)[-1].present == {TRAIN}
     assert host.used(0)[-1].spent == {}
 
 
 def test_records_of_each_gpu_tile_time(host: Host) -> None:
-    host.gpus.attach(1, SERVE.pid, Steady(0.9))
+    host.gpus.attach(1, SERVE.pid, SteadyLoad(0.9))
     host.run(10)
     for gpu in (0, 1):
         used = host.used(gpu)
@@ -138,7 +138,7 @@ def test_records_of_each_gpu_tile_time(host: Host) -> None:
 
 
 def test_a_status_tells_limits_and_throttling(host: Host) -> None:
-    host.gpus.attach(0, TRAIN.pid, Steady(1.0))
+    host.gpus.attach(0, TRAIN.pid, SteadyLoad(1.0))
     host.gpus.faults.foreign_limit(0, 300_000)
     host.run(10)
     status = [s for s in host.statuses if s.domain_id == host.id(0)][-1]
@@ -174,7 +174,7 @@ def test_a_driver_that_leaves_is_waited_for(host: Host) -> None:
 
 def test_a_board_without_counter_is_integrated(host: Host) -> None:
     host.gpus.faults.no_energy_counter(0)
-    host.gpus.attach(0, TRAIN.pid, Steady(1.0))
+    host.gpus.attach(0, TRAIN.pid, SteadyLoad(1.0))
     host.run(3)
     before, first = host.gpus.truth(0), host.of(0)[-1]
     host.run(12)
@@ -184,7 +184,7 @@ def test_a_board_without_counter_is_integrated(host: Host) -> None:
 
 def test_a_divided_board_is_measured_and_not_attributed(host: Host) -> None:
     host.gpus.faults.mig(0)
-    host.gpus.attach(0, TRAIN.pid, Steady(1.0))
+    host.gpus.attach(0, TRAIN.pid, SteadyLoad(1.0))
     host.run(5)
     assert len(host.of(0)) == 50
     assert all(usage.spent == {} for usage in host.used(0))

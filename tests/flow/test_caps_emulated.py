@@ -14,7 +14,7 @@ import pytest
 
 from support.waiting import eventually
 from wattspan.clock import SystemClock
-from wattspan.emulation.guest import Conversation
+from wattspan.emulation.control import ControlClient
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.profiles import PROFILES, profile_named
@@ -305,7 +305,7 @@ def test_every_profile_starts_its_jobs_and_those_with_work_get_on(profile: str) 
 
 
 def test_a_guest_can_steer_jobs_and_tells_of_his_own_work_only(host: EmulatedHost) -> None:
-    guest = Conversation(host.directory)
+    guest = ControlClient(host.directory)
     assert guest.ask(do="deeds", gpu=0, since=0, pid=1)["units"] == 0
     guest.ask(do="steer", job="trainer", seed=3)
     facts = guest.ask(do="work", job="trainer")

@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from wattspan.clock import SystemClock
-from wattspan.emulation.powercap_engine import PowercapEngine
-from wattspan.emulation.powercap_law import CpuLaw
-from wattspan.emulation.powercap_layout import LAYOUTS
-from wattspan.emulation.powercap_runner import PowercapRunner
-from wattspan.emulation.powercap_tree import PowercapTree
+from wattspan.emulation.cpus import CpuLaw
+from wattspan.emulation.powercap_engine import PowercapEngine, PowercapRunner
+from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
 
 
 def doctor(tmp_path: Path, *arguments: str, config: str = "") -> subprocess.CompletedProcess[str]:

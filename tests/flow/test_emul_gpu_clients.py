@@ -16,13 +16,15 @@ import pytest
 
 from support.clients import CLIENTS, client_environment, fake_nvidia_smi
 from wattspan.clock import SystemClock
-from wattspan.emulation.gpu_work import Script, Steady
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.library_build import build, environment
+from wattspan.emulation.workloads import ScriptedLoad, SteadyLoad
 
 pytestmark = [pytest.mark.needs_cc, pytest.mark.needs_clients]
 
-BUSY = Script(((0.3, 1.0), (0.2, 0.2)))  # between 182 and 629 W: a constant power proves little
+BUSY = ScriptedLoad(
+    ((0.3, 1.0), (0.2, 0.2))
+)  # between 182 and 629 W: a constant power proves little
 NAMES = ["NVIDIA H100 80GB HBM3", "NVIDIA A40"]
 PEAK = (0.629, 0.304)  # joules a millisecond
 STEP = (100, 20)  # milliseconds of the two boards' counters
@@ -44,7 +46,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     helper = subprocess.Popen(["sleep", "600"])
     with EmulatedGpus(directory / "gpus", ["h100", "a40"], SystemClock()) as gpus:
         gpus.attach(0, os.getpid(), BUSY, memory=6 << 30)
-        gpus.attach(1, helper.pid, Steady(0.5), memory=3 << 30)
+        gpus.attach(1, helper.pid, SteadyLoad(0.5), memory=3 << 30)
         gpus.start()
         seen = client_environment(
             environment(library, gpus.path), path=fake_nvidia_smi(directory / "bin")

@@ -13,10 +13,10 @@ import pytest
 
 from support.requirements import ROOT
 from wattspan.clock import SystemClock
-from wattspan.emulation.gpu_boards import H100
-from wattspan.emulation.gpu_work import Resident, Steady
+from wattspan.emulation.boards import H100
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.library_build import build, environment
+from wattspan.emulation.workloads import MemoryResident, SteadyLoad
 
 pytestmark = pytest.mark.exhaustive
 
@@ -26,7 +26,7 @@ _STATE_READER = f"""
 import sys
 from pathlib import Path
 from wattspan.clock import SystemClock
-from wattspan.emulation.nvml_state import GpuFile, counter_energy, true_energy
+from wattspan.emulation.gpu_file import GpuFile, counter_energy, true_energy
 file, clock = GpuFile(Path(sys.argv[1])), SystemClock().monotonic
 energy = counter = 0
 seen = set()
@@ -63,7 +63,7 @@ def gpus(tmp_path: Path) -> Iterator[EmulatedGpus]:
     # A counter of the finest step shows the slightest step backwards.
     board = replace(H100, counter_step=1)
     with EmulatedGpus(tmp_path / "gpus", [board], SystemClock()) as gpus:
-        gpus.attach(0, 1, Resident(), memory=1 << 30)
+        gpus.attach(0, 1, MemoryResident(), memory=1 << 30)
         yield gpus
 
 
@@ -76,7 +76,7 @@ def readers_while_writing(gpus: EmulatedGpus, *commands: list[str], env: dict[st
         for command in commands
     ]
     while any(reader.poll() is None for reader in started):
-        gpus.attach(0, 2, Steady(), memory=7 << 30)
+        gpus.attach(0, 2, SteadyLoad(), memory=7 << 30)
         gpus.step()
         gpus.detach(0, 2)
     spoken = [reader.communicate() for reader in started]
@@ -110,7 +110,7 @@ pynvml.nvmlDeviceSetPowerManagementLimit(pynvml.nvmlDeviceGetHandleByIndex(0), 3
 pynvml.nvmlShutdown()
 """
     with EmulatedGpus(tmp_path / "gpus", ["h100"], SystemClock()) as gpus:
-        gpus.attach(0, os.getpid(), Steady())
+        gpus.attach(0, os.getpid(), SteadyLoad())
         env = {**os.environ, **environment(build(tmp_path / "lib"), gpus.path)}
         subprocess.run([sys.executable, "-c", program], env=env, check=True)
         gpus.run(0.15)

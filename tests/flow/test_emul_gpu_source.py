@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.emulation.gpu_serving import Serving
-from wattspan.emulation.gpu_work import Resident, Steps, Training
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.nvml import EmulatedNvml
+from wattspan.emulation.serving import RequestServing
+from wattspan.emulation.workloads import MemoryResident, StepTiming, Training
 from wattspan.model import Consumer, PayerInfo, Provenance, Reading
 from wattspan.ports import Batch, SourceContext
-from wattspan.sources.nvml import NvmlSettings, new_session
+from wattspan.sources.nvml.source import NvmlSettings, new_session
 from wattspan.testing import FakeDirectory, ManualClock
 
 TRAIN, SERVE, HOLD = Consumer(100, 1), Consumer(200, 1), Consumer(300, 1)
@@ -52,9 +52,9 @@ class Agent:
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Agent]:
     agent = Agent(tmp_path / "gpus", "h100", "p100")
-    agent.gpus.attach(0, TRAIN.pid, Training(Steps(step=0.4, noise=0.03)))
-    agent.gpus.attach(0, SERVE.pid, Serving(rate=2, cost=0.03))
-    agent.gpus.attach(0, HOLD.pid, Resident())
+    agent.gpus.attach(0, TRAIN.pid, Training(StepTiming(step=0.4, noise=0.03)))
+    agent.gpus.attach(0, SERVE.pid, RequestServing(rate=2, cost=0.03))
+    agent.gpus.attach(0, HOLD.pid, MemoryResident())
     yield agent
     agent.session.close()
     agent.gpus.close()
@@ -83,13 +83,13 @@ def integration_error(agent: Agent, work: Training) -> float:
 
 
 def test_a_board_without_a_counter_is_integrated_close_to_the_truth(agent: Agent) -> None:
-    work = Training(Steps(step=0.6, noise=0.03, seed=1))
+    work = Training(StepTiming(step=0.6, noise=0.03, seed=1))
     assert integration_error(agent, work) == pytest.approx(0, abs=0.03)
 
 
 def test_steps_in_time_with_the_polls_deceive_a_sensor_that_looks_for_10_ms(agent: Agent) -> None:
     """Steps of exactly six polls: the host's 60 ms of idling are never looked at."""
-    assert integration_error(agent, Training(Steps(step=0.6))) > 0.05
+    assert integration_error(agent, Training(StepTiming(step=0.6))) > 0.05
 
 
 def test_processes_are_seen_in_proportion_to_what_they_used(agent: Agent) -> None:

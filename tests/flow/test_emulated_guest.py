@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from wattspan.clock import SystemClock
-from wattspan.emulation.gpu_work import Script
+from wattspan.emulation.control import HOST_VARIABLE, ControlClient, EmulatedGpu, running_host
 from wattspan.emulation.gpus import EmulatedGpus
-from wattspan.emulation.guest import VARIABLE, Conversation, EmulatedGpu, running_host
 from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.powercap_truth import CounterLog
+from wattspan.emulation.powercap_engine import CounterLog
 from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.workloads import ScriptedLoad
 from wattspan.ports import WattspanError
 from wattspan.testing import ManualClock
 
@@ -42,7 +42,7 @@ def test_a_guest_draws_energy_by_what_it_keeps_busy_and_by_nothing_else() -> Non
 
 def test_a_guest_may_not_break_the_host_or_act_for_another() -> None:
     with EmulatedHost(profile_named("epyc-a40")) as host:
-        guest = Conversation(host.directory)
+        guest = ControlClient(host.directory)
         with pytest.raises(WattspanError, match="not for guests: fault"):
             guest.ask(do="fault", gpu=0, fault="lost", on=True)
         with pytest.raises(WattspanError, match="refuses"):
@@ -56,8 +56,8 @@ def test_a_guest_may_not_break_the_host_or_act_for_another() -> None:
 
 def test_a_guest_that_ends_leaves_its_board() -> None:
     with EmulatedHost(profile_named("epyc-a40")) as host:
-        code = "from wattspan.emulation.guest import EmulatedGpu; EmulatedGpu(0)"
-        environ = {**os.environ, VARIABLE: str(host.directory)}
+        code = "from wattspan.emulation.control import EmulatedGpu; EmulatedGpu(0)"
+        environ = {**os.environ, HOST_VARIABLE: str(host.directory)}
         for _ in range(2):
             subprocess.run([sys.executable, "-c", code], env=environ, check=True)
 
@@ -65,18 +65,18 @@ def test_a_guest_that_ends_leaves_its_board() -> None:
 def test_without_an_emulated_host_one_sentence_says_how_to_start_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("wattspan.emulation.guest._WHERE", (tmp_path,))
+    monkeypatch.setattr("wattspan.emulation.control._HOST_DIRECTORIES", (tmp_path,))
     with pytest.raises(WattspanError, match=r"No emulated host runs .*`wattspan run --emulate"):
         running_host()
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setenv(HOST_VARIABLE, str(tmp_path))
     with pytest.raises(WattspanError, match="Is it still running"):
-        Conversation()
+        ControlClient()
 
 
 def test_the_truth_between_two_steps_is_exact(tmp_path: Path) -> None:
     clock = ManualClock()
     with EmulatedGpus(tmp_path / "gpus", ["h100"], clock) as gpus:
-        gpus.attach(0, 7, Script(((0.3, 1.0), (0.2, 0.2))))
+        gpus.attach(0, 7, ScriptedLoad(((0.3, 1.0), (0.2, 0.2))))
         start, known = clock.monotonic(), []
         for _ in range(40):
             clock.advance(0.013)

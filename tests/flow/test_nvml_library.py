@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from wattspan.clock import SystemClock
-from wattspan.emulation.gpu_work import Steady
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.library_build import build, environment
+from wattspan.emulation.workloads import SteadyLoad
 
 CLIENT = """
 import json, os, sys
 from wattspan.clock import SystemClock
 from wattspan.model import Consumer, PayerInfo
 from wattspan.ports import SourceContext
-from wattspan.sources.nvml import NvmlSettings, open_nvml
+from wattspan.sources.nvml.source import NvmlSettings, open_nvml
 from wattspan.testing import FakeDirectory
 
 clock = SystemClock()
@@ -49,7 +49,7 @@ print(json.dumps({
 def test_the_binding_and_a_c_library_feed_the_source(tmp_path: Path) -> None:
     library = build(tmp_path)
     with EmulatedGpus(tmp_path / "gpus", ["h100"], SystemClock()) as gpus:
-        gpus.attach(0, os.getpid(), Steady(0.5))
+        gpus.attach(0, os.getpid(), SteadyLoad(0.5))
         gpus.start()
         answer = subprocess.run(
             [sys.executable, "-c", CLIENT, str(os.getpid())],

@@ -41,8 +41,8 @@ def test_the_agents_readers_agree_on_the_hosts_own_sys(tmp_path: Path) -> None:
 import json, sys
 from pathlib import Path
 from wattspan.clock import SystemClock
-from wattspan.sources.cross_check import cross_check
-from wattspan.sources.pyrapl import PyRaplSource
+from wattspan.sources.rapl.cross_check import cross_check
+from wattspan.sources.rapl.pyrapl import PyRaplSource
 check = cross_check(Path("/sys"), SystemClock(), duration=10_000_000)
 source = PyRaplSource(Path("/sys"), SystemClock())
 source.open()
@@ -69,7 +69,7 @@ print(json.dumps({
 def test_pyrapl_refuses_dies_and_the_agent_says_which_reader_would_do(tmp_path: Path) -> None:
     code = """
 from pathlib import Path
-from wattspan.sources.pyrapl_library import PyRaplError, PyRaplSensor
+from wattspan.sources.rapl.pyrapl import PyRaplError, PyRaplSensor
 try:
     PyRaplSensor(Path("/sys"), {}, {})
 except PyRaplError as error:

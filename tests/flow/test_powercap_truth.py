@@ -10,13 +10,10 @@ import pytest
 
 from support.waiting import eventually
 from wattspan.clock import SystemClock
-from wattspan.emulation.cpu_load import on_sockets, open_cpu_load
-from wattspan.emulation.powercap_engine import PowercapEngine
-from wattspan.emulation.powercap_law import CpuLaw
-from wattspan.emulation.powercap_layout import LAYOUTS
-from wattspan.emulation.powercap_runner import PowercapRunner
-from wattspan.emulation.powercap_tree import PowercapTree
-from wattspan.sources.powercap import PowercapSource
+from wattspan.emulation.cpus import CpuLaw, on_sockets, open_cpu_load
+from wattspan.emulation.powercap_engine import PowercapEngine, PowercapRunner
+from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
+from wattspan.sources.rapl.powercap import PowercapSource
 
 
 def live_engine(root: Path, clock: SystemClock) -> PowercapEngine:

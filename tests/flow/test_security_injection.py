@@ -30,7 +30,7 @@ from wattspan.cli.run import one_line
 from wattspan.cli.troubles import Troubles
 from wattspan.cli.view import render
 from wattspan.model import Failure, Knob, Snapshot
-from wattspan.processes.groups import clean as group_name
+from wattspan.processes.groups import clean_label as group_name
 from wattspan.query.question import shown
 from wattspan.spanfeed.attributes import printable
 from wattspan.testing import ManualClock

@@ -22,9 +22,8 @@ from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.model import Consumer
 from wattspan.processes.cgroups import find_hierarchy
-from wattspan.processes.connections import Connections
+from wattspan.processes.inspector import ProcessInspector, TcpConnections
 from wattspan.processes.procfs import ProcFs
-from wattspan.processes.witness import Witness
 from wattspan.spanfeed.delivery import Claim
 from wattspan.spanfeed.identity import Identities
 from wattspan.spans import Outcome
@@ -63,7 +62,7 @@ class Agent:
 
     def __init__(self, folder: Path) -> None:
         self.clock = SystemClock()
-        self.witness = Witness()
+        self.witness = ProcessInspector()
         self.identities = Identities(self.clock, self.witness)
         self.path = str(folder / "otlp.sock")
         self.listener = socket.socket(socket.AF_UNIX)
@@ -230,7 +229,7 @@ def test_over_tcp_the_holder_of_the_other_end_is_found(
 
 def test_the_kernels_answer_and_its_table_agree(agent: Agent, tmp_path: Path) -> None:
     (tmp_path / "proc").symlink_to("/proc")  # any root but the host's own is read as files
-    asked, read = Connections(), Connections(tmp_path / "proc")
+    asked, read = TcpConnections(), TcpConnections(tmp_path / "proc")
     agent.listen_tcp("")
     port = agent.listener.getsockname()[1]
     for host in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
@@ -261,7 +260,7 @@ def test_a_worker_that_inherits_a_tcp_connection_is_found_when_its_parent_is_gon
 
 
 def _holders(peer: Peer) -> list[int]:
-    witness = Witness()
+    witness = ProcessInspector()
     assert peer.address is not None
     assert peer.local is not None
     owner = witness.owner_of(peer.address, peer.local)
@@ -274,7 +273,7 @@ def test_a_thread_is_no_process() -> None:
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait)
     thread.start()
-    witness = Witness()
+    witness = ProcessInspector()
     try:
         assert thread.native_id is not None
         assert witness.look(thread.native_id) is None
@@ -286,7 +285,7 @@ def test_a_thread_is_no_process() -> None:
 
 
 def test_what_the_kernel_shows_of_this_process_is_read_right() -> None:
-    witness = Witness()
+    witness = ProcessInspector()
     me = witness.look(os.getpid())
     witness.close()
     process = psutil.Process()
@@ -322,7 +321,7 @@ def test_an_unprivileged_agent_sees_users_but_not_descriptors(agent: Agent) -> N
         peer = agent.peer()
 
         def whose() -> str:
-            identities = Identities(SystemClock(), Witness())
+            identities = Identities(SystemClock(), ProcessInspector())
             claims = (Claim(pid=pid), Claim(pid=os.getpid()), Claim())
             return repr([identities.resolve(peer, claim) for claim in claims])
 

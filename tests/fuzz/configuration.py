@@ -9,7 +9,7 @@ from fuzz.registry import target
 from fuzz.supply import folder, one_line, told
 from wattspan.config import TABLES, Config, Flag, Schema, load
 from wattspan.ports import ConfigError
-from wattspan.sources.nvml import NvmlSettings
+from wattspan.sources.nvml.source import NvmlSettings
 from wattspan.tariffs.file import schedule_text
 from wattspan_exporters.prometheus.settings import PrometheusSettings
 

@@ -13,20 +13,22 @@ from fuzz.supply import Supply, folder, one_line
 from wattspan.actuators.powercap_zones import find_packages
 from wattspan.model import NamePolicy
 from wattspan.processes import netlink
-from wattspan.processes.cgroups import CgroupClocks, Hierarchy, TotalClock, find_hierarchy
-from wattspan.processes.connector import acknowledgement, note_event
-from wattspan.processes.events import News
-from wattspan.processes.groups import LONGEST_NAME, cgroup_paths, groups_of
+from wattspan.processes.cgroups import CgroupClocks, CgroupHierarchy, TotalCpuClock, find_hierarchy
+from wattspan.processes.cpus import CpuTopology, parse_cpu_list
+from wattspan.processes.groups import MAX_LABEL, cgroup_paths, groups_of
 from wattspan.processes.identity import HostProcesses, command_of
-from wattspan.processes.inet_diag import InetDiag
+from wattspan.processes.inspector import InetDiag, ProcessInspector
+from wattspan.processes.kernel_events import (
+    ProcessEvents,
+    acknowledgement,
+    parse_exit,
+    record_event,
+)
 from wattspan.processes.procfs import ProcFs, parse_stat
 from wattspan.processes.scripts import script_of
-from wattspan.processes.taskstats import parse_exit
-from wattspan.processes.topology import CpuTopology, parse_list
-from wattspan.processes.witness import Witness
-from wattspan.sources.cpu_stat import busy_ticks
-from wattspan.sources.powercap import PowercapSource
-from wattspan.sources.powercap_scan import vendor
+from wattspan.sources.estimate import busy_ticks
+from wattspan.sources.rapl.powercap import PowercapSource
+from wattspan.sources.rapl.sysfs import cpu_vendor
 from wattspan.spanfeed.containers import container_id
 from wattspan.testing import ManualClock
 
@@ -103,7 +105,7 @@ def powercap(data: bytes) -> None:
                 assert 0 <= reading.counter < (2**64 if most is None else most)
         source.close()
         find_packages(sysfs)
-        vendor(sysfs)
+        cpu_vendor(sysfs)
 
 
 _STAT = (
@@ -149,7 +151,7 @@ class _NoProcesses:
     "command-lines",
     whose="any process: it may write over its command line",
     holds="a program's name and the last part of one word, short and printable, or nothing",
-    watched=("wattspan.processes.scripts", "wattspan.processes.interpreters"),
+    watched=("wattspan.processes.scripts", "wattspan.processes.scripts"),
     samples=(
         b"python3\0python3\0-uW\0x\0/srv/train.py\0--key\0",
         b"torchrun\0/usr/bin/python3\0/usr/bin/torchrun\0--nnodes\x002\0-m\0a.b\0",
@@ -222,8 +224,8 @@ def _look(proc: Path) -> None:
                 continue
             one_line(info.command, 64)
             for group in info.groups:
-                one_line(group.name, LONGEST_NAME)
-        witness = Witness(proc)
+                one_line(group.name, MAX_LABEL)
+        witness = ProcessInspector(proc)
         living = witness.look(42)
         if living is not None:
             assert all(user >= 0 for user in living.users)
@@ -261,12 +263,12 @@ def cgroup_text(data: bytes) -> None:
     groups = groups_of(text)
     assert len({group.kind for group in groups}) == len(groups)
     for group in groups:
-        one_line(group.name, LONGEST_NAME)
+        one_line(group.name, MAX_LABEL)
         assert group.name
     for path in cgroup_paths(text).values():
         assert path.startswith("/")
     for unified in (True, False):
-        path = Hierarchy(Path("/sys/fs/cgroup"), unified).path_in(text)
+        path = CgroupHierarchy(Path("/sys/fs/cgroup"), unified).path_in(text)
         assert path is None or ".." not in path.split("/")
     found = container_id(text)
     assert not found or len(found) in range(12, 86)
@@ -297,7 +299,7 @@ def cgroup_clocks(data: bytes) -> None:
         for place in places:
             place.mkdir(exist_ok=True)
             (place / name).write_bytes(supply.chunk())
-        clocks, total = CgroupClocks(hierarchy), TotalClock(hierarchy)
+        clocks, total = CgroupClocks(hierarchy), TotalCpuClock(hierarchy)
         try:
             for path in ("/a", "/a/b", "/c", "/../x", "/nowhere"):
                 clocks.add(path)
@@ -318,7 +320,7 @@ def cgroup_clocks(data: bytes) -> None:
     "cpu-files",
     whose="the kernel, or whoever binds another tree",
     holds="CPUs and sockets, as many as there can be, or ValueError for a /proc/stat that is none",
-    watched=("wattspan.processes.topology", "wattspan.sources.cpu_stat"),
+    watched=("wattspan.processes.cpus", "wattspan.sources.estimate"),
     samples=(b"\0000-3,8\n", b"\1cpu  1 2 3 4 5 6 7\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 5\n"),
     words=(b"0-4000000000", b"9" * 30, b"-", b",", b"cpu99999999999999999999 "),
 )
@@ -329,7 +331,7 @@ def cpu_files(data: bytes) -> None:
             assert all(value >= 0 or b"-" in data for value in busy_ticks(supply.rest()).values())
         return
     text = supply.rest().decode("utf-8", "replace")
-    assert len(list(parse_list(text))) <= 1 << 20
+    assert len(list(parse_cpu_list(text))) <= 1 << 20
     with folder() as sysfs:
         cpus = sysfs / "devices/system/cpu"
         for number in range(2):
@@ -379,8 +381,8 @@ def netlink_messages(data: bytes) -> None:
     supply = Supply(data)
     kind, datagram = supply.byte() % 3, supply.rest()
     if kind == 0:
-        news = News()
-        note_event(datagram, news)
+        news = ProcessEvents()
+        record_event(datagram, news)
         error = acknowledgement(datagram)
         assert error is None or isinstance(error, int)
     elif kind == 1:

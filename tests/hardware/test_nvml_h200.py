@@ -18,8 +18,8 @@ import pytest
 from wattspan.clock import SystemClock
 from wattspan.model import Provenance, Trouble
 from wattspan.ports import Batch, SourceContext
-from wattspan.sources.nvml import NvmlSettings, new_session
-from wattspan.sources.nvml_device import EMULATED_UUID
+from wattspan.sources.nvml.device import EMULATED_UUID
+from wattspan.sources.nvml.source import NvmlSettings, new_session
 from wattspan.testing import FakeDirectory
 
 CLOCK = SystemClock()

@@ -10,29 +10,38 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.emulation.gpu_boards import A40, BOARDS, H100, V100
-from wattspan.emulation.gpu_curves import published_curves
-from wattspan.emulation.gpu_ranks import Rank
-from wattspan.emulation.gpu_serving import Batching, Serving
-from wattspan.emulation.gpu_work import Resident, Script, Steady, Steps, Training
+from wattspan.emulation.boards import A40, BOARDS, H100, V100, published_curves
+from wattspan.emulation.gpu_file import GpuFile, counter_energy, true_energy
 from wattspan.emulation.gpus import EmulatedGpus
-from wattspan.emulation.nvml_state import GpuFile, counter_energy, true_energy
 from wattspan.emulation.physics import Demand, ModelKernel, operate
+from wattspan.emulation.serving import ContinuousBatching, RequestServing
+from wattspan.emulation.workloads import (
+    MemoryResident,
+    RankWork,
+    ScriptedLoad,
+    SteadyLoad,
+    StepTiming,
+    Training,
+)
 from wattspan.testing import ManualClock
 
 shares = st.floats(0, 1, allow_subnormal=False)
 models = st.builds(ModelKernel, compute=shares, activity=st.floats(0.2, 1.2))
 curves = st.sampled_from(sorted(published_curves().items())).map(lambda item: item[1])
-steps = st.builds(Steps, step=st.floats(0.02, 1), host=st.floats(0.05, 0.9))
+steps = st.builds(StepTiming, step=st.floats(0.02, 1), host=st.floats(0.05, 0.9))
 works = st.one_of(
-    st.just(Resident()),
-    st.builds(Steady, demand=shares, kernel=models | curves),
+    st.just(MemoryResident()),
+    st.builds(SteadyLoad, demand=shares, kernel=models | curves),
     st.builds(Training, steps, kernel=models),
-    st.builds(Rank, st.just("job"), st.integers(0, 1), st.integers(1, 2), steps, kernel=models),
-    st.builds(Batching, rate=st.floats(0.5, 50), cost=st.floats(0.01, 1), seed=st.integers(0, 9)),
-    st.builds(Serving, rate=st.floats(0.5, 50), cost=st.floats(0.001, 0.1), seed=st.integers(0, 9)),
+    st.builds(RankWork, st.just("job"), st.integers(0, 1), st.integers(1, 2), steps, kernel=models),
     st.builds(
-        Script, phases=st.lists(st.tuples(st.floats(0.01, 1), shares), min_size=1).map(tuple)
+        ContinuousBatching, rate=st.floats(0.5, 50), cost=st.floats(0.01, 1), seed=st.integers(0, 9)
+    ),
+    st.builds(
+        RequestServing, rate=st.floats(0.5, 50), cost=st.floats(0.001, 0.1), seed=st.integers(0, 9)
+    ),
+    st.builds(
+        ScriptedLoad, phases=st.lists(st.tuples(st.floats(0.01, 1), shares), min_size=1).map(tuple)
     ),
 )
 boards = st.sampled_from(sorted(BOARDS)).map(BOARDS.__getitem__)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattspan.model import Consumer, Instant
-from wattspan.sources.nvml_power import BRIDGED, PowerIntegral
-from wattspan.sources.nvml_usage import LONGEST_PERIOD, Sample, UsageMeter
+from wattspan.sources.nvml.energy import MAX_GAP, PowerIntegral
+from wattspan.sources.nvml.processes import MAX_SAMPLE_PERIOD, ProcessSample, UsageMeter
 
 START = 10**12
 A, B = Consumer(1, 1), Consumer(2, 2)
@@ -28,7 +28,9 @@ def instant(milliseconds: int) -> Instant:
 
 def fed(made: list[tuple[int, int, int]], load: list[tuple[int, int]]) -> UsageMeter:
     meter = UsageMeter("gpu:x", instant(0))
-    meter.take([Sample(instant(at).mono, pid, PAYERS[pid], share) for at, pid, share in made])
+    meter.take(
+        [ProcessSample(instant(at).mono, pid, PAYERS[pid], share) for at, pid, share in made]
+    )
     at = 0
     for step, percent in load:
         at += step
@@ -104,7 +106,7 @@ def test_what_nobody_claims_is_no_more_than_the_device_was_busy(
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 2 * BRIDGED), st.integers(0, 10**6)), min_size=1, max_size=50)
+    st.lists(st.tuples(st.integers(1, 2 * MAX_GAP), st.integers(0, 10**6)), min_size=1, max_size=50)
 )
 def test_integrated_energy_never_falls_and_lies_between_its_extremes(
     steps: list[tuple[int, int]],
@@ -122,4 +124,4 @@ def test_integrated_energy_never_falls_and_lies_between_its_extremes(
         assert integral.energy >= before
         before = integral.energy
     assert min(powers) * bridged // 10**6 <= before <= max(powers) * bridged // 10**6
-    assert LONGEST_PERIOD <= BRIDGED
+    assert MAX_SAMPLE_PERIOD <= MAX_GAP

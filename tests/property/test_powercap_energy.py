@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.powercap_host import PowercapHost
-from wattspan.emulation.powercap_layout import LAYOUTS, PowercapLayout
+from wattspan.emulation.powercap_tree import LAYOUTS, PowercapLayout
 from wattspan.energy import between
 from wattspan.model import Gap, GapReason, Interval
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.sources.topology import Topology, resolve
-from wattspan.sources.zones import Zone
+from wattspan.sources.rapl.topology import ZoneTopology, resolve_topology
+from wattspan.sources.rapl.zones import Zone
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def registered(machine: Machine, order: list[int]) -> tuple[list[Zone], dict[str
     return zones, parts
 
 
-def members(topology: Topology) -> list[str]:
+def members(topology: ZoneTopology) -> list[str]:
     return [domain.id for domain in topology.domains if domain.in_cover]
 
 
@@ -96,7 +96,7 @@ MACHINE_AND_ORDER = machines().flatmap(
 def test_the_cover_counts_every_part_exactly_once(case: tuple[Machine, list[int]]) -> None:
     machine, order = case
     zones, parts = registered(machine, order)
-    topology = resolve(zones)
+    topology = resolve_topology(zones)
     directory_of = {identity: directory for directory, identity in topology.domain_of.items()}
     counted = [part for member in members(topology) for part in parts[directory_of[member]]]
     assert sorted(counted) == sorted(machine.packages)
@@ -110,7 +110,7 @@ def test_ids_and_cover_survive_renumbering_and_order(
     zones, _ = registered(machine, order)
     again, _ = registered(machine, list(range(len(machine.tops))))
     random.shuffle(zones)  # type: ignore[attr-defined]
-    assert resolve(zones).domains == resolve(again).domains
+    assert resolve_topology(zones).domains == resolve_topology(again).domains
 
 
 @given(MACHINE_AND_ORDER)
@@ -118,7 +118,9 @@ def test_no_member_stands_below_another_and_only_members_are_charged(
     case: tuple[Machine, list[int]],
 ) -> None:
     machine, order = case
-    domains = {domain.id: domain for domain in resolve(registered(machine, order)[0]).domains}
+    domains = {
+        domain.id: domain for domain in resolve_topology(registered(machine, order)[0]).domains
+    }
     for domain in domains.values():
         above = domain.parent
         seen = {domain.id}
@@ -150,7 +152,7 @@ ZONES = st.builds(
 
 @given(st.lists(ZONES, max_size=12, unique_by=lambda zone: zone.directory))
 def test_any_zones_at_all_have_unique_ids_and_a_cover_without_nesting(zones: list[Zone]) -> None:
-    topology = resolve(zones)
+    topology = resolve_topology(zones)
     ids = [domain.id for domain in topology.domains]
     assert len(set(ids)) == len(ids)
     assert sorted([*topology.domain_of, *topology.orphans]) == sorted(z.directory for z in zones)
@@ -164,7 +166,7 @@ def test_any_zones_at_all_have_unique_ids_and_a_cover_without_nesting(zones: lis
 
 @given(st.lists(ZONES, max_size=12, unique_by=lambda zone: zone.directory))
 def test_what_is_known_of_mirrors_is_never_forgotten(zones: list[Zone]) -> None:
-    first = resolve(zones)
+    first = resolve_topology(zones)
     blind = [replace(zone, samples=()) for zone in zones]
-    again = resolve(blind, mirrors=first.mirrors)
+    again = resolve_topology(blind, mirrors=first.mirrors)
     assert members(again) == members(first)

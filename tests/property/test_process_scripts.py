@@ -5,8 +5,15 @@ from __future__ import annotations
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from wattspan.processes.interpreters import INTERPRETERS, PYTHON, Grammar, Kind, grammar_of
-from wattspan.processes.scripts import script_of, without_script
+from wattspan.processes.scripts import (
+    INTERPRETERS,
+    PYTHON,
+    OptionGrammar,
+    OptionKind,
+    grammar_of,
+    interpreter_of,
+    script_of,
+)
 
 LONGEST = 64
 SECRET = "hushhush"
@@ -51,7 +58,7 @@ def test_nothing_is_told_but_the_program_and_the_last_part_of_one_word(
     option, _, module = rest.partition(" ")
     tails = {tail(part.rstrip("/")) for word in told for part in endings(word)}
     assert rest in OPTIONS or rest in tails or (option in OPTIONS and module in tails)
-    assert without_script(name) == program
+    assert interpreter_of(name) == program
 
 
 def shown(word: str) -> str:
@@ -76,8 +83,8 @@ def known_lines(draw: st.DrawFn) -> tuple[list[str], str]:
     line = [program]
     for _ in range(draw(st.integers(0, 5))):
         line += draw(harmless(grammar))
-    code = [letter for letter, kind in grammar.letters.items() if kind is Kind.CODE]
-    long = [word for word, kind in grammar.words.items() if kind is Kind.CODE]
+    code = [letter for letter, kind in grammar.letters.items() if kind is OptionKind.CODE]
+    long = [word for word, kind in grammar.words.items() if kind is OptionKind.CODE]
     ends = ["code"] if code or long else []
     ends += ["script"] if grammar.bare else []
     match draw(st.sampled_from(ends)):
@@ -88,24 +95,24 @@ def known_lines(draw: st.DrawFn) -> tuple[list[str], str]:
             return [*line, f"/{SECRET}/job.x", SECRET, f"--{SECRET}"], f"{program} job.x"
 
 
-def harmless(grammar: Grammar) -> st.SearchStrategy[list[str]]:
+def harmless(grammar: OptionGrammar) -> st.SearchStrategy[list[str]]:
     """An option, with a secret where its value is."""
     forms: list[st.SearchStrategy[list[str]]] = []
     for letter, kind in grammar.letters.items():
-        if kind is Kind.ALONE:
+        if kind is OptionKind.ALONE:
             forms.append(st.just([f"-{letter}"]))
-        elif kind is Kind.REST:
+        elif kind is OptionKind.REST:
             forms.append(st.sampled_from([[f"-{letter}"], [f"-{letter}{SECRET}"]]))
-        elif kind is Kind.VALUE:
+        elif kind is OptionKind.VALUE:
             forms.append(st.sampled_from([[f"-{letter}", SECRET], [f"-{letter}{SECRET}"]]))
-        elif kind is Kind.NEXT:
+        elif kind is OptionKind.NEXT:
             forms.append(st.just([f"-{letter}", SECRET]))
     for word, kind in grammar.words.items():
-        if kind is Kind.ALONE:
+        if kind is OptionKind.ALONE:
             forms.append(st.just([word]))
-        elif kind is Kind.VALUE:
+        elif kind is OptionKind.VALUE:
             forms.append(st.sampled_from([[word, SECRET], [f"{word}={SECRET}"]]))
-        elif kind is Kind.NEXT:
+        elif kind is OptionKind.NEXT:
             forms.append(st.just([word, SECRET]))
     forms += [st.just([f"{beginning}{SECRET}"]) for beginning in grammar.beginnings]
     return st.one_of(forms)

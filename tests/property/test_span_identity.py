@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from support.fake_kernel import FakeKernel
 from wattspan.model import Consumer
-from wattspan.processes.witness import Living
+from wattspan.processes.inspector import LiveProcess
 from wattspan.spanfeed.delivery import Claim
 from wattspan.spanfeed.identity import Identities
 from wattspan.testing import ManualClock
@@ -25,9 +25,9 @@ class Senders(RuleBasedStateMachine):
         self.kernel = FakeKernel(self.clock)
         self.kernel.born(1, user=0, parent=0)
         self.identities = Identities(self.clock, self.kernel)
-        self.connections: list[tuple[Peer, Living, int]] = []
+        self.connections: list[tuple[Peer, LiveProcess, int]] = []
         self.dead: set[Consumer] = set()
-        self.ever: dict[Consumer, Living] = {}
+        self.ever: dict[Consumer, LiveProcess] = {}
 
     @rule(pid=PIDS, user=USERS, parent=PIDS, copied=st.booleans(), inner=st.booleans())
     def be_born(self, pid: int, user: int, parent: int, copied: bool, inner: bool) -> None:

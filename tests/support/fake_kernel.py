@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from wattspan.model import Consumer
-from wattspan.processes.connections import Owner
+from wattspan.processes.inspector import LiveProcess, SocketOwner
 from wattspan.processes.procfs import TICK
-from wattspan.processes.witness import Living
 from wattspan.testing import ManualClock
 from wattspan.web.message import Peer
 
@@ -15,7 +14,7 @@ OURS = ("127.0.0.1", 4318)
 
 
 class Process(NamedTuple):
-    living: Living
+    living: LiveProcess
     cgroup: str
 
 
@@ -25,7 +24,7 @@ class FakeKernel:
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
         self.processes: dict[int, Process] = {}
-        self.sockets: dict[tuple[tuple[str, int], tuple[str, int]], Owner] = {}
+        self.sockets: dict[tuple[tuple[str, int], tuple[str, int]], SocketOwner] = {}
         self.held: dict[int, set[int]] = {}  # inodes by pid
         self.closed_to_us: set[int] = set()  # pids whose descriptors we may not see
         self.costs = 0
@@ -45,12 +44,12 @@ class FakeKernel:
         inside: tuple[int, ...] = (),
         cgroup: str = "0::/user.slice\n",
         kernel: bool = False,
-    ) -> Living:
+    ) -> LiveProcess:
         """A new process; ``inside`` are its pids in the namespaces below ours."""
         self.clock.advance(1)
         at = self.clock.now()
         ticks = (at.mono + at.asleep) // TICK
-        living = Living(
+        living = LiveProcess(
             Consumer(pid, ticks),
             parent,
             ticks * TICK,
@@ -64,21 +63,21 @@ class FakeKernel:
             self.held[pid] = set(self.held[parent])
         return living
 
-    def dies(self, living: Living) -> None:
+    def dies(self, living: LiveProcess) -> None:
         del self.processes[living.consumer.pid]
         self.held.pop(living.consumer.pid, None)
 
-    def over_unix(self, living: Living, *, dated: bool = True) -> Peer:
+    def over_unix(self, living: LiveProcess, *, dated: bool = True) -> Peer:
         """A connection that ``living`` makes now."""
         accepted = self.clock.monotonic() if dated else None
         (user,) = living.users
         return Peer(pid=living.consumer.pid, uid=user, accepted=accepted)
 
-    def over_tcp(self, living: Living, *, dated: bool = True) -> Peer:
+    def over_tcp(self, living: LiveProcess, *, dated: bool = True) -> Peer:
         self._port += 1
         end, inode = ("127.0.0.1", self._port), self._port * 10
         (user,) = living.users
-        self.sockets[end, OURS] = Owner(user, inode)
+        self.sockets[end, OURS] = SocketOwner(user, inode)
         self.held.setdefault(living.consumer.pid, set()).add(inode)
         return Peer(address=end, local=OURS, accepted=self.clock.monotonic() if dated else None)
 
@@ -88,7 +87,7 @@ class FakeKernel:
         process = self.processes.get(pid)
         return process.living.consumer if process else None
 
-    def look(self, pid: int) -> Living | None:
+    def look(self, pid: int) -> LiveProcess | None:
         self.looks += 1
         process = self.processes.get(pid)
         return process.living if process else None
@@ -103,7 +102,7 @@ class FakeKernel:
     def cgroup(self, pid: int) -> str:
         return self.processes[pid].cgroup if pid in self.processes else ""
 
-    def owner_of(self, end: tuple[str, int], other: tuple[str, int]) -> Owner | None:
+    def owner_of(self, end: tuple[str, int], other: tuple[str, int]) -> SocketOwner | None:
         self.lookups += 1
         return self.sockets.get((end, other))
 

@@ -8,9 +8,9 @@ from typing import Any
 from support.fake_nvml import FakeGpu, FakeNvml
 from wattspan.model import Consumer, Domain, Failure, GpuStatus, PayerInfo, Reading, Usage
 from wattspan.ports import Batch, SourceContext
-from wattspan.sources.nvml import GAUGES_EVERY, NvmlSettings
-from wattspan.sources.nvml_device import Pace
-from wattspan.sources.nvml_session import NvmlSession
+from wattspan.sources.nvml.device import SamplingIntervals
+from wattspan.sources.nvml.session import NvmlSession
+from wattspan.sources.nvml.source import STATUS_EVERY_TURNS, NvmlSettings
 from wattspan.testing import FakeDirectory, ManualClock
 
 TRAIN = Consumer(100, 5)
@@ -28,8 +28,8 @@ class Bench:
         self.directory = FakeDirectory([PayerInfo(TRAIN, "train"), PayerInfo(SERVE, "serve")])
         context = SourceContext(self.clock, self.directory, emulated=emulated)
         settings = NvmlSettings()
-        pace = Pace(
-            gauges=GAUGES_EVERY * settings.interval,
+        pace = SamplingIntervals(
+            gauges=STATUS_EVERY_TURNS * settings.interval,
             usage=settings.usage_interval,
             processes=settings.process_interval,
             condition=settings.status_interval,

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from wattspan.emulation.cpus import CpuLaw
 from wattspan.emulation.powercap_engine import PowercapEngine
-from wattspan.emulation.powercap_law import CpuLaw
-from wattspan.emulation.powercap_layout import LAYOUTS, PowercapLayout
-from wattspan.emulation.powercap_tree import PowercapTree
+from wattspan.emulation.powercap_tree import LAYOUTS, PowercapLayout, PowercapTree
 from wattspan.ports import Batch
-from wattspan.sources.powercap import PowercapSource
+from wattspan.sources.rapl.powercap import PowercapSource
 from wattspan.testing import ManualClock
 
 

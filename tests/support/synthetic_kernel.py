@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from wattspan.model import Consumer, NamePolicy
-from wattspan.processes.events import Final, News
+from wattspan.processes.cpus import CpuTopology
+from wattspan.processes.kernel_events import ExitRecord, ProcessEvents
 from wattspan.processes.procfs import TICK, Stat
 from wattspan.processes.source import CpuUsageSource
-from wattspan.processes.topology import CpuTopology
 from wattspan.testing import ManualClock
 
 
@@ -37,9 +37,9 @@ class Channel:
         else:
             self.waiting.append(note)
 
-    def drain(self, news: News) -> None:
+    def drain(self, news: ProcessEvents) -> None:
         for note in self.waiting:
-            if isinstance(note, Final):
+            if isinstance(note, ExitRecord):
                 news.add_final(note)
             elif isinstance(note, tuple):
                 news.born[note[0]] = note[1]
@@ -124,7 +124,7 @@ class SyntheticKernel:
         """``tail`` is spent after the kernel has written the final figure down."""
         if not life.zombie:
             elapsed = self._boot() - life.born
-            self.finals.send(Final(life.pid, life.parent, life.cpu, elapsed, "dead", 0))
+            self.finals.send(ExitRecord(life.pid, life.parent, life.cpu, elapsed, "dead", 0))
             self.run(life, tail)
             self.births.send(life.pid)
             life.zombie = True

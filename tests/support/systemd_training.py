@@ -16,7 +16,7 @@ from pathlib import Path
 from support.agent_on_host import Standing
 from support.capper_process import Gpu
 from support.systemd_wattspan import PYTHON, Installed
-from wattspan.emulation.guest import VARIABLE
+from wattspan.emulation.control import HOST_VARIABLE
 from wattspan.emulation.nvml_layout import ENVIRONMENT
 from wattspan.emulation.profiles import profile_named
 from wattspan.model import SECOND
@@ -27,7 +27,7 @@ TOLD_UNITS = Path("/etc/default/wattspan")
 
 TRAINING = """
 import contextlib, http.client, json, os, socket, sys, threading, time
-from wattspan.emulation.guest import EmulatedTraining
+from wattspan.emulation.control import EmulatedTraining
 
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
 RESOURCE = {"attributes": [{"key": "service.name", "value": {"stringValue": "trainer"}}]}
@@ -72,7 +72,7 @@ def board_inside(it: Installed) -> Iterator[Gpu]:
 @contextmanager
 def training(it: Installed) -> Iterator[None]:
     """A job of a service `trainer`, whose spans are `train_step`, works on the board."""
-    command = f"{VARIABLE}={BOARDS} exec {PYTHON} -I -c {shlex.quote(TRAINING)}"
+    command = f"{HOST_VARIABLE}={BOARDS} exec {PYTHON} -I -c {shlex.quote(TRAINING)}"
     with _inside(it, "sh", "-c", command) as first_line:
         assert first_line == "trains\n"
         yield

@@ -28,8 +28,7 @@ from wattspan.capper.workers import PROCESS_NAME
 from wattspan.client.agent import ask
 from wattspan.client.errors import MeasurementError
 from wattspan.clock import SystemClock
-from wattspan.emulation.closing import Closing
-from wattspan.emulation.guest import Conversation
+from wattspan.emulation.control import Closeable, ControlClient
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
 
@@ -92,7 +91,7 @@ class Limited:
         return self.limit == ORIGINAL
 
 
-class TunedHost(Limited, Closing):
+class TunedHost(Limited, Closeable):
     """An emulated host whose trainer works for as long as the host lives.
 
     Whatever agent listens in ``sockets`` hears of its steps.
@@ -143,7 +142,7 @@ class OwnHost(Limited):
         self.emulated: Standing = Standing(directory, profile_named(PROFILE))
         self.gpu = Gpu(self.emulated)
         self.gpu.set(ORIGINAL)
-        talk = Conversation(directory)
+        talk = ControlClient(directory)
         talk.ask(do="start-jobs", agent=str(self.sockets / "otlp.sock"))
         talk.ask(do="steer", job="trainer", **QUICK)
         talk.close()

@@ -19,7 +19,7 @@ from support.requirements import APPS
 from support.waiting import eventually
 from wattspan.client.agent import ask
 from wattspan.client.errors import MeasurementError
-from wattspan.emulation.guest import Conversation
+from wattspan.emulation.control import ControlClient
 from wattspan.emulation.nvml import EmulatedNvml
 
 TRAINING = """
@@ -28,7 +28,7 @@ from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from wattspan.emulation.guest import EmulatedTraining
+from wattspan.emulation.control import EmulatedTraining
 
 provider = TracerProvider()
 provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
@@ -93,7 +93,7 @@ class Training:
     ) -> None:
         self._truth = folder / "truth.jsonl"
         self._truth.unlink(missing_ok=True)
-        self._conversation = Conversation(host)
+        self._conversation = ControlClient(host)
         self.process = subprocess.Popen(
             [APPS, "-c", TRAINING, str(self._truth), "exact" if exact else "measured"],
             env={

@@ -14,8 +14,7 @@ import pytest
 
 from support.fake_knobs import FakeRapl
 from wattspan.actuators.cpu_power import CpuPower
-from wattspan.emulation.powercap_layout import LAYOUTS
-from wattspan.emulation.powercap_tree import PowercapTree
+from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
 from wattspan.model import KnobState, Trouble
 from wattspan.ports import ActuatorError
 from wattspan.testing import ManualClock

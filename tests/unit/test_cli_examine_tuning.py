@@ -20,8 +20,7 @@ from wattspan.cli.diagnosis import Finding, Mark
 from wattspan.cli.examine_sources import Nobody
 from wattspan.cli.examine_tuning import examine_tuning
 from wattspan.config import Agent, Autotune, Caps, Config, TunedJob
-from wattspan.emulation.powercap_layout import LAYOUTS
-from wattspan.emulation.powercap_tree import PowercapTree
+from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
 from wattspan.model import Domain, HwType, Knob, Provenance
 from wattspan.ports import SourceContext
 from wattspan.testing import ManualClock

@@ -10,18 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.emulation.calls import Call, Lie, Requests, Steps, Teller, UnixTime
-from wattspan.emulation.deeds import Deed, DeedLog
-from wattspan.emulation.gpu_work import Finished
+from wattspan.emulation.workload import (
+    EmulatedSpan,
+    RequestSpans,
+    SpanDistortion,
+    SpanSender,
+    StepSpans,
+    UnixTimeMapping,
+)
+from wattspan.emulation.workloads import CompletedUnit, FinishedUnit, WorkLog
 from wattspan.model import SECOND, Instant
 
-STEP = Deed(began=3 * SECOND, computed=4 * SECOND, ended=5 * SECOND, ideal=SECOND, work=256)
+STEP = CompletedUnit(
+    began=3 * SECOND, computed=4 * SECOND, ended=5 * SECOND, ideal=SECOND, work=256
+)
 
 
 def test_a_log_numbers_what_was_finished_and_forgets_the_oldest() -> None:
-    log = DeedLog(kept=3)
+    log = WorkLog(kept=3)
     for second in range(1, 6):
-        log.note(second * SECOND, [Finished(0.5, 0.25, 0.25, 0.2, 10)])
+        log.note(second * SECOND, [FinishedUnit(0.5, 0.25, 0.25, 0.2, 10)])
     assert (log.units, log.took, log.ideal, log.work) == (5, 1_250_000_000, SECOND, 50)
     assert [deed.ended for deed in log.since(4)] == [4_750_000_000]
     assert len(log.since(0)) == 3, "two are forgotten, and counted"
@@ -30,31 +38,31 @@ def test_a_log_numbers_what_was_finished_and_forgets_the_oldest() -> None:
 
 
 def test_a_step_is_told_as_it_was() -> None:
-    (call,) = Steps().see(STEP, Lie())
-    assert call == Call("train_step", 3 * SECOND, 5 * SECOND, {"samples": 256})
+    (call,) = StepSpans().see(STEP, SpanDistortion())
+    assert call == EmulatedSpan("train_step", 3 * SECOND, 5 * SECOND, {"samples": 256})
 
 
 def test_a_rank_tells_its_own_part_below_the_step() -> None:
-    (call,) = Steps(rank=1).see(STEP, Lie())
+    (call,) = StepSpans(rank=1).see(STEP, SpanDistortion())
     assert call.attributes == {"samples": 256, "rank": 1}
-    assert call.parts == (Call("compute", 3 * SECOND, 4 * SECOND, {"rank": 1}),)
+    assert call.parts == (EmulatedSpan("compute", 3 * SECOND, 4 * SECOND, {"rank": 1}),)
 
 
 def test_a_lie_is_told_in_place_of_the_truth() -> None:
-    (call,) = Steps().see(STEP, Lie(took=SECOND // 10, samples=0))
+    (call,) = StepSpans().see(STEP, SpanDistortion(took=SECOND // 10, samples=0))
     assert (call.end - call.start, call.end) == (SECOND // 10, STEP.ended)
     assert call.attributes["samples"] == 0
 
 
 def test_every_request_is_told_with_its_tokens() -> None:
-    (call,) = Requests().see(STEP, Lie())
+    (call,) = RequestSpans().see(STEP, SpanDistortion())
     assert (call.name, call.start, call.end) == ("chat", STEP.began, STEP.ended)
     assert call.attributes["gen_ai.usage.output_tokens"]
 
 
 def test_spans_that_touch_still_do_in_unix_time_and_follow_a_clock_that_is_set() -> None:
-    unix = UnixTime(Instant(100, 1_000, 100))
-    calls = [Call("step", start, start + 10, {}) for start in (100, 110, 120)]
+    unix = UnixTimeMapping(Instant(100, 1_000, 100))
+    calls = [EmulatedSpan("step", start, start + 10, {}) for start in (100, 110, 120)]
     told = []
     for turn, call in enumerate(calls):
         unix.follow(Instant(100 + turn, 1_000 + turn * 300, 100 + turn))  # slewed a little
@@ -65,9 +73,9 @@ def test_spans_that_touch_still_do_in_unix_time_and_follow_a_clock_that_is_set()
 
 
 def test_a_job_goes_on_without_an_agent(tmp_path: Path) -> None:
-    teller = Teller(tmp_path / "nobody.sock", "trainer")
+    teller = SpanSender(tmp_path / "nobody.sock", "trainer")
     for number in range(3):
-        for call in Steps(rank=0).see(STEP._replace(work=number), Lie()):
+        for call in StepSpans(rank=0).see(STEP._replace(work=number), SpanDistortion()):
             teller.tell(call)
     teller.send(1)
     waiting = list(teller._waiting)
@@ -126,18 +134,20 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 
 @pytest.fixture
-def teller(agent: Agent, tmp_path: Path) -> Iterator[Teller]:
+def teller(agent: Agent, tmp_path: Path) -> Iterator[SpanSender]:
     """It has sent the agent one span, and has one more."""
-    one = Teller(tmp_path / "otlp.sock", "trainer")
-    one.tell(Call("first", 0, 1, {}))
+    one = SpanSender(tmp_path / "otlp.sock", "trainer")
+    one.tell(EmulatedSpan("first", 0, 1, {}))
     one.send(SECOND)
-    one.tell(Call("second", 1, 2, {}))
+    one.tell(EmulatedSpan("second", 1, 2, {}))
     yield one
     agent.answer("200 OK")
     one.send(60 * SECOND)
 
 
-def test_what_an_agent_has_not_answered_yet_is_not_sent_again(agent: Agent, teller: Teller) -> None:
+def test_what_an_agent_has_not_answered_yet_is_not_sent_again(
+    agent: Agent, teller: SpanSender
+) -> None:
     assert agent.asked() == ["first"]
     for second in range(2, 9):
         teller.send(second * SECOND)
@@ -148,7 +158,9 @@ def test_what_an_agent_has_not_answered_yet_is_not_sent_again(agent: Agent, tell
 
 
 @pytest.mark.parametrize("ends", ["refused", "gone", "silent"])
-def test_what_an_agent_did_not_take_is_sent_again(agent: Agent, teller: Teller, ends: str) -> None:
+def test_what_an_agent_did_not_take_is_sent_again(
+    agent: Agent, teller: SpanSender, ends: str
+) -> None:
     assert agent.asked() == ["first"]
     if ends == "refused":
         agent.answer("503 Service Unavailable")

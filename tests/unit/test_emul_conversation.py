@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.emulation.door import NAME
-from wattspan.emulation.guest import Conversation
+from wattspan.emulation.control import SOCKET_NAME, ControlClient
 from wattspan.ports import WattspanError
 
 
@@ -20,7 +19,7 @@ def door() -> Iterator[tuple[Path, socket.socket]]:
         tempfile.TemporaryDirectory(prefix="wattspan-") as folder,
         socket.socket(socket.AF_UNIX) as listening,
     ):
-        listening.bind(str(Path(folder) / NAME))
+        listening.bind(str(Path(folder) / SOCKET_NAME))
         listening.listen()
         yield Path(folder), listening
 
@@ -30,7 +29,7 @@ def test_a_host_that_ends_is_said_to_have_ended_whatever_it_was_saying(
     door: tuple[Path, socket.socket], said: bytes
 ) -> None:
     folder, listening = door
-    conversation = Conversation(folder)
+    conversation = ControlClient(folder)
     host, _ = listening.accept()
     host.sendall(said)
     host.close()

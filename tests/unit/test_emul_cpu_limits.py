@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from support.powercap_host import PowercapHost
-from wattspan.emulation.cpu_jobs import CpuJobs
-from wattspan.emulation.gpu_work import Steps, Training
-from wattspan.emulation.powercap_law import CpuLaw
-from wattspan.emulation.powercap_layout import Meter
-from wattspan.emulation.powercap_limits import CLOCK_POWER, LEAST
+from wattspan.emulation.cpus import CpuJobs, CpuLaw
+from wattspan.emulation.powercap_limits import CLOCK_EXPONENT, MIN_SPEED
+from wattspan.emulation.powercap_tree import CounterScope
+from wattspan.emulation.workloads import StepTiming, Training
 
 ZONE = "intel-rapl:0"
 LAW = CpuLaw()  # of the hosts below: 42 W at idle, 9 W for a busy CPU
@@ -56,7 +55,7 @@ def test_a_package_draws_no_more_than_its_long_term_limit_and_is_slower_for_it(
     limit(host).write_text(str(102 * WATT))
     assert watts(host) == pytest.approx(102, abs=0.1)
     slowed, other = host.engine.speeds
-    assert slowed == pytest.approx((60 / 90) ** (1 / CLOCK_POWER), rel=0.01)
+    assert slowed == pytest.approx((60 / 90) ** (1 / CLOCK_EXPONENT), rel=0.01)
     assert other == 1.0
 
 
@@ -76,7 +75,7 @@ def test_a_limit_that_is_given_back_is_gone(host: PowercapHost) -> None:
 
 def test_a_limit_below_what_a_package_needs_is_not_obeyed(host: PowercapHost) -> None:
     limit(host).write_text(str(20 * WATT))
-    assert watts(host) == pytest.approx(42 + LEAST * 90, abs=0.1)
+    assert watts(host) == pytest.approx(42 + MIN_SPEED * 90, abs=0.1)
 
 
 def test_a_limit_above_the_mean_draw_costs_nothing(host: PowercapHost) -> None:
@@ -136,7 +135,7 @@ def test_the_parts_of_a_slowed_package_still_add_up(tmp_path: Path) -> None:
         busy(host, 2)
         engine = host.engine
         whole = LAW.picojoules(
-            Meter("package", 0), engine.elapsed, engine.busy, (1, 1), engine.paid
+            CounterScope("package", 0), engine.elapsed, engine.busy, (1, 1), engine.paid
         )
         dies = [engine.energy(f"intel-rapl:{die}") for die in (0, 1)]
         assert 0 <= whole // 1_000_000 - sum(dies) <= 1
@@ -167,7 +166,7 @@ def test_a_zone_that_comes_back_has_its_limits_anew(host: PowercapHost) -> None:
 
 def test_a_job_on_a_slowed_socket_takes_longer_steps(host: PowercapHost) -> None:
     jobs = CpuJobs()
-    jobs.attach(7, Training(Steps(0.1, host=0.5)), socket=0)
+    jobs.attach(7, Training(StepTiming(0.1, host=0.5)), socket=0)
     for at in range(0, 2_000_000_000, 10_000_000):
         jobs.step(at, (0.5, 1.0))
     first = jobs.deeds(7).since(0)[0]

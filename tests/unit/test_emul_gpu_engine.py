@@ -6,29 +6,30 @@ from dataclasses import replace
 
 import pytest
 
-from wattspan.emulation.gpu_boards import A40, H100, P100, V100
+from wattspan.emulation.boards import A40, H100, P100, V100, PowerSegment, extended, mean_power
 from wattspan.emulation.gpu_engine import (
     Controls,
-    Gpu,
+    GpuState,
+    GpuTenant,
     ProcessKind,
-    Tenant,
     Throttle,
     attached,
     detached,
+    energy_split,
     new_gpu,
     step,
-    truth,
 )
-from wattspan.emulation.gpu_meter import Segment, extended, mean_power
-from wattspan.emulation.gpu_work import Resident, Script, Steady
+from wattspan.emulation.workloads import MemoryResident, ScriptedLoad, SteadyLoad
 
 MS = 1_000_000
 SECOND = 1000 * MS
 WALL = 1_700_000_000 * SECOND
-FULL = Tenant(100, Steady(), 1 << 30)
+FULL = GpuTenant(100, SteadyLoad(), 1 << 30)
 
 
-def run(gpu: Gpu, seconds: float, asked: Controls | None = None, every: int = 10 * MS) -> Gpu:
+def run(
+    gpu: GpuState, seconds: float, asked: Controls | None = None, every: int = 10 * MS
+) -> GpuState:
     end = gpu.at + round(seconds * SECOND)
     while gpu.at < end:
         now = min(end, gpu.at + every)
@@ -38,12 +39,12 @@ def run(gpu: Gpu, seconds: float, asked: Controls | None = None, every: int = 10
 
 def test_an_idle_gpu_spends_its_idle_power() -> None:
     gpu = run(new_gpu(H100, 0), 10)
-    assert truth(gpu).energy == truth(gpu).idle == 700_000_000
+    assert energy_split(gpu).energy == energy_split(gpu).idle == 700_000_000
 
 
 def test_each_process_pays_for_what_it_caused() -> None:
-    gpu = attached(attached(new_gpu(H100, 0), FULL), Tenant(200, Resident(), 1 << 30))
-    found = truth(run(gpu, 10))
+    gpu = attached(attached(new_gpu(H100, 0), FULL), GpuTenant(200, MemoryResident(), 1 << 30))
+    found = energy_split(run(gpu, 10))
     assert found.energy == 6_290_000_000
     assert found.processes == {100: 5_590_000_000, 200: 0}
 
@@ -51,9 +52,9 @@ def test_each_process_pays_for_what_it_caused() -> None:
 def test_the_dead_stay_counted() -> None:
     gpu = run(attached(new_gpu(H100, 0), FULL), 1)
     gone = run(detached(gpu, 100), 1)
-    assert truth(gone).processes == {100: 559_000_000}
+    assert energy_split(gone).processes == {100: 559_000_000}
     again = run(attached(gone, FULL), 1)
-    assert truth(again).processes == {100: 1_118_000_000}
+    assert energy_split(again).processes == {100: 1_118_000_000}
 
 
 def test_a_pid_is_on_a_gpu_once() -> None:
@@ -102,10 +103,10 @@ def test_a_hopper_averages_over_a_second_and_looks_for_25_milliseconds() -> None
 
 def test_a_part_time_sensor_misses_what_happens_between_its_looks() -> None:
     """Busy for the first 50 ms of each 100 ms: the last 25 ms before each edge are idle."""
-    work = Tenant(100, Script(((0.05, 1.0), (0.05, 0.0))), 1 << 30)
+    work = GpuTenant(100, ScriptedLoad(((0.05, 1.0), (0.05, 0.0))), 1 << 30)
     gpu = run(attached(new_gpu(H100, 0), work), 3)
     assert gpu.power_instant == 70_000
-    assert truth(gpu).energy == pytest.approx(3 * 349_500_000)
+    assert energy_split(gpu).energy == pytest.approx(3 * 349_500_000)
 
 
 def test_an_older_board_has_no_average_and_a_p100_no_counter() -> None:
@@ -120,8 +121,8 @@ def test_a_sensor_may_lie_in_proportion() -> None:
 
 
 def test_utilisation_samples_name_only_those_who_did_something() -> None:
-    gpu = attached(new_gpu(H100, 0), Tenant(100, Steady(0.5), 1 << 30))
-    gpu = run(attached(gpu, Tenant(200, Resident(), 1 << 30)), 1.01)
+    gpu = attached(new_gpu(H100, 0), GpuTenant(100, SteadyLoad(0.5), 1 << 30))
+    gpu = run(attached(gpu, GpuTenant(200, MemoryResident(), 1 << 30)), 1.01)
     assert {sample.pid for sample in gpu.samples} == {100}
     assert {sample.sm for sample in gpu.samples} == {50}
     assert len(gpu.samples) == 6
@@ -149,19 +150,19 @@ def test_time_does_not_run_backwards() -> None:
 
 
 def test_memory_is_what_processes_hold_and_the_driver_keeps() -> None:
-    gpu = attached(new_gpu(H100, 0), Tenant(1, Resident(), 5 << 30, ProcessKind.MPS))
+    gpu = attached(new_gpu(H100, 0), GpuTenant(1, MemoryResident(), 5 << 30, ProcessKind.MPS))
     assert gpu.memory_used == (5 << 30) + H100.reserved_memory
 
 
 def test_a_mean_before_anything_is_remembered_is_unknown() -> None:
     assert mean_power((), 0, 100) is None
-    assert mean_power((Segment(0, 10, 5),), 10, 10) is None
+    assert mean_power((PowerSegment(0, 10, 5),), 10, 10) is None
 
 
 def test_history_keeps_what_the_longest_window_needs() -> None:
-    history: tuple[Segment, ...] = ()
+    history: tuple[PowerSegment, ...] = ()
     for start in range(0, 1000, 10):
-        history = extended(history, Segment(start, start + 10, start), keep=100)
+        history = extended(history, PowerSegment(start, start + 10, start), keep=100)
     assert history[0].start == 900
     assert mean_power(history, 980, 1000) == 985
-    assert extended(history, Segment(1000, 1000, 7), keep=100) == history
+    assert extended(history, PowerSegment(1000, 1000, 7), keep=100) == history

@@ -13,14 +13,13 @@ import pytest
 
 from support.waiting import eventually
 from wattspan.clock import SystemClock
-from wattspan.emulation.gpu_boards import BOARDS
-from wattspan.emulation.gpu_work import Resident, Steady
+from wattspan.emulation.boards import BOARDS
+from wattspan.emulation.gpu_file import EmulationError, GpuFile, TornStateError
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.library_build import build, environment, layout_header
-from wattspan.emulation.nvml import EmulatedNvml
+from wattspan.emulation.nvml import EmulatedNvml, symbols
 from wattspan.emulation.nvml_layout import HostRecord
-from wattspan.emulation.nvml_library import symbols
-from wattspan.emulation.nvml_state import EmulationError, GpuFile, TornStateError
+from wattspan.emulation.workloads import MemoryResident, SteadyLoad
 from wattspan.testing import ManualClock
 
 
@@ -85,17 +84,17 @@ def test_two_clients_see_the_same_gpu(gpus: EmulatedGpus, clock: ManualClock) ->
 
 
 def test_memory_and_places_are_limited(gpus: EmulatedGpus) -> None:
-    gpus.attach(0, 1, Steady(), memory=79 << 30)
+    gpus.attach(0, 1, SteadyLoad(), memory=79 << 30)
     with pytest.raises(ValueError, match="too little memory"):
-        gpus.attach(0, 2, Steady(), memory=2 << 30)
+        gpus.attach(0, 2, SteadyLoad(), memory=2 << 30)
     for pid in range(2, 65):
-        gpus.attach(0, pid, Resident(), memory=0)
+        gpus.attach(0, pid, MemoryResident(), memory=0)
     with pytest.raises(ValueError, match="64 processes"):
-        gpus.attach(0, 100, Resident(), memory=0)
+        gpus.attach(0, 100, MemoryResident(), memory=0)
 
 
 def test_truth_is_of_now_and_progress_can_be_seen(gpus: EmulatedGpus, clock: ManualClock) -> None:
-    gpus.attach(0, 7, Steady())
+    gpus.attach(0, 7, SteadyLoad())
     clock.advance(2)
     found = gpus.truth(0)
     assert found.processes == {7: 1_118_000_000}
@@ -105,7 +104,7 @@ def test_truth_is_of_now_and_progress_can_be_seen(gpus: EmulatedGpus, clock: Man
 def test_a_cap_slows_progress_less_than_it_saves_power(
     gpus: EmulatedGpus, clock: ManualClock
 ) -> None:
-    gpus.attach(0, 7, Steady())
+    gpus.attach(0, 7, SteadyLoad())
     gpus.run(10)
     free = gpus.truth(0)
     gpus.faults.foreign_limit(0, 450_000)
@@ -122,8 +121,8 @@ def test_a_cap_slows_progress_less_than_it_saves_power(
 def test_a_process_that_ends_leaves_its_gpu(tmp_path: Path) -> None:
     with EmulatedGpus(tmp_path / "gpus", ["a40"], SystemClock()) as gpus:
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-        gpus.attach(0, child.pid, Steady(), until_exit=True)
-        gpus.attach(0, os.getpid(), Resident(), until_exit=True)
+        gpus.attach(0, child.pid, SteadyLoad(), until_exit=True)
+        gpus.attach(0, os.getpid(), MemoryResident(), until_exit=True)
         gpus.start(0.01)
         child.communicate(b"\n")
         eventually(lambda: len(gpus.state(0).tenants) == 1, "the exit to be noticed")
@@ -136,7 +135,7 @@ def test_an_owner_that_died_while_writing_is_noticed(
 ) -> None:
     file = GpuFile(gpus.path)
     file.record(0).sequence += 1
-    monkeypatch.setattr("wattspan.emulation.nvml_state._PATIENCE", 0.01)
+    monkeypatch.setattr("wattspan.emulation.gpu_file._READ_TIMEOUT", 0.01)
     with pytest.raises(TornStateError, match="half written"):
         file.read(0, ManualClock().monotonic)
     nvml = EmulatedNvml(gpus.path, ManualClock())

@@ -6,10 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from wattspan.emulation.gpu_boards import A40, BOARDS, H100, V100
-from wattspan.emulation.gpu_curves import published_curve, published_curves
-from wattspan.emulation.gpu_work import DECODE
+from wattspan.emulation.boards import A40, BOARDS, H100, V100, published_curve, published_curves
 from wattspan.emulation.physics import Demand, ModelKernel, operate
+from wattspan.emulation.workloads import DECODE
 
 FULL = Demand(1.0, ModelKernel())
 UNLIMITED = 1 << 30

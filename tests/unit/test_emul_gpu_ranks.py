@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.emulation.gpu_ranks import Rank
-from wattspan.emulation.gpu_work import Steady, Steps
 from wattspan.emulation.gpus import EmulatedGpus
+from wattspan.emulation.workloads import RankWork, SteadyLoad, StepTiming
 from wattspan.testing import ManualClock
 
 
@@ -22,7 +21,7 @@ def gpus(tmp_path: Path) -> Iterator[EmulatedGpus]:
 
 def attach(gpus: EmulatedGpus, *steps: float) -> None:
     for rank, step in enumerate(steps):
-        work = Rank("job", rank, len(steps), Steps(step, host=0.1))
+        work = RankWork("job", rank, len(steps), StepTiming(step, host=0.1))
         gpus.attach(rank, 100 + rank, work)
 
 
@@ -57,7 +56,7 @@ def test_a_rank_that_is_gone_leaves_the_others_waiting(gpus: EmulatedGpus) -> No
     attach(gpus, 0.1, 0.1)
     gpus.run(1)
     gpus.detach(1, 101)
-    gpus.attach(1, 200, Steady(0.1))
+    gpus.attach(1, 200, SteadyLoad(0.1))
     gpus.run(1)
     units = gpus.deeds(0, 100).units
     gpus.run(5)
@@ -67,4 +66,4 @@ def test_a_rank_that_is_gone_leaves_the_others_waiting(gpus: EmulatedGpus) -> No
 
 def test_only_a_rank_that_waits_can_be_let_go() -> None:
     with pytest.raises(ValueError, match="does not wait"):
-        Rank("job", 0, 1).let_go(0.1)
+        RankWork("job", 0, 1).let_go(0.1)

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from support.powercap_host import PowercapHost, counters
 from wattspan.model import HwType, Milliwatts, Provenance, Trouble
 from wattspan.ports import ConfigError, CounterSource, SourceContext, SourceError
-from wattspan.sources.cpu_stat import busy_ticks
-from wattspan.sources.estimate import EstimateSettings, plugin
-from wattspan.sources.load_model import LoadModel
+from wattspan.sources.estimate import EstimateSettings, LoadModel, busy_ticks, plugin
 from wattspan.testing import FakeDirectory, ManualClock
 
 MODEL = LoadModel(Milliwatts(30_000), Milliwatts(100_000))

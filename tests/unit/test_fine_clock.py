@@ -9,7 +9,7 @@ import pytest
 from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.model import Consumer
-from wattspan.processes.fine import KEPT, PERIOD, SLOWEST, FineClock
+from wattspan.processes.cpu_sampler import MAX_PERIOD, MAX_SAMPLES, PERIOD, CpuSampler
 from wattspan.processes.table import clock_id
 from wattspan.testing import ManualClock
 
@@ -45,23 +45,23 @@ def clock() -> Clocks:
 
 
 @pytest.fixture
-def fine(clock: Clocks) -> FineClock:
-    return FineClock(clock, most=2)
+def fine(clock: Clocks) -> CpuSampler:
+    return CpuSampler(clock, most=2)
 
 
-def watch(fine: FineClock, clock: Clocks, *consumers: Consumer) -> None:
+def watch(fine: CpuSampler, clock: Clocks, *consumers: Consumer) -> None:
     for consumer in consumers:
         clock.works(consumer, 0)
         fine.watch(consumer)
 
 
-def look(fine: FineClock, clock: Clocks, times: int = 1) -> None:
+def look(fine: CpuSampler, clock: Clocks, times: int = 1) -> None:
     for _ in range(times):
         clock.advance(ns=10 * MS)
         fine.sweep()
 
 
-def test_what_is_watched_is_known_from_that_moment_on(fine: FineClock, clock: Clocks) -> None:
+def test_what_is_watched_is_known_from_that_moment_on(fine: CpuSampler, clock: Clocks) -> None:
     clock.works(A, 7)
     start = clock.monotonic()
     fine.watch(A)
@@ -70,7 +70,7 @@ def test_what_is_watched_is_known_from_that_moment_on(fine: FineClock, clock: Cl
     assert fine.take(A) == [(start, 7), (start + 10 * MS, 7 + 3 * MS)]
 
 
-def test_each_sample_is_taken_once(fine: FineClock, clock: Clocks) -> None:
+def test_each_sample_is_taken_once(fine: CpuSampler, clock: Clocks) -> None:
     watch(fine, clock, A)
     clock.works(A, 1)
     look(fine, clock)
@@ -79,7 +79,7 @@ def test_each_sample_is_taken_once(fine: FineClock, clock: Clocks) -> None:
 
 
 def test_of_an_idle_stretch_its_first_and_last_moment_are_told(
-    fine: FineClock, clock: Clocks
+    fine: CpuSampler, clock: Clocks
 ) -> None:
     watch(fine, clock, A)
     start = clock.monotonic()
@@ -90,7 +90,7 @@ def test_of_an_idle_stretch_its_first_and_last_moment_are_told(
 
 
 def test_who_takes_amid_an_idle_stretch_learns_that_it_lasts(
-    fine: FineClock, clock: Clocks
+    fine: CpuSampler, clock: Clocks
 ) -> None:
     watch(fine, clock, A)
     start = clock.monotonic()
@@ -100,7 +100,7 @@ def test_who_takes_amid_an_idle_stretch_learns_that_it_lasts(
     assert fine.take(A) == [(start + 60 * MS, 0)]
 
 
-def test_the_death_of_one_process_ends_only_its_own_course(fine: FineClock, clock: Clocks) -> None:
+def test_the_death_of_one_process_ends_only_its_own_course(fine: CpuSampler, clock: Clocks) -> None:
     watch(fine, clock, A, B)
     clock.works(A, 5)
     look(fine, clock)
@@ -112,7 +112,7 @@ def test_the_death_of_one_process_ends_only_its_own_course(fine: FineClock, cloc
     assert [cpu for _, cpu in fine.take(B)] == [0, 0, MS, 2 * MS, 3 * MS]
 
 
-def test_a_clock_that_fell_belongs_to_another_process(fine: FineClock, clock: Clocks) -> None:
+def test_a_clock_that_fell_belongs_to_another_process(fine: CpuSampler, clock: Clocks) -> None:
     clock.works(A, 100 * MS)
     fine.watch(A)
     clock.cpu[A.pid] = 5 * MS
@@ -120,7 +120,7 @@ def test_a_clock_that_fell_belongs_to_another_process(fine: FineClock, clock: Cl
     assert [cpu for _, cpu in fine.take(A)] == [100 * MS]
 
 
-def test_a_reading_that_was_interrupted_is_left_out(fine: FineClock, clock: Clocks) -> None:
+def test_a_reading_that_was_interrupted_is_left_out(fine: CpuSampler, clock: Clocks) -> None:
     watch(fine, clock, A)
     clock.works(A, MS)
     clock.takes = 5 * MS
@@ -132,7 +132,7 @@ def test_a_reading_that_was_interrupted_is_left_out(fine: FineClock, clock: Cloc
 
 
 def test_a_reading_is_stamped_in_the_midst_of_the_time_it_took(
-    fine: FineClock, clock: Clocks
+    fine: CpuSampler, clock: Clocks
 ) -> None:
     watch(fine, clock, A)
     clock.takes = 400
@@ -141,7 +141,7 @@ def test_a_reading_is_stamped_in_the_midst_of_the_time_it_took(
     assert fine.take(A)[-1] == (clock.monotonic() - 200, MS)
 
 
-def test_no_more_are_watched_than_there_is_room_for(fine: FineClock, clock: Clocks) -> None:
+def test_no_more_are_watched_than_there_is_room_for(fine: CpuSampler, clock: Clocks) -> None:
     watch(fine, clock, A, B, C)
     assert (fine.take(C), fine.crowded) == ([], 1)
     fine.unwatch(A)
@@ -149,7 +149,7 @@ def test_no_more_are_watched_than_there_is_room_for(fine: FineClock, clock: Cloc
     assert len(fine.take(C)) == 1
 
 
-def test_the_dead_make_room_for_the_living(fine: FineClock, clock: Clocks) -> None:
+def test_the_dead_make_room_for_the_living(fine: CpuSampler, clock: Clocks) -> None:
     watch(fine, clock, A, B)
     del clock.cpu[A.pid]
     look(fine, clock)
@@ -158,20 +158,20 @@ def test_the_dead_make_room_for_the_living(fine: FineClock, clock: Clocks) -> No
     assert fine.crowded == 0
 
 
-def test_samples_that_nobody_takes_are_bounded_and_counted(fine: FineClock, clock: Clocks) -> None:
+def test_samples_that_nobody_takes_are_bounded_and_counted(fine: CpuSampler, clock: Clocks) -> None:
     watch(fine, clock, A)
-    for _ in range(5 * KEPT):
+    for _ in range(5 * MAX_SAMPLES):
         clock.works(A, 1)
         look(fine, clock)
     kept = fine.take(A)
-    assert len(kept) <= KEPT + 1
-    assert kept[-1] == (clock.monotonic(), 5 * KEPT)
-    assert len(kept) + fine.dropped == 5 * KEPT + 1
+    assert len(kept) <= MAX_SAMPLES + 1
+    assert kept[-1] == (clock.monotonic(), 5 * MAX_SAMPLES)
+    assert len(kept) + fine.dropped == 5 * MAX_SAMPLES + 1
 
 
 def test_of_many_the_idle_are_looked_at_in_turns_and_the_busy_every_time() -> None:
     clock = Clocks()
-    fine = FineClock(clock)
+    fine = CpuSampler(clock)
     everybody = [Consumer(pid, 1) for pid in range(100, 180)]
     watch(fine, clock, *everybody)
     busy, late = everybody[3], everybody[60]
@@ -194,7 +194,7 @@ def test_of_many_the_idle_are_looked_at_in_turns_and_the_busy_every_time() -> No
 
 def test_a_process_that_rests_is_noted_when_it_begins_again() -> None:
     clock = Clocks()
-    fine = FineClock(clock)
+    fine = CpuSampler(clock)
     everybody = [Consumer(pid, 1) for pid in range(100, 180)]
     watch(fine, clock, *everybody)
     look(fine, clock, 300)
@@ -208,7 +208,7 @@ def test_a_process_that_rests_is_noted_when_it_begins_again() -> None:
         assert first - begun <= 90 * MS
 
 
-def test_what_is_not_watched_has_no_samples(fine: FineClock, clock: Clocks) -> None:
+def test_what_is_not_watched_has_no_samples(fine: CpuSampler, clock: Clocks) -> None:
     watch(fine, clock, A)
     fine.unwatch(A)
     fine.unwatch(A)
@@ -217,17 +217,17 @@ def test_what_is_not_watched_has_no_samples(fine: FineClock, clock: Clocks) -> N
 
 
 def test_the_dearer_the_looking_the_rarer_it_is_within_bounds(
-    fine: FineClock, clock: Clocks
+    fine: CpuSampler, clock: Clocks
 ) -> None:
     assert fine.period == PERIOD
     fine._cost = 800_000
     assert fine.period == 40 * MS
     fine._cost = 20_000_000
-    assert fine.period == SLOWEST
+    assert fine.period == MAX_PERIOD
 
 
 def test_a_real_process_is_followed_until_it_dies() -> None:
-    fine = FineClock(SystemClock())
+    fine = CpuSampler(SystemClock())
     fine.start()
     threads = threading.active_count()
     pid = os.fork()

@@ -21,11 +21,10 @@ from wattspan.collector.status import retry_delay, status_message
 from wattspan.config import Schema, load
 from wattspan.config.file import parse
 from wattspan.model import Failure, Trouble
-from wattspan.processes.connections import Connections
+from wattspan.processes.cpus import parse_cpu_list
+from wattspan.processes.inspector import ProcessInspector, TcpConnections
 from wattspan.processes.netlink import raise_error
-from wattspan.processes.topology import parse_list
-from wattspan.processes.witness import Witness
-from wattspan.sources.nvml_session import MOST_GPUS
+from wattspan.sources.nvml.session import MAX_GPUS
 from wattspan.store.decisions import DecisionBook
 from wattspan.testing import ManualClock
 
@@ -99,9 +98,9 @@ def test_a_line_nested_without_end_is_passed_over_in_the_book_of_decisions(tmp_p
 
 
 def test_no_list_of_cpus_takes_all_memory() -> None:
-    assert list(parse_list("0-3,8")) == [0, 1, 2, 3, 8]
-    assert len(list(parse_list("0-4000000000"))) <= 1 << 16
-    assert len(list(parse_list(",".join(["0-999999999"] * 1000)))) <= 1 << 16
+    assert list(parse_cpu_list("0-3,8")) == [0, 1, 2, 3, 8]
+    assert len(list(parse_cpu_list("0-4000000000"))) <= 1 << 16
+    assert len(list(parse_cpu_list(",".join(["0-999999999"] * 1000)))) <= 1 << 16
 
 
 def test_an_error_of_netlink_that_is_cut_off_is_an_error() -> None:
@@ -116,7 +115,7 @@ def test_an_error_of_netlink_that_is_cut_off_is_an_error() -> None:
 def test_a_row_of_a_socket_that_is_cut_off_is_nobodys(tmp_path: Path, rest: str) -> None:
     (tmp_path / "net").mkdir()
     (tmp_path / "net/tcp").write_text(f"   0: 0100007F:10DE 0100007F:0050 {rest}\n")
-    connections = Connections(tmp_path)
+    connections = TcpConnections(tmp_path)
     assert connections.owner_of(("127.0.0.1", 4318), ("127.0.0.1", 80)) is None
 
 
@@ -126,7 +125,7 @@ def test_a_status_that_is_cut_off_tells_no_other_pid(tmp_path: Path) -> None:
     stat = b"42 (a) S 1 " + b"0 " * 50
     (tmp_path / "42/stat").write_bytes(stat)
     (tmp_path / "42/status").write_bytes(b"Name:\ta\nTgid:\t42\nUid:\t0\t0\t0\t0\nNSpid:\t42\t77")
-    witness = Witness(tmp_path)
+    witness = ProcessInspector(tmp_path)
     living = witness.look(42)
     witness.close()
     assert living is not None
@@ -146,7 +145,7 @@ def test_a_driver_that_counts_four_billion_gpus_is_not_asked_for_each() -> None:
     bench.nvml.nvmlDeviceGetCount = lambda: 2**32 - 1  # type: ignore[method-assign]
     bench.nvml.nvmlDeviceGetHandleByIndex = handle  # type: ignore[method-assign]
     bench.turn()
-    assert asked == MOST_GPUS
+    assert asked == MAX_GPUS
 
 
 def test_a_name_of_a_driver_forges_no_line_of_a_log() -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from wattspan.model import MILLISECOND, SECOND
-from wattspan.sources.nvml_edge import GUARD, SEARCH_AGAIN, EdgeFinder
+from wattspan.sources.nvml.timing import EDGE_GUARD, SEARCH_RETRY_INTERVAL, EdgeDetector
 
 TURN = 100 * MILLISECOND
 
@@ -16,7 +16,7 @@ class Bench:
     """A counter with a step and a phase, and the loop that reads it; time passes as it is told."""
 
     def __init__(self, period: int, phase: int, *, jitter: int = 0, busy: bool = True) -> None:
-        self.finder = EdgeFinder()
+        self.finder = EdgeDetector()
         self.period, self.phase, self.busy = period, phase, busy
         self.now = 10 * SECOND
         self.looks = 0
@@ -62,7 +62,7 @@ def test_readings_are_stamped_when_their_value_was_made(
     assert bench.finder.period == pytest.approx(period, rel=0.005)
     assert len(bench.errors) > 300
     # A value is never taken for the one before or after it, and hardly off.
-    assert max(map(abs, bench.errors)) <= 2 * GUARD
+    assert max(map(abs, bench.errors)) <= 2 * EDGE_GUARD
     assert bench.looks < 150 + 8 * 60
     assert bench.unclear < 200
 
@@ -75,7 +75,7 @@ def test_a_counter_whose_phase_jumps_is_found_again() -> None:
     bench.errors.clear()
     bench.run(10)
     assert len(bench.errors) > 50
-    assert max(map(abs, bench.errors)) <= 2 * GUARD
+    assert max(map(abs, bench.errors)) <= 2 * EDGE_GUARD
 
 
 def test_a_counter_that_moves_all_the_time_is_read_as_it_is() -> None:
@@ -92,5 +92,5 @@ def test_a_counter_that_stands_still_is_not_stared_at() -> None:
     assert bench.looks <= 151
     assert bench.finder.step is None
     bench.busy = True
-    bench.run(SEARCH_AGAIN / SECOND)
+    bench.run(SEARCH_RETRY_INTERVAL / SECOND)
     assert bench.finder.period == pytest.approx(100 * MILLISECOND, rel=0.01)

@@ -7,8 +7,7 @@ import pytest
 from support.fake_nvml import FakeGpu
 from support.nvml_bench import Bench
 from wattspan.model import MILLISECOND, HwType, Instant, Provenance, Trouble
-from wattspan.sources.nvml_energy import CounterStep
-from wattspan.sources.nvml_power import PowerIntegral
+from wattspan.sources.nvml.energy import CounterPeriod, PowerIntegral
 
 NO_COUNTER = {"nvmlDeviceGetTotalEnergyConsumption": 3}
 
@@ -200,7 +199,7 @@ def test_a_fine_counter_is_found_out_as_far_as_the_interval_lets_see() -> None:
 
 
 def test_a_late_poll_or_two_do_not_change_the_resolution() -> None:
-    step = CounterStep()
+    step = CounterPeriod()
     mono = 0
     for count in range(60):
         mono += 300 * MILLISECOND if count % 10 == 3 else 100 * MILLISECOND

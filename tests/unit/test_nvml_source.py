@@ -14,7 +14,7 @@ from support.waiting import eventually
 from wattspan.model import Trouble
 from wattspan.ports import CounterSource, SourceContext, SourceError
 from wattspan.settings import Duration, SettingError, convert
-from wattspan.sources.nvml import LIBRARY, NvmlSettings, NvmlSource, open_nvml, plugin
+from wattspan.sources.nvml.source import LIBRARY, NvmlSettings, NvmlSource, open_nvml, plugin
 from wattspan.testing import FakeDirectory, ManualClock
 
 

@@ -8,7 +8,7 @@ from support.fake_nvml import FakeGpu
 from support.nvml_bench import Bench
 from wattspan.model import PowerLimits, Trouble
 from wattspan.ports import SourceContext
-from wattspan.sources.nvml import describe_gpus
+from wattspan.sources.nvml.source import describe_gpus
 
 NO_FIELDS = {"nvmlDeviceGetFieldValues": 13}
 

@@ -12,7 +12,7 @@ import pytest
 from support.fake_nvml import FakeGpu
 from support.nvml_bench import SERVE, TRAIN, Bench
 from wattspan.model import Consumer, PayerInfo, Trouble
-from wattspan.sources.nvml_processes import in_nested_pid_namespace
+from wattspan.sources.nvml.processes import in_nested_pid_namespace
 
 SAMPLES_REFUSED = {"nvmlDeviceGetProcessUtilization": 3}
 

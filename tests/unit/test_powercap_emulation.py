@@ -9,10 +9,17 @@ from pathlib import Path
 import pytest
 
 from support.powercap_host import PowercapHost, counters
-from wattspan.emulation.cpu_load import on_sockets
-from wattspan.emulation.powercap_law import CpuLaw
-from wattspan.emulation.powercap_layout import COARSE, FINE, LAYOUTS, EmulatedZone, Meter, zone_at
-from wattspan.emulation.powercap_tree import PowercapTree, TreeError
+from wattspan.emulation.cpus import CpuLaw, on_sockets
+from wattspan.emulation.powercap_tree import (
+    COARSE_UNIT,
+    FINE_UNIT,
+    LAYOUTS,
+    CounterScope,
+    EmulatedZone,
+    PowercapTree,
+    TreeError,
+    zone_at,
+)
 
 
 def shown(host: PowercapHost, zone: str) -> int:
@@ -36,9 +43,13 @@ def test_every_layout_looks_like_the_kernels_tree(tmp_path: Path, name: str) -> 
         assert packages == set(range(host.layout.sockets))
 
 
-@pytest.mark.parametrize(("step", "max_range"), [(COARSE, 262_143_328_850), (FINE, 65_532_610_987)])
+@pytest.mark.parametrize(
+    ("step", "max_range"), [(COARSE_UNIT, 262_143_328_850), (FINE_UNIT, 65_532_610_987)]
+)
 def test_ranges_are_those_that_real_kernels_publish(step: int, max_range: int) -> None:
-    assert EmulatedZone("x:0", "package-0", Meter("package"), step=step).max_range == max_range
+    assert (
+        EmulatedZone("x:0", "package-0", CounterScope("package"), step=step).max_range == max_range
+    )
 
 
 def test_a_busy_second_costs_what_the_law_says_on_its_socket_only(tmp_path: Path) -> None:
@@ -59,8 +70,8 @@ def test_a_counter_shows_the_energy_in_whole_steps(tmp_path: Path) -> None:
         host.work(0, 0.123)
         host.pass_time(0.777)
         energy = host.engine.energy("intel-rapl:0")
-        steps = energy * 1000 // COARSE
-        assert shown(host, "intel-rapl:0") == steps * COARSE // 1000
+        steps = energy * 1000 // COARSE_UNIT
+        assert shown(host, "intel-rapl:0") == steps * COARSE_UNIT // 1000
         assert 0 <= energy - shown(host, "intel-rapl:0") <= 62
 
 
@@ -89,8 +100,8 @@ def test_a_counter_wraps_to_zero_at_the_end_of_its_turn(tmp_path: Path) -> None:
     near = tuple(replace(zone, start=2**32 - 1) for zone in layout.zones)
     with PowercapHost(tmp_path, replace(layout, zones=near)) as host:
         # One second at 42 W after standing one step before the end.
-        steps = 42_000_000_000 // COARSE - 1
-        assert shown(host, "intel-rapl:0") == steps * COARSE // 1000
+        steps = 42_000_000_000 // COARSE_UNIT - 1
+        assert shown(host, "intel-rapl:0") == steps * COARSE_UNIT // 1000
 
 
 def test_dies_share_their_package_without_remainder(tmp_path: Path) -> None:
@@ -98,9 +109,11 @@ def test_dies_share_their_package_without_remainder(tmp_path: Path) -> None:
         host.work(1, 1 / 3)
         host.pass_time(0.1)
         law = CpuLaw()
-        whole = law.picojoules(Meter("package", 1), 10**8 + 10**9, (0, 333333333), (1, 1))
+        whole = law.picojoules(CounterScope("package", 1), 10**8 + 10**9, (0, 333333333), (1, 1))
         parts = [
-            law.picojoules(Meter("package", 1, die, 3), 10**8 + 10**9, (0, 333333333), (1, 1))
+            law.picojoules(
+                CounterScope("package", 1, die, 3), 10**8 + 10**9, (0, 333333333), (1, 1)
+            )
             for die in range(3)
         ]
         assert sum(parts) == whole
@@ -126,8 +139,8 @@ def test_an_amd_core_counter_is_one_core_of_many(tmp_path: Path) -> None:
     tree = PowercapTree(tmp_path, LAYOUTS["epyc-2s"], cpus=8)
     tree.close()
     law = CpuLaw()
-    lead = law.picojoules(Meter("lead-core", 0), 0, (4 * 10**9, 0), (4, 4))
-    assert lead * 4 == law.picojoules(Meter("core", 0), 0, (4 * 10**9, 0), (4, 4))
+    lead = law.picojoules(CounterScope("lead-core", 0), 0, (4 * 10**9, 0), (4, 4))
+    assert lead * 4 == law.picojoules(CounterScope("core", 0), 0, (4 * 10**9, 0), (4, 4))
 
 
 def test_a_reset_counter_starts_again_and_the_truth_goes_on(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import pytest
 from support.powercap_host import PowercapHost, counters, epochs
 from wattspan.model import SECOND, Provenance, Trouble
 from wattspan.ports import Batch
-from wattspan.sources.counter_file import CounterFile
-from wattspan.sources.powercap import PowercapSource
-from wattspan.sources.powercap_failures import of_error
-from wattspan.sources.zones import Zone
+from wattspan.sources.rapl.failures import access_failure
+from wattspan.sources.rapl.powercap import PowercapSource
+from wattspan.sources.rapl.sysfs import CounterFile
+from wattspan.sources.rapl.zones import Zone
 from wattspan.testing import ManualClock
 
 PACKAGE, MEMORY = "intel-rapl:0", "intel-rapl:0:0"
@@ -308,7 +308,7 @@ def test_a_source_opened_on_nothing_says_so(tmp_path: Path) -> None:
     ],
 )
 def test_every_error_has_a_meaning_and_a_remedy(number: int, trouble: Trouble) -> None:
-    failure = of_error("rapl", Path("/x/energy_uj"), OSError(number, "?"), "rapl:package-0")
+    failure = access_failure("rapl", Path("/x/energy_uj"), OSError(number, "?"), "rapl:package-0")
     assert failure.trouble is trouble
     assert failure.cause
     assert failure.remedy.endswith(".")

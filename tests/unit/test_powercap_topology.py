@@ -7,9 +7,8 @@ from typing import NamedTuple
 import pytest
 
 from wattspan.model import HwType
-from wattspan.sources.mirrors import one_counter
-from wattspan.sources.topology import Topology, modulus_of, resolve
-from wattspan.sources.zones import Zone
+from wattspan.sources.rapl.topology import ZoneTopology, modulus_of, resolve_topology
+from wattspan.sources.rapl.zones import Zone, is_same_counter
 
 INTEL = 262_143_328_850
 
@@ -23,7 +22,7 @@ def zones(*lines: str) -> list[Zone]:
     return found
 
 
-def cover(topology: Topology) -> set[str]:
+def cover(topology: ZoneTopology) -> set[str]:
     return {domain.id for domain in topology.domains if domain.in_cover}
 
 
@@ -123,12 +122,12 @@ HOSTS = {
 
 @pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
 def test_the_cover_of_each_kind_of_host(host: Host) -> None:
-    assert cover(resolve(host.zones, vendor=host.vendor)) == host.cover
+    assert cover(resolve_topology(host.zones, vendor=host.vendor)) == host.cover
 
 
 @pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
 def test_the_order_in_which_zones_are_found_changes_nothing(host: Host) -> None:
-    assert resolve(reversed(host.zones), vendor=host.vendor) == resolve(
+    assert resolve_topology(reversed(host.zones), vendor=host.vendor) == resolve_topology(
         host.zones, vendor=host.vendor
     )
 
@@ -136,7 +135,7 @@ def test_the_order_in_which_zones_are_found_changes_nothing(host: Host) -> None:
 def explained(zones: list[Zone], vendor: str | None = "intel") -> str:
     """The golden form: what `doctor` has to say, a line a domain."""
     lines = []
-    for domain in resolve(zones, vendor=vendor).domains:
+    for domain in resolve_topology(zones, vendor=vendor).domains:
         mark = "+" if domain.in_cover else "-"
         lines.append(f"{mark} {domain.id}: {domain.why}")
     return "\n".join(lines)
@@ -200,7 +199,7 @@ def test_a_platform_without_packages_is_explained() -> None:
 
 
 def test_energy_is_charged_by_the_cpu_time_of_its_socket() -> None:
-    domains = resolve(
+    domains = resolve_topology(
         zones("intel-rapl:0 package-3", "intel-rapl:0:0 dram", "intel-rapl:0:1 core")
     ).domains
     charged = {domain.name: (domain.hw_type, domain.resource, domain.method) for domain in domains}
@@ -212,7 +211,7 @@ def test_energy_is_charged_by_the_cpu_time_of_its_socket() -> None:
 
 
 def test_a_platform_in_the_cover_is_charged_by_all_cpu_time() -> None:
-    (psys,) = resolve(zones("intel-rapl:0 psys")).domains
+    (psys,) = resolve_topology(zones("intel-rapl:0 psys")).domains
     assert (psys.resource, psys.method, psys.hw_type) == (
         "cpu",
         "cpu-time-proxy",
@@ -221,18 +220,18 @@ def test_a_platform_in_the_cover_is_charged_by_all_cpu_time() -> None:
 
 
 def test_what_hides_behind_a_nameless_zone_is_an_orphan() -> None:
-    topology = resolve(zones("intel-rapl:0:0 dram", "intel-rapl:1 package-1"))
+    topology = resolve_topology(zones("intel-rapl:0:0 dram", "intel-rapl:1 package-1"))
     assert topology.orphans == ("intel-rapl:0:0",)
     assert cover(topology) == {"rapl:package-1"}
 
 
 def test_a_known_mirror_stays_one_when_it_cannot_be_read() -> None:
-    seen = resolve(
+    seen = resolve_topology(
         zones(
             "intel-rapl:0 package-0-die-0 100 200 300", "intel-rapl:1 package-0-die-1 150 250 350"
         )
     )
-    blind = resolve(
+    blind = resolve_topology(
         zones("intel-rapl:0 package-0-die-0", "intel-rapl:1 package-0-die-1"),
         mirrors=seen.mirrors,
     )
@@ -241,7 +240,7 @@ def test_a_known_mirror_stays_one_when_it_cannot_be_read() -> None:
 
 def test_a_lone_survivor_of_two_mirrored_dies_counts_for_both() -> None:
     mirrored = frozenset({("rapl:package-0-die-0", "rapl:package-0-die-1")})
-    topology = resolve(zones("intel-rapl:1 package-0-die-1"), mirrors=mirrored)
+    topology = resolve_topology(zones("intel-rapl:1 package-0-die-1"), mirrors=mirrored)
     assert cover(topology) == {"rapl:package-0-die-1"}
 
 
@@ -264,13 +263,13 @@ def test_a_counter_wraps_one_step_beyond_its_range(
 
 
 def test_an_unknown_range_is_said() -> None:
-    (domain,) = resolve([Zone("intel-rapl:0", "package-0", None)]).domains
+    (domain,) = resolve_topology([Zone("intel-rapl:0", "package-0", None)]).domains
     assert domain.modulus is None
     assert domain.why.endswith("its range is unknown, so a wrap shows as a reset")
 
 
 def test_the_power_ceiling_follows_a_part_that_claims_more_than_any() -> None:
-    modest, enormous = resolve(
+    modest, enormous = resolve_topology(
         [
             Zone("intel-rapl:0", "package-0", INTEL, 28_000),
             Zone("intel-rapl:1", "package-1", INTEL, 900_000),
@@ -296,4 +295,4 @@ def test_the_power_ceiling_follows_a_part_that_claims_more_than_any() -> None:
 def test_one_counter_read_in_turns_never_falls(
     first: tuple[int, ...], second: tuple[int, ...], same: bool
 ) -> None:
-    assert one_counter(first, second) is same
+    assert is_same_counter(first, second) is same

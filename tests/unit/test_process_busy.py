@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 from wattspan.model import MILLISECOND, SECOND
-from wattspan.processes.busy import AccountedBusy, IdleComplement, Unclaimed
+from wattspan.processes.cpus import CpuacctBusyClock, ProcStatBusyClock, UnattributedTime
 from wattspan.processes.procfs import TICK
 
 ROW = "cpu{cpu} 10 0 10 {idle} {iowait} 0 0 {steal} 0 0\n"
@@ -17,7 +17,7 @@ def write_stat(procfs: Path, idle: dict[int, int], iowait: int = 0, steal: int =
 
 def test_busy_is_what_is_not_idle_waiting_or_stolen(tmp_path: Path) -> None:
     write_stat(tmp_path, {0: 1000, 1: 2000})
-    busy = IdleComplement(tmp_path)
+    busy = ProcStatBusyClock(tmp_path)
     assert busy.read(0) == {0: 0, 1: 0}
     write_stat(tmp_path, {0: 1040, 1: 2000}, iowait=10, steal=20)
     assert busy.read(SECOND) == {0: 300 * MILLISECOND, 1: 700 * MILLISECOND}
@@ -25,7 +25,7 @@ def test_busy_is_what_is_not_idle_waiting_or_stolen(tmp_path: Path) -> None:
 
 def test_a_cpu_that_was_offline_keeps_its_past_and_earns_nothing_meanwhile(tmp_path: Path) -> None:
     write_stat(tmp_path, {0: 0, 1: 0})
-    busy = IdleComplement(tmp_path)
+    busy = ProcStatBusyClock(tmp_path)
     busy.read(0)
     write_stat(tmp_path, {0: 100, 1: 50})
     busy.read(SECOND)
@@ -39,7 +39,7 @@ def test_a_cpu_that_was_offline_keeps_its_past_and_earns_nothing_meanwhile(tmp_p
 
 def test_an_unreadable_file_is_unknown_not_zero(tmp_path: Path) -> None:
     (tmp_path / "cpuacct.usage_percpu").write_text("5 7\n")
-    busy = AccountedBusy(tmp_path)
+    busy = CpuacctBusyClock(tmp_path)
     assert busy.read(0) == {0: 0, 1: 0}
     (tmp_path / "cpuacct.usage_percpu").write_text("garbage\n")
     assert busy.read(1) is None
@@ -49,7 +49,7 @@ def test_an_unreadable_file_is_unknown_not_zero(tmp_path: Path) -> None:
 
 def test_steps_of_the_busy_clock_add_one_step_in_all_and_not_one_each_time() -> None:
     rng = random.Random(1)
-    account, true, unclaimed = Unclaimed(), 0, 0
+    account, true, unclaimed = UnattributedTime(), 0, 0
     for _ in range(10_000):
         true += rng.randrange(100 * MILLISECOND)
         seen = true // TICK * TICK + rng.choice((0, TICK))  # steps, and steps that come early
@@ -61,7 +61,7 @@ def test_steps_of_the_busy_clock_add_one_step_in_all_and_not_one_each_time() -> 
 
 def test_work_of_nobody_is_found_to_within_a_step_however_coarse_the_clock() -> None:
     rng = random.Random(2)
-    account, named, nobody, unclaimed = Unclaimed(), 0, 0, 0
+    account, named, nobody, unclaimed = UnattributedTime(), 0, 0, 0
     for _ in range(10_000):
         named += rng.randrange(90 * MILLISECOND)
         nobody += rng.randrange(5 * MILLISECOND)

@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.processes.cgroups import CgroupClocks, Hierarchy, TotalClock, find_hierarchy
-from wattspan.processes.envelope import EnvelopeBook
+from wattspan.processes.cgroups import (
+    CgroupClocks,
+    CgroupExcess,
+    CgroupHierarchy,
+    TotalCpuClock,
+    find_hierarchy,
+)
 
 
 class Tree:
@@ -29,8 +34,8 @@ class Tree:
         (self.root / path.strip("/") / name).write_text("")
 
     @property
-    def hierarchy(self) -> Hierarchy:
-        return Hierarchy(self.root, self.unified)
+    def hierarchy(self) -> CgroupHierarchy:
+        return CgroupHierarchy(self.root, self.unified)
 
 
 @pytest.fixture(params=[False, True], ids=["v1", "v2"])
@@ -49,7 +54,7 @@ def test_the_better_hierarchy_is_found(tmp_path: Path) -> None:
     assert found is not None
     assert found.unified
     Tree(tmp_path / "cpu,cpuacct", unified=False).set("/", 0)
-    assert find_hierarchy(tmp_path) == Hierarchy(tmp_path / "cpu,cpuacct", unified=False)
+    assert find_hierarchy(tmp_path) == CgroupHierarchy(tmp_path / "cpu,cpuacct", unified=False)
 
 
 def test_what_children_did_is_not_counted_with_their_parent_again(tree: Tree) -> None:
@@ -87,7 +92,7 @@ def test_a_cgroup_that_cannot_be_read_is_not_asked_for_again(tree: Tree) -> None
 
 
 def test_the_total_is_the_work_of_all(tree: Tree) -> None:
-    total = TotalClock(tree.hierarchy)
+    total = TotalCpuClock(tree.hierarchy)
     assert total.read() == 0
     for path in ("/", "/a", "/c"):
         tree.set(path, 4_000_000)
@@ -98,7 +103,7 @@ def test_the_total_is_the_work_of_all(tree: Tree) -> None:
 def test_a_cgroup_that_vanishes_as_it_is_found_leaves_no_descriptor(tree: Tree) -> None:
     path = "/c" if tree.unified else "/"
     tree.empty(path)
-    total = TotalClock(tree.hierarchy)
+    total = TotalCpuClock(tree.hierarchy)
     for _ in range(3):
         total.refresh()
     assert [one for one in descriptors() if one.parent == tree.root / path.strip("/")] == []
@@ -119,7 +124,7 @@ def descriptors() -> list[Path]:
 
 
 def test_an_excess_is_settled_once() -> None:
-    book = EnvelopeBook()
+    book = CgroupExcess()
     book.charged("/a", 70)
     book.measured({"/a": 100, "/b": 5})
     assert book.settle() == {"/a": 30, "/b": 5}
@@ -127,7 +132,7 @@ def test_an_excess_is_settled_once() -> None:
 
 
 def test_a_move_nobody_noticed_is_charged_to_nobody_twice() -> None:
-    book = EnvelopeBook()
+    book = CgroupExcess()
     book.charged("/old", 50)  # it was charged where it had been,
     book.measured({"/old": 0, "/new": 50})  # but worked where it is
     assert book.settle() == {}
@@ -137,7 +142,7 @@ def test_a_move_nobody_noticed_is_charged_to_nobody_twice() -> None:
 
 
 def test_the_clocks_not_being_read_at_one_moment_adds_nothing_up() -> None:
-    book = EnvelopeBook()
+    book = CgroupExcess()
     for _ in range(1000):
         book.measured({"/": 90})
         book.charged("/", 100)
@@ -148,7 +153,7 @@ def test_the_clocks_not_being_read_at_one_moment_adds_nothing_up() -> None:
 
 
 def test_what_a_removed_cgroup_left_counts_with_the_one_above() -> None:
-    book = EnvelopeBook()
+    book = CgroupExcess()
     book.charged("/a/b", 40)
     book.folded("/a/b", "/a")
     book.measured({"/a": 100})

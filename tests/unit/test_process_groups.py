@@ -3,7 +3,7 @@
 import pytest
 
 from wattspan.model import Group, GroupKind
-from wattspan.processes.groups import LONGEST_NAME, clean, groups_of
+from wattspan.processes.groups import MAX_LABEL, clean_label, groups_of
 
 ID = "3f4d8c2b9a1e7f60518273645566778899aabbccddeeff00112233445566778a"
 POD = "0a1b2c3d-1111-2222-3333-444455556666"
@@ -114,10 +114,10 @@ def test_no_path_can_put_a_line_break_into_a_name_or_forge_a_hierarchy() -> None
 
 def test_a_very_long_path_keeps_both_ends() -> None:
     (group,) = groups_of("0::/begin" + "x" * 5000 + "end")
-    assert len(group.name) == LONGEST_NAME
+    assert len(group.name) == MAX_LABEL
     assert group.name.startswith("/begin")
     assert group.name.endswith("end")
 
 
 def test_a_clean_text_is_left_as_it_is() -> None:
-    assert clean("naïve-Größe", 64) == "naïve-Größe"
+    assert clean_label("naïve-Größe", 64) == "naïve-Größe"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from wattspan.model import Consumer, NamePolicy, PayerInfo, ProcessRow, Remainder
-from wattspan.processes.identity import NAMELESS, HostProcesses, command_of, obituary
+from wattspan.processes.identity import UNNAMED, HostProcesses, command_of, info_of_exited
 from wattspan.processes.procfs import ProcFs, Stat, parse_stat
 
 LINE = (
@@ -167,7 +167,7 @@ def test_the_directory_reads_a_command_line_once_until_the_name_changes(tmp_path
 
 def test_the_dead_are_called_as_the_policy_says() -> None:
     def dead(names: NamePolicy) -> str:
-        return obituary(Consumer(42, 7), "make", "", "ann", 1, names).command
+        return info_of_exited(Consumer(42, 7), "make", "", "ann", 1, names).command
 
     assert [dead(names) for names in NamePolicy] == ["make", "make", "process"]
 
@@ -177,7 +177,7 @@ def test_the_dead_are_called_as_the_policy_says() -> None:
     [
         (NamePolicy.COMMAND, "python3", "python3"),
         (NamePolicy.SCRIPT, "python3 a.py", "python3 train.py"),
-        (NamePolicy.NONE, NAMELESS, NAMELESS),
+        (NamePolicy.NONE, UNNAMED, UNNAMED),
     ],
 )
 def test_rows_from_earlier_books_are_called_as_the_policy_now_says(

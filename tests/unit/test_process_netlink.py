@@ -6,9 +6,13 @@ import struct
 import pytest
 
 from wattspan.processes import netlink
-from wattspan.processes.connector import acknowledgement, note_event
-from wattspan.processes.events import Final, News
-from wattspan.processes.taskstats import parse_exit
+from wattspan.processes.kernel_events import (
+    ExitRecord,
+    ProcessEvents,
+    acknowledgement,
+    parse_exit,
+    record_event,
+)
 
 LAST = 0x20
 
@@ -19,10 +23,10 @@ def event(what: int, *numbers: int) -> bytes:
     return netlink.message(3, 0, struct.pack("=IIIIHH", 1, 1, 0, 0, len(body), 0) + body)
 
 
-def heard(*events: bytes) -> News:
-    news = News()
+def heard(*events: bytes) -> ProcessEvents:
+    news = ProcessEvents()
     for one in events:
-        note_event(one, news)
+        record_event(one, news)
     return news
 
 
@@ -79,7 +83,7 @@ def test_a_message_cut_short_is_ignored(length: int) -> None:
 
 
 def test_a_lone_process_reports_itself() -> None:
-    assert parse_exit(exit_message(stats(42, 12345))) == Final(
+    assert parse_exit(exit_message(stats(42, 12345))) == ExitRecord(
         42, 7, 12345, 3_000_000, "work", 1000
     )
 
@@ -112,9 +116,9 @@ def test_exit_records_cut_short_are_ignored(length: int) -> None:
 
 
 def test_the_sum_over_a_group_replaces_what_its_leader_said_alone() -> None:
-    news = News()
-    news.add_final(Final(42, 1, 5, 1, "x", 0, certain=False))
-    news.add_final(Final(42, 1, 9, 1, "x", 0))
+    news = ProcessEvents()
+    news.add_final(ExitRecord(42, 1, 5, 1, "x", 0, certain=False))
+    news.add_final(ExitRecord(42, 1, 9, 1, "x", 0))
     assert [final.cpu for final in news.finals[42]] == [9]
 
 
@@ -142,11 +146,11 @@ class Link:
 
 
 def test_what_the_kernel_had_to_drop_is_counted_and_the_rest_still_read() -> None:
-    drain = netlink.Drain(Link((b"a", 0), None, (b"b", 0)))  # type: ignore[arg-type]
+    drain = netlink.DatagramReader(Link((b"a", 0), None, (b"b", 0)))  # type: ignore[arg-type]
     assert list(drain.datagrams()) == [b"a", b"b"]
     assert drain.overruns == 1
 
 
 def test_only_the_kernel_is_believed() -> None:
-    drain = netlink.Drain(Link((b"forged", 4711), (b"true", 0)))  # type: ignore[arg-type]
+    drain = netlink.DatagramReader(Link((b"forged", 4711), (b"true", 0)))  # type: ignore[arg-type]
     assert list(drain.datagrams()) == [b"true"]

@@ -9,8 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.processes.interpreters import INTERPRETERS, TORCHRUN, Grammar, Kind
-from wattspan.processes.scripts import script_of, without_script
+from wattspan.processes.scripts import (
+    INTERPRETERS,
+    TORCHRUN,
+    OptionGrammar,
+    OptionKind,
+    interpreter_of,
+    script_of,
+)
 
 HUSH = "hush-hush"
 
@@ -158,17 +164,17 @@ def test_a_name_is_cleaned_and_bounded() -> None:
 
 
 def test_a_name_that_was_made_gives_its_script_up_again() -> None:
-    assert without_script("python3 train.py") == "python3"
-    assert without_script("torchrun x.py") == "torchrun"
-    assert without_script("tmux: server") == "tmux: server"
-    assert without_script("python3") == "python3"
+    assert interpreter_of("python3 train.py") == "python3"
+    assert interpreter_of("torchrun x.py") == "torchrun"
+    assert interpreter_of("tmux: server") == "tmux: server"
+    assert interpreter_of("python3") == "python3"
 
 
 @pytest.mark.parametrize("grammar", [*(one for _, one in INTERPRETERS), TORCHRUN])
-def test_the_options_of_an_interpreter_are_what_they_look_like(grammar: Grammar) -> None:
+def test_the_options_of_an_interpreter_are_what_they_look_like(grammar: OptionGrammar) -> None:
     assert all(len(letter) == 1 for letter in grammar.letters)
     assert all(word.startswith("-") and "=" not in word for word in grammar.words)
-    assert Kind.REST not in grammar.words.values()
+    assert OptionKind.REST not in grammar.words.values()
 
 
 _SHOW = {

@@ -5,8 +5,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.processes.sockets import apportion, weights_of
-from wattspan.processes.topology import CpuTopology, parse_list
+from wattspan.processes.cpus import CpuTopology, parse_cpu_list
+from wattspan.processes.socket_accounting import apportion, weights_of
 
 BOTH = {0: 4, 1: 4}
 
@@ -43,8 +43,8 @@ def test_a_host_that_tells_nothing_has_one_socket(tmp_path: Path) -> None:
 
 
 def test_lists_of_cpus() -> None:
-    assert list(parse_list("0-2,7, 9-9")) == [0, 1, 2, 7, 9]
-    assert list(parse_list("nonsense")) == []
+    assert list(parse_cpu_list("0-2,7, 9-9")) == [0, 1, 2, 7, 9]
+    assert list(parse_cpu_list("nonsense")) == []
 
 
 def test_a_process_bound_to_a_socket_is_charged_there_whatever_the_sockets_say() -> None:

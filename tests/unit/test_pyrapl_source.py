@@ -13,10 +13,9 @@ import pytest
 
 from support.powercap_host import PowercapHost, counters, epochs
 from wattspan.model import Trouble
-from wattspan.sources.cross_check import Comparison, cross_check
-from wattspan.sources.powercap import PowercapSource
-from wattspan.sources.pyrapl import PyRaplSource
-from wattspan.sources.pyrapl_library import PyRaplError, PyRaplSensor
+from wattspan.sources.rapl.cross_check import ReaderComparison, cross_check
+from wattspan.sources.rapl.powercap import PowercapSource
+from wattspan.sources.rapl.pyrapl import PyRaplError, PyRaplSensor, PyRaplSource
 
 
 def source_on(host: PowercapHost) -> PyRaplSource:
@@ -122,7 +121,7 @@ def test_importing_it_leaves_logging_alone_and_survives_strict_warnings() -> Non
     code = """
 import logging
 from pathlib import Path
-from wattspan.sources.pyrapl_library import PyRaplError, PyRaplSensor
+from wattspan.sources.rapl.pyrapl import PyRaplError, PyRaplSensor
 try:
     PyRaplSensor(Path("/nowhere"), {}, {})
 except PyRaplError as error:
@@ -146,7 +145,7 @@ def test_the_roots_handlers_are_kept() -> None:
 
 
 def test_the_agent_does_not_carry_it_unless_it_is_chosen() -> None:
-    code = "import sys, wattspan.sources.rapl; sys.exit('pyRAPL' in sys.modules)"
+    code = "import sys, wattspan.sources.rapl.powercap; sys.exit('pyRAPL' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -195,7 +194,7 @@ def test_what_only_one_reader_sees_is_not_compared(tmp_path: Path) -> None:
 def test_a_comparison_allows_for_reading_at_different_instants(
     powercap: int | None, pyrapl: int | None, agrees: bool | None
 ) -> None:
-    assert Comparison("x", powercap, pyrapl).agrees is agrees  # type: ignore[arg-type]
+    assert ReaderComparison("x", powercap, pyrapl).agrees is agrees  # type: ignore[arg-type]
 
 
 def test_no_file_is_left_open(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ from support.powercap_host import PowercapHost, counters
 from wattspan.model import Trouble
 from wattspan.ports import SourceContext, SourceError
 from wattspan.settings import SettingError, convert
-from wattspan.sources.powercap import PowercapSource
-from wattspan.sources.pyrapl import PyRaplSource
-from wattspan.sources.rapl import RaplSettings, plugin
+from wattspan.sources.rapl.powercap import PowercapSource, RaplSettings, plugin
+from wattspan.sources.rapl.pyrapl import PyRaplSource
 from wattspan.testing import FakeDirectory, ManualClock
 
 

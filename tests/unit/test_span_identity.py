@@ -6,7 +6,7 @@ import pytest
 
 from support.fake_kernel import FakeKernel
 from wattspan.model import Consumer
-from wattspan.processes.witness import Living
+from wattspan.processes.inspector import LiveProcess
 from wattspan.spanfeed.delivery import Claim
 from wattspan.spanfeed.identity import AFTERLIFE, LONGEST, MOST, SURE, UNSURE, Identities
 from wattspan.spans import Outcome
@@ -33,7 +33,7 @@ class Host:
     def whose(self, peer: Peer, claim: Claim | None = None) -> Consumer | Outcome:
         return self.identities.resolve(peer, claim or Claim())
 
-    def created(self, living: Living, later: float = 0.0) -> str:
+    def created(self, living: LiveProcess, later: float = 0.0) -> str:
         """When it was born, as an SDK writes it."""
         now = self.clock.now()
         boot = now.wall - now.mono - now.asleep

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from wattspan.model import Consumer
-from wattspan.processes.connections import Connections, Owner, holds
-from wattspan.processes.witness import Witness
+from wattspan.processes.inspector import ProcessInspector, SocketOwner, TcpConnections, holds_socket
 
 HEADER = (
     "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout "
@@ -24,10 +23,10 @@ END, OTHER = ("127.0.0.1", 40000), ("127.0.0.1", 4318)
 pytestmark = pytest.mark.skipif(sys.byteorder != "little", reason="samples of such a machine")
 
 
-def table(root: Path, name: str, *rows: str) -> Connections:
+def table(root: Path, name: str, *rows: str) -> TcpConnections:
     (root / "net").mkdir(exist_ok=True)
     (root / "net" / name).write_text(HEADER + "".join(rows))
-    return Connections(root)
+    return TcpConnections(root)
 
 
 def row(state: str = "01", user: int = 1000, inode: int = 555) -> str:
@@ -37,7 +36,7 @@ def row(state: str = "01", user: int = 1000, inode: int = 555) -> str:
 
 
 def test_the_senders_end_is_found_and_not_ours(tmp_path: Path) -> None:
-    assert table(tmp_path, "tcp", THEIRS, row()).owner_of(END, OTHER) == Owner(1000, 555)
+    assert table(tmp_path, "tcp", THEIRS, row()).owner_of(END, OTHER) == SocketOwner(1000, 555)
 
 
 def test_a_socket_that_nobody_holds_is_not_roots(tmp_path: Path) -> None:
@@ -49,44 +48,44 @@ def test_a_socket_that_nobody_holds_is_not_roots(tmp_path: Path) -> None:
 def test_an_ipv4_connection_is_found_among_ipv6_sockets(tmp_path: Path, end: str) -> None:
     mapped = row().replace("0100007F", MAPPED)
     connections = table(tmp_path, "tcp6", mapped)
-    assert connections.owner_of((end, 40000), OTHER) == Owner(1000, 555)
+    assert connections.owner_of((end, 40000), OTHER) == SocketOwner(1000, 555)
 
 
 def test_an_ipv6_address_is_found_without_its_zone(tmp_path: Path) -> None:
     connections = table(tmp_path, "tcp6", row().replace("0100007F", SIX))
-    assert connections.owner_of(("::1%lo", 40000), ("::1", 4318)) == Owner(1000, 555)
+    assert connections.owner_of(("::1%lo", 40000), ("::1", 4318)) == SocketOwner(1000, 555)
 
 
 @pytest.mark.parametrize("end", [("127.0.0.1", 40001), ("10.0.0.1", 40000), ("sock", 1), ("", 0)])
 def test_an_end_that_is_not_here_has_no_owner(tmp_path: Path, end: tuple[str, int]) -> None:
     assert table(tmp_path, "tcp", row()).owner_of(end, OTHER) is None
-    assert Connections(tmp_path / "nothing").owner_of(end, OTHER) is None
+    assert TcpConnections(tmp_path / "nothing").owner_of(end, OTHER) is None
 
 
 def test_a_process_holds_what_its_descriptors_say(tmp_path: Path) -> None:
     (tmp_path / "50/fd").mkdir(parents=True)
     (tmp_path / "50/fd/0").symlink_to("/dev/null")
     (tmp_path / "50/fd/3").symlink_to("socket:[555]")
-    assert holds(tmp_path, 50, 555)
-    assert holds(tmp_path, 50, 55) is False
-    assert holds(tmp_path, 51, 555) is False
+    assert holds_socket(tmp_path, 50, 555)
+    assert holds_socket(tmp_path, 50, 55) is False
+    assert holds_socket(tmp_path, 51, 555) is False
 
 
 def test_descriptors_that_may_not_be_seen_prove_nothing(tmp_path: Path) -> None:
     (tmp_path / "50").mkdir()
     (tmp_path / "50/fd").write_text("no folder: as good as a refusal")
-    assert holds(tmp_path, 50, 555) is None
+    assert holds_socket(tmp_path, 50, 555) is None
 
 
 STAT = "50 (app) S 7 1 1 0 -1 {flags} 1 0 0 0 5 6 0 0 20 0 3 0 98765 1 1 184 0 0 0 0 0 0 0 0\n"
 STATUS = "Name:\tapp\nTgid:\t{tgid}\nPid:\t50\nUid:\t1\t2\t2\t3\nGid:\t9\t9\t9\t9\n{nspid}"
 
 
-def process(root: Path, *, flags: int = 0, tgid: int = 50, nspid: str = "") -> Witness:
+def process(root: Path, *, flags: int = 0, tgid: int = 50, nspid: str = "") -> ProcessInspector:
     (root / "50").mkdir(exist_ok=True)
     (root / "50/stat").write_text(STAT.format(flags=flags))
     (root / "50/status").write_text(STATUS.format(tgid=tgid, nspid=nspid))
-    return Witness(root)
+    return ProcessInspector(root)
 
 
 def test_a_process_is_seen_with_all_its_users_and_pids(tmp_path: Path) -> None:
@@ -116,5 +115,5 @@ def test_a_thread_or_half_a_process_is_none(tmp_path: Path) -> None:
     (tmp_path / "50/status").unlink()
     assert process(tmp_path).identify(50) == Consumer(50, 98765)
     (tmp_path / "50/status").unlink()
-    assert Witness(tmp_path).look(50) is None
-    assert Witness(tmp_path).look(51) is None
+    assert ProcessInspector(tmp_path).look(50) is None
+    assert ProcessInspector(tmp_path).look(51) is None

@@ -26,7 +26,7 @@ from wattspan.ports import (
     SourceError,
     StoreError,
 )
-from wattspan.processes.opening import open_processes
+from wattspan.processes.host import open_processes
 from wattspan.runtime.agent import Agent
 from wattspan.runtime.past import RecentPast
 from wattspan.runtime.poller import Poller, SelfMeasure

@@ -22,8 +22,8 @@ from wattspan.runtime.services import Services
 if TYPE_CHECKING:
     from wattspan.cli.compose_tuning import Workshop
     from wattspan.forward.forwarder import Forwarder
-    from wattspan.processes.connections import Connections
-    from wattspan.processes.fine import FineClock
+    from wattspan.processes.cpu_sampler import CpuSampler
+    from wattspan.processes.inspector import TcpConnections
     from wattspan.runtime.spans import Joiner
     from wattspan.spanfeed.feed import Feed
     from wattspan.web.server import WebServer
@@ -48,16 +48,16 @@ class ConnectionUsers:
 
         self._looking = Allowance(clock, _LOOKING)
         self._lock = threading.Lock()
-        self._connections: Connections | None = None
+        self._connections: TcpConnections | None = None
 
     def __call__(self, end: End, other: End) -> int | None:
-        from wattspan.processes.connections import Connections
+        from wattspan.processes.inspector import TcpConnections
 
         with self._lock, self._looking as allowed:
             if not allowed:
                 return None
             if self._connections is None:
-                self._connections = Connections()
+                self._connections = TcpConnections()
             owner = self._connections.owner_of(end, other)
         return None if owner is None else owner.user
 
@@ -104,15 +104,15 @@ class Desk:
     # ---------------------------------------------------------------------------------- parts
 
     def _add_spans(self, services: Services) -> Joiner:
-        from wattspan.processes.fine import FineClock
-        from wattspan.processes.witness import Witness
+        from wattspan.processes.cpu_sampler import CpuSampler
+        from wattspan.processes.inspector import ProcessInspector
         from wattspan.runtime.spans import Joiner
         from wattspan.spanfeed.identity import Identities
 
         settings = self.config.spans
-        fine = FineClock(self.clock, settings.resolution)
+        fine = CpuSampler(self.clock, settings.resolution)
         services.add(fine.start, fine.stop)
-        witness = Witness()
+        witness = ProcessInspector()
         services.add(lambda: None, witness.close)
         self.forwarder = self._open_forwarder()
         if self.forwarder is not None:
@@ -175,7 +175,7 @@ class Desk:
         return feed
 
     def _add_web(self, services: Services, joiner: Joiner | None) -> None:
-        from wattspan.processes.fine import FineClock
+        from wattspan.processes.cpu_sampler import CpuSampler
         from wattspan.web.limits import Limits
         from wattspan.web.server import WebServer
 
@@ -184,7 +184,7 @@ class Desk:
         server = WebServer(self.clock, log=self.log, limits=limits, uid_of=self.uid_of)
 
         # Not the spans' own: who is let go by one of them is not by the other.
-        fine = FineClock(self.clock, self.config.spans.resolution)
+        fine = CpuSampler(self.clock, self.config.spans.resolution)
         if self.config.agent.api:
             services.add(fine.start, fine.stop)
 
@@ -220,7 +220,9 @@ class Desk:
         for destination in destinations(self.config):
             check_destination(destination, addresses)
 
-    def _listen_for_questions(self, server: WebServer, services: Services, fine: FineClock) -> None:
+    def _listen_for_questions(
+        self, server: WebServer, services: Services, fine: CpuSampler
+    ) -> None:
         from wattspan.query.service import QueryService
         from wattspan.web.door import Door
 

@@ -12,7 +12,7 @@ from wattspan.model import SECOND, DomainAccount, Knob, Microjoules, Snapshot
 from wattspan.settings import Duration
 
 if TYPE_CHECKING:
-    from wattspan.emulation.profiles import HostProfile, Job
+    from wattspan.emulation.profiles import DemoJob, HostProfile
 
 BUDGET = 0.05
 STEP = "train_step"
@@ -25,12 +25,12 @@ WATCH = (
 )
 
 
-def tuned_job(profile: HostProfile) -> Job | None:
+def tuned_job(profile: HostProfile) -> DemoJob | None:
     """The training job of a profile: the first that tells of steps."""
     return next((job for job in profile.jobs if job.spans == "steps"), None)
 
 
-def service_of(job: Job) -> str:
+def service_of(job: DemoJob) -> str:
     return job.service or job.name
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from wattspan.cli.options import Loaded
     from wattspan.clock import SystemClock
-    from wattspan.processes.fine import FineClock
+    from wattspan.processes.cpu_sampler import CpuSampler
     from wattspan.runtime.agent import Agent
 
 FIRST_FIGURES = 4 * SECOND
@@ -89,7 +89,7 @@ class OwnMeter:
 
     note = ""
 
-    def __init__(self, agent: Agent, clock: Clock, fine: FineClock) -> None:
+    def __init__(self, agent: Agent, clock: Clock, fine: CpuSampler) -> None:
         self._agent, self._clock, self._fine = agent, clock, fine
         self.about = "wattspan measure itself, no agent"
 
@@ -129,7 +129,7 @@ def own_meter(
     from wattspan.cli.compose import build_agent
     from wattspan.cli.emulated import emulated_host
     from wattspan.cli.troubles import refuse_if_blind
-    from wattspan.processes.fine import FineClock
+    from wattspan.processes.cpu_sampler import CpuSampler
 
     with contextlib.ExitStack() as stack:
         host = stack.enter_context(emulated_host(loaded.config.emulation))
@@ -142,7 +142,7 @@ def own_meter(
             refuse_if_blind(agent.view().health)
         except SourceError as error:
             raise SourceError(f"{why}{error}") from None
-        fine = FineClock(clock)
+        fine = CpuSampler(clock)
         fine.start()
         stack.callback(fine.stop)
         meter = OwnMeter(agent, clock, fine)

@@ -26,19 +26,15 @@ from pathlib import Path
 from typing import Any
 
 from wattspan.clock import SystemClock
-from wattspan.emulation.breaking import break_driver, break_gpu
-from wattspan.emulation.cpu_jobs import CpuJobs
-from wattspan.emulation.cpu_load import on_sockets, open_cpu_load
-from wattspan.emulation.door import Door
-from wattspan.emulation.gpu_work import Steady, Steps, Training
-from wattspan.emulation.gpus import EmulatedGpus
-from wattspan.emulation.jobs import Jobs
-from wattspan.emulation.powercap_engine import PowercapEngine
-from wattspan.emulation.powercap_layout import LAYOUTS
-from wattspan.emulation.powercap_runner import PowercapRunner
-from wattspan.emulation.powercap_tree import PowercapTree
+from wattspan.emulation.control import ControlServer
+from wattspan.emulation.cpus import CpuJobs, on_sockets, open_cpu_load
+from wattspan.emulation.gpus import EmulatedGpus, break_driver, break_gpu
+from wattspan.emulation.jobs import JobManager
+from wattspan.emulation.powercap_engine import PowercapEngine, PowercapRunner
+from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
 from wattspan.emulation.profiles import KERNELS, HostProfile, profile_named
-from wattspan.emulation.workload import call_myself
+from wattspan.emulation.workload import set_process_name
+from wattspan.emulation.workloads import SteadyLoad, StepTiming, Training
 from wattspan.model import MILLISECOND
 from wattspan.ports import WattspanError
 
@@ -46,13 +42,13 @@ GPU_STEP = 0.02  # seconds; the boards' own periods are 100 ms
 PERIOD = 10 * MILLISECOND  # of the CPU counters, unless another is asked for
 
 
-FOR_GUESTS = frozenset(
+CLIENT_QUESTIONS = frozenset(
     {"truth", "attach", "load", "deeds", "start-jobs", "work", "steer", "end", "neighbour"}
 )
 """Guests are processes of the same user. They may not break hardware, nor act for another."""
 
 
-class Engine:
+class HostEngine:
     """Physics in threads, jobs in processes, and a conversation with the owner."""
 
     def __init__(self, profile: HostProfile, directory: Path, period: int = PERIOD) -> None:
@@ -75,8 +71,8 @@ class Engine:
         if profile.gpus:
             self._gpus = EmulatedGpus(directory / "gpus", profile.gpus, clock, hosts)
             self._gpus.start(GPU_STEP)
-        self._jobs = Jobs(directory, self._gpus, cpus, sockets)
-        self._door = Door(directory, self.answer_guest)
+        self._jobs = JobManager(directory, self._gpus, cpus, sockets)
+        self._door = ControlServer(directory, self.answer_guest)
 
     def answer(self, line: str) -> dict[str, Any]:
         """The answer to one line of the conversation. Nothing that is asked ends the host."""
@@ -89,7 +85,7 @@ class Engine:
         """The answer to a guest: about jobs and the truth, and for himself a board's time."""
         try:
             question = json.loads(line)
-            if question["do"] not in FOR_GUESTS:
+            if question["do"] not in CLIENT_QUESTIONS:
                 return {"error": f"not for guests: {question['do']}"}
             return self._answer({**question, "pid": pid})
         except (LookupError, TypeError, ValueError, WattspanError) as error:
@@ -144,8 +140,8 @@ class Engine:
     def _attach(
         self, gpu: int, pid: int, load: float, kernel: str, steps: dict[str, Any] | None
     ) -> dict[str, Any]:
-        work = Steady(load, KERNELS[kernel])
-        training = None if steps is None else Training(Steps(**steps), load, KERNELS[kernel])
+        work = SteadyLoad(load, KERNELS[kernel])
+        training = None if steps is None else Training(StepTiming(**steps), load, KERNELS[kernel])
         self._boards().attach(gpu, pid, training or work, until_exit=True)
         return {"done": "attach"}
 
@@ -211,18 +207,18 @@ class Engine:
 
 def main(arguments: list[str]) -> None:
     """Live until standard input ends."""
-    call_myself("emulated-host")
+    set_process_name("emulated-host")
     # A service manager asks all processes of a service to end; this one's owner needs it until
     # its own end. (A handler, not SIG_IGN, which the jobs would inherit.)
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     profile, directory = profile_named(arguments[0]), Path(arguments[1])
     period = int(arguments[2]) if len(arguments) > 2 else PERIOD
     try:
-        engine = Engine(profile, directory, period)
+        engine = HostEngine(profile, directory, period)
         try:
-            _say({"ready": True})
+            _write_line({"ready": True})
             for line in sys.stdin:
-                _say(engine.answer(line))
+                _write_line(engine.answer(line))
         finally:
             engine.close()
     except BrokenPipeError:
@@ -233,7 +229,7 @@ def main(arguments: list[str]) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _say(facts: dict[str, Any]) -> None:
+def _write_line(facts: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(facts) + "\n")
     sys.stdout.flush()
 

@@ -3,31 +3,39 @@
 Pure: the caller brings the time. Between two steps power is constant, and it is the power that
 was published; a step first accounts for that stretch, then lets controls and demands decide the
 next. So whatever a client read in between was true, and the energy is the exact integral of it.
+
+Where the energy of an emulated GPU had gone at any recent moment.
+
+Power changes only when the board's state advances, so between two noted states every energy is
+a straight line: what is told of a time in between is exact, not an estimate.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from operator import itemgetter
 from typing import NamedTuple
 
-from wattspan.emulation.gpu_boards import Board
-from wattspan.emulation.gpu_meter import (
+from wattspan.emulation.boards import (
     PICOJOULES,
-    History,
-    Segment,
+    EmulatedBoard,
+    PowerHistory,
+    PowerSegment,
     extended,
     last_edge,
     mean_power,
     picojoules,
 )
-from wattspan.emulation.gpu_work import Work
-from wattspan.emulation.physics import Demand, Grant, OperatingPoint, operate
+from wattspan.emulation.physics import Allocation, Demand, OperatingPoint, operate
+from wattspan.emulation.workloads import GpuWork
 
 SAMPLES = 72  # the driver's ring of per-process utilisation samples
-_NO_GRANT = Grant(0, 0, 1.0)
+_NO_GRANT = Allocation(0, 0, 1.0)
 
 
 class ProcessKind(StrEnum):
@@ -47,15 +55,15 @@ class Throttle(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class GpuTenant:
     """A process on the GPU, with the truth about it. Energy in picojoules."""
 
     pid: int
-    work: Work
+    work: GpuWork
     memory: int
     kind: ProcessKind = ProcessKind.COMPUTE
     socket: int = 0  # whose CPUs do the host's part of its work
-    grant: Grant = _NO_GRANT
+    grant: Allocation = _NO_GRANT
     energy: int = 0
     used: int = 0  # since the last utilisation sample, in millionths times nanoseconds
 
@@ -84,22 +92,22 @@ class Controls:
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuState:
     """The whole state of one emulated GPU at the time ``at``. Energy in picojoules."""
 
-    board: Board
+    board: EmulatedBoard
     born: int
     at: int
     point: OperatingPoint
     controls: Controls  # in force
     asked: Controls  # what was last asked, which takes effect at ``due``
     due: int
-    tenants: tuple[Tenant, ...] = ()
+    tenants: tuple[GpuTenant, ...] = ()
     departed: tuple[tuple[int, int], ...] = ()  # pid and energy of detached processes
     energy: int = 0
     origin: int = 0  # the energy at which the counter last stood at zero
     latched: int = 0  # the energy at the counter's latest edge
-    history: History = ()
+    history: PowerHistory = ()
     power_instant: int = 0
     power_average: int | None = None
     utilisation: int = 0
@@ -123,7 +131,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
+class EnergySplit:
     """Where the energy of one GPU went, in microjoules.
 
     Exactly ``energy == idle + sum(processes.values())``. A process's energy is the dynamic energy
@@ -137,12 +145,12 @@ class Truth:
     progress: dict[int, float]
 
 
-def new_gpu(board: Board, now: int) -> Gpu:
+def new_gpu(board: EmulatedBoard, now: int) -> GpuState:
     """An idle GPU whose driver was just loaded."""
     controls = Controls(limit=board.limits[1])
     point = operate(board.silicon, (), controls.limit)
     average = None if board.sensor.average_window is None else point.power
-    return Gpu(
+    return GpuState(
         board=board,
         born=now,
         at=now,
@@ -157,12 +165,12 @@ def new_gpu(board: Board, now: int) -> Gpu:
 
 
 def step(
-    gpu: Gpu,
+    gpu: GpuState,
     now: int,
     wall: int,
     asked: Controls | None = None,
     hosts: Sequence[float] = (),
-) -> Gpu:
+) -> GpuState:
     """The GPU at ``now``; ``wall`` is Unix time in nanoseconds, for the samples' stamps.
 
     ``asked`` is what clients ask at this moment; a change takes effect a cap latency later.
@@ -170,10 +178,10 @@ def step(
     """
     if now < gpu.at:
         raise ValueError(f"time ran backwards: from {gpu.at} to {now}")
-    return _decided(_noticed(_accounted(gpu, now, wall, hosts), asked))
+    return _operating_point(_control_applied(_accounted(gpu, now, wall, hosts), asked))
 
 
-def next_change(gpu: Gpu, hosts: Sequence[float] = ()) -> float:
+def next_change(gpu: GpuState, hosts: Sequence[float] = ()) -> float:
     """Seconds until something about the GPU changes by itself, if nobody asks for anything."""
     pending = (gpu.due - gpu.at) / 1e9 if gpu.asked != gpu.controls else math.inf
     works = (
@@ -182,14 +190,14 @@ def next_change(gpu: Gpu, hosts: Sequence[float] = ()) -> float:
     return min(pending, *works, math.inf)
 
 
-def attached(gpu: Gpu, tenant: Tenant) -> Gpu:
+def attached(gpu: GpuState, tenant: GpuTenant) -> GpuState:
     """The GPU with one more process; ValueError if that pid is already there."""
     if any(present.pid == tenant.pid for present in gpu.tenants):
         raise ValueError(f"process {tenant.pid} is already on this GPU; detach it first")
-    return _decided(replace(gpu, tenants=(*gpu.tenants, tenant)))
+    return _operating_point(replace(gpu, tenants=(*gpu.tenants, tenant)))
 
 
-def detached(gpu: Gpu, pid: int) -> Gpu:
+def detached(gpu: GpuState, pid: int) -> GpuState:
     """The GPU without that process, whose energy stays known; ValueError if it is not there."""
     leaving = [tenant for tenant in gpu.tenants if tenant.pid == pid]
     if not leaving:
@@ -197,10 +205,10 @@ def detached(gpu: Gpu, pid: int) -> Gpu:
     staying = tuple(tenant for tenant in gpu.tenants if tenant.pid != pid)
     departed = dict(gpu.departed)
     departed[pid] = departed.get(pid, 0) + leaving[0].energy
-    return _decided(replace(gpu, tenants=staying, departed=tuple(departed.items())))
+    return _operating_point(replace(gpu, tenants=staying, departed=tuple(departed.items())))
 
 
-def changed(gpu: Gpu, pid: int, change: Callable[[Work], Work]) -> Gpu:
+def changed(gpu: GpuState, pid: int, change: Callable[[GpuWork], GpuWork]) -> GpuState:
     """The GPU with other work for a process; ValueError if it is not there."""
     if all(tenant.pid != pid for tenant in gpu.tenants):
         raise ValueError(f"process {pid} is not on this GPU")
@@ -208,17 +216,17 @@ def changed(gpu: Gpu, pid: int, change: Callable[[Work], Work]) -> Gpu:
         replace(tenant, work=change(tenant.work)) if tenant.pid == pid else tenant
         for tenant in gpu.tenants
     )
-    return _decided(replace(gpu, tenants=tenants))
+    return _operating_point(replace(gpu, tenants=tenants))
 
 
-def truth(gpu: Gpu) -> Truth:
+def energy_split(gpu: GpuState) -> EnergySplit:
     """Where the energy went until ``gpu.at``."""
     spent = dict(gpu.departed)
     for tenant in gpu.tenants:
         spent[tenant.pid] = spent.get(tenant.pid, 0) + tenant.energy
     processes = {pid: energy // PICOJOULES for pid, energy in spent.items()}
     energy = gpu.energy // PICOJOULES
-    return Truth(
+    return EnergySplit(
         energy=energy,
         idle=energy - sum(processes.values()),
         processes=processes,
@@ -226,7 +234,7 @@ def truth(gpu: Gpu) -> Truth:
     )
 
 
-def _accounted(gpu: Gpu, now: int, wall: int, hosts: Sequence[float]) -> Gpu:
+def _accounted(gpu: GpuState, now: int, wall: int, hosts: Sequence[float]) -> GpuState:
     """The GPU at ``now``, having drawn until then what it was said to draw."""
     elapsed, power = now - gpu.at, gpu.point.power
     energy = gpu.energy + picojoules(power, elapsed)
@@ -242,7 +250,7 @@ def _accounted(gpu: Gpu, now: int, wall: int, hosts: Sequence[float]) -> Gpu:
         at=now,
         energy=energy,
         latched=_latched(gpu, now),
-        history=extended(gpu.history, Segment(gpu.at, now, power), keep),
+        history=extended(gpu.history, PowerSegment(gpu.at, now, power), keep),
         tenants=tuple(_worked(tenant, elapsed, hosts) for tenant in gpu.tenants),
         used=gpu.used + share * elapsed,
         capped_ns=gpu.capped_ns + elapsed * gpu.point.capped,
@@ -252,7 +260,7 @@ def _accounted(gpu: Gpu, now: int, wall: int, hosts: Sequence[float]) -> Gpu:
     return _sampled(_sensed(moved, gpu.at), gpu, wall)
 
 
-def _latched(gpu: Gpu, now: int) -> int:
+def _latched(gpu: GpuState, now: int) -> int:
     """The energy at the counter's latest edge up to ``now``."""
     if gpu.board.counter_step is None:
         return gpu.latched
@@ -260,11 +268,11 @@ def _latched(gpu: Gpu, now: int) -> int:
     return gpu.latched if edge < gpu.at else gpu.energy + picojoules(gpu.point.power, edge - gpu.at)
 
 
-def _host_of(tenant: Tenant, hosts: Sequence[float]) -> float:
+def _host_of(tenant: GpuTenant, hosts: Sequence[float]) -> float:
     return hosts[tenant.socket] if tenant.socket < len(hosts) else 1.0
 
 
-def _worked(tenant: Tenant, elapsed: int, hosts: Sequence[float]) -> Tenant:
+def _worked(tenant: GpuTenant, elapsed: int, hosts: Sequence[float]) -> GpuTenant:
     grant = tenant.grant
     return replace(
         tenant,
@@ -274,7 +282,7 @@ def _worked(tenant: Tenant, elapsed: int, hosts: Sequence[float]) -> Tenant:
     )
 
 
-def _sensed(gpu: Gpu, before: int) -> Gpu:
+def _sensed(gpu: GpuState, before: int) -> GpuState:
     """The sensor's readings at its latest edge, if there was one after ``before``."""
     sensor = gpu.board.sensor
     edge = last_edge(gpu.born, sensor.period, gpu.at)
@@ -287,12 +295,12 @@ def _sensed(gpu: Gpu, before: int) -> Gpu:
     )
 
 
-def _shown(gpu: Gpu, edge: int, window: int | None) -> int | None:
+def _shown(gpu: GpuState, edge: int, window: int | None) -> int | None:
     mean = None if window is None else mean_power(gpu.history, edge - window, edge)
     return None if mean is None else mean + mean * gpu.board.sensor.gain_ppm // 1_000_000
 
 
-def _sampled(gpu: Gpu, before: Gpu, wall: int) -> Gpu:
+def _sampled(gpu: GpuState, before: GpuState, wall: int) -> GpuState:
     """Utilisation samples for every sample edge since ``before``: in percent, non-zero only."""
     period = gpu.board.sample_period
     edge = last_edge(gpu.born, period, gpu.at)
@@ -337,21 +345,21 @@ def _percent(used: int, duration: int) -> int:
     return min(100, round(used / (duration * 10_000))) if duration > 0 else 0
 
 
-def _warmed(gpu: Gpu, elapsed: int) -> float:
+def _warmed(gpu: GpuState, elapsed: int) -> float:
     """A board of one thermal mass: 30 degrees unpowered, 80 at the highest limit, in 30 s."""
     target = 30.0 + 50.0 * gpu.point.power / gpu.board.limits[2]
     part = min(1.0, elapsed / 30e9)
     return gpu.temperature + (target - gpu.temperature) * part
 
 
-def _noticed(gpu: Gpu, asked: Controls | None) -> Gpu:
+def _control_applied(gpu: GpuState, asked: Controls | None) -> GpuState:
     """A change of what is asked takes effect a cap latency after it is noticed."""
     if asked is not None and asked != gpu.asked:
         gpu = replace(gpu, asked=asked, due=gpu.at + gpu.board.cap_latency)
     return replace(gpu, controls=gpu.asked) if gpu.at >= gpu.due else gpu
 
 
-def _decided(gpu: Gpu) -> Gpu:
+def _operating_point(gpu: GpuState) -> GpuState:
     """The operating point that demands and controls imply from now on."""
     controls = gpu.controls
     ceilings = [mhz for mhz in (controls.lock_mhz, controls.throttle_mhz) if mhz is not None]
@@ -362,3 +370,59 @@ def _decided(gpu: Gpu) -> Gpu:
         for tenant, grant in zip(gpu.tenants, point.grants, strict=True)
     )
     return replace(gpu, point=point, tenants=tenants)
+
+
+MAX_LOG_ENTRIES = 15_000  # states; five minutes at 50 a second
+
+_AT = itemgetter(0)
+
+
+class GpuEnergyTotals(NamedTuple):
+    """What a GPU had spent at one time, in microjoules, and on which processes."""
+
+    energy: int
+    processes: dict[int, int]
+
+
+class _EnergyEntry(NamedTuple):
+    at: int
+    energy: int  # picojoules, like those of the processes
+    processes: dict[int, int]
+
+
+class GpuEnergyLog:
+    """The recent states of one GPU, as far as energy is concerned."""
+
+    def __init__(self, kept: int = MAX_LOG_ENTRIES) -> None:
+        self._states: deque[_EnergyEntry] = deque(maxlen=kept)
+
+    def note(self, gpu: GpuState) -> None:
+        """Remember a state. States come in the order of time."""
+        processes = dict(gpu.departed)
+        for tenant in gpu.tenants:
+            processes[tenant.pid] = processes.get(tenant.pid, 0) + tenant.energy
+        noted = _EnergyEntry(gpu.at, gpu.energy, processes)
+        if self._states and self._states[-1].at == noted.at:
+            self._states.pop()
+        self._states.append(noted)
+
+    def at(self, time: int) -> GpuEnergyTotals:
+        """What had been spent at ``time``; LookupError before or after what is remembered."""
+        states = self._states
+        if not states or not states[0].at <= time <= states[-1].at:
+            known = f"{states[0].at} to {states[-1].at}" if states else "nothing"
+            raise LookupError(f"the truth about {time} is not remembered, only {known}")
+        place = bisect_left(states, time, key=_AT)
+        after, before = states[place], states[max(0, place - 1)]
+        elapsed, since = max(1, after.at - before.at), time - before.at
+
+        def between(early: int, late: int) -> int:
+            return (early + (late - early) * since // elapsed) // PICOJOULES
+
+        return GpuEnergyTotals(
+            between(before.energy, after.energy),
+            {
+                pid: between(before.processes.get(pid, 0), energy)
+                for pid, energy in after.processes.items()
+            },
+        )

@@ -6,6 +6,8 @@ it. Time comes from the given clock. Call ``step`` often (10 ms is good), or ``s
 What clients ask for is noticed at the next step, so within 20 ms on a host that is running, and
 in force the board's ``cap_latency`` later (50 ms, a parameter): draw, speed, enforced limit and
 the counters of throttling all change at that moment, and not before.
+
+Faults of emulated GPUs by name, as a question to the engine asks for them.
 """
 
 from __future__ import annotations
@@ -17,30 +19,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from wattspan.emulation.closing import Closing
-from wattspan.emulation.deeds import DeedLog
-from wattspan.emulation.gpu_boards import BOARDS, Board
+from wattspan.emulation.boards import BOARDS, EmulatedBoard
+from wattspan.emulation.control import Closeable
 from wattspan.emulation.gpu_engine import (
     Controls,
-    Gpu,
+    EnergySplit,
+    GpuEnergyLog,
+    GpuEnergyTotals,
+    GpuState,
+    GpuTenant,
     ProcessKind,
-    Tenant,
-    Truth,
+    Throttle,
     attached,
     changed,
     detached,
+    energy_split,
     new_gpu,
     next_change,
     step,
-    truth,
 )
-from wattspan.emulation.gpu_faults import Faults
-from wattspan.emulation.gpu_publication import describe, publish
-from wattspan.emulation.gpu_ranks import Rank, met, waited
-from wattspan.emulation.gpu_truth import Spendings, TruthLog
-from wattspan.emulation.gpu_work import Steady, Work
+from wattspan.emulation.gpu_file import EmulationError, GpuFaults, GpuFile, publish, write_identity
 from wattspan.emulation.nvml_layout import MAX_GPUS, MAX_PROCESSES, HostRecord
-from wattspan.emulation.nvml_state import EmulationError, GpuFile
+from wattspan.emulation.workloads import (
+    GpuWork,
+    RankWork,
+    SteadyLoad,
+    WorkLog,
+    all_arrived,
+    waiting_time,
+)
+from wattspan.model import MILLISECOND
 from wattspan.ports import Clock
 
 DRIVER_VERSION = "580.95.05"
@@ -50,13 +58,13 @@ _GIB = 1 << 30
 _PROC = Path("/proc")
 
 
-class EmulatedGpus(Closing):
+class EmulatedGpus(Closeable):
     """Emulated boards in a file that NVML clients read. Safe to use from several threads."""
 
     def __init__(
         self,
         path: Path,
-        boards: Sequence[Board | str],
+        boards: Sequence[EmulatedBoard | str],
         clock: Clock,
         hosts: Callable[[], Sequence[float]] = tuple,
     ) -> None:
@@ -69,13 +77,13 @@ class EmulatedGpus(Closing):
         kinds = [board_named(board) if isinstance(board, str) else board for board in boards]
         self._clock = clock
         self._hosts = hosts
-        self._deeds: dict[tuple[int, int], DeedLog] = {}
+        self._deeds: dict[tuple[int, int], WorkLog] = {}
         self._lock = threading.RLock()
         self._followed: set[tuple[int, int]] = set()
         self._outside = [Controls(limit=board.limits[1]) for board in kinds]
         born = clock.monotonic()
         self._gpus = [new_gpu(board, born) for board in kinds]
-        self._logs = [TruthLog() for _ in kinds]
+        self._logs = [GpuEnergyLog() for _ in kinds]
         for log, gpu in zip(self._logs, self._gpus, strict=True):
             log.note(gpu)
 
@@ -85,11 +93,11 @@ class EmulatedGpus(Closing):
             host.header.nvml_version = NVML_VERSION.encode()
             host.header.cuda_version = CUDA_VERSION
             for index, gpu in enumerate(self._gpus):
-                describe(host.gpu[index], gpu, index)
+                write_identity(host.gpu[index], gpu, index)
                 publish(host.gpu[index].live, gpu, host.gpu[index].mig != 0)
 
         self._file = GpuFile.create(path, fill)
-        self.faults = Faults(self._file, self._revise)
+        self.faults = GpuFaults(self._file, self._revise)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -106,7 +114,7 @@ class EmulatedGpus(Closing):
         text: bytes = self._file.identity(gpu).uuid
         return text.decode()
 
-    def board(self, gpu: int) -> Board:
+    def board(self, gpu: int) -> EmulatedBoard:
         return self._gpus[gpu].board
 
     def label(self, gpu: int) -> str:
@@ -114,18 +122,18 @@ class EmulatedGpus(Closing):
         board = self.board(gpu)
         return f"Emulated {board.name} ({board.basis})"
 
-    def state(self, gpu: int) -> Gpu:
+    def state(self, gpu: int) -> GpuState:
         """The whole state at the last step."""
         with self._lock:
             return self._gpus[gpu]
 
-    def truth(self, gpu: int) -> Truth:
+    def truth(self, gpu: int) -> EnergySplit:
         """Where the GPU's energy went until now, in microjoules, exactly."""
         with self._lock:
             self._advance(gpu)
-            return truth(self._gpus[gpu])
+            return energy_split(self._gpus[gpu])
 
-    def spent_at(self, gpu: int, times: Sequence[int]) -> list[Spendings]:
+    def spent_at(self, gpu: int, times: Sequence[int]) -> list[GpuEnergyTotals]:
         """Where the GPU's energy had gone at each of some monotonic times, exactly.
 
         LookupError for a time that is yet to come, or longer ago than is remembered.
@@ -140,7 +148,7 @@ class EmulatedGpus(Closing):
         self,
         gpu: int,
         pid: int,
-        work: Work,
+        work: GpuWork,
         *,
         memory: int = _GIB,
         kind: ProcessKind = ProcessKind.COMPUTE,
@@ -157,12 +165,12 @@ class EmulatedGpus(Closing):
                 raise ValueError(f"GPU {gpu} already has {MAX_PROCESSES} processes")
             if present.memory_used + memory > present.board.memory:
                 raise ValueError(f"GPU {gpu} has too little memory left for process {pid}")
-            tenant = Tenant(pid, work, memory, kind, socket)
+            tenant = GpuTenant(pid, work, memory, kind, socket)
             self._advance(gpu, lambda state: attached(state, tenant))
             if until_exit:
                 self._followed.add((gpu, pid))
 
-    def work_of(self, gpu: int, pid: int) -> Work:
+    def work_of(self, gpu: int, pid: int) -> GpuWork:
         """How far a process's work on a GPU has come; LookupError if it has none there."""
         with self._lock:
             self._advance(gpu)
@@ -177,8 +185,8 @@ class EmulatedGpus(Closing):
         ValueError if it is not there, or if its work decides for itself.
         """
 
-        def driven(work: Work) -> Work:
-            if not isinstance(work, Steady):
+        def driven(work: GpuWork) -> GpuWork:
+            if not isinstance(work, SteadyLoad):
                 raise ValueError(  # noqa: TRY004 - no error of type, but of what was asked
                     f"process {pid} has no steady work on this GPU"
                 )
@@ -186,7 +194,7 @@ class EmulatedGpus(Closing):
 
         self.change_work(gpu, pid, driven)
 
-    def change_work(self, gpu: int, pid: int, change: Callable[[Work], Work]) -> None:
+    def change_work(self, gpu: int, pid: int, change: Callable[[GpuWork], GpuWork]) -> None:
         """Let a process do something else from now on; ValueError if it is not there."""
         with self._lock:
             self._advance(gpu, lambda state: changed(state, pid, change))
@@ -199,12 +207,12 @@ class EmulatedGpus(Closing):
                 lambda state: replace(state, board=replace(state.board, cap_latency=nanoseconds)),
             )
 
-    def deeds(self, gpu: int, pid: int) -> DeedLog:
+    def deeds(self, gpu: int, pid: int) -> WorkLog:
         """The units of work that a process has finished on a GPU, those of the dead too."""
         with self._lock:
             if any(tenant.pid == pid for tenant in self._gpus[gpu].tenants):
                 self._advance(gpu)
-            return self._deeds.get((gpu, pid)) or DeedLog()
+            return self._deeds.get((gpu, pid)) or WorkLog()
 
     def detach(self, gpu: int, pid: int) -> None:
         """Take a process off a GPU; what it spent stays in the truth."""
@@ -270,7 +278,7 @@ class EmulatedGpus(Closing):
             self._outside[gpu] = change(self._outside[gpu])
             self._advance(gpu)
 
-    def _advance(self, index: int, change: Callable[[Gpu], Gpu] | None = None) -> None:
+    def _advance(self, index: int, change: Callable[[GpuState], GpuState] | None = None) -> None:
         record = self._file.record(index)
         with self._file.writing(index) as live:
             now = self._clock.now()
@@ -288,27 +296,27 @@ class EmulatedGpus(Closing):
         gpu = self._gpus[index]
         for tenant in gpu.tenants:
             if tenant.work.finished:
-                log = self._deeds.setdefault((index, tenant.pid), DeedLog())
+                log = self._deeds.setdefault((index, tenant.pid), WorkLog())
                 log.note(gpu.at, tenant.work.finished)
 
     def _meet(self) -> None:
         """Let synchronous ranks that all have computed their step begin the next."""
-        places: dict[str, list[tuple[int, int, Rank]]] = {}
+        places: dict[str, list[tuple[int, int, RankWork]]] = {}
         for index, gpu in enumerate(self._gpus):
             for tenant in gpu.tenants:
-                if isinstance(work := tenant.work, Rank):
+                if isinstance(work := tenant.work, RankWork):
                     places.setdefault(work.group, []).append((index, tenant.pid, work))
         for found in places.values():
-            if not met([work for _, _, work in found]):
+            if not all_arrived([work for _, _, work in found]):
                 continue
-            last = max(self._gpus[index].at - waited(work) for index, _, work in found)
+            last = max(self._gpus[index].at - waiting_time(work) for index, _, work in found)
             for index, pid, _ in found:
                 self._let_go(index, pid, last)
 
     def _let_go(self, index: int, pid: int, last: int) -> None:
-        def go(gpu: Gpu) -> Gpu:
+        def go(gpu: GpuState) -> GpuState:
             ago = (gpu.at - last) / 1e9
-            return changed(gpu, pid, lambda work: cast("Rank", work).let_go(ago))
+            return changed(gpu, pid, lambda work: cast("RankWork", work).let_go(ago))
 
         self._advance(index, go)
 
@@ -322,7 +330,7 @@ class EmulatedGpus(Closing):
         )
 
 
-def board_named(key: str) -> Board:
+def board_named(key: str) -> EmulatedBoard:
     """The board called ``key``; EmulationError names those there are."""
     if key not in BOARDS:
         raise EmulationError(f"No GPU {key!r} can be emulated; choose of {', '.join(BOARDS)}.")
@@ -336,3 +344,48 @@ def _alive(pid: int) -> bool:
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] not in {"Z", "X"}
+
+
+_SWITCHES = frozenset(
+    (
+        *("lost", "hang", "mig", "no_permission", "deaf"),
+        *("no_energy_counter", "no_power", "no_processes"),
+    )
+)
+_THERMAL_MHZ = 900  # where a board goes that is too hot, unless it is told
+
+
+def break_gpu(gpus: EmulatedGpus, gpu: int, fault: str, on: object) -> None:
+    """Break one GPU as a question to the engine says; ValueError for what cannot be broken so.
+
+    ``on`` is true or false, or what the fault takes: milliwatts of ``foreign_limit`` and of
+    ``enforce_at_most`` (None ends it), MHz of ``hw_thermal``, ``sw_thermal`` and
+    ``power_brake`` (False ends them), milliseconds of ``cap_latency``, the code of ``xid``.
+    """
+    faults = gpus.faults
+    match fault, on:
+        case _, bool() if fault in _SWITCHES:
+            getattr(faults, fault)(gpu, on)
+        case "reload_driver", True:
+            faults.reload_driver(gpu)
+        case "foreign_limit", int() if on is not True:
+            faults.foreign_limit(gpu, on)
+        case "enforce_at_most", int() | None if on is not True:
+            faults.enforce_at_most(gpu, on or None)
+        case "hw_thermal" | "sw_thermal" | "power_brake", False:
+            faults.throttle(gpu, None)
+        case "hw_thermal" | "sw_thermal" | "power_brake", int():
+            faults.throttle(gpu, Throttle(fault), _THERMAL_MHZ if on is True else on)
+        case "cap_latency", int() if on is not True:
+            gpus.cap_latency(gpu, on * MILLISECOND)
+        case "xid", int() if on is not True:
+            faults.xid(gpu, on)
+        case _:
+            raise ValueError(f"no such fault: {fault} {on!r}")
+
+
+def break_driver(gpus: EmulatedGpus, fault: str, on: object) -> None:
+    """Break all GPUs at once: ``driver_gone`` or ``driver_hang``; ValueError for anything else."""
+    if fault not in {"driver_gone", "driver_hang"} or not isinstance(on, bool):
+        raise ValueError(f"no such fault: {fault} {on!r}")
+    getattr(gpus.faults, fault)(on)

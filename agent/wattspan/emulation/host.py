@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from wattspan.clock import SystemClock
-from wattspan.emulation.closing import Closing
+from wattspan.emulation.control import Closeable
 from wattspan.emulation.profiles import HostProfile
 from wattspan.isolated import module_command
 from wattspan.model import MILLISECOND
@@ -22,10 +22,10 @@ from wattspan.ports import WattspanError
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - counters change a hundred times a second: no disk
 _PREFIX = "wattspan-emulated-"
-_NEWBORN = 10  # seconds; a directory that young may not be held yet
+_STARTUP_GRACE = 10  # seconds; a directory that young may not be held yet
 
 
-class EmulatedHost(Closing):
+class EmulatedHost(Closeable):
     """An emulated host that is running. Closing it ends its process and removes its files."""
 
     def __init__(self, profile: HostProfile, *, period: int = 10 * MILLISECOND) -> None:
@@ -129,7 +129,7 @@ class EmulatedHost(Closing):
 def _make_directory() -> tuple[Path, int]:
     """A new directory, and a descriptor that holds it for as long as anybody has it open."""
     where = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
-    _sweep(where)
+    _remove_stale_hosts(where)
     try:
         directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=where))
         hold = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
@@ -142,7 +142,7 @@ def _make_directory() -> tuple[Path, int]:
     return directory, hold
 
 
-def _sweep(where: Path) -> None:
+def _remove_stale_hosts(where: Path) -> None:
     """Remove what emulated hosts left behind that were killed together with their owner."""
     for directory in where.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):  # somebody else's, or held, or gone
@@ -150,7 +150,7 @@ def _sweep(where: Path) -> None:
             try:
                 fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 age = SystemClock().now().wall / 1e9 - os.fstat(hold).st_mtime
-                if age > _NEWBORN and os.fstat(hold).st_uid == os.geteuid():
+                if age > _STARTUP_GRACE and os.fstat(hold).st_uid == os.geteuid():
                     shutil.rmtree(directory, ignore_errors=True)
             finally:
                 os.close(hold)

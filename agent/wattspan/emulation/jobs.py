@@ -12,25 +12,30 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from wattspan.emulation.calls import Lie
-from wattspan.emulation.cpu_jobs import CpuJobs
-from wattspan.emulation.deeds import DeedLog
-from wattspan.emulation.gpu_boards import Board
-from wattspan.emulation.gpu_ranks import Rank
-from wattspan.emulation.gpu_work import Steady, Steps, Training, Work
+from wattspan.emulation.boards import EmulatedBoard
+from wattspan.emulation.cpus import CpuJobs
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.physics import Demand, Kernel, operate
-from wattspan.emulation.profiles import KERNELS, Job
+from wattspan.emulation.profiles import KERNELS, DemoJob
+from wattspan.emulation.workload import SpanDistortion
+from wattspan.emulation.workloads import (
+    GpuWork,
+    RankWork,
+    SteadyLoad,
+    StepTiming,
+    Training,
+    WorkLog,
+)
 from wattspan.isolated import module_command
 from wattspan.model import SECOND
 
 _SETTABLE = frozenset(
     ("paused", "load", "rate", "cost", "burst", "crowding", "most", "spinning", "least_load")
 )
-_OF_STEPS = frozenset(field.name for field in fields(Steps))
+_OF_STEPS = frozenset(field.name for field in fields(StepTiming))
 
 
-class Jobs:
+class JobManager:
     """Starts jobs, steers them, ends them, and knows what they have done."""
 
     def __init__(
@@ -43,15 +48,15 @@ class Jobs:
         self._directory, self._gpus, self._cpus = directory, gpus, cpus
         self._socket_of_cpu = socket_of_cpu
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._jobs: dict[str, Job] = {}
-        self._lies: dict[int, Lie] = {}
+        self._jobs: dict[str, DemoJob] = {}
+        self._lies: dict[int, SpanDistortion] = {}
         self._neighbours = 0
 
     @property
     def pids(self) -> dict[str, int]:
         return {name: process.pid for name, process in self._processes.items()}
 
-    def start(self, job: Job, agent: str) -> int:
+    def start(self, job: DemoJob, agent: str) -> int:
         """Start a process for a job; it sends spans to ``agent``, if that is not empty."""
         place = next(iter(job.gpus), None)
         arguments = [job.name, str(job.duty), *([] if job.cpu is None else ["--cpu", str(job.cpu)])]
@@ -60,7 +65,7 @@ class Jobs:
             arguments += [] if place is None else ["--gpu", str(place)]
             arguments += ["--service", job.service] if job.service else []
             first = job.gpus.get(place) if place is not None else None
-            arguments += ["--rank", str(first.rank)] if isinstance(first, Rank) else []
+            arguments += ["--rank", str(first.rank)] if isinstance(first, RankWork) else []
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             module_command("wattspan.emulation.workload", *arguments),
             stdin=subprocess.PIPE,
@@ -80,8 +85,8 @@ class Jobs:
         """One more process on a board, that keeps ``load`` of it busy; its name and pid."""
         self._neighbours += 1
         name = f"neighbour-{self._neighbours}"
-        work = Steady(load) if load else Steady(0.0)
-        return name, self.start(Job(name, 0.02, gpus={gpu: work}, memory=1 << 30), "")
+        work = SteadyLoad(load) if load else SteadyLoad(0.0)
+        return name, self.start(DemoJob(name, 0.02, gpus={gpu: work}, memory=1 << 30), "")
 
     def steer(self, name: str, changes: Mapping[str, Any]) -> None:
         """Change a job's work from now on; LookupError or ValueError if it cannot be.
@@ -95,10 +100,10 @@ class Jobs:
             told = rest.pop("lie") or {}
             if "took" in told and told["took"] is not None:
                 told = {**told, "took": round(told["took"] * SECOND)}
-            self._lies[pid] = Lie(**told)
+            self._lies[pid] = SpanDistortion(**told)
         if rest:
             place = self._place(name)
-            change = _changer(rest)
+            change = _work_updater(rest)
             if place is None:
                 self._cpus.change_work(pid, change)
             else:
@@ -117,10 +122,10 @@ class Jobs:
             process.kill()
             process.wait()
 
-    def lie(self, pid: int) -> Lie:
-        return self._lies.get(pid, Lie())
+    def lie(self, pid: int) -> SpanDistortion:
+        return self._lies.get(pid, SpanDistortion())
 
-    def deeds(self, pid: int, gpu: int | None) -> DeedLog:
+    def deeds(self, pid: int, gpu: int | None) -> WorkLog:
         """What a process has finished, on a board or on the CPUs."""
         return self._cpus.deeds(pid) if gpu is None else self._boards().deeds(gpu, pid)
 
@@ -169,7 +174,7 @@ class Jobs:
         return next(iter(self._jobs[name].gpus), None)
 
 
-def free_power(board: Board, work: Work) -> int | None:
+def free_power(board: EmulatedBoard, work: GpuWork) -> int | None:
     """What a board draws under its default limit over one whole step; None if not of steps."""
     if not isinstance(work, Training):
         return None
@@ -177,24 +182,24 @@ def free_power(board: Board, work: Work) -> int | None:
     return round(work.of.host * board.silicon.idle + (1.0 - work.of.host) * busy)
 
 
-def _changer(changes: Mapping[str, Any]) -> Callable[[Work], Work]:
+def _work_updater(changes: Mapping[str, Any]) -> Callable[[GpuWork], GpuWork]:
     """What makes of one work the same with ``changes``; ValueError for what cannot be set."""
 
-    def change(work: Work) -> Work:
+    def change(work: GpuWork) -> GpuWork:
         own: dict[str, Any] = {}
         steps: dict[str, Any] = {}
         for key, value in changes.items():
             if key == "kernel":
                 own[key] = _kernel(value)
-            elif key in _OF_STEPS and isinstance(work, Training | Rank):
+            elif key in _OF_STEPS and isinstance(work, Training | RankWork):
                 steps[key] = value
             elif key in _SETTABLE and hasattr(work, key):
                 own[key] = value
             else:
                 raise ValueError(f"{key!r} of {type(work).__name__} cannot be changed")
-        if steps and isinstance(work, Training | Rank):
+        if steps and isinstance(work, Training | RankWork):
             own["of"] = replace(work.of, **steps)
-        changed: Work = replace(work, **own)  # type: ignore[type-var]
+        changed: GpuWork = replace(work, **own)  # type: ignore[type-var]
         return changed
 
     return change

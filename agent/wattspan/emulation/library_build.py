@@ -15,9 +15,9 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
+from wattspan.emulation.gpu_file import EmulationError
+from wattspan.emulation.nvml import MESSAGES, symbols
 from wattspan.emulation.nvml_layout import CONSTANTS, ENVIRONMENT, STRUCTURES
-from wattspan.emulation.nvml_library import MESSAGES, symbols
-from wattspan.emulation.nvml_state import EmulationError
 
 SONAME = "libnvidia-ml.so.1"
 _NAMES = {ctypes.c_uint32: "uint32_t", ctypes.c_uint64: "uint64_t", ctypes.c_char: "char"}

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from wattspan.emulation.gpu_file import GpuFile, GpuSnapshot, TornStateError
 from wattspan.emulation.nvml_layout import FAULT_HANG, GpuRecord, Identity, Live
-from wattspan.emulation.nvml_state import GpuFile, Moment, TornStateError
 from wattspan.ports import Clock
 
 SUCCESS = 0
@@ -32,7 +32,7 @@ _HANDLE_BASE, _HANDLE_STRIDE = 0x10000, 0x100
 _POLL = 0.005  # seconds between two looks at a condition somebody else changes
 
 
-class Refused(Exception):  # noqa: N818 - an answer, not an error of ours
+class NvmlCallError(Exception):
     """The call returns this NVML error code."""
 
     def __init__(self, code: int) -> None:
@@ -40,7 +40,7 @@ class Refused(Exception):  # noqa: N818 - an answer, not an error of ours
         self.code = code
 
 
-class Session:
+class LibrarySession:
     """What the library holds between initialisation and shutdown."""
 
     def __init__(self, file: GpuFile, clock: Clock) -> None:
@@ -53,25 +53,25 @@ class Session:
         while self.file.header.hang:
             self.pause.wait(_POLL)
         if self.file.header.error:
-            raise Refused(int(self.file.header.error))
+            raise NvmlCallError(int(self.file.header.error))
 
     def gpus(self) -> int:
         return int(self.file.header.gpus)
 
 
-class Device:
+class DeviceHandle:
     """One GPU, or one MIG instance of it (``instance`` > 0), as a handle names it."""
 
-    def __init__(self, session: Session, index: int, instance: int = 0) -> None:
+    def __init__(self, session: LibrarySession, index: int, instance: int = 0) -> None:
         self.session, self.index, self.instance = session, index, instance
 
     @classmethod
-    def of(cls, session: Session, handle: Any) -> Device:
+    def of(cls, session: LibrarySession, handle: Any) -> DeviceHandle:
         """The device behind a handle; refuses what is none."""
         address = address_of(handle)
         index, instance = divmod(address - _HANDLE_BASE, _HANDLE_STRIDE)
         if address < _HANDLE_BASE or index >= session.gpus():
-            raise Refused(INVALID_ARGUMENT)
+            raise NvmlCallError(INVALID_ARGUMENT)
         return cls(session, index, instance)
 
     @property
@@ -86,12 +86,12 @@ class Device:
     def identity(self) -> Identity:
         return self.session.file.identity(self.index)
 
-    def moment(self) -> Moment:
+    def moment(self) -> GpuSnapshot:
         """A consistent copy of the state now."""
         try:
             return self.session.file.read(self.index, self.session.clock.monotonic)
         except TornStateError:
-            raise Refused(UNKNOWN) from None
+            raise NvmlCallError(UNKNOWN) from None
 
     @property
     def live(self) -> Live:
@@ -102,16 +102,16 @@ class Device:
         while self.record.faults & FAULT_HANG:
             self.session.pause.wait(_POLL)
         if self.record.error:
-            raise Refused(int(self.record.error))
+            raise NvmlCallError(int(self.record.error))
 
     def refuse_if(self, fault: int, code: int = NOT_SUPPORTED) -> None:
         if self.record.faults & fault:
-            raise Refused(code)
+            raise NvmlCallError(code)
 
-    def whole(self) -> Device:
+    def whole(self) -> DeviceHandle:
         """This device, which must not be a MIG instance."""
         if self.instance:
-            raise Refused(NOT_SUPPORTED)
+            raise NvmlCallError(NOT_SUPPORTED)
         return self
 
 
@@ -132,11 +132,13 @@ def device_call(*names: str) -> Callable[[DeviceCall], DeviceCall]:
     return register
 
 
-def device_value(*names: str) -> Callable[[Callable[[Device], int]], Callable[[Device], int]]:
+def device_value(
+    *names: str,
+) -> Callable[[Callable[[DeviceHandle], int]], Callable[[DeviceHandle], int]]:
     """Register a call that yields one number through its last argument."""
 
-    def register(read: Callable[[Device], int]) -> Callable[[Device], int]:
-        def call(device: Device, into: Any) -> None:
+    def register(read: Callable[[DeviceHandle], int]) -> Callable[[DeviceHandle], int]:
+        def call(device: DeviceHandle, into: Any) -> None:
             put(into, read(device))
 
         DEVICE_CALLS.update(dict.fromkeys(names, call))
@@ -145,11 +147,13 @@ def device_value(*names: str) -> Callable[[Callable[[Device], int]], Callable[[D
     return register
 
 
-def device_text(*names: str) -> Callable[[Callable[[Device], bytes]], Callable[[Device], bytes]]:
+def device_text(
+    *names: str,
+) -> Callable[[Callable[[DeviceHandle], bytes]], Callable[[DeviceHandle], bytes]]:
     """Register a call that yields text through a buffer and its size."""
 
-    def register(read: Callable[[Device], bytes]) -> Callable[[Device], bytes]:
-        def call(device: Device, buffer: Any, size: Any) -> None:
+    def register(read: Callable[[DeviceHandle], bytes]) -> Callable[[DeviceHandle], bytes]:
+        def call(device: DeviceHandle, buffer: Any, size: Any) -> None:
             put_text(buffer, size, read(device))
 
         DEVICE_CALLS.update(dict.fromkeys(names, call))
@@ -179,7 +183,7 @@ def number(argument: Any) -> int:
 def target(reference: Any) -> Any:
     """The object that an argument passed by reference refers to; refuses a null pointer."""
     if reference is None:
-        raise Refused(INVALID_ARGUMENT)
+        raise NvmlCallError(INVALID_ARGUMENT)
     if hasattr(reference, "_obj"):
         return reference._obj  # noqa: SLF001 - how ctypes exposes what byref refers to
     return reference.contents if hasattr(reference, "contents") else reference
@@ -193,11 +197,11 @@ def put(reference: Any, value: int) -> None:
 def put_text(buffer: Any, size: Any, text: bytes) -> None:
     """Write a terminated string, if it fits."""
     if len(text) >= number(size):
-        raise Refused(INSUFFICIENT_SIZE)
+        raise NvmlCallError(INSUFFICIENT_SIZE)
     buffer.value = text
 
 
-def put_handle(reference: Any, device: Device) -> None:
+def put_handle(reference: Any, device: DeviceHandle) -> None:
     ctypes.c_void_p.from_buffer(target(reference)).value = device.handle
 
 
@@ -214,7 +218,7 @@ def put_rows(count: Any, rows: Any, items: Sequence[Sequence[int]]) -> None:
     short = room.value < len(items)
     room.value = len(items)
     if short or (rows is None and items):
-        raise Refused(INSUFFICIENT_SIZE)
+        raise NvmlCallError(INSUFFICIENT_SIZE)
     for place, item in enumerate(items):
         row = rows[place]
         for (name, *_), value in zip(row._fields_, item, strict=False):

@@ -9,9 +9,9 @@ from wattspan.emulation.nvml_calls import (
     INVALID_ARGUMENT,
     NOT_SUPPORTED,
     TIMEOUT,
-    Device,
-    Refused,
-    Session,
+    DeviceHandle,
+    LibrarySession,
+    NvmlCallError,
     address_of,
     device_call,
     device_value,
@@ -27,49 +27,49 @@ _POLL_MS = 5
 _FIRST_SET, _SET_STRIDE = 0x5000, 16
 
 
-def _watched(session: Session, handle: Any) -> dict[int, int]:
+def _watched(session: LibrarySession, handle: Any) -> dict[int, int]:
     """The Xid serial last seen on each GPU that an event set watches."""
     watched = session.event_sets.get(address_of(handle))
     if watched is None:
-        raise Refused(INVALID_ARGUMENT)
+        raise NvmlCallError(INVALID_ARGUMENT)
     return watched
 
 
 @session_call("nvmlEventSetCreate")
-def create_event_set(session: Session, into: Any) -> None:
+def create_event_set(session: LibrarySession, into: Any) -> None:
     number = max(session.event_sets, default=_FIRST_SET) + _SET_STRIDE
     session.event_sets[number] = {}
     ctypes.c_void_p.from_buffer(target(into)).value = number
 
 
 @session_call("nvmlEventSetFree")
-def free_event_set(session: Session, handle: Any) -> None:
+def free_event_set(session: LibrarySession, handle: Any) -> None:
     _watched(session, handle)
     del session.event_sets[address_of(handle)]
 
 
 @device_value("nvmlDeviceGetSupportedEventTypes")
-def supported_events(device: Device) -> int:
+def supported_events(device: DeviceHandle) -> int:
     device.whole()
     return XID
 
 
 @device_call("nvmlDeviceRegisterEvents")
-def register_events(device: Device, types: Any, handle: Any) -> None:
+def register_events(device: DeviceHandle, types: Any, handle: Any) -> None:
     if number(types) & ~XID:
-        raise Refused(NOT_SUPPORTED)
+        raise NvmlCallError(NOT_SUPPORTED)
     watched = _watched(device.session, handle)
     if number(types):
         watched[device.whole().index] = int(device.record.xid_serial)
 
 
 @session_call("nvmlEventSetWait", "nvmlEventSetWait_v2")
-def wait_for_event(session: Session, handle: Any, data: Any, milliseconds: Any) -> None:
+def wait_for_event(session: LibrarySession, handle: Any, data: Any, milliseconds: Any) -> None:
     """Blocks for up to that long; that nothing happened is the error TIMEOUT."""
     watched, event, left = _watched(session, handle), target(data), number(milliseconds)
     while True:
         for index, serial in watched.items():
-            device = Device(session, index)
+            device = DeviceHandle(session, index)
             if device.record.xid_serial != serial:
                 watched[index] = (serial + 1) & 0xFFFF_FFFF
                 put_handle(_Field(event, "device"), device)
@@ -77,7 +77,7 @@ def wait_for_event(session: Session, handle: Any, data: Any, milliseconds: Any) 
                 event.gpuInstanceId = event.computeInstanceId = NO_INSTANCE
                 return
         if left <= 0:
-            raise Refused(TIMEOUT)
+            raise NvmlCallError(TIMEOUT)
         session.pause.wait(min(left, _POLL_MS) / 1000)
         left -= _POLL_MS
 
@@ -91,7 +91,7 @@ class _Field:
 
 
 @device_call("nvmlGpmQueryDeviceSupport")
-def gpm_support(device: Device, into: Any) -> None:
+def gpm_support(device: DeviceHandle, into: Any) -> None:
     support = target(into)
     del device
     support.isSupportedDevice = 0

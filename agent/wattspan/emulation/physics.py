@@ -130,7 +130,7 @@ class Demand(NamedTuple):
     kernel: Kernel
 
 
-class Grant(NamedTuple):
+class Allocation(NamedTuple):
     """What one process gets.
 
     Its dynamic power in milliwatts, its share of the GPU's time in millionths, and how fast it
@@ -153,7 +153,7 @@ class OperatingPoint:
     mhz: int
     power: int
     idle: int
-    grants: tuple[Grant, ...]
+    grants: tuple[Allocation, ...]
     capped: bool
     at_floor: bool
 
@@ -167,7 +167,7 @@ def operate(
     """
     total = sum(demand.share for demand in demands)
     if total <= 0.0:
-        grants = tuple(Grant(0, 0, 1.0) for _ in demands)
+        grants = tuple(Allocation(0, 0, 1.0) for _ in demands)
         return OperatingPoint(silicon.min_mhz, silicon.idle, silicon.idle, grants, False, False)
     load = _Load(silicon, demands, min(1.0, 1.0 / total), _ceiling(silicon, ceiling_mhz))
     mhz = load.highest_within(limit)
@@ -178,12 +178,12 @@ def operate(
         power=power,
         idle=silicon.idle,
         grants=load.grants(powers, mhz, limit),
-        capped=power < load.power(load.ceiling, _NO_LIMIT),
+        capped=power < load.power(load.ceiling, _UNLIMITED),
         at_floor=power > limit,
     )
 
 
-_NO_LIMIT = 1 << 40
+_UNLIMITED = 1 << 40
 
 
 def _ceiling(silicon: Silicon, mhz: int | None) -> int:
@@ -230,9 +230,9 @@ class _Load:
                 high = middle - 1
         return clocks[low]
 
-    def grants(self, powers: Sequence[int], mhz: int, limit: int) -> tuple[Grant, ...]:
+    def grants(self, powers: Sequence[int], mhz: int, limit: int) -> tuple[Allocation, ...]:
         return tuple(
-            Grant(
+            Allocation(
                 power,
                 round(demand.share * self.scale * 1_000_000),
                 self.scale

@@ -1,25 +1,61 @@
-"""Makes an emulated powercap tree live: counters that follow CPU time by a declared law."""
+"""What the zones of an emulated host had counted at any recent moment.
+
+Makes an emulated powercap tree live: counters that follow CPU time by a declared law.
+
+Steps an emulated powercap tree in a thread of its own.
+"""
 
 from __future__ import annotations
 
 import os
+import threading
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 
-from wattspan.emulation.powercap_law import CpuLaw
-from wattspan.emulation.powercap_layout import EmulatedZone, zone_at
+from wattspan.emulation.cpus import CpuLaw
 from wattspan.emulation.powercap_limits import PackageLimits
-from wattspan.emulation.powercap_tree import PowercapTree
+from wattspan.emulation.powercap_tree import EmulatedZone, PowercapTree, zone_at
 from wattspan.model import MILLISECOND, Microjoules
 from wattspan.ports import Clock
+
+MAX_LOG_ENTRIES = 60_000  # steps; a minute at a thousand a second
+
+_AT = itemgetter(0)
+
+
+class CounterLog:
+    """The recent steps of a powercap engine: time, and what each zone had spent."""
+
+    def __init__(self, kept: int = MAX_LOG_ENTRIES) -> None:
+        self._steps: deque[tuple[int, Mapping[str, int]]] = deque(maxlen=kept)
+
+    def note(self, time: int, energies: Mapping[str, int]) -> None:
+        self._steps.append((time, energies))
+
+    def at(self, time: int) -> dict[str, int]:
+        """Microjoules by zone at ``time``, a straight line between two steps.
+
+        After the last step it is that step's; LookupError before the first that is kept.
+        """
+        steps = self._steps
+        if not steps or time < steps[0][0]:
+            raise LookupError(f"the truth about {time} is not remembered")
+        place = min(bisect_left(steps, time, key=_AT), len(steps) - 1)
+        (late, after), (early, before) = steps[place], steps[max(0, place - 1)]
+        part, whole = min(time, late) - early, max(1, late - early)
+        return {zone: before[zone] + (after[zone] - before[zone]) * part // whole for zone in after}
+
 
 SocketLoad = Callable[[], Sequence[int]]
 """CPU nanoseconds spent on each emulated socket since some fixed moment."""
 
 # Any reader gets EACCES from this file, root as well: the kernel's sysctls know no capability
 # that overrides a mode without read permission. Nothing is ever written to it.
-_NOBODY_MAY_READ = "/proc/sys/vm/compact_memory"
+_UNREADABLE_FILE = "/proc/sys/vm/compact_memory"
 # Opens for everybody; a read at 0 fails with EIO, for there never is memory at address 0.
-_FAILS_TO_READ = "/proc/self/mem"
+_FAILING_FILE = "/proc/self/mem"
 
 
 class PowercapEngine:
@@ -154,8 +190,8 @@ class PowercapEngine:
 
     def deny(self, zone: str) -> str:
         """Nobody may read the counter, root neither. Returns the error readers get: EACCES."""
-        if os.access(_NOBODY_MAY_READ, os.F_OK):
-            self.tree.replace_counter(zone, _NOBODY_MAY_READ)
+        if os.access(_UNREADABLE_FILE, os.F_OK):
+            self.tree.replace_counter(zone, _UNREADABLE_FILE)
             self._still.add(zone)
             return "EACCES"
         self.tree.replace_counter(zone, "energy_uj")  # a link to itself
@@ -164,7 +200,7 @@ class PowercapEngine:
 
     def fail(self, zone: str) -> str:
         """Reading the counter fails, opening it does not. Returns the error: EIO."""
-        self.tree.replace_counter(zone, _FAILS_TO_READ)
+        self.tree.replace_counter(zone, _FAILING_FILE)
         self._still.add(zone)
         return "EIO"
 
@@ -216,3 +252,65 @@ class PowercapEngine:
     @staticmethod
     def _within(directory: str, zone: str) -> bool:
         return directory == zone or directory.startswith(f"{zone}:")
+
+
+class PowercapRunner:
+    """Calls ``engine.step`` every ``period`` nanoseconds until it is stopped."""
+
+    def __init__(
+        self,
+        engine: PowercapEngine,
+        clock: Clock,
+        *,
+        period: int = 10 * MILLISECOND,
+        also: Callable[[int, Sequence[float]], object] = lambda _at, _speeds: None,
+    ) -> None:
+        """``also`` is told of each step: its time, and how fast the sockets were until then."""
+        self._engine = engine
+        self._also = also
+        self._clock = clock
+        self._period = period
+        self._log = CounterLog()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._run, name="emulated-powercap", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Return when the thread has ended; the counters then stand still."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def between_steps(self, act: Callable[[PowercapEngine], object]) -> object:
+        """Let ``act`` have the engine while no step runs: for faults, and for a step right now."""
+        with self._lock:
+            return act(self._engine)
+
+    def spent_at(self, times: Sequence[int]) -> list[dict[str, int]]:
+        """What each zone had spent at each of some monotonic times, to within a period.
+
+        LookupError for a time longer ago than is remembered.
+        """
+        with self._lock:
+            self._step()
+            return [self._log.at(time) for time in times]
+
+    def _step(self) -> None:
+        self._engine.step()
+        self._also(self._engine.at, self._engine.speeds)
+        self._log.note(self._engine.at, self._engine.energies())
+
+    def _run(self) -> None:
+        deadline = self._clock.monotonic()
+        while not self._stop.is_set():
+            with self._lock:
+                self._step()
+            # A missed deadline is skipped: the counters are functions of time, not of steps.
+            deadline = max(deadline + self._period, self._clock.monotonic())
+            self._clock.sleep_until(deadline)

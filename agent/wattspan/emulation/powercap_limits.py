@@ -12,17 +12,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from wattspan.emulation.powercap_law import CpuLaw
-from wattspan.emulation.powercap_layout import EmulatedZone
-from wattspan.emulation.powercap_tree import PowercapTree
+from wattspan.emulation.cpus import CpuLaw
+from wattspan.emulation.powercap_tree import EmulatedZone, PowercapTree
 
 UNIT = 125_000  # microwatts: the power unit of nearly every processor
 _LARGEST = 0x7FFF * UNIT  # fifteen bits
 _SMOOTHING = 100_000_000  # ns over which the draw is averaged that a limit is held against
-LEAST = 0.15
+MIN_SPEED = 0.15
 """The part of its active power that a package spends at its lowest clock. A limit below what that
 draws, the idle power included, is not obeyed."""
-CLOCK_POWER = 2.4
+CLOCK_EXPONENT = 2.4
 """Active power goes with this power of the clock: declared, not measured."""
 
 
@@ -74,14 +73,14 @@ class PackageLimits:
             wanted = self._law.package_active * worked / elapsed
             self._active[socket] += weight * (wanted - self._active[socket])
             parts.append(self._part(self._active[socket], limits[socket]))
-        self._speeds = tuple(part ** (1.0 / CLOCK_POWER) for part in parts)
+        self._speeds = tuple(part ** (1.0 / CLOCK_EXPONENT) for part in parts)
         return tuple(parts)
 
     def _part(self, active: float, limit: float | None) -> float:
         room = None if limit is None else limit - self._law.package_idle
         if room is None or active <= max(room, 0):
             return 1.0
-        return max(LEAST, room / active)
+        return max(MIN_SPEED, room / active)
 
     def _limits(self) -> list[float | None]:
         """The milliwatts each socket may draw; None where nothing limits it."""

@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from wattspan.emulation.gpu_curves import published_curve
-from wattspan.emulation.gpu_ranks import Rank
-from wattspan.emulation.gpu_serving import Batching, Serving
-from wattspan.emulation.gpu_work import (
+from wattspan.emulation.boards import published_curve
+from wattspan.emulation.cpus import CpuLaw
+from wattspan.emulation.physics import Kernel
+from wattspan.emulation.serving import ContinuousBatching, RequestServing
+from wattspan.emulation.workloads import (
     DECODE,
     LARGE_MODEL,
     PREFILL,
     TRAIN,
-    Resident,
-    Steps,
+    GpuWork,
+    MemoryResident,
+    RankWork,
+    StepTiming,
     Training,
-    Work,
 )
-from wattspan.emulation.physics import Kernel
-from wattspan.emulation.powercap_law import CpuLaw
 from wattspan.ports import ConfigError
 
 KERNELS: Mapping[str, Kernel] = {
@@ -32,7 +32,7 @@ KERNELS: Mapping[str, Kernel] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class DemoJob:
     """A real process of the demo: how busy it keeps one CPU, and its work on each GPU.
 
     Its CPU time is real; its GPU time exists on the emulated boards only. ``work`` is that of a
@@ -42,11 +42,11 @@ class Job:
     name: str
     duty: float  # of one CPU, 0..1
     cpu: int | None = None  # pinned there, as training jobs are
-    gpus: Mapping[int, Work] = field(default_factory=dict)
+    gpus: Mapping[int, GpuWork] = field(default_factory=dict)
     memory: int = 4 << 30  # bytes on each of its GPUs
     spans: Literal["", "steps", "requests"] = ""  # what it tells of its work, on its first GPU
     service: str = ""  # under which service; "" is its name
-    work: Work | None = None
+    work: GpuWork | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class HostProfile:
     powercap: str | None
     law: CpuLaw = field(default_factory=CpuLaw)
     gpus: tuple[str, ...] = ()
-    jobs: tuple[Job, ...] = ()
+    jobs: tuple[DemoJob, ...] = ()
 
 
 _SERVER = CpuLaw(package_idle=62_000, package_active=11_000, dram_idle=7_000, dram_active=1_800)
@@ -67,8 +67,8 @@ _LAPTOP = CpuLaw(package_idle=3_000, package_active=6_000, dram_idle=800, dram_a
 _BATCH = CpuLaw(package_idle=55_000, package_active=150_000, dram_idle=7_000, dram_active=1_800)
 """Each of this machine's CPUs stands for many of the emulated package's."""
 
-_STEP = Steps(step=0.12, host=0.03, noise=0.03, seed=1)
-_TRAINER = Job(
+_STEP = StepTiming(step=0.12, host=0.03, noise=0.03, seed=1)
+_TRAINER = DemoJob(
     "trainer",
     duty=0.25,
     cpu=0,
@@ -76,25 +76,25 @@ _TRAINER = Job(
     memory=61 << 30,
     spans="steps",
 )
-_SERVER_JOB = Job(
+_SERVER_JOB = DemoJob(
     "server",
     duty=0.12,
     cpu=1,
-    gpus={1: Serving(rate=6.0, cost=0.06, burst=3.0, seed=2), 0: Resident()},
+    gpus={1: RequestServing(rate=6.0, cost=0.06, burst=3.0, seed=2), 0: MemoryResident()},
     memory=9 << 30,
     spans="requests",
 )
 
 
-def _trainer(seed: int, memory: int, step: float = 0.5, kernel: Kernel = TRAIN) -> Job:
-    work = Training(Steps(step, noise=0.03, seed=seed), kernel=kernel)
-    return Job("trainer", 0.25, 0, {0: work}, memory, "steps")
+def _trainer(seed: int, memory: int, step: float = 0.5, kernel: Kernel = TRAIN) -> DemoJob:
+    work = Training(StepTiming(step, noise=0.03, seed=seed), kernel=kernel)
+    return DemoJob("trainer", 0.25, 0, {0: work}, memory, "steps")
 
 
-def _rank(number: int, slower: float) -> Job:
-    steps = Steps(step=0.12 * slower, host=0.03, noise=0.02, seed=7 + number)
-    work = Rank("trainer", number, 2, steps, kernel=LARGE_MODEL)
-    return Job(f"rank-{number}", 0.1, number, {number: work}, 40 << 30, "steps", "trainer")
+def _rank(number: int, slower: float) -> DemoJob:
+    steps = StepTiming(step=0.12 * slower, host=0.03, noise=0.02, seed=7 + number)
+    work = RankWork("trainer", number, 2, steps, kernel=LARGE_MODEL)
+    return DemoJob(f"rank-{number}", 0.1, number, {number: work}, 40 << 30, "steps", "trainer")
 
 
 PROFILES: Mapping[str, HostProfile] = {
@@ -113,7 +113,7 @@ PROFILES: Mapping[str, HostProfile] = {
             "two-socket server, memory counters, no GPU",
             "xeon-2s",
             _SERVER,
-            jobs=(Job("batch", 0.4, 0), Job("web", 0.1, 1)),
+            jobs=(DemoJob("batch", 0.4, 0), DemoJob("web", 0.1, 1)),
         ),
         HostProfile(
             "one-socket-h100",
@@ -144,7 +144,7 @@ PROFILES: Mapping[str, HostProfile] = {
             "client processor with psys, core and uncore counters",
             "client",
             _LAPTOP,
-            jobs=(Job("browser", 0.2), Job("compile", 0.4)),
+            jobs=(DemoJob("browser", 0.2), DemoJob("compile", 0.4)),
         ),
         HostProfile(
             "old-gpu",
@@ -169,14 +169,18 @@ PROFILES: Mapping[str, HostProfile] = {
             "xeon-1s",
             _SERVER,
             ("h100",),
-            (Job("server", 0.15, 0, {0: Batching(seed=5)}, 60 << 30, "requests"),),
+            (DemoJob("server", 0.15, 0, {0: ContinuousBatching(seed=5)}, 60 << 30, "requests"),),
         ),
         HostProfile(
             "batch",
             "one-socket server without a GPU, with a CPU-bound job that its power limit can slow",
             "xeon-1s",
             _BATCH,
-            jobs=(Job("cruncher", 0.9, 0, spans="steps", work=Training(Steps(0.1, 0.5, 0.02, 6))),),
+            jobs=(
+                DemoJob(
+                    "cruncher", 0.9, 0, spans="steps", work=Training(StepTiming(0.1, 0.5, 0.02, 6))
+                ),
+            ),
         ),
     )
 }

@@ -1,4 +1,10 @@
-"""A real process that keeps one CPU busy to a given degree, until its standard input ends.
+"""Spans of a demo's jobs: what instrumented programs would say of the work on the emulated GPUs.
+
+The work goes on inside the emulated host; a job asks what it has finished and exactly when, and
+tells of each training step and each request as a span, in OTLP/JSON over the agent's Unix socket,
+as any program in any language could.
+
+A real process that keeps one CPU busy to a given degree, until its standard input ends.
 
 It exists to have something to measure: its CPU time is real, and so, by the emulated law, its
 energy is known. With ``--spans`` it also tells an agent what it does on the emulated host.
@@ -7,22 +13,210 @@ energy is known. With ``--spans`` it also tells an agent what it does on the emu
 from __future__ import annotations
 
 import argparse
+import http.client
+import json
 import os
+import random
 import select
-from collections.abc import Callable
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from wattspan.clock import SystemClock
-from wattspan.emulation.calls import Follower, Lie, Requests, Steps, Teller, UnixTime
-from wattspan.emulation.deeds import Deed
-from wattspan.emulation.guest import Conversation
-from wattspan.model import MILLISECOND
+from wattspan.emulation.control import ControlClient
+from wattspan.emulation.workloads import CompletedUnit
+from wattspan.model import MILLISECOND, SECOND, Instant
 from wattspan.ports import WattspanError
+
+MODEL = "emulated-70b"
+_MAX_QUEUED = 1000  # spans that wait for an agent
+_RETRY_TIMEOUT = 10 * SECOND  # with an agent that does not answer, as OTLP's exporters have
+_DRIFT = MILLISECOND  # between the two clocks, before the one is set by the other again
+
+
+class EmulatedSpan(NamedTuple):
+    """One finished piece of work, as a span will tell of it. Nanoseconds."""
+
+    name: str
+    start: int
+    end: int
+    attributes: dict[str, int | str]
+    parts: tuple[EmulatedSpan, ...] = ()  # spans below it
+
+
+class SpanDistortion(NamedTuple):
+    """In what spans differ from the truth; by default in nothing."""
+
+    took: int | None = None  # nanoseconds that every unit is said to have taken
+    samples: int | None = None  # that every step is said to have had
+    silent: bool = False  # nothing is told at all
+
+
+class SpanGenerator(Protocol):
+    def see(self, deed: CompletedUnit, lie: SpanDistortion) -> Iterator[EmulatedSpan]:
+        """What is told of a unit of work."""
+        ...
+
+
+@dataclass(slots=True)
+class StepSpans:
+    """Training: one step after the other; a rank's own part is a span of its own."""
+
+    rank: int | None = None
+
+    def see(self, deed: CompletedUnit, lie: SpanDistortion) -> Iterator[EmulatedSpan]:
+        start = deed.began if lie.took is None else deed.ended - lie.took
+        samples = deed.work if lie.samples is None else lie.samples
+        who: dict[str, int | str] = {} if self.rank is None else {"rank": self.rank}
+        own = EmulatedSpan("compute", start, min(deed.computed, deed.ended), dict(who))
+        parts = () if self.rank is None else (own,)
+        yield EmulatedSpan("train_step", start, deed.ended, {"samples": samples, **who}, parts)
+
+
+@dataclass(slots=True)
+class RequestSpans:
+    """Serving: requests come, wait, and are served."""
+
+    draw: random.Random = field(default_factory=lambda: random.Random(5))  # noqa: S311
+
+    def see(self, deed: CompletedUnit, lie: SpanDistortion) -> Iterator[EmulatedSpan]:
+        start = deed.began if lie.took is None else deed.ended - lie.took
+        yield EmulatedSpan("chat", start, deed.ended, self._tokens())
+
+    def _tokens(self) -> dict[str, int | str]:
+        return {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.request.model": MODEL,
+            "gen_ai.usage.input_tokens": self.draw.randint(200, 1800),
+            "gen_ai.usage.output_tokens": self.draw.randint(120, 280),
+        }
+
+
+class UnixTimeMapping:
+    """Unix time of monotonic times: as steady as they are, so that spans that touch still do."""
+
+    def __init__(self, now: Instant) -> None:
+        self._offset = now.wall - now.mono
+
+    def follow(self, now: Instant) -> None:
+        """Follow a clock that was set; a slew of less than a millisecond is let be."""
+        offset = now.wall - now.mono
+        if abs(offset - self._offset) > _DRIFT:
+            self._offset = offset
+
+    def of(self, call: EmulatedSpan) -> EmulatedSpan:
+        """A call in Unix time that was told in monotonic time."""
+        return call._replace(
+            start=call.start + self._offset,
+            end=call.end + self._offset,
+            parts=tuple(self.of(part) for part in call.parts),
+        )
+
+
+class SpanSender:
+    """Sends calls as spans to the agent at a Unix socket, together and not often.
+
+    An agent that is not there is no reason to stop: what it misses waits a little, then goes. One
+    that answers late has what it was sent; its answer is looked for later, and nothing sent twice.
+    """
+
+    def __init__(self, path: Path, service: str, every: int = SECOND // 2) -> None:
+        self._path, self._service, self._every = path, service, every
+        self._trace = os.urandom(12)
+        self._number = 0
+        self._waiting: deque[dict[str, object]] = deque(maxlen=_MAX_QUEUED)
+        self._due = 0
+        self._asked: _AgentConnection | None = None  # has been sent spans, and has not answered yet
+        self._sent: list[dict[str, object]] = []  # those
+        self._given_up = 0  # when it is waited for no more
+
+    def tell(self, call: EmulatedSpan) -> None:
+        self._number += 1
+        self._tell(call, (self._trace + self._number.to_bytes(4, "big")).hex(), "")
+
+    def _tell(self, call: EmulatedSpan, trace: str, parent: str) -> None:
+        span = os.urandom(8).hex()
+        self._waiting.append(
+            {
+                "traceId": trace,
+                "spanId": span,
+                **({"parentSpanId": parent} if parent else {}),
+                "name": call.name,
+                "kind": 1,
+                "startTimeUnixNano": str(call.start),
+                "endTimeUnixNano": str(call.end),
+                "attributes": [
+                    {"key": key, "value": _value(value)} for key, value in call.attributes.items()
+                ],
+            }
+        )
+        for part in call.parts:
+            self._tell(part, trace, span)
+
+    def send(self, now: int) -> None:
+        """Send what waits, if it is time to. ``now`` is of any clock, always the same."""
+        if self._asked is not None:
+            self._hear(self._asked, now)
+        if self._asked is not None or now < self._due or not self._waiting:
+            return
+        self._due, self._given_up = now + self._every, now + _RETRY_TIMEOUT
+        self._sent = list(self._waiting)
+        self._waiting.clear()
+        self._asked = connection = _AgentConnection(self._path)
+        try:
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", "/v1/traces", self._body(), headers)
+        except (OSError, http.client.HTTPException):
+            self._end(connection, taken=False)
+
+    def _hear(self, connection: _AgentConnection, now: int) -> None:
+        """See whether the agent has answered."""
+        if not select.select([connection.sock], [], [], 0)[0]:
+            if now >= self._given_up:
+                self._end(connection, taken=False)
+            return
+        try:
+            answer = connection.getresponse()
+            answer.read()
+            taken = answer.status == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            taken = False
+        self._end(connection, taken=taken)
+
+    def _end(self, connection: _AgentConnection, *, taken: bool) -> None:
+        connection.close()
+        if not taken:
+            self._waiting = deque([*self._sent, *self._waiting], maxlen=_MAX_QUEUED)
+        self._asked, self._sent = None, []
+
+    def _body(self) -> str:
+        resource = {"attributes": [{"key": "service.name", "value": _value(self._service)}]}
+        scopes = [{"scope": {"name": "wattspan.demo"}, "spans": self._sent}]
+        return json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": scopes}]})
+
+
+class _AgentConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=500 * MILLISECOND / SECOND)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def _value(value: int | str) -> dict[str, str]:
+    return {"intValue": str(value)} if isinstance(value, int) else {"stringValue": value}
+
 
 PERIOD = 40 * MILLISECOND
 
 
-def call_myself(name: str) -> None:
+def set_process_name(name: str) -> None:
     """Show ``name`` where the kernel shows a command; 15 bytes is all it takes."""
     Path("/proc/self/comm").write_text(name[:15])
 
@@ -43,30 +237,35 @@ def work(duty: float, clock: SystemClock, look: Callable[[], object]) -> None:
             return
 
 
-def follower(kind: str, rank: int | None) -> Follower:
+def span_generator(kind: str, rank: int | None) -> SpanGenerator:
     """Who makes spans of what is finished, by what it is."""
-    return Steps(rank) if kind == "steps" else Requests()
+    return StepSpans(rank) if kind == "steps" else RequestSpans()
 
 
-def narrator(
-    service: str, follower: Follower, gpu: int | None, host: Path, agent: Path, clock: SystemClock
+def span_reporter(
+    service: str,
+    follower: SpanGenerator,
+    gpu: int | None,
+    host: Path,
+    agent: Path,
+    clock: SystemClock,
 ) -> Callable[[], None]:
     """Tells ``agent`` of what this process has finished on a board, or on none, at each call."""
-    teller, unix = Teller(agent, service), UnixTime(clock.now())
-    conversation: Conversation | None = None
+    teller, unix = SpanSender(agent, service), UnixTimeMapping(clock.now())
+    conversation: ControlClient | None = None
     told = 0
 
     def look() -> None:
         nonlocal conversation, told
         try:
-            conversation = conversation or Conversation(host)
+            conversation = conversation or ControlClient(host)
             answer = conversation.ask(do="deeds", gpu=gpu, since=told)
         except WattspanError:
             return  # not on its board yet; or the host is about to end, and this process with it
-        now, told, lie = clock.now(), answer["units"], Lie(**answer["lie"])
+        now, told, lie = clock.now(), answer["units"], SpanDistortion(**answer["lie"])
         unix.follow(now)
         for deed in answer["deeds"] if not lie.silent else ():
-            for call in follower.see(Deed(*deed), lie):
+            for call in follower.see(CompletedUnit(*deed), lie):
                 teller.tell(unix.of(call))
         teller.send(now.mono)
 
@@ -85,14 +284,14 @@ def main() -> None:
     options.add_argument("--host", type=Path, help="the emulated host's directory")
     options.add_argument("--agent", type=Path, help="the agent's socket for spans")
     chosen = options.parse_args()
-    call_myself(chosen.name)
+    set_process_name(chosen.name)
     if chosen.cpu is not None and chosen.cpu in os.sched_getaffinity(0):
         os.sched_setaffinity(0, {chosen.cpu})
     clock = SystemClock()
     look: Callable[[], object] = lambda: None  # noqa: E731
     if chosen.spans is not None:
-        service, spans = chosen.service or chosen.name, follower(chosen.spans, chosen.rank)
-        look = narrator(service, spans, chosen.gpu, chosen.host, chosen.agent, clock)
+        service, spans = chosen.service or chosen.name, span_generator(chosen.spans, chosen.rank)
+        look = span_reporter(service, spans, chosen.gpu, chosen.host, chosen.agent, clock)
     work(chosen.duty, clock, look)
 
 

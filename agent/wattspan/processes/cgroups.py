@@ -2,6 +2,8 @@
 
 A cgroup's clock includes its descendants', so what is measured here is each known cgroup's time
 less that of the known cgroups directly below it.
+
+What a cgroup's own clock shows beyond the processes known in it.
 """
 
 from __future__ import annotations
@@ -11,15 +13,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from wattspan.attribution import split
 from wattspan.processes.groups import cgroup_paths
 
-MOST = 512
+MAX_CGROUPS = 512
 """Cgroups whose clocks are kept open; the rest count with the nearest one above them."""
 
-_REMEMBERED = 2048
+_MAX_REMEMBERED = 2048
 
 
-class Hierarchy(NamedTuple):
+class CgroupHierarchy(NamedTuple):
     """Where cgroups' clocks are: under ``root``, named by one controller's paths."""
 
     root: Path
@@ -37,32 +40,32 @@ class Hierarchy(NamedTuple):
         return None
 
 
-def find_hierarchy(root: Path) -> Hierarchy | None:
+def find_hierarchy(root: Path) -> CgroupHierarchy | None:
     """The hierarchy with the better clocks: v1's ``cpuacct`` where it is mounted, else v2."""
     for name in ("cpuacct", "cpu,cpuacct", "cpuacct,cpu"):
         if (root / name / "cpuacct.usage").is_file():
-            return Hierarchy(root / name, unified=False)
+            return CgroupHierarchy(root / name, unified=False)
     for path in (root, root / "unified"):
         if (path / "cgroup.controllers").is_file():
-            return Hierarchy(path, unified=True)
+            return CgroupHierarchy(path, unified=True)
     return None
 
 
-def is_host_root(hierarchy: Hierarchy) -> bool:
+def is_host_root(hierarchy: CgroupHierarchy) -> bool:
     """Whether this is the whole host's hierarchy, or what a container is shown of it."""
     if hierarchy.unified:
         return not (hierarchy.root / "cgroup.type").exists()
     return (hierarchy.root / "cgroup.sane_behavior").exists()
 
 
-class TotalClock:
+class TotalCpuClock:
     """The work of all processes together, to the nanosecond or microsecond.
 
     v1 has it as the root's clock. v2 counts only ticks at its root, so there it is the sum over
     the cgroups just below, and does not cover kernel threads, which have no cgroup.
     """
 
-    def __init__(self, hierarchy: Hierarchy) -> None:
+    def __init__(self, hierarchy: CgroupHierarchy) -> None:
         self._hierarchy = hierarchy
         self._fds: dict[str, int] = {}
         self._last: dict[str, int] = {}
@@ -114,7 +117,7 @@ class TotalClock:
 class CgroupClocks:
     """Persistent descriptors on the clocks of the cgroups that processes were seen in."""
 
-    def __init__(self, hierarchy: Hierarchy) -> None:
+    def __init__(self, hierarchy: CgroupHierarchy) -> None:
         self._hierarchy = hierarchy
         self._fds: dict[str, int] = {}
         self._last: dict[str, int] = {}
@@ -133,7 +136,7 @@ class CgroupClocks:
         try:
             return self._paths[cgroup_text]
         except KeyError:
-            if len(self._paths) >= _REMEMBERED:
+            if len(self._paths) >= _MAX_REMEMBERED:
                 self._paths.clear()
             path = self._paths[cgroup_text] = self._hierarchy.path_in(cgroup_text)
             return path
@@ -147,7 +150,7 @@ class CgroupClocks:
         while path is not None:
             if path in self._fds:
                 return path
-            path = _up(path)
+            path = _ancestors(path)
         return None
 
     def add(self, path: str) -> bool:
@@ -157,7 +160,7 @@ class CgroupClocks:
         """
         if path in self._fds:
             return True
-        if len(self._fds) >= MOST or (self._hierarchy.unified and path == "/"):
+        if len(self._fds) >= MAX_CGROUPS or (self._hierarchy.unified and path == "/"):
             return self._refuse(path)
         fd = _open_clock(self._hierarchy, path)
         if fd is None:
@@ -194,7 +197,7 @@ class CgroupClocks:
             del self._last[path]
         if dead:
             self._relink()
-        return own, {path: self.covering(_up(path)) for path in dead}
+        return own, {path: self.covering(_ancestors(path)) for path in dead}
 
     def close(self) -> None:
         for fd in self._fds.values():
@@ -202,16 +205,16 @@ class CgroupClocks:
         self._fds.clear()
 
     def _refuse(self, path: str) -> bool:
-        if len(self._refused) >= _REMEMBERED:
+        if len(self._refused) >= _MAX_REMEMBERED:
             self._refused.clear()
         self._refused.add(path)
         return False
 
     def _relink(self) -> None:
-        self._above = {path: self.covering(_up(path)) for path in self._fds}
+        self._above = {path: self.covering(_ancestors(path)) for path in self._fds}
 
 
-def _open_clock(hierarchy: Hierarchy, path: str) -> int | None:
+def _open_clock(hierarchy: CgroupHierarchy, path: str) -> int | None:
     name = "cpu.stat" if hierarchy.unified else "cpuacct.usage"
     try:
         return os.open(f"{hierarchy.root}{path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
@@ -219,7 +222,7 @@ def _open_clock(hierarchy: Hierarchy, path: str) -> int | None:
         return None
 
 
-def _clock_value(hierarchy: Hierarchy, fd: int) -> int | None:
+def _clock_value(hierarchy: CgroupHierarchy, fd: int) -> int | None:
     """Nanoseconds; None once the cgroup was removed (ENODEV)."""
     try:
         raw = os.pread(fd, 4096, 0)
@@ -233,7 +236,53 @@ def _clock_value(hierarchy: Hierarchy, fd: int) -> int | None:
     return None
 
 
-def _up(path: str) -> str | None:
+def _ancestors(path: str) -> str | None:
     if path in ("/", ""):
         return None
     return path.rpartition("/")[0] or "/"
+
+
+class CgroupExcess:
+    """Cumulative excess of each cgroup's clock over what its known processes were charged.
+
+    An excess is work of processes that came and went unseen, and of the last moments of those
+    that ended. A deficit is kept as a debt: the clocks are not read at one moment, and a process
+    may have moved from one cgroup to another unnoticed. All excess together is therefore settled
+    only as far as it is not matched by debt elsewhere, so that nothing is charged twice.
+    """
+
+    def __init__(self) -> None:
+        self._excess: dict[str, int] = {}
+
+    def measured(self, change: Mapping[str, int]) -> None:
+        """The cgroups' clocks went on by this much."""
+        for cgroup, amount in change.items():
+            self._excess[cgroup] = self._excess.get(cgroup, 0) + amount
+
+    def charged(self, cgroup: str, amount: int) -> None:
+        """A known process in ``cgroup`` was charged."""
+        self._excess[cgroup] = self._excess.get(cgroup, 0) - amount
+
+    def moved(self, old: str, new: str) -> None:
+        """A process turned out to have moved: what was charged to the wrong one is set right."""
+        wrong = min(-self._excess.get(old, 0), self._excess.get(new, 0))
+        if wrong > 0:
+            self._excess[old] += wrong
+            self._excess[new] -= wrong
+
+    def folded(self, cgroup: str, into: str | None) -> None:
+        """A cgroup was removed: from now on its like counts with the one above."""
+        left = self._excess.pop(cgroup, 0)
+        if into is not None:
+            self._excess[into] = self._excess.get(into, 0) + left
+
+    def settle(self) -> dict[str, int]:
+        """The excess of each cgroup that is due now, and is settled by this."""
+        open_ones = {cgroup: excess for cgroup, excess in self._excess.items() if excess > 0}
+        due = min(sum(open_ones.values()), sum(self._excess.values()))
+        if due <= 0:
+            return {}
+        parts = dict(zip(open_ones, split(due, list(open_ones.values())), strict=True))
+        for cgroup, part in parts.items():
+            self._excess[cgroup] -= part
+        return {cgroup: part for cgroup, part in parts.items() if part}

@@ -11,7 +11,7 @@ import re
 from wattspan.model import Group, GroupKind
 from wattspan.plaintext import printable
 
-LONGEST_NAME = 128
+MAX_LABEL = 128
 _SHORT_ID = 12
 
 _HEX = r"(?P<id>[0-9a-f]{64})"
@@ -141,10 +141,10 @@ def _unescape(name: str) -> str:
 
 
 def _label(name: str) -> str:
-    return clean(name, LONGEST_NAME)
+    return clean_label(name, MAX_LABEL)
 
 
-def clean(text: str, longest: int) -> str:
+def clean_label(text: str, longest: int) -> str:
     """``text`` fit to be a label: printable, and no longer than ``longest`` characters.
 
     Too long a text loses its middle: both ends of a path tell something.

@@ -11,17 +11,17 @@ from dataclasses import replace
 from threading import Lock
 
 from wattspan.model import Consumer, Group, GroupKind, NamePolicy, PayerInfo, ProcessRow
-from wattspan.processes.groups import clean, groups_of
-from wattspan.processes.procfs import Processes, Stat
-from wattspan.processes.scripts import script_of, without_script
+from wattspan.processes.groups import clean_label, groups_of
+from wattspan.processes.procfs import ProcessReader, Stat
+from wattspan.processes.scripts import interpreter_of, script_of
 
-LONGEST_COMMAND = 64
-NAMELESS = "process"
+MAX_COMMAND = 64
+UNNAMED = "process"
 """What every process is called where names are not to be told."""
 
 _COMM = 15  # the kernel cuts names here
 _TITLE = re.compile(r"[\s:=]")
-_REMEMBERED = 4096
+_MAX_REMEMBERED = 4096
 
 
 @functools.lru_cache(maxsize=1024)
@@ -37,12 +37,12 @@ def user_name(user_id: int) -> str:
 def groups_in(cgroup_text: str, user: str) -> tuple[Group, ...]:
     """The groups of a cgroup and, last, the user's; the same object for the same text."""
     found = groups_of(cgroup_text)
-    return (*found, Group(GroupKind.USER, clean(user, LONGEST_COMMAND))) if user else found
+    return (*found, Group(GroupKind.USER, clean_label(user, MAX_COMMAND))) if user else found
 
 
 def command_of(
     stat: Stat,
-    procfs: Processes,
+    procfs: ProcessReader,
     names: NamePolicy = NamePolicy.COMMAND,
     known: str | None = None,
 ) -> str:
@@ -54,19 +54,21 @@ def command_of(
     with it, so nobody's is read meanwhile.
     """
     if names is NamePolicy.NONE:
-        return NAMELESS
+        return UNNAMED
     if stat.kernel:
         comm = stat.comm.partition("-")[0] if stat.comm.startswith("kworker/") else stat.comm
-        return clean(f"[{comm}]", LONGEST_COMMAND)
+        return clean_label(f"[{comm}]", MAX_COMMAND)
     is_cut = len(stat.comm.encode()) >= _COMM
     if stat.stuck:
-        return known if known is not None else clean(stat.comm, LONGEST_COMMAND)
+        return known if known is not None else clean_label(stat.comm, MAX_COMMAND)
     line = procfs.command_line(stat.pid) or b"" if is_cut or names is NamePolicy.SCRIPT else b""
-    script = script_of(stat.comm, line, LONGEST_COMMAND) if names is NamePolicy.SCRIPT else None
-    return script or clean(_completed(stat.comm, line) if is_cut else stat.comm, LONGEST_COMMAND)
+    script = script_of(stat.comm, line, MAX_COMMAND) if names is NamePolicy.SCRIPT else None
+    return script or clean_label(
+        _untruncated(stat.comm, line) if is_cut else stat.comm, MAX_COMMAND
+    )
 
 
-def _completed(comm: str, line: bytes) -> str:
+def _untruncated(comm: str, line: bytes) -> str:
     """A name that the kernel has cut, whole if the first argument is the path of its program.
 
     Some write a title over their command line, arguments and all, into one word: of such a one
@@ -79,7 +81,7 @@ def _completed(comm: str, line: bytes) -> str:
 
 def info_of(
     stat: Stat,
-    procfs: Processes,
+    procfs: ProcessReader,
     cgroup_text: str,
     names: NamePolicy = NamePolicy.COMMAND,
     known: str | None = None,
@@ -96,13 +98,13 @@ def info_of(
     )
 
 
-def obituary(
+def info_of_exited(
     consumer: Consumer, comm: str, cgroup_text: str, user: str, parent: int, names: NamePolicy
 ) -> PayerInfo:
     """Describe a process that is gone, by what it left; its command line went with it."""
     return PayerInfo(
         consumer,
-        NAMELESS if names is NamePolicy.NONE else clean(comm, LONGEST_COMMAND),
+        UNNAMED if names is NamePolicy.NONE else clean_label(comm, MAX_COMMAND),
         groups_in(cgroup_text, user),
         user,
         parent or None,
@@ -116,7 +118,7 @@ class HostProcesses:
     has changed its name, as it does on ``exec``.
     """
 
-    def __init__(self, procfs: Processes, names: NamePolicy = NamePolicy.COMMAND) -> None:
+    def __init__(self, procfs: ProcessReader, names: NamePolicy = NamePolicy.COMMAND) -> None:
         self._procfs, self._names = procfs, names
         self._lock = Lock()
         self._known: OrderedDict[Consumer, tuple[str, PayerInfo]] = OrderedDict()
@@ -139,7 +141,7 @@ class HostProcesses:
             return info  # its name may be but the half of it
         with self._lock:
             self._known[consumer] = (stat.comm, info)
-            while len(self._known) > _REMEMBERED:
+            while len(self._known) > _MAX_REMEMBERED:
                 self._known.popitem(last=False)
         return info
 
@@ -154,7 +156,7 @@ class HostProcesses:
         if now is not None:
             return replace(info, command=now.command)
         if self._names is NamePolicy.NONE:
-            return replace(info, command=NAMELESS)
+            return replace(info, command=UNNAMED)
         if self._names is NamePolicy.COMMAND:
-            return replace(info, command=without_script(info.command))
+            return replace(info, command=interpreter_of(info.command))
         return info

@@ -18,7 +18,7 @@ HEADER = _HEADER.size
 _CODE = struct.Struct("=i")
 _ATTRIBUTE = struct.Struct("=HH")
 _BUFFER = 4 << 20  # what a few thousand exits between two polls need; used only when needed
-LARGEST = 8192
+MAX_DATAGRAM = 8192
 """No message of either kind comes near it, and a small buffer is cheap to make each time."""
 
 
@@ -80,7 +80,7 @@ def raise_error(payload: bytes) -> None:
         raise OSError(code, os.strerror(code) if code in errno.errorcode else "unknown error")
 
 
-class Drain:
+class DatagramReader:
     """Empties a non-blocking socket, and notes when the kernel had to drop messages."""
 
     def __init__(self, link: socket.socket) -> None:
@@ -91,7 +91,7 @@ class Drain:
         receive = self._link.recvfrom
         while True:
             try:
-                datagram, sender = receive(LARGEST)
+                datagram, sender = receive(MAX_DATAGRAM)
             except BlockingIOError:
                 return
             except OSError as error:

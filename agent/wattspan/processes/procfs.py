@@ -57,7 +57,7 @@ def parse_stat(raw: bytes) -> Stat:
     )
 
 
-class Processes(Protocol):
+class ProcessReader(Protocol):
     """The process table as the kernel shows it. Who is gone, or hidden, is None: no error."""
 
     def pids(self) -> list[int]: ...

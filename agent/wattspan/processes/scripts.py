@@ -1,26 +1,221 @@
-"""Which script an interpreter runs, told from its command line and by nothing else of it."""
+"""How the interpreters of scripts read their own command lines.
+
+Only behind options that are listed here is anything taken for a script: what follows another one
+could be its value, and a value can be a secret.
+
+Which script an interpreter runs, told from its command line and by nothing else of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum, auto
+from types import MappingProxyType
 from typing import NamedTuple
 
-from wattspan.processes.groups import clean
-from wattspan.processes.interpreters import (
-    GIVEN,
-    PYTHON,
-    TORCHRUN,
-    Grammar,
-    Kind,
-    grammar_of,
+from wattspan.processes.groups import clean_label
+
+
+class OptionKind(Enum):
+    """What an option says of what stands behind it."""
+
+    ALONE = auto()  # nothing; in a word of letters, further letters follow
+    REST = auto()  # its value, if it has any, is the rest of its word
+    VALUE = auto()  # its value is the rest of its word, or else the next word
+    NEXT = auto()  # its value is the next word; it is the last letter of its own
+    CODE = auto()  # program text follows: there is no script
+    MODULE = auto()  # its value is what runs, by its name
+    SCRIPT = auto()  # its value is what runs, by its path
+
+
+class OptionGrammar(NamedTuple):
+    """The options of one interpreter.
+
+    ``letters`` may share one word behind a hyphen. ``words`` are whole options, their values
+    behind an equals sign or in the next word. ``beginnings`` are those of options that are one
+    word each. ``joined``: so is every unknown one with two hyphens and an equals sign. ``ends``:
+    a script may follow ``--``. ``bare``: it may stand without an option.
+    """
+
+    letters: Mapping[str, OptionKind] = MappingProxyType({})
+    words: Mapping[str, OptionKind] = MappingProxyType({})
+    beginnings: tuple[str, ...] = ()
+    signs: tuple[str, ...] = ("-",)
+    joined: bool = False
+    ends: bool = False
+    bare: bool = True
+
+
+def _option_kinds(**by_kind: Iterable[str]) -> dict[str, OptionKind]:
+    return {
+        option: OptionKind[kind.upper()] for kind, options in by_kind.items() for option in options
+    }
+
+
+_DIGITS = "0123456789"
+
+PYTHON = OptionGrammar(
+    letters=_option_kinds(alone="bBdEiIOPqRsStuvx3", value="WXQ", code="c", module="m"),
+    words=_option_kinds(next=["--check-hash-based-pycs"]),
+    ends=True,
+)
+_SHELL = OptionGrammar(
+    letters=_option_kinds(alone="abefhiklmnprtuvxBCDEHPT", next="oO", code="c"),
+    words=_option_kinds(
+        alone=["--login", "--noediting", "--noprofile", "--norc", "--posix", "--restricted"],
+        next=["--rcfile", "--init-file"],
+    ),
+    signs=("-", "+"),
+    ends=True,
+)
+_PERL = OptionGrammar(
+    letters=_option_kinds(alone="acfglnpsStTuUwWX" + _DIGITS, value="I", rest="CDFiMm", code="eE"),
+    words=_option_kinds(alone=["-d", "-x"]),
+    beginnings=("-d:", "-dt:"),
+    ends=True,
+)
+_RUBY = OptionGrammar(
+    letters=_option_kinds(alone="acdlnpsSTUvwWy" + _DIGITS, value="CEIrX", rest="Fi", code="e"),
+    words=_option_kinds(
+        alone=["--debug", "--disable-gems", "--jit", "--rjit", "--verbose", "--yjit"],
+        value=["--disable", "--enable", "--encoding", "--external-encoding", "--internal-encoding"],
+    ),
+    beginnings=("-W:", "--disable-", "--enable-", "--yjit-"),
+    ends=True,
+)
+_NODE = OptionGrammar(
+    words=_option_kinds(
+        alone=[
+            *("-i", "--interactive", "--enable-source-maps", "--expose-gc", "--expose_gc"),
+            *("--inspect", "--inspect-brk", "--pending-deprecation", "--preserve-symlinks"),
+            *("--prof", "--throw-deprecation", "--trace-deprecation", "--trace-uncaught"),
+            *("--trace-warnings", "--use-openssl-ca", "--watch"),
+            *("--experimental-modules", "--experimental-vm-modules"),
+            *("--experimental-strip-types", "--experimental-transform-types"),
+        ],
+        value=[
+            *("-r", "--require", "--import", "--loader", "--experimental-loader", "--title"),
+            *("-C", "--conditions", "--env-file", "--icu-data-dir", "--input-type"),
+            *("--openssl-config", "--redirect-warnings", "--watch-path"),
+        ],
+        code=["-e", "--eval", "-p", "--print", "-pe"],
+    ),
+    beginnings=("--no-", "--harmony"),
+    joined=True,
+    ends=True,
+)
+_JAVA = OptionGrammar(
+    words=_option_kinds(
+        alone=[
+            *("-server", "-client", "-ea", "-da", "-esa", "-dsa", "-enableassertions"),
+            *("-disableassertions", "-showversion", "--show-version", "--enable-preview"),
+        ],
+        value=[
+            *("-cp", "-classpath", "--class-path", "-p", "--module-path", "--add-modules"),
+            *("--upgrade-module-path", "--limit-modules", "--patch-module", "--source"),
+            *("--add-reads", "--add-exports", "--add-opens", "--enable-native-access"),
+        ],
+        module=["-m", "--module"],
+        script=["-jar"],
+    ),
+    beginnings=("-ea:", "-da:", "-D", "-X", "-verbose", "-agentlib:", "-agentpath:", "-javaagent:"),
+)
+_PHP = OptionGrammar(
+    letters=_option_kinds(alone="Cnq", value="cdStz", code="rBRE", script="fF"),
+    words=_option_kinds(
+        alone=["--no-php-ini", "--no-header"],
+        value=["--php-ini", "--define", "--server", "--docroot"],
+        code=["--run", "--process-begin", "--process-code", "--process-end"],
+        script=["--file", "--process-file"],
+    ),
+)
+_R = OptionGrammar(
+    words=_option_kinds(
+        alone=[
+            *("-q", "-s", "--interactive", "--no-echo", "--no-environ", "--no-init-file"),
+            *("--no-readline", "--no-restore", "--no-restore-data", "--no-restore-history"),
+            *("--no-save", "--no-site-file", "--quiet", "--restore", "--save", "--silent"),
+            *("--slave", "--vanilla", "--verbose"),
+        ],
+        code=["-e"],
+        script=["-f", "--file"],
+    ),
+    joined=True,
+    bare=False,
+)
+_JULIA = OptionGrammar(
+    letters=_option_kinds(alone="iq", value="CHJLpt", code="eE", module="m"),
+    words=_option_kinds(
+        alone=[
+            *("-O0", "-O1", "-O2", "-O3", "-g0", "-g1", "-g2", "--project", "--quiet"),
+            *("--code-coverage", "--track-allocation", "--optimize"),
+        ],
+        value=[
+            *("--check-bounds", "--color", "--compile", "--compiled-modules", "--cpu-target"),
+            *("--depwarn", "--gcthreads", "--handle-signals", "--heap-size-hint", "--home"),
+            *("--history-file", "--load", "--machine-file", "--math-mode", "--pkgimages"),
+            *("--procs", "--startup-file", "--sysimage", "--threads"),
+        ],
+        code=["--eval", "--print"],
+    ),
+    ends=True,
 )
 
+TORCHRUN = OptionGrammar(
+    words=_option_kinds(
+        alone=[
+            *("-m", "--module", "--no-python", "--no_python"),
+            *("--run-path", "--run_path", "--standalone"),
+        ],
+        value=[
+            *("-r", "--redirects", "-t", "--tee", "--log-dir", "--log_dir", "--role", "--nnodes"),
+            *("--nproc-per-node", "--nproc_per_node", "--node-rank", "--node_rank"),
+            *("--rdzv-backend", "--rdzv_backend", "--rdzv-endpoint", "--rdzv_endpoint"),
+            *("--rdzv-id", "--rdzv_id", "--rdzv-conf", "--rdzv_conf"),
+            *("--max-restarts", "--max_restarts", "--monitor-interval", "--monitor_interval"),
+            *("--start-method", "--start_method", "--local-addr", "--local_addr"),
+            *("--master-addr", "--master_addr", "--master-port", "--master_port"),
+            *("--local-ranks-filter", "--local_ranks_filter", "--logs-specs", "--logs_specs"),
+        ],
+    ),
+    joined=True,
+)
+"""Not an interpreter: a script of Python's whose own first argument is what matters."""
+
+INTERPRETERS = (
+    (re.compile(r"(?:python|pypy)[0-9.]{0,8}[dt]?"), PYTHON),
+    (re.compile(r"(?:ba|da|a|z|k|mk)?sh"), _SHELL),
+    (re.compile(r"perl[0-9.]{0,8}"), _PERL),
+    (re.compile(r"ruby[0-9.]{0,8}"), _RUBY),
+    (re.compile(r"node(?:js)?"), _NODE),
+    (re.compile(r"java"), _JAVA),
+    (re.compile(r"php[0-9.]{0,8}"), _PHP),
+    (re.compile(r"R"), _R),
+    (re.compile(r"julia"), _JULIA),
+)
+"""Each by the names that it is called by."""
+
+FRAMEWORK_THREAD_NAMES = frozenset(
+    {"pt_main_thread", "pt_elastic", "MainThread", "node-MainThread"}
+)
+"""Names that PyTorch and Node.js give to every process they run in, and that tell nothing of it."""
+
+
+def grammar_of(program: str) -> OptionGrammar | None:
+    """How the interpreter called ``program`` reads its command line; None if it is not known."""
+    for names, grammar in INTERPRETERS:
+        if names.fullmatch(program):
+            return grammar
+    return None
+
+
 _COMM = 15  # bytes of a name that the kernel keeps
-_MOST_WORDS = 256  # of a command line that are looked at: new processes may come by the thousand
+_MAX_WORDS = 256  # of a command line that are looked at: new processes may come by the thousand
 _LAUNCHER = "torchrun"
 
 
-class Script(NamedTuple):
+class ScriptInvocation(NamedTuple):
     """What is run: by its path alone, by an option and its name, or by an option alone."""
 
     option: str
@@ -42,30 +237,30 @@ def script_of(comm: str, command_line: bytes, longest: int) -> str | None:
     ``command_line`` is what ``/proc/PID/cmdline`` holds, or its beginning: a word that has no end
     is not believed. The answer is printable and has at most ``longest`` characters.
     """
-    ended = command_line.split(b"\0", _MOST_WORDS)[:-1]
+    ended = command_line.split(b"\0", _MAX_WORDS)[:-1]
     words = (word.decode("utf-8", "replace") for word in ended)
     program = _last_part(next(words, "")).removeprefix("-")
     grammar = grammar_of(program)
     script = _find(words, grammar) if grammar is not None else None
     if script is None:
         return None
-    names = {_cut(program), _cut(script.name), *GIVEN}
+    names = {_truncate(program), _truncate(script.name), *FRAMEWORK_THREAD_NAMES}
     if comm not in names and grammar_of(comm) is not grammar:
         return None
-    if grammar is PYTHON and script == Script("", _LAUNCHER):
+    if grammar is PYTHON and script == ScriptInvocation("", _LAUNCHER):
         launched = _find(words, TORCHRUN)
         program, script = (_LAUNCHER, launched) if launched is not None else (program, script)
-    return clean(f"{program} {script}", longest)
+    return clean_label(f"{program} {script}", longest)
 
 
-def without_script(name: str) -> str:
+def interpreter_of(name: str) -> str:
     """The interpreter's name alone, of what ``script_of`` has made; another name as it is."""
     program, space, _ = name.partition(" ")
     made = space and (program == _LAUNCHER or grammar_of(program) is not None)
     return program if made else name
 
 
-def _find(words: Iterator[str], grammar: Grammar) -> Script | None:
+def _find(words: Iterator[str], grammar: OptionGrammar) -> ScriptInvocation | None:
     """What is run by these arguments; those behind it stay in ``words``."""
     for word in words:
         if word == "--":
@@ -75,7 +270,7 @@ def _find(words: Iterator[str], grammar: Grammar) -> Script | None:
         option, joined, value = word.partition("=")
         kind = grammar.words.get(option)
         if kind is not None:
-            found = _meet(kind, option, value if joined else None, words)
+            found = _apply_option(kind, option, value if joined else None, words)
         elif word.startswith(grammar.beginnings) or (
             grammar.joined and word.startswith("--") and "=" in word
         ):
@@ -84,52 +279,56 @@ def _find(words: Iterator[str], grammar: Grammar) -> Script | None:
             return None
         else:
             found = _letters(word, words, grammar)
-        if found is not _NOTHING:
+        if found is not _NO_SCRIPT:
             return found
     return None
 
 
-_NOTHING = Script("", "")
+_NO_SCRIPT = ScriptInvocation("", "")
 """The option is understood, and does not say what is run."""
 
 
-def _letters(word: str, words: Iterator[str], grammar: Grammar) -> Script | None:
+def _letters(word: str, words: Iterator[str], grammar: OptionGrammar) -> ScriptInvocation | None:
     """What a word of option letters says."""
     for at, letter in enumerate(word[1:], start=1):
         kind = grammar.letters.get(letter)
-        if kind is None or (kind is Kind.NEXT and word[at + 1 :]):
+        if kind is None or (kind is OptionKind.NEXT and word[at + 1 :]):
             return None
-        if kind is not Kind.ALONE:
-            return _meet(kind, f"-{letter}", word[at + 1 :] or None, words)
-    return _NOTHING if len(word) > 1 else None
+        if kind is not OptionKind.ALONE:
+            return _apply_option(kind, f"-{letter}", word[at + 1 :] or None, words)
+    return _NO_SCRIPT if len(word) > 1 else None
 
 
-def _meet(kind: Kind, option: str, value: str | None, words: Iterator[str]) -> Script | None:
+def _apply_option(
+    kind: OptionKind, option: str, value: str | None, words: Iterator[str]
+) -> ScriptInvocation | None:
     """What an option says that has ``value``, if any, in its own word."""
-    if kind is Kind.CODE:
-        return Script(option, "")
-    if kind is Kind.ALONE or kind is Kind.REST:
-        return _NOTHING
+    if kind is OptionKind.CODE:
+        return ScriptInvocation(option, "")
+    if kind is OptionKind.ALONE or kind is OptionKind.REST:
+        return _NO_SCRIPT
     if value is None:
         value = next(words, "")
-    if kind is Kind.SCRIPT:
+    if kind is OptionKind.SCRIPT:
         return _path(value)
-    if kind is Kind.MODULE:
+    if kind is OptionKind.MODULE:
         script = _path(value)
-        return script and Script(option, script.name)
-    return _NOTHING
+        return script and ScriptInvocation(option, script.name)
+    return _NO_SCRIPT
 
 
-def _path(word: str) -> Script | None:
+def _path(word: str) -> ScriptInvocation | None:
     """The script that is named by the last part of a path; None if that is no name."""
     name = _last_part(word.rstrip("/"))
-    return Script("", name) if name.strip(".") and not name.startswith(("-", "@")) else None
+    return (
+        ScriptInvocation("", name) if name.strip(".") and not name.startswith(("-", "@")) else None
+    )
 
 
 def _last_part(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def _cut(name: str) -> str:
+def _truncate(name: str) -> str:
     """``name`` as far as the kernel keeps it."""
     return name.encode()[:_COMM].decode("utf-8", "replace")

@@ -22,33 +22,43 @@ from wattspan.model import (
     Trouble,
 )
 from wattspan.ports import Clock, UsageBatch
-from wattspan.processes.accounts import SocketAccounts
-from wattspan.processes.busy import BusyClock
-from wattspan.processes.capability import Capability
-from wattspan.processes.cgroups import CgroupClocks, TotalClock
-from wattspan.processes.discovery import Discovery
-from wattspan.processes.envelope import EnvelopeBook
-from wattspan.processes.events import Events, News
+from wattspan.processes.capabilities import Capability
+from wattspan.processes.cgroups import CgroupClocks, CgroupExcess, TotalCpuClock
+from wattspan.processes.cpus import BusyClock, CpuTopology
 from wattspan.processes.identity import groups_in
-from wattspan.processes.lives import Charge, Ended, Lives, Moved, Turn
-from wattspan.processes.placement import Placement
-from wattspan.processes.procfs import Processes
-from wattspan.processes.table import GONE, ProcessTable, Rank, ReadClock, Tracked
-from wattspan.processes.topology import CpuTopology
-from wattspan.processes.vigil import PATIENCE, Vigil
+from wattspan.processes.kernel_events import EventChannel, ProcessEvents
+from wattspan.processes.lifecycle import (
+    CpuCharge,
+    CpuDeltas,
+    ExitedProcess,
+    LifecycleTracker,
+    LifecycleUpdate,
+    ProcessScanner,
+)
+from wattspan.processes.procfs import ProcessReader
+from wattspan.processes.socket_accounting import PlacementSampler, SocketAccounting
+from wattspan.processes.table import (
+    GONE,
+    IDLE_AFTER,
+    ClockList,
+    IdleScanner,
+    ProcessTable,
+    ReadClock,
+    TrackedProcess,
+)
 
-SECOND_LOOK = SECOND
+RESCAN_INTERVAL = SECOND
 """A newborn is looked at again after this: by then it is what it set out to be."""
 
-AUDITED = 20
+AUDIT_BATCH = 20
 """Busy processes whose cgroup is read again at each scan, in turn."""
 
 BASE_FOOTPRINT = 4 << 20
 """The end of a process costs about as much as giving back this much memory, and then its own."""
 
-_AUDITABLE = 4096
+_MAX_AUDITED = 4096
 
-THRIFT = 50
+CGROUP_COST_DIVISOR = 50
 """Cgroups' clocks are read so rarely that it takes no more than one part in this."""
 
 
@@ -62,15 +72,15 @@ class CpuUsageSource:
     def __init__(
         self,
         clock: Clock,
-        processes: Processes,
+        processes: ProcessReader,
         read_clock: ReadClock,
         topology: CpuTopology,
         *,
         busy: BusyClock | None = None,
-        births: Events | None = None,
-        finals: Events | None = None,
+        births: EventChannel | None = None,
+        finals: EventChannel | None = None,
         cgroups: CgroupClocks | None = None,
-        total: TotalClock | None = None,
+        total: TotalCpuClock | None = None,
         capabilities: tuple[Capability, ...] = (),
         scan_every: int = SECOND,
         names: NamePolicy = NamePolicy.COMMAND,
@@ -83,16 +93,16 @@ class CpuUsageSource:
         self._capabilities = capabilities
         self._scan_every = scan_every
         self._table = ProcessTable(read_clock)
-        self._lives = Lives(processes, self._table, names)
-        self._discovery = Discovery(processes, self._table, scan_every)
-        self._accounts = SocketAccounts(topology, Placement(processes, topology), busy)
-        self._book = EnvelopeBook()
-        self._vigil = Vigil(total)
+        self._lives = LifecycleTracker(processes, self._table, names)
+        self._discovery = ProcessScanner(processes, self._table, scan_every)
+        self._accounts = SocketAccounting(topology, PlacementSampler(processes, topology), busy)
+        self._book = CgroupExcess()
+        self._vigil = IdleScanner(total)
         self._new_cgroups: set[str] = set()
         self._remainders: set[str] = set()
         self._removed: list[Remainder] = []
-        self._young: deque[tuple[int, Tracked]] = deque()
-        self._audited: deque[Tracked] = deque(maxlen=_AUDITABLE)
+        self._young: deque[tuple[int, TrackedProcess]] = deque()
+        self._audited: deque[TrackedProcess] = deque(maxlen=_MAX_AUDITED)
         self._before: Instant | None = None
         self._churn = False
         self._next_envelope = 0
@@ -121,11 +131,11 @@ class CpuUsageSource:
         measured = self._churn and self._measure_cgroups()
         for pid in (*news.finals, *news.died):
             self._table.wake(pid)
-        turn = Turn(news, found, before, now)
+        turn = LifecycleUpdate(news, found, before, now)
         self._lives.turn(turn, self._ask(self._table.awake, turn))
         if self._sleepers_due(turn):
             self._lives.turn(turn, self._ask(self._table.asleep, turn))
-            self._table.sweep(PATIENCE)
+            self._table.sweep(IDLE_AFTER)
             self._vigil.asked(now.mono)
         if turn.exited and not measured:
             self._churn = True
@@ -143,7 +153,7 @@ class CpuUsageSource:
             processes=len(self._table),
         )
 
-    def _ask(self, rank: Rank, turn: Turn) -> Moved:
+    def _ask(self, rank: ClockList, turn: LifecycleUpdate) -> CpuDeltas:
         moved = rank.moved()
         if self._finals is not None and any(value == GONE for _, value in moved):
             # The kernel reports an exit before it frees the pid: the rest is there by now.
@@ -151,7 +161,7 @@ class CpuUsageSource:
             turn.found.born |= turn.news.born.keys()
         return moved
 
-    def _sleepers_due(self, turn: Turn) -> bool:
+    def _sleepers_due(self, turn: LifecycleUpdate) -> bool:
         """Whether the sleepers must be asked in this turn."""
         total = self._vigil.total
         if total is not None:
@@ -171,7 +181,7 @@ class CpuUsageSource:
         news = self._hear()
         now = self._clock.now()
         found = self._discovery.look(now.mono, news, heard=self._births is not None)
-        self._lives.turn(Turn(news, found, None, now), ())
+        self._lives.turn(LifecycleUpdate(news, found, None, now), ())
         # Looking took its time. Every account begins now, at one moment as nearly as may be.
         now = self._before = self._clock.now()
         self._accounts.read_busy(now.mono)
@@ -194,8 +204,8 @@ class CpuUsageSource:
             if part is not None:
                 part.close()
 
-    def _hear(self) -> News:
-        news = News()
+    def _hear(self) -> ProcessEvents:
+        news = ProcessEvents()
         for channel in (self._births, self._finals):
             if channel is not None:
                 channel.drain(news)
@@ -237,17 +247,17 @@ class CpuUsageSource:
                 self._remainders.remove(cgroup)
                 self._removed.append(Remainder(cgroup))
         took = self._clock.monotonic() - began
-        self._next_envelope = began + THRIFT * took
+        self._next_envelope = began + CGROUP_COST_DIVISOR * took
         return True
 
-    def _settle_cgroups(self, turn: Turn, measured: bool) -> None:
+    def _settle_cgroups(self, turn: LifecycleUpdate, measured: bool) -> None:
         cgroups = self._cgroups
         if cgroups is None:
             self._churn = False
             return
         turn.exited.extend(self._removed)
         self._removed.clear()
-        ended: dict[str, list[Ended]] = {}
+        ended: dict[str, list[ExitedProcess]] = {}
         for text, some in turn.ended.items():
             covering = self._covering(text)
             if covering is not None:
@@ -264,7 +274,9 @@ class CpuUsageSource:
                 cgroups.add(path)
             self._new_cgroups.clear()
 
-    def _charge_excess(self, turn: Turn, cgroup: str, excess: int, ended: Sequence[Ended]) -> None:
+    def _charge_excess(
+        self, turn: LifecycleUpdate, cgroup: str, excess: int, ended: Sequence[ExitedProcess]
+    ) -> None:
         """To those whose end was reported, as what ending cost them: mostly, giving back memory.
 
         But to the cgroup's remainder if anybody may have come and gone unreported.
@@ -274,14 +286,14 @@ class CpuUsageSource:
             weights = [BASE_FOOTPRINT + footprint for _, footprint in ended]
             for (charge, _), part in zip(ended, split(excess, weights), strict=True):
                 if part:
-                    turn.charges.append(Charge(charge.payer, part, cgroup, charge.row))
+                    turn.charges.append(CpuCharge(charge.payer, part, cgroup, charge.row))
             return
         payer = Remainder(cgroup)
         if cgroup not in self._remainders:
             self._remainders.add(cgroup)
             groups = groups_in(f"0::{cgroup}", "")
             turn.infos.append(PayerInfo(payer, "(unseen)", groups))
-        turn.charges.append(Charge(payer, excess, cgroup))
+        turn.charges.append(CpuCharge(payer, excess, cgroup))
 
     def _covering(self, text: str) -> str | None:
         """The known cgroup whose clock counts the work of processes with this cgroup text.
@@ -301,7 +313,7 @@ class CpuUsageSource:
 
     # --------------------------------------------------------------------------- second looks
 
-    def _redescribe(self, turn: Turn) -> None:
+    def _redescribe(self, turn: LifecycleUpdate) -> None:
         """Look again at who became another program, at the young, and at some of the rest."""
         again = {row for pid in turn.news.execed if (row := self._table.get(pid)) is not None}
         while self._young and self._young[0][0] <= turn.now.mono:
@@ -309,7 +321,7 @@ class CpuUsageSource:
             again.add(row)
             self._audited.append(row)
         if turn.found.scanned:
-            for _ in range(min(AUDITED, len(self._audited))):
+            for _ in range(min(AUDIT_BATCH, len(self._audited))):
                 row = self._audited.popleft()
                 if row.rank is not None:
                     again.add(row)
@@ -322,7 +334,7 @@ class CpuUsageSource:
         for charge in turn.charges:
             if charge.row is not None and not charge.row.known:
                 charge.row.known = True
-                self._young.append((turn.now.mono + SECOND_LOOK, charge.row))
+                self._young.append((turn.now.mono + RESCAN_INTERVAL, charge.row))
 
     def _note_move(self, old: str, new: str) -> None:
         """What was charged to the cgroup it had left is set right."""

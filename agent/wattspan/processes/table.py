@@ -1,4 +1,13 @@
-"""The processes under watch, and the fastest way to ask their clocks."""
+"""The processes under watch, and the fastest way to ask their clocks.
+
+Whether processes that slept have woken, told without asking each of them.
+
+Asking thousands of sleepers ten times a second is what would cost most, and nearly always for
+nothing. The kernel's sum over all processes, exact to the nanosecond, tells whether anybody did
+anything that those who are awake did not do: only then are the sleepers asked, and anyhow once a
+second. Up to ``tolerance`` of a poll's work may thus be charged up to a second late; none is lost.
+Without such a sum the sleepers are asked at every poll.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +15,8 @@ import operator
 from collections.abc import Callable, Iterator
 from itertools import compress
 
-from wattspan.model import Consumer, PayerInfo
+from wattspan.model import MILLISECOND, SECOND, Consumer, PayerInfo
+from wattspan.processes.cgroups import TotalCpuClock
 
 ReadClock = Callable[[int], int]
 """Nanoseconds of the CPU clock with this id; OSError once its process is gone."""
@@ -19,7 +29,7 @@ def clock_id(pid: int) -> int:
     return (~pid << 3) | 2
 
 
-class Tracked:
+class TrackedProcess:
     """One process under watch."""
 
     __slots__ = (
@@ -49,7 +59,7 @@ class Tracked:
         self.kernel = kernel
         self.charged = charged  # how far its clock has been accounted for
         self.active = 0  # the sweep in which it last did something
-        self.rank: Rank | None = None  # the rank it stands in; None once it is gone
+        self.rank: ClockList | None = None  # the rank it stands in; None once it is gone
         self.index = -1
         self.info: PayerInfo | None = None  # None until it has used a CPU
         self.text = ""  # its /proc/PID/cgroup
@@ -60,7 +70,7 @@ class Tracked:
         self.look = 0  # when to see again where it runs, on the monotonic clock
 
 
-class Rank:
+class ClockList:
     """Rows, and beside them plain lists, so that asking all their clocks is three C loops.
 
     A process costs one system call (half a microsecond, twice that when it has slept so long
@@ -69,23 +79,23 @@ class Rank:
 
     def __init__(self, read_clock: ReadClock) -> None:
         self._read = read_clock
-        self._rows: list[Tracked] = []
+        self._rows: list[TrackedProcess] = []
         self._clocks: list[int] = []
         self._values: list[int] = []
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __iter__(self) -> Iterator[Tracked]:
+    def __iter__(self) -> Iterator[TrackedProcess]:
         return iter(self._rows)
 
-    def add(self, row: Tracked) -> None:
+    def add(self, row: TrackedProcess) -> None:
         row.rank, row.index = self, len(self._rows)
         self._rows.append(row)
         self._clocks.append(clock_id(row.consumer.pid))
         self._values.append(row.charged)
 
-    def remove(self, row: Tracked) -> None:
+    def remove(self, row: TrackedProcess) -> None:
         """Forget a row; the last one takes its place."""
         at = row.index
         moved, clock, value = self._rows.pop(), self._clocks.pop(), self._values.pop()
@@ -94,7 +104,7 @@ class Rank:
             moved.index = at
         row.rank, row.index = None, -1
 
-    def moved(self) -> list[tuple[Tracked, int]]:
+    def moved(self) -> list[tuple[TrackedProcess, int]]:
         """Ask every clock: the rows whose clock is not where it was, and where it is now."""
         values = self._read_all()
         different = compress(range(len(values)), map(operator.ne, values, self._values))
@@ -123,9 +133,9 @@ class ProcessTable:
 
     def __init__(self, read_clock: ReadClock) -> None:
         self._read = read_clock
-        self.awake = Rank(read_clock)
-        self.asleep = Rank(read_clock)
-        self._by_pid: dict[int, Tracked] = {}
+        self.awake = ClockList(read_clock)
+        self.asleep = ClockList(read_clock)
+        self._by_pid: dict[int, TrackedProcess] = {}
         self._sweep = 0
 
     def __len__(self) -> int:
@@ -138,7 +148,7 @@ class ProcessTable:
     def __contains__(self, pid: int) -> bool:
         return pid in self._by_pid
 
-    def get(self, pid: int) -> Tracked | None:
+    def get(self, pid: int) -> TrackedProcess | None:
         return self._by_pid.get(pid)
 
     def clock(self, pid: int) -> int | None:
@@ -148,17 +158,17 @@ class ProcessTable:
         except (OSError, OverflowError):
             return None
 
-    def add(self, row: Tracked) -> None:
+    def add(self, row: TrackedProcess) -> None:
         row.active = self._sweep
         self._by_pid[row.consumer.pid] = row
         self.awake.add(row)
 
-    def remove(self, row: Tracked) -> None:
+    def remove(self, row: TrackedProcess) -> None:
         if row.rank is not None:
             row.rank.remove(row)
             del self._by_pid[row.consumer.pid]
 
-    def worked(self, row: Tracked, value: int) -> None:
+    def worked(self, row: TrackedProcess, value: int) -> None:
         """Note that a process did something: its clock is at ``value``, all accounted for."""
         row.charged = value
         row.active = self._sweep
@@ -183,3 +193,54 @@ class ProcessTable:
         """Forget what every process did up to now."""
         for row, value in [*self.awake.moved(), *self.asleep.moved()]:
             row.charged = max(row.charged, value)
+
+
+IDLE_SCAN_INTERVAL = SECOND
+"""The sleepers are asked at least this often."""
+
+IDLE_AFTER = 10
+"""Seconds without any work after which a process counts as a sleeper."""
+
+TOLERANCE_DIVISOR = 1000
+"""Work of one part in this of the host's capacity may go unnoticed for a moment."""
+
+
+def tolerance(capacity: int) -> int:
+    """The nanoseconds that may be charged late, given what could have been done in a poll."""
+    return max(MILLISECOND // 2, capacity // TOLERANCE_DIVISOR)
+
+
+class IdleScanner:
+    """Holds what was charged against the kernel's sum since everybody was last asked."""
+
+    def __init__(self, total: TotalCpuClock | None) -> None:
+        self._total = total
+        self._now: int | None = None
+        self._since: int | None = None
+        self._explained = 0
+        self._next = 0
+
+    @property
+    def total(self) -> TotalCpuClock | None:
+        return self._total
+
+    def read(self) -> None:
+        """To be called before any process is asked."""
+        self._now = self._total.read() if self._total is not None else None
+
+    def explained(self, amount: int) -> None:
+        """So much of the sum has been charged."""
+        self._explained += amount
+
+    def due(self, mono: int, capacity: int) -> bool:
+        """Whether the sleepers must be asked now."""
+        if self._now is None or self._since is None or mono >= self._next:
+            return True
+        return self._now - self._since - self._explained > tolerance(capacity)
+
+    def asked(self, mono: int) -> None:
+        """Everybody has been asked: what is not explained by now is nobody's in the table."""
+        self._next = mono + IDLE_SCAN_INTERVAL
+        self._since, self._explained = self._now, 0
+        if self._total is not None:
+            self._total.refresh()

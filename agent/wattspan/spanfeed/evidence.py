@@ -49,7 +49,7 @@ class Owner(Protocol):
 
 
 class Kernel(Protocol):
-    """Who is gone, or hidden, is None: no error. ``wattspan.processes.witness.Witness``."""
+    """Process lookups; None for a process that is gone or hidden (``ProcessInspector``)."""
 
     def identify(self, pid: int) -> Consumer | None: ...
     def look(self, pid: int) -> Living | None: ...

@@ -1,0 +1,412 @@
+"""What processes do on an emulated GPU: demand and progress as values that time moves on.
+
+A piece of work is asked for its ``demand`` and told how much time passed, how fast the GPU ran it
+(``speed``: 1.0 is its wish granted at the highest clock) and how fast its CPUs were (``host``:
+1.0 unless a package's power limit slows them). A slow GPU makes the GPU's part of a step longer
+and leaves the host's part as it is, so a cap shows as longer steps, to the nanosecond.
+
+Ranks of a synchronous job: processes on several GPUs that end every step together.
+
+Each computes its part, then waits for the slowest, as in data parallelism with an all-reduce at
+the end of a step. The ranks do not know one another: whoever steps the boards finds out when all
+have arrived, and lets them go on from exactly that moment.
+
+What emulated work has finished, and exactly when: the truth that spans and tests are made of.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+from wattspan.emulation.physics import Kernel, ModelKernel
+
+_SECOND = 1_000_000_000
+TRAIN = ModelKernel(compute=0.7)
+DECODE = ModelKernel(compute=0.2, activity=0.45)  # memory-bound: no cap binds, a clock lock saves
+PREFILL = ModelKernel(compute=0.55, activity=0.95)  # between the two: a cap shows in latency
+LARGE_MODEL = ModelKernel(compute=0.57, activity=1.05)
+"""Training of a large model. On the emulated H100 it comes close to what is known second-hand of
+Llama-3-8B on a real one (time and energy against 700 W; here, with 3 % of a step on the host):
+
+===== ============== ==============
+watts real           here
+===== ============== ==============
+600   1.035 / 0.945  1.031 / 0.944
+500   1.093 / 0.833  1.105 / 0.843
+400   1.218 / 0.744  1.215 / 0.747
+300   1.68  / 0.775  1.472 / 0.676
+===== ============== ==============
+
+So five percent of slowdown buy some eight percent of energy, and no more.
+"""
+FOREVER = math.inf
+
+
+class FinishedUnit(NamedTuple):
+    """A unit of work that is done; times in seconds before the time that the work has come to.
+
+    ``computed``: when its own part was done, where it then waited for others. ``ideal`` is how
+    long it would have taken with nothing to slow it, 0 where nobody can know.
+    """
+
+    began: float
+    computed: float
+    ended: float
+    ideal: float
+    work: int = 1
+
+
+class GpuWork(Protocol):
+    """A process's work on a GPU: an immutable value."""
+
+    @property
+    def kernel(self) -> Kernel: ...
+
+    @property
+    def demand(self) -> float:
+        """The share of the GPU it wants now, 0 to 1."""
+        ...
+
+    @property
+    def done(self) -> float:
+        """Units of work finished since it began."""
+        ...
+
+    @property
+    def finished(self) -> tuple[FinishedUnit, ...]:
+        """What the latest ``after`` finished."""
+        ...
+
+    def after(self, elapsed: int, speed: float, host: float = 1.0) -> GpuWork:
+        """The work ``elapsed`` nanoseconds later."""
+        ...
+
+    def lasts(self, speed: float, host: float = 1.0) -> float:
+        """Seconds until its demand changes by itself, if nothing else does."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryResident:
+    """Holds memory and does nothing."""
+
+    kernel: Kernel = TRAIN
+    demand: float = 0.0
+    done: float = 0.0
+    finished: tuple[FinishedUnit, ...] = ()
+
+    def after(self, elapsed: int, speed: float, host: float = 1.0) -> MemoryResident:
+        del elapsed, speed, host
+        return self
+
+    def lasts(self, speed: float, host: float = 1.0) -> float:
+        del speed, host
+        return FOREVER
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyLoad:
+    """Wants the same share for ever; a unit of work is a second at full speed."""
+
+    demand: float = 1.0
+    kernel: Kernel = TRAIN
+    done: float = 0.0
+    finished: tuple[FinishedUnit, ...] = ()
+
+    def after(self, elapsed: int, speed: float, host: float = 1.0) -> SteadyLoad:
+        del host
+        return replace(self, done=self.done + self.demand * speed * elapsed / _SECOND)
+
+    def lasts(self, speed: float, host: float = 1.0) -> float:
+        del speed, host
+        return FOREVER
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedLoad:
+    """Wants each listed share for the listed seconds, over and over, whatever the GPU does."""
+
+    phases: tuple[tuple[float, float], ...]  # (seconds, demand)
+    kernel: Kernel = TRAIN
+    done: float = 0.0
+    position: int = 0  # nanoseconds into the script
+    finished: tuple[FinishedUnit, ...] = ()
+
+    @property
+    def demand(self) -> float:
+        return self._phase()[1]
+
+    def lasts(self, speed: float, host: float = 1.0) -> float:
+        del speed, host
+        return self._phase()[0]
+
+    def _phase(self) -> tuple[float, float]:
+        """The seconds left of the present phase, and its demand."""
+        left = self.position
+        for seconds, demand in self.phases:
+            left -= round(seconds * _SECOND)
+            if left < 0:
+                return -left / _SECOND, demand
+        return 0.0, self.phases[-1][1]
+
+    def after(self, elapsed: int, speed: float, host: float = 1.0) -> ScriptedLoad:
+        del host
+        length = sum(round(seconds * _SECOND) for seconds, _ in self.phases)
+        return replace(
+            self,
+            position=(self.position + elapsed) % length,
+            done=self.done + self.demand * speed * elapsed / _SECOND,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """How long each step of a training job takes, and how much work is in it.
+
+    ``step`` is a step's seconds at full speed, ``host`` the host's share of them; ``noise`` is
+    the coefficient of variation from step to step, drawn from ``seed``. The work of a step is
+    ``samples``, give or take ``spread`` of it, and its time is in proportion.
+    """
+
+    step: float = 0.25
+    host: float = 0.1
+    noise: float = 0.0
+    seed: int = 0
+    samples: int = 256
+    spread: float = 0.0
+
+    def seconds(self, step: int, *, computing: bool) -> float:
+        """The seconds at full speed of one part of step number ``step``."""
+        share = (1.0 - self.host) if computing else self.host
+        amount = self.work(step) / self.samples
+        return max(1e-6, self.step * amount * share * self.variation(step))
+
+    def whole(self, step: int) -> float:
+        """The seconds at full speed of step number ``step``."""
+        return self.seconds(step, computing=False) + self.seconds(step, computing=True)
+
+    def variation(self, step: int) -> float:
+        if not self.noise:
+            return 1.0
+        draw = random.Random(self.seed * 1_000_003 + step).gauss(0.0, 1.0)  # noqa: S311
+        return math.exp(self.noise * draw)
+
+    def work(self, step: int) -> int:
+        """How many samples are in step number ``step``."""
+        if not self.spread:
+            return self.samples
+        draw = random.Random(self.seed * 1_000_033 + step).uniform(-1.0, 1.0)  # noqa: S311
+        return max(1, round(self.samples * (1.0 + self.spread * draw)))
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Steps, one after the other: the host prepares, then the GPU computes.
+
+    While it is ``paused`` no step begins; the present one is finished first.
+    """
+
+    of: StepTiming = field(default_factory=StepTiming)
+    load: float = 1.0  # demand while computing
+    kernel: Kernel = TRAIN
+    paused: bool = False
+    steps: int = 0
+    computing: bool = False
+    left: float | None = None  # of the present phase: host seconds, or GPU seconds at full speed
+    since: float = 0.0  # seconds since the present step began
+    finished: tuple[FinishedUnit, ...] = ()
+
+    @property
+    def demand(self) -> float:
+        return self.load if self.computing else 0.0
+
+    @property
+    def done(self) -> float:
+        whole = self.of.seconds(self.steps, computing=True)
+        left = whole if self.left is None or not self.computing else self.left
+        return self.steps + 1.0 - left / whole
+
+    def after(self, elapsed: int, speed: float, host: float = 1.0) -> Training:
+        time, since = elapsed / _SECOND, self.since
+        steps, computing, left = self.steps, self.computing, self.left
+        ended: list[tuple[float, float, int]] = []  # seconds left then, seconds it took, number
+        while time > 0.0:
+            if left is None:
+                if self.paused and not computing:
+                    since = 0.0
+                    break
+                left = self.of.seconds(steps, computing=computing)
+            rate = speed if computing else host
+            if left > time * rate:
+                left, since = left - time * rate, since + time
+                break
+            time, since, left = time - left / rate, since + left / rate, None
+            if computing:
+                ended.append((time, since, steps))
+                steps, since = steps + 1, 0.0
+            computing = not computing
+        finished = tuple(
+            FinishedUnit(ago + took, ago, ago, self.of.whole(step), self.of.work(step))
+            for ago, took, step in ended
+        )
+        return replace(
+            self, steps=steps, computing=computing, left=left, since=since, finished=finished
+        )
+
+    def lasts(self, speed: float, host: float = 1.0) -> float:
+        if self.left is None and self.paused and not self.computing:
+            return FOREVER
+        left = self.of.seconds(self.steps, computing=self.computing)
+        return (left if self.left is None else self.left) / (speed if self.computing else host)
+
+
+@dataclass(frozen=True, slots=True)
+class RankWork:
+    """One rank of ``ranks``: the host prepares, the GPU computes, then it waits for the others.
+
+    A waiting GPU spins: it wants ``spinning`` of the board, though it does nothing of use.
+    """
+
+    group: str
+    rank: int
+    ranks: int
+    of: StepTiming = field(default_factory=StepTiming)
+    load: float = 1.0
+    spinning: float = 0.25
+    kernel: Kernel = TRAIN
+    paused: bool = False
+    steps: int = 0
+    computing: bool = False
+    left: float | None = None
+    since: float = 0.0  # seconds from the begin of the step to where it has come
+    arrived: float | None = None  # seconds ago that it began to wait; None: it does not
+    late: float = 0.0  # seconds to make up for: the others were there before anybody looked
+    finished: tuple[FinishedUnit, ...] = ()
+
+    @property
+    def demand(self) -> float:
+        if self.arrived is not None:
+            return self.spinning
+        return self.load if self.computing else 0.0
+
+    @property
+    def done(self) -> float:
+        return float(self.steps)
+
+    def after(self, elapsed: int, speed: float, host: float = 1.0) -> RankWork:
+        time = elapsed / _SECOND
+        if self.arrived is not None:
+            return replace(self, arrived=self.arrived + time, finished=())
+        time += self.late
+        since, computing, left = self.since, self.computing, self.left
+        arrived = None
+        while time > 0.0:
+            if left is None:
+                if self.paused and not computing:
+                    since = 0.0
+                    break
+                left = self.of.seconds(self.steps, computing=computing)
+            rate = speed if computing else host
+            if left > time * rate:
+                left, since = left - time * rate, since + time
+                break
+            time, since, left = time - left / rate, since + left / rate, None
+            if computing:
+                arrived = time
+                break
+            computing = True
+        return replace(
+            self, since=since, computing=computing and arrived is None, left=left,
+            arrived=arrived, late=0.0, finished=(),
+        )  # fmt: skip
+
+    def lasts(self, speed: float, host: float = 1.0) -> float:
+        if self.arrived is not None or (self.left is None and self.paused and not self.computing):
+            return FOREVER
+        left = self.of.seconds(self.steps, computing=self.computing)
+        left = left if self.left is None else self.left
+        return max(0.0, left / (speed if self.computing else host) - self.late)
+
+    def let_go(self, ago: float) -> RankWork:
+        """The rank after a step that all had finished ``ago`` seconds before now."""
+        if self.arrived is None:
+            raise ValueError("a rank that does not wait cannot be let go")
+        ended = min(ago, self.arrived)
+        done = FinishedUnit(
+            self.since + self.arrived, self.arrived, ended,
+            self.of.whole(self.steps), self.of.work(self.steps),
+        )  # fmt: skip
+        return replace(
+            self, steps=self.steps + 1, since=0.0, arrived=None, late=ended, finished=(done,)
+        )
+
+
+def all_arrived(ranks: Sequence[RankWork]) -> bool:
+    """Whether all the ranks of a job wait for one another."""
+    return len(ranks) == ranks[0].ranks and all(rank.arrived is not None for rank in ranks)
+
+
+def waiting_time(rank: RankWork) -> int:
+    """How many nanoseconds a rank has been waiting."""
+    return round((rank.arrived or 0.0) * _SECOND)
+
+
+MAX_UNITS = 20_000  # units of work by process: forty minutes of steps of 0.12 s
+
+
+class CompletedUnit(NamedTuple):
+    """A finished unit of work, in nanoseconds of the monotonic clock.
+
+    ``computed``: when its own part was done, where it then waited for other ranks. ``ideal`` is
+    how long it would have taken with nothing to slow it, 0 where nobody can know.
+    """
+
+    began: int
+    computed: int
+    ended: int
+    ideal: int
+    work: int
+
+
+class WorkLog:
+    """The units that one process has finished: the latest in full, all of them in sums."""
+
+    def __init__(self, kept: int = MAX_UNITS) -> None:
+        self._deeds: deque[CompletedUnit] = deque(maxlen=kept)
+        self.units = 0
+        self.took = 0
+        self.ideal = 0
+        self.work = 0
+
+    def note(self, at: int, finished: Iterable[FinishedUnit]) -> None:
+        """Remember what was finished up to the time ``at``."""
+        for one in finished:
+            began, computed, ended = (
+                at - round(ago * _SECOND) for ago in (one.began, one.computed, one.ended)
+            )
+            deed = CompletedUnit(began, computed, ended, round(one.ideal * _SECOND), one.work)
+            self._deeds.append(deed)
+            self.units += 1
+            self.took += ended - began
+            self.ideal += deed.ideal
+            self.work += deed.work
+
+    def since(self, number: int) -> tuple[CompletedUnit, ...]:
+        """The units from number ``number`` on, as far as they are remembered."""
+        wanted = min(max(0, self.units - number), len(self._deeds))
+        return tuple(self._deeds)[len(self._deeds) - wanted :] if wanted else ()
+
+    def told(self, number: int | None) -> dict[str, Any]:
+        """As an answer of the engine: the sums, and what is new since ``number``."""
+        return {
+            "deeds": [] if number is None else [list(deed) for deed in self.since(number)],
+            "units": self.units,
+            "took": self.took,
+            "ideal": self.ideal,
+            "work": self.work,
+        }

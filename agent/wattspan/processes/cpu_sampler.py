@@ -1,0 +1,237 @@
+"""The course of a few processes' CPU time, finer than the agent's ticks.
+
+Spans are shorter than an interval. Looking at the CPU clock of their process every few
+milliseconds tells when in the interval the process worked, and so when its energy was spent.
+
+The kernel brings the clock of a process that runs up to date at its scheduler's ticks: a figure
+may be one of them old, 4 ms at the 250 Hz of most distributions.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+
+from wattspan.model import MILLISECOND, SECOND, Consumer
+from wattspan.processes.host import HostClock
+from wattspan.processes.table import clock_id
+
+PERIOD = 10 * MILLISECOND
+
+MAX_PERIOD = 100 * MILLISECOND
+"""However many are watched, they are looked at this often: the agent's own usual interval."""
+
+MAX_COST_DIVISOR = 50
+"""The looking may take one part in so many of a core; beyond, it becomes less frequent."""
+
+MAX_FAST_PROCESSES = 16
+"""Of more than so many, those that have long done nothing are looked at in turns."""
+
+_LONG = SECOND
+_TURNS = 8
+
+MAX_SAMPLES = 1024
+"""Samples kept of a process that nobody takes: 10 s at the usual period."""
+
+_OWN_THREAD = 3  # CLOCK_THREAD_CPUTIME_ID
+_INTERRUPTED = MILLISECOND // 2  # between two readings: which of both times is meant is open
+
+
+class _CpuSeries:
+    """The samples of one process: monotonic time and CPU time in turns."""
+
+    __slots__ = ("clock", "consumer", "cpu", "idle", "samples", "worked")
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self.clock = clock_id(consumer.pid)
+        self.samples = array("q")
+        self.cpu = -1  # as it was read last
+        self.idle = 0  # when it was last read unchanged, if that is in no sample yet
+        self.worked = 0  # when it was last seen to have worked
+
+    def add(self, mono: int, cpu: int) -> None:
+        """Note a reading. Of a stretch without work the first and the last are kept."""
+        if cpu == self.cpu:
+            self.idle = mono
+            return
+        self.worked = mono
+        self._rest()
+        self.samples.append(mono)
+        self.samples.append(cpu)
+        self.cpu = cpu
+
+    def rests(self, now: int) -> bool:
+        """Whether it has done nothing for long."""
+        return now - self.worked >= _LONG
+
+    def take(self) -> array[int]:
+        self._rest()
+        taken, self.samples = self.samples, array("q")
+        return taken
+
+    def trim(self) -> int:
+        """Let the older half go if there is too much; how many samples that were."""
+        if len(self.samples) <= 2 * MAX_SAMPLES:
+            return 0
+        del self.samples[:MAX_SAMPLES]
+        return MAX_SAMPLES // 2
+
+    def _rest(self) -> None:
+        if self.idle:
+            self.samples.append(self.idle)
+            self.samples.append(self.cpu)
+            self.idle = 0
+
+
+class CpuSampler:
+    """Looks at the CPU clocks of watched processes every ``period`` nanoseconds.
+
+    ``watch``, ``unwatch`` and ``take`` are safe from any thread. The thread sleeps while there
+    is nobody to watch, and looks less often when looking would take more than two percent
+    of a core. Of many processes those that have done nothing for a second are looked at every
+    eighth time, so it is known a little less finely when they begin again. A process that has
+    died keeps its last samples until it is unwatched.
+    """
+
+    def __init__(self, clock: HostClock, period: int = PERIOD, most: int = 256) -> None:
+        self._clock = clock
+        self._least_period = period
+        self._most = most
+        self._lock = threading.Lock()
+        self._courses: dict[Consumer, _CpuSeries] = {}
+        self._awake: list[_CpuSeries] = []
+        self._resting: list[list[_CpuSeries]] = [[] for _ in range(_TURNS)]
+        self._sweeps = 0
+        self._wanted = threading.Event()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+        self._cost = 0.0  # CPU time of one look, its waking included, smoothed
+        self.crowded = 0  # processes not watched for want of room
+        self.dropped = 0  # samples that nobody took in time
+
+    @property
+    def period(self) -> int:
+        """How often the clocks are looked at now, in nanoseconds."""
+        return min(max(self._least_period, round(self._cost * MAX_COST_DIVISOR)), self._slowest)
+
+    def start(self) -> None:
+        """Begin to look, in a thread of its own."""
+        self._thread = threading.Thread(target=self._run, name="wattspan-fine", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._wanted.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def watch(self, consumer: Consumer) -> None:
+        """Know the course of ``consumer``'s CPU time from now on; at most ``most`` are watched."""
+        with self._lock:
+            if consumer in self._courses:
+                return
+            if len(self._courses) >= self._most and not self._forget_a_dead_one():
+                self.crowded += 1
+                return
+            course = self._courses[consumer] = _CpuSeries(consumer)
+            self._awake.append(course)
+            self._look([course])
+            self._wanted.set()
+
+    def unwatch(self, consumer: Consumer) -> None:
+        with self._lock:
+            course = self._courses.pop(consumer, None)
+            if course is not None:
+                self._drop(course)
+
+    def take(self, consumer: Consumer) -> list[tuple[int, int]]:
+        """The samples of ``consumer`` since the last time: monotonic time, CPU time so far.
+
+        Between two samples it worked evenly, as far as anybody knows.
+        """
+        with self._lock:
+            course = self._courses.get(consumer)
+            if course is None:
+                return []
+            taken = course.take()
+        return list(zip(taken[::2], taken[1::2], strict=True))
+
+    def sweep(self) -> None:
+        """Look at every clock whose turn it is."""
+        with self._lock:
+            self._sweeps += 1
+            self._look(self._awake)
+            now = self._clock.monotonic()
+            resting = self._resting[self._sweeps % _TURNS]
+            if resting:
+                self._look(resting)
+                for course in [one for one in resting if not one.rests(now)]:
+                    resting.remove(course)
+                    self._awake.append(course)
+            if len(self._awake) > MAX_FAST_PROCESSES and self._sweeps % _TURNS == 0:
+                for course in [one for one in self._awake if one.rests(now)]:
+                    self._awake.remove(course)
+                    self._resting[course.consumer.pid % _TURNS].append(course)
+            if not any(self._everyone):
+                self._wanted.clear()
+
+    # ------------------------------------------------------------------------------- details
+
+    @property
+    def _slowest(self) -> int:
+        return max(self._least_period, MAX_PERIOD)
+
+    @property
+    def _everyone(self) -> tuple[list[_CpuSeries], ...]:
+        """All that are looked at, by whose turn it is."""
+        return (self._awake, *self._resting)
+
+    def _look(self, courses: list[_CpuSeries]) -> None:
+        """Read each clock, stamped between the time before and the time after."""
+        monotonic, read = self._clock.monotonic, self._clock.read_cpu_clock
+        dead = []
+        before = monotonic()
+        for course in courses:
+            try:
+                cpu = read(course.clock)
+            except OSError:
+                cpu = -1
+            after = monotonic()
+            if cpu < course.cpu or cpu < 0:  # gone; or another has its pid by now
+                dead.append(course)
+            elif after - before < _INTERRUPTED:
+                course.add((before + after) // 2, cpu)
+                if len(course.samples) > 2 * MAX_SAMPLES:
+                    self.dropped += course.trim()
+            before = after
+        for course in dead:
+            self._drop(course)
+
+    def _drop(self, course: _CpuSeries) -> None:
+        for courses in self._everyone:
+            if course in courses:
+                courses.remove(course)
+
+    def _forget_a_dead_one(self) -> bool:
+        """Make room at the expense of a process that has died; False if all are alive."""
+        alive = {course.consumer for courses in self._everyone for course in courses}
+        dead = next((consumer for consumer in self._courses if consumer not in alive), None)
+        if dead is None:
+            return False
+        del self._courses[dead]
+        return True
+
+    def _run(self) -> None:
+        due = self._clock.monotonic()
+        used = self._clock.read_cpu_clock(_OWN_THREAD)
+        while not self._stopped:
+            if not self._wanted.is_set():
+                self._wanted.wait()
+                due = self._clock.monotonic()
+                used = self._clock.read_cpu_clock(_OWN_THREAD)
+            self.sweep()
+            before, used = used, self._clock.read_cpu_clock(_OWN_THREAD)
+            self._cost += (used - before - self._cost) / 16
+            due = max(due + self.period, self._clock.monotonic())
+            self._clock.sleep_until(due)

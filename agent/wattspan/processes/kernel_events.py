@@ -1,0 +1,333 @@
+"""What the kernel says about births, execs and deaths, in one place for both its channels.
+
+The kernel's process connector: fork, exec and exit as they happen.
+
+Layout from the kernel's ``uapi/linux/connector.h`` and ``uapi/linux/cn_proc.h``. Subscribing
+needs CAP_NET_ADMIN before Linux 6.6, and the initial user and pid namespaces always.
+
+Taskstats: the CPU time of a process that has just ended, from the kernel's own books.
+
+Layout from ``uapi/linux/taskstats.h``, which only ever grows at the end, but for version 15,
+where fields were put in the middle and taken out again. So nothing is believed before a
+question about this very process has been answered rightly. Needs CAP_NET_ADMIN and the initial
+user and pid namespaces.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import struct
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from wattspan.processes import netlink
+
+
+class ExitRecord(NamedTuple):
+    """The last words of a process: its total CPU time, nearly.
+
+    The kernel writes this down before the process gives back its memory, so the time of that
+    (some tenths of a millisecond, more for a large process) is missing from ``cpu``.
+    ``certain`` is False where an old kernel does not say whether it speaks of a process or of
+    one of its threads.
+    """
+
+    pid: int
+    parent: int
+    cpu: int  # nanoseconds, all threads
+    elapsed: int  # nanoseconds since its start
+    command: str
+    user_id: int | None
+    certain: bool = True
+    footprint: int = 0  # the most memory it ever held, in bytes
+
+
+@dataclass(slots=True)
+class ProcessEvents:
+    """What happened since the last time somebody asked. ``lost``: and more than that."""
+
+    born: dict[int, int] = field(default_factory=dict)  # pid to its parent's
+    execed: set[int] = field(default_factory=set)
+    died: set[int] = field(default_factory=set)
+    finals: dict[int, list[ExitRecord]] = field(default_factory=dict)
+    lost: bool = False
+
+    def add_final(self, final: ExitRecord) -> None:
+        """Note a final; the sum over a group replaces what its first thread said alone."""
+        finals = self.finals.setdefault(final.pid, [])
+        if final.certain and finals and not finals[-1].certain:
+            finals.pop()
+        finals.append(final)
+
+    def merge(self, later: ProcessEvents) -> None:
+        self.born.update(later.born)
+        self.execed |= later.execed
+        self.died |= later.died
+        for pid, finals in later.finals.items():
+            self.finals.setdefault(pid, []).extend(finals)
+        self.lost = self.lost or later.lost
+
+    @property
+    def churn(self) -> bool:
+        return bool(self.born or self.died or self.finals or self.lost)
+
+
+class EventChannel(Protocol):
+    """A channel on which the kernel reports processes."""
+
+    @property
+    def overruns(self) -> int:
+        """How often the kernel had to drop messages because nobody took them in time."""
+        ...
+
+    def drain(self, news: ProcessEvents) -> None:
+        """Add everything reported so far to ``news``; never waits, never raises."""
+        ...
+
+    def close(self) -> None: ...
+
+
+_PROC_GROUP = 1  # CN_IDX_PROC
+_CN = struct.Struct("=IIIIHH")  # idx val seq ack len flags
+# idx val, then what, then the four numbers an event may have: of a fork parent_pid parent_tgid
+# child_pid child_tgid, of the others process_pid process_tgid and more.
+_EVENT = struct.Struct("=II12xI12xIIII")
+_MIN_EVENT = netlink.HEADER + _EVENT.size
+_NONE, _FORKED, _EXECED, _EXITED = 0, 0x1, 0x2, 0x80000000
+_LISTEN = 1  # PROC_CN_MCAST_LISTEN
+_ACK_TIMEOUT_MS = 500  # milliseconds for the kernel's answer to a subscription
+
+
+def record_event(datagram: bytes, news: ProcessEvents) -> None:
+    """Note the one event of a datagram. Threads are left out: a process's clock has them all.
+
+    Thousands of these come in a second on a busy host, so it is taken apart in one go.
+    """
+    if len(datagram) < _MIN_EVENT:
+        return
+    index, value, what, first, second, third, fourth = _EVENT.unpack_from(datagram, netlink.HEADER)
+    if index != _PROC_GROUP or value != 1:
+        return
+    if what == _FORKED:
+        if third == fourth:  # the child's task and group
+            news.born[third] = second
+    elif what == _EXITED:
+        if first == second:
+            news.died.add(second)
+    elif what == _EXECED:
+        news.execed.add(second)
+
+
+def acknowledgement(datagram: bytes) -> int | None:
+    """The error in the kernel's answer to a subscription, 0 if it is granted; None: no answer."""
+    if len(datagram) < _MIN_EVENT:
+        return None
+    index, value, what, error, *_ = _EVENT.unpack_from(datagram, netlink.HEADER)
+    return error if (index, value, what) == (_PROC_GROUP, 1, _NONE) else None
+
+
+class ProcessConnector:
+    """A subscription to the process connector."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._drain = netlink.DatagramReader(link)
+        self._seen = 0
+
+    @classmethod
+    def open(cls) -> ProcessConnector:
+        """Subscribe; OSError where the kernel does not permit it, or stays silent."""
+        link = netlink.open_netlink(netlink.CONNECTOR, _PROC_GROUP)
+        try:
+            request = _CN.pack(_PROC_GROUP, 1, 0, 0, 4, 0) + struct.pack("=I", _LISTEN)
+            link.send(netlink.message(3, 0, request))
+            _await_acknowledgement(link)
+            link.setblocking(False)
+        except OSError:
+            link.close()
+            raise
+        return cls(link)
+
+    @property
+    def overruns(self) -> int:
+        return self._drain.overruns
+
+    def drain(self, news: ProcessEvents) -> None:
+        try:
+            for datagram in self._drain.datagrams():
+                record_event(datagram, news)
+        except OSError:
+            news.lost = True
+        if self._drain.overruns != self._seen:
+            self._seen = self._drain.overruns
+            news.lost = True
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def _await_acknowledgement(link: socket.socket) -> None:
+    """Outside the initial namespaces the kernel answers nothing at all."""
+    ready = select.poll()
+    ready.register(link, select.POLLIN)
+    for _ in range(1000):  # events of others may come first
+        if not ready.poll(_ACK_TIMEOUT_MS):
+            raise TimeoutError("the kernel does not answer; are these the initial namespaces?")
+        error = acknowledgement(link.recv(netlink.MAX_DATAGRAM))
+        if error is not None:
+            if error:
+                raise OSError(error, os.strerror(error))
+            return
+    raise TimeoutError("the kernel does not acknowledge the subscription")
+
+
+_CONTROL, _GET_FAMILY, _FAMILY_ID, _FAMILY_NAME = 0x10, 3, 1, 2
+_GET, _ASK_PID, _REGISTER_MASK = 1, 1, 3
+_TGID, _STATS, _AGGR_PID, _AGGR_TGID = 2, 3, 4, 5
+_GENL = struct.Struct("=BBH")
+_REPLY_TIMEOUT = 1.0  # seconds for an answer while opening
+
+_VERSION = struct.Struct("=H")
+_CPU_VIRTUAL = struct.Struct("=Q")  # cpu_run_virtual_total: the scheduler's nanoseconds
+_ACCT = struct.Struct("=IIII")  # ac_uid ac_gid ac_pid ac_ppid
+_TIMES = struct.Struct("=QQQ")  # ac_etime ac_utime ac_stime, microseconds
+_MEMORY = struct.Struct("=Q")  # hiwater_rss, KiB
+_GROUP = struct.Struct("=I4xQ")  # ac_tgid ac_tgetime
+_AT_FLAG, _AT_VIRTUAL, _AT_COMM, _AT_ACCT, _AT_TIMES, _AT_MEMORY, _AT_GROUP = (
+    8,
+    72,
+    80,
+    120,
+    144,
+    200,
+    368,
+)
+_LAST_OF_GROUP = 0x20  # AGROUP
+_GROUP_SINCE_VERSION = 12  # the version that brought ac_tgid and AGROUP
+
+
+def parse_exit(payload: bytes) -> ExitRecord | None:
+    """The final of a process in one generic-netlink message; None for a thread's, or nonsense.
+
+    A lone process reports itself (AGGR_PID). The last thread of a group adds the sum over the
+    group (AGGR_TGID), which is then what counts.
+    """
+    task: ExitRecord | None = None
+    total: tuple[int, int] | None = None
+    for kind, value in netlink.attributes(payload[_GENL.size :]):
+        parts = dict(netlink.attributes(value))
+        stats = parts.get(_STATS, b"")
+        if len(stats) < _AT_MEMORY + _MEMORY.size:
+            continue
+        if kind == _AGGR_PID:
+            task = _task(stats)
+        elif kind == _AGGR_TGID and len(parts.get(_TGID, b"")) >= 4:
+            total = (struct.unpack_from("=I", parts[_TGID])[0], _cpu_of(stats))
+    if task is not None and total is not None:
+        return task._replace(pid=total[0], cpu=total[1], certain=True)
+    return task
+
+
+def _task(stats: bytes) -> ExitRecord | None:
+    user_id, _, pid, parent = _ACCT.unpack_from(stats, _AT_ACCT)
+    elapsed = _TIMES.unpack_from(stats, _AT_TIMES)[0]
+    version = _VERSION.unpack_from(stats)[0]
+    certain = version >= _GROUP_SINCE_VERSION and len(stats) >= _AT_GROUP + _GROUP.size
+    if certain:
+        if not stats[_AT_FLAG] & _LAST_OF_GROUP:
+            return None  # its process lives on, and so does the process's clock
+        pid, elapsed = _GROUP.unpack_from(stats, _AT_GROUP)
+    comm = stats[_AT_COMM : _AT_COMM + 32].split(b"\0", 1)[0].decode("utf-8", "replace")
+    memory = _MEMORY.unpack_from(stats, _AT_MEMORY)[0] * 1024
+    return ExitRecord(pid, parent, _cpu_of(stats), elapsed * 1000, comm, user_id, certain, memory)
+
+
+def _cpu_of(stats: bytes) -> int:
+    """A kernel without delay accounting leaves the scheduler's figure 0: the ticks remain."""
+    _, user, system = _TIMES.unpack_from(stats, _AT_TIMES)
+    return int(_CPU_VIRTUAL.unpack_from(stats, _AT_VIRTUAL)[0] or (user + system) * 1000)
+
+
+class TaskStats:
+    """A subscription to the exits on all CPUs."""
+
+    def __init__(self, link: socket.socket, family: int) -> None:
+        self._link = link
+        self._family = family
+        self._drain = netlink.DatagramReader(link)
+        self._seen = 0
+
+    @classmethod
+    def open(cls, cpus: str) -> TaskStats:
+        """Subscribe on ``cpus`` (a list as in ``/sys/devices/system/cpu/possible``)."""
+        link = netlink.open_netlink(netlink.GENERIC)
+        try:
+            link.settimeout(_REPLY_TIMEOUT)
+            name = netlink.attribute(_FAMILY_NAME, b"TASKSTATS\0")
+            answer = _request_stats(link, _CONTROL, _GENL.pack(_GET_FAMILY, 1, 0) + name)
+            family = struct.unpack("=H", dict(netlink.attributes(answer[4:]))[_FAMILY_ID][:2])[0]
+            _check_layout(link, family)
+            mask = netlink.attribute(_REGISTER_MASK, cpus.encode() + b"\0")
+            flags = netlink.REQUEST | netlink.ACK
+            link.send(netlink.message(family, flags, _GENL.pack(_GET, 1, 0) + mask))
+            _acknowledged(link)
+            link.setblocking(False)
+        except (KeyError, struct.error) as error:
+            link.close()
+            raise OSError(errno.EPROTO, "the kernel's answer makes no sense") from error
+        except OSError:
+            link.close()
+            raise
+        return cls(link, family)
+
+    @property
+    def overruns(self) -> int:
+        return self._drain.overruns
+
+    def drain(self, news: ProcessEvents) -> None:
+        try:
+            for datagram in self._drain.datagrams():
+                for kind, payload in netlink.messages(datagram):
+                    final = parse_exit(payload) if kind == self._family else None
+                    if final is not None:
+                        news.add_final(final)
+        except OSError:
+            news.lost = True
+        if self._drain.overruns != self._seen:
+            self._seen = self._drain.overruns
+            news.lost = True
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def _request_stats(link: socket.socket, kind: int, payload: bytes) -> bytes:
+    link.send(netlink.message(kind, netlink.REQUEST, payload))
+    for answer, body in netlink.messages(link.recv(netlink.MAX_DATAGRAM)):
+        if answer == netlink.ERROR:
+            netlink.raise_error(body)
+        return body
+    raise OSError(errno.EPROTO, "the kernel's answer is empty")
+
+
+def _check_layout(link: socket.socket, family: int) -> None:
+    """Ask for our own figures and look whether our own pid stands where it should."""
+    own = netlink.attribute(_ASK_PID, struct.pack("=I", os.getpid()))
+    answer = _request_stats(link, family, _GENL.pack(_GET, 1, 0) + own)
+    stats = dict(netlink.attributes(dict(netlink.attributes(answer[4:]))[_AGGR_PID]))[_STATS]
+    if _ACCT.unpack_from(stats, _AT_ACCT)[2] != os.getpid():
+        version = _VERSION.unpack_from(stats)[0]
+        raise OSError(errno.EPROTO, f"taskstats version {version} has another layout")
+
+
+def _acknowledged(link: socket.socket) -> None:
+    """Exits may be reported before the acknowledgement; they are of no interest yet."""
+    for _ in range(10_000):
+        for kind, payload in netlink.messages(link.recv(netlink.MAX_DATAGRAM)):
+            if kind == netlink.ERROR:
+                netlink.raise_error(payload)
+                return
+    raise OSError(errno.EPROTO, "the kernel does not acknowledge the subscription")

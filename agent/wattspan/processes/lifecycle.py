@@ -1,0 +1,323 @@
+"""Who has been born since we last looked.
+
+Three ways that complete each other. The kernel's events name every newborn. Without them, the
+pid given out last tells, in one read a poll, in which range of pids to look. A scan of the whole
+table, now and then, finds what both may miss.
+
+Births, work and deaths of processes, turned into charges.
+
+What is charged to a process over its life is what its clock showed at the end, less what it
+showed when it was first seen if it was older than our watch. A pid that is given out again never
+inherits: its clock falls, or its birth is reported, and then its start time decides.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from wattspan.model import SECOND, Consumer, Instant, NamePolicy, Payer, PayerInfo
+from wattspan.processes.identity import info_of, info_of_exited, user_name
+from wattspan.processes.kernel_events import ExitRecord, ProcessEvents
+from wattspan.processes.procfs import TICK, ProcessReader, Stat
+from wattspan.processes.table import GONE, ProcessTable, TrackedProcess
+
+FIRST_PID = 300  # where pids start over: those below are for the system's beginning
+MAX_PID_RANGE = 4096  # a larger range of pids is dearer to try than to scan the table
+
+
+@dataclass(slots=True)
+class ScanResult:
+    """The outcome of one look.
+
+    ``born`` were certainly born since the look before; ``found`` were come upon, and may be
+    older; ``suspects`` are under watch, but their pids may have been given to others. ``churn``
+    says that pids were given out, ``complete`` that nobody visible is missing.
+    """
+
+    born: set[int] = field(default_factory=set)
+    found: set[int] = field(default_factory=set)
+    suspects: set[int] = field(default_factory=set)
+    churn: bool = False
+    complete: bool = True
+    scanned: bool = False
+
+
+class ProcessScanner:
+    """Looks for newcomers to the table; ``every`` is the pace of the scans, in nanoseconds."""
+
+    def __init__(self, processes: ProcessReader, table: ProcessTable, every: int = SECOND) -> None:
+        self._processes = processes
+        self._table = table
+        self._every = every
+        self._last: int | None = None
+        self._pid_max = processes.pid_max()
+        self._next_scan = 0
+        self._too_wide = False
+
+    def look(self, mono: int, news: ProcessEvents, heard: bool) -> ScanResult:
+        """``heard``: the kernel reports births, so ``news`` is complete unless it was lost."""
+        result = ScanResult(born=set(news.born), churn=news.churn)
+        if not heard:
+            self._try_new_pids(result)
+        if mono >= self._next_scan or news.lost or self._too_wide:
+            self._too_wide = False
+            self._next_scan = mono + self._every
+            shown = self._processes.pids()
+            result.found = {pid for pid in shown if pid not in self._table} - result.born
+            result.complete = result.scanned = True
+            if news.lost:
+                result.suspects.update(self._table)
+        return result
+
+    def _try_new_pids(self, result: ScanResult) -> None:
+        last, before = self._processes.last_pid(), self._last
+        self._last = last
+        if last is None:
+            result.complete, result.churn = False, True
+            return
+        if last == before:
+            return
+        result.churn = True
+        if before is None:
+            return
+        new = [range(before + 1, last + 1)]
+        if last < before:
+            self._pid_max = self._processes.pid_max()
+            new = [range(before + 1, self._pid_max + 1), range(min(FIRST_PID, last), last + 1)]
+        if sum(map(len, new)) > MAX_PID_RANGE:
+            self._too_wide = True
+            result.suspects.update(pid for pid in self._table if any(pid in r for r in new))
+            return
+        for pids in new:
+            # Threads take pids as well; they have no process clock, so they drop out here.
+            result.born.update(pid for pid in pids if self._table.clock(pid) is not None)
+
+
+_MAX_EXIT_DELAY = (
+    50_000_000  # nanoseconds an exit may be older than the poll that should have told of it
+)
+_MAX_ANCESTORS = 16  # how far up to look for an ancestor whose cgroup is known
+
+CpuDeltas = Sequence[tuple[TrackedProcess, int]]
+
+
+class CpuCharge:
+    """One payer's work since the last poll."""
+
+    __slots__ = ("amount", "cgroup", "payer", "row")
+
+    def __init__(
+        self, payer: Payer, amount: int, cgroup: str, row: TrackedProcess | None = None
+    ) -> None:
+        self.payer, self.amount, self.cgroup, self.row = payer, amount, cgroup, row
+
+
+class ExitedProcess(NamedTuple):
+    """One whose end was reported: a charge of it, and the most memory it ever held, in bytes."""
+
+    charge: CpuCharge
+    footprint: int
+
+
+class LifecycleUpdate:
+    """What one poll brings to light."""
+
+    def __init__(
+        self, news: ProcessEvents, found: ScanResult, before: Instant | None, now: Instant
+    ) -> None:
+        self.news, self.found, self.before, self.now = news, found, before, now
+        self.charges: list[CpuCharge] = []
+        self.infos: list[PayerInfo] = []
+        self.exited: list[Payer] = []
+        self.ended: dict[str, list[ExitedProcess]] = {}  # by cgroup
+        self.tails_unknown = False  # somebody ended and nobody said how much it had done
+        self.seen: set[int] = set()  # pids that have been looked into
+        self.newcomers: set[int] = set()  # those of them that are under watch now
+        self.buried: Counter[int] = Counter()  # how many lives of a pid began and ended in it
+        self.texts: dict[int, str] = {}  # cgroups of the dead, for their orphans
+
+
+class LifecycleTracker:
+    """Keeps the table in step with the kernel's."""
+
+    def __init__(
+        self,
+        processes: ProcessReader,
+        table: ProcessTable,
+        names: NamePolicy = NamePolicy.COMMAND,
+    ) -> None:
+        self._processes, self._table, self._names = processes, table, names
+        self._scanned: Instant | None = None
+
+    def turn(self, turn: LifecycleUpdate, moved: CpuDeltas) -> None:
+        """Work through one poll: ends and work first, then newcomers, then the unseen dead.
+
+        May be called again in the same turn, with others who moved and what was heard since.
+        """
+        new = (turn.found.born | turn.found.found) - turn.seen
+        turn.seen |= new
+        replaced = self._replace_reused(turn, new | turn.found.suspects)
+        turn.found.suspects.clear()
+        ended = self._follow(turn, moved)
+        turn.newcomers |= {pid for pid in new | replaced | ended if self._admit(turn, pid)}
+        self._hear_finals(turn)
+        if turn.found.scanned:
+            self._scanned = turn.now
+
+    def _follow(self, turn: LifecycleUpdate, moved: CpuDeltas) -> set[int]:
+        """Charge what was done; returns the pids of those that have ended."""
+        ended = set()
+        for row, value in moved:
+            if row.rank is None:
+                continue  # replaced already
+            if value >= row.charged:
+                self._work(turn, row, value - row.charged)
+                self._table.worked(row, value)
+            elif value == GONE or not self._is_same(row):
+                ended.add(row.consumer.pid)
+                self._end(turn, row)
+        return ended
+
+    def describe(self, turn: LifecycleUpdate, row: TrackedProcess) -> None:
+        """Say who a process is, if that is news; what it did so far is not affected."""
+        pid = row.consumer.pid
+        stat = self._processes.stat(pid)
+        if stat is not None and stat.started == row.consumer.started:
+            row.text = self._processes.cgroup(pid) or row.text
+            known = row.info.command if row.info and row.command == stat.comm else None
+            row.command, row.parent = stat.comm, stat.parent
+            info = info_of(stat, self._processes, row.text, self._names, known)
+        else:
+            text = row.text or self._text_of(turn, row.parent)
+            info = row.info or self._obituary(row.consumer, row.command, text, "", row.parent)
+        if info != row.info:
+            row.info = info
+            turn.infos.append(info)
+
+    def _replace_reused(self, turn: LifecycleUpdate, suspects: set[int]) -> set[int]:
+        """End every watched process whose pid was given to another; returns those pids."""
+        reborn = set()
+        for pid in suspects:
+            row = self._table.get(pid)
+            if row is not None and not self._is_same(row):
+                self._end(turn, row)
+                reborn.add(pid)
+        return reborn
+
+    def _is_same(self, row: TrackedProcess) -> bool:
+        stat = self._processes.stat(row.consumer.pid)
+        return stat is not None and stat.started == row.consumer.started
+
+    def _work(self, turn: LifecycleUpdate, row: TrackedProcess, amount: int) -> CpuCharge:
+        if row.info is None and amount > 0:
+            self.describe(turn, row)
+        charge = CpuCharge(row.consumer, amount, row.text, row)
+        if amount > 0:
+            turn.charges.append(charge)
+        return charge
+
+    def _end(self, turn: LifecycleUpdate, row: TrackedProcess) -> None:
+        pid = row.consumer.pid
+        finals = turn.news.finals.get(pid)
+        said = finals.pop(0) if finals else None
+        total = said.cpu if said is not None else row.final
+        if total is None:
+            turn.tails_unknown = True
+        if row.info is None and said is not None and said.cpu > row.charged:
+            self._introduce(turn, row, said)
+        charge = self._work(turn, row, max(0, (total or 0) - row.charged))
+        self._table.remove(row)
+        turn.exited.append(row.consumer)
+        turn.texts[pid] = row.text
+        if total is not None and row.info is not None:
+            size = said.footprint if said is not None else row.footprint
+            turn.ended.setdefault(row.text, []).append(ExitedProcess(charge, size))
+
+    def _introduce(self, turn: LifecycleUpdate, row: TrackedProcess, said: ExitRecord) -> None:
+        """Describe one who did nothing while it was watched, but at its end."""
+        row.text = row.text or self._text_of(turn, said.parent)
+        user = user_name(said.user_id) if said.user_id is not None else ""
+        row.info = self._obituary(row.consumer, said.command, row.text, user, said.parent)
+        turn.infos.append(row.info)
+
+    def _admit(self, turn: LifecycleUpdate, pid: int) -> bool:
+        """Watch a newcomer. All it did is ours if it was born under our eyes, else nothing."""
+        if pid in self._table:
+            return False
+        born = pid not in turn.found.found
+        stat = self._processes.stat(pid)
+        value = self._table.clock(pid) if stat is not None else None
+        if stat is None or value is None:
+            return False
+        row = TrackedProcess(
+            Consumer(pid, stat.started), value, stat.comm, stat.parent, kernel=stat.kernel
+        )
+        finals = turn.news.finals.get(pid)
+        if stat.exiting and finals:
+            final = finals.pop()
+            row.final, row.footprint = final.cpu, final.footprint
+        self._table.add(row)
+        if turn.before is not None and (born or self._since_scan(stat)):
+            self._work(turn, row, value)
+        return True
+
+    def _since_scan(self, stat: Stat) -> bool:
+        """Whether a process was born after a scan that would else have shown it."""
+        scanned = self._scanned
+        return scanned is not None and (stat.started + 1) * TICK > scanned.mono + scanned.asleep
+
+    def _hear_finals(self, turn: LifecycleUpdate) -> None:
+        """Charge the dead that were never seen alive; keep the word of those who linger."""
+        for pid, finals in turn.news.finals.items():
+            row = self._table.get(pid)
+            if row is not None and pid not in turn.newcomers:
+                if finals:
+                    row.final = max(row.final or 0, finals[-1].cpu)
+                    row.footprint = finals[-1].footprint
+            else:
+                for final in finals:
+                    if final.certain or pid in turn.news.born:
+                        self._bury(turn, final)
+            finals.clear()
+
+    def _bury(self, turn: LifecycleUpdate, final: ExitRecord) -> None:
+        if turn.before is None:
+            return
+        watch = turn.now.mono - turn.before.mono + _MAX_EXIT_DELAY
+        if final.elapsed > watch:
+            return  # it was hidden from us so far: its work has been accounted for as nobody's
+        # It was not there to be asked for its start. No two of one pid get the same one.
+        boot = turn.now.mono + turn.now.asleep
+        consumer = Consumer(final.pid, (boot - final.elapsed) // TICK + turn.buried[final.pid])
+        turn.buried[final.pid] += 1
+        parent = turn.news.born.get(final.pid, final.parent)
+        text = self._text_of(turn, parent)
+        turn.texts[final.pid] = text
+        user = user_name(final.user_id) if final.user_id is not None else ""
+        turn.infos.append(self._obituary(consumer, final.command, text, user, parent))
+        charge = CpuCharge(consumer, final.cpu, text)
+        turn.charges.append(charge)
+        turn.exited.append(consumer)
+        turn.ended.setdefault(text, []).append(ExitedProcess(charge, final.footprint))
+
+    def _obituary(
+        self, consumer: Consumer, command: str, text: str, user: str, parent: int
+    ) -> PayerInfo:
+        return info_of_exited(consumer, command, text, user, parent, self._names)
+
+    def _text_of(self, turn: LifecycleUpdate, pid: int) -> str:
+        """The cgroups of a process or, if it is not known, of its nearest known ancestor."""
+        for _ in range(_MAX_ANCESTORS):
+            row = self._table.get(pid)
+            if row is not None:
+                row.text = row.text or self._processes.cgroup(pid) or ""
+                return row.text
+            if turn.texts.get(pid):
+                return turn.texts[pid]
+            if pid not in turn.news.born:
+                return ""
+            pid = turn.news.born[pid]
+        return ""

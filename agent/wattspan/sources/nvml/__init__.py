@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: energy, status and processes through NVML."""

@@ -1,0 +1,362 @@
+"""How NVML's answers are taken: which error costs a field, which a GPU, which the session.
+
+NVML answers every call with a code. Some say "not this field" and are remembered, so that
+nobody asks ten times a second for what is not there. Some say that the GPU behind a handle is
+gone, some that the library's connection to the driver is: these are raised.
+
+NVML's field values: many in one call, each with a return code and a type of its own.
+
+The call as a whole succeeds although single entries fail. The numbers are those of nvml.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from wattspan.model import SECOND, Failure, Trouble
+from wattspan.ports import Clock
+
+SUCCESS = 0
+UNINITIALIZED = 1
+NOT_SUPPORTED = 3
+NO_PERMISSION = 4
+NOT_FOUND = 6
+INSUFFICIENT_SIZE = 7
+DRIVER_NOT_LOADED = 9
+LIBRARY_NOT_FOUND = 12
+FUNCTION_NOT_FOUND = 13
+GPU_IS_LOST = 15
+RESET_REQUIRED = 16
+LIB_RM_VERSION_MISMATCH = 18
+VERSION_MISMATCH = 25
+DEPRECATED = 26
+GPU_NOT_FOUND = 28
+UNKNOWN = 999
+
+FIELD_ERRORS = frozenset(
+    {NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND, VERSION_MISMATCH, DEPRECATED}
+)
+GPU_ERRORS = frozenset({GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND})
+SESSION_ERRORS = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH})
+
+FIELD_RETRY_INTERVAL = (
+    60 * SECOND
+)  # MIG can be turned off, a permission granted: refusals do not last
+MAX_UNKNOWN_ERRORS = 3  # so many "unknown error" in a row are a GPU that is gone
+MAX_LIST_RETRIES = 3  # a list may grow between the call for its size and the call for its content
+
+_CAUSES = {
+    UNINITIALIZED: "NVML is not initialised",
+    NOT_SUPPORTED: "this GPU, in its present mode, does not support it",
+    NO_PERMISSION: "permission denied",
+    NOT_FOUND: "the driver knows nothing of it",
+    INSUFFICIENT_SIZE: "the list grew faster than it could be read",
+    DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
+    10: "the driver timed out",
+    LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found",
+    FUNCTION_NOT_FOUND: "the installed driver is too old to know the call",
+    GPU_IS_LOST: "the GPU has fallen off the bus or is otherwise inaccessible",
+    RESET_REQUIRED: "the GPU needs a reset",
+    17: "the operating system blocked the request",
+    LIB_RM_VERSION_MISMATCH: "the NVML library and the loaded driver differ in version",
+    20: "the driver is out of memory",
+    VERSION_MISMATCH: "the installed driver does not know this version of the call",
+    DEPRECATED: "the installed driver no longer supports the call",
+    27: "the driver is not ready yet",
+    GPU_NOT_FOUND: "the driver no longer knows the GPU",
+    UNKNOWN: "the driver reports an unknown error",
+}
+_REMEDIES = {
+    NO_PERMISSION: (
+        "Give the agent access to /dev/nvidiactl and /dev/nvidia*: in a container through"
+        " NVIDIA's runtime, in a systemd unit with DeviceAllow=."
+    ),
+    DRIVER_NOT_LOADED: "Load it (modprobe nvidia); the agent keeps trying.",
+    LIB_RM_VERSION_MISMATCH: "Reload the driver or reboot: it was upgraded while in use.",
+    GPU_IS_LOST: "Look for Xid messages in dmesg; the agent keeps trying.",
+    RESET_REQUIRED: "Reset it with nvidia-smi --gpu-reset, or reboot; the agent keeps trying.",
+    17: "Look for a cgroup device rule that keeps the agent from /dev/nvidia*.",
+}
+
+
+def cause_of(code: int) -> str:
+    """What ``code`` means, as the cause in a sentence."""
+    return _CAUSES.get(code, f"NVML answers with error {code}")
+
+
+def remedy_of(code: int) -> str:
+    """What a person can do about ``code``; empty where there is nothing."""
+    return _REMEDIES.get(code, "")
+
+
+def trouble_of(code: int) -> Trouble:
+    if code == NO_PERMISSION:
+        return Trouble.DENIED
+    if code in FIELD_ERRORS or code in {DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND}:
+        return Trouble.ABSENT
+    return Trouble.RETRY
+
+
+class SessionLostError(Exception):
+    """The library must be initialised anew: no handle of it is good any longer."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(cause_of(code))
+        self.code = code
+
+
+class GpuLostError(Exception):
+    """The GPU behind a handle no longer answers; the others may."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(cause_of(code))
+        self.code = code
+
+
+class CallTracker:
+    """Which call is under way, and since when: written by the calling thread, read by others.
+
+    One attribute holds one tuple, so that a reader never sees half of a change.
+    """
+
+    def __init__(self) -> None:
+        self._current: tuple[str, int] | None = None
+
+    def began(self, name: str, mono: int) -> None:
+        self._current = (name, mono)
+
+    def ended(self) -> None:
+        self._current = None
+
+    @property
+    def current(self) -> tuple[str, int] | None:
+        """The name of the call under way and the monotonic time it began; None if none is."""
+        return self._current
+
+
+class NvmlLibrary:
+    """NVML's functions, each call watched. Errors are the binding's own ``NVMLError``."""
+
+    def __init__(self, nvml: Any, clock: Clock, watch: CallTracker) -> None:
+        self._nvml = nvml
+        self._clock = clock
+        self._watch = watch
+        self.error: type[Exception] = nvml.NVMLError
+
+    def has(self, name: str) -> bool:
+        return hasattr(self._nvml, name)
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        self._watch.began(name, self._clock.monotonic())
+        try:
+            return getattr(self._nvml, name)(*arguments)
+        finally:
+            self._watch.ended()
+
+
+@dataclass(slots=True)
+class UnavailableField:
+    """A field that is not to be had, why, and until when it is not asked for again."""
+
+    what: str
+    code: int
+    until: int
+
+
+class GpuCalls:
+    """The calls on one GPU. An answer that is not to be had is None, and is remembered."""
+
+    def __init__(self, library: NvmlLibrary, handle: Any, clock: Clock) -> None:
+        self._library = library
+        self._clock = clock
+        self.handle = handle
+        self._refused: dict[str, UnavailableField] = {}
+        self._failing: dict[str, int] = {}  # what failed last time, with a code that may pass
+        self._told: set[str] = set()
+        self._unknowns = 0
+
+    def ask(self, what: str, name: str, *arguments: Any) -> Any:
+        """The answer of the function ``name``, or None. ``what`` is what it tells, in words."""
+        return self._take(what, name, arguments, nothing=None)
+
+    def ask_list(self, what: str, name: str, *arguments: Any) -> Iterable[Any] | None:
+        """The list that ``name`` answers with, or None where there cannot be one.
+
+        The binding raises "success" for a utilisation buffer without entries, NVML says "not
+        found" where nobody used the GPU, and "insufficient size" where the list grew between
+        the two calls it takes.
+        """
+        answer = self._take(what, name, arguments, nothing=())
+        return None if answer is None else list(answer)
+
+    def _take(self, what: str, name: str, arguments: tuple[Any, ...], nothing: Any) -> Any:
+        refusal = self._refused.get(what)
+        if refusal is not None and self._clock.monotonic() < refusal.until:
+            return None
+        try:
+            answer = self._grown(name, arguments, nothing)
+        except self._library.error as error:
+            code = code_of(error)
+            self._count_unknown(code)
+            self.judge(what, code)
+            return None
+        self._unknowns = 0
+        self.answered(what)
+        return answer
+
+    def _count_unknown(self, code: int) -> None:
+        """Of calls only: one field of many may answer "unknown" for ever."""
+        self._unknowns = self._unknowns + 1 if code == UNKNOWN else 0
+        if self._unknowns >= MAX_UNKNOWN_ERRORS:
+            raise GpuLostError(code)
+
+    def _grown(self, name: str, arguments: tuple[Any, ...], nothing: Any) -> Any:
+        if not self._library.has(name):
+            return self._none_of_it(FUNCTION_NOT_FOUND)
+        left = MAX_LIST_RETRIES
+        while True:
+            try:
+                return self._library.call(name, self.handle, *arguments)
+            except self._library.error as error:
+                code = code_of(error)
+                if nothing is not None and code in {SUCCESS, NOT_FOUND}:
+                    return nothing
+                left -= 1
+                if code != INSUFFICIENT_SIZE or left == 0:
+                    raise
+
+    def _none_of_it(self, code: int) -> Any:
+        error = self._library.error(code)
+        error.value = code  # type: ignore[attr-defined]
+        raise error
+
+    def answered(self, what: str) -> None:
+        """``what`` was told: nothing is wrong with it any longer."""
+        self._told.add(what)
+        if self._refused:
+            self._refused.pop(what, None)
+        if self._failing:
+            self._failing.pop(what, None)
+
+    def judge(self, what: str, code: int) -> None:
+        """Take the error ``code`` for ``what``: remember it, or raise what it means."""
+        if code in SESSION_ERRORS:
+            raise SessionLostError(code)
+        if code in GPU_ERRORS:
+            raise GpuLostError(code)
+        if code in FIELD_ERRORS:
+            self._failing.pop(what, None)
+            self._refused[what] = UnavailableField(
+                what, code, self._clock.monotonic() + FIELD_RETRY_INTERVAL
+            )
+        else:
+            self._failing[what] = code
+
+    def refused(self, what: str) -> int | None:
+        """The code with which ``what`` was refused, or None if it was not."""
+        refusal = self._refused.get(what)
+        return None if refusal is None else refusal.code
+
+    @property
+    def refuses(self) -> bool:
+        """Whether anything at all was refused."""
+        return bool(self._refused)
+
+    def is_due(self, what: str) -> bool:
+        """Whether ``what`` may be asked for: not refused, or refused long ago."""
+        refusal = self._refused.get(what)
+        return refusal is None or self._clock.monotonic() >= refusal.until
+
+    def rebind(self, handle: Any) -> None:
+        """The library was initialised anew; this is the same GPU's new handle."""
+        self.handle = handle
+        self._unknowns = 0
+
+    def failures(self, of: Callable[[str, int], Failure]) -> list[Failure]:
+        """What a person should hear of: denied fields and failing calls, joined by cause.
+
+        A field that the hardware does not have is no failure.
+        """
+        by_code: dict[int, list[str]] = {}
+        for refusal in self._refused.values():
+            if refusal.code == NO_PERMISSION:
+                by_code.setdefault(refusal.code, []).append(refusal.what)
+        for what, code in self._failing.items():
+            by_code.setdefault(code, []).append(what)
+        return [of(", ".join(sorted(whats)), code) for code, whats in sorted(by_code.items())]
+
+    @property
+    def told(self) -> frozenset[str]:
+        """Everything that was answered, the last time it was asked for."""
+        return frozenset(self._told - self._refused.keys() - self._failing.keys())
+
+    @property
+    def not_told(self) -> dict[str, str]:
+        """Everything that was asked for in vain, and why."""
+        codes = {refusal.what: refusal.code for refusal in self._refused.values()}
+        return {what: cause_of(code) for what, code in sorted({**codes, **self._failing}.items())}
+
+
+def code_of(error: Exception) -> int:
+    code = getattr(error, "value", UNKNOWN)
+    return code if isinstance(code, int) else UNKNOWN
+
+
+POWER_AVERAGE = 185
+POWER_INSTANT = 186
+LIMIT_MINIMUM = 187
+LIMIT_MAXIMUM = 188
+LIMIT_DEFAULT = 189
+LIMIT_ENFORCED = 190
+LIMIT_REQUESTED = 192
+
+THROTTLE_FIELDS = {74: "power_cap", 269: "sw_thermal", 270: "hw_thermal", 271: "power_brake"}
+"""Cumulative nanoseconds of throttling, by reason."""
+
+FIELDS = {
+    POWER_AVERAGE: "average power",
+    POWER_INSTANT: "instant power",
+    LIMIT_MINIMUM: "minimum power limit",
+    LIMIT_MAXIMUM: "maximum power limit",
+    LIMIT_DEFAULT: "default power limit",
+    LIMIT_ENFORCED: "enforced power limit",
+    LIMIT_REQUESTED: "requested power limit",
+    **{field: f"time throttled by {reason}" for field, reason in THROTTLE_FIELDS.items()},
+}
+
+_VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # by value type
+_BLANK_VALUES = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, 0x7FFFFFFFFFFFFFFF})
+
+FIELD_VALUES = "field values"
+
+
+def read_fields(calls: GpuCalls, fields: tuple[int, ...]) -> dict[int, int]:
+    """The fields that answered. Those that are not to be had are left out, and remembered."""
+    asked = list(fields)
+    if calls.refuses:
+        asked = [field for field in fields if calls.is_due(FIELDS[field])]
+    if not asked:
+        return {}
+    entries = calls.ask(FIELD_VALUES, "nvmlDeviceGetFieldValues", asked)
+    if entries is None:
+        return {}
+    values: dict[int, int] = {}
+    for field, entry in zip(asked, entries, strict=False):
+        if entry.nvmlReturn != SUCCESS:
+            calls.judge(FIELDS[field], entry.nvmlReturn)
+            continue
+        value = _field_value(entry)
+        if value is not None:
+            values[field] = value
+            calls.answered(FIELDS[field])
+    return values
+
+
+def _field_value(entry: Any) -> int | None:
+    """The number in an entry, whatever its type; None for a type or a blank nobody can read."""
+    if not 0 <= entry.valueType < len(_VALUE_MEMBERS):
+        return None
+    number = getattr(entry.value, _VALUE_MEMBERS[entry.valueType])
+    return None if number in _BLANK_VALUES else int(number)

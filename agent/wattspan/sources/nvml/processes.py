@@ -1,0 +1,299 @@
+"""From utilisation samples to what each process spent of a GPU's time.
+
+The rule. A sample says which percentage of its period a process kept the GPU busy. It speaks for
+the time back to the same process's sample before it; where that is further away than one and a
+half periods, periods without use (which NVML leaves out) lie between, and it speaks for one
+period only. The period is learned from the samples: the lower quartile of the distances between
+one process's samples. Stretches of time, so weighted, are cut at the edges of each usage record.
+
+What the device as a whole was busy beyond the sum of its processes was spent by somebody who
+cannot be named. The device's figure trails the processes' by up to a second, so that it is
+short by as much when work begins as it is long when work ends: a shortage is remembered, for at
+most one second's worth, and set off against a later excess.
+
+Which processes use a GPU, and which merely hold a context on it.
+
+NVML knows processes by pid. Inside a pid namespace it translates what it can and passes on the
+rest as it is: such a number may be some other process's here. There, only a pid that is in a
+list of running processes as well is believed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, Payer, Usage
+from wattspan.ports import Clock, ProcessDirectory
+from wattspan.sources.nvml.calls import NOT_FOUND, GpuCalls
+
+MAX_SAMPLE_PERIOD = SECOND
+"""NVML's sample periods reach from a sixth of a second to a second, by product."""
+
+INITIAL_SAMPLE_PERIOD = 500 * MILLISECOND
+MIN_LAG = 200 * MILLISECOND
+OBSERVATION_WINDOW = 2 * SECOND
+"""So long one look at the device's utilisation holds; after that, nobody was looking."""
+
+
+class ProcessSample(NamedTuple):
+    """``percent`` of the GPU's time went to ``pid`` (``payer``, if it is known) until ``mono``."""
+
+    mono: int
+    pid: int
+    payer: Payer | None
+    percent: int
+
+
+class UtilisationInterval(NamedTuple):
+    """``percent`` of the time from ``begin`` to ``end``, on the monotonic clock."""
+
+    begin: int
+    end: int
+    payer: Payer | None
+    percent: int
+
+    def within(self, begin: int, end: int) -> int:
+        """The nanoseconds spent inside the given bounds."""
+        inside = min(end, self.end) - max(begin, self.begin)
+        return max(0, inside) * self.percent // 100
+
+
+class SamplePeriod:
+    """How far the samples of one process lie apart, as long as it is busy."""
+
+    def __init__(self) -> None:
+        self._distances: deque[int] = deque(maxlen=64)
+        self.nanoseconds: int = INITIAL_SAMPLE_PERIOD
+
+    def saw(self, distance: int) -> None:
+        self._distances.append(distance)
+        quartile = sorted(self._distances)[len(self._distances) // 4]
+        self.nanoseconds = min(quartile, MAX_SAMPLE_PERIOD)
+
+
+class UsageMeter:
+    """The usage of one GPU as a row of records, each beginning where the one before it ended."""
+
+    def __init__(self, resource: str, start: Instant) -> None:
+        self._resource = resource
+        self._end = start
+        self._period = SamplePeriod()
+        self._last_sample: dict[int, int] = {}
+        self._stretches: list[UtilisationInterval] = []
+        self._device: list[UtilisationInterval] = []
+        self._observed_at = start.mono
+        self._shortage = 0
+
+    @property
+    def lag(self) -> int:
+        """How long after a moment all samples that speak of it have come."""
+        return min(max(2 * self._period.nanoseconds, MIN_LAG), MAX_SAMPLE_PERIOD)
+
+    @property
+    def step(self) -> int:
+        """How far the samples of one process lie apart."""
+        return self._period.nanoseconds
+
+    @property
+    def end(self) -> Instant:
+        """The end of the newest record, the start of the next."""
+        return self._end
+
+    def observe_device(self, mono: int, percent: int) -> None:
+        """The device was ``percent`` busy since it was last looked at.
+
+        Where that was too long ago nobody knows, and all of it may have been in use.
+        """
+        begin, self._observed_at = self._observed_at, mono
+        if mono > begin:
+            known = mono - begin <= OBSERVATION_WINDOW
+            self._device.append(UtilisationInterval(begin, mono, None, percent if known else 100))
+
+    def take(self, samples: list[ProcessSample]) -> None:
+        for sample in sorted(samples):
+            last = self._last_sample.get(sample.pid)
+            if last is not None and sample.mono <= last:
+                continue
+            self._last_sample[sample.pid] = sample.mono
+            self._stretches.append(
+                UtilisationInterval(
+                    sample.mono - self._spoken_for(sample.mono, last),
+                    sample.mono,
+                    sample.payer,
+                    sample.percent,
+                )
+            )
+
+    def _spoken_for(self, mono: int, last: int | None) -> int:
+        if last is not None:
+            distance = mono - last
+            if distance <= MAX_SAMPLE_PERIOD * 3 // 2:
+                self._period.saw(distance)
+            if distance * 2 <= self._period.nanoseconds * 3:
+                return distance
+        return self._period.nanoseconds
+
+    def usage(self, end: Instant, present: frozenset[Payer], *, named: bool) -> Usage | None:
+        """The record up to ``end``; None if it does not lie after the one before.
+
+        ``named`` is whether processes can be told apart at all. Where they cannot, all that
+        the device was busy is unclaimed.
+        """
+        start = self._end
+        if end.mono <= start.mono:
+            return None
+        spent, unclaimed = self._charge(start.mono, end.mono)
+        busy = sum(stretch.within(start.mono, end.mono) for stretch in self._device)
+        claimed = sum(spent.values()) + unclaimed
+        if named:
+            excess = busy - claimed - self._shortage
+            self._shortage = min(max(0, -excess), MAX_SAMPLE_PERIOD)
+            unclaimed += max(0, excess)
+        else:
+            unclaimed += max(0, busy - claimed)
+        self._end = end
+        self._forget(end.mono)
+        return Usage(
+            resource=self._resource,
+            start=start,
+            end=end,
+            spent=spent,
+            unclaimed=unclaimed,
+            capacity=end.mono - start.mono,
+            present=present,
+        )
+
+    def _charge(self, begin: int, end: int) -> tuple[dict[Payer, int], int]:
+        spent: dict[Payer, int] = {}
+        nameless = 0
+        for stretch in self._stretches:
+            part = stretch.within(begin, end)
+            if not part:
+                continue
+            if stretch.payer is None:
+                nameless += part
+            else:
+                spent[stretch.payer] = spent.get(stretch.payer, 0) + part
+        return spent, nameless
+
+    def _forget(self, before: int) -> None:
+        self._stretches = [stretch for stretch in self._stretches if stretch.end > before]
+        self._device = [stretch for stretch in self._device if stretch.end > before]
+        horizon = before - 2 * MAX_SAMPLE_PERIOD
+        self._last_sample = {pid: mono for pid, mono in self._last_sample.items() if mono > horizon}
+
+
+UTILISATION = "process utilisation"
+_LIST_CALLS = {
+    "compute processes": "nvmlDeviceGetComputeRunningProcesses",
+    "graphics processes": "nvmlDeviceGetGraphicsRunningProcesses",
+    "MPS processes": "nvmlDeviceGetMPSComputeRunningProcesses",
+}
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # the kernel's fixed inode for it
+_TICK = SECOND // 100  # USER_HZ, in which /proc tells start times
+_CLOCK_STEP = 50 * MILLISECOND  # the wall clock moved against the monotonic one: it was set
+_MICROSECOND = 1_000
+_MAX_FUTURE = SECOND
+
+
+def in_nested_pid_namespace(proc: Path = Path("/proc")) -> bool:
+    """Whether pids here are not the host's; True also where that cannot be told."""
+    try:
+        return (proc / "self/ns/pid").stat().st_ino != _INITIAL_PID_NAMESPACE
+    except OSError:
+        return True
+
+
+class GpuProcesses:
+    """The processes of one GPU, as consumers."""
+
+    def __init__(
+        self, calls: GpuCalls, clock: Clock, directory: ProcessDirectory, *, nested: bool
+    ) -> None:
+        self._calls = calls
+        self._clock = clock
+        self._directory = directory
+        self._nested = nested
+        now = clock.now()
+        self._offset = now.wall - now.mono
+        self._seen = now.wall // _MICROSECOND
+        self._outdated = 0  # stamps up to here may be from before the clock was set back
+        self._listed: frozenset[int] = frozenset()
+        self._known: dict[int, Consumer] = {}
+        self.misdated = 0  # samples of the last look whose stamps cannot be
+
+    def look(self) -> frozenset[Payer]:
+        """Who holds a context on the GPU now; asks all three lists of running processes."""
+        pids: set[int] = set()
+        for what, name in _LIST_CALLS.items():
+            entries = self._calls.ask_list(what, name)
+            pids.update(int(entry.pid) for entry in entries or ())
+        for pid in self._known.keys() - pids - self._listed:
+            del self._known[pid]
+        self._listed = frozenset(pids)
+        holders = {pid: self._directory.identify(pid) for pid in pids}
+        self._known.update({pid: holder for pid, holder in holders.items() if holder})
+        return frozenset(holder for holder in holders.values() if holder)
+
+    def samples(self) -> list[ProcessSample] | None:
+        """What came since the last look; None if this GPU cannot tell its processes apart."""
+        self._follow_wall_clock(self._clock.now())
+        entries = self._calls.ask_list(UTILISATION, "nvmlDeviceGetProcessUtilization", self._seen)
+        if entries is None:
+            return None
+        now = self._clock.now()
+        samples = []
+        self.misdated = 0
+        newest = self._seen
+        for entry in entries:
+            stamp = int(entry.timeStamp)
+            if stamp <= self._seen:
+                continue
+            if stamp * _MICROSECOND > now.wall + _MAX_FUTURE or entry.smUtil > 100:
+                self.misdated += stamp > self._outdated
+                continue
+            newest = max(newest, stamp)
+            samples.append(self._sample(entry, stamp * _MICROSECOND - self._offset, now.asleep))
+        self._seen = newest
+        return samples
+
+    def _follow_wall_clock(self, now: Instant) -> None:
+        """Samples are stamped by the wall clock: when somebody sets it, go along.
+
+        Otherwise a clock set back by an hour would hide an hour of samples.
+        """
+        offset = now.wall - now.mono
+        moved = offset - self._offset
+        if abs(moved) > _CLOCK_STEP:
+            # The clock may be set again while the driver still remembers what the last one said.
+            self._outdated = max(self._outdated, (now.wall - moved) // _MICROSECOND)
+            self._seen += moved // _MICROSECOND
+        self._offset = offset
+
+    def _sample(self, entry: Any, mono: int, asleep: int) -> ProcessSample:
+        pid = int(entry.pid)
+        payer: Payer | None = None
+        if not self._nested or pid in self._listed:
+            payer = self._identify(pid, mono + asleep)
+        return ProcessSample(mono, pid, payer, int(entry.smUtil))
+
+    def _identify(self, pid: int, since_boot: int) -> Consumer | None:
+        """Who had ``pid`` at ``since_boot`` ns, even if it ended since it was last seen."""
+        consumer = self._directory.identify(pid)
+        if consumer is not None and consumer.started * _TICK <= since_boot + 2 * _TICK:
+            self._known[pid] = consumer
+            return consumer
+        return self._known.get(pid)
+
+    @property
+    def named(self) -> bool:
+        """Whether processes can be told apart, as far as is known."""
+        return self._calls.refused(UTILISATION) is None
+
+    @property
+    def refusal(self) -> int | None:
+        """The code with which NVML refused to tell processes apart; None if it did not."""
+        code = self._calls.refused(UTILISATION)
+        return None if code == NOT_FOUND else code

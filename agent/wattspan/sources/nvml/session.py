@@ -1,0 +1,360 @@
+"""The library's connection to the driver: begun, lost, begun again; and the GPUs seen through it.
+
+Everything here is synchronous and tells the time by the clock it was given, so that a test can
+take a driver away and bring it back without waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from wattspan.model import SECOND, Domain, Failure, Trouble
+from wattspan.plaintext import printable
+from wattspan.ports import Batch, SourceContext
+from wattspan.sources.nvml import calls
+from wattspan.sources.nvml.calls import CallTracker, GpuLostError, NvmlLibrary, SessionLostError
+from wattspan.sources.nvml.device import (
+    SOURCE,
+    GpuFindings,
+    GpuIdentity,
+    GpuReport,
+    GpuSampler,
+    SamplingIntervals,
+)
+
+FIRST_DELAY = SECOND
+MAX_DELAY = 8 * SECOND
+"""What was lost is measured again within ten seconds of its return, however long it was gone."""
+REINITIALISE_AFTER = 20
+"""After so many failures to get a lost GPU back, the library is initialised anew, although the
+other GPUs are well: a driver bound again is not seen otherwise."""
+
+MAX_GPUS = 256
+"""No host has as many. A driver that counts four billion would be asked for each of them."""
+
+_MAX_TEXT = 96  # NVML's own buffers for names and UUIDs
+
+
+class SessionBackoff:
+    """When to try again: after a second, and after twice as long each time up to half a minute."""
+
+    def __init__(self) -> None:
+        self._delay: int = FIRST_DELAY
+        self._due: int | None = None
+        self.attempts = 0
+
+    def is_due(self, now: int) -> bool:
+        return self._due is None or now >= self._due
+
+    def failed(self, now: int) -> None:
+        self.attempts += 1
+        self._due = now + self._delay
+        self._delay = min(2 * self._delay, MAX_DELAY)
+
+
+@dataclass(slots=True)
+class LostGpu:
+    """A GPU that does not answer: what is known of it, and when to look for it again."""
+
+    index: int
+    identity: GpuIdentity | None
+    domain: Domain | None
+    code: int
+    backoff: SessionBackoff = field(default_factory=SessionBackoff)
+
+    @property
+    def failure(self) -> Failure:
+        return Failure(
+            source=SOURCE,
+            thing=f"GPU {self.index}" if self.domain is None else self.domain.name,
+            trouble=calls.trouble_of(self.code),
+            cause=calls.cause_of(self.code),
+            remedy=calls.remedy_of(self.code),
+            domain_id=None if self.domain is None else self.domain.id,
+        )
+
+
+class NvmlSession:
+    """All GPUs of the host. Belongs to one thread; ``turn`` never raises."""
+
+    def __init__(
+        self,
+        nvml: Any,
+        context: SourceContext,
+        pace: SamplingIntervals,
+        *,
+        watch: CallTracker | None = None,
+        nested: bool = False,
+    ) -> None:
+        self._clock = context.clock
+        self._context = context
+        self._pace = pace
+        self._nested = nested
+        self._library = NvmlLibrary(nvml, context.clock, watch or CallTracker())
+        self._initialised = False
+        self._driver = ""
+        self._gpus: dict[str, GpuSampler] = {}  # by UUID: indices change when a GPU goes
+        self._lost: dict[str | int, LostGpu] = {}  # by UUID, or by index where that is not known
+        self._epochs: dict[str, int] = {}  # of GPUs that were lost: their next epoch
+        self._patience: dict[
+            str, SessionBackoff
+        ] = {}  # with GPUs that were lost and did not answer yet
+        self._backoff = SessionBackoff()
+        self._down: Failure | None = None
+        self._domains: tuple[Domain, ...] = ()
+
+    def turn(self) -> Batch:
+        """Ask every GPU what is due, and look after what was lost."""
+        found = GpuFindings()
+        now = self._clock.monotonic()
+        if not self._initialised and self._backoff.is_due(now):
+            self._begin(now, found)
+        if self._initialised:
+            self._seek_lost(now, found)
+            self._ask_all(found)
+        if self._initialised and not self._gpus:
+            self._shut_down()
+            self._backoff.failed(now)
+        if found.readings and self._backoff.attempts:
+            self._backoff = SessionBackoff()
+        if self._down is not None:
+            found.failures.append(self._down)
+        found.failures.extend(lost.failure for lost in self._lost.values())
+        return Batch(
+            domains=self._all_domains(),
+            readings=tuple(found.readings),
+            failures=tuple(found.failures),
+            usages=tuple(found.usages),
+            gpus=tuple(found.gpus),
+        )
+
+    def next_look(self, now: int) -> int | None:
+        """When a look between turns would tell of a counter's steps, if any is needed."""
+        wanted = [at for gpu in self._gpus.values() if (at := gpu.next_look(now)) is not None]
+        return min(wanted, default=None)
+
+    def look(self, now: int) -> None:
+        """Have the looks that are due. What is wrong with a GPU, its next turn finds out."""
+        for gpu in list(self._gpus.values()):
+            at = gpu.next_look(now)
+            if at is not None and at <= now:
+                with contextlib.suppress(GpuLostError, SessionLostError):
+                    gpu.look()
+
+    @property
+    def near_an_edge(self) -> bool:
+        """Whether a counter moves just when turns are: another time would be better."""
+        return any(gpu.near_an_edge for gpu in self._gpus.values())
+
+    def reports(self) -> tuple[GpuReport, ...]:
+        """What each GPU that answers tells and does not tell."""
+        return tuple(gpu.report() for gpu in self._gpus.values())
+
+    def close(self) -> None:
+        """Let go of the GPUs: while a process holds them they cannot be reset or unloaded."""
+        self._gpus.clear()
+        self._shut_down()
+
+    # -------------------------------------------------------------------- GPUs
+
+    def _ask_all(self, found: GpuFindings) -> None:
+        for uuid, gpu in list(self._gpus.items()):
+            try:
+                gpu.turn(found)
+            except GpuLostError as error:
+                self._lose(uuid, error.code, found)
+            except SessionLostError as error:
+                self._fail(error.code, found)
+                return
+            except Exception as error:  # noqa: BLE001 - a surprise costs one GPU one turn
+                found.failures.append(_unexpected_failure(gpu.domain.name, error, gpu.domain.id))
+            else:
+                self._patience.pop(uuid, None)
+                found.failures.extend(gpu.failures())
+
+    def _lose(self, uuid: str, code: int, found: GpuFindings) -> None:
+        gpu = self._gpus.pop(uuid)
+        gpu.part(found)
+        self._epochs[uuid] = gpu.epoch + 1
+        backoff = self._patience.setdefault(uuid, SessionBackoff())
+        backoff.failed(self._clock.monotonic())
+        self._lost[uuid] = LostGpu(gpu.identity.index, gpu.identity, gpu.domain, code, backoff)
+
+    def _seek_lost(self, now: int, found: GpuFindings) -> None:
+        """Try to get a new handle of each lost GPU: the old one is void for good."""
+        for key, lost in list(self._lost.items()):
+            if not lost.backoff.is_due(now):
+                continue
+            try:
+                handle = self._handle_of(lost)
+                gpu = self._gpu(handle, lost.index)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the others go on
+                lost.code = calls.code_of(error)
+                if lost.code in calls.SESSION_ERRORS:
+                    self._fail(lost.code, found)
+                    return
+                lost.backoff.failed(now)
+                if lost.backoff.attempts % REINITIALISE_AFTER == 0:
+                    self._begin_afresh(found)
+                    return
+                continue
+            del self._lost[key]
+            self._gpus[gpu.identity.uuid] = gpu
+
+    def _handle_of(self, lost: LostGpu) -> Any:
+        if lost.identity is None:
+            return self._library.call("nvmlDeviceGetHandleByIndex", lost.index)
+        return self._library.call("nvmlDeviceGetHandleByUUID", lost.identity.uuid)
+
+    def _gpu(self, handle: Any, index: int) -> GpuSampler:
+        identity = GpuIdentity(
+            uuid=_printable_text(self._library.call("nvmlDeviceGetUUID", handle)),
+            index=index,
+            model=_printable_text(self._library.call("nvmlDeviceGetName", handle)),
+            driver=self._driver,
+            architecture=self._architecture(handle),
+        )
+        return GpuSampler(
+            self._library,
+            handle,
+            identity,
+            self._context,
+            self._pace,
+            epoch=self._epochs.get(identity.uuid, 0),
+            nested=self._nested,
+        )
+
+    def _architecture(self, handle: Any) -> int | None:
+        if not self._library.has("nvmlDeviceGetArchitecture"):
+            return None
+        try:
+            return int(self._library.call("nvmlDeviceGetArchitecture", handle))
+        except self._library.error:
+            return None  # drivers before 450 do not tell
+
+    # ----------------------------------------------------------------- session
+
+    def _begin(self, now: int, found: GpuFindings) -> None:
+        try:
+            self._library.call("nvmlInit")
+            self._initialised = True
+            self._driver = self._driver_version()
+            self._enumerate(found)
+        except self._library.error as error:
+            self._fail(calls.code_of(error), found)
+        except Exception as error:  # noqa: BLE001 - the binding itself failed: try again later
+            self._end(calls.UNINITIALIZED, found)
+            self._backoff.failed(now)
+            self._down = _unexpected_failure("NVML", error, None)
+
+    def _begin_afresh(self, found: GpuFindings) -> None:
+        """Initialise anew for the sake of the lost; GPUs that are well keep their counters."""
+        self._shut_down()
+        self._begin(self._clock.monotonic(), found)
+
+    def _driver_version(self) -> str:
+        try:
+            return _printable_text(self._library.call("nvmlSystemGetDriverVersion"))
+        except self._library.error:
+            return ""
+
+    def _enumerate(self, found: GpuFindings) -> None:
+        """Take hold of every GPU there is; one that cannot be had is lost, not the others."""
+        count = min(int(self._library.call("nvmlDeviceGetCount")), MAX_GPUS)
+        gpus: dict[str, GpuSampler] = {}
+        nameless: dict[int, LostGpu] = {}
+        for index in range(count):
+            try:
+                handle = self._library.call("nvmlDeviceGetHandleByIndex", index)
+                gpu = self._gpu(handle, index)
+            except Exception as error:
+                code = calls.code_of(error)
+                if code in calls.SESSION_ERRORS:
+                    raise
+                nameless[index] = LostGpu(index, None, None, code)
+                nameless[index].backoff.failed(self._clock.monotonic())
+                continue
+            known = self._gpus.get(gpu.identity.uuid)
+            if known is not None:
+                known.rebind(handle)
+            gpus[gpu.identity.uuid] = known or gpu
+        for uuid in self._gpus.keys() - gpus.keys():
+            self._lose(uuid, calls.GPU_NOT_FOUND, found)
+        self._down = None if count else _no_gpu_failure()
+        self._gpus = gpus
+        self._lost = self._still_lost(nameless)
+
+    def _still_lost(self, nameless: dict[int, LostGpu]) -> dict[str | int, LostGpu]:
+        """Who is missing. One that is known by UUID is not listed again as a nameless one."""
+        lost: dict[str | int, LostGpu] = {
+            uuid: entry
+            for uuid, entry in self._lost.items()
+            if isinstance(uuid, str) and uuid not in self._gpus
+        }
+        spare = list(nameless.items())[len(lost) :]
+        return {**lost, **dict(spare)}
+
+    def _fail(self, code: int, found: GpuFindings) -> None:
+        """The driver or the library's connection to it is gone, and every handle with it."""
+        self._end(code, found)
+        self._backoff.failed(self._clock.monotonic())
+        self._down = Failure(
+            source=SOURCE,
+            thing="NVML",
+            trouble=calls.trouble_of(code),
+            cause=calls.cause_of(code),
+            remedy=calls.remedy_of(code),
+        )
+
+    def _end(self, code: int, found: GpuFindings) -> None:
+        for uuid in list(self._gpus):
+            self._lose(uuid, code, found)
+        self._shut_down()
+
+    def _shut_down(self) -> None:
+        if not self._initialised:
+            return
+        self._initialised = False
+        try:
+            self._library.call("nvmlShutdown")
+        except self._library.error:
+            return  # it had no connection to end
+
+    def _all_domains(self) -> tuple[Domain, ...]:
+        """The present and the lost; the same object while nothing about them changes."""
+        lost = [entry.domain for entry in self._lost.values() if entry.domain is not None]
+        domains = (*(gpu.domain for gpu in self._gpus.values()), *lost)
+        if len(domains) != len(self._domains) or any(
+            one is not other for one, other in zip(domains, self._domains, strict=True)
+        ):
+            self._domains = domains
+        return self._domains
+
+
+def _no_gpu_failure() -> Failure:
+    return Failure(
+        source=SOURCE,
+        thing="NVML",
+        trouble=Trouble.ABSENT,
+        cause="the driver is loaded and knows no GPU",
+        remedy="Look at lspci and dmesg; the agent keeps trying.",
+    )
+
+
+def _unexpected_failure(thing: str, error: Exception, domain_id: str | None) -> Failure:
+    return Failure(
+        source=SOURCE,
+        thing=thing,
+        trouble=Trouble.MALFORMED,
+        cause=f"an unexpected {type(error).__name__}: {error}",
+        remedy="Please report it with the driver's version.",
+        domain_id=domain_id,
+    )
+
+
+def _printable_text(value: Any) -> str:
+    """Old bindings answer in bytes; a driver's word names things, and is fit to be shown."""
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return printable(text[:_MAX_TEXT])

@@ -1,0 +1,175 @@
+"""What a GPU says of itself beside its energy: power, limits, clocks, load, throttling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from wattspan.model import Milliwatts, PowerLimits
+from wattspan.sources.nvml import calls as fields
+from wattspan.sources.nvml.calls import GpuCalls
+
+POWER = "power"
+UTILISATION = "utilisation"
+THROTTLE_REASONS = "throttle reasons"
+MIG = "MIG mode"
+
+_TURING = 6  # NVML_DEVICE_ARCH_TURING; the numbers ascend with the generations
+_UNKNOWN_ARCHITECTURE = 0xFFFFFFFF
+_CLOCK_SM, _CLOCK_MEMORY = 1, 2
+_TEMPERATURE_GPU = 0
+_HERTZ_PER_MHZ = 1_000_000
+_IMPLAUSIBLE_POWER = 100_000_000  # mW; 4294967 W is a blank, not a measurement
+
+_REASON_BITS = {
+    0x4: "power_cap",
+    0x8: "hw_slowdown",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "power_brake",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PowerReading:
+    """One reading of power. ``draw`` is what to integrate."""
+
+    average: Milliwatts | None = None
+    instant: Milliwatts | None = None
+    draw: Milliwatts | None = None
+
+
+class PowerGauge:
+    """A GPU's power, by the best means its driver has.
+
+    To integrate, the average is better than the instant: the sensors of A100 and H100 look at
+    a quarter of the time only, while the average covers all of it.
+    """
+
+    def __init__(self, calls: GpuCalls, architecture: int | None, model: str) -> None:
+        self._calls = calls
+        self._usage_is_instant = _usage_is_instant(architecture, model)
+
+    def read(self) -> PowerReading:
+        values = fields.read_fields(self._calls, (fields.POWER_AVERAGE, fields.POWER_INSTANT))
+        average = _plausible_power(values.get(fields.POWER_AVERAGE))
+        instant = _plausible_power(values.get(fields.POWER_INSTANT))
+        if average is not None:
+            return PowerReading(average, instant, average)
+        usage = _plausible_power(self._calls.ask(POWER, "nvmlDeviceGetPowerUsage"))
+        if usage is None:
+            return PowerReading(None, instant, instant)
+        if self._usage_is_instant is True:
+            return PowerReading(None, usage if instant is None else instant, usage)
+        return PowerReading(None if self._usage_is_instant is None else usage, instant, usage)
+
+
+def _usage_is_instant(architecture: int | None, model: str) -> bool | None:
+    """Whether nvmlDeviceGetPowerUsage is of the moment; else it is the mean of a second."""
+    if architecture is None or architecture == _UNKNOWN_ARCHITECTURE:
+        return None
+    return architecture <= _TURING or any(name in model for name in ("A100", "A30", "A800"))
+
+
+def _plausible_power(value: Any) -> Milliwatts | None:
+    if value is None or not 0 <= value < _IMPLAUSIBLE_POWER:
+        return None
+    return Milliwatts(int(value))
+
+
+def read_limits(calls: GpuCalls) -> PowerLimits:
+    """All limits in one call where the driver knows how; one by one where it does not."""
+    values = fields.read_fields(
+        calls,
+        (
+            fields.LIMIT_MINIMUM,
+            fields.LIMIT_MAXIMUM,
+            fields.LIMIT_DEFAULT,
+            fields.LIMIT_ENFORCED,
+            fields.LIMIT_REQUESTED,
+        ),
+    )
+    minimum = _plausible_power(values.get(fields.LIMIT_MINIMUM))
+    maximum = _plausible_power(values.get(fields.LIMIT_MAXIMUM))
+    if minimum is None or maximum is None:
+        span = calls.ask("power limit range", "nvmlDeviceGetPowerManagementLimitConstraints")
+        if span is not None:
+            minimum, maximum = _plausible_power(span[0]), _plausible_power(span[1])
+
+    def limit(number: int, name: str) -> Milliwatts | None:
+        value = _plausible_power(values.get(number))
+        return (
+            value
+            if value is not None
+            else _plausible_power(calls.ask(f"{fields.FIELDS[number]} (own call)", name))
+        )
+
+    return PowerLimits(
+        minimum=minimum,
+        maximum=maximum,
+        default=limit(fields.LIMIT_DEFAULT, "nvmlDeviceGetPowerManagementDefaultLimit"),
+        requested=limit(fields.LIMIT_REQUESTED, "nvmlDeviceGetPowerManagementLimit"),
+        enforced=limit(fields.LIMIT_ENFORCED, "nvmlDeviceGetEnforcedPowerLimit"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BoardUtilisation:
+    """Percent of the last sample period in which any kernel ran, and memory was accessed."""
+
+    gpu: int
+    memory: int
+
+
+def read_utilisation(calls: GpuCalls) -> BoardUtilisation | None:
+    rates = calls.ask(UTILISATION, "nvmlDeviceGetUtilizationRates")
+    if rates is None or not (0 <= rates.gpu <= 100 and 0 <= rates.memory <= 100):
+        return None
+    return BoardUtilisation(int(rates.gpu), int(rates.memory))
+
+
+@dataclass(frozen=True, slots=True)
+class BoardCondition:
+    """The part of a status that changes slowly enough to be asked for once a second."""
+
+    limits: PowerLimits = field(default_factory=PowerLimits)
+    sm_clock_hz: int | None = None
+    memory_clock_hz: int | None = None
+    temperature_celsius: int | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    throttled: dict[str, int] = field(default_factory=dict)
+    throttling: tuple[str, ...] | None = None
+    mig: bool | None = None
+
+
+def read_condition(calls: GpuCalls) -> BoardCondition:
+    memory = calls.ask("memory", "nvmlDeviceGetMemoryInfo")
+    throttled = fields.read_fields(calls, tuple(fields.THROTTLE_FIELDS))
+    mig = calls.ask(MIG, "nvmlDeviceGetMigMode")
+    return BoardCondition(
+        limits=read_limits(calls),
+        sm_clock_hz=_clock(calls, "SM clock", _CLOCK_SM),
+        memory_clock_hz=_clock(calls, "memory clock", _CLOCK_MEMORY),
+        temperature_celsius=calls.ask("temperature", "nvmlDeviceGetTemperature", _TEMPERATURE_GPU),
+        memory_used=None if memory is None else int(memory.used),
+        memory_total=None if memory is None else int(memory.total),
+        throttled={fields.THROTTLE_FIELDS[number]: value for number, value in throttled.items()},
+        throttling=_throttle_reasons(calls),
+        mig=None if mig is None else bool(mig[0]),
+    )
+
+
+def _clock(calls: GpuCalls, what: str, kind: int) -> int | None:
+    megahertz = calls.ask(what, "nvmlDeviceGetClockInfo", kind)
+    return None if megahertz is None else int(megahertz) * _HERTZ_PER_MHZ
+
+
+def _throttle_reasons(calls: GpuCalls) -> tuple[str, ...] | None:
+    """Why the clocks are held down now. Older drivers know the call by its older name only."""
+    mask = calls.ask(THROTTLE_REASONS, "nvmlDeviceGetCurrentClocksEventReasons")
+    if mask is None:
+        mask = calls.ask(f"{THROTTLE_REASONS} (old)", "nvmlDeviceGetCurrentClocksThrottleReasons")
+    if mask is None:
+        return None
+    return tuple(name for bit, name in _REASON_BITS.items() if mask & bit)

@@ -1,0 +1,1 @@
+"""CPU and DRAM energy: RAPL counters through powercap or pyRAPL."""

@@ -1,0 +1,308 @@
+"""Energy counters from Linux's powercap tree: the agent's own reader.
+
+Every zone has a descriptor that stays open and is read in place; the tree is walked again only
+every few seconds, or at once when a descriptor dies. A zone that fails costs only itself.
+
+The ``rapl`` source plugin: CPU and memory counters by the reader of choice.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from wattspan.model import MILLISECOND, SECOND, Domain, Failure, Provenance, Reading
+from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourceError, SourcePlugin
+from wattspan.settings import Table, about
+from wattspan.sources.rapl import failures as failures
+from wattspan.sources.rapl.failures import LOAD_DRIVER_REMEDY
+from wattspan.sources.rapl.sysfs import (
+    ENERGY_FILE,
+    POWERCAP_CLASS,
+    CounterFile,
+    ZoneScan,
+    cpu_vendor,
+    read_zone,
+    scan_zones,
+)
+from wattspan.sources.rapl.topology import ZoneTopology, resolve_topology
+from wattspan.sources.rapl.zones import Zone
+
+_MIRROR_ROUNDS = 3  # of samples, to tell mirrored dies
+
+
+class PowercapSource:
+    """The CounterSource of ``<sysfs>/class/powercap``.
+
+    A reading is stamped right after its register was read, each by itself. Owned by one thread.
+    """
+
+    def __init__(
+        self,
+        sysfs: Path,
+        clock: Clock,
+        *,
+        emulated: bool = False,
+        rediscover: int = 5 * SECOND,
+        name: str = "rapl",
+        resolution: int = MILLISECOND,
+    ) -> None:
+        self._sysfs = sysfs
+        self._clock = clock
+        self._provenance = Provenance.EMULATED if emulated else Provenance.MEASURED
+        self._rediscover = rediscover
+        self._name = name
+        self._resolution = resolution
+        self._due: int | None = None  # when the tree is walked again; None: never was
+        self._counters: dict[str, CounterFile] = {}  # by directory
+        self._counter_of: dict[str, CounterFile] = {}  # by domain id
+        self._topology = ZoneTopology((), {})
+        self._epochs: dict[str, int] = {}  # by domain id; outlives the zone
+        self._vanished: dict[str, Failure] = {}  # by domain id
+        self._standing: tuple[Failure, ...] = ()  # what stays true until the next walk
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def topology(self) -> ZoneTopology:
+        """What the zones were found to be at the last walk."""
+        return self._topology
+
+    def read(self) -> Batch:
+        if self._due is None or self._clock.monotonic() >= self._due:
+            self._walk()
+        batch, intact = self._sweep()
+        if not intact:
+            self._walk()
+            batch, _ = self._sweep()
+        for reading in batch.readings:
+            self._counter_of[reading.domain_id].told(reading.counter, reading.at.mono)
+        return batch
+
+    def close(self) -> None:
+        for counter in self._counters.values():
+            counter.close()
+        self._counters.clear()
+        self._topology = ZoneTopology((), {})
+        self._due = None
+
+    # ------------------------------------------------------------------------- every tick
+
+    def _sweep(self) -> tuple[Batch, bool]:
+        """Read every open counter; False beside the batch if a descriptor turned out dead."""
+        now, pread = self._clock.now, os.pread
+        readings = []
+        failed = list(self._standing)
+        intact = True
+        for counter in self._counters.values():
+            if counter.fd is None:
+                if counter.failure is not None:
+                    failed.append(counter.failure)
+                continue
+            try:
+                content = pread(counter.fd, 64, 0)
+                at = now()
+            except OSError as error:
+                failed.append(
+                    failures.access_failure(self._name, counter.path, error, counter.domain_id)
+                )
+                if error.errno in failures.GONE_ERRNOS:
+                    intact = counter.give_up(failed[-1])
+                continue
+            value = counter.value(content)
+            if value is not None:
+                # A value that is told again says that nothing was counted since, which no counter
+                # of the cover can mean: the next one that moves tells of all the time in between.
+                if (stood := counter.stands(value, at.mono)) is not None:
+                    if counter.is_stuck(stood):
+                        failed.append(
+                            failures.stuck_counter(
+                                self._name, counter.path, stood, counter.domain_id
+                            )
+                        )
+                    continue
+                readings.append(Reading(counter.domain_id, at, value, counter.epoch))
+            elif content:
+                failed.append(
+                    failures.invalid_value(self._name, counter.path, content, counter.domain_id)
+                )
+            else:  # sysfs never answers with nothing: the file was emptied under the descriptor
+                failed.append(failures.vanished_zone(self._name, counter.path, counter.domain_id))
+                intact = counter.give_up(failed[-1])
+        return Batch(self._topology.domains, tuple(readings), tuple(failed)), intact
+
+    # ------------------------------------------------------------------- every few seconds
+
+    def _walk(self) -> None:
+        """Find what is there now, open what is new, and say what is wrong with the rest."""
+        self._due = self._clock.monotonic() + self._rediscover
+        found = scan_zones(self._sysfs)
+        fresh, wrong = self._register(found)
+        closed = {name: error for name, c in self._counters.items() if (error := c.open())}
+        self._place(fresh)
+        for name, error in closed.items():
+            counter = self._counters[name]
+            counter.failure = failures.access_failure(
+                self._name, counter.path, error, counter.domain_id or None
+            )
+        for name in self._topology.orphans:
+            self._counters[name].give_up(
+                failures.orphan_zone(self._name, self._counters[name].path)
+            )
+        if found.masked:
+            wrong.append(
+                failures.masked_zones(self._name, self._sysfs / POWERCAP_CLASS, found.masked)
+            )
+        elif not found.zones:
+            wrong.append(failures.no_zones(self._name, self._sysfs / POWERCAP_CLASS))
+        self._standing = (*wrong, *self._vanished.values())
+
+    def _register(self, found: ZoneScan) -> tuple[set[str], list[Failure]]:
+        """Make the counters match the directories; which are new, and which cannot be named."""
+        for directory in self._counters.keys() - found.zones.keys():
+            self._counters.pop(directory).close()
+        fresh: set[str] = set()
+        wrong: list[Failure] = []
+        for directory, path in found.zones.items():
+            known = self._counters.get(directory)
+            if known is not None:
+                if known.same_registration():
+                    continue
+                self._counters.pop(directory).close()
+            try:
+                self._counters[directory] = CounterFile(path / ENERGY_FILE, read_zone(path))
+                fresh.add(directory)
+            except OSError as error:
+                wrong.append(failures.access_failure(self._name, path / "name", error))
+            except ValueError as error:
+                wrong.append(failures.unnamed_zone(self._name, path, error))
+        return fresh, wrong
+
+    def _place(self, fresh: set[str]) -> None:
+        """Work out the domains; count up the epoch of each that was registered anew."""
+        before = self._topology
+        known = before.domain_of.keys() | before.orphans
+        news = fresh or any(counter.readable_now for counter in self._counters.values())
+        if known == self._counters.keys() and not news:
+            return
+        after = resolve_topology(
+            self._sampled(),
+            source=self._name,
+            provenance=self._provenance,
+            vendor=cpu_vendor(self._sysfs),
+            mirrors=before.mirrors,
+            resolution=self._resolution,
+        )
+        domains = {domain.id: domain for domain in after.domains}
+        for directory, domain_id in after.domain_of.items():
+            counter = self._counters[directory]
+            if directory in fresh or counter.domain_id != domain_id:
+                self._epochs[domain_id] = self._epochs.get(domain_id, -1) + 1
+            counter.assign(domains[domain_id], self._epochs[domain_id])
+            self._counter_of[domain_id] = counter
+        self._topology = _reuse_domains(before, after)
+        self._remember_vanished(before)
+
+    def _sampled(self) -> list[Zone]:
+        """The zones, with samples where names alone cannot tell whether counters mirror."""
+        counters = list(self._counters.values())
+        for counter in counters:
+            counter.readable_now = False
+        if not any("-die-" in counter.zone.name for counter in counters):
+            return [counter.zone for counter in counters]
+        rounds = [[counter.sample() for counter in counters] for _ in range(_MIRROR_ROUNDS)]
+        return [
+            replace(counter.zone, samples=tuple(value for value in values if value is not None))
+            for counter, values in zip(counters, zip(*rounds, strict=True), strict=True)
+        ]
+
+    def _remember_vanished(self, before: ZoneTopology) -> None:
+        here = {domain.id for domain in self._topology.domains}
+        for domain in before.domains:
+            if domain.id not in here:
+                self._vanished[domain.id] = failures.vanished_zone(
+                    self._name, self._path_of(domain, before), domain.id
+                )
+        for domain_id in here & self._vanished.keys():
+            del self._vanished[domain_id]
+
+    def _path_of(self, domain: Domain, topology: ZoneTopology) -> Path:
+        directory = next(d for d, name in topology.domain_of.items() if name == domain.id)
+        return self._sysfs / POWERCAP_CLASS / directory / ENERGY_FILE
+
+
+def _reuse_domains(before: ZoneTopology, after: ZoneTopology) -> ZoneTopology:
+    """``after``, with the very tuple of ``before`` where the domains are the same."""
+    same = before.domains == after.domains
+    return replace(after, domains=before.domains) if same else after
+
+
+class RaplSettings(Table, frozen=True):
+    """Energy counters of CPU packages and memory (RAPL)."""
+
+    enabled: Annotated[
+        bool | Literal["auto"],
+        about("Whether to read them. `auto`: if there are any; `true`: or do not start at all."),
+    ] = "auto"
+    reader: Annotated[
+        Literal["powercap", "pyrapl"],
+        about("Who reads them: the agent itself, or the pyRAPL library, which sees less."),
+    ] = "powercap"
+    sysfs: Annotated[str, about("Where sysfs is mounted; in a container, where the host's is.")] = (
+        "/sys"
+    )
+
+
+def open_rapl(settings: RaplSettings, context: SourceContext) -> CounterSource | None:
+    """The source, also where its counters are denied or masked: its health then says so.
+
+    None where nothing is here and ``enabled`` leaves it open. SourceError where it was asked
+    for and nothing is here, or pyRAPL refuses the host.
+    """
+    if settings.enabled is False:
+        return None
+    sysfs = context.sysfs or Path(settings.sysfs)
+    found = scan_zones(sysfs)
+    if not found.zones and not found.masked:
+        if settings.enabled is True:
+            raise SourceError(
+                f"Cannot read CPU energy counters: no zone counts energy under "
+                f'{sysfs / POWERCAP_CLASS}. {LOAD_DRIVER_REMEDY} With enabled = "auto" the agent does without.'
+            )
+        return None
+    if settings.reader == "powercap":
+        return PowercapSource(
+            sysfs,
+            context.clock,
+            emulated=context.emulated,
+            resolution=context.resolution or MILLISECOND,
+        )
+    return _open_pyrapl(settings, context, sysfs)
+
+
+def _open_pyrapl(settings: RaplSettings, context: SourceContext, sysfs: Path) -> CounterSource:
+    # Imported only when chosen: an agent that does not use the library does not carry it.
+    from wattspan.sources.rapl.pyrapl import PyRaplError, PyRaplSource
+
+    source = PyRaplSource(
+        sysfs,
+        context.clock,
+        emulated=context.emulated,
+        resolution=context.resolution or MILLISECOND,
+    )
+    if settings.enabled is True:
+        try:
+            source.open()
+        except PyRaplError as error:
+            raise SourceError(
+                f"Cannot read CPU energy counters through pyRAPL: {error}. "
+                'Set reader = "powercap" in [sources.rapl].'
+            ) from None
+    return source
+
+
+plugin = SourcePlugin(settings=RaplSettings, open=open_rapl)

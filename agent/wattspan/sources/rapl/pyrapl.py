@@ -1,0 +1,300 @@
+"""pyRAPL, held at arm's length.
+
+What the library does and what is done about it here:
+
+- importing it logs through the root logger, which installs a handler as a side effect, and its
+  patterns are errors under ``-W error``: imported late, handlers kept, warnings silenced;
+- its paths are fixed to ``/sys``: for another root its ``DeviceAPI`` is given other files;
+- a refusal or a failed read may be an OSError, ValueError, IndexError or an exception of its
+  own: all become :class:`PyRaplError`;
+- descriptors are shared between threads and after a fork, offsets included: one lock, and
+  opened anew in a child;
+- differences it computes go negative when a counter wraps: only absolute values are taken.
+
+The pyRAPL library as a reader: ``[sources.rapl] reader = "pyrapl"``.
+
+It sees packages and memory only, one package a socket. Zones are found and explained by the
+agent's own topology, so that domains keep their ids whichever reader is chosen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from wattspan.model import (
+    MILLISECOND,
+    SECOND,
+    Domain,
+    Failure,
+    Microjoules,
+    Provenance,
+    Reading,
+    Trouble,
+)
+from wattspan.ports import Batch, Clock
+from wattspan.sources.rapl.failures import GRANT_REMEDY
+from wattspan.sources.rapl.sysfs import POWERCAP_CLASS, cpu_vendor, read_zone, scan_zones
+from wattspan.sources.rapl.topology import resolve_topology
+from wattspan.sources.rapl.zones import Zone
+
+_REAL_SYSFS = Path("/sys")
+
+
+class PyRaplError(Exception):
+    """pyRAPL cannot start or cannot read; the message is the cause, as a clause."""
+
+
+class PyRaplSensor:
+    """The absolute counters that pyRAPL's ``Sensor`` reports, in microjoules.
+
+    ``packages`` and ``memories`` are the zones' directories by socket, used where ``sysfs`` is
+    not the real one; there the library's own search for zones cannot work.
+    """
+
+    def __init__(self, sysfs: Path, packages: dict[int, Path], memories: dict[int, Path]) -> None:
+        """PyRaplError if pyRAPL is not there or refuses this host."""
+        self._library = _import_pyrapl()
+        self._make: Callable[[], Any] = (
+            self._library.Sensor
+            if sysfs == _REAL_SYSFS
+            else lambda: _rooted_sensor(self._library, packages, memories)
+        )
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._sensor = self._opened()
+
+    def read(self) -> list[int | None]:
+        """Package and memory of socket 0, of socket 1, ...; None for what is not there.
+
+        PyRaplError if any of them cannot be read: pyRAPL reads all or nothing.
+        """
+        with self._lock:
+            if self._owner != os.getpid():  # a fork shares the offsets of every file
+                self._close()
+                self._sensor, self._owner = self._opened(), os.getpid()
+            with self._translated():
+                return [None if value < 0 else round(value) for value in self._sensor.energy()]
+
+    def close(self) -> None:
+        with self._lock:
+            self._close()
+
+    def _opened(self) -> Any:
+        with warnings.catch_warnings(), self._translated():
+            warnings.simplefilter("ignore")  # it leaves files for the collector to close
+            return self._make()
+
+    def _close(self) -> None:
+        for api in self._sensor._device_api.values():  # noqa: SLF001 - it has no close
+            for file in api._sys_files:  # noqa: SLF001
+                file.close()
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (self._library.PyRAPLException, OSError, ValueError, IndexError) as error:
+            traceback.clear_frames(error.__traceback__)  # or they keep its open files alive
+            raise PyRaplError(_cause(self._library, error)) from None
+
+
+def _cause(library: Any, error: Exception) -> str:
+    name = type(error).__name__
+    if isinstance(error, library.PyRAPLException):
+        return f"pyRAPL refuses this host ({name}); it knows one package a socket and decimal ids"
+    if isinstance(error, PermissionError):
+        return f"permission denied on {error.filename or 'a counter'}"
+    return f"{name}: {error}"
+
+
+def _import_pyrapl() -> Any:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    quiet = logging.NullHandler()
+    root.addHandler(quiet)  # with a handler in place, none is installed
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # what it says is that its optional outputs are missing
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import pyRAPL
+    except ImportError as error:
+        raise PyRaplError(f"the pyRAPL library cannot be imported ({error})") from error
+    finally:
+        logging.disable(before)
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    return pyRAPL
+
+
+def _rooted_sensor(library: Any, packages: dict[int, Path], memories: dict[int, Path]) -> Any:
+    """pyRAPL's own Sensor and DeviceAPI, reading files that were found for them."""
+
+    class RootedAPI(library.DeviceAPI):  # type: ignore[misc]
+        def __init__(self, zones: dict[int, Path]) -> None:
+            self._socket_ids = sorted(zones)
+            self._sys_files = [
+                (zones[socket] / "energy_uj").open("r") for socket in self._socket_ids
+            ]
+
+    class RootedSensor(library.Sensor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            if not packages:
+                raise library.PyRAPLCantRecordEnergyConsumption(library.Device.PKG)
+            self._device_api = {library.Device.PKG: RootedAPI(packages)}
+            if memories.keys() == packages.keys():  # as the original: of all sockets or of none
+                self._device_api[library.Device.DRAM] = RootedAPI(memories)
+            self._available_devices: Sequence[Any] = list(self._device_api)
+            self._socket_ids = sorted(packages)
+
+    return RootedSensor()
+
+
+_POWERCAP_REMEDY = 'Set reader = "powercap" in [sources.rapl].'
+
+
+class PyRaplSource:
+    """The CounterSource that reads what pyRAPL reads.
+
+    pyRAPL reads all counters in one call, so all readings of a batch carry one stamp, taken
+    when the call returned. When it fails nothing is read, and it is opened anew after a while;
+    whatever happened in between, the epoch then moves on.
+    """
+
+    def __init__(
+        self,
+        sysfs: Path,
+        clock: Clock,
+        *,
+        emulated: bool = False,
+        retry: int = 5 * SECOND,
+        name: str = "rapl",
+        resolution: int = MILLISECOND,
+    ) -> None:
+        self._sysfs = sysfs
+        self._clock = clock
+        self._provenance = Provenance.EMULATED if emulated else Provenance.MEASURED
+        self._retry = retry
+        self._name = name
+        self._resolution = resolution
+        self._due = 0
+        self._epoch = -1
+        self._sensor: PyRaplSensor | None = None
+        self._columns: tuple[tuple[int, Domain], ...] = ()  # place in pyRAPL's list, domain
+        self._domains: tuple[Domain, ...] = ()
+        self._failure: Failure | None = None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def open(self) -> None:
+        """Start the library; PyRaplError if it refuses. ``read`` does it by itself otherwise."""
+        self._due = self._clock.monotonic() + self._retry
+        packages, memories, domains = self._find()
+        sensor = PyRaplSensor(self._sysfs, packages, memories)
+        try:
+            values = sensor.read()
+        except PyRaplError:
+            sensor.close()
+            raise
+        self._sensor = sensor
+        self._epoch += 1
+        self._failure = None
+        self._columns = tuple(
+            (place, domains[place])
+            for place, value in enumerate(values)
+            if value is not None and place in domains
+        )
+        now = tuple(domain for _, domain in self._columns)
+        self._domains = self._domains if self._domains == now else now
+
+    def read(self) -> Batch:
+        if self._sensor is None:
+            if self._clock.monotonic() < self._due:
+                return self._nothing()
+            try:
+                self.open()
+            except PyRaplError as error:
+                return self._nothing(error)
+        assert self._sensor is not None  # noqa: S101 - opened just above
+        try:
+            values = self._sensor.read()
+        except PyRaplError as error:
+            self._drop()
+            return self._nothing(error)
+        at = self._clock.now()
+        readings, failures = [], []
+        for place, domain in self._columns:
+            value = values[place] if place < len(values) else None
+            if value is None or (domain.modulus is not None and value >= domain.modulus):
+                failures.append(self._misread(domain, value))
+            else:
+                readings.append(Reading(domain.id, at, Microjoules(value), self._epoch))
+        return Batch(self._domains, tuple(readings), tuple(failures))
+
+    def close(self) -> None:
+        self._drop()
+        self._due = 0
+
+    def _drop(self) -> None:
+        if self._sensor is not None:
+            self._sensor.close()
+            self._sensor = None
+            self._due = self._clock.monotonic() + self._retry
+
+    def _nothing(self, error: PyRaplError | None = None) -> Batch:
+        if error is not None:
+            denied = "permission denied" in str(error)
+            self._failure = Failure(
+                self._name,
+                f"the counters under {self._sysfs / POWERCAP_CLASS} through pyRAPL",
+                Trouble.DENIED if denied else Trouble.RETRY,
+                str(error),
+                GRANT_REMEDY if denied else _POWERCAP_REMEDY,
+            )
+        return Batch(self._domains, failures=(self._failure,) if self._failure else ())
+
+    def _misread(self, domain: Domain, value: int | None) -> Failure:
+        cause = "pyRAPL has no value for it" if value is None else f"{value} uJ exceeds its range"
+        trouble = Trouble.ABSENT if value is None else Trouble.MALFORMED
+        return Failure(self._name, domain.name, trouble, cause, _POWERCAP_REMEDY, domain.id)
+
+    def _find(self) -> tuple[dict[int, Path], dict[int, Path], dict[int, Domain]]:
+        """Directories of packages and of memories by socket, and domains by pyRAPL's places."""
+        zones: dict[str, Zone] = {}
+        paths = scan_zones(self._sysfs).zones
+        for directory, path in paths.items():
+            try:
+                zones[directory] = read_zone(path)
+            except (OSError, ValueError):
+                continue  # the other reader says what is wrong; pyRAPL cannot see it either
+        topology = resolve_topology(
+            zones.values(),
+            source=self._name,
+            provenance=self._provenance,
+            vendor=cpu_vendor(self._sysfs),
+            resolution=self._resolution,
+        )
+        directory_of = {identity: name for name, identity in topology.domain_of.items()}
+        packages: dict[int, Path] = {}
+        memories: dict[int, Path] = {}
+        domains: dict[int, Domain] = {}
+        for domain in topology.domains:
+            package, _, below = domain.id.removeprefix("rapl:").partition("/")
+            number = package.removeprefix("package-")
+            if domain.id.startswith("rapl:package-") and number.isdigit() and below in ("", "dram"):
+                into, offset = (memories, 1) if below else (packages, 0)
+                into[int(number)] = paths[directory_of[domain.id]]
+                domains[2 * int(number) + offset] = domain
+            elif "-die-" in number:
+                raise PyRaplError(f"pyRAPL cannot tell the dies of {domain.id} apart")
+        return packages, memories, domains

@@ -1,0 +1,247 @@
+"""Finding powercap zones under a sysfs root, and reading what does not change about them.
+
+One zone's counter: an open descriptor, and what is known of the zone behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from wattspan.model import SECOND, Domain, Failure, Microjoules, Milliwatts
+from wattspan.sources.rapl.zones import Zone
+
+POWERCAP_CLASS = "class/powercap"
+ENERGY_FILE = "energy_uj"
+
+
+@dataclass(frozen=True, slots=True)
+class ZoneScan:
+    """What stands under the powercap class: zones by directory name, and links to nowhere.
+
+    ``masked`` holds zones that are listed but whose directories are not there: a container
+    runtime has covered ``/sys/devices/virtual/powercap``.
+    """
+
+    zones: dict[str, Path] = field(default_factory=dict)
+    masked: tuple[str, ...] = ()
+
+
+def scan_zones(sysfs: Path) -> ZoneScan:
+    """Every zone that counts energy, of every control type. An unreadable root has none."""
+    found = ZoneScan()
+    masked = []
+    for entry in _entries(sysfs / POWERCAP_CLASS):
+        if not entry.is_dir():
+            masked.append(entry.name)
+        elif ":" in entry.name:
+            _collect(entry, found.zones)
+        else:
+            # A control type. The class links every zone as well; a copied tree may not.
+            for zone in _subzones(entry):
+                _collect(zone, found.zones)
+    return ZoneScan(found.zones, tuple(name for name in sorted(masked) if name not in found.zones))
+
+
+def _collect(zone: Path, into: dict[str, Path]) -> None:
+    if zone.name in into or not zone.is_dir():
+        return
+    # Zones that only limit power (dtpm, idle injection) have no energy to read.
+    if (zone / ENERGY_FILE).exists() or (zone / ENERGY_FILE).is_symlink():
+        into[zone.name] = zone
+    for child in _subzones(zone):
+        _collect(child, into)
+
+
+def _subzones(directory: Path) -> Iterator[Path]:
+    prefix = f"{directory.name}:"
+    return (entry for entry in _entries(directory) if entry.name.startswith(prefix))
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return []
+
+
+def read_zone(directory: Path) -> Zone:
+    """The zone in ``directory``, without samples.
+
+    OSError if its name cannot be read, ValueError if it is no name. Everything else may be
+    missing: constraints often are, and a zone without a range still counts.
+    """
+    name = (directory / "name").read_bytes().strip()
+    if not name or not name.isascii() or not name.decode().isprintable() or b"/" in name:
+        raise ValueError(f"its name is {name[:40]!r}")
+    limits = [
+        _read_number(path)
+        for pattern in ("constraint_*_max_power_uw", "constraint_*_power_limit_uw")
+        for path in directory.glob(pattern)
+    ]
+    return Zone(
+        directory=directory.name,
+        name=name.decode(),
+        max_range=_read_number(directory / "max_energy_range_uj"),
+        max_power=Milliwatts(max((limit // 1000 for limit in limits if limit), default=0)) or None,
+    )
+
+
+def _read_number(path: Path) -> int | None:
+    """The non-negative number in ``path``; None if it cannot be read or is none."""
+    try:
+        text = path.read_bytes().strip()
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            raise
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def cpu_vendor(sysfs: Path) -> str | None:
+    """Who made the processor, from its modalias; None where that does not tell."""
+    try:
+        modalias = (sysfs / "devices/system/cpu/modalias").read_text(errors="replace")
+    except OSError:
+        return None
+    for number, name in (("ven0000", "intel"), ("ven0002", "amd"), ("ven0009", "amd")):
+        if number in modalias:  # 9 is Hygon, whose registers are AMD's
+            return name
+    return None
+
+
+_UNBOUNDED = 2**64
+STUCK_AFTER = 3 * SECOND
+"""A counter that stands for longer is stuck: what a cover counts always draws something."""
+_STUCK_FACTOR = 4  # times as long as it ever stood between two moves, for counters of coarse steps
+
+
+class CounterFile:
+    """One registration of one zone.
+
+    Registered anew, a zone has another inode, and is another counter that may start anywhere:
+    ``same_registration`` tells. A counter that cannot be opened keeps its place and waits.
+    """
+
+    __slots__ = (
+        "_identity",
+        "_limit",
+        "_longest",
+        "_moved",
+        "_moves",
+        "_value",
+        "domain_id",
+        "epoch",
+        "failure",
+        "fd",
+        "path",
+        "readable_now",
+        "zone",
+    )
+
+    def __init__(self, path: Path, zone: Zone) -> None:
+        """OSError if there is no such file."""
+        self.path = path
+        self.zone = zone
+        self.fd: int | None = None
+        self.domain_id = ""
+        self.epoch = 0
+        self.failure: Failure | None = None  # why it is closed
+        self.readable_now = False  # it could not be read before, and can now
+        self._identity = _file_identity(path)
+        self._limit = _UNBOUNDED
+        self._moves = False  # it is of the cover, so it moves all the time
+        self._value: int | None = None
+        self._moved: int | None = None  # when; None before its first move
+        self._longest = 0  # nanoseconds between two moves
+
+    def assign(self, domain: Domain, epoch: int) -> None:
+        """Say which domain this counter is of."""
+        self.domain_id = domain.id
+        self.epoch = epoch
+        self._limit = _UNBOUNDED if domain.modulus is None else domain.modulus
+        self._moves = domain.in_cover
+
+    def same_registration(self) -> bool:
+        """Whether the path still leads to the file this counter was made from."""
+        try:
+            if self.fd is not None and os.fstat(self.fd).st_nlink == 0:
+                return False  # an ordinary file system may give its inode to the next one
+            return _file_identity(self.path) == self._identity
+        except OSError:
+            return False
+
+    def open(self) -> OSError | None:
+        """Open it if it is closed; the error if that cannot be."""
+        if self.fd is None:
+            try:
+                self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            except OSError as error:
+                return error
+            self.failure = None
+            self.readable_now = True
+        return None
+
+    def give_up(self, failure: Failure) -> bool:
+        """Close it because of ``failure``, which stands until it is opened again. Always False."""
+        self.close()
+        self.failure = failure
+        return False
+
+    def value(self, content: bytes) -> Microjoules | None:
+        """The counter value ``content`` stands for; None if it is none that this one can have."""
+        digits = content.strip()
+        if not digits.isdigit():
+            return None
+        value = int(digits)
+        return Microjoules(value) if value < self._limit else None
+
+    def stands(self, value: int, now: int) -> int | None:
+        """For how long the counter has stood still, if it is one that moves; None if it moved.
+
+        One that never moved is not known to be one that does.
+        """
+        if not self._moves or self._moved is None or value != self._value:
+            return None
+        return now - self._moved
+
+    def told(self, value: int, now: int) -> None:
+        """Its value was handed on, for the next one to be compared with."""
+        if self._moves and value != self._value and self._value is not None:
+            if self._moved is not None and not self.is_stuck(now - self._moved):
+                self._longest = max(self._longest, now - self._moved)
+            self._moved = now
+        self._value = value
+
+    def is_stuck(self, stood: int) -> bool:
+        """Whether it stood still for longer than it ever should."""
+        return stood > max(STUCK_AFTER, _STUCK_FACTOR * self._longest)
+
+    def sample(self) -> int | None:
+        """The value now; None if it cannot be had."""
+        if self.fd is None:
+            return None
+        try:
+            return self.value(os.pread(self.fd, 64, 0))
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        if self.fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(self.fd)
+            self.fd = None
+
+
+def _file_identity(path: Path) -> tuple[int, ...]:
+    """The file at ``path`` and, if that is a link, the file behind it as well."""
+    status = path.lstat()
+    try:
+        behind = path.stat()
+    except OSError:  # a link to nowhere, or in a circle
+        return status.st_dev, status.st_ino
+    return status.st_dev, status.st_ino, behind.st_dev, behind.st_ino
