@@ -18,11 +18,10 @@ import pytest
 
 from support.fake_knobs import FakeRapl, KnobNvml
 from support.fake_nvml import FakeGpu
-from wattspan.actuators.cpu_power import CpuPower
-from wattspan.actuators.gpu_clock import GpuClock
-from wattspan.actuators.gpu_power import GpuPower
-from wattspan.actuators.nvml_boards import Boards
-from wattspan.actuators.opening import open_actuators
+from wattspan.capper.actuators.cpu_power import CpuPower
+from wattspan.capper.actuators.discovery import open_actuators
+from wattspan.capper.actuators.gpu import GpuClock, GpuPower
+from wattspan.capper.actuators.nvml import NvmlBoards
 from wattspan.clock import SystemClock
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.library_build import build
@@ -59,7 +58,7 @@ class Bench(ABC):
 
 
 def actuator_of(knob: Knob, nvml: Any, clock: Clock) -> Actuator:
-    boards = Boards(nvml, clock)
+    boards = NvmlBoards(nvml, clock)
     return GpuPower(boards, clock) if knob is Knob.GPU_POWER else GpuClock(boards, clock)
 
 

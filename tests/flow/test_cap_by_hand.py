@@ -16,7 +16,7 @@ from support.program import ENVIRONMENT, PROGRAM, wattspan
 from support.requirements import ROOT
 from support.waiting import eventually
 from wattspan.capper.client import CapperClient
-from wattspan.capper.place import SOCKET
+from wattspan.capper.paths import SOCKET_FILE
 from wattspan.clock import SystemClock
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
@@ -45,7 +45,7 @@ class Operator:
         self.config = folder / "config.toml"
         self.config.write_text(places + config)
         self.log = folder / "log"
-        socket = Path(self._sockets.name) / SOCKET
+        socket = Path(self._sockets.name) / SOCKET_FILE
         self._client = CapperClient(socket, SystemClock(), who="an operator")
         with self.log.open("wb") as log:
             self.capper = subprocess.Popen(

@@ -20,7 +20,7 @@ from support.requirements import ROOT
 from support.waiting import eventually
 from wattspan.capper.client import CapperClient
 from wattspan.capper.journal import Journal
-from wattspan.capper.place import open_place
+from wattspan.capper.paths import open_capper_host
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
 from wattspan.ports import CapsError
@@ -142,7 +142,7 @@ def test_a_limit_of_an_earlier_boot_that_is_in_force_is_given_back(
 ) -> None:
     killed_while_it_holds(capper, gpu)
     left = Journal(
-        capper.directory, open_place(capper.state_dir, capper.host.directory).boot_id
+        capper.directory, open_capper_host(capper.state_dir, capper.host.directory).boot_id
     ).entries
     for path in capper.directory.glob("journal-*"):
         path.unlink()

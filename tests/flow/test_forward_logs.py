@@ -14,7 +14,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from support.collector import GrpcCollector, HttpCollector, Memory, Reply
 from support.tuned_stack import Tuned, TunedHost
 from support.waiting import eventually
-from wattspan.capper.audit import Audit, Deed, Event
+from wattspan.capper.audit import AuditAction, AuditEvent, AuditLog
 from wattspan.clock import SystemClock
 from wattspan.collector.backoff import Backoff
 from wattspan.config import Spans
@@ -43,8 +43,8 @@ def sending(url: str) -> Iterator[Records]:
         records.stop()
 
 
-def deed(why: str, kind: Deed = Deed.FAIL) -> Event:
-    return Event(at=1, deed=kind, why=why)
+def deed(why: str, kind: AuditAction = AuditAction.FAIL) -> AuditEvent:
+    return AuditEvent(at=1, deed=kind, why=why)
 
 
 def bodies(collector: Memory) -> list[str]:
@@ -59,7 +59,7 @@ def text_of(record: LogRecord, name: str) -> str:
 def test_what_the_capper_records_arrives_at_the_place_of_logs(
     tmp_path: Path, open_collector: Collector
 ) -> None:
-    audit = Audit(tmp_path / "audit.jsonl", 300)
+    audit = AuditLog(tmp_path / "audit.jsonl", 300)
     whys = [f"Reason {number}." for number in range(20)]
     with open_collector() as collector, sending(collector.url) as records:
         tail = AuditTail(audit.path, lambda event: records.offer(of_deed(event)), CLOCK)

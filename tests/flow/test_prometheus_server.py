@@ -19,7 +19,7 @@ from support.exporting import Served, serving
 from support.scrapes import full_host, parse, value
 from support.snapshots import CPU, busy_host
 from support.waiting import eventually
-from wattspan.access.refusals import uncounted
+from wattspan.http.connection_limiter import ignore_rejection
 from wattspan.model import SECOND, Microjoules, Provenance
 from wattspan.ports import ExporterContext, ExporterError
 from wattspan.settings import Listen
@@ -269,7 +269,7 @@ def bare(
         clock,
         log=log,
         refused=lambda: None,
-        count=uncounted,
+        count=ignore_rejection,
     )
 
 

@@ -24,11 +24,11 @@ from support.waiting import eventually
 from support.web import post, read_all, read_answer, statuses
 from wattspan.clock import SystemClock
 from wattspan.config.tables import Spans
+from wattspan.http.limits import ServerLimits
+from wattspan.http.server import HttpServer
 from wattspan.ports import ListenError
 from wattspan.settings import Listen
 from wattspan.spanfeed.receivers import open_receivers
-from wattspan.web.limits import Limits
-from wattspan.web.server import WebServer
 
 BODY = request(*(span(number) for number in range(1, 65))).SerializeToString()
 TRACES = "/v1/traces"
@@ -84,7 +84,7 @@ def test_a_sender_is_told_to_come_again_and_loses_nothing(running: Receiving) ->
 
 
 def test_two_hundred_senders_at_once_are_all_heard(tmp_path: Path) -> None:
-    with receiving(tmp_path, Limits(connections=256)) as running, ExitStack() as stack:
+    with receiving(tmp_path, ServerLimits(connections=256)) as running, ExitStack() as stack:
         senders = [stack.enter_context(closing(running.connect())) for _ in range(200)]
         whole = post(BODY, TYPE, path=TRACES)
         for part in (slice(0, 100), slice(100, 1000), slice(1000, None)):
@@ -95,7 +95,7 @@ def test_two_hundred_senders_at_once_are_all_heard(tmp_path: Path) -> None:
 
 
 def test_more_senders_than_there_is_room_for_do_not_keep_others_out(tmp_path: Path) -> None:
-    with receiving(tmp_path, Limits(connections=8)) as running:
+    with receiving(tmp_path, ServerLimits(connections=8)) as running:
 
         def sent() -> bool:
             try:
@@ -212,7 +212,7 @@ def test_whatever_is_sent_is_answered_as_http_or_not_at_all(tmp_path: Path) -> N
 
 def opened(run_dir: Path, settings: Spans, *asked: str) -> tuple[tuple[str, ...], list[str]]:
     clock, log = SystemClock(), []
-    server = WebServer(clock, log=log.append)
+    server = HttpServer(clock, log=log.append)
     try:
         addresses = open_receivers(
             server, settings, run_dir, None, clock, asked=asked.__contains__, log=log.append
@@ -250,7 +250,7 @@ from wattspan.clock import SystemClock
 from wattspan.config.tables import Spans
 from wattspan.settings import Listen
 from wattspan.spanfeed.receivers import open_receivers
-from wattspan.web.server import WebServer
+from wattspan.http.server import WebServer
 server = WebServer(SystemClock(), log=print)
 here = Path({str(tmp_path)!r})
 open_receivers(

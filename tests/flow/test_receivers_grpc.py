@@ -28,8 +28,8 @@ from support.http2 import EXPORT, Answer, framed, http2
 from support.otlp import request, span
 from support.receiving import Receiving, receiving
 from support.waiting import eventually
+from wattspan.http.limits import ServerLimits
 from wattspan.spanfeed import wire
-from wattspan.web.limits import Limits
 
 WHOLE = request(*(span(number) for number in range(1, 65)))
 BODY = WHOLE.SerializeToString()
@@ -180,7 +180,7 @@ def test_what_cannot_be_taken_is_refused_with_its_reason(
 
 def test_a_call_that_does_not_arrive_in_time_ends(tmp_path: Path) -> None:
     with (
-        receiving(tmp_path, Limits(receive=0.05)) as running,
+        receiving(tmp_path, ServerLimits(receive=0.05)) as running,
         http2(running.connect("grpc")) as client,
     ):
         stream = client.open()
@@ -190,7 +190,7 @@ def test_a_call_that_does_not_arrive_in_time_ends(tmp_path: Path) -> None:
 
 
 def test_calls_that_are_given_up_leave_nothing(tmp_path: Path) -> None:
-    limits = Limits(body=0, bodies=len(BODY) + 1000)
+    limits = ServerLimits(body=0, bodies=len(BODY) + 1000)
     with receiving(tmp_path, limits) as running, http2(running.connect("grpc")) as client:
         for _ in range(20):
             stream = client.open()
@@ -202,7 +202,7 @@ def test_calls_that_are_given_up_leave_nothing(tmp_path: Path) -> None:
 
 
 def test_calls_together_have_the_same_bound_as_bodies(tmp_path: Path) -> None:
-    limits = Limits(body=0, bodies=3 * len(MANY))
+    limits = ServerLimits(body=0, bodies=3 * len(MANY))
     with receiving(tmp_path, limits) as running, http2(running.connect("grpc")) as client:
         first = client.open()
         client.send(first, framed(MANY)[:-1], end=False)
@@ -212,7 +212,7 @@ def test_calls_together_have_the_same_bound_as_bodies(tmp_path: Path) -> None:
 
 
 def test_who_rests_longest_makes_way_for_who_comes(tmp_path: Path) -> None:
-    with receiving(tmp_path, Limits(connections=3)) as running, ExitStack() as stack:
+    with receiving(tmp_path, ServerLimits(connections=3)) as running, ExitStack() as stack:
         clients = [stack.enter_context(http2(running.connect("grpc"))) for _ in range(3)]
         for client in clients:
             assert client.call(framed(BODY)).status == 0
@@ -243,7 +243,7 @@ frames = st.lists(frame, max_size=6).map(b"".join)
 
 
 def test_whatever_frames_are_sent_the_next_client_is_served(tmp_path: Path) -> None:
-    with receiving(tmp_path, Limits(receive=0.2)) as running:
+    with receiving(tmp_path, ServerLimits(receive=0.2)) as running:
 
         @given(st.one_of(frames.map(lambda told: preface + told), st.binary(max_size=100)))
         def property_of(told: bytes) -> None:

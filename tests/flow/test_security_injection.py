@@ -23,7 +23,7 @@ from rich.console import Console
 from support.filing import desk
 from support.program import wattspan
 from support.scrapes import Series, full_host, parse
-from wattspan.capper.protocol import Row, State
+from wattspan.capper.protocol import KnobRow, StateReply
 from wattspan.cli.controls import Options
 from wattspan.cli.facts import facts
 from wattspan.cli.run import one_line
@@ -181,13 +181,13 @@ def test_no_name_reaches_a_terminal_or_a_log_as_it_is(name: str) -> None:
 @names
 def test_caps_status_prints_no_name_as_it_is(name: str, tmp_path: Path) -> None:
     name = name.replace("\udcff", "")[:200]  # JSON in UTF-8 carries no lone surrogate
-    row = Row(
+    row = KnobRow(
         knob=Knob.GPU_POWER, device=name, name=name, requested=300_000, enforced=200_000,
         original=400_000, wanted=300_000, holder=name, why=name, trouble=name,
     )  # fmt: skip
     path = tmp_path / "run" / "capper.sock"
     path.parent.mkdir()
-    with answering(path, msgspec.json.encode(State(rows=[row], lease=1)) + b"\n"):
+    with answering(path, msgspec.json.encode(StateReply(rows=[row], lease=1)) + b"\n"):
         done = wattspan("caps", "status", WATTSPAN_AGENT_RUN_DIR=str(path.parent))
         plain = wattspan("caps", "status", "--json", WATTSPAN_AGENT_RUN_DIR=str(path.parent))
     assert "because: " in done.stdout, done.stderr

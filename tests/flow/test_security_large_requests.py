@@ -15,13 +15,13 @@ from support.receiving import Receiving, receiving
 from support.tried import holds_once
 from support.web import PATIENCE
 from wattspan.clock import SystemClock
+from wattspan.http.limits import ServerLimits
 from wattspan.spanfeed.reading import LARGE, MOST_JSON
-from wattspan.web.limits import Limits
 
 pytestmark = pytest.mark.alone
 
 JSON = {"Content-Type": "application/json"}
-OFTEN = Limits(rate=100_000)  # who asks one small request after the other is not refused here
+OFTEN = ServerLimits(rate=100_000)  # who asks one small request after the other is not refused here
 
 
 def hostile() -> bytes:

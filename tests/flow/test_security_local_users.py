@@ -22,11 +22,11 @@ from support.receiving import Receiving, receiving
 from support.requirements import find_program
 from support.waiting import eventually
 from support.web import serving
+from wattspan.http.limits import ServerLimits
 from wattspan.query.service import MOST_WAITING
 from wattspan.spanfeed.feed import Feed
 from wattspan.spanfeed.reading import LARGE
 from wattspan.testing import ManualClock
-from wattspan.web.limits import Limits
 
 pytestmark = [
     pytest.mark.needs_root,
@@ -58,7 +58,7 @@ def folder() -> Iterator[Path]:
     "first", ["", "GET / HTTP/1.1\r\nX-", GET], ids=["silent", "slow", "resting"]
 )
 def test_a_user_with_every_connection_does_not_keep_another_out(folder: Path, first: str) -> None:
-    with serving(folder, limits=Limits(connections=40)) as site:
+    with serving(folder, limits=ServerLimits(connections=40)) as site:
         with greedy(GREEDY, site.unix, 100, first):
             for _ in range(3):  # whoever is being answered in this moment does not make way
 
@@ -84,7 +84,7 @@ def test_slow_clients_of_a_user_refuse_no_connection_of_another(
     folder: Path, transport: str, first: str
 ) -> None:
     # The clock stands still: no connection is ever too old.
-    with receiving(folder, Limits(connections=40), clock=ManualClock()) as running:
+    with receiving(folder, ServerLimits(connections=40), clock=ManualClock()) as running:
         at = where(running, transport)
         with greedy(GREEDY, at, 100, first):
             answers = [asks(HONEST, at, NO_SPANS).splitlines()[0] for _ in range(3)]
@@ -105,7 +105,9 @@ def test_large_requests_of_a_user_refuse_none_of_another(folder: Path, transport
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_bodies_of_a_user_leave_room_for_those_of_another(folder: Path, transport: str) -> None:
     half = f"{SPANS}Content-Length: 30000\r\n\r\n" + "x" * 29_000
-    with receiving(folder, Limits(body=30_000, bodies=100_000), clock=ManualClock()) as running:
+    with receiving(
+        folder, ServerLimits(body=30_000, bodies=100_000), clock=ManualClock()
+    ) as running:
         at = where(running, transport)
         with greedy(GREEDY, at, 10, half):
             whole = f"{SPANS}Content-Length: 20000\r\n\r\n" + NO_SPANS[-20:].ljust(20_000)

@@ -22,15 +22,15 @@ from support.receiving import Receiving, receiving
 from support.requirements import APPS, find_program
 from support.waiting import eventually
 from support.web import post, read_all, read_answer, statuses
-from wattspan.access.pace import RESERVE
-from wattspan.access.refusals import Refusals
+from wattspan.http.connection_limiter import RejectionCounter
+from wattspan.http.limits import ServerLimits
+from wattspan.http.rate_limiter import BURST_SECONDS
 from wattspan.spanfeed import wire
 from wattspan.testing import ManualClock
-from wattspan.web.limits import Limits
 
 BODY = request(span()).SerializeToString()
 SPANS = post(BODY, f"Content-Type: {PROTOBUF}", path="/v1/traces")
-PROMPT = Limits(rate=1, hold=0.0)
+PROMPT = ServerLimits(rate=1, hold=0.0)
 
 
 @pytest.fixture
@@ -39,12 +39,12 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def refusals() -> Refusals:
-    return Refusals()
+def refusals() -> RejectionCounter:
+    return RejectionCounter()
 
 
 @pytest.fixture
-def running(tmp_path: Path, clock: ManualClock, refusals: Refusals) -> Iterator[Receiving]:
+def running(tmp_path: Path, clock: ManualClock, refusals: RejectionCounter) -> Iterator[Receiving]:
     with receiving(tmp_path, PROMPT, clock=clock, refusals=refusals) as receivers:
         yield receivers
 
@@ -60,9 +60,9 @@ def sent(running: Receiving, data: bytes = SPANS) -> int:
 
 
 def test_who_sends_too_often_is_told_so_and_may_come_again_in_a_second(
-    running: Receiving, clock: ManualClock, refusals: Refusals
+    running: Receiving, clock: ManualClock, refusals: RejectionCounter
 ) -> None:
-    assert [sent(running) for _ in range(RESERVE)] == [200] * RESERVE
+    assert [sent(running) for _ in range(BURST_SECONDS)] == [200] * BURST_SECONDS
     with closing(http.client.HTTPConnection(*running.http, timeout=20)) as client:
         client.request("POST", "/v1/traces", BODY, {"Content-Type": PROTOBUF})
         answer = client.getresponse()
@@ -72,12 +72,12 @@ def test_who_sends_too_often_is_told_so_and_may_come_again_in_a_second(
     assert refusals.counts()["http", "rate"] == 1
     clock.advance(1)
     assert [sent(running) for _ in range(2)] == [200, 429]
-    assert running.sink.count == RESERVE + 1
+    assert running.sink.count == BURST_SECONDS + 1
 
 
 def test_one_connection_is_not_let_off(running: Receiving) -> None:
     with closing(running.connect()) as connection:
-        for _ in range(RESERVE):
+        for _ in range(BURST_SECONDS):
             connection.sendall(SPANS)
             assert read_answer(connection)[0] == 200
         connection.sendall(SPANS)
@@ -86,17 +86,19 @@ def test_one_connection_is_not_let_off(running: Receiving) -> None:
 
 def test_requests_sent_all_at_once_are_counted_each(running: Receiving) -> None:
     with closing(running.connect()) as connection:
-        connection.sendall(SPANS * (RESERVE + 3))
-        assert statuses(read_all(connection)) == [200] * RESERVE + [429]
-    assert running.sink.count == RESERVE
+        connection.sendall(SPANS * (BURST_SECONDS + 3))
+        assert statuses(read_all(connection)) == [200] * BURST_SECONDS + [429]
+    assert running.sink.count == BURST_SECONDS
 
 
 def test_what_is_no_request_counts_as_one(running: Receiving) -> None:
-    assert [sent(running, b"?\r\n\r\n") for _ in range(RESERVE + 1)] == [400] * RESERVE + [429]
+    assert [sent(running, b"?\r\n\r\n") for _ in range(BURST_SECONDS + 1)] == [
+        400
+    ] * BURST_SECONDS + [429]
 
 
 def test_nothing_of_a_body_is_asked_for_of_who_sends_too_often(running: Receiving) -> None:
-    for _ in range(RESERVE):
+    for _ in range(BURST_SECONDS):
         sent(running)
     with closing(running.connect()) as connection:
         connection.sendall(post(b"", "Expect: 100-continue", "Content-Length: 1000000"))
@@ -106,14 +108,14 @@ def test_nothing_of_a_body_is_asked_for_of_who_sends_too_often(running: Receivin
 @pytest.mark.needs_root
 @pytest.mark.skipif(not find_program("setpriv"), reason="no setpriv; install util-linux")
 def test_others_are_heard_meanwhile(running: Receiving) -> None:
-    assert [sent(running) for _ in range(RESERVE + 1)][-1] == 429
+    assert [sent(running) for _ in range(BURST_SECONDS + 1)][-1] == 429
     spans = post(b'{"resourceSpans":[]}', "Content-Type: application/json", path="/v1/traces")
     at = ":".join(map(str, running.http))
     assert asks(20_001, at, spans.decode()).startswith("HTTP/1.1 200 ")
 
 
 def test_a_user_is_one_sender_on_every_listener(running: Receiving) -> None:
-    assert [sent(running) for _ in range(RESERVE + 1)][-1] == 429
+    assert [sent(running) for _ in range(BURST_SECONDS + 1)][-1] == 429
     with closing(socket.socket(socket.AF_UNIX)) as other:
         other.settimeout(20)
         other.connect(running.http_socket)
@@ -122,9 +124,9 @@ def test_a_user_is_one_sender_on_every_listener(running: Receiving) -> None:
 
 
 def test_who_sends_too_often_waits_for_the_answer_and_stopping_does_not(tmp_path: Path) -> None:
-    held = Limits(rate=1, hold=3600.0)
+    held = ServerLimits(rate=1, hold=3600.0)
     with receiving(tmp_path, held, clock=ManualClock()) as running:
-        assert [sent(running) for _ in range(RESERVE)] == [200] * RESERVE
+        assert [sent(running) for _ in range(BURST_SECONDS)] == [200] * BURST_SECONDS
         waiting = running.connect()
         waiting.sendall(SPANS)
         with http2(running.connect("grpc")) as client:
@@ -138,17 +140,17 @@ def test_who_sends_too_often_waits_for_the_answer_and_stopping_does_not(tmp_path
 
 
 def test_a_call_too_many_is_put_off_as_otlp_says(
-    running: Receiving, clock: ManualClock, refusals: Refusals
+    running: Receiving, clock: ManualClock, refusals: RejectionCounter
 ) -> None:
     with http2(running.connect("grpc")) as client:
-        answers = [client.call(framed(BODY)) for _ in range(RESERVE + 1)]
-        assert [answer.status for answer in answers] == [0] * RESERVE + [8]
+        answers = [client.call(framed(BODY)) for _ in range(BURST_SECONDS + 1)]
+        assert [answer.status for answer in answers] == [0] * BURST_SECONDS + [8]
         assert "More than 1 requests a second" in answers[-1].message
         assert answers[-1].binary("google.rpc.retryinfo-bin") == wire.retry_info(1)
         assert refusals.counts()["grpc", "rate"] == 1
         clock.advance(1)
         assert [client.call(framed(BODY)).status for _ in range(2)] == [0, 8]
-    assert running.sink.count == RESERVE + 1
+    assert running.sink.count == BURST_SECONDS + 1
 
 
 def test_an_agent_keeps_to_the_rate_that_is_set_and_tells_of_it(tmp_path: Path) -> None:
@@ -184,10 +186,10 @@ provider.shutdown()
 @pytest.mark.needs_apps
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_opentelemetrys_exporters_come_again_and_lose_nothing(
-    tmp_path: Path, clock: ManualClock, refusals: Refusals, protocol: str
+    tmp_path: Path, clock: ManualClock, refusals: RejectionCounter, protocol: str
 ) -> None:
     with receiving(tmp_path, PROMPT, clock=clock, refusals=refusals) as running:
-        assert [sent(running) for _ in range(RESERVE)] == [200] * RESERVE
+        assert [sent(running) for _ in range(BURST_SECONDS)] == [200] * BURST_SECONDS
         at = running.http if protocol == "http" else running.grpc
         where = f"http://{at[0]}:{at[1]}" + ("/v1/traces" if protocol == "http" else "")
         with subprocess.Popen(
@@ -198,7 +200,7 @@ def test_opentelemetrys_exporters_come_again_and_lose_nothing(
             eventually(lambda: refusals.counts()[protocol, "rate"], "it is refused", within=60)
             clock.advance(1)
             assert exporter.communicate(timeout=60)[1].count("retrying in") >= 1
-        assert running.sink.count == RESERVE + 1
+        assert running.sink.count == BURST_SECONDS + 1
 
 
 # --------------------------------------------------------------------------------------- metrics
@@ -213,7 +215,7 @@ def served(clock: ManualClock) -> Iterator[Served]:
 def test_who_scrapes_too_often_is_told_so_and_may_come_again_in_a_second(
     served: Served, clock: ManualClock
 ) -> None:
-    assert [served.ask().status for _ in range(RESERVE)] == [200] * RESERVE
+    assert [served.ask().status for _ in range(BURST_SECONDS)] == [200] * BURST_SECONDS
     late = served.ask()
     assert (late.status, late.headers["Retry-After"]) == (429, "1")
     assert late.headers["Connection"] == "close"
@@ -228,5 +230,5 @@ def test_who_scrapes_too_often_is_told_so_and_may_come_again_in_a_second(
 def test_who_asks_whether_the_agent_is_well_hears_it_however_often_others_ask(
     served: Served, clock: ManualClock
 ) -> None:
-    asked = [served.ask(path).status for path in ["/metrics"] * (RESERVE + 1) + ["/healthz"]]
-    assert asked == [200] * RESERVE + [429, 200]
+    asked = [served.ask(path).status for path in ["/metrics"] * (BURST_SECONDS + 1) + ["/healthz"]]
+    assert asked == [200] * BURST_SECONDS + [429, 200]

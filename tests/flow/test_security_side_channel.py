@@ -9,8 +9,8 @@ import pytest
 
 from support.victims import INTERVAL, ROOT, STRANGER, VictimPast, joules, told
 from wattspan.config.tables import Agent
+from wattspan.http.messages import Peer
 from wattspan.model import SECOND
-from wattspan.web.message import Peer
 
 SECRET = [random.Random(7).random() < 0.5 for _ in range(64)]
 PER_SECOND = SECOND // INTERVAL

@@ -20,6 +20,7 @@ import pytest
 
 from support.waiting import eventually
 from wattspan.clock import SystemClock
+from wattspan.http.messages import Peer
 from wattspan.model import Consumer
 from wattspan.processes.cgroups import find_hierarchy
 from wattspan.processes.inspector import ProcessInspector, TcpConnections
@@ -27,7 +28,6 @@ from wattspan.processes.procfs import ProcFs
 from wattspan.spanfeed.delivery import Claim
 from wattspan.spanfeed.identity import Identities
 from wattspan.spans import Outcome
-from wattspan.web.message import Peer
 
 NOBODY = 65534
 Pids = tuple[int, int]

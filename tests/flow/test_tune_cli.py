@@ -14,13 +14,13 @@ from support.query_server import QueryServer
 from support.tuned import ACCOUNTS, HELD, HOLD, PROBE, PROBED, RELEASE, decided
 from wattspan.cli import cli
 from wattspan.clock import SystemClock
+from wattspan.http.messages import HttpRequest, HttpResponse
+from wattspan.http.server import HttpServer
 from wattspan.model import Decided, TuningAccounts
 from wattspan.query.problem import json_response
 from wattspan.store.decisions import DecisionBook, decisions_path
 from wattspan.testing import ManualClock
 from wattspan.tuning.told import accounts_facts
-from wattspan.web.message import Request, Response
-from wattspan.web.server import WebServer
 
 DECISIONS = (decided(900, PROBE), decided(700, HOLD), decided(10, RELEASE, PROBED.job))
 
@@ -259,10 +259,10 @@ def test_an_agent_of_another_version_is_called_so(tune: Tune, run_dir: Path) -> 
     facts = accounts_facts(ACCOUNTS)
     facts["jobs"][0]["state"] = "dreaming"
 
-    async def newer(request: Request) -> Response:
+    async def newer(request: HttpRequest) -> HttpResponse:
         return json_response(facts)
 
-    server = WebServer(SystemClock(), log=print)
+    server = HttpServer(SystemClock(), log=print)
     server.listen_unix(run_dir / "api.sock", newer, what="questions")
     server.start()
     try:

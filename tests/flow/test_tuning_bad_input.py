@@ -18,7 +18,7 @@ from support.tuned_host import Host
 from support.tuned_stack import Tuned, TunedHost
 from support.waiting import eventually
 from wattspan.capper.client import CapperClient
-from wattspan.capper.protocol import Refusal, Refused
+from wattspan.capper.protocol import RefusalReason, RefusedReply
 from wattspan.model import Move, Reason
 from wattspan.ports import Caps, Clock
 
@@ -26,12 +26,12 @@ MINUTES = 20
 ATTEMPTS = MINUTES * 60 / 15 + 8
 """As many as there are at half the longest delay, and those before it has grown so long."""
 
-STRANGER = Refused(
-    reason=Refusal.NOT_ALLOWED,
+STRANGER = RefusedReply(
+    reason=RefusalReason.NOT_ALLOWED,
     sentence="User 1001 may not ask the capper; name it in [caps] users.",
 )
-ANOTHER = Refused(
-    reason=Refusal.MALFORMED,
+ANOTHER = RefusedReply(
+    reason=RefusalReason.MALFORMED,
     sentence="This capper speaks version 2 of its protocol, not 1; restart whichever is older.",
 )
 
@@ -72,7 +72,7 @@ class Impostor:
         self._socket.close()
 
 
-def told(answer: Refused) -> bytes:
+def told(answer: RefusedReply) -> bytes:
     return msgspec.json.encode(answer) + b"\n"
 
 

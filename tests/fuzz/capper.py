@@ -13,14 +13,14 @@ from fuzz.registry import target
 from fuzz.supply import Supply, folder, one_line
 from support.capper_bench import BOOT, Bench, W, entry
 from wattspan.capper import protocol
-from wattspan.capper.audit import Event
-from wattspan.capper.bounds import Rules
+from wattspan.capper.audit import AuditEvent
 from wattspan.capper.ceiling_file import CeilingFile
-from wattspan.capper.ceilings import Ceilings
-from wattspan.capper.records import encode
-from wattspan.capper.requests import Desk
-from wattspan.capper.server import Server, _Connection
-from wattspan.capper.wishes import Peer
+from wattspan.capper.ceilings import PowerCeilings
+from wattspan.capper.journal_records import encode_journal
+from wattspan.capper.limits import OperatorLimits
+from wattspan.capper.requests import RequestHandler
+from wattspan.capper.resolver import PeerCredentials
+from wattspan.capper.server import CapperSocketServer, _ClientConnection
 from wattspan.config import Caps
 from wattspan.runtime.audited import AuditTail
 from wattspan.testing import ManualClock
@@ -34,22 +34,22 @@ class _Conversation:
     """A server, its desk and two boards, with one connection whose other end is ours."""
 
     def __init__(self, path: Path, uid: int) -> None:
-        self.bench = Bench(path, rules=Rules(_FLOOR / (700 * W), 0, 1.0))
+        self.bench = Bench(path, rules=OperatorLimits(_FLOOR / (700 * W), 0, 1.0))
         clock, settings = self.bench.clock, Caps()
-        self.desk = Desk(
+        self.desk = RequestHandler(
             self.bench.keeper,
             self.bench.writer,
-            Ceilings(settings, path / "ceilings.json", BOOT, clock),
+            PowerCeilings(settings, path / "ceilings.json", BOOT, clock),
             settings,
             clock,
             self.bench.events.append,
         )
         self.listener = socket.socket(socket.AF_UNIX)
-        self.server = Server(self.listener, self.desk, clock, frozenset({uid}))
+        self.server = CapperSocketServer(self.listener, self.desk, clock, frozenset({uid}))
         theirs, self.ours = socket.socketpair()
         theirs.setblocking(False)
         self.ours.setblocking(False)
-        self.connection = _Connection(theirs, 1, Peer(77, uid))
+        self.connection = _ClientConnection(theirs, 1, PeerCredentials(77, uid))
         self.server._connections[1] = self.connection
         self.server._selector.register(theirs, selectors.EVENT_READ, None)
 
@@ -110,8 +110,8 @@ def _converse(talk: _Conversation, said: bytes, *, by_turns: bool) -> None:
         bench.clock.advance(1.0)
         desk.turn()
         for answer in answers.splitlines():
-            told = msgspec.json.decode(answer, type=protocol.State | protocol.Refused)
-            if isinstance(told, protocol.Refused):
+            told = msgspec.json.decode(answer, type=protocol.StateReply | protocol.RefusedReply)
+            if isinstance(told, protocol.RefusedReply):
                 one_line(told.sentence, 1000)
             else:
                 assert len(told.rows) == 2
@@ -120,8 +120,8 @@ def _converse(talk: _Conversation, said: bytes, *, by_turns: bool) -> None:
         desk.gone(1)
     for _, value in bench.actuator.written:
         assert value is None or _LEAST <= value <= _ORIGINAL, f"{value} was written"
-    root = Peer(1, 0)
-    desk.answer(2, root, protocol.Ceiling(limit=None))
+    root = PeerCredentials(1, 0)
+    desk.answer(2, root, protocol.CeilingRequest(limit=None))
     for _ in range(3):
         bench.clock.advance(1.0)
         desk.turn()
@@ -170,7 +170,7 @@ def ceiling_file(data: bytes) -> None:
         + msgspec.json.encode(
             {"boot_id": BOOT, "version": 1, "entries": [msgspec.to_builtins(entry())]}
         ),
-        b"\2" + encode(BOOT, 2, 1, [entry()]),
+        b"\2" + encode_journal(BOOT, 2, 1, [entry()]),
         b"\1" + msgspec.json.encode({"requested": {"limit": 900_000, "why": "x", "boot_id": "b"}}),
         b"\1" + msgspec.json.encode({"written": {"limit": 9, "expires": 5, "expires_wall": 7}}),
         b'\1{"version":2,"requested":[{"limit":900000,"uid":0,"expires":5,"expires_wall":7}]}',
@@ -213,7 +213,7 @@ def capper_files(data: bytes) -> None:
 )
 def audit_log(data: bytes) -> None:
     with folder() as path:
-        told: list[Event] = []
+        told: list[AuditEvent] = []
         tail = AuditTail(path / "audit.jsonl", told.append, ManualClock())
         (path / "audit.jsonl").touch()
         tail.begin()

@@ -16,20 +16,20 @@ from fuzz.supply import Supply
 from support.http2 import EXPORT, framed
 from support.otlp import KeptSink, request, span
 from support.past import Asked
+from wattspan.http.connection import HttpConnection
+from wattspan.http.limits import ServerCapacity, ServerLimits
+from wattspan.http.messages import HttpRequest, HttpResponse
 from wattspan.spanfeed.grpc import OtlpGrpc
 from wattspan.spanfeed.http import OtlpHttp
 from wattspan.spanfeed.otlp import Intake
 from wattspan.testing import ManualClock
-from wattspan.web.connection import Connection
-from wattspan.web.limits import Limits, Room
-from wattspan.web.message import Request, Response
 from wattspan_exporters.prometheus.negotiate import (
     accepts_gzip,
     choose_format,
     names_this_machine,
 )
 
-_LIMITS = Limits(head=2048, body=8192, bodies=16384, connections=4)
+_LIMITS = ServerLimits(head=2048, body=8192, bodies=16384, connections=4)
 
 
 class Wire(asyncio.Transport):
@@ -132,13 +132,13 @@ def http(data: bytes) -> None:
     asked, clock, log = Asked(), ManualClock(), list[str]()
     otlp = OtlpHttp(Intake(KeptSink(), clock, max_request=4096))
 
-    async def handler(asks: Request) -> Response:
+    async def handler(asks: HttpRequest) -> HttpResponse:
         is_spans = asks.path.startswith("/v1/traces")
         return await (otlp(asks) if is_spans else asked.service(asks))
 
-    room = Room(_LIMITS, clock)
+    room = ServerCapacity(_LIMITS, clock)
     date = "Thu, 01 Jan 1970 00:00:00 GMT"
-    connection = Connection(handler, room, lambda: date, log.append)
+    connection = HttpConnection(handler, room, lambda: date, log.append)
     answers = asyncio.run(_told(connection, _pieces(data)))
     assert not log, log
     assert not room.guests
@@ -196,7 +196,7 @@ def grpc(data: bytes) -> None:
     else:
         stream = body
     clock, log, sink = ManualClock(), list[str](), KeptSink()
-    room = Room(_LIMITS, clock)
+    room = ServerCapacity(_LIMITS, clock)
     pieces = _pieces(bytes([every]) + stream)
 
     async def conversation() -> None:

@@ -16,6 +16,7 @@ from fuzz.supply import Supply, told
 from support.otlp import Receiver, request, span
 from support.otlp_reference import expected, json_of
 from wattspan.encoding import BadEncodingError, TooLongError, gunzip
+from wattspan.http.messages import Peer
 from wattspan.otel.wire import HELLO, MAGIC, RECORD_SIZE, STARTED, VERSION, WRITTEN
 from wattspan.spanfeed.delivery import Counted, Told
 from wattspan.spanfeed.errors import MalformedError, TooLargeError
@@ -23,7 +24,6 @@ from wattspan.spanfeed.feed import _ring
 from wattspan.spanfeed.json import to_protobuf
 from wattspan.spanfeed.ring import LARGEST, Ring, RingError
 from wattspan.spanfeed.wire import SPAN, Budget, SpanAttributes, count_fields
-from wattspan.web.message import Peer
 
 _NOBODY = Peer()
 _MOST, _MOST_FIELDS = 1000, 1 << 16

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from support.capper_bench import Bench, Killed, W
-from wattspan.capper.bounds import Rules
-from wattspan.capper.wishes import Imposed
+from wattspan.capper.limits import OperatorLimits
+from wattspan.capper.resolver import ImposedLimits
 from wattspan.model import CapKey, Trouble
 from wattspan.ports import CapsError
 
@@ -30,12 +30,12 @@ class Host(RuleBasedStateMachine):
     @initialize(step=st.sampled_from([0.1, 0.25, 1.0]))
     def begin(self, step: float) -> None:
         self.folder = Path(tempfile.mkdtemp())
-        rules = Rules(FLOOR / DEFAULT, LOWEST // W, step)
+        rules = OperatorLimits(FLOOR / DEFAULT, LOWEST // W, step)
         self.bench = Bench(self.folder, rules=rules)
         self.theirs = dict.fromkeys(self.bench.actuator.boards, ORIGINAL)
         """What the last writer who is not us has set."""
         self.ours: dict[str, set[int]] = {name: set() for name in self.theirs}
-        self.imposed = Imposed()
+        self.imposed = ImposedLimits()
         self.kill_at: int | None = None
         self.kill_late = False
         self.bench.actuator.watch = self.before_write
@@ -134,7 +134,7 @@ class Host(RuleBasedStateMachine):
     @rule(fixed=st.none() | WISHES, share=st.none() | WISHES)
     def operator(self, fixed: int | None, share: int | None) -> None:
         keys = [self.bench.key(n) for n in (0, 1)]
-        self.imposed = Imposed(
+        self.imposed = ImposedLimits(
             {} if fixed is None else dict.fromkeys(keys, fixed),
             {} if share is None else dict.fromkeys(keys, share),
             None if share is None else 2 * share,

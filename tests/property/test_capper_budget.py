@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from support.capper_bench import Bench, Killed, W
-from wattspan.capper.bounds import Rules
-from wattspan.capper.ceilings import impose
+from wattspan.capper.ceilings import imposed_limits
+from wattspan.capper.limits import OperatorLimits
 from wattspan.config import Caps
 from wattspan.model import CapKey, Trouble
 from wattspan.ports import CapsError
@@ -31,7 +31,7 @@ class BudgetedHost(RuleBasedStateMachine):
     @initialize(budget=BUDGETS, step=st.sampled_from([0.25, 1.0]))
     def begin(self, budget: int, step: float) -> None:
         self.folder = Path(tempfile.mkdtemp())
-        self.bench = Bench(self.folder, boards=BOARDS, rules=Rules(0.0, 0, step))
+        self.bench = Bench(self.folder, boards=BOARDS, rules=OperatorLimits(0.0, 0, step))
         self.bench.actuator.watch = lambda key, value: self.count_down(late=False)
         self.bench.actuator.after = self.after_write
         self.kill_at: int | None = None
@@ -109,7 +109,7 @@ class BudgetedHost(RuleBasedStateMachine):
     def impose_and_turn(self) -> None:
         keeper = self.bench.keeper
         keeper.look()
-        keeper.impose(impose(Caps(), self.budget, keeper))
+        keeper.impose(imposed_limits(Caps(), self.budget, keeper))
         keeper.turn()
 
     def settle(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.access.pace import Pace
+from wattspan.http.rate_limiter import RateLimiter
 from wattspan.model import SECOND
 
 rates, bursts = st.integers(1, 5000), st.integers(1, 50)
@@ -16,7 +16,7 @@ gaps = st.one_of(st.integers(0, 10), st.integers(0, SECOND), st.integers(0, 100 
 def test_in_no_window_does_more_of_a_peer_come_through(
     rate: int, burst: int, start: int, waits: list[int]
 ) -> None:
-    pace, now, taken = Pace(rate, burst), start, list[int]()
+    pace, now, taken = RateLimiter(rate, burst), start, list[int]()
     for wait in waits:
         now += wait
         if pace.admits("peer", now):
@@ -31,7 +31,7 @@ def test_in_no_window_does_more_of_a_peer_come_through(
 def test_who_keeps_to_the_rate_is_never_refused_whatever_others_do(
     rate: int, burst: int, start: int, waits: list[int]
 ) -> None:
-    pace, now = Pace(rate, burst), start
+    pace, now = RateLimiter(rate, burst), start
     for wait in waits:
         assert pace.admits("patient", now)
         for _ in range(3):
@@ -43,7 +43,7 @@ def test_who_keeps_to_the_rate_is_never_refused_whatever_others_do(
 def test_a_burst_is_taken_at_once_and_is_there_again_when_its_time_has_passed(
     rate: int, burst: int, start: int
 ) -> None:
-    pace = Pace(rate, burst)
+    pace = RateLimiter(rate, burst)
     for now in (start, start - (-burst * SECOND // rate)):
         assert [pace.admits("peer", now) for _ in range(burst + 1)] == [True] * burst + [False]
 
@@ -55,7 +55,7 @@ def test_a_burst_is_taken_at_once_and_is_there_again_when_its_time_has_passed(
 def test_no_more_peers_are_remembered_than_there_may_be(
     most: int, asked: list[tuple[int, int]]
 ) -> None:
-    pace, now = Pace(10, 3, most), 0
+    pace, now = RateLimiter(10, 3, most), 0
     for peer, wait in asked:
         now += wait
         pace.admits(peer, now)
@@ -64,7 +64,7 @@ def test_no_more_peers_are_remembered_than_there_may_be(
 
 @given(st.integers(2, 30), st.integers(2, 20))
 def test_a_crowd_of_newcomers_does_not_make_the_greediest_forgotten(most: int, burst: int) -> None:
-    pace = Pace(1, burst, most)
+    pace = RateLimiter(1, burst, most)
     assert [pace.admits("greedy", 0) for _ in range(burst)] == [True] * burst
     for newcomer in range(5 * most):
         assert pace.admits(newcomer, 0)
@@ -72,7 +72,7 @@ def test_a_crowd_of_newcomers_does_not_make_the_greediest_forgotten(most: int, b
 
 
 def test_whoever_is_full_again_is_forgotten_first() -> None:
-    pace = Pace(1, 10, 3)
+    pace = RateLimiter(1, 10, 3)
     for peer, asked in (("once", 1), ("thrice", 3), ("often", 10)):
         for _ in range(asked):
             pace.admits(peer, 0)

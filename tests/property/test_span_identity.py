@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from support.fake_kernel import FakeKernel
+from wattspan.http.messages import Peer
 from wattspan.model import Consumer
 from wattspan.processes.inspector import LiveProcess
 from wattspan.spanfeed.delivery import Claim
 from wattspan.spanfeed.identity import Identities
 from wattspan.testing import ManualClock
-from wattspan.web.message import Peer
 
 PIDS = st.integers(2, 9)
 USERS = st.sampled_from([0, 1000, 1001])

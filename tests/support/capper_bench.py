@@ -8,12 +8,12 @@ from errno import ENOSPC
 from pathlib import Path
 
 from support.journals import journal_entries
-from wattspan.capper.audit import Event
-from wattspan.capper.bounds import Rules
-from wattspan.capper.devices import Devices
-from wattspan.capper.journal import Entry, Journal
-from wattspan.capper.keeper import Keeper
-from wattspan.capper.writer import Writer
+from wattspan.capper.audit import AuditEvent
+from wattspan.capper.devices import ManagedDevices
+from wattspan.capper.journal import Journal, JournalEntry
+from wattspan.capper.limits import OperatorLimits
+from wattspan.capper.manager import CapManager
+from wattspan.capper.writer import LimitWriter
 from wattspan.model import SECOND, CapKey, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError
 from wattspan.testing import ManualClock
@@ -136,21 +136,21 @@ class Bench:
         *,
         boards: int = 2,
         knob: Knob = Knob.GPU_POWER,
-        rules: Rules = Rules(0.6, 0, 1.0),  # noqa: B008 - frozen
+        rules: OperatorLimits = OperatorLimits(0.6, 0, 1.0),  # noqa: B008 - frozen
         tunable: tuple[str, ...] = (),
         knobs: tuple[Knob, ...] = (),
     ) -> None:
         self.folder, self.rules, self.tunable, self.knobs = folder, rules, tunable, knobs
         self.clock = ManualClock()
         self.actuator = FakeActuator({f"gpu{n}": Board(650 * W) for n in range(boards)}, knob)
-        self.events: list[Event] = []
+        self.events: list[AuditEvent] = []
         self.start()
 
     def start(self) -> None:
         self.journal = Disk(self.folder, BOOT)
-        self.devices = Devices([self.actuator])
-        self.writer = Writer(self.devices, self.journal, self.clock, self.events.append)
-        self.keeper = Keeper(
+        self.devices = ManagedDevices([self.actuator])
+        self.writer = LimitWriter(self.devices, self.journal, self.clock, self.events.append)
+        self.keeper = CapManager(
             self.writer,
             self.clock,
             self.rules,
@@ -193,9 +193,9 @@ class Bench:
         return [str(event.deed) for event in self.events]
 
 
-def entry(**fields: object) -> Entry:
+def entry(**fields: object) -> JournalEntry:
     """A journal's entry of a board whose original is 650 W and which is capped to 500 W."""
-    usual = Entry(
+    usual = JournalEntry(
         knob=Knob.GPU_POWER,
         device="gpu0",
         name="GPU0",

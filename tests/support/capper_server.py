@@ -8,15 +8,15 @@ from types import TracebackType
 from typing import Self
 
 from support.capper_bench import Bench
-from wattspan.capper.ceilings import Ceilings
+from wattspan.capper.access import allowed_users
+from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.client import CapperClient
-from wattspan.capper.peers import allowed_users
-from wattspan.capper.requests import Desk
-from wattspan.capper.server import Server
+from wattspan.capper.requests import RequestHandler
+from wattspan.capper.server import CapperSocketServer
 from wattspan.clock import SystemClock
 from wattspan.config import Caps
 from wattspan.ports import Clock
-from wattspan.web.listening import listen_unix
+from wattspan.http.sockets import listen_unix
 
 
 class CapperServer:
@@ -35,13 +35,13 @@ class CapperServer:
         bench.clock = clock  # type: ignore[assignment]
         bench.start()
         settings = Caps()
-        self.ceilings = Ceilings(settings, bench.folder / "ceilings.json", "boot", clock)
-        self.desk = Desk(
+        self.ceilings = PowerCeilings(settings, bench.folder / "ceilings.json", "boot", clock)
+        self.desk = RequestHandler(
             bench.keeper, bench.writer, self.ceilings, settings, clock, bench.events.append
         )
         listening = listen_unix(path, 0o666, what="requests for caps")
         uids = allowed_users(())[0] if allowed is None else allowed
-        self._server = Server(listening.socket, self.desk, clock, uids)
+        self._server = CapperSocketServer(listening.socket, self.desk, clock, uids)
         self.ask, self.admit = self._server.ask, self._server.admit
         self._remove = listening.remove
         self._thread = threading.Thread(target=self._server.run, name="capper", daemon=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from wattspan.http.messages import Peer
 from wattspan.model import Consumer
 from wattspan.processes.inspector import LiveProcess, SocketOwner
 from wattspan.processes.procfs import TICK
 from wattspan.testing import ManualClock
-from wattspan.web.message import Peer
 
 OURS = ("127.0.0.1", 4318)
 

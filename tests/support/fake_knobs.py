@@ -10,7 +10,7 @@ from typing import Any
 import pynvml
 
 from support.fake_nvml import FakeGpu, FakeNvml
-from wattspan.actuators.cpu_power import put_number
+from wattspan.capper.actuators.cpu_power import write_number
 from wattspan.ports import Clock
 
 REQUESTED, ENFORCED = 192, 190  # the numbers of NVML's fields
@@ -96,4 +96,4 @@ class FakeRapl:
             raise OSError(self.refuses, "refused", str(path))
         self.written.append(microwatts)
         if not self.keeps:
-            put_number(path, microwatts // self.unit % 2**15 * self.unit)
+            write_number(path, microwatts // self.unit % 2**15 * self.unit)

@@ -21,10 +21,10 @@ from wattspan.collector.http import HttpTransport
 from wattspan.forward.segment import Kept
 from wattspan.forward.spool import Spool
 from wattspan.forward.spooling import Spooling
+from wattspan.http.messages import Peer
 from wattspan.model import HwType, Microjoules
 from wattspan.spanfeed.delivery import Delivery
 from wattspan.spans import Outcome, Span, SpanEnergy, Spent
-from wattspan.web.message import Peer
 
 MILLISECOND = 10**6
 TAKEN = Answer(Verdict.TAKEN)

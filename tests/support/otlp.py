@@ -10,11 +10,11 @@ from typing import Any
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from wattspan.http.messages import HttpRequest, HttpResponse, Peer
 from wattspan.spanfeed.delivery import BusyError, Delivery
 from wattspan.spanfeed.http import OtlpHttp
 from wattspan.spanfeed.otlp import Intake
 from wattspan.testing import ManualClock
-from wattspan.web.message import Peer, Request, Response
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 TRACE, BEGIN = bytes(range(16)), 1_700_000_000 * 10**9
@@ -98,11 +98,11 @@ class Receiver:
         method: str = "POST",
         path: str = "/v1/traces",
         peer: Peer = Peer(pid=7, uid=0),  # noqa: B008 - a value
-    ) -> Response:
+    ) -> HttpResponse:
         headers = {"content-type": content_type}
         if encoding:
             headers["content-encoding"] = encoding
-        return asyncio.run(self._awaited(Request(method, path, {}, headers, body, peer)))
+        return asyncio.run(self._awaited(HttpRequest(method, path, {}, headers, body, peer)))
 
-    async def _awaited(self, asked: Request) -> Response:
+    async def _awaited(self, asked: HttpRequest) -> HttpResponse:
         return await self._handler(asked)

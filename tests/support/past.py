@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from wattspan.http.messages import HttpRequest, HttpResponse, Peer
 from wattspan.model import (
     SECOND,
     Consumer,
@@ -22,7 +23,6 @@ from wattspan.query.service import QueryService
 from wattspan.query.tuning import HistoryView, TuningView
 from wattspan.spans import Spent
 from wattspan.testing import FakeDirectory, ManualClock
-from wattspan.web.message import Peer, Request, Response
 
 PACKAGE = Domain("package-0", HwType.CPU, "package-0", "rapl", Provenance.MEASURED)
 SECOND_PACKAGE = Domain("package-1", HwType.CPU, "package-1", "rapl", Provenance.DERIVED)
@@ -148,11 +148,11 @@ class Asked:
         method: str = "GET",
         peer: Peer = OURSELVES,
         **query: object,
-    ) -> Response:
+    ) -> HttpResponse:
         words = {key: str(value) for key, value in query.items()}
-        return asyncio.run(self._ask(Request(method, path, words, {}, b"", peer)))
+        return asyncio.run(self._ask(HttpRequest(method, path, words, {}, b"", peer)))
 
-    async def _ask(self, request: Request) -> Response:
+    async def _ask(self, request: HttpRequest) -> HttpResponse:
         return await self.service(request)
 
     def energy(self, seconds: float = 2.0, **query: Any) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from typing import Self
 from support.past import ConstantPast
 from wattspan.cli.measure_child import identity
 from wattspan.clock import SystemClock
+from wattspan.http.limits import ServerLimits
+from wattspan.http.server import HttpServer
 from wattspan.model import Consumer, PayerInfo
 from wattspan.ports import ProcessDirectory, WattspanError
 from wattspan.query.service import QueryService
 from wattspan.query.tuning import HistoryView, TuningView
-from wattspan.web.limits import Limits
-from wattspan.web.server import WebServer
 
 FAR = 2**62  # everything is settled
 STARTED = 7
@@ -53,7 +53,7 @@ class QueryServer:
         directory: ProcessDirectory | None = None,
         tuning: TuningView | None = None,
         history: HistoryView | None = None,
-        limits: Limits | None = None,
+        limits: ServerLimits | None = None,
     ) -> None:
         self.past = past if past is not None else ConstantPast(until=FAR)
         self.folder = folder
@@ -68,7 +68,7 @@ class QueryServer:
             tuning=tuning,
             history=history,
         )
-        self._server = WebServer(clock, log=self.log.append, limits=limits)
+        self._server = HttpServer(clock, log=self.log.append, limits=limits)
         self._server.listen_unix(folder / "api.sock", service, what="Questions")
 
     def __enter__(self) -> Self:

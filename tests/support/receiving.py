@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.otlp import KeptSink
-from wattspan.access.refusals import Refusals
 from wattspan.cli.compose_spans import ConnectionUsers
 from wattspan.clock import SystemClock
 from wattspan.config.tables import Spans
+from wattspan.http.connection_limiter import RejectionCounter
+from wattspan.http.limits import ServerLimits
+from wattspan.http.server import HttpServer
 from wattspan.ports import Clock
 from wattspan.settings import Listen, Size
 from wattspan.spanfeed.receivers import GRPC_SOCKET, HTTP_SOCKET, open_receivers
-from wattspan.web.limits import Limits
-from wattspan.web.server import WebServer
 
 
 @dataclass
@@ -55,12 +55,12 @@ class Receiving:
 @contextmanager
 def receiving(
     run_dir: Path,
-    limits: Limits | None = None,
+    limits: ServerLimits | None = None,
     *,
     max_request: int = 1 << 20,
     token_file: str = "",
     clock: Clock | None = None,
-    refusals: Refusals | None = None,
+    refusals: RejectionCounter | None = None,
 ) -> Iterator[Receiving]:
     """Receivers of every kind, with a sink that keeps all."""
     clock, sink, log = clock or SystemClock(), KeptSink(), []
@@ -69,7 +69,7 @@ def receiving(
         http=any_port, grpc=any_port, max_request=Size(max_request), token_file=token_file
     )
     users = ConnectionUsers(clock)
-    server = WebServer(clock, log=log.append, limits=limits, uid_of=users)
+    server = HttpServer(clock, log=log.append, limits=limits, uid_of=users)
     addresses = open_receivers(
         server, settings, run_dir, sink, clock, asked=lambda _: True, log=log.append,
         refusals=refusals,

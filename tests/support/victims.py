@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from support.past import PACKAGE, ConstantPast
+from wattspan.http.messages import HttpRequest, Peer
 from wattspan.model import MILLISECOND, HwType, Microjoules
 from wattspan.query.service import QueryService
 from wattspan.spans import Spent
 from wattspan.testing import FakeDirectory, ManualClock
-from wattspan.web.message import Peer, Request
 
 INTERVAL = 100 * MILLISECOND
 STRANGER = Peer(pid=55, uid=2000)
@@ -57,7 +57,7 @@ def told(
     query = {"start": f"mono:{start}", "end": f"mono:{end}"}
 
     async def ask() -> bytes:
-        return (await service(Request("GET", "/v1/energy", query, {}, b"", peer))).body
+        return (await service(HttpRequest("GET", "/v1/energy", query, {}, b"", peer))).body
 
     answer: dict[str, Any] = json.loads(asyncio.run(ask()))
     assert "devices" in answer, answer

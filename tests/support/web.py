@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wattspan.clock import SystemClock
-from wattspan.web.limits import Limits
-from wattspan.web.message import Handler, Request, Response
-from wattspan.web.server import WebServer
+from wattspan.http.limits import ServerLimits
+from wattspan.http.messages import Handler, HttpRequest, HttpResponse
+from wattspan.http.server import HttpServer
 
 PATIENCE = 20.0  # seconds, for the hopeless case only
 
@@ -32,10 +32,10 @@ def post(body: bytes, *headers: str, path: str = "/") -> bytes:
 class Site:
     """A running server. ``asked`` are the requests that its handler got."""
 
-    server: WebServer
+    server: HttpServer
     tcp: tuple[str, int]
     unix: Path
-    asked: list[Request] = field(default_factory=list)
+    asked: list[HttpRequest] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
 
     def connect(self) -> socket.socket:
@@ -99,19 +99,19 @@ def statuses(received: bytes) -> list[int]:
 @contextmanager
 def serving(
     path: Path,
-    handler: Callable[[list[Request]], Handler] | None = None,
-    limits: Limits | None = None,
+    handler: Callable[[list[HttpRequest]], Handler] | None = None,
+    limits: ServerLimits | None = None,
 ) -> Iterator[Site]:
     """A server on a free port and on ``path``; its handler says what it was sent."""
-    asked: list[Request] = []
+    asked: list[HttpRequest] = []
     log: list[str] = []
 
-    async def echo(request: Request) -> Response:
+    async def echo(request: HttpRequest) -> HttpResponse:
         asked.append(request)
-        return Response(200, request.body)
+        return HttpResponse(200, request.body)
 
     chosen = handler(asked) if handler else echo
-    server = WebServer(SystemClock(), log=log.append, limits=limits)
+    server = HttpServer(SystemClock(), log=log.append, limits=limits)
     host, _, port = server.listen_tcp(
         "127.0.0.1", 0, chosen, what="things", setting="[test] http"
     ).rpartition(":")

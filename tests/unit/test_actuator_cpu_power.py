@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.fake_knobs import FakeRapl
-from wattspan.actuators.cpu_power import CpuPower
+from wattspan.capper.actuators.cpu_power import CpuPower
 from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
 from wattspan.model import KnobState, Trouble
 from wattspan.ports import ActuatorError

@@ -6,10 +6,9 @@ import pytest
 
 from support.fake_knobs import KnobNvml
 from support.fake_nvml import FakeGpu
-from wattspan.actuators.gpu_clock import GpuClock
-from wattspan.actuators.gpu_power import GpuPower
-from wattspan.actuators.nvml_boards import Boards
-from wattspan.actuators.readback import WAIT
+from wattspan.capper.actuators.common import SETTLE_TIMEOUT
+from wattspan.capper.actuators.gpu import GpuClock, GpuPower
+from wattspan.capper.actuators.nvml import NvmlBoards
 from wattspan.model import Trouble
 from wattspan.ports import ActuatorError
 from wattspan.testing import ManualClock
@@ -21,7 +20,7 @@ class Host:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.nvml = KnobNvml(self.clock, FakeGpu("GPU-a"))
-        self.boards = Boards(self.nvml, self.clock)
+        self.boards = NvmlBoards(self.nvml, self.clock)
         self.clocks = GpuClock(self.boards, self.clock)
 
 
@@ -59,7 +58,7 @@ def test_a_lock_that_is_not_seen_to_act_is_asked_for_and_not_enforced(host: Host
     host.nvml.deaf.add("GPU-a")
     state = host.clocks.write(A, 1_200)
     assert (state.requested, state.enforced) == (1_200, None)
-    assert host.clock.monotonic() - ManualClock().monotonic() == WAIT
+    assert host.clock.monotonic() - ManualClock().monotonic() == SETTLE_TIMEOUT
 
 
 def test_a_board_that_does_not_tell_its_range_can_be_unlocked_and_not_locked(host: Host) -> None:

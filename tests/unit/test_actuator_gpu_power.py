@@ -6,9 +6,9 @@ import pytest
 
 from support.fake_knobs import ENFORCED, KnobNvml
 from support.fake_nvml import FakeGpu
-from wattspan.actuators.gpu_power import GpuPower
-from wattspan.actuators.nvml_boards import PATIENCE, Boards
-from wattspan.actuators.readback import LOOK_EVERY, WAIT
+from wattspan.capper.actuators.common import READ_INTERVAL, SETTLE_TIMEOUT
+from wattspan.capper.actuators.gpu import GpuPower
+from wattspan.capper.actuators.nvml import REINITIALIZE_AFTER, NvmlBoards
 from wattspan.model import CapKey, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError
 from wattspan.testing import ManualClock
@@ -22,7 +22,7 @@ class Host:
         self.a, self.b = FakeGpu("GPU-a"), FakeGpu("GPU-b", name="")
         self.a.limits[ENFORCED] = self.b.limits[ENFORCED] = 700_000
         self.nvml = KnobNvml(self.clock, self.a, self.b)
-        self.power = GpuPower(Boards(self.nvml, self.clock), self.clock)
+        self.power = GpuPower(NvmlBoards(self.nvml, self.clock), self.clock)
 
     def refused(self, device: str, value: int) -> ActuatorError:
         with pytest.raises(ActuatorError) as caught:
@@ -76,7 +76,7 @@ def test_a_board_that_takes_its_time_is_waited_for(host: Host) -> None:
 
     host.clock.on_sleep = later
     assert host.power.write(A, 300_000).enforced == 300_000
-    assert host.clock.monotonic() - ManualClock().monotonic() == LOOK_EVERY
+    assert host.clock.monotonic() - ManualClock().monotonic() == READ_INTERVAL
 
 
 def test_a_board_that_takes_longer_is_told_as_not_obeying_yet(host: Host) -> None:
@@ -88,7 +88,7 @@ def test_a_board_that_takes_longer_is_told_as_not_obeying_yet(host: Host) -> Non
     host.a.limits[ENFORCED] = 700_000
     state = host.power.write(A, 300_000)
     assert (state.requested, state.enforced) == (300_000, 700_000)
-    assert host.clock.monotonic() - ManualClock().monotonic() == WAIT
+    assert host.clock.monotonic() - ManualClock().monotonic() == SETTLE_TIMEOUT
 
 
 def test_success_that_changes_nothing_is_found_out(host: Host) -> None:
@@ -207,7 +207,7 @@ def test_a_lost_board_makes_the_library_begin_anew_now_and_then_only(host: Host)
         for _ in range(20):
             host.refused(A, 300_000)
         assert host.nvml.calls.count("nvmlInit") == begun
-        host.clock.advance(ns=PATIENCE)
+        host.clock.advance(ns=REINITIALIZE_AFTER)
 
 
 def test_a_board_that_came_back_and_is_lost_again_is_waited_for_anew(host: Host) -> None:
@@ -216,7 +216,7 @@ def test_a_board_that_came_back_and_is_lost_again_is_waited_for_anew(host: Host)
     host.refused(A, 300_000)
     host.nvml.errors.clear()
     host.power.write(A, 300_000)
-    host.clock.advance(ns=PATIENCE)
+    host.clock.advance(ns=REINITIALIZE_AFTER)
     host.nvml.errors["GPU-a"] = 15
     host.refused(A, 300_000)
     assert host.nvml.calls.count("nvmlInit") == 1
@@ -227,7 +227,7 @@ def test_a_board_bound_again_is_seen_by_a_library_begun_anew(host: Host) -> None
     host.nvml.errors["nvmlDeviceGetHandleByUUID"] = 6
     host.nvml.generation += 1
     assert "no longer knows the GPU" in str(host.refused(A, 300_000))
-    host.clock.advance(ns=PATIENCE)
+    host.clock.advance(ns=REINITIALIZE_AFTER)
     assert host.power.write(A, 300_000).requested == 300_000
 
 
@@ -301,5 +301,5 @@ def test_a_binding_too_old_for_a_call_is_like_a_driver_too_old_for_it(host: Host
 def test_an_emulated_board_is_called_emulated() -> None:
     clock = ManualClock()
     nvml = KnobNvml(clock, FakeGpu("GPU-e0e0e0e0-0000-4000-8000-000000000000", name="NVIDIA A40"))
-    (state,) = GpuPower(Boards(nvml, clock), clock).devices()
+    (state,) = GpuPower(NvmlBoards(nvml, clock), clock).devices()
     assert state.name == "Emulated NVIDIA A40 0"

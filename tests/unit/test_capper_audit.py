@@ -10,32 +10,40 @@ import pytest
 
 from support.capper_bench import BOOT, Bench, Board, FakeActuator, W
 from wattspan.capper import protocol
-from wattspan.capper.audit import GENERATIONS, PERIOD, ROWS_AT_ONCE, Audit, Deed, Event, RowLimiter
-from wattspan.capper.ceilings import Ceilings
-from wattspan.capper.place import Place
-from wattspan.capper.process import open_workings
-from wattspan.capper.protocol import Refusal, Refused
-from wattspan.capper.recovery import claims_in
-from wattspan.capper.requests import MOVES_A_SECOND, MOVES_AT_ONCE, Desk
-from wattspan.capper.wishes import Peer
+from wattspan.capper.audit import (
+    GENERATIONS,
+    MERGE_PERIOD,
+    ROW_BURST,
+    AuditAction,
+    AuditEvent,
+    AuditLog,
+    AuditRowLimiter,
+)
+from wattspan.capper.ceilings import PowerCeilings
+from wattspan.capper.journal_recovery import audited_writes
+from wattspan.capper.paths import CapperHost
+from wattspan.capper.process import open_engine
+from wattspan.capper.protocol import RefusalReason, RefusedReply
+from wattspan.capper.requests import MOVES_A_SECOND, MOVES_AT_ONCE, RequestHandler
+from wattspan.capper.resolver import PeerCredentials
 from wattspan.config import Caps, load
 from wattspan.model import SECOND, CapKey, Knob
 from wattspan.testing import ManualClock
 
-BUSY, OTHER = Peer(71, 1001), Peer(72, 1002)
+BUSY, OTHER = PeerCredentials(71, 1001), PeerCredentials(72, 1002)
 
 
-def row(deed: Deed, **fields: object) -> Event:
+def row(deed: AuditAction, **fields: object) -> AuditEvent:
     given = {"at": 1, "knob": Knob.GPU_POWER, "device": "gpu0", "uid": BUSY.uid, **fields}
-    return Event(deed=deed, **given)  # type: ignore[arg-type]
+    return AuditEvent(deed=deed, **given)  # type: ignore[arg-type]
 
 
-def write(new: int, **fields: object) -> Event:
-    return row(Deed.WRITE, **{"old": 650 * W, "new": new, "job": "job", **fields})
+def write(new: int, **fields: object) -> AuditEvent:
+    return row(AuditAction.WRITE, **{"old": 650 * W, "new": new, "job": "job", **fields})
 
 
-def rows(path: Path) -> list[Event]:
-    return [msgspec.json.decode(line, type=Event) for line in path.read_bytes().splitlines()]
+def rows(path: Path) -> list[AuditEvent]:
+    return [msgspec.json.decode(line, type=AuditEvent) for line in path.read_bytes().splitlines()]
 
 
 # ------------------------------------------------------------------------------ rows of writes
@@ -46,8 +54,8 @@ class Limited:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.rows: list[Event] = []
-        self.limiter = RowLimiter(self.clock, self.rows.append)
+        self.rows: list[AuditEvent] = []
+        self.limiter = AuditRowLimiter(self.clock, self.rows.append)
 
     def writes(self, count: int, **fields: object) -> None:
         for number in range(count):
@@ -64,14 +72,14 @@ def limited() -> Limited:
 
 
 def test_writes_of_a_busy_user_have_one_row_together(limited: Limited) -> None:
-    limited.writes(ROWS_AT_ONCE + 500)
-    assert len(limited.rows) == ROWS_AT_ONCE
-    limited.pass_time(PERIOD)
-    (last,) = limited.rows[ROWS_AT_ONCE:]
+    limited.writes(ROW_BURST + 500)
+    assert len(limited.rows) == ROW_BURST
+    limited.pass_time(MERGE_PERIOD)
+    (last,) = limited.rows[ROW_BURST:]
     assert (last.deed, last.old, last.new) == (
-        Deed.WRITE,
-        ROWS_AT_ONCE - 1,
-        ROWS_AT_ONCE + 499,
+        AuditAction.WRITE,
+        ROW_BURST - 1,
+        ROW_BURST + 499,
     )
     assert last.why.startswith("500 writes and restores")
 
@@ -79,11 +87,11 @@ def test_writes_of_a_busy_user_have_one_row_together(limited: Limited) -> None:
 def test_an_hour_of_writes_and_restores_has_a_bounded_number_of_rows(limited: Limited) -> None:
     for number in range(3600):
         limited.limiter.record(write(number))
-        limited.limiter.record(row(Deed.RESTORE, new=650 * W))
+        limited.limiter.record(row(AuditAction.RESTORE, new=650 * W))
         limited.pass_time(SECOND)
-    assert len(limited.rows) < ROWS_AT_ONCE + 20 * 60
+    assert len(limited.rows) < ROW_BURST + 20 * 60
     limited.limiter.close()
-    assert limited.rows[-1].deed is Deed.RESTORE
+    assert limited.rows[-1].deed is AuditAction.RESTORE
 
 
 def test_a_busy_user_does_not_keep_another_users_writes_off_the_record(limited: Limited) -> None:
@@ -97,9 +105,9 @@ def test_a_busy_user_does_not_keep_another_users_writes_off_the_record(limited: 
 
 
 def test_rows_of_one_device_stay_in_the_order_of_the_writes(limited: Limited) -> None:
-    limited.writes(ROWS_AT_ONCE + 5)
-    limited.limiter.record(row(Deed.FOREIGN, new=300 * W, uid=None))
-    assert [e.deed for e in limited.rows[-2:]] == [Deed.WRITE, Deed.FOREIGN]
+    limited.writes(ROW_BURST + 5)
+    limited.limiter.record(row(AuditAction.FOREIGN, new=300 * W, uid=None))
+    assert [e.deed for e in limited.rows[-2:]] == [AuditAction.WRITE, AuditAction.FOREIGN]
     limited.writes(3)
     limited.writes(1, uid=OTHER.uid)
     assert [e.uid for e in limited.rows[-2:]] == [BUSY.uid, OTHER.uid]
@@ -111,23 +119,23 @@ def test_a_long_reason_is_cut(limited: Limited) -> None:
 
 
 def test_what_waits_is_recorded_at_the_end(limited: Limited) -> None:
-    limited.writes(ROWS_AT_ONCE + 7)
-    limited.limiter.record(Event(at=9, deed=Deed.END))
-    assert [e.deed for e in limited.rows[-2:]] == [Deed.WRITE, Deed.END]
-    assert limited.rows[-2].new == ROWS_AT_ONCE + 6
+    limited.writes(ROW_BURST + 7)
+    limited.limiter.record(AuditEvent(at=9, deed=AuditAction.END))
+    assert [e.deed for e in limited.rows[-2:]] == [AuditAction.WRITE, AuditAction.END]
+    assert limited.rows[-2].new == ROW_BURST + 6
 
 
 # ------------------------------------------------------------------------------------ rotation
 
 
-def fill(audit: Audit, generations: int) -> None:
+def fill(audit: AuditLog, generations: int) -> None:
     """Write so many files full."""
     for number in range(generations * audit.size // 60):
         audit.record(write(number))
 
 
 def test_old_files_are_kept_in_generations_and_their_total_is_bounded(tmp_path: Path) -> None:
-    audit = Audit(tmp_path / "audit.jsonl", 4000)
+    audit = AuditLog(tmp_path / "audit.jsonl", 4000)
     fill(audit, 3 * GENERATIONS)
     names = {path.name for path in tmp_path.glob("audit.jsonl*")}
     assert {f"audit.jsonl.{n}" for n in range(1, GENERATIONS)} <= names
@@ -139,45 +147,48 @@ def test_old_files_are_kept_in_generations_and_their_total_is_bounded(tmp_path: 
 def test_operators_rows_and_the_first_row_of_each_job_survive_any_number_of_writes(
     tmp_path: Path,
 ) -> None:
-    audit = Audit(tmp_path / "audit.jsonl", 4000)
-    audit.record(row(Deed.CEILING, new=900 * W, uid=0))
-    audit.record(row(Deed.COMMAND, uid=0, why="restore"))
+    audit = AuditLog(tmp_path / "audit.jsonl", 4000)
+    audit.record(row(AuditAction.CEILING, new=900 * W, uid=0))
+    audit.record(row(AuditAction.COMMAND, uid=0, why="restore"))
     audit.record(write(1, job="victim"))
     fill(audit, 3 * GENERATIONS)
     found = rows(tmp_path / "audit.jsonl.kept")
-    assert [e.deed for e in found if e.deed is not Deed.WRITE] == [Deed.CEILING, Deed.COMMAND]
-    assert {(e.job, e.device) for e in found if e.deed is Deed.WRITE} == {
+    assert [e.deed for e in found if e.deed is not AuditAction.WRITE] == [
+        AuditAction.CEILING,
+        AuditAction.COMMAND,
+    ]
+    assert {(e.job, e.device) for e in found if e.deed is AuditAction.WRITE} == {
         ("victim", "gpu0"),
         ("job", "gpu0"),
     }
 
 
 def test_new_job_names_do_not_displace_the_operators_rows(tmp_path: Path) -> None:
-    audit = Audit(tmp_path / "audit.jsonl", 4000)
-    audit.record(row(Deed.CEILING, new=900 * W, uid=0))
+    audit = AuditLog(tmp_path / "audit.jsonl", 4000)
+    audit.record(row(AuditAction.CEILING, new=900 * W, uid=0))
     for number in range(GENERATIONS * 200):
         audit.record(write(number, job=f"job {number}"))
     kept = tmp_path / "audit.jsonl.kept"
-    assert rows(kept)[0].deed is Deed.CEILING
+    assert rows(kept)[0].deed is AuditAction.CEILING
     assert kept.stat().st_size <= 4000
 
 
 def test_a_damaged_row_of_the_oldest_file_is_dropped(tmp_path: Path) -> None:
-    audit = Audit(tmp_path / "audit.jsonl", 4000)
+    audit = AuditLog(tmp_path / "audit.jsonl", 4000)
     audit.path.write_bytes(b'{"at":1,"deed":"ceiling"}\n\xff{\n{"at":1,"deed":"later"}\n[]\n')
     fill(audit, 2 * GENERATIONS)
-    assert rows(tmp_path / "audit.jsonl.kept")[0].deed is Deed.CEILING
+    assert rows(tmp_path / "audit.jsonl.kept")[0].deed is AuditAction.CEILING
 
 
 def test_each_new_file_begins_with_the_caps_in_force(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    audit = Audit(tmp_path / "audit.jsonl", 4000, outstanding=bench.writer.outstanding)
+    audit = AuditLog(tmp_path / "audit.jsonl", 4000, outstanding=bench.writer.outstanding)
     bench.hold(500 * W, 0)
     fill(audit, 2)
     for name in ("audit.jsonl", "audit.jsonl.1"):
         first = rows(tmp_path / name)[0]
         assert (first.deed, first.device, first.old, first.new) == (
-            Deed.SNAPSHOT,
+            AuditAction.SNAPSHOT,
             "gpu0",
             650 * W,
             500 * W,
@@ -186,34 +197,34 @@ def test_each_new_file_begins_with_the_caps_in_force(tmp_path: Path) -> None:
 
 def test_a_snapshot_tells_recovery_of_a_cap_whose_write_was_rotated_away(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    audit = Audit(tmp_path / "audit.jsonl", 4000, outstanding=bench.writer.outstanding)
+    audit = AuditLog(tmp_path / "audit.jsonl", 4000, outstanding=bench.writer.outstanding)
     bench.hold(500 * W, 0)
     for number in range(GENERATIONS * 100):
-        audit.record(Event(at=number, deed=Deed.START))
+        audit.record(AuditEvent(at=number, deed=AuditAction.START))
     lines = audit.path.read_bytes().splitlines()
-    (claim,) = claims_in(lines, BOOT).values()
+    (claim,) = audited_writes(lines, BOOT).values()
     assert claim is not None
     assert (claim.device, claim.original, claim.value) == ("gpu0", 650 * W, 500 * W)
 
 
 def test_the_capper_restates_its_caps_and_limits_its_rows(tmp_path: Path) -> None:
     clock = ManualClock()
-    workings = open_workings(
-        Place(tmp_path, BOOT),
+    workings = open_engine(
+        CapperHost(tmp_path, BOOT),
         load(Path(os.devnull), environ={}),
         [FakeActuator({"gpu0": Board(650 * W)})],
         clock,
         lambda sentence: None,
     )
     key = CapKey(Knob.GPU_POWER, "gpu0")
-    workings.audit.size = 100 * ROWS_AT_ONCE
-    for number in range(ROWS_AT_ONCE + 20):
+    workings.audit.size = 100 * ROW_BURST
+    for number in range(ROW_BURST + 20):
         workings.keeper.hold(1, "job", {key: (500 + number) * W}, "why", peer=BUSY)
     workings.close()
     found = rows(tmp_path / "audit.jsonl")
-    assert (found[0].deed, found[0].old) == (Deed.SNAPSHOT, 650 * W)
+    assert (found[0].deed, found[0].old) == (AuditAction.SNAPSHOT, 650 * W)
     assert found[-1].why.startswith("20 writes")
-    assert found[-1].new == (500 + ROWS_AT_ONCE + 19) * W
+    assert found[-1].new == (500 + ROW_BURST + 19) * W
 
 
 # ------------------------------------------------------------------------------ writes themselves
@@ -225,19 +236,21 @@ class Asked:
     def __init__(self, folder: Path) -> None:
         self.bench = Bench(folder)
         clock, settings = self.bench.clock, Caps()
-        ceilings = Ceilings(settings, folder / "ceilings.json", BOOT, clock)
-        self.desk = Desk(
+        ceilings = PowerCeilings(settings, folder / "ceilings.json", BOOT, clock)
+        self.desk = RequestHandler(
             self.bench.keeper, self.bench.writer, ceilings, settings, clock, lambda event: None
         )
 
-    def hold(self, watts: int, peer: Peer = BUSY, number: int = 0, holder: int = 1) -> str:
-        self.desk.answer(holder, peer, protocol.Hello("test"))
-        wish = protocol.Wish(Knob.GPU_POWER, f"gpu{number}", watts * W)
-        answer = self.desk.answer(holder, peer, protocol.Hold("job", [wish]))
-        return answer.reason if isinstance(answer, Refused) else ""
+    def hold(
+        self, watts: int, peer: PeerCredentials = BUSY, number: int = 0, holder: int = 1
+    ) -> str:
+        self.desk.answer(holder, peer, protocol.HelloRequest("test"))
+        wish = protocol.RequestedCap(Knob.GPU_POWER, f"gpu{number}", watts * W)
+        answer = self.desk.answer(holder, peer, protocol.HoldRequest("job", [wish]))
+        return answer.reason if isinstance(answer, RefusedReply) else ""
 
     def release(self, holder: int = 1) -> None:
-        self.desk.answer(holder, BUSY, protocol.Release())
+        self.desk.answer(holder, BUSY, protocol.ReleaseRequest())
 
 
 def test_a_peer_that_holds_and_releases_quickly_is_refused_and_writes_little(
@@ -249,7 +262,7 @@ def test_a_peer_that_holds_and_releases_quickly_is_refused_and_writes_little(
         answers.append(asked.hold(500, holder=holder))
         asked.desk.gone(holder)
     assert answers.count("") == MOVES_AT_ONCE
-    assert set(answers) == {"", Refusal.TOO_OFTEN}
+    assert set(answers) == {"", RefusalReason.TOO_OFTEN}
     assert len(asked.bench.actuator.written) == 2 * MOVES_AT_ONCE
     assert asked.bench.stands == [650 * W, 650 * W]
     assert asked.hold(500, OTHER, holder=501) == ""
@@ -284,9 +297,11 @@ def test_a_refused_move_leaves_what_is_held(tmp_path: Path) -> None:
 def test_a_ceiling_user_that_asks_too_often_is_refused(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     settings = Caps(ceiling_users=(str(BUSY.uid),))
-    ceilings = Ceilings(settings, tmp_path / "ceilings.json", BOOT, bench.clock)
-    desk = Desk(bench.keeper, bench.writer, ceilings, settings, bench.clock, lambda event: None)
-    request = protocol.Ceiling(1000 * W, "", 60 * SECOND)
+    ceilings = PowerCeilings(settings, tmp_path / "ceilings.json", BOOT, bench.clock)
+    desk = RequestHandler(
+        bench.keeper, bench.writer, ceilings, settings, bench.clock, lambda event: None
+    )
+    request = protocol.CeilingRequest(1000 * W, "", 60 * SECOND)
     answers = [desk.answer(1, BUSY, request) for _ in range(MOVES_AT_ONCE + 5)]
-    assert [isinstance(one, Refused) for one in answers].count(True) == 5
-    assert not isinstance(desk.answer(2, Peer(1, 0), request), Refused)
+    assert [isinstance(one, RefusedReply) for one in answers].count(True) == 5
+    assert not isinstance(desk.answer(2, PeerCredentials(1, 0), request), RefusedReply)

@@ -9,25 +9,31 @@ import pytest
 
 from support.capper_bench import Bench, W
 from wattspan.capper import protocol
-from wattspan.capper.audit import Event
-from wattspan.capper.bounds import Rules
-from wattspan.capper.ceilings import LONGEST_TTL, MOST_OWNERS, Ceilings, impose
-from wattspan.capper.protocol import Refusal, Refused, State
-from wattspan.capper.requests import Desk
-from wattspan.capper.wishes import Peer
+from wattspan.capper.audit import AuditEvent
+from wattspan.capper.ceilings import MAX_OWNERS, MAX_TTL, PowerCeilings, imposed_limits
+from wattspan.capper.limits import OperatorLimits
+from wattspan.capper.protocol import RefusalReason, RefusedReply, StateReply
+from wattspan.capper.requests import RequestHandler
+from wattspan.capper.resolver import PeerCredentials
 from wattspan.config import Caps
 from wattspan.config.control import FixedCap, Priority
 from wattspan.model import SECOND, Knob
 from wattspan.ports import CapsError
 from wattspan.testing import ManualClock
 
-ROOT, AGENT, POWER_MANAGER = Peer(10, 0), Peer(20, 1000), Peer(30, 2000)
+ROOT, AGENT, POWER_MANAGER = (
+    PeerCredentials(10, 0),
+    PeerCredentials(20, 1000),
+    PeerCredentials(30, 2000),
+)
 HOUR = 3600 * SECOND
 
 
-def ceilings(folder: Path, clock: ManualClock, boot: str = "boot", **settings: object) -> Ceilings:
+def ceilings(
+    folder: Path, clock: ManualClock, boot: str = "boot", **settings: object
+) -> PowerCeilings:
     caps = Caps(ceiling_users=("2000", "3000"), **settings)  # type: ignore[arg-type]
-    return Ceilings(caps, folder / "ceilings.json", boot, clock)
+    return PowerCeilings(caps, folder / "ceilings.json", boot, clock)
 
 
 def test_the_lowest_of_all_ceilings_holds(tmp_path: Path) -> None:
@@ -88,14 +94,14 @@ def test_a_ceiling_outlives_a_reboot(tmp_path: Path) -> None:
 def test_a_wall_clock_set_back_over_a_reboot_does_not_extend_a_ceiling(tmp_path: Path) -> None:
     before = ManualClock(mono=10**15)
     ceilings(tmp_path, before).ask(800 * W, "why", HOUR, POWER_MANAGER)
-    after = ManualClock(mono=10**9, wall=before.now().wall - 1000 * LONGEST_TTL)
+    after = ManualClock(mono=10**9, wall=before.now().wall - 1000 * MAX_TTL)
     booted = ceilings(tmp_path, after, boot="another")
-    after.advance(LONGEST_TTL / SECOND)
+    after.advance(MAX_TTL / SECOND)
     booted.poll()
     assert booted.limit is None
 
 
-def refusal(told: Ceilings, limit: int | None, ttl: int | None, peer: Peer) -> str:
+def refusal(told: PowerCeilings, limit: int | None, ttl: int | None, peer: PeerCredentials) -> str:
     with pytest.raises(CapsError) as refused:
         told.ask(limit, "", ttl, peer)
     return refused.value.refusal
@@ -105,8 +111,8 @@ def test_only_root_and_ceiling_users_set_or_lift_a_ceiling(tmp_path: Path) -> No
     told = ceilings(tmp_path, ManualClock(), users=("1000",))
     told.ask(800 * W, "why", HOUR, ROOT)
     for limit, ttl in ((1, HOUR), (1, None), (None, None)):
-        for peer in (AGENT, Peer(40, None)):
-            assert refusal(told, limit, ttl, peer) == Refusal.NOT_ALLOWED
+        for peer in (AGENT, PeerCredentials(40, None)):
+            assert refusal(told, limit, ttl, peer) == RefusalReason.NOT_ALLOWED
     assert told.limit == 800 * W
     told.ask(700 * W, "why", HOUR, POWER_MANAGER)
     assert told.limit == 700 * W
@@ -127,13 +133,16 @@ def test_each_owner_sets_raises_and_lifts_its_own_ceiling_only(tmp_path: Path) -
 
 
 def test_the_number_of_owners_is_bounded_and_root_always_has_a_place(tmp_path: Path) -> None:
-    users = tuple(str(uid) for uid in range(3000, 3000 + MOST_OWNERS + 1))
+    users = tuple(str(uid) for uid in range(3000, 3000 + MAX_OWNERS + 1))
     clock = ManualClock()
-    told = Ceilings(Caps(ceiling_users=users), tmp_path / "ceilings.json", "boot", clock)
-    for uid in users[:MOST_OWNERS]:
-        told.ask(900 * W, "", HOUR, Peer(1, int(uid)))
-    assert refusal(told, 800 * W, HOUR, Peer(1, int(users[-1]))) == Refusal.NOT_ALLOWED
-    told.ask(850 * W, "", HOUR, Peer(1, 3000))
+    told = PowerCeilings(Caps(ceiling_users=users), tmp_path / "ceilings.json", "boot", clock)
+    for uid in users[:MAX_OWNERS]:
+        told.ask(900 * W, "", HOUR, PeerCredentials(1, int(uid)))
+    assert (
+        refusal(told, 800 * W, HOUR, PeerCredentials(1, int(users[-1])))
+        == RefusalReason.NOT_ALLOWED
+    )
+    told.ask(850 * W, "", HOUR, PeerCredentials(1, 3000))
     told.ask(800 * W, "", HOUR, ROOT)
     assert told.limit == 800 * W
 
@@ -149,12 +158,12 @@ def test_an_owner_that_is_not_configured_any_more_loses_its_ceiling(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("limit", "ttl"),
-    [(0, HOUR), (-5, HOUR), (800, 0), (800, None), (800, LONGEST_TTL + 1)],
+    [(0, HOUR), (-5, HOUR), (800, 0), (800, None), (800, MAX_TTL + 1)],
 )
 def test_a_ceiling_without_a_limit_or_a_bounded_time_is_refused(
     tmp_path: Path, limit: int, ttl: int | None
 ) -> None:
-    assert refusal(ceilings(tmp_path, ManualClock()), limit, ttl, ROOT) == Refusal.MALFORMED
+    assert refusal(ceilings(tmp_path, ManualClock()), limit, ttl, ROOT) == RefusalReason.MALFORMED
 
 
 @pytest.mark.parametrize("text", ["{", '{"version":3}', '{"version":2,"requested":3}', "[]"])
@@ -175,16 +184,16 @@ def test_a_ceiling_of_root_from_an_earlier_version_gets_a_bounded_time(tmp_path:
     clock = ManualClock()
     told = ceilings(tmp_path, clock)
     assert told.limit == 800 * W
-    clock.advance(LONGEST_TTL / SECOND)
+    clock.advance(MAX_TTL / SECOND)
     told.poll()
     assert told.limit is None
 
 
 def test_a_ceiling_of_another_user_from_an_earlier_version_is_dropped(tmp_path: Path) -> None:
     stored_by_an_earlier_version(tmp_path, 1000)
-    events: list[Event] = []
+    events: list[AuditEvent] = []
     path = tmp_path / "ceilings.json"
-    told = Ceilings(Caps(), path, "boot", ManualClock(), record=events.append)
+    told = PowerCeilings(Caps(), path, "boot", ManualClock(), record=events.append)
     assert told.limit is None
     assert [(e.deed, e.uid, e.old) for e in events] == [("lift", 1000, 800 * W)]
     assert "1000" not in path.read_text()
@@ -213,10 +222,14 @@ class Asked:
         caps = Caps(ceiling_users=("2000",), **settings)  # type: ignore[arg-type]
         record = self.bench.events.append
         path = folder / "ceilings.json"
-        told = Ceilings(caps, path, "boot", self.bench.clock, record=record)
-        self.desk = Desk(self.bench.keeper, self.bench.writer, told, caps, self.bench.clock, record)
+        told = PowerCeilings(caps, path, "boot", self.bench.clock, record=record)
+        self.desk = RequestHandler(
+            self.bench.keeper, self.bench.writer, told, caps, self.bench.clock, record
+        )
 
-    def ask(self, peer: Peer, request: protocol.Request) -> State | Refused:
+    def ask(
+        self, peer: PeerCredentials, request: protocol.CapperRequest
+    ) -> StateReply | RefusedReply:
         return self.desk.answer(1, peer, request)
 
     def turn(self, seconds: float = 1.0) -> None:
@@ -239,12 +252,12 @@ def asked(tmp_path: Path) -> Asked:
 def test_setting_lifting_and_lapsing_are_on_record_with_uid_pid_limit_and_time(
     asked: Asked,
 ) -> None:
-    asked.ask(POWER_MANAGER, protocol.Ceiling(900 * W, "grid event", HOUR))
-    asked.ask(POWER_MANAGER, protocol.Ceiling(850 * W, "more", 60 * SECOND))
+    asked.ask(POWER_MANAGER, protocol.CeilingRequest(900 * W, "grid event", HOUR))
+    asked.ask(POWER_MANAGER, protocol.CeilingRequest(850 * W, "more", 60 * SECOND))
     asked.turn(61)
-    asked.ask(ROOT, protocol.Ceiling(1000 * W, "mine", HOUR))
-    asked.ask(ROOT, protocol.Ceiling(None, "over"))
-    asked.ask(AGENT, protocol.Ceiling(1, "attack", HOUR))
+    asked.ask(ROOT, protocol.CeilingRequest(1000 * W, "mine", HOUR))
+    asked.ask(ROOT, protocol.CeilingRequest(None, "over"))
+    asked.ask(AGENT, protocol.CeilingRequest(1, "attack", HOUR))
     assert asked.events("ceiling", "lift", "lapse") == [
         ("ceiling", 2000, 30, None, 900 * W, HOUR, "grid event"),
         ("ceiling", 2000, 30, 900 * W, 850 * W, 60 * SECOND, "more"),
@@ -258,7 +271,7 @@ def test_setting_lifting_and_lapsing_are_on_record_with_uid_pid_limit_and_time(
 
 
 def test_a_ceiling_of_one_milliwatt_leaves_every_device_at_its_floor(asked: Asked) -> None:
-    asked.ask(POWER_MANAGER, protocol.Ceiling(1, "attack", HOUR))
+    asked.ask(POWER_MANAGER, protocol.CeilingRequest(1, "attack", HOUR))
     for _ in range(20):
         asked.turn()
     assert asked.bench.stands == [420 * W, 420 * W]
@@ -273,11 +286,11 @@ def test_the_configuration_goes_below_the_tuners_floor_and_others_do_not(tmp_pat
     for _ in range(9):
         asked.turn()
     assert asked.bench.stands == [200 * W, 500 * W]
-    asked.ask(ROOT, protocol.Ceiling(650 * W, "", HOUR))
+    asked.ask(ROOT, protocol.CeilingRequest(650 * W, "", HOUR))
     for _ in range(9):
         asked.turn()
     assert asked.bench.stands == [200 * W, 450 * W]
-    asked.ask(ROOT, protocol.Ceiling(1, "", HOUR))
+    asked.ask(ROOT, protocol.CeilingRequest(1, "", HOUR))
     for _ in range(9):
         asked.turn()
     assert asked.bench.stands == [200 * W, 420 * W]
@@ -287,7 +300,7 @@ def test_a_device_is_raised_to_its_floor_while_a_ceiling_cannot_be_kept(tmp_path
     asked = Asked(tmp_path, budget_watts=500)
     asked.turn()
     assert asked.bench.stands == [250 * W, 250 * W]
-    asked.ask(ROOT, protocol.Ceiling(1, "", HOUR))
+    asked.ask(ROOT, protocol.CeilingRequest(1, "", HOUR))
     asked.desk.settle_for(Caps())
     for _ in range(9):
         asked.turn()
@@ -296,7 +309,7 @@ def test_a_device_is_raised_to_its_floor_while_a_ceiling_cannot_be_kept(tmp_path
 
 def test_the_absolute_floor_holds_for_a_ceiling_as_well(tmp_path: Path) -> None:
     asked = Asked(tmp_path, floor_watts=500)
-    asked.ask(ROOT, protocol.Ceiling(1, "", HOUR))
+    asked.ask(ROOT, protocol.CeilingRequest(1, "", HOUR))
     asked.turn()
     assert asked.bench.stands == [500 * W, 500 * W]
 
@@ -306,7 +319,7 @@ def test_the_state_lists_each_ceiling_with_owner_limit_and_end(tmp_path: Path) -
     written.write_text('watts = 1100\nwhy = "grid"\n')
     asked = Asked(tmp_path, budget_watts=1200, reserve_watts=100, budget_file=str(written))
     asked.turn()
-    asked.ask(POWER_MANAGER, protocol.Ceiling(900 * W, "fleet", HOUR))
+    asked.ask(POWER_MANAGER, protocol.CeilingRequest(900 * W, "fleet", HOUR))
     expires = asked.bench.clock.monotonic() + HOUR
     rows = [(c.source, c.limit, c.why, c.expires) for c in asked.desk.state().ceilings]
     assert rows == [
@@ -320,9 +333,9 @@ def test_the_state_lists_each_ceiling_with_owner_limit_and_end(tmp_path: Path) -
 def test_restore_lifts_what_was_asked_for_and_says_so_on_record(
     asked: Asked, tmp_path: Path
 ) -> None:
-    asked.ask(POWER_MANAGER, protocol.Ceiling(900 * W, "grid", HOUR))
+    asked.ask(POWER_MANAGER, protocol.CeilingRequest(900 * W, "grid", HOUR))
     asked.turn()
-    asked.ask(ROOT, protocol.Restore())
+    asked.ask(ROOT, protocol.RestoreRequest())
     assert asked.bench.stands == [650 * W, 650 * W]
     assert asked.events("lift") == [
         ("lift", 2000, 10, 900 * W, None, None, "user 0 asked for everything to be restored")
@@ -331,10 +344,11 @@ def test_restore_lifts_what_was_asked_for_and_says_so_on_record(
 
 
 @pytest.mark.parametrize(
-    "request_", [protocol.Ceiling(1, "x", HOUR), protocol.Restore(), protocol.Accept()]
+    "request_",
+    [protocol.CeilingRequest(1, "x", HOUR), protocol.RestoreRequest(), protocol.AcceptRequest()],
 )
 def test_every_refused_command_of_a_connection_is_on_record(
-    asked: Asked, request_: protocol.Request
+    asked: Asked, request_: protocol.CapperRequest
 ) -> None:
     for _ in range(3):
         asked.ask(AGENT, request_)
@@ -342,10 +356,11 @@ def test_every_refused_command_of_a_connection_is_on_record(
 
 
 @pytest.mark.parametrize(
-    ("request_", "word"), [(protocol.Restore(), "restore"), (protocol.Accept(), "accept")]
+    ("request_", "word"),
+    [(protocol.RestoreRequest(), "restore"), (protocol.AcceptRequest(), "accept")],
 )
 def test_restore_and_accept_are_on_record_with_their_peer_however_they_end(
-    asked: Asked, request_: protocol.Request, word: str
+    asked: Asked, request_: protocol.CapperRequest, word: str
 ) -> None:
     asked.bench.hold(500 * W, 0)
     asked.ask(AGENT, request_)
@@ -367,26 +382,26 @@ def test_a_fixed_cap_is_named_by_id_index_or_star(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     for device, meant in (("gpu1", [1]), ("0", [0]), ("*", [0, 1]), ("gpu7", [])):
         settings = Caps(fixed=(FixedCap(device=device, watts=500),))
-        fixed = impose(settings, None, bench.keeper).fixed
+        fixed = imposed_limits(settings, None, bench.keeper).fixed
         assert fixed == {bench.key(n): 500 * W for n in meant}
 
 
 def test_a_fixed_cap_of_one_knob_is_none_of_another(tmp_path: Path) -> None:
     settings = Caps(fixed=(FixedCap(device="*", watts=100, knob=Knob.CPU_POWER),))
-    assert impose(settings, None, Bench(tmp_path).keeper).fixed == {}
+    assert imposed_limits(settings, None, Bench(tmp_path).keeper).fixed == {}
 
 
 def test_shares_keep_the_limit_and_go_by_priority(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     settings = Caps(priority=(Priority(device="1", priority=200),))
-    shares = impose(settings, 900 * W, bench.keeper).shares
+    shares = imposed_limits(settings, 900 * W, bench.keeper).shares
     assert shares == {bench.key(0): 250 * W, bench.key(1): 650 * W}
 
 
 def test_what_a_tuner_does_not_want_the_others_get(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, rules=Rules(0.3, 0, 1.0))
+    bench = Bench(tmp_path, rules=OperatorLimits(0.3, 0, 1.0))
     bench.hold(300 * W, 0)
-    shares = impose(Caps(), 900 * W, bench.keeper).shares
+    shares = imposed_limits(Caps(), 900 * W, bench.keeper).shares
     assert shares[bench.key(1)] == 600 * W
 
 
@@ -395,25 +410,25 @@ def test_a_device_that_somebody_else_has_set_counts_with_what_it_has(tmp_path: P
     bench.hold(500 * W, 0)
     bench.board(0).stands = 640 * W
     bench.turn(1)
-    shares = impose(Caps(), 900 * W, bench.keeper).shares
+    shares = imposed_limits(Caps(), 900 * W, bench.keeper).shares
     assert shares == {bench.key(1): 260 * W}
 
 
 def test_a_ceiling_below_what_devices_take_at_least_is_said_to_be_short(tmp_path: Path) -> None:
-    imposed = impose(Caps(), 300 * W, Bench(tmp_path).keeper)
+    imposed = imposed_limits(Caps(), 300 * W, Bench(tmp_path).keeper)
     assert imposed.short == 100 * W
     assert set(imposed.shares.values()) == {200 * W}
 
 
 def test_the_budget_is_kept_and_everything_comes_back(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, boards=4, rules=Rules(0.6, 0, 0.25))
+    bench = Bench(tmp_path, boards=4, rules=OperatorLimits(0.6, 0, 0.25))
     for limit in (2000, 1200, 900, 2400):
         for _ in range(5):
             before = sum(bench.stands)
-            bench.keeper.impose(impose(Caps(), limit * W, bench.keeper))
+            bench.keeper.impose(imposed_limits(Caps(), limit * W, bench.keeper))
             bench.turn(1)
             assert sum(bench.stands) <= max(before, limit * W)
         assert sum(bench.stands) <= limit * W
-    bench.keeper.impose(impose(Caps(), None, bench.keeper))
+    bench.keeper.impose(imposed_limits(Caps(), None, bench.keeper))
     bench.turn(1)
     assert bench.stands == [650 * W] * 4

@@ -13,9 +13,9 @@ import pytest
 
 from support.capper_bench import BOOT, Bench, W
 from support.journal_corruption import corrupt_audit, corrupt_journal, snapshot
-from wattspan.capper.audit import Audit
-from wattspan.capper.place import Place
-from wattspan.capper.restore import Here, Restored, restore
+from wattspan.capper.audit import AuditLog
+from wattspan.capper.paths import CapperHost
+from wattspan.capper.restore import RestoreContext, RestoreReport, restore_limits
 from wattspan.config import Config
 from wattspan.model import CapKey
 
@@ -40,7 +40,7 @@ class Killed:
         self.originals = {}
         for name, board in self.bench.actuator.boards.items():
             board.stands = self.originals[name] = self.rng.choice(ORIGINALS)
-        audit = Audit(self.folder / "audit.jsonl", 1 << 20)
+        audit = AuditLog(self.folder / "audit.jsonl", 1 << 20)
         self.bench.devices.look()
         for _ in range(self.rng.randint(2, 4)):
             number = self.rng.randrange(3)  # the fourth board is never touched
@@ -70,10 +70,10 @@ class Killed:
         assert name not in self.foreign, f"{name} has a limit of somebody else"
         assert value == self.originals[name], f"{name}: {value} was written"
 
-    def restored(self) -> Restored:
-        return restore(
-            Here(
-                lambda: Place(self.folder, BOOT),
+    def restored(self) -> RestoreReport:
+        return restore_limits(
+            RestoreContext(
+                lambda: CapperHost(self.folder, BOOT),
                 self.folder / "capper.sock",
                 Config(),
                 lambda: [self.bench.actuator],
@@ -82,7 +82,7 @@ class Killed:
             )
         )
 
-    def check(self, done: Restored) -> bool:
+    def check(self, done: RestoreReport) -> bool:
         """True if every limit was restored; otherwise each of the others is named."""
         told = " ".join([*done.troubles, *(row.state.key.device for row in done.foreign)])
         whole = True

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from support.capper_bench import BOOT, Disk, W, entry
-from wattspan.capper.audit import GENERATIONS, Audit, Deed, Event
-from wattspan.capper.journal import Journal, JournalError, Source, open_directory
-from wattspan.capper.place import Lock, Place
+from wattspan.capper.audit import GENERATIONS, AuditAction, AuditEvent, AuditLog
+from wattspan.capper.journal import EntrySource, Journal, JournalError, open_capper_directory
+from wattspan.capper.paths import CapperHost, CapperLock
 from wattspan.model import Knob
 
 EARLIER = "00000000-1111-4000-8000-000000000000"
@@ -24,7 +24,7 @@ LOCKS = """
 import sys
 from pathlib import Path
 from wattspan.capper.journal import JournalError
-from wattspan.capper.place import Lock, Place
+from wattspan.capper.paths import Lock, Place
 try:
     Lock(Place(Path(sys.argv[1]), "boot"))
 except JournalError as error:
@@ -48,7 +48,7 @@ def test_a_journal_of_an_earlier_boot_becomes_one_of_this_boot(tmp_path: Path) -
     Journal(tmp_path, EARLIER).save(ENTRIES)
     journal = Journal(tmp_path, BOOT)
     assert journal.trouble == ""
-    assert [entry.source for entry in journal.entries.values()] == [Source.EARLIER]
+    assert [entry.source for entry in journal.entries.values()] == [EntrySource.EARLIER]
     journal.save(journal.entries)
     assert {path.name for path in tmp_path.iterdir()} == {
         f"journal-{BOOT}.a.jsonl",
@@ -69,7 +69,7 @@ def test_a_boot_is_told_by_what_the_file_says_not_by_its_name(tmp_path: Path) ->
         there = tmp_path / f"journal-{EARLIER}.{copy}.jsonl"
         there.rename(tmp_path / f"journal-{BOOT}.{copy}.jsonl")
     (found,) = Journal(tmp_path, BOOT).entries.values()
-    assert found.source is Source.EARLIER
+    assert found.source is EntrySource.EARLIER
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff\x00", b'{"check": 3}', b"[]" * 10_000])
@@ -78,7 +78,7 @@ def test_a_damaged_journal_is_named_and_kept(tmp_path: Path, text: bytes, copy: 
     path = tmp_path / f"journal-{BOOT}.{copy}"
     path.write_bytes(text)
     journal = Journal(tmp_path, BOOT)
-    assert {(e.device, e.source) for e in journal.entries.values()} == {("*", Source.LOST)}
+    assert {(e.device, e.source) for e in journal.entries.values()} == {("*", EntrySource.LOST)}
     assert {e.knob for e in journal.entries.values()} == set(Knob)
     assert str(path) in journal.trouble
     assert "by hand" in journal.trouble
@@ -154,7 +154,7 @@ def test_a_journal_of_an_older_release_is_read_once(tmp_path: Path) -> None:
     path.write_text(json.dumps({"boot_id": BOOT, "version": 1, "entries": [told]}))
     journal = Journal(tmp_path, BOOT)
     assert journal.trouble == ""
-    assert journal.entries == {CAPPED.key: entry(source=Source.SALVAGED)}
+    assert journal.entries == {CAPPED.key: entry(source=EntrySource.SALVAGED)}
     journal.save(journal.entries)
     assert not path.exists()
     assert Journal(tmp_path, BOOT).entries == journal.entries
@@ -185,35 +185,35 @@ def test_a_full_disk_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_others_may_write_is_not_believed(tmp_path: Path) -> None:
-    directory = open_directory(tmp_path)
+    directory = open_capper_directory(tmp_path)
     directory.chmod(0o777)
     with pytest.raises(JournalError, match="others may write what is believed there"):
-        open_directory(tmp_path)
+        open_capper_directory(tmp_path)
 
 
 def test_a_link_in_place_of_the_directory_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "capper").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(JournalError, match="others may write"):
-        open_directory(tmp_path)
+        open_capper_directory(tmp_path)
 
 
 def test_a_directory_without_a_journal_may_be_removed(tmp_path: Path) -> None:
-    open_directory(tmp_path).chmod(0o777)
+    open_capper_directory(tmp_path).chmod(0o777)
     with pytest.raises(JournalError, match="Remove it, and let the capper make its own"):
-        open_directory(tmp_path)
+        open_capper_directory(tmp_path)
 
 
 def test_nobody_is_told_to_remove_a_journal(tmp_path: Path) -> None:
-    directory = open_directory(tmp_path)
+    directory = open_capper_directory(tmp_path)
     Journal(directory, BOOT).save(ENTRIES)
     directory.chmod(0o777)
     with pytest.raises(JournalError, match="others may write") as refused:
-        open_directory(tmp_path)
+        open_capper_directory(tmp_path)
     assert "Remove" not in str(refused.value)
     remedy = str(refused.value).partition("`")[2].partition("`")[0]
     subprocess.run(remedy, shell=True, check=True, timeout=60)
-    assert Journal(open_directory(tmp_path), BOOT).entries == ENTRIES
+    assert Journal(open_capper_directory(tmp_path), BOOT).entries == ENTRIES
 
 
 def test_nobody_is_told_to_remove_a_journal_that_a_link_leads_to(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_nobody_is_told_to_remove_a_journal_that_a_link_leads_to(tmp_path: Path)
     Journal(tmp_path / "elsewhere", BOOT).save(ENTRIES)
     (tmp_path / "capper").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(JournalError, match="put that in its place") as refused:
-        open_directory(tmp_path)
+        open_capper_directory(tmp_path)
     assert "Remove" not in str(refused.value)
 
 
@@ -232,44 +232,44 @@ def test_nobody_is_told_to_remove_a_journal_that_a_link_leads_to(tmp_path: Path)
 def test_who_has_no_right_to_a_journal_is_told_who_has(
     owner: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = open_directory(tmp_path)
+    directory = open_capper_directory(tmp_path)
     Journal(directory, BOOT).save(ENTRIES)
     found = os.stat_result((*directory.lstat()[:4], owner, *directory.lstat()[5:]))
     monkeypatch.setattr(Path, "lstat", lambda path: found)
     monkeypatch.setattr(os, "geteuid", lambda: 12_345)
     with pytest.raises(JournalError) as refused:
-        open_directory(tmp_path)
+        open_capper_directory(tmp_path)
     assert said in str(refused.value)
     assert "Remove" not in str(refused.value)
 
 
 def test_an_emulated_hosts_journal_is_kept_apart(tmp_path: Path) -> None:
-    assert open_directory(tmp_path) != open_directory(tmp_path, emulated=True)
+    assert open_capper_directory(tmp_path) != open_capper_directory(tmp_path, emulated=True)
 
 
 def test_there_is_one_lock_and_it_ends_with_its_holder(tmp_path: Path) -> None:
-    place = Place(tmp_path, BOOT)
-    first = Lock(place)
+    place = CapperHost(tmp_path, BOOT)
+    first = CapperLock(place)
     with pytest.raises(JournalError, match=r"Process \d+ is the capper of this host"):
-        Lock(place)
+        CapperLock(place)
     first.release()
-    Lock(place).release()
+    CapperLock(place).release()
     assert (tmp_path / "lock").exists()
 
 
 def test_nobody_but_the_capper_can_open_its_lock(tmp_path: Path) -> None:
     (tmp_path / "lock").touch(0o640)  # as earlier versions made it
-    Lock(Place(tmp_path, BOOT)).release()
+    CapperLock(CapperHost(tmp_path, BOOT)).release()
     assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
 
 
 def test_whoever_has_the_lock_and_is_no_capper_is_named_and_not_taken_for_one(
     tmp_path: Path,
 ) -> None:
-    lock = Lock(Place(tmp_path, BOOT))
+    lock = CapperLock(CapperHost(tmp_path, BOOT))
     (tmp_path / "lock").write_text("1\n")  # of a capper that has let go
     with pytest.raises(JournalError) as refused:
-        Lock(Place(tmp_path, BOOT))
+        CapperLock(CapperHost(tmp_path, BOOT))
     lock.release()
     assert f"Process {os.getpid()} has the lock" in str(refused.value)
     assert "is the capper" not in str(refused.value)
@@ -280,7 +280,7 @@ def test_whoever_has_the_lock_and_is_no_capper_is_named_and_not_taken_for_one(
 def test_a_holder_that_nobody_can_see_is_said_to_be_unknown_and_how_to_find_it(
     tmp_path: Path,
 ) -> None:
-    lock = Lock(Place(tmp_path, BOOT))
+    lock = CapperLock(CapperHost(tmp_path, BOOT))
     (tmp_path / "lock").write_text("4194304\n")  # more than any process has for a number
     alone = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", LOCKS]
     told = subprocess.run(
@@ -297,15 +297,20 @@ def test_a_holder_that_nobody_can_see_is_said_to_be_unknown_and_how_to_find_it(
 # -------------------------------------------------------------------------------------- record
 
 
-def event(number: int) -> Event:
-    return Event(
-        at=number, deed=Deed.WRITE, knob=Knob.GPU_POWER, device="gpu0", old=700 * W, new=500 * W
+def event(number: int) -> AuditEvent:
+    return AuditEvent(
+        at=number,
+        deed=AuditAction.WRITE,
+        knob=Knob.GPU_POWER,
+        device="gpu0",
+        old=700 * W,
+        new=500 * W,
     )
 
 
 def test_every_event_is_a_line_and_is_told_on(tmp_path: Path) -> None:
-    told: list[Event] = []
-    audit = Audit(tmp_path / "audit.jsonl", 100_000, told.append)
+    told: list[AuditEvent] = []
+    audit = AuditLog(tmp_path / "audit.jsonl", 100_000, told.append)
     for number in range(3):
         audit.record(event(number))
     lines = (tmp_path / "audit.jsonl").read_text().splitlines()
@@ -322,7 +327,7 @@ def test_every_event_is_a_line_and_is_told_on(tmp_path: Path) -> None:
 
 
 def test_the_files_of_the_record_are_bounded_in_number_and_size(tmp_path: Path) -> None:
-    audit = Audit(tmp_path / "audit.jsonl", 500)
+    audit = AuditLog(tmp_path / "audit.jsonl", 500)
     for number in range(100):
         audit.record(event(number))
     sizes = [path.stat().st_size for path in tmp_path.iterdir()]
@@ -333,8 +338,8 @@ def test_the_files_of_the_record_are_bounded_in_number_and_size(tmp_path: Path) 
 
 
 def test_a_record_that_cannot_be_written_is_counted_and_told_on(tmp_path: Path) -> None:
-    told: list[Event] = []
-    audit = Audit(tmp_path / "nowhere" / "audit.jsonl", 500, told.append)
+    told: list[AuditEvent] = []
+    audit = AuditLog(tmp_path / "nowhere" / "audit.jsonl", 500, told.append)
     audit.record(event(0))
     assert audit.lost == 1
     assert "No such file" in audit.trouble

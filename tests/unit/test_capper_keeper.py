@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from support.capper_bench import Bench, W
-from wattspan.capper.bounds import Rules
-from wattspan.capper.protocol import Refusal
-from wattspan.capper.wishes import Imposed, Peer
+from wattspan.capper.limits import OperatorLimits
+from wattspan.capper.protocol import RefusalReason
+from wattspan.capper.resolver import ImposedLimits, PeerCredentials
 from wattspan.model import Knob, Trouble
 from wattspan.ports import CapsError
 
@@ -58,7 +58,7 @@ def test_a_cap_at_or_above_the_original_is_no_cap_and_writes_nothing(bench: Benc
 
 
 def test_the_way_down_takes_several_askings(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, rules=Rules(0.3, 0, 0.2))
+    bench = Bench(tmp_path, rules=OperatorLimits(0.3, 0, 0.2))
     for stands in (510, 370, 300, 300):
         bench.hold(300 * W)
         assert bench.board().stands == stands * W
@@ -67,7 +67,7 @@ def test_the_way_down_takes_several_askings(tmp_path: Path) -> None:
 
 def test_one_job_at_a_time_holds_a_device(bench: Bench) -> None:
     bench.hold(500 * W)
-    assert refusal(bench, 550 * W, holder=2, job="other") == Refusal.HELD
+    assert refusal(bench, 550 * W, holder=2, job="other") == RefusalReason.HELD
     bench.keeper.gone(1)
     bench.hold(550 * W, holder=2, job="other")
     assert bench.stands[0] == 550 * W
@@ -75,17 +75,17 @@ def test_one_job_at_a_time_holds_a_device(bench: Bench) -> None:
 
 def test_a_hold_that_cannot_be_had_whole_is_not_had_at_all(bench: Bench) -> None:
     bench.board(1).locked = True
-    assert refusal(bench, 500 * W, 0, 1) == Refusal.LOCKED
+    assert refusal(bench, 500 * W, 0, 1) == RefusalReason.LOCKED
     assert bench.stands == [650 * W, 650 * W]
     assert bench.on_disk == {}
 
 
 @pytest.mark.parametrize(
     ("fault", "word"),
-    [(Trouble.RETRY, Refusal.LOST), (Trouble.DENIED, Refusal.NO_PERMISSION)],
+    [(Trouble.RETRY, RefusalReason.LOST), (Trouble.DENIED, RefusalReason.NO_PERMISSION)],
 )
 def test_a_device_that_fails_is_refused_in_its_own_words(
-    bench: Bench, fault: Trouble, word: Refusal
+    bench: Bench, fault: Trouble, word: RefusalReason
 ) -> None:
     bench.board().fault = fault
     assert refusal(bench, 500 * W) == word
@@ -97,18 +97,18 @@ def test_a_device_that_refuses_is_not_asked_again_at_once(bench: Bench) -> None:
     seen: list[int | None] = []
     bench.actuator.watch = lambda key, value: seen.append(value)
     for _ in range(20):
-        assert refusal(bench, 500 * W) == Refusal.LOCKED
+        assert refusal(bench, 500 * W) == RefusalReason.LOCKED
     assert len(seen) == 1
     bench.clock.advance(60)
     assert bench.keeper.rows()[0].usable is True  # as far as is known, so that it is tried again
-    assert refusal(bench, 500 * W) == Refusal.LOCKED
+    assert refusal(bench, 500 * W) == RefusalReason.LOCKED
     assert len(seen) == 2
     assert bench.deeds().count("fail") == 1
 
 
 def test_a_device_that_keeps_its_old_value_is_not_honouring_it(bench: Bench) -> None:
     bench.board().inert = True
-    assert refusal(bench, 500 * W) == Refusal.NOT_HONOURED
+    assert refusal(bench, 500 * W) == RefusalReason.NOT_HONOURED
     assert bench.on_disk == {}
 
 
@@ -131,28 +131,28 @@ def test_a_device_that_rounds_down_is_given_back(bench: Bench) -> None:
 
 
 def test_unknown_devices_and_senseless_caps_are_refused(bench: Bench) -> None:
-    assert refusal(bench, 500 * W, 7) == Refusal.UNKNOWN_DEVICE
-    assert refusal(bench, 0) == Refusal.MALFORMED
+    assert refusal(bench, 500 * W, 7) == RefusalReason.UNKNOWN_DEVICE
+    assert refusal(bench, 0) == RefusalReason.MALFORMED
     assert bench.actuator.written == []
 
 
 def test_only_devices_that_are_named_may_be_tuned(tmp_path: Path) -> None:
     bench = Bench(tmp_path, tunable=("1",))
-    assert refusal(bench, 500 * W, 0) == Refusal.NOT_ALLOWED
+    assert refusal(bench, 500 * W, 0) == RefusalReason.NOT_ALLOWED
     bench.hold(500 * W, 1)
     assert bench.stands == [650 * W, 500 * W]
 
 
 def test_what_cannot_be_written_down_is_not_done(bench: Bench) -> None:
     bench.journal.full = True
-    assert refusal(bench, 500 * W) == Refusal.NO_JOURNAL
+    assert refusal(bench, 500 * W) == RefusalReason.NO_JOURNAL
     assert bench.actuator.written == []
 
 
 def test_on_a_full_disk_a_cap_is_still_given_back(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.journal.full = True
-    assert refusal(bench, 450 * W) == Refusal.NO_JOURNAL
+    assert refusal(bench, 450 * W) == RefusalReason.NO_JOURNAL
     assert bench.stands[0] == 650 * W
 
 
@@ -192,7 +192,7 @@ def test_after_a_crash_the_original_comes_back(bench: Bench) -> None:
 
 
 def test_after_a_crash_what_is_imposed_never_rises_in_between(bench: Bench) -> None:
-    imposed = Imposed(fixed={bench.key(): 500 * W})
+    imposed = ImposedLimits(fixed={bench.key(): 500 * W})
     bench.keeper.impose(imposed)
     bench.turn()
     bench.start()
@@ -225,7 +225,9 @@ def test_restoring_says_what_could_not_be_restored(bench: Bench) -> None:
 
 def test_the_record_says_who_wanted_what_and_why_it_ended(bench: Bench) -> None:
     def held() -> None:
-        bench.keeper.hold(1, "job", {bench.key(): 500 * W}, "3 % slower", peer=Peer(42, 1000))
+        bench.keeper.hold(
+            1, "job", {bench.key(): 500 * W}, "3 % slower", peer=PeerCredentials(42, 1000)
+        )
 
     held()
     bench.turn(10)
@@ -256,7 +258,7 @@ def test_a_foreign_value_is_adopted_and_its_knob_left_alone(bench: Bench) -> Non
     bench.turn(1)
     row = bench.keeper.rows()[0]
     assert (row.foreign, row.holder) == (True, "")
-    assert refusal(bench, 450 * W) == Refusal.FOREIGN
+    assert refusal(bench, 450 * W) == RefusalReason.FOREIGN
     assert bench.keeper.restore() == ()
     assert bench.stands[0] == 333 * W
 
@@ -266,7 +268,7 @@ def test_a_frozen_knob_is_frozen_for_the_next_capper_too(bench: Bench) -> None:
     bench.board().stands = 333 * W
     bench.turn(1)
     bench.crash()
-    assert refusal(bench, 300 * W) == Refusal.FOREIGN
+    assert refusal(bench, 300 * W) == RefusalReason.FOREIGN
     assert bench.stands[0] == 333 * W
 
 
@@ -281,7 +283,7 @@ def test_a_foreign_write_while_the_capper_was_dead_stands(bench: Bench) -> None:
 def test_a_foreign_write_in_the_middle_of_ours_stands(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.journal.meanwhile = lambda: setattr(bench.board(), "stands", 333 * W)
-    assert refusal(bench, 450 * W) == Refusal.FOREIGN
+    assert refusal(bench, 450 * W) == RefusalReason.FOREIGN
     assert bench.stands[0] == 333 * W
 
 
@@ -291,7 +293,7 @@ def test_an_original_that_somebody_put_back_must_stand_a_minute(bench: Bench) ->
     bench.turn(1)
     assert bench.keeper.rows()[0].foreign is True
     bench.turn(59)
-    assert refusal(bench, 500 * W) == Refusal.FOREIGN
+    assert refusal(bench, 500 * W) == RefusalReason.FOREIGN
     bench.turn(2)
     bench.hold(500 * W)
     assert bench.stands[0] == 500 * W
@@ -303,7 +305,7 @@ def test_a_value_of_somebody_else_is_theirs_however_long_it_stands(bench: Bench)
     for _ in range(10):
         bench.turn(3600)
         assert bench.keeper.rows()[0].foreign is True
-    assert refusal(bench, 300 * W) == Refusal.FOREIGN
+    assert refusal(bench, 300 * W) == RefusalReason.FOREIGN
 
 
 def test_each_time_somebody_interferes_calm_must_last_longer(bench: Bench) -> None:
@@ -344,9 +346,9 @@ def test_the_least_of_tuner_operator_and_budget_stands(bench: Bench) -> None:
     key = bench.key()
     bench.hold(550 * W)
     for imposed, stands, holder in (
-        (Imposed(fixed={key: 500 * W}), 500, "job"),
-        (Imposed(shares={key: 480 * W}, limit=2000 * W), 480, "job"),
-        (Imposed(fixed={key: 600 * W}), 550, "job"),
+        (ImposedLimits(fixed={key: 500 * W}), 500, "job"),
+        (ImposedLimits(shares={key: 480 * W}, limit=2000 * W), 480, "job"),
+        (ImposedLimits(fixed={key: 600 * W}), 550, "job"),
     ):
         bench.keeper.impose(imposed)
         bench.turn()
@@ -355,7 +357,7 @@ def test_the_least_of_tuner_operator_and_budget_stands(bench: Bench) -> None:
 
 
 def test_what_is_imposed_outlives_every_lease(bench: Bench) -> None:
-    bench.keeper.impose(Imposed(fixed={bench.key(): 500 * W}))
+    bench.keeper.impose(ImposedLimits(fixed={bench.key(): 500 * W}))
     bench.hold(450 * W)
     bench.turn(11)
     assert bench.stands[0] == 500 * W
@@ -364,11 +366,11 @@ def test_what_is_imposed_outlives_every_lease(bench: Bench) -> None:
 
 def test_nothing_rises_before_what_it_rises_by_was_given_up(bench: Bench) -> None:
     one, two = bench.key(0), bench.key(1)
-    bench.keeper.impose(Imposed(shares={one: 600 * W, two: 300 * W}, limit=900 * W))
+    bench.keeper.impose(ImposedLimits(shares={one: 600 * W, two: 300 * W}, limit=900 * W))
     bench.turn()
     assert bench.stands == [600 * W, 300 * W]
     bench.board(0).fault = Trouble.RETRY
-    bench.keeper.impose(Imposed(shares={one: 300 * W, two: 600 * W}, limit=900 * W))
+    bench.keeper.impose(ImposedLimits(shares={one: 300 * W, two: 600 * W}, limit=900 * W))
     bench.turn()
     assert bench.stands == [600 * W, 300 * W]
     bench.board(0).fault = None
@@ -378,10 +380,10 @@ def test_nothing_rises_before_what_it_rises_by_was_given_up(bench: Bench) -> Non
 
 def test_a_device_that_does_not_obey_has_given_up_nothing(bench: Bench) -> None:
     one, two = bench.key(0), bench.key(1)
-    bench.keeper.impose(Imposed(shares={one: 600 * W, two: 300 * W}, limit=900 * W))
+    bench.keeper.impose(ImposedLimits(shares={one: 600 * W, two: 300 * W}, limit=900 * W))
     bench.turn()
     bench.board(0).obeys = 600 * W
-    bench.keeper.impose(Imposed(shares={one: 300 * W, two: 600 * W}, limit=900 * W))
+    bench.keeper.impose(ImposedLimits(shares={one: 300 * W, two: 600 * W}, limit=900 * W))
     bench.turn()
     assert bench.stands == [300 * W, 300 * W]
     bench.board(0).obeys = None
@@ -403,7 +405,7 @@ def test_a_cap_that_is_shown_and_not_obeyed_is_taken_back(bench: Bench) -> None:
 
 
 def test_restoring_lets_go_of_what_is_imposed_as_well(bench: Bench) -> None:
-    bench.keeper.impose(Imposed(fixed={bench.key(): 500 * W}))
+    bench.keeper.impose(ImposedLimits(fixed={bench.key(): 500 * W}))
     bench.turn()
     assert bench.keeper.restore() == ()
     bench.turn(1)
@@ -412,21 +414,21 @@ def test_restoring_lets_go_of_what_is_imposed_as_well(bench: Bench) -> None:
 
 def test_after_restoring_on_request_nothing_is_set_any_more(bench: Bench) -> None:
     bench.keeper.restore()
-    assert refusal(bench, 500 * W) == Refusal.NOT_ALLOWED
+    assert refusal(bench, 500 * W) == RefusalReason.NOT_ALLOWED
     bench.keeper.hold(1, "job", {}, "nothing is always had")
     assert bench.actuator.written == []
 
 
 def test_only_knobs_that_are_named_may_be_tuned(tmp_path: Path) -> None:
     bench = Bench(tmp_path, knobs=(Knob.CPU_POWER,))
-    assert refusal(bench, 500 * W) == Refusal.NOT_ALLOWED
+    assert refusal(bench, 500 * W) == RefusalReason.NOT_ALLOWED
 
 
 # --------------------------------------------------------------------------------------- clocks
 
 
 def test_a_locked_clock_is_reset_for_it_has_no_original(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, knob=Knob.GPU_CLOCK, rules=Rules(0.3, 0, 1.0))
+    bench = Bench(tmp_path, knob=Knob.GPU_CLOCK, rules=OperatorLimits(0.3, 0, 1.0))
     board = bench.board()
     board.minimum, board.default, board.maximum, board.stands = 210, 1980, 1980, 1980
     bench.start()

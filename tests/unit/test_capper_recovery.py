@@ -8,17 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 from support.capper_bench import BOOT, Bench, W, entry
-from wattspan.capper.audit import Audit, Deed, Event
-from wattspan.capper.journal import Entry, Journal, Source
-from wattspan.capper.protocol import Refusal
-from wattspan.capper.recovery import claims_in
+from wattspan.capper.audit import AuditAction, AuditEvent, AuditLog
+from wattspan.capper.journal import EntrySource, Journal, JournalEntry
+from wattspan.capper.journal_recovery import audited_writes
+from wattspan.capper.protocol import RefusalReason
 from wattspan.model import CapKey, Knob, Trouble
 from wattspan.ports import CapsError
 
 EARLIER = "00000000-1111-4000-8000-000000000000"
 
 
-def left(folder: Path, *entries: Entry, boot: str = BOOT, boards: int = 1) -> Bench:
+def left(folder: Path, *entries: JournalEntry, boot: str = BOOT, boards: int = 1) -> Bench:
     """A capper that has just been started where another one left ``entries``."""
     Journal(folder, boot).save({one.key: one for one in entries})
     return Bench(folder, boards=boards)
@@ -51,7 +51,7 @@ def test_an_earlier_boot_is_void_where_the_device_shows_anything_else(
     bench.turn()
     assert (bench.stands, bench.actuator.written) == ([stands], [])
     assert [(event.deed, event.old, event.new) for event in bench.events] == [
-        (Deed.VOID, 500 * W, stands)
+        (AuditAction.VOID, 500 * W, stands)
     ]
     assert list(tmp_path.iterdir()) == []
 
@@ -108,7 +108,7 @@ def test_an_implausible_original_is_not_written(tmp_path: Path, original: int) -
     bench = left(tmp_path, entry(original=original))
     bench.board().stands = 500 * W
     (trouble,) = bench.keeper.restore()
-    assert trouble.refusal == Refusal.UNRECOVERED
+    assert trouble.refusal == RefusalReason.UNRECOVERED
     assert "gpu0" in str(trouble)
     assert (bench.stands, bench.actuator.written) == ([500 * W], [])
 
@@ -133,7 +133,7 @@ def test_devices_of_a_lost_journal_are_named_and_not_written(tmp_path: Path) -> 
     assert "GPU1" not in bench.writer.unrecovered
     with pytest.raises(CapsError, match="its original is unknown") as refused:
         bench.hold(500 * W, 0)
-    assert refused.value.refusal == Refusal.UNRECOVERED
+    assert refused.value.refusal == RefusalReason.UNRECOVERED
     bench.hold(500 * W, 1)
     assert bench.stands == [650 * W, 500 * W]
     rows = {row.state.key.device: row for row in bench.keeper.rows()}
@@ -167,7 +167,7 @@ def test_a_limit_that_is_set_by_hand_ends_the_loss(tmp_path: Path) -> None:
     bench.board().stands = 600 * W
     bench.turn(1)
     assert "GPU0" not in bench.writer.unrecovered
-    assert Deed.VOID in [event.deed for event in bench.events]
+    assert AuditAction.VOID in [event.deed for event in bench.events]
     bench.hold(500 * W, 0)
     assert bench.on_disk["gpu0"]["original"] == 600 * W
 
@@ -179,11 +179,11 @@ def test_devices_that_cannot_be_listed_are_lost_as_one(tmp_path: Path) -> None:
     bench.turn()
     with pytest.raises(CapsError) as refused:
         bench.writer.look(CapKey(Knob.CPU_POWER, "rapl:package-0"), wanted=True)
-    assert refused.value.refusal == Refusal.UNRECOVERED
+    assert refused.value.refusal == RefusalReason.UNRECOVERED
 
 
 def test_a_lost_device_that_does_not_answer_is_named_until_it_does(tmp_path: Path) -> None:
-    lost = Entry(knob=Knob.GPU_POWER, device="gpu0", name="GPU0", source=Source.LOST)
+    lost = JournalEntry(knob=Knob.GPU_POWER, device="gpu0", name="GPU0", source=EntrySource.LOST)
     bench = left(tmp_path, lost)
     bench.board().fault = Trouble.RETRY
     assert [str(one) for one in bench.keeper.restore()] == ["gpu0 does not answer."]
@@ -196,20 +196,20 @@ def test_a_lost_device_that_does_not_answer_is_named_until_it_does(tmp_path: Pat
 
 
 def test_a_salvaged_entry_is_lost_where_the_device_shows_another_limit(tmp_path: Path) -> None:
-    bench = left(tmp_path, entry(source=Source.SALVAGED))
+    bench = left(tmp_path, entry(source=EntrySource.SALVAGED))
     bench.board().stands = 333 * W
     (trouble,) = bench.keeper.restore()
-    assert trouble.refusal == Refusal.UNRECOVERED
+    assert trouble.refusal == RefusalReason.UNRECOVERED
     assert bench.stands == [333 * W]
 
 
 # ------------------------------------------------------------------------------------- audit log
 
 
-def held(folder: Path) -> tuple[Bench, list[Event], list[bytes]]:
+def held(folder: Path) -> tuple[Bench, list[AuditEvent], list[bytes]]:
     """A capper that holds one limit; its audit rows, and their lines."""
     bench = Bench(folder, boards=1)
-    audit = Audit(folder / "audit.jsonl", 1 << 20)
+    audit = AuditLog(folder / "audit.jsonl", 1 << 20)
     bench.hold(550 * W)
     bench.hold(500 * W)
     for event in bench.events:
@@ -223,7 +223,7 @@ def test_the_audit_log_replaces_a_lost_journal(tmp_path: Path) -> None:
         path.write_bytes(b"")
     journal = Journal(tmp_path, BOOT, tmp_path / "audit.jsonl")
     found = journal.entries[bench.key()]
-    assert (found.original, found.value, found.source) == (650 * W, 500 * W, Source.SALVAGED)
+    assert (found.original, found.value, found.source) == (650 * W, 500 * W, EntrySource.SALVAGED)
 
 
 def test_a_crash_between_the_removals_of_the_copies_is_no_damage(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_crash_between_the_removals_of_the_copies_is_no_damage(tmp_path: Path)
     second = tmp_path / f"journal-{BOOT}.b.jsonl"
     before = second.read_bytes()
     bench.keeper.release(1)
-    audit = Audit(tmp_path / "audit.jsonl", 1 << 20)
+    audit = AuditLog(tmp_path / "audit.jsonl", 1 << 20)
     for event in events[len(lines) :]:
         audit.record(event)
     second.write_bytes(before)
@@ -241,17 +241,17 @@ def test_a_crash_between_the_removals_of_the_copies_is_no_damage(tmp_path: Path)
 
 def test_audit_rows_tell_the_original_and_our_value(tmp_path: Path) -> None:
     bench, events, lines = held(tmp_path)
-    claim = claims_in(lines, BOOT)[bench.key()]
+    claim = audited_writes(lines, BOOT)[bench.key()]
     assert claim is not None
     assert (claim.original, claim.value) == (650 * W, 500 * W)
-    assert claims_in(lines, EARLIER) == {}
+    assert audited_writes(lines, EARLIER) == {}
     bench.keeper.release(1)
     bench.turn(1)
     rest = [replace(event) for event in events[len(lines) :]]
-    audit = Audit(tmp_path / "audit.jsonl", 1 << 20)
+    audit = AuditLog(tmp_path / "audit.jsonl", 1 << 20)
     for event in rest:
         audit.record(event)
-    assert claims_in((tmp_path / "audit.jsonl").read_bytes().splitlines(), BOOT) == {
+    assert audited_writes((tmp_path / "audit.jsonl").read_bytes().splitlines(), BOOT) == {
         bench.key(): None
     }
 
@@ -260,6 +260,6 @@ def test_a_damaged_audit_row_hides_every_row_before_it(tmp_path: Path) -> None:
     bench, _, lines = held(tmp_path)
     damaged_row = lines[-1].replace(b"650000", b"650001")
     assert damaged_row != lines[-1]
-    assert claims_in([*lines, damaged_row], BOOT) == {}
-    assert claims_in([*lines, b"{\n"], BOOT) == {}
-    assert claims_in([damaged_row, lines[-1]], BOOT).keys() == {bench.key()}
+    assert audited_writes([*lines, damaged_row], BOOT) == {}
+    assert audited_writes([*lines, b"{\n"], BOOT) == {}
+    assert audited_writes([damaged_row, lines[-1]], BOOT).keys() == {bench.key()}

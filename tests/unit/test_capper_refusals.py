@@ -10,16 +10,16 @@ import pytest
 
 from support.capper_bench import BOOT, Bench, W
 from wattspan.capper import protocol
-from wattspan.capper.audit import PART, Audit, Deed, Event
-from wattspan.capper.ceilings import Ceilings
-from wattspan.capper.protocol import LONGEST_NAME, Refused
-from wattspan.capper.refusals import LISTED, PERIOD
-from wattspan.capper.requests import Desk
-from wattspan.capper.wishes import Peer
+from wattspan.capper.access import PERIOD, ROWS_PER_PERIOD
+from wattspan.capper.audit import REFUSAL_DIVISOR, AuditAction, AuditEvent, AuditLog
+from wattspan.capper.ceilings import PowerCeilings
+from wattspan.capper.protocol import MAX_NAME_LENGTH, RefusedReply
+from wattspan.capper.requests import RequestHandler
+from wattspan.capper.resolver import PeerCredentials
 from wattspan.config import Caps
 from wattspan.model import SECOND, Knob
 
-ONE, OTHER = Peer(71, 1001), Peer(72, 1002)
+ONE, OTHER = PeerCredentials(71, 1001), PeerCredentials(72, 1002)
 SIZE = 64 * 1024
 
 
@@ -28,38 +28,40 @@ class Asked:
 
     def __init__(self, folder: Path) -> None:
         self.bench = Bench(folder)
-        self.audit = Audit(folder / "audit.jsonl", SIZE)
+        self.audit = AuditLog(folder / "audit.jsonl", SIZE)
         clock, settings = self.bench.clock, Caps()
-        ceilings = Ceilings(settings, folder / "ceilings.json", BOOT, clock)
+        ceilings = PowerCeilings(settings, folder / "ceilings.json", BOOT, clock)
         self.bench.writer._record = self.audit.record
-        self.desk = Desk(
+        self.desk = RequestHandler(
             self.bench.keeper, self.bench.writer, ceilings, settings, clock, self.audit.record
         )
         self.holder = 0
 
-    def refused(self, times: int, peer: Peer = ONE, device: str = "x" * LONGEST_NAME) -> None:
+    def refused(
+        self, times: int, peer: PeerCredentials = ONE, device: str = "x" * MAX_NAME_LENGTH
+    ) -> None:
         """As often, each time of another connection: by that alone each is news."""
         for _ in range(times):
             self.hold(device, peer, refused=True)
             self.desk.gone(self.holder)
 
-    def hold(self, device: str, peer: Peer = ONE, *, refused: bool = False) -> None:
+    def hold(self, device: str, peer: PeerCredentials = ONE, *, refused: bool = False) -> None:
         self.holder += 1
-        self.desk.answer(self.holder, peer, protocol.Hello("test"))
-        wishes = [protocol.Wish(Knob.GPU_POWER, device, 500 * W)]
-        answer = self.desk.answer(self.holder, peer, protocol.Hold("job", wishes, "why"))
-        assert isinstance(answer, Refused) == refused
+        self.desk.answer(self.holder, peer, protocol.HelloRequest("test"))
+        wishes = [protocol.RequestedCap(Knob.GPU_POWER, device, 500 * W)]
+        answer = self.desk.answer(self.holder, peer, protocol.HoldRequest("job", wishes, "why"))
+        assert isinstance(answer, RefusedReply) == refused
 
     def minute(self) -> None:
         self.bench.clock.advance(PERIOD / SECOND)
         self.desk.turn()
 
-    def rows(self, deed: Deed = Deed.REFUSE) -> list[Event]:
+    def rows(self, deed: AuditAction = AuditAction.REFUSE) -> list[AuditEvent]:
         found = []
         for path in (Path(f"{self.audit.path}.1"), self.audit.path):
             if path.exists():
                 found += [json.loads(line) for line in path.read_text().splitlines()]
-        return [Event(**row) for row in found if row["deed"] == deed]
+        return [AuditEvent(**row) for row in found if row["deed"] == deed]
 
 
 @pytest.fixture
@@ -69,63 +71,69 @@ def asked(tmp_path: Path) -> Asked:
 
 def test_of_one_user_so_many_are_listed_however_many_connections_he_opens(asked: Asked) -> None:
     asked.refused(100)
-    assert len(asked.rows()) == LISTED
+    assert len(asked.rows()) == ROWS_PER_PERIOD
     asked.minute()
-    rest = asked.rows()[LISTED:]
+    rest = asked.rows()[ROWS_PER_PERIOD:]
     assert [(row.uid, row.why) for row in rest] == [
-        (ONE.uid, f"{100 - LISTED} more requests of this user were refused; they have no rows.")
+        (
+            ONE.uid,
+            f"{100 - ROWS_PER_PERIOD} more requests of this user were refused; they have no rows.",
+        )
     ]
 
 
 def test_another_users_refusals_are_listed_all_the_same(asked: Asked) -> None:
     asked.refused(100)
     asked.refused(1, OTHER)
-    assert [row.uid for row in asked.rows()] == [*[ONE.uid] * LISTED, OTHER.uid]
+    assert [row.uid for row in asked.rows()] == [*[ONE.uid] * ROWS_PER_PERIOD, OTHER.uid]
 
 
 def test_a_minute_later_refusals_are_listed_again_after_what_there_was_more(asked: Asked) -> None:
-    asked.refused(LISTED + 1)
+    asked.refused(ROWS_PER_PERIOD + 1)
     asked.bench.clock.advance(PERIOD / SECOND)
     asked.refused(1)
-    assert [row.why.startswith("1 more request") for row in asked.rows()[LISTED:]] == [True, False]
+    assert [row.why.startswith("1 more request") for row in asked.rows()[ROWS_PER_PERIOD:]] == [
+        True,
+        False,
+    ]
 
 
 def test_as_many_as_are_listed_have_no_rest_to_tell_of(asked: Asked) -> None:
-    asked.refused(LISTED)
+    asked.refused(ROWS_PER_PERIOD)
     asked.minute()
     asked.minute()
-    assert len(asked.rows()) == LISTED
+    assert len(asked.rows()) == ROWS_PER_PERIOD
 
 
 def test_what_is_not_told_yet_is_told_at_the_end(asked: Asked) -> None:
-    asked.refused(LISTED + 3)
+    asked.refused(ROWS_PER_PERIOD + 3)
     asked.desk.close()
     assert asked.rows()[-1].why.startswith("3 more")
 
 
 def test_a_users_hours_of_refusals_leave_every_other_row_on_record(asked: Asked) -> None:
-    asked.audit.record(Event(at=0, deed=Deed.START))
+    asked.audit.record(AuditEvent(at=0, deed=AuditAction.START))
     asked.hold("gpu0", OTHER)
     for _ in range(60):
-        asked.refused(30, device='\x00"' * (LONGEST_NAME // 2))
+        asked.refused(30, device='\x00"' * (MAX_NAME_LENGTH // 2))
         asked.minute()
-    assert len(asked.rows(Deed.START)) == 1
-    assert len(asked.rows(Deed.WRITE)) == 1
+    assert len(asked.rows(AuditAction.START)) == 1
+    assert len(asked.rows(AuditAction.WRITE)) == 1
     assert not Path(f"{asked.audit.path}.1").exists()
     told = asked.audit.path.stat().st_size
-    assert SIZE // PART - 6000 < told < SIZE // PART + 1000
+    assert SIZE // REFUSAL_DIVISOR - 6000 < told < SIZE // REFUSAL_DIVISOR + 1000
 
 
 # -------------------------------------------------------------------------- their part of the file
 
 
-def refusal(number: int) -> Event:
-    return Event(at=number, deed=Deed.REFUSE, why="w" * 100)
+def refusal(number: int) -> AuditEvent:
+    return AuditEvent(at=number, deed=AuditAction.REFUSE, why="w" * 100)
 
 
-def write(number: int) -> Event:
+def write(number: int) -> AuditEvent:
     # What its text says does not make it a refusal.
-    return Event(at=number, deed=Deed.WRITE, device='"deed":"refuse"', why="w" * 100)
+    return AuditEvent(at=number, deed=AuditAction.WRITE, device='"deed":"refuse"', why="w" * 100)
 
 
 def rows(path: Path) -> list[dict[str, object]]:
@@ -140,8 +148,8 @@ def size_of_refusals(path: Path) -> int:
 def test_refusals_take_their_part_of_the_record_and_one_row_tells_of_the_rest(
     tmp_path: Path,
 ) -> None:
-    path, told = tmp_path / "audit.jsonl", list[Event]()
-    audit = Audit(path, 8000, told.append)
+    path, told = tmp_path / "audit.jsonl", list[AuditEvent]()
+    audit = AuditLog(path, 8000, told.append)
     for number in range(500):
         audit.record(refusal(number))
     assert 2000 - 200 < size_of_refusals(path) <= 2000
@@ -159,10 +167,10 @@ def test_refusals_take_their_part_of_the_record_and_one_row_tells_of_the_rest(
 
 
 def test_the_end_tells_of_refusals_that_had_no_room(tmp_path: Path) -> None:
-    audit = Audit(tmp_path / "audit.jsonl", 800)
+    audit = AuditLog(tmp_path / "audit.jsonl", 800)
     for number in range(3):
         audit.record(refusal(number))
-    audit.record(Event(at=3, deed=Deed.END))
+    audit.record(AuditEvent(at=3, deed=AuditAction.END))
     deeds = [(row["deed"], str(row.get("why"))[:2]) for row in rows(audit.path)]
     assert deeds == [("refuse", "ww"), ("refuse", "2 "), ("end", "No")]
 
@@ -170,7 +178,7 @@ def test_the_end_tells_of_refusals_that_had_no_room(tmp_path: Path) -> None:
 def test_who_starts_anew_knows_how_much_of_the_record_is_refusals(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     for number in range(100):
-        audit = Audit(path, 8000)
+        audit = AuditLog(path, 8000)
         audit.record(write(number)) if number < 10 else audit.record(refusal(number))
     assert 2000 - 200 < size_of_refusals(path) <= 2000
     assert len(rows(path)) > 10
@@ -180,7 +188,7 @@ def test_who_starts_anew_knows_how_much_of_the_record_is_refusals(tmp_path: Path
 def test_a_record_that_somebody_removed_or_emptied_has_room_again(
     tmp_path: Path, gone: Callable[[Path], object]
 ) -> None:
-    audit = Audit(tmp_path / "audit.jsonl", 8000)
+    audit = AuditLog(tmp_path / "audit.jsonl", 8000)
     for number in range(100):
         audit.record(refusal(number))
     gone(audit.path)

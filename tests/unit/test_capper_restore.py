@@ -14,9 +14,9 @@ import pytest
 
 from support.capper_bench import BOOT, Bench, W
 from wattspan.capper.journal import JournalError
-from wattspan.capper.place import Lock, Place
-from wattspan.capper.protocol import Refusal, Refused
-from wattspan.capper.restore import Here, accept, restore
+from wattspan.capper.paths import CapperHost, CapperLock
+from wattspan.capper.protocol import RefusalReason, RefusedReply
+from wattspan.capper.restore import RestoreContext, accept_foreign_limits, restore_limits
 from wattspan.config import Config
 from wattspan.ports import CapsError
 from wattspan.testing import ManualClock
@@ -38,13 +38,13 @@ def left(tmp_path: Path) -> Bench:
 
 
 @contextmanager
-def refusing(path: Path, reason: Refusal) -> Iterator[None]:
+def refusing(path: Path, reason: RefusalReason) -> Iterator[None]:
     """Somebody on the socket who refuses the next that connects, and is gone."""
 
     def refuse() -> None:
         connection, _ = listener.accept()
         with connection:
-            refused = Refused(reason=reason, sentence="The capper cannot start.")
+            refused = RefusedReply(reason=reason, sentence="The capper cannot start.")
             connection.sendall(msgspec.json.encode(refused) + b"\n")
             connection.recv(1)  # until it has been read
 
@@ -57,9 +57,9 @@ def refusing(path: Path, reason: Refusal) -> Iterator[None]:
         thread.join()
 
 
-def here(left: Bench, path: Path, clock: ManualClock | None = None) -> Here:
-    return Here(
-        lambda: Place(left.folder, BOOT),
+def here(left: Bench, path: Path, clock: ManualClock | None = None) -> RestoreContext:
+    return RestoreContext(
+        lambda: CapperHost(left.folder, BOOT),
         path,
         Config(),
         lambda: [left.actuator],
@@ -71,15 +71,15 @@ def here(left: Bench, path: Path, clock: ManualClock | None = None) -> Here:
 def test_a_capper_that_comes_up_only_to_end_is_none_and_the_journal_is_gone_by(
     left: Bench, path: Path
 ) -> None:
-    with refusing(path, Refusal.ENDING):
-        done = restore(here(left, path))
+    with refusing(path, RefusalReason.ENDING):
+        done = restore_limits(here(left, path))
     assert (done.by, done.restored, done.troubles) == ("journal", 1, ())
     assert left.stands == [650 * W, 650 * W]
 
 
 def test_a_capper_that_refuses_is_obeyed(left: Bench, path: Path) -> None:
-    with refusing(path, Refusal.NOT_ALLOWED), pytest.raises(CapsError, match="cannot start"):
-        restore(here(left, path))
+    with refusing(path, RefusalReason.NOT_ALLOWED), pytest.raises(CapsError, match="cannot start"):
+        restore_limits(here(left, path))
     assert left.stands == [500 * W, 650 * W]
 
 
@@ -88,25 +88,25 @@ def test_what_is_somebody_elses_is_accepted_where_a_capper_comes_up_only_to_end(
 ) -> None:
     left.board().stands = 600 * W
     left.turn()
-    with refusing(path, Refusal.ENDING):
-        assert accept(here(left, path)) == 1
+    with refusing(path, RefusalReason.ENDING):
+        assert accept_foreign_limits(here(left, path)) == 1
 
 
 def test_whoever_ends_has_the_lock_until_it_has_ended(left: Bench, path: Path) -> None:
-    ending = Lock(Place(left.folder, BOOT))
+    ending = CapperLock(CapperHost(left.folder, BOOT))
     clock = ManualClock()
     clock.on_sleep = lambda now: ending.release()
-    with refusing(path, Refusal.ENDING):
-        done = restore(here(left, path, clock))
+    with refusing(path, RefusalReason.ENDING):
+        done = restore_limits(here(left, path, clock))
     assert (done.by, done.restored) == ("journal", 1)
 
 
 def test_whoever_does_not_end_is_named(left: Bench, path: Path) -> None:
-    hanging = Lock(Place(left.folder, BOOT))
+    hanging = CapperLock(CapperHost(left.folder, BOOT))
     with (
-        refusing(path, Refusal.ENDING),
+        refusing(path, RefusalReason.ENDING),
         pytest.raises(JournalError, match="is the capper of this host"),
     ):
-        restore(here(left, path))
+        restore_limits(here(left, path))
     hanging.release()
     assert left.stands == [500 * W, 650 * W]

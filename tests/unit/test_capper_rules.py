@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from support.capper_bench import W, entry
-from wattspan.capper.bounds import Bounds, Rules, bounds, stepped
-from wattspan.capper.judgement import Standing, judge
-from wattspan.capper.leases import Grant, Leases
+from wattspan.capper.devices import SettingOwner, setting_owner
+from wattspan.capper.leases import CapGrant, LeaseRegistry
+from wattspan.capper.limits import CapBounds, OperatorLimits, cap_bounds, limit_step
 from wattspan.model import SECOND, CapKey, Instant, Knob, KnobState
 
 KEY = CapKey(Knob.GPU_POWER, "gpu0")
@@ -19,48 +19,50 @@ CLOCK = KnobState(CapKey(Knob.GPU_CLOCK, "gpu0"), "GPU 0", 210, 1980, 1980)
 
 
 def test_a_tuner_stays_above_the_operators_floor_and_below_the_original() -> None:
-    allowed = bounds(BOARD, 650 * W, Rules(floor=0.6), tuned=True)
-    assert allowed == Bounds(420 * W, 650 * W)
+    allowed = cap_bounds(BOARD, 650 * W, OperatorLimits(floor=0.6), tuned=True)
+    assert allowed == CapBounds(420 * W, 650 * W)
     assert [allowed.clamp(v * W) for v in (100, 500, 900)] == [420 * W, 500 * W, 650 * W]
 
 
 def test_an_operator_may_go_down_to_what_the_hardware_takes() -> None:
-    assert bounds(BOARD, 650 * W, Rules(floor=0.6), tuned=False) == Bounds(200 * W, 650 * W)
+    assert cap_bounds(BOARD, 650 * W, OperatorLimits(floor=0.6), tuned=False) == CapBounds(
+        200 * W, 650 * W
+    )
 
 
 def test_no_cap_of_any_sort_goes_below_the_floor_in_watts() -> None:
-    rules = Rules(floor=0.1, floor_watts=300)
+    rules = OperatorLimits(floor=0.1, floor_watts=300)
     for tuned in (True, False):
-        assert bounds(BOARD, 650 * W, rules, tuned=tuned) == Bounds(300 * W, 650 * W)
+        assert cap_bounds(BOARD, 650 * W, rules, tuned=tuned) == CapBounds(300 * W, 650 * W)
 
 
 def test_an_original_below_the_floor_leaves_no_room_and_is_never_exceeded() -> None:
-    allowed = bounds(BOARD, 300 * W, Rules(floor=0.6), tuned=True)
-    assert allowed == Bounds(300 * W, 300 * W)
+    allowed = cap_bounds(BOARD, 300 * W, OperatorLimits(floor=0.6), tuned=True)
+    assert allowed == CapBounds(300 * W, 300 * W)
 
 
 def test_the_floor_is_rounded_up_to_what_can_be_written() -> None:
     odd = KnobState(KEY, "GPU 0", 0, 333_333, 400 * W)
-    allowed = bounds(odd, 400 * W, Rules(floor=0.1), tuned=True)
+    allowed = cap_bounds(odd, 400 * W, OperatorLimits(floor=0.1), tuned=True)
     assert allowed is not None
     assert allowed.lowest == 33_334
 
 
 def test_without_an_original_nothing_may_be_written() -> None:
     unknown = KnobState(KEY, "GPU 0", 200 * W, 700 * W)
-    assert bounds(unknown, None, Rules(), tuned=True) is None
+    assert cap_bounds(unknown, None, OperatorLimits(), tuned=True) is None
 
 
 def test_a_clock_may_go_up_to_its_highest_and_knows_no_watts() -> None:
-    rules = Rules(floor=0.5, floor_watts=300)
-    assert bounds(CLOCK, None, rules, tuned=True) == Bounds(990, 1980)
+    rules = OperatorLimits(floor=0.5, floor_watts=300)
+    assert cap_bounds(CLOCK, None, rules, tuned=True) == CapBounds(990, 1980)
 
 
 def test_the_way_down_is_cut_into_steps_and_the_way_up_is_not() -> None:
-    rules = Rules(largest_step=0.25)
-    assert stepped(BOARD, 700 * W, 300 * W, rules) == 525 * W
-    assert stepped(BOARD, 525 * W, 300 * W, rules) == 350 * W
-    assert stepped(BOARD, 300 * W, 650 * W, rules) == 650 * W
+    rules = OperatorLimits(largest_step=0.25)
+    assert limit_step(BOARD, 700 * W, 300 * W, rules) == 525 * W
+    assert limit_step(BOARD, 525 * W, 300 * W, rules) == 350 * W
+    assert limit_step(BOARD, 300 * W, 650 * W, rules) == 650 * W
 
 
 # ------------------------------------------------------------------------------- whose it is
@@ -69,28 +71,30 @@ def test_the_way_down_is_cut_into_steps_and_the_way_up_is_not() -> None:
 @pytest.mark.parametrize(
     ("fields", "stands", "whose"),
     [
-        ({}, 500 * W, Standing.OURS),
-        ({}, 650 * W, Standing.ORIGINAL),
-        ({}, 400 * W, Standing.FOREIGN),
-        ({}, 499_999, Standing.FOREIGN),  # once it was read back, it is exactly what it was
-        ({}, None, Standing.UNKNOWN),
-        ({"written": False}, 500 * W, Standing.OURS),
-        ({"written": False}, 499_875, Standing.OURS),  # the device rounds down to its unit
-        ({"written": False}, 500_125, Standing.FOREIGN),
-        ({"written": False}, 650 * W, Standing.ORIGINAL),  # the write never arrived
-        ({"written": False, "before": 550 * W}, 550 * W, Standing.OURS),
-        ({"before": None}, 550 * W, Standing.FOREIGN),
-        ({"original": 649_999}, 649_500, Standing.ORIGINAL),
+        ({}, 500 * W, SettingOwner.OURS),
+        ({}, 650 * W, SettingOwner.ORIGINAL),
+        ({}, 400 * W, SettingOwner.FOREIGN),
+        ({}, 499_999, SettingOwner.FOREIGN),  # once it was read back, it is exactly what it was
+        ({}, None, SettingOwner.UNKNOWN),
+        ({"written": False}, 500 * W, SettingOwner.OURS),
+        ({"written": False}, 499_875, SettingOwner.OURS),  # the device rounds down to its unit
+        ({"written": False}, 500_125, SettingOwner.FOREIGN),
+        ({"written": False}, 650 * W, SettingOwner.ORIGINAL),  # the write never arrived
+        ({"written": False, "before": 550 * W}, 550 * W, SettingOwner.OURS),
+        ({"before": None}, 550 * W, SettingOwner.FOREIGN),
+        ({"original": 649_999}, 649_500, SettingOwner.ORIGINAL),
     ],
 )
-def test_whose_a_setting_is(fields: dict[str, object], stands: int | None, whose: Standing) -> None:
+def test_whose_a_setting_is(
+    fields: dict[str, object], stands: int | None, whose: SettingOwner
+) -> None:
     state = KnobState(KEY, "GPU 0", requested=stands)
-    assert judge(entry(**fields), state) is whose
+    assert setting_owner(entry(**fields), state) is whose
 
 
 def test_a_clock_is_ours_as_far_as_anybody_can_tell() -> None:
     locked = entry(knob=Knob.GPU_CLOCK, original=None, value=1410)
-    assert judge(locked, CLOCK) is Standing.OURS
+    assert setting_owner(locked, CLOCK) is SettingOwner.OURS
 
 
 # --------------------------------------------------------------------------------------- leases
@@ -98,13 +102,13 @@ def test_a_clock_is_ours_as_far_as_anybody_can_tell() -> None:
 OTHER = CapKey(Knob.GPU_POWER, "gpu1")
 
 
-def grant(job: str, *keys: CapKey) -> Grant:
+def grant(job: str, *keys: CapKey) -> CapGrant:
     caps = dict.fromkeys(keys, 500 * W)
-    return Grant(job, "why", Instant(0, 0), caps, caps)
+    return CapGrant(job, "why", Instant(0, 0), caps, caps)
 
 
 def test_a_lease_lapses_as_a_whole_unless_it_is_renewed() -> None:
-    leases = Leases(10 * SECOND)
+    leases = LeaseRegistry(10 * SECOND)
     leases.grant(1, grant("a", KEY), length=0, now=0)
     leases.grant(1, grant("b", OTHER), length=0, now=4 * SECOND)
     leases.renew(1, 9 * SECOND)
@@ -114,7 +118,7 @@ def test_a_lease_lapses_as_a_whole_unless_it_is_renewed() -> None:
 
 
 def test_a_lapsed_lease_cannot_be_renewed() -> None:
-    leases = Leases(10 * SECOND)
+    leases = LeaseRegistry(10 * SECOND)
     leases.grant(1, grant("a", KEY), length=0, now=0)
     leases.lapse(10 * SECOND)
     leases.renew(1, 10 * SECOND)
@@ -122,7 +126,7 @@ def test_a_lapsed_lease_cannot_be_renewed() -> None:
 
 
 def test_a_lease_is_never_longer_than_the_configured_one() -> None:
-    leases = Leases(10 * SECOND)
+    leases = LeaseRegistry(10 * SECOND)
     leases.grant(1, grant("a", KEY), length=3600 * SECOND, now=0)
     assert leases.next_lapse == 10 * SECOND
     leases.grant(1, grant("a", KEY), length=2 * SECOND, now=0)
@@ -130,7 +134,7 @@ def test_a_lease_is_never_longer_than_the_configured_one() -> None:
 
 
 def test_one_job_is_released_and_the_other_holds_on() -> None:
-    leases = Leases(10 * SECOND)
+    leases = LeaseRegistry(10 * SECOND)
     leases.grant(1, grant("a", KEY), length=0, now=0)
     leases.grant(1, grant("b", OTHER), length=0, now=0)
     assert [gone.job for gone in leases.release(1, "a")] == ["a"]
@@ -139,7 +143,7 @@ def test_one_job_is_released_and_the_other_holds_on() -> None:
 
 
 def test_a_knob_that_is_lost_is_dropped_from_every_lease() -> None:
-    leases = Leases(10 * SECOND)
+    leases = LeaseRegistry(10 * SECOND)
     leases.grant(1, grant("a", KEY, OTHER), length=0, now=0)
     leases.drop([KEY])
     assert leases.held() == {OTHER}

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.capper.client import CapperClient
-from wattspan.capper.starting import SOCKET_UNIT, has_unit, start_command
+from wattspan.capper.client import SOCKET_UNIT, CapperClient, capper_start_command, has_capper_unit
 from wattspan.installation import shipped
 from wattspan.ports import CapsError
 from wattspan.testing import ManualClock
@@ -21,14 +20,14 @@ def with_unit(root: Path, place: str = "usr/lib/systemd/system") -> None:
 @pytest.mark.parametrize("place", ["etc", "run", "usr/lib", "usr/local/lib"])
 def test_where_systemd_has_the_unit_it_is_what_is_started(place: str, tmp_path: Path) -> None:
     (tmp_path / "run/systemd/system").mkdir(parents=True)
-    assert start_command(tmp_path) == "wattspan capper"
+    assert capper_start_command(tmp_path) == "wattspan capper"
     with_unit(tmp_path, f"{place}/systemd/system")
-    assert start_command(tmp_path) == "systemctl enable --now wattspan-capper.socket"
+    assert capper_start_command(tmp_path) == "systemctl enable --now wattspan-capper.socket"
 
 
 def test_a_unit_is_of_no_use_where_no_systemd_runs(tmp_path: Path) -> None:
     with_unit(tmp_path)
-    assert not has_unit(tmp_path)
+    assert not has_capper_unit(tmp_path)
 
 
 def test_the_unit_is_the_one_that_is_shipped() -> None:

@@ -7,10 +7,10 @@ import socket
 from pathlib import Path
 
 from support.capper_bench import W
-from wattspan.capper.journal import directory_in
-from wattspan.capper.peers import allowed_users, peer_of
-from wattspan.capper.place import socket_in
-from wattspan.capper.protocol import CeilingRow, Row, State
+from wattspan.capper.access import allowed_users, peer_credentials
+from wattspan.capper.journal import capper_directory
+from wattspan.capper.paths import capper_socket_path
+from wattspan.capper.protocol import CeilingRow, KnobRow, StateReply
 from wattspan.cli.caps import lines
 from wattspan.config import Agent
 from wattspan.model import SECOND, Knob
@@ -26,17 +26,17 @@ def test_root_and_its_own_user_may_always_speak() -> None:
 def test_the_kernel_says_who_speaks() -> None:
     one, other = socket.socketpair(socket.AF_UNIX)
     with one, other:
-        assert peer_of(one) == (os.getpid(), os.geteuid())
+        assert peer_credentials(one) == (os.getpid(), os.geteuid())
 
 
-def state(*rows: Row, ceiling: int | None = None) -> State:
-    return State(rows=list(rows), lease=10 * SECOND, ceiling=ceiling)
+def state(*rows: KnobRow, ceiling: int | None = None) -> StateReply:
+    return StateReply(rows=list(rows), lease=10 * SECOND, ceiling=ceiling)
 
 
 def test_a_person_is_shown_who_holds_what_how_long_and_why() -> None:
     clock = ManualClock()
     now = clock.monotonic()
-    row = Row(
+    row = KnobRow(
         knob=Knob.GPU_POWER,
         device="gpu:GPU-1",
         name="H100 0",
@@ -69,8 +69,8 @@ def test_a_person_is_shown_who_holds_what_how_long_and_why() -> None:
 
 def test_each_ceiling_is_shown_with_owner_limit_time_left_and_reason() -> None:
     clock = ManualClock()
-    told = State(
-        rows=[Row(knob=Knob.GPU_POWER, device="gpu:GPU-1", name="H100 0", requested=200 * W)],
+    told = StateReply(
+        rows=[KnobRow(knob=Knob.GPU_POWER, device="gpu:GPU-1", name="H100 0", requested=200 * W)],
         lease=10 * SECOND,
         ceiling=100 * W,
         short=320 * W,
@@ -92,7 +92,9 @@ def test_each_ceiling_is_shown_with_owner_limit_time_left_and_reason() -> None:
 
 
 def test_a_clock_is_shown_in_its_own_unit() -> None:
-    row = Row(knob=Knob.GPU_CLOCK, device="gpu:GPU-1", name="H100 0", maximum=1980, trouble="Odd.")
+    row = KnobRow(
+        knob=Knob.GPU_CLOCK, device="gpu:GPU-1", name="H100 0", maximum=1980, trouble="Odd."
+    )
     assert lines(state(row), ManualClock()) == [
         "H100 0 (gpu:GPU-1)",
         "    gpu_clock: unknown, at most 1980 MHz",
@@ -108,12 +110,14 @@ def test_the_systems_capper_has_directories_of_its_own() -> None:
     # Who owns a directory may rename what is in it, and the agent owns its own.
     agent = Agent()
     state, run = Path(agent.state_dir), Path(agent.run_dir)
-    assert directory_in(state, emulated=False) == Path("/var/lib/wattspan-capper")
-    assert socket_in(run) == Path("/run/wattspan-capper/capper.sock")
+    assert capper_directory(state, emulated=False) == Path("/var/lib/wattspan-capper")
+    assert capper_socket_path(run) == Path("/run/wattspan-capper/capper.sock")
 
 
 def test_any_other_agents_capper_is_in_its_directories(tmp_path: Path) -> None:
-    assert directory_in(tmp_path, emulated=False) == tmp_path / "capper"
-    assert socket_in(tmp_path) == tmp_path / "capper.sock"
-    assert directory_in(Path(Agent().state_dir), emulated=True).name == "capper-emulated"
-    assert socket_in(Path(Agent().run_dir), emulated=True) == Path("/run/wattspan/capper.sock")
+    assert capper_directory(tmp_path, emulated=False) == tmp_path / "capper"
+    assert capper_socket_path(tmp_path) == tmp_path / "capper.sock"
+    assert capper_directory(Path(Agent().state_dir), emulated=True).name == "capper-emulated"
+    assert capper_socket_path(Path(Agent().run_dir), emulated=True) == Path(
+        "/run/wattspan/capper.sock"
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.capper.ceiling_file import LARGEST, CeilingFile, FileCeiling
+from wattspan.capper.ceiling_file import MAX_FILE_BYTES, CeilingFile, CeilingValue
 from wattspan.testing import ManualClock
 
 
@@ -19,7 +19,7 @@ class Writer:
         self.clock = ManualClock()
         self.ceiling = CeilingFile(path, self.clock)
 
-    def write(self, text: str) -> FileCeiling | None:
+    def write(self, text: str) -> CeilingValue | None:
         fresh = self.path.with_name("fresh")
         fresh.write_text(text)
         wall = self.clock.now().wall
@@ -38,7 +38,7 @@ def writer(tmp_path: Path) -> Writer:
 
 
 def test_a_file_says_watts_and_why(writer: Writer) -> None:
-    assert writer.write('watts = 1200.5\nwhy = "grid event"\n') == FileCeiling(
+    assert writer.write('watts = 1200.5\nwhy = "grid event"\n') == CeilingValue(
         1_200_500, "grid event"
     )
     assert writer.ceiling.trouble == ""
@@ -119,7 +119,7 @@ def test_zero_lifts_the_ceiling(writer: Writer) -> None:
 def test_a_ceiling_from_before_a_restart_holds_until_the_file_says_otherwise(
     writer: Writer,
 ) -> None:
-    last = FileCeiling(900_000, "before")
+    last = CeilingValue(900_000, "before")
     writer.ceiling = CeilingFile(writer.path, writer.clock, last)
     assert writer.limit() == 900_000
     writer.write("watts = 1000\n")
@@ -142,7 +142,7 @@ def test_a_ceiling_from_before_a_restart_holds_until_the_file_says_otherwise(
         ('watts = 3\nttl = "soon"\n', "ttl: write a duration"),
         ("watts = 3\nwhy = 4\n", "why: write a text"),
         ("watts : 3\n", "line 1"),
-        ("#" * LARGEST + "\n", "larger than"),
+        ("#" * MAX_FILE_BYTES + "\n", "larger than"),
         ("watts = 3 # \x00\n", "line 1"),
     ],
 )

@@ -14,8 +14,8 @@ import pytest
 
 from support.fake_knobs import ENFORCED, KnobNvml
 from support.fake_nvml import FakeGpu
-from wattspan.capper.journal import Entry, Journal
-from wattspan.capper.protocol import Refusal, Refused, Row, State
+from wattspan.capper.journal import Journal, JournalEntry
+from wattspan.capper.protocol import KnobRow, RefusalReason, RefusedReply, StateReply
 from wattspan.cli.diagnosis import Finding, Mark
 from wattspan.cli.examine_sources import Nobody
 from wattspan.cli.examine_tuning import examine_tuning
@@ -63,7 +63,7 @@ class Host:
         found = examine_tuning(config, context, (board,), self.root).findings
         return {finding.what: finding for finding in found}
 
-    def journal(self, *entries: Entry, boot: str = BOOT) -> Path:
+    def journal(self, *entries: JournalEntry, boot: str = BOOT) -> Path:
         directory = self.folder / "state" / "capper"
         directory.mkdir(parents=True, exist_ok=True)
         journal = Journal(directory, boot)
@@ -77,7 +77,7 @@ def host(tmp_path: Path) -> Host:
 
 
 @contextmanager
-def answering(host: Host, answer: State | Refused) -> Iterator[None]:
+def answering(host: Host, answer: StateReply | RefusedReply) -> Iterator[None]:
     """A capper that says the same to everything."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(host.run_dir / "capper.sock"))
@@ -95,7 +95,7 @@ def answering(host: Host, answer: State | Refused) -> Iterator[None]:
         thread.join()
 
 
-def row(**changes: object) -> Row:
+def row(**changes: object) -> KnobRow:
     told: dict[str, object] = {
         "knob": Knob.GPU_POWER,
         "device": GPU,
@@ -103,11 +103,11 @@ def row(**changes: object) -> Row:
         "requested": 700 * W,
         "enforced": 700 * W,
     }
-    return Row(**(told | changes))  # type: ignore[arg-type]
+    return KnobRow(**(told | changes))  # type: ignore[arg-type]
 
 
-def state(*rows: Row) -> State:
-    return State(rows=list(rows), lease=10**10, pid=4711)
+def state(*rows: KnobRow) -> StateReply:
+    return StateReply(rows=list(rows), lease=10**10, pid=4711)
 
 
 # -------------------------------------------------------------------------------------- tuning
@@ -215,7 +215,7 @@ def test_a_limit_that_somebody_else_set_is_warned_of(host: Host) -> None:
 
 
 def test_a_user_who_may_not_ask_is_told_so(host: Host) -> None:
-    refused = Refused(reason=Refusal.NOT_ALLOWED, sentence="User 1000 may not ask.")
+    refused = RefusedReply(reason=RefusalReason.NOT_ALLOWED, sentence="User 1000 may not ask.")
     with answering(host, refused):
         finding = host.told()["capper"]
     assert finding.mark is Mark.WARN
@@ -314,7 +314,7 @@ def test_a_socket_that_was_left_behind_is_not_taken_for_a_capper(host: Host) -> 
 
 # --------------------------------------------------------------------------------- left behind
 
-ENTRY = Entry(
+ENTRY = JournalEntry(
     knob=Knob.GPU_POWER, device=GPU, name="GPU a", original=700 * W, value=560 * W, written=True
 )
 

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 import pytest
 
-from wattspan.access.crowd import (
-    Crowd,
+from wattspan.http.connection_limiter import (
+    ConnectionLimiter,
+    ConnectionState,
     FairQueue,
-    Shares,
-    State,
+    FairQuota,
     connection_owner,
     local_user,
 )
+from wattspan.http.limits import FairLock, ServerCapacity, ServerLimits
 from wattspan.model import SECOND
 from wattspan.testing import ManualClock
-from wattspan.web.limits import FairLock, Limits, Room
 
 
 @types.coroutine
@@ -35,7 +35,7 @@ GREEDY, HONEST = "greedy", "honest"
 class Caller:
     """A connection that is only counted."""
 
-    room: Room
+    room: ServerCapacity
     answering: bool = False
     closed: bool = False
 
@@ -44,7 +44,7 @@ class Caller:
         self.room.leave(self)
 
 
-def crowded(room: Room, many: int) -> list[Caller]:
+def crowded(room: ServerCapacity, many: int) -> list[Caller]:
     """``many`` connections of one peer, each in the middle of a request."""
     callers = [Caller(room) for _ in range(many)]
     for one in callers:
@@ -53,7 +53,7 @@ def crowded(room: Room, many: int) -> list[Caller]:
 
 
 def test_who_was_turned_away_and_is_still_being_told_so_takes_nobodys_place() -> None:
-    room = Room(Limits(connections=4), ManualClock())
+    room = ServerCapacity(ServerLimits(connections=4), ManualClock())
     callers = crowded(room, 7)
     honest = Caller(room)
     assert room.enter(honest, HONEST)
@@ -62,7 +62,7 @@ def test_who_was_turned_away_and_is_still_being_told_so_takes_nobodys_place() ->
 
 
 def test_as_many_as_have_places_are_told_why_they_have_none_and_no_more() -> None:
-    room = Room(Limits(connections=4), ManualClock())
+    room = ServerCapacity(ServerLimits(connections=4), ManualClock())
     crowded(room, 8)
     assert not room.overrun
     crowded(room, 1)
@@ -70,7 +70,7 @@ def test_as_many_as_have_places_are_told_why_they_have_none_and_no_more() -> Non
 
 
 def test_who_comes_back_after_being_turned_away_finds_a_place_that_is_free() -> None:
-    room = Room(Limits(connections=2), ManualClock())
+    room = ServerCapacity(ServerLimits(connections=2), ManualClock())
     callers = crowded(room, 3)
     for one in callers:
         one.close()
@@ -79,19 +79,19 @@ def test_who_comes_back_after_being_turned_away_finds_a_place_that_is_free() -> 
 
 
 def test_nobody_breaks_off_what_others_are_about_for_a_peer_with_as_many_places() -> None:
-    crowd: Crowd[int] = Crowd(2)
+    crowd: ConnectionLimiter[int] = ConnectionLimiter(2)
     assert crowd.enter(1, GREEDY, 0)
     assert crowd.enter(2, GREEDY, 0)
     assert crowd.makes_way(GREEDY, 0) is None
     assert not crowd.enter(3, GREEDY, 0)
-    crowd.turn(1, State.RESTING, 1)
+    crowd.turn(1, ConnectionState.RESTING, 1)
     assert crowd.makes_way(GREEDY, 2) == 1
     assert crowd.makes_way(HONEST, 2) == 1
     assert crowd.makes_way(GREEDY, 60 * SECOND) == 1
 
 
 def test_an_owner_takes_half_of_the_places_and_leaves_some_for_the_next() -> None:
-    shares = Shares(8)
+    shares = FairQuota(8)
     taken = {owner: sum(shares.take(owner) for _ in range(8)) for owner in "abcd"}
     assert taken == {"a": 4, "b": 2, "c": 1, "d": 1}
     shares.give_back("a", 4)
@@ -99,7 +99,7 @@ def test_an_owner_takes_half_of_the_places_and_leaves_some_for_the_next() -> Non
 
 
 def test_one_body_may_take_all_that_is_left() -> None:
-    shares = Shares(100)
+    shares = FairQuota(100)
     assert not shares.take("a", 101)
     assert shares.take("a", 100)
     assert not shares.take("b", 1)
@@ -136,7 +136,7 @@ def test_a_lock_is_passed_to_owners_in_turn_and_past_those_who_left() -> None:
 
 
 def test_requests_of_owners_are_answered_in_turn() -> None:
-    room, order = Room(Limits(), ManualClock()), list[str]()
+    room, order = ServerCapacity(ServerLimits(), ManualClock()), list[str]()
 
     async def answer(name: str) -> None:
         async with room.turn(name[0]):
@@ -150,7 +150,7 @@ def test_requests_of_owners_are_answered_in_turn() -> None:
 
 
 def test_requests_of_one_owner_that_last_leave_places_for_those_of_others() -> None:
-    room, order = Room(Limits(connections=4), ManualClock()), list[str]()
+    room, order = ServerCapacity(ServerLimits(connections=4), ManualClock()), list[str]()
 
     async def answer(name: str, over: asyncio.Event) -> None:
         async with room.turn(name[0]):

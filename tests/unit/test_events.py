@@ -8,15 +8,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from wattspan.capper.audit import Audit, Deed, Event
+from wattspan.capper.audit import AuditAction, AuditEvent, AuditLog
 from wattspan.model import Decided, Decision, Instant, Knob, Move, Reason
 from wattspan.runtime.audited import AT_ONCE, AuditTail
 from wattspan.runtime.events import ToldBook, of_decision, of_deed
 from wattspan.testing import ManualClock
 
-WRITE = Event(
+WRITE = AuditEvent(
     at=7,
-    deed=Deed.WRITE,
+    deed=AuditAction.WRITE,
     knob=Knob.GPU_POWER,
     device="gpu:GPU-0",
     name="H100 0",
@@ -97,34 +97,57 @@ def test_a_write_says_what_where_for_whom_and_why_in_the_unit_of_people():
     ("event", "body", "warns"),
     [
         (
-            Event(at=1, deed=Deed.RESTORE, knob=Knob.GPU_CLOCK, device="gpu:0", old=1200),
+            AuditEvent(
+                at=1, deed=AuditAction.RESTORE, knob=Knob.GPU_CLOCK, device="gpu:0", old=1200
+            ),
             "Gave back gpu_clock of gpu:0: unlocked, from 1200 MHz.",
             False,
         ),
         (
-            Event(at=1, deed=Deed.FOREIGN, knob=Knob.CPU_POWER, device="rapl:0", new=90_000),
+            AuditEvent(
+                at=1, deed=AuditAction.FOREIGN, knob=Knob.CPU_POWER, device="rapl:0", new=90_000
+            ),
             "Somebody else has set cpu_power of rapl:0, to 90 W: it is left alone.",
             True,
         ),
-        (Event(at=1, deed=Deed.REFUSE, why="No such knob.", uid=5), "No such knob.", True),
-        (Event(at=1, deed=Deed.FAIL, why="It did not obey."), "It did not obey.", True),
-        (Event(at=1, deed=Deed.FAIL), "The capper noted: fail.", True),
         (
-            Event(
-                at=1, deed=Deed.SNAPSHOT, knob=Knob.GPU_POWER, device="gpu:0", old=7000, new=5000
+            AuditEvent(at=1, deed=AuditAction.REFUSE, why="No such knob.", uid=5),
+            "No such knob.",
+            True,
+        ),
+        (AuditEvent(at=1, deed=AuditAction.FAIL, why="It did not obey."), "It did not obey.", True),
+        (AuditEvent(at=1, deed=AuditAction.FAIL), "The capper noted: fail.", True),
+        (
+            AuditEvent(
+                at=1,
+                deed=AuditAction.SNAPSHOT,
+                knob=Knob.GPU_POWER,
+                device="gpu:0",
+                old=7000,
+                new=5000,
             ),
             "In force: gpu_power of gpu:0 at 5 W; the original is 7 W.",
             False,
         ),
         (
-            Event(at=1, deed=Deed.CEILING, new=900_000, ttl=60 * 10**9, uid=5, why="Grid."),
+            AuditEvent(
+                at=1, deed=AuditAction.CEILING, new=900_000, ttl=60 * 10**9, uid=5, why="Grid."
+            ),
             "A ceiling of 900 W was set: Grid.",
             False,
         ),
-        (Event(at=1, deed=Deed.LIFT, old=900_000), "A ceiling of 900 W was lifted.", False),
-        (Event(at=1, deed=Deed.LAPSE, old=900_000), "A ceiling of 900 W has ended.", False),
-        (Event(at=1, deed=Deed.START), "The capper began.", False),
-        (Event(at=1, deed=Deed.END), "The capper ended.", False),
+        (
+            AuditEvent(at=1, deed=AuditAction.LIFT, old=900_000),
+            "A ceiling of 900 W was lifted.",
+            False,
+        ),
+        (
+            AuditEvent(at=1, deed=AuditAction.LAPSE, old=900_000),
+            "A ceiling of 900 W has ended.",
+            False,
+        ),
+        (AuditEvent(at=1, deed=AuditAction.START), "The capper began.", False),
+        (AuditEvent(at=1, deed=AuditAction.END), "The capper ended.", False),
     ],
 )
 def test_every_deed_is_a_sentence(event, body, warns):
@@ -134,7 +157,9 @@ def test_every_deed_is_a_sentence(event, body, warns):
 
 
 def test_a_ceilings_figures_are_watts_and_seconds():
-    record = of_deed(Event(at=1, deed=Deed.CEILING, old=1, new=900_000, ttl=60 * 10**9, uid=5))
+    record = of_deed(
+        AuditEvent(at=1, deed=AuditAction.CEILING, old=1, new=900_000, ttl=60 * 10**9, uid=5)
+    )
     assert record.attributes == {
         "wattspan.caps.deed": "ceiling",
         "wattspan.caps.unit": "W",
@@ -145,10 +170,10 @@ def test_a_ceilings_figures_are_watts_and_seconds():
     }
 
 
-@pytest.mark.parametrize("deed", list(Deed))
+@pytest.mark.parametrize("deed", list(AuditAction))
 def test_every_deed_has_a_name_and_an_end(deed):
-    assert of_deed(Event(at=1, deed=deed)).name == f"wattspan.caps.{deed}"
-    assert of_deed(Event(at=1, deed=deed)).body.endswith(".")
+    assert of_deed(AuditEvent(at=1, deed=deed)).name == f"wattspan.caps.{deed}"
+    assert of_deed(AuditEvent(at=1, deed=deed)).body.endswith(".")
 
 
 # ------------------------------------------------------------------------- following the log
@@ -159,7 +184,7 @@ class Bench:
 
     def __init__(self, folder: Path, size: int = 10**6) -> None:
         self.path = folder / "audit.jsonl"
-        self.audit = Audit(self.path, size)
+        self.audit = AuditLog(self.path, size)
         self.told: list[str] = []
         self.said: list[str] = []
         self.tail = AuditTail(
@@ -168,7 +193,7 @@ class Bench:
 
     def record(self, *whys: str) -> None:
         for why in whys:
-            self.audit.record(Event(at=1, deed=Deed.FAIL, why=why))
+            self.audit.record(AuditEvent(at=1, deed=AuditAction.FAIL, why=why))
 
 
 @pytest.fixture
@@ -215,7 +240,7 @@ def test_nothing_is_lost_and_nothing_told_twice_when_the_log_is_rotated(tmp_path
 
 def test_a_line_that_is_half_written_is_told_when_it_is_whole(bench):
     bench.tail.begin()
-    line = msgspec.json.encode(Event(at=1, deed=Deed.FAIL, why="whole")) + b"\n"
+    line = msgspec.json.encode(AuditEvent(at=1, deed=AuditAction.FAIL, why="whole")) + b"\n"
     with bench.path.open("ab", buffering=0) as file:
         file.write(line[:10])
         bench.tail.turn()

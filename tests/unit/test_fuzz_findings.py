@@ -14,7 +14,7 @@ from support.capper_bench import Bench, W
 from support.fake_nvml import FakeGpu
 from support.nvml_bench import Bench as NvmlBench
 from wattspan.capper.ceiling_file import CeilingFile
-from wattspan.capper.protocol import Ceiling, Request, Wish
+from wattspan.capper.protocol import CapperRequest, CeilingRequest, RequestedCap
 from wattspan.collector.answers import Verdict, of_http
 from wattspan.collector.signals import SPANS
 from wattspan.collector.status import retry_delay, status_message
@@ -54,17 +54,17 @@ def test_no_ceiling_file_ends_the_capper(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_a_request_to_the_capper_has_no_number_that_its_answer_could_not_hold(line: str) -> None:
-    from wattspan.capper.server import _Anything
+    from wattspan.capper.server import _AnyRequest
 
-    def decoded(number: object) -> Request:
-        return msgspec.json.decode(line.replace("NUMBER", str(number)), type=_Anything)
+    def decoded(number: object) -> CapperRequest:
+        return msgspec.json.decode(line.replace("NUMBER", str(number)), type=_AnyRequest)
 
-    assert isinstance(decoded(2**53), Request)
+    assert isinstance(decoded(2**53), CapperRequest)
     for number in (2**53 + 1, -(2**60), NUMBER_OF_400_DIGITS):
         with pytest.raises(msgspec.ValidationError):
             decoded(number)
-    assert Ceiling(limit=None).limit is None
-    assert Wish.__struct_fields__ == ("knob", "device", "value")
+    assert CeilingRequest(limit=None).limit is None
+    assert RequestedCap.__struct_fields__ == ("knob", "device", "value")
 
 
 def answered(body: bytes, status: int = 200, kind: str = "application/json") -> object:

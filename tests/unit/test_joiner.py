@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from wattspan.forward.forwarder import ForwardStats
+from wattspan.http.messages import Peer
 from wattspan.model import (
     MILLISECOND,
     SECOND,
@@ -29,7 +30,6 @@ from wattspan.spanfeed.feed import FeedCounts
 from wattspan.spans import Ended, Outcome, SpanEnergy, Started
 from wattspan.testing import ManualClock
 from wattspan.timeline import Timeline
-from wattspan.web.message import Peer
 
 CPU = Domain("cpu0", HwType.CPU, "package-0", "fake", Provenance.MEASURED, resource="cpu")
 TICK = 100 * MILLISECOND

@@ -17,13 +17,13 @@ from support.hostile_otlp import JSONS, PERMITTED, PERMITTED_JSON, PROTOBUFS, bo
 from support.otlp import KeptSink, Receiver, request, span
 from wattspan.encoding import ANY_RATIO, RATIO, BadEncodingError, TooLongError, gunzip
 from wattspan.fields import field, joined
+from wattspan.http.messages import Peer
 from wattspan.spanfeed import wire
 from wattspan.spanfeed.delivery import BusyError
 from wattspan.spanfeed.errors import MalformedError, TooLargeError
 from wattspan.spanfeed.otlp import Intake
 from wattspan.spanfeed.reading import LARGE, Reader
 from wattspan.testing import ManualClock
-from wattspan.web.message import Peer
 
 PEER = Peer(pid=7, uid=0)
 MIB = 1 << 20

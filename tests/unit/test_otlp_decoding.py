@@ -10,10 +10,10 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from support.otlp import BEGIN, TRACE, KeptSink, Receiver, attribute, request, span
+from wattspan.http.messages import Peer
 from wattspan.spanfeed.delivery import BusyError, Claim, Counted, Told
 from wattspan.spanfeed.errors import MalformedError, TooLargeError
 from wattspan.spanfeed.otlp import NAME, Refused
-from wattspan.web.message import Peer
 
 PEER = Peer(pid=7, uid=0)
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from support.past import DRAM, GPU, OURS, PACKAGE, ROOTS, USER, Asked
 from wattspan.config.tables import Agent
+from wattspan.http.messages import Peer
 from wattspan.model import SECOND, Consumer, Instant, PayerInfo
 from wattspan.query import rights
 from wattspan.query.service import MOST_WAITING
 from wattspan.query.times import moment
 from wattspan.query.watches import FINE, MOST, Watches
 from wattspan.settings import Duration, keys
-from wattspan.web.message import Peer
 
 ROOT = Peer(pid=9, uid=0)
 STRANGER = Peer(pid=55, uid=2000)

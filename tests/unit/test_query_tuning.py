@@ -10,12 +10,12 @@ import pytest
 
 from support.past import DRAM, Asked
 from support.tuned import ACCOUNTS, HELD, HOLD, PROBED, RELEASE, ago, decided
+from wattspan.http.messages import Peer
 from wattspan.model import Decided, Domain, HwType, Provenance, TuningAccounts
 from wattspan.query.tuning import MOST, USUAL
 from wattspan.store.decisions import DecisionBook
 from wattspan.testing import ManualClock
 from wattspan.tuning.told import accounts_of, decided_of
-from wattspan.web.message import Peer
 
 STRANGER = Peer(pid=55, uid=2000)
 

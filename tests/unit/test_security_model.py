@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.capper.server import MOST_A_SECOND
+from wattspan.capper.server import MAX_REQUEST_RATE
 from wattspan.config.tables import Agent, Spans
+from wattspan.http.limits import MIB, ServerLimits
 from wattspan.spanfeed.reading import MOST_JSON
-from wattspan.web.limits import MIB, Limits
 from wattspan_exporters.prometheus import plugin
 
 ROOT = Path(__file__).parents[2]
@@ -60,11 +60,11 @@ def test_the_defaults_of_the_listeners_are_those_of_the_settings() -> None:
 
 
 def test_the_limits_that_are_told_are_those_in_force() -> None:
-    limits, settings = Limits(), plugin.settings()
+    limits, settings = ServerLimits(), plugin.settings()
     assert f"`max_connections`, {settings.max_connections} " in PAGE
     assert f"`max_rate`, {settings.max_rate} requests" in PAGE
     assert f"`agent.max_rate`, {Agent().max_rate} requests" in PAGE
-    assert f"{MOST_A_SECOND} requests a second of one connection" in PAGE
+    assert f"{MAX_REQUEST_RATE} requests a second of one connection" in PAGE
     assert limits.rate == Agent().max_rate
     assert f"`request_timeout`, {settings.request_timeout // 10**9} s" in PAGE
     assert f"`idle_timeout`, {settings.idle_timeout // 10**9} s" in PAGE

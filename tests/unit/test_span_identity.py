@@ -5,13 +5,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from support.fake_kernel import FakeKernel
+from wattspan.http.messages import Peer
 from wattspan.model import Consumer
 from wattspan.processes.inspector import LiveProcess
 from wattspan.spanfeed.delivery import Claim
 from wattspan.spanfeed.identity import AFTERLIFE, LONGEST, MOST, SURE, UNSURE, Identities
 from wattspan.spans import Outcome
 from wattspan.testing import ManualClock
-from wattspan.web.message import Peer
 
 UNKNOWN, DISBELIEVED = Outcome.UNKNOWN_PROCESS, Outcome.NOT_BELIEVED
 ID = "0123456789abcdef" * 4

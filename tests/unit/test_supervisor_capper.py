@@ -13,12 +13,12 @@ from support.capper_bench import BOOT, Bench, W
 from support.capper_server import CapperServer
 from support.service_manager import ServiceManager
 from support.waiting import eventually
-from wattspan.capper.bounds import Rules
-from wattspan.capper.ceilings import Ceilings, impose
+from wattspan.capper.ceilings import PowerCeilings, imposed_limits
 from wattspan.capper.client import CapperClient
+from wattspan.capper.limits import OperatorLimits
 from wattspan.capper.process import needs_restart
-from wattspan.capper.protocol import Refusal
-from wattspan.capper.wishes import Peer
+from wattspan.capper.protocol import RefusalReason
+from wattspan.capper.resolver import PeerCredentials
 from wattspan.cli.capper import Reloading, Turned
 from wattspan.config import Caps, Config
 from wattspan.model import SECOND, CapKey, CapRow, Knob, Trouble
@@ -27,7 +27,7 @@ from wattspan.runtime.answering import CapperWatch
 from wattspan.supervisor import Notify, Watchdog
 from wattspan.testing import ManualClock
 
-RULES = Rules(0.6, 0, 1.0)
+RULES = OperatorLimits(0.6, 0, 1.0)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_that_no_capper_answers_is_seen_and_that_one_does_again() -> None:
 
 
 def test_a_capper_that_lets_nobody_in_is_told_from_none() -> None:
-    caps = FakeCaps(CapsError("User 5 may not ask the capper.", Refusal.NOT_ALLOWED))
+    caps = FakeCaps(CapsError("User 5 may not ask the capper.", RefusalReason.NOT_ALLOWED))
     watch = CapperWatch(lambda: caps)
     watch.turn(caps)
     assert watch.health()[0].failures[0].trouble is Trouble.DENIED
@@ -143,13 +143,13 @@ def test_a_ceiling_that_was_asked_for_outlives_a_reload_and_the_configured_one_i
     bench: Bench, tmp_path: Path
 ) -> None:
     settings = Caps(budget_watts=1200)
-    ceilings = Ceilings(settings, tmp_path / "ceilings.json", BOOT, bench.clock)
-    ceilings.ask(1_000 * W, "a test", 60 * SECOND, Peer(1, 0))
+    ceilings = PowerCeilings(settings, tmp_path / "ceilings.json", BOOT, bench.clock)
+    ceilings.ask(1_000 * W, "a test", 60 * SECOND, PeerCredentials(1, 0))
     ceilings.settle_for(Caps(budget_watts=900))
     assert ceilings.limit == 900 * W
     ceilings.settle_for(Caps())
     assert ceilings.limit == 1_000 * W
-    assert impose(Caps(), ceilings.limit, bench.keeper).limit == 1_000 * W
+    assert imposed_limits(Caps(), ceilings.limit, bench.keeper).limit == 1_000 * W
 
 
 def test_another_budget_file_takes_the_place_of_the_one_before(
@@ -158,7 +158,7 @@ def test_another_budget_file_takes_the_place_of_the_one_before(
     for name, watts in (("one", 1000), ("two", 800)):
         (tmp_path / name).write_text(f"watts = {watts}\n")
     settings = Caps(budget_file=str(tmp_path / "one"))
-    ceilings = Ceilings(settings, tmp_path / "ceilings.json", BOOT, bench.clock)
+    ceilings = PowerCeilings(settings, tmp_path / "ceilings.json", BOOT, bench.clock)
     ceilings.poll()
     assert ceilings.limit == 1000 * W
     ceilings.settle_for(Caps(budget_file=str(tmp_path / "two")))

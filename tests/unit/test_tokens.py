@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.access.files import AccessError, Reread
-from wattspan.access.tokens import Admits, token_check
 from wattspan.config.tables import Spans
+from wattspan.http.access_policy import TokenCheck, token_check
+from wattspan.http.tls import AccessError, FileReloader
 
 TOKEN, OTHER = "0123456789abcdef-first", "0123456789abcdef-other"
 
@@ -22,7 +22,7 @@ def written(path: Path, *lines: str, mode: int = 0o640) -> Path:
     return path
 
 
-def check(path: Path, log: list[str] | None = None) -> Admits:
+def check(path: Path, log: list[str] | None = None) -> TokenCheck:
     told = log if log is not None else []
     admits = token_check(Spans(token_file=str(path)), where="in [spans]", log=told.append)
     assert admits is not None
@@ -128,7 +128,7 @@ def test_a_file_that_goes_away_while_it_is_read_leaves_what_was_in_force(tmp_pat
             raise FileNotFoundError(2, "No such file or directory", str(path))
         return path.read_text(encoding="utf-8")
 
-    current = Reread((str(path),), read, log.append)
+    current = FileReloader((str(path),), read, log.append)
     path.write_text("", encoding="utf-8")
     assert [current() for _ in range(2)] == [TOKEN] * 2
     assert len(log) == 1

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from support.certificates import Authority
-from wattspan.access.tls import Contexts, server_tls
 from wattspan.config.tables import Spans
+from wattspan.http.server import TlsAcceptor
+from wattspan.http.tls import TlsContexts, server_tls
 from wattspan.testing import ManualClock
-from wattspan.web.handshakes import Handshakes
 
 GREEDY, HONEST = "192.0.2.1", "198.51.100.7"
 PATIENCE = 60.0  # seconds, for the hopeless case only
@@ -47,7 +47,7 @@ class Greeter(asyncio.Protocol):
         transport.close()
 
 
-def spoken(authority: Authority) -> Contexts:
+def spoken(authority: Authority) -> TlsContexts:
     pair = authority.issue("server")
     settings = Spans(tls_certificate=str(pair.certificate), tls_key=str(pair.key))
     tls = server_tls(settings, what="Cannot", where="here", log=print)
@@ -85,7 +85,7 @@ def test_who_begins_many_handshakes_makes_way_for_others(tmp_path: Path) -> None
         with ExitStack() as held, Elsewhere() as listener:
             stalled = [held.enter_context(listener.connected(GREEDY)) for _ in range(3)]
             tls = spoken(authority)
-            shaking = Handshakes(listener, Greeter, tls, ManualClock(), refused.append, most=3)
+            shaking = TlsAcceptor(listener, Greeter, tls, ManualClock(), refused.append, most=3)
             assert await greeted(listener, HONEST, authority) == b"here"
             assert refused == ["crowded"]
             assert await ended(stalled[0]), "it made way"
@@ -102,7 +102,7 @@ def test_who_begins_many_handshakes_gets_no_more_of_them(tmp_path: Path) -> None
         with ExitStack() as held, Elsewhere() as listener:
             begun = [held.enter_context(listener.connected(GREEDY)) for _ in range(4)]
             tls = spoken(authority)
-            shaking = Handshakes(listener, Greeter, tls, ManualClock(), refused.append, most=3)
+            shaking = TlsAcceptor(listener, Greeter, tls, ManualClock(), refused.append, most=3)
             assert await ended(begun[3]), "there was no place for it"
             assert refused == ["crowded"]
             begun[0].close()
@@ -123,7 +123,7 @@ def test_a_connection_that_cannot_be_accepted_costs_only_itself(tmp_path: Path) 
         asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
         with Elsewhere() as listener:
             listener.clients.append(OSError(errno.EMFILE, "Too many open files"))
-            shaking = Handshakes(listener, Greeter, spoken(authority), ManualClock(), print)
+            shaking = TlsAcceptor(listener, Greeter, spoken(authority), ManualClock(), print)
             assert await greeted(listener, HONEST, authority) == b"here"
             shaking.close()
         assert len(told) == 1

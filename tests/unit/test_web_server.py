@@ -19,14 +19,14 @@ import pytest
 from support.waiting import eventually
 from support.web import GET, Site, post, read_all, read_answer, serving, statuses
 from wattspan.clock import SystemClock
+from wattspan.http.limits import ServerLimits
+from wattspan.http.messages import Handler, HttpRequest, HttpResponse, Peer
+from wattspan.http.server import WORKER_THREADS, HttpServer
+from wattspan.http.sockets import listen_unix
 from wattspan.ports import ListenError
 from wattspan.testing import ManualClock
-from wattspan.web.limits import Limits
-from wattspan.web.listening import listen_unix
-from wattspan.web.message import Handler, Peer, Request, Response
-from wattspan.web.server import ASIDE, WebServer
 
-TIGHT = Limits(head=2048, body=10_000, bodies=40_000, connections=4, linger=0.2)
+TIGHT = ServerLimits(head=2048, body=10_000, bodies=40_000, connections=4, linger=0.2)
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
         yield running
 
 
-async def _silent(_: Request) -> Response:
-    return Response(204)
+async def _silent(_: HttpRequest) -> HttpResponse:
+    return HttpResponse(204)
 
 
 # ------------------------------------------------------------------------------ what handlers see
@@ -115,8 +115,8 @@ def test_http_1_0_is_answered_and_closed(site: Site) -> None:
 
 
 def test_head_has_the_headers_of_get_and_no_body(tmp_path: Path) -> None:
-    async def page(_: Request) -> Response:
-        return Response(200, b"page")
+    async def page(_: HttpRequest) -> HttpResponse:
+        return HttpResponse(200, b"page")
 
     with serving(tmp_path, lambda _: page) as site, closing(site.client()) as client:
         client.request("HEAD", "/")
@@ -141,8 +141,8 @@ def test_a_client_that_waits_with_too_much_is_refused_at_once(site: Site) -> Non
 
 
 def test_headers_of_a_handler_reach_the_client(tmp_path: Path) -> None:
-    async def busy(_: Request) -> Response:
-        return Response(503, b"later", headers={"Retry-After": "7"})
+    async def busy(_: HttpRequest) -> HttpResponse:
+        return HttpResponse(503, b"later", headers={"Retry-After": "7"})
 
     with serving(tmp_path, lambda _: busy) as site, closing(site.client()) as client:
         client.request("GET", "/")
@@ -152,10 +152,10 @@ def test_headers_of_a_handler_reach_the_client(tmp_path: Path) -> None:
 
 
 def test_a_handler_that_fails_costs_one_request(tmp_path: Path) -> None:
-    async def fails_once(request: Request) -> Response:
+    async def fails_once(request: HttpRequest) -> HttpResponse:
         if request.path == "/bad":
             raise ZeroDivisionError("oh")
-        return Response(200)
+        return HttpResponse(200)
 
     with serving(tmp_path, lambda _: fails_once) as site, closing(site.client()) as client:
         client.request("GET", "/bad")
@@ -168,8 +168,8 @@ def test_a_handler_that_fails_costs_one_request(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_is_no_http_costs_its_connection(tmp_path: Path) -> None:
-    async def wrong(request: Request) -> Response:
-        return Response(200, headers={"X": "a\r\nb"} if request.path == "/bad" else {})
+    async def wrong(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(200, headers={"X": "a\r\nb"} if request.path == "/bad" else {})
 
     with serving(tmp_path, lambda _: wrong) as site:
         assert site.tell(post(b"", path="/bad")) == b""
@@ -181,32 +181,34 @@ def test_no_thread_is_begun_for_what_is_done_aside(tmp_path: Path) -> None:
     """One that is begun where no memory is left may hang who begins it."""
     begun: list[bool] = []
 
-    async def elsewhere(_: Request) -> Response:
+    async def elsewhere(_: HttpRequest) -> HttpResponse:
         there = {thread.ident for thread in threading.enumerate()}
-        together = threading.Barrier(ASIDE)
+        together = threading.Barrier(WORKER_THREADS)
 
         def work() -> bool:
             together.wait(20)
             return threading.get_ident() not in there
 
-        begun.extend(await asyncio.gather(*(asyncio.to_thread(work) for _ in range(ASIDE))))
-        return Response(204)
+        begun.extend(
+            await asyncio.gather(*(asyncio.to_thread(work) for _ in range(WORKER_THREADS)))
+        )
+        return HttpResponse(204)
 
     with serving(tmp_path, lambda _: elsewhere) as site, closing(site.connect()) as connection:
         connection.sendall(GET)
         assert read_answer(connection)[0] == 204
-    assert begun == [False] * ASIDE
+    assert begun == [False] * WORKER_THREADS
 
 
 def test_what_comes_during_an_answer_is_answered_next(tmp_path: Path) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    async def slow(request: Request) -> Response:
+    async def slow(request: HttpRequest) -> HttpResponse:
         begun.set()
         await asyncio.to_thread(go_on.wait, 20)
-        return Response(200, request.body)
+        return HttpResponse(200, request.body)
 
-    limits = Limits(body=3 << 20)
+    limits = ServerLimits(body=3 << 20)
     with serving(tmp_path, lambda _: slow, limits) as site, closing(site.connect()) as connection:
         connection.sendall(post(b"first"))
         assert begun.wait(20)
@@ -220,10 +222,10 @@ def test_what_comes_during_an_answer_is_answered_next(tmp_path: Path) -> None:
 def test_who_closes_its_half_during_an_answer_still_gets_it(tmp_path: Path) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    async def slow(_: Request) -> Response:
+    async def slow(_: HttpRequest) -> HttpResponse:
         begun.set()
         await asyncio.to_thread(go_on.wait, 20)
-        return Response(200, b"late")
+        return HttpResponse(200, b"late")
 
     with serving(tmp_path, lambda _: slow) as site, closing(site.connect()) as connection:
         connection.sendall(GET)
@@ -236,13 +238,13 @@ def test_who_closes_its_half_during_an_answer_still_gets_it(tmp_path: Path) -> N
 def test_a_handler_is_told_no_more_when_its_client_is_gone(tmp_path: Path) -> None:
     begun, ended = threading.Event(), threading.Event()
 
-    async def endless(_: Request) -> Response:
+    async def endless(_: HttpRequest) -> HttpResponse:
         begun.set()
         try:
             await asyncio.Event().wait()
         finally:
             ended.set()
-        return Response(200)
+        return HttpResponse(200)
 
     with serving(tmp_path, lambda _: endless) as site:
         connection = site.connect()
@@ -294,10 +296,10 @@ def test_half_a_request_is_none(site: Site) -> None:
 
 
 def test_after_an_error_of_the_handler_the_next_request_is_its_own(tmp_path: Path) -> None:
-    def picky(asked: list[Request]) -> Handler:
-        async def handle(request: Request) -> Response:
+    def picky(asked: list[HttpRequest]) -> Handler:
+        async def handle(request: HttpRequest) -> HttpResponse:
             asked.append(request)
-            return Response(404 if request.path == "/none" else 200)
+            return HttpResponse(404 if request.path == "/none" else 200)
 
         return handle
 
@@ -323,7 +325,7 @@ def test_a_refusal_reaches_a_client_that_is_still_sending(site: Site) -> None:
     [b"GET / HTT", b"GET / HTTP/1.1\r\nHost: a\r\n", post(b"half", "Content-Length: 8")],
 )
 def test_a_request_that_does_not_arrive_in_time_is_refused(tmp_path: Path, told: bytes) -> None:
-    limits = Limits(receive=0.05, linger=0.05)
+    limits = ServerLimits(receive=0.05, linger=0.05)
     with serving(tmp_path, limits=limits) as site, closing(site.connect()) as connection:
         connection.sendall(told)
         assert statuses(read_all(connection)) == [408]
@@ -331,7 +333,7 @@ def test_a_request_that_does_not_arrive_in_time_is_refused(tmp_path: Path, told:
 
 def test_sending_byte_by_byte_gains_no_time(tmp_path: Path) -> None:
     with (
-        serving(tmp_path, limits=Limits(receive=0.1, linger=60)) as site,
+        serving(tmp_path, limits=ServerLimits(receive=0.1, linger=60)) as site,
         closing(site.connect()) as connection,
     ):
         connection.settimeout(0.01)
@@ -354,7 +356,10 @@ def test_sending_byte_by_byte_gains_no_time(tmp_path: Path) -> None:
 
 
 def test_a_connection_that_rests_too_long_is_closed(tmp_path: Path) -> None:
-    with serving(tmp_path, limits=Limits(idle=0.05)) as site, closing(site.connect()) as never:
+    with (
+        serving(tmp_path, limits=ServerLimits(idle=0.05)) as site,
+        closing(site.connect()) as never,
+    ):
         assert never.recv(1) == b""
 
         def answered_and_closed() -> bool:
@@ -369,11 +374,11 @@ def test_a_connection_that_rests_too_long_is_closed(tmp_path: Path) -> None:
 
 
 def test_a_client_that_does_not_read_is_given_up(tmp_path: Path) -> None:
-    async def large(_: Request) -> Response:
-        return Response(200, bytes(8 << 20))
+    async def large(_: HttpRequest) -> HttpResponse:
+        return HttpResponse(200, bytes(8 << 20))
 
     with (
-        serving(tmp_path, lambda _: large, Limits(send=0.05)) as site,
+        serving(tmp_path, lambda _: large, ServerLimits(send=0.05)) as site,
         closing(site.connect_unix()) as connection,
     ):
         connection.sendall(GET * 3)
@@ -419,7 +424,7 @@ def test_when_all_are_busy_one_more_is_told_to_come_again(site: Site) -> None:
 
 
 def test_when_there_are_far_too_many_they_are_closed_unheard(tmp_path: Path) -> None:
-    limits = Limits(connections=2, linger=60)
+    limits = ServerLimits(connections=2, linger=60)
     with serving(tmp_path, limits=limits) as site:
         with ExitStack() as stack:
             for _ in range(2):
@@ -457,8 +462,8 @@ def test_bodies_of_all_connections_have_one_bound(site: Site) -> None:
 # ----------------------------------------------------------------------------------- listening
 
 
-def server() -> WebServer:
-    return WebServer(SystemClock(), log=lambda _: None)
+def server() -> HttpServer:
+    return HttpServer(SystemClock(), log=lambda _: None)
 
 
 def test_a_port_in_use_is_one_sentence(site: Site) -> None:
@@ -523,7 +528,7 @@ def test_socket_permissions_do_not_depend_on_the_umask(tmp_path: Path, umask: in
     program = f"""
 import os
 from pathlib import Path
-from wattspan.web.listening import listen_unix
+from wattspan.http.sockets import listen_unix
 os.umask({umask})
 for mode in (0o666, 0o600):
     path = Path({str(tmp_path)!r}) / oct(mode)
@@ -537,7 +542,7 @@ REPLACED = """
 import os, stat, sys
 from pathlib import Path
 from wattspan.ports import ListenError
-from wattspan.web.listening import listen_unix
+from wattspan.http.sockets import listen_unix
 
 path, victim, moment = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 replaced = []
@@ -612,11 +617,11 @@ def test_listening_to_the_network_both_families_are_heard() -> None:
     log: list[str] = []
     peers: list[Peer] = []
 
-    async def remembered(request: Request) -> Response:
+    async def remembered(request: HttpRequest) -> HttpResponse:
         peers.append(request.peer)
-        return Response(204)
+        return HttpResponse(204)
 
-    wide = WebServer(SystemClock(), log=log.append)
+    wide = HttpServer(SystemClock(), log=log.append)
     address = wide.listen_tcp("", 0, remembered, what="OTLP/HTTP", setting="[spans] http")
     port = int(address.rpartition(":")[2])
     wide.start()
@@ -655,10 +660,10 @@ def test_nothing_stays_behind(tmp_path: Path) -> None:
 def test_a_request_in_hand_is_answered_before_the_end(tmp_path: Path) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    async def slow(_: Request) -> Response:
+    async def slow(_: HttpRequest) -> HttpResponse:
         begun.set()
         await asyncio.to_thread(go_on.wait, 20)
-        return Response(200, b"done")
+        return HttpResponse(200, b"done")
 
     with serving(tmp_path, lambda _: slow) as site, closing(site.connect()) as connection:
         connection.sendall(GET)
@@ -674,7 +679,7 @@ BUSY = """
 import asyncio, threading
 from pathlib import Path
 from support.web import GET, serving
-from wattspan.web.message import Response
+from wattspan.http.messages import Response
 
 working = threading.Event()
 
@@ -724,7 +729,7 @@ def test_a_server_that_never_started_stops(tmp_path: Path) -> None:
 
 def test_a_complaint_that_comes_a_hundred_times_is_logged_once_a_minute() -> None:
     clock, said = ManualClock(), list[str]()
-    server = WebServer(clock, log=said.append)
+    server = HttpServer(clock, log=said.append)
     with closing(asyncio.new_event_loop()) as loop:
         loop.set_exception_handler(server._trouble)
         for _ in range(100):

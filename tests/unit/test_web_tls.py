@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from support.certificates import Authority, Pair
-from wattspan.access.exposure import exposure
-from wattspan.access.files import AccessError
-from wattspan.access.tls import Contexts, server_tls
 from wattspan.config.tables import Spans
+from wattspan.http.access_policy import exposure_warning
+from wattspan.http.tls import AccessError, TlsContexts, server_tls
 from wattspan.settings import Listen, SettingError, convert
 from wattspan_exporters.prometheus import plugin
 
 
-def contexts(pair: Pair, ca: Path | None = None, log: list[str] | None = None) -> Contexts:
+def contexts(pair: Pair, ca: Path | None = None, log: list[str] | None = None) -> TlsContexts:
     settings = Spans(
         tls_certificate=str(pair.certificate), tls_key=str(pair.key), tls_client_ca=str(ca or "")
     )
@@ -29,7 +28,7 @@ def contexts(pair: Pair, ca: Path | None = None, log: list[str] | None = None) -
     return found
 
 
-def shaken(server: Contexts, client: ssl.SSLContext) -> tuple[ssl.SSLObject, ssl.SSLObject]:
+def shaken(server: TlsContexts, client: ssl.SSLContext) -> tuple[ssl.SSLObject, ssl.SSLObject]:
     """Both ends after a handshake in memory; SSLError if either refuses."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = server().wrap_bio(to_server, to_client, server_side=True)
@@ -121,7 +120,9 @@ def test_a_certificate_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
 )
 def test_a_listener_that_is_open_to_too_many_is_told_of(listen: str, keys: str, told: str) -> None:
     settings = Spans(**dict.fromkeys(keys.split(), "/some/file"))
-    sentence = exposure(Listen.parse(listen), settings, where="[spans]", risk="spans are believed")
+    sentence = exposure_warning(
+        Listen.parse(listen), settings, where="[spans]", risk="spans are believed"
+    )
     assert (told in sentence) if told else sentence == ""
 
 

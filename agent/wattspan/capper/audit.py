@@ -18,12 +18,12 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from wattspan.access.pace import Pace
+from wattspan.http.rate_limiter import RateLimiter
 from wattspan.model import SECOND, Knob, Word
 from wattspan.ports import Clock
 
 
-class Deed(Word):
+class AuditAction(Word):
     """What was done, or was not."""
 
     WRITE = "write"
@@ -41,7 +41,7 @@ class Deed(Word):
     END = "end"
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One thing that happened; ``at`` is Unix time in nanoseconds, values are in the knob's unit.
 
     ``job``, ``pid`` and ``uid`` are of whoever wanted it, as the kernel proves pid and uid. For a
@@ -50,7 +50,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     at: int
-    deed: Deed
+    deed: AuditAction
     knob: Knob | None = None
     device: str = ""
     name: str = ""
@@ -65,7 +65,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     check: str = ""  # row_checksum
 
 
-def row_checksum(boot_id: str, event: Event) -> str:
+def row_checksum(boot_id: str, event: AuditEvent) -> str:
     """Proves the boot and the values of a row, so that lost journal entries can be recovered."""
     told = (boot_id, event.knob, event.device, event.original, event.new)
     return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
@@ -73,66 +73,66 @@ def row_checksum(boot_id: str, event: Event) -> str:
 
 GENERATIONS: Final = 8
 """Files of the record: the newest, and those with the suffixes .1 to .7."""
-KEPT: Final = ".kept"
+PROTECTED_SUFFIX: Final = ".kept"
 """Suffix of the file with the protected rows of files that were removed; it is one file more."""
 
-ROWS_AT_ONCE: Final = 60
+ROW_BURST: Final = 60
 _ROW_SECONDS: Final = 5
 """How often a user's writes to one knob have a row each, once that many had one."""
-PERIOD: Final = 10 * SECOND
+MERGE_PERIOD: Final = 10 * SECOND
 """How long other writes wait for the row that they have together."""
-_LONGEST_WHY: Final = 300
+_MAX_REASON_LENGTH: Final = 300
 """Characters of the reason of a write that are on record."""
 
-_ROUTINE: Final = frozenset({Deed.WRITE, Deed.RESTORE})
-_UNPROTECTED: Final = _ROUTINE | {Deed.REFUSE, Deed.SNAPSHOT}
+_ROUTINE: Final = frozenset({AuditAction.WRITE, AuditAction.RESTORE})
+_UNPROTECTED: Final = _ROUTINE | {AuditAction.REFUSE, AuditAction.SNAPSHOT}
 
-Hook = Callable[[Event], None]
+AuditHook = Callable[[AuditEvent], None]
 """Is told of every event, after it is on record: whoever sends them on."""
 
 
-def no_hook(event: Event) -> None:
+def ignore_event(event: AuditEvent) -> None:
     """Nobody is told."""
 
 
-PART: Final = 4
+REFUSAL_DIVISOR: Final = 4
 """Refusals take one part in so many of the record: whoever is refused cannot fill it."""
-_REFUSAL: Final = b'"deed":"refuse"'  # in no text: quotation marks are escaped there
+_REFUSAL_MARK: Final = b'"deed":"refuse"'  # in no text: quotation marks are escaped there
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _PendingRow:
     """Writes of one user to one knob that have no row yet."""
 
     since: int
-    first: Event
-    last: Event
+    first: AuditEvent
+    last: AuditEvent
     count: int = 1
 
 
-class RowLimiter:
+class AuditRowLimiter:
     """Puts events on record; of one user's many writes to one knob it makes few rows.
 
     A write without a row of its own waits for ``PERIOD`` at most, and is then part of one row that
     has the first old value and the last new one. The rows of one knob keep their order.
     """
 
-    def __init__(self, clock: Clock, record: Callable[[Event], None]) -> None:
+    def __init__(self, clock: Clock, record: Callable[[AuditEvent], None]) -> None:
         self._clock, self._record = clock, record
-        self._pace = Pace(1, ROWS_AT_ONCE)
-        self._waiting: dict[Hashable, dict[int | None, _Waiting]] = {}
+        self._pace = RateLimiter(1, ROW_BURST)
+        self._waiting: dict[Hashable, dict[int | None, _PendingRow]] = {}
 
-    def record(self, event: Event) -> None:
+    def record(self, event: AuditEvent) -> None:
         """Record ``event`` now, or later together with others."""
         knob = (event.knob, event.device)
         if event.deed in _ROUTINE:
-            event = replace(event, why=event.why[:_LONGEST_WHY])
+            event = replace(event, why=event.why[:_MAX_REASON_LENGTH])
             now = self._clock.monotonic()
             waits = event.uid in self._waiting.get(knob, {})
             if waits or not self._pace.admits((event.uid, *knob), now // _ROW_SECONDS):
                 self._wait(self._waiting.setdefault(knob, {}), event, now)
                 return
-        for each in list(self._waiting) if event.deed is Deed.END else [knob]:
+        for each in list(self._waiting) if event.deed is AuditAction.END else [knob]:
             self._flush(each)
         self._record(event)
 
@@ -140,7 +140,7 @@ class RowLimiter:
         """Record what has waited long enough."""
         now = self._clock.monotonic()
         for knob, users in list(self._waiting.items()):
-            if any(now - one.since >= PERIOD for one in users.values()):
+            if any(now - one.since >= MERGE_PERIOD for one in users.values()):
                 self._flush(knob)
 
     def close(self) -> None:
@@ -148,10 +148,10 @@ class RowLimiter:
         for knob in list(self._waiting):
             self._flush(knob)
 
-    def _wait(self, users: dict[int | None, _Waiting], event: Event, now: int) -> None:
+    def _wait(self, users: dict[int | None, _PendingRow], event: AuditEvent, now: int) -> None:
         waiting = users.pop(event.uid, None)  # and to the end, behind the other users' last writes
         if waiting is None:
-            waiting = _Waiting(now, event, event)
+            waiting = _PendingRow(now, event, event)
         else:
             waiting.last, waiting.count = event, waiting.count + 1
         users[event.uid] = waiting
@@ -165,7 +165,7 @@ class RowLimiter:
             self._record(event)
 
 
-class Audit:
+class AuditLog:
     """Appends events to ``path``, and rotates it: older files are ``path.1`` and so on.
 
     A file has at most ``size`` bytes. Of a file that is removed, the rows of operators and the
@@ -181,9 +181,9 @@ class Audit:
         self,
         path: Path,
         size: int,
-        hook: Hook = no_hook,
+        hook: AuditHook = ignore_event,
         *,
-        outstanding: Callable[[], Iterable[Event]] = tuple,
+        outstanding: Callable[[], Iterable[AuditEvent]] = tuple,
     ) -> None:
         self.path = path
         self.lost = 0
@@ -194,18 +194,18 @@ class Audit:
         """Bytes of the file that are refusals; None if they have not been counted yet."""
         self._left_out = 0
 
-    def record(self, event: Event) -> None:
+    def record(self, event: AuditEvent) -> None:
         line = msgspec.json.encode(event) + b"\n"
-        if event.deed is Deed.REFUSE and not self._has_room(line):
+        if event.deed is AuditAction.REFUSE and not self._has_room(line):
             self._left_out += 1
             return
-        if event.deed is Deed.END:
+        if event.deed is AuditAction.END:
             self._tell_left_out(event.at)
         self._write(event, line)
 
     # --------------------------------------------------------------------------- inner workings
 
-    def _write(self, event: Event, line: bytes) -> None:
+    def _write(self, event: AuditEvent, line: bytes) -> None:
         try:
             rotated = self._append(line)
             self.trouble = ""
@@ -229,14 +229,17 @@ class Audit:
         if self._refusals is None or there < self._refusals:  # somebody has removed or emptied it
             self._refusals = 0
             with contextlib.suppress(OSError), self.path.open("rb") as file:
-                self._refusals = sum(len(one) for one in file if _REFUSAL in one)
-        return self._refusals + len(line) <= self.size // PART
+                self._refusals = sum(len(one) for one in file if _REFUSAL_MARK in one)
+        return self._refusals + len(line) <= self.size // REFUSAL_DIVISOR
 
     def _tell_left_out(self, at: int) -> None:
         if self._left_out:
-            why = f"{self._left_out} refusals have no rows: they may take 1/{PART} of the record."
+            why = (
+                f"{self._left_out} refusals have no rows: they may take 1/{REFUSAL_DIVISOR} "
+                "of the record."
+            )
             self._left_out = 0
-            event = Event(at=at, deed=Deed.REFUSE, why=why)
+            event = AuditEvent(at=at, deed=AuditAction.REFUSE, why=why)
             self._write(event, msgspec.json.encode(event) + b"\n")
 
     def _append(self, line: bytes) -> bool:
@@ -251,8 +254,8 @@ class Audit:
                 descriptor = self._open()
                 self._refusals, rotated = 0, True
                 self._restate(descriptor)
-            _put(descriptor, line)
-            if self._refusals is not None and _REFUSAL in line:
+            _append_all(descriptor, line)
+            if self._refusals is not None and _REFUSAL_MARK in line:
                 self._refusals += len(line)
         finally:
             if descriptor >= 0:
@@ -261,8 +264,8 @@ class Audit:
 
     def _restate(self, descriptor: int) -> None:
         """Begin a new file with the caps in force."""
-        events = [replace(event, deed=Deed.SNAPSHOT) for event in self.outstanding()]
-        _put(descriptor, b"".join(msgspec.json.encode(event) + b"\n" for event in events))
+        events = [replace(event, deed=AuditAction.SNAPSHOT) for event in self.outstanding()]
+        _append_all(descriptor, b"".join(msgspec.json.encode(event) + b"\n" for event in events))
 
     def _rotate(self) -> None:
         """Give each file the next number, and keep the protected rows of the last one."""
@@ -279,14 +282,14 @@ class Audit:
     def _keep(self, removed: Path) -> None:
         if not removed.exists():
             return
-        kept = self.path.with_name(f"{self.path.name}{KEPT}")
+        kept = self.path.with_name(f"{self.path.name}{PROTECTED_SUFFIX}")
         earlier = kept.read_bytes().splitlines(keepends=True) if kept.exists() else []
         with removed.open("rb") as file:
-            lines = _protected([*earlier, *file], self.size)
+            lines = _protected_rows([*earlier, *file], self.size)
         draft = kept.with_name(f"{kept.name}.new")
         descriptor = self._open(draft, os.O_TRUNC)
         try:
-            _put(descriptor, b"".join(lines))
+            _append_all(descriptor, b"".join(lines))
         finally:
             os.close(descriptor)
         draft.replace(kept)
@@ -296,7 +299,7 @@ class Audit:
         return os.open(path or self.path, flags, 0o640)
 
 
-def _put(descriptor: int, data: bytes) -> None:
+def _append_all(descriptor: int, data: bytes) -> None:
     """Append all of ``data``, or nothing. OSError."""
     before = os.fstat(descriptor).st_size
     if os.write(descriptor, data) != len(data):
@@ -305,23 +308,23 @@ def _put(descriptor: int, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "the disk is full")
 
 
-def _protected(lines: Iterable[bytes], size: int) -> list[bytes]:
+def _protected_rows(lines: Iterable[bytes], size: int) -> list[bytes]:
     """The rows of operators, and the first row of each job and device; each half of ``size``."""
     operators: list[bytes] = []
     firsts: dict[tuple[str, str], bytes] = {}
     for line in lines:
         try:
-            event = msgspec.json.decode(line, type=Event)
+            event = msgspec.json.decode(line, type=AuditEvent)
         except (ValueError, RecursionError):
             continue
-        if event.deed is Deed.WRITE:
+        if event.deed is AuditAction.WRITE:
             firsts.setdefault((event.job, event.device), line)
         elif event.deed not in _UNPROTECTED:
             operators.append(line)
-    return _newest(operators, size // 2) + _newest(list(firsts.values()), size // 2)
+    return _newest_rows(operators, size // 2) + _newest_rows(list(firsts.values()), size // 2)
 
 
-def _newest(lines: Sequence[bytes], size: int) -> list[bytes]:
+def _newest_rows(lines: Sequence[bytes], size: int) -> list[bytes]:
     """The last lines that take at most ``size`` bytes together."""
     newest: list[bytes] = []
     for line in reversed(lines):

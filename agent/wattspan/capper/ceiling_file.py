@@ -23,16 +23,16 @@ from wattspan.ports import Clock
 from wattspan.regular_file import read_regular
 from wattspan.settings import Duration
 
-LARGEST: Final = 4096
+MAX_FILE_BYTES: Final = 4096
 """Bytes. It holds three keys; nothing of a larger file is read."""
 
 _KEYS: Final = ("watts", "ttl", "why")
-_MOST_WATTS: Final = 1_000_000
-_LONGEST_WHY: Final = 200
+_MAX_WATTS: Final = 1_000_000
+_MAX_REASON_LENGTH: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class FileCeiling:
+class CeilingValue:
     """What a file says: ``limit`` in milliwatts, until the monotonic time ``expires``.
 
     ``uid`` is of the file's owner, None if it is not known any more.
@@ -54,7 +54,7 @@ class CeilingFile:
         self,
         path: Path,
         clock: Clock,
-        last: FileCeiling | None = None,
+        last: CeilingValue | None = None,
         *,
         owners: frozenset[int] = frozenset(),
     ) -> None:
@@ -69,17 +69,17 @@ class CeilingFile:
         self._seen: tuple[int, ...] | None = None  # which version of the file was taken in
         self.trouble = ""
 
-    def poll(self) -> FileCeiling | None:
+    def poll(self) -> CeilingValue | None:
         """Look at the file, and tell what is in force now; None for no ceiling."""
         try:
             self._look()
         except (OSError, ValueError) as error:
             self.trouble = self._sentence(error)
         last, now = self._last, self._clock.monotonic()
-        return None if last is None or _is_over(last, now) else last
+        return None if last is None or _is_expired(last, now) else last
 
     def _look(self) -> None:
-        content, status = read_regular(self._path, LARGEST)
+        content, status = read_regular(self._path, MAX_FILE_BYTES)
         self._check_owner(status)
         version = (status.st_ino, status.st_size, status.st_mtime_ns)
         if version == self._seen:
@@ -100,7 +100,7 @@ class CeilingFile:
         if status.st_mode & 0o022:
             raise ValueError("its group or everybody may write it (chmod go-w)")
 
-    def _understood(self, content: bytes, status: os.stat_result) -> FileCeiling | None:
+    def _understood(self, content: bytes, status: os.stat_result) -> CeilingValue | None:
         """What the file says; ValueError says what is wrong with it."""
         try:
             table = tomllib.loads(content.decode())
@@ -119,7 +119,7 @@ class CeilingFile:
         if not limit:
             return None
         expires = self._expires(_ttl(table), status.st_mtime_ns)
-        return FileCeiling(limit, _one_line(why), expires, status.st_uid)
+        return CeilingValue(limit, _printable_line(why), expires, status.st_uid)
 
     def _expires(self, ttl: int | None, written: int) -> int | None:
         """When it is over, on the clock that nobody sets; a file from the future is as of now."""
@@ -133,7 +133,7 @@ class CeilingFile:
         last, now = self._last, self._clock.monotonic()
         standing = (
             "No ceiling of it is in force"
-            if last is None or _is_over(last, now)
+            if last is None or _is_expired(last, now)
             else f"Its last ceiling of {last.limit / 1000:g} W stays in force"
         )
         return f"Cannot take a ceiling from {self._path}: {cause}. {standing}; mend the file."
@@ -143,8 +143,8 @@ def _watts(table: dict[str, Any]) -> float:
     watts = table.get("watts")
     if isinstance(watts, bool) or not isinstance(watts, int | float) or watts != watts:
         raise ValueError("watts: write a number, such as 1200")
-    if not 0 <= watts <= _MOST_WATTS:
-        raise ValueError(f"watts: write 0 to {_MOST_WATTS:,}; 0 lifts the ceiling")
+    if not 0 <= watts <= _MAX_WATTS:
+        raise ValueError(f"watts: write 0 to {_MAX_WATTS:,}; 0 lifts the ceiling")
     return watts
 
 
@@ -160,10 +160,10 @@ def _ttl(table: dict[str, Any]) -> int | None:
         raise ValueError(f"ttl: write a {Duration.kind}") from None
 
 
-def _one_line(text: str) -> str:
+def _printable_line(text: str) -> str:
     """Fit to be shown to a person, and bounded."""
-    return printable(text, " ")[:_LONGEST_WHY]
+    return printable(text, " ")[:_MAX_REASON_LENGTH]
 
 
-def _is_over(ceiling: FileCeiling, now: int) -> bool:
+def _is_expired(ceiling: CeilingValue, now: int) -> bool:
     return ceiling.expires is not None and ceiling.expires <= now

@@ -15,26 +15,25 @@ from typing import Annotated, Final
 
 import msgspec
 
-from wattspan.capper.audit import Deed, Event, Hook, no_hook
-from wattspan.capper.bounds import bounds, usual
-from wattspan.capper.ceiling_file import CeilingFile, FileCeiling
-from wattspan.capper.devices import is_power, named
+from wattspan.capper.access import uids_of
+from wattspan.capper.audit import AuditAction, AuditEvent, AuditHook, ignore_event
+from wattspan.capper.ceiling_file import CeilingFile, CeilingValue
+from wattspan.capper.devices import is_power_knob, matches_device
 from wattspan.capper.journal import JournalError
-from wattspan.capper.keeper import Keeper
-from wattspan.capper.peers import uids_of
-from wattspan.capper.protocol import CeilingRow, Refusal
-from wattspan.capper.sharing import Sharer, share
-from wattspan.capper.wishes import Imposed, Peer
+from wattspan.capper.limits import BudgetDevice, cap_bounds, reference_setting, share_budget
+from wattspan.capper.manager import CapManager
+from wattspan.capper.protocol import CeilingRow, RefusalReason
+from wattspan.capper.resolver import ImposedLimits, PeerCredentials
 from wattspan.config import Caps
 from wattspan.model import SECOND, CapKey, KnobState
 from wattspan.ports import CapsError, Clock
 
 VERSION: Final = 2
-LONGEST_TTL: Final = 24 * 3600 * SECOND
-MOST_OWNERS: Final = 16
+MAX_TTL: Final = 24 * 3600 * SECOND
+MAX_OWNERS: Final = 16
 """Users who have a ceiling at a time, beside root."""
-_MILLIWATTS = 1_000
-_LEFT_TO_ALL = 4
+_MILLIWATTS_PER_WATT = 1_000
+_DEFAULT_MINIMUM_DIVISOR = 4
 """A device that tells no minimum, as most packages, is left its default divided by this. On next
 to nothing a host would hardly be able to have its limits raised again."""
 
@@ -43,7 +42,7 @@ _Int = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 """So that no sum of two can be too large to be written."""
 
 
-class Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StoredCeiling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A ceiling as it outlives the capper; ``expires`` is monotonic time of the boot."""
 
     limit: _Int
@@ -54,36 +53,42 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     expires_wall: _Int | None = None
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _CeilingsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     version: int = VERSION
-    requested: tuple[Stored, ...] = ()
-    written: Stored | None = None
+    requested: tuple[StoredCeiling, ...] = ()
+    written: StoredCeiling | None = None
 
 
-class _FirstFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _CeilingsFileVersion1(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Version 1, which named no version: one ceiling for all users, with or without an end."""
 
-    requested: Stored | None = None
-    written: Stored | None = None
+    requested: StoredCeiling | None = None
+    written: StoredCeiling | None = None
 
 
-class Ceilings:
+class PowerCeilings:
     """Every ceiling in force: configured, from the file, and those set on the socket by user."""
 
     def __init__(
-        self, settings: Caps, path: Path, boot_id: str, clock: Clock, *, record: Hook = no_hook
+        self,
+        settings: Caps,
+        path: Path,
+        boot_id: str,
+        clock: Clock,
+        *,
+        record: AuditHook = ignore_event,
     ) -> None:
         """``path`` is where the ceilings of users are kept."""
         self._settings, self._path = settings, path
         self._boot_id, self._clock, self._record = boot_id, clock, record
-        self._owners = _owners(settings)
+        self._owners = _ceiling_users(settings)
         self._load_trouble = ""
         stored = self._load()
         self._requested = {one.uid: one for one in stored.requested if one.uid is not None}
         self._file: CeilingFile | None = None
-        self._kept_of_file: FileCeiling | None = None
+        self._kept_of_file: CeilingValue | None = None
         if settings.budget_file:
-            self._kept_of_file = _as_of_file(stored.written)
+            self._kept_of_file = _stored_value(stored.written)
             self._file = self._open(settings.budget_file)
         self._drop_strangers()
 
@@ -95,7 +100,7 @@ class Ceilings:
 
     def settle_for(self, settings: Caps) -> None:
         """Keep to other settings from now on; the ceilings of permitted users stay."""
-        self._owners = _owners(settings)
+        self._owners = _ceiling_users(settings)
         if settings.budget_file != self._settings.budget_file:
             self._file = None
             if settings.budget_file:  # the last ceiling holds until the new file says otherwise
@@ -107,36 +112,36 @@ class Ceilings:
         self._settings = settings
         self._drop_strangers()
 
-    def ask(self, limit: int | None, why: str, ttl: int | None, peer: Peer) -> None:
+    def ask(self, limit: int | None, why: str, ttl: int | None, peer: PeerCredentials) -> None:
         """Set the ceiling of ``peer``'s user, or lift it. CapsError, JournalError."""
         if peer.uid is None or peer.uid not in self._owners:
             raise CapsError(
                 f"User {peer.uid} may not set or lift a ceiling: name it in [caps] ceiling_users.",
-                Refusal.NOT_ALLOWED,
+                RefusalReason.NOT_ALLOWED,
             )
         before = self._requested.get(peer.uid)
         old = None if before is None else before.limit
         others = {uid: one for uid, one in self._requested.items() if uid != peer.uid}
         if limit is None:
             self._replace(others)
-            self._note(Deed.LIFT, why, peer, old=old)
+            self._note(AuditAction.LIFT, why, peer, old=old)
             return
-        if limit <= 0 or ttl is None or not 0 < ttl <= LONGEST_TTL:
+        if limit <= 0 or ttl is None or not 0 < ttl <= MAX_TTL:
             raise CapsError(
                 "A ceiling needs a limit of more than 0, and a ttl of more than 0 and at most"
-                f" {LONGEST_TTL // SECOND // 3600} hours; a limit of null lifts it.",
-                Refusal.MALFORMED,
+                f" {MAX_TTL // SECOND // 3600} hours; a limit of null lifts it.",
+                RefusalReason.MALFORMED,
             )
-        if peer.uid != 0 and len(others.keys() - {0}) >= MOST_OWNERS:
+        if peer.uid != 0 and len(others.keys() - {0}) >= MAX_OWNERS:
             raise CapsError(
-                f"{MOST_OWNERS} users have a ceiling already; let one of them lift its own.",
-                Refusal.NOT_ALLOWED,
+                f"{MAX_OWNERS} users have a ceiling already; let one of them lift its own.",
+                RefusalReason.NOT_ALLOWED,
             )
         stored = self._stored(limit, why, peer.uid, self._clock.monotonic() + ttl)
         self._replace({**others, peer.uid: stored})
-        self._note(Deed.CEILING, why, peer, old=old, new=limit, ttl=ttl)
+        self._note(AuditAction.CEILING, why, peer, old=old, new=limit, ttl=ttl)
 
-    def lift_all(self, peer: Peer) -> None:
+    def lift_all(self, peer: PeerCredentials) -> None:
         """Lift every user's ceiling, as ``peer`` may. JournalError if they stay on disk."""
         self._drop(self._requested, f"user {peer.uid} asked for everything to be restored", peer)
         if self._requested:
@@ -152,14 +157,19 @@ class Ceilings:
         if ended:
             self._forget(ended)
             for uid, ceiling in ended.items():
-                self._note(Deed.LAPSE, "its time is up", Peer(None, uid), old=ceiling.limit)
+                self._note(
+                    AuditAction.LAPSE,
+                    "its time is up",
+                    PeerCredentials(None, uid),
+                    old=ceiling.limit,
+                )
 
     @property
     def configured(self) -> int | None:
         """The ceiling of the configuration over all devices that can be capped, in milliwatts."""
         if not self._settings.budget_watts:
             return None
-        return max(0, self._settings.budget_watts * _MILLIWATTS - self._reserve)
+        return max(0, self._settings.budget_watts * _MILLIWATTS_PER_WATT - self._reserve)
 
     @property
     def imposed_by_others(self) -> int | None:
@@ -198,44 +208,48 @@ class Ceilings:
 
     @property
     def _reserve(self) -> int:
-        return self._settings.reserve_watts * _MILLIWATTS
+        return self._settings.reserve_watts * _MILLIWATTS_PER_WATT
 
     def _open(self, path: str) -> CeilingFile:
         return CeilingFile(Path(path), self._clock, self._kept_of_file, owners=self._owners)
 
-    def _take_file(self, now: FileCeiling | None) -> None:
+    def _take_file(self, now: CeilingValue | None) -> None:
         before = self._kept_of_file
         if now == before:
             return
         self._kept_of_file = now
         with contextlib.suppress(JournalError):  # it applies all the same, while we live
             self._save()
-        peer = Peer(None, (now or before or FileCeiling(0)).uid)
+        peer = PeerCredentials(None, (now or before or CeilingValue(0)).uid)
         old = None if before is None else before.limit
         if now is not None:
-            self._note(Deed.CEILING, now.why, peer, old=old, new=now.limit, job="budget_file")
+            self._note(
+                AuditAction.CEILING, now.why, peer, old=old, new=now.limit, job="budget_file"
+            )
             return
         expires = None if before is None else before.expires
         is_over = expires is not None and expires <= self._clock.monotonic()
-        self._note(Deed.LAPSE if is_over else Deed.LIFT, "", peer, old=old, job="budget_file")
+        self._note(
+            AuditAction.LAPSE if is_over else AuditAction.LIFT, "", peer, old=old, job="budget_file"
+        )
 
     def _drop_strangers(self) -> None:
         """Lift the ceilings of users who may not set one any more."""
         strangers = {u: c for u, c in self._requested.items() if u not in self._owners}
         if strangers:
-            self._drop(strangers, "[caps] ceiling_users does not name its owner", Peer())
+            self._drop(strangers, "[caps] ceiling_users does not name its owner", PeerCredentials())
             self._forget(strangers)
 
-    def _drop(self, ceilings: Mapping[int, Stored], why: str, peer: Peer) -> None:
+    def _drop(self, ceilings: Mapping[int, StoredCeiling], why: str, peer: PeerCredentials) -> None:
         for uid, ceiling in ceilings.items():
-            self._note(Deed.LIFT, why, Peer(peer.pid, uid), old=ceiling.limit)
+            self._note(AuditAction.LIFT, why, PeerCredentials(peer.pid, uid), old=ceiling.limit)
 
-    def _forget(self, gone: Mapping[int, Stored]) -> None:
+    def _forget(self, gone: Mapping[int, StoredCeiling]) -> None:
         self._requested = {u: c for u, c in self._requested.items() if u not in gone}
         with contextlib.suppress(JournalError):  # it is dropped again when it is read again
             self._save()
 
-    def _replace(self, requested: dict[int, Stored]) -> None:
+    def _replace(self, requested: dict[int, StoredCeiling]) -> None:
         """Keep other ceilings of users, once they are on disk. JournalError."""
         before, self._requested = self._requested, requested
         try:
@@ -246,9 +260,9 @@ class Ceilings:
 
     def _note(
         self,
-        deed: Deed,
+        deed: AuditAction,
         why: str,
-        peer: Peer,
+        peer: PeerCredentials,
         *,
         old: int | None = None,
         new: int | None = None,
@@ -256,7 +270,7 @@ class Ceilings:
         job: str = "",
     ) -> None:
         self._record(
-            Event(
+            AuditEvent(
                 at=self._clock.now().wall,
                 deed=deed,
                 old=old,
@@ -269,10 +283,10 @@ class Ceilings:
             )
         )
 
-    def _stored(self, limit: int, why: str, uid: int | None, expires: int | None) -> Stored:
+    def _stored(self, limit: int, why: str, uid: int | None, expires: int | None) -> StoredCeiling:
         now = self._clock.now()
         wall = None if expires is None else now.wall + expires - now.mono
-        return Stored(
+        return StoredCeiling(
             limit=limit,
             why=why,
             uid=uid,
@@ -281,22 +295,22 @@ class Ceilings:
             expires_wall=wall,
         )
 
-    def _load(self) -> _File:
+    def _load(self) -> _CeilingsFile:
         try:
-            told = _decoded(self._path.read_bytes())
+            told = _decode_ceilings(self._path.read_bytes())
         except FileNotFoundError:
-            return _File()
+            return _CeilingsFile()
         except (OSError, ValueError, RecursionError) as error:
             self._load_trouble = (
                 f"The ceilings kept in {self._path} cannot be understood, and none of them"
                 f" applies: {error}. Set them again."
             )
-            return _File()
+            return _CeilingsFile()
         requested = tuple(self._bounded(self._here(one)) for one in told.requested)
         written = None if told.written is None else self._here(told.written)
-        return _File(requested=requested, written=written)
+        return _CeilingsFile(requested=requested, written=written)
 
-    def _here(self, stored: Stored) -> Stored:
+    def _here(self, stored: StoredCeiling) -> StoredCeiling:
         """With the time of this boot: the monotonic clock began anew since, the wall went on."""
         if stored.boot_id == self._boot_id or stored.expires_wall is None:
             return stored
@@ -304,9 +318,9 @@ class Ceilings:
         expires = now.mono + stored.expires_wall - now.wall
         return msgspec.structs.replace(stored, boot_id=self._boot_id, expires=expires)
 
-    def _bounded(self, stored: Stored) -> Stored:
+    def _bounded(self, stored: StoredCeiling) -> StoredCeiling:
         """With an end that is not later than that of a ceiling which is set now."""
-        latest = self._clock.monotonic() + LONGEST_TTL
+        latest = self._clock.monotonic() + MAX_TTL
         expires = latest if stored.expires is None else min(stored.expires, latest)
         return self._stored(stored.limit, stored.why, stored.uid, expires)
 
@@ -315,7 +329,7 @@ class Ceilings:
         written = None
         if kept is not None:
             written = self._stored(kept.limit, kept.why, kept.uid, kept.expires)
-        file = _File(requested=tuple(self._requested.values()), written=written)
+        file = _CeilingsFile(requested=tuple(self._requested.values()), written=written)
         draft = self._path.with_suffix(".new")
         try:
             with draft.open("wb") as out:
@@ -330,33 +344,33 @@ class Ceilings:
             ) from None
 
 
-def _owners(settings: Caps) -> frozenset[int]:
+def _ceiling_users(settings: Caps) -> frozenset[int]:
     """The users who may set a ceiling."""
     return uids_of(settings.ceiling_users)[0] | {0}
 
 
-def _as_of_file(stored: Stored | None) -> FileCeiling | None:
+def _stored_value(stored: StoredCeiling | None) -> CeilingValue | None:
     if stored is None:
         return None
-    return FileCeiling(stored.limit, stored.why, stored.expires, stored.uid)
+    return CeilingValue(stored.limit, stored.why, stored.expires, stored.uid)
 
 
-def _decoded(content: bytes) -> _File:
+def _decode_ceilings(content: bytes) -> _CeilingsFile:
     """The kept ceilings of this version or the first; ValueError."""
     told = msgspec.json.decode(content)
     if isinstance(told, dict) and "version" not in told:
-        first = msgspec.convert(told, _FirstFile)
+        first = msgspec.convert(told, _CeilingsFileVersion1)
         requested = () if first.requested is None else (first.requested,)
-        return _File(requested=requested, written=first.written)
-    file = msgspec.convert(told, _File)
+        return _CeilingsFile(requested=requested, written=first.written)
+    file = msgspec.convert(told, _CeilingsFile)
     if file.version != VERSION:
         raise ValueError(f"version {file.version} is not {VERSION}")
     return file
 
 
-def impose(
-    settings: Caps, limit: int | None, keeper: Keeper, *, others: int | None = None
-) -> Imposed:
+def imposed_limits(
+    settings: Caps, limit: int | None, keeper: CapManager, *, others: int | None = None
+) -> ImposedLimits:
     """Limits of the present devices by the operator's fixed caps and the ceilings.
 
     ``limit`` is the configuration's ceiling, ``others`` the least of the file's and the users'.
@@ -365,26 +379,35 @@ def impose(
     fixed: dict[CapKey, int] = {}
     for one in settings.fixed:
         for key, state in standing.items():
-            if key.knob is one.knob and is_power(key.knob) and named([one.device], state):
-                fixed[key] = min(one.watts * _MILLIWATTS, fixed.get(key, one.watts * _MILLIWATTS))
+            if (
+                key.knob is one.knob
+                and is_power_knob(key.knob)
+                and matches_device([one.device], state)
+            ):
+                fixed[key] = min(
+                    one.watts * _MILLIWATTS_PER_WATT,
+                    fixed.get(key, one.watts * _MILLIWATTS_PER_WATT),
+                )
     limits = [one for one in (limit, others) if one is not None]
     if not limits:
-        return Imposed(fixed)
-    sharers = _sharers(settings, standing, keeper, fixed)
+        return ImposedLimits(fixed)
+    sharers = _budget_devices(settings, standing, keeper, fixed)
     if limit is not None:
-        sharers = _shared(sharers, limit)
+        sharers = _limited_by_shares(sharers, limit)
     if others is not None:
-        sharers = _shared(_with_floors(sharers, standing, keeper), others)
+        sharers = _limited_by_shares(_with_floors(sharers, standing, keeper), others)
     shares = {key: one.maximum for key, one in sharers.items()}
     short = max(0, sum(shares.values()) - min(limits))
     stuck = keeper.stuck
     free = {key: value for key, value in shares.items() if key not in stuck}
-    return Imposed(fixed, free, min(limits), short)
+    return ImposedLimits(fixed, free, min(limits), short)
 
 
-def _shared(sharers: Mapping[CapKey, Sharer], limit: int) -> dict[CapKey, Sharer]:
+def _limited_by_shares(
+    sharers: Mapping[CapKey, BudgetDevice], limit: int
+) -> dict[CapKey, BudgetDevice]:
     """The devices, each with its share of ``limit`` as its maximum."""
-    caps = share(list(sharers.values()), limit).caps
+    caps = share_budget(list(sharers.values()), limit).caps
     return {
         key: one._replace(maximum=caps[one.device], minimum=min(one.minimum, caps[one.device]))
         for key, one in sharers.items()
@@ -392,37 +415,37 @@ def _shared(sharers: Mapping[CapKey, Sharer], limit: int) -> dict[CapKey, Sharer
 
 
 def _with_floors(
-    sharers: Mapping[CapKey, Sharer], standing: Mapping[CapKey, KnobState], keeper: Keeper
-) -> dict[CapKey, Sharer]:
+    sharers: Mapping[CapKey, BudgetDevice], standing: Mapping[CapKey, KnobState], keeper: CapManager
+) -> dict[CapKey, BudgetDevice]:
     """The devices, none of which gets less than the operator's floors leave it."""
     raised = {}
     for key, one in sharers.items():
         state = standing[key]
-        found = bounds(state, state.requested, keeper.rules, tuned=True)
+        found = cap_bounds(state, state.requested, keeper.rules, tuned=True)
         floor = one.minimum if found is None else max(one.minimum, found.lowest)
         raised[key] = one._replace(minimum=min(floor, one.maximum))
     return raised
 
 
-def _sharers(
+def _budget_devices(
     settings: Caps,
     standing: Mapping[CapKey, KnobState],
-    keeper: Keeper,
+    keeper: CapManager,
     fixed: Mapping[CapKey, int],
-) -> dict[CapKey, Sharer]:
+) -> dict[CapKey, BudgetDevice]:
     stuck = keeper.stuck
     wanted = keeper.wants()
-    sharers: dict[CapKey, Sharer] = {}
+    sharers: dict[CapKey, BudgetDevice] = {}
     for key, state in standing.items():
         original = state.requested
-        if not is_power(key.knob) or original is None:
+        if not is_power_knob(key.knob) or original is None:
             continue
         if key in stuck:  # it has what it has, and the others share the rest
-            sharers[key] = Sharer(key.device, stuck[key], stuck[key], 1_000_000)
+            sharers[key] = BudgetDevice(key.device, stuck[key], stuck[key], 1_000_000)
             continue
-        lowest = max(_least(state), settings.floor_watts * _MILLIWATTS)
+        lowest = max(_lowest(state), settings.floor_watts * _MILLIWATTS_PER_WATT)
         wants = [w for w in (wanted.get(key), fixed.get(key)) if w is not None]
-        sharers[key] = Sharer(
+        sharers[key] = BudgetDevice(
             key.device,
             min(lowest, original),
             original,
@@ -432,10 +455,14 @@ def _sharers(
     return sharers
 
 
-def _least(state: KnobState) -> int:
-    return state.minimum if state.minimum is not None else (usual(state) or 0) // _LEFT_TO_ALL
+def _lowest(state: KnobState) -> int:
+    return (
+        state.minimum
+        if state.minimum is not None
+        else (reference_setting(state) or 0) // _DEFAULT_MINIMUM_DIVISOR
+    )
 
 
 def _priority(settings: Caps, state: KnobState) -> int:
-    chosen = [one.priority for one in settings.priority if named([one.device], state)]
+    chosen = [one.priority for one in settings.priority if matches_device([one.device], state)]
     return chosen[0] if chosen else 100

@@ -1,4 +1,7 @@
-"""The way to the capper: one connection, short patience, no storm of attempts."""
+"""How an operator starts the capper of a host: by its unit, where systemd has one.
+
+The way to the capper: one connection, short patience, no storm of attempts.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,47 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from wattspan.capper import protocol
-from wattspan.capper.protocol import Refused, Row, State
-from wattspan.capper.starting import start_command
+from wattspan.capper.protocol import KnobRow, RefusedReply, StateReply
 from wattspan.model import SECOND, CapKey, CapRow, Instant, KnobState
 from wattspan.ports import CapsError, CapTotals, Clock
 
+SOCKET_UNIT: Final = "wattspan-capper.socket"
+_UNITS = (
+    "etc/systemd/system",
+    "run/systemd/system",
+    "usr/local/lib/systemd/system",
+    "usr/lib/systemd/system",
+    "lib/systemd/system",
+)
+
+
+def has_capper_unit(root: Path = Path("/")) -> bool:
+    """Whether systemd runs the host whose root is there, and knows the capper's socket.
+
+    One that is started by hand would take the lock that the unit's capper needs.
+    """
+    booted = (root / "run/systemd/system").is_dir()
+    return booted and any((root / place / SOCKET_UNIT).exists() for place in _UNITS)
+
+
+def capper_start_command(root: Path = Path("/")) -> str:
+    """What root runs to have a capper."""
+    return f"systemctl enable --now {SOCKET_UNIT}" if has_capper_unit(root) else "wattspan capper"
+
+
 TIMEOUT = 1.0
 _FIRST, _LONGEST = SECOND // 2, 30 * SECOND
-_LONGEST_ANSWER = 4 * 1024 * 1024
+_MAX_REPLY_BYTES = 4 * 1024 * 1024
 
-_Answer = State | Refused
+_Reply = StateReply | RefusedReply
 
 
-class Restoring(NamedTuple):
+class RestoreReply(NamedTuple):
     """What a capper says after giving everything back."""
 
     restored: int
@@ -52,12 +78,12 @@ class CapperClient:
         ``root`` is the host's, and tells how a capper is started there.
         """
         self.path = path
-        self.state: State | None = None
+        self.state: StateReply | None = None
         """The newest answer, with the lease, the ceiling and the counts beside the rows."""
         self._clock, self._who, self._timeout, self._root = clock, who, timeout, root
         self._socket: socket.socket | None = None
         self._received = bytearray()
-        self._decoder: msgspec.json.Decoder[_Answer] = msgspec.json.Decoder(_Answer)
+        self._decoder: msgspec.json.Decoder[_Reply] = msgspec.json.Decoder(_Reply)
         self._delay = _FIRST
         self._not_before = 0
         self._why = CapsError("")
@@ -70,27 +96,27 @@ class CapperClient:
         return CapTotals(state.writes, state.restores, state.ceiling, state.suspended)
 
     def rows(self) -> tuple[CapRow, ...]:
-        return _rows(self._ask(protocol.Status()))
+        return _cap_rows(self._ask(protocol.StatusRequest()))
 
     def hold(self, job: str, caps: Mapping[CapKey, int], why: str) -> tuple[CapRow, ...]:
-        wishes = [protocol.Wish(key.knob, key.device, value) for key, value in caps.items()]
-        return _rows(self._ask(protocol.Hold(job, wishes, why)))
+        wishes = [protocol.RequestedCap(key.knob, key.device, value) for key, value in caps.items()]
+        return _cap_rows(self._ask(protocol.HoldRequest(job, wishes, why)))
 
     def renew(self) -> None:
-        self._ask(protocol.Renew())
+        self._ask(protocol.RenewRequest())
 
     def release(self, job: str = "") -> None:
-        self._ask(protocol.Release(job))
+        self._ask(protocol.ReleaseRequest(job))
 
     def accept(self) -> tuple[CapRow, ...]:
         """Have what somebody else has set taken as the original. For root."""
-        return _rows(self._ask(protocol.Accept()))
+        return _cap_rows(self._ask(protocol.AcceptRequest()))
 
-    def restore(self) -> Restoring:
+    def restore(self) -> RestoreReply:
         """Have everything given back, whoever holds it. For root."""
-        before = self._ask(protocol.Status()).restores
-        after = self._ask(protocol.Restore())
-        return Restoring(after.restores - before, _rows(after))
+        before = self._ask(protocol.StatusRequest()).restores
+        after = self._ask(protocol.RestoreRequest())
+        return RestoreReply(after.restores - before, _cap_rows(after))
 
     def close(self) -> None:
         """End the connection, and with it every lease."""
@@ -101,7 +127,7 @@ class CapperClient:
 
     # --------------------------------------------------------------------------- inner workings
 
-    def _ask(self, request: protocol.Request) -> State:
+    def _ask(self, request: protocol.CapperRequest) -> StateReply:
         deadline = self._clock.monotonic() + round(self._timeout * SECOND)
         if self._socket is None:
             self._connect(deadline)
@@ -119,10 +145,10 @@ class CapperClient:
             connection.close()
             raise self._lost(_cause(error)) from None
         self._socket = connection
-        self._exchange(protocol.Hello(self._who), deadline)
+        self._exchange(protocol.HelloRequest(self._who), deadline)
         self._delay = _FIRST
 
-    def _exchange(self, request: protocol.Request, deadline: int) -> State:
+    def _exchange(self, request: protocol.CapperRequest, deadline: int) -> StateReply:
         assert self._socket is not None  # noqa: S101 - it was connected just now
         try:
             self._patience(deadline)
@@ -132,9 +158,9 @@ class CapperClient:
             answer = self._decoder.decode(self._line(deadline))
         except (OSError, msgspec.MsgspecError, ValueError) as error:
             raise self._lost(_cause(error)) from None
-        if isinstance(answer, Refused):
+        if isinstance(answer, RefusedReply):
             refusal = CapsError(answer.sentence, answer.reason, answer.device)
-            if isinstance(request, protocol.Hello):  # it will say so again
+            if isinstance(request, protocol.HelloRequest):  # it will say so again
                 self._leave(refusal)
             raise refusal
         self.state = answer
@@ -148,7 +174,7 @@ class CapperClient:
             if not got:
                 raise ConnectionResetError
             self._received += got
-            if len(self._received) > _LONGEST_ANSWER:
+            if len(self._received) > _MAX_REPLY_BYTES:
                 raise ValueError("its answer has no end")
         line = bytes(self._received[:end])
         del self._received[: end + 1]
@@ -166,7 +192,7 @@ class CapperClient:
         return self._leave(
             CapsError(
                 f"No capper answers on {self.path}: {cause}. Start one with"
-                f" `{start_command(self._root)}`, as root; it is looked for again."
+                f" `{capper_start_command(self._root)}`, as root; it is looked for again."
             )
         )
 
@@ -195,12 +221,12 @@ def _cause(error: Exception) -> str:
     return f"it talks nonsense ({error})"
 
 
-def _rows(state: State) -> tuple[CapRow, ...]:
+def _cap_rows(state: StateReply) -> tuple[CapRow, ...]:
     """What a capper tells of its knobs, in the model's words."""
-    return tuple(_row(one) for one in state.rows)
+    return tuple(_cap_row(one) for one in state.rows)
 
 
-def _row(told: Row) -> CapRow:
+def _cap_row(told: KnobRow) -> CapRow:
     state = KnobState(
         CapKey(told.knob, told.device),
         told.name,

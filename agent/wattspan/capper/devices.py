@@ -1,4 +1,7 @@
-"""Every knob that can be turned here, as it was last seen."""
+"""Every knob that can be turned here, as it was last seen.
+
+Whose is the setting that stands on a device? Pure.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,21 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Protocol, runtime_checkable
 
-from wattspan.capper.protocol import Refusal
-from wattspan.model import CapKey, Knob, KnobState, Trouble
+from wattspan.capper.actuators.common import is_honoured
+from wattspan.capper.journal import EntrySource, JournalEntry
+from wattspan.capper.protocol import RefusalReason
+from wattspan.model import CapKey, Knob, KnobState, Trouble, Word
 from wattspan.ports import Actuator, ActuatorError
 
-_REFUSALS = {
-    Trouble.DENIED: Refusal.NO_PERMISSION,
-    Trouble.MALFORMED: Refusal.NOT_HONOURED,
+_REFUSAL_REASONS = {
+    Trouble.DENIED: RefusalReason.NO_PERMISSION,
+    Trouble.MALFORMED: RefusalReason.NOT_HONOURED,
 }
-_POWER = (Knob.GPU_POWER, Knob.CPU_POWER)
+_POWER_KNOBS = (Knob.GPU_POWER, Knob.CPU_POWER)
 
 
 @runtime_checkable
-class Concurrent(Protocol):
+class ConcurrentActuator(Protocol):
     """An actuator that can read several devices at once, and list them although some hang."""
 
     @property
@@ -32,7 +37,7 @@ class Concurrent(Protocol):
         ...
 
 
-class Devices:
+class ManagedDevices:
     """The actuators, and each knob's state and trouble as of the last call that told."""
 
     def __init__(self, actuators: Sequence[Actuator]) -> None:
@@ -72,14 +77,15 @@ class Devices:
         return self.listing_stuck or any(
             count > sum(key.knob is knob for key in self.states)
             for knob, actuator in self._actuators.items()
-            if isinstance(actuator, Concurrent) and (count := actuator.unidentified) is not None
+            if isinstance(actuator, ConcurrentActuator)
+            and (count := actuator.unidentified) is not None
         )
 
     def prefetch(self, keys: Iterable[CapKey]) -> None:
         """Begin to read ``keys``, so that several devices that hang share one deadline."""
         for knob, group in groupby(sorted(keys), key=lambda key: key.knob):
             actuator: object = self._actuators.get(knob)
-            if isinstance(actuator, Concurrent):
+            if isinstance(actuator, ConcurrentActuator):
                 actuator.prefetch(key.device for key in group)
 
     def read(self, key: CapKey) -> KnobState:
@@ -125,17 +131,94 @@ class Devices:
         return actuator
 
 
-def is_power(knob: Knob) -> bool:
+def is_power_knob(knob: Knob) -> bool:
     """Whether the knob counts towards a budget of watts."""
-    return knob in _POWER
+    return knob in _POWER_KNOBS
 
 
-def refusal(error: ActuatorError) -> Refusal:
+def refusal_reason(error: ActuatorError) -> RefusalReason:
     """What the trouble of a device is in the protocol's words."""
-    return Refusal.LOCKED if error.locked else _REFUSALS.get(error.trouble, Refusal.LOST)
+    return (
+        RefusalReason.LOCKED
+        if error.locked
+        else _REFUSAL_REASONS.get(error.trouble, RefusalReason.LOST)
+    )
 
 
-def named(chosen: Iterable[str], state: KnobState) -> bool:
+def matches_device(chosen: Iterable[str], state: KnobState) -> bool:
     """Whether any of ``chosen`` means this device: its id, UUID, index, zone, or "*"."""
     known = {"*", state.key.device, *state.aliases}
     return any(one in known for one in chosen)
+
+
+class SettingOwner(Word):
+    """Whose it is."""
+
+    OURS = "ours"
+    ORIGINAL = "original"  # what stood there before us, or what the device starts with
+    FOREIGN = "foreign"  # neither
+    UNKNOWN = "unknown"  # the device does not tell now
+
+
+def is_readable(knob: Knob) -> bool:
+    """Whether what stands can be read back. Locked clocks can be set and reset, and no more."""
+    return knob is not Knob.GPU_CLOCK
+
+
+def setting_owner(entry: JournalEntry, state: KnobState) -> SettingOwner:
+    """Whose the setting is that ``state`` shows, where the journal has ``entry``.
+
+    As long as a write may not have arrived, what stood there before it is ours as well, and a
+    value just below it, for devices round down to their unit. A knob that cannot be read is
+    ours as far as anybody can tell. Of an earlier boot our value is the device's own if it is the
+    default, at which the device starts.
+    """
+    if not is_readable(entry.knob):
+        return SettingOwner.OURS
+    present = state.requested
+    if present is None:
+        return SettingOwner.UNKNOWN
+    if entry.source is EntrySource.EARLIER and present == entry.default:
+        return SettingOwner.ORIGINAL
+    if present == entry.value:
+        return SettingOwner.OURS
+    if not entry.written and entry.value is not None:
+        if present == entry.before:
+            return SettingOwner.OURS
+        if present != entry.original and is_honoured(entry.value, present):
+            return SettingOwner.OURS
+    if entry.original is not None and is_honoured(entry.original, present):
+        return SettingOwner.ORIGINAL
+    return SettingOwner.FOREIGN
+
+
+def is_original_plausible(entry: JournalEntry, state: KnobState) -> bool:
+    """True if the original may be written: within the device's range, and above our value.
+
+    Some drivers derive the range from the present limit, so the range that was recorded with the
+    original counts as well.
+    """
+    if not is_readable(entry.knob):
+        return entry.original is None
+    original, highest = entry.original, _highest(state.maximum, entry.maximum)
+    if original is None or entry.value is None:
+        return False
+    if highest is None:  # the device reports no range: only a checksum can vouch for the original
+        return entry.source is not EntrySource.SALVAGED and original >= entry.value
+    lowest = min(state.minimum or 0, entry.minimum or 0)
+    return max(lowest, entry.value, 1) <= original <= highest
+
+
+def may_be_capped(state: KnobState) -> bool:
+    """True if a cap of ours could be in force: every cap is below the device's maximum."""
+    present, maximum = state.requested, state.maximum
+    return present is None or maximum is None or present < maximum
+
+
+def is_adoptable(entry: JournalEntry, present: int | None) -> bool:
+    """Whether a knob somebody else has written is back to where anybody may begin anew."""
+    return present is not None and present in (entry.original, entry.default)
+
+
+def _highest(*values: int | None) -> int | None:
+    return max((value for value in values if value is not None), default=None)

@@ -15,10 +15,17 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from wattspan.capper.records import Entry as Entry
-from wattspan.capper.records import Source as Source
-from wattspan.capper.records import encode
-from wattspan.capper.recovery import COPIES, PREFIX, Claims, Recovered, claims_in, recover
+from wattspan.capper.journal_records import EntrySource as EntrySource
+from wattspan.capper.journal_records import JournalEntry as JournalEntry
+from wattspan.capper.journal_records import encode_journal
+from wattspan.capper.journal_recovery import (
+    COPIES,
+    PREFIX,
+    AuditedWrites,
+    RecoveredEntries,
+    audited_writes,
+    recover_entries,
+)
 from wattspan.model import CapKey
 from wattspan.ports import WattspanError
 
@@ -33,7 +40,7 @@ class JournalError(WattspanError):
     exit_code = 6
 
 
-Entries = Mapping[CapKey, Entry]
+Entries = Mapping[CapKey, JournalEntry]
 
 
 class Journal:
@@ -58,10 +65,12 @@ class Journal:
         while there is no file, so that a file of long ago is never taken for the newest.
         """
         self._directory, self.boot_id, self._stamp = directory, boot_id, stamp
-        self._paths = tuple(directory / f"{PREFIX}{_safe(boot_id)}{suffix}" for suffix in COPIES)
-        found = read(directory, boot_id, audit)
-        self.trouble, self.complete = _trouble(found), found.complete
-        self.entries: dict[CapKey, Entry] = found.entries
+        self._paths = tuple(
+            directory / f"{PREFIX}{_safe_file_name(boot_id)}{suffix}" for suffix in COPIES
+        )
+        found = read_journal(directory, boot_id, audit)
+        self.trouble, self.complete = _recovery_warning(found), found.complete
+        self.entries: dict[CapKey, JournalEntry] = found.entries
         self._outdated, self._saved = found.outdated, found.newest
         self._on_disk: Entries | None = dict(found.entries) if found.current else None
         self._tidy(found.damaged)
@@ -81,7 +90,9 @@ class Journal:
         generation = max(self._saved + 1, self._stamp())
         try:
             if entries:
-                self._replace(encode(self.boot_id, generation, self._saved, entries.values()))
+                self._replace(
+                    encode_journal(self.boot_id, generation, self._saved, entries.values())
+                )
             else:
                 for path in self._paths:
                     path.unlink(missing_ok=True)
@@ -137,22 +148,22 @@ class Journal:
                 path.with_name(f"damaged-{path.name}").write_bytes(path.read_bytes())
 
 
-def read(directory: Path, boot_id: str, audit: Path | None = None) -> Recovered:
+def read_journal(directory: Path, boot_id: str, audit: Path | None = None) -> RecoveredEntries:
     """Entries of the journals in ``directory`` and of the audit log; nothing is changed."""
 
-    def claims(boot: str) -> Claims:
-        return claims_in(_lines(audit), boot) if audit is not None else {}
+    def claims(boot: str) -> AuditedWrites:
+        return audited_writes(_audit_lines(audit), boot) if audit is not None else {}
 
-    return recover(directory, boot_id, _safe(boot_id), claims)
+    return recover_entries(directory, boot_id, _safe_file_name(boot_id), claims)
 
 
-def _lines(audit: Path) -> Iterator[bytes]:
+def _audit_lines(audit: Path) -> Iterator[bytes]:
     for path in (audit.with_name(f"{audit.name}.1"), audit):
         with contextlib.suppress(OSError), path.open("rb") as file:
             yield from file
 
 
-def _trouble(found: Recovered) -> str:
+def _recovery_warning(found: RecoveredEntries) -> str:
     if found.complete and not found.damaged:
         return ""
     names = ", ".join(str(path) for path in found.damaged) or "One copy of it"
@@ -172,7 +183,7 @@ SYSTEM_STATE = Path("/var/lib/wattspan")
 SYSTEM_CAPPER_STATE = Path("/var/lib/wattspan-capper")
 
 
-def directory_in(state_dir: Path, *, emulated: bool) -> Path:
+def capper_directory(state_dir: Path, *, emulated: bool) -> Path:
     """Where the capper's own directory is, whether there or not.
 
     Of the system's agent it stands beside the state directory: who owns a directory may rename
@@ -183,13 +194,13 @@ def directory_in(state_dir: Path, *, emulated: bool) -> Path:
     return SYSTEM_CAPPER_STATE if state_dir == SYSTEM_STATE else state_dir / "capper"
 
 
-def open_directory(state_dir: Path, *, emulated: bool = False) -> Path:
+def open_capper_directory(state_dir: Path, *, emulated: bool = False) -> Path:
     """The capper's own directory in ``state_dir``; JournalError if it cannot be had or trusted.
 
     What it holds is believed by a process with every right, so nobody else may write it. An
     emulated host's limits are kept apart from true ones.
     """
-    directory = directory_in(state_dir, emulated=emulated)
+    directory = capper_directory(state_dir, emulated=emulated)
     remedy = "Make it writable, or set another [agent] state_dir."
     try:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -198,19 +209,19 @@ def open_directory(state_dir: Path, *, emulated: bool = False) -> Path:
         raise JournalError(
             f"Cannot keep a journal in {directory}: {error.strerror}. {remedy}"
         ) from None
-    if remedy := _distrusted(directory, found):
+    if remedy := _distrust_reason(directory, found):
         raise JournalError(f"Cannot keep a journal in {directory}: {remedy}")
     return directory
 
 
-def _distrusted(directory: Path, found: os.stat_result) -> str:
+def _distrust_reason(directory: Path, found: os.stat_result) -> str:
     """Why what the directory holds cannot be believed, and what helps; "" if it can.
 
     A journal that says what is to be given back is nothing that anybody is told to remove.
     """
     user = os.geteuid()
     if found.st_uid != user and user != 0:
-        owner = _name(found.st_uid)
+        owner = _user_name(found.st_uid)
         how = "Use sudo." if found.st_uid == 0 else f"Run this as {owner}."
         return f"it belongs to {owner}, and only {owner} may. {how}"
     whole = stat.S_ISDIR(found.st_mode)
@@ -228,12 +239,12 @@ def _distrusted(directory: Path, found: os.stat_result) -> str:
     )
 
 
-def _name(uid: int) -> str:
+def _user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"user {uid}"
 
 
-def _safe(boot_id: str) -> str:
+def _safe_file_name(boot_id: str) -> str:
     return "".join(c if c.isalnum() or c == "-" else "_" for c in boot_id)[:100] or "unknown"

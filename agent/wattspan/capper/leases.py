@@ -8,11 +8,11 @@ from types import MappingProxyType
 
 from wattspan.model import CapKey, Instant
 
-_NONE: Mapping[CapKey, int] = MappingProxyType({})
+_NO_CAPS: Mapping[CapKey, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class CapGrant:
     """What one job holds: for each knob what was ``asked`` for, and how far down it may be by now.
 
     ``caps`` is above ``asked`` where the way down is longer than the largest step.
@@ -21,8 +21,8 @@ class Grant:
     job: str
     why: str
     since: Instant
-    asked: Mapping[CapKey, int] = field(default_factory=lambda: _NONE)
-    caps: Mapping[CapKey, int] = field(default_factory=lambda: _NONE)
+    asked: Mapping[CapKey, int] = field(default_factory=lambda: _NO_CAPS)
+    caps: Mapping[CapKey, int] = field(default_factory=lambda: _NO_CAPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class Lease:
 
     length: int
     until: int
-    grants: Mapping[str, Grant] = field(default_factory=dict)
+    grants: Mapping[str, CapGrant] = field(default_factory=dict)
 
 
-class Leases:
+class LeaseRegistry:
     """Every lease, by the connection that renews it.
 
     A lease lapses as a whole: its holder is one loop, and either it runs or it does not.
@@ -53,7 +53,7 @@ class Leases:
     def longest(self, longest: int) -> None:
         self._longest = longest
 
-    def grant(self, holder: int, grant: Grant, *, length: int, now: int) -> None:
+    def grant(self, holder: int, grant: CapGrant, *, length: int, now: int) -> None:
         """Let ``holder`` hold exactly ``grant`` for its job; all its leases begin anew."""
         length = min(length, self._longest) if length > 0 else self._longest
         lease = self._leases.get(holder)
@@ -66,7 +66,7 @@ class Leases:
             length = min(lease.length, self._longest)
             self._leases[holder] = Lease(length, now + length, lease.grants)
 
-    def release(self, holder: int, job: str = "") -> tuple[Grant, ...]:
+    def release(self, holder: int, job: str = "") -> tuple[CapGrant, ...]:
         """What ``holder`` does not hold any more: for one job, or at all."""
         lease = self._leases.get(holder)
         if lease is None:
@@ -79,12 +79,12 @@ class Leases:
             del self._leases[holder]
         return gone
 
-    def lapse(self, now: int) -> tuple[Grant, ...]:
+    def lapse(self, now: int) -> tuple[CapGrant, ...]:
         """What has lapsed by ``now`` and is gone."""
         late = [holder for holder, lease in self._leases.items() if lease.until <= now]
         return tuple(grant for holder in late for grant in self.release(holder))
 
-    def clear(self) -> tuple[Grant, ...]:
+    def clear(self) -> tuple[CapGrant, ...]:
         """End them all."""
         return tuple(grant for holder in list(self._leases) for grant in self.release(holder))
 
@@ -95,7 +95,7 @@ class Leases:
             grants = {name: _without(grant, gone) for name, grant in lease.grants.items()}
             self._leases[holder] = Lease(lease.length, lease.until, grants)
 
-    def holding(self, key: CapKey) -> tuple[int, Lease, Grant] | None:
+    def holding(self, key: CapKey) -> tuple[int, Lease, CapGrant] | None:
         """Who holds ``key``: the connection, its lease and the job's grant."""
         for holder, lease in self._leases.items():
             for grant in lease.grants.values():
@@ -108,7 +108,7 @@ class Leases:
         leases = self._leases.values()
         return {key for lease in leases for grant in lease.grants.values() for key in grant.caps}
 
-    def grant_of(self, holder: int, job: str) -> Grant | None:
+    def grant_of(self, holder: int, job: str) -> CapGrant | None:
         lease = self._leases.get(holder)
         return lease.grants.get(job) if lease else None
 
@@ -123,8 +123,8 @@ class Leases:
         return min((lease.until for lease in self._leases.values()), default=None)
 
 
-def _without(grant: Grant, gone: set[CapKey]) -> Grant:
+def _without(grant: CapGrant, gone: set[CapKey]) -> CapGrant:
     def left(caps: Mapping[CapKey, int]) -> dict[CapKey, int]:
         return {key: value for key, value in caps.items() if key not in gone}
 
-    return Grant(grant.job, grant.why, grant.since, left(grant.asked), left(grant.caps))
+    return CapGrant(grant.job, grant.why, grant.since, left(grant.asked), left(grant.caps))

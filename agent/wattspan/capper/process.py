@@ -7,25 +7,33 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from wattspan.capper.audit import GENERATIONS, Audit, Deed, Event, Hook, RowLimiter, no_hook
-from wattspan.capper.bounds import Rules
-from wattspan.capper.ceilings import Ceilings
-from wattspan.capper.devices import Devices
+from wattspan.capper.access import allowed_users, uids_of
+from wattspan.capper.audit import (
+    GENERATIONS,
+    AuditAction,
+    AuditEvent,
+    AuditHook,
+    AuditLog,
+    AuditRowLimiter,
+    ignore_event,
+)
+from wattspan.capper.ceilings import PowerCeilings
+from wattspan.capper.devices import ManagedDevices
 from wattspan.capper.journal import Journal
-from wattspan.capper.keeper import Keeper
-from wattspan.capper.peers import allowed_users, uids_of
-from wattspan.capper.place import Lock, Place
-from wattspan.capper.protocol import Refusal
-from wattspan.capper.requests import Desk
-from wattspan.capper.server import Server
-from wattspan.capper.writer import Writer
+from wattspan.capper.limits import OperatorLimits
+from wattspan.capper.manager import CapManager
+from wattspan.capper.paths import CapperHost, CapperLock
+from wattspan.capper.protocol import RefusalReason
+from wattspan.capper.requests import RequestHandler
+from wattspan.capper.server import CapperSocketServer
+from wattspan.capper.writer import LimitWriter
 from wattspan.config import Config, changed
+from wattspan.http.sockets import ListeningSocket, listen_unix
 from wattspan.model import MILLISECOND, SECOND, Knob
 from wattspan.ports import Actuator, CapsError, Clock
 from wattspan.supervisor.activation import Inherited
-from wattspan.web.listening import Listening, listen_unix
 
-MODE = 0o666
+SOCKET_MODE = 0o666
 """Anybody may knock: who is let in is decided by what the kernel says of them."""
 _TRIES, _BETWEEN = 5, 300 * MILLISECOND
 _STUCK_WITHIN = 6 * SECOND
@@ -35,7 +43,7 @@ driver, which can take seconds."""
 Log = Callable[[str], None]
 
 
-def knobs_of(config: Config) -> frozenset[Knob]:
+def enabled_knobs(config: Config) -> frozenset[Knob]:
     """The knobs in use: those that may be tuned, those of fixed caps, all of power for a budget."""
     caps = config.caps
     power = {Knob.GPU_POWER, Knob.CPU_POWER}
@@ -45,19 +53,19 @@ def knobs_of(config: Config) -> frozenset[Knob]:
 def needs_restart(old: Config, new: Config) -> tuple[str, ...]:
     """Which keys that differ a running capper cannot take over."""
     places = {"agent.run_dir", "agent.state_dir"} & changed(old, new)
-    knobs = {"autotune.knobs"} if knobs_of(new) - knobs_of(old) else set()
+    knobs = {"autotune.knobs"} if enabled_knobs(new) - enabled_knobs(old) else set()
     return tuple(sorted(places | knobs))
 
 
 @dataclass(frozen=True, slots=True)
-class Workings:
+class CapEngine:
     """A keeper with its journal and its record, and nobody who asks."""
 
-    keeper: Keeper
-    writer: Writer
+    keeper: CapManager
+    writer: LimitWriter
     journal: Journal
-    audit: Audit
-    rows: RowLimiter
+    audit: AuditLog
+    rows: AuditRowLimiter
 
     @property
     def stuck(self) -> tuple[str, ...]:
@@ -76,33 +84,33 @@ class Workings:
         self.writer.devices.close()
 
 
-def open_workings(
-    place: Place,
+def open_engine(
+    place: CapperHost,
     config: Config,
     actuators: Sequence[Actuator],
     clock: Clock,
     log: Log,
-    hook: Hook = no_hook,
+    hook: AuditHook = ignore_event,
     *,
     enumerate_devices: bool = True,
-) -> Workings:
+) -> CapEngine:
     """Read the journals, and find the devices that they name. The lock must be held.
 
     The journal names its devices: restoring them needs no enumeration, unless it is damaged.
     """
-    audit = Audit(place.audit, _file_size(config), hook)
-    rows = RowLimiter(clock, audit.record)
+    audit = AuditLog(place.audit, _file_size(config), hook)
+    rows = AuditRowLimiter(clock, audit.record)
     journal = Journal(place.directory, place.boot_id, place.audit, stamp=clock.monotonic)
     if journal.trouble:
         log(journal.trouble)
-        audit.record(Event(at=clock.now().wall, deed=Deed.FAIL, why=journal.trouble))
-    devices = Devices(actuators)
-    writer = Writer(devices, journal, clock, rows.record)
+        audit.record(AuditEvent(at=clock.now().wall, deed=AuditAction.FAIL, why=journal.trouble))
+    devices = ManagedDevices(actuators)
+    writer = LimitWriter(devices, journal, clock, rows.record)
     audit.outstanding = writer.outstanding
-    keeper = Keeper(
+    keeper = CapManager(
         writer,
         clock,
-        _rules(config),
+        _operator_limits(config),
         longest=int(config.caps.lease),
         record=rows.record,
         tunable=config.autotune.gpus,
@@ -112,11 +120,11 @@ def open_workings(
     if enumerate_devices or writer.needs_enumeration:
         devices.look()
     writer.name_lost()
-    return Workings(keeper, writer, journal, audit, rows)
+    return CapEngine(keeper, writer, journal, audit, rows)
 
 
-def end(
-    workings: Workings, clock: Clock, log: Log, release: Callable[[], tuple[CapsError, ...]]
+def retry_release(
+    workings: CapEngine, clock: Clock, log: Log, release: Callable[[], tuple[CapsError, ...]]
 ) -> tuple[CapsError, ...]:
     """Call ``release`` until nothing fails, for a second or two; returns the last failures.
 
@@ -126,7 +134,7 @@ def end(
     while troubles := release():
         tries += 1
         patient = workings.stuck and clock.monotonic() - began < _STUCK_WITHIN
-        hopeless = all(trouble.refusal == Refusal.UNRECOVERED for trouble in troubles)
+        hopeless = all(trouble.refusal == RefusalReason.UNRECOVERED for trouble in troubles)
         if hopeless or (tries >= _TRIES and not patient):
             break
         clock.sleep_until(clock.monotonic() + _BETWEEN)
@@ -140,8 +148,8 @@ def end(
     return troubles
 
 
-def _rules(config: Config) -> Rules:
-    return Rules(config.autotune.floor, config.caps.floor_watts, config.caps.largest_step)
+def _operator_limits(config: Config) -> OperatorLimits:
+    return OperatorLimits(config.autotune.floor, config.caps.floor_watts, config.caps.largest_step)
 
 
 def _file_size(config: Config) -> int:
@@ -149,7 +157,7 @@ def _file_size(config: Config) -> int:
     return 2 * int(config.caps.log_size) // (GENERATIONS + 1)
 
 
-def _users(config: Config, log: Log) -> frozenset[int]:
+def _permitted_users(config: Config, log: Log) -> frozenset[int]:
     """Who may speak; names that were set and are nobody's are told."""
     for key, names in (("users", config.caps.users), ("ceiling_users", config.caps.ceiling_users)):
         _, unknown = uids_of(names)
@@ -159,10 +167,10 @@ def _users(config: Config, log: Log) -> frozenset[int]:
     return allowed_users((*config.caps.users, *config.caps.ceiling_users))[0]
 
 
-def _listening(path: Path, inherited: Inherited | None) -> Listening:
+def _open_socket(path: Path, inherited: Inherited | None) -> ListeningSocket:
     if inherited is None:
-        return listen_unix(path, MODE, what="requests for caps")
-    return Listening(inherited.socket, inherited.address, lambda: None)
+        return listen_unix(path, SOCKET_MODE, what="requests for caps")
+    return ListeningSocket(inherited.socket, inherited.address, lambda: None)
 
 
 class Capper:
@@ -170,14 +178,14 @@ class Capper:
 
     def __init__(
         self,
-        place: Place,
+        place: CapperHost,
         socket: Path,
         config: Config,
         actuators: Callable[[], Sequence[Actuator]],
         clock: Clock,
         log: Log,
         *,
-        hook: Hook = no_hook,
+        hook: AuditHook = ignore_event,
         alive: Callable[[], None] = lambda: None,
         inherited: Inherited | None = None,
     ) -> None:
@@ -189,19 +197,19 @@ class Capper:
         self._clock, self._log = clock, log
         self._troubles: set[str] = set()
         with ExitStack() as stack:
-            lock = Lock(place)
+            lock = CapperLock(place)
             stack.callback(lock.release)
-            listening = _listening(socket, inherited)
+            listening = _open_socket(socket, inherited)
             stack.callback(listening.remove)
             stack.callback(listening.socket.close)
-            workings = open_workings(place, config, actuators(), clock, log, hook)
+            workings = open_engine(place, config, actuators(), clock, log, hook)
             stack.callback(workings.close)
             self._stack = stack.pop_all()
         self._workings, self.address = workings, listening.address
-        ceilings = Ceilings(
+        ceilings = PowerCeilings(
             config.caps, place.ceilings, place.boot_id, clock, record=workings.rows.record
         )
-        self._desk = Desk(
+        self._desk = RequestHandler(
             workings.keeper, workings.writer, ceilings, config.caps, clock, workings.rows.record
         )
 
@@ -210,7 +218,9 @@ class Capper:
             workings.rows.turn()
             self._tell_troubles(ceilings)
 
-        self.server = Server(listening.socket, self._desk, clock, _users(config, log), alive=turned)
+        self.server = CapperSocketServer(
+            listening.socket, self._desk, clock, _permitted_users(config, log), alive=turned
+        )
 
     @property
     def status(self) -> str:
@@ -233,9 +243,9 @@ class Capper:
         """
         caps, workings = config.caps, self._workings
         workings.audit.size = _file_size(config)
-        self.server.admit(_users(config, self._log))
+        self.server.admit(_permitted_users(config, self._log))
         workings.keeper.settle_for(
-            _rules(config),
+            _operator_limits(config),
             longest=int(caps.lease),
             tunable=config.autotune.gpus,
             knobs=config.autotune.knobs,
@@ -253,29 +263,29 @@ class Capper:
         Before anybody is answered, what the last capper left is given back, or stays because it
         is imposed.
         """
-        self._record(Deed.START)
+        self._record(AuditAction.START)
         try:
             self.server.run()
         finally:
             self._desk.ending = True
             ending()
             workings = self._workings
-            troubles = end(workings, self._clock, self._log, workings.keeper.stop)
+            troubles = retry_release(workings, self._clock, self._log, workings.keeper.stop)
             if retained := workings.retained:
                 self._log(
                     f"{retained} limit{'s' * (retained != 1)} of fixed caps or of the power budget"
                     " stay in force while no capper runs; `wattspan caps restore` lifts them."
                 )
             self._desk.close()
-            self._record(Deed.END)
+            self._record(AuditAction.END)
             self.server.close()
             self._stack.close()
         return troubles
 
-    def _record(self, deed: Deed) -> None:
-        self._workings.rows.record(Event(at=self._clock.now().wall, deed=deed))
+    def _record(self, deed: AuditAction) -> None:
+        self._workings.rows.record(AuditEvent(at=self._clock.now().wall, deed=deed))
 
-    def _tell_troubles(self, ceilings: Ceilings) -> None:
+    def _tell_troubles(self, ceilings: PowerCeilings) -> None:
         """Say once what has begun to go wrong."""
         workings = self._workings
         now = {

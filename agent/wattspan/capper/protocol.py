@@ -12,22 +12,22 @@ import msgspec
 from wattspan.model import Knob, Word
 
 VERSION: Final = 1
-LONGEST_LINE: Final = 64 * 1024
+MAX_LINE_BYTES: Final = 64 * 1024
 """Bytes of one request; whoever sends more is put out."""
-LONGEST_NAME: Final = 200
-LONGEST_WHY: Final = 1000
+MAX_NAME_LENGTH: Final = 200
+MAX_REASON_LENGTH: Final = 1000
 """Characters of a reason that are kept; somewhat more is taken, and cut."""
-MOST_WISHES: Final = 256
+MAX_REQUESTED_CAPS: Final = 256
 
-Name = Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
-Why = Annotated[str, msgspec.Meta(max_length=4 * LONGEST_WHY)]
+BoundedName = Annotated[str, msgspec.Meta(max_length=MAX_NAME_LENGTH)]
+ReasonText = Annotated[str, msgspec.Meta(max_length=4 * MAX_REASON_LENGTH)]
 
-_FAR = 2**53
-Whole = Annotated[int, msgspec.Meta(ge=-_FAR, le=_FAR)]
+_MAX_SAFE_INTEGER = 2**53
+SafeInteger = Annotated[int, msgspec.Meta(ge=-_MAX_SAFE_INTEGER, le=_MAX_SAFE_INTEGER)]
 """A number that every peer can hold; one of a thousand digits would be told on, and break them."""
 
 
-class Refusal(Word):
+class RefusalReason(Word):
     """Why a request was not carried out."""
 
     MALFORMED = "malformed"
@@ -48,26 +48,26 @@ class Refusal(Word):
 # ----------------------------------------------------------------------------------- requests
 
 
-class Request(msgspec.Struct, frozen=True, tag_field="do", forbid_unknown_fields=True):
+class CapperRequest(msgspec.Struct, frozen=True, tag_field="do", forbid_unknown_fields=True):
     """Base of all requests."""
 
 
-class Hello(Request, frozen=True, tag="hello"):
+class HelloRequest(CapperRequest, frozen=True, tag="hello"):
     """Who speaks; the first request of a connection that wants to hold anything."""
 
-    who: Name
-    version: Whole = VERSION
+    who: BoundedName
+    version: SafeInteger = VERSION
 
 
-class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RequestedCap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One knob of one device, and what it shall be at most."""
 
     knob: Knob
-    device: Name
-    value: Whole
+    device: BoundedName
+    value: SafeInteger
 
 
-class Hold(Request, frozen=True, tag="hold"):
+class HoldRequest(CapperRequest, frozen=True, tag="hold"):
     """Hold exactly these caps for ``job``; what it held and is not named here is given back.
 
     The lease is the connection's: it lapses when ``lease`` nanoseconds pass without a renewal,
@@ -75,23 +75,23 @@ class Hold(Request, frozen=True, tag="hold"):
     what stands; asking again goes on from there.
     """
 
-    job: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)]
-    caps: Annotated[list[Wish], msgspec.Meta(max_length=MOST_WISHES)]
-    why: Why = ""
-    lease: Whole = 0  # 0: the configured one, which is also the longest
+    job: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
+    caps: Annotated[list[RequestedCap], msgspec.Meta(max_length=MAX_REQUESTED_CAPS)]
+    why: ReasonText = ""
+    lease: SafeInteger = 0  # 0: the configured one, which is also the longest
 
 
-class Renew(Request, frozen=True, tag="renew"):
+class RenewRequest(CapperRequest, frozen=True, tag="renew"):
     """Every lease of this connection begins anew."""
 
 
-class Release(Request, frozen=True, tag="release"):
+class ReleaseRequest(CapperRequest, frozen=True, tag="release"):
     """Give back what ``job`` holds; "" is everything this connection holds."""
 
-    job: Name = ""
+    job: BoundedName = ""
 
 
-class Ceiling(Request, frozen=True, tag="ceiling"):
+class CeilingRequest(CapperRequest, frozen=True, tag="ceiling"):
     """The host's capped devices together shall never be allowed more than ``limit`` milliwatts.
 
     For root and ``[caps] ceiling_users``. Each user has one ceiling, and the least of all applies.
@@ -99,16 +99,16 @@ class Ceiling(Request, frozen=True, tag="ceiling"):
     given with a limit. A ``limit`` of None lifts the user's own ceiling now.
     """
 
-    limit: Whole | None
-    why: Why = ""
-    ttl: Whole | None = None
+    limit: SafeInteger | None
+    why: ReasonText = ""
+    ttl: SafeInteger | None = None
 
 
-class Status(Request, frozen=True, tag="status"):
+class StatusRequest(CapperRequest, frozen=True, tag="status"):
     """Who holds what."""
 
 
-class Restore(Request, frozen=True, tag="restore"):
+class RestoreRequest(CapperRequest, frozen=True, tag="restore"):
     """Give everything back, whoever holds it, imposed caps too. For root.
 
     Ceilings that were set on the socket are lifted.
@@ -116,14 +116,14 @@ class Restore(Request, frozen=True, tag="restore"):
     """
 
 
-class Accept(Request, frozen=True, tag="accept"):
+class AcceptRequest(CapperRequest, frozen=True, tag="accept"):
     """What somebody else has set is the original from now on, and may be capped. For root."""
 
 
 # ------------------------------------------------------------------------------------ answers
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class KnobRow(msgspec.Struct, frozen=True, kw_only=True):
     """One knob of one device; see model.CapRow for what each field is."""
 
     knob: Knob
@@ -163,10 +163,10 @@ class CeilingRow(msgspec.Struct, frozen=True, kw_only=True):
     expires: int | None = None
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="state"):
+class StateReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="state"):
     """The answer to every request that was carried out."""
 
-    rows: list[Row]
+    rows: list[KnobRow]
     lease: int
     ceiling: int | None = None
     writes: int = 0
@@ -180,9 +180,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="stat
     """Milliwatts beyond the ceiling that the devices' floors take."""
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="refused"):
+class RefusedReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="refused"):
     """The answer to one that was not; ``sentence`` names the thing, the cause and the remedy."""
 
-    reason: Refusal
+    reason: RefusalReason
     sentence: str
     device: str = ""

@@ -6,53 +6,53 @@ import os
 from collections.abc import Callable
 from typing import Protocol
 
-from wattspan.access.pace import Pace
 from wattspan.capper import protocol
-from wattspan.capper.audit import Deed, Event
-from wattspan.capper.ceilings import Ceilings, impose
+from wattspan.capper.access import RefusalLog
+from wattspan.capper.audit import AuditAction, AuditEvent
+from wattspan.capper.ceilings import PowerCeilings, imposed_limits
 from wattspan.capper.journal import JournalError
-from wattspan.capper.keeper import Keeper
-from wattspan.capper.protocol import Refusal, Refused, Row, State
-from wattspan.capper.refusals import Refusals
-from wattspan.capper.wishes import Peer
+from wattspan.capper.manager import CapManager
+from wattspan.capper.protocol import KnobRow, RefusalReason, RefusedReply, StateReply
+from wattspan.capper.resolver import PeerCredentials
 from wattspan.config import Caps
+from wattspan.http.rate_limiter import RateLimiter
 from wattspan.model import CapKey, CapRow
 from wattspan.plaintext import printable
 from wattspan.ports import CapsError, Clock
 
-MOST_JOBS = 64
+MAX_JOBS = 64
 MOVES_A_SECOND, MOVES_AT_ONCE = 2, 60
 """How often one user may move one knob, or its ceiling; a tuner does so once each half second."""
 
 
-class Tally(Protocol):
+class WriteCounts(Protocol):
     """Counts what was written."""
 
     writes: int
     restores: int
 
 
-class Desk:
+class RequestHandler:
     """Answers requests. Every answer is the state after it, or why it was not carried out."""
 
     def __init__(
         self,
-        keeper: Keeper,
-        tally: Tally,
-        ceilings: Ceilings,
+        keeper: CapManager,
+        tally: WriteCounts,
+        ceilings: PowerCeilings,
         settings: Caps,
         clock: Clock,
-        record: Callable[[Event], None],
+        record: Callable[[AuditEvent], None],
     ) -> None:
         self.ending = False
         self.trouble = ""
         """Why what is imposed cannot be had, if it cannot."""
         self._keeper, self._tally = keeper, tally
         self._ceilings, self._settings = ceilings, settings
-        self._refusals = Refusals(clock, record)
+        self._refusals = RefusalLog(clock, record)
         self._clock, self._record = clock, record
         self._short = 0
-        self._pace = Pace(MOVES_A_SECOND, MOVES_AT_ONCE)
+        self._pace = RateLimiter(MOVES_A_SECOND, MOVES_AT_ONCE)
         self._introduced: set[int] = set()
 
     def settle_for(self, settings: Caps) -> None:
@@ -60,14 +60,16 @@ class Desk:
         self._settings = settings
         self._ceilings.settle_for(settings)
 
-    def answer(self, holder: int, peer: Peer, request: protocol.Request) -> State | Refused:
+    def answer(
+        self, holder: int, peer: PeerCredentials, request: protocol.CapperRequest
+    ) -> StateReply | RefusedReply:
         """Carry out one request of the connection ``holder``."""
         try:
             self._do(holder, peer, request)
         except CapsError as error:
             return self._refused(holder, peer, request, error)
         except JournalError as error:
-            wrapped = CapsError(str(error), Refusal.NO_JOURNAL)
+            wrapped = CapsError(str(error), RefusalReason.NO_JOURNAL)
             return self._refused(holder, peer, request, wrapped)
         self._refusals.granted(holder)
         return self.state()
@@ -94,9 +96,9 @@ class Desk:
         """When a turn is due before the second is over: a lease lapses."""
         return self._keeper.leases.next_lapse
 
-    def state(self) -> State:
-        return State(
-            rows=[_told(row) for row in self._keeper.rows()],
+    def state(self) -> StateReply:
+        return StateReply(
+            rows=[_knob_row(row) for row in self._keeper.rows()],
             lease=self._keeper.leases.longest,
             ceiling=self._ceilings.limit,
             writes=self._tally.writes,
@@ -109,33 +111,33 @@ class Desk:
 
     # --------------------------------------------------------------------------- inner workings
 
-    def _do(self, holder: int, peer: Peer, request: protocol.Request) -> None:
-        if self.ending and not isinstance(request, protocol.Status):
-            raise CapsError("The capper is on its way out.", Refusal.ENDING)
+    def _do(self, holder: int, peer: PeerCredentials, request: protocol.CapperRequest) -> None:
+        if self.ending and not isinstance(request, protocol.StatusRequest):
+            raise CapsError("The capper is on its way out.", RefusalReason.ENDING)
         match request:
-            case protocol.Hello():
+            case protocol.HelloRequest():
                 self._greet(holder, request)
-            case protocol.Hold():
+            case protocol.HoldRequest():
                 self._hold(holder, peer, request)
-            case protocol.Renew():
+            case protocol.RenewRequest():
                 self._keeper.renew(holder)
-            case protocol.Release():
+            case protocol.ReleaseRequest():
                 self._keeper.release(holder, request.job)
-            case protocol.Ceiling():
-                why = _short(request.why, protocol.LONGEST_WHY)
+            case protocol.CeilingRequest():
+                why = _printable_prefix(request.why, protocol.MAX_REASON_LENGTH)
                 if peer.uid != 0:
                     self._check_pace(peer, None)
                 self._ceilings.ask(request.limit, why, request.ttl, peer)
                 self.turn()
-            case protocol.Restore():
+            case protocol.RestoreRequest():
                 self._only_root(peer, "give everything back")
                 self._restore(peer)
-            case protocol.Accept():
+            case protocol.AcceptRequest():
                 self._only_root(peer, "accept what somebody else has set")
                 count = self._keeper.accept()
                 self._note_command(peer, f"accept: {count} limits of somebody else")
 
-    def _restore(self, peer: Peer) -> None:
+    def _restore(self, peer: PeerCredentials) -> None:
         troubles = self._keeper.restore()
         failed = f", {len(troubles)} could not be given back" if troubles else ""
         self._note_command(peer, f"restore: everything is given back{failed}")
@@ -144,27 +146,29 @@ class Desk:
             sentence = " ".join(map(str, troubles))
             raise CapsError(sentence, troubles[0].refusal, troubles[0].device)
 
-    def _note_command(self, peer: Peer, why: str) -> None:
+    def _note_command(self, peer: PeerCredentials, why: str) -> None:
         now = self._clock.now().wall
-        self._record(Event(at=now, deed=Deed.COMMAND, why=why, pid=peer.pid, uid=peer.uid))
+        self._record(
+            AuditEvent(at=now, deed=AuditAction.COMMAND, why=why, pid=peer.pid, uid=peer.uid)
+        )
 
-    def _greet(self, holder: int, request: protocol.Hello) -> None:
+    def _greet(self, holder: int, request: protocol.HelloRequest) -> None:
         if request.version != protocol.VERSION:
             raise CapsError(
                 f"This capper speaks version {protocol.VERSION} of its protocol, not"
                 f" {request.version}; restart whichever is older.",
-                Refusal.MALFORMED,
+                RefusalReason.MALFORMED,
             )
         self._introduced.add(holder)
 
-    def _hold(self, holder: int, peer: Peer, request: protocol.Hold) -> None:
+    def _hold(self, holder: int, peer: PeerCredentials, request: protocol.HoldRequest) -> None:
         if holder not in self._introduced:
-            raise CapsError("Say hello first.", Refusal.MALFORMED)
+            raise CapsError("Say hello first.", RefusalReason.MALFORMED)
         wishes = {CapKey(one.knob, one.device): one.value for one in request.caps}
         if len(wishes) != len(request.caps):
-            raise CapsError("A hold names each knob once.", Refusal.MALFORMED)
-        if len(self._keeper.leases.jobs(holder) | {request.job}) > MOST_JOBS:
-            raise CapsError(f"One peer holds for {MOST_JOBS} jobs at most.", Refusal.MALFORMED)
+            raise CapsError("A hold names each knob once.", RefusalReason.MALFORMED)
+        if len(self._keeper.leases.jobs(holder) | {request.job}) > MAX_JOBS:
+            raise CapsError(f"One peer holds for {MAX_JOBS} jobs at most.", RefusalReason.MALFORMED)
         held = self._keeper.leases.grant_of(holder, request.job)
         for key, value in wishes.items():
             if held is None or not held.asked.get(key) == held.caps.get(key) == value:
@@ -173,30 +177,30 @@ class Desk:
             holder,
             request.job,
             wishes,
-            _short(request.why, protocol.LONGEST_WHY),
+            _printable_prefix(request.why, protocol.MAX_REASON_LENGTH),
             lease=request.lease,
             peer=peer,
         )
 
-    def _check_pace(self, peer: Peer, key: CapKey | None) -> None:
+    def _check_pace(self, peer: PeerCredentials, key: CapKey | None) -> None:
         """CapsError if the user moves a knob, or its ceiling if ``key`` is None, too often."""
         if not self._pace.admits((peer.uid, key), self._clock.monotonic()):
             thing = "its ceiling" if key is None else f"the {key.knob} of {key.device}"
             raise CapsError(
                 f"User {peer.uid} moves {thing} more than {MOVES_A_SECOND} times a second; ask"
                 " more slowly.",
-                Refusal.TOO_OFTEN,
+                RefusalReason.TOO_OFTEN,
                 "" if key is None else key.device,
             )
 
     @staticmethod
-    def _only_root(peer: Peer, what: str) -> None:
+    def _only_root(peer: PeerCredentials, what: str) -> None:
         if peer.uid not in (0, os.geteuid()):
-            raise CapsError(f"Only root may {what}.", Refusal.NOT_ALLOWED)
+            raise CapsError(f"Only root may {what}.", RefusalReason.NOT_ALLOWED)
 
     def _impose(self) -> None:
         self._ceilings.poll()
-        imposed = impose(
+        imposed = imposed_limits(
             self._settings,
             self._ceilings.configured,
             self._keeper,
@@ -212,22 +216,26 @@ class Desk:
             )
 
     def _refused(
-        self, holder: int, peer: Peer, request: protocol.Request, error: CapsError
-    ) -> Refused:
-        if isinstance(request, protocol.Ceiling | protocol.Restore | protocol.Accept):
+        self, holder: int, peer: PeerCredentials, request: protocol.CapperRequest, error: CapsError
+    ) -> RefusedReply:
+        if isinstance(
+            request, protocol.CeilingRequest | protocol.RestoreRequest | protocol.AcceptRequest
+        ):
             self._refusals.granted(holder)  # each refused command has a row, repeated or not
         self._refusals.refused(holder, peer, getattr(request, "job", ""), error)
-        return Refused(reason=Refusal(error.refusal), sentence=str(error), device=error.device)
+        return RefusedReply(
+            reason=RefusalReason(error.refusal), sentence=str(error), device=error.device
+        )
 
 
-def _short(text: str, most: int) -> str:
+def _printable_prefix(text: str, most: int) -> str:
     """Fit to be shown to a person, and bounded."""
     return printable(text[:most], " ")
 
 
-def _told(row: CapRow) -> Row:
+def _knob_row(row: CapRow) -> KnobRow:
     state, since = row.state, row.since
-    return Row(
+    return KnobRow(
         knob=state.key.knob,
         device=state.key.device,
         name=state.name,

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from wattspan.capper.ceilings import Ceilings
+from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.client import CapperClient
 from wattspan.capper.journal import JournalError
-from wattspan.capper.place import Lock, Place
-from wattspan.capper.process import Log, Workings, end, open_workings
-from wattspan.capper.protocol import Refusal
-from wattspan.capper.wishes import Peer
+from wattspan.capper.paths import CapperHost, CapperLock
+from wattspan.capper.process import CapEngine, Log, open_engine, retry_release
+from wattspan.capper.protocol import RefusalReason
+from wattspan.capper.resolver import PeerCredentials
 from wattspan.config import Config
 from wattspan.model import MILLISECOND, SECOND, CapRow
 from wattspan.ports import Actuator, CapsError, Clock
@@ -24,7 +24,7 @@ _PATIENCE, _BETWEEN = 10 * SECOND, 100 * MILLISECOND
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoreReport:
     """What came of it: how many were given back, what is somebody else's, what failed and why."""
 
     by: str  # "capper" or "journal"
@@ -36,10 +36,10 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class RestoreContext:
     """Where a capper is, or was; what is needed to do its work in its place."""
 
-    place: Callable[[], Place]
+    place: Callable[[], CapperHost]
     socket: Path
     config: Config
     actuators: Callable[[], Sequence[Actuator]]
@@ -52,12 +52,12 @@ class Here:
         return CapperClient(self.socket, self.clock, who=who, timeout=5.0)
 
     @contextmanager
-    def workings(self) -> Iterator[Workings]:
+    def workings(self) -> Iterator[CapEngine]:
         """The journal and the devices, with nobody else at them. JournalError if there is."""
         place = self.place()
         lock = self._lock(place)
         try:
-            workings = open_workings(
+            workings = open_engine(
                 place,
                 self.config,
                 self.actuators(),
@@ -72,18 +72,18 @@ class Here:
         finally:
             lock.release()
 
-    def _lock(self, place: Place) -> Lock:
+    def _lock(self, place: CapperHost) -> CapperLock:
         deadline = self.clock.monotonic() + (_PATIENCE if self.ended else 0)
         while True:
             try:
-                return Lock(place)
+                return CapperLock(place)
             except JournalError:
                 if self.clock.monotonic() >= deadline:
                     raise
             self.clock.sleep_until(self.clock.monotonic() + _BETWEEN)
 
 
-def restore(here: Here, *, tuned_only: bool = False) -> Restored:
+def restore_limits(here: RestoreContext, *, tuned_only: bool = False) -> RestoreReport:
     """Ask the capper that runs; where none does, go by the journal of this boot.
 
     ``tuned_only`` is for the moment after a capper has ended: limits of fixed caps and of a power
@@ -95,77 +95,77 @@ def restore(here: Here, *, tuned_only: bool = False) -> Restored:
     tuned_only = tuned_only or here.ended  # as a service manager runs it after the capper's end
     if not tuned_only:
         try:
-            return _asked(here)
+            return _restore_by_capper(here)
         except CapsError as error:
-            here = _without(here, error)
+            here = _context_without_capper(here, error)
     with here.workings() as workings:
         keeper = workings.keeper
         if tuned_only:
             keeper.impose_retained()
-        troubles = end(
+        troubles = retry_release(
             workings, here.clock, here.log, keeper.stop if tuned_only else keeper.restore
         )
         if not tuned_only:
             _lift_ceilings(here, workings)
         for unwritten in filter(None, (workings.keeper.journal_trouble, workings.audit.trouble)):
             here.log(unwritten)
-        return Restored(
+        return RestoreReport(
             "journal",
             workings.writer.restores,
-            _foreign(workings.keeper.rows()),
+            _foreign_rows(workings.keeper.rows()),
             tuple(str(trouble) for trouble in troubles),
             workings.retained,
         )
 
 
-def _lift_ceilings(here: Here, workings: Workings) -> None:
+def _lift_ceilings(here: RestoreContext, workings: CapEngine) -> None:
     """Remove the ceilings that were asked for on the socket of the capper that is not there."""
     place = here.place()
-    ceilings = Ceilings(
+    ceilings = PowerCeilings(
         here.config.caps, place.ceilings, place.boot_id, here.clock, record=workings.audit.record
     )
     try:
-        ceilings.lift_all(Peer(os.getpid(), os.getuid()))
+        ceilings.lift_all(PeerCredentials(os.getpid(), os.getuid()))
     except JournalError as error:
         here.log(str(error))
 
 
-def _asked(here: Here) -> Restored:
+def _restore_by_capper(here: RestoreContext) -> RestoreReport:
     """What the capper that runs has given back."""
     client = here.client("wattspan caps restore")
     try:
         told = client.restore()
     finally:
         client.close()
-    return Restored("capper", told.restored, _foreign(told.rows))
+    return RestoreReport("capper", told.restored, _foreign_rows(told.rows))
 
 
-def accept(here: Here) -> int:
+def accept_foreign_limits(here: RestoreContext) -> int:
     """Take what somebody else has set as the original from now on; for how many knobs."""
     client = here.client("wattspan caps accept")
     try:
         before = sum(row.foreign for row in client.rows())
         return before - sum(row.foreign for row in client.accept())
     except CapsError as error:
-        here = _without(here, error)
+        here = _context_without_capper(here, error)
     finally:
         client.close()
     with here.workings() as workings:
         return workings.keeper.accept()
 
 
-def _without(here: Here, error: CapsError) -> Here:
+def _context_without_capper(here: RestoreContext, error: CapsError) -> RestoreContext:
     """How to go on if no capper does it; ``error`` itself if one has refused.
 
     One that came up only to say that it cannot start, or that ends, is none. What a service
     manager runs after its end has the lock for a moment, and gives back as well.
     """
-    if error.refusal == Refusal.ENDING:
+    if error.refusal == RefusalReason.ENDING:
         return replace(here, ended=True)
     if error.refusal:
         raise error
     return here
 
 
-def _foreign(rows: Sequence[CapRow]) -> tuple[CapRow, ...]:
+def _foreign_rows(rows: Sequence[CapRow]) -> tuple[CapRow, ...]:
     return tuple(row for row in rows if row.foreign and not row.lost)

@@ -17,41 +17,41 @@ from typing import Final
 
 import msgspec
 
-from wattspan.access.pace import Pace
 from wattspan.capper import protocol
-from wattspan.capper.peers import peer_of
-from wattspan.capper.protocol import LONGEST_LINE, Refusal, Refused
-from wattspan.capper.requests import Desk
-from wattspan.capper.wishes import Peer
+from wattspan.capper.access import peer_credentials
+from wattspan.capper.protocol import MAX_LINE_BYTES, RefusalReason, RefusedReply
+from wattspan.capper.requests import RequestHandler
+from wattspan.capper.resolver import PeerCredentials
+from wattspan.http.rate_limiter import RateLimiter
 from wattspan.model import SECOND
 from wattspan.plaintext import printable
 from wattspan.ports import Clock
 
-TURN: Final = SECOND
-MOST_CONNECTIONS: Final = 64
-MOST_OF_ONE_USER: Final = 32
+TICK: Final = SECOND
+MAX_CONNECTIONS: Final = 64
+MAX_CONNECTIONS_PER_USER: Final = 32
 """So that nobody but root can keep root out."""
-MOST_A_SECOND: Final = 100
-MOST_UNREAD: Final = 1024 * 1024
+MAX_REQUEST_RATE: Final = 100
+MAX_UNREAD_BYTES: Final = 1024 * 1024
 """Bytes of answers that a peer may leave lying."""
 
-_TOO_LONG = f"A request has at most {LONGEST_LINE} bytes."
-_Anything = (
-    protocol.Hello
-    | protocol.Hold
-    | protocol.Renew
-    | protocol.Release
-    | protocol.Ceiling
-    | protocol.Status
-    | protocol.Restore
-    | protocol.Accept
+_TOO_LONG = f"A request has at most {MAX_LINE_BYTES} bytes."
+_AnyRequest = (
+    protocol.HelloRequest
+    | protocol.HoldRequest
+    | protocol.RenewRequest
+    | protocol.ReleaseRequest
+    | protocol.CeilingRequest
+    | protocol.StatusRequest
+    | protocol.RestoreRequest
+    | protocol.AcceptRequest
 )
 
 
-def turn_away(listener: socket.socket, sentence: str) -> None:
+def refuse_connections(listener: socket.socket, sentence: str) -> None:
     """Refuse everybody who waits on ``listener``, with a sentence."""
     listener.setblocking(False)
-    told = msgspec.json.encode(Refused(reason=Refusal.ENDING, sentence=sentence)) + b"\n"
+    told = msgspec.json.encode(RefusedReply(reason=RefusalReason.ENDING, sentence=sentence)) + b"\n"
     with suppress(OSError):
         while True:
             waiting, _ = listener.accept()
@@ -59,26 +59,26 @@ def turn_away(listener: socket.socket, sentence: str) -> None:
                 waiting.send(told)
 
 
-class _PutOutError(Exception):
+class _DisconnectError(Exception):
     """The connection is closed, and ``str`` of this is why."""
 
 
 @dataclass(eq=False, slots=True)
-class _Connection:
+class _ClientConnection:
     socket: socket.socket
     number: int
-    peer: Peer
+    peer: PeerCredentials
     received: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
 
 
-class Server:
+class CapperSocketServer:
     """Listens until ``stop`` is called, from a signal handler or from anywhere."""
 
     def __init__(
         self,
         listener: socket.socket,
-        desk: Desk,
+        desk: RequestHandler,
         clock: Clock,
         allowed: frozenset[int],
         *,
@@ -88,10 +88,10 @@ class Server:
         self._listener, self._desk, self._clock = listener, desk, clock
         self._allowed, self._alive = allowed, alive
         self._selector = selectors.DefaultSelector()
-        self._connections: dict[int, _Connection] = {}
+        self._connections: dict[int, _ClientConnection] = {}
         self._numbers = 0
-        self._pace = Pace(MOST_A_SECOND, MOST_A_SECOND)
-        self._decoder = msgspec.json.Decoder(_Anything)
+        self._pace = RateLimiter(MAX_REQUEST_RATE, MAX_REQUEST_RATE)
+        self._decoder = msgspec.json.Decoder(_AnyRequest)
         self._wake, self._woken = socket.socketpair()
         for one in (listener, self._wake, self._woken):
             one.setblocking(False)
@@ -142,7 +142,7 @@ class Server:
             if self._clock.monotonic() >= (due if lapse is None else min(due, lapse)):
                 self._desk.turn()
                 self._alive()
-                due = self._clock.monotonic() + TURN
+                due = self._clock.monotonic() + TICK
                 lapse = self._desk.next_lapse
             until = due if lapse is None else min(due, lapse)
             wait = max(0, until - self._clock.monotonic())
@@ -170,7 +170,7 @@ class Server:
         try:
             accepted, _ = self._listener.accept()
             accepted.setblocking(False)
-            peer = peer_of(accepted)
+            peer = peer_credentials(accepted)
         except OSError:  # it has gone already, or there are no descriptors left
             return
         why = self._unwelcome(peer)
@@ -180,41 +180,44 @@ class Server:
             accepted.close()
             return
         self._numbers += 1
-        connection = _Connection(accepted, self._numbers, peer)
+        connection = _ClientConnection(accepted, self._numbers, peer)
         self._connections[self._numbers] = connection
         self._selector.register(
             accepted, selectors.EVENT_READ, lambda mask: self._serve(connection, mask)
         )
 
-    def _unwelcome(self, peer: Peer) -> Refused | None:
+    def _unwelcome(self, peer: PeerCredentials) -> RefusedReply | None:
         if peer.uid not in self._allowed:
-            return Refused(
-                reason=Refusal.NOT_ALLOWED,
+            return RefusedReply(
+                reason=RefusalReason.NOT_ALLOWED,
                 sentence=f"User {peer.uid} may not ask the capper; name it in [caps] users.",
             )
         same = sum(one.peer.uid == peer.uid for one in self._connections.values())
-        if len(self._connections) >= MOST_CONNECTIONS or (peer.uid and same >= MOST_OF_ONE_USER):
-            return Refused(
-                reason=Refusal.NOT_ALLOWED, sentence="Too many ask the capper at once; close some."
+        if len(self._connections) >= MAX_CONNECTIONS or (
+            peer.uid and same >= MAX_CONNECTIONS_PER_USER
+        ):
+            return RefusedReply(
+                reason=RefusalReason.NOT_ALLOWED,
+                sentence="Too many ask the capper at once; close some.",
             )
         return None
 
-    def _serve(self, connection: _Connection, mask: int) -> None:
+    def _serve(self, connection: _ClientConnection, mask: int) -> None:
         try:
             if mask & selectors.EVENT_READ:
                 self._receive(connection)
             self._send(connection)
-        except _PutOutError as error:
-            refused = Refused(reason=Refusal.MALFORMED, sentence=str(error))
+        except _DisconnectError as error:
+            refused = RefusedReply(reason=RefusalReason.MALFORMED, sentence=str(error))
             with suppress(OSError):
                 connection.socket.send(msgspec.json.encode(refused) + b"\n")
             self._close(connection)
         except OSError:
             self._close(connection)
 
-    def _receive(self, connection: _Connection) -> None:
+    def _receive(self, connection: _ClientConnection) -> None:
         try:
-            got = connection.socket.recv(LONGEST_LINE)
+            got = connection.socket.recv(MAX_LINE_BYTES)
         except BlockingIOError:
             return
         if not got:
@@ -224,25 +227,29 @@ class Server:
             line = bytes(connection.received[:end])
             del connection.received[: end + 1]
             if not self._pace.admits(connection.number, self._clock.monotonic()):
-                raise _PutOutError(f"More than {MOST_A_SECOND} requests a second.")
-            if end > LONGEST_LINE:
-                raise _PutOutError(_TOO_LONG)
+                raise _DisconnectError(f"More than {MAX_REQUEST_RATE} requests a second.")
+            if end > MAX_LINE_BYTES:
+                raise _DisconnectError(_TOO_LONG)
             answer = self._answer(connection, line)
             connection.unsent += msgspec.json.encode(answer) + b"\n"
-            if len(connection.unsent) > MOST_UNREAD:
-                raise _PutOutError("Answers are not read.")
-        if len(connection.received) > LONGEST_LINE:
-            raise _PutOutError(_TOO_LONG)
+            if len(connection.unsent) > MAX_UNREAD_BYTES:
+                raise _DisconnectError("Answers are not read.")
+        if len(connection.received) > MAX_LINE_BYTES:
+            raise _DisconnectError(_TOO_LONG)
 
-    def _answer(self, connection: _Connection, line: bytes) -> protocol.State | Refused:
+    def _answer(
+        self, connection: _ClientConnection, line: bytes
+    ) -> protocol.StateReply | RefusedReply:
         try:
             request = self._decoder.decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             cause = printable(str(error)[:200], " ")
-            return Refused(reason=Refusal.MALFORMED, sentence=f"This is no request: {cause}.")
+            return RefusedReply(
+                reason=RefusalReason.MALFORMED, sentence=f"This is no request: {cause}."
+            )
         return self._desk.answer(connection.number, connection.peer, request)
 
-    def _send(self, connection: _Connection) -> None:
+    def _send(self, connection: _ClientConnection) -> None:
         if connection.unsent:
             with suppress(BlockingIOError):
                 sent = connection.socket.send(connection.unsent)
@@ -252,7 +259,7 @@ class Server:
         if key.events != wanted:
             self._selector.modify(connection.socket, wanted, key.data)
 
-    def _close(self, connection: _Connection) -> None:
+    def _close(self, connection: _ClientConnection) -> None:
         self._connections.pop(connection.number, None)
         with suppress(KeyError, ValueError):
             self._selector.unregister(connection.socket)

@@ -25,44 +25,44 @@ import msgspec
 from wattspan.model import MILLISECOND, SECOND, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock, SlottedActuator
 
-DEADLINE: Final = 2 * SECOND
+CALL_TIMEOUT: Final = 2 * SECOND
 """A call takes 20 ms, and a write waits up to 200 ms for the device to obey. A first call may take
 longer, for it opens the driver: it fails, and the next one after it is answered succeeds."""
 REPLACE_AFTER: Final = 60 * SECOND
-MOST_ABANDONED: Final = 16
+MAX_ABANDONED: Final = 16
 """Killed workers that have not ended: a process in an uninterruptible call ignores SIGKILL."""
-_END_WITHIN: Final = 500 * MILLISECOND
-_LONGEST_MESSAGE: Final = 64 * 1024
+_EXIT_TIMEOUT: Final = 500 * MILLISECOND
+_MAX_MESSAGE_BYTES: Final = 64 * 1024
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 PROCESS_NAME: Final = "capper-worker"
 """Tells a worker from the capper itself, whose command line it has."""
 
 
-class Read(msgspec.Struct, frozen=True, tag="read"):
+class ReadCall(msgspec.Struct, frozen=True, tag="read"):
     knob: Knob
     device: str
 
 
-class Write(msgspec.Struct, frozen=True, tag="write"):
+class WriteCall(msgspec.Struct, frozen=True, tag="write"):
     knob: Knob
     device: str
     value: int | None
 
 
-class Count(msgspec.Struct, frozen=True, tag="count"):
+class CountCall(msgspec.Struct, frozen=True, tag="count"):
     knob: Knob
 
 
-class Identify(msgspec.Struct, frozen=True, tag="identify"):
+class IdentifyCall(msgspec.Struct, frozen=True, tag="identify"):
     knob: Knob
     slot: int
 
 
-Call = Read | Write | Count | Identify
+WorkerCall = ReadCall | WriteCall | CountCall | IdentifyCall
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WorkerReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Result of a call: ``trouble`` and ``error`` if it failed."""
 
     state: KnobState | None = None
@@ -73,13 +73,13 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     locked: bool = False
 
 
-_CALLS: Final = msgspec.json.Decoder(Call)
-_REPLIES: Final = msgspec.json.Decoder(Reply)
+_CALLS: Final = msgspec.json.Decoder(WorkerCall)
+_REPLIES: Final = msgspec.json.Decoder(WorkerReply)
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
-    call: Call
+class _PendingCall:
+    call: WorkerCall
     since: int
     deadline: int
 
@@ -92,24 +92,24 @@ class Worker:
         name: str,
         actuators: Mapping[Knob, SlottedActuator],
         clock: Clock,
-        deadline: int = DEADLINE,
+        deadline: int = CALL_TIMEOUT,
     ) -> None:
         """``name`` is the device in error messages. The process starts with the first call."""
         self._name, self._actuators, self._clock = name, actuators, clock
         self._deadline = deadline
         self._channel: socket.socket | None = None
         self._pid = 0
-        self._pending: _Pending | None = None
+        self._pending: _PendingCall | None = None
         self._abandoned: list[int] = []
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: WorkerCall) -> None:
         """Send ``call``, unless the worker is busy; ``ask`` for the same call then takes it up."""
         with suppress(ActuatorError):
             if self._pending is not None:
                 self._discard(wait=False)
             self._send(call)
 
-    def ask(self, call: Call) -> Reply:
+    def ask(self, call: WorkerCall) -> WorkerReply:
         """Carry out ``call``. ActuatorError: the call failed, or STUCK if it is not answered."""
         if self._pending is not None and (self._pending.call != call or self.stuck):
             self._discard(wait=True)
@@ -131,7 +131,7 @@ class Worker:
     def replace(self) -> bool:
         """Kill the process, so that the next call starts another one; False if too many remain."""
         self.reap()
-        if len(self._abandoned) >= MOST_ABANDONED:
+        if len(self._abandoned) >= MAX_ABANDONED:
             return False
         if self._channel is not None:
             self._channel.close()
@@ -172,7 +172,7 @@ class Worker:
         if not (blocked and self.replace()):
             raise self._stuck()
 
-    def _send(self, call: Call) -> None:
+    def _send(self, call: WorkerCall) -> None:
         if self._channel is None:
             self._channel, self._pid = _spawn(self._actuators)
         try:
@@ -180,10 +180,10 @@ class Worker:
         except OSError:
             raise self._ended() from None
         now = self._clock.monotonic()
-        allowed = self._deadline // 2 if isinstance(call, Identify) else self._deadline
-        self._pending = _Pending(call, now, now + allowed)
+        allowed = self._deadline // 2 if isinstance(call, IdentifyCall) else self._deadline
+        self._pending = _PendingCall(call, now, now + allowed)
 
-    def _receive(self, *, wait: bool) -> Reply | None:
+    def _receive(self, *, wait: bool) -> WorkerReply | None:
         """The reply to the pending call; None if there is none by its deadline."""
         pending = self._pending
         assert pending is not None  # noqa: S101 - every caller has looked
@@ -193,7 +193,7 @@ class Worker:
         if not ready:
             return None
         try:
-            received = self._channel.recv(_LONGEST_MESSAGE)
+            received = self._channel.recv(_MAX_MESSAGE_BYTES)
         except OSError:
             received = b""
         if not received:
@@ -223,7 +223,7 @@ class WorkerPool:
     """The workers of a host: one for each device, and one for each kind of knob that lists."""
 
     def __init__(
-        self, actuators: Sequence[SlottedActuator], clock: Clock, deadline: int = DEADLINE
+        self, actuators: Sequence[SlottedActuator], clock: Clock, deadline: int = CALL_TIMEOUT
     ) -> None:
         """No actuator may have been used yet: each worker opens its own session with the driver."""
         self._actuators = {actuator.knob: actuator for actuator in actuators}
@@ -243,14 +243,14 @@ class WorkerPool:
         """Every device of ``knob``; a slot that blocks is left out. ActuatorError."""
         lister = self.worker(f"the list of {knob} devices")
         found = []
-        count = lister.ask(Count(knob)).count
+        count = lister.ask(CountCall(knob)).count
         self.unidentified.pop(knob, None)
         for slot in range(count):
             if self._clock.monotonic() < self._blocked_slots.get((knob, slot), 0):
                 self.unidentified[knob] = count
                 continue
             try:
-                identified = lister.ask(Identify(knob, slot)).id
+                identified = lister.ask(IdentifyCall(knob, slot)).id
             except ActuatorError as error:
                 if error.trouble is not Trouble.STUCK:
                     raise
@@ -269,7 +269,7 @@ class WorkerPool:
         self._workers = {}
         for worker in workers:
             worker.disconnect()
-        deadline = self._clock.monotonic() + _END_WITHIN
+        deadline = self._clock.monotonic() + _EXIT_TIMEOUT
         while sum(not worker.reap() for worker in workers):
             if self._clock.monotonic() >= deadline:
                 for worker in workers:
@@ -302,24 +302,26 @@ class IsolatedActuator:
     def prefetch(self, devices: Iterable[str]) -> None:
         """Begin to read ``devices`` at once, so that the deadlines of all run together."""
         for device in devices:
-            self._pool.worker(device).begin(Read(self.knob, device))
+            self._pool.worker(device).begin(ReadCall(self.knob, device))
 
     def read(self, device: str) -> KnobState:
-        return self._state(Read(self.knob, device))
+        return self._state(ReadCall(self.knob, device))
 
     def write(self, device: str, value: int | None) -> KnobState:
-        return self._state(Write(self.knob, device, value))
+        return self._state(WriteCall(self.knob, device, value))
 
     def close(self) -> None:
         self._pool.close()
 
-    def _state(self, call: Read | Write) -> KnobState:
+    def _state(self, call: ReadCall | WriteCall) -> KnobState:
         state = self._pool.worker(call.device).ask(call).state
         assert state is not None  # noqa: S101 - a reply without an error has it
         return state
 
 
-def isolated(actuators: Sequence[SlottedActuator], clock: Clock) -> tuple[IsolatedActuator, ...]:
+def isolate_actuators(
+    actuators: Sequence[SlottedActuator], clock: Clock
+) -> tuple[IsolatedActuator, ...]:
     """``actuators``, none of which has been used yet, with every call in a worker process."""
     pool = WorkerPool(actuators, clock)
     return tuple(IsolatedActuator(actuator.knob, pool) for actuator in actuators)
@@ -363,24 +365,24 @@ def _detach(channel: socket.socket, parent: int) -> None:
 
 def _serve(channel: socket.socket, actuators: Mapping[Knob, SlottedActuator]) -> None:
     """Answer calls until the parent closes its end."""
-    while message := channel.recv(_LONGEST_MESSAGE):
+    while message := channel.recv(_MAX_MESSAGE_BYTES):
         reply = _carry_out(_CALLS.decode(message), actuators)
         channel.send(msgspec.json.encode(reply))
 
 
-def _carry_out(call: Call, actuators: Mapping[Knob, SlottedActuator]) -> Reply:
+def _carry_out(call: WorkerCall, actuators: Mapping[Knob, SlottedActuator]) -> WorkerReply:
     actuator = actuators.get(call.knob)
     if actuator is None:
-        return Reply(error=f"No {call.knob} can be set on this host.", trouble=Trouble.ABSENT)
+        return WorkerReply(error=f"No {call.knob} can be set on this host.", trouble=Trouble.ABSENT)
     try:
         match call:
-            case Read():
-                return Reply(state=actuator.read(call.device))
-            case Write():
-                return Reply(state=actuator.write(call.device, call.value))
-            case Count():
-                return Reply(count=actuator.slots())
-            case Identify():
-                return Reply(id=actuator.id_at(call.slot))
+            case ReadCall():
+                return WorkerReply(state=actuator.read(call.device))
+            case WriteCall():
+                return WorkerReply(state=actuator.write(call.device, call.value))
+            case CountCall():
+                return WorkerReply(count=actuator.slots())
+            case IdentifyCall():
+                return WorkerReply(id=actuator.id_at(call.slot))
     except ActuatorError as error:
-        return Reply(error=str(error), trouble=error.trouble, locked=error.locked)
+        return WorkerReply(error=str(error), trouble=error.trouble, locked=error.locked)

@@ -11,32 +11,33 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from wattspan.actuators.readback import is_kept
-from wattspan.capper.audit import Deed, Event, row_checksum
-from wattspan.capper.devices import Devices, refusal
-from wattspan.capper.journal import Entry, Journal, JournalError, Source
-from wattspan.capper.judgement import (
-    Standing,
-    adoptable,
-    judge,
+from wattspan.capper.actuators.common import is_honoured
+from wattspan.capper.audit import AuditAction, AuditEvent, row_checksum
+from wattspan.capper.devices import (
+    ManagedDevices,
+    SettingOwner,
+    is_adoptable,
+    is_original_plausible,
+    is_readable,
     may_be_capped,
-    plausible,
-    readable,
+    refusal_reason,
+    setting_owner,
 )
-from wattspan.capper.protocol import Refusal
-from wattspan.capper.records import EVERY
+from wattspan.capper.journal import EntrySource, Journal, JournalEntry, JournalError
+from wattspan.capper.journal_records import ALL_DEVICES
+from wattspan.capper.protocol import RefusalReason
 from wattspan.model import SECOND, CapKey, KnobState, Trouble
 from wattspan.ports import ActuatorError, CapsError, Clock
 
-CALM = 60 * SECOND
+QUIET_PERIOD = 60 * SECOND
 """How long an original that somebody else put back must stand before the knob is turned again."""
-LONGEST_CALM = 3600 * SECOND
+MAX_QUIET_PERIOD = 3600 * SECOND
 
-_UNTOUCHED = frozenset({Trouble.DENIED, Trouble.ABSENT})
+_NOT_WRITTEN = frozenset({Trouble.DENIED, Trouble.ABSENT})
 """Troubles of which a write that ends in them has certainly not been carried out."""
 
 
-class Cause(NamedTuple):
+class WriteCause(NamedTuple):
     """On whose behalf something is written."""
 
     job: str = ""
@@ -45,12 +46,12 @@ class Cause(NamedTuple):
     uid: int | None = None
 
 
-class _Calm(NamedTuple):
+class _QuietPeriod(NamedTuple):
     since: int
     needed: int
 
 
-class Writer:
+class LimitWriter:
     """The entries of the journal, and the devices they speak of.
 
     Every call about one knob raises CapsError: FOREIGN where it is somebody else's now, LOST
@@ -58,22 +59,26 @@ class Writer:
     """
 
     def __init__(
-        self, devices: Devices, journal: Journal, clock: Clock, record: Callable[[Event], None]
+        self,
+        devices: ManagedDevices,
+        journal: Journal,
+        clock: Clock,
+        record: Callable[[AuditEvent], None],
     ) -> None:
         self.devices = devices
-        self.entries: dict[CapKey, Entry] = dict(journal.entries)
+        self.entries: dict[CapKey, JournalEntry] = dict(journal.entries)
         self.writes = 0
         self.restores = 0
         self._journal, self._clock, self._record = journal, clock, record
         self._inherited = set(self.entries)
-        self._calm: dict[CapKey, _Calm] = {}
+        self._calm: dict[CapKey, _QuietPeriod] = {}
 
     def assume_recorded(self) -> None:
         """Show a device that does not answer as its entry records it, until it is read."""
         for entry in self.entries.values():
-            if entry.device == EVERY:
+            if entry.device == ALL_DEVICES:
                 continue
-            certain = entry.source is Source.RECORDED
+            certain = entry.source is EntrySource.RECORDED
             limit = entry.value if certain else entry.original
             self.devices.assume(
                 KnobState(
@@ -93,9 +98,9 @@ class Writer:
         somebody else's doing and no matter of course.
         """
         entry = self.entries.get(key)
-        every = self.entries.get(CapKey(key.knob, EVERY))
+        every = self.entries.get(CapKey(key.knob, ALL_DEVICES))
         if entry is None and every is not None:
-            raise unrecovered(every)
+            raise unrecovered_limit_error(every)
         state = self._read(key)
         if entry is None:
             return state
@@ -106,17 +111,17 @@ class Writer:
             self._inherited.discard(key)
             self._thaw(entry, state)
             return state
-        standing = judge(entry, state)
-        if standing is Standing.UNKNOWN:
-            raise _silent(state)
+        standing = setting_owner(entry, state)
+        if standing is SettingOwner.UNKNOWN:
+            raise _unreadable_limit_error(state)
         inherited = key in self._inherited
         self._inherited.discard(key)
         if inherited and self._is_void(entry, state, standing):
             return state
         match standing:
-            case Standing.ORIGINAL if inherited or not (wanted and entry.written):
+            case SettingOwner.ORIGINAL if inherited or not (wanted and entry.written):
                 self._forget(key)
-            case Standing.ORIGINAL | Standing.FOREIGN:
+            case SettingOwner.ORIGINAL | SettingOwner.FOREIGN:
                 raise self._let_go(entry, state)
         return state
 
@@ -134,7 +139,7 @@ class Writer:
                     before=state.requested,
                     value=value,
                     written=False,
-                    source=Source.RECORDED,
+                    source=EntrySource.RECORDED,
                 )
             else:
                 draft[key] = self._opened(state, value)
@@ -142,11 +147,11 @@ class Writer:
         self._journal.save(draft)
         self.entries = draft
 
-    def put(self, key: CapKey, cause: Cause) -> None:
+    def put(self, key: CapKey, cause: WriteCause) -> None:
         """Carry out what is intended for ``key``, and see that it stands there afterwards."""
         entry, state = self.entries[key], self._read(key)
         stood = entry.original if entry.before is None else entry.before
-        if readable(key.knob) and state.requested != stood:
+        if is_readable(key.knob) and state.requested != stood:
             raise self._overtaken(entry, state)
         value = entry.value
         assert value is not None  # noqa: S101 - it was intended
@@ -154,38 +159,38 @@ class Writer:
             told = self.devices.write(key, value).requested
         except ActuatorError as error:
             told = self._despite(entry, stood, error)
-        if readable(key.knob):
-            if not is_kept(value, told):
+        if is_readable(key.knob):
+            if not is_honoured(value, told):
                 if told == stood:
                     self._undo(entry)
-                raise _not_honoured(state, value, told)
+                raise _not_honoured_error(state, value, told)
             value = told if told is not None else value
         self.entries[key] = replace(entry, value=value, before=None, written=True)
         self.writes += 1
-        self._tell(Deed.WRITE, entry, stood, value, cause)
+        self._tell(AuditAction.WRITE, entry, stood, value, cause)
 
-    def give_back(self, key: CapKey, cause: Cause) -> None:
+    def give_back(self, key: CapKey, cause: WriteCause) -> None:
         """Restore the original, if what stands there is ours; if the original does, be content."""
         self.look(key, wanted=False)
         entry = self.entries.get(key)
         if entry is None:
             return
         if entry.foreign is not None:
-            raise foreign(entry)
+            raise foreign_limit_error(entry)
         stood = self.devices.states[key].requested
         try:
             told = self.devices.write(key, entry.original).requested
         except ActuatorError as error:
             self.devices.failed(key, error)
-            told = self._read(key).requested if readable(key.knob) else None
-            if not readable(key.knob) or told == stood:
-                raise failure(key, error) from None
+            told = self._read(key).requested if is_readable(key.knob) else None
+            if not is_readable(key.knob) or told == stood:
+                raise device_error(key, error) from None
         original = entry.original
-        if readable(key.knob) and not (original is not None and is_kept(original, told)):
-            raise _not_honoured(self.devices.states[key], original, told)
+        if is_readable(key.knob) and not (original is not None and is_honoured(original, told)):
+            raise _not_honoured_error(self.devices.states[key], original, told)
         self._forget(key)
         self.restores += 1
-        self._tell(Deed.RESTORE, entry, entry.value, original, cause)
+        self._tell(AuditAction.RESTORE, entry, entry.value, original, cause)
 
     def accept(self, key: CapKey) -> None:
         """What somebody else has written is the original from now on."""
@@ -194,14 +199,14 @@ class Writer:
     @property
     def needs_enumeration(self) -> bool:
         """True if a damaged journal leaves it to the hardware to name the devices."""
-        return any(key.device == EVERY for key in self.entries)
+        return any(key.device == ALL_DEVICES for key in self.entries)
 
     def name_lost(self) -> None:
         """Replace "every device", where devices can be listed, by those that may be capped."""
-        for knob in [key.knob for key in self.entries if key.device == EVERY]:
+        for knob in [key.knob for key in self.entries if key.device == ALL_DEVICES]:
             if not self.devices.listed(knob):
                 continue
-            del self.entries[CapKey(knob, EVERY)]
+            del self.entries[CapKey(knob, ALL_DEVICES)]
             for state in self.devices.states.values():
                 if state.key.knob is knob and state.key not in self.entries:
                     self._lose(state.key, state)
@@ -215,12 +220,12 @@ class Writer:
             " hand, or take the present ones as the originals with `wattspan caps accept`."
         )
 
-    def outstanding(self) -> Iterator[Event]:
+    def outstanding(self) -> Iterator[AuditEvent]:
         """A row for each cap in force, from the original to the value that stands."""
         for entry in self.entries.values():
             value = entry.value if entry.written else entry.before
             if value is not None and not entry.left_alone:
-                yield self._event(Deed.WRITE, entry, entry.original, value, Cause())
+                yield self._event(AuditAction.WRITE, entry, entry.original, value, WriteCause())
 
     def retain(self, limits: Mapping[CapKey, int]) -> None:
         """Note the limit that each knob keeps if this process ends now; the others: none."""
@@ -236,7 +241,7 @@ class Writer:
         if entry is None or state is None or not entry.written or entry.left_alone:
             return True
         ours, enforced = entry.value, state.enforced
-        return ours is None or enforced is None or not readable(key.knob) or enforced <= ours
+        return ours is None or enforced is None or not is_readable(key.knob) or enforced <= ours
 
     # --------------------------------------------------------------------------- inner workings
 
@@ -245,16 +250,16 @@ class Writer:
             return self.devices.read(key)
         except ActuatorError as error:
             self.devices.failed(key, error)
-            raise failure(key, error) from None
+            raise device_error(key, error) from None
 
-    def _opened(self, state: KnobState, value: int) -> Entry:
-        if readable(state.key.knob) and state.requested is None:
-            raise JournalError(str(_silent(state)))
-        return Entry(
+    def _opened(self, state: KnobState, value: int) -> JournalEntry:
+        if is_readable(state.key.knob) and state.requested is None:
+            raise JournalError(str(_unreadable_limit_error(state)))
+        return JournalEntry(
             knob=state.key.knob,
             device=state.key.device,
             name=state.name,
-            original=state.requested if readable(state.key.knob) else None,
+            original=state.requested if is_readable(state.key.knob) else None,
             default=state.default,
             minimum=state.minimum,
             maximum=state.maximum,
@@ -262,42 +267,42 @@ class Writer:
             since=self._clock.now().wall,
         )
 
-    def _despite(self, entry: Entry, stood: int | None, error: ActuatorError) -> int | None:
+    def _despite(self, entry: JournalEntry, stood: int | None, error: ActuatorError) -> int | None:
         """What stands after a write that failed: it may have arrived all the same."""
         self.devices.failed(entry.key, error)
-        if not readable(entry.knob):
-            if error.trouble in _UNTOUCHED:
+        if not is_readable(entry.knob):
+            if error.trouble in _NOT_WRITTEN:
                 self._undo(entry)
-            raise failure(entry.key, error) from None
+            raise device_error(entry.key, error) from None
         told = self._read(entry.key).requested
-        if entry.value is None or not is_kept(entry.value, told):
+        if entry.value is None or not is_honoured(entry.value, told):
             if told == stood:
                 self._undo(entry)
-            raise failure(entry.key, error) from None
+            raise device_error(entry.key, error) from None
         return told
 
-    def _undo(self, entry: Entry) -> None:
+    def _undo(self, entry: JournalEntry) -> None:
         """The write has not been carried out: what stood there stands there."""
         if entry.before is None:
             self._forget(entry.key)
         else:
             self.entries[entry.key] = replace(entry, value=entry.before, before=None, written=True)
 
-    def _is_void(self, entry: Entry, state: KnobState, standing: Standing) -> bool:
+    def _is_void(self, entry: JournalEntry, state: KnobState, standing: SettingOwner) -> bool:
         """True if an inherited entry has ended; CapsError if it cannot be relied upon."""
-        if standing is Standing.OURS:
-            lost = not plausible(entry, state)
-        elif entry.source is Source.EARLIER:
+        if standing is SettingOwner.OURS:
+            lost = not is_original_plausible(entry, state)
+        elif entry.source is EntrySource.EARLIER:
             self._forget(entry.key)
             why = "the limit of an earlier boot is not in force any more"
-            self._tell(Deed.VOID, entry, entry.value, state.requested, Cause(why=why))
+            self._tell(AuditAction.VOID, entry, entry.value, state.requested, WriteCause(why=why))
             return True
         else:
-            lost = standing is Standing.FOREIGN and entry.source is Source.SALVAGED
+            lost = standing is SettingOwner.FOREIGN and entry.source is EntrySource.SALVAGED
         if lost:
             self._lose(entry.key, state)
             if entry.key in self.entries:
-                raise unrecovered(self.entries[entry.key])
+                raise unrecovered_limit_error(self.entries[entry.key])
         return lost
 
     def _lose(self, key: CapKey, state: KnobState) -> None:
@@ -305,7 +310,7 @@ class Writer:
         self._forget(key)
         if not may_be_capped(state):
             return
-        lost = self.entries[key] = Entry(
+        lost = self.entries[key] = JournalEntry(
             knob=key.knob,
             device=key.device,
             name=state.name,
@@ -314,11 +319,17 @@ class Writer:
             maximum=state.maximum,
             foreign=state.requested,
             since=self._clock.now().wall,
-            source=Source.LOST,
+            source=EntrySource.LOST,
         )
-        self._tell(Deed.FAIL, lost, None, state.requested, Cause(why=str(unrecovered(lost))))
+        self._tell(
+            AuditAction.FAIL,
+            lost,
+            None,
+            state.requested,
+            WriteCause(why=str(unrecovered_limit_error(lost))),
+        )
 
-    def _look_at_lost(self, entry: Entry, state: KnobState) -> None:
+    def _look_at_lost(self, entry: JournalEntry, state: KnobState) -> None:
         """Let go of a lost entry once another limit is set; CapsError as long as it is not."""
         present = state.requested
         self._inherited.discard(entry.key)
@@ -327,64 +338,74 @@ class Writer:
         ):
             self._forget(entry.key)
             why = "a limit was set on it after the loss of its original"
-            self._tell(Deed.VOID, entry, entry.foreign, present, Cause(why=why))
+            self._tell(AuditAction.VOID, entry, entry.foreign, present, WriteCause(why=why))
             return
         if entry.foreign is None and present is not None:
             self.entries[entry.key] = replace(entry, foreign=present)
-        raise unrecovered(entry)
+        raise unrecovered_limit_error(entry)
 
-    def _overtaken(self, entry: Entry, state: KnobState) -> CapsError:
+    def _overtaken(self, entry: JournalEntry, state: KnobState) -> CapsError:
         """Somebody has written between our look and our write."""
         if entry.before is None:  # we never wrote: theirs is simply what we shall find next time
             self._forget(entry.key)
-            return foreign(replace(entry, foreign=state.requested))
+            return foreign_limit_error(replace(entry, foreign=state.requested))
         self._undo(entry)
         return self._let_go(entry, state)
 
-    def _let_go(self, entry: Entry, state: KnobState) -> CapsError:
+    def _let_go(self, entry: JournalEntry, state: KnobState) -> CapsError:
         """Adopt what somebody else has written, and leave the knob to them."""
         theirs = replace(entry, foreign=state.requested, before=None, written=True)
         self.entries[entry.key] = theirs
         self._unsettle(entry.key)
-        self._tell(Deed.FOREIGN, entry, entry.value, state.requested, Cause())
-        return foreign(theirs)
+        self._tell(AuditAction.FOREIGN, entry, entry.value, state.requested, WriteCause())
+        return foreign_limit_error(theirs)
 
-    def _thaw(self, entry: Entry, state: KnobState) -> None:
+    def _thaw(self, entry: JournalEntry, state: KnobState) -> None:
         """Take a knob back once an original has stood there undisturbed for a while."""
         present = state.requested
         if present is None:
-            raise _silent(state)
+            raise _unreadable_limit_error(state)
         if present != entry.foreign:
             entry = replace(entry, foreign=present)
             self.entries[entry.key] = entry
             self._unsettle(entry.key)
-            self._tell(Deed.FOREIGN, entry, None, present, Cause())
+            self._tell(AuditAction.FOREIGN, entry, None, present, WriteCause())
         calm = self._calm.get(entry.key)
         if calm is None:
-            calm = self._calm[entry.key] = _Calm(self._clock.monotonic(), CALM)
-        if not adoptable(entry, present) or self._clock.monotonic() - calm.since < calm.needed:
-            raise foreign(entry)
+            calm = self._calm[entry.key] = _QuietPeriod(self._clock.monotonic(), QUIET_PERIOD)
+        if not is_adoptable(entry, present) or self._clock.monotonic() - calm.since < calm.needed:
+            raise foreign_limit_error(entry)
         del self.entries[entry.key]
 
     def _unsettle(self, key: CapKey) -> None:
         """Calm begins anew, and must last longer each time."""
         calm = self._calm.get(key)
-        needed = CALM if calm is None else min(2 * calm.needed, LONGEST_CALM)
-        self._calm[key] = _Calm(self._clock.monotonic(), needed)
+        needed = QUIET_PERIOD if calm is None else min(2 * calm.needed, MAX_QUIET_PERIOD)
+        self._calm[key] = _QuietPeriod(self._clock.monotonic(), needed)
 
     def _forget(self, key: CapKey) -> None:
         self.entries.pop(key, None)
         self._inherited.discard(key)
 
     def _tell(
-        self, deed: Deed, entry: Entry, old: int | None, new: int | None, cause: Cause
+        self,
+        deed: AuditAction,
+        entry: JournalEntry,
+        old: int | None,
+        new: int | None,
+        cause: WriteCause,
     ) -> None:
         self._record(self._event(deed, entry, old, new, cause))
 
     def _event(
-        self, deed: Deed, entry: Entry, old: int | None, new: int | None, cause: Cause
-    ) -> Event:
-        event = Event(
+        self,
+        deed: AuditAction,
+        entry: JournalEntry,
+        old: int | None,
+        new: int | None,
+        cause: WriteCause,
+    ) -> AuditEvent:
+        event = AuditEvent(
             at=self._clock.now().wall,
             deed=deed,
             knob=entry.knob,
@@ -402,57 +423,57 @@ class Writer:
 
 
 def _retaining(
-    entries: Mapping[CapKey, Entry], limits: Mapping[CapKey, int]
-) -> dict[CapKey, Entry]:
+    entries: Mapping[CapKey, JournalEntry], limits: Mapping[CapKey, int]
+) -> dict[CapKey, JournalEntry]:
     return {
         key: entry if entry.imposed == limits.get(key) else replace(entry, imposed=limits.get(key))
         for key, entry in entries.items()
     }
 
 
-def failure(key: CapKey, error: ActuatorError) -> CapsError:
+def device_error(key: CapKey, error: ActuatorError) -> CapsError:
     """A device's trouble, as whoever wanted a cap is told of it."""
-    return CapsError(str(error), refusal(error), key.device)
+    return CapsError(str(error), refusal_reason(error), key.device)
 
 
-def foreign(entry: Entry) -> CapsError:
+def foreign_limit_error(entry: JournalEntry) -> CapsError:
     """Why a knob that somebody else has written is left alone."""
     if entry.lost:
-        return unrecovered(entry)
+        return unrecovered_limit_error(entry)
     return CapsError(
         f"{entry.name or entry.device} is left alone: somebody else has set its {entry.knob} to"
         f" {entry.foreign} {entry.knob.unit}. Find out who (`nvidia-smi`, DCGM, a Slurm prolog),"
         " or take theirs as the new original with `wattspan caps accept`.",
-        Refusal.FOREIGN,
+        RefusalReason.FOREIGN,
         entry.device,
     )
 
 
-def unrecovered(entry: Entry) -> CapsError:
+def unrecovered_limit_error(entry: JournalEntry) -> CapsError:
     """Why a knob is left alone whose original limit is unknown."""
     return CapsError(
         f"The {entry.knob} of {entry.name} ({entry.device}) is left alone: its original is unknown,"
         " because the journal was damaged. Set the limit by hand, or take the present one as the"
         " original with `wattspan caps accept`.",
-        Refusal.UNRECOVERED,
+        RefusalReason.UNRECOVERED,
         entry.device,
     )
 
 
-def _silent(state: KnobState) -> CapsError:
+def _unreadable_limit_error(state: KnobState) -> CapsError:
     return CapsError(
         f"{state.name} does not tell its {state.key.knob}, so it could not be given back;"
         " it is not touched.",
-        Refusal.LOST,
+        RefusalReason.LOST,
         state.key.device,
     )
 
 
-def _not_honoured(state: KnobState, value: int | None, told: int | None) -> CapsError:
+def _not_honoured_error(state: KnobState, value: int | None, told: int | None) -> CapsError:
     unit = state.key.knob.unit
     return CapsError(
         f"{state.name} was told {value} {unit} and shows {told} {unit}: it does not do what it"
         " is told. Look for another power manager, or a limit set outside this system.",
-        Refusal.NOT_HONOURED,
+        RefusalReason.NOT_HONOURED,
         state.key.device,
     )

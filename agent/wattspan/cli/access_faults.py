@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
-from wattspan.access.files import AccessError
-from wattspan.access.settings import AccessSettings
-from wattspan.access.tls import server_tls
-from wattspan.access.tokens import token_check
 from wattspan.config import Config
+from wattspan.config.access import AccessSettings
+from wattspan.http.access_policy import token_check
+from wattspan.http.tls import AccessError, server_tls
 
 
 def access_faults(config: Config) -> Iterator[str]:

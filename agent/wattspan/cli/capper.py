@@ -60,9 +60,9 @@ def command(
 
     reload = hangup_reloads(managed=notify.heard)
     with stop_on_signals(patiently=True, reload=reload) as request:
-        from wattspan.capper.place import open_place, socket_in
-        from wattspan.capper.process import Capper, knobs_of
-        from wattspan.capper.server import turn_away
+        from wattspan.capper.paths import capper_socket_path, open_capper_host
+        from wattspan.capper.process import Capper, enabled_knobs
+        from wattspan.capper.server import refuse_connections
         from wattspan.cli.run import loggers
         from wattspan.cli.run_directory import run_directory
         from wattspan.clock import SystemClock
@@ -73,16 +73,18 @@ def command(
         except WattspanError:
             if listening is not None:
                 # Whoever waits would have it started again at once, and for ever.
-                turn_away(listening.socket, "The capper cannot start; its journal says why.")
+                refuse_connections(
+                    listening.socket, "The capper cannot start; its journal says why."
+                )
             raise
         tell, warn = loggers(config.agent.log_level)
         notify.patience(PATIENCE)
         turned = Turned(notify, Watchdog(notify, clock), lambda: capper.status)
         capper = Capper(
-            open_place(Path(config.agent.state_dir), emulated),
-            socket_in(run_directory(config), emulated=emulated is not None),
+            open_capper_host(Path(config.agent.state_dir), emulated),
+            capper_socket_path(run_directory(config), emulated=emulated is not None),
             config,
-            lambda: actuators(knobs_of(config), emulated, clock),
+            lambda: actuators(enabled_knobs(config), emulated, clock),
             clock,
             warn,
             alive=turned,
@@ -171,15 +173,15 @@ class Reloading:
 
 def actuators(knobs: Collection[Knob], emulated: Path | None, clock: Clock) -> Sequence[Actuator]:
     """``knobs`` of this host, or of the emulated one in ``emulated``, each device isolated."""
-    from wattspan.actuators.opening import open_actuators
-    from wattspan.capper.workers import isolated
+    from wattspan.capper.actuators.discovery import open_actuators
+    from wattspan.capper.workers import isolate_actuators
 
     if emulated is None:
-        return isolated(open_actuators(knobs, clock=clock), clock)
+        return isolate_actuators(open_actuators(knobs, clock=clock), clock)
     from wattspan.emulation.nvml import EmulatedNvml
 
     gpus = emulated / "gpus"
     nvml = EmulatedNvml(gpus, clock) if gpus.exists() else None
     sysfs = emulated / "sys"
     opened = open_actuators(knobs, nvml=nvml, sysfs=sysfs, clock=clock, emulated=True)
-    return isolated(opened, clock)
+    return isolate_actuators(opened, clock)

@@ -14,8 +14,8 @@ from wattspan.plaintext import printable
 from wattspan.ports import ConfigError
 
 if TYPE_CHECKING:
-    from wattspan.capper.protocol import Row, State
-    from wattspan.capper.restore import Here
+    from wattspan.capper.protocol import KnobRow, StateReply
+    from wattspan.capper.restore import RestoreContext
     from wattspan.config import Config
     from wattspan.model import CapRow
     from wattspan.ports import Clock
@@ -95,14 +95,14 @@ def restore(
     to be given back, or if nothing was and the configuration is
     so broken that the journal's directory had to be guessed.
     """
-    from wattspan.capper.journal import directory_in
-    from wattspan.capper.restore import restore as give_back
+    from wattspan.capper.journal import capper_directory
+    from wattspan.capper.restore import restore_limits as give_back
 
     config, guessed = _whatever(config_file, settings)
     done = give_back(_here(config, emulated), tuned_only=tuned)
     troubles = list(done.troubles)
     if guessed and done.by == "journal":
-        place = directory_in(Path(config.agent.state_dir), emulated=emulated is not None)
+        place = capper_directory(Path(config.agent.state_dir), emulated=emulated is not None)
         said = f"{place} was only guessed to be the capper's directory. {_NAME_IT}"
         click.echo(f"wattspan: {said}", err=True)
         if not done.restored:
@@ -140,7 +140,7 @@ def accept(
     They are left alone otherwise, until the original has stood for a while. Nothing is written to
     a device by this; but it may be capped again.
     """
-    from wattspan.capper.restore import accept as take
+    from wattspan.capper.restore import accept_foreign_limits as take
 
     config = load_without_plugins(config_file, settings)
     count = take(_here(config, emulated))
@@ -168,9 +168,9 @@ def _whatever(config_file: Path | None, settings: tuple[str, ...]) -> tuple[Conf
     return found
 
 
-def _here(config: Config, emulated: Path | None) -> Here:
-    from wattspan.capper.place import open_place
-    from wattspan.capper.restore import Here
+def _here(config: Config, emulated: Path | None) -> RestoreContext:
+    from wattspan.capper.paths import open_capper_host
+    from wattspan.capper.restore import RestoreContext
     from wattspan.cli.run_directory import capper_socket
     from wattspan.clock import SystemClock
     from wattspan.model import Knob
@@ -178,8 +178,8 @@ def _here(config: Config, emulated: Path | None) -> Here:
     clock = SystemClock()
     # systemd says how the capper ended to what it runs afterwards (ExecStopPost=). Its socket is
     # systemd's own and still open then, and whoever knocks would start the capper again.
-    return Here(
-        lambda: open_place(Path(config.agent.state_dir), emulated),
+    return RestoreContext(
+        lambda: open_capper_host(Path(config.agent.state_dir), emulated),
         capper_socket(config),
         config,
         # All of them: what the configuration named when a cap was set it may not name any more.
@@ -195,7 +195,7 @@ def _theirs(row: CapRow) -> str:
     return f"{row.state.name}, whose {knob} somebody else has set to {stands}."
 
 
-def lines(state: State, clock: Clock) -> list[str]:
+def lines(state: StateReply, clock: Clock) -> list[str]:
     """What a capper says, for a person."""
     if not state.rows:
         return ["There is nothing here whose power could be limited."]
@@ -209,7 +209,7 @@ def lines(state: State, clock: Clock) -> list[str]:
     return told
 
 
-def _of_ceilings(state: State, least: int, now: int) -> list[str]:
+def _of_ceilings(state: StateReply, least: int, now: int) -> list[str]:
     told = [f"Ceiling of all devices together: {shown('mW', least)}"]
     for ceiling in state.ceilings:
         owner = "" if ceiling.uid is None else f" by user {ceiling.uid}"
@@ -225,7 +225,7 @@ def _of_ceilings(state: State, least: int, now: int) -> list[str]:
     return told
 
 
-def _of(row: Row, now: int) -> list[str]:
+def _of(row: KnobRow, now: int) -> list[str]:
     unit = row.knob.unit
     told = [f"{row.knob}: {shown(unit, row.requested)}{_range(row)}"]
     if row.enforced is not None and row.enforced != row.requested:
@@ -246,7 +246,7 @@ def _of(row: Row, now: int) -> list[str]:
     return told
 
 
-def _range(row: Row) -> str:
+def _range(row: KnobRow) -> str:
     """What it may be, as far as the device tells."""
     unit, most, default = row.knob.unit, shown(row.knob.unit, row.maximum), row.default
     told = ""

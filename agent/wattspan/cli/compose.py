@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wattspan import __version__
-from wattspan.access.refusals import Refusals
 from wattspan.cli.compose_footprint import Footprints
 from wattspan.cli.compose_spans import ConnectionUsers, Desk
 from wattspan.cli.compose_tuning import Workshop
 from wattspan.clock import SystemClock
 from wattspan.config import Config
+from wattspan.http.connection_limiter import RejectionCounter
 from wattspan.ledger import Ledger, Rules
 from wattspan.model import Failure, Opening, SourceHealth
 from wattspan.plugins import Opened, Plugins, open_exporters, open_sources
@@ -107,7 +107,7 @@ def build_agent(
             boot_id=_boot_id() if emulated is None else f"{emulated.directory} {_boot_id()}",
             now=clock.monotonic(),
         )
-        refusals = Refusals()
+        refusals = RejectionCounter()
         uid_of = ConnectionUsers(clock)
         exporters = open_exporters(
             plugins, config, ExporterContext(clock, __version__, log, refusals.of, uid_of)

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wattspan import __version__
-from wattspan.access.crowd import End, UidOf, unknown_uid
-from wattspan.access.refusals import Refusals
 from wattspan.cli.run_directory import asked_for, run_directory
 from wattspan.clock import SystemClock
 from wattspan.config import Config
+from wattspan.http.connection_limiter import Endpoint, RejectionCounter, UidOf, unknown_uid
 from wattspan.model import HwType, Opening, Provenance, SourceHealth
 from wattspan.ports import Clock, ListenError, ProcessDirectory
 from wattspan.runtime.past import RecentPast
@@ -22,11 +21,11 @@ from wattspan.runtime.services import Services
 if TYPE_CHECKING:
     from wattspan.cli.compose_tuning import Workshop
     from wattspan.forward.forwarder import Forwarder
+    from wattspan.http.server import HttpServer
     from wattspan.processes.cpu_sampler import CpuSampler
     from wattspan.processes.inspector import TcpConnections
     from wattspan.runtime.spans import Joiner
     from wattspan.spanfeed.feed import Feed
-    from wattspan.web.server import WebServer
 
 Log = Callable[[str], None]
 Provenances = Callable[[], Mapping[HwType, Provenance]]
@@ -50,7 +49,7 @@ class ConnectionUsers:
         self._lock = threading.Lock()
         self._connections: TcpConnections | None = None
 
-    def __call__(self, end: End, other: End) -> int | None:
+    def __call__(self, end: Endpoint, other: Endpoint) -> int | None:
         from wattspan.processes.inspector import TcpConnections
 
         with self._lock, self._looking as allowed:
@@ -83,7 +82,7 @@ class Desk:
     opening: Opening | None = None
     workshop: Workshop | None = None
     forwarder: Forwarder | None = None
-    refusals: Refusals = field(default_factory=Refusals)
+    refusals: RejectionCounter = field(default_factory=RejectionCounter)
     uid_of: UidOf = unknown_uid
 
     def health(self) -> tuple[SourceHealth, ...]:
@@ -175,13 +174,13 @@ class Desk:
         return feed
 
     def _add_web(self, services: Services, joiner: Joiner | None) -> None:
+        from wattspan.http.limits import ServerLimits
+        from wattspan.http.server import HttpServer
         from wattspan.processes.cpu_sampler import CpuSampler
-        from wattspan.web.limits import Limits
-        from wattspan.web.server import WebServer
 
         settings = self.config
-        limits = Limits(body=settings.spans.max_request, rate=settings.agent.max_rate)
-        server = WebServer(self.clock, log=self.log, limits=limits, uid_of=self.uid_of)
+        limits = ServerLimits(body=settings.spans.max_request, rate=settings.agent.max_rate)
+        server = HttpServer(self.clock, log=self.log, limits=limits, uid_of=self.uid_of)
 
         # Not the spans' own: who is let go by one of them is not by the other.
         fine = CpuSampler(self.clock, self.config.spans.resolution)
@@ -199,7 +198,7 @@ class Desk:
         services.add(lambda: None, server.stop)
         services.add(start, lambda: None)
 
-    def _listen_for_spans(self, server: WebServer, joiner: Joiner, services: Services) -> None:
+    def _listen_for_spans(self, server: HttpServer, joiner: Joiner, services: Services) -> None:
         from wattspan.spanfeed.receivers import open_receivers
 
         addresses = open_receivers(
@@ -221,10 +220,10 @@ class Desk:
             check_destination(destination, addresses)
 
     def _listen_for_questions(
-        self, server: WebServer, services: Services, fine: CpuSampler
+        self, server: HttpServer, services: Services, fine: CpuSampler
     ) -> None:
+        from wattspan.http.access_policy import AccessPolicy
         from wattspan.query.service import QueryService
-        from wattspan.web.door import Door
 
         service = QueryService(
             self.past,
@@ -242,7 +241,7 @@ class Desk:
                 self.run_dir / "api.sock",
                 service,
                 what="questions",
-                door=Door(self.refusals.of("api")),
+                door=AccessPolicy(self.refusals.of("api")),
             )
         except ListenError as error:
             self._without("agent.api", error)

@@ -120,9 +120,9 @@ class Workshop:
 
     @property
     def socket(self) -> Path:
-        from wattspan.capper.place import socket_in
+        from wattspan.capper.paths import capper_socket_path
 
-        return socket_in(run_directory(self.config), emulated=self.emulated is not None)
+        return capper_socket_path(run_directory(self.config), emulated=self.emulated is not None)
 
     def _add_records(self, services: Services, poller: Poller) -> None:
         """The way to the user's collector, for what is decided and what is written."""
@@ -146,7 +146,7 @@ class Workshop:
         """Before the capper, so that nothing is missed of it from its first line to its last."""
         if self.records is None:
             return
-        from wattspan.capper.place import audit_path
+        from wattspan.capper.paths import audit_path
         from wattspan.runtime.audited import AuditTail
         from wattspan.runtime.events import of_deed
 

@@ -38,7 +38,7 @@ from wattspan.clock import SystemClock
 from wattspan.ports import ConfigError, SourceContext, SourceError
 
 if TYPE_CHECKING:
-    from wattspan.access.settings import AccessSettings
+    from wattspan.config.access import AccessSettings
     from wattspan.emulation.host import EmulatedHost
     from wattspan.settings import Listen, Table
 

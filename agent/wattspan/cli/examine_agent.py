@@ -14,9 +14,9 @@ from wattspan.cli.run_directory import run_directory
 from wattspan.cli.try_port import why_not_listen
 from wattspan.config import Config
 from wattspan.config.loading import DEFAULT_PATH
+from wattspan.http.sockets import directory_fault
 from wattspan.plugins import Plugins
 from wattspan.settings import Listen, Size, Table
-from wattspan.web.listening import directory_fault
 
 _MEND = (
     "Correct it: no agent and no capper starts with it. `wattspan config check` checks it again. "

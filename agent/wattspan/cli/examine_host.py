@@ -7,7 +7,7 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
-from wattspan.capper.starting import has_unit
+from wattspan.capper.client import has_capper_unit
 from wattspan.cli.diagnosis import Finding, Mark, Section
 
 _CAPABILITIES = {
@@ -28,7 +28,7 @@ def _findings(root: Path, euid: int) -> Iterator[Finding]:
     machine = f"{platform.machine()}, {os.cpu_count()} CPUs"
     yield Finding(Mark.NOTE, "kernel", f"{platform.system()} {platform.release()}, {machine}")
     yield Finding(Mark.NOTE, "user", _user(root, euid))
-    if euid == 0 and has_unit(root):
+    if euid == 0 and has_capper_unit(root):
         yield Finding(
             Mark.NOTE,
             "service",

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from wattspan.access.exposure import exposure
-from wattspan.access.files import AccessError
-from wattspan.access.settings import AccessSettings
-from wattspan.access.tls import server_tls
-from wattspan.access.tokens import token_check
 from wattspan.cli.diagnosis import Finding, Mark, Section
 from wattspan.config import Config
+from wattspan.config.access import AccessSettings
+from wattspan.http.access_policy import exposure_warning, token_check
+from wattspan.http.tls import AccessError, server_tls
 from wattspan.settings import Listen
 
 _SPANS = "whoever reaches it may send spans and be believed"
@@ -40,7 +38,7 @@ def _listeners(
     except AccessError as error:
         yield Finding(Mark.FAIL, what, str(error))
     for listen in filter(None, listens):
-        told = exposure(listen, settings, where=f"[{what}]", risk=risk)
+        told = exposure_warning(listen, settings, where=f"[{what}]", risk=risk)
         if told:
             yield Finding(Mark.WARN, what, told)
         elif not listen.loopback:

@@ -6,9 +6,9 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from wattspan.capper.journal import Entry, Source, directory_in
-from wattspan.capper.journal import read as read_journal
-from wattspan.capper.recovery import boot_ids
+from wattspan.capper.journal import EntrySource, JournalEntry, capper_directory
+from wattspan.capper.journal import read_journal as read_journal
+from wattspan.capper.journal_recovery import boot_ids
 from wattspan.cli.diagnosis import Finding, Mark, Section
 from wattspan.cli.examine_host import capabilities
 from wattspan.cli.run_directory import capper_socket
@@ -39,7 +39,7 @@ def examine_tuning(
     capper = _Capper(config, context.clock, emulated=context.emulated)
     findings = [_mode(config)]
     findings += _knobs(config, context, domains, capper.rows)
-    place = directory_in(Path(config.agent.state_dir), emulated=context.emulated)
+    place = capper_directory(Path(config.agent.state_dir), emulated=context.emulated)
     left = list(_left_behind(place, root, answers=capper.answers))
     findings.append(capper.finding(root, left=any(one.mark is Mark.FAIL for one in left)))
     findings += left
@@ -120,7 +120,7 @@ def _states(
     knob: Knob, context: SourceContext, domains: Collection[Domain]
 ) -> Iterator[KnobState | ActuatorError]:
     """What each device says of itself; why not, if it is measured here and has such a knob."""
-    from wattspan.actuators.opening import SYSFS, open_actuators
+    from wattspan.capper.actuators.discovery import SYSFS, open_actuators
 
     kind = HwType.CPU if knob is Knob.CPU_POWER else HwType.GPU
     for actuator in open_actuators(
@@ -189,9 +189,9 @@ class _Capper:
 
     def _doing_nothing(self, root: Path) -> Finding:
         """It was asked to give everything back, and keeps to that as long as it runs."""
-        from wattspan.capper.starting import has_unit
+        from wattspan.capper.client import has_capper_unit
 
-        by_systemd = has_unit(root) and not self._emulated
+        by_systemd = has_capper_unit(root) and not self._emulated
         anew = "Run `systemctl restart wattspan-capper` as root"
         if not by_systemd:
             anew = "Start the capper anew, or the agent that has started it"
@@ -205,7 +205,7 @@ class _Capper:
 
     def _silent(self, root: Path, *, left: bool) -> Finding:
         """Nobody answers: whether that matters, and whether the agent would start one."""
-        from wattspan.capper.starting import has_unit, start_command
+        from wattspan.capper.client import capper_start_command, has_capper_unit
 
         caps, tuned = self._config.caps, self._config.autotune
         wanted = tuned.mode == "apply" or bool(caps.fixed or caps.budget_watts or caps.budget_file)
@@ -213,14 +213,14 @@ class _Capper:
         why = f"none at {self._path}"
         if self._path.exists():
             why = printable(self._error).partition(". ")[0]
-        start = start_command(root)
+        start = capper_start_command(root)
         if left:
             remedy = f"Run `{start}` as root, if limits are still to be set." if wanted else ""
             detail = f"{why}, and an earlier one has ended without giving back what it had set"
             return Finding(Mark.WARN, "capper", detail, remedy)
         if not wanted:
             return Finding(Mark.NOTE, "capper", f"{why}; none is needed, nothing is to be capped")
-        if caps.capper == "auto" and may and has_unit(root) and not self._emulated:
+        if caps.capper == "auto" and may and has_capper_unit(root) and not self._emulated:
             remedy = f"Run `{start}` as root; the service's agent starts none."
             return Finding(Mark.WARN, "capper", why, remedy)
         if caps.capper is True or (caps.capper == "auto" and may):
@@ -266,7 +266,7 @@ def _left_behind(place: Path, root: Path, *, answers: bool) -> Iterator[Finding]
         entry
         for found in journals
         for entry in found.entries.values()
-        if entry.source is not Source.EARLIER
+        if entry.source is not EntrySource.EARLIER
     ]
     if imposed := _named([entry for entry in entries if entry.imposed is not None]):
         yield Finding(
@@ -285,5 +285,5 @@ def _left_behind(place: Path, root: Path, *, answers: bool) -> Iterator[Finding]
         )
 
 
-def _named(entries: Sequence[Entry]) -> str:
+def _named(entries: Sequence[JournalEntry]) -> str:
     return ", ".join(f"{entry.knob} of {entry.name or entry.device}" for entry in entries)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from wattspan.regular_file import read_regular
 
 if TYPE_CHECKING:
-    from wattspan.access.settings import AccessSettings
+    from wattspan.config.access import AccessSettings
     from wattspan.settings import Listen
 
 PATIENCE = 1.0  # seconds

@@ -28,11 +28,15 @@ def agents_directories(config: Config) -> tuple[str, ...]:
 
 def capper_socket(config: Config) -> Path:
     """Where the capper answers that somebody at a terminal means: the first that is there."""
-    from wattspan.capper.place import SYSTEM_RUN, socket_in
+    from wattspan.capper.paths import SYSTEM_RUN, capper_socket_path
 
     own = run_directory(config)
     places = [own, SYSTEM_RUN] if config.agent.run_dir == Agent().run_dir else [own]
-    wanted = [socket_in(place, emulated=emulated) for place in places for emulated in (False, True)]
+    wanted = [
+        capper_socket_path(place, emulated=emulated)
+        for place in places
+        for emulated in (False, True)
+    ]
     return next((path for path in wanted if path.exists()), wanted[0])
 
 

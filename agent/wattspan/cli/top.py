@@ -16,9 +16,9 @@ from wattspan.clock import SystemClock
 from wattspan.settings import Duration
 
 if TYPE_CHECKING:
-    from wattspan.access.settings import AccessSettings
     from wattspan.cli.tuned import Tuned
     from wattspan.config import Config
+    from wattspan.config.access import AccessSettings
     from wattspan.settings import Table
 
 PORT = "127.0.0.1:9949"

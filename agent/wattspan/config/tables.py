@@ -10,13 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from wattspan.access.settings import (
-    Certificate,
-    ClientAuthority,
-    Key,
-    TokenFile,
-    check_access,
-)
+from wattspan.config.access import Certificate, ClientAuthority, PrivateKey, TokenFile, check_access
 from wattspan.config.control import Auto, Autotune, Caps
 from wattspan.config.footprint import Carbon, Cost
 from wattspan.model import IdlePolicy, NamePolicy
@@ -205,7 +199,7 @@ class Spans(Table, frozen=True):
         ),
     ] = True
     tls_certificate: Certificate = ""
-    tls_key: Key = ""
+    tls_key: PrivateKey = ""
     tls_client_ca: ClientAuthority = ""
     token_file: TokenFile = ""
     weight: Annotated[

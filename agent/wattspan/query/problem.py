@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from wattspan.web.message import Response
+from wattspan.http.messages import HttpResponse
 
 
 class ProblemError(Exception):
@@ -27,7 +27,7 @@ class ProblemError(Exception):
         self.thing, self.cause, self.remedy = thing, cause, remedy
         self.headers = dict(headers or {})
 
-    def response(self) -> Response:
+    def response(self) -> HttpResponse:
         return json_response(
             {
                 "type": "about:blank",
@@ -50,10 +50,10 @@ def json_response(
     *,
     content_type: str = "application/json",
     headers: Mapping[str, str] | None = None,
-) -> Response:
+) -> HttpResponse:
     """Facts for a program. Nothing in between may keep them: they are of one moment."""
     kept = {"cache-control": "no-store", **(headers or {})}
-    return Response(int(status), msgspec.json.encode(facts), content_type, kept)
+    return HttpResponse(int(status), msgspec.json.encode(facts), content_type, kept)
 
 
 def bad(thing: str, cause: str, remedy: str) -> ProblemError:

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 
+from wattspan.http.messages import Peer
 from wattspan.model import Consumer
 from wattspan.query.problem import ProblemError
-from wattspan.web.message import Peer
 
 ROOT = 0
 REMEMBERED = 10_000

@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import partial
 from http import HTTPStatus
 
-from wattspan.access.crowd import Shares
+from wattspan.http.connection_limiter import FairQuota
+from wattspan.http.limits import FairLock
+from wattspan.http.messages import Handler, HttpRequest, HttpResponse, Peer
 from wattspan.model import MILLISECOND, Consumer, Provenance
 from wattspan.ports import Clock, Past, ProcessDirectory
 from wattspan.query import answer
@@ -23,8 +25,6 @@ from wattspan.query.question import (
 from wattspan.query.rights import OwnerOf, Rights, owner_of, trusted
 from wattspan.query.tuning import HistoryView, TuningView, history, history_question, tuning
 from wattspan.query.watches import FineTimes, Watches
-from wattspan.web.limits import FairLock
-from wattspan.web.message import Handler, Peer, Request, Response
 
 LOOK_EVERY = 20 * MILLISECOND
 """Between two looks at whether a window has settled."""
@@ -67,7 +67,7 @@ class QueryService:
         self._watches = Watches(past, directory, clock, fine)
         self._sleep = sleep
         self._started = clock.monotonic()
-        self._waiting = Shares(MOST_WAITING)
+        self._waiting = FairQuota(MOST_WAITING)
         self._slow = FairLock()
         self._paths: Mapping[str, tuple[tuple[str, ...], Handler]] = {
             "/v1/energy": (_READ, self._energy),
@@ -77,13 +77,13 @@ class QueryService:
             "/v1/tuning/history": (_READ, self._history),
         }
 
-    async def __call__(self, request: Request) -> Response:
+    async def __call__(self, request: HttpRequest) -> HttpResponse:
         try:
             return await self._handler(request)(request)
         except ProblemError as problem:
             return problem.response()
 
-    def _handler(self, request: Request) -> Handler:
+    def _handler(self, request: HttpRequest) -> Handler:
         methods, handler = self._paths.get(request.path, ((), None))
         if handler is None:
             raise ProblemError(
@@ -102,7 +102,7 @@ class QueryService:
             )
         return handler
 
-    async def _energy(self, request: Request) -> Response:
+    async def _energy(self, request: HttpRequest) -> HttpResponse:
         question = energy_question(request.query, self._clock.now())
         consumer = self._consumer(question.subject, request.peer)
         grid = answer.FINEST if trusted(request.peer) else self._grid
@@ -128,14 +128,14 @@ class QueryService:
         async with self._slow.of(whose):
             return await asyncio.to_thread(tell)
 
-    async def _watch(self, request: Request) -> Response:
+    async def _watch(self, request: HttpRequest) -> HttpResponse:
         subject, family = watch_question(request.query)
         consumer = self._consumer(subject, request.peer)
         assert consumer is not None  # noqa: S101 - a subject was given
         self._watches.keep(consumer, family=family, whose=request.peer.whose)
         return json_response({"pid": consumer.pid, "started": consumer.started, "watched": True})
 
-    async def _status(self, request: Request) -> Response:
+    async def _status(self, request: HttpRequest) -> HttpResponse:
         no_parameters(request.query)
         now, settled = self._clock.monotonic(), self._past.settled()
         domains = answer.in_order(self._past.domains().values())
@@ -163,7 +163,7 @@ class QueryService:
             }
         )
 
-    async def _tuning(self, request: Request) -> Response:
+    async def _tuning(self, request: HttpRequest) -> HttpResponse:
         no_parameters(request.query)
         return json_response(
             {
@@ -174,7 +174,7 @@ class QueryService:
             }
         )
 
-    async def _history(self, request: Request) -> Response:
+    async def _history(self, request: HttpRequest) -> HttpResponse:
         question = history_question(request.query, self._clock.now())
         async with self._slow.of(request.peer.whose):  # it reads files
             told = await asyncio.to_thread(history, self._history_view, question)

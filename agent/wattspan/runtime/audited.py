@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from wattspan.capper.audit import Event
+from wattspan.capper.audit import AuditEvent
 from wattspan.model import SECOND
 from wattspan.ports import Clock
 from wattspan.runtime.complaint import Complaint
@@ -33,7 +33,7 @@ class AuditTail:
     def __init__(
         self,
         path: Path,
-        tell: Callable[[Event], None],
+        tell: Callable[[AuditEvent], None],
         clock: Clock,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -126,7 +126,7 @@ class AuditTail:
 
     def _tell_line(self, line: bytes) -> None:
         try:
-            event = msgspec.json.decode(line, type=Event)
+            event = msgspec.json.decode(line, type=AuditEvent)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return  # torn, or of a later version
         self._tell(event)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from wattspan.http.messages import Peer
 from wattspan.model import Consumer
 from wattspan.spanfeed.delivery import Claim, Delivery, Told
 from wattspan.spans import Ended, Outcome, Span, SpanEnergy, Started
-from wattspan.web.message import Peer
 
 if TYPE_CHECKING:
     from wattspan.forward.forwarder import ForwardStats

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from wattspan.capper.audit import Deed, Event
+from wattspan.capper.audit import AuditAction, AuditEvent
 from wattspan.forward.records import Record, Value
 from wattspan.model import SECOND, Decided, Knob, Reason
 from wattspan.tuning import told
@@ -32,8 +32,8 @@ WARNINGS = frozenset(
 )
 """Reasons that somebody should look into: a budget that was about to break, or what is broken."""
 
-_WARNED_DEEDS = frozenset({Deed.REFUSE, Deed.FOREIGN, Deed.FAIL})
-_OF_CEILINGS = frozenset({Deed.CEILING, Deed.LIFT, Deed.LAPSE})
+_WARNED_DEEDS = frozenset({AuditAction.REFUSE, AuditAction.FOREIGN, AuditAction.FAIL})
+_OF_CEILINGS = frozenset({AuditAction.CEILING, AuditAction.LIFT, AuditAction.LAPSE})
 """Deeds that have no device; their settings are in milliwatts, as those of power knobs."""
 
 Tell = Callable[[Record], None]
@@ -61,7 +61,7 @@ def of_decision(decided: Decided) -> Record:
     return Record(event.name, event.wall, event.body, event.attributes, warns)
 
 
-def of_deed(event: Event) -> Record:
+def of_deed(event: AuditEvent) -> Record:
     """What the capper did; settings are in the unit that is told beside them."""
     attributes: dict[str, Value] = {"deed": event.deed.value}
     knob = Knob.GPU_POWER if event.deed in _OF_CEILINGS else event.knob
@@ -88,29 +88,33 @@ def of_deed(event: Event) -> Record:
     )
 
 
-def sentence(event: Event) -> str:
+def sentence(event: AuditEvent) -> str:
     """What happened, for people."""
     where = f"{event.knob} of {event.name or event.device}"
     whose = f", for {event.job}" if event.job else ""
     old, new = _shown(event.knob, event.old), _shown(event.knob, event.new)
     match event.deed:
-        case Deed.WRITE:
+        case AuditAction.WRITE:
             said = f"Set {where} to {new}, from {old}{whose}"
-        case Deed.RESTORE:
+        case AuditAction.RESTORE:
             said = f"Gave back {where}: {new}, from {old}{whose}"
-        case Deed.FOREIGN:
+        case AuditAction.FOREIGN:
             said = f"Somebody else has set {where}, to {new}: it is left alone"
-        case Deed.REFUSE | Deed.FAIL | Deed.VOID if event.why:
+        case AuditAction.REFUSE | AuditAction.FAIL | AuditAction.VOID if event.why:
             return event.why
-        case Deed.SNAPSHOT:
+        case AuditAction.SNAPSHOT:
             said = f"In force: {where} at {new}; the original is {old}"
-        case Deed.CEILING | Deed.LIFT | Deed.LAPSE:
-            limit = event.new if event.deed is Deed.CEILING else event.old
-            done = {Deed.CEILING: "was set", Deed.LIFT: "was lifted", Deed.LAPSE: "has ended"}
+        case AuditAction.CEILING | AuditAction.LIFT | AuditAction.LAPSE:
+            limit = event.new if event.deed is AuditAction.CEILING else event.old
+            done = {
+                AuditAction.CEILING: "was set",
+                AuditAction.LIFT: "was lifted",
+                AuditAction.LAPSE: "has ended",
+            }
             said = f"A ceiling of {_shown(Knob.GPU_POWER, limit)} {done[event.deed]}"
-        case Deed.START:
+        case AuditAction.START:
             said = "The capper began"
-        case Deed.END:
+        case AuditAction.END:
             said = "The capper ended"
         case _:
             said = f"The capper noted: {event.deed}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
-from wattspan.access.crowd import Shares
+from wattspan.http.connection_limiter import FairQuota
 from wattspan.joining import ProcessSpans
 from wattspan.model import SECOND, Consumer, Instant, Opening, SpanAccounts
 from wattspan.naming import SpanTotals, fit
@@ -131,7 +131,7 @@ class Joiner:
         self._clock = clock
         self._past = past
         self._resolver = resolver
-        self._room = Shares(buffer)  # by user: one of them may not take all of it
+        self._room = FairQuota(buffer)  # by user: one of them may not take all of it
         self._open_spans = open_spans
         self._history = history
         self._remembered = remembered

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from wattspan.web.message import Peer
+from wattspan.http.messages import Peer
 
 
 class Claim(NamedTuple):

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from wattspan.http.sockets import ListeningSocket, listen_unix
 from wattspan.otel.wire import HELLO, MAGIC, RECORD_SIZE, VERSION
 from wattspan.spanfeed.ring import Record, Ring, RingError
-from wattspan.web.listening import Listening, listen_unix
 
 MOST_RECORDS = 1 << 16
 """Records taken in one turn, of all processes: more would hold up every other span, and swell."""
@@ -90,7 +90,7 @@ class Feed:
         self._most = most_processes
         self._most_records = most_records
         self._log = log or logging.getLogger(__name__)
-        self._listening: Listening | None = None
+        self._listening: ListeningSocket | None = None
         self._guests: list[_Guest] = []
         self.counts = FeedCounts()
 

@@ -22,16 +22,16 @@ from h2.config import H2Configuration
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes
 
-from wattspan.access.refusals import Reason
 from wattspan.encoding import BadEncodingError, TooLongError
+from wattspan.http.access_policy import OPEN_ACCESS, AccessPolicy
+from wattspan.http.connection_limiter import RejectionReason
+from wattspan.http.limits import ServerCapacity
+from wattspan.http.messages import Peer
 from wattspan.spanfeed import wire
 from wattspan.spanfeed.delivery import BusyError
 from wattspan.spanfeed.errors import MalformedError, TooLargeError
 from wattspan.spanfeed.otlp import Intake
 from wattspan.spanfeed.reading import Reader
-from wattspan.web.door import OPEN, Door
-from wattspan.web.limits import Room
-from wattspan.web.message import Peer
 
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
@@ -64,14 +64,14 @@ class Failure(Exception):  # noqa: N818 - of a call, as gRPC sees it
 class OtlpGrpc:
     """Makes a connection for each client; what the web server is given to speak gRPC."""
 
-    def __init__(self, intake: Intake, log: Log, door: Door = OPEN) -> None:
+    def __init__(self, intake: Intake, log: Log, door: AccessPolicy = OPEN_ACCESS) -> None:
         self._reader, self._log, self._door = Reader(intake), log, door
         self._config = Configuration(
             http2_connection_window_size=_WINDOW, http2_stream_window_size=_WINDOW
         ).__for_server__()
         self._h2_config = H2Configuration(client_side=False, header_encoding="ascii")
 
-    def __call__(self, room: Room) -> asyncio.Protocol:
+    def __call__(self, room: ServerCapacity) -> asyncio.Protocol:
         calls = _Calls(self._reader, room, self._log, self._door)
         return _Connection(calls, self._config, self._h2_config)
 
@@ -103,14 +103,14 @@ class _Connection(grpclib.protocol.H2Protocol):  # type: ignore[misc]
         if self._calls.room.enter(self, self._calls.peer.whose):
             self._calls.room.rest(self)
         else:
-            self._calls.door.refused(Reason.CROWDED)
+            self._calls.door.refused(RejectionReason.CROWDED)
             self.close()
 
     def data_received(self, data: bytes) -> None:
         try:
             super().data_received(data)
         except Exception:  # noqa: BLE001 - whatever h2 and grpclib make of a hostile client's frames
-            self._calls.door.refused(Reason.MALFORMED)
+            self._calls.door.refused(RejectionReason.MALFORMED)
             self.close()
         if self._calls.tasks:
             self._calls.room.wake(self)
@@ -129,7 +129,7 @@ class _Connection(grpclib.protocol.H2Protocol):  # type: ignore[misc]
 class _Calls(grpclib.protocol.AbstractHandler):  # type: ignore[misc]
     """The calls of one connection."""
 
-    def __init__(self, reader: Reader, room: Room, log: Log, door: Door) -> None:
+    def __init__(self, reader: Reader, room: ServerCapacity, log: Log, door: AccessPolicy) -> None:
         self._reader, self.room, self._log, self.door = reader, room, log, door
         self.peer = Peer()
         self.tasks: dict[Any, asyncio.Task[None]] = {}
@@ -195,14 +195,14 @@ class _Calls(grpclib.protocol.AbstractHandler):  # type: ignore[misc]
         """Of a peer that asks too often: refused, but not at once."""
         await asyncio.sleep(self.room.limits.hold)
         self.let_go()
-        self.door.refused(Reason.RATE)
+        self.door.refused(RejectionReason.RATE)
         # By OTLP it is to be sent again only because of the delay.
         raise Failure(Status.RESOURCE_EXHAUSTED, self.room.too_often, retry_after=1)
 
     async def _answer(self, stream: grpclib.protocol.Stream, headers: dict[str, str]) -> bytes:
         _check(headers)
         if not self.door.admits(headers.get("authorization", "")):
-            self.door.refused(Reason.TOKEN)
+            self.door.refused(RejectionReason.TOKEN)
             raise Failure(
                 Status.UNAUTHENTICATED,
                 "a token of the agent's token_file is needed, as metadata "
@@ -293,7 +293,7 @@ _HEAD = (
 class _Held:
     """What one call holds of the room for bodies."""
 
-    def __init__(self, room: Room, whose: Hashable) -> None:
+    def __init__(self, room: ServerCapacity, whose: Hashable) -> None:
         self._room, self._whose, self._size = room, whose, 0
 
     def take(self, size: int) -> bool:

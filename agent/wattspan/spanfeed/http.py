@@ -10,12 +10,12 @@ from typing import NamedTuple
 import msgspec
 
 from wattspan.encoding import BadEncodingError, TooLongError
+from wattspan.http.messages import HttpRequest, HttpResponse
 from wattspan.spanfeed import wire
 from wattspan.spanfeed.delivery import BusyError
 from wattspan.spanfeed.errors import MalformedError, TooLargeError
 from wattspan.spanfeed.otlp import Intake, Refused
 from wattspan.spanfeed.reading import Reader
-from wattspan.web.message import Request, Response
 
 PATH = "/v1/traces"
 
@@ -41,7 +41,7 @@ class OtlpHttp:
     def __init__(self, intake: Intake) -> None:
         self._reader = Reader(intake)
 
-    async def __call__(self, request: Request) -> Response:
+    async def __call__(self, request: HttpRequest) -> HttpResponse:
         if request.path != PATH:
             return _elsewhere(request.path)
         if request.method != "POST":
@@ -64,7 +64,7 @@ class OtlpHttp:
             )
         return await self._take(request, format_, zipped="gzip" in encoding)
 
-    async def _take(self, request: Request, format_: _Format, *, zipped: bool) -> Response:
+    async def _take(self, request: HttpRequest, format_: _Format, *, zipped: bool) -> HttpResponse:
         intake = self._reader.intake
         try:
             refused = await self._reader.take(
@@ -86,7 +86,7 @@ class OtlpHttp:
         except (MalformedError, BadEncodingError) as error:
             intake.sink.refuse("malformed")
             return _failed(format_, HTTPStatus.BAD_REQUEST, _INVALID_ARGUMENT, str(error))
-        return Response(HTTPStatus.OK, format_.answer(refused), format_.content_type)
+        return HttpResponse(HTTPStatus.OK, format_.answer(refused), format_.content_type)
 
 
 # ------------------------------------------------------------------------------ what is answered
@@ -120,17 +120,19 @@ def _failed(
     code: int,
     message: str,
     headers: Mapping[str, str] | None = None,
-) -> Response:
-    return Response(
+) -> HttpResponse:
+    return HttpResponse(
         status, format_.status(code, message[:_PLAIN_LIMIT]), format_.content_type, headers or {}
     )
 
 
-def _plain(status: HTTPStatus, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(status, f"{sentence}\n".encode(), headers=headers or {})
+def _plain(
+    status: HTTPStatus, sentence: str, headers: Mapping[str, str] | None = None
+) -> HttpResponse:
+    return HttpResponse(status, f"{sentence}\n".encode(), headers=headers or {})
 
 
-def _elsewhere(path: str) -> Response:
+def _elsewhere(path: str) -> HttpResponse:
     if path in _OTHERS:
         what, remedy = _OTHERS[path]
         sentence = f"wattspan takes spans only, no {what}: set {remedy} in the application."

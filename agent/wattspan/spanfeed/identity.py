@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
+from wattspan.http.messages import Peer
 from wattspan.model import MILLISECOND, SECOND, Consumer
 from wattspan.ports import Clock
 from wattspan.spanfeed.births import Births
@@ -19,7 +20,6 @@ from wattspan.spanfeed.delivery import Claim
 from wattspan.spanfeed.evidence import Allowance, Kernel
 from wattspan.spanfeed.peers import UNDATED, Senders
 from wattspan.spans import Outcome
-from wattspan.web.message import Peer
 
 SURE = 250 * MILLISECOND
 """How long an answer stands unchecked: no host gives out all of its pids in so short a time."""

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from wattspan.http.limits import FairLock
+from wattspan.http.messages import Peer
 from wattspan.ports import Clock
 from wattspan.spanfeed import wire
 from wattspan.spanfeed.attributes import (
@@ -26,8 +28,6 @@ from wattspan.spanfeed.attributes import (
 )
 from wattspan.spanfeed.delivery import Claim, Counted, Delivery, Part, SpanSink, Told
 from wattspan.spanfeed.errors import MalformedError, too_many, too_many_fields
-from wattspan.web.limits import FairLock
-from wattspan.web.message import Peer
 
 NAME = 200
 """Characters of a service's or a span's name that are kept."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from wattspan.http.messages import Peer
 from wattspan.model import MILLISECOND, SECOND, Consumer, Instant
 from wattspan.spanfeed.evidence import Allowance, Kernel, Living, Owner
-from wattspan.web.message import Peer
 
 AGAIN = SECOND
 """When to try once more what there was no time for."""

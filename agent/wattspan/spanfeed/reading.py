@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Callable, Hashable
 from functools import partial
 
-from wattspan.access.crowd import Shares
 from wattspan.encoding import TooLongError, gunzip
+from wattspan.http.connection_limiter import FairQuota
+from wattspan.http.messages import Peer
 from wattspan.spanfeed.delivery import BusyError
 from wattspan.spanfeed.errors import TooLargeError
 from wattspan.spanfeed.otlp import Decoder, Intake, Read, Refused
-from wattspan.web.message import Peer
 
 LARGE = 256 * 1024
 """Bytes that take the listeners' thread a few hundredths of a second."""
@@ -43,7 +43,7 @@ class Reader:
     def __init__(self, intake: Intake) -> None:
         self.intake = intake
         self._apart = intake.decoder()
-        self._places = Shares(MOST_WAITING)
+        self._places = FairQuota(MOST_WAITING)
 
     async def take(
         self, body: bytes, peer: Peer, *, json: bool = False, zipped: bool = False

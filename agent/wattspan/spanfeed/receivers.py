@@ -6,20 +6,17 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
-from wattspan.access.exposure import exposure
-from wattspan.access.files import AccessError
-from wattspan.access.refusals import Refusals
-from wattspan.access.tls import server_tls
-from wattspan.access.tokens import anybody, token_check
 from wattspan.config.tables import Spans
+from wattspan.http.access_policy import AccessPolicy, admit_all, exposure_warning, token_check
+from wattspan.http.connection_limiter import RejectionCounter
+from wattspan.http.server import HttpServer, LimitedProtocolFactory
+from wattspan.http.sockets import listen_tcp, listen_unix
+from wattspan.http.tls import AccessError, server_tls
 from wattspan.ports import Clock, ConfigError, ListenError
 from wattspan.settings import Listen
 from wattspan.spanfeed.delivery import Counted, SpanSink
 from wattspan.spanfeed.http import PATH, OtlpHttp
 from wattspan.spanfeed.otlp import Intake
-from wattspan.web.door import Door
-from wattspan.web.listening import listen_tcp, listen_unix
-from wattspan.web.server import MakeProtocol, WebServer
 
 HTTP_SOCKET, GRPC_SOCKET = "otlp.sock", "otlp-grpc.sock"
 
@@ -35,7 +32,7 @@ _NOT_ATTRIBUTES = ("equal", "cpu")
 
 
 def open_receivers(
-    server: WebServer,
+    server: HttpServer,
     settings: Spans,
     run_dir: Path,
     sink: SpanSink,
@@ -44,7 +41,7 @@ def open_receivers(
     asked: Callable[[str], bool],
     log: Log,
     work: Collection[Counted] = (),
-    refusals: Refusals | None = None,
+    refusals: RejectionCounter | None = None,
 ) -> tuple[str, ...]:
     """Have ``server`` listen for spans, wherever ``settings`` say; the addresses.
 
@@ -75,7 +72,7 @@ def open_receivers(
                 raise
             log(f"Going on without it: {error}")
 
-    doors = _Doors(settings, log, refusals or Refusals())
+    doors = _Doors(settings, log, refusals or RejectionCounter())
     http = OtlpHttp(intake)
     if settings.http:
         door = doors.tcp("http", "http/1.1", settings.http)
@@ -112,10 +109,10 @@ def open_receivers(
 class _Doors:
     """What is asked of senders, by listener."""
 
-    def __init__(self, settings: Spans, log: Log, refusals: Refusals) -> None:
+    def __init__(self, settings: Spans, log: Log, refusals: RejectionCounter) -> None:
         self._settings, self._log, self._refusals = settings, log, refusals
 
-    def tcp(self, listener: str, speaks: str, listen: Listen) -> Door:
+    def tcp(self, listener: str, speaks: str, listen: Listen) -> AccessPolicy:
         """ConfigError if what is asked for cannot be."""
         settings, log, count = self._settings, self._log, self._refusals.of(listener)
         try:
@@ -126,19 +123,19 @@ class _Doors:
             admits = token_check(settings, where=f"in {WHERE}", log=log)
         except AccessError as error:
             raise ConfigError(str(error)) from None
-        if warning := exposure(listen, settings, where=WHERE, risk=RISK):
+        if warning := exposure_warning(listen, settings, where=WHERE, risk=RISK):
             log(warning)
-        return Door(count, tls, admits or anybody, browsers=False)
+        return AccessPolicy(count, tls, admits or admit_all, browsers=False)
 
-    def unix(self) -> Door:
-        return Door(self._refusals.of("unix"))
+    def unix(self) -> AccessPolicy:
+        return AccessPolicy(self._refusals.of("unix"))
 
 
-def _secure(scheme: str, door: Door) -> str:
+def _secure(scheme: str, door: AccessPolicy) -> str:
     return scheme if door.tls is None else f"{scheme}s"
 
 
-def _grpc(intake: Intake, log: Log, door: Door) -> MakeProtocol:
+def _grpc(intake: Intake, log: Log, door: AccessPolicy) -> LimitedProtocolFactory:
     try:
         from wattspan.spanfeed.grpc import OtlpGrpc
     except ImportError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 
-from wattspan.access.tls import LARGEST_PEM
 from wattspan.collector.destination import (
     Destination,
     Protocol,
@@ -16,6 +15,7 @@ from wattspan.collector.destination import (
 )
 from wattspan.collector.signals import METRICS
 from wattspan.collector.transport import Transport
+from wattspan.http.tls import MAX_PEM_BYTES
 from wattspan.model import SECOND
 from wattspan.ports import Clock, ExporterError
 from wattspan.regular_file import read_regular
@@ -96,7 +96,7 @@ def trust_of(settings: OtlpSettings) -> Callable[[], ssl.SSLContext]:
     for setting in ("tls_ca", "tls_certificate", "tls_key"):
         if path := getattr(settings, setting):
             try:
-                read_regular(path, LARGEST_PEM)
+                read_regular(path, MAX_PEM_BYTES)
             except OSError as error:
                 raise _unreadable(setting, path, error) from None
     try:

@@ -6,10 +6,8 @@ import errno
 import socket
 import threading
 
-from wattspan.access.exposure import exposure
-from wattspan.access.files import AccessError
-from wattspan.access.tls import server_tls
-from wattspan.access.tokens import anybody, token_check
+from wattspan.http.access_policy import admit_all, exposure_warning, token_check
+from wattspan.http.tls import AccessError, server_tls
 from wattspan.ports import ExporterContext, ExporterError, SnapshotView
 from wattspan.settings import Listen
 from wattspan_exporters.dcgm import DCGM
@@ -69,7 +67,7 @@ class PrometheusExporter:
                 speaks=("http/1.1",),
                 count=count,
             )
-            admits = token_check(settings, where=f"in {_WHERE}", log=log) or anybody
+            admits = token_check(settings, where=f"in {_WHERE}", log=log) or admit_all
         except AccessError as error:
             raise ExporterError(str(error)) from None
         itself = self._itself
@@ -115,7 +113,7 @@ class PrometheusExporter:
             )
         except OSError as error:
             raise ExporterError(self._sentence(error)) from None
-        if warning := exposure(self._listen, settings, where=_WHERE, risk=RISK):
+        if warning := exposure_warning(self._listen, settings, where=_WHERE, risk=RISK):
             log(warning)
         self._thread = threading.Thread(
             target=self._server.serve, name="wattspan-prometheus", daemon=True

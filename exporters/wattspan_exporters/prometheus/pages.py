@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from hashlib import sha256
 from html import escape
 
-from wattspan.access.refusals import Count, Reason, uncounted
-from wattspan.access.tokens import CHALLENGES, Admits, anybody
+from wattspan.http.access_policy import CHALLENGES, TokenCheck, admit_all
+from wattspan.http.connection_limiter import CountRejection, RejectionReason, ignore_rejection
 from wattspan.model import SECOND, Snapshot
 from wattspan.ports import Clock, SnapshotView
 from wattspan_exporters.catalogue import CATALOGUE
@@ -58,8 +58,8 @@ class Pages:
         aliases: Sequence[Metric] = (),
         *,
         guarded: bool = False,
-        admits: Admits = anybody,
-        count: Count = uncounted,
+        admits: TokenCheck = admit_all,
+        count: CountRejection = ignore_rejection,
     ) -> None:
         """``guarded``: only this machine is served, so only its own names are right.
 
@@ -78,12 +78,12 @@ class Pages:
         """The answer to a request."""
         path, zipped = request.path, accepts_gzip(request.accept_encoding)
         if self._guarded and not names_this_machine(request.host):
-            self._count(Reason.NAME)
+            self._count(RejectionReason.NAME)
             return plain(421, _NOT_HERE)
         if path == HEALTH:
             return self._health()
         if not self._admits(request.authorization):
-            self._count(Reason.TOKEN)
+            self._count(RejectionReason.TOKEN)
             return plain(401, _UNKNOWN, ("WWW-Authenticate", CHALLENGES))
         if path == "/metrics":
             return self._metrics(choose_format(request.accept), zipped)

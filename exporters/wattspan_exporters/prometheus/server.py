@@ -21,21 +21,22 @@ from socketserver import TCPServer
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from wattspan.access.crowd import (
-    Crowd,
-    Peer,
-    Shares,
-    State,
+from wattspan.http.connection_limiter import (
+    ConnectionLimiter,
+    ConnectionState,
+    CountRejection,
+    FairQuota,
+    QuotaOwner,
+    RejectionReason,
     UidOf,
     connection_owner,
-    end_of,
+    endpoint,
     local_user,
     unknown_uid,
 )
-from wattspan.access.framing import framing_fault
-from wattspan.access.pace import RESERVE, Pace
-from wattspan.access.refusals import Count, Reason
-from wattspan.access.tls import Contexts
+from wattspan.http.messages import framing_fault
+from wattspan.http.rate_limiter import BURST_SECONDS, RateLimiter
+from wattspan.http.tls import TlsContexts
 from wattspan.model import SECOND
 from wattspan.ports import Clock
 from wattspan_exporters.page.answer import Page, Request, plain
@@ -69,8 +70,8 @@ class MetricsServer(HTTPServer):
         clock: Clock,
         log: Callable[[str], None],
         refused: Callable[[], None],
-        count: Count,
-        tls: Contexts | None = None,
+        count: CountRejection,
+        tls: TlsContexts | None = None,
         name: str = "wattspan",
         now_and_then: Callable[[], None] = lambda: None,
         uid_of: UidOf = unknown_uid,
@@ -82,9 +83,11 @@ class MetricsServer(HTTPServer):
         self._trouble = ""
         self._open: dict[socket.socket, _Connection] = {}
         # A request has no body: one that is not whole at once is broken off for any newcomer.
-        self._crowd: Crowd[socket.socket] = Crowd(limits.connections, slow=0)
-        self._answering = Shares(limits.connections)
-        self._pace = Pace(limits.rate, limits.rate * RESERVE)
+        self._crowd: ConnectionLimiter[socket.socket] = ConnectionLimiter(
+            limits.connections, slow=0
+        )
+        self._answering = FairQuota(limits.connections)
+        self._pace = RateLimiter(limits.rate, limits.rate * BURST_SECONDS)
         self._changed = threading.Condition()
         self._stopping = False
         super().__init__(address, _Handler)
@@ -107,7 +110,7 @@ class MetricsServer(HTTPServer):
         return request, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        remote, local = end_of(client_address), end_of(request.getsockname())
+        remote, local = endpoint(client_address), endpoint(request.getsockname())
         peer = connection_owner(remote, local_user(remote, local, self._uid_of))
         with self._changed:
             now = self._clock.monotonic()
@@ -123,7 +126,7 @@ class MetricsServer(HTTPServer):
                 self._open[request] = _Connection(peer, deadline, idle=False, begun=False)
                 self._crowd.enter(request, peer, now)
         if full or leaving is not None:
-            self.count(Reason.CROWDED)
+            self.count(RejectionReason.CROWDED)
         if full:
             self._refuse(request)
         else:
@@ -163,7 +166,9 @@ class MetricsServer(HTTPServer):
                 return False
             now = self._clock.monotonic()
             self._open[request] = self._open[request]._replace(deadline=now + patience, idle=idle)
-            self._crowd.turn(request, State.RESTING if idle else State.WAITED_FOR, now)
+            self._crowd.turn(
+                request, ConnectionState.RESTING if idle else ConnectionState.WAITED_FOR, now
+            )
         return True
 
     def hears(self, request: socket.socket) -> bool:
@@ -184,13 +189,13 @@ class MetricsServer(HTTPServer):
         with self._changed:
             peer = self._open[request].peer
             self._changed.wait_for(lambda: self._answering.take(peer))
-            self._crowd.turn(request, State.BUSY, self._clock.monotonic())
+            self._crowd.turn(request, ConnectionState.BUSY, self._clock.monotonic())
         try:
             yield
         finally:
             with self._changed:
                 self._answering.give_back(peer)
-                self._crowd.turn(request, State.WAITED_FOR, self._clock.monotonic())
+                self._crowd.turn(request, ConnectionState.WAITED_FOR, self._clock.monotonic())
                 self._changed.notify_all()
 
     def shutdown_request(self, request: Any) -> None:
@@ -207,7 +212,7 @@ class MetricsServer(HTTPServer):
             if not late.begun:
                 self.shutdown_request(request)  # there is no thread that would
             elif not late.idle:
-                self.count(Reason.SLOW)
+                self.count(RejectionReason.SLOW)
         try:
             self._now_and_then()
         except Exception as error:  # noqa: BLE001 - it must not end the server
@@ -272,7 +277,7 @@ _HEAD_TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 
 
 class _Connection(NamedTuple):
-    peer: Peer
+    peer: QuotaOwner
     deadline: int
     idle: bool
     begun: bool  # whether its thread has
@@ -339,7 +344,7 @@ class _Handler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Of the parser: a request that is none. What was sent is not told back."""
         long = code in (HTTPStatus.REQUEST_URI_TOO_LONG, _HEAD_TOO_LARGE)
-        self.server.count(Reason.TOO_LARGE if long else Reason.MALFORMED)
+        self.server.count(RejectionReason.TOO_LARGE if long else RejectionReason.MALFORMED)
         super().send_error(code)
 
     def parse_request(self) -> bool:
@@ -349,7 +354,7 @@ class _Handler(BaseHTTPRequestHandler):
         # Whoever asks whether the agent is well must not think it dead because others ask much.
         if self._heard or urlsplit(self.path).path == HEALTH:
             return True
-        self.server.count(Reason.RATE)
+        self.server.count(RejectionReason.RATE)
         told = f"More than {self.server.limits.rate} requests a second: "
         remedy = "ask less often, or have max_rate raised in [exporters.prometheus]."
         self._send(plain(429, told + remedy, ("Retry-After", "1"), ("Connection", "close")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from wattspan.access.settings import Certificate, ClientAuthority, Key, TokenFile, check_access
+from wattspan.config.access import Certificate, ClientAuthority, PrivateKey, TokenFile, check_access
 from wattspan.settings import Duration, Listen, Table, about
 
 
@@ -15,7 +15,7 @@ class PrometheusSettings(Table, frozen=True):
         Listen, about('Where to listen; `:9949` is every address, "" turns the exporter off.')
     ] = Listen("127.0.0.1:9949")
     tls_certificate: Certificate = ""
-    tls_key: Key = ""
+    tls_key: PrivateKey = ""
     tls_client_ca: ClientAuthority = ""
     token_file: TokenFile = ""
     page: Annotated[

@@ -270,8 +270,9 @@ def open_rapl(settings: RaplSettings, context: SourceContext) -> CounterSource |
     if not found.zones and not found.masked:
         if settings.enabled is True:
             raise SourceError(
-                f"Cannot read CPU energy counters: no zone counts energy under "
-                f'{sysfs / POWERCAP_CLASS}. {LOAD_DRIVER_REMEDY} With enabled = "auto" the agent does without.'
+                "Cannot read CPU energy counters: no zone counts energy under "
+                f"{sysfs / POWERCAP_CLASS}. {LOAD_DRIVER_REMEDY} "
+                'With enabled = "auto" the agent does without.'
             )
         return None
     if settings.reader == "powercap":

@@ -1,0 +1,48 @@
+"""The actuators of this host: a family that is not there is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from wattspan.capper.actuators.cpu_power import CpuPower
+from wattspan.capper.actuators.gpu import GpuClock, GpuPower
+from wattspan.capper.actuators.nvml import NvmlBoards, load_pynvml
+from wattspan.capper.actuators.powercap import POWERCAP_CLASS
+from wattspan.model import MILLISECOND, Knob
+from wattspan.ports import Clock, SlottedActuator
+
+SYSFS = Path("/sys")
+EMULATED_RESPONSE_TIME = 50 * MILLISECOND
+"""An emulated host looks at its limits' files whenever its counters move: every 10 ms or so."""
+
+
+def open_actuators(
+    knobs: Collection[Knob],
+    *,
+    clock: Clock,
+    nvml: Any = None,
+    sysfs: Path = SYSFS,
+    emulated: bool = False,
+) -> tuple[SlottedActuator, ...]:
+    """One actuator for each of ``knobs`` that this host may have, in the order of Knob.
+
+    ``nvml`` stands in for the ``pynvml`` module; on an ``emulated`` host nothing else is asked,
+    so that no real GPU is ever set in the place of an emulated one. A driver that is not loaded
+    yet is no reason to leave GPUs out: its devices appear when it is. Nothing is touched until
+    it is asked for.
+    """
+    found: list[SlottedActuator] = []
+    if Knob.GPU_POWER in knobs or Knob.GPU_CLOCK in knobs:
+        nvml = load_pynvml() if nvml is None and not emulated else nvml
+        boards = None if nvml is None else NvmlBoards(nvml, clock)
+        if boards is not None and Knob.GPU_POWER in knobs:
+            found.append(GpuPower(boards, clock))
+        if boards is not None and Knob.GPU_CLOCK in knobs:
+            found.append(GpuClock(boards, clock))
+    if Knob.CPU_POWER in knobs and (sysfs / POWERCAP_CLASS).is_dir():
+        found.append(
+            CpuPower(sysfs, clock, answers_after=EMULATED_RESPONSE_TIME if emulated else 0)
+        )
+    return tuple(found)

@@ -1,0 +1,257 @@
+"""Recovers journal entries from intact, damaged and outdated journal files and the audit log.
+
+Both copies of a journal are synchronized before a device is written. So any copy of the newest
+generation is sufficient, and so is the generation before it, whose successor was still being saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from wattspan.capper.audit import AuditAction, AuditEvent, row_checksum
+from wattspan.capper.journal_records import (
+    ALL_DEVICES,
+    EntrySource,
+    JournalEntry,
+    JournalRecord,
+    decode_journal,
+    decode_journal_version_1,
+)
+from wattspan.model import CapKey, Knob
+
+PREFIX, COPIES, FIRST_VERSION = "journal-", (".a.jsonl", ".b.jsonl"), ".json"
+
+_OPENING = frozenset({AuditAction.WRITE, AuditAction.SNAPSHOT})
+_CLOSING = frozenset({AuditAction.RESTORE, AuditAction.FOREIGN, AuditAction.VOID})
+
+AuditedWrites = Mapping[CapKey, JournalEntry | None]
+"""The last write of each knob that the audit log has; None if a later row ends it."""
+
+
+@dataclass(slots=True)
+class RecoveredEntries:
+    """Entries that the journal files of a directory still hold."""
+
+    entries: dict[CapKey, JournalEntry] = field(default_factory=dict)
+    newest: int = 0
+    """The newest generation of this boot."""
+    damaged: list[Path] = field(default_factory=list)
+    outdated: list[Path] = field(default_factory=list)
+    """Files of earlier boots and earlier releases, to be removed once ``entries`` is saved."""
+    complete: bool = True
+    """False if entries are missing. Then each knob has a lost entry for every device."""
+    current: bool = True
+    """True if both copies hold exactly ``entries``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _JournalFile:
+    """One journal file. ``old`` are its entries if it is of a release without checksums."""
+
+    path: Path
+    boot_id: str
+    records: tuple[JournalRecord, ...] = ()
+    old: tuple[JournalEntry, ...] = ()
+    intact: bool = False
+
+    @property
+    def is_copy(self) -> bool:
+        return not self.path.name.endswith(FIRST_VERSION)
+
+    @property
+    def generation(self) -> int:
+        return max((record.generation for record in self.records), default=0)
+
+
+def recover_entries(
+    directory: Path, boot_id: str, file_id: str, claims: Callable[[str], AuditedWrites]
+) -> RecoveredEntries:
+    """Read every journal in ``directory``, of this boot and of earlier ones of the same host.
+
+    ``file_id`` stands for ``boot_id`` in file names. ``claims`` reads the audit log for a boot; it
+    is only called if a journal of that boot is damaged.
+    """
+    found = RecoveredEntries()
+    boots: dict[str, list[_JournalFile]] = {}
+    for file in _files(directory, boot_id, file_id):
+        if _emulated_host(file.boot_id) == _emulated_host(boot_id):
+            boots.setdefault(file.boot_id, []).append(file)
+            if not file.intact:
+                found.damaged.append(file.path)
+        if not file.path.name.startswith(f"{PREFIX}{file_id}.") or not file.is_copy:
+            found.outdated.append(file.path)
+    for boot, files in sorted(boots.items(), key=lambda item: item[0] == boot_id):
+        entries, complete = _merged(files, partial(claims, boot))
+        if boot == boot_id:
+            found.newest = max(file.generation for file in files)
+        else:
+            entries = [_earlier(one) for one in entries if one.lost or not one.left_alone]
+        found.entries |= {entry.key: entry for entry in entries}
+        found.complete &= complete
+    found.current = _is_current(boots, boot_id) and not found.damaged and not found.outdated
+    if not found.complete:
+        found.entries |= {entry.key: entry for entry in map(_wildcard_entry, Knob)}
+    return found
+
+
+def boot_ids(directory: Path) -> frozenset[str]:
+    """The boots of the journals in ``directory``."""
+    return frozenset(file.boot_id for file in _files(directory, "", ""))
+
+
+def audited_writes(lines: Iterable[bytes], boot_id: str) -> AuditedWrites:
+    """The last writes of ``boot_id`` that audit rows tell.
+
+    A row that cannot be verified is damaged, or is of another boot or an earlier release. It may
+    hide anything, so no row before it is used.
+    """
+    claims: dict[CapKey, JournalEntry | None] = {}
+    for line in lines:
+        try:
+            row = msgspec.json.decode(line, type=AuditEvent)
+        except (ValueError, RecursionError):
+            claims.clear()
+            continue
+        if row.knob is None or row.deed not in _OPENING | _CLOSING:
+            continue
+        if row.check != row_checksum(boot_id, row):
+            claims.clear()
+            continue
+        claims[CapKey(row.knob, row.device)] = _audited_entry(row, row.knob)
+    return claims
+
+
+# ------------------------------------------------------------------------------ inner workings
+
+
+def _files(directory: Path, boot_id: str, file_id: str) -> Iterator[_JournalFile]:
+    for path in sorted(directory.glob(f"{PREFIX}*")):
+        suffix = next((one for one in (*COPIES, FIRST_VERSION) if path.name.endswith(one)), "")
+        if not suffix:
+            continue
+        name = path.name.removeprefix(PREFIX).removesuffix(suffix)
+        yield _file(path, boot_id if name == file_id else name)
+
+
+def _file(path: Path, boot_id: str) -> _JournalFile:
+    """``boot_id`` is from the file's name; the file's contents take precedence."""
+    try:
+        data = path.read_bytes()
+        if path.name.endswith(FIRST_VERSION):
+            boot_id, old = decode_journal_version_1(data)
+            return _JournalFile(path, boot_id, old=tuple(old), intact=True)
+    except (OSError, ValueError, RecursionError):
+        return _JournalFile(path, boot_id)
+    copy = decode_journal(data)
+    if copy.records:
+        boot_id = copy.records[0].boot_id
+    return _JournalFile(path, boot_id, records=copy.records, intact=copy.intact)
+
+
+def _emulated_host(boot_id: str) -> str:
+    """The name of an emulated host, which follows the boot's id; "" for the true one."""
+    return boot_id.partition(" ")[2]
+
+
+def _merged(
+    files: Sequence[_JournalFile], claims: Callable[[], AuditedWrites]
+) -> tuple[list[JournalEntry], bool]:
+    """The entries of one boot, and whether they are complete."""
+    copies = [file for file in files if file.is_copy]
+    # Entries without a checksum: a device that deviates from them is not proof of a foreign write.
+    old = {one.key: _salvaged(one) for file in files for one in file.old}
+    if not copies and all(file.intact for file in files):
+        return list(old.values()), True
+    newest = max((file.generation for file in copies), default=0)
+    records = sorted(
+        (record for file in copies for record in file.records), key=lambda one: one.generation
+    )
+    last = [record for record in records if record.generation == newest]
+    entries = {record.entry.key: record.entry for record in last}
+    if last and len(entries) == last[0].of:
+        if _agree(copies, last[0]):
+            return list((old | entries).values()), True
+        told = claims()
+        if _corroborated(entries, told):
+            return list((old | entries).values()), True
+        missing = -1
+    else:
+        told = claims()
+        before = _predecessor(copies, last)
+        if before is not None and _corroborated(before, told):
+            return list((old | before).values()), True
+        missing = last[0].of - len(entries) if last else -1
+    salvaged = {one.entry.key: _salvaged(one.entry) for one in records if one.generation < newest}
+    salvaged |= {key: _salvaged(entry) for key, entry in entries.items()}
+    told_of = {key: entry for key, entry in told.items() if entry is not None}
+    found = old | told_of | salvaged
+    return list(found.values()), len(told_of.keys() - entries.keys()) == missing
+
+
+def _agree(files: Sequence[_JournalFile], last: JournalRecord) -> bool:
+    """True if both copies are of the newest generation, or one is of the generation before."""
+    generations = {file.generation for file in files}
+    return len(files) == len(COPIES) and generations <= {last.generation, last.after} - {0}
+
+
+def _predecessor(
+    files: Sequence[_JournalFile], last: Sequence[JournalRecord]
+) -> dict[CapKey, JournalEntry] | None:
+    """The generation before ``last``, if a copy of it is intact: ``last`` was being saved."""
+    for file in files:
+        if last and file.intact and file.generation == last[0].after:
+            return {record.entry.key: _salvaged(record.entry) for record in file.records}
+    return None
+
+
+def _corroborated(entries: Mapping[CapKey, JournalEntry], claims: AuditedWrites) -> bool:
+    """True if the audit log agrees with ``entries`` on every write."""
+    for key, entry in entries.items():
+        if not entry.written or entry.left_alone:
+            continue
+        if key not in claims:
+            return False
+        claim = claims[key]
+        if claim is not None and claim.value not in (entry.value, entry.before):
+            return False
+    return all(key in entries for key, claim in claims.items() if claim is not None)
+
+
+def _audited_entry(row: AuditEvent, knob: Knob) -> JournalEntry | None:
+    if row.deed not in _OPENING:
+        return None
+    return JournalEntry(
+        knob=knob,
+        device=row.device,
+        name=row.name,
+        original=row.original,
+        value=row.new,
+        written=True,
+        since=row.at,
+        source=EntrySource.SALVAGED,
+    )
+
+
+def _salvaged(entry: JournalEntry) -> JournalEntry:
+    return entry if entry.left_alone else replace(entry, source=EntrySource.SALVAGED)
+
+
+def _earlier(entry: JournalEntry) -> JournalEntry:
+    return entry if entry.lost else replace(entry, source=EntrySource.EARLIER)
+
+
+def _wildcard_entry(knob: Knob) -> JournalEntry:
+    return JournalEntry(knob=knob, device=ALL_DEVICES, name="every device", source=EntrySource.LOST)
+
+
+def _is_current(boots: Mapping[str, Sequence[_JournalFile]], boot_id: str) -> bool:
+    if not boots:
+        return True
+    files = boots.get(boot_id, ())
+    return len(files) == len(COPIES) and len({file.generation for file in files}) == 1

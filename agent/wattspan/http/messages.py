@@ -1,0 +1,115 @@
+"""Strict framing of HTTP/1.1 requests (RFC 9112), for every HTTP server of the agent.
+
+A parser that is lenient finds the end of a request elsewhere than the proxy before it does: that
+is how requests are smuggled. So whatever the RFC lets a server refuse is refused.
+
+A request and its response, as handlers see them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from wattspan.http.connection_limiter import connection_owner
+
+_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_REQUEST = re.compile(_TOKEN + rb" [\x21-\x7e]+ (HTTP/[1-9]\.[0-9])")
+_FIELD = re.compile(rb"(" + _TOKEN + rb"):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
+_END = re.compile(rb"\n\r?\n")
+
+
+def request_head(received: bytes | bytearray) -> bytes:
+    """The head that ``received`` begins with, its empty line included; b"" if it is not whole."""
+    end = _END.search(received)
+    return bytes(received[: end.end()]) if end else b""
+
+
+def framing_fault(head: bytes) -> str:
+    """Why a request with this head is refused, in one clause; "" if it is not.
+
+    The head ends with its empty line, or is refused.
+    """
+    if not head.endswith(b"\r\n\r\n"):
+        return "the head does not end with an empty line, ended by CRLF"
+    first, *lines = head[:-4].split(b"\r\n")
+    request = _REQUEST.fullmatch(first)
+    if request is None:
+        return "the request line is not METHOD TARGET HTTP/1.1, ended by CRLF"
+    found: dict[bytes, list[bytes]] = {b"host": [], b"content-length": [], b"transfer-encoding": []}
+    for line in lines:
+        field = _FIELD.fullmatch(line)
+        if field is None:
+            return "a header is not NAME: VALUE on one line, ended by CRLF"
+        if (name := field[1].lower()) in found:
+            found[name].append(field[2].rstrip(b" \t"))
+    return _length_fault(found[b"content-length"], found[b"transfer-encoding"], request[1]) or (
+        _host_fault(found[b"host"], request[1])
+    )
+
+
+def _length_fault(lengths: list[bytes], encodings: list[bytes], version: bytes) -> str:
+    if len(lengths) > 1 or not all(map(bytes.isdigit, lengths)):
+        return "Content-Length is not one number"
+    if lengths and encodings:
+        return "a request has a Content-Length or a Transfer-Encoding, not both"
+    if encodings and version == b"HTTP/1.0":
+        return "HTTP/1.0 has no Transfer-Encoding"
+    return ""
+
+
+def _host_fault(hosts: list[bytes], version: bytes) -> str:
+    if len(hosts) > 1 or (not hosts and version == b"HTTP/1.1"):
+        return "a request has one Host header"
+    return ""
+
+
+class Peer(NamedTuple):
+    """Who sent something, as far as the kernel proves it; None is unknown.
+
+    On a Unix socket pid and uid are the peer's credentials. On TCP ``address`` and ``local`` are
+    the two ends, from which the kernel's own tables may tell more. ``accepted`` is when the
+    connection was accepted, in monotonic nanoseconds: it tells connections apart that had the
+    same ends, or whose openers had the same pid, one after the other. ``owner`` is the user who
+    owns the other end of a TCP connection from this host, for the sharing of places only.
+    """
+
+    pid: int | None = None
+    uid: int | None = None
+    address: tuple[str, int] | None = None  # the sender's end
+    local: tuple[str, int] | None = None  # ours
+    accepted: int | None = None
+    owner: int | None = None
+
+    @property
+    def whose(self) -> Hashable:
+        """Whom it counts for, where one may not take everything: a user, or a host."""
+        if self.address is not None:
+            return connection_owner(self.address, self.owner)
+        return None if self.uid is None else ("uid", self.uid)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """One whole request; header names are in lower case, ``query`` holds the last of each name."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    status: int
+    body: bytes = b""
+    content_type: str = "text/plain; charset=utf-8"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
+"""Answers a request; awaits nothing for long without need, for all share one thread."""

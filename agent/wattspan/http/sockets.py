@@ -1,0 +1,206 @@
+"""Sockets to listen on, and one clear sentence where there can be none."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import struct
+from collections.abc import Callable, Collection
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from wattspan.http.connection_limiter import UidOf, endpoint, local_user, unknown_uid
+from wattspan.http.messages import Peer
+from wattspan.ports import ListenError
+from wattspan.settings import Listen
+
+BACKLOG = 128
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+_UNKNOWN_UID = -1
+_RUN_DIR_REMEDY = "set another [agent] run_dir"
+
+
+class ListeningSocket(NamedTuple):
+    """A socket that listens. ``address`` is as it would stand in the configuration."""
+
+    socket: socket.socket
+    address: str
+    remove: Callable[[], None]  # what stays behind when the socket is closed
+    warning: str = ""  # what the operator should know of it
+
+
+def listen_tcp(host: str, port: int, *, what: str, setting: str) -> ListeningSocket:
+    """Listen on TCP; port 0 takes any, the host "" every address. ListenError."""
+    where = Listen.written(host, port)
+    try:
+        if not host and socket.has_dualstack_ipv6():
+            listener = socket.create_server(
+                ("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True
+            )
+        else:
+            family, _, _, _, address = socket.getaddrinfo(
+                host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except (OSError, UnicodeError) as error:
+        raise ListenError(_tcp_sentence(error, where, port, what, setting)) from None
+    actual = Listen.written(host, listener.getsockname()[1])
+    return ListeningSocket(listener, actual, lambda: None)
+
+
+def listen_unix(path: Path, mode: int, *, what: str) -> ListeningSocket:
+    """Listen on a Unix socket of the given permissions. ListenError.
+
+    The file of an agent that is gone is replaced; one that somebody answers on is not. The
+    directory is made if it is missing, and refused if another user can change it.
+    """
+    refused = f"Cannot receive {what} on {path}"
+    with ExitStack() as undo:
+        try:
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+            undo.callback(os.close, directory)
+            if fault := directory_fault(path.parent, os.fstat(directory), {0, os.geteuid()}):
+                raise ListenError(f"{refused}: {fault.cause}; {fault.remedy}.")
+            with ExitStack() as failed:
+                listener = failed.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                _remove_stale_socket(path, refused)
+                os.fchmod(listener.fileno(), mode)  # the socket's file never has more than this
+                listener.bind(str(path))
+                bound = os.open(path.name, os.O_PATH | os.O_NOFOLLOW, dir_fd=directory)
+                undo.callback(os.close, bound)
+                ours = _own_socket(bound)
+                failed.callback(_remove, path, ours)
+                # What the umask took. No link is followed: this is the file itself.
+                Path(f"/proc/self/fd/{bound}").chmod(mode)
+                listener.listen(BACKLOG)
+                failed.pop_all()
+        except OSError as error:
+            raise ListenError(f"{refused}: {_unix_sentence(error, path)}") from None
+    return ListeningSocket(listener, str(path), lambda: _remove(path, ours))
+
+
+class DirectoryFault(NamedTuple):
+    """Why a directory is no place for sockets, and what the operator can do."""
+
+    cause: str
+    remedy: str
+
+
+def directory_fault(
+    path: Path, found: os.stat_result, owners: Collection[int]
+) -> DirectoryFault | None:
+    """Why another user could replace the sockets in the directory; None if none could.
+
+    ``owners`` are the users who may own it.
+    A sticky directory such as /tmp is refused as well: another user could make a socket of the
+    same name first, and receive what is meant for the agent.
+    """
+    if found.st_uid not in owners:
+        owner = f"{path} belongs to user {found.st_uid}, who can replace the sockets in it"
+        return DirectoryFault(owner, f"run `chown {os.geteuid()} {path}`, or {_RUN_DIR_REMEDY}")
+    names = {stat.S_IWGRP: "its group", stat.S_IWOTH: "every user"}
+    writers = " and ".join(name for bit, name in names.items() if found.st_mode & bit)
+    if not writers:
+        return None
+    cause = f"{path} can be written by {writers}, who could replace the sockets in it"
+    if found.st_mode & stat.S_ISVTX:
+        return DirectoryFault(
+            cause, f"set [agent] run_dir to a directory inside it, such as {path}/wattspan"
+        )
+    return DirectoryFault(cause, f"run `chmod go-w {path}`, or {_RUN_DIR_REMEDY}")
+
+
+def _own_socket(bound: int) -> os.stat_result:
+    """The identity of the socket that was just made. OSError if something replaced it."""
+    found = os.fstat(bound)
+    if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
+        raise OSError(errno.EEXIST, "another user replaced the socket")
+    return found
+
+
+def transport_peer(transport: Any, accepted: int, uid_of: UidOf = unknown_uid) -> Peer:
+    """Who is at the other end of an asyncio transport, as far as the kernel proves it.
+
+    ``accepted`` is when it was accepted, in monotonic nanoseconds; ``uid_of`` looks up the owners
+    of TCP connections from this host.
+    """
+    connection = transport.get_extra_info("socket")
+    if connection is None:
+        return Peer(accepted=accepted)
+    if connection.family == socket.AF_UNIX:
+        try:
+            told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        except OSError:
+            return Peer(accepted=accepted)
+        pid, uid, _ = _CREDENTIALS.unpack(told)
+        # A pid of 0 is a process that has none here: it lives in another pid namespace.
+        return Peer(pid or None, None if uid == _UNKNOWN_UID else uid, accepted=accepted)
+    remote, local = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+    if not remote or not local:
+        return Peer(accepted=accepted)
+    remote, local = endpoint(remote), endpoint(local)
+    owner = local_user(remote, local, uid_of)
+    return Peer(address=remote, local=local, accepted=accepted, owner=owner)
+
+
+def _remove_stale_socket(path: Path, refused: str) -> None:
+    """Make way at ``path``, unless somebody is there."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise ListenError(
+                f"{refused}: something else has that name; move it away, or set another "
+                "[agent] run_dir."
+            )
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()  # nobody listens any more
+            else:
+                raise ListenError(
+                    f"{refused}: another agent listens there; stop it, or set another "
+                    "[agent] run_dir."
+                )
+
+
+def _remove(path: Path, ours: os.stat_result) -> None:
+    """Remove the socket's file, unless another agent has put its own there meanwhile."""
+    with suppress(OSError):
+        if os.path.samestat(path.lstat(), ours):
+            path.unlink()
+
+
+def _tcp_sentence(
+    error: OSError | UnicodeError, where: str, port: int, what: str, setting: str
+) -> str:
+    another = f"choose another address in {setting}"
+    code = error.errno if isinstance(error, OSError) else None
+    if code == errno.EADDRINUSE:
+        cause = "the port is in use"
+        remedy = f"stop its user (`ss -ltnp sport = :{port}` names it) or {another}"
+    elif code == errno.EACCES:
+        cause = "ports below 1024 are privileged"
+        remedy = f"{another}, or give the service CAP_NET_BIND_SERVICE"
+    elif isinstance(error, socket.gaierror | UnicodeError) or code == errno.EADDRNOTAVAIL:
+        cause, remedy = "this host has no such address", another
+    else:
+        cause, remedy = str((code and os.strerror(code)) or error), another
+    return f"Cannot receive {what} on {where}: {cause}; {remedy}."
+
+
+def _unix_sentence(error: OSError, path: Path) -> str:
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return (
+            f"{path.parent} cannot be written; run the agent as a user who may, or set another "
+            "[agent] run_dir."
+        )
+    if error.errno in (errno.EEXIST, errno.ENOTDIR) and not path.parent.is_dir():
+        return f"{path.parent} is no directory; set another [agent] run_dir."
+    if error.errno is None:  # Python's own: the path is longer than a socket's address may be
+        return "a Unix socket's path has at most 107 bytes; set a shorter [agent] run_dir."
+    return f"{error.strerror}; set another [agent] run_dir."

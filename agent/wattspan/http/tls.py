@@ -1,0 +1,203 @@
+"""Files that are read again when they change: certificates and tokens are rotated in place.
+
+TLS for a listener, from the operator's files.
+"""
+
+from __future__ import annotations
+
+import ssl
+import stat
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+from wattspan.config.access import AccessSettings
+from wattspan.http.connection_limiter import CountRejection, RejectionReason, ignore_rejection
+from wattspan.ports import WattspanError
+from wattspan.regular_file import read_regular
+
+T = TypeVar("T")
+Log = Callable[[str], None]
+
+
+class AccessError(WattspanError):
+    """A file that should say who may come in does not."""
+
+
+class _FileVersion(NamedTuple):
+    """What tells one version of a file from the next, whether it was replaced or rewritten."""
+
+    inode: int
+    size: int
+    modified: int
+    changed: int
+
+
+class FileReloader(Generic[T]):
+    """What ``read`` makes of some files, made anew when one of them has changed.
+
+    The first reading raises AccessError. Later ones never do: what was last right stays, and
+    ``log`` is told once what is wrong. Safe from any thread.
+    """
+
+    def __init__(self, paths: Sequence[str], read: Callable[[], T], log: Log) -> None:
+        self._paths, self._read, self._log = tuple(filter(None, paths)), read, log
+        self._state = self._look()
+        self._value = read()
+        self._told = ""
+        # Two who read at a time could leave the older value with the newer file's state.
+        self._lock = threading.Lock()
+
+    def __call__(self) -> T:
+        with self._lock:
+            state = self._look()
+            if state != self._state:
+                self._renew(state)
+            return self._value
+
+    def _renew(self, state: tuple[_FileVersion | None, ...]) -> None:
+        try:
+            self._value = self._read()
+        except (AccessError, OSError) as error:  # OSError: it went away while it was read
+            # Not remembered as seen: a certificate is here before its key is.
+            if self._told != str(error):
+                self._told = str(error)
+                self._log(f"What was in force before stays in force: {error}")
+        else:
+            self._state, self._told = state, ""
+
+    def _look(self) -> tuple[_FileVersion | None, ...]:
+        return tuple(map(_file_version, self._paths))
+
+
+def _file_version(path: str) -> _FileVersion | None:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return _FileVersion(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def is_world_accessible(mode: int) -> bool:
+    """Whether others than a file's owner and group may read it, or others than its owner change it.
+
+    ``mode`` is as ``stat`` tells it.
+    """
+    return bool(mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP))
+
+
+def unreadable_error(path: str, error: OSError, setting: str, where: str) -> AccessError:
+    return AccessError(
+        f"Cannot read {path}: {(error.strerror or str(error)).lower()}; correct {setting} "
+        f"{where} or let the agent's user read the file."
+    )
+
+
+MAX_PEM_BYTES = 16 << 20
+"""Bytes of a file of certificates: the authorities of a whole system are below one MiB."""
+
+TlsContexts = Callable[[], ssl.SSLContext]
+"""The context for the next connection."""
+
+
+def server_tls(
+    settings: AccessSettings,
+    *,
+    what: str,
+    where: str,
+    log: Log,
+    speaks: Sequence[str] = (),
+    count: CountRejection = ignore_rejection,
+) -> TlsContexts | None:
+    """What ``settings`` ask for: None for no TLS. AccessError says what is wrong.
+
+    ``what`` cannot be done and ``where`` it is set are for that sentence. ``speaks`` are the
+    protocols that are offered (ALPN). What the files hold is looked at for each connection.
+    """
+    if not settings.tls_certificate:
+        return None
+    sslobject, sslsocket = _counting_ssl_types(count)
+
+    def read() -> ssl.SSLContext:
+        context = _context(settings, what, where)
+        key = settings.tls_key or settings.tls_certificate
+        # Told and not refused, unlike tokens: where keys are mounted, modes are often not ours.
+        if is_world_accessible(Path(key).stat().st_mode):
+            log(f"Other users can read or change the key in {key}: run `chmod 0640 {key}`.")
+        context.sslobject_class, context.sslsocket_class = sslobject, sslsocket
+        if speaks:
+            context.set_alpn_protocols(list(speaks))
+        return context
+
+    files = (settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
+    return FileReloader(files, read, log)
+
+
+def _context(settings: AccessSettings, what: str, where: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # Whoever comes again shakes hands again: a certificate that was taken back is of no more use.
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    context.num_tickets = 0
+    certificate = _readable("tls_certificate", settings.tls_certificate, where)
+    key = _readable("tls_key", settings.tls_key, where) if settings.tls_key else certificate
+
+    def no_passphrase() -> str:
+        """Asked for only if the key is encrypted, when OpenSSL would ask on a terminal."""
+        raise AccessError(
+            f"{what} over TLS: the key is encrypted; give tls_key {where} a key without a "
+            "passphrase, readable by the agent's user only."
+        )
+
+    try:
+        context.load_cert_chain(certificate, key, password=no_passphrase)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            cause = f"the key in {key} does not belong to the certificate in {certificate}"
+        else:
+            cause = f"{certificate} and {key} do not hold a certificate and a key in PEM form"
+        raise AccessError(f"{what} over TLS: {cause}; correct {where}.") from None
+    if settings.tls_client_ca:
+        authority = _readable("tls_client_ca", settings.tls_client_ca, where)
+        try:
+            context.load_verify_locations(authority)
+        except ssl.SSLError:
+            raise AccessError(
+                f"{what} over mutual TLS: {authority} holds no certificate in PEM form; correct "
+                f"tls_client_ca {where}."
+            ) from None
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _readable(setting: str, path: str, where: str) -> str:
+    try:
+        read_regular(path, MAX_PEM_BYTES)
+    except OSError as error:
+        raise unreadable_error(path, error, setting, where) from None
+    return path
+
+
+def _counting_ssl_types(count: CountRejection) -> tuple[type[ssl.SSLObject], type[ssl.SSLSocket]]:
+    """Kinds of connection that count handshakes that fail."""
+
+    class CountedObject(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            try:
+                super().do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise  # there is more to come
+            except OSError:
+                count(RejectionReason.TLS)
+                raise
+
+    class CountedSocket(ssl.SSLSocket):
+        def do_handshake(self, block: bool = False) -> None:
+            try:
+                super().do_handshake(block)
+            except OSError:
+                count(RejectionReason.TLS)
+                raise
+
+    return CountedObject, CountedSocket
