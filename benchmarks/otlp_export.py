@@ -43,9 +43,9 @@ from wattspan.collector.grpc import GrpcTransport
 from wattspan.collector.http import HttpTransport
 from wattspan.collector.signals import METRICS
 from wattspan.collector.transport import Transport
-from wattspan.encoding import gzipped
 from wattspan.model import Snapshot
-from wattspan_exporters.otlp.encode import Encoder
+from wattspan.util.encoding import gzip_compress
+from wattspan_exporters.otlp.encoder import MetricsEncoder
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def ours(url: str, snapshots: list[Snapshot], points: int, *, compress: bool) -> str:
-    encoder = Encoder(lambda _: {"service.name": "wattspan"}, "bench", [ENERGY])
+    encoder = MetricsEncoder(lambda _: {"service.name": "wattspan"}, "bench", [ENERGY])
     transport = way(url, compress=compress)
 
     def push(snapshot: Snapshot) -> None:
@@ -84,11 +84,13 @@ def ours(url: str, snapshots: list[Snapshot], points: int, *, compress: bool) ->
         bodies[:] = [request.body for request in requests]
 
     encoding = [timed(lambda world=each: encode(world)) for each in snapshots[1:]]
-    pressing = [timed(lambda: list(map(gzipped, bodies))) for _ in snapshots] if compress else []
+    pressing = (
+        [timed(lambda: list(map(gzip_compress, bodies))) for _ in snapshots] if compress else []
+    )
     whole = [timed(lambda world=each: push(world)) for each in snapshots[1:]]
     transport.close()
     plain = sum(map(len, bodies))
-    sent = sum(len(gzipped(body)) for body in bodies) if compress else plain
+    sent = sum(len(gzip_compress(body)) for body in bodies) if compress else plain
     name = f"wattspan, {'gRPC' if url.startswith('grpc') else 'HTTP'}{', gzip' * compress}"
     return row(points, name, first, encoding, pressing, whole, (plain, sent))
 

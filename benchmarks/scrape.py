@@ -33,8 +33,8 @@ from wattspan.model import (
     Provenance,
     Snapshot,
 )
-from wattspan_exporters.catalogue import ACCOUNTS
-from wattspan_exporters.prometheus.render import Format, Renderer
+from wattspan_exporters.catalogue.metrics import ACCOUNTS
+from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
 TYPES = (HwType.CPU, HwType.GPU, HwType.MEMORY)
 ENERGY = ACCOUNTS.metrics[0]  # of processes: the family that grows with the host
@@ -50,12 +50,12 @@ def main() -> None:
     print("| series | format | changed | wattspan | prometheus-client | ratio | first | gzip |")
     print("|---|---|---|---|---|---|---|---|")
     for series in chosen.series:
-        for form in Format:
+        for form in ExpositionFormat:
             for awake in (1, 10):
                 print(row(series, form, awake, chosen.repeats))
 
 
-def row(series: int, form: Format, awake: int, repeats: int) -> str:
+def row(series: int, form: ExpositionFormat, awake: int, repeats: int) -> str:
     """One line of the table; one process of ``awake`` spends energy between two scrapes."""
     snapshots = [host(series, tick, awake) for tick in range(repeats + 1)]
     renderer = Renderer([ENERGY])
@@ -80,7 +80,7 @@ def timed(work: Callable[[], bytes]) -> tuple[float, bytes]:
     return (time.thread_time_ns() - began) / 1e6, result
 
 
-def peer(snapshot: Snapshot, form: Format) -> Callable[[], bytes]:
+def peer(snapshot: Snapshot, form: ExpositionFormat) -> Callable[[], bytes]:
     """prometheus-client's writer over the same samples, drawn beforehand."""
     family = CounterMetricFamily(
         ENERGY.series.removesuffix("_total"), ENERGY.help, labels=ENERGY.labels
@@ -94,7 +94,7 @@ def peer(snapshot: Snapshot, form: Format) -> Callable[[], bytes]:
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Ready())
-    generate = generate_openmetrics if form is Format.OPENMETRICS else generate_latest
+    generate = generate_openmetrics if form is ExpositionFormat.OPENMETRICS else generate_latest
     return lambda: generate(registry)
 
 

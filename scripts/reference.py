@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from wattspan.cli import cli
-from wattspan.config import reference
+from wattspan.config import writing
 from wattspan.plugins import discover
 from wattspan_exporters import reference as metrics
 
@@ -23,7 +23,7 @@ def pages() -> dict[str, str]:
     """Every generated page, by file name."""
     return {
         "commands.md": "\n".join(_commands()),
-        "configuration.md": reference.page(discover().schema.tables),
+        "configuration.md": writing.reference_page(discover().schema.tables),
         "metrics.md": metrics.page(),
     }
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from typing import TypeVar
 
-from wattspan.config import TABLES, Config, Schema
+from wattspan.config import TABLES, Config, ConfigSchema
 from wattspan.model import Failure, Trouble
+from wattspan.model.settings import Table, keys
 from wattspan.ports import (
     CounterSource,
     Exporter,
@@ -19,7 +20,6 @@ from wattspan.ports import (
     SourcePlugin,
     WattspanError,
 )
-from wattspan.settings import Table, keys
 
 SOURCES = "wattspan.sources"
 EXPORTERS = "wattspan.exporters"
@@ -49,12 +49,12 @@ class Plugins:
     broken: tuple[Broken, ...] = ()
 
     @property
-    def schema(self) -> Schema:
+    def schema(self) -> ConfigSchema:
         """All tables that can be configured with these plugins."""
         tables: dict[str, type[Table]] = dict(TABLES)
         tables |= {f"sources.{name}": plugin.settings for name, plugin in self.sources.items()}
         tables |= {f"exporters.{name}": plugin.settings for name, plugin in self.exporters.items()}
-        return Schema(tables, frozenset(broken.table for broken in self.broken))
+        return ConfigSchema(tables, frozenset(broken.table for broken in self.broken))
 
 
 def discover(entry_points: EntryPoints | None = None) -> Plugins:

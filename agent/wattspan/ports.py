@@ -30,7 +30,7 @@ from wattspan.model import (
     Trouble,
     Usage,
 )
-from wattspan.settings import Table
+from wattspan.model.settings import Table
 from wattspan.spans import Spent
 
 

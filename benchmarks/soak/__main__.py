@@ -30,7 +30,7 @@ from benchmarks.soak.load import Load, read
 from benchmarks.soak.look import gauges, kernel, total, with_shares
 from benchmarks.soak.report import Soaked, as_json, compressed, conditions, sentence, table
 from benchmarks.soak.traced import WHERE
-from wattspan.settings import Duration
+from wattspan.model.settings import Duration
 
 LOOKS = 300
 PAGE = DOCS / "soak.md"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from wattspan_exporters.catalogue import ATTRIBUTES, CHAPTERS
-from wattspan_exporters.metric import Chapter, Metric, prometheus_name
-from wattspan_exporters.prometheus.itself import Itself
+from wattspan_exporters.catalogue.metric import Chapter, Metric, prometheus_name
+from wattspan_exporters.catalogue.metrics import ATTRIBUTES, CHAPTERS
+from wattspan_exporters.prometheus.self_metrics import SelfMetrics
 
 _INTRODUCTION = """\
 # Metrics
@@ -88,6 +88,6 @@ def _server() -> str:
 
 
 def _own_series() -> Iterator[tuple[str, str]]:
-    for family in Itself("").collect():
+    for family in SelfMetrics("").collect():
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
         yield f"{family.name}{suffix}", family.documentation

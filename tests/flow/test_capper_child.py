@@ -13,7 +13,7 @@ from support.program import alive
 from support.waiting import eventually
 from wattspan.capper.client import CapperClient
 from wattspan.clock import SystemClock
-from wattspan.config import Agent, Config
+from wattspan.config import AgentSettings, Config
 from wattspan.config.writing import to_toml
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
@@ -32,7 +32,7 @@ def test_one_that_hangs_is_not_waited_for_as_often_as_it_is_asked(tmp_path: Path
         clock.advance(5)  # what whoever asks one that hangs waits before he gives up
         return False
 
-    config = Config(agent=Agent(state_dir=str(tmp_path), run_dir=str(tmp_path)))
+    config = Config(agent=AgentSettings(state_dir=str(tmp_path), run_dir=str(tmp_path)))
     with EmulatedHost(profile_named("batch")) as host:
         where = ("--emulated", str(host.directory))
         child = CapperChild(clock, where, to_toml(config), answered, lambda _: None)
@@ -66,7 +66,7 @@ def child_with_a_cap(
             client.close()
         return True
 
-    config = Config(agent=Agent(state_dir=str(folder), run_dir=str(folder)))
+    config = Config(agent=AgentSettings(state_dir=str(folder), run_dir=str(folder)))
     with EmulatedHost(profile_named("one-socket-h100")) as host:
         where = ("--emulated", str(host.directory))
         child = CapperChild(clock, where, to_toml(config), answered, log.append)

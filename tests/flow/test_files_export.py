@@ -107,7 +107,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from support.filing import Desk, settings
-from wattspan_exporters.files.writer import Writer
+from wattspan_exporters.files.exporter import Writer
 folder = Path(sys.argv[1])
 keys = {"rotate": "1m", "format": sys.argv[2], "compression": sys.argv[3], "metrics": ["hw.*"]}
 it = Desk(folder, Writer(settings(folder, **keys), sys.stderr.write), [])

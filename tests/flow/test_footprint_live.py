@@ -12,8 +12,8 @@ from support.live import LiveAgent
 from support.prometheus_server import scraping
 from support.rate_server import serving, vector
 from support.waiting import eventually
+from wattspan.footprint.rates import NumberError, query_number
 from wattspan.model import Snapshot, SourceHealth, Weighed
-from wattspan.tariffs.answers import AnswerError, ask_server
 from wattspan.weighing import KILOWATT_HOUR
 
 PROFILE = "two-socket-h100"
@@ -95,15 +95,15 @@ def test_a_real_prometheus_is_understood(tmp_path: Path, free_port: Callable[[],
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with scraping(tmp_path, port, []):
-        assert ask_server(url, "vector(0.25)", 10).number == 0.25
-        assert ask_server(url, "scalar(vector(380))", 10).number == 380
-        with pytest.raises(AnswerError, match="the query yields nothing"):
-            ask_server(url, "no_such_metric", 10)
-        with pytest.raises(AnswerError, match='the server says "invalid parameter'):
-            ask_server(url, "sum(", 10)
-        with pytest.raises(AnswerError, match='yields a "matrix"'):
-            ask_server(url, "vector(1)[5m:1m]", 10)
-        with pytest.raises(AnswerError, match='yields a "string"'):
-            ask_server(url, '"text"', 10)
-        nan = ask_server(url, "vector(0) / vector(0)", 10).number
+        assert query_number(url, "vector(0.25)", 10).number == 0.25
+        assert query_number(url, "scalar(vector(380))", 10).number == 380
+        with pytest.raises(NumberError, match="the query yields nothing"):
+            query_number(url, "no_such_metric", 10)
+        with pytest.raises(NumberError, match='the server says "invalid parameter'):
+            query_number(url, "sum(", 10)
+        with pytest.raises(NumberError, match='yields a "matrix"'):
+            query_number(url, "vector(1)[5m:1m]", 10)
+        with pytest.raises(NumberError, match='yields a "string"'):
+            query_number(url, '"text"', 10)
+        nan = query_number(url, "vector(0) / vector(0)", 10).number
         assert nan != nan

@@ -25,10 +25,10 @@ from support.forwarding import delivery, joules, no_energy, spans_in
 from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.collector.backoff import Backoff
-from wattspan.config import Spans
+from wattspan.config import SpansSettings
 from wattspan.forward.forwarder import Forwarder
 from wattspan.model import MILLISECOND, SECOND, HwType, Provenance
-from wattspan.settings import Size
+from wattspan.model.settings import Size
 
 CLOCK = SystemClock()
 
@@ -38,7 +38,7 @@ def forwarding(
     url: str, spool: Path | None = None, *, headers: str = "", queue: str = "8MiB"
 ) -> Iterator[Forwarder]:
     forwarder = Forwarder(
-        Spans(
+        SpansSettings(
             forward=url,
             forward_headers=headers,
             forward_queue=Size.parse(queue),
@@ -173,7 +173,7 @@ def test_a_collector_that_hangs_does_not_hold_up_the_end():
 def test_a_collector_that_is_away_does_not_hold_up_the_end(free_port: Callable[[], int]):
     said: list[str] = []
     forwarder = Forwarder(
-        Spans(forward=f"http://127.0.0.1:{free_port()}"),
+        SpansSettings(forward=f"http://127.0.0.1:{free_port()}"),
         CLOCK,
         said.append,
         backoff=Backoff(lambda: 0.0, first=3600 * SECOND, longest=3600 * SECOND),
@@ -288,7 +288,7 @@ def test_after_kill_9_everything_that_was_kept_goes_on(
 
 
 def test_a_forwarder_that_never_started_ends_as_well():
-    forwarder = Forwarder(Spans(forward="http://127.0.0.1:9"), CLOCK, lambda _: None)
+    forwarder = Forwarder(SpansSettings(forward="http://127.0.0.1:9"), CLOCK, lambda _: None)
     offer(forwarder, "a")
     forwarder.stop()
     assert forwarder.stats.drops == {"stopped": 1}

@@ -17,7 +17,7 @@ from support.waiting import eventually
 from wattspan.capper.audit import AuditAction, AuditEvent, AuditLog
 from wattspan.clock import SystemClock
 from wattspan.collector.backoff import Backoff
-from wattspan.config import Spans
+from wattspan.config import SpansSettings
 from wattspan.forward.logs import Records
 from wattspan.model import MILLISECOND
 from wattspan.runtime.audited import AuditTail
@@ -30,7 +30,7 @@ Collector = Callable[[], AbstractContextManager[HttpCollector | GrpcCollector]]
 @contextmanager
 def sending(url: str) -> Iterator[Records]:
     records = Records(
-        Spans(forward=url, forward_headers="x-tenant=a"),
+        SpansSettings(forward=url, forward_headers="x-tenant=a"),
         CLOCK,
         lambda _: None,
         {"service.name": "wattspan", "host.name": "h"},

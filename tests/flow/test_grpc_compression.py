@@ -23,7 +23,7 @@ from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.collector.answers import Verdict
 from wattspan.collector.transport import ANSWER_SIZE
-from wattspan.config import Spans
+from wattspan.config import SpansSettings
 from wattspan.forward.forwarder import Forwarder
 
 UNKNOWN, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 2, 12, 13, 14, 16
@@ -101,7 +101,7 @@ def test_a_receiver_that_knows_no_gzip_is_told_of_and_gets_every_push():
 def test_forwarded_spans_are_compressed_on_their_way_to_another_machine():
     said: list[str] = []
     with WireServer(failing(UNIMPLEMENTED)) as server:
-        forwarder = Forwarder(Spans(forward=elsewhere(server)), SystemClock(), said.append)
+        forwarder = Forwarder(SpansSettings(forward=elsewhere(server)), SystemClock(), said.append)
         forwarder.start()
         forwarder.put(MANY, 1000)
         eventually(lambda: forwarder.stats.forwarded == 1000, "the spans at the collector")

@@ -12,8 +12,8 @@ import pytest
 
 from support.certificates import Authority
 from support.program import ENVIRONMENT, PROGRAM, options
-from wattspan.regular_file import LARGEST
-from wattspan.tariffs.answers import AnswerError, ask_file
+from wattspan.footprint.rates import NumberError, read_number
+from wattspan.util.files import MAX_FILE_BYTES
 
 Maker = Callable[[Path], Path]
 
@@ -40,7 +40,7 @@ def endless(_: Path) -> Path:
 
 def large(folder: Path) -> Path:
     with (folder / "it").open("wb") as file:
-        file.truncate(17 * LARGEST)  # sparse
+        file.truncate(17 * MAX_FILE_BYTES)  # sparse
     (folder / "it").chmod(0o600)
     return folder / "it"
 
@@ -115,5 +115,5 @@ def test_files_of_another_kind_for_the_collector_are_refused(
 def test_an_intensity_file_of_another_kind_is_refused(
     said: str, make: Maker, tmp_path: Path
 ) -> None:
-    with pytest.raises(AnswerError, match=said):
-        ask_file(make(tmp_path), 0)
+    with pytest.raises(NumberError, match=said):
+        read_number(make(tmp_path), 0)

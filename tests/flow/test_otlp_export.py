@@ -29,8 +29,8 @@ from support.scrapes import parse
 from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.model import Microjoules
-from wattspan.settings import Duration
-from wattspan_exporters.prometheus.render import Format, Renderer
+from wattspan.model.settings import Duration
+from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
 Collector = HttpCollector | GrpcCollector
 
@@ -58,7 +58,7 @@ def test_a_sink_receives_what_a_scrape_shows(collector: Collector) -> None:
         pusher.stands_still = True
         pushed(collector)
     (request,) = collector.metrics
-    scraped = parse(Renderer().render(pusher.world, Format.TEXT), Format.TEXT)
+    scraped = parse(Renderer().render(pusher.world, ExpositionFormat.TEXT), ExpositionFormat.TEXT)
     assert by_series(points(request)) == scraped
     assert pusher.log == []
 

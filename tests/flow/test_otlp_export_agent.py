@@ -11,8 +11,8 @@ from support.live import LiveAgent
 from support.otlp_sink import Key, Point, by_series, points, resource_of, total_seen
 from support.scrapes import Series, parse
 from support.waiting import eventually
-from wattspan_exporters.catalogue import CATALOGUE
-from wattspan_exporters.prometheus.render import Format
+from wattspan_exporters.catalogue.metrics import CATALOGUE
+from wattspan_exporters.prometheus.renderer import ExpositionFormat
 
 OURS = {metric.series for metric in CATALOGUE}
 LASTING = {metric.name for metric in CATALOGUE if metric.lasting} - {"wattspan.process.energy"}
@@ -34,7 +34,7 @@ def agent(collector: HttpCollector, state: Path, **settings: object) -> LiveAgen
 def scrape(live: LiveAgent) -> dict[Series, float]:
     (address,) = [each for each in live.agent.addresses if each.endswith("/metrics")]
     with urllib.request.urlopen(address, timeout=20) as answer:
-        found = parse(answer.read(), Format.TEXT)
+        found = parse(answer.read(), ExpositionFormat.TEXT)
     return {series: value for series, value in found.items() if series[0] in OURS}
 
 

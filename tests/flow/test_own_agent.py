@@ -13,8 +13,8 @@ from support.receiving import receiving
 from wattspan.cli.own_agent import Pass, is_there, pass_for
 from wattspan.cli.scraping import ScrapeError, Scraper, fetch_with
 from wattspan.clock import SystemClock
-from wattspan.config import Spans
-from wattspan.settings import Listen
+from wattspan.config import SpansSettings
+from wattspan.model.settings import Listen
 from wattspan_exporters.prometheus import plugin
 
 TOKEN = "a-token-of-the-tests-0001"
@@ -60,7 +60,7 @@ def test_a_receiver_of_spans_is_known(guarded: bool, tokens: str, tmp_path: Path
     asked = tokens if guarded else ""
     with receiving(tmp_path, token_file=asked) as agent:
         listen = Listen(Listen.written(*agent.http))
-        assert is_there(listen, Spans(http=listen, token_file=asked))
+        assert is_there(listen, SpansSettings(http=listen, token_file=asked))
 
 
 def test_somebody_else_on_the_port_is_no_agent(keys: dict[str, str], tmp_path: Path) -> None:

@@ -21,14 +21,14 @@ from support.world import World
 from wattspan.ledger import Ledger, Rules
 from wattspan.model import HwType, Instant, Microjoules, Snapshot
 from wattspan.testing import ManualClock
-from wattspan_exporters.page.flow import draw
-from wattspan_exporters.page.memory import Memory
-from wattspan_exporters.page.site import FOLDER, GUARDS, TYPES
+from wattspan_exporters.page.flow import build_flow
+from wattspan_exporters.page.history import PageHistory
+from wattspan_exporters.page.site import CONTENT_TYPES, SECURITY_HEADERS, STATIC_DIRECTORY
 
 PATHS = sorted(
-    "/" + path.relative_to(FOLDER).as_posix()
-    for path in FOLDER.rglob("*.*")
-    if path.suffix[1:] in TYPES and path.name != "index.html"
+    "/" + path.relative_to(STATIC_DIRECTORY).as_posix()
+    for path in STATIC_DIRECTORY.rglob("*.*")
+    if path.suffix[1:] in CONTENT_TYPES and path.name != "index.html"
 )
 
 
@@ -73,7 +73,7 @@ def test_the_page_and_all_that_it_asks_for_are_served(served: Served) -> None:
 def test_every_answer_is_guarded(served: Served, path: str) -> None:
     answer = served.ask(path)
     assert answer.status == 200
-    for name, value in GUARDS:
+    for name, value in SECURITY_HEADERS:
         assert answer.headers[name] == value
     assert "unsafe" not in answer.headers["Content-Security-Policy"]
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
@@ -202,12 +202,12 @@ def test_a_host_of_ten_thousand_rows_is_shown_in_few() -> None:
     )
     empty = replace(cpu, energy=Microjoules(0), consumers=Microjoules(0))
     begin = Instant(10**12, 10**18)
-    memory = Memory()
+    memory = PageHistory()
     memory.look(Snapshot(begin, 1, "host", (empty,)))
     end = Instant(begin.mono + 6 * 10**9, begin.wall)
     now, hour = memory.recent(Snapshot(end, 2, "host", (cpu,), rows))
     for stretch in (now, hour):
-        flow = draw(stretch)
+        flow = build_flow(stretch)
         assert flow.total == total
         assert len(flow.nodes) < 100
     assert hour is not None

@@ -19,8 +19,8 @@ from support.snapshots import busy_host
 from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.model import Microjoules, Provenance
-from wattspan_exporters.prometheus.itself import Itself
-from wattspan_exporters.prometheus.render import Format, Renderer
+from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
+from wattspan_exporters.prometheus.self_metrics import SelfMetrics
 
 pytestmark = pytest.mark.needs_prometheus
 
@@ -31,7 +31,9 @@ pytestmark = pytest.mark.needs_prometheus
     ids=["full", "busy", "emulated"],
 )
 def test_promtool_finds_nothing_to_complain_of(snapshot: Any) -> None:
-    scrape = Renderer().render(snapshot, Format.TEXT, Itself("1.2.3").render(Format.TEXT))
+    scrape = Renderer().render(
+        snapshot, ExpositionFormat.TEXT, SelfMetrics("1.2.3").render(ExpositionFormat.TEXT)
+    )
     promtool = find_program("promtool")
     assert promtool
     checked = subprocess.run(

@@ -21,13 +21,13 @@ from support.snapshots import CPU, busy_host
 from support.waiting import eventually
 from wattspan.http.connection_limiter import ignore_rejection
 from wattspan.model import SECOND, Microjoules, Provenance
+from wattspan.model.settings import Listen
 from wattspan.ports import ExporterContext, ExporterError
-from wattspan.settings import Listen
 from wattspan.testing import ManualClock
-from wattspan_exporters.page.answer import plain
+from wattspan_exporters.page.site import plain_response
 from wattspan_exporters.prometheus import plugin
-from wattspan_exporters.prometheus.render import Format
-from wattspan_exporters.prometheus.server import Answer, Limits, MetricsServer
+from wattspan_exporters.prometheus.renderer import ExpositionFormat
+from wattspan_exporters.prometheus.server import MetricsServer, RequestHandler, ScrapeLimits
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -45,7 +45,7 @@ def test_the_metrics_are_text_for_whoever_does_not_ask(served: Served) -> None:
     answer = served.ask()
     assert answer.status == 200
     assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-    scrape = parse(answer.body, Format.TEXT)
+    scrape = parse(answer.body, ExpositionFormat.TEXT)
     assert value(scrape, "hw_energy_joules_total", hw_id="intel-rapl:0") == 12421.123456
     assert value(scrape, "wattspan_build_info", version="1.2.3") == 1
 
@@ -54,7 +54,7 @@ def test_the_metrics_are_openmetrics_on_request(served: Served) -> None:
     answer = served.ask(accept=OPENMETRICS)
     content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8"
     assert answer.headers["Content-Type"] == content_type
-    scrape = parse(answer.body, Format.OPENMETRICS)
+    scrape = parse(answer.body, ExpositionFormat.OPENMETRICS)
     assert value(scrape, "hw_energy_joules_total", hw_id="intel-rapl:0") == 12421.123456
 
 
@@ -69,7 +69,7 @@ def test_gzip_is_the_same_scrape(served: Served) -> None:
 def test_a_new_snapshot_is_a_new_scrape(served: Served) -> None:
     served.ask()
     served.snapshot = replace(served.snapshot, other={CPU: Microjoules(17_000_001)})
-    scrape = parse(served.ask().body, Format.TEXT)
+    scrape = parse(served.ask().body, ExpositionFormat.TEXT)
     name = "wattspan_process_energy_joules_total"
     assert value(scrape, name, command="other") == 17.000001
     assert value(scrape, "wattspan_scrapes_total", format="text") == 1
@@ -203,7 +203,7 @@ def test_one_too_many_is_refused_and_counted() -> None:
         second.sendall(b"\r\n")
         with closing(http.client.HTTPResponse(second)) as answer:
             answer.begin()
-            scrape = parse(answer.read(), Format.TEXT)
+            scrape = parse(answer.read(), ExpositionFormat.TEXT)
         assert value(scrape, "wattspan_scrape_connections_refused_total") >= 1
 
 
@@ -257,7 +257,7 @@ def accepting(server: MetricsServer) -> Iterator[MetricsServer]:
 def bare(
     clock: ManualClock,
     kind: type[MetricsServer] = MetricsServer,
-    answer: Answer = lambda _: plain(200, "here"),
+    answer: RequestHandler = lambda _: plain_response(200, "here"),
     log: Callable[[str], None] = print,
 ) -> MetricsServer:
     """A server for two, without an exporter around it."""
@@ -265,7 +265,7 @@ def bare(
         ("127.0.0.1", 0),
         socket.AF_INET,
         answer,
-        Limits(connections=2, request=60 * SECOND, idle=60 * SECOND, rate=100),
+        ScrapeLimits(connections=2, request=60 * SECOND, idle=60 * SECOND, rate=100),
         clock,
         log=log,
         refused=lambda: None,
@@ -281,9 +281,9 @@ def status(server: MetricsServer) -> int:
 
 
 def test_who_asks_and_never_reads_makes_way() -> None:
-    large, clock = plain(200, "x" * (64 << 20)), ManualClock()
+    large, clock = plain_response(200, "x" * (64 << 20)), ManualClock()
     answer = {"/large": large}
-    server = bare(clock, answer=lambda asked: answer.get(asked.path, plain(200, "here")))
+    server = bare(clock, answer=lambda asked: answer.get(asked.path, plain_response(200, "here")))
     with accepting(server), ExitStack() as held:
         for _ in range(2):
             address = server.server_address[:2]

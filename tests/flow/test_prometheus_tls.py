@@ -13,7 +13,7 @@ from support.certificates import Authority, Pair, key_pem
 from support.exporting import Served, serving
 from support.scrapes import parse, value
 from wattspan.ports import ExporterError
-from wattspan_exporters.prometheus.render import Format
+from wattspan_exporters.prometheus.renderer import ExpositionFormat
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_a_scrape_over_tls(authority: Authority, server: Pair) -> None:
     with serving(**settings(server)) as served:
         assert served.exporter.address
         assert served.exporter.address.startswith("https://")
-        scrape = parse(served.ask(tls=authority.client()).body, Format.TEXT)
+        scrape = parse(served.ask(tls=authority.client()).body, ExpositionFormat.TEXT)
         assert value(scrape, "wattspan_build_info", version="1.2.3") == 1
 
 

@@ -23,11 +23,11 @@ from support.requirements import APPS
 from support.waiting import eventually
 from support.web import post, read_all, read_answer, statuses
 from wattspan.clock import SystemClock
-from wattspan.config.tables import Spans
+from wattspan.config.tables import SpansSettings
 from wattspan.http.limits import ServerLimits
 from wattspan.http.server import HttpServer
+from wattspan.model.settings import Listen
 from wattspan.ports import ListenError
-from wattspan.settings import Listen
 from wattspan.spanfeed.receivers import open_receivers
 
 BODY = request(*(span(number) for number in range(1, 65))).SerializeToString()
@@ -210,7 +210,9 @@ def test_whatever_is_sent_is_answered_as_http_or_not_at_all(tmp_path: Path) -> N
 # ----------------------------------------------------------------------------------- what listens
 
 
-def opened(run_dir: Path, settings: Spans, *asked: str) -> tuple[tuple[str, ...], list[str]]:
+def opened(
+    run_dir: Path, settings: SpansSettings, *asked: str
+) -> tuple[tuple[str, ...], list[str]]:
     clock, log = SystemClock(), []
     server = HttpServer(clock, log=log.append)
     try:
@@ -223,13 +225,13 @@ def opened(run_dir: Path, settings: Spans, *asked: str) -> tuple[tuple[str, ...]
 
 
 def test_nothing_listens_where_spans_are_turned_off(tmp_path: Path) -> None:
-    assert opened(tmp_path, Spans(enabled=False)) == ((), [])
-    assert opened(tmp_path, Spans(http=Listen(""), unix=False)) == ((), [])
+    assert opened(tmp_path, SpansSettings(enabled=False)) == ((), [])
+    assert opened(tmp_path, SpansSettings(http=Listen(""), unix=False)) == ((), [])
 
 
 def test_a_default_that_cannot_be_had_is_done_without(running: Receiving, tmp_path: Path) -> None:
     taken = Listen(Listen.written(*running.http))
-    addresses, log = opened(tmp_path / "other", Spans(http=taken))
+    addresses, log = opened(tmp_path / "other", SpansSettings(http=taken))
     assert addresses == (f"http+unix://{tmp_path}/other/otlp.sock",)
     assert log[0].startswith("Going on without it: Cannot receive OTLP/HTTP on 127.0.0.1:")
 
@@ -237,9 +239,9 @@ def test_a_default_that_cannot_be_had_is_done_without(running: Receiving, tmp_pa
 def test_what_was_asked_for_must_be_had(running: Receiving, tmp_path: Path) -> None:
     taken = Listen(Listen.written(*running.http))
     with pytest.raises(ListenError, match="the port is in use"):
-        opened(tmp_path / "other", Spans(http=taken), "http")
+        opened(tmp_path / "other", SpansSettings(http=taken), "http")
     with pytest.raises(ListenError, match="another agent listens there"):
-        opened(tmp_path, Spans(http=Listen("")), "unix")
+        opened(tmp_path, SpansSettings(http=Listen("")), "unix")
 
 
 def test_grpc_is_imported_only_where_it_is_asked_for(tmp_path: Path) -> None:

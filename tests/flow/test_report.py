@@ -16,8 +16,8 @@ from support.books import Books, J
 from support.program import wattspan
 from wattspan.cli import cli
 from wattspan.clock import SystemClock
-from wattspan.config import Store as Settings
-from wattspan.store import Store
+from wattspan.config import StoreSettings as Settings
+from wattspan.storage import Store
 from wattspan.testing import ManualClock
 
 Report = Callable[..., Result]

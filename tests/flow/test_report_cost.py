@@ -18,10 +18,10 @@ from click.testing import CliRunner, Result
 from support.books import Books
 from wattspan.cli import cli
 from wattspan.clock import SystemClock
-from wattspan.config import Store as Settings
+from wattspan.config import StoreSettings as Settings
 from wattspan.model import Footprint, Microjoules, Origin, Weighed
-from wattspan.settings import Duration
-from wattspan.store import Store
+from wattspan.model.settings import Duration
+from wattspan.storage import Store
 from wattspan.testing import ManualClock
 from wattspan.weighing import KILOWATT_HOUR
 

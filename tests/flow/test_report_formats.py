@@ -19,8 +19,8 @@ from click.testing import CliRunner, Result
 from support.books import Books
 from wattspan.cli import cli, report_file
 from wattspan.clock import SystemClock
-from wattspan.config import Store as Settings
-from wattspan.store import Store
+from wattspan.config import StoreSettings as Settings
+from wattspan.storage import Store
 from wattspan.testing import ManualClock
 
 Report = Callable[..., Result]

@@ -17,9 +17,9 @@ from support.books import Books, J
 from support.joined_spans import CPU, GPU, joined
 from wattspan.cli import cli
 from wattspan.clock import SystemClock
-from wattspan.config import Store as Settings
+from wattspan.config import StoreSettings as Settings
 from wattspan.naming import SpanTotals
-from wattspan.store import Store
+from wattspan.storage import Store
 from wattspan.testing import ManualClock
 
 Report = Callable[..., Result]

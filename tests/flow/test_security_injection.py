@@ -34,11 +34,10 @@ from wattspan.processes.groups import clean_label as group_name
 from wattspan.query.question import shown
 from wattspan.spanfeed.attributes import printable
 from wattspan.testing import ManualClock
-from wattspan_exporters.page.answer import Request
-from wattspan_exporters.page.site import Site
-from wattspan_exporters.prometheus.itself import Itself
-from wattspan_exporters.prometheus.pages import Pages
-from wattspan_exporters.prometheus.render import Format, Renderer
+from wattspan_exporters.page.site import LivePage, PageRequest
+from wattspan_exporters.prometheus.pages import MetricsPages
+from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
+from wattspan_exporters.prometheus.self_metrics import SelfMetrics
 
 NAMES = {
     "newline": "a\nwattspan_forged_total 1\n# EOF\n",
@@ -117,21 +116,21 @@ def called(name: str) -> Snapshot:
 
 def pages(snapshot: Snapshot) -> Callable[[str], bytes]:
     clock = ManualClock()
-    site = Site(lambda: snapshot, clock, "1")
-    made = Pages(lambda: snapshot, clock, "1", Itself("1"), site)
-    return lambda path: made.get(Request(path)).body
+    site = LivePage(lambda: snapshot, clock, "1")
+    made = MetricsPages(lambda: snapshot, clock, "1", SelfMetrics("1"), site)
+    return lambda path: made.get(PageRequest(path)).body
 
 
 @cache
-def ordinary(form: Format) -> tuple[Mapping[Series, float], int]:
+def ordinary(form: ExpositionFormat) -> tuple[Mapping[Series, float], int]:
     """The scrape of a host without any such name, and its size."""
     written = Renderer().render(called("benign"), form)
     return parse(written, form), len(written)
 
 
 @names
-@pytest.mark.parametrize("form", list(Format), ids=lambda form: form.name.lower())
-def test_no_name_changes_what_a_scrape_says(name: str, form: Format) -> None:
+@pytest.mark.parametrize("form", list(ExpositionFormat), ids=lambda form: form.name.lower())
+def test_no_name_changes_what_a_scrape_says(name: str, form: ExpositionFormat) -> None:
     written = Renderer().render(called(name), form)
     told = parse(written, form)
     benign, size = ordinary(form)
@@ -148,8 +147,8 @@ def test_no_name_is_more_than_text_on_the_page(name: str) -> None:
     live = pages(snapshot)("/live.json")
     assert isinstance(json.loads(live), dict)
     assert len(live) < len(pages(called("benign"))("/live.json")) + LONGEST
-    made = Pages(lambda: snapshot, ManualClock(), "1", Itself("1"))
-    landing = made.get(Request("/")).body.decode("utf-8", "strict")
+    made = MetricsPages(lambda: snapshot, ManualClock(), "1", SelfMetrics("1"))
+    landing = made.get(PageRequest("/")).body.decode("utf-8", "strict")
     assert "<script" not in landing
     assert "<img" not in landing
 

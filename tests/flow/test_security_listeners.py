@@ -20,7 +20,7 @@ from support.otlp import request, span
 from support.program import Running, wattspan
 from support.receiving import receiving
 from support.waiting import eventually
-from wattspan.settings import Listen
+from wattspan.model.settings import Listen
 from wattspan_exporters.prometheus import plugin
 
 TOKEN, NEW = "a-token-of-the-tests-0001", "a-token-of-the-tests-0002"
@@ -214,9 +214,9 @@ def test_doctor_tells_of_a_listener_that_is_open_to_the_network(
 
 
 def test_every_listener_is_on_loopback_unless_somebody_chooses(tmp_path: Path) -> None:
-    from wattspan.config.tables import Spans
+    from wattspan.config.tables import SpansSettings
 
     assert plugin.settings().listen.loopback
-    assert Spans().http.loopback
-    assert Spans().grpc == Listen("")
+    assert SpansSettings().http.loopback
+    assert SpansSettings().grpc == Listen("")
     assert sys.version_info >= (3, 11)

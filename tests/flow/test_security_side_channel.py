@@ -8,14 +8,14 @@ import random
 import pytest
 
 from support.victims import INTERVAL, ROOT, STRANGER, VictimPast, joules, told
-from wattspan.config.tables import Agent
+from wattspan.config.tables import AgentSettings
 from wattspan.http.messages import Peer
 from wattspan.model import SECOND
 
 SECRET = [random.Random(7).random() < 0.5 for _ in range(64)]
 PER_SECOND = SECOND // INTERVAL
 IDLE, WORK = 1_000_000, 2_000_000  # microjoules of an interval: 10 W and 20 W
-OFFERED = int(Agent().api_resolution)
+OFFERED = int(AgentSettings().api_resolution)
 
 
 def modulated(secret: list[bool]) -> VictimPast:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from support.books import PACKAGE, Books, J, history, totals
-from wattspan.config import Store as Settings
-from wattspan.store import Store
+from wattspan.config import StoreSettings as Settings
+from wattspan.storage import Store
 
 WRITER = """
 import pathlib, sys

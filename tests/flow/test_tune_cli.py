@@ -18,7 +18,7 @@ from wattspan.http.messages import HttpRequest, HttpResponse
 from wattspan.http.server import HttpServer
 from wattspan.model import Decided, TuningAccounts
 from wattspan.query.problem import json_response
-from wattspan.store.decisions import DecisionBook, decisions_path
+from wattspan.storage.decisions import DecisionLog, decisions_path
 from wattspan.testing import ManualClock
 from wattspan.tuning.told import accounts_facts
 
@@ -211,7 +211,7 @@ def test_a_time_that_is_none_is_an_error_in_one_sentence(tune: Tune) -> None:
 
 
 def test_without_an_agent_the_history_is_read_from_disk(tune: Tune, run_dir: Path) -> None:
-    book = DecisionBook(decisions_path(run_dir / "state"), ManualClock())
+    book = DecisionLog(decisions_path(run_dir / "state"), ManualClock())
     for one in DECISIONS:
         book.add(one)
     done = tune("history", HELD.job, "--limit", "1")
@@ -223,7 +223,7 @@ def test_without_an_agent_the_history_is_read_from_disk(tune: Tune, run_dir: Pat
 
 
 def test_what_was_decided_on_an_emulated_host_is_labelled(tune: Tune, run_dir: Path) -> None:
-    book = DecisionBook(decisions_path(run_dir / "state", emulated=True), SystemClock())
+    book = DecisionLog(decisions_path(run_dir / "state", emulated=True), SystemClock())
     book.add(decided(1, HOLD))
     assert tune.told("history").startswith("EMULATED")
     assert json.loads(tune("history", "--json").stdout)["emulated"] is True

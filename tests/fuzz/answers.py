@@ -13,9 +13,9 @@ from wattspan.collector.replies import Reply, of_reply
 from wattspan.collector.signals import LOGS, METRICS, SPANS
 from wattspan.collector.status import retry_delay, status_message
 from wattspan.collector.transport import ANSWER_SIZE
+from wattspan.footprint.rates import NumberError, parse_number, read_number
 from wattspan.model import SECOND
 from wattspan.spanfeed import wire
-from wattspan.tariffs.answers import AnswerError, ask_file, number_in
 from wattspan.weighing import billionths
 
 _NOW = 1_700_000_000 * SECOND
@@ -26,7 +26,7 @@ _LARGEST_COUNT = 2**63 - 1
     "rate-answer",
     whose="the Prometheus server that is asked for a price or an intensity",
     holds="one number, or one sentence why there is none",
-    watched=("wattspan.tariffs.answers", "wattspan.weighing", "wattspan.settings"),
+    watched=("wattspan.footprint.rates", "wattspan.weighing", "wattspan.settings"),
     samples=(
         b'{"status":"success","data":{"resultType":"scalar","result":[1700000000,"0.25"]}}',
         b'{"status":"success","data":{"resultType":"vector","result":[{"value":[1,"12"]}]}}',
@@ -36,8 +36,8 @@ _LARGEST_COUNT = 2**63 - 1
 )
 def rate_answer(data: bytes) -> None:
     try:
-        found = number_in(data)
-    except AnswerError as error:
+        found = parse_number(data)
+    except NumberError as error:
         one_line(str(error), 300)
         return
     rate = billionths(found)
@@ -48,7 +48,7 @@ def rate_answer(data: bytes) -> None:
     "rate-file",
     whose="whoever writes the file that holds a rate",
     holds="one number, or one sentence why there is none",
-    watched=("wattspan.tariffs.answers", "wattspan.weighing"),
+    watched=("wattspan.footprint.rates", "wattspan.weighing"),
     samples=(b"0.25\n", b"  12", b"nan"),
     words=(b"1e400", b"9" * 400, b"_", b"-", b"\xff"),
 )
@@ -56,8 +56,8 @@ def rate_file(data: bytes) -> None:
     with folder() as path:
         (path / "rate").write_bytes(data)
         try:
-            found = ask_file(path / "rate", _NOW)
-        except AnswerError as error:
+            found = read_number(path / "rate", _NOW)
+        except NumberError as error:
             one_line(str(error), 300)
             return
         rate = billionths(found.number)

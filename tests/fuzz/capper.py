@@ -21,7 +21,7 @@ from wattspan.capper.limits import OperatorLimits
 from wattspan.capper.requests import RequestHandler
 from wattspan.capper.resolver import PeerCredentials
 from wattspan.capper.server import CapperSocketServer, _ClientConnection
-from wattspan.config import Caps
+from wattspan.config import CapsSettings
 from wattspan.runtime.audited import AuditTail
 from wattspan.testing import ManualClock
 
@@ -35,7 +35,7 @@ class _Conversation:
 
     def __init__(self, path: Path, uid: int) -> None:
         self.bench = Bench(path, rules=OperatorLimits(_FLOOR / (700 * W), 0, 1.0))
-        clock, settings = self.bench.clock, Caps()
+        clock, settings = self.bench.clock, CapsSettings()
         self.desk = RequestHandler(
             self.bench.keeper,
             self.bench.writer,

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from fuzz.registry import target
 from fuzz.supply import folder, one_line, told
-from wattspan.config import TABLES, Config, Flag, Schema, load
+from wattspan.config import TABLES, Config, ConfigSchema, FlagValue, load
+from wattspan.footprint.tariff_file import parse_schedule
 from wattspan.ports import ConfigError
 from wattspan.sources.nvml.source import NvmlSettings
-from wattspan.tariffs.file import schedule_text
 from wattspan_exporters.prometheus.settings import PrometheusSettings
 
-_SCHEMA = Schema(
+_SCHEMA = ConfigSchema(
     {**TABLES, "sources.nvml": NvmlSettings, "exporters.prometheus": PrometheusSettings}
 )
 _NOWHERE = Path("/nonexistent/config.toml")
@@ -80,7 +80,7 @@ def config_words(data: bytes) -> None:
         if not name.startswith(b"-")
     }
     flags = {
-        name[1:].decode("utf-8", "replace"): Flag("--set", value.decode("utf-8", "replace"))
+        name[1:].decode("utf-8", "replace"): FlagValue("--set", value.decode("utf-8", "replace"))
         for name, _, value in words
         if name.startswith(b"-")
     }
@@ -113,7 +113,7 @@ def tariff(data: bytes) -> None:
         text = data.decode()
     except UnicodeDecodeError:
         return  # refused where files are read
-    found = _refused_or(lambda: schedule_text(text, Path("tariff.toml")))
+    found = _refused_or(lambda: parse_schedule(text, Path("tariff.toml")))
     if found is None:
         return
     for second in (0, 951_782_400, 1_761_440_400, 1_774_746_000, 4_102_444_800):

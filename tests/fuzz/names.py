@@ -20,9 +20,9 @@ from wattspan.model import (
 )
 from wattspan.naming import LONGEST, fit
 from wattspan.spanfeed.attributes import printable
-from wattspan_exporters.catalogue import CATALOGUE
-from wattspan_exporters.labels import clean
-from wattspan_exporters.prometheus.render import Format, Renderer
+from wattspan_exporters.catalogue.metric import sanitize
+from wattspan_exporters.catalogue.metrics import CATALOGUE
+from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
 _JOULE = Microjoules(10**6)
 _SERIES = ("wattspan_process_energy_joules_total", "wattspan_span_energy_joules_total")
@@ -57,7 +57,7 @@ def labels(data: bytes) -> None:
     first, second = (raw.decode("utf-8", "surrogateescape") for raw in raws)
     for name in (first, second):
         assert len(fit(name)) <= LONGEST
-        _harmless(clean(name).translate(_KEPT))
+        _harmless(sanitize(name).translate(_KEPT))
     _harmless(printable(raws[0], 200))
     exemplar = Exemplar("ab" * 16, "cd" * 8, _JOULE, 10**18)
     energy = {HwType.CPU: _JOULE}
@@ -66,9 +66,9 @@ def labels(data: bytes) -> None:
         processes=(ProcessRow(PayerInfo(Consumer(5, 7), first, ()), energy, {}),),
         spans=SpanAccounts((SpanRow(first, second, energy, exemplars={HwType.CPU: exemplar}),)),
     )
-    for form in Format:
+    for form in ExpositionFormat:
         scrape = parse(Renderer(_METRICS).render(snapshot, form), form)
         spans = [dict(pairs) for name, pairs in scrape if name == _SERIES[1]]
         (found,) = spans
-        assert found.get("service_name", "") == clean(first)
-        assert found.get("span_name", "") == clean(second)
+        assert found.get("service_name", "") == sanitize(first)
+        assert found.get("span_name", "") == sanitize(second)

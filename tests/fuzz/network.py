@@ -23,11 +23,7 @@ from wattspan.spanfeed.grpc import OtlpGrpc
 from wattspan.spanfeed.http import OtlpHttp
 from wattspan.spanfeed.otlp import Intake
 from wattspan.testing import ManualClock
-from wattspan_exporters.prometheus.negotiate import (
-    accepts_gzip,
-    choose_format,
-    names_this_machine,
-)
+from wattspan_exporters.prometheus.pages import accepts_gzip, choose_format, is_local_host_header
 
 _LIMITS = ServerLimits(head=2048, body=8192, bodies=16384, connections=4)
 
@@ -212,7 +208,7 @@ def grpc(data: bytes) -> None:
     "scrape-headers",
     whose="whoever may scrape",
     holds="a format, a yes or no; a name of this machine is an address or a loopback name",
-    watched=("wattspan_exporters.prometheus.negotiate",),
+    watched=("wattspan_exporters.prometheus.pages",),
     samples=(
         b"application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*",
         b"gzip;q=0, *",
@@ -226,5 +222,5 @@ def scrape_headers(data: bytes) -> None:
     text = data.decode("latin-1")
     assert choose_format(text) is not None
     assert accepts_gzip(text) in (True, False)
-    if names_this_machine(text) and text:
+    if is_local_host_header(text) and text:
         assert re.search(r"local|loopback|[0-9a-fA-F:.]", text)

@@ -15,7 +15,6 @@ from fuzz.registry import target
 from fuzz.supply import Supply, told
 from support.otlp import Receiver, request, span
 from support.otlp_reference import expected, json_of
-from wattspan.encoding import BadEncodingError, TooLongError, gunzip
 from wattspan.http.messages import Peer
 from wattspan.otel.wire import HELLO, MAGIC, RECORD_SIZE, STARTED, VERSION, WRITTEN
 from wattspan.spanfeed.delivery import Counted, Told
@@ -24,6 +23,7 @@ from wattspan.spanfeed.feed import _ring
 from wattspan.spanfeed.json import to_protobuf
 from wattspan.spanfeed.ring import LARGEST, Ring, RingError
 from wattspan.spanfeed.wire import SPAN, Budget, SpanAttributes, count_fields
+from wattspan.util.encoding import BodyEncodingError, BodyTooLongError, gzip_decompress
 
 _NOBODY = Peer()
 _MOST, _MOST_FIELDS = 1000, 1 << 16
@@ -178,8 +178,8 @@ def otlp_both(data: bytes) -> None:
 def gzip_bodies(data: bytes) -> None:
     most = 4096
     try:
-        body = gunzip(data, most)
-    except (BadEncodingError, TooLongError) as error:
+        body = gzip_decompress(data, most)
+    except (BodyEncodingError, BodyTooLongError) as error:
         told(error)
         return
     assert len(body) <= most

@@ -11,15 +11,20 @@ import msgspec
 from fuzz.registry import target
 from fuzz.supply import Supply, folder, one_line, told
 from support.books import Books
-from wattspan.config import Store as StoreSettings
+from wattspan.config import StoreSettings as StoreSettings
 from wattspan.forward.spool import Spool
 from wattspan.model import Decided, Decision, Instant, Knob, Move, Opening, Reason
 from wattspan.ports import StoreError
-from wattspan.store.books import BooksError, from_json, pack, to_json, unpack
-from wattspan.store.certified import CertifiedBook
-from wattspan.store.decisions import DecisionBook, read_decisions
-from wattspan.store.latest import Latest
-from wattspan.store.store import Store
+from wattspan.storage.checkpoints import (
+    AlternatingCheckpointFiles,
+    CheckpointError,
+    checkpoint_from_json,
+    checkpoint_to_json,
+    pack_checkpoint,
+    unpack_checkpoint,
+)
+from wattspan.storage.decisions import CertificationStore, DecisionLog, read_decisions
+from wattspan.storage.store import Store
 from wattspan.testing import ManualClock
 from wattspan.tuning.memory import Book, from_facts, to_facts
 from wattspan.tuning.told import decided_facts, event
@@ -34,7 +39,7 @@ _TOLD = msgspec.json.encode(decided_facts(_DECIDED)) + b"\n"
     "decision-book",
     whose="an agent before us, torn by a crash",
     holds="reading and adding never raise; what is read can be told again",
-    watched=("wattspan.store.decisions", "wattspan.tuning.told"),
+    watched=("wattspan.storage.decisions", "wattspan.tuning.told"),
     samples=(_TOLD, _TOLD * 2 + _TOLD[:40], b"null\n[]\n"),
     words=(b"1e400", b"9" * 400, b"[" * 3000, b'"at_mono_ns":', b'"caps":', b'"shown":', b"\n"),
 )
@@ -44,7 +49,7 @@ def decision_book(data: bytes) -> None:
         for decided in read_decisions(path / "d.jsonl"):
             msgspec.json.encode(decided_facts(decided))
             event(decided)
-        book = DecisionBook(path / "d.jsonl", ManualClock())
+        book = DecisionLog(path / "d.jsonl", ManualClock())
         book.add(_DECIDED)
         assert len(book.recent("train")) <= data.count(b"\n") + 2
         assert any(one.decision.same_as == _HELD.same_as for one in book.recent("train"))
@@ -60,7 +65,7 @@ _SETTING = Remembered(
     "certified-book",
     whose="an agent before us, torn by a crash",
     holds="a book whose settings are within bounds and that can be told again, or an empty one",
-    watched=("wattspan.store.certified", "wattspan.tuning.memory"),
+    watched=("wattspan.storage.decisions", "wattspan.tuning.memory"),
     samples=(json.dumps(to_facts(Book().certified(_JOB, _SETTING))).encode(), b"{}"),
     words=(b"1e400", b"9" * 400, b"[" * 3000, b'"levels":', b"NaN", b"true", b"null"),
 )
@@ -69,7 +74,7 @@ def certified_book(data: bytes) -> None:
         (path / "tuning").mkdir()
         (path / "tuning" / "certified.json").write_bytes(data)
         said: list[str] = []
-        book = CertifiedBook.open(path, emulated=False, log=said.append)
+        book = CertificationStore.open(path, emulated=False, log=said.append)
         for sentence in said:
             one_line(sentence, 1500)
         known = book._memory
@@ -92,7 +97,7 @@ def _books() -> Opening:
     "books",
     whose="an agent before us, torn by a crash",
     holds="books that can be packed again, or none",
-    watched=("wattspan.store.books", "wattspan.store.latest"),
+    watched=("wattspan.storage.checkpoints", "wattspan.storage.checkpoints"),
     samples=(b"\0{}",),
     words=(b"1e400", b"9" * 400, b"[" * 3000, b'"accounts":', b'"processes":', b"null", b"-1"),
 )
@@ -102,20 +107,20 @@ def books(data: bytes) -> None:
     if kind == 2:  # the file beside the store, of which there are two
         with folder() as path:
             (path / "s.latest-0").write_bytes(text)
-            latest = Latest(path / "s.db")
+            latest = AlternatingCheckpointFiles(path / "s.db")
             latest.write(_books())
             latest.close()
-            again = Latest(path / "s.db")
+            again = AlternatingCheckpointFiles(path / "s.db")
             assert again.opening() is not None
             again.close()
         return
     try:
-        opening = from_json(text) if kind == 0 else unpack(text)
-    except BooksError as error:
+        opening = checkpoint_from_json(text) if kind == 0 else unpack_checkpoint(text)
+    except CheckpointError as error:
         told(error)
         return
-    assert from_json(to_json(opening)) == opening
-    pack(opening)
+    assert checkpoint_from_json(checkpoint_to_json(opening)) == opening
+    pack_checkpoint(opening)
 
 
 @functools.cache

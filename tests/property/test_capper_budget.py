@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.capper_bench import Bench, Killed, W
 from wattspan.capper.ceilings import imposed_limits
 from wattspan.capper.limits import OperatorLimits
-from wattspan.config import Caps
+from wattspan.config import CapsSettings
 from wattspan.model import CapKey, Trouble
 from wattspan.ports import CapsError
 
@@ -109,7 +109,7 @@ class BudgetedHost(RuleBasedStateMachine):
     def impose_and_turn(self) -> None:
         keeper = self.bench.keeper
         keeper.look()
-        keeper.impose(imposed_limits(Caps(), self.budget, keeper))
+        keeper.impose(imposed_limits(CapsSettings(), self.budget, keeper))
         keeper.turn()
 
     def settle(self) -> None:

@@ -10,12 +10,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wattspan.config import TABLES, Config, Flag, Schema, TunedJob, load, variable
-from wattspan.config.file import parse
+from wattspan.config import (
+    TABLES,
+    Config,
+    ConfigSchema,
+    FlagValue,
+    TunedJobSettings,
+    environment_variable,
+    load,
+)
+from wattspan.config.reading import parse_toml
 from wattspan.config.writing import to_toml, value_text
 from wattspan.model import Knob
+from wattspan.model.settings import Duration, Listen, SettingKey, Size, Table, about, each_key, keys
 from wattspan.ports import ConfigError
-from wattspan.settings import Duration, Key, Listen, Size, Table, about, each_key, keys
 
 
 class Odd(Table, frozen=True):
@@ -30,7 +38,7 @@ class Odd(Table, frozen=True):
     mode: Annotated[bool | Literal["auto"], about("A choice.")] = "auto"
 
 
-SCHEMA = Schema({**TABLES, "sources.odd": Odd})
+SCHEMA = ConfigSchema({**TABLES, "sources.odd": Odd})
 NOWHERE = Path("/nonexistent/config.toml")
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
@@ -54,7 +62,7 @@ TOGETHER: dict[str, st.SearchStrategy[Any]] = {
 """Keys whose values must also go together."""
 
 
-def values(key: Key) -> st.SearchStrategy[Any]:
+def values(key: SettingKey) -> st.SearchStrategy[Any]:
     """Values of ``key`` as a person might give them, within its bounds."""
     if "duration" in key.kind:
         least, most = Duration.parse(str(key.least)), Duration.parse(str(key.most))
@@ -92,11 +100,11 @@ NEEDS = {
 
 
 @st.composite
-def given_values(draw: st.DrawFn) -> dict[str, Flag]:
+def given_values(draw: st.DrawFn) -> dict[str, FlagValue]:
     flags = {}
     for dotted, key in each_key(SCHEMA.tables):
         if draw(st.booleans()):
-            flags[dotted] = Flag(
+            flags[dotted] = FlagValue(
                 "--test", draw(TOGETHER[dotted] if dotted in TOGETHER else values(key))
             )
     for dotted, needed in NEEDS.items():
@@ -105,7 +113,7 @@ def given_values(draw: st.DrawFn) -> dict[str, Flag]:
     return flags
 
 
-def from_flags(flags: dict[str, Flag]) -> Config:
+def from_flags(flags: dict[str, FlagValue]) -> Config:
     # a text of several readings, such as "true", is taken as text where text is wanted
     return load(None, environ={}, flags=flags, schema=SCHEMA, default=NOWHERE)
 
@@ -113,7 +121,7 @@ def from_flags(flags: dict[str, Flag]) -> Config:
 @given(flags=given_values(), origins=st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_show_prints_check_reads_as_the_same(
-    flags: dict[str, Flag], origins: bool, tmp_path: Path
+    flags: dict[str, FlagValue], origins: bool, tmp_path: Path
 ) -> None:
     config = from_flags(flags)
     path = tmp_path / "shown.toml"
@@ -129,7 +137,7 @@ def jobs(draw: st.DrawFn) -> list[dict[str, Any]]:
     rows = []
     for name in draw(st.lists(TEXT.filter(bool), max_size=4, unique=True)):
         row: dict[str, Any] = {"span": name}
-        for key in keys(TunedJob).values():
+        for key in keys(TunedJobSettings).values():
             if key.name not in {"span", "max_slowdown", "latency"} and draw(st.booleans()):
                 row[key.name] = draw(values(key))
         if draw(st.booleans()):
@@ -165,10 +173,10 @@ def test_tables_of_an_array_are_what_was_written_and_show_prints_them_all(
 
 
 @given(flags=given_values())
-def test_the_environment_can_say_what_a_flag_can_say(flags: dict[str, Flag]) -> None:
+def test_the_environment_can_say_what_a_flag_can_say(flags: dict[str, FlagValue]) -> None:
     texts = {dotted: flag for dotted, flag in flags.items() if isinstance(flag.value, str)}
     environ = {
-        variable(dotted): str(flag.value)
+        environment_variable(dotted): str(flag.value)
         for dotted, flag in texts.items()
         if "\0" not in str(flag.value)
     }
@@ -218,14 +226,14 @@ def test_no_value_makes_a_traceback(entries: list[tuple[str, str]], tmp_path: Pa
 
 @given(text=st.text(max_size=60) | st.binary(max_size=60).map(lambda b: b.decode("latin-1")))
 def test_no_text_makes_a_traceback(text: str) -> None:
-    sentence = told(lambda: parse(text, Path("x.toml")))
+    sentence = told(lambda: parse_toml(text, Path("x.toml")))
     assert not sentence or sentence.startswith("x.toml:")
 
 
 @pytest.mark.parametrize("opening", ["[", "{a="])
 def test_a_file_nested_beyond_all_measure_is_refused(opening: str) -> None:
     with pytest.raises(ConfigError):
-        parse("a = " + opening * 100_000, Path("x.toml"))
+        parse_toml("a = " + opening * 100_000, Path("x.toml"))
 
 
 @given(name=TEXT, value=TEXT)

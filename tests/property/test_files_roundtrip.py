@@ -29,11 +29,11 @@ from wattspan.model import (
     ProcessRow,
     Provenance,
 )
+from wattspan_exporters.catalogue.metric import sanitize
+from wattspan_exporters.catalogue.selection import select_metrics
 from wattspan_exporters.files.convert import convert
-from wattspan_exporters.files.rows import Csv, moment
+from wattspan_exporters.files.rows import CsvEncoder, format_time
 from wattspan_exporters.files.settings import DEFAULT_METRICS
-from wattspan_exporters.labels import clean
-from wattspan_exporters.selection import select
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ def hosts(draw: st.DrawFn) -> dict[str, Any]:
     )
     groups = tuple(
         GroupRow(Group(GroupKind.CONTAINER, name), draw(by_type), {})
-        for name in draw(st.lists(names, unique_by=clean, max_size=3))
+        for name in draw(st.lists(names, unique_by=sanitize, max_size=3))
     )
     domains = tuple(
         replace(
@@ -73,13 +73,13 @@ def hosts(draw: st.DrawFn) -> dict[str, Any]:
 def expected(it: Desk) -> list[tuple[object, ...]]:
     """What the newest snapshot's rows must say."""
     found = []
-    for metric in select(DEFAULT_METRICS, "exporters.files", facts=False):
+    for metric in select_metrics(DEFAULT_METRICS, "exporters.files", facts=False):
         for labels, value in metric.draw(it.snapshot):
-            given = dict(zip(metric.labels, map(clean, labels), strict=True))
+            given = dict(zip(metric.labels, map(sanitize, labels), strict=True))
             whole = value if isinstance(value, int) else None
             exact = Decimal(repr(value)) if whole is None else Decimal(value) / 10**metric.decimals
             known = tuple(given.get(n) or None for n in ("hw_id", "hw_type", "command", "group"))
-            found.append((moment(it.snapshot.at.wall), metric.name, exact, whole, *known))
+            found.append((format_time(it.snapshot.at.wall), metric.name, exact, whole, *known))
     return found
 
 
@@ -136,7 +136,7 @@ def test_no_cell_is_a_formula(changes: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with desk(Path(folder), format="csv") as it:
             it.turn(**changes)
-        text = it.closed[0].read_bytes().removeprefix(Csv.header)
+        text = it.closed[0].read_bytes().removeprefix(CsvEncoder.header)
     for cell in cells(text.decode()):
         number = cell.lstrip("-").replace(".", "", 1).isdecimal()
         assert number or cell[:1] not in set("=+-@\t\r\n")

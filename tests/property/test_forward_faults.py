@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from support.forwarding import TAKEN, HangingSpool, delivery, kill, names_in, no_energy
 from wattspan.collector.answers import Answer, Verdict, again
 from wattspan.collector.backoff import Backoff
-from wattspan.config import Spans
+from wattspan.config import SpansSettings
 from wattspan.forward.forwarder import Forwarder
-from wattspan.keeper import HANGS
 from wattspan.model import SECOND
-from wattspan.settings import Size
+from wattspan.model.settings import Size
+from wattspan.storage.async_writer import HANG_AFTER
 from wattspan.testing import ManualClock
 
 
@@ -97,7 +97,7 @@ class World:
         queue = Size.parse("1MiB")
         self.disk = HangingSpool(self._spool, queue, lambda _: None) if self._spool else None
         self.forwarder = Forwarder(
-            Spans(forward="http://collector", forward_queue=queue),
+            SpansSettings(forward="http://collector", forward_queue=queue),
             self.clock,
             lambda _: None,
             transport=self,
@@ -112,7 +112,7 @@ class World:
             self.disk.hang()
             self.take(Offer(1, 1))
             self.disk.hangs()
-            self.clock.advance(ns=HANGS)
+            self.clock.advance(ns=HANG_AFTER)
 
     def answer(self) -> None:
         if self.disk is not None:

@@ -11,13 +11,12 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from support.otlp_sink import Key, Point, points, total_seen
 from support.snapshots import NOON
 from wattspan.model import SECOND, AgentStats, Instant, Snapshot
-from wattspan_exporters.kept import SLACK
-from wattspan_exporters.metric import Instrument, Labels, Metric
-from wattspan_exporters.otlp.encode import Encoder
+from wattspan_exporters.catalogue.metric import CACHE_SLACK, Instrument, Labels, Metric
+from wattspan_exporters.otlp.encoder import MetricsEncoder
 
 names = st.sampled_from("abcdefgh")
 worlds = st.dictionaries(names, st.integers(0, 2**70))
-crowds = st.sampled_from((0, 0, 3, 2 * SLACK))
+crowds = st.sampled_from((0, 0, 3, 2 * CACHE_SLACK))
 histories = st.lists(st.tuples(worlds, crowds, st.integers(1, 10**12)), min_size=1, max_size=12)
 
 
@@ -26,7 +25,7 @@ def pushed(
 ) -> list[tuple[dict[str, int], list[Point]]]:
     """Every push with what was drawn for it: named series of any value, and a churning crowd."""
     now: dict[Labels, int] = {}
-    one = Encoder(
+    one = MetricsEncoder(
         lambda _: {},
         "",
         [Metric(metric, Instrument.COUNTER, unit, "", ("name",), lambda _: now.items())],
@@ -45,7 +44,7 @@ def pushed(
             parsed = ExportMetricsServiceRequest.FromString(request.body)
             assert request.points == len(list(points(parsed)))
             received += points(parsed)
-        assert one.kept <= 2 * len(now) + SLACK
+        assert one.kept <= 2 * len(now) + CACHE_SLACK
         found.append((values, received))
     return found
 
@@ -82,7 +81,7 @@ def test_counts_arrive_as_the_integers_they_are(drawn: dict[str, int]) -> None:
         lambda _: [((name,), value) for name, value in drawn.items()],
     )  # fmt: skip
     snapshot = Snapshot(Instant(1, NOON), 1, "host", stats=AgentStats(Instant(0, NOON)))
-    (request,) = Encoder(lambda _: {}, "", [metric]).encode(snapshot)
+    (request,) = MetricsEncoder(lambda _: {}, "", [metric]).encode(snapshot)
     received = list(points(ExportMetricsServiceRequest.FromString(request.body)))
     assert sorted(point.value for point in received) == sorted(drawn.values())
     assert all(isinstance(point.value, int) for point in received)

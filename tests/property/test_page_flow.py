@@ -23,9 +23,9 @@ from wattspan.model import (
     SpanAccounts,
     SpanRow,
 )
-from wattspan_exporters.page.flow import Flow, draw
-from wattspan_exporters.page.memory import Memory
-from wattspan_exporters.page.stretch import bounded, spent, together
+from wattspan_exporters.page.flow import FlowGraph, build_flow
+from wattspan_exporters.page.history import PageHistory
+from wattspan_exporters.page.snapshot_delta import delta_between, limit_names, merge_deltas
 
 MOST = 300.001
 """Watts that no device here ever draws more than."""
@@ -82,7 +82,7 @@ def lived(rules: Rules, history: Iterable[object]) -> list[Snapshot]:
     return snapshots
 
 
-def leaks(flow: Flow) -> list[str]:
+def leaks(flow: FlowGraph) -> list[str]:
     """Every node from which more or less flows than into it; empty is what a test wants."""
     wrong = [f"{link} is nothing" for link in flow.links if link.energy <= 0]
     pairs = [(link.source, link.target) for link in flow.links]
@@ -103,7 +103,7 @@ def leaks(flow: Flow) -> list[str]:
     return wrong + leaking_watts(flow)
 
 
-def leaking_watts(flow: Flow) -> list[str]:
+def leaking_watts(flow: FlowGraph) -> list[str]:
     """Every node whose watts are not those that flow in, or out if anything does."""
     wrong = []
     for name, watts in flow.watts.items():
@@ -130,12 +130,12 @@ def measured(before: Snapshot, after: Snapshot) -> int:
 def test_every_measured_joule_is_drawn_once(rules: Rules, history: list[object]) -> None:
     snapshots = lived(rules, history)
     for before, after in pairwise(snapshots):
-        stretch = spent(before, after)
+        stretch = delta_between(before, after)
         assert stretch is not None
-        flow = draw(stretch)
+        flow = build_flow(stretch)
         assert leaks(flow) == []
         assert flow.total == measured(before, after)
-    whole = draw(spent(snapshots[0], snapshots[-1]))
+    whole = build_flow(delta_between(snapshots[0], snapshots[-1]))
     assert leaks(whole) == []
     assert whole.total == measured(snapshots[0], snapshots[-1])
 
@@ -143,10 +143,10 @@ def test_every_measured_joule_is_drawn_once(rules: Rules, history: list[object])
 @given(rules=rules, history=histories)
 def test_stretches_that_follow_each_other_add_up(rules: Rules, history: list[object]) -> None:
     snapshots = lived(rules, history)
-    steps = [spent(*pair) for pair in pairwise(snapshots)]
+    steps = [delta_between(*pair) for pair in pairwise(snapshots)]
     assume(steps)
-    sum_of_all = together(step for step in steps if step is not None)
-    at_once = spent(snapshots[0], snapshots[-1])
+    sum_of_all = merge_deltas(step for step in steps if step is not None)
+    at_once = delta_between(snapshots[0], snapshots[-1])
     assert at_once is not None
     assert sum_of_all.devices == {**at_once.devices, **sum_of_all.devices}
     assert sum_of_all.consumers == at_once.consumers
@@ -155,18 +155,18 @@ def test_stretches_that_follow_each_other_add_up(rules: Rules, history: list[obj
     # Who had a row only for a while is named in the sum, and unlisted in the difference.
     for kind in range(len(HwType)):
         assert sum_of_all.unlisted[kind] <= at_once.unlisted[kind]
-    assert leaks(draw(sum_of_all)) == []
+    assert leaks(build_flow(sum_of_all)) == []
 
 
 @given(rules=rules, history=histories)
 def test_few_names_are_as_many_joules(rules: Rules, history: list[object]) -> None:
     snapshots = lived(rules, history)
-    stretch = spent(snapshots[0], snapshots[-1])
+    stretch = delta_between(snapshots[0], snapshots[-1])
     assert stretch is not None
-    few = bounded(stretch)
+    few = limit_names(stretch)
     assert few.consumers == stretch.consumers
     assert min(few.unlisted) >= 0
-    assert leaks(draw(few)) == []
+    assert leaks(build_flow(few)) == []
 
 
 @given(rules=rules, history=histories, every=st.integers(1, 5))
@@ -174,19 +174,19 @@ def test_few_names_are_as_many_joules(rules: Rules, history: list[object]) -> No
 def test_what_is_remembered_is_drawn_without_a_leak(
     rules: Rules, history: list[object], every: int
 ) -> None:
-    memory, snapshots = Memory(), lived(rules, history)
+    memory, snapshots = PageHistory(), lived(rules, history)
     for number, snapshot in enumerate(snapshots):
         memory.look(snapshot)
         if number % every == 0:
             recent = memory.recent(snapshot)
             for stretch in (recent.now, recent.hour):
-                assert leaks(draw(stretch)) == []
+                assert leaks(build_flow(stretch)) == []
                 assert stretch is None or stretch.end == snapshot.at
-            assert leaks(draw(recent.hour, attrgetter("spread"))) == []
+            assert leaks(build_flow(recent.hour, attrgetter("spread"))) == []
             for spent_ in recent.now.devices.values() if recent.now is not None else ():
                 assert spent_.drawn is None or 0 <= spent_.drawn <= MOST
             if recent.hour is not None and number < 12:
-                assert draw(recent.hour).total <= measured(snapshots[0], snapshot)
+                assert build_flow(recent.hour).total <= measured(snapshots[0], snapshot)
         _, _, powers = memory.powers(240)
         assert len({len(series) for series in powers.values()}) <= 1
         for series in powers.values():
@@ -227,9 +227,9 @@ def test_spans_never_exceed_their_process(
             for service, pids in senders.items()
         },
     )
-    stretch = spent(first, replace(last, spans=accounts))
+    stretch = delta_between(first, replace(last, spans=accounts))
     assert stretch is not None
-    flow = draw(stretch)
+    flow = build_flow(stretch)
     assert leaks(flow) == []
     drawn = sum(flow.energy[name] for name, node in flow.nodes.items() if node.layer == "span")
     assert drawn <= sum(flow.energy[n] for n, node in flow.nodes.items() if node.layer == "process")
@@ -239,7 +239,7 @@ def test_spans_never_exceed_their_process(
 @settings(max_examples=30)
 def test_books_opened_again_are_another_beginning(rules: Rules, history: list[object]) -> None:
     """What was spent before a restart is history, and no burst of power after it."""
-    memory = Memory()
+    memory = PageHistory()
     world = World(Ledger(rules, boot_id="b", now=0))
     for event in history:
         if isinstance(event, dict):
@@ -249,5 +249,5 @@ def test_books_opened_again_are_another_beginning(rules: Rules, history: list[ob
     snapshot = heir.snapshot(now, "host")
     memory.look(snapshot)
     recent = memory.recent(snapshot)
-    assert draw(recent.now).total == 0
-    assert draw(recent.hour).total == 0
+    assert build_flow(recent.now).total == 0
+    assert build_flow(recent.hour).total == 0

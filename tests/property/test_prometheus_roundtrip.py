@@ -27,11 +27,10 @@ from wattspan.model import (
     SpanAccounts,
     SpanRow,
 )
-from wattspan_exporters import draw_tuning
-from wattspan_exporters.catalogue import CATALOGUE
-from wattspan_exporters.labels import clean
-from wattspan_exporters.metric import Instrument, Metric, Sample
-from wattspan_exporters.prometheus.render import Format, Renderer
+from wattspan_exporters.catalogue import tuning
+from wattspan_exporters.catalogue.metric import Instrument, Metric, Sample, sanitize
+from wattspan_exporters.catalogue.metrics import CATALOGUE
+from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
 names = st.text(st.characters(), max_size=160)  # surrogates and control characters included
 nasty = st.text(st.sampled_from('\\"\n{},= #ab'), max_size=12)
@@ -41,7 +40,7 @@ payers = st.builds(Consumer, st.integers(1, 5), st.integers(1, 3)) | st.builds(R
 groups = st.builds(Group, st.sampled_from(GroupKind), names)
 infos = st.builds(PayerInfo, payers, names | nasty, st.lists(groups, max_size=1).map(tuple))
 rows = st.lists(st.builds(ProcessRow, infos, by_type, st.just({})), max_size=8).map(tuple)
-forms = st.sampled_from(Format)
+forms = st.sampled_from(ExpositionFormat)
 identities = st.binary(min_size=16, max_size=16).map(bytes.hex)
 shown = st.builds(Exemplar, identities, identities, energies, st.integers(0, 2**63))
 span_rows = st.dictionaries(
@@ -65,24 +64,26 @@ def table(samples: list[tuple[str, int]]) -> Metric:
 
 
 @given(st.dictionaries(names | nasty, energies, min_size=1, max_size=20), forms)
-def test_labels_and_values_survive_the_parser(table_: dict[str, int], form: Format) -> None:
+def test_labels_and_values_survive_the_parser(
+    table_: dict[str, int], form: ExpositionFormat
+) -> None:
     document = Renderer([table(list(table_.items()))]).render(full_host(), form)
     scrape = parse(document, form)
     found = {dict(labels).get("name", ""): value for (_, labels), value in scrape.items()}
-    assert found == {clean(name): energy / 10**6 for name, energy in table_.items()}
+    assert found == {sanitize(name): energy / 10**6 for name, energy in table_.items()}
 
 
 @given(st.lists(energies, min_size=1, max_size=5))
 def test_every_microjoule_is_written(values: list[int]) -> None:
     samples = [(str(n), value) for n, value in enumerate(values)]
-    text = Renderer([table(samples)]).render(full_host(), Format.TEXT).decode()
+    text = Renderer([table(samples)]).render(full_host(), ExpositionFormat.TEXT).decode()
     written = re.findall(r"^x_energy_joules_total\{.*\} (\S+)$", text, re.MULTILINE)
     assert [Decimal(joules) * 10**6 for joules in written] == values
 
 
 @given(rows, st.lists(st.builds(GroupRow, groups, by_type, st.just({})), max_size=4), forms)
 def test_no_host_makes_an_invalid_scrape(
-    processes: tuple[ProcessRow, ...], group_rows: list[GroupRow], form: Format
+    processes: tuple[ProcessRow, ...], group_rows: list[GroupRow], form: ExpositionFormat
 ) -> None:
     snapshot = replace(full_host(), processes=processes, groups=tuple(group_rows))
     scrape = parse(Renderer().render(snapshot, form), form)
@@ -91,7 +92,7 @@ def test_no_host_makes_an_invalid_scrape(
 
 @given(span_rows, forms)
 def test_whatever_spans_are_called_their_joules_can_be_read_back(
-    named: dict[tuple[str, str], SpanRow], form: Format
+    named: dict[tuple[str, str], SpanRow], form: ExpositionFormat
 ) -> None:
     snapshot = replace(full_host(), spans=SpanAccounts(tuple(named.values())))
     scrape = parse(Renderer().render(snapshot, form), form)
@@ -101,7 +102,7 @@ def test_whatever_spans_are_called_their_joules_can_be_read_back(
         if series == "wattspan_span_energy_joules_total" and (labels := dict(pairs))
     }
     assert found == {
-        (clean(row.service), clean(row.name), kind): energy / 10**6
+        (sanitize(row.service), sanitize(row.name), kind): energy / 10**6
         for row in named.values()
         for kind, energy in row.energy.items()
     }
@@ -114,7 +115,7 @@ def test_whatever_spans_are_called_their_joules_can_be_read_back(
     forms,
 )
 def test_whatever_jobs_are_called_what_they_saved_can_be_read_back(
-    jobs: list[tuple[str, Knob]], slowdown: float | None, saved: int, form: Format
+    jobs: list[tuple[str, Knob]], slowdown: float | None, saved: int, form: ExpositionFormat
 ) -> None:
     held = full_host().tuning.rows[0]
     tuned = tuple(
@@ -128,14 +129,16 @@ def test_whatever_jobs_are_called_what_they_saved_can_be_read_back(
         for (series, pairs), joules in scrape.items()
         if series == "wattspan_autotune_saved_joules_total" and (labels := dict(pairs))
     }
-    assert found == {(draw_tuning.label(job), str(knob)): saved / 10**6 for job, knob in jobs}
+    assert found == {(tuning.name_label(job), str(knob)): saved / 10**6 for job, knob in jobs}
 
 
 @given(
     st.lists(st.lists(st.integers(0, 10**9), min_size=6, max_size=6), min_size=2, max_size=6),
     forms,
 )
-def test_no_counter_falls_while_the_books_grow(steps: list[list[int]], form: Format) -> None:
+def test_no_counter_falls_while_the_books_grow(
+    steps: list[list[int]], form: ExpositionFormat
+) -> None:
     """One renderer over a host whose accounts only ever grow, as accounts do."""
     renderer, snapshot = Renderer(), full_host()
     before = parse(renderer.render(snapshot, form), form)

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from support.books import Books, buckets, history, totals
 from support.world import GPU, PACKAGE, World
-from wattspan.config import Store as Settings
+from wattspan.config import StoreSettings as Settings
 from wattspan.ledger import Ledger, Rules
 from wattspan.model import SECOND, GroupKind, Opening
-from wattspan.settings import Duration
-from wattspan.store import Store
-from wattspan.store.breakdown import break_down
-from wattspan.store.deltas import PROCESS, between
-from wattspan.store.query import Nothing, extract
-from wattspan.store.schema import DAY, HOUR, MINUTE
+from wattspan.model.settings import Duration
+from wattspan.storage import Store
+from wattspan.storage.breakdown import break_down
+from wattspan.storage.deltas import PROCESS, delta_between
+from wattspan.storage.query import NoHistory, extract_history
+from wattspan.storage.schema import DAY, HOUR, MINUTE
 
 LONG = Duration.parse("100d")
 EVER = 10 * 2**32
@@ -143,8 +143,8 @@ def roll_everything_up(store: Store, step: int) -> None:
 
 def _every_report_adds_up(path: Path) -> None:
     kinds = (PROCESS, *GroupKind)
-    found = extract(path, 0, EVER, kinds)
-    if isinstance(found, Nothing):
+    found = extract_history(path, 0, EVER, kinds)
+    if isinstance(found, NoHistory):
         return
     for limit in (0, 1):
         breakdown = break_down(found, kinds, limit=limit)
@@ -170,7 +170,7 @@ def test_no_difference_of_books_is_negative_and_names_never_outweigh_their_domai
         if number % every:
             continue
         books = world.ledger.close(world.clock.now())
-        delta = between(last, books)
+        delta = delta_between(last, books)
         for spent in delta.domains:
             assert min(spent.energy, spent.consumers, spent.idle, spent.unattributed) >= 0
         for hw_type in {owner.hw_type for owner in delta.owners}:

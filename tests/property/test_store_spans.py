@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from support.books import Books
 from support.joined_spans import CPU, GPU, joined
-from wattspan.config import Store as Settings
+from wattspan.config import StoreSettings as Settings
+from wattspan.model.settings import Duration
 from wattspan.naming import SpanTotals
-from wattspan.settings import Duration
 from wattspan.spans import SpanEnergy
-from wattspan.store import Store
-from wattspan.store.breakdown import break_down
-from wattspan.store.query import Nothing, extract
-from wattspan.store.schema import HOUR
-from wattspan.store.span_deltas import SPAN, SpanRole, Use, total
+from wattspan.storage import Store
+from wattspan.storage.breakdown import break_down
+from wattspan.storage.deltas import SPAN, SpanRole, SpanUsage, total_usage
+from wattspan.storage.query import NoHistory, extract_history
+from wattspan.storage.schema import HOUR
 
 EVER = 2**40
 
@@ -43,13 +43,13 @@ class Told:
     """What was told, and how much of it the last books that were written know."""
 
     def __init__(self) -> None:
-        self.now = self.written = Use()
+        self.now = self.written = SpanUsage()
         self.outside = self.outside_written = 0
 
     def add(self, batch: list[SpanEnergy], outside: int) -> None:
         for one in batch:
             span = one.span
-            self.now += Use(
+            self.now += SpanUsage(
                 dict(one.exclusive), 1, span.end - span.start, span.tokens_in, span.tokens_out
             )
         self.outside += outside
@@ -91,13 +91,15 @@ def test_the_history_of_spans_adds_up_to_what_was_told(
 
 
 def check(store: Store, told: Told) -> None:
-    found = extract(store.path, 0, EVER, [SPAN])
-    if isinstance(found, Nothing):
+    found = extract_history(store.path, 0, EVER, [SPAN])
+    if isinstance(found, NoHistory):
         assert not told.written
         return
-    inside = total(use for name, use in found.spans.items() if name.role is not SpanRole.OUTSIDE)
+    inside = total_usage(
+        use for name, use in found.spans.items() if name.role is not SpanRole.OUTSIDE
+    )
     assert nothing_but(inside) == nothing_but(told.written)
-    outside = total(use for name, use in found.spans.items() if name.role is SpanRole.OUTSIDE)
+    outside = total_usage(use for name, use in found.spans.items() if name.role is SpanRole.OUTSIDE)
     assert sum(outside.energy.values()) == told.outside_written
     for limit in (0, 1):
         report = break_down(found, [SPAN], limit=limit)
@@ -106,5 +108,5 @@ def check(store: Store, told: Told) -> None:
             assert sum(line.whole for line in lines) == report.total.whole
 
 
-def nothing_but(use: Use) -> Use:
+def nothing_but(use: SpanUsage) -> SpanUsage:
     return replace(use, energy={kind: energy for kind, energy in use.energy.items() if energy})

@@ -11,33 +11,47 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattspan.model import Footprint, Instant, Microjoules, Opening, Origin, Weighed
-from wattspan.store.amounts import DAY, Amount, Weight, Worth, weights, weights_of, worth
-from wattspan.store.recorded import UNMEASURED, Change, History, changes, record
-from wattspan.store.schema import HOUR, MINUTE, migrate
+from wattspan.storage.rates import (
+    DAY_SECONDS,
+    UNKNOWN_UNIT,
+    BucketRate,
+    EnergyWithWeights,
+    RateChange,
+    RatedTotal,
+    RateHistory,
+    bucket_rate,
+    rate_changes,
+    rated_totals,
+    record_rates,
+    weights_of,
+)
+from wattspan.storage.schema import HOUR, MINUTE, migrate
 from wattspan.weighing import KILOWATT_HOUR
 
 RATES = st.none() | st.integers(0, 10**15)
-WORTHS = st.builds(Worth, st.integers(0, 10**15 * DAY), st.integers(0, DAY))
+WORTHS = st.builds(BucketRate, st.integers(0, 10**15 * DAY_SECONDS), st.integers(0, DAY_SECONDS))
 
 
 @st.composite
-def amounts(draw: st.DrawFn) -> Amount:
-    return Amount.of(draw(st.integers(0, 10**15)), (draw(WORTHS), draw(WORTHS)))
+def amounts(draw: st.DrawFn) -> EnergyWithWeights:
+    return EnergyWithWeights.of(draw(st.integers(0, 10**15)), (draw(WORTHS), draw(WORTHS)))
 
 
 @given(st.lists(amounts(), min_size=1))
-def test_sums_weigh_what_their_parts_weigh(parts: list[Amount]) -> None:
+def test_sums_weigh_what_their_parts_weigh(parts: list[EnergyWithWeights]) -> None:
     whole = sum(parts)
     assert whole == sum(int(part) for part in parts)
     for kind in (0, 1):
-        assert weights_of(whole)[kind] == Worth(
+        assert weights_of(whole)[kind] == BucketRate(
             sum(part.weights[kind].rate for part in parts),
             sum(part.weights[kind].unknown for part in parts),
         )
 
 
 @given(amounts(), amounts())
-def test_a_difference_and_its_subtrahend_weigh_the_minuend(one: Amount, other: Amount) -> None:
+def test_a_difference_and_its_subtrahend_weigh_the_minuend(
+    one: EnergyWithWeights, other: EnergyWithWeights
+) -> None:
     left = one - other
     assert left == int(one) - int(other)
     assert (left + other).weights == one.weights
@@ -53,29 +67,37 @@ def test_a_bucket_is_worth_the_mean_of_what_was_known(
     measured = sum(length for length, _ in pieces)
     known = sum(length * rate for length, rate in pieces if rate is not None)
     unknown = sum(length for length, rate in pieces if rate is None)
-    assert worth(pieces) == Worth(known * DAY // measured, unknown * DAY // measured)
+    assert bucket_rate(pieces) == BucketRate(
+        known * DAY_SECONDS // measured, unknown * DAY_SECONDS // measured
+    )
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), RATES), min_size=1, max_size=5))
 def test_nothing_is_lost_to_rounding_in_a_bucket_that_was_measured_whole(
     some: list[tuple[int, int | None]],
 ) -> None:
-    for bucket in (MINUTE, HOUR, DAY):
+    for bucket in (MINUTE, HOUR, DAY_SECONDS):
         rest = bucket - sum(length for length, _ in some)
         mean = sum((Fraction(n * rate, bucket) for n, rate in some if rate is not None), Fraction())
         unknown = sum(length for length, rate in some if rate is None) + rest
-        assert worth([*some, (rest, None)]) == Worth(int(mean * DAY), unknown * (DAY // bucket))
-        assert (mean * DAY).denominator == 1
+        assert bucket_rate([*some, (rest, None)]) == BucketRate(
+            int(mean * DAY_SECONDS), unknown * (DAY_SECONDS // bucket)
+        )
+        assert (mean * DAY_SECONDS).denominator == 1
 
 
 def test_a_kilowatt_hour_at_a_rate_weighs_the_rate() -> None:
-    hour = worth([(1800, 4), (900, 8), (900, None)])
-    assert weights(Amount.of(KILOWATT_HOUR, (hour,))) == (Weight(4, KILOWATT_HOUR // 4),)
-    assert weights(5) == ()
+    hour = bucket_rate([(1800, 4), (900, 8), (900, None)])
+    assert rated_totals(EnergyWithWeights.of(KILOWATT_HOUR, (hour,))) == (
+        RatedTotal(4, KILOWATT_HOUR // 4),
+    )
+    assert rated_totals(5) == ()
 
 
 def test_energy_of_a_bucket_that_was_never_measured_is_not_known() -> None:
-    assert weights(Amount.of(KILOWATT_HOUR, (worth([]),))) == (Weight(0, KILOWATT_HOUR),)
+    assert rated_totals(EnergyWithWeights.of(KILOWATT_HOUR, (bucket_rate([]),))) == (
+        RatedTotal(0, KILOWATT_HOUR),
+    )
 
 
 # ----------------------------------------------------------------------------- what was recorded
@@ -103,23 +125,23 @@ def measured_before(store: sqlite3.Connection) -> None:
     store.execute("INSERT OR IGNORE INTO domain_energy VALUES (60, 0, 1, 1, 0, 0, 0)")
 
 
-def told(store: sqlite3.Connection, *written: Opening) -> tuple[Change, ...]:
+def told(store: sqlite3.Connection, *written: Opening) -> tuple[RateChange, ...]:
     """What is written down of these, one after the other."""
     before: Opening | None = None
     for opening in written:
-        record(store, opening, before)
+        record_rates(store, opening, before)
         measured_before(store)
         before = opening
-    return changes(store, "cost", 10**9)
+    return rate_changes(store, "cost", 10**9)
 
 
 def pieces(
-    found: tuple[Change, ...], start: int, end: int, unit: str = "EUR"
+    found: tuple[RateChange, ...], start: int, end: int, unit: str = "EUR"
 ) -> list[tuple[int, int | None]]:
-    return list(History(found, unit).pieces(start, end))
+    return list(RateHistory(found, unit).pieces(start, end))
 
 
-NOTHING = Change(0, UNMEASURED, None)
+NOTHING = RateChange(0, UNKNOWN_UNIT, None)
 
 
 @given(st.lists(st.tuples(st.integers(1, 100), RATES), min_size=1, max_size=20))
@@ -130,10 +152,10 @@ def test_what_was_in_force_is_what_is_told_of_it(
     with database() as store:
         measured_before(store)
         for seconds, rate in turns:
-            record(store, books(at, rate))
+            record_rates(store, books(at, rate))
             expected |= dict.fromkeys(range(at, at + seconds), rate)
             at += seconds
-        history = History(changes(store, "cost", at), "EUR")
+        history = RateHistory(rate_changes(store, "cost", at), "EUR")
     found = dict[int, int | None]()
     start = 990
     for seconds, rate in history.pieces(start, at):
@@ -146,15 +168,15 @@ def test_what_was_in_force_is_what_is_told_of_it(
 def test_an_agent_that_begins_lacks_no_rate_before_anything_is_spent() -> None:
     with database() as store:
         found = told(store, books(1003, None, unknown=0), books(1008, 7, unknown=0))
-    assert found == (NOTHING, Change(1003, "EUR", 7))
-    assert worth(pieces(found, 960, 1020)) == Worth(7 * DAY, 0)
+    assert found == (NOTHING, RateChange(1003, "EUR", 7))
+    assert bucket_rate(pieces(found, 960, 1020)) == BucketRate(7 * DAY_SECONDS, 0)
 
 
 def test_a_day_is_worth_what_was_known_since_the_agent_first_measured_in_it() -> None:
     evening = 18 * HOUR
     with database() as store:
         found = told(store, books(evening, 7, unknown=0))
-    assert worth(pieces(found, 0, DAY)) == Worth(7 * DAY, 0)
+    assert bucket_rate(pieces(found, 0, DAY_SECONDS)) == BucketRate(7 * DAY_SECONDS, 0)
 
 
 def test_what_an_agent_measures_before_its_first_answer_stays_not_known() -> None:
@@ -165,40 +187,42 @@ def test_what_an_agent_measures_before_its_first_answer_stays_not_known() -> Non
             books(18 * HOUR + 5, None, unknown=9),
             books(21 * HOUR, 8, unknown=99),
         )
-    assert found == (NOTHING, Change(18 * HOUR, "EUR", None), Change(21 * HOUR, "EUR", 8))
-    assert worth(pieces(found, 0, DAY)) == Worth(4 * DAY, DAY // 2)
+    assert found == (NOTHING, RateChange(18 * HOUR, "EUR", None), RateChange(21 * HOUR, "EUR", 8))
+    assert bucket_rate(pieces(found, 0, DAY_SECONDS)) == BucketRate(
+        4 * DAY_SECONDS, DAY_SECONDS // 2
+    )
 
 
 def test_what_was_measured_before_anybody_said_a_rate_stays_not_known() -> None:
     with database() as store:
         found = told(store, unpriced(12 * HOUR), books(18 * HOUR, 8, unknown=0))
-    assert pieces(found, 0, DAY) == [(6 * HOUR, None), (6 * HOUR, 8)]
+    assert pieces(found, 0, DAY_SECONDS) == [(6 * HOUR, None), (6 * HOUR, 8)]
 
 
 def test_time_before_what_an_older_release_wrote_down_stays_not_known() -> None:
     with database() as store:
         measured_before(store)
         found = told(store, books(12 * HOUR, 8, unknown=0))
-    assert pieces(found, 0, DAY) == [(12 * HOUR, None), (12 * HOUR, 8)]
+    assert pieces(found, 0, DAY_SECONDS) == [(12 * HOUR, None), (12 * HOUR, 8)]
 
 
 def test_a_restart_in_which_nothing_is_spent_unweighed_changes_no_rate() -> None:
     with database() as store:
         found = told(store, books(10, 5), books(20, None), books(25, 5))
-    assert found == (NOTHING, Change(10, "EUR", 5))
+    assert found == (NOTHING, RateChange(10, "EUR", 5))
 
 
 def test_a_rate_that_came_before_anything_was_spent_holds_from_where_none_was_known() -> None:
     with database() as store:
         found = told(store, unpriced(10), books(20, None, unknown=0), books(25, 5, unknown=0))
-    assert found == (NOTHING, Change(10, "", None), Change(20, "EUR", 5))
+    assert found == (NOTHING, RateChange(10, "", None), RateChange(20, "EUR", 5))
 
 
 def test_energy_without_a_rate_is_without_one_from_where_none_was_first_known() -> None:
     with database() as store:
         known, silent = books(10, 5), books(20, None)
         found = told(store, known, silent, books(25, None, unknown=7), books(30, None, unknown=8))
-    assert found == (NOTHING, Change(10, "EUR", 5), Change(20, "EUR", None))
+    assert found == (NOTHING, RateChange(10, "EUR", 5), RateChange(20, "EUR", None))
 
 
 def test_energy_without_a_rate_is_not_forgotten_when_the_rate_is_back_at_the_next_look() -> None:
@@ -210,53 +234,56 @@ def test_energy_without_a_rate_is_not_forgotten_when_the_rate_is_back_at_the_nex
 def test_what_was_unknown_of_another_currency_is_not_taken_for_this_one() -> None:
     with database() as store:
         found = told(store, books(10, 5, unknown=9), books(20, None, unit="CHF", unknown=1))
-    assert found == (NOTHING, Change(10, "EUR", 5), Change(20, "CHF", None))
+    assert found == (NOTHING, RateChange(10, "EUR", 5), RateChange(20, "CHF", None))
 
 
 def test_a_clock_that_is_set_back_while_no_rate_is_known_begins_anew_there() -> None:
     with database() as store:
         found = told(store, books(10, 5), books(90, None), books(25, None, unknown=7))
-    assert found == (NOTHING, Change(10, "EUR", 5), Change(25, "EUR", None))
+    assert found == (NOTHING, RateChange(10, "EUR", 5), RateChange(25, "EUR", None))
 
 
 def test_only_changes_are_written_down_and_only_so_many() -> None:
     with database() as store:
         for second in range(10):
-            record(store, books(second, second // 2), most=3)
-        assert changes(store, "cost", 100) == (
-            Change(4, "EUR", 2),
-            Change(6, "EUR", 3),
-            Change(8, "EUR", 4),
+            record_rates(store, books(second, second // 2), most=3)
+        assert rate_changes(store, "cost", 100) == (
+            RateChange(4, "EUR", 2),
+            RateChange(6, "EUR", 3),
+            RateChange(8, "EUR", 4),
         )
-        assert changes(store, "carbon", 100) == (NOTHING._replace(unit=""),)
+        assert rate_changes(store, "carbon", 100) == (NOTHING._replace(unit=""),)
 
 
 def test_that_nobody_says_a_rate_any_more_is_a_change() -> None:
     with database() as store:
-        record(store, books(10, 5))
-        record(store, unpriced(20))
-        record(store, unpriced(30))
-        record(store, books(40, 5, unit="CHF"))
-        assert changes(store, "cost", 100) == (
+        record_rates(store, books(10, 5))
+        record_rates(store, unpriced(20))
+        record_rates(store, unpriced(30))
+        record_rates(store, books(40, 5, unit="CHF"))
+        assert rate_changes(store, "cost", 100) == (
             NOTHING,
-            Change(10, "EUR", 5),
-            Change(20, "", None),
-            Change(40, "CHF", 5),
+            RateChange(10, "EUR", 5),
+            RateChange(20, "", None),
+            RateChange(40, "CHF", 5),
         )
-        found = pieces(changes(store, "cost", 100), 15, 50, "CHF")
+        found = pieces(rate_changes(store, "cost", 100), 15, 50, "CHF")
         assert found == [(5, None), (20, None), (10, 5)]
 
 
 def test_a_clock_that_was_set_back_begins_anew_there() -> None:
     with database() as store:
-        record(store, books(100, 1))
-        record(store, books(200, 2))
-        record(store, books(150, 3))
-        assert changes(store, "cost", 1000)[1:] == (Change(100, "EUR", 1), Change(150, "EUR", 3))
+        record_rates(store, books(100, 1))
+        record_rates(store, books(200, 2))
+        record_rates(store, books(150, 3))
+        assert rate_changes(store, "cost", 1000)[1:] == (
+            RateChange(100, "EUR", 1),
+            RateChange(150, "EUR", 3),
+        )
 
 
 def test_a_rate_is_known_from_where_the_clock_was_set_back_to_though_it_is_the_same() -> None:
     with database() as store:
-        record(store, books(200, 1))
-        record(store, books(150, 1))
-        assert changes(store, "cost", 1000)[1:] == (Change(150, "EUR", 1),)
+        record_rates(store, books(200, 1))
+        record_rates(store, books(150, 1))
+        assert rate_changes(store, "cost", 1000)[1:] == (RateChange(150, "EUR", 1),)

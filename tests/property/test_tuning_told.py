@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wattspan.model import Decided, Decision, Instant, Knob, Move, Reason
-from wattspan.store.decisions import DecisionBook
+from wattspan.storage.decisions import DecisionLog
 from wattspan.testing import ManualClock
 from wattspan.tuning.told import decided_facts, decided_of, event
 
@@ -53,14 +53,14 @@ def test_whatever_is_torn_off_the_book_what_is_told_was_decided(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "d.jsonl"
-        book = DecisionBook(path, ManualClock(), size)
+        book = DecisionLog(path, ManualClock(), size)
         for one in several:
             book.add(one)
         before = book.recent(limit=100)
         assert all(one in several for one in before)
         if path.exists():
             path.write_bytes(path.read_bytes()[: max(0, path.stat().st_size - torn)])
-        again = DecisionBook(path, ManualClock(), size)
+        again = DecisionLog(path, ManualClock(), size)
         after = again.recent(limit=100)
         assert all(one in before for one in after)
         fresh = Decided(

@@ -14,7 +14,7 @@ from wattspan.capper.client import CapperClient
 from wattspan.capper.requests import RequestHandler
 from wattspan.capper.server import CapperSocketServer
 from wattspan.clock import SystemClock
-from wattspan.config import Caps
+from wattspan.config import CapsSettings
 from wattspan.ports import Clock
 from wattspan.http.sockets import listen_unix
 
@@ -34,7 +34,7 @@ class CapperServer:
         clock = clock or SystemClock()
         bench.clock = clock  # type: ignore[assignment]
         bench.start()
-        settings = Caps()
+        settings = CapsSettings()
         self.ceilings = PowerCeilings(settings, bench.folder / "ceilings.json", "boot", clock)
         self.desk = RequestHandler(
             bench.keeper, bench.writer, self.ceilings, settings, clock, bench.events.append

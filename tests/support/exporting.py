@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 from support.scrapes import full_host
 from wattspan.cli.compose_spans import ConnectionUsers
 from wattspan.model import Snapshot
+from wattspan.model.settings import convert
 from wattspan.ports import Clock, Exporter, ExporterContext
-from wattspan.settings import convert
 from wattspan.testing import ManualClock
 from wattspan_exporters.prometheus import plugin
 

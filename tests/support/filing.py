@@ -15,10 +15,10 @@ from typing import Any
 
 from support.scrapes import full_host
 from wattspan.model import Snapshot
-from wattspan.settings import convert
+from wattspan.model.settings import convert
 from wattspan.testing import ManualClock
+from wattspan_exporters.files.exporter import SnapshotWriter
 from wattspan_exporters.files.settings import FilesSettings
-from wattspan_exporters.files.writer import Writer
 
 Row = Mapping[str, Any]
 
@@ -32,7 +32,7 @@ class Desk:
     """A writer, what it is told, and what it says."""
 
     directory: Path
-    writer: Writer
+    writer: SnapshotWriter
     log: list[str]
     clock: ManualClock = field(default_factory=ManualClock)
     snapshot: Snapshot = field(default_factory=full_host)
@@ -60,7 +60,7 @@ class Desk:
 def desk(directory: Path, **keys: object) -> Iterator[Desk]:
     """A desk that is closed at the end of the block."""
     log: list[str] = []
-    made = Desk(directory, Writer(settings(directory, **keys), log.append), log)
+    made = Desk(directory, SnapshotWriter(settings(directory, **keys), log.append), log)
     try:
         yield made
     finally:

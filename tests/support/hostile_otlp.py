@@ -11,13 +11,13 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from wattspan.fields import field, joined
+from wattspan.util.encoding import encode_message, length_delimited
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 
 Build = Callable[[int], bytes]
 
-_IDS = field(1, bytes(range(1, 17))) + field(2, b"\1" * 8)
+_IDS = length_delimited(1, bytes(range(1, 17))) + length_delimited(2, b"\1" * 8)
 _ROOM = 512  # bytes for what a flood is wrapped in
 
 
@@ -36,32 +36,34 @@ def repeated(tiny: bytes, size: int) -> bytes:
 
 def in_span(flood: bytes) -> bytes:
     """A request of one span that holds ``flood`` besides its ids."""
-    return in_scope(field(2, _IDS + flood))
+    return in_scope(length_delimited(2, _IDS + flood))
 
 
 def in_scope(flood: bytes) -> bytes:
-    return field(1, field(2, flood))
+    return length_delimited(1, length_delimited(2, flood))
 
 
 def in_resource(flood: bytes) -> bytes:
-    return field(1, field(1, flood) + field(2, field(2, _IDS)))
+    return length_delimited(
+        1, length_delimited(1, flood) + length_delimited(2, length_delimited(2, _IDS))
+    )
 
 
 def flood_of(number: int, payload: bytes = b"") -> Build:
     """One span with as many fields of this number as there is room for."""
-    return lambda size: in_span(repeated(field(number, payload), size))
+    return lambda size: in_span(repeated(length_delimited(number, payload), size))
 
 
 def _value(inner: bytes) -> bytes:
     """A span whose only attribute has this AnyValue."""
-    return in_span(field(9, field(1, b"a") + field(2, inner)))
+    return in_span(length_delimited(9, length_delimited(1, b"a") + length_delimited(2, inner)))
 
 
 def _nested_values(size: int) -> bytes:
     inner = b""
     for _ in range(64):
-        inner = field(5, field(1, inner))
-    return _value(field(5, repeated(field(1, inner), size)))
+        inner = length_delimited(5, length_delimited(1, inner))
+    return _value(length_delimited(5, repeated(length_delimited(1, inner), size)))
 
 
 def _nested_groups(size: int) -> bytes:
@@ -74,27 +76,35 @@ def _overlong_after(number: int) -> Build:
 
 
 def _many_spans(span: bytes) -> Build:
-    return lambda size: in_scope(repeated(field(2, span), size))
+    return lambda size: in_scope(repeated(length_delimited(2, span), size))
 
 
 def _hidden(name: bytes) -> bytes:
     """An attribute that holds the bytes of another one in its text."""
-    return field(9, field(1, b"t") + field(2, field(1, field(1, name))))
+    return length_delimited(
+        9,
+        length_delimited(1, b"t")
+        + length_delimited(2, length_delimited(1, length_delimited(1, name))),
+    )
 
 
 def _searched(names: int, fill: int) -> bytes:
     """A span in whose attributes the decoder searches for names that are not there."""
     names_of = (b"thread.id", b"gen_ai.usage.input_tokens", b"gen_ai.usage.prompt_tokens",
                 b"gen_ai.usage.output_tokens", b"gen_ai.usage.completion_tokens")  # fmt: skip
-    return _IDS + joined((9, b"") for _ in range(fill)) + b"".join(map(_hidden, names_of[:names]))
+    return (
+        _IDS
+        + encode_message((9, b"") for _ in range(fill))
+        + b"".join(map(_hidden, names_of[:names]))
+    )
 
 
 def _unlike_spans(size: int) -> bytes:
     """Spans with names of their own, a control character in each."""
-    one = len(field(2, _IDS + field(5, b"\x01" * 8)))
+    one = len(length_delimited(2, _IDS + length_delimited(5, b"\x01" * 8)))
     return in_scope(
         b"".join(
-            field(2, _IDS + field(5, b"\1" + number.to_bytes(7, "big")))
+            length_delimited(2, _IDS + length_delimited(5, b"\1" + number.to_bytes(7, "big")))
             for number in range((size - _ROOM) // one)
         )
     )
@@ -106,11 +116,15 @@ PROTOBUFS: Mapping[str, Build] = {
     "varints of ten bytes": lambda size: in_span(repeated(b"\x40" + b"\xff" * 9 + b"\1", size)),
     "field behind an overlong varint": _overlong_after(9),
     "resources": lambda size: repeated(b"\n\0", size),
-    "resources of one scope": lambda size: repeated(field(1, field(2, b"")), size),
-    "scopes": lambda size: field(1, repeated(b"\x12\0", size)),
+    "resources of one scope": lambda size: repeated(
+        length_delimited(1, length_delimited(2, b"")), size
+    ),
+    "scopes": lambda size: length_delimited(1, repeated(b"\x12\0", size)),
     "spans": lambda size: in_scope(repeated(b"\x12\0", size)),
     "spans with ids": _many_spans(_IDS),
-    "spans of half a kilobyte": _many_spans(_IDS + field(5, bytes(230)) + field(9, bytes(200))),
+    "spans of half a kilobyte": _many_spans(
+        _IDS + length_delimited(5, bytes(230)) + length_delimited(9, bytes(200))
+    ),
     "unlike spans": _unlike_spans,
     "attributes": flood_of(9),
     "events": flood_of(11),
@@ -119,22 +133,27 @@ PROTOBUFS: Mapping[str, Build] = {
     "unknown varints": lambda size: in_span(repeated(b"\x40\0", size)),
     "groups": lambda size: in_span(repeated(b"\x9b\x01\x9c\x01", size)),
     "nested groups": _nested_groups,
-    "attributes of events": lambda size: in_span(field(11, repeated(b"\x1a\0", size))),
-    "attributes of links": lambda size: in_span(field(13, repeated(b"\x22\0", size))),
-    "values of an array": lambda size: _value(field(5, repeated(b"\n\0", size))),
-    "values of a list": lambda size: _value(field(6, repeated(b"\n\0", size))),
+    "attributes of events": lambda size: in_span(length_delimited(11, repeated(b"\x1a\0", size))),
+    "attributes of links": lambda size: in_span(length_delimited(13, repeated(b"\x22\0", size))),
+    "values of an array": lambda size: _value(length_delimited(5, repeated(b"\n\0", size))),
+    "values of a list": lambda size: _value(length_delimited(6, repeated(b"\n\0", size))),
     "nested values": _nested_values,
     "attributes of a resource": lambda size: in_resource(repeated(b"\n\0", size)),
-    "attributes of a scope": lambda size: field(
-        1, field(2, field(1, repeated(b"\x1a\0", size)) + field(2, _IDS))
+    "attributes of a scope": lambda size: length_delimited(
+        1,
+        length_delimited(
+            2, length_delimited(1, repeated(b"\x1a\0", size)) + length_delimited(2, _IDS)
+        ),
     ),
     "spans below the count": _many_spans(_IDS + b"\x4a\0" * (1 << 16)),
     "searched spans": _many_spans(_searched(5, 1000)),
     "searched small spans": _many_spans(_searched(5, 8)),
     "search of nearly a name": lambda size: _value(
-        field(1, repeated(b"\n\x19gen_ai.usage.input_token", size) + field(1, b"thread.id"))
+        length_delimited(
+            1, repeated(b"\n\x19gen_ai.usage.input_token", size) + length_delimited(1, b"thread.id")
+        )
     ),
-    "text": lambda size: _value(field(1, b"x" * (size - _ROOM))),
+    "text": lambda size: _value(length_delimited(1, b"x" * (size - _ROOM))),
     "garbage": lambda size: b"\xff" * size,
     "cut short": lambda size: in_span(b"x" * (size - _ROOM))[:-9],
 }
@@ -215,14 +234,21 @@ def _fixed(body: bytes) -> Build:
 
 
 PERMITTED: Mapping[str, Build] = {
-    "spans of the permitted number": _fixed(in_scope(field(2, _IDS) * 65_000)),
-    "searched spans of the permitted number": _fixed(in_scope(field(2, _searched(5, 8)) * 30_000)),
-    "permitted searches": _fixed(in_scope(field(2, _searched(5, 1000)) * 500)),
+    "spans of the permitted number": _fixed(in_scope(length_delimited(2, _IDS) * 65_000)),
+    "searched spans of the permitted number": _fixed(
+        in_scope(length_delimited(2, _searched(5, 8)) * 30_000)
+    ),
+    "permitted searches": _fixed(in_scope(length_delimited(2, _searched(5, 1000)) * 500)),
     "permitted fields": _fixed(
-        in_scope(field(2, _IDS + field(9, b"") * 100_000 + field(5, bytes(80_000))) * 10)
+        in_scope(
+            length_delimited(
+                2, _IDS + length_delimited(9, b"") * 100_000 + length_delimited(5, bytes(80_000))
+            )
+            * 10
+        )
     ),
     "small spans of many fields": _many_spans(_IDS + b"\x4a\0" * (1 << 16)),
-    "one value": lambda size: _value(field(1, b"x" * (size - _ROOM))),
+    "one value": lambda size: _value(length_delimited(1, b"x" * (size - _ROOM))),
 }
 PERMITTED_JSON: Mapping[str, Build] = {
     "permitted values": _fixed(_json_in("spans", (_SPAN % _VALUES * 38).rstrip(b","))),

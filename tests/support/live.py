@@ -11,7 +11,7 @@ from types import TracebackType
 
 from wattspan.cli.compose import build_agent
 from wattspan.clock import SystemClock
-from wattspan.config import Flag, load
+from wattspan.config import FlagValue, load
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
 from wattspan.model import Consumer, HwType
@@ -48,7 +48,7 @@ class LiveAgent:
         config = load(
             None,
             environ={},
-            flags={key: Flag("test", value) for key, value in flags.items()},
+            flags={key: FlagValue("test", value) for key, value in flags.items()},
             schema=plugins.schema,
             default=Path(os.devnull),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from wattspan.model.settings import Table
 from wattspan.ports import (
     CounterSource,
     Exporter,
@@ -13,7 +14,6 @@ from wattspan.ports import (
     SourceError,
     SourcePlugin,
 )
-from wattspan.settings import Table
 from wattspan.testing import ReplaySource
 
 

@@ -11,10 +11,9 @@ from typing import Any
 from support.scrapes import full_host
 from wattspan.clock import SystemClock
 from wattspan.model import SECOND, Instant, Snapshot
+from wattspan.model.settings import Duration
 from wattspan.ports import ExporterContext
-from wattspan.settings import Duration
-from wattspan_exporters.otlp.exporter import OtlpExporter
-from wattspan_exporters.otlp.opening import open_otlp
+from wattspan_exporters.otlp.exporter import OtlpExporter, open_otlp
 from wattspan_exporters.otlp.settings import OtlpSettings
 
 OFTEN = Duration.parse("20ms")

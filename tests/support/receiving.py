@@ -11,12 +11,12 @@ from pathlib import Path
 from support.otlp import KeptSink
 from wattspan.cli.compose_spans import ConnectionUsers
 from wattspan.clock import SystemClock
-from wattspan.config.tables import Spans
+from wattspan.config.tables import SpansSettings
 from wattspan.http.connection_limiter import RejectionCounter
 from wattspan.http.limits import ServerLimits
 from wattspan.http.server import HttpServer
+from wattspan.model.settings import Listen, Size
 from wattspan.ports import Clock
-from wattspan.settings import Listen, Size
 from wattspan.spanfeed.receivers import GRPC_SOCKET, HTTP_SOCKET, open_receivers
 
 
@@ -65,7 +65,7 @@ def receiving(
     """Receivers of every kind, with a sink that keeps all."""
     clock, sink, log = clock or SystemClock(), KeptSink(), []
     any_port = Listen("127.0.0.1:0")
-    settings = Spans(
+    settings = SpansSettings(
         http=any_port, grpc=any_port, max_request=Size(max_request), token_file=token_file
     )
     users = ConnectionUsers(clock)

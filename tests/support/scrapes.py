@@ -54,20 +54,20 @@ from wattspan.model import (
     TuningState,
     Weighed,
 )
-from wattspan_exporters.prometheus.render import Format, Renderer
+from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
 GOLDEN = {
-    Format.TEXT: ROOT / "tests" / "fixtures" / "scrape.txt",
-    Format.OPENMETRICS: ROOT / "tests" / "fixtures" / "scrape.openmetrics.txt",
+    ExpositionFormat.TEXT: ROOT / "tests" / "fixtures" / "scrape.txt",
+    ExpositionFormat.OPENMETRICS: ROOT / "tests" / "fixtures" / "scrape.openmetrics.txt",
 }
 
 Series = tuple[str, frozenset[tuple[str, str]]]
 
 
-def parse(document: bytes, form: Format) -> dict[Series, float]:
+def parse(document: bytes, form: ExpositionFormat) -> dict[Series, float]:
     """Every sample of a scrape; AssertionError if a series is there twice."""
     text = document.decode()
-    if form is Format.OPENMETRICS:
+    if form is ExpositionFormat.OPENMETRICS:
         families = openmetrics_parser.text_string_to_metric_families(text)
     else:
         families = text_string_to_metric_families(text)

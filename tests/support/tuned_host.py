@@ -12,7 +12,7 @@ from bisect import bisect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from wattspan.config import Autotune, TunedJob
+from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.model import (
     CapKey,
     CapRow,
@@ -273,7 +273,7 @@ class Host:
         gpus: int = 1,
         *,
         packages: int = 0,
-        settings: Autotune | None = None,
+        settings: AutotuneSettings | None = None,
         capper: bool = True,
         caps: Callable[[Clock], Caps] | None = None,
     ) -> None:
@@ -425,12 +425,12 @@ class Host:
         return low + (high - low) * inside // (right - left)
 
 
-def quick(**more: object) -> Autotune:
+def quick(**more: object) -> AutotuneSettings:
     """Settings under which a search takes simulated minutes."""
     known: dict[str, object] = {
         "mode": "apply",
-        "job": (TunedJob(service="trainer", span="train_step", kind="steps"),),
+        "job": (TunedJobSettings(service="trainer", span="train_step", kind="steps"),),
         "block": 2_000_000_000,
         "settle": 1_000_000_000,
     }
-    return Autotune(**(known | more))  # type: ignore[arg-type]
+    return AutotuneSettings(**(known | more))  # type: ignore[arg-type]

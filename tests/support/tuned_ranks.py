@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from support.tuned_host import Gpu, Host, Job, quick
-from wattspan.config import Autotune, TunedJob
+from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.model import Consumer
 from wattspan.spanfeed.delivery import Told
 from wattspan.spans import Span
@@ -21,9 +21,9 @@ SERVICE, STEP, COMPUTE = "trainer", "train_step", "compute"
 _Done = list[tuple[Span, Told]]
 
 
-def synchronous(**more: object) -> Autotune:
+def synchronous(**more: object) -> AutotuneSettings:
     """Settings for such a job, whose ranks tell how long they computed."""
-    job = TunedJob(service=SERVICE, span=STEP, kind="steps", compute=COMPUTE)
+    job = TunedJobSettings(service=SERVICE, span=STEP, kind="steps", compute=COMPUTE)
     return quick(**({"job": (job,)} | more))
 
 

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from support.tuned_host import Host, Job, quick
-from wattspan.config import Autotune, TunedJob
+from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.model import Consumer
 from wattspan.spanfeed.delivery import Told
 from wattspan.spans import Span
@@ -20,9 +20,9 @@ JOB = f"{SERVICE}/{REQUEST}"
 _DUST = 1e-9  # seconds of work that are none
 
 
-def serving(latency: float = 0.0, percentile: float = 0.99, **more: object) -> Autotune:
+def serving(latency: float = 0.0, percentile: float = 0.99, **more: object) -> AutotuneSettings:
     """Settings for such a server; ``latency`` in seconds, 0 for what the original shows."""
-    job = TunedJob(
+    job = TunedJobSettings(
         service=SERVICE,
         span=REQUEST,
         kind="requests",

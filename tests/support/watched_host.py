@@ -88,7 +88,7 @@ def main() -> None:
     from wattspan.cli.compose import build_agent
     from wattspan.cli.demo import metrics, run_dir
     from wattspan.cli.signals import stop_on_signals
-    from wattspan.config import Flag, load
+    from wattspan.config import FlagValue, load
     from wattspan.emulation.host import EmulatedHost
     from wattspan.emulation.profiles import profile_named
     from wattspan.plugins import discover
@@ -104,7 +104,7 @@ def main() -> None:
             "spans.http": "127.0.0.1:0",
             "exporters.prometheus.listen": "127.0.0.1:0",
         }
-        flags = {key: Flag("test", str(place)) for key, place in places.items()}
+        flags = {key: FlagValue("test", str(place)) for key, place in places.items()}
         config = load(
             folder / "config.toml",
             environ={},

@@ -26,7 +26,7 @@ from wattspan.capper.process import open_engine
 from wattspan.capper.protocol import RefusalReason, RefusedReply
 from wattspan.capper.requests import MOVES_A_SECOND, MOVES_AT_ONCE, RequestHandler
 from wattspan.capper.resolver import PeerCredentials
-from wattspan.config import Caps, load
+from wattspan.config import CapsSettings, load
 from wattspan.model import SECOND, CapKey, Knob
 from wattspan.testing import ManualClock
 
@@ -235,7 +235,7 @@ class Asked:
 
     def __init__(self, folder: Path) -> None:
         self.bench = Bench(folder)
-        clock, settings = self.bench.clock, Caps()
+        clock, settings = self.bench.clock, CapsSettings()
         ceilings = PowerCeilings(settings, folder / "ceilings.json", BOOT, clock)
         self.desk = RequestHandler(
             self.bench.keeper, self.bench.writer, ceilings, settings, clock, lambda event: None
@@ -296,7 +296,7 @@ def test_a_refused_move_leaves_what_is_held(tmp_path: Path) -> None:
 
 def test_a_ceiling_user_that_asks_too_often_is_refused(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    settings = Caps(ceiling_users=(str(BUSY.uid),))
+    settings = CapsSettings(ceiling_users=(str(BUSY.uid),))
     ceilings = PowerCeilings(settings, tmp_path / "ceilings.json", BOOT, bench.clock)
     desk = RequestHandler(
         bench.keeper, bench.writer, ceilings, settings, bench.clock, lambda event: None

@@ -15,8 +15,8 @@ from wattspan.capper.limits import OperatorLimits
 from wattspan.capper.protocol import RefusalReason, RefusedReply, StateReply
 from wattspan.capper.requests import RequestHandler
 from wattspan.capper.resolver import PeerCredentials
-from wattspan.config import Caps
-from wattspan.config.control import FixedCap, Priority
+from wattspan.config import CapsSettings
+from wattspan.config.control import FixedCapSettings, PrioritySettings
 from wattspan.model import SECOND, Knob
 from wattspan.ports import CapsError
 from wattspan.testing import ManualClock
@@ -32,7 +32,7 @@ HOUR = 3600 * SECOND
 def ceilings(
     folder: Path, clock: ManualClock, boot: str = "boot", **settings: object
 ) -> PowerCeilings:
-    caps = Caps(ceiling_users=("2000", "3000"), **settings)  # type: ignore[arg-type]
+    caps = CapsSettings(ceiling_users=("2000", "3000"), **settings)  # type: ignore[arg-type]
     return PowerCeilings(caps, folder / "ceilings.json", boot, clock)
 
 
@@ -135,7 +135,9 @@ def test_each_owner_sets_raises_and_lifts_its_own_ceiling_only(tmp_path: Path) -
 def test_the_number_of_owners_is_bounded_and_root_always_has_a_place(tmp_path: Path) -> None:
     users = tuple(str(uid) for uid in range(3000, 3000 + MAX_OWNERS + 1))
     clock = ManualClock()
-    told = PowerCeilings(Caps(ceiling_users=users), tmp_path / "ceilings.json", "boot", clock)
+    told = PowerCeilings(
+        CapsSettings(ceiling_users=users), tmp_path / "ceilings.json", "boot", clock
+    )
     for uid in users[:MAX_OWNERS]:
         told.ask(900 * W, "", HOUR, PeerCredentials(1, int(uid)))
     assert (
@@ -151,7 +153,7 @@ def test_an_owner_that_is_not_configured_any_more_loses_its_ceiling(tmp_path: Pa
     told = ceilings(tmp_path, ManualClock())
     told.ask(500 * W, "", HOUR, POWER_MANAGER)
     told.ask(800 * W, "", HOUR, ROOT)
-    told.settle_for(Caps())
+    told.settle_for(CapsSettings())
     assert told.limit == 800 * W
     assert b"2000" not in (tmp_path / "ceilings.json").read_bytes()
 
@@ -193,7 +195,7 @@ def test_a_ceiling_of_another_user_from_an_earlier_version_is_dropped(tmp_path: 
     stored_by_an_earlier_version(tmp_path, 1000)
     events: list[AuditEvent] = []
     path = tmp_path / "ceilings.json"
-    told = PowerCeilings(Caps(), path, "boot", ManualClock(), record=events.append)
+    told = PowerCeilings(CapsSettings(), path, "boot", ManualClock(), record=events.append)
     assert told.limit is None
     assert [(e.deed, e.uid, e.old) for e in events] == [("lift", 1000, 800 * W)]
     assert "1000" not in path.read_text()
@@ -219,7 +221,7 @@ class Asked:
 
     def __init__(self, folder: Path, **settings: object) -> None:
         self.bench = Bench(folder)
-        caps = Caps(ceiling_users=("2000",), **settings)  # type: ignore[arg-type]
+        caps = CapsSettings(ceiling_users=("2000",), **settings)  # type: ignore[arg-type]
         record = self.bench.events.append
         path = folder / "ceilings.json"
         told = PowerCeilings(caps, path, "boot", self.bench.clock, record=record)
@@ -282,7 +284,9 @@ def test_a_ceiling_of_one_milliwatt_leaves_every_device_at_its_floor(asked: Aske
 
 
 def test_the_configuration_goes_below_the_tuners_floor_and_others_do_not(tmp_path: Path) -> None:
-    asked = Asked(tmp_path, budget_watts=700, priority=(Priority(device="1", priority=200),))
+    asked = Asked(
+        tmp_path, budget_watts=700, priority=(PrioritySettings(device="1", priority=200),)
+    )
     for _ in range(9):
         asked.turn()
     assert asked.bench.stands == [200 * W, 500 * W]
@@ -301,7 +305,7 @@ def test_a_device_is_raised_to_its_floor_while_a_ceiling_cannot_be_kept(tmp_path
     asked.turn()
     assert asked.bench.stands == [250 * W, 250 * W]
     asked.ask(ROOT, protocol.CeilingRequest(1, "", HOUR))
-    asked.desk.settle_for(Caps())
+    asked.desk.settle_for(CapsSettings())
     for _ in range(9):
         asked.turn()
     assert asked.bench.stands == [420 * W, 420 * W]
@@ -381,19 +385,19 @@ def test_restore_and_accept_are_on_record_with_their_peer_however_they_end(
 def test_a_fixed_cap_is_named_by_id_index_or_star(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     for device, meant in (("gpu1", [1]), ("0", [0]), ("*", [0, 1]), ("gpu7", [])):
-        settings = Caps(fixed=(FixedCap(device=device, watts=500),))
+        settings = CapsSettings(fixed=(FixedCapSettings(device=device, watts=500),))
         fixed = imposed_limits(settings, None, bench.keeper).fixed
         assert fixed == {bench.key(n): 500 * W for n in meant}
 
 
 def test_a_fixed_cap_of_one_knob_is_none_of_another(tmp_path: Path) -> None:
-    settings = Caps(fixed=(FixedCap(device="*", watts=100, knob=Knob.CPU_POWER),))
+    settings = CapsSettings(fixed=(FixedCapSettings(device="*", watts=100, knob=Knob.CPU_POWER),))
     assert imposed_limits(settings, None, Bench(tmp_path).keeper).fixed == {}
 
 
 def test_shares_keep_the_limit_and_go_by_priority(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    settings = Caps(priority=(Priority(device="1", priority=200),))
+    settings = CapsSettings(priority=(PrioritySettings(device="1", priority=200),))
     shares = imposed_limits(settings, 900 * W, bench.keeper).shares
     assert shares == {bench.key(0): 250 * W, bench.key(1): 650 * W}
 
@@ -401,7 +405,7 @@ def test_shares_keep_the_limit_and_go_by_priority(tmp_path: Path) -> None:
 def test_what_a_tuner_does_not_want_the_others_get(tmp_path: Path) -> None:
     bench = Bench(tmp_path, rules=OperatorLimits(0.3, 0, 1.0))
     bench.hold(300 * W, 0)
-    shares = imposed_limits(Caps(), 900 * W, bench.keeper).shares
+    shares = imposed_limits(CapsSettings(), 900 * W, bench.keeper).shares
     assert shares[bench.key(1)] == 600 * W
 
 
@@ -410,12 +414,12 @@ def test_a_device_that_somebody_else_has_set_counts_with_what_it_has(tmp_path: P
     bench.hold(500 * W, 0)
     bench.board(0).stands = 640 * W
     bench.turn(1)
-    shares = imposed_limits(Caps(), 900 * W, bench.keeper).shares
+    shares = imposed_limits(CapsSettings(), 900 * W, bench.keeper).shares
     assert shares == {bench.key(1): 260 * W}
 
 
 def test_a_ceiling_below_what_devices_take_at_least_is_said_to_be_short(tmp_path: Path) -> None:
-    imposed = imposed_limits(Caps(), 300 * W, Bench(tmp_path).keeper)
+    imposed = imposed_limits(CapsSettings(), 300 * W, Bench(tmp_path).keeper)
     assert imposed.short == 100 * W
     assert set(imposed.shares.values()) == {200 * W}
 
@@ -425,10 +429,10 @@ def test_the_budget_is_kept_and_everything_comes_back(tmp_path: Path) -> None:
     for limit in (2000, 1200, 900, 2400):
         for _ in range(5):
             before = sum(bench.stands)
-            bench.keeper.impose(imposed_limits(Caps(), limit * W, bench.keeper))
+            bench.keeper.impose(imposed_limits(CapsSettings(), limit * W, bench.keeper))
             bench.turn(1)
             assert sum(bench.stands) <= max(before, limit * W)
         assert sum(bench.stands) <= limit * W
-    bench.keeper.impose(imposed_limits(Caps(), None, bench.keeper))
+    bench.keeper.impose(imposed_limits(CapsSettings(), None, bench.keeper))
     bench.turn(1)
     assert bench.stands == [650 * W] * 4

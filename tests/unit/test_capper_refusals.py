@@ -16,7 +16,7 @@ from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.protocol import MAX_NAME_LENGTH, RefusedReply
 from wattspan.capper.requests import RequestHandler
 from wattspan.capper.resolver import PeerCredentials
-from wattspan.config import Caps
+from wattspan.config import CapsSettings
 from wattspan.model import SECOND, Knob
 
 ONE, OTHER = PeerCredentials(71, 1001), PeerCredentials(72, 1002)
@@ -29,7 +29,7 @@ class Asked:
     def __init__(self, folder: Path) -> None:
         self.bench = Bench(folder)
         self.audit = AuditLog(folder / "audit.jsonl", SIZE)
-        clock, settings = self.bench.clock, Caps()
+        clock, settings = self.bench.clock, CapsSettings()
         ceilings = PowerCeilings(settings, folder / "ceilings.json", BOOT, clock)
         self.bench.writer._record = self.audit.record
         self.desk = RequestHandler(

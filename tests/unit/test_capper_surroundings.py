@@ -12,7 +12,7 @@ from wattspan.capper.journal import capper_directory
 from wattspan.capper.paths import capper_socket_path
 from wattspan.capper.protocol import CeilingRow, KnobRow, StateReply
 from wattspan.cli.caps import lines
-from wattspan.config import Agent
+from wattspan.config import AgentSettings
 from wattspan.model import SECOND, Knob
 from wattspan.testing import ManualClock
 
@@ -108,7 +108,7 @@ def test_a_host_without_knobs_is_said_to_be_one() -> None:
 
 def test_the_systems_capper_has_directories_of_its_own() -> None:
     # Who owns a directory may rename what is in it, and the agent owns its own.
-    agent = Agent()
+    agent = AgentSettings()
     state, run = Path(agent.state_dir), Path(agent.run_dir)
     assert capper_directory(state, emulated=False) == Path("/var/lib/wattspan-capper")
     assert capper_socket_path(run) == Path("/run/wattspan-capper/capper.sock")
@@ -117,7 +117,9 @@ def test_the_systems_capper_has_directories_of_its_own() -> None:
 def test_any_other_agents_capper_is_in_its_directories(tmp_path: Path) -> None:
     assert capper_directory(tmp_path, emulated=False) == tmp_path / "capper"
     assert capper_socket_path(tmp_path) == tmp_path / "capper.sock"
-    assert capper_directory(Path(Agent().state_dir), emulated=True).name == "capper-emulated"
-    assert capper_socket_path(Path(Agent().run_dir), emulated=True) == Path(
+    assert (
+        capper_directory(Path(AgentSettings().state_dir), emulated=True).name == "capper-emulated"
+    )
+    assert capper_socket_path(Path(AgentSettings().run_dir), emulated=True) == Path(
         "/run/wattspan/capper.sock"
     )

@@ -21,8 +21,8 @@ from wattspan.model import (
     Snapshot,
 )
 from wattspan_exporters import reference
-from wattspan_exporters.catalogue import ATTRIBUTES, CATALOGUE
-from wattspan_exporters.metric import Instrument, Labels, Metric, prometheus_name
+from wattspan_exporters.catalogue.metric import Instrument, Labels, Metric, prometheus_name
+from wattspan_exporters.catalogue.metrics import ATTRIBUTES, CATALOGUE
 
 COUNTER, GAUGE, UPDOWN = Instrument.COUNTER, Instrument.GAUGE, Instrument.UPDOWN
 METRICS = {metric.series: metric for metric in CATALOGUE}

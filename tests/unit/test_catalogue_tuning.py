@@ -23,10 +23,10 @@ from wattspan.model import (
     TuningRow,
     TuningState,
 )
-from wattspan_exporters.catalogue import CATALOGUE
-from wattspan_exporters.draw_tuning import LONGEST, RELEASES, label
-from wattspan_exporters.metric import Labels
-from wattspan_exporters.prometheus.render import Format, Renderer
+from wattspan_exporters.catalogue.metric import Labels
+from wattspan_exporters.catalogue.metrics import CATALOGUE
+from wattspan_exporters.catalogue.tuning import MAX_NAME_LENGTH, RELEASES, name_label
+from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
 METRICS = {metric.series: metric for metric in CATALOGUE}
 HELD, POWER = "trainer/train_step", Knob.GPU_POWER
@@ -61,7 +61,9 @@ def test_log_records_are_counted_where_there_is_a_collector() -> None:
 
 
 def test_a_held_job_is_told_with_its_budget_its_slowdown_and_their_bounds() -> None:
-    scrape = parse(Renderer().render(full_host(), Format.OPENMETRICS), Format.OPENMETRICS)
+    scrape = parse(
+        Renderer().render(full_host(), ExpositionFormat.OPENMETRICS), ExpositionFormat.OPENMETRICS
+    )
     figures = {
         "budget_ratio": 0.05,
         "confidence_ratio": 0.95,
@@ -99,7 +101,7 @@ def test_a_saving_has_an_interval_that_may_reach_below_nothing() -> None:
         (HELD, POWER, "lower", "derived"): -4_000_000,
         (HELD, POWER, "upper", "derived"): 1_500_000_000,
     }
-    text = Renderer().render(full_host(), Format.TEXT).decode()
+    text = Renderer().render(full_host(), ExpositionFormat.TEXT).decode()
     assert 'bound="lower",provenance="derived"} -4\n' in text
 
 
@@ -149,16 +151,16 @@ def test_two_knobs_of_one_job_are_two_series_of_everything() -> None:
     "name", ["a\nb", "x\x1b[31m", "\u202eevil", "j" * 101, "é" * 5_000, "tab\t", "\ud800"]
 )
 def test_a_job_that_is_called_anything_has_a_short_printable_label(name: str) -> None:
-    fit = label(name)
+    fit = name_label(name)
     assert fit.isprintable()
-    assert len(fit) <= LONGEST
+    assert len(fit) <= MAX_NAME_LENGTH
     assert fit != name
-    assert label(name + "!") != fit
+    assert name_label(name + "!") != fit
 
 
-@pytest.mark.parametrize("name", ["trainer/train_step", "日本", "", "j" * LONGEST])
+@pytest.mark.parametrize("name", ["trainer/train_step", "日本", "", "j" * MAX_NAME_LENGTH])
 def test_a_job_with_a_fit_name_is_called_by_it(name: str) -> None:
-    assert label(name) == name
+    assert name_label(name) == name
 
 
 def test_saved_energy_is_no_more_trustworthy_than_the_devices_it_was_saved_on() -> None:
@@ -190,7 +192,7 @@ def test_a_cap_is_what_its_holder_and_the_ceiling_allow() -> None:
 
 
 def test_a_clock_is_told_in_hertz_and_a_power_in_watts() -> None:
-    scrape = parse(Renderer().render(full_host(), Format.TEXT), Format.TEXT)
+    scrape = parse(Renderer().render(full_host(), ExpositionFormat.TEXT), ExpositionFormat.TEXT)
     assert value(scrape, "wattspan_cap_clock_hertz", hw_id="GPU-0", holder="operator") == 1.5e9
     assert value(scrape, "wattspan_cap_power_watts", hw_id="GPU-0") == 560
     assert value(scrape, "wattspan_clock_limit_hertz", hw_id="GPU-0", limit="maximum") == 1.98e9
@@ -239,7 +241,7 @@ def test_a_host_that_tunes_nothing_says_only_that() -> None:
 
 
 def test_an_awkward_job_can_be_read_back_from_a_scrape() -> None:
-    document = Renderer().render(full_host(), Format.OPENMETRICS).decode()
+    document = Renderer().render(full_host(), ExpositionFormat.OPENMETRICS).decode()
     families = openmetrics_parser.text_string_to_metric_families(document)
     jobs = {
         sample.labels["job"]
@@ -247,6 +249,6 @@ def test_an_awkward_job_can_be_read_back_from_a_scrape() -> None:
         for sample in family.samples
         if "job" in sample.labels
     }
-    awkward = label(full_host().tuning.rows[1].job)
+    awkward = name_label(full_host().tuning.rows[1].job)
     assert jobs == {HELD, awkward}
     assert awkward.startswith('quo"te\\back\ufffdline')

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from wattspan.cli import cli
 from wattspan.config import Config
+from wattspan.model.settings import Table, convert
 from wattspan.plugins import Plugins, exporter_faults
 from wattspan.ports import ConfigError, ExporterContext, ExporterPlugin, WattspanError
-from wattspan.settings import Table, convert
 from wattspan.testing import ManualClock
 from wattspan_exporters import files, otlp
 

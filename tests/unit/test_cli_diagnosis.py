@@ -16,7 +16,7 @@ from wattspan.cli.examine_agent import (
 )
 from wattspan.cli.examine_host import container, examine_host, hypervisor
 from wattspan.cli.examine_sources import examine_sources
-from wattspan.config import Agent, Config, Store
+from wattspan.config import AgentSettings, Config, StoreSettings
 from wattspan.config.loading import DEFAULT_PATH
 from wattspan.model import (
     Domain,
@@ -28,9 +28,9 @@ from wattspan.model import (
     Reading,
     Trouble,
 )
+from wattspan.model.settings import Listen, Size, Table
 from wattspan.plugins import Broken, Plugins
 from wattspan.ports import Batch, CounterSource, SourceContext, SourceError, SourcePlugin
-from wattspan.settings import Listen, Size, Table
 from wattspan.testing import FakeDirectory, ManualClock, ReplaySource
 
 
@@ -318,8 +318,8 @@ class Listening(Table, frozen=True):
 
 
 def directories(state: Path, **store: object) -> list[Finding]:
-    agent = Agent(state_dir=str(state), run_dir=str(state))
-    config = Config(agent=agent, store=Store(**store))  # type: ignore[arg-type]
+    agent = AgentSettings(state_dir=str(state), run_dir=str(state))
+    config = Config(agent=agent, store=StoreSettings(**store))  # type: ignore[arg-type]
     return [f for f in examine_directories(config).findings if f.what != "run_dir"]
 
 
@@ -340,7 +340,7 @@ def test_a_file_in_the_place_of_a_directory_is_a_failure(tmp_path: Path) -> None
 
 def test_a_run_directory_that_others_can_write_is_a_failure(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
-    agent = Agent(state_dir=str(tmp_path), run_dir=str(tmp_path))
+    agent = AgentSettings(state_dir=str(tmp_path), run_dir=str(tmp_path))
     (finding,) = [
         f for f in examine_directories(Config(agent=agent)).findings if f.what == "run_dir"
     ]

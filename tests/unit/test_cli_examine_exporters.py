@@ -7,8 +7,8 @@ from pathlib import Path
 
 from wattspan.cli.diagnosis import Finding, Mark
 from wattspan.cli.examine_exporters import examine_exporters
-from wattspan.config import Agent, Config, Spans
-from wattspan.settings import Listen
+from wattspan.config import AgentSettings, Config, SpansSettings
+from wattspan.model.settings import Listen
 from wattspan_exporters.otlp.settings import OtlpSettings
 
 
@@ -44,8 +44,8 @@ def test_an_address_that_cannot_be_one_is_a_failure() -> None:
 def test_the_agents_own_receiver_is_no_receiver_of_metrics(tmp_path: Path) -> None:
     table = OtlpSettings(endpoint=f"unix://{tmp_path}/otlp.sock")
     config = Config(
-        agent=Agent(run_dir=str(tmp_path)),
-        spans=Spans(http=Listen("")),
+        agent=AgentSettings(run_dir=str(tmp_path)),
+        spans=SpansSettings(http=Listen("")),
         exporters={"otlp": table},
     )
     (finding,) = examine_exporters(config).findings

@@ -9,14 +9,14 @@ from click.testing import CliRunner
 from wattspan.cli import cli
 from wattspan.cli.diagnosis import Finding, Mark
 from wattspan.cli.examine_footprint import examine_footprint
-from wattspan.config import Carbon, Config, Cost
+from wattspan.config import CarbonSettings, Config, CostSettings
 from wattspan.testing import ManualClock
 
 ALWAYS = 'zone = "UTC"\notherwise = 0.25\n'
 
 
-def found(cost: Cost | None = None, carbon: Carbon | None = None) -> list[Finding]:
-    config = Config(cost=cost or Cost(), carbon=carbon or Carbon())
+def found(cost: CostSettings | None = None, carbon: CarbonSettings | None = None) -> list[Finding]:
+    config = Config(cost=cost or CostSettings(), carbon=carbon or CarbonSettings())
     return list(examine_footprint(config, ManualClock()).findings)
 
 
@@ -27,7 +27,10 @@ def test_nothing_configured_is_a_note() -> None:
 def test_a_rate_is_told_with_its_unit_and_where_it_comes_from(tmp_path: Path) -> None:
     path = tmp_path / "tariff.toml"
     path.write_text(ALWAYS)
-    assert [str(one.detail) for one in found(Cost(schedule=str(path)), Carbon(intensity=380))] == [
+    assert [
+        str(one.detail)
+        for one in found(CostSettings(schedule=str(path)), CarbonSettings(intensity=380))
+    ] == [
         "0.25 EUR/kWh now, by cost.schedule",
         "380 g/kWh now, by carbon.intensity",
     ]
@@ -36,7 +39,7 @@ def test_a_rate_is_told_with_its_unit_and_where_it_comes_from(tmp_path: Path) ->
 def test_a_tariff_with_faults_is_told_fault_by_fault(tmp_path: Path) -> None:
     path = tmp_path / "tariff.toml"
     path.write_text('zone = "Nowhere"\n[[period]]\nrate = 1\nfrom = "x"')
-    first, second, _ = found(Cost(schedule=str(path)))
+    first, second, _ = found(CostSettings(schedule=str(path)))
     assert (first.mark, second.mark) == (Mark.FAIL, Mark.FAIL)
     assert first.detail.startswith(f"{path}:1: ")
     assert second.detail.startswith(f"{path}:2: ")
@@ -45,18 +48,18 @@ def test_a_tariff_with_faults_is_told_fault_by_fault(tmp_path: Path) -> None:
 def test_a_time_without_a_period_is_unknown_and_no_fault(tmp_path: Path) -> None:
     path = tmp_path / "tariff.toml"
     path.write_text('zone = "UTC"\n[[period]]\nrate = 1\nuntil = 2020-01-01')
-    assert found(Cost(schedule=str(path)))[0] == Finding(
+    assert found(CostSettings(schedule=str(path)))[0] == Finding(
         Mark.NOTE, "cost", "unknown now, by cost.schedule: no period holds at this time"
     )
 
 
 def test_a_figure_that_cannot_be_had_is_a_warning_with_its_cause(tmp_path: Path) -> None:
     price = tmp_path / "price"
-    missing, _ = found(Cost(file=str(price)))
+    missing, _ = found(CostSettings(file=str(price)))
     assert missing.mark is Mark.WARN
     assert "no such file" in missing.detail
     price.write_text("-5")
-    below, _ = found(Cost(file=str(price), max_age=2**62))
+    below, _ = found(CostSettings(file=str(price), max_age=2**62))
     assert "-5 is no rate per kilowatt-hour" in below.detail
 
 

@@ -9,16 +9,16 @@ import pytest
 
 from wattspan.cli.diagnosis import Finding, Mark
 from wattspan.cli.examine_spans import examine_spans
-from wattspan.config import Agent, Config, Origin, Spans
-from wattspan.settings import Listen
+from wattspan.config import AgentSettings, Config, SettingOrigin, SpansSettings
+from wattspan.model.settings import Listen
 
 NOWHERE = Listen("")
 
 
 def told(run_dir: Path, *asked: str, **spans: object) -> dict[str, Finding]:
-    settings = Spans(**({"http": NOWHERE} | spans))  # type: ignore[arg-type]
-    origins = {key: Origin("file", "a file") for key in asked}
-    config = Config(agent=Agent(run_dir=str(run_dir)), spans=settings, origins=origins)
+    settings = SpansSettings(**({"http": NOWHERE} | spans))  # type: ignore[arg-type]
+    origins = {key: SettingOrigin("file", "a file") for key in asked}
+    config = Config(agent=AgentSettings(run_dir=str(run_dir)), spans=settings, origins=origins)
     return {finding.what: finding for finding in examine_spans(config).findings}
 
 

@@ -19,7 +19,7 @@ from wattspan.capper.protocol import KnobRow, RefusalReason, RefusedReply, State
 from wattspan.cli.diagnosis import Finding, Mark
 from wattspan.cli.examine_sources import Nobody
 from wattspan.cli.examine_tuning import examine_tuning
-from wattspan.config import Agent, Autotune, Caps, Config, TunedJob
+from wattspan.config import AgentSettings, AutotuneSettings, CapsSettings, Config, TunedJobSettings
 from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
 from wattspan.model import Domain, HwType, Knob, Provenance
 from wattspan.ports import SourceContext
@@ -48,11 +48,11 @@ class Host:
         self.sysfs = folder / "sys"
         self.run_dir = folder / "run"
         self.run_dir.mkdir()
-        self.autotune, self.caps = Autotune(mode="advise"), Caps()
+        self.autotune, self.caps = AutotuneSettings(mode="advise"), CapsSettings()
 
     def told(self) -> dict[str, Finding]:
         config = Config(
-            agent=Agent(run_dir=str(self.run_dir), state_dir=str(self.folder / "state")),
+            agent=AgentSettings(run_dir=str(self.run_dir), state_dir=str(self.folder / "state")),
             autotune=self.autotune,
             caps=self.caps,
         )
@@ -114,21 +114,23 @@ def state(*rows: KnobRow) -> StateReply:
 
 
 def test_what_is_off_is_said_with_how_to_turn_it_on(host: Host) -> None:
-    host.autotune = Autotune()
+    host.autotune = AutotuneSettings()
     finding = host.told()["tuning"]
     assert (finding.mark, finding.detail) == (Mark.NOTE, 'off: [autotune] mode = "off"')
     assert 'mode = "advise"' in finding.remedy
 
 
 def test_what_is_tuned_is_said(host: Host) -> None:
-    host.autotune = Autotune(mode="apply", job=(TunedJob(service="trainer", span="step"),))
+    host.autotune = AutotuneSettings(
+        mode="apply", job=(TunedJobSettings(service="trainer", span="step"),)
+    )
     finding = host.told()["tuning"]
     assert (finding.mark, finding.detail) == (Mark.OK, "apply, 5% slower at most, for trainer")
 
 
 @pytest.mark.parametrize(("found", "mark"), [(True, Mark.OK), (False, Mark.WARN)])
 def test_applying_to_no_job_is_warned_of(found: bool, mark: Mark, host: Host) -> None:
-    host.autotune = Autotune(mode="apply", apply_found=found)
+    host.autotune = AutotuneSettings(mode="apply", apply_found=found)
     assert host.told()["tuning"].mark is mark
 
 
@@ -163,7 +165,7 @@ def test_a_knob_that_nothing_here_has_matters_if_it_was_chosen(
     mode: str, mark: Mark, host: Host
 ) -> None:
     host.nvml = None
-    host.autotune = Autotune(mode=mode)  # type: ignore[arg-type]
+    host.autotune = AutotuneSettings(mode=mode)  # type: ignore[arg-type]
     found = host.told()
     assert found["gpu_power"].mark is mark
     assert found["gpu_clock"].mark is Mark.NOTE
@@ -181,7 +183,7 @@ def test_why_a_knob_cannot_be_read_is_said(host: Host) -> None:
 def test_packages_of_the_cpu_are_told_too(host: Host) -> None:
     tree = PowercapTree(host.sysfs, LAYOUTS["xeon-2s"], cpus=2)
     try:
-        host.autotune = Autotune(mode="advise", knobs=(Knob.CPU_POWER,))
+        host.autotune = AutotuneSettings(mode="advise", knobs=(Knob.CPU_POWER,))
         found = host.told()
     finally:
         tree.close()
@@ -226,7 +228,7 @@ def test_a_user_who_may_not_ask_is_told_so(host: Host) -> None:
 def test_a_capper_that_sets_nothing_any_more_is_warned_of_with_what_starts_it_anew(
     host: Host,
 ) -> None:
-    host.caps = Caps(budget_watts=1500)
+    host.caps = CapsSettings(budget_watts=1500)
     units = host.root / "run/systemd/system"
     units.mkdir(parents=True)
     (units / "wattspan-capper.socket").touch()
@@ -253,15 +255,15 @@ def test_no_capper_is_no_trouble_where_none_is_needed(host: Host) -> None:
 
 
 @pytest.mark.parametrize(
-    "caps", [None, Caps(budget_watts=500), Caps(budget_file="/run/ceiling.toml")]
+    "caps", [None, CapsSettings(budget_watts=500), CapsSettings(budget_file="/run/ceiling.toml")]
 )
 def test_a_capper_that_is_needed_and_not_there_is_warned_of(
-    caps: Caps | None, host: Host, monkeypatch: pytest.MonkeyPatch
+    caps: CapsSettings | None, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     if caps is None:
-        host.autotune = Autotune(mode="apply", apply_found=True)
+        host.autotune = AutotuneSettings(mode="apply", apply_found=True)
     else:
         host.caps = caps
     finding = host.told()["capper"]
@@ -272,7 +274,7 @@ def test_a_capper_that_is_needed_and_not_there_is_warned_of(
 
 def test_a_capper_that_the_agent_will_start_is_no_trouble(tmp_path: Path) -> None:
     host = Host(tmp_path, rights=EVERYTHING)
-    host.autotune = Autotune(mode="apply", apply_found=True)
+    host.autotune = AutotuneSettings(mode="apply", apply_found=True)
     finding = host.told()["capper"]
     assert finding.mark is Mark.OK
     assert "the agent starts one" in finding.detail
@@ -285,7 +287,7 @@ def test_where_systemd_has_the_units_it_is_they_that_start_the_capper(
     monkeypatch.setattr(os, "geteuid", lambda: user)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     host = Host(tmp_path, rights=rights)
-    host.caps = Caps(budget_watts=500)
+    host.caps = CapsSettings(budget_watts=500)
     units = host.root / "run/systemd/system"
     units.mkdir(parents=True)
     (units / "wattspan-capper.socket").touch()
@@ -298,7 +300,7 @@ def test_where_systemd_has_the_units_it_is_they_that_start_the_capper(
 def test_an_emulated_hosts_capper_is_the_agents_whatever_units_there_are(tmp_path: Path) -> None:
     host = Host(tmp_path, rights=EVERYTHING)
     host.nvml = None
-    host.caps = Caps(budget_watts=500)
+    host.caps = CapsSettings(budget_watts=500)
     units = host.root / "run/systemd/system"
     units.mkdir(parents=True)
     (units / "wattspan-capper.socket").touch()
@@ -342,8 +344,10 @@ def test_a_journal_of_an_emulated_host_is_left_behind_as_well(host: Host) -> Non
     assert "gpu_power of GPU a" in host.told()["left behind"].detail
 
 
-@pytest.mark.parametrize("caps", [Caps(), Caps(budget_watts=500)])
-def test_a_capper_that_left_limits_behind_is_no_good_news(caps: Caps, tmp_path: Path) -> None:
+@pytest.mark.parametrize("caps", [CapsSettings(), CapsSettings(budget_watts=500)])
+def test_a_capper_that_left_limits_behind_is_no_good_news(
+    caps: CapsSettings, tmp_path: Path
+) -> None:
     host = Host(tmp_path, rights=EVERYTHING)
     host.caps = caps
     host.journal(ENTRY)

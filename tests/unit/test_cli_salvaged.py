@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from wattspan.cli.salvaged import Salvaged, salvaged
-from wattspan.config import Agent
+from wattspan.config import AgentSettings
 
 PLACES = '[agent]\nstate_dir = "/srv/state"\nrun_dir = "/srv/run"\n'
-DEFAULT = Agent().state_dir
+DEFAULT = AgentSettings().state_dir
 
 
 def found(folder: Path, text: str, *settings: str, **environ: str) -> Salvaged:

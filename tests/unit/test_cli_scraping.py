@@ -13,11 +13,11 @@ from wattspan.cli.scraping import ScrapeError, Scraper, snapshot_of, with_power
 from wattspan.cli.view import render
 from wattspan.model import Footprint, Instant, Microjoules, Provenance, Snapshot
 from wattspan.testing import ManualClock
-from wattspan_exporters.prometheus.render import Format, Renderer
+from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
 
 def text_of(snapshot: Snapshot) -> str:
-    return Renderer().render(snapshot, Format.TEXT).decode()
+    return Renderer().render(snapshot, ExpositionFormat.TEXT).decode()
 
 
 def later(snapshot: Snapshot, seconds: int, joules: int, pending: int = 0) -> Snapshot:

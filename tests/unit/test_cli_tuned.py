@@ -12,12 +12,12 @@ from wattspan.cli.scraping import Scraper
 from wattspan.cli.tuned import Tuned
 from wattspan.clock import SystemClock
 from wattspan.model import Snapshot, TuningAccounts
-from wattspan_exporters.prometheus.render import Format, Renderer
+from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
 
 def watching(snapshot: Snapshot, run_dir: Path) -> Tuned:
     """A view of an agent whose metrics tell ``snapshot``."""
-    text = Renderer().render(snapshot, Format.TEXT).decode()
+    text = Renderer().render(snapshot, ExpositionFormat.TEXT).decode()
     return Tuned(Scraper("agent:1", SystemClock(), lambda _: text), (str(run_dir),))
 
 

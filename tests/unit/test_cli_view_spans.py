@@ -15,7 +15,7 @@ from wattspan.cli.rows import span_rows
 from wattspan.cli.scraping import snapshot_of
 from wattspan.cli.view import render
 from wattspan.model import Instant, Provenance, Snapshot
-from wattspan_exporters.prometheus.render import Format, Renderer
+from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
 
 def drawn(
@@ -35,7 +35,7 @@ def line_with(text: str, lines: list[str]) -> str:
 
 
 def scraped(snapshot: Snapshot) -> Snapshot:
-    text = Renderer().render(snapshot, Format.TEXT).decode()
+    text = Renderer().render(snapshot, ExpositionFormat.TEXT).decode()
     return snapshot_of(text, Instant(5, 5))
 
 
@@ -142,7 +142,7 @@ def test_a_scrape_tells_of_spans_what_the_snapshot_told() -> None:
 
 
 def test_words_of_a_newer_agent_break_no_span() -> None:
-    text = Renderer().render(serving_host(), Format.TEXT).decode()
+    text = Renderer().render(serving_host(), ExpositionFormat.TEXT).decode()
     seen = snapshot_of(text.replace('hw_type="gpu"', 'hw_type="quantum"'), Instant(1, 1))
     assert all(GPU not in row.energy for row in seen.spans.rows)
 

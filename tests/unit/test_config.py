@@ -3,10 +3,19 @@ from typing import Annotated, Literal
 
 import pytest
 
-from wattspan.config import TABLES, Agent, Config, Flag, Origin, Schema, load, variable
+from wattspan.config import (
+    TABLES,
+    AgentSettings,
+    Config,
+    ConfigSchema,
+    FlagValue,
+    SettingOrigin,
+    environment_variable,
+    load,
+)
 from wattspan.config.writing import to_toml
+from wattspan.model.settings import Listen, Table, about
 from wattspan.ports import ConfigError
-from wattspan.settings import Listen, Table, about
 
 
 class Rapl(Table, frozen=True):
@@ -23,7 +32,7 @@ class Prometheus(Table, frozen=True):
     allow: Annotated[tuple[str, ...], about("Who.")] = ()
 
 
-SCHEMA = Schema({**TABLES, "sources.rapl": Rapl, "exporters.prometheus": Prometheus})
+SCHEMA = ConfigSchema({**TABLES, "sources.rapl": Rapl, "exporters.prometheus": Prometheus})
 NOWHERE = Path("/nonexistent/config.toml")
 
 
@@ -31,8 +40,8 @@ def read(
     text: str = "",
     tmp_path: Path | None = None,
     environ: dict[str, str] | None = None,
-    flags: dict[str, Flag] | None = None,
-    schema: Schema = SCHEMA,
+    flags: dict[str, FlagValue] | None = None,
+    schema: ConfigSchema = SCHEMA,
 ) -> Config:
     path = None
     if tmp_path is not None:
@@ -56,21 +65,21 @@ def test_without_anything_the_defaults_hold() -> None:
     assert config.agent.interval == 100_000_000
     assert config.sources["rapl"] == Rapl()
     assert config.path is None
-    assert set(config.origins.values()) == {Origin("default")}
+    assert set(config.origins.values()) == {SettingOrigin("default")}
 
 
 def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(tmp_path: Path) -> None:
     text = '[agent]\nhistory = "1m"\ninterval = "1s"\nlog_level = "error"\n'
     environ = {"WATTSPAN_AGENT_HISTORY": "2m", "WATTSPAN_AGENT_INTERVAL": "2s"}
-    config = read(text, tmp_path, environ, {"agent.history": Flag("--history", "3m")})
+    config = read(text, tmp_path, environ, {"agent.history": FlagValue("--history", "3m")})
     agent = config.agent
     assert [str(agent.history), str(agent.interval), agent.log_level] == ["3m", "2s", "error"]
     assert [config.origins[f"agent.{key}"] for key in ("history", "interval", "log_level")] == [
-        Origin("flag", "--history"),
-        Origin("environment", "WATTSPAN_AGENT_INTERVAL"),
-        Origin("file", f"{tmp_path}/config.toml:4"),
+        SettingOrigin("flag", "--history"),
+        SettingOrigin("environment", "WATTSPAN_AGENT_INTERVAL"),
+        SettingOrigin("file", f"{tmp_path}/config.toml:4"),
     ]
-    assert config.origins["agent.run_dir"] == Origin("default")
+    assert config.origins["agent.run_dir"] == SettingOrigin("default")
 
 
 def test_a_plugins_table_is_configured_like_the_agents_own(tmp_path: Path) -> None:
@@ -101,13 +110,13 @@ def test_an_unknown_variable_is_a_warning_that_names_the_nearest() -> None:
 
 
 def test_variables_of_options_and_of_broken_plugins_are_no_strangers() -> None:
-    schema = Schema(TABLES, frozenset({"sources.odd-one"}))
+    schema = ConfigSchema(TABLES, frozenset({"sources.odd-one"}))
     environ = {"WATTSPAN_CONFIG": "x", "WATTSPAN_DEBUG": "1", "WATTSPAN_SOURCES_ODD_ONE_KEY": "x"}
     assert read(environ=environ, schema=schema).warnings == ()
 
 
 def test_the_name_of_a_variable() -> None:
-    assert variable("sources.my-gpu.rate") == "WATTSPAN_SOURCES_MY_GPU_RATE"
+    assert environment_variable("sources.my-gpu.rate") == "WATTSPAN_SOURCES_MY_GPU_RATE"
 
 
 def test_the_default_file_may_be_absent_and_a_named_one_may_not(tmp_path: Path) -> None:
@@ -178,12 +187,12 @@ def test_a_fault_names_file_line_cause_and_remedy(text: str, sentence: str, tmp_
 def test_without_plugin_checks_plugin_settings_are_skipped_and_others_are_not(
     tmp_path: Path,
 ) -> None:
-    schema = Schema(checks_plugins=False)
+    schema = ConfigSchema(checks_plugins=False)
     config = read(
         "[sources.x]\na = 1\n[exporters.y]\nb = 2\n",
         tmp_path,
         environ={"WATTSPAN_SOURCES_X_A": "1"},
-        flags={"exporters.y.b": Flag("--set exporters.y.b", "3")},
+        flags={"exporters.y.b": FlagValue("--set exporters.y.b", "3")},
         schema=schema,
     )
     assert (config.warnings, config.sources, config.exporters) == ((), {}, {})
@@ -191,14 +200,14 @@ def test_without_plugin_checks_plugin_settings_are_skipped_and_others_are_not(
         read(
             "[agnet]\n[caps]\nflor = 1\n",
             tmp_path,
-            flags={"caps.x": Flag("--set caps.x", "1")},
+            flags={"caps.x": FlagValue("--set caps.x", "1")},
             schema=schema,
         )
     assert len(str(caught.value).splitlines()) == 3
 
 
 def test_the_table_of_a_broken_plugin_is_no_fault_of_its_author(tmp_path: Path) -> None:
-    schema = Schema(TABLES, frozenset({"sources.rapl"}))
+    schema = ConfigSchema(TABLES, frozenset({"sources.rapl"}))
     config = read("[sources.rapl]\nanything = 1", tmp_path, schema=schema)
     assert "rapl" not in config.sources
 
@@ -217,12 +226,12 @@ def test_what_is_not_utf8_is_told_by_its_line(tmp_path: Path) -> None:
 
 def test_a_flag_for_a_key_that_nobody_knows_is_a_fault_of_the_flag() -> None:
     with pytest.raises(ConfigError, match=r"^--set agent\.nterval: .* did you mean 'interval'\?$"):
-        read(flags={"agent.nterval": Flag("--set agent.nterval", "1s")})
+        read(flags={"agent.nterval": FlagValue("--set agent.nterval", "1s")})
 
 
 def test_a_flag_of_an_unknown_table_is_a_fault_of_the_flag() -> None:
     with pytest.raises(ConfigError, match=r"^--set agnet\.x: Unknown table 'agnet'"):
-        read(flags={"agnet.x": Flag("--set agnet.x", "1")})
+        read(flags={"agnet.x": FlagValue("--set agnet.x", "1")})
 
 
 # ------------------------------------------------------------------------------ written down
@@ -244,7 +253,7 @@ def test_a_configuration_with_faults_is_loaded_without_the_values_at_fault(tmp_p
     faults: list[str] = []
     config = load(path, environ={}, faults=faults)
     assert len(faults) == 3, faults
-    assert (config.agent.interval, config.agent.log_level) == (Agent().interval, "debug")
+    assert (config.agent.interval, config.agent.log_level) == (AgentSettings().interval, "debug")
     assert (config.caps.budget_file, config.caps.floor_watts) == ("", 7)
     assert config.autotune.job == ()
     with pytest.raises(ConfigError):
@@ -255,5 +264,5 @@ def test_a_file_that_is_no_toml_leaves_the_defaults(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text("[agent")
     faults: list[str] = []
-    assert load(path, environ={}, faults=faults).agent == Agent()
+    assert load(path, environ={}, faults=faults).agent == AgentSettings()
     assert len(faults) == 1

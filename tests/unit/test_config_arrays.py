@@ -4,11 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.config import Config, FixedCap, Flag, Origin, Priority, TunedJob, load
+from wattspan.config import (
+    Config,
+    FixedCapSettings,
+    FlagValue,
+    PrioritySettings,
+    SettingOrigin,
+    TunedJobSettings,
+    load,
+)
 from wattspan.config.writing import to_toml
 from wattspan.model import Knob
+from wattspan.model.settings import Duration
 from wattspan.ports import ConfigError
-from wattspan.settings import Duration
 
 NOWHERE = Path("/nonexistent/config.toml")
 
@@ -54,24 +62,24 @@ def faults(text: str, tmp_path: Path) -> list[str]:
 def test_each_table_of_an_array_is_read_with_its_own_defaults(tmp_path: Path) -> None:
     config = read(FILE, tmp_path)
     assert config.autotune.job == (
-        TunedJob(service="trainer", span="train_step", max_slowdown=0.03),
-        TunedJob(service="server", kind="requests", latency=Duration.parse("250ms")),
+        TunedJobSettings(service="trainer", span="train_step", max_slowdown=0.03),
+        TunedJobSettings(service="server", kind="requests", latency=Duration.parse("250ms")),
     )
-    assert config.caps.fixed == (FixedCap(device="*", watts=250, knob=Knob.GPU_POWER),)
-    assert config.caps.priority == (Priority(device="0", priority=5),)
+    assert config.caps.fixed == (FixedCapSettings(device="*", watts=250, knob=Knob.GPU_POWER),)
+    assert config.caps.priority == (PrioritySettings(device="0", priority=5),)
 
 
 def test_an_array_may_be_written_on_one_line(tmp_path: Path) -> None:
     config = read('[autotune]\njob = [{span = "a"}, {span = "b", work = "n"}]', tmp_path)
-    assert config.autotune.job == (TunedJob(span="a"), TunedJob(span="b", work="n"))
+    assert config.autotune.job == (TunedJobSettings(span="a"), TunedJobSettings(span="b", work="n"))
 
 
 def test_the_origin_of_each_value_is_its_own_line(tmp_path: Path) -> None:
     origins = read(FILE, tmp_path).origins
-    assert origins["autotune.job[0].span"] == Origin("file", f"{tmp_path}/config.toml:6")
-    assert origins["autotune.job[1].service"] == Origin("file", f"{tmp_path}/config.toml:10")
-    assert origins["autotune.job[1].span"] == Origin("default")
-    assert origins["caps.fixed[0].watts"] == Origin("file", f"{tmp_path}/config.toml:19")
+    assert origins["autotune.job[0].span"] == SettingOrigin("file", f"{tmp_path}/config.toml:6")
+    assert origins["autotune.job[1].service"] == SettingOrigin("file", f"{tmp_path}/config.toml:10")
+    assert origins["autotune.job[1].span"] == SettingOrigin("default")
+    assert origins["caps.fixed[0].watts"] == SettingOrigin("file", f"{tmp_path}/config.toml:19")
 
 
 @pytest.mark.parametrize(
@@ -190,7 +198,7 @@ def test_a_variable_that_would_set_a_key_in_an_array_is_ignored_with_the_reason(
 
 @pytest.mark.parametrize("key", ["autotune.job", "autotune.job[0].span", "autotune.job.span"])
 def test_a_flag_that_would_set_an_array_is_a_fault(key: str) -> None:
-    flag = Flag(f"--set {key}", "x")
+    flag = FlagValue(f"--set {key}", "x")
     with pytest.raises(ConfigError) as caught:
         load(None, environ={}, flags={key: flag}, default=NOWHERE)
     assert str(caught.value) == (
@@ -199,10 +207,10 @@ def test_a_flag_that_would_set_an_array_is_a_fault(key: str) -> None:
 
 
 def test_a_command_may_bring_tables_of_its_own() -> None:
-    flag = Flag("wattspan demo", [{"span": "train_step"}])
+    flag = FlagValue("wattspan demo", [{"span": "train_step"}])
     config = load(None, environ={}, flags={"autotune.job": flag}, default=NOWHERE)
-    assert config.autotune.job == (TunedJob(span="train_step"),)
-    wrong = Flag("wattspan demo", [{"spn": "train_step"}])
+    assert config.autotune.job == (TunedJobSettings(span="train_step"),)
+    wrong = FlagValue("wattspan demo", [{"spn": "train_step"}])
     with pytest.raises(ConfigError, match=r"Unknown key 'autotune\.job\[0\]\.spn'"):
         load(None, environ={}, flags={"autotune.job": wrong}, default=NOWHERE)
 
@@ -210,7 +218,7 @@ def test_a_command_may_bring_tables_of_its_own() -> None:
 def test_a_flag_sets_single_values_beside_arrays(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(FILE)
-    flags = {"autotune.mode": Flag("--set", "off"), "caps.capper": Flag("--set", "false")}
+    flags = {"autotune.mode": FlagValue("--set", "off"), "caps.capper": FlagValue("--set", "false")}
     config = load(path, environ={}, flags=flags)
     assert (config.autotune.mode, config.caps.capper) == ("off", False)
     assert len(config.autotune.job) == 2

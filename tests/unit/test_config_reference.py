@@ -2,10 +2,10 @@
 
 import pytest
 
-from wattspan.config import Schema, variable
-from wattspan.config.reference import page
+from wattspan.config import ConfigSchema, environment_variable
+from wattspan.config.writing import reference_page
+from wattspan.model.settings import each_key
 from wattspan.plugins import discover
-from wattspan.settings import each_key
 
 TABLES = discover().schema.tables
 
@@ -20,12 +20,12 @@ def test_every_table_says_what_it_is(where: str) -> None:
 
 
 def test_no_two_keys_share_a_variable() -> None:
-    names = [variable(dotted) for dotted, _ in each_key(TABLES)]
+    names = [environment_variable(dotted) for dotted, _ in each_key(TABLES)]
     assert len(names) == len(set(names))
 
 
 def test_the_page_names_every_key_and_its_variable() -> None:
-    text = page(Schema().tables)
-    for dotted, key in each_key(Schema().tables):
+    text = reference_page(ConfigSchema().tables)
+    for dotted, key in each_key(ConfigSchema().tables):
         assert f"### `{key.name}`" in text
-        assert f"`{variable(dotted)}`" in text
+        assert f"`{environment_variable(dotted)}`" in text

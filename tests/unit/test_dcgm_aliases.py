@@ -19,9 +19,9 @@ from wattspan.model import (
     Provenance,
     Snapshot,
 )
-from wattspan_exporters.catalogue import CATALOGUE
-from wattspan_exporters.dcgm import DCGM
-from wattspan_exporters.prometheus.render import Format, Renderer
+from wattspan_exporters.catalogue.metrics import CATALOGUE
+from wattspan_exporters.prometheus.dcgm import DCGM
+from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
 POWER, ENERGY = "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
 
@@ -41,13 +41,15 @@ def host(*boards: tuple[DomainAccount, GpuStatus]) -> Snapshot:
     return replace(full_host(), domains=tuple(accounts), gpus=tuple(statuses))
 
 
-def aliases(snapshot: Snapshot, form: Format = Format.TEXT) -> str:
+def aliases(snapshot: Snapshot, form: ExpositionFormat = ExpositionFormat.TEXT) -> str:
     return Renderer(DCGM).render(snapshot, form).decode()
 
 
 def series(snapshot: Snapshot) -> dict[Series, float]:
     """By OpenMetrics: of its text, prometheus-client's parser changes the names of counters."""
-    return parse(aliases(snapshot, Format.OPENMETRICS).encode(), Format.OPENMETRICS)
+    return parse(
+        aliases(snapshot, ExpositionFormat.OPENMETRICS).encode(), ExpositionFormat.OPENMETRICS
+    )
 
 
 def test_power_is_in_watts_and_energy_in_millijoules_with_dcgms_labels() -> None:
@@ -115,8 +117,8 @@ def test_the_types_are_those_of_dcgms_exporter() -> None:
 
 
 def test_openmetrics_can_be_parsed_with_a_counter_that_does_not_end_in_total() -> None:
-    document = aliases(host(board(0, power_average=Milliwatts(1))), Format.OPENMETRICS)
-    assert value(parse(document.encode(), Format.OPENMETRICS), ENERGY) == 90_520_000
+    document = aliases(host(board(0, power_average=Milliwatts(1))), ExpositionFormat.OPENMETRICS)
+    assert value(parse(document.encode(), ExpositionFormat.OPENMETRICS), ENERGY) == 90_520_000
     assert "# UNIT" not in document
 
 
@@ -170,8 +172,8 @@ def test_no_alias_hides_a_metric_of_our_own() -> None:
     assert not {m.series for m in DCGM} & {m.series for m in CATALOGUE}
 
 
-@pytest.mark.parametrize("form", list(Format))
-def test_without_the_setting_a_scrape_is_what_it_was(form: Format) -> None:
+@pytest.mark.parametrize("form", list(ExpositionFormat))
+def test_without_the_setting_a_scrape_is_what_it_was(form: ExpositionFormat) -> None:
     golden = GOLDEN[form].read_bytes().removesuffix(b"# EOF\n")
     with serving() as served:
         body = served.ask(Accept=form.value).body
@@ -182,6 +184,6 @@ def test_without_the_setting_a_scrape_is_what_it_was(form: Format) -> None:
 def test_with_it_they_stand_beside_our_own() -> None:
     with serving(aliases=["dcgm"]) as served:
         served.snapshot = host(board(3, power_average=Milliwatts(70_000)))
-        found = parse(served.ask().body, Format.TEXT)
+        found = parse(served.ask().body, ExpositionFormat.TEXT)
     assert value(found, POWER, gpu="3") == 70
     assert value(found, "hw_energy_joules_total", hw_id="gpu:GPU-33") == 90_520.000999

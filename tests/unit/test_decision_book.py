@@ -11,19 +11,19 @@ import pytest
 
 from support.tuned import HELD, HOLD, NOW, PROBE, RELEASE, decided
 from wattspan.model import Decided, Decision, Instant, Knob, Move, Reason, Trouble
-from wattspan.store.decisions import (
-    AGAIN,
-    UNWRITTEN,
-    DecisionBook,
+from wattspan.storage.decisions import (
+    MAX_UNWRITTEN,
+    REPEAT_INTERVAL,
+    DecisionLog,
     decisions_path,
     read_decisions,
 )
 from wattspan.testing import ManualClock
 
 
-def book(folder: Path, size: int = 2**20, log: list[str] | None = None) -> DecisionBook:
+def book(folder: Path, size: int = 2**20, log: list[str] | None = None) -> DecisionLog:
     said = log if log is not None else []
-    return DecisionBook(folder / "tuning" / "d.jsonl", ManualClock(), size, said.append)
+    return DecisionLog(folder / "tuning" / "d.jsonl", ManualClock(), size, said.append)
 
 
 def numbered(number: int, job: str = "job") -> Decided:
@@ -175,7 +175,7 @@ def test_a_full_disk_is_said_once_and_raises_nothing(tmp_path: Path) -> None:
     clock = ManualClock()
     path = tmp_path / "d.jsonl"
     path.symlink_to(FULL)
-    kept = DecisionBook(path, clock, log=said.append)
+    kept = DecisionLog(path, clock, log=said.append)
     for number in range(3):
         kept.add(numbered(number))
     assert kept.missed == 3
@@ -184,7 +184,7 @@ def test_a_full_disk_is_said_once_and_raises_nothing(tmp_path: Path) -> None:
     assert "Free some space" in sentence
     assert kept.failure is not None
     assert kept.failure.trouble is Trouble.RETRY
-    clock.advance(ns=AGAIN)
+    clock.advance(ns=REPEAT_INTERVAL)
     kept.add(numbered(3))
     assert len(said) == 2
 
@@ -207,10 +207,10 @@ def test_what_could_not_be_written_is_told_and_written_when_it_can_be(tmp_path: 
 def test_what_cannot_be_written_is_bounded(tmp_path: Path) -> None:
     (tmp_path / "tuning").write_text("")
     kept = book(tmp_path)
-    for number in range(UNWRITTEN + 10):
+    for number in range(MAX_UNWRITTEN + 10):
         kept.add(numbered(number))
     assert kept.recent(limit=10_000)[0] == numbered(10)
-    assert kept.missed == UNWRITTEN + 10
+    assert kept.missed == MAX_UNWRITTEN + 10
 
 
 def test_a_line_that_was_cut_by_a_full_disk_is_written_whole_afterwards(tmp_path: Path) -> None:

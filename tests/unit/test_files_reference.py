@@ -3,8 +3,8 @@
 import re
 
 from support.requirements import ROOT
-from wattspan_exporters.catalogue import ATTRIBUTES
-from wattspan_exporters.files.columns import COLUMNS, VERSION
+from wattspan_exporters.catalogue.metrics import ATTRIBUTES
+from wattspan_exporters.files.columns import COLUMNS, FORMAT_VERSION
 from wattspan_exporters.files.settings import DEFAULT_METRICS
 
 PAGE = (ROOT / "docs" / "reference" / "files.md").read_text(encoding="utf-8")
@@ -15,7 +15,7 @@ def test_every_column_stands_in_the_table_in_order() -> None:
     rows = [f"| `{c.name}` | {c.kind} | {c.meaning or meanings[c.name]} |" for c in COLUMNS]
     table = re.findall(r"^\| `\w+` \| (?:\w+(?:\[.*\])?) \| .*\|$", PAGE, re.MULTILINE)
     assert table == rows
-    assert f"(schema {VERSION})" in PAGE
+    assert f"(schema {FORMAT_VERSION})" in PAGE
 
 
 def test_the_default_metrics_are_those_of_the_page() -> None:

@@ -12,23 +12,23 @@ from support.snapshots import CPU, NOON, process
 from wattspan.model import Instant, Snapshot
 from wattspan.ports import ConfigError
 from wattspan.tabular import guarded
-from wattspan_exporters.catalogue import CATALOGUE
+from wattspan_exporters.catalogue.metric import Instrument, Metric, Sample
+from wattspan_exporters.catalogue.metrics import CATALOGUE
+from wattspan_exporters.catalogue.selection import select_metrics
 from wattspan_exporters.files.columns import COLUMNS
-from wattspan_exporters.files.rows import Csv, Encoder, JsonLines, moment
+from wattspan_exporters.files.rows import CsvEncoder, JsonLinesEncoder, RowEncoder, format_time
 from wattspan_exporters.files.settings import DEFAULT_METRICS
-from wattspan_exporters.metric import Instrument, Metric, Sample
-from wattspan_exporters.selection import select
 
 TABLE = "exporters.files"
 NAMES = [column.name for column in COLUMNS]
 
 
-def lines(encoder: Encoder, snapshot: Snapshot) -> list[str]:
+def lines(encoder: RowEncoder, snapshot: Snapshot) -> list[str]:
     return encoder.encode(snapshot).data.decode().splitlines()
 
 
 def objects(snapshot: Snapshot, metrics: Sequence[Metric] = CATALOGUE) -> list[dict[str, object]]:
-    return [json.loads(line) for line in lines(JsonLines(metrics), snapshot)]
+    return [json.loads(line) for line in lines(JsonLinesEncoder(metrics), snapshot)]
 
 
 def drawn(*samples: Sample, unit: str = "J") -> Metric:
@@ -37,7 +37,7 @@ def drawn(*samples: Sample, unit: str = "J") -> Metric:
 
 def test_every_row_has_every_column_in_the_same_order() -> None:
     assert {tuple(row) for row in objects(full_host())} == {tuple(NAMES)}
-    assert Csv.header.decode() == ",".join(NAMES) + "\n"
+    assert CsvEncoder.header.decode() == ",".join(NAMES) + "\n"
 
 
 def test_a_row_says_what_when_where_and_how_it_was_obtained() -> None:
@@ -68,9 +68,9 @@ def test_attributes_without_a_column_are_one_json_object() -> None:
 )
 def test_a_whole_value_is_exact(microjoules: int, text: str) -> None:
     metric = drawn((("x",), microjoules))
-    (line,) = lines(JsonLines([metric]), full_host())
+    (line,) = lines(JsonLinesEncoder([metric]), full_host())
     assert f'"value":{text},"whole":{microjoules},' in line
-    (cells,) = csv.reader(lines(Csv([metric]), full_host()))
+    (cells,) = csv.reader(lines(CsvEncoder([metric]), full_host()))
     row = dict(zip(NAMES, cells, strict=True))
     assert (row["value"], row["whole"]) == (text, str(microjoules))
 
@@ -93,17 +93,19 @@ def test_a_series_that_is_drawn_twice_is_written_once() -> None:
 
 
 def test_microseconds_are_rounded_down() -> None:
-    assert moment(NOON + 1_999) == "2023-11-14T22:13:20.000001Z"
-    assert moment(NOON - 1) == "2023-11-14T22:13:19.999999Z"
+    assert format_time(NOON + 1_999) == "2023-11-14T22:13:20.000001Z"
+    assert format_time(NOON - 1) == "2023-11-14T22:13:19.999999Z"
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\0b", "\udce9", 'quo"te', "a,b", "é" * 10**6, "'x", ""])
 def test_a_hostile_name_is_one_cell(name: str) -> None:
     snapshot = replace(full_host(), processes=(process(7, name, name, {}, {CPU: 3}),))
-    metrics = select(["wattspan.process.energy"], TABLE)
+    metrics = select_metrics(["wattspan.process.energy"], TABLE)
     row = objects(snapshot, metrics)[0]
     heading, *rows = csv.reader(
-        (Csv.header + Csv(metrics).encode(snapshot).data).decode().splitlines(keepends=True),
+        (CsvEncoder.header + CsvEncoder(metrics).encode(snapshot).data)
+        .decode()
+        .splitlines(keepends=True),
         strict=True,
     )
     cells = dict(zip(heading, rows[0], strict=True))
@@ -115,14 +117,14 @@ def test_a_hostile_name_is_one_cell(name: str) -> None:
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "'=1", "＝1"])
 def test_no_cell_of_a_csv_file_is_a_formula_and_every_one_can_be_had_back(name: str) -> None:
     snapshot = replace(full_host(), processes=(process(7, name, "", {}, {CPU: 3}),))
-    encoder = Csv(select(["wattspan.process.energy"], TABLE))
+    encoder = CsvEncoder(select_metrics(["wattspan.process.energy"], TABLE))
     cells = next(csv.reader(lines(encoder, snapshot)))
     assert cells[NAMES.index("command")] == f"'{name}"
     assert guarded(name).removeprefix("'") == name
 
 
 def test_series_that_are_gone_are_forgotten() -> None:
-    encoder = JsonLines(select(["wattspan.process.energy"], TABLE))
+    encoder = JsonLinesEncoder(select_metrics(["wattspan.process.energy"], TABLE))
     for n in range(100):
         crowd = tuple(process(100 * n + pid, "x", "", {}, {CPU: 1}) for pid in range(100))
         encoder.encode(replace(full_host(), processes=crowd))
@@ -139,26 +141,26 @@ def test_the_clock_may_step_back() -> None:
 
 
 def test_the_default_holds_what_a_notebook_asks_for() -> None:
-    names = {metric.name for metric in select(DEFAULT_METRICS, TABLE, facts=False)}
+    names = {metric.name for metric in select_metrics(DEFAULT_METRICS, TABLE, facts=False)}
     assert {"hw.energy", "wattspan.span.energy", "wattspan.gap.time", "hw.gpu.utilization"} <= names
     assert {"wattspan.autotune.slowdown", "wattspan.power.limit"} <= names
     assert not names & {"wattspan.source.up", "wattspan.agent.ticks", "wattspan.gpu.info"}
 
 
 def test_facts_are_written_where_they_are_named() -> None:
-    assert [m.name for m in select(["wattspan.gpu.info", "hw.power"], TABLE, facts=False)] == [
+    assert [m.name for m in select_metrics(["wattspan.gpu.info", "hw.power"], TABLE, facts=False)] == [
         "hw.power", "wattspan.gpu.info",
     ]  # fmt: skip
 
 
 def test_files_and_pushes_choose_alike() -> None:
     patterns = ("hw.*", "!hw.gpu.*", "hw.gpu.memory.*")
-    names = [metric.name for metric in select(patterns, TABLE, facts=False)]
-    assert names == [metric.name for metric in select(patterns, "exporters.otlp")]
+    names = [metric.name for metric in select_metrics(patterns, TABLE, facts=False)]
+    assert names == [metric.name for metric in select_metrics(patterns, "exporters.otlp")]
     assert "hw.gpu.memory.usage" in names
     assert "hw.gpu.utilization" not in names
 
 
 def test_a_name_nobody_knows_is_an_error_that_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r'"hw\.enrgy".*"hw\.energy" is near'):
-        select(["hw.enrgy"], TABLE)
+        select_metrics(["hw.enrgy"], TABLE)

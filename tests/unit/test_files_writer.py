@@ -13,11 +13,11 @@ import pytest
 from support.filing import Desk, desk, read, settings
 from support.scrapes import full_host
 from wattspan.model import Provenance
-from wattspan.settings import SettingError
-from wattspan_exporters.files import finishing
+from wattspan.model.settings import SettingError
+from wattspan_exporters.files import parts
 from wattspan_exporters.files.columns import COLUMNS
-from wattspan_exporters.files.names import FileName, host_word, parse
-from wattspan_exporters.files.writer import Writer
+from wattspan_exporters.files.directory import FileName, host_component, parse_file_name
+from wattspan_exporters.files.exporter import SnapshotWriter
 
 LINES = 6  # series of hw.energy in full_host()
 ONE = {"metrics": ["hw.energy"]}
@@ -147,7 +147,7 @@ def test_what_is_not_ours_is_never_removed(tmp_path: Path) -> None:
 
 def left_behind(directory: Path, keys: dict[str, str]) -> Path:
     """The part of an agent that was killed after two snapshots."""
-    dying = Desk(directory, Writer(settings(directory, **ONE, **keys), print), [])
+    dying = Desk(directory, SnapshotWriter(settings(directory, **ONE, **keys), print), [])
     dying.turn()
     dying.turn()
     part = dying.writer._part
@@ -256,7 +256,7 @@ def test_a_file_that_was_finished_but_for_its_part_is_not_made_twice(tmp_path: P
 def test_without_pyarrow_rows_wait_and_the_log_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finishing, "has_pyarrow", lambda: False)
+    monkeypatch.setattr(parts, "has_pyarrow", lambda: False)
     with desk(tmp_path, **ONE, format="parquet", rotate="10s") as it:
         it.turn()
         it.turn()
@@ -270,7 +270,7 @@ def test_without_pyarrow_rows_wait_and_the_log_says_so(
 def test_parts_that_cannot_be_finished_are_bounded_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finishing, "has_pyarrow", lambda: False)
+    monkeypatch.setattr(parts, "has_pyarrow", lambda: False)
     with desk(tmp_path, **ONE, format="parquet", rotate="10s", keep=3) as it:
         for _ in range(20):
             it.turn()
@@ -290,7 +290,7 @@ def test_a_full_disk_costs_the_snapshot_in_hand_and_nothing_else(
         return write(fd, data)
 
     write, full_now = os.write, False
-    monkeypatch.setattr("wattspan_exporters.files.part.os.write", full)
+    monkeypatch.setattr("wattspan_exporters.files.parts.os.write", full)
     with desk(tmp_path, **ONE) as it:
         it.turn()
         full_now = True
@@ -326,8 +326,8 @@ def test_what_could_not_be_taken_back_is_cut_off_before_more_is_written(
         truncate(fd, size)
 
     write, truncate, failing_now = os.write, os.ftruncate, False
-    monkeypatch.setattr("wattspan_exporters.files.part.os.write", failing)
-    monkeypatch.setattr("wattspan_exporters.files.part.os.ftruncate", refusing)
+    monkeypatch.setattr("wattspan_exporters.files.parts.os.write", failing)
+    monkeypatch.setattr("wattspan_exporters.files.parts.os.ftruncate", refusing)
     with desk(tmp_path, **ONE) as it:
         it.turn()
         failing_now = True
@@ -348,10 +348,10 @@ def test_trouble_that_goes_on_is_not_said_again_and_again(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with desk(tmp_path, **ONE, compression="gzip", rotate="20s") as it:
-        monkeypatch.setattr("wattspan_exporters.files.finishing._to_gzip", full)
+        monkeypatch.setattr("wattspan_exporters.files.parts._to_gzip", full)
         for _ in range(9):
             it.turn()
-        monkeypatch.setattr("wattspan_exporters.files.part.os.write", full)
+        monkeypatch.setattr("wattspan_exporters.files.parts.os.write", full)
         for _ in range(9):
             it.turn()
         assert [line[:13] for line in it.log] == ["Cannot finish", "Cannot write "]
@@ -464,14 +464,14 @@ def test_an_emulated_host_says_so_where_no_row_has_a_provenance(tmp_path: Path) 
 
 @pytest.mark.parametrize("host", ["node7", "a.b-c", "../../etc", "", "x" * 500, "a/b\n", "Zürich"])
 def test_any_host_name_makes_a_file_name_that_can_be_read_back(host: str) -> None:
-    word = host_word(host, emulated=False)
+    word = host_component(host, emulated=False)
     name = FileName(1_700_000_000_000_001, word, "jsonl.gz")
     assert "/" not in str(name)
     assert not str(name).startswith(".")
     assert len(name.draft) < 255
-    assert parse(str(name), word) == (name, False)
-    assert parse(name.part, word) == (name, True)
-    assert parse(str(name), "other") is None
+    assert parse_file_name(str(name), word) == (name, False)
+    assert parse_file_name(name.part, word) == (name, True)
+    assert parse_file_name(str(name), "other") is None
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from support.books import Books, J
 from support.snapshots import CPU, account
 from wattspan.cli.compose_footprint import Footprints
-from wattspan.config import Carbon, Config, Cost, load
-from wattspan.config import Store as Settings
+from wattspan.config import CarbonSettings, Config, CostSettings, load
+from wattspan.config import StoreSettings as Settings
 from wattspan.ledger import Ledger, Rules
 from wattspan.model import (
     SECOND,
@@ -29,7 +29,7 @@ from wattspan.ports import Batch, ConfigError
 from wattspan.runtime.past import RecentPast
 from wattspan.runtime.poller import Poller
 from wattspan.schedule import Period, Schedule
-from wattspan.store import Store
+from wattspan.storage import Store
 from wattspan.testing import FakeDirectory, ManualClock, ReplaySource, ReplayUsage
 from wattspan.timeline import Timeline
 from wattspan.weighing import KILOWATT_HOUR
@@ -46,9 +46,11 @@ def shot(energy: int, at: Instant = NOW) -> Snapshot:
 
 
 def footprints(
-    cost: Cost | None = None, carbon: Carbon | None = None, opening: Opening | None = None
+    cost: CostSettings | None = None,
+    carbon: CarbonSettings | None = None,
+    opening: Opening | None = None,
 ) -> Footprints:
-    config = Config(cost=cost or Cost(), carbon=carbon or Carbon())
+    config = Config(cost=cost or CostSettings(), carbon=carbon or CarbonSettings())
     return Footprints(config, ManualClock(), opening)
 
 
@@ -69,7 +71,7 @@ def test_a_rate_that_fails_costs_what_it_weighs_and_nothing_else() -> None:
         def at(self, _when: Instant) -> int:
             raise RuntimeError("a fault of ours")
 
-    both = footprints(Cost(price=0.3), Carbon(intensity=380.0))
+    both = footprints(CostSettings(price=0.3), CarbonSettings(intensity=380.0))
     assert both._carbon is not None
     both._carbon = both._carbon._replace(rate=Failing())  # type: ignore[arg-type]
     weighed = both.weigh(shot(KILOWATT_HOUR))
@@ -81,7 +83,7 @@ def test_a_rate_that_fails_costs_what_it_weighs_and_nothing_else() -> None:
 
 
 def test_a_kilowatt_hour_costs_its_price_and_emits_its_intensity() -> None:
-    both = footprints(Cost(price=0.3), Carbon(intensity=380.5))
+    both = footprints(CostSettings(price=0.3), CarbonSettings(intensity=380.5))
     assert both.weigh(shot(KILOWATT_HOUR)) == Footprint(
         Weighed("EUR", Origin.CONSTANT, 300_000_000, 300_000_000),
         Weighed("g", Origin.CONSTANT, 380_500_000_000, 380_500_000_000),
@@ -89,12 +91,16 @@ def test_a_kilowatt_hour_costs_its_price_and_emits_its_intensity() -> None:
 
 
 def test_a_price_of_nothing_is_configured() -> None:
-    assert footprints(Cost(price=0.0)).weigh(shot(5)).cost == Weighed("EUR", Origin.CONSTANT, 0)
+    assert footprints(CostSettings(price=0.0)).weigh(shot(5)).cost == Weighed(
+        "EUR", Origin.CONSTANT, 0
+    )
 
 
 def test_what_was_spent_before_books_were_weighed_is_weighed_by_nobody() -> None:
     opening = Opening(NOW, "boot", accounts=shot(5 * KILOWATT_HOUR).domains)
-    weighed = footprints(Cost(price=1.0), opening=opening).weigh(shot(6 * KILOWATT_HOUR)).cost
+    weighed = (
+        footprints(CostSettings(price=1.0), opening=opening).weigh(shot(6 * KILOWATT_HOUR)).cost
+    )
     assert weighed is not None
     assert (weighed.total, weighed.unknown) == (10**9, 0)
 
@@ -102,14 +108,18 @@ def test_what_was_spent_before_books_were_weighed_is_weighed_by_nobody() -> None
 def test_totals_go_on_after_a_restart() -> None:
     before = Weighed("EUR", Origin.SCHEDULE, None, 7 * 10**9, Microjoules(3))
     opening = Opening(NOW, "boot", accounts=shot(5).domains, footprint=Footprint(before))
-    weighed = footprints(Cost(price=1.0), opening=opening).weigh(shot(5 + KILOWATT_HOUR)).cost
+    weighed = (
+        footprints(CostSettings(price=1.0), opening=opening).weigh(shot(5 + KILOWATT_HOUR)).cost
+    )
     assert weighed == Weighed("EUR", Origin.CONSTANT, 10**9, 8 * 10**9, Microjoules(3))
 
 
 def test_another_currency_begins_at_nothing() -> None:
     before = Weighed("EUR", Origin.CONSTANT, None, 7 * 10**9, Microjoules(3))
     opening = Opening(NOW, "boot", accounts=shot(5).domains, footprint=Footprint(before))
-    weighed = footprints(Cost(price=1.0, currency="CHF"), opening=opening).weigh(shot(5)).cost
+    weighed = (
+        footprints(CostSettings(price=1.0, currency="CHF"), opening=opening).weigh(shot(5)).cost
+    )
     assert weighed == Weighed("CHF", Origin.CONSTANT, 10**9)
 
 
@@ -119,7 +129,7 @@ def test_a_schedule_weighs_each_joule_by_when_it_was_booked(tmp_path: Path) -> N
         'zone = "UTC"\n[[period]]\nrate = 1\nto = "12:00"\n[[period]]\nrate = 3\nfrom = "12:00"\n'
         'to = "13:00"\n'
     )
-    prints = footprints(Cost(schedule=str(path)))
+    prints = footprints(CostSettings(schedule=str(path)))
     noon = 1_700_006_400 // 86400 * 86400 + 12 * 3600
     total = []
     for hour, energy in ((-1, 1), (0, 2), (1, 3)):
@@ -137,7 +147,7 @@ def test_a_schedule_weighs_each_joule_by_when_it_was_booked(tmp_path: Path) -> N
 def test_a_file_with_a_number_is_followed(tmp_path: Path) -> None:
     path = tmp_path / "intensity"
     path.write_text("412")
-    prints = footprints(carbon=Carbon(file=str(path), max_age=Cost().max_age))
+    prints = footprints(carbon=CarbonSettings(file=str(path), max_age=CostSettings().max_age))
     assert prints.weigh(shot(7)).carbon == Weighed("g", Origin.METRIC, None, 0, Microjoules(7))
     ((start, _),) = prints.services.parts
     assert start.__self__.name == "carbon"  # type: ignore[attr-defined]
@@ -168,7 +178,7 @@ def test_the_poller_shows_and_closes_the_footprint_with_the_energy_it_is_of() ->
         checkpoint_every=SECOND,
         keep=kept.append,
     )
-    poller.weigh = footprints(Cost(price=1.0)).weigh
+    poller.weigh = footprints(CostSettings(price=1.0)).weigh
     poller.turn()
     clock.advance(1)
     poller.turn()

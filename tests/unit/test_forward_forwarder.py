@@ -15,11 +15,11 @@ from support.forwarding import (
 )
 from wattspan.collector.answers import Answer, Verdict, again
 from wattspan.collector.backoff import Backoff
-from wattspan.config import Spans
+from wattspan.config import SpansSettings
 from wattspan.forward.forwarder import REQUESTS_AT_ONCE, Forwarder
 from wattspan.model import SECOND, HwType, Provenance
+from wattspan.model.settings import Size
 from wattspan.ports import ConfigError
-from wattspan.settings import Size
 from wattspan.testing import ManualClock
 
 AWAY = again("connection refused", "Is it running?")
@@ -37,7 +37,7 @@ class Bench:
         self.collector = ScriptedTransport(*answers)
         self.said: list[str] = []
         self.forwarder = Forwarder(
-            Spans(forward="http://collector:4318", forward_queue=Size.parse(queue)),
+            SpansSettings(forward="http://collector:4318", forward_queue=Size.parse(queue)),
             self.clock,
             self.said.append,
             provenance=provenance,
@@ -332,7 +332,7 @@ def test_health_names_what_fails_while_it_fails():
 def test_headers_are_never_said():
     said: list[str] = []
     forwarder = Forwarder(
-        Spans(forward="http://collector:4318", forward_headers="authorization=s3cret"),
+        SpansSettings(forward="http://collector:4318", forward_headers="authorization=s3cret"),
         ManualClock(),
         said.append,
         transport=ScriptedTransport(REFUSED),
@@ -345,7 +345,7 @@ def test_headers_are_never_said():
 
 def test_an_address_that_cannot_be_is_known_before_anything_starts():
     with pytest.raises(ConfigError, match="forward"):
-        Forwarder(Spans(forward="collector"), ManualClock(), print)
+        Forwarder(SpansSettings(forward="collector"), ManualClock(), print)
 
 
 def test_what_still_waits_at_the_end_is_counted():

@@ -20,13 +20,13 @@ from support.forwarding import (
 from support.waiting import eventually
 from wattspan.collector.answers import Answer, again
 from wattspan.collector.backoff import Backoff
-from wattspan.config import Spans
+from wattspan.config import SpansSettings
 from wattspan.forward.forwarder import Forwarder
 from wattspan.forward.segment import Segment
 from wattspan.forward.waiting import OVERHEAD, Parcel, Record, Waiting
-from wattspan.keeper import HANGS
 from wattspan.model import Trouble
-from wattspan.settings import Size
+from wattspan.model.settings import Size
+from wattspan.storage.async_writer import HANG_AFTER
 from wattspan.testing import ManualClock
 
 AWAY = again("connection refused")
@@ -46,7 +46,7 @@ class Bench:
         self.collector = ScriptedTransport(*answers)
         self.disk = HangingSpool(self.folder, self.queue, self.said.append)
         self.forwarder = Forwarder(
-            Spans(forward="http://collector:4318", forward_queue=self.queue),
+            SpansSettings(forward="http://collector:4318", forward_queue=self.queue),
             self.clock,
             self.said.append,
             transport=self.collector,
@@ -227,7 +227,7 @@ def test_one_that_is_larger_than_all_that_memory_may_hold_waits_by_itself() -> N
 def test_health_and_log_say_that_it_does_not_answer_and_the_log_that_it_does(bench: Bench) -> None:
     bench.hang()
     assert bench.forwarder.health().failures == ()
-    bench.clock.advance(ns=HANGS)
+    bench.clock.advance(ns=HANG_AFTER)
     health = bench.forwarder.health()
     (failure,) = health.failures
     assert health.up  # the collector's
@@ -248,7 +248,7 @@ def test_health_and_log_say_that_it_does_not_answer_and_the_log_that_it_does(ben
 def test_a_collector_that_is_away_is_told_beside_it(bench: Bench) -> None:
     bench.collector.answers.append(AWAY)
     bench.hang()
-    bench.clock.advance(ns=HANGS)
+    bench.clock.advance(ns=HANG_AFTER)
     bench.forwarder.turn()
     health = bench.forwarder.health()
     assert not health.up
@@ -260,7 +260,7 @@ def test_the_end_does_not_wait_for_it_and_counts_what_it_did_not_take(bench: Ben
     bench.kept()
     bench.hang()
     bench.offer(3)
-    bench.clock.advance(ns=HANGS)
+    bench.clock.advance(ns=HANG_AFTER)
     bench.forwarder.stop(bench.clock.monotonic())
     assert not bench.disk.answers.is_set()
     assert bench.forwarder.stats.drops == {"stopped": 4}

@@ -16,7 +16,7 @@ from wattspan.collector.answers import Answer, Verdict, again, of_http, of_respo
 from wattspan.collector.backoff import Backoff
 from wattspan.collector.destination import parse_destination
 from wattspan.collector.signals import LOGS
-from wattspan.config import Spans
+from wattspan.config import SpansSettings
 from wattspan.forward.logs import QUEUE, REST, Records
 from wattspan.forward.records import Record, Writer
 from wattspan.model import SECOND
@@ -50,7 +50,7 @@ class Bench:
         self.collector = ScriptedTransport(*answers)
         self.said: list[str] = []
         self.records = Records(
-            Spans(forward="http://collector:4318"),
+            SpansSettings(forward="http://collector:4318"),
             self.clock,
             self.said.append,
             {"service.name": "wattspan"},

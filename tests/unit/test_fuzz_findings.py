@@ -18,14 +18,14 @@ from wattspan.capper.protocol import CapperRequest, CeilingRequest, RequestedCap
 from wattspan.collector.answers import Verdict, of_http
 from wattspan.collector.signals import SPANS
 from wattspan.collector.status import retry_delay, status_message
-from wattspan.config import Schema, load
-from wattspan.config.file import parse
+from wattspan.config import ConfigSchema, load
+from wattspan.config.reading import parse_toml
 from wattspan.model import Failure, Trouble
 from wattspan.processes.cpus import parse_cpu_list
 from wattspan.processes.inspector import ProcessInspector, TcpConnections
 from wattspan.processes.netlink import raise_error
 from wattspan.sources.nvml.session import MAX_GPUS
-from wattspan.store.decisions import DecisionBook
+from wattspan.storage.decisions import DecisionLog
 from wattspan.testing import ManualClock
 
 NUMBER_OF_400_DIGITS = "9" * 400
@@ -94,7 +94,7 @@ def test_a_collector_s_words_that_are_not_utf_8_are_shown_as_far_as_they_can_be(
 def test_a_line_nested_without_end_is_passed_over_in_the_book_of_decisions(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     path.write_bytes(b"[" * 50_000 + b'\n{"knob":"gpu_power","at_mono_ns":1e999}\n')
-    assert DecisionBook(path, ManualClock()).recent() == []
+    assert DecisionLog(path, ManualClock()).recent() == []
 
 
 def test_no_list_of_cpus_takes_all_memory() -> None:
@@ -165,7 +165,7 @@ def test_a_variable_s_name_is_told_printably() -> None:
     config = load(
         None,
         environ={"WATTSPAN_AGENT\nINTERVAL": "1s"},
-        schema=Schema(),
+        schema=ConfigSchema(),
         default=Path("/nonexistent"),
     )
     (warning,) = config.warnings
@@ -176,7 +176,7 @@ def test_a_long_line_of_a_configuration_takes_no_time_squared() -> None:
     def seconds(dots: int) -> float:
         text = f'x = """\n{"a." * dots}\n"""\n'
         began = time.process_time()
-        parse(text, Path("c.toml"))
+        parse_toml(text, Path("c.toml"))
         return time.process_time() - began
 
     few = min(seconds(5_000) for _ in range(3))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.waiting import eventually
-from wattspan.keeper import Keeper
+from wattspan.storage.async_writer import AsyncWriter
 from wattspan.testing import ManualClock
 
 
@@ -21,7 +21,7 @@ class Disk:
         self.answers.set()
         self.asked = threading.Semaphore(0)
         self.written: list[str] = []
-        self.keeper = Keeper[str](self._write, self.clock)
+        self.keeper = AsyncWriter[str](self._write, self.clock)
 
     def _write(self, thing: str) -> None:
         self.asked.release()

@@ -14,7 +14,7 @@ import pytest
 
 from support.program import with_read_only
 from support.waiting import eventually
-from wattspan.locking import FileLock, HeldError
+from wattspan.util.files import FileLock, LockHeldError
 
 HOLDS = """
 import fcntl, sys
@@ -65,8 +65,8 @@ def somebody_holds(path: Path, *within: str) -> Iterator[subprocess.Popen[str]]:
         holder.stdin.close()
 
 
-def refused(path: Path) -> HeldError:
-    with pytest.raises(HeldError) as held:
+def refused(path: Path) -> LockHeldError:
+    with pytest.raises(LockHeldError) as held:
         FileLock(path)
     return held.value
 

@@ -12,8 +12,8 @@ import pytest
 from support.fake_nvml import FakeGpu, FakeNvml
 from support.waiting import eventually
 from wattspan.model import Trouble
+from wattspan.model.settings import Duration, SettingError, convert
 from wattspan.ports import CounterSource, SourceContext, SourceError
-from wattspan.settings import Duration, SettingError, convert
 from wattspan.sources.nvml.source import LIBRARY, NvmlSettings, NvmlSource, open_nvml, plugin
 from wattspan.testing import FakeDirectory, ManualClock
 

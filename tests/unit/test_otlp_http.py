@@ -10,8 +10,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from support.otlp import JSON, PROTOBUF, Receiver, request, span
-from wattspan.encoding import BadEncodingError, TooLongError, gunzip
 from wattspan.spanfeed import wire
+from wattspan.util.encoding import BodyEncodingError, BodyTooLongError, gzip_decompress
 
 BODY = request().SerializeToString()
 JSON_BODY = json.dumps(
@@ -178,22 +178,22 @@ def test_a_busy_sink_is_503_with_the_time_to_come_again(receiver: Receiver) -> N
 
 
 def test_gunzip_is_what_was_compressed_to_the_byte() -> None:
-    assert gunzip(gzip.compress(b"x" * 1000), 1000) == b"x" * 1000
-    with pytest.raises(TooLongError):
-        gunzip(gzip.compress(b"x" * 1001), 1000)
+    assert gzip_decompress(gzip.compress(b"x" * 1000), 1000) == b"x" * 1000
+    with pytest.raises(BodyTooLongError):
+        gzip_decompress(gzip.compress(b"x" * 1001), 1000)
 
 
 def test_members_one_after_the_other_are_one_body() -> None:
     members = gzip.compress(b"a") + gzip.compress(b"b") + gzip.compress(b"c")
-    assert gunzip(members, 3) == b"abc"
-    assert gunzip(members + bytes(10), 3) == b"abc"
-    with pytest.raises(TooLongError):
-        gunzip(members, 2)
+    assert gzip_decompress(members, 3) == b"abc"
+    assert gzip_decompress(members + bytes(10), 3) == b"abc"
+    with pytest.raises(BodyTooLongError):
+        gzip_decompress(members, 2)
 
 
 def test_members_without_number_are_refused() -> None:
-    with pytest.raises(BadEncodingError, match="too many gzip members"):
-        gunzip(gzip.compress(b"") * 5000, 1000)
+    with pytest.raises(BodyEncodingError, match="too many gzip members"):
+        gzip_decompress(gzip.compress(b"") * 5000, 1000)
 
 
 # ---------------------------------------------------------------------------------- our messages

@@ -35,20 +35,20 @@ from support.requirements import ROOT
 from support.scrapes import full_host, parse
 from support.snapshots import NOON, busy_host, serving_host
 from wattspan.model import Instant, Microjoules, Snapshot
-from wattspan_exporters.catalogue import CATALOGUE
-from wattspan_exporters.metric import Instrument, Metric
-from wattspan_exporters.otlp.encode import Encoder
-from wattspan_exporters.prometheus.render import Format, Renderer
+from wattspan_exporters.catalogue.metric import Instrument, Metric
+from wattspan_exporters.catalogue.metrics import CATALOGUE
+from wattspan_exporters.otlp.encoder import MetricsEncoder
+from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
 METRICS = {metric.name: metric for metric in CATALOGUE}
 KINDS = {Instrument.COUNTER: "counter", Instrument.UPDOWN: "updown"}
 
 
-def encoder(**settings: object) -> Encoder:
-    return Encoder(lambda _: {"service.name": "wattspan"}, "1.2.3", **settings)  # type: ignore[arg-type]
+def encoder(**settings: object) -> MetricsEncoder:
+    return MetricsEncoder(lambda _: {"service.name": "wattspan"}, "1.2.3", **settings)  # type: ignore[arg-type]
 
 
-def decoded(one: Encoder, snapshot: Snapshot) -> list[ExportMetricsServiceRequest]:
+def decoded(one: MetricsEncoder, snapshot: Snapshot) -> list[ExportMetricsServiceRequest]:
     return [ExportMetricsServiceRequest.FromString(each.body) for each in one.encode(snapshot)]
 
 
@@ -62,7 +62,9 @@ def pushed(snapshot: Snapshot) -> list[Point]:
 @pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: metric.series)
 def test_each_metric_says_the_same_to_both_worlds(metric: Metric) -> None:
     snapshot = full_host()
-    scraped = parse(Renderer([metric]).render(snapshot, Format.TEXT), Format.TEXT)
+    scraped = parse(
+        Renderer([metric]).render(snapshot, ExpositionFormat.TEXT), ExpositionFormat.TEXT
+    )
     received = list(points(*decoded(encoder(metrics=[metric]), snapshot)))
     assert {point.name for point in received} <= {metric.name}
     assert {point.unit for point in received} <= {metric.unit}
@@ -73,7 +75,9 @@ def test_each_metric_says_the_same_to_both_worlds(metric: Metric) -> None:
 @pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: metric.series)
 def test_prometheus_has_the_same_series_of_a_push_and_of_a_scrape(metric: Metric) -> None:
     """But for the two names that are fixed otherwise than by the rules."""
-    scraped = parse(Renderer([metric]).render(full_host(), Format.TEXT), Format.TEXT)
+    scraped = parse(
+        Renderer([metric]).render(full_host(), ExpositionFormat.TEXT), ExpositionFormat.TEXT
+    )
     received = list(points(*decoded(encoder(metrics=[metric]), full_host())))
     stored = {
         (FIXED_NAMES.get(name, name), labels): point.value
@@ -115,7 +119,7 @@ def test_the_host_that_is_compared_has_something_of_every_metric() -> None:
 
 @pytest.mark.parametrize("snapshot", [full_host(), busy_host(), serving_host()])
 def test_a_whole_push_says_what_a_whole_scrape_says(snapshot: Snapshot) -> None:
-    scraped = parse(Renderer().render(snapshot, Format.TEXT), Format.TEXT)
+    scraped = parse(Renderer().render(snapshot, ExpositionFormat.TEXT), ExpositionFormat.TEXT)
     assert by_series(pushed(snapshot)) == scraped
 
 
@@ -241,7 +245,7 @@ def test_a_label_that_is_no_text_and_too_long_is_made_fit_as_in_a_scrape() -> No
     row = snapshot.processes[0]
     evil = replace(row, info=replace(row.info, command="\ud800\x1b" + "é" * 500))
     snapshot = replace(snapshot, processes=(evil,))
-    scraped = parse(Renderer().render(snapshot, Format.TEXT), Format.TEXT)
+    scraped = parse(Renderer().render(snapshot, ExpositionFormat.TEXT), ExpositionFormat.TEXT)
     assert by_series(pushed(snapshot)) == scraped
 
 

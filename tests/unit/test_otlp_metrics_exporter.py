@@ -17,8 +17,8 @@ from wattspan.collector.destination import parse_destination
 from wattspan.collector.signals import METRICS
 from wattspan.model import SECOND, Snapshot
 from wattspan.testing import ManualClock
-from wattspan_exporters.catalogue import CATALOGUE
-from wattspan_exporters.otlp.encode import Encoder
+from wattspan_exporters.catalogue.metrics import CATALOGUE
+from wattspan_exporters.otlp.encoder import MetricsEncoder
 from wattspan_exporters.otlp.exporter import OtlpExporter
 
 INTERVAL = 10 * SECOND
@@ -39,7 +39,7 @@ class Bench:
         self.exporter = OtlpExporter(
             parse_destination("http://collector:4318", METRICS),
             self.receiver,
-            Encoder(lambda _: {}, "", CATALOGUE, limit),
+            MetricsEncoder(lambda _: {}, "", CATALOGUE, limit),
             self.clock,
             self.said.append,
             interval=INTERVAL,

@@ -18,15 +18,15 @@ from support.snapshots import busy_host
 from wattspan.cli import cli as wattspan
 from wattspan.collector.signals import METRICS, SPANS
 from wattspan.model import Provenance
+from wattspan.model.settings import REDACTED, SettingError, convert, redacted
 from wattspan.ports import ConfigError, ExporterContext, WattspanError
-from wattspan.settings import HIDDEN, SettingError, convert, redacted
 from wattspan.testing import ManualClock
-from wattspan_exporters.catalogue import CATALOGUE
+from wattspan_exporters.catalogue.metrics import CATALOGUE
+from wattspan_exporters.catalogue.selection import select_metrics
 from wattspan_exporters.otlp import plugin
-from wattspan_exporters.otlp.encode import Encoder
-from wattspan_exporters.otlp.resource import Resource, machine_id, pairs
+from wattspan_exporters.otlp.encoder import MetricsEncoder
+from wattspan_exporters.otlp.resource import ResourceAttributes, machine_id, parse_attributes
 from wattspan_exporters.otlp.settings import OtlpSettings
-from wattspan_exporters.selection import select
 
 SECRET = "s3cr3t"
 
@@ -132,7 +132,7 @@ def test_headers_are_shown_to_nobody(tmp_path: Path) -> None:
         )
         assert shown.exit_code == 0, shown.output
         assert SECRET not in shown.output
-        assert shown.output.count(f'"{HIDDEN}"') == 2
+        assert shown.output.count(f'"{REDACTED}"') == 2
     assert json.loads(shown.stdout)
 
 
@@ -155,14 +155,14 @@ def test_headers_that_others_can_read_are_warned_of(endpoint: str, warned: bool)
 
 def test_a_secret_that_is_not_set_is_not_hidden() -> None:
     assert redacted(table()) == table()
-    assert redacted(table(headers="a=b")).headers == HIDDEN
+    assert redacted(table(headers="a=b")).headers == REDACTED
 
 
 # ------------------------------------------------------------------------------------ resource
 
 
-def resource(machine: str = "abc", **environ: str) -> Resource:
-    return Resource("1.2.3", configured={}, environ=environ, machine_id=machine)
+def resource(machine: str = "abc", **environ: str) -> ResourceAttributes:
+    return ResourceAttributes("1.2.3", configured={}, environ=environ, machine_id=machine)
 
 
 def test_a_host_is_the_same_over_restarts_and_another_is_another() -> None:
@@ -181,7 +181,7 @@ def test_an_emulated_host_is_not_the_machine_it_runs_on() -> None:
 
 def test_what_the_environment_says_in_no_utf8_is_marked_and_stops_no_push() -> None:
     said = resource(OTEL_SERVICE_NAME="caf\udce9")
-    (request,) = Encoder(said, "1.2.3").encode(full_host())
+    (request,) = MetricsEncoder(said, "1.2.3").encode(full_host())
     (sent,) = ExportMetricsServiceRequest.FromString(request.body).resource_metrics
     values = {pair.key: pair.value.string_value for pair in sent.resource.attributes}
     assert values["service.name"] == "caf?"
@@ -197,14 +197,14 @@ def test_a_machine_without_an_id_claims_none(tmp_path: Path) -> None:
 
 def test_the_configuration_wins_over_the_environment_and_that_over_the_agent() -> None:
     environ = {"OTEL_RESOURCE_ATTRIBUTES": "service.name=a,host.name=b,team=c,site=d"}
-    told = Resource(
+    told = ResourceAttributes(
         "1", configured={"site": "e"}, environ=environ | {"OTEL_SERVICE_NAME": "f"}, machine_id=""
     )(full_host())
     assert [told[key] for key in ("service.name", "host.name", "team", "site")] == list("fbce")
 
 
 def test_pairs_may_hold_what_they_are_divided_by() -> None:
-    assert pairs(" a = b%2Cc ,, d=e%3Df,", "here") == {"a": "b,c", "d": "e=f"}
+    assert parse_attributes(" a = b%2Cc ,, d=e%3Df,", "here") == {"a": "b,c", "d": "e=f"}
 
 
 # ------------------------------------------------------------------------------------- metrics
@@ -212,7 +212,7 @@ def test_pairs_may_hold_what_they_are_divided_by() -> None:
 
 def test_patterns_add_and_take_away_in_their_order() -> None:
     patterns = ("hw.*", "wattspan.gap.time", "!hw.gpu.*", "hw.gpu.memory.*")
-    names = [metric.name for metric in select(patterns, "exporters.otlp")]
+    names = [metric.name for metric in select_metrics(patterns, "exporters.otlp")]
     assert "hw.energy" in names
     assert "hw.gpu.utilization" not in names
     assert "hw.gpu.memory.usage" in names

@@ -21,9 +21,9 @@ from wattspan.model import (
     Provenance,
     Snapshot,
 )
-from wattspan_exporters.catalogue import CATALOGUE
-from wattspan_exporters.kept import SLACK
-from wattspan_exporters.otlp.encode import Encoder
+from wattspan_exporters.catalogue.metric import CACHE_SLACK
+from wattspan_exporters.catalogue.metrics import CATALOGUE
+from wattspan_exporters.otlp.encoder import MetricsEncoder
 
 BOOT = NOON - 10**12
 STARTED = NOON - SECOND
@@ -48,7 +48,7 @@ def world(seconds: int, joules: dict[str, int], began: int = 1) -> Snapshot:
 
 def pushes(*snapshots: Snapshot) -> dict[str, list[Point]]:
     """What a receiver of all pushes has of each command, in order."""
-    one = Encoder(lambda _: {}, "", [PROCESSES])
+    one = MetricsEncoder(lambda _: {}, "", [PROCESSES])
     found: dict[str, list[Point]] = {}
     for snapshot in snapshots:
         for request in one.encode(snapshot):
@@ -81,7 +81,7 @@ def test_a_row_that_is_away_for_a_push_and_goes_on_is_not_counted_twice() -> Non
 
 
 def test_a_series_that_came_back_after_it_was_forgotten_begins_no_earlier_than_that() -> None:
-    crowd = {f"job {n}": 5 for n in range(3 * SLACK)}
+    crowd = {f"job {n}": 5 for n in range(3 * CACHE_SLACK)}
     found = pushes(
         world(0, {"sh": 9}), world(10, {"sh": 10, **crowd}), world(20, {}), world(30, {"sh": 4})
     )["sh"]
@@ -90,18 +90,18 @@ def test_a_series_that_came_back_after_it_was_forgotten_begins_no_earlier_than_t
 
 
 def test_what_is_remembered_is_bounded_under_churn() -> None:
-    one = Encoder(lambda _: {}, "", [PROCESSES])
+    one = MetricsEncoder(lambda _: {}, "", [PROCESSES])
     most = 0
     for n in range(60):
         one.encode(world(n, {f"job {n}-{each}": 1 for each in range(50)}))
         most = max(most, one.kept)
-    assert most <= 3 * 50 + SLACK
+    assert most <= 3 * 50 + CACHE_SLACK
 
 
 def test_a_series_that_is_there_twice_is_sent_once() -> None:
     snapshot = world(0, {"sh": 9})
     twice = replace(PROCESSES, draw=lambda world: [*PROCESSES.draw(world), *PROCESSES.draw(world)])
-    (request,) = Encoder(lambda _: {}, "", [twice]).encode(snapshot)
+    (request,) = MetricsEncoder(lambda _: {}, "", [twice]).encode(snapshot)
     assert request.points == 1
 
 

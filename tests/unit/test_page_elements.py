@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from wattspan_exporters.page.site import FOLDER
+from wattspan_exporters.page.site import STATIC_DIRECTORY
 
 ELEMENT = """
 const has = {}, element = {
@@ -24,7 +24,7 @@ def told(tmp_path: Path, program: str) -> Any:
     node = shutil.which("node")
     if node is None:
         pytest.skip("there is no node")
-    shutil.copytree(FOLDER / "page", tmp_path, dirs_exist_ok=True)
+    shutil.copytree(STATIC_DIRECTORY / "page", tmp_path, dirs_exist_ok=True)
     (tmp_path / "package.json").write_text('{"type": "module"}')
     (tmp_path / "program.js").write_text(program)
     done = subprocess.run(

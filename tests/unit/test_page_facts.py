@@ -31,15 +31,15 @@ from wattspan.model import (
     Weighed,
 )
 from wattspan_exporters.page import document
-from wattspan_exporters.page.facts import live
-from wattspan_exporters.page.memory import Memory
+from wattspan_exporters.page.document_builder import build_document
+from wattspan_exporters.page.history import PageHistory
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference/page.md"
 
 
-def told(snapshot: Snapshot, memory: Memory | None = None, age: int = 0) -> dict[str, Any]:
-    body = live(snapshot, memory or Memory(), "1.2.3", age)
-    msgspec.json.decode(body, type=document.Live, strict=True)
+def told(snapshot: Snapshot, memory: PageHistory | None = None, age: int = 0) -> dict[str, Any]:
+    body = build_document(snapshot, memory or PageHistory(), "1.2.3", age)
+    msgspec.json.decode(body, type=document.LiveDocument, strict=True)
 
     def refuse(word: str) -> float:
         raise AssertionError(f"{word} is no number")
@@ -90,7 +90,7 @@ def test_what_slows_a_gpu_down_is_nothing_or_not_known(reasons: tuple[str, ...] 
 
 
 def test_spans_are_told_with_what_one_call_and_one_token_cost() -> None:
-    memory, host = Memory(), serving_host()
+    memory, host = PageHistory(), serving_host()
     before = replace(host, at=Instant(host.at.mono - 10**9, host.at.wall - 10**9))
     memory.look(replace(before, spans=replace(host.spans, rows=())))
     spans = {span["name"]: span for span in told(host, memory)["spans"]}
@@ -160,7 +160,7 @@ def test_failures_are_told_as_sentences_of_bounded_length() -> None:
 
 
 def test_the_agents_own_cpu_time_is_a_fraction_of_a_core() -> None:
-    memory, host = Memory(), busy_host()
+    memory, host = PageHistory(), busy_host()
     then = Instant(host.at.mono - 4 * 10**9, host.at.wall - 4 * 10**9)
     memory.look(replace(host, at=then, stats=AgentStats(then, cpu_seconds=1.0)))
     host = replace(host, stats=AgentStats(then, cpu_seconds=1.02, rss_bytes=5, ticks=7))
@@ -188,7 +188,7 @@ def test_unprintable_and_long_names_are_fit_to_be_shown() -> None:
     host = busy_host()
     domain = replace(host.domains[0].domain, name="\ud800" + "n" * 9999)
     hostile = replace(host, host="\x00" * 500, domains=(replace(host.domains[0], domain=domain),))
-    body = live(hostile, Memory(), "1", 0)
+    body = build_document(hostile, PageHistory(), "1", 0)
     assert len(body) < 10_000
     assert b"\\u0000" not in body
 

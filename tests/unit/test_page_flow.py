@@ -19,9 +19,9 @@ from wattspan.model import (
     SpanRow,
 )
 from wattspan_exporters.page import flow as drawing
-from wattspan_exporters.page import stretch as stretches
-from wattspan_exporters.page.flow import Flow, draw
-from wattspan_exporters.page.stretch import bounded, spent
+from wattspan_exporters.page import snapshot_delta as stretches
+from wattspan_exporters.page.flow import FlowGraph, build_flow
+from wattspan_exporters.page.snapshot_delta import delta_between, limit_names
 
 BEGIN = Instant(0, 10**18)
 END = Instant(10 * 10**9, 10**18 + 10 * 10**9)
@@ -33,7 +33,7 @@ def over(
     spans: SpanAccounts | None = None,
     before: tuple[ProcessRow, ...] = (),
     retired: int = 0,
-) -> Flow:
+) -> FlowGraph:
     """The flow of ten seconds in which this was spent, in joules; ``before`` was spent earlier."""
     domains = tuple(
         account(kind, kind, f"the {kind}", 1.0, (joules, 5, 2))
@@ -52,12 +52,12 @@ def over(
         retired={CPU: Microjoules(retired * J)},
         spans=spans or SpanAccounts(),
     )
-    stretch = spent(then, now)
+    stretch = delta_between(then, now)
     assert stretch is not None
-    return draw(bounded(stretch))
+    return build_flow(limit_names(stretch))
 
 
-def into(flow: Flow, name: str) -> dict[str, float]:
+def into(flow: FlowGraph, name: str) -> dict[str, float]:
     """What flows into the node of this name, in joules by the names of where it comes from."""
     (node,) = (key for key, node in flow.nodes.items() if node.name == name)
     return {
@@ -65,7 +65,7 @@ def into(flow: Flow, name: str) -> dict[str, float]:
     }
 
 
-def named(flow: Flow, layer: str) -> dict[str, float]:
+def named(flow: FlowGraph, layer: str) -> dict[str, float]:
     """Every node of a layer by name, in joules."""
     return {
         node.name: flow.energy[key] / J for key, node in flow.nodes.items() if node.layer == layer
@@ -118,32 +118,32 @@ def test_books_that_fell_are_no_stretch() -> None:
     host = busy_host()
     earlier = replace(host, at=Instant(host.at.mono - 1, 0))
     less = replace(host.domains[0], energy=Microjoules(1))
-    assert spent(host, earlier) is None
-    assert spent(earlier, replace(host, domains=(less, *host.domains[1:]))) is None
-    assert spent(earlier, replace(host, domains=host.domains[1:])) is None
-    assert spent(earlier, host) is not None
+    assert delta_between(host, earlier) is None
+    assert delta_between(earlier, replace(host, domains=(less, *host.domains[1:]))) is None
+    assert delta_between(earlier, replace(host, domains=host.domains[1:])) is None
+    assert delta_between(earlier, host) is not None
 
 
 def test_books_that_do_not_balance_are_no_stretch() -> None:
     host = busy_host()
     earlier = replace(host, at=Instant(host.at.mono - 1, 0))
     extra = process(5, "from nowhere", "", {}, {CPU: 1})
-    assert spent(earlier, replace(host, processes=(*host.processes, extra))) is None
+    assert delta_between(earlier, replace(host, processes=(*host.processes, extra))) is None
 
 
 def test_a_host_without_domains_is_an_empty_flow() -> None:
-    stretch = spent(Snapshot(BEGIN, 1, "host"), Snapshot(END, 2, "host"))
-    flow = draw(stretch)
+    stretch = delta_between(Snapshot(BEGIN, 1, "host"), Snapshot(END, 2, "host"))
+    flow = build_flow(stretch)
     assert (flow.nodes, flow.links, flow.total) == ({}, [], 0)
-    assert draw(None).nodes == {}
+    assert build_flow(None).nodes == {}
 
 
 def test_a_device_that_is_only_counted_goes_nowhere_else() -> None:
     counted = replace(
         account("psys", HwType.ENCLOSURE, "platform", 1.0, (0, 0, 0)), energy=Microjoules(9 * J)
     )
-    stretch = spent(Snapshot(BEGIN, 1, "host"), Snapshot(END, 2, "host", (counted,)))
-    assert into(draw(stretch), "counted only") == {"platform": 9}
+    stretch = delta_between(Snapshot(BEGIN, 1, "host"), Snapshot(END, 2, "host", (counted,)))
+    assert into(build_flow(stretch), "counted only") == {"platform": 9}
 
 
 def test_processes_beyond_the_first_are_the_others_of_their_group() -> None:
@@ -151,13 +151,13 @@ def test_processes_beyond_the_first_are_the_others_of_their_group() -> None:
     whole = sum(100 - n for n in range(20))
     flow = over(*rows, consumers={CPU: whole})
     shown = named(flow, "process")
-    assert len(shown) == drawing.PROCESSES + 1
+    assert len(shown) == drawing.MAX_PROCESSES + 1
     assert shown["8 others"] == sum(100 - n for n in range(12, 20))
     assert named(flow, "group") == {"pod": whole}
 
 
 def test_processes_that_were_not_kept_by_name_are_still_summed() -> None:
-    many = stretches.PROCESSES + 10
+    many = stretches.MAX_PROCESSES + 10
     rows = [process(n, f"p{n}", "pod", {}, {CPU: 1000 + n}) for n in range(many)]
     whole = sum(1000 + n for n in range(many))
     flow = over(*rows, consumers={CPU: whole})
@@ -250,7 +250,7 @@ def test_services_that_share_a_process_are_one() -> None:
 
 
 def test_further_span_names_are_one() -> None:
-    rows = [row("web", f"GET /{n}", 10 + n) for n in range(drawing.SPANS + 3)]
+    rows = [row("web", f"GET /{n}", 10 + n) for n in range(drawing.MAX_SPANS + 3)]
     flow = over(
         process(1, "server", "", {}, {CPU: 200}), consumers={CPU: 200}, spans=sending(*rows)
     )

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from support.snapshots import CPU, J, account, process
 from wattspan.model import SECOND, GapReason, Instant, Microjoules, Snapshot
-from wattspan_exporters.page.flow import draw
-from wattspan_exporters.page.memory import LONGEST, SLOTS, STEP, Memory, Powers
+from wattspan_exporters.page.flow import build_flow
+from wattspan_exporters.page.history import MAX_DURATION, SLOTS, STEP, PageHistory, PowerHistory
 
 UNIX = 1_700_000_000 * SECOND
 
@@ -33,7 +33,7 @@ def host(
     return Snapshot(when, when.mono, "host", (cpu,), (row,))
 
 
-def lived(memory: Memory, begin: float, end: float, every: float = 1.0) -> Snapshot:
+def lived(memory: PageHistory, begin: float, end: float, every: float = 1.0) -> Snapshot:
     """The newest snapshot of a time in which the memory looked so often."""
     now = begin
     newest = host(at(begin))
@@ -45,30 +45,30 @@ def lived(memory: Memory, begin: float, end: float, every: float = 1.0) -> Snaps
 
 
 def test_the_present_is_ten_seconds_and_the_hour_what_there_is() -> None:
-    memory = Memory()
+    memory = PageHistory()
     newest = lived(memory, 1000, 1100)
     now, hour = memory.recent(newest)
     assert now is not None
     assert hour is not None
     assert 10 * SECOND <= now.duration <= 16 * SECOND
     assert hour.duration == 100 * SECOND
-    assert draw(now).total == now.duration // SECOND * 100 * J
-    assert draw(hour).total == 10_000 * J
+    assert build_flow(now).total == now.duration // SECOND * 100 * J
+    assert build_flow(hour).total == 10_000 * J
 
 
 def test_nothing_older_than_an_hour_is_remembered() -> None:
-    memory = Memory()
+    memory = PageHistory()
     newest = lived(memory, 0, 3 * 3600, every=2.5)
     _, hour = memory.recent(newest)
     assert hour is not None
-    assert LONGEST - 130 * SECOND <= hour.duration <= LONGEST + STEP
-    assert draw(hour).total == hour.duration // SECOND * 100 * J
+    assert MAX_DURATION - 130 * SECOND <= hour.duration <= MAX_DURATION + STEP
+    assert build_flow(hour).total == hour.duration // SECOND * 100 * J
     held = len(memory._coarse) + len(memory._fine)
     assert held <= 36
 
 
 def test_before_the_first_step_is_over_the_present_is_what_there_is() -> None:
-    memory = Memory()
+    memory = PageHistory()
     memory.look(host(at(1000)))
     now, hour = memory.recent(host(at(1001)))
     assert now is not None
@@ -77,7 +77,7 @@ def test_before_the_first_step_is_over_the_present_is_what_there_is() -> None:
 
 
 def test_a_page_can_be_asked_before_anything_was_remembered() -> None:
-    memory = Memory()
+    memory = PageHistory()
     assert memory.recent(Snapshot(at(1), 0, "host")) == (None, None)
     now, hour = memory.recent(host(at(2)))
     assert now is not None
@@ -87,7 +87,7 @@ def test_a_page_can_be_asked_before_anything_was_remembered() -> None:
 
 
 def test_an_older_snapshot_than_the_newest_remembered_is_no_harm() -> None:
-    memory = Memory()
+    memory = PageHistory()
     lived(memory, 1000, 1030)
     now, _ = memory.recent(host(at(1029)))
     assert now is not None
@@ -95,7 +95,7 @@ def test_an_older_snapshot_than_the_newest_remembered_is_no_harm() -> None:
 
 
 def test_a_clock_that_is_set_changes_labels_only() -> None:
-    memory = Memory()
+    memory = PageHistory()
     lived(memory, 1000, 1050)
     for seconds in range(1051, 1100):
         memory.look(host(at(seconds, step=-86_400)))
@@ -108,7 +108,7 @@ def test_a_clock_that_is_set_changes_labels_only() -> None:
 
 
 def test_sleep_is_a_hole_in_the_powers_and_no_time_of_the_flow() -> None:
-    memory = Memory()
+    memory = PageHistory()
     lived(memory, 1000, 1050)
     for seconds in range(1051, 1101):
         memory.look(host(at(seconds, asleep=600)))
@@ -123,18 +123,18 @@ def test_sleep_is_a_hole_in_the_powers_and_no_time_of_the_flow() -> None:
 
 
 def test_another_ledger_is_another_beginning() -> None:
-    memory = Memory()
+    memory = PageHistory()
     lived(memory, 1000, 1100)
     for seconds in range(1101, 1120):
         memory.look(host(at(seconds), since=1100 * SECOND))
     _, hour = memory.recent(host(at(1120), since=1100 * SECOND))
     assert hour is not None
     assert hour.duration < 20 * SECOND
-    assert draw(hour).total == hour.duration // SECOND * 100 * J
+    assert build_flow(hour).total == hour.duration // SECOND * 100 * J
 
 
 def test_long_histories_are_shown_in_wider_steps() -> None:
-    memory = Memory()
+    memory = PageHistory()
     lived(memory, 0, 3600, every=2.5)
     step, end, powers = memory.powers(240)
     assert step == 3 * STEP
@@ -145,7 +145,7 @@ def test_long_histories_are_shown_in_wider_steps() -> None:
 
 
 def test_a_slow_counter_waits_and_a_gap_is_unknown() -> None:
-    powers = Powers()
+    powers = PowerHistory()
 
     def take(seconds: int, settled: int, joules: int, gap: int = 0) -> None:
         cpu = replace(
@@ -166,7 +166,7 @@ def test_a_slow_counter_waits_and_a_gap_is_unknown() -> None:
 
 
 def test_steps_that_were_settled_late_have_the_mean_of_those_that_followed() -> None:
-    powers = Powers()
+    powers = PowerHistory()
     for second in range(5, 105, 5):
         late = 11 if 40 <= second < 60 else 1
         powers.take(host(at(second), late=late))
@@ -177,7 +177,7 @@ def test_steps_that_were_settled_late_have_the_mean_of_those_that_followed() -> 
 
 
 def test_a_sleep_while_a_step_waits_is_a_hole() -> None:
-    powers = Powers()
+    powers = PowerHistory()
     powers.take(host(at(5)))
     powers.take(host(at(10)))
     powers.take(host(at(15), late=5))
@@ -187,7 +187,7 @@ def test_a_sleep_while_a_step_waits_is_a_hole() -> None:
 
 
 def test_a_step_of_which_the_host_slept_the_most_is_a_hole() -> None:
-    powers = Powers()
+    powers = PowerHistory()
     powers.take(host(at(5)))
     powers.take(host(at(10)))
     powers.take(host(at(14, asleep=601), gap=601))
@@ -197,7 +197,7 @@ def test_a_step_of_which_the_host_slept_the_most_is_a_hole() -> None:
 
 
 def test_a_device_that_is_gone_has_no_power_and_one_that_comes_begins_unknown() -> None:
-    powers = Powers()
+    powers = PowerHistory()
     one = host(at(5))
     other = replace(one.domains[0], domain=replace(one.domains[0].domain, id="new"))
     powers.take(one)
@@ -209,22 +209,22 @@ def test_a_device_that_is_gone_has_no_power_and_one_that_comes_begins_unknown() 
 
 
 def test_a_host_that_slept_for_days_begins_anew() -> None:
-    powers = Powers()
+    powers = PowerHistory()
     powers.take(host(at(5)))
     powers.take(host(at(10)))
-    powers.take(host(at(15, asleep=2 * LONGEST / SECOND)))
+    powers.take(host(at(15, asleep=2 * MAX_DURATION / SECOND)))
     _, _, shown = powers.shown(240)
     assert shown == {"cpu": []}
-    assert SLOTS * STEP == LONGEST
+    assert SLOTS * STEP == MAX_DURATION
 
 
 def test_a_process_that_ended_keeps_its_name_for_the_hour() -> None:
-    memory = Memory()
+    memory = PageHistory()
     lived(memory, 1000, 1100)
     gone = replace(host(at(1101)), processes=(), retired={CPU: Microjoules(110_100 * J)})
     memory.look(gone)
     last = replace(host(at(1200)), processes=(), retired={CPU: Microjoules(120_000 * J)})
     memory.look(last)
     now, hour = memory.recent(last)
-    assert {node.name for node in draw(hour).nodes.values()} >= {"worker", "unlisted"}
-    assert "worker" not in {node.name for node in draw(now).nodes.values()}
+    assert {node.name for node in build_flow(hour).nodes.values()} >= {"worker", "unlisted"}
+    assert "worker" not in {node.name for node in build_flow(now).nodes.values()}

@@ -11,8 +11,8 @@ import pytest
 
 from support.snapshots import CPU, GPU, J, account, process
 from wattspan.model import SECOND, DomainAccount, GapReason, Instant, Snapshot
-from wattspan_exporters.page.facts import live
-from wattspan_exporters.page.memory import STEP, Memory
+from wattspan_exporters.page.document_builder import build_document
+from wattspan_exporters.page.history import STEP, PageHistory
 
 BUSY, IDLE, NOBODY = 80, 15, 5
 """Watts that a device of these hosts always draws."""
@@ -66,14 +66,14 @@ def host(now: Instant, *accounts: DomainAccount) -> Snapshot:
     return Snapshot(now, now.mono, "host", accounts, (replace(row, energy=energy),))
 
 
-def seen(memory: Memory, snapshot: Snapshot) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(live(snapshot, memory, "", 0))
+def seen(memory: PageHistory, snapshot: Snapshot) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(build_document(snapshot, memory, "", 0))
     return told
 
 
 def watched(seconds: int, **late: Late) -> list[dict[str, Any]]:
     """What the page is told in each second of a host with these devices."""
-    memory, told = Memory(), []
+    memory, told = PageHistory(), []
     for second in range(BEGIN, BEGIN + seconds):
         now = at(second)
         devices = (device(name, lag(second), now) for name, lag in late.items())
@@ -118,7 +118,7 @@ def test_the_joules_are_those_that_were_settled() -> None:
 
 
 def test_a_gap_is_no_time_of_little_power_now() -> None:
-    memory = Memory()
+    memory = PageHistory()
     for second in range(BEGIN, BEGIN + 40):
         gap = min(4.0, max(0.0, second - BEGIN - 30))
         snapshot = host(at(second), device("cpu", 0, at(second), gap))
@@ -129,7 +129,7 @@ def test_a_gap_is_no_time_of_little_power_now() -> None:
 
 
 def test_a_sleep_is_no_time_of_little_power() -> None:
-    memory = Memory()
+    memory = PageHistory()
     for second in range(BEGIN, BEGIN + 40):
         asleep = 600 if second >= BEGIN + 32 else 0
         now = at(second, asleep)
@@ -144,7 +144,7 @@ def test_before_a_second_is_settled_no_watts_are_known() -> None:
     fresh = watched(1, cpu=always(1))[0]["now"]
     assert fresh["watts"] is None
     assert watts(fresh) == {"cpu": None}
-    memory = Memory()
+    memory = PageHistory()
     memory.look(host(at(1), device("cpu", 0, at(1))))
     half = seen(memory, host(at(1.5), device("cpu", 0, at(1.5))))["now"]
     assert (half["joules"], half["watts"]) == (50, None)
@@ -152,7 +152,7 @@ def test_before_a_second_is_settled_no_watts_are_known() -> None:
 
 
 def test_a_device_that_comes_has_watts_once_a_second_of_it_is_settled() -> None:
-    memory = Memory()
+    memory = PageHistory()
     for second in range(BEGIN, BEGIN + 30):
         now = at(second)
         comes = device("gpu", 0, now)
@@ -170,7 +170,7 @@ def test_a_device_that_comes_has_watts_once_a_second_of_it_is_settled() -> None:
 
 
 def test_a_device_that_begins_with_the_page_is_known_after_two_seconds() -> None:
-    memory = Memory()
+    memory = PageHistory()
     told = {}
     for second in range(BEGIN + 1, BEGIN + 5):
         cpu = device("cpu", 0, at(second))
@@ -182,7 +182,7 @@ def test_a_device_that_begins_with_the_page_is_known_after_two_seconds() -> None
 
 def test_the_power_of_all_lacks_no_device_but_one_that_is_gone() -> None:
     def last(**changes: object) -> float | None:
-        memory = Memory()
+        memory = PageHistory()
         for second in range(BEGIN, BEGIN + 60):
             still = device("gpu", second - BEGIN, at(second))
             snapshot = host(at(second), device("cpu", 0, at(second)), replace(still, **changes))  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
-from wattspan.plaintext import printable
+from wattspan.util.text import printable
 
 
 def test_printable_keeps_ordinary_text() -> None:

@@ -5,9 +5,9 @@ import pytest
 
 from support import plugin_bench
 from wattspan.config import Config
+from wattspan.model.settings import Table
 from wattspan.plugins import EXPORTERS, SOURCES, Plugins, discover, open_exporters, open_sources
 from wattspan.ports import ExporterContext, SourceContext, SourceError
-from wattspan.settings import Table
 from wattspan.testing import FakeDirectory, ManualClock
 
 

@@ -23,9 +23,9 @@ from support.sources import (
     tracked,
 )
 from wattspan.model import Trouble
+from wattspan.model.settings import convert, keys
 from wattspan.plugins import discover
 from wattspan.ports import CounterSource, SourceContext
-from wattspan.settings import convert, keys
 from wattspan.testing import FakeDirectory, ManualClock
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

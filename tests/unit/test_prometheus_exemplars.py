@@ -10,9 +10,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from support.scrapes import full_host, parse
 from support.snapshots import CPU, GPU, NOON
 from wattspan.model import Exemplar, Microjoules, Snapshot, SpanAccounts, SpanRow
-from wattspan_exporters.catalogue import CATALOGUE
-from wattspan_exporters.metric import Instrument
-from wattspan_exporters.prometheus.render import Format, Renderer
+from wattspan_exporters.catalogue.metric import Instrument
+from wattspan_exporters.catalogue.metrics import CATALOGUE
+from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
 SHOWN = Exemplar("ab" * 16, "cd" * 8, Microjoules(1_500_000), NOON)
 
@@ -25,7 +25,9 @@ def row(joules: int = 1, name: str = "pay", exemplar: Exemplar = SHOWN) -> SpanR
     return SpanRow("shop", name, {CPU: Microjoules(joules)}, exemplars={CPU: exemplar})
 
 
-def scrape(renderer: Renderer, snapshot: Snapshot, form: Format = Format.OPENMETRICS) -> str:
+def scrape(
+    renderer: Renderer, snapshot: Snapshot, form: ExpositionFormat = ExpositionFormat.OPENMETRICS
+) -> str:
     return renderer.render(snapshot, form).decode()
 
 
@@ -50,9 +52,9 @@ def test_an_exemplar_names_its_trace_and_span_with_their_joules_and_time() -> No
 
 
 def test_the_text_format_has_no_exemplars() -> None:
-    document = scrape(Renderer(), host(row()), Format.TEXT)
+    document = scrape(Renderer(), host(row()), ExpositionFormat.TEXT)
     assert "trace_id" not in document
-    assert parse(document.encode(), Format.TEXT)
+    assert parse(document.encode(), ExpositionFormat.TEXT)
 
 
 def test_a_series_may_have_none_beside_others_that_have_one() -> None:
@@ -66,7 +68,7 @@ def test_formats_may_alternate_and_exemplars_may_change_while_the_value_stays() 
     for exemplar in (SHOWN, other, SHOWN):
         snapshot = host(row(exemplar=exemplar))
         assert exemplars(scrape(renderer, snapshot))["pay"][0]["span_id"] == exemplar.span
-        assert "trace_id" not in scrape(renderer, snapshot, Format.TEXT)
+        assert "trace_id" not in scrape(renderer, snapshot, ExpositionFormat.TEXT)
 
 
 def test_an_exemplar_of_a_series_that_is_not_drawn_is_left_out() -> None:

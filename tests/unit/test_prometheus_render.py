@@ -10,26 +10,32 @@ import pytest
 from support.scrapes import GOLDEN, full_host, parse, total, value
 from support.snapshots import CPU, process
 from wattspan.model import Instant, Microjoules, ProcessRow, Snapshot
-from wattspan_exporters.catalogue import CATALOGUE
-from wattspan_exporters.kept import SLACK
-from wattspan_exporters.labels import MAX_LABEL, clean
-from wattspan_exporters.metric import Instrument, Metric, Sample
-from wattspan_exporters.prometheus.itself import Itself
-from wattspan_exporters.prometheus.render import Format, Renderer
-from wattspan_exporters.prometheus.text import escape, number
+from wattspan_exporters.catalogue.metric import (
+    CACHE_SLACK,
+    MAX_LABEL_LENGTH,
+    Instrument,
+    Metric,
+    Sample,
+    sanitize,
+)
+from wattspan_exporters.catalogue.metrics import CATALOGUE
+from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer, escape, format_number
+from wattspan_exporters.prometheus.self_metrics import SelfMetrics
 
-formats = pytest.mark.parametrize("form", list(Format), ids=lambda form: form.name.lower())
+formats = pytest.mark.parametrize(
+    "form", list(ExpositionFormat), ids=lambda form: form.name.lower()
+)
 
 
 @formats
-def test_the_golden_scrape(form: Format) -> None:
+def test_the_golden_scrape(form: ExpositionFormat) -> None:
     written = GOLDEN[form].read_text(encoding="utf-8")
     hint = "meant? write it anew: PYTHONPATH=tests python -m support.scrapes"
     assert Renderer().render(full_host(), form).decode() == written, hint
 
 
 @formats
-def test_the_parser_reads_every_metric_and_exact_values(form: Format) -> None:
+def test_the_parser_reads_every_metric_and_exact_values(form: ExpositionFormat) -> None:
     scrape = parse(Renderer().render(full_host(), form), form)
     assert {name for name, _ in scrape} == {metric.series for metric in CATALOGUE}
     assert value(scrape, "hw_energy_joules_total", hw_id="intel-rapl:0") == 12421.123456
@@ -39,19 +45,21 @@ def test_the_parser_reads_every_metric_and_exact_values(form: Format) -> None:
 
 def test_both_formats_say_the_same() -> None:
     renderer = Renderer()
-    text, openmetrics = (parse(renderer.render(full_host(), form), form) for form in Format)
+    text, openmetrics = (
+        parse(renderer.render(full_host(), form), form) for form in ExpositionFormat
+    )
     assert text == openmetrics
 
 
 @formats
-def test_the_cover_adds_up_in_the_scrape(form: Format) -> None:
+def test_the_cover_adds_up_in_the_scrape(form: ExpositionFormat) -> None:
     scrape = parse(Renderer().render(full_host(), form), form)
     cover = total(scrape, "hw_energy_joules_total", hw_parent="")
     assert cover == pytest.approx(value(scrape, "hw_host_energy_joules_total"), abs=1e-7)
 
 
 def test_openmetrics_declares_units_and_ends() -> None:
-    lines = Renderer().render(full_host(), Format.OPENMETRICS).decode().splitlines()
+    lines = Renderer().render(full_host(), ExpositionFormat.OPENMETRICS).decode().splitlines()
     assert "# TYPE hw_energy_joules counter" in lines
     assert "# UNIT hw_energy_joules joules" in lines
     assert "# UNIT hw_gpu_utilization_ratio ratio" in lines
@@ -60,7 +68,7 @@ def test_openmetrics_declares_units_and_ends() -> None:
 
 
 def test_the_text_format_has_neither_units_nor_an_end() -> None:
-    text = Renderer().render(full_host(), Format.TEXT).decode()
+    text = Renderer().render(full_host(), ExpositionFormat.TEXT).decode()
     assert "# UNIT" not in text
     assert "# EOF" not in text
     assert "# TYPE hw_energy_joules_total counter" in text
@@ -68,8 +76,8 @@ def test_the_text_format_has_neither_units_nor_an_end() -> None:
 
 
 @formats
-def test_the_exporters_own_series_fit_behind_the_catalogue(form: Format) -> None:
-    itself = Itself("1.2.3")
+def test_the_exporters_own_series_fit_behind_the_catalogue(form: ExpositionFormat) -> None:
+    itself = SelfMetrics("1.2.3")
     document = Renderer().render(full_host(), form, itself.render(form))
     scrape = parse(document, form)
     assert value(scrape, "wattspan_build_info", version="1.2.3") == 1
@@ -80,7 +88,9 @@ def test_the_exporters_own_series_fit_behind_the_catalogue(form: Format) -> None
 
 def test_an_empty_snapshot_is_still_a_valid_scrape() -> None:
     bare = Snapshot(Instant(0, 0), 0, "")
-    scrape = parse(Renderer().render(bare, Format.OPENMETRICS), Format.OPENMETRICS)
+    scrape = parse(
+        Renderer().render(bare, ExpositionFormat.OPENMETRICS), ExpositionFormat.OPENMETRICS
+    )
     assert "wattspan_agent_ticks_total" in {name for name, _ in scrape}
 
 
@@ -91,7 +101,9 @@ def test_a_series_drawn_twice_is_written_once() -> None:
         yield ("a",), 3
 
     metric = Metric("x", Instrument.GAUGE, "", "Help.", ("l",), draw)
-    scrape = parse(Renderer([metric]).render(full_host(), Format.TEXT), Format.TEXT)
+    scrape = parse(
+        Renderer([metric]).render(full_host(), ExpositionFormat.TEXT), ExpositionFormat.TEXT
+    )
     assert sorted(scrape.values()) == [1, 2]
 
 
@@ -101,7 +113,7 @@ def test_an_infinite_figure_of_any_unit_is_written_as_such(unit: str, written: s
         yield (), float("inf")
 
     metric = Metric("test.figure", Instrument.GAUGE, unit, "A figure.", (), draw)
-    scrape = Renderer([metric]).render(full_host(), Format.TEXT).decode()
+    scrape = Renderer([metric]).render(full_host(), ExpositionFormat.TEXT).decode()
     assert scrape.endswith(f" {written}\n")
 
 
@@ -110,11 +122,11 @@ def test_what_is_kept_follows_the_processes_that_come_and_go() -> None:
     sizes = []
     for generation in range(40):
         rows = tuple(process(1000 * generation + n, "sh", "", {}, {CPU: n}) for n in range(100))
-        renderer.render(replace(full_host(), processes=rows), Format.TEXT)
+        renderer.render(replace(full_host(), processes=rows), ExpositionFormat.TEXT)
         sizes.append(renderer.kept)
     fixed = Renderer()
-    fixed.render(replace(full_host(), processes=()), Format.TEXT)
-    assert max(sizes) <= fixed.kept + 2 * 102 + SLACK
+    fixed.render(replace(full_host(), processes=()), ExpositionFormat.TEXT)
+    assert max(sizes) <= fixed.kept + 2 * 102 + CACHE_SLACK
 
 
 def test_a_renderer_with_a_past_writes_what_a_new_one_does() -> None:
@@ -123,8 +135,8 @@ def test_a_renderer_with_a_past_writes_what_a_new_one_does() -> None:
     for joules in (1, 2, 3):
         grown = ProcessRow(row.info, {CPU: Microjoules(joules * 10**6 + 1)}, {})
         snapshot = replace(full_host(), processes=(grown,))
-        used = renderer.render(snapshot, Format.TEXT)
-        assert used == Renderer().render(snapshot, Format.TEXT)
+        used = renderer.render(snapshot, ExpositionFormat.TEXT)
+        assert used == Renderer().render(snapshot, ExpositionFormat.TEXT)
 
 
 # --------------------------------------------------------------------------- values and labels
@@ -150,25 +162,25 @@ def test_a_renderer_with_a_past_writes_what_a_new_one_does() -> None:
     ],
 )
 def test_numbers_are_written_exactly(value: float, decimals: int, text: str) -> None:
-    assert number(value, decimals) == text
+    assert format_number(value, decimals) == text
 
 
 @pytest.mark.parametrize("label", ["", "python", "ünïcode ✓", "two\nlines\tand a tab", "x" * 128])
 def test_an_ordinary_label_stays_what_it_is(label: str) -> None:
-    assert clean(label) == label
+    assert sanitize(label) == label
 
 
 @pytest.mark.parametrize("label", ["x" * 129, "a\x1b[31mred", "nul\0", "\udcff not UTF-8", "\x9b"])
 def test_an_unfit_label_is_made_fit_and_marked(label: str) -> None:
-    fit = clean(label)
+    fit = sanitize(label)
     assert fit.encode().decode().isprintable()
-    assert len(fit) <= MAX_LABEL
+    assert len(fit) <= MAX_LABEL_LENGTH
     assert fit[-9] == "~"
 
 
 def test_two_unfit_labels_stay_two() -> None:
-    assert clean("x" * 200 + "a") != clean("x" * 200 + "b")
-    assert clean("a\x01") != clean("a\x02")
+    assert sanitize("x" * 200 + "a") != sanitize("x" * 200 + "b")
+    assert sanitize("a\x01") != sanitize("a\x02")
 
 
 def test_what_would_end_a_label_early_is_escaped() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from wattspan.settings import Listen, SettingError, convert
-from wattspan_exporters.prometheus.negotiate import accepts_gzip, choose_format
-from wattspan_exporters.prometheus.render import Format
+from wattspan.model.settings import Listen, SettingError, convert
+from wattspan_exporters.prometheus.pages import accepts_gzip, choose_format
+from wattspan_exporters.prometheus.renderer import ExpositionFormat
 from wattspan_exporters.prometheus.settings import PrometheusSettings
 
-TEXT, OPENMETRICS = Format.TEXT, Format.OPENMETRICS
+TEXT, OPENMETRICS = ExpositionFormat.TEXT, ExpositionFormat.OPENMETRICS
 
 PROMETHEUS_2 = (
     "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
@@ -50,7 +50,7 @@ FIREFOX = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
         (",;=,q=,;;", TEXT),
     ],
 )
-def test_the_client_gets_the_format_it_likes_best(accept: str, form: Format) -> None:
+def test_the_client_gets_the_format_it_likes_best(accept: str, form: ExpositionFormat) -> None:
     assert choose_format(accept) is form
 
 

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.past import DRAM, GPU, OURS, PACKAGE, ROOTS, USER, Asked
-from wattspan.config.tables import Agent
+from wattspan.config.tables import AgentSettings
 from wattspan.http.messages import Peer
 from wattspan.model import SECOND, Consumer, Instant, PayerInfo
+from wattspan.model.settings import Duration, keys
 from wattspan.query import rights
 from wattspan.query.service import MOST_WAITING
 from wattspan.query.times import moment
 from wattspan.query.watches import FINE, MOST, Watches
-from wattspan.settings import Duration, keys
 
 ROOT = Peer(pid=9, uid=0)
 STRANGER = Peer(pid=55, uid=2000)
@@ -182,7 +182,7 @@ def test_a_pid_with_another_start_time_is_nobodys(asked: Asked) -> None:
 
 
 def test_devices_are_told_no_finer_than_is_promised() -> None:
-    (interval,) = [key for key in keys(Agent).values() if key.name == "interval"]
+    (interval,) = [key for key in keys(AgentSettings).values() if key.name == "interval"]
     assert interval.least == "10ms"
 
 

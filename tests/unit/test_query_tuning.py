@@ -13,7 +13,7 @@ from support.tuned import ACCOUNTS, HELD, HOLD, PROBED, RELEASE, ago, decided
 from wattspan.http.messages import Peer
 from wattspan.model import Decided, Domain, HwType, Provenance, TuningAccounts
 from wattspan.query.tuning import MOST, USUAL
-from wattspan.store.decisions import DecisionBook
+from wattspan.storage.decisions import DecisionLog
 from wattspan.testing import ManualClock
 from wattspan.tuning.told import accounts_of, decided_of
 
@@ -119,7 +119,7 @@ def test_nothing_can_be_changed_here() -> None:
 
 
 def test_the_book_is_a_history(tmp_path: Path) -> None:
-    book = DecisionBook(tmp_path / "d.jsonl", ManualClock())
+    book = DecisionLog(tmp_path / "d.jsonl", ManualClock())
     for one in (decided(30, HOLD), decided(20, HOLD, PROBED.job), decided(10, RELEASE)):
         book.add(one)
     asked = Asked(history=book.recent)

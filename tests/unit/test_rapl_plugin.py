@@ -8,8 +8,8 @@ import pytest
 
 from support.powercap_host import PowercapHost, counters
 from wattspan.model import Trouble
+from wattspan.model.settings import SettingError, convert
 from wattspan.ports import SourceContext, SourceError
-from wattspan.settings import SettingError, convert
 from wattspan.sources.rapl.powercap import PowercapSource, RaplSettings, plugin
 from wattspan.sources.rapl.pyrapl import PyRaplSource
 from wattspan.testing import FakeDirectory, ManualClock

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from wattspan.capper.server import MAX_REQUEST_RATE
-from wattspan.config.tables import Agent, Spans
+from wattspan.config.tables import AgentSettings, SpansSettings
 from wattspan.http.limits import MIB, ServerLimits
 from wattspan.spanfeed.reading import MOST_JSON
 from wattspan_exporters.prometheus import plugin
@@ -51,24 +51,24 @@ def default_of(setting: str) -> str:
 
 
 def test_the_defaults_of_the_listeners_are_those_of_the_settings() -> None:
-    spans = Spans()
+    spans = SpansSettings()
     assert default_of("exporters.prometheus.listen") == plugin.settings().listen
     assert default_of("spans.http") == spans.http
     assert (default_of("spans.grpc"), spans.grpc) == ("off", "")
     assert (default_of("spans.unix"), spans.unix) == ("on", True)
-    assert (default_of("agent.api"), Agent().api) == ("on", True)
+    assert (default_of("agent.api"), AgentSettings().api) == ("on", True)
 
 
 def test_the_limits_that_are_told_are_those_in_force() -> None:
     limits, settings = ServerLimits(), plugin.settings()
     assert f"`max_connections`, {settings.max_connections} " in PAGE
     assert f"`max_rate`, {settings.max_rate} requests" in PAGE
-    assert f"`agent.max_rate`, {Agent().max_rate} requests" in PAGE
+    assert f"`agent.max_rate`, {AgentSettings().max_rate} requests" in PAGE
     assert f"{MAX_REQUEST_RATE} requests a second of one connection" in PAGE
-    assert limits.rate == Agent().max_rate
+    assert limits.rate == AgentSettings().max_rate
     assert f"`request_timeout`, {settings.request_timeout // 10**9} s" in PAGE
     assert f"`idle_timeout`, {settings.idle_timeout // 10**9} s" in PAGE
     assert f"| spans and queries | {limits.head // 1024} KiB " in PAGE
     assert f"JSON {MOST_JSON // MIB} MiB; of one owner {limits.bodies // 2 // MIB} MiB" in PAGE
     assert f"| {limits.receive:.0f} s | {limits.idle:.0f} s | {limits.connections}; " in PAGE
-    assert f"`spans.max_request`, {Spans().max_request // MIB} MiB" in PAGE
+    assert f"`spans.max_request`, {SpansSettings().max_request // MIB} MiB" in PAGE

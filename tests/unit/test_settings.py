@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from wattspan.model import IdlePolicy
-from wattspan.settings import (
+from wattspan.model.settings import (
     Duration,
     Listen,
     SettingError,

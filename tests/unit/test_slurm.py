@@ -19,10 +19,10 @@ from support.requirements import ROOT
 from wattspan.capper.ceiling_file import CeilingFile
 from wattspan.cli import cli
 from wattspan.clock import SystemClock
-from wattspan.config import Store as Settings
+from wattspan.config import StoreSettings as Settings
 from wattspan.model import Group, GroupKind
 from wattspan.processes.groups import groups_of
-from wattspan.store import Store
+from wattspan.storage import Store
 from wattspan.testing import ManualClock
 
 GUIDE = (ROOT / "docs" / "how-to" / "run-under-slurm.md").read_text(encoding="utf-8")

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from support.books import GPU, PACKAGE, Books, J, buckets, history, owners, totals
-from wattspan.config import Store as Settings
+from wattspan.config import StoreSettings as Settings
 from wattspan.model import Consumer, Opening, PayerInfo, ProcessRow, Remainder
+from wattspan.model.settings import Duration, Size
 from wattspan.ports import StoreError
-from wattspan.settings import Duration, Size
-from wattspan.store import Store
-from wattspan.store.books import pack, unpack
-from wattspan.store.query import DomainTotal, Extract, Nothing, extract
-from wattspan.store.schema import DAY, HOUR, MINUTE
+from wattspan.storage import Store
+from wattspan.storage.checkpoints import pack_checkpoint, unpack_checkpoint
+from wattspan.storage.query import DomainTotal, HistoryExtract, NoHistory, extract_history
+from wattspan.storage.schema import DAY, HOUR, MINUTE
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_books_leave_out_what_was_true_only_then() -> None:
         opening,
         accounts=tuple(replace(a, power=5, pending=7) for a in opening.accounts),
     )
-    assert unpack(pack(lively)) == opening
+    assert unpack_checkpoint(pack_checkpoint(lively)) == opening
 
 
 def test_the_remainder_of_a_cgroup_comes_back_as_what_it_is() -> None:
@@ -57,7 +57,7 @@ def test_the_remainder_of_a_cgroup_comes_back_as_what_it_is() -> None:
         ProcessRow(PayerInfo(payer, "x"), {}, {}) for payer in (Remainder("/a"), Consumer(1, 2))
     )
     opening = replace(Books().now(), processes=rows)
-    assert unpack(pack(opening)).processes == rows
+    assert unpack_checkpoint(pack_checkpoint(opening)).processes == rows
 
 
 def test_totals_go_on_over_a_restart_and_a_reboot(tmp_path: Path, host: Books) -> None:
@@ -229,8 +229,8 @@ def test_a_domain_whose_provenance_changes_is_told_apart(tmp_path: Path, host: B
         store.write(host.spend({1: 1}))
         host.emulated = True
         store.write(host.spend({1: 2}))
-        found = extract(store.path, 0, 2**40)
-        assert isinstance(found, Extract)
+        found = extract_history(store.path, 0, 2**40)
+        assert isinstance(found, HistoryExtract)
         gpu = [d.provenance for d in found.domains if d.id == GPU.id]
         assert sorted(gpu) == ["derived", "emulated"]
 
@@ -257,11 +257,11 @@ def test_a_reader_sees_what_is_written_while_the_agent_runs(tmp_path: Path, host
 
 def test_a_stretch_without_records_says_what_there_is(tmp_path: Path, host: Books) -> None:
     with closing(open_store(tmp_path, host)) as store:
-        assert extract(store.path, 0, 2**40) == Nothing(None)
+        assert extract_history(store.path, 0, 2**40) == NoHistory(None)
         store.write(host.spend({1: 1}))
         start = buckets(store.path, MINUTE)[0]
-        assert extract(store.path, 0, start) == Nothing((start, start + 60))
-        assert isinstance(extract(store.path, start + 59, start + 60), Extract)
+        assert extract_history(store.path, 0, start) == NoHistory((start, start + 60))
+        assert isinstance(extract_history(store.path, start + 59, start + 60), HistoryExtract)
 
 
 def test_a_stretch_is_widened_to_whole_buckets(tmp_path: Path, host: Books) -> None:
@@ -269,8 +269,8 @@ def test_a_stretch_is_widened_to_whole_buckets(tmp_path: Path, host: Books) -> N
         for _ in range(10):
             store.write(host.spend({1: 1}, seconds=60))
         third = buckets(store.path, MINUTE)[2]
-        found = extract(store.path, third + 10, third + 70, ["process"])
-        assert isinstance(found, Extract)
+        found = extract_history(store.path, third + 10, third + 70, ["process"])
+        assert isinstance(found, HistoryExtract)
         assert (found.start, found.end, found.steps) == (third, third + 120, (MINUTE,))
         assert sum(e for o, e in found.owners.items() if o.name == "job1") == 4 * J
 
@@ -298,8 +298,8 @@ def test_whoever_has_the_lock_and_writes_nothing_is_named(tmp_path: Path, host: 
 
 
 def _package(path: Path) -> DomainTotal:
-    found = extract(path, 0, 2**40)
-    assert isinstance(found, Extract)
+    found = extract_history(path, 0, 2**40)
+    assert isinstance(found, HistoryExtract)
     return next(domain for domain in found.domains if domain.id == PACKAGE.id)
 
 
@@ -329,7 +329,7 @@ FIRST_RELEASE = (
 
 def test_books_of_the_first_release_can_still_be_read() -> None:
     """If this fails, an upgrade would throw away everybody's counters: write a migration."""
-    opening = unpack(zlib.compress(FIRST_RELEASE.encode()))
+    opening = unpack_checkpoint(zlib.compress(FIRST_RELEASE.encode()))
     assert isinstance(opening, Opening)
     assert opening.accounts[0].consumers == 7
     assert [row.info.payer for row in opening.processes] == [Consumer(1, 2), Remainder("/a")]

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from support.books import Books, Totals, history, totals
-from wattspan.config import Store as Settings
+from wattspan.config import StoreSettings as Settings
 from wattspan.model import Opening
 from wattspan.ports import StoreError
-from wattspan.store import AwaitedBooks, Kept
+from wattspan.storage import CheckpointStore, DeferredCheckpointStore
 
 
 class Late:
@@ -28,10 +28,12 @@ class Late:
         self.path = next(state_dir.glob("*.sqlite"))
         with pytest.raises(StoreError) as refused:
             self.open()
-        self.books = AwaitedBooks(self.open, refused.value, self.said.append, closing=closing)
+        self.books = DeferredCheckpointStore(
+            self.open, refused.value, self.said.append, closing=closing
+        )
 
-    def open(self) -> Kept:
-        return Kept.open(self.state_dir, Settings(), Books().clock)
+    def open(self) -> CheckpointStore:
+        return CheckpointStore.open(self.state_dir, Settings(), Books().clock)
 
     def spend(self, joules: int) -> bool:
         opening = self.host.spend({2: joules})
@@ -100,7 +102,7 @@ def test_what_another_agent_has_written_meanwhile_is_not_written_twice(late: Lat
 def test_books_that_are_gone_on_from_are_left_to_who_kept_them(tmp_path: Path) -> None:
     late = Late(tmp_path)
     carried = late.host.spend({2: 100})
-    books = AwaitedBooks(late.open, StoreError("no"), late.said.append, closing=carried)
+    books = DeferredCheckpointStore(late.open, StoreError("no"), late.said.append, closing=carried)
     late.other.close()
     with closing(books):
         assert books.write(late.host.spend({2: 1}))

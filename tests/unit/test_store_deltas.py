@@ -13,21 +13,21 @@ from wattspan.model import (
     Microjoules,
     Opening,
 )
-from wattspan.store.deltas import PROCESS, Owner, between
+from wattspan.storage.deltas import PROCESS, EnergyOwner, delta_between
 
 CPU = HwType.CPU
-REST = Owner.others(PROCESS, CPU)
+REST = EnergyOwner.others(PROCESS, CPU)
 
 
-def job(pid: int, hw_type: HwType = CPU) -> Owner:
-    return Owner(PROCESS, hw_type, f"job{pid}", f"c{pid}")
+def job(pid: int, hw_type: HwType = CPU) -> EnergyOwner:
+    return EnergyOwner(PROCESS, hw_type, f"job{pid}", f"c{pid}")
 
 
 def test_a_process_is_charged_what_it_spent_since_the_last_books() -> None:
     host = Books()
     first = host.spend({1: 10, 2: 5})
     second = host.spend({1: 3})
-    owners = between(first, second).owners
+    owners = delta_between(first, second).owners
     assert owners[job(1)] == 3 * J
     assert job(2) not in owners
     assert owners[REST] == 1 * J
@@ -36,7 +36,7 @@ def test_a_process_is_charged_what_it_spent_since_the_last_books() -> None:
 def test_without_earlier_books_all_that_was_ever_spent_counts() -> None:
     host = Books()
     host.spend({1: 10})
-    delta = between(None, host.spend({1: 3}))
+    delta = delta_between(None, host.spend({1: 3}))
     assert delta.owners[job(1)] == 13 * J
     assert {spent.domain.id: spent.energy for spent in delta.domains}[PACKAGE.id] == host.package
 
@@ -47,7 +47,7 @@ def test_a_process_that_left_the_list_keeps_its_last_joules_in_the_rest() -> Non
     second = host.spend({1: 3, 2: 4})
     row = second.processes[0]
     second = replace(second, processes=second.processes[1:], retired=row.energy)
-    owners = between(first, second).owners
+    owners = delta_between(first, second).owners
     assert job(1) not in owners
     assert owners[job(2)] == 4 * J
     assert owners[REST] == 3 * J + 1 * J
@@ -59,7 +59,7 @@ def test_a_process_that_was_listed_anew_counts_from_nothing() -> None:
     second = host.spend({1: 6})
     row = replace(second.processes[0], energy={CPU: Microjoules(4 * J)})
     second = replace(second, processes=(row,), retired={CPU: Microjoules(12 * J)})
-    owners = between(first, second).owners
+    owners = delta_between(first, second).owners
     assert owners[job(1)] == 4 * J
     assert owners[REST] == 2 * J + 1 * J
 
@@ -71,14 +71,14 @@ def test_the_same_pid_in_another_boot_is_another_process() -> None:
     second = host.spend({1: 2})
     row = replace(second.processes[0], energy={CPU: Microjoules(2 * J)})
     second = replace(second, processes=(row,), retired={CPU: Microjoules(10 * J)})
-    assert between(first, second).owners[job(1)] == 2 * J
+    assert delta_between(first, second).owners[job(1)] == 2 * J
 
 
 def test_books_begun_anew_count_in_full() -> None:
     old, new = Books(), Books()
     old.spend({1: 100})
     first = old.now()
-    delta = between(first, new.spend({1: 7}))
+    delta = delta_between(first, new.spend({1: 7}))
     assert {spent.domain.id: spent.energy for spent in delta.domains}[PACKAGE.id] == new.package
     assert delta.owners[job(1)] == 7 * J
 
@@ -89,10 +89,10 @@ def test_a_domain_that_comes_to_be_attributed_counts_what_it_spent_once() -> Non
     second = _books(
         DomainAccount(PACKAGE, Microjoules(110), Microjoules(6), Microjoules(0), Microjoules(104))
     )
-    (spent,) = between(first, second).domains
+    (spent,) = delta_between(first, second).domains
     assert (spent.energy, spent.consumers + spent.idle + spent.unattributed) == (10, 10)
     third = _books(DomainAccount(counted, Microjoules(130)))
-    (spent,) = between(second, third).domains
+    (spent,) = delta_between(second, third).domains
     assert (spent.energy, spent.consumers, spent.idle, spent.unattributed) == (20, 0, 0, 0)
 
 
@@ -101,7 +101,7 @@ def test_names_that_claim_more_than_there_was_are_dropped_and_the_whole_stays() 
     first = host.spend({1: 10})
     second = host.spend({1: 3})
     liar = GroupRow(Group(GroupKind.CONTAINER, "liar"), {CPU: Microjoules(9_999 * J)}, {})
-    owners = between(first, replace(second, groups=(*second.groups, liar))).owners
+    owners = delta_between(first, replace(second, groups=(*second.groups, liar))).owners
     kinds = {owner.kind for owner in owners if owner.hw_type is CPU}
     assert GroupKind.CONTAINER not in kinds
     assert {PROCESS, GroupKind.USER} <= kinds
@@ -116,7 +116,7 @@ def test_a_gap_without_energy_is_kept() -> None:
         first,
         accounts=tuple(replace(a, gaps=gaps[a.domain.id]) for a in first.accounts),
     )
-    (spent,) = between(first, second).domains
+    (spent,) = delta_between(first, second).domains
     assert (spent.domain, spent.energy, set(spent.gaps.values())) == (GPU, 0, {10**9})
 
 

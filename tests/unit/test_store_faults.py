@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from support.books import Books, buckets, history, totals
-from wattspan.config import Store as Settings
+from wattspan.config import StoreSettings as Settings
 from wattspan.model import Trouble
 from wattspan.ports import StoreError
-from wattspan.store import Store
-from wattspan.store.quarantine import KEPT
-from wattspan.store.query import extract
-from wattspan.store.schema import APPLICATION_ID, MIGRATIONS, MINUTE, migrate, version
+from wattspan.storage import Store
+from wattspan.storage.database import MAX_QUARANTINED
+from wattspan.storage.query import extract_history
+from wattspan.storage.schema import APPLICATION_ID, MIGRATIONS, MINUTE, migrate, schema_version
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_file_of_nonsense_is_moved_aside_and_a_new_one_begun(
 
 
 def test_only_the_newest_ruined_files_are_kept(store: Store, host: Books) -> None:
-    for number in range(KEPT + 3):
+    for number in range(MAX_QUARANTINED + 3):
         store.close()
         store.path.write_bytes(f"ruin {number}".encode() * 1000)
         store = reopen(store, host)
@@ -161,7 +161,7 @@ def test_a_corrupt_store_is_said_to_a_reader(store: Store, host: Books) -> None:
     content[4096:] = os.urandom(len(content) - 4096)
     store.path.write_bytes(content)
     with pytest.raises(StoreError, match="it is corrupt"):
-        extract(store.path, 0, 2**40)
+        extract_history(store.path, 0, 2**40)
 
 
 # -------------------------------------------------------------------------------- a full disk
@@ -291,7 +291,7 @@ def test_a_store_of_a_newer_wattspan_is_left_alone(store: Store, host: Books) ->
         reopen(store, host)
     assert refused.value.exit_code == 5
     with pytest.raises(StoreError, match="newer wattspan"):
-        extract(store.path, 0, 2**40)
+        extract_history(store.path, 0, 2**40)
     assert store.path.read_bytes() == content
 
 
@@ -311,7 +311,7 @@ def test_an_older_schema_is_brought_up_to_date_step_by_step(tmp_path: Path) -> N
         migrate(database)
         database.execute("INSERT INTO books VALUES (1, x'01')")
         migrate(database, steps)
-        assert version(database) == len(steps)
+        assert schema_version(database) == len(steps)
         assert database.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
         assert database.execute("SELECT count(*) FROM books").fetchone() == (1,)
         assert [row[1] for row in database.execute("PRAGMA table_info(second)")] == ["a", "b"]
@@ -322,7 +322,7 @@ def test_a_migration_that_fails_leaves_the_version_before_it(tmp_path: Path) -> 
     with closing(sqlite3.connect(tmp_path / "s", isolation_level=None)) as database:
         with pytest.raises(sqlite3.OperationalError):
             migrate(database, steps)
-        assert version(database) == len(MIGRATIONS)
+        assert schema_version(database) == len(MIGRATIONS)
         assert not database.execute("PRAGMA table_info(second)").fetchall()
 
 
@@ -398,7 +398,7 @@ import os, pathlib
 from wattspan.config import Store as Settings
 from wattspan.ports import StoreError
 from wattspan.store import Store
-from wattspan.store.query import extract
+from wattspan.storage.query import extract
 from wattspan.testing import ManualClock
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 state = pathlib.Path({str(state)!r})

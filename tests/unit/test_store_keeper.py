@@ -11,12 +11,12 @@ import pytest
 
 from support.books import Books, totals
 from support.waiting import eventually
-from wattspan.config import Store as Settings
-from wattspan.keeper import HANGS, Keeper
+from wattspan.config import StoreSettings as Settings
 from wattspan.model import SECOND, Opening
 from wattspan.ports import StoreError
-from wattspan.store import Kept, Store
-from wattspan.store.latest import Latest
+from wattspan.storage import CheckpointStore, Store
+from wattspan.storage.async_writer import HANG_AFTER, AsyncWriter
+from wattspan.storage.checkpoints import AlternatingCheckpointFiles
 from wattspan.testing import ManualClock
 
 
@@ -29,7 +29,7 @@ class Disk:
         self.answers.set()
         self.asked = threading.Semaphore(0)
         self.written: list[Opening] = []
-        self.keeper = Keeper(self._write, self.clock)
+        self.keeper = AsyncWriter(self._write, self.clock)
 
     def _write(self, opening: Opening) -> None:
         self.asked.release()
@@ -116,7 +116,7 @@ def test_a_write_that_breaks_is_told_to_who_hands_over_the_next() -> None:
     def write(opening: Opening) -> None:
         raise ValueError("no")
 
-    with closing(Keeper(write, host.clock)) as keeper:
+    with closing(AsyncWriter(write, host.clock)) as keeper:
         keeper.keep(host.spend({1: 1}))
         with pytest.raises(ValueError, match="no"):
             keeper.keep(host.spend({1: 1}))
@@ -124,11 +124,13 @@ def test_a_write_that_breaks_is_told_to_who_hands_over_the_next() -> None:
 
 def test_the_health_of_the_store_says_that_its_disk_hangs(disk: Disk, tmp_path: Path) -> None:
     store = Store.open(tmp_path, Settings(), disk.clock)
-    with closing(Kept(store, Latest(store.path), disk.keeper)) as kept:
+    with closing(
+        CheckpointStore(store, AlternatingCheckpointFiles(store.path), disk.keeper)
+    ) as kept:
         kept.keep(disk.host.spend({1: 1}))
         assert kept.health.up
         disk.hang()
-        disk.clock.advance(ns=HANGS)
+        disk.clock.advance(ns=HANG_AFTER)
         health = kept.health
         assert not health.up
         (failure,) = health.failures
@@ -140,10 +142,10 @@ def test_the_health_of_the_store_says_that_its_disk_hangs(disk: Disk, tmp_path: 
 
 def test_what_was_kept_is_found_by_the_next(tmp_path: Path) -> None:
     host = Books()
-    with closing(Kept.open(tmp_path, Settings(), host.clock)) as kept:
+    with closing(CheckpointStore.open(tmp_path, Settings(), host.clock)) as kept:
         for _ in range(3):
             kept.keep(host.spend({1: 5}))
         with pytest.raises(StoreError):
-            Kept.open(tmp_path, Settings(), host.clock)
-    with closing(Kept.open(tmp_path, Settings(), host.clock)) as kept:
+            CheckpointStore.open(tmp_path, Settings(), host.clock)
+    with closing(CheckpointStore.open(tmp_path, Settings(), host.clock)) as kept:
         assert totals(kept.opening) == totals(host.now())

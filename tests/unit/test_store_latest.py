@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.books import Books
-from wattspan.config import Store as Settings
+from wattspan.config import StoreSettings as Settings
 from wattspan.model import Opening
-from wattspan.store import Kept
-from wattspan.store.latest import Latest, furthest
-from wattspan.store.query import Extract, extract
+from wattspan.storage import CheckpointStore
+from wattspan.storage.checkpoints import AlternatingCheckpointFiles, latest_checkpoint
+from wattspan.storage.query import HistoryExtract, extract_history
 from wattspan.testing import ManualClock
 
 
@@ -27,7 +27,7 @@ def files(folder: Path) -> list[Path]:
 
 def again(folder: Path) -> Opening | None:
     """What a new process finds."""
-    latest = Latest(folder / "w.sqlite")
+    latest = AlternatingCheckpointFiles(folder / "w.sqlite")
     latest.close()
     return latest.opening()
 
@@ -39,13 +39,13 @@ def total(opening: Opening | None) -> int:
 
 def test_the_newest_is_found_by_the_next_process(tmp_path: Path, host: Books) -> None:
     assert again(tmp_path) is None
-    latest = Latest(tmp_path / "w.sqlite")
+    latest = AlternatingCheckpointFiles(tmp_path / "w.sqlite")
     written = [host.spend({1: 10}) for _ in range(5)]
     for books in written:
         latest.write(books)
     assert total(again(tmp_path)) == total(written[-1])
     latest.close()
-    latest = Latest(tmp_path / "w.sqlite")
+    latest = AlternatingCheckpointFiles(tmp_path / "w.sqlite")
     more = host.spend({1: 10})
     latest.write(more)
     latest.close()
@@ -54,7 +54,7 @@ def test_the_newest_is_found_by_the_next_process(tmp_path: Path, host: Books) ->
 
 @pytest.mark.parametrize("keep", [0, 1, 8, 23, 24, 25, 100, -1])
 def test_a_torn_write_leaves_the_one_before(tmp_path: Path, host: Books, keep: int) -> None:
-    latest = Latest(tmp_path / "w.sqlite")
+    latest = AlternatingCheckpointFiles(tmp_path / "w.sqlite")
     before, torn = host.spend({1: 10}), host.spend({1: 10})
     latest.write(before)
     latest.write(torn)
@@ -69,7 +69,7 @@ def test_a_flipped_bit_is_found_out(
     tmp_path_factory: pytest.TempPathFactory, at: int, bit: int
 ) -> None:
     folder, host = tmp_path_factory.mktemp("latest"), Books(ManualClock())
-    latest = Latest(folder / "w.sqlite")
+    latest = AlternatingCheckpointFiles(folder / "w.sqlite")
     sound = [host.spend({1: 10}), host.spend({1: 10})]
     for books in sound:
         latest.write(books)
@@ -84,7 +84,7 @@ def test_a_flipped_bit_is_found_out(
 def test_names_that_are_no_text_survive(tmp_path: Path, host: Books) -> None:
     books = host.spend({1: 10})
     row = replace(books.processes[0], info=replace(books.processes[0].info, command="\udcff\x00"))
-    latest = Latest(tmp_path / "w.sqlite")
+    latest = AlternatingCheckpointFiles(tmp_path / "w.sqlite")
     latest.write(replace(books, processes=(row,)))
     latest.close()
     found = again(tmp_path)
@@ -94,7 +94,7 @@ def test_names_that_are_no_text_survive(tmp_path: Path, host: Books) -> None:
 
 def test_a_failure_is_said_once_and_the_next_write_tries_again(tmp_path: Path, host: Books) -> None:
     said: list[str] = []
-    latest = Latest(tmp_path / "w.sqlite", said.append)
+    latest = AlternatingCheckpointFiles(tmp_path / "w.sqlite", said.append)
     whole = latest._files
     with Path("/dev/full").open("wb") as full:
         latest._files = [full.fileno()] * 2
@@ -111,15 +111,15 @@ def test_a_failure_is_said_once_and_the_next_write_tries_again(tmp_path: Path, h
 
 def test_books_go_on_from_where_they_were_kept_longest(tmp_path: Path, host: Books) -> None:
     early, late = host.spend({1: 10}), host.spend({1: 10})
-    assert furthest(early, late) is late
-    assert furthest(late, None) is late
-    assert furthest(None, None) is None
-    store = Kept.open(tmp_path, Settings(), host.clock)
+    assert latest_checkpoint(early, late) is late
+    assert latest_checkpoint(late, None) is late
+    assert latest_checkpoint(None, None) is None
+    store = CheckpointStore.open(tmp_path, Settings(), host.clock)
     assert store.opening is None
     assert store.write(early)
     store.keep(late)
     store.close()
-    store = Kept.open(tmp_path, Settings(), host.clock)
+    store = CheckpointStore.open(tmp_path, Settings(), host.clock)
     assert total(store.opening) == total(late)
     store.close()
 
@@ -127,17 +127,17 @@ def test_books_go_on_from_where_they_were_kept_longest(tmp_path: Path, host: Boo
 def test_a_lost_history_does_not_begin_with_all_that_was_ever_spent(
     tmp_path: Path, host: Books
 ) -> None:
-    kept = Kept.open(tmp_path, Settings(), host.clock)
+    kept = CheckpointStore.open(tmp_path, Settings(), host.clock)
     whole = [host.spend({1: 10}) for _ in range(10)][-1]
     kept.write(whole)
     kept.keep(whole)
     kept.close()
     (tmp_path / "wattspan.sqlite").unlink()
-    kept = Kept.open(tmp_path, Settings(), host.clock)
+    kept = CheckpointStore.open(tmp_path, Settings(), host.clock)
     assert total(kept.opening) == total(whole)
     later = host.spend({1: 10})
     kept.write(later)
     kept.close()
-    held = extract(tmp_path / "wattspan.sqlite", 0, 2**33)
-    assert isinstance(held, Extract)
+    held = extract_history(tmp_path / "wattspan.sqlite", 0, 2**33)
+    assert isinstance(held, HistoryExtract)
     assert sum(domain.energy for domain in held.domains) == total(later) - total(whole)

@@ -14,9 +14,9 @@ import pytest
 
 from support.books import Books, J
 from support.local_user import as_user, holding, interpreter
-from wattspan.config import Store as Settings
-from wattspan.store import Store
-from wattspan.store.query import Extract, extract
+from wattspan.config import StoreSettings as Settings
+from wattspan.storage import Store
+from wattspan.storage.query import HistoryExtract, extract_history
 from wattspan.testing import ManualClock
 
 pytestmark = pytest.mark.needs_root
@@ -111,8 +111,8 @@ def member(state_dir: Path, host: Books) -> Iterator[Callable[[], str]]:
 def spent(state_dir: Path, host: Books) -> str:
     """The energy of all devices that are not part of another."""
     now = host.clock.now().wall // 10**9
-    found = extract(state_dir / "wattspan.sqlite", 0, now + 86_400)
-    assert isinstance(found, Extract)
+    found = extract_history(state_dir / "wattspan.sqlite", 0, now + 86_400)
+    assert isinstance(found, HistoryExtract)
     return str(sum(domain.energy for domain in found.domains if domain.in_cover))
 
 

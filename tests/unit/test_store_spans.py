@@ -11,25 +11,28 @@ import pytest
 
 from support.books import Books, buckets, history, totals
 from support.joined_spans import CPU, GPU, S, joined
-from wattspan.config import Store as Settings
+from wattspan.config import StoreSettings as Settings
 from wattspan.model import Instant, Microjoules, Opening, SpanRow
+from wattspan.model.settings import Duration
 from wattspan.naming import SpanTotals
-from wattspan.settings import Duration
-from wattspan.store import Store
-from wattspan.store.books import pack, unpack
-from wattspan.store.latest import Latest
-from wattspan.store.query import Extract, extract
-from wattspan.store.schema import DAY, HOUR, MIGRATIONS, MINUTE, version
-from wattspan.store.span_deltas import (
-    MOST,
-    REST,
+from wattspan.storage import Store
+from wattspan.storage.checkpoints import (
+    AlternatingCheckpointFiles,
+    pack_checkpoint,
+    unpack_checkpoint,
+)
+from wattspan.storage.deltas import (
+    MAX_STORED_INTEGER,
+    REST_OF_SPANS,
     SPAN,
     SpanName,
     SpanRole,
-    Use,
+    SpanUsage,
     spans_between,
-    total,
+    total_usage,
 )
+from wattspan.storage.query import HistoryExtract, extract_history
+from wattspan.storage.schema import DAY, HOUR, MIGRATIONS, MINUTE, schema_version
 
 
 def named(name: str, service: str = "shop") -> SpanName:
@@ -66,14 +69,14 @@ class Shop:
         return Store.open(state_dir, Settings(**settings), self.host.clock)  # type: ignore[arg-type]
 
 
-def stored(path: Path) -> dict[SpanName, Use]:
-    found = extract(path, 0, 2**40, [SPAN])
-    assert isinstance(found, Extract)
+def stored(path: Path) -> dict[SpanName, SpanUsage]:
+    found = extract_history(path, 0, 2**40, [SPAN])
+    assert isinstance(found, HistoryExtract)
     return dict(found.spans)
 
 
-def use(energy: int, calls: int = 1) -> Use:
-    return Use({CPU: energy, GPU: 2 * energy}, calls, calls * S, 3 * calls, 2 * calls)
+def use(energy: int, calls: int = 1) -> SpanUsage:
+    return SpanUsage({CPU: energy, GPU: 2 * energy}, calls, calls * S, 3 * calls, 2 * calls)
 
 
 def test_what_each_name_spent_is_in_the_history(tmp_path: Path) -> None:
@@ -85,7 +88,7 @@ def test_what_each_name_spent_is_in_the_history(tmp_path: Path) -> None:
         assert stored(store.path) == {
             PAY: use(11, calls=2),
             SHIP: use(7),
-            OUTSIDE: Use({CPU: 3}),
+            OUTSIDE: SpanUsage({CPU: 3}),
         }
 
 
@@ -95,8 +98,8 @@ def test_a_stretch_holds_the_spans_that_ended_in_it(tmp_path: Path) -> None:
         for energy in range(1, 6):
             store.write(shop.sell(seconds=60, pay=energy))
         third = buckets(store.path, MINUTE)[2]
-        found = extract(store.path, third, third + 120, [SPAN])
-        assert isinstance(found, Extract)
+        found = extract_history(store.path, third, third + 120, [SPAN])
+        assert isinstance(found, HistoryExtract)
         assert found.spans[PAY] == use(3 + 4, calls=2)
 
 
@@ -104,8 +107,8 @@ def test_spans_are_read_only_where_they_are_asked_for(tmp_path: Path) -> None:
     shop = Shop()
     with closing(shop.open(tmp_path)) as store:
         store.write(shop.sell(pay=5))
-        found = extract(store.path, 0, 2**40, ["process"])
-        assert isinstance(found, Extract)
+        found = extract_history(store.path, 0, 2**40, ["process"])
+        assert isinstance(found, HistoryExtract)
         assert found.spans == {}
 
 
@@ -119,7 +122,7 @@ def test_totals_go_on_over_a_restart_and_nothing_counts_twice(tmp_path: Path) ->
             store.write(shop.sell(pay=energy))
             store.write(shop.sell(pay=energy))
     assert stored(store.path)[PAY] == use(36, calls=6)
-    assert stored(store.path)[OUTSIDE] == Use({CPU: 6})
+    assert stored(store.path)[OUTSIDE] == SpanUsage({CPU: 6})
 
 
 def test_totals_that_began_anew_count_in_full(tmp_path: Path) -> None:
@@ -147,13 +150,13 @@ def test_books_bring_spans_back_without_what_was_true_only_then(tmp_path: Path) 
     shop = Shop()
     opening = shop.sell(pay=5)
     assert opening.spans[0].exemplars
-    again = unpack(pack(opening))
+    again = unpack_checkpoint(pack_checkpoint(opening))
     assert again.spans == tuple(replace(row, exemplars={}) for row in opening.spans)
     assert again.outside == opening.outside
-    latest = Latest(tmp_path / "x.sqlite")
+    latest = AlternatingCheckpointFiles(tmp_path / "x.sqlite")
     latest.write(opening)
     latest.close()
-    latest = Latest(tmp_path / "x.sqlite")
+    latest = AlternatingCheckpointFiles(tmp_path / "x.sqlite")
     assert latest.opening() == again
     latest.close()
 
@@ -162,8 +165,8 @@ def test_names_that_are_no_unicode_can_be_kept(tmp_path: Path) -> None:
     shop = Shop()
     with closing(shop.open(tmp_path)) as store:
         assert store.write(shop.sell(**{"\ud800": 5, "nul\x00": 6}))
-        assert total(stored(store.path).values()).calls == 2
-    assert unpack(pack(shop.now())).spans[0].name == "\ud800"
+        assert total_usage(stored(store.path).values()).calls == 2
+    assert unpack_checkpoint(pack_checkpoint(shop.now())).spans[0].name == "\ud800"
 
 
 def test_roll_ups_keep_every_sum(tmp_path: Path) -> None:
@@ -178,7 +181,7 @@ def test_roll_ups_keep_every_sum(tmp_path: Path) -> None:
         assert stored(store.path) == {
             PAY: use(383 * 384 // 2, calls=384),
             SHIP: use(384, calls=384),
-            OUTSIDE: Use({CPU: 384}),
+            OUTSIDE: SpanUsage({CPU: 384}),
         }
         assert history(store.path) == totals(shop.now())
 
@@ -187,13 +190,13 @@ def test_a_bucket_names_only_the_greatest_and_the_rest_still_sums(tmp_path: Path
     shop = Shop(names=8)
     with closing(shop.open(tmp_path, spans=2)) as store:
         store.write(shop.sell(**{f"n{n}": n for n in range(1, 11)}))
-        whole = total(stored(store.path).values())
+        whole = total_usage(stored(store.path).values())
         store.write(shop.sell(seconds=60))
         found = stored(store.path)
         spans = {name: one for name, one in found.items() if name.role is not SpanRole.OUTSIDE}
-        assert set(spans) == {named("n8"), named("n7"), REST}
-        assert spans[REST].energy == {CPU: 55 - 15, GPU: 110 - 30}
-        assert total(found.values()) == whole + Use({CPU: 1})
+        assert set(spans) == {named("n8"), named("n7"), REST_OF_SPANS}
+        assert spans[REST_OF_SPANS].energy == {CPU: 55 - 15, GPU: 110 - 30}
+        assert total_usage(found.values()) == whole + SpanUsage({CPU: 1})
 
 
 def test_services_beyond_the_bound_share_their_outside(tmp_path: Path) -> None:
@@ -230,7 +233,7 @@ def test_absurd_claims_of_time_and_tokens_fit_the_file(tmp_path: Path) -> None:
             )
             assert store.write(replace(shop.sell(seconds=60), spans=(row,)))
         assert store.health.failed == 0
-        assert stored(store.path)[named("old")].nanoseconds >= MOST
+        assert stored(store.path)[named("old")].nanoseconds >= MAX_STORED_INTEGER
 
 
 def test_a_store_of_the_first_release_is_brought_up_to_date(tmp_path: Path) -> None:
@@ -242,7 +245,7 @@ def test_a_store_of_the_first_release_is_brought_up_to_date(tmp_path: Path) -> N
             database.execute(f"DROP TABLE {table}")
         database.execute("PRAGMA user_version = 1")
         database.commit()
-        assert version(database) == 1
+        assert schema_version(database) == 1
     before = history(store.path)
     with closing(shop.open(tmp_path)) as store:
         assert history(store.path) == before
@@ -250,7 +253,7 @@ def test_a_store_of_the_first_release_is_brought_up_to_date(tmp_path: Path) -> N
         assert stored(store.path)[PAY] == use(4)
         assert history(store.path) == totals(shop.now())
     with closing(sqlite3.connect(store.path)) as database:
-        assert version(database) == len(MIGRATIONS) == 3
+        assert schema_version(database) == len(MIGRATIONS) == 3
 
 
 # -------------------------------------------------------------------------------- differences
@@ -270,17 +273,17 @@ def test_what_did_not_move_is_left_out() -> None:
 
 
 def test_a_name_that_was_let_go_and_is_back_counts_from_nothing() -> None:
-    assert spans_between(books(row(50, 9)), books(row(60, 2))) == {PAY: Use({CPU: 60}, 2)}
+    assert spans_between(books(row(50, 9)), books(row(60, 2))) == {PAY: SpanUsage({CPU: 60}, 2)}
 
 
 @pytest.mark.parametrize("earlier", [None, books()])
 def test_without_earlier_books_all_counts(earlier: Opening | None) -> None:
     assert spans_between(earlier, books(row(5, 1, 7), shop=3)) == {
-        PAY: Use({CPU: 5}, 1, 7),
-        OUTSIDE: Use({CPU: 3}),
+        PAY: SpanUsage({CPU: 5}, 1, 7),
+        OUTSIDE: SpanUsage({CPU: 3}),
     }
 
 
 def test_the_row_of_all_others_is_the_rest() -> None:
     other = SpanRow("other", "other", {CPU: Microjoules(2)}, count=1)  # type: ignore[arg-type]
-    assert spans_between(None, books(other)) == {REST: Use({CPU: 2}, 1)}
+    assert spans_between(None, books(other)) == {REST_OF_SPANS: SpanUsage({CPU: 2}, 1)}

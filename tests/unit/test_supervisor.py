@@ -13,7 +13,7 @@ import pytest
 from support.service_manager import ServiceManager
 from support.world import PACKAGE
 from wattspan.cli.signals import StopRequest, hangup_reloads
-from wattspan.config import Config, Spans, changed
+from wattspan.config import Config, SpansSettings, changed_keys
 from wattspan.model import (
     SECOND,
     DomainAccount,
@@ -262,9 +262,9 @@ def test_one_wish_to_reload_is_one_reload_and_a_wish_meanwhile_another() -> None
 
 
 def test_only_what_differs_is_named_and_a_secret_counts_though_it_is_never_shown() -> None:
-    spans = Spans(forward="http://c:4318", forward_headers="authorization=one")
-    old = Config(spans=spans, sources={"rapl": Spans()})
+    spans = SpansSettings(forward="http://c:4318", forward_headers="authorization=one")
+    old = Config(spans=spans, sources={"rapl": SpansSettings()})
     new = replace(old, spans=msgspec.structs.replace(spans, forward_headers="authorization=two"))
-    assert changed(old, old) == frozenset()
-    assert changed(old, new) == {"spans.forward_headers"}
-    assert changed(old, replace(old, sources={})) == {"sources.rapl"}
+    assert changed_keys(old, old) == frozenset()
+    assert changed_keys(old, new) == {"spans.forward_headers"}
+    assert changed_keys(old, replace(old, sources={})) == {"sources.rapl"}

@@ -20,7 +20,7 @@ from wattspan.capper.process import needs_restart
 from wattspan.capper.protocol import RefusalReason
 from wattspan.capper.resolver import PeerCredentials
 from wattspan.cli.capper import Reloading, Turned
-from wattspan.config import Caps, Config
+from wattspan.config import CapsSettings, Config
 from wattspan.model import SECOND, CapKey, CapRow, Knob, Trouble
 from wattspan.ports import CapsError, CapTotals, ConfigError
 from wattspan.runtime.answering import CapperWatch
@@ -142,14 +142,14 @@ def test_a_shorter_lease_holds_from_the_next_renewal_on(bench: Bench) -> None:
 def test_a_ceiling_that_was_asked_for_outlives_a_reload_and_the_configured_one_is_replaced(
     bench: Bench, tmp_path: Path
 ) -> None:
-    settings = Caps(budget_watts=1200)
+    settings = CapsSettings(budget_watts=1200)
     ceilings = PowerCeilings(settings, tmp_path / "ceilings.json", BOOT, bench.clock)
     ceilings.ask(1_000 * W, "a test", 60 * SECOND, PeerCredentials(1, 0))
-    ceilings.settle_for(Caps(budget_watts=900))
+    ceilings.settle_for(CapsSettings(budget_watts=900))
     assert ceilings.limit == 900 * W
-    ceilings.settle_for(Caps())
+    ceilings.settle_for(CapsSettings())
     assert ceilings.limit == 1_000 * W
-    assert imposed_limits(Caps(), ceilings.limit, bench.keeper).limit == 1_000 * W
+    assert imposed_limits(CapsSettings(), ceilings.limit, bench.keeper).limit == 1_000 * W
 
 
 def test_another_budget_file_takes_the_place_of_the_one_before(
@@ -157,15 +157,15 @@ def test_another_budget_file_takes_the_place_of_the_one_before(
 ) -> None:
     for name, watts in (("one", 1000), ("two", 800)):
         (tmp_path / name).write_text(f"watts = {watts}\n")
-    settings = Caps(budget_file=str(tmp_path / "one"))
+    settings = CapsSettings(budget_file=str(tmp_path / "one"))
     ceilings = PowerCeilings(settings, tmp_path / "ceilings.json", BOOT, bench.clock)
     ceilings.poll()
     assert ceilings.limit == 1000 * W
-    ceilings.settle_for(Caps(budget_file=str(tmp_path / "two")))
+    ceilings.settle_for(CapsSettings(budget_file=str(tmp_path / "two")))
     assert ceilings.limit == 1000 * W  # until the other one was read
     ceilings.poll()
     assert ceilings.limit == 800 * W
-    ceilings.settle_for(Caps())
+    ceilings.settle_for(CapsSettings())
     assert ceilings.limit is None
 
 

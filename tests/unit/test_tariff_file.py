@@ -11,9 +11,9 @@ import pytest
 
 from support.requirements import ROOT
 from wattspan.config import load
+from wattspan.footprint.tariff_file import parse_schedule, read_schedule
 from wattspan.ports import ConfigError
 from wattspan.schedule import Schedule
-from wattspan.tariffs.file import read_schedule, schedule_text
 
 PATH = Path("/etc/wattspan/tariff.toml")
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -37,7 +37,7 @@ to = "07:00"
 
 
 def schedule(text: str) -> Schedule:
-    return schedule_text(text, PATH)
+    return parse_schedule(text, PATH)
 
 
 def one(keys: str) -> Schedule:

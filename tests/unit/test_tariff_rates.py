@@ -11,9 +11,18 @@ import pytest
 
 from support.rate_server import answer, serving, vector
 from support.waiting import eventually
+from wattspan.footprint.rates import (
+    ConstantRate,
+    ExternalRate,
+    NumberError,
+    PolledRate,
+    TariffRate,
+    TimedNumber,
+    parse_number,
+    query_number,
+    read_number,
+)
 from wattspan.model import SECOND, Instant, Origin, Trouble
-from wattspan.tariffs.answers import Answer, AnswerError, ask_file, ask_server, number_in
-from wattspan.tariffs.rates import Constant, Figure, LookedUp, Tariff
 from wattspan.testing import ManualClock
 
 BILLION = 10**9
@@ -24,12 +33,12 @@ BILLION = 10**9
 
 def test_a_server_is_asked_the_query_and_its_one_number_taken() -> None:
     with serving(vector("87.5")) as (url, asked):
-        assert ask_server(f"{url}/", 'avg(price{zone="DE"})', 5) == (87.5, 0)
+        assert query_number(f"{url}/", 'avg(price{zone="DE"})', 5) == (87.5, 0)
     assert asked == ["/api/v1/query?query=avg%28price%7Bzone%3D%22DE%22%7D%29"]
 
 
 def test_a_scalar_is_a_number_too() -> None:
-    assert number_in(answer("scalar", [1.5, "0.3"])) == 0.3
+    assert parse_number(answer("scalar", [1.5, "0.3"])) == 0.3
 
 
 @pytest.mark.parametrize(
@@ -50,8 +59,8 @@ def test_a_scalar_is_a_number_too() -> None:
     ],
 )
 def test_an_answer_that_is_not_one_number_says_what_it_is(body: bytes, why: str) -> None:
-    with pytest.raises(AnswerError, match=why) as caught:
-        number_in(body)
+    with pytest.raises(NumberError, match=why) as caught:
+        parse_number(body)
     assert caught.value.answered
 
 
@@ -59,40 +68,40 @@ def test_a_refusal_is_told_by_its_reason_or_its_number() -> None:
     reason = b'{"status":"error","errorType":"bad_data","error":"unknown function"}'
     with (
         serving(reason, status=400) as (url, _),
-        pytest.raises(AnswerError, match='the server says "unknown function"'),
+        pytest.raises(NumberError, match='the server says "unknown function"'),
     ):
-        ask_server(url, "x", 5)
-    with serving(b"no", status=503) as (url, _), pytest.raises(AnswerError, match="answers 503"):
-        ask_server(url, "x", 5)
+        query_number(url, "x", 5)
+    with serving(b"no", status=503) as (url, _), pytest.raises(NumberError, match="answers 503"):
+        query_number(url, "x", 5)
 
 
 def test_only_who_was_configured_is_asked() -> None:
     with serving(vector("1")) as (other, asked):
         moved = serving(b"", status=302, headers={"Location": f"{other}/api/v1/query"})
-        with moved as (url, _), pytest.raises(AnswerError, match="answers 302"):
-            ask_server(url, "x", 5)
+        with moved as (url, _), pytest.raises(NumberError, match="answers 302"):
+            query_number(url, "x", 5)
     assert asked == []
 
 
 def test_an_answer_without_end_is_not_read_to_it() -> None:
-    with serving(b" " * 200_000) as (url, _), pytest.raises(AnswerError, match="far too long"):
-        ask_server(url, "x", 5)
+    with serving(b" " * 200_000) as (url, _), pytest.raises(NumberError, match="far too long"):
+        query_number(url, "x", 5)
 
 
 def test_nobody_there_is_no_answer() -> None:
     with socket.socket() as taken:  # bound, and not listening
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(AnswerError, match="connection refused") as caught:
-            ask_server(url, "x", 5)
+        with pytest.raises(NumberError, match="connection refused") as caught:
+            query_number(url, "x", 5)
     assert not caught.value.answered
 
 
 def test_a_server_that_says_nothing_is_not_waited_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(AnswerError, match="timed out") as caught:
-            ask_server(url, "x", 0.05)
+        with pytest.raises(NumberError, match="timed out") as caught:
+            query_number(url, "x", 0.05)
     assert not caught.value.answered
 
 
@@ -107,8 +116,8 @@ def test_a_server_that_speaks_no_http_is_no_answer() -> None:
 
         thread = threading.Thread(target=babble)
         thread.start()
-        with pytest.raises(AnswerError):
-            ask_server(f"http://127.0.0.1:{server.getsockname()[1]}", "x", 5)
+        with pytest.raises(NumberError):
+            query_number(f"http://127.0.0.1:{server.getsockname()[1]}", "x", 5)
         thread.join()
 
 
@@ -119,24 +128,24 @@ def test_a_file_is_one_number_as_old_as_the_file(tmp_path: Path) -> None:
     path = tmp_path / "price"
     path.write_text(" 0.287\n")
     os.utime(path, (1000, 1000))
-    assert ask_file(path, 1030 * SECOND) == (0.287, 30 * SECOND)
-    assert ask_file(path, 990 * SECOND) == (0.287, 0)  # a clock that was set back
+    assert read_number(path, 1030 * SECOND) == (0.287, 30 * SECOND)
+    assert read_number(path, 990 * SECOND) == (0.287, 0)  # a clock that was set back
 
 
 @pytest.mark.parametrize("text", ["", "dear", "0.3 EUR", "1\n2", "\xff", "x" * 100_000])
 def test_a_file_that_is_not_one_number_says_what_it_is(tmp_path: Path, text: str) -> None:
     path = tmp_path / "price"
     path.write_text(text)
-    with pytest.raises(AnswerError, match="is not a number") as caught:
-        ask_file(path, 0)
+    with pytest.raises(NumberError, match="is not a number") as caught:
+        read_number(path, 0)
     assert len(str(caught.value)) < 100
 
 
 def test_a_file_that_is_not_there_is_no_answer(tmp_path: Path) -> None:
-    with pytest.raises(AnswerError, match="no such file"):
-        ask_file(tmp_path / "none", 0)
-    with pytest.raises(AnswerError, match="is a directory"):
-        ask_file(tmp_path, 0)
+    with pytest.raises(NumberError, match="no such file"):
+        read_number(tmp_path / "none", 0)
+    with pytest.raises(NumberError, match="is a directory"):
+        read_number(tmp_path, 0)
 
 
 # -------------------------------------------------------------------------------- what is believed
@@ -145,10 +154,10 @@ def test_a_file_that_is_not_there_is_no_answer(tmp_path: Path) -> None:
 class Oracle:
     """Answers what it is told to, or raises it."""
 
-    def __init__(self, says: Answer | Exception) -> None:
+    def __init__(self, says: TimedNumber | Exception) -> None:
         self.says = says
 
-    def __call__(self) -> Answer:
+    def __call__(self) -> TimedNumber:
         if isinstance(self.says, Exception):
             raise self.says
         return self.says
@@ -159,13 +168,13 @@ class Scene:
 
     def __init__(self, factor: float = 1.0) -> None:
         self.clock = ManualClock()
-        self.oracle = Oracle(Answer(0.3))
-        self.figure = Figure(
+        self.oracle = Oracle(TimedNumber(0.3))
+        self.figure = ExternalRate(
             "cost", "the price from somewhere", self.oracle, self.clock,
             factor=factor, every=SECOND, max_age=60 * SECOND,
         )  # fmt: skip
 
-    def look(self, says: Answer | Exception | None = None) -> int | None:
+    def look(self, says: TimedNumber | Exception | None = None) -> int | None:
         if says is not None:
             self.oracle.says = says
         self.figure.look()
@@ -179,17 +188,17 @@ def test_nothing_is_known_before_the_first_answer() -> None:
 
 
 def test_an_answer_is_multiplied_by_the_factor() -> None:
-    assert Scene(factor=0.001).look(Answer(87.43)) == 87_430_000
+    assert Scene(factor=0.001).look(TimedNumber(87.43)) == 87_430_000
 
 
 def test_the_last_answer_counts_until_it_is_too_old() -> None:
     scene = Scene()
     scene.look()
     scene.clock.advance(60)
-    assert scene.look(AnswerError("connection refused", answered=False)) == 300_000_000
+    assert scene.look(NumberError("connection refused", answered=False)) == 300_000_000
     scene.clock.advance(1)
     assert scene.figure.at(scene.clock.now()) is None
-    assert scene.look(Answer(0.4)) == 400_000_000
+    assert scene.look(TimedNumber(0.4)) == 400_000_000
 
 
 def test_an_answer_grows_old_while_the_host_sleeps() -> None:
@@ -204,29 +213,29 @@ def test_an_answer_grows_old_while_the_host_sleeps() -> None:
 def test_what_can_be_no_rate_is_an_answer_and_makes_it_unknown_at_once(number: float) -> None:
     scene = Scene()
     scene.look()
-    assert scene.look(Answer(number)) is None
+    assert scene.look(TimedNumber(number)) is None
     (failure,) = scene.figure.health().failures
     assert "is no rate per kilowatt-hour" in str(failure)
     assert failure.trouble is Trouble.MALFORMED
 
 
 def test_a_price_of_nothing_is_a_price() -> None:
-    assert Scene().look(Answer(0.0)) == 0
+    assert Scene().look(TimedNumber(0.0)) == 0
 
 
 def test_a_file_that_nobody_writes_any_more_is_unknown() -> None:
     scene = Scene()
-    assert scene.look(Answer(0.3, age=61 * SECOND)) is None
+    assert scene.look(TimedNumber(0.3, age=61 * SECOND)) is None
     assert "it was last written 61s ago" in str(scene.figure.health().failures[0])
-    assert scene.look(Answer(0.3, age=59 * SECOND)) == 300_000_000
+    assert scene.look(TimedNumber(0.3, age=59 * SECOND)) == 300_000_000
     scene.clock.advance(2)
     assert scene.figure.at(scene.clock.now()) is None
 
 
 def test_failures_are_told_until_there_is_an_answer_again() -> None:
     scene = Scene()
-    refused = AnswerError("connection refused", answered=False)
-    for says in (refused, Answer(1), refused):
+    refused = NumberError("connection refused", answered=False)
+    for says in (refused, TimedNumber(1), refused):
         scene.look(says)
     health = scene.figure.health()
     assert (health.source, health.up, health.reads, health.failed) == ("cost", False, 3, 2)
@@ -236,7 +245,7 @@ def test_failures_are_told_until_there_is_an_answer_again() -> None:
         "Cannot read the price from somewhere: connection refused. Energy that is spent while no "
         "rate is known is told apart, and in no total."
     )
-    scene.look(Answer(2))
+    scene.look(TimedNumber(2))
     assert (scene.figure.health().up, scene.figure.health().failures) == (True, ())
 
 
@@ -247,8 +256,8 @@ def test_a_bug_costs_the_rate_and_nothing_else() -> None:
 
 
 def test_a_constant_is_always_known() -> None:
-    assert Constant(5).at(Instant(0, 0)) == 5
-    assert Constant(5).origin is Origin.CONSTANT
+    assert ConstantRate(5).at(Instant(0, 0)) == 5
+    assert ConstantRate(5).origin is Origin.CONSTANT
 
 
 # ----------------------------------------------------------------------------- the tariff's file
@@ -258,7 +267,7 @@ def tariff(path: Path, rate: float) -> None:
     path.write_text(f'zone = "UTC"\notherwise = {rate}\n')
 
 
-def told(rate: Tariff) -> str:
+def told(rate: TariffRate) -> str:
     (failure,) = rate.health().failures
     return str(failure)
 
@@ -266,7 +275,7 @@ def told(rate: Tariff) -> str:
 def test_a_tariff_is_read_again_once_it_has_changed(tmp_path: Path) -> None:
     path = tmp_path / "tariff.toml"
     tariff(path, 0.25)
-    rate = Tariff("cost", path)
+    rate = TariffRate("cost", path)
     assert rate.at(Instant(0, 0)) == BILLION // 4
     tariff(path, 0.125)
     rate.look()
@@ -277,7 +286,7 @@ def test_a_tariff_is_read_again_once_it_has_changed(tmp_path: Path) -> None:
 def test_a_tariff_that_was_spoilt_stays_what_it_was_until_it_is_mended(tmp_path: Path) -> None:
     path = tmp_path / "tariff.toml"
     tariff(path, 0.25)
-    rate = Tariff("cost", path)
+    rate = TariffRate("cost", path)
     path.write_text('zone = "UTC"\notherwise = -1\n[[period]]\n')
     rate.look()
     rate.look()
@@ -297,7 +306,7 @@ def test_a_tariff_that_was_spoilt_stays_what_it_was_until_it_is_mended(tmp_path:
 
 def test_a_tariff_that_is_missing_at_the_start_is_unknown_until_it_comes(tmp_path: Path) -> None:
     path = tmp_path / "tariff.toml"
-    rate = Tariff("cost", path)
+    rate = TariffRate("cost", path)
     assert rate.at(Instant(0, 0)) is None
     assert told(rate) == (
         f"Cannot read the tariff {path}: there is no such file. Write one, or name another. "
@@ -311,7 +320,7 @@ def test_a_tariff_that_is_missing_at_the_start_is_unknown_until_it_comes(tmp_pat
 def test_a_tariff_that_is_put_back_as_it_was_is_well_again(tmp_path: Path) -> None:
     path, aside = tmp_path / "tariff.toml", tmp_path / "aside"
     tariff(path, 0.5)
-    rate = Tariff("cost", path)
+    rate = TariffRate("cost", path)
     path.rename(aside)
     rate.look()
     assert not rate.health().up
@@ -323,7 +332,7 @@ def test_a_tariff_that_is_put_back_as_it_was_is_well_again(tmp_path: Path) -> No
 # ------------------------------------------------------------------------------------ its thread
 
 
-class Counting(LookedUp):
+class Counting(PolledRate):
     def __init__(self, every: int) -> None:
         super().__init__("cost", every)
         self.looked = 0

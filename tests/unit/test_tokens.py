@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.config.tables import Spans
+from wattspan.config.tables import SpansSettings
 from wattspan.http.access_policy import TokenCheck, token_check
 from wattspan.http.tls import AccessError, FileReloader
 
@@ -24,7 +24,7 @@ def written(path: Path, *lines: str, mode: int = 0o640) -> Path:
 
 def check(path: Path, log: list[str] | None = None) -> TokenCheck:
     told = log if log is not None else []
-    admits = token_check(Spans(token_file=str(path)), where="in [spans]", log=told.append)
+    admits = token_check(SpansSettings(token_file=str(path)), where="in [spans]", log=told.append)
     assert admits is not None
     return admits
 
@@ -34,7 +34,7 @@ def basic(user: str, password: str) -> str:
 
 
 def test_without_a_file_no_token_is_asked_for() -> None:
-    assert token_check(Spans(), where="in [spans]", log=print) is None
+    assert token_check(SpansSettings(), where="in [spans]", log=print) is None
 
 
 def test_any_token_of_the_file_is_admitted_comments_and_blanks_are_none(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from support.tuned_host import DEFAULT, Host, quick
-from wattspan.config import Autotune, TunedJob
+from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.model import Consumer, Move, Reason, TuningState
 
 HOUR = 3600
@@ -116,7 +116,9 @@ def test_spans_that_the_configuration_does_not_name_are_no_units_of_a_configured
 @pytest.mark.slow
 def test_only_one_job_of_a_host_explores_at_a_time() -> None:
     job = {"span": "train_step", "kind": "steps"}
-    settings = quick(job=(TunedJob(service="a", **job), TunedJob(service="b", **job)))
+    settings = quick(
+        job=(TunedJobSettings(service="a", **job), TunedJobSettings(service="b", **job))
+    )
     host = Host(2, settings=settings)
     host.train("a", 0)
     host.train("b", 1)
@@ -264,7 +266,7 @@ def test_a_job_that_comes_again_begins_with_what_was_certified() -> None:
 
 
 def test_a_job_without_its_work_attribute_is_declined() -> None:
-    settings = quick(job=(TunedJob(service="trainer", span="train_step", work="tokens.n"),))
+    settings = quick(job=(TunedJobSettings(service="trainer", span="train_step", work="tokens.n"),))
     host = Host(settings=settings)
     host.train()
     host.run(120)
@@ -278,7 +280,7 @@ def test_steps_of_varying_work_are_compared_by_their_work() -> None:
     def work(generator: random.Random) -> float:
         return float(generator.randint(900, 1100))
 
-    settings = quick(job=(TunedJob(service="trainer", span="train_step", work="tokens.n"),))
+    settings = quick(job=(TunedJobSettings(service="trainer", span="train_step", work="tokens.n"),))
     host = Host(settings=settings)
     host.train(work=work)
     host.run(120)
@@ -318,7 +320,7 @@ def test_every_change_of_mind_is_written_down_once() -> None:
 
 @pytest.mark.slow
 def test_with_nothing_but_the_span_of_its_steps_named_a_job_ends_capped() -> None:
-    host = Host(settings=Autotune(mode="apply", job=(TunedJob(span="train_step"),)))
+    host = Host(settings=AutotuneSettings(mode="apply", job=(TunedJobSettings(span="train_step"),)))
     job = host.train()
     began = host.clock.monotonic()
     host.run(HOUR, until=lambda: held(host))

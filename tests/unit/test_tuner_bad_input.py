@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from support.tuned_host import DEFAULT, MINIMUM, Host, quick
-from wattspan.config import TunedJob
+from wattspan.config import TunedJobSettings
 from wattspan.model import CapKey, Consumer, Group, GroupKind, Knob, Move, Reason, TuningState
 from wattspan.runtime.awaited import LONG
 from wattspan.runtime.course import Course
@@ -19,7 +19,7 @@ from wattspan.spanfeed.delivery import Told
 from wattspan.spans import Span
 
 HOUR = 3600
-COUNTED = TunedJob(service="trainer", span="train_step", kind="steps", work="tokens.n")
+COUNTED = TunedJobSettings(service="trainer", span="train_step", kind="steps", work="tokens.n")
 
 
 def held(host: Host) -> bool:
@@ -222,7 +222,7 @@ def test_units_of_a_job_that_cannot_be_tuned_are_not_kept() -> None:
 
 
 def test_a_thousand_jobs_are_bounded_and_that_is_said_once() -> None:
-    host = Host(settings=quick(job=(TunedJob(span="train_step", kind="steps"),)))
+    host = Host(settings=quick(job=(TunedJobSettings(span="train_step", kind="steps"),)))
     now = host.clock.monotonic()
     for number in range(1000):
         service = f"service-{number}"
@@ -237,7 +237,7 @@ def test_a_thousand_jobs_are_bounded_and_that_is_said_once() -> None:
 
 
 def test_jobs_that_have_ended_make_room() -> None:
-    host = Host(settings=quick(job=(TunedJob(span="train_step", kind="steps"),)))
+    host = Host(settings=quick(job=(TunedJobSettings(span="train_step", kind="steps"),)))
     for number in range(JOBS + 5):
         job = host.train(service=f"service-{number}")
         host.run(0.5)
@@ -266,7 +266,7 @@ def test_a_gpu_that_the_host_does_not_have_is_named_at_the_start() -> None:
 @pytest.mark.parametrize("named", ["training", "unit:training"])
 def test_only_jobs_of_the_named_groups_are_tuned(named: str) -> None:
     host = Host(
-        2, settings=quick(groups=(named,), job=(TunedJob(span="train_step", kind="steps"),))
+        2, settings=quick(groups=(named,), job=(TunedJobSettings(span="train_step", kind="steps"),))
     )
     mine, other = host.train("mine", 0), host.train("other", 1)
     host.groups[mine.consumer] = (Group(GroupKind.UNIT, "training"), Group(GroupKind.USER, "ann"))
@@ -294,7 +294,7 @@ def test_a_process_of_another_group_that_joins_a_held_job_ends_its_cap() -> None
 
 
 def test_two_jobs_on_one_gpu_are_both_left_alone() -> None:
-    host = Host(settings=quick(job=(TunedJob(span="train_step", kind="steps"),)))
+    host = Host(settings=quick(job=(TunedJobSettings(span="train_step", kind="steps"),)))
     host.train("a")
     host.train("b")
     host.run(120)

@@ -6,7 +6,7 @@ import pytest
 
 from support.tuned_host import DEFAULT, Host
 from support.tuned_ranks import synchronous, train_together
-from wattspan.config import TunedJob
+from wattspan.config import TunedJobSettings
 from wattspan.model import CapKey, Knob, Move, Reason
 
 HOUR = 3600
@@ -84,7 +84,7 @@ def test_ranks_that_are_as_slow_as_each_other_keep_one_cap() -> None:
 
 @pytest.mark.slow
 def test_ranks_that_do_not_tell_what_they_compute_keep_one_cap() -> None:
-    job = TunedJob(service="trainer", span="train_step", kind="steps")
+    job = TunedJobSettings(service="trainer", span="train_step", kind="steps")
     host = Host(gpus=2, settings=synchronous(job=(job,)))
     train_together(host, UNEVEN)
     host.run(900)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from support.certificates import Authority
-from wattspan.config.tables import Spans
+from wattspan.config.tables import SpansSettings
 from wattspan.http.server import TlsAcceptor
 from wattspan.http.tls import TlsContexts, server_tls
 from wattspan.testing import ManualClock
@@ -49,7 +49,7 @@ class Greeter(asyncio.Protocol):
 
 def spoken(authority: Authority) -> TlsContexts:
     pair = authority.issue("server")
-    settings = Spans(tls_certificate=str(pair.certificate), tls_key=str(pair.key))
+    settings = SpansSettings(tls_certificate=str(pair.certificate), tls_key=str(pair.key))
     tls = server_tls(settings, what="Cannot", where="here", log=print)
     assert tls is not None
     return tls

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from support.certificates import Authority, Pair
-from wattspan.config.tables import Spans
+from wattspan.config.tables import SpansSettings
 from wattspan.http.access_policy import exposure_warning
 from wattspan.http.tls import AccessError, TlsContexts, server_tls
-from wattspan.settings import Listen, SettingError, convert
+from wattspan.model.settings import Listen, SettingError, convert
 from wattspan_exporters.prometheus import plugin
 
 
 def contexts(pair: Pair, ca: Path | None = None, log: list[str] | None = None) -> TlsContexts:
-    settings = Spans(
+    settings = SpansSettings(
         tls_certificate=str(pair.certificate), tls_key=str(pair.key), tls_client_ca=str(ca or "")
     )
     told = log if log is not None else []
@@ -119,14 +119,14 @@ def test_a_certificate_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
     ],
 )
 def test_a_listener_that_is_open_to_too_many_is_told_of(listen: str, keys: str, told: str) -> None:
-    settings = Spans(**dict.fromkeys(keys.split(), "/some/file"))
+    settings = SpansSettings(**dict.fromkeys(keys.split(), "/some/file"))
     sentence = exposure_warning(
         Listen.parse(listen), settings, where="[spans]", risk="spans are believed"
     )
     assert (told in sentence) if told else sentence == ""
 
 
-@pytest.mark.parametrize("table", [Spans, plugin.settings])
+@pytest.mark.parametrize("table", [SpansSettings, plugin.settings])
 def test_a_client_authority_without_a_certificate_is_an_error(table: type) -> None:
     with pytest.raises(SettingError, match="of no use without tls_certificate"):
         convert({"tls_client_ca": "/ca.pem"}, table, "somewhere")

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from wattspan.plaintext import printable
+from wattspan.model.settings import Duration
 from wattspan.ports import Clock
-from wattspan.regular_file import read_regular
-from wattspan.settings import Duration
+from wattspan.util.files import read_regular
+from wattspan.util.text import printable
 
 MAX_FILE_BYTES: Final = 4096
 """Bytes. It holds three keys; nothing of a larger file is read."""

@@ -24,7 +24,7 @@ from wattspan.capper.limits import BudgetDevice, cap_bounds, reference_setting, 
 from wattspan.capper.manager import CapManager
 from wattspan.capper.protocol import CeilingRow, RefusalReason
 from wattspan.capper.resolver import ImposedLimits, PeerCredentials
-from wattspan.config import Caps
+from wattspan.config import CapsSettings
 from wattspan.model import SECOND, CapKey, KnobState
 from wattspan.ports import CapsError, Clock
 
@@ -71,7 +71,7 @@ class PowerCeilings:
 
     def __init__(
         self,
-        settings: Caps,
+        settings: CapsSettings,
         path: Path,
         boot_id: str,
         clock: Clock,
@@ -98,7 +98,7 @@ class PowerCeilings:
         file = "" if self._file is None else self._file.trouble
         return " ".join(filter(None, (self._load_trouble, file)))
 
-    def settle_for(self, settings: Caps) -> None:
+    def settle_for(self, settings: CapsSettings) -> None:
         """Keep to other settings from now on; the ceilings of permitted users stay."""
         self._owners = _ceiling_users(settings)
         if settings.budget_file != self._settings.budget_file:
@@ -344,7 +344,7 @@ class PowerCeilings:
             ) from None
 
 
-def _ceiling_users(settings: Caps) -> frozenset[int]:
+def _ceiling_users(settings: CapsSettings) -> frozenset[int]:
     """The users who may set a ceiling."""
     return uids_of(settings.ceiling_users)[0] | {0}
 
@@ -369,7 +369,7 @@ def _decode_ceilings(content: bytes) -> _CeilingsFile:
 
 
 def imposed_limits(
-    settings: Caps, limit: int | None, keeper: CapManager, *, others: int | None = None
+    settings: CapsSettings, limit: int | None, keeper: CapManager, *, others: int | None = None
 ) -> ImposedLimits:
     """Limits of the present devices by the operator's fixed caps and the ceilings.
 
@@ -428,7 +428,7 @@ def _with_floors(
 
 
 def _budget_devices(
-    settings: Caps,
+    settings: CapsSettings,
     standing: Mapping[CapKey, KnobState],
     keeper: CapManager,
     fixed: Mapping[CapKey, int],
@@ -463,6 +463,6 @@ def _lowest(state: KnobState) -> int:
     )
 
 
-def _priority(settings: Caps, state: KnobState) -> int:
+def _priority(settings: CapsSettings, state: KnobState) -> int:
     chosen = [one.priority for one in settings.priority if matches_device([one.device], state)]
     return chosen[0] if chosen else 100

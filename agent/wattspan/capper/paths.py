@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wattspan.capper.journal import JournalError, capper_directory, open_capper_directory
-from wattspan.locking import FileLock, HeldError, Holder
+from wattspan.util.files import FileLock, LockHeldError, LockHolder
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SOCKET_FILE = "capper.sock"
@@ -76,7 +76,7 @@ class CapperLock:
         path = place.directory / "lock"
         try:
             self._lock = FileLock(path, unwritable=True)
-        except HeldError as error:
+        except LockHeldError as error:
             raise JournalError(_lock_held_message(path, error.holder)) from None
         except OSError as error:
             raise JournalError(
@@ -87,7 +87,7 @@ class CapperLock:
         self._lock.release()
 
 
-def _lock_held_message(path: Path, holder: Holder) -> str:
+def _lock_held_message(path: Path, holder: LockHolder) -> str:
     if holder.pid is None:
         return (
             f"It is not known which process has the lock {path} of this host's capper:"

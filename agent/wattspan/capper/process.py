@@ -27,7 +27,7 @@ from wattspan.capper.protocol import RefusalReason
 from wattspan.capper.requests import RequestHandler
 from wattspan.capper.server import CapperSocketServer
 from wattspan.capper.writer import LimitWriter
-from wattspan.config import Config, changed
+from wattspan.config import Config, changed_keys
 from wattspan.http.sockets import ListeningSocket, listen_unix
 from wattspan.model import MILLISECOND, SECOND, Knob
 from wattspan.ports import Actuator, CapsError, Clock
@@ -52,7 +52,7 @@ def enabled_knobs(config: Config) -> frozenset[Knob]:
 
 def needs_restart(old: Config, new: Config) -> tuple[str, ...]:
     """Which keys that differ a running capper cannot take over."""
-    places = {"agent.run_dir", "agent.state_dir"} & changed(old, new)
+    places = {"agent.run_dir", "agent.state_dir"} & changed_keys(old, new)
     knobs = {"autotune.knobs"} if enabled_knobs(new) - enabled_knobs(old) else set()
     return tuple(sorted(places | knobs))
 

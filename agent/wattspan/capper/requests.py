@@ -14,11 +14,11 @@ from wattspan.capper.journal import JournalError
 from wattspan.capper.manager import CapManager
 from wattspan.capper.protocol import KnobRow, RefusalReason, RefusedReply, StateReply
 from wattspan.capper.resolver import PeerCredentials
-from wattspan.config import Caps
+from wattspan.config import CapsSettings
 from wattspan.http.rate_limiter import RateLimiter
 from wattspan.model import CapKey, CapRow
-from wattspan.plaintext import printable
 from wattspan.ports import CapsError, Clock
+from wattspan.util.text import printable
 
 MAX_JOBS = 64
 MOVES_A_SECOND, MOVES_AT_ONCE = 2, 60
@@ -40,7 +40,7 @@ class RequestHandler:
         keeper: CapManager,
         tally: WriteCounts,
         ceilings: PowerCeilings,
-        settings: Caps,
+        settings: CapsSettings,
         clock: Clock,
         record: Callable[[AuditEvent], None],
     ) -> None:
@@ -55,7 +55,7 @@ class RequestHandler:
         self._pace = RateLimiter(MOVES_A_SECOND, MOVES_AT_ONCE)
         self._introduced: set[int] = set()
 
-    def settle_for(self, settings: Caps) -> None:
+    def settle_for(self, settings: CapsSettings) -> None:
         """Impose what other settings say, from the next turn on."""
         self._settings = settings
         self._ceilings.settle_for(settings)

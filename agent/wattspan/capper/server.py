@@ -24,8 +24,8 @@ from wattspan.capper.requests import RequestHandler
 from wattspan.capper.resolver import PeerCredentials
 from wattspan.http.rate_limiter import RateLimiter
 from wattspan.model import SECOND
-from wattspan.plaintext import printable
 from wattspan.ports import Clock
+from wattspan.util.text import printable
 
 TICK: Final = SECOND
 MAX_CONNECTIONS: Final = 64

@@ -10,8 +10,8 @@ import click
 
 from wattspan.cli.capper import actuators, emulated_option
 from wattspan.cli.options import config_options, echo_json, json_option, load_without_plugins
-from wattspan.plaintext import printable
 from wattspan.ports import ConfigError
+from wattspan.util.text import printable
 
 if TYPE_CHECKING:
     from wattspan.capper.protocol import KnobRow, StateReply

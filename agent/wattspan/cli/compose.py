@@ -31,7 +31,7 @@ from wattspan.runtime.agent import Agent
 from wattspan.runtime.past import RecentPast
 from wattspan.runtime.poller import Poller, SelfMeasure
 from wattspan.runtime.services import Services
-from wattspan.store import AwaitedBooks, Kept, furthest
+from wattspan.storage import CheckpointStore, DeferredCheckpointStore, latest_checkpoint
 from wattspan.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def build_agent(
         kept = _open_store(config, clock, log, closing, emulated=emulated is not None)
         if kept is not None:
             undo.callback(kept.close)
-        opening = furthest(closing, kept.opening if kept is not None else None)
+        opening = latest_checkpoint(closing, kept.opening if kept is not None else None)
         if opening is not None:
             named = processes.directory.rename(opening.processes)
             opening = replace(opening, processes=named)
@@ -190,14 +190,14 @@ def _open_counters(config: Config, plugins: Plugins, context: SourceContext, log
 
 def _open_store(
     config: Config, clock: SystemClock, log: Log, closing: Opening | None, *, emulated: bool
-) -> Kept | AwaitedBooks | None:
+) -> CheckpointStore | DeferredCheckpointStore | None:
     """The store, now or as soon as it can be had; None if it is off. StoreError if one insists."""
     if config.store.enabled is False:
         return None
     place = Path(config.agent.state_dir)
 
-    def ask() -> Kept:
-        return Kept.open(place, config.store, clock, emulated=emulated, log=log)
+    def ask() -> CheckpointStore:
+        return CheckpointStore.open(place, config.store, clock, emulated=emulated, log=log)
 
     try:
         return ask()
@@ -208,7 +208,7 @@ def _open_store(
             f"Going on without a store until it can be had; until then totals are lost with the "
             f"agent. {error}"
         )
-        return AwaitedBooks(ask, error, log, closing=closing)
+        return DeferredCheckpointStore(ask, error, log, closing=closing)
 
 
 def _plugin_health(failures: tuple[Failure, ...]) -> tuple[SourceHealth, ...]:

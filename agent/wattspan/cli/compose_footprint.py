@@ -5,20 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from wattspan.config import Carbon, Config, Cost
+from wattspan.config import CarbonSettings, Config, CostSettings
 from wattspan.model import Footprint, Instant, Opening, Snapshot, SourceHealth, Weighed
 from wattspan.ports import Clock
 from wattspan.runtime.services import Services
 from wattspan.weighing import CoverEnergy, Scale, billionths
 
 if TYPE_CHECKING:
-    from wattspan.tariffs.rates import Constant, Figure, LookedUp, Rate, Tariff
+    from wattspan.footprint.rates import (
+        ConstantRate,
+        EnergyRate,
+        ExternalRate,
+        PolledRate,
+        TariffRate,
+    )
 
 GRAM = "g"
 
 
 class _Weighing(NamedTuple):
-    rate: Rate
+    rate: EnergyRate
     scale: Scale
 
     def put(self, spent: int, snapshot: Snapshot) -> Weighed:
@@ -37,7 +43,7 @@ class Footprints:
     def __init__(self, config: Config, clock: Clock, opening: Opening | None) -> None:
         self.services = Services("footprint")
         self._clock = clock
-        self._lookups: list[LookedUp] = []
+        self._lookups: list[PolledRate] = []
         self._cover = CoverEnergy(opening.accounts if opening is not None else ())
         before = opening.footprint if opening is not None else Footprint()
         self._cost = self._open("cost", config.cost, config.cost.currency, before.cost)
@@ -59,37 +65,44 @@ class Footprints:
         return tuple(lookup.health() for lookup in self._lookups)
 
     def _open(
-        self, name: str, table: Cost | Carbon, unit: str, before: Weighed | None
+        self, name: str, table: CostSettings | CarbonSettings, unit: str, before: Weighed | None
     ) -> _Weighing | None:
-        from wattspan.tariffs.rates import LookedUp
+        from wattspan.footprint.rates import PolledRate
 
         rate = open_rate(name, table, self._clock)
         if rate is None:
             return None
-        if isinstance(rate, LookedUp):
+        if isinstance(rate, PolledRate):
             self._lookups.append(rate)
             self.services.add(rate.start, rate.stop)
         return _Weighing(rate, Scale(unit, rate.origin, before))
 
 
-def open_rate(name: str, table: Cost | Carbon, clock: Clock) -> Constant | Tariff | Figure | None:
+def open_rate(
+    name: str, table: CostSettings | CarbonSettings, clock: Clock
+) -> ConstantRate | TariffRate | ExternalRate | None:
     """What the table says a kilowatt-hour comes to; None: nothing. Asks nobody yet."""
-    from wattspan.tariffs.answers import ask_file, ask_server
-    from wattspan.tariffs.rates import Constant, Figure, Tariff
+    from wattspan.footprint.rates import (
+        ConstantRate,
+        ExternalRate,
+        TariffRate,
+        query_number,
+        read_number,
+    )
 
     if (constant := constant_of(table)) is not None:
-        return Constant(billionths(constant))
+        return ConstantRate(billionths(constant))
     if table.schedule:
-        return Tariff(name, Path(table.schedule))
+        return TariffRate(name, Path(table.schedule))
     if not table.url and not table.file:
         return None
     path, timeout = Path(table.file), table.timeout / 1e9
-    return Figure(
+    return ExternalRate(
         name,
         f"what a kilowatt-hour comes to from {table.url or path}",
-        (lambda: ask_server(table.url, table.query, timeout))
+        (lambda: query_number(table.url, table.query, timeout))
         if table.url
-        else (lambda: ask_file(path, clock.now().wall)),
+        else (lambda: read_number(path, clock.now().wall)),
         clock,
         factor=table.factor,
         every=table.refresh,
@@ -97,6 +110,6 @@ def open_rate(name: str, table: Cost | Carbon, clock: Clock) -> Constant | Tarif
     )
 
 
-def constant_of(table: Cost | Carbon) -> float | None:
+def constant_of(table: CostSettings | CarbonSettings) -> float | None:
     """The figure that stands in the configuration itself."""
-    return table.price if isinstance(table, Cost) else table.intensity
+    return table.price if isinstance(table, CostSettings) else table.intensity

@@ -15,7 +15,7 @@ import msgspec
 from wattspan import __version__
 from wattspan.cli.run_directory import asked_for, run_directory
 from wattspan.clock import SystemClock
-from wattspan.config import Agent, Config
+from wattspan.config import AgentSettings, Config
 from wattspan.model import Consumer, Decided, Knob, SourceHealth, TuningAccounts
 from wattspan.ports import Caps, ProcessDirectory
 from wattspan.runtime.answering import CapperWatch
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from wattspan.forward.logs import Records
     from wattspan.runtime.poller import Poller
     from wattspan.runtime.tuner import Book, Tuner
-    from wattspan.store.decisions import DecisionBook
+    from wattspan.storage.decisions import DecisionLog
 
 Log = Callable[[str], None]
 
@@ -50,7 +50,7 @@ class Workshop:
     host: str = ""
     tap: UnitTap | None = None
     tuner: Tuner | None = None
-    book: DecisionBook | None = None
+    book: DecisionLog | None = None
     records: Records | None = None
     capper: CapperWatch | None = None
 
@@ -217,8 +217,7 @@ class Workshop:
     def _add_tuner(self, services: Services, poller: Poller, tap: UnitTap) -> None:
         from wattspan.runtime.tenants import Tenants
         from wattspan.runtime.tuner import Tuner
-        from wattspan.store.certified import CertifiedBook
-        from wattspan.store.decisions import DecisionBook, decisions_path
+        from wattspan.storage.decisions import CertificationStore, DecisionLog, decisions_path
 
         tuned = self.config.autotune
         tenants = Tenants()
@@ -227,7 +226,7 @@ class Workshop:
             poller.see_cpu_use = tenants.see
         state_dir = Path(self.config.agent.state_dir)
         emulated = self.emulated is not None
-        self.book = DecisionBook(
+        self.book = DecisionLog(
             decisions_path(state_dir, emulated=emulated), self.clock, log=self.log
         )
         self.tuner = Tuner(
@@ -240,7 +239,7 @@ class Workshop:
             directory=self.directory,
             caps=self._client() if self.wants_caps else None,
             book=self._told(self.book),
-            memory=CertifiedBook.open(state_dir, emulated=emulated, log=self.log),
+            memory=CertificationStore.open(state_dir, emulated=emulated, log=self.log),
             command=command_line,
             floor=self.config.caps.floor_watts * 1000,
             seed=uuid.getnode() & 0xFFFF,
@@ -258,7 +257,7 @@ class Workshop:
         services.add(thread.start, end)
         poller.tuning_accounts = self.accounts
 
-    def _told(self, book: DecisionBook) -> Book:
+    def _told(self, book: DecisionLog) -> Book:
         """``book``, by which the user's collector is told too, if there is one."""
         if self.records is None:
             return book
@@ -267,7 +266,7 @@ class Workshop:
         return ToldBook(book, self.records.offer)
 
 
-def _absolute(agent: Agent) -> Agent:
+def _absolute(agent: AgentSettings) -> AgentSettings:
     """The directories from /, because a child process has another working directory."""
     places = {name: str(Path(getattr(agent, name)).absolute()) for name in ("state_dir", "run_dir")}
     return msgspec.structs.replace(agent, **places)

@@ -12,12 +12,12 @@ from wattspan.cli.access_faults import access_faults
 from wattspan.cli.destinations import forward_faults
 from wattspan.cli.examine_footprint import schedule_faults
 from wattspan.cli.options import config_options, echo_json, json_option, load_configuration
-from wattspan.config import Config, reference, writing
+from wattspan.config import Config, writing
 from wattspan.config.tables import FAMILIES
-from wattspan.plaintext import printable
+from wattspan.model.settings import Table, redacted
 from wattspan.plugins import discover, exporter_faults
 from wattspan.ports import ConfigError
-from wattspan.settings import Table, redacted
+from wattspan.util.text import printable
 
 
 @click.group(name="config")
@@ -90,4 +90,4 @@ def _presentable(config: Config) -> Config:
 @command.command(name="reference")
 def reference_page() -> None:
     """Print every key that can be set here, with its meaning, in Markdown."""
-    click.echo(reference.page(discover().schema.tables), nl=False)
+    click.echo(writing.reference_page(discover().schema.tables), nl=False)

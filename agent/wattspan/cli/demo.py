@@ -13,9 +13,9 @@ import click
 
 from wattspan.cli.duration import DurationType
 from wattspan.cli.signals import stop_on_signals
-from wattspan.plaintext import printable
+from wattspan.model.settings import Duration
 from wattspan.ports import ExporterError, WattspanError
-from wattspan.settings import Duration
+from wattspan.util.text import printable
 
 if TYPE_CHECKING:
     from wattspan.cli.demo_tuning import StepCost
@@ -233,18 +233,18 @@ def _configuration(host: EmulatedHost, listen: str, *, tune: bool) -> Loaded:
     """The defaults but for tuning and examples: it depends on no configuration of this machine."""
     from wattspan.cli.demo_tuning import with_tuning
     from wattspan.cli.options import Loaded
-    from wattspan.config import Flag, load
+    from wattspan.config import FlagValue, load
     from wattspan.plugins import discover
 
     plugins = discover()
     flags = {
-        "agent.state_dir": Flag("demo", str(host.directory / "state")),
-        "agent.run_dir": Flag("demo", str(run_dir(host))),
-        "agent.log_level": Flag("demo", "warning"),
-        "exporters.prometheus.listen": Flag("--listen", listen),
-        "cost.currency": Flag("demo", CURRENCY),
-        "cost.price": Flag("demo", PRICE),
-        "carbon.intensity": Flag("demo", INTENSITY),
+        "agent.state_dir": FlagValue("demo", str(host.directory / "state")),
+        "agent.run_dir": FlagValue("demo", str(run_dir(host))),
+        "agent.log_level": FlagValue("demo", "warning"),
+        "exporters.prometheus.listen": FlagValue("--listen", listen),
+        "cost.currency": FlagValue("demo", CURRENCY),
+        "cost.price": FlagValue("demo", PRICE),
+        "carbon.intensity": FlagValue("demo", INTENSITY),
     }
     config = load(None, environ={}, flags=flags, schema=plugins.schema, default=Path(os.devnull))
     return Loaded(with_tuning(config, host.profile) if tune else config, plugins)

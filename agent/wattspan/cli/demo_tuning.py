@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from wattspan.cli import figures
-from wattspan.config import Autotune, Caps, Config, TunedJob
+from wattspan.config import AutotuneSettings, CapsSettings, Config, TunedJobSettings
 from wattspan.model import SECOND, DomainAccount, Knob, Microjoules, Snapshot
-from wattspan.settings import Duration
+from wattspan.model.settings import Duration
 
 if TYPE_CHECKING:
     from wattspan.emulation.profiles import DemoJob, HostProfile
@@ -39,8 +39,8 @@ def with_tuning(config: Config, profile: HostProfile) -> Config:
     job = tuned_job(profile)
     if job is None:
         return config
-    named = TunedJob(service=service_of(job), span=STEP, work="samples")
-    tuned = Autotune(
+    named = TunedJobSettings(service=service_of(job), span=STEP, work="samples")
+    tuned = AutotuneSettings(
         mode="apply",
         max_slowdown=BUDGET,
         knobs=(Knob.GPU_POWER,) if profile.gpus else (Knob.CPU_POWER,),
@@ -51,7 +51,7 @@ def with_tuning(config: Config, profile: HostProfile) -> Config:
         settle_units=3,
         dwell=Duration.parse("1m"),
     )
-    return replace(config, autotune=tuned, caps=Caps(capper=True, users=()))
+    return replace(config, autotune=tuned, caps=CapsSettings(capper=True, users=()))
 
 
 def what_to_watch(profile: HostProfile) -> str:

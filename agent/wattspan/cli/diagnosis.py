@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from wattspan.plaintext import printable
+from wattspan.util.text import printable
 
 
 class Mark(StrEnum):

@@ -40,7 +40,7 @@ from wattspan.ports import ConfigError, SourceContext, SourceError
 if TYPE_CHECKING:
     from wattspan.config.access import AccessSettings
     from wattspan.emulation.host import EmulatedHost
-    from wattspan.settings import Listen, Table
+    from wattspan.model.settings import Listen, Table
 
 NOTHING = SourceError.exit_code
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from wattspan.settings import Duration
+from wattspan.model.settings import Duration
 
 
 class DurationType(click.ParamType[Duration]):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wattspan.config import Emulation, Flag
+from wattspan.config import EmulationSettings, FlagValue
 
 if TYPE_CHECKING:
     from wattspan.emulation.host import EmulatedHost
@@ -20,13 +20,13 @@ emulate_option = click.option(
 )
 
 
-def emulation_flags(emulate: str | None) -> dict[str, Flag]:
+def emulation_flags(emulate: str | None) -> dict[str, FlagValue]:
     """What ``--emulate`` says, as a setting."""
-    return {} if emulate is None else {"emulation.profile": Flag("--emulate", emulate)}
+    return {} if emulate is None else {"emulation.profile": FlagValue("--emulate", emulate)}
 
 
 @contextlib.contextmanager
-def emulated_host(chosen: Emulation) -> Iterator[EmulatedHost | None]:
+def emulated_host(chosen: EmulationSettings) -> Iterator[EmulatedHost | None]:
     """The emulated host that is chosen, for as long as it is needed; None for the real one."""
     if not chosen.profile:
         yield None

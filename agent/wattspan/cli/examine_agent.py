@@ -15,8 +15,8 @@ from wattspan.cli.try_port import why_not_listen
 from wattspan.config import Config
 from wattspan.config.loading import DEFAULT_PATH
 from wattspan.http.sockets import directory_fault
+from wattspan.model.settings import Listen, Size, Table
 from wattspan.plugins import Plugins
-from wattspan.settings import Listen, Size, Table
 
 _MEND = (
     "Correct it: no agent and no capper starts with it. `wattspan config check` checks it again. "

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from wattspan.cli.compose_footprint import GRAM, open_rate
 from wattspan.cli.diagnosis import Finding, Mark, Section
-from wattspan.config import Carbon, Config, Cost
-from wattspan.config.footprint import saying
+from wattspan.config import CarbonSettings, Config, CostSettings
+from wattspan.config.footprint import rate_keys
 from wattspan.ports import Clock, ConfigError
 from wattspan.weighing import BILLION
 
@@ -22,10 +22,12 @@ def examine_footprint(config: Config, clock: Clock) -> Section:
     return Section("Cost and carbon", tuple(findings))
 
 
-def _rate(name: str, table: Cost | Carbon, unit: str, clock: Clock) -> Iterator[Finding]:
-    from wattspan.tariffs.rates import LookedUp
+def _rate(
+    name: str, table: CostSettings | CarbonSettings, unit: str, clock: Clock
+) -> Iterator[Finding]:
+    from wattspan.footprint.rates import PolledRate
 
-    keys = saying(table)
+    keys = rate_keys(table)
     if not keys:
         yield Finding(Mark.NOTE, name, f"not configured: [{name}] says nothing")
         return
@@ -34,7 +36,7 @@ def _rate(name: str, table: Cost | Carbon, unit: str, clock: Clock) -> Iterator[
         return
     rate = open_rate(name, table, clock)
     assert rate is not None  # noqa: S101 - somebody says it
-    if isinstance(rate, LookedUp):
+    if isinstance(rate, PolledRate):
         rate.look()
         for failure in rate.health().failures:
             told = f"cannot {failure.verb} {failure.thing}: {failure.cause}"
@@ -47,9 +49,9 @@ def _rate(name: str, table: Cost | Carbon, unit: str, clock: Clock) -> Iterator[
         yield Finding(Mark.NOTE, name, f"unknown now, {means}: no period holds at this time")
 
 
-def schedule_faults(table: Cost | Carbon) -> list[str]:
+def schedule_faults(table: CostSettings | CarbonSettings) -> list[str]:
     """What is wrong with the tariff file that the table names, if it names one."""
-    from wattspan.tariffs.file import read_schedule
+    from wattspan.footprint.tariff_file import read_schedule
 
     try:
         if table.schedule:

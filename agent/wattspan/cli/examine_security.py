@@ -9,7 +9,7 @@ from wattspan.config import Config
 from wattspan.config.access import AccessSettings
 from wattspan.http.access_policy import exposure_warning, token_check
 from wattspan.http.tls import AccessError, server_tls
-from wattspan.settings import Listen
+from wattspan.model.settings import Listen
 
 _SPANS = "whoever reaches it may send spans and be believed"
 _FIGURES = "whoever reaches it sees every process and what it spends"

@@ -27,9 +27,9 @@ from wattspan.model import (
     Trouble,
     mean_power,
 )
+from wattspan.model.settings import Table
 from wattspan.plugins import Plugins
 from wattspan.ports import Clock, CounterSource, SourceContext, SourcePlugin, WattspanError
-from wattspan.settings import Table
 
 _PATIENCE = 3 * SECOND  # for a source whose first reading comes from a thread of its own
 _STEP = 100 * MILLISECOND

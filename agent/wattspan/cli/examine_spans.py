@@ -13,7 +13,7 @@ from wattspan.cli.own_agent import is_there
 from wattspan.cli.run_directory import asked_for, run_directory
 from wattspan.cli.try_port import why_not_listen
 from wattspan.config import Config
-from wattspan.settings import Listen
+from wattspan.model.settings import Listen
 
 _LONGEST = 107  # bytes of a Unix socket's path
 

@@ -15,8 +15,8 @@ from wattspan.cli.run_directory import capper_socket
 from wattspan.cli.tuning_figures import setting
 from wattspan.config import Config
 from wattspan.model import CapKey, CapRow, Domain, HwType, Knob, KnobState, Trouble
-from wattspan.plaintext import printable
 from wattspan.ports import ActuatorError, CapsError, Clock, SourceContext
+from wattspan.util.text import printable
 
 _RIGHT = "CAP_SYS_ADMIN"
 _NONE = {

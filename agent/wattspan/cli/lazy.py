@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from wattspan.plaintext import printable
 from wattspan.ports import WattspanError
+from wattspan.util.text import printable
 
 FAULT = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it

@@ -15,16 +15,16 @@ from wattspan.cli.duration import DurationType
 from wattspan.cli.emulated import emulate_option, emulation_flags
 from wattspan.cli.options import config_options, json_option, load_configuration
 from wattspan.model import SECOND, Consumer
-from wattspan.plaintext import printable
+from wattspan.model.settings import Duration
 from wattspan.ports import WattspanError
-from wattspan.settings import Duration
+from wattspan.util.text import printable
 
 if TYPE_CHECKING:
     from wattspan.cli.measure_data import Result, Run
     from wattspan.cli.measure_meter import Meter
     from wattspan.cli.options import Loaded
     from wattspan.clock import SystemClock
-    from wattspan.config import Flag
+    from wattspan.config import FlagValue
     from wattspan.ports import Clock
 
 STRETCH = 10 * SECOND
@@ -183,18 +183,20 @@ def _tell(sentence: str) -> None:
     click.echo(f"wattspan: {printable(sentence)}", err=True)
 
 
-def _flags(interval: Duration | None, emulate: str | None) -> dict[str, Flag]:
+def _flags(interval: Duration | None, emulate: str | None) -> dict[str, FlagValue]:
     """What an agent of our own is set to: it keeps nothing and serves nobody."""
-    from wattspan.config import Flag
+    from wattspan.config import FlagValue
 
     flags = {
-        "store.enabled": Flag("measure", False),
-        "spans.enabled": Flag("measure", False),
-        "agent.api": Flag("measure", False),
+        "store.enabled": FlagValue("measure", False),
+        "spans.enabled": FlagValue("measure", False),
+        "agent.api": FlagValue("measure", False),
         **emulation_flags(emulate),
     }
     return (
-        flags if interval is None else flags | {"agent.interval": Flag("--interval", str(interval))}
+        flags
+        if interval is None
+        else flags | {"agent.interval": FlagValue("--interval", str(interval))}
     )
 
 

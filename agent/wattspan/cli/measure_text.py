@@ -16,7 +16,7 @@ from wattspan.cli.measure_data import (
     of_devices,
     of_host,
 )
-from wattspan.plaintext import printable
+from wattspan.util.text import printable
 
 _LINE = "  {:<36} {:>8} {:>8} {:>8} {:>9}   {}"
 _LONGEST = 60  # letters of the command that are repeated

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import click
 
-from wattspan.config import Config, Flag, Schema, load
-from wattspan.plaintext import printable
+from wattspan.config import Config, ConfigSchema, FlagValue, load
 from wattspan.plugins import Plugins, discover
 from wattspan.ports import ConfigError
+from wattspan.util.text import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,7 +52,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 def load_configuration(
     config_file: Path | None,
     settings: Iterable[str] = (),
-    flags: Mapping[str, Flag] | None = None,
+    flags: Mapping[str, FlagValue] | None = None,
     *,
     environ: Mapping[str, str] | None = None,
     quiet: bool = False,
@@ -88,7 +88,7 @@ def load_without_plugins(config_file: Path | None, settings: Iterable[str] = ())
         config_file,
         environ=os.environ,
         flags=_assignments(settings),
-        schema=Schema(checks_plugins=False),
+        schema=ConfigSchema(checks_plugins=False),
     )
     _warn(config.warnings)
     return config
@@ -99,7 +99,7 @@ def _warn(sentences: Iterable[str]) -> None:
         click.echo(f"wattspan: warning: {printable(sentence)}", err=True)
 
 
-def _assignments(settings: Iterable[str]) -> dict[str, Flag]:
+def _assignments(settings: Iterable[str]) -> dict[str, FlagValue]:
     flags = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -108,7 +108,7 @@ def _assignments(settings: Iterable[str]) -> dict[str, Flag]:
                 f"--set {setting}: no value. Write --set KEY=VALUE, "
                 "for example --set agent.interval=50ms."
             )
-        flags[key.strip()] = Flag(f"--set {key.strip()}", value.strip())
+        flags[key.strip()] = FlagValue(f"--set {key.strip()}", value.strip())
     return flags
 
 

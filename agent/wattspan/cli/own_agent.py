@@ -8,11 +8,11 @@ import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wattspan.regular_file import read_regular
+from wattspan.util.files import read_regular
 
 if TYPE_CHECKING:
     from wattspan.config.access import AccessSettings
-    from wattspan.settings import Listen
+    from wattspan.model.settings import Listen
 
 PATIENCE = 1.0  # seconds
 _END = "-----END CERTIFICATE-----"

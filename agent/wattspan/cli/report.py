@@ -12,13 +12,12 @@ from wattspan.cli import report_cost, report_data, report_file, report_text
 from wattspan.cli.options import config_options, json_option, json_text, load_configuration
 from wattspan.clock import SystemClock
 from wattspan.model import GroupKind, HwType
+from wattspan.model.settings import Duration
 from wattspan.ports import WattspanError
-from wattspan.settings import Duration
-from wattspan.store.breakdown import Breakdown, break_down, by_kind
-from wattspan.store.deltas import PROCESS
-from wattspan.store.places import is_kept, store_path
-from wattspan.store.query import Extract, Nothing, extract
-from wattspan.store.span_deltas import SPAN
+from wattspan.storage.breakdown import Breakdown, break_down, kind_totals
+from wattspan.storage.database import file_exists, store_path
+from wattspan.storage.deltas import PROCESS, SPAN
+from wattspan.storage.query import HistoryExtract, NoHistory, extract_history
 
 _KINDS: dict[str, tuple[str, ...]] = {
     PROCESS: (PROCESS,),
@@ -131,20 +130,20 @@ def command(
         raise click.UsageError("--from is not before --to.")
     config = load_configuration(config_file, settings).config
     path = _store(state_dir or Path(config.agent.state_dir), emulated)
-    found = extract(path, first, last, _KINDS[by], report_cost.reckonings(config))
-    if isinstance(found, Nothing):
+    found = extract_history(path, first, last, _KINDS[by], report_cost.reckonings(config))
+    if isinstance(found, NoHistory):
         raise WattspanError(_nothing(found, path, first, last))
     if hw_type is not None:
         found = _only(found, HwType(hw_type))
     shown = limit if limit is not None else _LINES if form == "table" else 0
     breakdown = break_down(found, _KINDS[by], limit=shown)
     if by == "kind":
-        breakdown = by_kind(breakdown)
+        breakdown = kind_totals(breakdown)
     report_file.deliver(_report(form, path, by, found, breakdown, unit), output)
 
 
 def _report(
-    form: str, path: Path, by: str, found: Extract, breakdown: Breakdown, unit: str
+    form: str, path: Path, by: str, found: HistoryExtract, breakdown: Breakdown, unit: str
 ) -> bytes:
     if form == "json":
         return json_text(report_data.facts(path, by, found, breakdown)).encode(errors="replace")
@@ -163,10 +162,10 @@ def _report(
 def _store(state_dir: Path, emulated: bool) -> Path:
     """The host's own store; if there is none, an emulated host's, which the report then says."""
     true, other = store_path(state_dir), store_path(state_dir, emulated=True)
-    return other if emulated or (not is_kept(true) and is_kept(other)) else true
+    return other if emulated or (not file_exists(true) and file_exists(other)) else true
 
 
-def _only(found: Extract, hw_type: HwType) -> Extract:
+def _only(found: HistoryExtract, hw_type: HwType) -> HistoryExtract:
     return dataclasses.replace(
         found,
         domains=tuple(domain for domain in found.domains if domain.hw_type is hw_type),
@@ -175,7 +174,7 @@ def _only(found: Extract, hw_type: HwType) -> Extract:
     )
 
 
-def _nothing(nothing: Nothing, path: Path, start: int, end: int) -> str:
+def _nothing(nothing: NoHistory, path: Path, start: int, end: int) -> str:
     if nothing.reach is None:
         return (
             f"The store {path} holds no energy yet: the agent writes every few seconds, once it"

@@ -10,13 +10,11 @@ import click
 
 from wattspan.cli.compose_footprint import GRAM, constant_of
 from wattspan.cli.figures import UNKNOWN, joules, share
-from wattspan.config import Carbon, Config, Cost
-from wattspan.plaintext import printable
+from wattspan.config import CarbonSettings, Config, CostSettings
 from wattspan.ports import ConfigError
-from wattspan.store.amounts import Weight, weights
-from wattspan.store.buckets import Pieces, Reckoning
-from wattspan.store.recorded import CARBON, COST
-from wattspan.store.schema import MINUTE
+from wattspan.storage.rates import CARBON, COST, RatedTotal, RatePieces, Weighting, rated_totals
+from wattspan.storage.schema import MINUTE
+from wattspan.util.text import printable
 from wattspan.weighing import BILLION, billionths
 
 if TYPE_CHECKING:
@@ -26,7 +24,7 @@ MASSES = (("t", 10**6), ("kg", 1000), ("g", 1))
 """Units of carbon by their grams: one serves a whole table."""
 
 
-def reckonings(config: Config) -> tuple[Reckoning, ...]:
+def reckonings(config: Config) -> tuple[Weighting, ...]:
     """What energy is to be weighed by: what the configuration says now, of any time.
 
     Where a rate is asked of somebody, it is what the agent wrote down when it was in force.
@@ -36,22 +34,22 @@ def reckonings(config: Config) -> tuple[Reckoning, ...]:
     return tuple(each for each in found if each is not None)
 
 
-def _reckoning(kind: str, table: Cost | Carbon, unit: str) -> Reckoning | None:
+def _reckoning(kind: str, table: CostSettings | CarbonSettings, unit: str) -> Weighting | None:
     constant = constant_of(table)
     if constant is not None:
-        return Reckoning(kind, unit, _always(billionths(constant)), steady=True)
+        return Weighting(kind, unit, _always(billionths(constant)), steady=True)
     if table.schedule:
-        from wattspan.tariffs.file import read_schedule
+        from wattspan.footprint.tariff_file import read_schedule
 
         try:
-            return Reckoning(kind, unit, read_schedule(Path(table.schedule)).pieces)
+            return Weighting(kind, unit, read_schedule(Path(table.schedule)).pieces)
         except ConfigError as error:
             click.echo(f"wattspan: {printable(str(error))}", err=True)
-            return Reckoning(kind, unit, _always(None), steady=True)
-    return Reckoning(kind, unit) if table.url or table.file else None
+            return Weighting(kind, unit, _always(None), steady=True)
+    return Weighting(kind, unit) if table.url or table.file else None
 
 
-def _always(rate: int | None) -> Pieces:
+def _always(rate: int | None) -> RatePieces:
     def pieces(start: int, end: int) -> Iterator[Piece]:
         yield end - start, rate
 
@@ -61,7 +59,7 @@ def _always(rate: int | None) -> Pieces:
 # ------------------------------------------------------------------------------------ as data
 
 
-def headings(asked: Sequence[Reckoning]) -> tuple[str, ...]:
+def headings(asked: Sequence[Weighting]) -> tuple[str, ...]:
     """Of the columns of ``values``."""
     return tuple(
         heading
@@ -70,7 +68,7 @@ def headings(asked: Sequence[Reckoning]) -> tuple[str, ...]:
     )
 
 
-def values(energy: int, asked: Sequence[Reckoning]) -> tuple[object, ...]:
+def values(energy: int, asked: Sequence[Weighting]) -> tuple[object, ...]:
     """Amounts, empty where no rate was known at all; and the energy whose rate was not known."""
     cells: list[object] = []
     for weight, _ in zip(_weights(energy, asked), asked, strict=True):
@@ -79,7 +77,7 @@ def values(energy: int, asked: Sequence[Reckoning]) -> tuple[object, ...]:
     return tuple(cells)
 
 
-def facts(energy: int, asked: Sequence[Reckoning]) -> dict[str, Any]:
+def facts(energy: int, asked: Sequence[Weighting]) -> dict[str, Any]:
     """The same for JSON, by ``"cost"`` and ``"carbon"``."""
     return {
         each.kind: {
@@ -91,12 +89,12 @@ def facts(energy: int, asked: Sequence[Reckoning]) -> dict[str, Any]:
     }
 
 
-def _weights(energy: int, asked: Sequence[Reckoning]) -> tuple[Weight, ...]:
+def _weights(energy: int, asked: Sequence[Weighting]) -> tuple[RatedTotal, ...]:
     """A sum of no energies at all weighs nothing."""
-    return weights(energy) or (Weight(0, 0),) * len(asked)
+    return rated_totals(energy) or (RatedTotal(0, 0),) * len(asked)
 
 
-def _is_known(energy: int, weight: Weight) -> bool:
+def _is_known(energy: int, weight: RatedTotal) -> bool:
     """Whether any part of the energy is weighed; of none the weight is known to be nothing."""
     return not energy or weight.unknown != energy
 
@@ -107,7 +105,7 @@ def _is_known(energy: int, weight: Weight) -> bool:
 class Columns:
     """The cells of a table, all with as many digits as its total needs; none without rates."""
 
-    def __init__(self, asked: Sequence[Reckoning], total: int) -> None:
+    def __init__(self, asked: Sequence[Weighting], total: int) -> None:
         self._asked = asked
         self._scales = [*map(_scale, asked, _weights(total, asked))]
         self.headings = tuple(name for name, _, _ in self._scales)
@@ -123,7 +121,7 @@ class Columns:
         )
 
 
-def _scale(each: Reckoning, total: Weight) -> tuple[str, int, int]:
+def _scale(each: Weighting, total: RatedTotal) -> tuple[str, int, int]:
     """Heading, billionths of what is shown, and digits."""
     name, size = each.unit, 1
     if each.kind == CARBON:
@@ -136,13 +134,13 @@ def _scale(each: Reckoning, total: Weight) -> tuple[str, int, int]:
     return name, size * BILLION, digits
 
 
-def _cell(energy: int, weight: Weight, size: int, digits: int) -> str:
+def _cell(energy: int, weight: RatedTotal, size: int, digits: int) -> str:
     if not _is_known(energy, weight):
         return UNKNOWN
     return f"{'≥' if weight.unknown else ''}{weight.billionths / size:.{digits}f}"
 
 
-def notes(asked: Sequence[Reckoning], total: int, steps: Sequence[int]) -> Iterator[str]:
+def notes(asked: Sequence[Weighting], total: int, steps: Sequence[int]) -> Iterator[str]:
     """What must be known to read the cells: how much is in none of them, and what is assumed."""
     words = {COST: ("price", "cost"), CARBON: ("carbon intensity", "carbon")}
     for each, weight in zip(asked, _weights(total, asked), strict=True):

@@ -10,13 +10,13 @@ from typing import Any
 
 from wattspan.cli import report_cost
 from wattspan.model import Provenance
-from wattspan.store.breakdown import Breakdown, Line
-from wattspan.store.buckets import Reckoning
-from wattspan.store.query import DomainTotal, Extract
-from wattspan.store.span_deltas import SPAN, Use
+from wattspan.storage.breakdown import Breakdown, BreakdownLine
+from wattspan.storage.deltas import SPAN, SpanUsage
+from wattspan.storage.query import DomainTotal, HistoryExtract
+from wattspan.storage.rates import Weighting
 
 
-def facts(path: Path, by: str, extract: Extract, breakdown: Breakdown) -> dict[str, Any]:
+def facts(path: Path, by: str, extract: HistoryExtract, breakdown: Breakdown) -> dict[str, Any]:
     """The whole report. For each kind its lines and those without a kind sum to the total."""
     provenance = breakdown.provenance
     weighed = partial(report_cost.facts, asked=extract.reckonings)
@@ -36,7 +36,7 @@ def facts(path: Path, by: str, extract: Extract, breakdown: Breakdown) -> dict[s
     }
 
 
-def rows(by: str, extract: Extract, breakdown: Breakdown) -> Iterator[tuple[object, ...]]:
+def rows(by: str, extract: HistoryExtract, breakdown: Breakdown) -> Iterator[tuple[object, ...]]:
     """The report as a table with a heading."""
     if by == "domain":
         return domain_rows(extract)
@@ -45,7 +45,7 @@ def rows(by: str, extract: Extract, breakdown: Breakdown) -> Iterator[tuple[obje
 
 
 def span_rows(
-    breakdown: Breakdown, asked: Sequence[Reckoning] = ()
+    breakdown: Breakdown, asked: Sequence[Weighting] = ()
 ) -> Iterator[tuple[object, ...]]:
     """A row for each line; what is no span has no calls, seconds and tokens."""
     types = list(breakdown.provenance)
@@ -66,7 +66,7 @@ def span_rows(
 
 
 def line_rows(
-    breakdown: Breakdown, asked: Sequence[Reckoning] = ()
+    breakdown: Breakdown, asked: Sequence[Weighting] = ()
 ) -> Iterator[tuple[object, ...]]:
     """A row for each line and hardware type; for each kind and type they sum to the total's."""
     yield (
@@ -83,7 +83,7 @@ def line_rows(
             )
 
 
-def domain_rows(extract: Extract) -> Iterator[tuple[object, ...]]:
+def domain_rows(extract: HistoryExtract) -> Iterator[tuple[object, ...]]:
     """A row for each domain; what is not attributed has empty parts, not zeros."""
     yield (
         *("hw_id", "hw_type", "hw_name", "provenance", "in_cover", "energy_uj", "consumers_uj"),
@@ -100,7 +100,7 @@ def domain_rows(extract: Extract) -> Iterator[tuple[object, ...]]:
         )
 
 
-def metadata(by: str, extract: Extract, breakdown: Breakdown) -> dict[str, str]:
+def metadata(by: str, extract: HistoryExtract, breakdown: Breakdown) -> dict[str, str]:
     """What is true of the whole table, for a format that has room for it beside the rows."""
     emulated = Provenance.EMULATED in breakdown.provenance.values()
     return {
@@ -111,12 +111,12 @@ def metadata(by: str, extract: Extract, breakdown: Breakdown) -> dict[str, str]:
     }
 
 
-def _lines(breakdown: Breakdown) -> tuple[Line, ...]:
+def _lines(breakdown: Breakdown) -> tuple[BreakdownLine, ...]:
     named = tuple(line for section in breakdown.sections for line in section.lines)
     return named + breakdown.besides
 
 
-def _line(line: Line, breakdown: Breakdown) -> dict[str, Any]:
+def _line(line: BreakdownLine, breakdown: Breakdown) -> dict[str, Any]:
     whole = breakdown.total.whole
     return {
         "kind": line.kind or None,
@@ -131,7 +131,7 @@ def _line(line: Line, breakdown: Breakdown) -> dict[str, Any]:
     }
 
 
-def _spans(use: Use, energy: int) -> dict[str, Any]:
+def _spans(use: SpanUsage, energy: int) -> dict[str, Any]:
     tokens = use.tokens_in + use.tokens_out
     return {
         "calls": use.calls,

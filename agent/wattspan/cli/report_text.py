@@ -11,12 +11,11 @@ from wattspan.cli.figures import UNKNOWN, lasting, share
 from wattspan.cli.portions import count, each
 from wattspan.cli.report_cost import Columns, notes
 from wattspan.model import Provenance
-from wattspan.plaintext import printable
-from wattspan.store.breakdown import Breakdown, Line, provenance
-from wattspan.store.deltas import PROCESS
-from wattspan.store.query import DomainTotal, Extract
-from wattspan.store.schema import DAY, HOUR, MINUTE
-from wattspan.store.span_deltas import SPAN
+from wattspan.storage.breakdown import Breakdown, BreakdownLine, worst_provenance
+from wattspan.storage.deltas import PROCESS, SPAN
+from wattspan.storage.query import DomainTotal, HistoryExtract
+from wattspan.storage.schema import DAY, HOUR, MINUTE
+from wattspan.util.text import printable
 
 _WIDEST = 40
 
@@ -39,7 +38,7 @@ _STEPS = {MINUTE: "minute", HOUR: "hour", DAY: "day"}
 
 
 def render(
-    path: Path, by: str, extract: Extract, breakdown: Breakdown, unit: str = "auto"
+    path: Path, by: str, extract: HistoryExtract, breakdown: Breakdown, unit: str = "auto"
 ) -> Iterator[str]:
     """The lines of the report: what and when, the table, the gaps."""
     total = breakdown.total.whole
@@ -82,7 +81,7 @@ def moment(seconds: int) -> str:
 
 
 def _table(
-    kind: str, lines: Iterable[Line], breakdown: Breakdown, unit: str, weighed: Columns
+    kind: str, lines: Iterable[BreakdownLine], breakdown: Breakdown, unit: str, weighed: Columns
 ) -> Iterator[tuple[str, ...]]:
     types = list(breakdown.provenance)
     whole = breakdown.total.whole
@@ -100,7 +99,7 @@ def _table(
 
 
 def _span_table(
-    lines: Sequence[Line], breakdown: Breakdown, unit: str, weighed: Columns
+    lines: Sequence[BreakdownLine], breakdown: Breakdown, unit: str, weighed: Columns
 ) -> Iterator[tuple[str, ...]]:
     """As ``_table``, with what spans did and what each call and each output token cost."""
     types = list(breakdown.provenance)
@@ -160,7 +159,7 @@ def _domain_table(
             _gap(domain),
         )
     cover = [domain for domain in domains if domain.in_cover]
-    worst = max(provenance(cover).values(), key=lambda one: one.doubt, default=None)
+    worst = max(worst_provenance(cover).values(), key=lambda one: one.doubt, default=None)
     yield (
         *("total", "", worst.value if worst else "", _energy(total, unit)),
         *(_energy(sum(d.consumers for d in cover), unit),),

@@ -12,7 +12,7 @@ import click
 from wattspan.cli.emulated import emulate_option, emulation_flags
 from wattspan.cli.options import Loaded, config_options, load_configuration
 from wattspan.cli.signals import hangup_reloads, stop_on_signals
-from wattspan.plaintext import printable
+from wattspan.util.text import printable
 
 if TYPE_CHECKING:
     import logging

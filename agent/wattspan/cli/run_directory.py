@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from wattspan.config import Agent, Config
+from wattspan.config import AgentSettings, Config
 
 
 def run_directory(config: Config) -> Path:
     """The default is another one for who may not write there."""
     own = os.environ.get("XDG_RUNTIME_DIR")
-    if config.agent.run_dir == Agent().run_dir and os.geteuid() != 0 and own:
+    if config.agent.run_dir == AgentSettings().run_dir and os.geteuid() != 0 and own:
         return Path(own) / "wattspan"
     return Path(config.agent.run_dir)
 
@@ -31,7 +31,7 @@ def capper_socket(config: Config) -> Path:
     from wattspan.capper.paths import SYSTEM_RUN, capper_socket_path
 
     own = run_directory(config)
-    places = [own, SYSTEM_RUN] if config.agent.run_dir == Agent().run_dir else [own]
+    places = [own, SYSTEM_RUN] if config.agent.run_dir == AgentSettings().run_dir else [own]
     wanted = [
         capper_socket_path(place, emulated=emulated)
         for place in places

@@ -20,7 +20,7 @@ from wattspan.cli.destinations import forward_faults
 from wattspan.cli.emulated import emulated_host
 from wattspan.cli.signals import StopRequest
 from wattspan.cli.troubles import Troubles, refuse_if_blind
-from wattspan.config import changed
+from wattspan.config import changed_keys
 from wattspan.model import SECOND, Failure, Opening, SourceHealth, Trouble
 from wattspan.plugins import exporter_faults
 from wattspan.ports import Clock, ConfigError, WattspanError
@@ -30,7 +30,7 @@ from wattspan.supervisor.status import status
 
 if TYPE_CHECKING:
     from wattspan.cli.options import Loaded
-    from wattspan.config import Config, Emulation
+    from wattspan.config import Config, EmulationSettings
     from wattspan.emulation.host import EmulatedHost
     from wattspan.runtime.agent import Agent
 
@@ -51,9 +51,9 @@ class Hosts:
 
     def __init__(self, tell: Log) -> None:
         self._tell = tell
-        self._open: dict[Emulation, tuple[EmulatedHost | None, ExitStack]] = {}
+        self._open: dict[EmulationSettings, tuple[EmulatedHost | None, ExitStack]] = {}
 
-    def of(self, chosen: Emulation) -> EmulatedHost | None:
+    def of(self, chosen: EmulationSettings) -> EmulatedHost | None:
         """The host that is chosen; it is started if it is not there yet."""
         if chosen not in self._open:
             stack = ExitStack()
@@ -64,7 +64,7 @@ class Hosts:
                 self._tell(f"Emulated host: {about}. No figure of it is true of any machine.")
         return self._open[chosen][0]
 
-    def keep_only(self, *chosen: Emulation) -> None:
+    def keep_only(self, *chosen: EmulationSettings) -> None:
         """End every other one."""
         for other in [one for one in self._open if one not in chosen]:
             self._open.pop(other)[1].close()
@@ -96,7 +96,7 @@ class Running:
         self._again, self._tell, self._warn = again, tell, warn
         self._hosts = Hosts(tell)
         self._agent: Agent | None = None  # the newest
-        self._closings: dict[Emulation, Opening] = {}
+        self._closings: dict[EmulationSettings, Opening] = {}
         self._refused = ""
         self._health: tuple[SourceHealth, ...] = ()
 
@@ -198,7 +198,7 @@ class Running:
         return life
 
     def _take_over(self, life: Life, loaded: Loaded) -> Life:
-        keys = changed(life.loaded.config, loaded.config)
+        keys = changed_keys(life.loaded.config, loaded.config)
         if keys - _LEVEL:
             self._tell(f"Reloading: {', '.join(sorted(keys))} changed.")
             return self._change(life, loaded)

@@ -7,10 +7,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from wattspan.config import DEFAULT_PATH, TABLES, Agent, Config, Flag, file, load, variable
+from wattspan.config import (
+    DEFAULT_PATH,
+    TABLES,
+    AgentSettings,
+    Config,
+    FlagValue,
+    environment_variable,
+    load,
+    reading,
+)
 from wattspan.config.tables import FAMILIES
+from wattspan.model.settings import keys
 from wattspan.ports import ConfigError
-from wattspan.settings import keys
 
 
 class Salvaged(NamedTuple):
@@ -32,14 +41,14 @@ def salvaged(
     options = {
         key.strip(): value.strip() for key, _, value in (one.partition("=") for one in settings)
     }
-    places: dict[str, Flag] = {}
+    places: dict[str, FlagValue] = {}
     for name in ("state_dir", "run_dir"):
         key = f"agent.{name}"
-        said = [options.get(key), environ.get(variable(key)), table.get(name)]
+        said = [options.get(key), environ.get(environment_variable(key)), table.get(name)]
         values = [value for value in said if value is not None]
         kept = next((value for value in values if _stands(key, value)), None)
         if kept is not None:
-            places[key] = Flag(key, kept)
+            places[key] = FlagValue(key, kept)
         elif name == "state_dir":
             known = known and not values
     guessed = not known and "agent.state_dir" not in places
@@ -54,18 +63,20 @@ def _agent_table(path: Path, *, wanted: bool) -> tuple[Mapping[str, object], boo
     if not wanted and not os.path.lexists(path):
         return {}, True
     try:
-        values = file.read(path).values
+        values = reading.read_toml(path).values
     except ConfigError:
         return {}, False
     table = values.get("agent", {})
     if not isinstance(table, dict):
         return {}, False
-    return table, values.keys() <= {*TABLES, *FAMILIES} and table.keys() <= keys(Agent).keys()
+    return table, values.keys() <= {*TABLES, *FAMILIES} and table.keys() <= keys(
+        AgentSettings
+    ).keys()
 
 
 def _stands(key: str, value: object) -> bool:
     try:
-        load(Path(os.devnull), environ={}, flags={key: Flag(key, value)})
+        load(Path(os.devnull), environ={}, flags={key: FlagValue(key, value)})
     except ConfigError:
         return False
     return True

@@ -44,8 +44,8 @@ from wattspan.model import (
     SpanRow,
     mean_power,
 )
+from wattspan.model.settings import Duration
 from wattspan.ports import Clock, WattspanError
-from wattspan.settings import Duration
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

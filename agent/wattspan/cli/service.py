@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from wattspan.cli.options import echo_json, json_option
-from wattspan.plaintext import printable
 from wattspan.ports import WattspanError
+from wattspan.util.text import printable
 
 if TYPE_CHECKING:
     from wattspan.installation.actions import Action

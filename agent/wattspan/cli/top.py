@@ -13,13 +13,13 @@ from wattspan.cli.duration import DurationType
 from wattspan.cli.options import config_options, echo_json, json_option, load_configuration
 from wattspan.cli.run_directory import agents_directories
 from wattspan.clock import SystemClock
-from wattspan.settings import Duration
+from wattspan.model.settings import Duration
 
 if TYPE_CHECKING:
     from wattspan.cli.tuned import Tuned
     from wattspan.config import Config
     from wattspan.config.access import AccessSettings
-    from wattspan.settings import Table
+    from wattspan.model.settings import Table
 
 PORT = "127.0.0.1:9949"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from wattspan.settings import Listen
+from wattspan.model.settings import Listen
 
 
 def why_not_listen(listen: Listen) -> str | None:

@@ -16,8 +16,8 @@ from wattspan.client.errors import AgentUnavailableError, MeasurementError
 from wattspan.clock import SystemClock
 from wattspan.config import Config
 from wattspan.model import Decided, TuningAccounts, TuningRow
-from wattspan.plaintext import printable
 from wattspan.ports import WattspanError
+from wattspan.util.text import printable
 
 USUAL = 20
 F = TypeVar("F", bound=Callable[..., Any])
@@ -240,13 +240,13 @@ def _one(job: str, found: Iterable[str]) -> str:
 def _kept(config: Config, why: WattspanError, asked: Mapping[str, str], job: str) -> dict[str, Any]:
     """The history as it stands on disk; ``why`` if there is none that can be read."""
     from wattspan.query.times import FORMS, moment
-    from wattspan.store.decisions import chosen, decisions_path, read_decisions
-    from wattspan.store.places import is_kept
+    from wattspan.storage.database import file_exists
+    from wattspan.storage.decisions import decisions_path, read_decisions, select_decisions
     from wattspan.tuning.told import decided_facts
 
     state_dir = Path(config.agent.state_dir)
     true, other = decisions_path(state_dir), decisions_path(state_dir, emulated=True)
-    emulated = not is_kept(true) and is_kept(other)
+    emulated = not file_exists(true) and file_exists(other)
     path = other if emulated else true
     now, since = SystemClock().now(), None
     if "since" in asked:
@@ -261,7 +261,7 @@ def _kept(config: Config, why: WattspanError, asked: Mapping[str, str], job: str
     click.echo(f"wattspan: {printable(told)}", err=True)
     if job and job not in (names := {one.job for one in known}):
         job = _one(job, [name for name in names if job.casefold() in name.casefold()])
-    decisions = chosen(known, job, int(asked["limit"]), since)
+    decisions = select_decisions(known, job, int(asked["limit"]), since)
     return {"emulated": emulated, "decisions": [decided_facts(one) for one in decisions]}
 
 
@@ -279,7 +279,7 @@ def _width() -> int | None:
 
 
 def _is_duration(text: str) -> bool:
-    from wattspan.settings import Duration
+    from wattspan.model.settings import Duration
 
     try:
         Duration.parse(text)

@@ -21,8 +21,8 @@ from wattspan.cli.tuning_figures import (
     setting,
 )
 from wattspan.model import CapRow, Instant, Move, Reason, Tried, TuningAccounts, TuningRow
-from wattspan.plaintext import printable
 from wattspan.tuning.told import row_facts
+from wattspan.util.text import printable
 
 
 def explain_facts(row: TuningRow, accounts: TuningAccounts) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from wattspan.cli.tuning_figures import (
     setting,
 )
 from wattspan.model import Decided, Instant, Move, Reason, TuningAccounts, TuningRow
-from wattspan.plaintext import printable
+from wattspan.util.text import printable
 
 EMULATED = "EMULATED: these are figures of an emulated host and true of no machine."
 _WIDEST = 40

@@ -38,7 +38,7 @@ from wattspan.cli.tables import (
 from wattspan.cli.view_spans import span_table, spans_remainder
 from wattspan.cli.view_tuning import EACH, HEADING, tuning_lines, tuning_table
 from wattspan.model import Footprint, GpuStatus, Provenance, Snapshot
-from wattspan.plaintext import printable
+from wattspan.util.text import printable
 
 BANNER = "EMULATED HOST: these figures are true of no machine"
 _COLOURS = {

@@ -18,7 +18,7 @@ from wattspan.cli.portions import count, each, lasting_each
 from wattspan.cli.tables import SHORT, WIDE, column, more, nobody, number, one_line, plain_table
 from wattspan.cli.tables import window as window_of
 from wattspan.model import HwType, SpanAccounts, SpanRow
-from wattspan.plaintext import printable
+from wattspan.util.text import printable
 
 
 def span_table(

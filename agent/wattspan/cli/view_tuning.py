@@ -16,7 +16,7 @@ from wattspan.cli.tuning_figures import (
     percent,
 )
 from wattspan.model import TuningAccounts, TuningRow, TuningState
-from wattspan.plaintext import printable
+from wattspan.util.text import printable
 
 HEADING = 2  # a blank line and the titles
 EACH = 2  # lines a job

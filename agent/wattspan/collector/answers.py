@@ -16,7 +16,7 @@ from wattspan.collector.schema import parsed
 from wattspan.collector.signals import SPANS, Signal
 from wattspan.collector.status import status_message
 from wattspan.model import SECOND
-from wattspan.plaintext import printable
+from wattspan.util.text import printable
 
 LONGEST_DELAY = 600 * SECOND
 """A collector that asks to be left alone for longer is tried after this."""

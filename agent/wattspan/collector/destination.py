@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from wattspan.collector.signals import SPANS, Signal
+from wattspan.model.settings import Listen, quoted
 from wattspan.ports import ConfigError
-from wattspan.settings import Listen, quoted
 
 FORMS = (
     '"http://HOST:4318", "https://HOST", "unix:///PATH", "grpc://HOST:4317", "grpcs://HOST" or '

@@ -14,10 +14,10 @@ from wattspan.collector.destination import Destination
 from wattspan.collector.errors import reason
 from wattspan.collector.replies import ACCEPTED, Reply, framed, of_reply
 from wattspan.collector.transport import ANSWER_WITHIN, CONNECT_WITHIN, IDLE
-from wattspan.encoding import gzipped
 from wattspan.model import SECOND
+from wattspan.model.settings import Listen
 from wattspan.ports import Clock, ConfigError
-from wattspan.settings import Listen
+from wattspan.util.encoding import gzip_compress
 
 if TYPE_CHECKING:
     from wattspan.collector.call import Call, TooMuchError
@@ -105,7 +105,7 @@ class GrpcTransport:
         if not self._compress or self._takes_gzip is False:
             answer, _ = await self._request(body, zipped=False)
             return self._telling(answer)
-        answer, reply = await self._request(gzipped(body), zipped=True)
+        answer, reply = await self._request(gzip_compress(body), zipped=True)
         if self._takes_gzip is None and reply is not None and reply.blames_encoding:
             return self._telling(await self._without_gzip(body, reply))
         if answer.verdict is Verdict.TAKEN:

@@ -15,9 +15,9 @@ from wattspan.collector.answers import Answer, Verdict, again, of_http
 from wattspan.collector.destination import Destination
 from wattspan.collector.errors import reason
 from wattspan.collector.transport import ANSWER_SIZE, ANSWER_WITHIN, CONNECT_WITHIN, IDLE
-from wattspan.encoding import gzipped
 from wattspan.model import SECOND
 from wattspan.ports import Clock
+from wattspan.util.encoding import gzip_compress
 
 
 class HttpTransport:
@@ -55,7 +55,7 @@ class HttpTransport:
 
     def send(self, body: bytes) -> Answer:
         if self._compress:
-            body = gzipped(body)
+            body = gzip_compress(body)
         self._let_go_if_stale()
         reused = self._connection is not None
         unsent = self._post(body)

@@ -18,7 +18,7 @@ from wattspan.collector.answers import Answer, Verdict, of_grpc, of_response
 from wattspan.collector.signals import SPANS, Signal
 from wattspan.collector.status import retry_delay
 from wattspan.collector.transport import ANSWER_SIZE
-from wattspan.encoding import BadEncodingError, TooLongError, gunzip
+from wattspan.util.encoding import BodyEncodingError, BodyTooLongError, gzip_decompress
 
 PREFIX = struct.Struct(">BI")
 """What is in front of a message: whether it is compressed, and its length as it is sent."""
@@ -110,7 +110,7 @@ def of_reply(reply: Reply, signal: Signal = SPANS) -> Answer:
         return of_grpc(code, _NAMES[code], said, _delay(reply), signal)
     try:
         return of_response(_plain(reply), signal)
-    except (BadEncodingError, TooLongError) as error:
+    except (BodyEncodingError, BodyTooLongError) as error:
         # The status says that it was taken; what was rejected of it is not known.
         return Answer(Verdict.TAKEN, f"its answer cannot be read ({error})", signal.elsewhere)
 
@@ -120,13 +120,13 @@ def _plain(reply: Reply) -> bytes:
     if reply.flag == 0:
         return reply.message
     if reply.flag > 1:
-        raise BadEncodingError("its flags are not known")
+        raise BodyEncodingError("its flags are not known")
     encoding = reply.headers.get("grpc-encoding", "identity")
     if encoding == "identity":
-        raise BadEncodingError("it is compressed, and grpc-encoding names no way")
+        raise BodyEncodingError("it is compressed, and grpc-encoding names no way")
     if encoding != "gzip":
-        raise BadEncodingError("it is compressed in a way that was not offered")
-    return gunzip(reply.message, ANSWER_SIZE)
+        raise BodyEncodingError("it is compressed in a way that was not offered")
+    return gzip_decompress(reply.message, ANSWER_SIZE)
 
 
 def _is_grpc(headers: _Headers) -> bool:

@@ -1,45 +1,50 @@
 """The configuration: flag over environment over file over default, and where each came from."""
 
-from wattspan.config.changes import changed
-from wattspan.config.control import Autotune, Caps, FixedCap, Priority, TunedJob
-from wattspan.config.environment import PREFIX as ENVIRONMENT_PREFIX
-from wattspan.config.environment import variable
-from wattspan.config.footprint import Carbon, Cost
-from wattspan.config.loading import DEFAULT_PATH, load
+from wattspan.config.control import (
+    AutotuneSettings,
+    CapsSettings,
+    FixedCapSettings,
+    PrioritySettings,
+    TunedJobSettings,
+)
+from wattspan.config.footprint import CarbonSettings, CostSettings
+from wattspan.config.loading import DEFAULT_PATH, changed_keys, load
+from wattspan.config.reading import ENVIRONMENT_PREFIX as ENVIRONMENT_PREFIX
+from wattspan.config.reading import environment_variable
 from wattspan.config.tables import (
     TABLES,
-    Agent,
+    AgentSettings,
     Config,
-    Emulation,
-    Flag,
-    Origin,
-    Processes,
-    Schema,
-    Spans,
-    Store,
+    ConfigSchema,
+    EmulationSettings,
+    FlagValue,
+    ProcessesSettings,
+    SettingOrigin,
+    SpansSettings,
+    StoreSettings,
 )
 
 __all__ = [
     "DEFAULT_PATH",
     "ENVIRONMENT_PREFIX",
     "TABLES",
-    "Agent",
-    "Autotune",
-    "Caps",
-    "Carbon",
+    "AgentSettings",
+    "AutotuneSettings",
+    "CapsSettings",
+    "CarbonSettings",
     "Config",
-    "Cost",
-    "Emulation",
-    "FixedCap",
-    "Flag",
-    "Origin",
-    "Priority",
-    "Processes",
-    "Schema",
-    "Spans",
-    "Store",
-    "TunedJob",
-    "changed",
+    "ConfigSchema",
+    "CostSettings",
+    "EmulationSettings",
+    "FixedCapSettings",
+    "FlagValue",
+    "PrioritySettings",
+    "ProcessesSettings",
+    "SettingOrigin",
+    "SpansSettings",
+    "StoreSettings",
+    "TunedJobSettings",
+    "changed_keys",
+    "environment_variable",
     "load",
-    "variable",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Protocol
 
-from wattspan.settings import about
+from wattspan.model.settings import about
 
 Certificate = Annotated[
     str,

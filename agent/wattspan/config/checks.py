@@ -8,46 +8,46 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from wattspan.config.control import Autotune, Caps, TunedJob
-from wattspan.config.footprint import Carbon, Cost, faults_of_footprint
+from wattspan.config.control import AutotuneSettings, CapsSettings, TunedJobSettings
+from wattspan.config.footprint import CarbonSettings, CostSettings, footprint_faults
 from wattspan.model import Knob
-from wattspan.settings import Table, quoted
+from wattspan.model.settings import Table, quoted
 
 SMALL_BUDGET = 0.01
 """A slowdown that is within the noise of most jobs."""
 
 
-class Wrong(NamedTuple):
+class ConfigFault(NamedTuple):
     """What is wrong with the value of a dotted key."""
 
     key: str
     sentence: str
 
 
-def faults_of(tables: Mapping[str, Table]) -> Iterator[Wrong]:
+def find_faults(tables: Mapping[str, Table]) -> Iterator[ConfigFault]:
     """What cannot be, among tables that are each right by themselves."""
     match tables.get("autotune"):
-        case Autotune() as autotune:
+        case AutotuneSettings() as autotune:
             yield from _budgets(autotune)
             yield from _knobs(autotune)
             yield from _jobs(autotune.job)
     match tables.get("caps"):
-        case Caps() as caps:
+        case CapsSettings() as caps:
             yield from _fixed(caps)
             yield from _ceiling(caps)
     for where in ("cost", "carbon"):
         match tables.get(where):
-            case Cost() | Carbon() as footprint:
-                yield from (Wrong(*fault) for fault in faults_of_footprint(where, footprint))
+            case CostSettings() | CarbonSettings() as footprint:
+                yield from (ConfigFault(*fault) for fault in footprint_faults(where, footprint))
 
 
-def warnings_of(tables: Mapping[str, Table]) -> Iterator[str]:
+def find_warnings(tables: Mapping[str, Table]) -> Iterator[str]:
     """What can be, and is hardly meant so."""
     match tables.get("autotune"):
-        case Autotune() as autotune if autotune.mode != "off":
-            yield from _hopeless(autotune)
-            yield from _unheard(autotune, tables)
-        case Autotune() as autotune:
+        case AutotuneSettings() as autotune if autotune.mode != "off":
+            yield from _ineffective_tuning(autotune)
+            yield from _unapplied_tuning(autotune, tables)
+        case AutotuneSettings() as autotune:
             for number, job in enumerate(autotune.job):
                 if job.mode:
                     yield (
@@ -55,42 +55,42 @@ def warnings_of(tables: Mapping[str, Table]) -> Iterator[str]:
                         'is "off". Set that to "advise" or "apply".'
                     )
     match tables.get("caps"):
-        case Caps() as caps:
-            yield from _idle(caps)
+        case CapsSettings() as caps:
+            yield from _ineffective_caps(caps)
 
 
 # ---------------------------------------------------------------------------------- the tuner
 
 
-def _budgets(autotune: Autotune) -> Iterator[Wrong]:
+def _budgets(autotune: AutotuneSettings) -> Iterator[ConfigFault]:
     budgets = {"autotune.max_slowdown": autotune.max_slowdown}
     for number, job in enumerate(autotune.job):
         if job.max_slowdown is not None:
             budgets[f"autotune.job[{number}].max_slowdown"] = job.max_slowdown
     for key, budget in budgets.items():
         if budget == 0:
-            yield Wrong(
+            yield ConfigFault(
                 key,
                 f"Bad value for {key!r}: with 0 nothing may be tried, for trying takes time. Allow "
                 'something, such as 0.02, or set [autotune] mode = "off".',
             )
 
 
-def _knobs(autotune: Autotune) -> Iterator[Wrong]:
+def _knobs(autotune: AutotuneSettings) -> Iterator[ConfigFault]:
     key = "autotune.knobs"
     if not autotune.knobs:
-        yield Wrong(
+        yield ConfigFault(
             key,
             f"Bad value for {key!r}: no knob is left to turn. Name one, such as "
             '["gpu_power"], or set [autotune] mode = "off".',
         )
-    for knob in _repeated(autotune.knobs):
-        yield Wrong(key, f'Bad value for {key!r}: it names "{knob}" twice. Name it once.')
+    for knob in _has_duplicates(autotune.knobs):
+        yield ConfigFault(key, f'Bad value for {key!r}: it names "{knob}" twice. Name it once.')
 
 
-def _jobs(jobs: Iterable[TunedJob]) -> Iterator[Wrong]:
+def _jobs(jobs: Iterable[TunedJobSettings]) -> Iterator[ConfigFault]:
     """Jobs that get no span, for a job before them takes every one of theirs."""
-    before: list[TunedJob] = []
+    before: list[TunedJobSettings] = []
     for number, job in enumerate(jobs):
         for earlier, other in enumerate(before):
             if other.service in ("", job.service) and other.span in ("", job.span):
@@ -102,12 +102,12 @@ def _jobs(jobs: Iterable[TunedJob]) -> Iterator[Wrong]:
                         f"autotune.job[{earlier}], which stands before it, takes all of its spans. "
                         "Write the narrower job first."
                     )
-                yield Wrong(key, f"Bad value for {key!r}: {why}")
+                yield ConfigFault(key, f"Bad value for {key!r}: {why}")
                 break
         before.append(job)
 
 
-def _hopeless(autotune: Autotune) -> Iterator[str]:
+def _ineffective_tuning(autotune: AutotuneSettings) -> Iterator[str]:
     """What the tuner will hardly be able to do anything with."""
     if autotune.max_slowdown < SMALL_BUDGET:
         yield (
@@ -132,7 +132,7 @@ def _hopeless(autotune: Autotune) -> Iterator[str]:
             )
 
 
-def _unheard(autotune: Autotune, tables: Mapping[str, Table]) -> Iterator[str]:
+def _unapplied_tuning(autotune: AutotuneSettings, tables: Mapping[str, Table]) -> Iterator[str]:
     """Why nothing would be applied, or even advised."""
     if getattr(tables.get("spans"), "enabled", True) is False:
         yield (
@@ -150,47 +150,49 @@ def _unheard(autotune: Autotune, tables: Mapping[str, Table]) -> Iterator[str]:
 # ------------------------------------------------------------------------------------- limits
 
 
-def _fixed(caps: Caps) -> Iterator[Wrong]:
+def _fixed(caps: CapsSettings) -> Iterator[ConfigFault]:
     for number, cap in enumerate(caps.fixed):
         key = f"caps.fixed[{number}]"
         if cap.knob is Knob.GPU_CLOCK:
-            yield Wrong(
+            yield ConfigFault(
                 f"{key}.knob",
                 f"Bad value for '{key}.knob': a clock is not set in watts. Name \"gpu_power\" or "
                 '"cpu_power".',
             )
         if not cap.device:
-            yield Wrong(f"{key}.device", f"Bad value for '{key}.device': \"\" names no device.")
-    for number in _again([(cap.device, cap.knob) for cap in caps.fixed]):
+            yield ConfigFault(
+                f"{key}.device", f"Bad value for '{key}.device': \"\" names no device."
+            )
+    for number in _duplicate_positions([(cap.device, cap.knob) for cap in caps.fixed]):
         key, device = f"caps.fixed[{number}]", quoted(caps.fixed[number].device)
-        yield Wrong(
+        yield ConfigFault(
             key, f"Bad value for {key!r}: {device} has such a cap already. Remove one of them."
         )
 
 
-def _ceiling(caps: Caps) -> Iterator[Wrong]:
+def _ceiling(caps: CapsSettings) -> Iterator[ConfigFault]:
     if caps.budget_watts and caps.budget_watts <= caps.reserve_watts:
         key = "caps.budget_watts"
-        yield Wrong(
+        yield ConfigFault(
             key,
             f"Bad value for {key!r}: of {caps.budget_watts} W nothing is left for devices after "
             f"reserve_watts = {caps.reserve_watts}. Raise the one or lower the other.",
         )
     if caps.budget_file and not caps.budget_file.startswith("/"):
         key = "caps.budget_file"
-        yield Wrong(
+        yield ConfigFault(
             key,
             f"Bad value for {key!r}: {quoted(caps.budget_file)} depends on where the capper was "
             "started. Write the whole path, from /.",
         )
-    for number in _again([priority.device for priority in caps.priority]):
+    for number in _duplicate_positions([priority.device for priority in caps.priority]):
         key, device = f"caps.priority[{number}]", quoted(caps.priority[number].device)
-        yield Wrong(
+        yield ConfigFault(
             key, f"Bad value for {key!r}: {device} has a priority already. Remove one of them."
         )
 
 
-def _idle(caps: Caps) -> Iterator[str]:
+def _ineffective_caps(caps: CapsSettings) -> Iterator[str]:
     """What is set and changes nothing."""
     if not caps.budget_watts and not caps.budget_file:
         idle = "reserve_watts" if caps.reserve_watts else "[[caps.priority]]"
@@ -207,11 +209,11 @@ def _idle(caps: Caps) -> Iterator[str]:
             )
 
 
-def _repeated(values: Iterable[Knob]) -> list[Knob]:
+def _has_duplicates(values: Iterable[Knob]) -> list[Knob]:
     listed = list(values)
     return [value for value in dict.fromkeys(listed) if listed.count(value) > 1]
 
 
-def _again(values: list[tuple[str, Knob]] | list[str]) -> Iterator[int]:
+def _duplicate_positions(values: list[tuple[str, Knob]] | list[str]) -> Iterator[int]:
     """The places of values that stood before already."""
     return (place for place, value in enumerate(values) if value in values[:place])

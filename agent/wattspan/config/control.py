@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from wattspan.model import Knob
-from wattspan.settings import Duration, Size, Table, about
+from wattspan.model.settings import Duration, Size, Table, about
 
-Auto = bool | Literal["auto"]
+BoolOrAuto = bool | Literal["auto"]
 
 
-class TunedJob(Table, frozen=True):
+class TunedJobSettings(Table, frozen=True):
     """One job whose speed is watched: which spans are its units of work.
 
     What is left empty matches everything; `service` or `span` must be given.
@@ -69,7 +69,7 @@ class TunedJob(Table, frozen=True):
             raise ValueError("a job needs `service` or `span`, by which its spans are known")
 
 
-class Autotune(Table, frozen=True):
+class AutotuneSettings(Table, frozen=True):
     """The tuner: how much slower work may become, and what may be turned to save energy."""
 
     mode: Annotated[
@@ -133,7 +133,7 @@ class Autotune(Table, frozen=True):
         bool,
         about("Whether jobs that were found by themselves, from spans like steps, are applied to."),
     ] = False
-    job: Annotated[tuple[TunedJob, ...], about("The jobs, `[[autotune.job]]`.")] = ()
+    job: Annotated[tuple[TunedJobSettings, ...], about("The jobs, `[[autotune.job]]`.")] = ()
     block: Annotated[
         Duration,
         about("How long a setting is held for one look at it, at least.", least="100ms", most="1h"),
@@ -153,7 +153,7 @@ class Autotune(Table, frozen=True):
     ] = Duration.parse("10m")
 
 
-class FixedCap(Table, frozen=True):
+class FixedCapSettings(Table, frozen=True):
     """One cap that the operator wants whether or not anything is tuned."""
 
     device: Annotated[str, about('A GPU\'s UUID or index, a zone such as "intel-rapl:0", or "*".')]
@@ -161,18 +161,18 @@ class FixedCap(Table, frozen=True):
     knob: Annotated[Knob, about("`gpu_power` or `cpu_power`.")] = Knob.GPU_POWER
 
 
-class Priority(Table, frozen=True):
+class PrioritySettings(Table, frozen=True):
     """How early a device is cut when the host's budget does not do for all."""
 
     device: Annotated[str, about("A GPU's UUID or index, or a zone.")]
     priority: Annotated[int, about("The lower it is, the earlier.", least=0, most=1000)] = 100
 
 
-class Caps(Table, frozen=True):
+class CapsSettings(Table, frozen=True):
     """Limits on power, and the process that alone may write them: `wattspan capper`."""
 
     capper: Annotated[
-        Auto,
+        BoolOrAuto,
         about(
             "Whether `wattspan run` starts a capper where none answers and caps are wanted; "
             "`auto`: if it has the right to write limits."
@@ -203,7 +203,9 @@ class Caps(Table, frozen=True):
         int,
         about("No cap of any sort goes below this; the hardware's minimum holds anyway.", least=0),
     ] = 0
-    fixed: Annotated[tuple[FixedCap, ...], about("Caps without tuning, `[[caps.fixed]]`.")] = ()
+    fixed: Annotated[
+        tuple[FixedCapSettings, ...], about("Caps without tuning, `[[caps.fixed]]`.")
+    ] = ()
     budget_watts: Annotated[
         int,
         about(
@@ -225,7 +227,7 @@ class Caps(Table, frozen=True):
         ),
     ] = ""
     priority: Annotated[
-        tuple[Priority, ...], about("Who gives way first, `[[caps.priority]]`.")
+        tuple[PrioritySettings, ...], about("Who gives way first, `[[caps.priority]]`.")
     ] = ()
     log_size: Annotated[
         Size,

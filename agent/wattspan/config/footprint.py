@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from wattspan.settings import Duration, Table, about, quoted
+from wattspan.model.settings import Duration, Table, about, quoted
 from wattspan.weighing import DEAREST
 
 _CURRENCY = re.compile(r"[A-Za-z]{1,12}")
@@ -50,7 +50,7 @@ _Timeout = Annotated[
 ]
 
 
-class Cost(Table, frozen=True):
+class CostSettings(Table, frozen=True):
     """What energy costs. One of `price`, `schedule`, `url` and `file` says it, or nobody does.
 
     A price below zero counts as not known: totals must not fall.
@@ -80,7 +80,7 @@ class Cost(Table, frozen=True):
     timeout: _Timeout = Duration.parse("10s")
 
 
-class Carbon(Table, frozen=True):
+class CarbonSettings(Table, frozen=True):
     """What energy emits. One of `intensity`, `schedule`, `url` and `file` says it, in g/kWh.
 
     Grams are of carbon dioxide equivalent.
@@ -108,23 +108,27 @@ class Carbon(Table, frozen=True):
     timeout: _Timeout = Duration.parse("10s")
 
 
-def saying(table: Cost | Carbon) -> list[str]:
+def rate_keys(table: CostSettings | CarbonSettings) -> list[str]:
     """The keys that say what a kilowatt-hour comes to; of a right table there is at most one."""
-    constant = ("price", table.price) if isinstance(table, Cost) else ("intensity", table.intensity)
+    constant = (
+        ("price", table.price)
+        if isinstance(table, CostSettings)
+        else ("intensity", table.intensity)
+    )
     means = (constant, *((key, getattr(table, key) or None) for key in ("schedule", "url", "file")))
     return [key for key, value in means if value is not None]
 
 
-def faults_of_footprint(where: str, table: Cost | Carbon) -> Iterator[tuple[str, str]]:
+def footprint_faults(where: str, table: CostSettings | CarbonSettings) -> Iterator[tuple[str, str]]:
     """What cannot be in one of these tables: a dotted key and a sentence each."""
-    said = saying(table)
+    said = rate_keys(table)
     for key in said[1:]:
         yield (
             f"{where}.{key}",
             f"Bad value for {f'{where}.{key}'!r}: {where}.{said[0]} says already what a "
             "kilowatt-hour comes to. Keep one of them.",
         )
-    if isinstance(table, Cost) and not _CURRENCY.fullmatch(table.currency):
+    if isinstance(table, CostSettings) and not _CURRENCY.fullmatch(table.currency):
         yield (
             "cost.currency",
             f"Bad value for 'cost.currency': {quoted(table.currency)} is not a currency; write 1 "
@@ -147,7 +151,7 @@ def faults_of_footprint(where: str, table: Cost | Carbon) -> Iterator[tuple[str,
             f"counts for {table.max_age}, so nothing would be known in between. Set "
             f"{where}.max_age to more than that.",
         )
-    if table.url and (why := _why_no_server(table.url)):
+    if table.url and (why := _url_fault(table.url)):
         yield f"{where}.url", f"Bad value for {f'{where}.url'!r}: {why}."
     for key in ("schedule", "file"):
         path = getattr(table, key)
@@ -159,7 +163,7 @@ def faults_of_footprint(where: str, table: Cost | Carbon) -> Iterator[tuple[str,
             )
 
 
-def _why_no_server(url: str) -> str:
+def _url_fault(url: str) -> str:
     """Why ``url`` is not the address of a server; "" if it is."""
     try:
         parts = urlsplit(url)

@@ -1,4 +1,7 @@
-"""From file, environment and flags to one Config, or to every fault at once."""
+"""From file, environment and flags to one Config, or to every fault at once.
+
+What differs between two configurations.
+"""
 
 from __future__ import annotations
 
@@ -10,40 +13,42 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from wattspan.config import file
-from wattspan.config.checks import faults_of, warnings_of
-from wattspan.config.control import Autotune, Caps
-from wattspan.config.environment import (
-    in_a_file,
-    strangers,
-    understood,
-    unsettable,
+import msgspec
+
+from wattspan.config import reading
+from wattspan.config.checks import find_faults, find_warnings
+from wattspan.config.control import AutotuneSettings, CapsSettings
+from wattspan.config.footprint import CarbonSettings, CostSettings
+from wattspan.config.reading import (
+    TomlFile,
+    array_variable_faults,
+    file_only_sentence,
+    parse_setting_text,
+    unknown_variable_warnings,
     variables,
 )
-from wattspan.config.file import TomlFile
-from wattspan.config.footprint import Carbon, Cost
 from wattspan.config.tables import (
     FAMILIES,
-    Agent,
+    AgentSettings,
     Config,
-    Emulation,
-    Flag,
-    Origin,
-    Processes,
-    Schema,
-    Spans,
-    Store,
+    ConfigSchema,
+    EmulationSettings,
+    FlagValue,
+    ProcessesSettings,
+    SettingOrigin,
+    SpansSettings,
+    StoreSettings,
 )
-from wattspan.ports import ConfigError
-from wattspan.settings import (
-    Key,
+from wattspan.model.settings import (
     SettingError,
+    SettingKey,
     Table,
     convert,
     each_array,
     keys,
     unknown_key,
 )
+from wattspan.ports import ConfigError
 
 DEFAULT_PATH = Path("/etc/wattspan/config.toml")
 
@@ -52,12 +57,12 @@ DEFAULT_PATH = Path("/etc/wattspan/config.toml")
 class _Draft:
     """What has been gathered so far, and what is wrong with it."""
 
-    schema: Schema
+    schema: ConfigSchema
     values: dict[str, dict[str, object]]
-    origins: dict[str, Origin] = field(default_factory=dict)
+    origins: dict[str, SettingOrigin] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
-    def put(self, where: str, key: str, value: object, origin: Origin) -> None:
+    def put(self, where: str, key: str, value: object, origin: SettingOrigin) -> None:
         self.values[where][key] = value
         self.origins[f"{where}.{key}"] = origin
 
@@ -72,8 +77,8 @@ def load(
     path: Path | None = None,
     *,
     environ: Mapping[str, str],
-    flags: Mapping[str, Flag] | None = None,
-    schema: Schema | None = None,
+    flags: Mapping[str, FlagValue] | None = None,
+    schema: ConfigSchema | None = None,
     default: Path = DEFAULT_PATH,
     faults: list[str] | None = None,
 ) -> Config:
@@ -84,11 +89,11 @@ def load(
     fault of all of them together. If ``faults`` is given, they are added to it instead, and the
     default stands for each value at fault.
     """
-    schema = schema or Schema()
+    schema = schema or ConfigSchema()
     draft = _Draft(schema, {where: {} for where in schema.tables})
     source: TomlFile | None = None
     try:
-        source = _file(path, default)
+        source = _read_file(path, default)
     except ConfigError as error:
         if faults is None:
             raise
@@ -96,33 +101,33 @@ def load(
     if source is not None:
         _take_file(draft, source)
     for name, where, key, value in variables(environ, schema):
-        draft.put(where, key, value, Origin("environment", name))
-    draft.faults += unsettable(environ, schema)
+        draft.put(where, key, value, SettingOrigin("environment", name))
+    draft.faults += array_variable_faults(environ, schema)
     for dotted, flag in (flags or {}).items():
         _take_flag(draft, dotted, flag)
-    tables = _settle(draft, source)
-    draft.faults += (draft.placed(*fault, source) for fault in faults_of(tables))
+    tables = _finish(draft, source)
+    draft.faults += (draft.placed(*fault, source) for fault in find_faults(tables))
     if draft.faults:
-        found = sorted(draft.faults, key=_line)
+        found = sorted(draft.faults, key=_line_number)
         if faults is None:
             raise ConfigError("\n".join(found))
         faults += found
         tables = _without_faults(draft)
     return Config(
-        agent=cast("Agent", tables["agent"]),
-        processes=cast("Processes", tables["processes"]),
-        store=cast("Store", tables["store"]),
-        spans=cast("Spans", tables["spans"]),
-        autotune=cast("Autotune", tables["autotune"]),
-        caps=cast("Caps", tables["caps"]),
-        cost=cast("Cost", tables["cost"]),
-        carbon=cast("Carbon", tables["carbon"]),
-        emulation=cast("Emulation", tables["emulation"]),
+        agent=cast("AgentSettings", tables["agent"]),
+        processes=cast("ProcessesSettings", tables["processes"]),
+        store=cast("StoreSettings", tables["store"]),
+        spans=cast("SpansSettings", tables["spans"]),
+        autotune=cast("AutotuneSettings", tables["autotune"]),
+        caps=cast("CapsSettings", tables["caps"]),
+        cost=cast("CostSettings", tables["cost"]),
+        carbon=cast("CarbonSettings", tables["carbon"]),
+        emulation=cast("EmulationSettings", tables["emulation"]),
         sources=_family("sources", tables),
         exporters=_family("exporters", tables),
         origins=draft.origins,
         path=source.path if source else None,
-        warnings=(*strangers(environ, schema), *warnings_of(tables)),
+        warnings=(*unknown_variable_warnings(environ, schema), *find_warnings(tables)),
     )
 
 
@@ -131,10 +136,10 @@ def _without_faults(draft: _Draft) -> dict[str, Table]:
     wrong: list[str] = []
     for _ in range(2):
         tables = {
-            where: _sound_table(draft.values[where], kind, where)
+            where: _valid_table(draft.values[where], kind, where)
             for where, kind in draft.schema.tables.items()
         }
-        wrong = [dotted for dotted, _ in faults_of(tables)]
+        wrong = [dotted for dotted, _ in find_faults(tables)]
         if not wrong:
             return tables
         for where, values in draft.values.items():
@@ -144,7 +149,7 @@ def _without_faults(draft: _Draft) -> dict[str, Table]:
     return {where: convert({}, kind, where) for where, kind in draft.schema.tables.items()}
 
 
-def _sound_table(values: dict[str, object], kind: type[Table], where: str) -> Table:
+def _valid_table(values: dict[str, object], kind: type[Table], where: str) -> Table:
     try:
         return convert(values, kind, where)
     except SettingError as error:
@@ -161,20 +166,20 @@ def _drop(values: dict[str, object], key: str) -> None:
     values.pop(re.split(r"[.\[]", key)[0], None)
 
 
-def _line(fault: str) -> int:
+def _line_number(fault: str) -> int:
     """The line a fault stands on; those of flags and the environment come last."""
     match = re.match(r"[^ ]*?:(\d+): ", fault)
     return int(match[1]) if match else sys.maxsize
 
 
-def _file(path: Path | None, default: Path) -> TomlFile | None:
+def _read_file(path: Path | None, default: Path) -> TomlFile | None:
     if path is not None:
-        return file.read(path)
+        return reading.read_toml(path)
     try:
         there = default.exists()
     except OSError:
         there = True  # something is there that may not be looked at: let reading say so
-    return file.read(default) if there else None
+    return reading.read_toml(default) if there else None
 
 
 def _family(family: str, tables: Mapping[str, Table]) -> dict[str, Table]:
@@ -211,7 +216,7 @@ def _take_table(draft: _Draft, source: TomlFile, where: str, value: Any) -> None
         )
         return
     for key, each in value.items():
-        draft.put(where, key, each, Origin("file", source.place(f"{where}.{key}")))
+        draft.put(where, key, each, SettingOrigin("file", source.place(f"{where}.{key}")))
     for key in keys(draft.schema.tables[where]).values():
         if key.rows is not None:
             _take_rows(draft, source, f"{where}.{key.name}", value.get(key.name))
@@ -222,10 +227,10 @@ def _take_rows(draft: _Draft, source: TomlFile, where: str, rows: Any) -> None:
     for number, row in enumerate(rows if isinstance(rows, list) else ()):
         for key in row if isinstance(row, dict) else ():
             dotted = f"{where}[{number}].{key}"
-            draft.origins[dotted] = Origin("file", source.place(dotted))
+            draft.origins[dotted] = SettingOrigin("file", source.place(dotted))
 
 
-def _unknown_table(schema: Schema, where: str, value: object) -> str:
+def _unknown_table(schema: ConfigSchema, where: str, value: object) -> str:
     """The sentence for a table, or a key outside all tables, that nobody knows."""
     if where in FAMILIES:
         return f"Bad value for {where!r}: expected tables, [{where}.NAME]."
@@ -251,11 +256,11 @@ def _unknown_table(schema: Schema, where: str, value: object) -> str:
 # ----------------------------------------------------------------------------------- the flags
 
 
-def _take_flag(draft: _Draft, dotted: str, flag: Flag) -> None:
+def _take_flag(draft: _Draft, dotted: str, flag: FlagValue) -> None:
     for array, _ in each_array(draft.schema.tables):
         whole = dotted == array and not isinstance(flag.value, str)  # of a command's own making
         if not whole and re.match(rf"{re.escape(array)}(?:$|[.\[])", dotted):
-            draft.faults.append(f"{flag.option}: {in_a_file(array)}")
+            draft.faults.append(f"{flag.option}: {file_only_sentence(array)}")
             return
     where, _, name = dotted.rpartition(".")
     if not draft.schema.checks_plugins and draft.schema.skips(where):
@@ -269,17 +274,17 @@ def _take_flag(draft: _Draft, dotted: str, flag: Flag) -> None:
     if key is None:
         draft.faults.append(f"{flag.option}: {unknown_key(dotted, name, keys(table))}")
         return
-    draft.put(where, name, _flag_value(flag, key), Origin("flag", flag.option))
+    draft.put(where, name, _flag_value(flag, key), SettingOrigin("flag", flag.option))
 
 
-def _flag_value(flag: Flag, key: Key) -> object:
-    return understood(flag.value, key) if isinstance(flag.value, str) else flag.value
+def _flag_value(flag: FlagValue, key: SettingKey) -> object:
+    return parse_setting_text(flag.value, key) if isinstance(flag.value, str) else flag.value
 
 
 # -------------------------------------------------------------------------------- all together
 
 
-def _settle(draft: _Draft, source: TomlFile | None) -> dict[str, Table]:
+def _finish(draft: _Draft, source: TomlFile | None) -> dict[str, Table]:
     tables: dict[str, Table] = {}
     for where, kind in draft.schema.tables.items():
         try:
@@ -291,10 +296,22 @@ def _settle(draft: _Draft, source: TomlFile | None) -> dict[str, Table]:
             )
             continue
         for key in keys(kind).values():
-            draft.origins.setdefault(f"{where}.{key.name}", Origin("default"))
+            draft.origins.setdefault(f"{where}.{key.name}", SettingOrigin("default"))
             if key.rows is not None:
                 for number in range(len(getattr(tables[where], key.name))):
                     for name in keys(key.rows):
                         dotted = f"{where}.{key.name}[{number}].{name}"
-                        draft.origins.setdefault(dotted, Origin("default"))
+                        draft.origins.setdefault(dotted, SettingOrigin("default"))
     return tables
+
+
+def changed_keys(old: Config, new: Config) -> frozenset[str]:
+    """The dotted keys whose values differ; of a table that only one of them has, its name."""
+    before, after = old.tables, new.tables
+    keys = set(before.keys() ^ after.keys())
+    for where in before.keys() & after.keys():
+        was, will = (msgspec.structs.asdict(tables[where]) for tables in (before, after))
+        keys |= {
+            f"{where}.{key}" for key in was.keys() | will.keys() if was.get(key) != will.get(key)
+        }
+    return frozenset(keys)

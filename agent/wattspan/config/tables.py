@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from wattspan.config.access import Certificate, ClientAuthority, PrivateKey, TokenFile, check_access
-from wattspan.config.control import Auto, Autotune, Caps
-from wattspan.config.footprint import Carbon, Cost
+from wattspan.config.control import AutotuneSettings, BoolOrAuto, CapsSettings
+from wattspan.config.footprint import CarbonSettings, CostSettings
 from wattspan.model import IdlePolicy, NamePolicy
-from wattspan.settings import Duration, Listen, Size, Table, about, to_plain
+from wattspan.model.settings import Duration, Listen, Size, Table, about, to_plain
 
 
-class Agent(Table, frozen=True):
+class AgentSettings(Table, frozen=True):
     """The agent as a whole: how often it looks, where it keeps things, how far back it knows."""
 
     interval: Annotated[
@@ -78,7 +78,7 @@ class Agent(Table, frozen=True):
     ] = Size.parse("16MiB")
 
 
-class Processes(Table, frozen=True):
+class ProcessesSettings(Table, frozen=True):
     """Which processes are told apart, and who pays for the idle device."""
 
     top: Annotated[
@@ -114,7 +114,7 @@ class Processes(Table, frozen=True):
         ),
     ] = IdlePolicy.SEPARATE
     events: Annotated[
-        Auto,
+        BoolOrAuto,
         about(
             "Whether the kernel tells of every fork and exit, so that work shorter than an "
             "interval is charged to who did it. Needs CAP_NET_ADMIN."
@@ -122,11 +122,11 @@ class Processes(Table, frozen=True):
     ] = "auto"
 
 
-class Store(Table, frozen=True):
+class StoreSettings(Table, frozen=True):
     """The embedded store behind `wattspan report`: energy by minute, hour and day."""
 
     enabled: Annotated[
-        Auto,
+        BoolOrAuto,
         about("Whether to keep a store. `auto`: if the state directory can be written."),
     ] = "auto"
     interval: Annotated[
@@ -176,7 +176,7 @@ class Store(Table, frozen=True):
     ] = 250
 
 
-class Spans(Table, frozen=True):
+class SpansSettings(Table, frozen=True):
     """Spans of instrumented applications: where they come in, how they are weighed, where they go.
 
     A listener left at its default whose port is taken is only warned of; one that was asked for
@@ -287,7 +287,7 @@ class Spans(Table, frozen=True):
         check_access(self)
 
 
-class Emulation(Table, frozen=True):
+class EmulationSettings(Table, frozen=True):
     """An emulated host in place of this one; every figure is labelled `emulated`."""
 
     profile: Annotated[
@@ -299,15 +299,15 @@ class Emulation(Table, frozen=True):
 
 
 TABLES: Mapping[str, type[Table]] = {
-    "agent": Agent,
-    "processes": Processes,
-    "store": Store,
-    "spans": Spans,
-    "autotune": Autotune,
-    "caps": Caps,
-    "cost": Cost,
-    "carbon": Carbon,
-    "emulation": Emulation,
+    "agent": AgentSettings,
+    "processes": ProcessesSettings,
+    "store": StoreSettings,
+    "spans": SpansSettings,
+    "autotune": AutotuneSettings,
+    "caps": CapsSettings,
+    "cost": CostSettings,
+    "carbon": CarbonSettings,
+    "emulation": EmulationSettings,
 }
 """The agent's own tables. ``[sources.*]`` and ``[exporters.*]`` belong to plugins."""
 
@@ -315,7 +315,7 @@ FAMILIES = ("sources", "exporters")
 
 
 @dataclass(frozen=True, slots=True)
-class Schema:
+class ConfigSchema:
     """Which tables can be written: by dotted name, the agent's own and the plugins'.
 
     ``broken`` are the tables of plugins that are installed but cannot be loaded: what stands
@@ -338,14 +338,14 @@ class Schema:
         return (*sorted(self.broken), *(() if self.checks_plugins else FAMILIES))
 
 
-class Flag(NamedTuple):
+class FlagValue(NamedTuple):
     """A value given on the command line, by the option that gave it."""
 
     option: str
     value: object
 
 
-class Origin(NamedTuple):
+class SettingOrigin(NamedTuple):
     """Where a value came from: ``flag``, ``environment``, ``file`` or ``default``."""
 
     kind: Literal["flag", "environment", "file", "default"]
@@ -364,18 +364,18 @@ class Config:
     was read, None if there was none. ``warnings`` are sentences for the operator.
     """
 
-    agent: Agent = field(default_factory=Agent)
-    processes: Processes = field(default_factory=Processes)
-    store: Store = field(default_factory=Store)
-    spans: Spans = field(default_factory=Spans)
-    autotune: Autotune = field(default_factory=Autotune)
-    caps: Caps = field(default_factory=Caps)
-    cost: Cost = field(default_factory=Cost)
-    carbon: Carbon = field(default_factory=Carbon)
-    emulation: Emulation = field(default_factory=Emulation)
+    agent: AgentSettings = field(default_factory=AgentSettings)
+    processes: ProcessesSettings = field(default_factory=ProcessesSettings)
+    store: StoreSettings = field(default_factory=StoreSettings)
+    spans: SpansSettings = field(default_factory=SpansSettings)
+    autotune: AutotuneSettings = field(default_factory=AutotuneSettings)
+    caps: CapsSettings = field(default_factory=CapsSettings)
+    cost: CostSettings = field(default_factory=CostSettings)
+    carbon: CarbonSettings = field(default_factory=CarbonSettings)
+    emulation: EmulationSettings = field(default_factory=EmulationSettings)
     sources: Mapping[str, Table] = field(default_factory=dict)
     exporters: Mapping[str, Table] = field(default_factory=dict)
-    origins: Mapping[str, Origin] = field(default_factory=dict)
+    origins: Mapping[str, SettingOrigin] = field(default_factory=dict)
     path: Path | None = None
     warnings: tuple[str, ...] = ()
 

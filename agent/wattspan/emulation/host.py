@@ -16,9 +16,9 @@ from typing import Any
 from wattspan.clock import SystemClock
 from wattspan.emulation.control import Closeable
 from wattspan.emulation.profiles import HostProfile
-from wattspan.isolated import module_command
 from wattspan.model import MILLISECOND
 from wattspan.ports import WattspanError
+from wattspan.util.child_process import module_command
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - counters change a hundred times a second: no disk
 _PREFIX = "wattspan-emulated-"

@@ -26,8 +26,8 @@ from wattspan.emulation.workloads import (
     Training,
     WorkLog,
 )
-from wattspan.isolated import module_command
 from wattspan.model import SECOND
+from wattspan.util.child_process import module_command
 
 _SETTABLE = frozenset(
     ("paused", "load", "rate", "cost", "burst", "crowding", "most", "spinning", "least_load")

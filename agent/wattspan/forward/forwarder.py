@@ -22,7 +22,7 @@ from wattspan.collector.destination import Destination, parse_destination, parse
 from wattspan.collector.destination import Protocol as Wire
 from wattspan.collector.signals import SPANS, Signal
 from wattspan.collector.transport import Transport
-from wattspan.config import Spans
+from wattspan.config import SpansSettings
 from wattspan.forward.attributes import Attributes
 from wattspan.forward.enrich import enrich
 from wattspan.forward.spool import Spool
@@ -72,7 +72,7 @@ class Forwarder:
 
     def __init__(
         self,
-        settings: Spans,
+        settings: SpansSettings,
         clock: Clock,
         log: Callable[[str], None],
         spool_dir: Path | None = None,

@@ -17,12 +17,12 @@ from wattspan.collector.backoff import Backoff
 from wattspan.collector.destination import parse_destination, parse_headers
 from wattspan.collector.signals import LOGS
 from wattspan.collector.transport import Transport
-from wattspan.config import Spans
+from wattspan.config import SpansSettings
 from wattspan.forward.forwarder import Forwarder, open_transport
 from wattspan.forward.records import Attributes, Record, Writer
 from wattspan.model import SourceHealth
+from wattspan.model.settings import Size
 from wattspan.ports import Clock
-from wattspan.settings import Size
 
 QUEUE = Size.parse("1MiB")
 """What may wait: about a thousand records."""
@@ -38,7 +38,7 @@ class Records:
 
     def __init__(
         self,
-        settings: Spans,
+        settings: SpansSettings,
         clock: Clock,
         log: Callable[[str], None],
         resource: Attributes,

@@ -10,9 +10,14 @@ from functools import partial
 from wattspan.collector.signals import SPANS
 from wattspan.forward.spool import Spool
 from wattspan.forward.waiting import Parcel, Record
-from wattspan.keeper import FAREWELL, HANGS, Keeper, hanging
 from wattspan.model import Failure
 from wattspan.ports import Clock
+from wattspan.storage.async_writer import (
+    CLOSE_TIMEOUT_SECONDS,
+    HANG_AFTER,
+    AsyncWriter,
+    hang_failure,
+)
 
 LONG_FAREWELL = 5.0
 """Seconds for what is still to be written at the end, by a disk that does answer, and durably."""
@@ -33,7 +38,7 @@ class Spooling:
         self._lock = lock
         self._log = log
         self._said = False
-        self._keeper = Keeper[Callable[[], None]](operator.call, clock, name="wattspan-spool")
+        self._keeper = AsyncWriter[Callable[[], None]](operator.call, clock, name="wattspan-spool")
 
     def restored(self) -> Iterable[Record]:
         return self._spool.restored()
@@ -56,9 +61,9 @@ class Spooling:
     @property
     def failure(self) -> Failure | None:
         """What there is to tell of a disk that does not answer."""
-        if self._keeper.overdue() < HANGS:
+        if self._keeper.overdue() < HANG_AFTER:
             return None
-        return hanging(
+        return hang_failure(
             SPANS.name,
             f"waiting spans to {self._spool.folder}",
             "They wait in memory, and do not outlive a restart, until it does.",
@@ -75,7 +80,7 @@ class Spooling:
     def close(self) -> None:
         """Write what is still to be written, and force it to the disk, if that answers in time."""
         self._keeper.hand_over(self._spool.close)
-        if not self._keeper.close(LONG_FAREWELL if self.failure is None else FAREWELL):
+        if not self._keeper.close(LONG_FAREWELL if self.failure is None else CLOSE_TIMEOUT_SECONDS):
             self._log(
                 f"The disk of {self._spool.folder} does not answer and is left behind: what was "
                 "sent in the end may be sent again."

@@ -25,8 +25,8 @@ from wattspan.http.tls import (
     is_world_accessible,
     unreadable_error,
 )
-from wattspan.regular_file import read_regular
-from wattspan.settings import Listen
+from wattspan.model.settings import Listen
+from wattspan.util.files import read_regular
 
 MIN_TOKEN_LENGTH = 16
 """Characters of a token: shorter ones are guessed."""

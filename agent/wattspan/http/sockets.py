@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from wattspan.http.connection_limiter import UidOf, endpoint, local_user, unknown_uid
 from wattspan.http.messages import Peer
+from wattspan.model.settings import Listen
 from wattspan.ports import ListenError
-from wattspan.settings import Listen
 
 BACKLOG = 128
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid

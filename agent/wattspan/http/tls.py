@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 from wattspan.config.access import AccessSettings
 from wattspan.http.connection_limiter import CountRejection, RejectionReason, ignore_rejection
 from wattspan.ports import WattspanError
-from wattspan.regular_file import read_regular
+from wattspan.util.files import read_regular
 
 T = TypeVar("T")
 Log = Callable[[str], None]

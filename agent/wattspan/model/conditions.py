@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from wattspan.model.quantities import Instant, Microjoules, Milliwatts, Word
-from wattspan.plaintext import printable
+from wattspan.util.text import printable
 
 _FROZEN: Mapping[str, int] = MappingProxyType({})
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from wattspan.model import Group, GroupKind
-from wattspan.plaintext import printable
+from wattspan.util.text import printable
 
 MAX_LABEL = 128
 _SHORT_ID = 12

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from wattspan.model import SECOND, Consumer, Instant
-from wattspan.plaintext import printable
+from wattspan.model.settings import Duration
 from wattspan.query.problem import bad, nearest
 from wattspan.query.times import FORMS, moment
-from wattspan.settings import Duration
+from wattspan.util.text import printable
 
 LONGEST_WAIT = 60 * SECOND
 _YES = {"1": True, "true": True, "0": False, "false": False}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from wattspan.model import Instant
-from wattspan.settings import Duration
+from wattspan.model.settings import Duration
 
 FORMS = (
     'Write "mono:NANOSECONDS" (CLOCK_MONOTONIC), Unix nanoseconds, '

@@ -22,7 +22,7 @@ USUAL = 100
 
 
 class HistoryView(Protocol):
-    """Tells decisions, oldest first; see :meth:`wattspan.store.decisions.DecisionBook.recent`."""
+    """Tells decisions, oldest first; see :meth:`wattspan.storage.decisions.DecisionLog.recent`."""
 
     def __call__(
         self, job: str = "", limit: int = USUAL, since: int | None = None

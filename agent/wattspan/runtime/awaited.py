@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
-from wattspan.config import Autotune, TunedJob
+from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.model import (
     SECOND,
     Decision,
@@ -31,7 +31,7 @@ _LOOK = "`wattspan top --by span` shows what comes."
 class Awaited:
     """Belongs to the tuner's thread. ``began`` is when waiting began."""
 
-    settings: Autotune
+    settings: AutotuneSettings
     began: Instant
     log: Callable[[str], None]
     _heard: OrderedDict[str, dict[str, None]] = field(default_factory=OrderedDict)
@@ -72,7 +72,7 @@ class Awaited:
                 confidence=self.settings.confidence,
             )
 
-    def _missing(self, job: TunedJob) -> str:
+    def _missing(self, job: TunedJobSettings) -> str:
         """One sentence: what came instead, and where to look."""
         if job.service and job.service not in self._heard:
             others = _listed(self._heard)

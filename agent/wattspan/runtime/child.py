@@ -17,9 +17,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from wattspan.isolated import module_command
 from wattspan.model import SECOND
 from wattspan.ports import Clock
+from wattspan.util.child_process import module_command
 
 LOOK_EVERY = 0.5  # seconds
 FIRST_DELAY, LONGEST_DELAY = SECOND // 2, 60 * SECOND

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from wattspan import tuning
-from wattspan.config import TunedJob
+from wattspan.config import TunedJobSettings
 from wattspan.model import (
     SECOND,
     CapKey,
@@ -70,7 +70,7 @@ class Course:
         name: str,
         service: str,
         span: str,
-        job: TunedJob,
+        job: TunedJobSettings,
         terms: Terms,
         *,
         kind: Kind,

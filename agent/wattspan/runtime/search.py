@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from wattspan.config import TunedJob
+from wattspan.config import TunedJobSettings
 from wattspan.model import SECOND, Consumer
 from wattspan.runtime.units import Handed, matching
 from wattspan.tuning import Kind
@@ -28,7 +28,7 @@ _Place = tuple[str, str, Consumer]  # service; the one span that is looked at, "
 class Search:
     """Belongs to the tuner's thread. ``jobs`` are those known by now, by service and span."""
 
-    def __init__(self, jobs: Sequence[TunedJob]) -> None:
+    def __init__(self, jobs: Sequence[TunedJobSettings]) -> None:
         self._configured = jobs
         self._finders: OrderedDict[_Place, Finder] = OrderedDict()
         self._judged: dict[_Place, int] = {}
@@ -67,7 +67,7 @@ class Search:
         if found is not None:
             self._know(service, found.name, found.kind)
 
-    def _look_at(self, handed: Handed, job: TunedJob, name: str, now: int) -> None:
+    def _look_at(self, handed: Handed, job: TunedJobSettings, name: str, now: int) -> None:
         """A span that was named: all that is asked is how its units follow each other."""
         place = handed.service, name
         if job.kind != "auto":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from wattspan.config import Autotune, TunedJob
+from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.model import CapKey, Knob, Payer
 from wattspan.runtime.sight import Sight
 from wattspan.tuning import Kind, Objective, Policy, Range
@@ -18,16 +18,16 @@ _STEP = {Knob.GPU_POWER: 1_000, Knob.CPU_POWER: 1_000, Knob.GPU_CLOCK: 15}
 class Terms:
     """What holds for every job of this host."""
 
-    settings: Autotune
+    settings: AutotuneSettings
     floor: int = 0  # milliwatts: no cap of any sort goes below
     seed: int = 0
 
-    def budget(self, job: TunedJob) -> float:
+    def budget(self, job: TunedJobSettings) -> float:
         """How much slower ``job`` may become."""
         return self.settings.max_slowdown if job.max_slowdown is None else job.max_slowdown
 
     def policy(
-        self, job: TunedJob, kind: Kind, knob: Knob, ranges: Sequence[Range], *, apply: bool
+        self, job: TunedJobSettings, kind: Kind, knob: Knob, ranges: Sequence[Range], *, apply: bool
     ) -> Policy:
         """What the configuration asks of the tuner of ``job``."""
         settings = self.settings

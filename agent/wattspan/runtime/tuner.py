@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from wattspan.config import Autotune, TunedJob
+from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.model import (
     SECOND,
     CapKey,
@@ -81,7 +81,7 @@ class Tuner:
     def __init__(
         self,
         clock: Clock,
-        settings: Autotune,
+        settings: AutotuneSettings,
         tap: UnitTap,
         *,
         past: Past,
@@ -213,7 +213,7 @@ class Tuner:
             name,
             service,
             span,
-            job or TunedJob(service=service, span=span),
+            job or TunedJobSettings(service=service, span=span),
             self._terms,
             kind=kind,
             found=job is None,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from wattspan.config import TunedJob
+from wattspan.config import TunedJobSettings
 from wattspan.model import Consumer
 from wattspan.spanfeed.delivery import Told
 from wattspan.spans import Span
@@ -98,7 +98,7 @@ class WorkCount:
         return span.tokens_out or span.tokens_in
 
 
-def matching(jobs: Sequence[TunedJob], service: str, span: str) -> TunedJob | None:
+def matching(jobs: Sequence[TunedJobSettings], service: str, span: str) -> TunedJobSettings | None:
     """The first job whose units of work such spans are."""
     for job in jobs:
         if job.service in ("", service) and job.span in ("", span):

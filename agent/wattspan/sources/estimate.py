@@ -32,6 +32,7 @@ from wattspan.model import (
     Trouble,
     energy_at,
 )
+from wattspan.model.settings import Table, about
 from wattspan.ports import (
     Batch,
     Clock,
@@ -41,7 +42,6 @@ from wattspan.ports import (
     SourceError,
     SourcePlugin,
 )
-from wattspan.settings import Table, about
 from wattspan.sources.rapl.sysfs import ENERGY_FILE, scan_zones
 
 

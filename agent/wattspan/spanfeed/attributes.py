@@ -17,8 +17,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from wattspan.fields import field
 from wattspan.spanfeed import wire
+from wattspan.util.encoding import length_delimited
 
 _LOOKED_AT = 1024
 """Attributes of one span or resource that are decoded in search of one."""
@@ -43,7 +43,7 @@ class Key(NamedTuple):
 
 def key(place: int, name: str) -> Key:
     raw = name.encode()
-    return Key(place, raw, field(1, raw))
+    return Key(place, raw, length_delimited(1, raw))
 
 
 class Finder(Generic[Number]):

@@ -22,7 +22,6 @@ from h2.config import H2Configuration
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes
 
-from wattspan.encoding import BadEncodingError, TooLongError
 from wattspan.http.access_policy import OPEN_ACCESS, AccessPolicy
 from wattspan.http.connection_limiter import RejectionReason
 from wattspan.http.limits import ServerCapacity
@@ -32,6 +31,7 @@ from wattspan.spanfeed.delivery import BusyError
 from wattspan.spanfeed.errors import MalformedError, TooLargeError
 from wattspan.spanfeed.otlp import Intake
 from wattspan.spanfeed.reading import Reader
+from wattspan.util.encoding import BodyEncodingError, BodyTooLongError
 
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
@@ -220,10 +220,10 @@ class _Calls(grpclib.protocol.AbstractHandler):  # type: ignore[misc]
         except BusyError as busy:
             why = "too many spans wait for their energy"
             raise Failure(Status.UNAVAILABLE, why, retry_after=busy.seconds) from None
-        except (TooLargeError, TooLongError) as error:
+        except (TooLargeError, BodyTooLongError) as error:
             self._reader.intake.sink.refuse("too_large")
             raise Failure(Status.RESOURCE_EXHAUSTED, str(error)) from None
-        except (MalformedError, BadEncodingError) as error:
+        except (MalformedError, BodyEncodingError) as error:
             self._reader.intake.sink.refuse("malformed")
             raise Failure(Status.INVALID_ARGUMENT, str(error)) from None
         finally:

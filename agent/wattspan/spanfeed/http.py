@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from wattspan.encoding import BadEncodingError, TooLongError
 from wattspan.http.messages import HttpRequest, HttpResponse
 from wattspan.spanfeed import wire
 from wattspan.spanfeed.delivery import BusyError
 from wattspan.spanfeed.errors import MalformedError, TooLargeError
 from wattspan.spanfeed.otlp import Intake, Refused
 from wattspan.spanfeed.reading import Reader
+from wattspan.util.encoding import BodyEncodingError, BodyTooLongError
 
 PATH = "/v1/traces"
 
@@ -78,12 +78,12 @@ class OtlpHttp:
                 "Too many spans wait for their energy.",
                 {"Retry-After": str(max(1, math.ceil(busy.seconds)))},
             )
-        except (TooLargeError, TooLongError) as error:
+        except (TooLargeError, BodyTooLongError) as error:
             intake.sink.refuse("too_large")
             return _failed(
                 format_, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _RESOURCE_EXHAUSTED, str(error)
             )
-        except (MalformedError, BadEncodingError) as error:
+        except (MalformedError, BodyEncodingError) as error:
             intake.sink.refuse("malformed")
             return _failed(format_, HTTPStatus.BAD_REQUEST, _INVALID_ARGUMENT, str(error))
         return HttpResponse(HTTPStatus.OK, format_.answer(refused), format_.content_type)

@@ -15,10 +15,10 @@ from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from wattspan.fields import joined
 from wattspan.spanfeed import wire
 from wattspan.spanfeed.errors import MalformedError, too_many, too_many_fields
 from wattspan.spanfeed.json_values import WrongError, arguments
+from wattspan.util.encoding import encode_message
 
 _Raws = Sequence[msgspec.Raw] | None
 _Field = tuple[int, bytes]  # of a message: its number and what it holds
@@ -120,11 +120,11 @@ class _Transcript:
     def request(self, raw: bytes) -> bytes:
         told = _read(raw, _Request)
         outer = told.resourceSpans or told.resource_spans
-        return joined(self._each(1, "resourceSpans", outer, self._resource))
+        return encode_message(self._each(1, "resourceSpans", outer, self._resource))
 
     def _resource(self, raw: msgspec.Raw) -> bytes:
         told = _read(raw, _ResourceSpans)
-        return joined(
+        return encode_message(
             [
                 *_message(1, Resource, told.resource, "resource"),
                 *self._each(2, "scopeSpans", told.scopeSpans or told.scope_spans, self._scope),
@@ -134,7 +134,7 @@ class _Transcript:
 
     def _scope(self, raw: msgspec.Raw) -> bytes:
         told = _read(raw, _ScopeSpans)
-        return joined(
+        return encode_message(
             [
                 *_message(1, InstrumentationScope, told.scope, "scope"),
                 *self._each(2, "spans", told.spans, _span),

@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Callable, Hashable
 from functools import partial
 
-from wattspan.encoding import TooLongError, gunzip
 from wattspan.http.connection_limiter import FairQuota
 from wattspan.http.messages import Peer
 from wattspan.spanfeed.delivery import BusyError
 from wattspan.spanfeed.errors import TooLargeError
 from wattspan.spanfeed.otlp import Decoder, Intake, Read, Refused
+from wattspan.util.encoding import BodyTooLongError, gzip_decompress
 
 LARGE = 256 * 1024
 """Bytes that take the listeners' thread a few hundredths of a second."""
@@ -54,7 +54,7 @@ class Reader:
         large = len(body) > LARGE
         del body
         outcome = None if large else work(min(LARGE, most))
-        if outcome is None or (isinstance(outcome, TooLongError) and most > LARGE):
+        if outcome is None or (isinstance(outcome, BodyTooLongError) and most > LARGE):
             outcome = await self._read(partial(work, most, self._apart), peer.whose)
         del work
         if isinstance(outcome, Read):
@@ -87,7 +87,7 @@ class Reader:
         """Decode a body; with a ``decoder`` of its own, in any thread."""
         try:
             if zipped:
-                body = gunzip(body, most)
+                body = gzip_decompress(body, most)
             if len(body) <= most:
                 return self.intake.read(body, json=json, decoder=decoder)
             kind = "JSON" if json else "protobuf"

@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
-from wattspan.config.tables import Spans
+from wattspan.config.tables import SpansSettings
 from wattspan.http.access_policy import AccessPolicy, admit_all, exposure_warning, token_check
 from wattspan.http.connection_limiter import RejectionCounter
 from wattspan.http.server import HttpServer, LimitedProtocolFactory
 from wattspan.http.sockets import listen_tcp, listen_unix
 from wattspan.http.tls import AccessError, server_tls
+from wattspan.model.settings import Listen
 from wattspan.ports import Clock, ConfigError, ListenError
-from wattspan.settings import Listen
 from wattspan.spanfeed.delivery import Counted, SpanSink
 from wattspan.spanfeed.http import PATH, OtlpHttp
 from wattspan.spanfeed.otlp import Intake
@@ -33,7 +33,7 @@ _NOT_ATTRIBUTES = ("equal", "cpu")
 
 def open_receivers(
     server: HttpServer,
-    settings: Spans,
+    settings: SpansSettings,
     run_dir: Path,
     sink: SpanSink,
     clock: Clock,
@@ -109,7 +109,7 @@ def open_receivers(
 class _Doors:
     """What is asked of senders, by listener."""
 
-    def __init__(self, settings: Spans, log: Log, refusals: RejectionCounter) -> None:
+    def __init__(self, settings: SpansSettings, log: Log, refusals: RejectionCounter) -> None:
         self._settings, self._log, self._refusals = settings, log, refusals
 
     def tcp(self, listener: str, speaks: str, listen: Listen) -> AccessPolicy:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 
 from wattspan.model import SECOND
-from wattspan.plaintext import printable
 from wattspan.ports import Clock
+from wattspan.util.text import printable
 
 PARTS = 4
 """How many signs of life there are in one watchdog period, so that a late one is no death."""

@@ -21,7 +21,7 @@ def faults(settings: FilesSettings) -> Iterable[str]:
     """What would keep it from opening."""
     if not settings.directory:
         return ()
-    from wattspan_exporters.files.faults import files_faults
+    from wattspan_exporters.files.exporter import files_faults
 
     return files_faults(settings)
 

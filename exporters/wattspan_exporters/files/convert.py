@@ -14,12 +14,17 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from wattspan_exporters.files.columns import COLUMNS, VERSION, Kind
+from wattspan_exporters.files.columns import COLUMNS, FORMAT_VERSION, ColumnType
 
-ROWS_IN_A_GROUP = 20_000
+ROW_GROUP_SIZE = 20_000
 """Bounds what conversion takes of memory, however large the part."""
 
-_PYTHON = {Kind.TIME: datetime, Kind.INTEGER: int, Kind.NUMBER: float, Kind.TEXT: str}
+_PYTHON = {
+    ColumnType.TIME: datetime,
+    ColumnType.INTEGER: int,
+    ColumnType.NUMBER: float,
+    ColumnType.TEXT: str,
+}
 
 Row = msgspec.defstruct("Row", [(c.name, _PYTHON[c.kind] | None, None) for c in COLUMNS], gc=False)
 
@@ -30,13 +35,13 @@ def convert(part: BinaryIO, out: BinaryIO) -> int:
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     types = {
-        Kind.TIME: pa.timestamp("us", tz="UTC"),
-        Kind.INTEGER: pa.int64(),
-        Kind.NUMBER: pa.float64(),
-        Kind.TEXT: pa.string(),
+        ColumnType.TIME: pa.timestamp("us", tz="UTC"),
+        ColumnType.INTEGER: pa.int64(),
+        ColumnType.NUMBER: pa.float64(),
+        ColumnType.TEXT: pa.string(),
     }
     rows: Iterator[Any] = map(msgspec.json.Decoder(Row).decode, part)
-    group = list(islice(rows, ROWS_IN_A_GROUP))
+    group = list(islice(rows, ROW_GROUP_SIZE))
     schema = pa.schema([(c.name, types[c.kind]) for c in COLUMNS], metadata(group))
     written = 0
     with pq.ParquetWriter(out, schema, compression="zstd") as writer:
@@ -44,7 +49,7 @@ def convert(part: BinaryIO, out: BinaryIO) -> int:
             table = [[getattr(row, column.name) for row in group] for column in COLUMNS]
             writer.write_table(pa.table(table, schema=schema))
             written += len(group)
-            group = list(islice(rows, ROWS_IN_A_GROUP))
+            group = list(islice(rows, ROW_GROUP_SIZE))
     return written
 
 
@@ -54,7 +59,7 @@ def metadata(rows: Sequence[Any]) -> dict[str, str]:
     # Not every metric has a provenance, and the operator may have chosen those without.
     emulated = host.startswith("emulated-") or any(row.provenance == "emulated" for row in rows)
     return {
-        "wattspan.schema": str(VERSION),
+        "wattspan.schema": str(FORMAT_VERSION),
         "wattspan.host": host,
         "wattspan.emulated": "true" if emulated else "false",
     }

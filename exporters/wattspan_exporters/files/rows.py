@@ -11,25 +11,23 @@ from typing import NamedTuple
 
 from wattspan.model import Instant, Snapshot
 from wattspan.tabular import guarded
-from wattspan_exporters.files.columns import ATTRIBUTES, COLUMNS, REST, Kind
-from wattspan_exporters.kept import outgrown
-from wattspan_exporters.labels import clean
-from wattspan_exporters.metric import Labels, Metric
-from wattspan_exporters.prometheus.text import number
+from wattspan_exporters.catalogue.metric import Labels, Metric, cache_must_shrink, sanitize
+from wattspan_exporters.files.columns import ATTRIBUTES, COLUMNS, OTHER_ATTRIBUTES, ColumnType
+from wattspan_exporters.prometheus.renderer import format_number
 
 _LARGEST = 2**63
 
-_NUMERIC = frozenset(column.name for column in COLUMNS if column.kind is not Kind.TEXT)
+_NUMERIC = frozenset(column.name for column in COLUMNS if column.kind is not ColumnType.TEXT)
 
 
-class Rows(NamedTuple):
+class EncodedRows(NamedTuple):
     """What one snapshot adds to a file: whole lines."""
 
     data: bytes
     lines: int
 
 
-class Encoder(ABC):
+class RowEncoder(ABC):
     """Writes a snapshot's series as lines; the text around a value is made once in a series' life.
 
     Not to be used by two threads at once.
@@ -45,13 +43,13 @@ class Encoder(ABC):
     def kept(self) -> int:
         return sum(map(len, self._kept.values()))
 
-    def encode(self, snapshot: Snapshot) -> Rows:
+    def encode(self, snapshot: Snapshot) -> EncodedRows:
         """Every series once. What a scrape would show at this moment, these lines hold."""
-        stamp = self._stamp(snapshot.at, clean(snapshot.host))
+        stamp = self._stamp(snapshot.at, sanitize(snapshot.host))
         lines: list[str] = []
         for metric in self._metrics:
             lines.extend(self._lines(metric, snapshot, stamp))
-        return Rows("".join(lines).encode(), len(lines))
+        return EncodedRows("".join(lines).encode(), len(lines))
 
     def _lines(self, metric: Metric, snapshot: Snapshot, stamp: str) -> Iterator[str]:
         kept, decimals = self._kept[metric.name], metric.decimals
@@ -66,17 +64,17 @@ class Encoder(ABC):
             seen[labels] = around
             shown, whole = self._figures(value, decimals)
             yield f"{stamp}{around[0]}{shown}{between}{whole}{around[1]}"
-        if outgrown(len(kept), len(seen)):
+        if cache_must_shrink(len(kept), len(seen)):
             self._kept[metric.name] = seen
 
     def _figures(self, value: int | float, decimals: int) -> tuple[str, str]:
         if isinstance(value, int):  # bool is one
             whole = int(value)
             exact = str(whole) if -_LARGEST <= whole < _LARGEST else self._null
-            return number(whole, decimals), exact
+            return format_number(whole, decimals), exact
         if not math.isfinite(value):  # neither JSON nor arithmetic has a use for it
             return self._null, self._null
-        return number(value, decimals), self._null
+        return format_number(value, decimals), self._null
 
     @property
     @abstractmethod
@@ -96,7 +94,7 @@ class Encoder(ABC):
         """A line's text from ``metric`` to before the value, and from after ``whole``."""
 
 
-class JsonLines(Encoder):
+class JsonLinesEncoder(RowEncoder):
     """One JSON object a line, every column in every one of them."""
 
     _null = "null"
@@ -104,7 +102,7 @@ class JsonLines(Encoder):
 
     def _stamp(self, at: Instant, host: str) -> str:
         named = f'"host":{_json(host)}'
-        return f'{{"timestamp":"{moment(at.wall)}","monotonic_ns":{at.mono},{named}'
+        return f'{{"timestamp":"{format_time(at.wall)}","monotonic_ns":{at.mono},{named}'
 
     def _around(self, metric: Metric, labels: Labels) -> tuple[str, str]:
         series = {"metric": metric.name, "instrument": metric.instrument, "unit": metric.unit}
@@ -119,7 +117,7 @@ class JsonLines(Encoder):
         return text if name in _NUMERIC else _json(text)
 
 
-class Csv(Encoder):
+class CsvEncoder(RowEncoder):
     """RFC 4180 with a heading; null is an empty cell, and no cell is a formula."""
 
     header = (",".join(column.name for column in COLUMNS) + "\n").encode()
@@ -128,7 +126,7 @@ class Csv(Encoder):
     _between = ","
 
     def _stamp(self, at: Instant, host: str) -> str:
-        return f"{moment(at.wall)},{at.mono},{_csv(host)}"
+        return f"{format_time(at.wall)},{at.mono},{_csv(host)}"
 
     def _around(self, metric: Metric, labels: Labels) -> tuple[str, str]:
         before = ",".join(map(_csv, (metric.name, metric.instrument, metric.unit)))
@@ -138,17 +136,17 @@ class Csv(Encoder):
 
 def attributes(metric: Metric, labels: Labels) -> Mapping[str, str]:
     """Every attribute's column and ``attributes``, "" for null; numbers as their digits."""
-    given = {name: clean(text) for name, text in zip(metric.labels, labels, strict=True) if text}
+    given = {name: sanitize(text) for name, text in zip(metric.labels, labels, strict=True) if text}
     cells = {name: given.pop(name, "") for name in ATTRIBUTES}
     cells["pid"] = _number(cells["pid"])
-    return {**cells, REST.name: _json(given) if given else ""}
+    return {**cells, OTHER_ATTRIBUTES.name: _json(given) if given else ""}
 
 
 def _number(text: str) -> str:
     return str(int(text)) if text.isascii() and text.isdecimal() and len(text) < 19 else ""
 
 
-def moment(wall: int) -> str:
+def format_time(wall: int) -> str:
     """Unix nanoseconds as RFC 3339 in UTC, to the microsecond, rounded down."""
     seconds, nanoseconds = divmod(wall, 10**9)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{nanoseconds // 1000:06d}Z"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from wattspan.settings import Duration, Size, Table, about
+from wattspan.model.settings import Duration, Size, Table, about
 
 DEFAULT_METRICS = (
     "hw.*",

@@ -12,7 +12,7 @@ def open_exporter(settings: OtlpSettings, context: ExporterContext) -> Exporter 
     """The exporter, not yet started; None if ``endpoint`` is empty."""
     if not settings.endpoint:
         return None
-    from wattspan_exporters.otlp.opening import open_otlp
+    from wattspan_exporters.otlp.exporter import open_otlp
 
     return open_otlp(settings, context)
 
@@ -21,7 +21,7 @@ def faults(settings: OtlpSettings) -> Iterable[str]:
     """What would keep it from opening."""
     if not settings.endpoint:
         return ()
-    from wattspan_exporters.otlp.faults import otlp_faults
+    from wattspan_exporters.otlp.endpoint import otlp_faults
 
     return otlp_faults(settings)
 

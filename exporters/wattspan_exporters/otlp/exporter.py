@@ -2,13 +2,16 @@
 
 Nothing queues: sums are cumulative, so the newest push says all that an older one would have
 said of totals. What is lost while the receiver is away is how they came about, and gauges.
+
+From settings to an exporter.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from wattspan.collector.answers import Answer, Verdict, again
@@ -17,16 +20,20 @@ from wattspan.collector.condition import Condition
 from wattspan.collector.destination import Destination
 from wattspan.collector.transport import Transport
 from wattspan.model import SECOND, Snapshot, SourceHealth
-from wattspan.ports import Clock, SnapshotView
-from wattspan_exporters.otlp.encode import Encoder
+from wattspan.ports import Clock, ExporterContext, SnapshotView
+from wattspan_exporters.catalogue.selection import select_metrics
+from wattspan_exporters.otlp.encoder import MetricsEncoder
+from wattspan_exporters.otlp.endpoint import endpoint_destination, open_transport
+from wattspan_exporters.otlp.resource import ResourceAttributes, configured_attributes, machine_id
+from wattspan_exporters.otlp.settings import OtlpSettings
 
-STEPPED_BACK = 60 * SECOND
+CLOCK_STEP = 60 * SECOND
 """How long to wait for a clock that was set back to catch up, before its time is taken as it is."""
 
-SMALLEST = 64 << 10
+MIN_REQUEST_BYTES = 64 << 10
 """Bytes below which requests are not made smaller for a receiver that finds them too large."""
 
-STOP_WITHIN = 2 * SECOND
+STOP_TIMEOUT = 2 * SECOND
 
 
 class OtlpExporter:
@@ -36,7 +43,7 @@ class OtlpExporter:
         self,
         destination: Destination,
         transport: Transport,
-        encoder: Encoder,
+        encoder: MetricsEncoder,
         clock: Clock,
         log: Callable[[str], None],
         *,
@@ -87,7 +94,7 @@ class OtlpExporter:
             return
         self._stopping = True
         self._bell.set()
-        self._worker.join(STOP_WITHIN / SECOND)
+        self._worker.join(STOP_TIMEOUT / SECOND)
         if self._worker.is_alive():
             self._transport.abort()
             self._worker.join(0.5)  # a name server may hold it longer; it is a daemon
@@ -138,7 +145,7 @@ class OtlpExporter:
         last = self._pushed
         if last is None or snapshot.sequence == last.sequence:
             return last is None
-        stepped = snapshot.at.mono - last.at.mono > STEPPED_BACK
+        stepped = snapshot.at.mono - last.at.mono > CLOCK_STEP
         return snapshot.at.wall > last.at.wall or stepped
 
     def _push(self, snapshot: Snapshot) -> None:
@@ -160,6 +167,34 @@ class OtlpExporter:
     def _failed(self, answer: Answer, points: int) -> None:
         self._owed = points
         self._condition.failed(replace(answer, verdict=Verdict.AGAIN))  # whatever it said
-        if answer.verdict is Verdict.TOO_LARGE and self._encoder.limit > SMALLEST:
+        if answer.verdict is Verdict.TOO_LARGE and self._encoder.limit > MIN_REQUEST_BYTES:
             self._encoder.limit //= 2
         self._due = self._clock.monotonic() + self._backoff.failed(answer.after)
+
+
+def open_otlp(
+    settings: OtlpSettings, context: ExporterContext, environ: Mapping[str, str] = os.environ
+) -> OtlpExporter:
+    """Not yet started; a WattspanError with one sentence for each thing that cannot be."""
+    resource = ResourceAttributes(
+        context.version,
+        configured=configured_attributes(settings.resource),
+        environ=environ,
+        machine_id=machine_id(),
+    )
+    receiver = endpoint_destination(settings)
+    if (settings.headers or settings.headers_file) and not (receiver.tls or receiver.here):
+        context.log(
+            f"Headers are sent to {receiver} without TLS: whoever is on the way reads them; write "
+            "https:// or grpcs:// in [exporters.otlp] endpoint."
+        )
+    return OtlpExporter(
+        receiver,
+        open_transport(settings, context.clock, context.version),
+        MetricsEncoder(
+            resource, context.version, select_metrics(settings.metrics, "exporters.otlp")
+        ),
+        context.clock,
+        context.log,
+        interval=settings.interval,
+    )

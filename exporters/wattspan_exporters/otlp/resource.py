@@ -11,13 +11,13 @@ from wattspan.model import Snapshot
 from wattspan.ports import ConfigError
 from wattspan_exporters.otlp.wire import Value
 
-MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
+MACHINE_ID_PATHS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 
 _NAMESPACE = uuid.UUID("4d63009a-8d0f-11ee-aad7-4c796ed8e320")
 """For ``service.instance.id`` made from something else; OpenTelemetry's semantic conventions."""
 
 
-class Resource:
+class ResourceAttributes:
     """The attributes of the resource of a snapshot.
 
     They stay the same over restarts, so that a receiver sees the same series go on. What the
@@ -38,7 +38,9 @@ class Resource:
         if service := environ.get("OTEL_SERVICE_NAME"):
             self._told["service.name"] = service
         elsewhere = environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
-        self._told = pairs(elsewhere, "OTEL_RESOURCE_ATTRIBUTES") | self._told | dict(configured)
+        self._told = (
+            parse_attributes(elsewhere, "OTEL_RESOURCE_ATTRIBUTES") | self._told | dict(configured)
+        )
 
     def __call__(self, snapshot: Snapshot) -> dict[str, Value]:
         known: dict[str, Value] = {
@@ -58,7 +60,7 @@ class Resource:
         return str(uuid.uuid5(_NAMESPACE, f"wattspan/{self._machine_id}/{host}"))
 
 
-def machine_id(places: tuple[Path, ...] = MACHINE_IDS) -> str:
+def machine_id(places: tuple[Path, ...] = MACHINE_ID_PATHS) -> str:
     """This machine's own id; "" if it has none, as in some containers."""
     for place in places:
         try:
@@ -70,12 +72,12 @@ def machine_id(places: tuple[Path, ...] = MACHINE_IDS) -> str:
     return ""
 
 
-def configured(text: str) -> dict[str, str]:
+def configured_attributes(text: str) -> dict[str, str]:
     """Those of the setting ``resource``; ConfigError says which pair is none."""
-    return pairs(text, "[exporters.otlp] resource")
+    return parse_attributes(text, "[exporters.otlp] resource")
 
 
-def pairs(text: str, where: str) -> dict[str, str]:
+def parse_attributes(text: str, where: str) -> dict[str, str]:
     """``name=value`` pairs with commas between, percent-encoded, as OTEL_RESOURCE_ATTRIBUTES.
 
     ConfigError, which names ``where``, says which pair is none.

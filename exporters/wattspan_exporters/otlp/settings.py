@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from wattspan.settings import Duration, Table, about
+from wattspan.model.settings import Duration, Table, about
 
 
 class OtlpSettings(Table, frozen=True):

@@ -11,8 +11,8 @@ import struct
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from wattspan.fields import field, varint
 from wattspan.model import Exemplar
+from wattspan.util.encoding import length_delimited, varint
 
 Value = str | bool
 
@@ -59,8 +59,10 @@ def attribute(number: int, key: str, value: Value) -> bytes:
         content = b"\x10\x01" if value else b"\x10\x00"
     else:
         # Not all that an environment or a host is called is UTF-8: better a mark than no push.
-        content = field(1, value.encode(errors="replace"))
-    return field(number, field(1, key.encode()) + field(2, content))
+        content = length_delimited(1, value.encode(errors="replace"))
+    return length_delimited(
+        number, length_delimited(1, key.encode()) + length_delimited(2, content)
+    )
 
 
 def exemplar(shown: Exemplar, one: int) -> bytes:
@@ -75,7 +77,9 @@ def exemplar(shown: Exemplar, one: int) -> bytes:
     if len(trace) != 16 or len(span) != 8:
         return b""
     value = b"\x19" + struct.pack("<d", shown.energy / one)
-    return field(5, fixed(START, shown.wall) + value + field(4, span) + field(5, trace))
+    return length_delimited(
+        5, fixed(START, shown.wall) + value + length_delimited(4, span) + length_delimited(5, trace)
+    )
 
 
 def resource(pairs: Mapping[str, Value]) -> bytes:
@@ -83,10 +87,12 @@ def resource(pairs: Mapping[str, Value]) -> bytes:
 
 
 def scope(name: str, version: str) -> bytes:
-    return field(1, name.encode()) + field(2, version.encode())
+    return length_delimited(1, name.encode()) + length_delimited(2, version.encode())
 
 
 def request(resource_: bytes, scope_: bytes, metrics: Iterable[bytes]) -> bytes:
     """A whole ExportMetricsServiceRequest of one resource and one scope."""
-    scoped = field(1, scope_) + b"".join([field(2, metric) for metric in metrics])
-    return field(1, field(1, resource_) + field(2, scoped))
+    scoped = length_delimited(1, scope_) + b"".join(
+        [length_delimited(2, metric) for metric in metrics]
+    )
+    return length_delimited(1, length_delimited(1, resource_) + length_delimited(2, scoped))

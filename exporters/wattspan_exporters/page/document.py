@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 
-class Node(Struct):
+class LiveNode(Struct):
     id: str
     layer: str  # device, type, rest, group, process or span
     name: str
@@ -18,21 +18,21 @@ class Node(Struct):
     provenance: str | None
 
 
-class Link(Struct):
+class LiveLink(Struct):
     source: str
     target: str
     watts: float | None
 
 
-class Flow(Struct):
+class LiveFlow(Struct):
     seconds: float
     joules: float
     watts: float | None
-    nodes: list[Node]
-    links: list[Link]
+    nodes: list[LiveNode]
+    links: list[LiveLink]
 
 
-class Series(Struct):
+class LiveSeries(Struct):
     id: str
     name: str
     type: str
@@ -40,13 +40,13 @@ class Series(Struct):
     watts: list[float | None]
 
 
-class Power(Struct):
+class LivePower(Struct):
     step: float
     end: float
-    series: list[Series]
+    series: list[LiveSeries]
 
 
-class Device(Struct):
+class LiveDevice(Struct):
     id: str
     name: str
     type: str
@@ -66,7 +66,7 @@ class Device(Struct):
     gaps: Mapping[str, float]
 
 
-class Span(Struct):
+class LiveSpan(Struct):
     service: str
     name: str
     calls: int
@@ -77,7 +77,7 @@ class Span(Struct):
     trace: str | None
 
 
-class Job(Struct):
+class LiveJob(Struct):
     job: str
     service: str
     span: str
@@ -98,13 +98,13 @@ class Job(Struct):
     at: float | None
 
 
-class Tuning(Struct):
+class LiveTuning(Struct):
     mode: str
     capper: bool | None
-    jobs: list[Job]
+    jobs: list[LiveJob]
 
 
-class Source(Struct):
+class LiveSource(Struct):
     source: str
     up: bool
     reads: int
@@ -112,7 +112,7 @@ class Source(Struct):
     failures: list[str]
 
 
-class Agent(Struct):
+class LiveAgent(Struct):
     cpu: float | None
     rss_bytes: int | None
     processes: int
@@ -121,7 +121,7 @@ class Agent(Struct):
     started: float
 
 
-class Weighed(Struct):
+class LiveRate(Struct):
     unit: str
     origin: str
     rate: float | None
@@ -130,24 +130,24 @@ class Weighed(Struct):
     unknown_joules: float
 
 
-class Footprint(Struct):
-    cost: Weighed | None
-    carbon: Weighed | None
+class LiveFootprint(Struct):
+    cost: LiveRate | None
+    carbon: LiveRate | None
 
 
-class Live(Struct):
+class LiveDocument(Struct):
     version: str
     host: str
     emulated: bool
     at: float
     age: float
     since: float | None
-    now: Flow
-    hour: Flow | None
-    power: Power
-    devices: list[Device]
-    spans: list[Span]
-    tuning: Tuning
-    health: list[Source]
-    agent: Agent
-    footprint: Footprint
+    now: LiveFlow
+    hour: LiveFlow | None
+    power: LivePower
+    devices: list[LiveDevice]
+    spans: list[LiveSpan]
+    tuning: LiveTuning
+    health: list[LiveSource]
+    agent: LiveAgent
+    footprint: LiveFootprint

@@ -13,29 +13,29 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from wattspan.model import Consumer, Group, HwType, Payer, Provenance
-from wattspan_exporters.labels import clean
-from wattspan_exporters.page.stretch import (
-    NOTHING,
-    TYPES,
-    Called,
-    Parts,
-    Spent,
-    Stretch,
-    group_of,
-    sum_of,
-    total,
+from wattspan_exporters.catalogue.metric import sanitize
+from wattspan_exporters.page.snapshot_delta import (
+    HARDWARE_TYPES,
+    ZERO_ENERGY,
+    DeviceDelta,
+    EnergyByType,
+    SnapshotDelta,
+    SpanDelta,
+    add_energy,
+    most_specific_group,
+    total_energy,
 )
 
-PROCESSES = 12
+MAX_PROCESSES = 12
 """Processes that are drawn by name, those that spent most."""
 
-GROUPS = 8
+MAX_GROUPS = 8
 """Groups that are drawn although none of their processes is."""
 
-LEAST = 500
+MIN_SHARE_DIVISOR = 500
 """Nobody is drawn by name who spent less than this part of what all processes did."""
 
-SPANS = 6
+MAX_SPANS = 6
 """Span names that are drawn of one process."""
 
 TYPE_NAMES = {
@@ -48,7 +48,7 @@ TYPE_NAMES = {
 NO_GROUP = "no group"
 
 
-class Node(NamedTuple):
+class FlowNode(NamedTuple):
     """Somewhere energy goes."""
 
     id: str
@@ -59,7 +59,7 @@ class Node(NamedTuple):
     provenance: Provenance | None = None
 
 
-class Link(NamedTuple):
+class FlowLink(NamedTuple):
     source: str
     target: str
     energy: int
@@ -71,7 +71,7 @@ Rates = Sequence[float | None]
 
 
 @dataclass(slots=True)
-class Flow:
+class FlowGraph:
     """A picture in the making. A node has what flows in; a device has its own.
 
     Its energy is exact. Its watts are None where some of what flows in is of a time that is not
@@ -79,25 +79,25 @@ class Flow:
     """
 
     duration: int = 0
-    nodes: dict[str, Node] = field(default_factory=dict)
+    nodes: dict[str, FlowNode] = field(default_factory=dict)
     energy: dict[str, int] = field(default_factory=dict)
     watts: dict[str, float | None] = field(default_factory=dict)
-    links: list[Link] = field(default_factory=list)
+    links: list[FlowLink] = field(default_factory=list)
     total: int = 0  # what all devices spent
     power: float | None = None  # their watts, but of those that are gone and spent nothing
 
-    def spring(self, node: Node, energy: int, watts: float | None) -> None:
+    def spring(self, node: FlowNode, energy: int, watts: float | None) -> None:
         """A node that nothing flows into."""
         self.nodes[node.id], self.energy[node.id], self.watts[node.id] = node, energy, watts
 
-    def link(self, source: str, node: Node, energy: int, watts: float | None) -> None:
+    def link(self, source: str, node: FlowNode, energy: int, watts: float | None) -> None:
         """``energy`` flows from ``source`` into ``node``; nothing is not drawn."""
         if energy <= 0:
             return
         self.nodes.setdefault(node.id, node)
         self.energy[node.id] = self.energy.get(node.id, 0) + energy
         self.watts[node.id] = _sum((self.watts.get(node.id, 0.0), watts))
-        self.links.append(Link(source, node.id, energy, watts))
+        self.links.append(FlowLink(source, node.id, energy, watts))
 
     def rate(self, node: str) -> float | None:
         """Watts that a microjoule of a node stands for."""
@@ -121,21 +121,26 @@ def _watts(energy: int, rate: float | None) -> float | None:
     return None if rate is None else energy * rate
 
 
-def _watts_of(parts: Parts, rates: Rates) -> float | None:
+def _watts_of(parts: EnergyByType, rates: Rates) -> float | None:
     return _sum(map(_watts, parts, rates))
 
 
-IDLE = Node("r:idle", "rest", "idle", "drawn for doing nothing")
-UNATTRIBUTED = Node("r:unattributed", "rest", "unattributed", "spent by nobody that can be named")
-UNDIVIDED = Node("r:undivided", "rest", "counted only", "no counter says who uses these devices")
-UNLISTED = Node(
+IDLE = FlowNode("r:idle", "rest", "idle", "drawn for doing nothing")
+UNATTRIBUTED = FlowNode(
+    "r:unattributed", "rest", "unattributed", "spent by nobody that can be named"
+)
+UNDIVIDED = FlowNode(
+    "r:undivided", "rest", "counted only", "no counter says who uses these devices"
+)
+UNLISTED = FlowNode(
     "u:unlisted", "group", "unlisted", "processes that spend little, or that ended long ago"
 )
 
 
-def draw(
-    stretch: Stretch | None, power: Callable[[Spent], float | None] = attrgetter("drawn")
-) -> Flow:
+def build_flow(
+    stretch: SnapshotDelta | None,
+    power: Callable[[DeviceDelta], float | None] = attrgetter("drawn"),
+) -> FlowGraph:
     """The flow of a stretch; an empty one of None. ``power`` says what a device's watts are.
 
     A device's watts are divided as its energy is. A type's microjoules stand for the mean of what
@@ -143,14 +148,14 @@ def draw(
     not known, nor of which type a span's energy is where spans are drawn smaller.
     """
     if stretch is None:
-        return Flow()
-    flow = Flow(stretch.duration)
+        return FlowGraph()
+    flow = FlowGraph(stretch.duration)
     for spent in stretch.devices.values():
         domain = spent.domain
-        device = Node(
-            f"d:{clean(domain.id)}",
+        device = FlowNode(
+            f"d:{sanitize(domain.id)}",
             "device",
-            clean(domain.name),
+            sanitize(domain.name),
             domain.provenance,
             domain.hw_type,
             domain.provenance,
@@ -167,69 +172,73 @@ def draw(
     counted = [one for one in stretch.devices.values() if one.present or one.energy]
     flow.total = sum(one.energy for one in counted)
     flow.power = _sum(map(power, counted)) if counted else None
-    rates = [flow.rate(f"t:{kind}") if f"t:{kind}" in flow.nodes else None for kind in TYPES]
-    _draw_groups(flow, stretch, rates)
+    rates = [
+        flow.rate(f"t:{kind}") if f"t:{kind}" in flow.nodes else None for kind in HARDWARE_TYPES
+    ]
+    _add_groups(flow, stretch, rates)
     return flow
 
 
-def _type_node(kind: HwType) -> Node:
-    return Node(f"t:{kind}", "type", TYPE_NAMES[kind], "what processes spent", kind)
+def _type_node(kind: HwType) -> FlowNode:
+    return FlowNode(f"t:{kind}", "type", TYPE_NAMES[kind], "what processes spent", kind)
 
 
 # ------------------------------------------------------------------------ groups and processes
 
 
 @dataclass(slots=True)
-class _Actor:
+class _ProcessNode:
     """What is drawn as one process: a process, or all those that send one service's spans."""
 
     payers: list[Payer]
     services: frozenset[str] = frozenset()
-    groups: dict[Group | None, Parts] = field(default_factory=dict)
+    groups: dict[Group | None, EnergyByType] = field(default_factory=dict)
 
     @property
     def energy(self) -> int:
         return sum(map(sum, self.groups.values()))
 
 
-def _draw_groups(flow: Flow, stretch: Stretch, rates: Rates) -> None:
-    actors = sorted(_actors(stretch), key=lambda actor: (-actor.energy, str(actor.payers[0])))
-    least = sum(stretch.consumers) // LEAST
-    named = [actor for actor in actors[:PROCESSES] if actor.energy >= least]
+def _add_groups(flow: FlowGraph, stretch: SnapshotDelta, rates: Rates) -> None:
+    actors = sorted(
+        _process_nodes(stretch), key=lambda actor: (-actor.energy, str(actor.payers[0]))
+    )
+    least = sum(stretch.consumers) // MIN_SHARE_DIVISOR
+    named = [actor for actor in actors[:MAX_PROCESSES] if actor.energy >= least]
     rest = actors[len(named) :]
-    others: dict[Group | None, Parts] = {}
+    others: dict[Group | None, EnergyByType] = {}
     counts: dict[Group | None, int] = {}
     for actor in rest:
         for group, parts in actor.groups.items():
-            others[group] = sum_of(others.get(group, NOTHING), parts)
+            others[group] = add_energy(others.get(group, ZERO_ENERGY), parts)
             counts[group] = counts.get(group, 0) + len(actor.payers)
     for group, parts in stretch.crowds.items():
-        others[group] = sum_of(others.get(group, NOTHING), parts)
-    sums: dict[Group | None, Parts] = dict(others)
+        others[group] = add_energy(others.get(group, ZERO_ENERGY), parts)
+    sums: dict[Group | None, EnergyByType] = dict(others)
     for actor in named:
         for group, parts in actor.groups.items():
-            sums[group] = sum_of(sums.get(group, NOTHING), parts)
+            sums[group] = add_energy(sums.get(group, ZERO_ENERGY), parts)
     needed = {group for actor in named for group in actor.groups}
     free = sorted(
         (group for group in sums if group not in needed),
         key=lambda group: (-sum(sums[group]), str(group)),
     )
-    large = [group for group in free[:GROUPS] if sum(sums[group]) >= least]
+    large = [group for group in free[:MAX_GROUPS] if sum(sums[group]) >= least]
     shown = needed.union(large)
     for group in sorted(shown, key=lambda group: (-sum(sums[group]), str(group))):
         _from_types(flow, _group_node(group), sums[group], rates)
     hidden = free[len(large) :]
     if hidden:
         name = f"{len(hidden)} other group{'s' if len(hidden) > 1 else ''}"
-        node = Node("g:others", "group", name, "those that spent least")
-        _from_types(flow, node, total(sums[group] for group in hidden), rates)
+        node = FlowNode("g:others", "group", name, "those that spent least")
+        _from_types(flow, node, total_energy(sums[group] for group in hidden), rates)
     _from_types(flow, UNLISTED, stretch.unlisted, rates)
     for actor in named:
-        node = _actor_node(actor, stretch)
+        node = _process_flow_node(actor, stretch)
         for group, parts in actor.groups.items():
             flow.link(_group_node(group).id, node, sum(parts), _watts_of(parts, rates))
         if actor.services and node.id in flow.nodes:
-            _draw_spans(flow, node, actor.services, stretch)
+            _add_spans(flow, node, actor.services, stretch)
     for group in shown:
         if group in others:
             group_id = _group_node(group).id
@@ -238,65 +247,69 @@ def _draw_groups(flow: Flow, stretch: Stretch, rates: Rates) -> None:
             if group in stretch.crowds:  # they were not counted, only summed
                 name = "others"
             detail = "processes of the same group that spent less"
-            node = Node(f"o:{group_id}", "process", name, detail)
+            node = FlowNode(f"o:{group_id}", "process", name, detail)
             flow.link(group_id, node, sum(others[group]), _watts_of(others[group], rates))
 
 
-def _from_types(flow: Flow, node: Node, parts: Parts, rates: Rates) -> None:
-    for kind, energy, rate in zip(TYPES, parts, rates, strict=True):
+def _from_types(flow: FlowGraph, node: FlowNode, parts: EnergyByType, rates: Rates) -> None:
+    for kind, energy, rate in zip(HARDWARE_TYPES, parts, rates, strict=True):
         flow.link(f"t:{kind}", node, energy, _watts(energy, rate))
 
 
-def _group_node(group: Group | None) -> Node:
+def _group_node(group: Group | None) -> FlowNode:
     if group is None:
-        return Node("g:-", "group", NO_GROUP, "processes of no container, job, unit or user")
-    return Node(f"g:{group.kind}:{clean(group.name)}", "group", clean(group.name), group.kind)
+        return FlowNode("g:-", "group", NO_GROUP, "processes of no container, job, unit or user")
+    return FlowNode(
+        f"g:{group.kind}:{sanitize(group.name)}", "group", sanitize(group.name), group.kind
+    )
 
 
-def _actors(stretch: Stretch) -> list[_Actor]:
+def _process_nodes(stretch: SnapshotDelta) -> list[_ProcessNode]:
     """Every process by itself, but those that send the spans of one service as one.
 
     Which of several processes a service's span ran in is not kept, so only together can they be
     drawn as what the spans are part of.
     """
-    together: dict[Payer, _Actor] = {}
+    together: dict[Payer, _ProcessNode] = {}
     for service, senders in sorted(stretch.senders.items()):
         here: list[Payer] = sorted(payer for payer in senders if payer in stretch.processes)
         joined = [together[payer] for payer in here if payer in together]
         payers = {payer: None for actor in joined for payer in actor.payers}
         services = frozenset({service}).union(*(actor.services for actor in joined))
-        actor = _Actor([*(payers | dict.fromkeys(here))], services)
+        actor = _ProcessNode([*(payers | dict.fromkeys(here))], services)
         together.update(dict.fromkeys(actor.payers, actor))
-    actors: dict[int, _Actor] = {}
+    actors: dict[int, _ProcessNode] = {}
     for payer, (info, parts) in stretch.processes.items():
-        actor = together.get(payer) or _Actor([payer])
+        actor = together.get(payer) or _ProcessNode([payer])
         actors[id(actor)] = actor
-        group = group_of(info)
-        actor.groups[group] = sum_of(actor.groups.get(group, NOTHING), parts)
+        group = most_specific_group(info)
+        actor.groups[group] = add_energy(actor.groups.get(group, ZERO_ENERGY), parts)
     return list(actors.values())
 
 
-def _actor_node(actor: _Actor, stretch: Stretch) -> Node:
+def _process_flow_node(actor: _ProcessNode, stretch: SnapshotDelta) -> FlowNode:
     payer, *more = actor.payers
     if more:
-        name = ", ".join(map(clean, sorted(actor.services)))
+        name = ", ".join(map(sanitize, sorted(actor.services)))
         pids = ", ".join(str(one.pid) for one in actor.payers[:8] if isinstance(one, Consumer))
         detail = f"{len(actor.payers)} processes: pid {pids}{', …' if len(more) > 7 else ''}"
-        return Node(f"s:{name}", "process", name, detail)
+        return FlowNode(f"s:{name}", "process", name, detail)
     info = stretch.processes[payer].info
     if isinstance(payer, Consumer):
         key, detail = f"{payer.pid}.{payer.started}", f"pid {payer.pid}"
     else:
-        key, detail = clean(payer.cgroup), "short-lived processes"
+        key, detail = sanitize(payer.cgroup), "short-lived processes"
     if actor.services:
-        detail += f", service {', '.join(map(clean, sorted(actor.services)))}"
-    return Node(f"p:{key}", "process", clean(info.command), detail)
+        detail += f", service {', '.join(map(sanitize, sorted(actor.services)))}"
+    return FlowNode(f"p:{key}", "process", sanitize(info.command), detail)
 
 
 # --------------------------------------------------------------------------------------- spans
 
 
-def _draw_spans(flow: Flow, process: Node, services: Iterable[str], stretch: Stretch) -> None:
+def _add_spans(
+    flow: FlowGraph, process: FlowNode, services: Iterable[str], stretch: SnapshotDelta
+) -> None:
     """What of a process its ended spans spent, never more than there is of it.
 
     A span is booked when it has ended, at once and with all that it spent, and a process has a
@@ -304,33 +317,33 @@ def _draw_spans(flow: Flow, process: Node, services: Iterable[str], stretch: Str
     drawn smaller, and say so.
     """
     room = flow.energy[process.id]
-    ended: dict[tuple[str, str | None], Called] = {
+    ended: dict[tuple[str, str | None], SpanDelta] = {
         name: called for name, called in stretch.spans.items() if name[0] in services
     }
     if not ended and not any(stretch.outside.get(service) for service in services):
         return
     energies = {name: sum(called.parts) for name, called in ended.items()}
-    drawn = _within(energies, room)
+    drawn = _scale_to_fit(energies, room)
     rate = flow.rate(process.id)
 
-    def link(node: Node, energy: int) -> None:
+    def link(node: FlowNode, energy: int) -> None:
         flow.link(process.id, node, energy, _watts(energy, rate))
 
     ranked = sorted(
         (name for name in drawn if name[1] is not None),
         key=lambda name: (-drawn[name], name),
     )
-    for name in ranked[:SPANS]:
+    for name in ranked[:MAX_SPANS]:
         link(_span_node(name, ended[name], energies[name] - drawn[name]), drawn[name])
-    further = [name for name in drawn if name not in ranked[:SPANS]]
+    further = [name for name in drawn if name not in ranked[:MAX_SPANS]]
     link(
-        Node(f"x:others:{process.id}", "span", "other spans", "of further names"),
+        FlowNode(f"x:others:{process.id}", "span", "other spans", "of further names"),
         sum(drawn[name] for name in further),
     )
     left = room - sum(drawn.values())
     between = min(left, sum(stretch.outside.get(service, 0) for service in services))
     link(
-        Node(
+        FlowNode(
             f"x:outside:{process.id}",
             "span",
             "outside spans",
@@ -339,7 +352,7 @@ def _draw_spans(flow: Flow, process: Node, services: Iterable[str], stretch: Str
         between,
     )
     link(
-        Node(
+        FlowNode(
             f"x:open:{process.id}",
             "span",
             "not in ended spans",
@@ -349,7 +362,7 @@ def _draw_spans(flow: Flow, process: Node, services: Iterable[str], stretch: Str
     )
 
 
-def _within(
+def _scale_to_fit(
     energies: Mapping[tuple[str, str | None], int], room: int
 ) -> dict[tuple[str, str | None], int]:
     """The energies as they are, or all made smaller by the same ratio so that they fill it."""
@@ -365,8 +378,8 @@ def _within(
 _EARLIER = "before this stretch or before the process was listed"
 
 
-def _span_node(name: tuple[str, str | None], called: Called, before: int) -> Node:
-    service, span = clean(name[0]), clean(name[1] or "")
+def _span_node(name: tuple[str, str | None], called: SpanDelta, before: int) -> FlowNode:
+    service, span = sanitize(name[0]), sanitize(name[1] or "")
     ended = f"{called.calls} ended" if called.calls else "none ended"
     more = f"; with {before / 1e6:.3g} J more, spent {_EARLIER}" if before else ""
-    return Node(f"x:{service}:{span}", "span", span, f"{service}, {ended}{more}")
+    return FlowNode(f"x:{service}:{span}", "span", span, f"{service}, {ended}{more}")

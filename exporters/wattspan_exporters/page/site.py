@@ -1,4 +1,6 @@
-"""What the live page consists of, as answers to requests: its own files, and its figures.
+"""A request and the answer to it, apart from how they are sent.
+
+What the live page consists of, as answers to requests: its own files, and its figures.
 
 The files are read once, when the exporter starts, and only they can be asked for: a path is
 looked up, never opened. They need nothing from elsewhere, and the policy sent with each of them
@@ -15,11 +17,37 @@ from typing import NamedTuple
 
 from wattspan.model import SECOND, Snapshot
 from wattspan.ports import Clock, SnapshotView
-from wattspan_exporters.page.answer import Headers, Page
-from wattspan_exporters.page.facts import live
-from wattspan_exporters.page.memory import Memory
+from wattspan_exporters.page.document_builder import build_document
+from wattspan_exporters.page.history import PageHistory
 
-TYPES = {
+Headers = tuple[tuple[str, str], ...]
+
+
+class PageRequest(NamedTuple):
+    """What is asked for: a path, and those headers that matter to any answer."""
+
+    path: str
+    accept: str = ""
+    accept_encoding: str = ""
+    if_none_match: str = ""
+    host: str = ""
+    authorization: str = ""
+
+
+class PageResponse(NamedTuple):
+    """An answer: its status, its headers but for the length, its body."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+def plain_response(status: int, sentence: str, *headers: tuple[str, str]) -> PageResponse:
+    kind = ("Content-Type", "text/plain; charset=utf-8")
+    return PageResponse(status, (kind, *headers), f"{sentence}\n".encode())
+
+
+CONTENT_TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -29,13 +57,13 @@ TYPES = {
 }
 """What is served, by the ends of names; anything else in the folder is not."""
 
-POLICY = (
+CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
-GUARDS: Headers = (
-    ("Content-Security-Policy", POLICY),
+SECURITY_HEADERS: Headers = (
+    ("Content-Security-Policy", CONTENT_SECURITY_POLICY),
     ("Referrer-Policy", "no-referrer"),
     ("Cross-Origin-Opener-Policy", "same-origin"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
@@ -43,19 +71,19 @@ GUARDS: Headers = (
 )
 """With every answer: nothing from elsewhere comes in, and nobody elsewhere embeds or reads it."""
 
-FOLDER = Path(__file__).with_name("static")
+STATIC_DIRECTORY = Path(__file__).with_name("static")
 
-LIVE = "/live.json"
+LIVE_JSON_PATH = "/live.json"
 
 
-class _File(NamedTuple):
+class _StaticFile(NamedTuple):
     kind: str
     tag: str
     body: bytes
     zipped: bytes
 
 
-class Site:
+class LivePage:
     """The page. Safe from any thread.
 
     The figures are written once for each snapshot, and again each second if there is no newer
@@ -64,8 +92,8 @@ class Site:
 
     def __init__(self, view: SnapshotView, clock: Clock, version: str) -> None:
         self._view, self._clock, self._version = view, clock, version
-        self._files = _load(FOLDER, "/")
-        self._memory = Memory()
+        self._files = _load(STATIC_DIRECTORY, "/")
+        self._memory = PageHistory()
         self._lock = threading.Lock()
         self._written: Snapshot | None = None
         self._age = 0  # in seconds, when it was written
@@ -75,9 +103,9 @@ class Site:
         """Take note of the newest snapshot, if it is time; to be called about every second."""
         self._memory.look(self._view())
 
-    def get(self, path: str, zipped: bool, known: str = "") -> Page | None:
+    def get(self, path: str, zipped: bool, known: str = "") -> PageResponse | None:
         """The answer for ``path``, None if it is none of the page's; ``known`` is If-None-Match."""
-        if path == LIVE:
+        if path == LIVE_JSON_PATH:
             return self._live(zipped)
         file = self._files.get(path)
         if file is None:
@@ -87,30 +115,32 @@ class Site:
             ("Cache-Control", "no-cache"),
             ("ETag", file.tag),
             ("Vary", "Accept-Encoding"),
-            *GUARDS,
+            *SECURITY_HEADERS,
         )
         if file.tag in known:
-            return Page(304, headers, b"")
+            return PageResponse(304, headers, b"")
         if zipped:
-            return Page(200, (*headers, ("Content-Encoding", "gzip")), file.zipped)
-        return Page(200, headers, file.body)
+            return PageResponse(200, (*headers, ("Content-Encoding", "gzip")), file.zipped)
+        return PageResponse(200, headers, file.body)
 
-    def _live(self, zipped: bool) -> Page:
+    def _live(self, zipped: bool) -> PageResponse:
         with self._lock:
             body = self._body(zipped)
         headers: Headers = (
             ("Content-Type", "application/json"),
             ("Cache-Control", "no-store"),
             ("Vary", "Accept-Encoding"),
-            *GUARDS,
+            *SECURITY_HEADERS,
         )
-        return Page(200, (*headers, ("Content-Encoding", "gzip")) if zipped else headers, body)
+        return PageResponse(
+            200, (*headers, ("Content-Encoding", "gzip")) if zipped else headers, body
+        )
 
     def _body(self, zipped: bool) -> bytes:
         snapshot = self._view()
         age = self._clock.monotonic() - snapshot.at.mono
         if snapshot is not self._written or age // SECOND != self._age:
-            self._bodies = {False: live(snapshot, self._memory, self._version, age)}
+            self._bodies = {False: build_document(snapshot, self._memory, self._version, age)}
             self._written, self._age = snapshot, age // SECOND
         if zipped and True not in self._bodies:
             # Level 1 takes a fraction of the default's time for a few more bytes.
@@ -118,16 +148,16 @@ class Site:
         return self._bodies[zipped]
 
 
-def _load(folder: Path, path: str) -> dict[str, _File]:
+def _load(folder: Path, path: str) -> dict[str, _StaticFile]:
     """Every file below ``folder`` that has a type, by its path on the site."""
-    found: dict[str, _File] = {}
+    found: dict[str, _StaticFile] = {}
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        kind = TYPES.get(entry.name.rpartition(".")[2])
+        kind = CONTENT_TYPES.get(entry.name.rpartition(".")[2])
         if entry.is_dir():
             found |= _load(entry, f"{path}{entry.name}/")
         elif kind is not None:
             body = entry.read_bytes()
             tag = f'"{sha256(body).hexdigest()[:32]}"'
             name = path if entry.name == "index.html" else f"{path}{entry.name}"
-            found[name] = _File(kind, tag, body, gzip.compress(body, mtime=0))
+            found[name] = _StaticFile(kind, tag, body, gzip.compress(body, mtime=0))
     return found

@@ -8,18 +8,18 @@ import threading
 
 from wattspan.http.access_policy import admit_all, exposure_warning, token_check
 from wattspan.http.tls import AccessError, server_tls
+from wattspan.model.settings import Listen
 from wattspan.ports import ExporterContext, ExporterError, SnapshotView
-from wattspan.settings import Listen
-from wattspan_exporters.dcgm import DCGM
-from wattspan_exporters.page.site import Site
-from wattspan_exporters.prometheus.itself import Itself
-from wattspan_exporters.prometheus.pages import Pages
-from wattspan_exporters.prometheus.server import Limits, MetricsServer
+from wattspan_exporters.page.site import LivePage
+from wattspan_exporters.prometheus.dcgm import DCGM
+from wattspan_exporters.prometheus.pages import MetricsPages
+from wattspan_exporters.prometheus.self_metrics import SelfMetrics
+from wattspan_exporters.prometheus.server import MetricsServer, ScrapeLimits
 from wattspan_exporters.prometheus.settings import PrometheusSettings
 
 _WHERE = "[exporters.prometheus]"
 
-RISK = "whoever reaches it sees every process and what it spends"
+EXPOSURE_RISK = "whoever reaches it sees every process and what it spends"
 """What a listener for metrics gives away."""
 
 GRACE_SECONDS = 2.0
@@ -32,7 +32,7 @@ class PrometheusExporter:
     def __init__(self, settings: PrometheusSettings, context: ExporterContext) -> None:
         self._settings, self._context = settings, context
         self._listen = settings.listen
-        self._itself = Itself(context.version)
+        self._itself = SelfMetrics(context.version)
         self._server: MetricsServer | None = None
         self._thread: threading.Thread | None = None
 
@@ -71,9 +71,9 @@ class PrometheusExporter:
         except AccessError as error:
             raise ExporterError(str(error)) from None
         itself = self._itself
-        site = Site(view, clock, version) if settings.page else None
+        site = LivePage(view, clock, version) if settings.page else None
         aliases = DCGM if "dcgm" in settings.aliases else ()
-        pages = Pages(
+        pages = MetricsPages(
             view,
             clock,
             version,
@@ -84,7 +84,7 @@ class PrometheusExporter:
             admits=admits,
             count=count,
         )
-        limits = Limits(
+        limits = ScrapeLimits(
             settings.max_connections,
             settings.request_timeout,
             settings.idle_timeout,
@@ -113,7 +113,7 @@ class PrometheusExporter:
             )
         except OSError as error:
             raise ExporterError(self._sentence(error)) from None
-        if warning := exposure_warning(self._listen, settings, where=_WHERE, risk=RISK):
+        if warning := exposure_warning(self._listen, settings, where=_WHERE, risk=EXPOSURE_RISK):
             log(warning)
         self._thread = threading.Thread(
             target=self._server.serve, name="wattspan-prometheus", daemon=True

@@ -1,47 +1,134 @@
-"""What is served, apart from how: the scrape, the state of health, the live page."""
+"""What a client wants and whom it means, by its headers.
+
+Not prometheus-client's chooser: that one takes the first format it knows and leaves out the
+quality values, by which a client says that it would rather have another.
+
+What is served, apart from how: the scrape, the state of health, the live page.
+"""
 
 from __future__ import annotations
 
 import gzip
+import ipaddress
 import threading
 from base64 import b64encode
 from collections.abc import Sequence
 from hashlib import sha256
 from html import escape
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from wattspan.http.access_policy import CHALLENGES, TokenCheck, admit_all
 from wattspan.http.connection_limiter import CountRejection, RejectionReason, ignore_rejection
 from wattspan.model import SECOND, Snapshot
 from wattspan.ports import Clock, SnapshotView
-from wattspan_exporters.catalogue import CATALOGUE
-from wattspan_exporters.labels import clean
-from wattspan_exporters.metric import Metric
-from wattspan_exporters.page.answer import Page, Request, plain
-from wattspan_exporters.page.site import Site
-from wattspan_exporters.prometheus.itself import Itself
-from wattspan_exporters.prometheus.negotiate import accepts_gzip, choose_format, names_this_machine
-from wattspan_exporters.prometheus.render import Format, Renderer
-from wattspan_exporters.prometheus.text import number
+from wattspan_exporters.catalogue.metric import Metric, sanitize
+from wattspan_exporters.catalogue.metrics import CATALOGUE
+from wattspan_exporters.page.site import LivePage, PageRequest, PageResponse, plain_response
+from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer, format_number
+from wattspan_exporters.prometheus.self_metrics import SelfMetrics
 
-HEALTH = "/healthz"
 
-STALE = 60 * SECOND
+class AcceptOffer(NamedTuple):
+    """One element of an Accept header."""
+
+    value: str
+    parameters: dict[str, str]
+    quality: float
+
+
+def choose_format(accept: str) -> ExpositionFormat:
+    """The format a client likes best; the plain text format if it names none that there is."""
+    wanted = [
+        (offer.quality, form) for offer in _offers(accept) if (form := _offered_format(offer))
+    ]
+    best = max((quality for quality, _ in wanted), default=0.0)
+    if best <= 0:
+        return ExpositionFormat.TEXT
+    return next(form for quality, form in wanted if quality == best)
+
+
+def accepts_gzip(accept_encoding: str) -> bool:
+    """Whether a client takes gzip; what it says of gzip itself outweighs what it says of ``*``."""
+    said = {offer.value: offer.quality for offer in _offers(accept_encoding)}
+    return said.get("gzip", said.get("*", 0.0)) > 0
+
+
+LOCAL_HOST_NAMES = frozenset(
+    {"localhost.localdomain", "localhost6", "ip6-localhost", "ip6-loopback"}
+)
+"""Other names that distributions give the loopback addresses; no name server gives them away."""
+
+
+def is_local_host_header(host: str) -> bool:
+    """Whether a Host header can be that of a client on this machine.
+
+    A page from anywhere may let its own name lead to 127.0.0.1 and then read, in the visitor's
+    browser, what is served there as if it were its own. The browser tells by which name it asks:
+    an address, or ``localhost``, is nobody else's.
+    """
+    if not host:  # no browser leaves it out
+        return True
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        if f".{name}".endswith(".localhost") or name in LOCAL_HOST_NAMES:
+            return True
+        return bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
+
+
+def _offered_format(offer: AcceptOffer) -> ExpositionFormat | None:
+    version = offer.parameters.get("version")
+    if offer.value == "application/openmetrics-text":
+        return ExpositionFormat.OPENMETRICS if version in (None, "1.0.0") else None
+    if offer.value in ("text/plain", "text/*", "*/*"):
+        return ExpositionFormat.TEXT if version in (None, "0.0.4") else None
+    return None
+
+
+def _offers(header: str) -> list[AcceptOffer]:
+    return [_offer(element) for element in header.split(",") if element.strip()]
+
+
+def _offer(element: str) -> AcceptOffer:
+    value, *rest = (part.strip() for part in element.split(";"))
+    parameters = {
+        name.strip().lower(): text.strip().strip('"')
+        for name, separator, text in (part.partition("=") for part in rest)
+        if separator
+    }
+    return AcceptOffer(value.lower(), parameters, _quality(parameters.get("q", "1")))
+
+
+def _quality(text: str) -> float:
+    """A quality value that cannot be read says nothing, so it does not count against it."""
+    try:
+        quality = float(text)
+    except ValueError:
+        return 1.0
+    return quality if 0 <= quality <= 1 else 1.0
+
+
+HEALTH_PATH = "/healthz"
+
+STALE_AFTER = 60 * SECOND
 """Older than this, the newest snapshot is news of the past and the agent is not well."""
 
 
-_NOT_HERE = (
+_WRONG_HOST = (
     "Only this machine is served here, by the name localhost or an address; a proxy in front "
     'has to send "Host: localhost".'
 )
 
 
-_UNKNOWN = (
+_TOKEN_REQUIRED = (
     "A token is needed, of those in the agent's token_file: as a bearer token, or as the password "
     "of any user."
 )
 
 
-class Pages:
+class MetricsPages:
     """Makes the pages from the newest snapshot, which asking for them never changes.
 
     A scrape is rendered once for each snapshot and format: whoever asks meanwhile gets the same
@@ -53,8 +140,8 @@ class Pages:
         view: SnapshotView,
         clock: Clock,
         version: str,
-        itself: Itself,
-        site: Site | None = None,
+        itself: SelfMetrics,
+        site: LivePage | None = None,
         aliases: Sequence[Metric] = (),
         *,
         guarded: bool = False,
@@ -72,19 +159,19 @@ class Pages:
         self._renderer = Renderer((*CATALOGUE, *aliases))
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
-        self._bodies: dict[tuple[Format, bool], bytes] = {}
+        self._bodies: dict[tuple[ExpositionFormat, bool], bytes] = {}
 
-    def get(self, request: Request) -> Page:
+    def get(self, request: PageRequest) -> PageResponse:
         """The answer to a request."""
         path, zipped = request.path, accepts_gzip(request.accept_encoding)
-        if self._guarded and not names_this_machine(request.host):
+        if self._guarded and not is_local_host_header(request.host):
             self._count(RejectionReason.NAME)
-            return plain(421, _NOT_HERE)
-        if path == HEALTH:
+            return plain_response(421, _WRONG_HOST)
+        if path == HEALTH_PATH:
             return self._health()
         if not self._admits(request.authorization):
             self._count(RejectionReason.TOKEN)
-            return plain(401, _UNKNOWN, ("WWW-Authenticate", CHALLENGES))
+            return plain_response(401, _TOKEN_REQUIRED, ("WWW-Authenticate", CHALLENGES))
         if path == "/metrics":
             return self._metrics(choose_format(request.accept), zipped)
         if self._site is not None:
@@ -93,16 +180,18 @@ class Pages:
                 return page
         if path == "/":
             return _landing(self._view(), self._version)
-        return plain(404, "There is nothing here; the metrics are at /metrics.")
+        return plain_response(404, "There is nothing here; the metrics are at /metrics.")
 
-    def _metrics(self, form: Format, zipped: bool) -> Page:
+    def _metrics(self, form: ExpositionFormat, zipped: bool) -> PageResponse:
         with self._lock:
             body = self._body(form, zipped)
         self._itself.answered(form)
         headers = (("Content-Type", form.value), ("Vary", "Accept, Accept-Encoding"))
-        return Page(200, (*headers, ("Content-Encoding", "gzip")) if zipped else headers, body)
+        return PageResponse(
+            200, (*headers, ("Content-Encoding", "gzip")) if zipped else headers, body
+        )
 
-    def _body(self, form: Format, zipped: bool) -> bytes:
+    def _body(self, form: ExpositionFormat, zipped: bool) -> bytes:
         snapshot = self._view()
         if snapshot is not self._snapshot:
             self._bodies.clear()
@@ -119,11 +208,11 @@ class Pages:
             self._bodies[form, zipped] = body
         return body
 
-    def _health(self) -> Page:
+    def _health(self) -> PageResponse:
         age = self._clock.monotonic() - self._view().at.mono
-        if age > STALE:
-            return plain(503, f"The newest snapshot is {age // SECOND} s old.")
-        return plain(200, "ok")
+        if age > STALE_AFTER:
+            return plain_response(503, f"The newest snapshot is {age // SECOND} s old.")
+        return plain_response(200, "ok")
 
 
 _STYLE = (
@@ -132,12 +221,12 @@ _STYLE = (
 )
 
 
-def _landing(snapshot: Snapshot, version: str) -> Page:
+def _landing(snapshot: Snapshot, version: str) -> PageResponse:
     """A page for people: no script, nothing from elsewhere."""
     cover = snapshot.cover
     powers = [account.power for account in cover if account.power is not None]
-    watts = f"{number(sum(powers), 3)} W now" if powers else "power not known yet"
-    joules = number(sum(account.energy for account in cover), 6)
+    watts = f"{format_number(sum(powers), 3)} W now" if powers else "power not known yet"
+    joules = format_number(sum(account.energy for account in cover), 6)
     notice = (
         "<p><strong>Emulated host</strong>: these figures are true of no machine.</p>"
         if snapshot.emulated
@@ -146,7 +235,7 @@ def _landing(snapshot: Snapshot, version: str) -> Page:
     page = (
         '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>wattspan</title>'
         f"<style>{_STYLE}</style><h1>wattspan</h1>{notice}"
-        f"<p>Where the joules of {escape(clean(snapshot.host))} go: {len(cover)} domains, {watts}, "
+        f"<p>Where the joules of {escape(sanitize(snapshot.host))} go: {len(cover)} domains, {watts}, "
         f"{joules} J counted.</p>"
         '<ul><li><a href="/metrics">Metrics</a> for Prometheus, as text or OpenMetrics</li>'
         '<li><a href="/healthz">Health</a></li></ul>'
@@ -162,4 +251,4 @@ def _landing(snapshot: Snapshot, version: str) -> Page:
         ("Content-Security-Policy", policy),
         ("Referrer-Policy", "no-referrer"),
     )
-    return Page(200, headers, page.encode())
+    return PageResponse(200, headers, page.encode())

@@ -39,11 +39,11 @@ from wattspan.http.rate_limiter import BURST_SECONDS, RateLimiter
 from wattspan.http.tls import TlsContexts
 from wattspan.model import SECOND
 from wattspan.ports import Clock
-from wattspan_exporters.page.answer import Page, Request, plain
-from wattspan_exporters.prometheus.pages import HEALTH
+from wattspan_exporters.page.site import PageRequest, PageResponse, plain_response
+from wattspan_exporters.prometheus.pages import HEALTH_PATH
 
 
-class Limits(NamedTuple):
+class ScrapeLimits(NamedTuple):
     """What one client may ask of the server; times in nanoseconds."""
 
     connections: int
@@ -53,7 +53,7 @@ class Limits(NamedTuple):
     hold: int = SECOND  # until who asks too often is told so: to refuse costs as much as to answer
 
 
-Answer = Callable[[Request], Page]
+RequestHandler = Callable[[PageRequest], PageResponse]
 
 
 class MetricsServer(HTTPServer):
@@ -65,8 +65,8 @@ class MetricsServer(HTTPServer):
         self,
         address: tuple[Any, ...],
         family: int,
-        answer: Answer,
-        limits: Limits,
+        answer: RequestHandler,
+        limits: ScrapeLimits,
         clock: Clock,
         log: Callable[[str], None],
         refused: Callable[[], None],
@@ -81,7 +81,7 @@ class MetricsServer(HTTPServer):
         self.log, self.count, self._clock, self._refused = log, count, clock, refused
         self._now_and_then, self._uid_of = now_and_then, uid_of
         self._trouble = ""
-        self._open: dict[socket.socket, _Connection] = {}
+        self._open: dict[socket.socket, _ScrapeConnection] = {}
         # A request has no body: one that is not whole at once is broken off for any newcomer.
         self._crowd: ConnectionLimiter[socket.socket] = ConnectionLimiter(
             limits.connections, slow=0
@@ -90,7 +90,7 @@ class MetricsServer(HTTPServer):
         self._pace = RateLimiter(limits.rate, limits.rate * BURST_SECONDS)
         self._changed = threading.Condition()
         self._stopping = False
-        super().__init__(address, _Handler)
+        super().__init__(address, _ScrapeHandler)
 
     def server_bind(self) -> None:
         """Bind without asking the resolver for this host's name, which can take seconds."""
@@ -123,7 +123,7 @@ class MetricsServer(HTTPServer):
                 self._refused()
             if not full:
                 deadline = now + self.limits.request
-                self._open[request] = _Connection(peer, deadline, idle=False, begun=False)
+                self._open[request] = _ScrapeConnection(peer, deadline, idle=False, begun=False)
                 self._crowd.enter(request, peer, now)
         if full or leaving is not None:
             self.count(RejectionReason.CROWDED)
@@ -155,7 +155,7 @@ class MetricsServer(HTTPServer):
             with suppress(OSError):
                 request.recv(65536)  # what is left unread makes the kernel discard the answer
             with suppress(OSError):
-                request.send(_BUSY)
+                request.send(_BUSY_RESPONSE)
         super().shutdown_request(request)
 
     def expect(self, request: socket.socket, *, idle: bool) -> bool:
@@ -218,7 +218,9 @@ class MetricsServer(HTTPServer):
         except Exception as error:  # noqa: BLE001 - it must not end the server
             self._complain(f"What is done beside serving failed: {error!r}.")
 
-    def _cut(self, which: Callable[[_Connection], bool]) -> dict[socket.socket, _Connection]:
+    def _cut(
+        self, which: Callable[[_ScrapeConnection], bool]
+    ) -> dict[socket.socket, _ScrapeConnection]:
         with self._changed:
             overdue = {request: state for request, state in self._open.items() if which(state)}
             for request, state in overdue.items():  # once: its thread takes a moment to notice
@@ -235,7 +237,7 @@ class MetricsServer(HTTPServer):
             except Exception as error:  # noqa: BLE001 - no memory, for one
                 self._complain(f"Accepting connections failed: {error!r}.")
                 with self._changed:  # it may fail again at once
-                    self._changed.wait_for(lambda: self._stopping, _PAUSE)
+                    self._changed.wait_for(lambda: self._stopping, _POLL_SECONDS)
 
     def _complain(self, sentence: str) -> None:
         """Said once, though it may be true twice a second."""
@@ -270,13 +272,13 @@ _NEGOTIATED = ("Accept", "Accept-Encoding", "If-None-Match", "Host", "Authorizat
 
 
 _NEVER = 2**63
-_PAUSE = 0.5  # seconds
+_POLL_SECONDS = 0.5  # seconds
 _LONGEST, _MOST_LINES = 1 << 16, 101  # bytes of a line, lines of a head: the parser's bounds
-_ENDS = (b"\r\n", b"\n", b"")  # the last line of a head; b"" where it ends too early
+_LINE_ENDS = (b"\r\n", b"\n", b"")  # the last line of a head; b"" where it ends too early
 _HEAD_TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 
 
-class _Connection(NamedTuple):
+class _ScrapeConnection(NamedTuple):
     peer: QuotaOwner
     deadline: int
     idle: bool
@@ -289,14 +291,14 @@ def _shut(request: socket.socket) -> None:
         socket.socket.shutdown(request, socket.SHUT_RDWR)
 
 
-_BUSY = (
+_BUSY_RESPONSE = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\n"
     b"Retry-After: 1\r\nConnection: close\r\nContent-Length: 27\r\n\r\n"
     b"Too many open connections.\n"
 )
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _ScrapeHandler(BaseHTTPRequestHandler):
     """One connection."""
 
     server: MetricsServer
@@ -323,7 +325,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Read the whole head, and have it parsed if its framing is strict."""
         lines = self._read_head()
         head = b"".join(lines)
-        if head and lines[-1] in _ENDS and framing_fault(head):
+        if head and lines[-1] in _LINE_ENDS and framing_fault(head):
             self.command, self.requestline, self.request_version = "", "", self.protocol_version
             self.send_error(HTTPStatus.BAD_REQUEST)
             self.wfile.flush()
@@ -337,7 +339,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _read_head(self) -> list[bytes]:
         """The lines of a request's head, the first too many or too long one included."""
         lines = [self.rfile.readline(_LONGEST + 1)]
-        while lines[-1] not in _ENDS and len(lines[-1]) <= _LONGEST and len(lines) <= _MOST_LINES:
+        while (
+            lines[-1] not in _LINE_ENDS and len(lines[-1]) <= _LONGEST and len(lines) <= _MOST_LINES
+        ):
             lines.append(self.rfile.readline(_LONGEST + 1))
         return lines
 
@@ -352,22 +356,24 @@ class _Handler(BaseHTTPRequestHandler):
         if not super().parse_request():
             return False
         # Whoever asks whether the agent is well must not think it dead because others ask much.
-        if self._heard or urlsplit(self.path).path == HEALTH:
+        if self._heard or urlsplit(self.path).path == HEALTH_PATH:
             return True
         self.server.count(RejectionReason.RATE)
         told = f"More than {self.server.limits.rate} requests a second: "
         remedy = "ask less often, or have max_rate raised in [exporters.prometheus]."
-        self._send(plain(429, told + remedy, ("Retry-After", "1"), ("Connection", "close")))
+        self._send(
+            plain_response(429, told + remedy, ("Retry-After", "1"), ("Connection", "close"))
+        )
         return False
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
         with self.server.turn(self.request):
             try:
-                page = self.server.answer(Request(path, *map(self._header, _NEGOTIATED)))
+                page = self.server.answer(PageRequest(path, *map(self._header, _NEGOTIATED)))
             except Exception as error:  # noqa: BLE001 - the client must hear of it, and so must we
                 self.server.log(f"GET {path} failed: {error!r}.")
-                page = plain(500, "This page could not be made; the agent's log says why.")
+                page = plain_response(500, "This page could not be made; the agent's log says why.")
         self._send(page)
 
     def _header(self, name: str) -> str:
@@ -376,12 +382,12 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - http.server's naming
 
     def _method_not_allowed(self) -> None:
-        self._send(plain(405, "Use GET or HEAD.", ("Allow", "GET, HEAD")))
+        self._send(plain_response(405, "Use GET or HEAD.", ("Allow", "GET, HEAD")))
 
     do_POST = do_PUT = do_PATCH = _method_not_allowed  # noqa: N815 - http.server's naming
     do_DELETE = do_OPTIONS = do_TRACE = _method_not_allowed  # noqa: N815 - likewise
 
-    def _send(self, page: Page) -> None:
+    def _send(self, page: PageResponse) -> None:
         self.send_response(page.status)
         for header in page.headers:
             self.send_header(*header)

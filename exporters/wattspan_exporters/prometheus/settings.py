@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from wattspan.config.access import Certificate, ClientAuthority, PrivateKey, TokenFile, check_access
-from wattspan.settings import Duration, Listen, Table, about
+from wattspan.model.settings import Duration, Listen, Table, about
 
 
 class PrometheusSettings(Table, frozen=True):

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wattspan.model import SECOND, Domain, Failure, Trouble
-from wattspan.plaintext import printable
 from wattspan.ports import Batch, SourceContext
 from wattspan.sources.nvml import calls
 from wattspan.sources.nvml.calls import CallTracker, GpuLostError, NvmlLibrary, SessionLostError
@@ -23,6 +22,7 @@ from wattspan.sources.nvml.device import (
     GpuSampler,
     SamplingIntervals,
 )
+from wattspan.util.text import printable
 
 FIRST_DELAY = SECOND
 MAX_DELAY = 8 * SECOND

@@ -12,6 +12,7 @@ from collections import deque
 from typing import Annotated, Any, Literal
 
 from wattspan.model import MILLISECOND, Domain, Failure, GpuStatus, Reading, Trouble, Usage
+from wattspan.model.settings import Duration, Table, about
 from wattspan.ports import (
     Batch,
     Clock,
@@ -20,7 +21,6 @@ from wattspan.ports import (
     SourceError,
     SourcePlugin,
 )
-from wattspan.settings import Duration, Table, about
 from wattspan.sources.nvml.calls import CallTracker
 from wattspan.sources.nvml.device import SOURCE, GpuReport, SamplingIntervals
 from wattspan.sources.nvml.processes import in_nested_pid_namespace

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from wattspan.model import MILLISECOND, SECOND, Domain, Failure, Provenance, Reading
+from wattspan.model.settings import Table, about
 from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourceError, SourcePlugin
-from wattspan.settings import Table, about
 from wattspan.sources.rapl import failures as failures
 from wattspan.sources.rapl.failures import LOAD_DRIVER_REMEDY
 from wattspan.sources.rapl.sysfs import (

@@ -1,0 +1,204 @@
+"""A tariff file: from its text to a schedule, or to every fault in it at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, time, tzinfo
+from pathlib import Path
+from typing import Annotated, Any
+from zoneinfo import ZoneInfo
+
+from wattspan.config.reading import TomlFile, parse_toml, read_toml
+from wattspan.model.settings import SettingError, Table, about, convert, quoted
+from wattspan.ports import ConfigError
+from wattspan.schedule import DAY, EVERY_DAY, DayOfYear, Period, Schedule, Season, clash
+from wattspan.weighing import DEAREST, billionths
+
+MAX_PERIODS = 200
+
+_WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_HINT = "leave out the period in which energy costs less than nothing: it counts as not known"
+
+
+class PeriodRow(Table, frozen=True, rename={"begin": "from", "end": "to"}):
+    """One `[[period]]`."""
+
+    rate: Annotated[
+        float, about("What a kilowatt-hour comes to.", least=0, most=DEAREST, hint=_HINT)
+    ]
+    begin: Annotated[str, about("The time of day from which it holds.")] = "00:00"
+    end: Annotated[str, about("The time of day at which it ends.")] = "24:00"
+    days: Annotated[tuple[str, ...], about("Days of the week, or from one to another.")] = ()
+    season: Annotated[tuple[str, ...], about("The first and the last day of the year.")] = ()
+    since: Annotated[str, about("The first day.")] = ""
+    until: Annotated[str, about("The last day.")] = ""
+
+
+class TariffTable(Table, frozen=True):
+    """The whole file."""
+
+    zone: Annotated[str, about('The time zone, such as "Europe/Berlin".')]
+    otherwise: Annotated[
+        float | None, about("What holds when no period does.", least=0, most=DEAREST, hint=_HINT)
+    ] = None
+    period: Annotated[tuple[PeriodRow, ...], about("The periods.")] = ()
+
+
+def read_schedule(path: Path) -> Schedule:
+    """The schedule in the file at ``path``; ConfigError has a line for each fault."""
+    try:
+        file = read_toml(path)
+    except ConfigError as error:
+        if path.exists():
+            raise
+        raise ConfigError(
+            f"Cannot read the tariff {path}: there is no such file. Write one, or name another."
+        ) from error
+    return build_schedule(file)
+
+
+def parse_schedule(text: str, path: Path) -> Schedule:
+    """The schedule in ``text``, which was read from ``path``."""
+    return build_schedule(parse_toml(text, path))
+
+
+def build_schedule(file: TomlFile) -> Schedule:
+    """What the file says; ConfigError has a line for each fault, and names its line."""
+    try:
+        table = convert(_texts(file.values), TariffTable, "tariff")
+    except SettingError as error:
+        raise ConfigError(
+            "\n".join(f"{file.place(key)}: {sentence}" for key, sentence in error.faults)
+        ) from None
+    faults = list(_size_faults(file, table))
+    zone = _zone(table.zone, file, faults)
+    periods: list[Period] = []
+    for number, row in enumerate(table.period):
+        try:
+            periods.append(_period(row))
+        except ValueError as error:
+            faults.append(f"{file.place(f'period[{number}]')}: period[{number}]: {error}.")
+    if not faults:
+        faults += _clash(file, periods)
+    if faults or zone is None:
+        raise ConfigError("\n".join(faults))
+    otherwise = None if table.otherwise is None else billionths(table.otherwise)
+    return Schedule(zone, tuple(periods), otherwise)
+
+
+def _texts(value: Any) -> Any:
+    """TOML's own dates and times as the texts that they may be written as, too."""
+    match value:
+        case dict():
+            return {key: _texts(each) for key, each in value.items()}
+        case list():
+            return [_texts(each) for each in value]
+        case date() | time():
+            return value.isoformat()
+        case _:
+            return value
+
+
+# --------------------------------------------------------------------------------- one period
+
+
+def _period(row: PeriodRow) -> Period:
+    rate = billionths(row.rate)
+    assert rate is not None  # noqa: S101 - within its bounds
+    begin, end = _minute(row.begin), _minute(row.end)
+    if begin == DAY:
+        raise ValueError('nothing begins at "24:00"; write from = "00:00"')
+    if begin == end:
+        raise ValueError(f"it ends when it begins, at {quoted(row.begin)}; leave out from and to")
+    since, until = _date(row.since), _date(row.until)
+    if since and until and until < since:
+        raise ValueError(f"it ends on {until}, before it begins on {since}")
+    return Period(
+        rate=rate,
+        begin=begin,
+        end=end,
+        days=frozenset(_days(row.days)) or EVERY_DAY,
+        season=_season(row.season),
+        since=since,
+        until=until,
+    )
+
+
+def _minute(text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,2}):([0-9]{2})(?::00)?", text)
+    minute = int(match[1]) * 60 + int(match[2]) if match and int(match[2]) < 60 else DAY + 1
+    if minute > DAY:
+        raise ValueError(f'{quoted(text)} is not a time of day such as "07:00" or "24:00"')
+    return minute
+
+
+def _days(texts: Iterable[str]) -> Iterator[int]:
+    for text in texts:
+        ends = text.lower().split("-")
+        if len(ends) > 2 or not set(ends) <= set(_WEEKDAYS):
+            raise ValueError(f'{quoted(text)} is not a day such as "sat", nor days, "mon-fri"')
+        first, last = _WEEKDAYS.index(ends[0]), _WEEKDAYS.index(ends[-1])
+        yield from ((first + n) % 7 for n in range((last - first) % 7 + 1))
+
+
+def _season(texts: tuple[str, ...]) -> Season | None:
+    if not texts:
+        return None
+    if len(texts) != 2:
+        raise ValueError('a season is its first and its last day: season = ["10-01", "03-31"]')
+    return Season(*map(_day_of_year, texts))
+
+
+def _day_of_year(text: str) -> DayOfYear:
+    try:
+        if re.fullmatch(r"[0-9]{2}-[0-9]{2}", text):
+            day = date.fromisoformat(f"2000-{text}")  # which has a 29th of February
+            return DayOfYear(day.month, day.day)
+    except ValueError:
+        pass
+    raise ValueError(f'{quoted(text)} is not a day of the year, month first, such as "03-31"')
+
+
+def _date(text: str) -> date | None:
+    try:
+        day = date.fromisoformat(text) if text else None
+    except ValueError:
+        day = date.max
+    if day is not None and not 1970 <= day.year < 2200:
+        raise ValueError(f"{quoted(text)} is not a day such as 2026-01-31")
+    return day
+
+
+# ---------------------------------------------------------------------------------- the whole
+
+
+def _zone(name: str, file: TomlFile, faults: list[str]) -> tzinfo | None:
+    try:
+        return ZoneInfo(name)
+    except (ValueError, OSError, LookupError):
+        near = "write its place, such as"
+        faults.append(
+            f"{file.place('zone')}: Bad value for 'zone': {quoted(name)} is no time zone that "
+            f'this host knows; {near} "Europe/Berlin", and install tzdata if that is unknown too.'
+        )
+        return None
+
+
+def _size_faults(file: TomlFile, table: TariffTable) -> Iterator[str]:
+    if len(table.period) > MAX_PERIODS:
+        yield f"{file.path}: {len(table.period)} periods, and at most {MAX_PERIODS} are taken."
+    if not table.period and table.otherwise is None:
+        yield f"{file.path}: it says no rate at all. Write a [[period]], or otherwise = 0.30."
+
+
+def _clash(file: TomlFile, periods: list[Period]) -> Iterator[str]:
+    found = clash(periods)
+    if found is None:
+        return
+    lines: Mapping[int, str] = {n: file.place(f"period[{n}]") for n in (found.one, found.other)}
+    at = f"{found.minute // 60:02}:{found.minute % 60:02} on {found.day:%a %Y-%m-%d}"
+    yield (
+        f"{lines[found.other]}: period[{found.other}] overlaps period[{found.one}] at "
+        f"{lines[found.one]}: both hold at {at}. Make one of them end where the other begins."
+    )

@@ -1,0 +1,238 @@
+"""From sums to the lines of a report: every way of dividing the same joules adds up. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from wattspan.model import GroupKind, HwType, Provenance
+from wattspan.storage.deltas import (
+    PROCESS,
+    REST_OF_SPANS,
+    SPAN,
+    EnergyOwner,
+    SpanName,
+    SpanRole,
+    SpanUsage,
+    total_usage,
+)
+from wattspan.storage.query import DomainTotal, HistoryExtract
+
+
+class LineRole(StrEnum):
+    """What a line is."""
+
+    NAMED = "named"  # a process's command, a group, a kind of groups
+    OTHER = "other"  # named ones that a bucket, or the report, had no room for
+    OUTSIDE = "outside"  # spent by consumers in no group of that kind, or while no span was open
+    EARLIER = "earlier"  # negative: spent before, by spans that ended in this time
+    IDLE = "idle"
+    UNATTRIBUTED = "unattributed"
+    COUNTED = "counted"  # of domains whose energy is counted and never attributed
+    TOTAL = "total"
+
+
+@dataclass(frozen=True, slots=True)
+class BreakdownLine:
+    """So much energy, by hardware type in microjoules, in somebody's name."""
+
+    role: LineRole
+    kind: str  # "process", "span" or a GroupKind; "" for idle, unattributed, counted, total
+    name: str
+    energy: Mapping[HwType, int]
+    group: str = ""  # of a span its service
+    use: SpanUsage | None = None  # what spans did for it; None of what is no span
+
+    @property
+    def whole(self) -> int:
+        return sum(self.energy.values())
+
+
+@dataclass(frozen=True, slots=True)
+class BreakdownSection:
+    """One way of dividing what the consumers spent: its lines sum to that."""
+
+    kind: str
+    lines: tuple[BreakdownLine, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Each section, together with ``besides``, sums to ``total``, which is the cover's energy."""
+
+    sections: tuple[BreakdownSection, ...]
+    besides: tuple[BreakdownLine, ...]
+    total: BreakdownLine
+    provenance: Mapping[HwType, Provenance]
+
+
+def break_down(extract: HistoryExtract, kinds: Iterable[str], *, limit: int = 0) -> Breakdown:
+    """A section for each of ``kinds``, its greatest lines first and at most ``limit`` of them.
+
+    Without a limit (0) every name that was kept has its line.
+    """
+    cover = [domain for domain in extract.domains if domain.in_cover]
+    consumers = _sum((domain.hw_type, domain.consumers) for domain in cover)
+    sections = (
+        _span_section(extract.spans, consumers, limit)
+        if kind == SPAN
+        else _section(extract.owners, kind, consumers, limit)
+        for kind in kinds
+    )
+    return Breakdown(
+        sections=tuple(section for section in sections if section is not None),
+        besides=tuple(line for line in _unattributed_lines(cover) if line.energy),
+        total=BreakdownLine(
+            LineRole.TOTAL, "", "total", _sum((d.hw_type, d.energy) for d in cover)
+        ),
+        provenance=worst_provenance(cover),
+    )
+
+
+def worst_provenance(domains: Iterable[DomainTotal]) -> dict[HwType, Provenance]:
+    """What may be said of a sum over each hardware type: the worst of its parts."""
+    worst: dict[HwType, Provenance] = {}
+    for domain in domains:
+        known = worst.get(domain.hw_type, domain.provenance)
+        worst[domain.hw_type] = known.worse(domain.provenance)
+    return worst
+
+
+def kind_totals(breakdown: Breakdown) -> Breakdown:
+    """Only what each section's names hold together, and what is outside of it."""
+    return Breakdown(
+        tuple(
+            BreakdownSection(
+                section.kind,
+                (
+                    BreakdownLine(
+                        LineRole.NAMED,
+                        section.kind,
+                        f"in a {section.kind}",
+                        _sum(_pairs(x for x in section.lines if x.role is not LineRole.OUTSIDE)),
+                    ),
+                    *(line for line in section.lines if line.role is LineRole.OUTSIDE),
+                ),
+            )
+            for section in breakdown.sections
+        ),
+        breakdown.besides,
+        breakdown.total,
+        breakdown.provenance,
+    )
+
+
+def _section(
+    owners: Mapping[EnergyOwner, int], kind: str, consumers: Mapping[HwType, int], limit: int
+) -> BreakdownSection | None:
+    named: dict[tuple[str, str], dict[HwType, int]] = {}
+    rest: dict[HwType, int] = {}
+    for owner, energy in owners.items():
+        if owner.kind == kind:
+            row = rest if owner.rest else named.setdefault((owner.name, owner.group), {})
+            row[owner.hw_type] = row.get(owner.hw_type, 0) + energy
+    if not named and not rest:
+        return None
+    lines = sorted(
+        (
+            BreakdownLine(LineRole.NAMED, kind, name, row, group)
+            for (name, group), row in named.items()
+        ),
+        key=lambda line: (-line.whole, line.name, line.group),
+    )
+    shown = lines[: limit or None]
+    other = _sum(
+        [*rest.items(), *(pair for line in lines[len(shown) :] for pair in line.energy.items())]
+    )
+    claimed = _sum([*other.items(), *(pair for line in shown for pair in line.energy.items())])
+    outside = {
+        hw_type: left
+        for hw_type, whole in consumers.items()
+        if (left := whole - claimed.get(hw_type, 0))
+    }
+    if other:
+        shown.append(BreakdownLine(LineRole.OTHER, kind, f"other {PLURAL[kind]}", other))
+    if outside:
+        shown.append(BreakdownLine(LineRole.OUTSIDE, kind, f"in no {kind}", outside))
+    return BreakdownSection(kind, tuple(shown))
+
+
+def _span_section(
+    spans: Mapping[SpanName, SpanUsage], consumers: Mapping[HwType, int], limit: int
+) -> BreakdownSection | None:
+    if not spans:
+        return None
+    lines, beyond = _largest_lines(
+        (
+            BreakdownLine(LineRole.NAMED, SPAN, name.name, use.energy, name.service, use)
+            for name, use in spans.items()
+            if name.role is SpanRole.NAMED
+        ),
+        limit,
+    )
+    if rest := total_usage(
+        [spans.get(REST_OF_SPANS, SpanUsage()), *(line.use or SpanUsage() for line in beyond)]
+    ):
+        lines.append(BreakdownLine(LineRole.OTHER, SPAN, "other spans", rest.energy, use=rest))
+    outside, others = _largest_lines(
+        (
+            BreakdownLine(LineRole.OUTSIDE, SPAN, "outside spans", use.energy, name.service)
+            for name, use in spans.items()
+            if name.role is SpanRole.OUTSIDE
+        ),
+        limit,
+    )
+    lines += outside
+    if others:
+        lines.append(
+            BreakdownLine(LineRole.OUTSIDE, SPAN, "outside spans", _sum(_pairs(others)), "other")
+        )
+    claimed = _sum(_pairs(lines))
+    left = {
+        hw_type: consumers.get(hw_type, 0) - claimed.get(hw_type, 0)
+        for hw_type in HwType
+        if hw_type in consumers or hw_type in claimed
+    }
+    if unsent := {hw_type: energy for hw_type, energy in left.items() if energy > 0}:
+        lines.append(BreakdownLine(LineRole.OUTSIDE, SPAN, "without spans", unsent))
+    if earlier := {hw_type: energy for hw_type, energy in left.items() if energy < 0}:
+        lines.append(BreakdownLine(LineRole.EARLIER, SPAN, "of these, spent before", earlier))
+    return BreakdownSection(SPAN, tuple(lines))
+
+
+def _largest_lines(
+    lines: Iterable[BreakdownLine], limit: int
+) -> tuple[list[BreakdownLine], list[BreakdownLine]]:
+    """The greatest lines first, no more than ``limit`` if that is not 0; and all the others."""
+    found = sorted(lines, key=lambda line: (-line.whole, line.group, line.name))
+    return found[: limit or None], found[limit:] if limit else []
+
+
+PLURAL: Mapping[str, str] = {PROCESS: "processes"} | {kind: f"{kind}s" for kind in GroupKind}
+
+
+def _unattributed_lines(cover: Iterable[DomainTotal]) -> Iterable[BreakdownLine]:
+    yield BreakdownLine(LineRole.IDLE, "", "idle", _sum((d.hw_type, d.idle) for d in cover))
+    yield BreakdownLine(
+        LineRole.UNATTRIBUTED, "", "unattributed", _sum((d.hw_type, d.unattributed) for d in cover)
+    )
+    yield BreakdownLine(
+        LineRole.COUNTED,
+        "",
+        "counted only",
+        _sum((d.hw_type, d.energy) for d in cover if not d.attributed),
+    )
+
+
+def _pairs(lines: Iterable[BreakdownLine]) -> Iterable[tuple[HwType, int]]:
+    return (pair for line in lines for pair in line.energy.items())
+
+
+def _sum(pairs: Iterable[tuple[HwType, int]]) -> dict[HwType, int]:
+    """By hardware type; what comes to nothing is left out."""
+    sums: dict[HwType, int] = {}
+    for hw_type, energy in pairs:
+        if energy:
+            sums[hw_type] = sums.get(hw_type, 0) + energy
+    return sums

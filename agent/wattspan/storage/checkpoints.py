@@ -1,0 +1,273 @@
+"""The ledger's books as bytes, and back.
+
+JSON, because a person must be able to read it after a disaster and because a lone surrogate (an
+undecodable byte in a process's name) survives it; compressed, because it is written every few
+seconds, and a changed bit then shows in the checksum.
+
+The newest books, kept where a killed agent cannot take them along.
+
+The store is written every few seconds, figures are shown twice a second. An agent that is killed
+between the two would go on from books older than what it had shown: its counters would fall,
+which everybody who takes rates of them reads as a reset and a burst. So the books of every
+snapshot are written here before anybody sees it: into the kernel's page cache, which outlives the
+process; nothing is synchronised, so a host that loses its power may lose the last seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+
+from wattspan.model import (
+    Consumer,
+    DomainAccount,
+    Footprint,
+    Group,
+    GroupRow,
+    HwType,
+    Instant,
+    Microjoules,
+    Milliwatts,
+    Nanoseconds,
+    Opening,
+    Payer,
+    PayerInfo,
+    ProcessRow,
+    Reading,
+    Remainder,
+    SpanRow,
+)
+
+
+class CheckpointError(ValueError):
+    """These bytes are not books."""
+
+
+class _ProcessDocument(msgspec.Struct):
+    """A process: ``payer`` is pid and start time, or the cgroup whose remainder it is."""
+
+    payer: tuple[int, int] | str
+    command: str
+    user: str
+    parent: int | None
+    groups: list[Group]
+    energy: dict[HwType, Microjoules]
+    alive: bool
+
+
+class _GroupTotalDocument(msgspec.Struct):
+    group: Group
+    energy: dict[HwType, Microjoules]
+
+
+class _SpanDocument(msgspec.Struct):
+    service: str
+    name: str
+    energy: dict[HwType, Microjoules]
+    time: Nanoseconds
+    count: int
+    tokens: dict[str, int]
+
+
+class _OutsideSpansDocument(msgspec.Struct):
+    """What a service's processes spent while none of their spans was open."""
+
+    service: str
+    energy: dict[HwType, Microjoules]
+
+
+class _CheckpointDocument(msgspec.Struct):
+    at: Instant
+    boot_id: str
+    accounts: list[DomainAccount]
+    readings: list[Reading]
+    groups: list[_GroupTotalDocument]
+    processes: list[_ProcessDocument]
+    other: dict[HwType, Microjoules]
+    retired: dict[HwType, Microjoules]
+    spans: list[_SpanDocument] = []  # the first release knew none
+    outside: list[_OutsideSpansDocument] = []
+    footprint: Footprint = Footprint()  # likewise
+    since: Instant | None = None
+
+
+def pack_checkpoint(opening: Opening) -> bytes:
+    """``opening`` as bytes, without powers, exemplars and what is pending: true only then."""
+    return zlib.compress(checkpoint_to_json(opening), 1)
+
+
+def unpack_checkpoint(blob: bytes) -> Opening:
+    """The opening that was packed; BooksError if there is none in ``blob``."""
+    try:
+        text = zlib.decompress(blob)
+    except zlib.error as error:
+        raise CheckpointError(str(error)) from None
+    return checkpoint_from_json(text)
+
+
+def checkpoint_to_json(opening: Opening) -> bytes:
+    """What is packed, as text: quick, for what is written at every publication."""
+    books = _CheckpointDocument(
+        at=opening.at,
+        boot_id=opening.boot_id,
+        accounts=[_without_power(account) for account in opening.accounts],
+        readings=list(opening.readings),
+        groups=[_GroupTotalDocument(row.group, dict(row.energy)) for row in opening.groups],
+        processes=[_row(row) for row in opening.processes],
+        other=dict(opening.other),
+        retired=dict(opening.retired),
+        spans=[
+            _SpanDocument(r.service, r.name, dict(r.energy), r.time, r.count, dict(r.tokens))
+            for r in opening.spans
+        ],
+        outside=[
+            _OutsideSpansDocument(service, {kind: e})
+            for (service, kind), e in opening.outside.items()
+        ],
+        footprint=opening.footprint,
+        since=opening.since,
+    )
+    try:
+        return msgspec.json.encode(books)
+    except UnicodeEncodeError:  # lone surrogates; the standard library escapes them
+        return json.dumps(msgspec.to_builtins(books), separators=(",", ":")).encode("ascii")
+
+
+def checkpoint_from_json(text: bytes) -> Opening:
+    """The opening in ``text``; BooksError if there is none."""
+    try:
+        books = msgspec.convert(json.loads(text), _CheckpointDocument)
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise CheckpointError(str(error)) from None
+    return Opening(
+        at=books.at,
+        boot_id=books.boot_id,
+        accounts=tuple(books.accounts),
+        readings=tuple(books.readings),
+        groups=tuple(GroupRow(total.group, total.energy, _NO_POWER) for total in books.groups),
+        processes=tuple(_process(row) for row in books.processes),
+        other=books.other,
+        retired=books.retired,
+        spans=tuple(
+            SpanRow(s.service, s.name, s.energy, s.time, s.count, s.tokens) for s in books.spans
+        ),
+        outside={(one.service, kind): e for one in books.outside for kind, e in one.energy.items()},
+        footprint=books.footprint,
+        since=books.since,
+    )
+
+
+def _without_power(account: DomainAccount) -> DomainAccount:
+    return replace(account, power=None, pending=Microjoules(0))
+
+
+_NO_POWER: Mapping[HwType, Milliwatts] = MappingProxyType({})
+
+
+def _row(row: ProcessRow) -> _ProcessDocument:
+    info, payer = row.info, row.info.payer
+    return _ProcessDocument(
+        payer=(payer.pid, payer.started) if isinstance(payer, Consumer) else payer.cgroup,
+        command=info.command,
+        user=info.user,
+        parent=info.parent,
+        groups=list(info.groups),
+        energy=dict(row.energy),
+        alive=row.alive,
+    )
+
+
+def _process(row: _ProcessDocument) -> ProcessRow:
+    payer: Payer = Remainder(row.payer) if isinstance(row.payer, str) else Consumer(*row.payer)
+    info = PayerInfo(payer, row.command, tuple(row.groups), row.user, row.parent)
+    return ProcessRow(info, row.energy, _NO_POWER, row.alive)
+
+
+_HEADER_BYTES = 24  # sequence, length, checksum: eight bytes each
+
+
+class AlternatingCheckpointFiles:
+    """Two files written in turn, so that one is whole whenever the process may end."""
+
+    def __init__(self, store: Path, log: Callable[[str], None] = lambda _: None) -> None:
+        """Beside the database ``store``, whose lock the caller holds. OSError if that cannot be."""
+        self._log = log
+        self._paths = [store.with_suffix(f".latest-{n}") for n in (0, 1)]
+        self._files: list[int] = []
+        try:
+            for path in self._paths:
+                self._files.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            found = [self._read(file) for file in self._files]
+        except OSError:
+            self.close()
+            raise
+        self._sequence = max(sequence for sequence, _ in found)
+        self._found = max(found, key=lambda one: one[0])[1]
+        self._failed = False
+
+    def opening(self) -> Opening | None:
+        """The newest books of the run before; None if there are none."""
+        return self._found
+
+    def write(self, opening: Opening) -> None:
+        """Keep these books. What goes wrong is said once, and the next write tries again."""
+        text = checkpoint_to_json(opening)
+        sequence = self._sequence + 1
+        numbers = (sequence, len(text), _checksum(sequence, text))
+        header = b"".join(number.to_bytes(8, "little") for number in numbers)
+        file = self._files[sequence % 2]
+        try:
+            written = os.pwrite(file, header + text, 0)
+        except OSError as error:
+            self._fail(error.strerror or str(error))
+            return
+        if written < _HEADER_BYTES + len(text):
+            self._fail("the disk is full")
+            return
+        self._sequence, self._failed = sequence, False
+
+    def close(self) -> None:
+        while self._files:
+            os.close(self._files.pop())
+
+    def _read(self, file: int) -> tuple[int, Opening | None]:
+        blob = os.pread(file, os.fstat(file).st_size, 0)
+        sequence, length, checksum = (
+            int.from_bytes(blob[at : at + 8], "little") for at in range(0, _HEADER_BYTES, 8)
+        )
+        text = blob[_HEADER_BYTES : _HEADER_BYTES + length]
+        if not text or len(text) < length or _checksum(sequence, text) != checksum:
+            return 0, None
+        try:
+            return sequence, checkpoint_from_json(text)
+        except CheckpointError:  # of another version of wattspan
+            return 0, None
+
+    def _fail(self, cause: str) -> None:
+        if not self._failed:
+            self._failed = True
+            self._log(
+                f"Cannot write {self._paths[0].parent}: {cause}."
+                " Counters fall by what is measured meanwhile if this agent is killed."
+            )
+
+
+def _checksum(sequence: int, text: bytes) -> int:
+    return zlib.crc32(text, zlib.crc32(sequence.to_bytes(8, "little")))
+
+
+def latest_checkpoint(one: Opening | None, other: Opening | None) -> Opening | None:
+    """Of two books of one host, those that were kept longer: energies only ever rise."""
+    found = [books for books in (one, other) if books is not None]
+    return max(found, key=_total_energy, default=None)
+
+
+def _total_energy(books: Opening) -> int:
+    return sum(account.energy for account in books.accounts)

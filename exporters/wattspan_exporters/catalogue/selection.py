@@ -1,0 +1,56 @@
+"""Which metrics an exporter tells of, by the patterns that its table has."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Sequence
+
+from wattspan.model.settings import quoted
+from wattspan.ports import ConfigError
+from wattspan_exporters.catalogue.metric import Instrument, Metric
+from wattspan_exporters.catalogue.metrics import CATALOGUE
+
+
+def select_metrics(
+    patterns: Sequence[str],
+    table: str,
+    catalogue: Sequence[Metric] = CATALOGUE,
+    *,
+    facts: bool = True,
+) -> list[Metric]:
+    """The metrics that ``patterns`` leave, each once, in the catalogue's order.
+
+    ``*`` in a pattern is anything, and a "!" before it takes away again. Without ``facts`` those
+    as labels (Info) are left out unless they are named in full: their value is always 1.
+    ConfigError, which names ``table``, tells of each pattern that fits nothing, or of none left.
+    """
+    kept: set[str] = set()
+    unknown: list[str] = []
+    for pattern in patterns:
+        bare = pattern.removeprefix("!")
+        fitting = {
+            metric.name: facts or metric.instrument is not Instrument.INFO or metric.name == bare
+            for metric in catalogue
+            if fnmatch.fnmatchcase(metric.name, bare)
+        }
+        if not fitting:
+            unknown.append(_unknown(bare, table, catalogue))
+        if pattern != bare:
+            kept -= fitting.keys()
+        else:
+            kept |= {name for name, wanted in fitting.items() if wanted}
+    if unknown:
+        raise ConfigError("\n".join(unknown))
+    if not kept:
+        raise ConfigError(f'[{table}] metrics leaves none; write ["*"] for all.')
+    return [metric for metric in catalogue if metric.name in kept]
+
+
+def _unknown(pattern: str, table: str, catalogue: Sequence[Metric]) -> str:
+    near = difflib.get_close_matches(pattern, [metric.name for metric in catalogue], n=1)
+    hint = f"{quoted(near[0])} is near, and " if near else ""
+    return (
+        f"No metric is called {quoted(pattern)}, which [{table}] metrics names; {hint}"
+        "docs/reference/metrics.md lists all by their OpenTelemetry names."
+    )

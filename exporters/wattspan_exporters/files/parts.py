@@ -1,0 +1,239 @@
+"""The file that is being written.
+
+What an agent that was killed left half written: whole rows are kept, a torn one is dropped.
+
+From a part to the file that it becomes: whole, on the disk, under its name at once.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import os
+import subprocess
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+
+from wattspan.ports import WattspanError
+from wattspan.tabular import NO_PYARROW, has_pyarrow
+from wattspan.util.child_process import module_command
+from wattspan_exporters.files.directory import ExportDirectory, FileName, lock_file, unused_name
+from wattspan_exporters.files.rows import EncodedRows
+
+
+class PartFile:
+    """Grows by the rows of one snapshot after the other, each whole or not at all."""
+
+    def __init__(self, folder: ExportDirectory, name: FileName, header: bytes, begun: int) -> None:
+        """Make it; OSError if it cannot be. ``begun`` is monotonic."""
+        self.folder = folder
+        self.name, self.fd = _create(folder, name)
+        self.begun = begun
+        self.size = 0
+        self.rows = 0
+        self._header = header
+
+    @property
+    def lost(self) -> bool:
+        """Whether somebody has removed it: what is written to it goes nowhere."""
+        return os.fstat(self.fd).st_nlink == 0
+
+    def append(self, rows: EncodedRows) -> None:
+        """All of ``rows``; OSError, and the file is as before."""
+        data = rows.data if self.size else self._header + rows.data
+        if os.fstat(self.fd).st_size != self.size:  # what could not be taken back, or is not ours
+            os.ftruncate(self.fd, self.size)
+        try:
+            _write(self.fd, data)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self.fd, self.size)
+            raise
+        self.size += len(data)
+        self.rows += rows.lines
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _create(folder: ExportDirectory, name: FileName) -> tuple[FileName, int]:
+    """A part of its own, which nobody else takes up."""
+    while True:
+        name = unused_name(folder, name)
+        try:
+            fd = folder.create(name.part)
+        except FileExistsError:  # another agent was faster
+            continue
+        try:
+            lock_file(fd)
+        except OSError:  # or it looked just now; or there are no locks on that disk
+            os.close(fd)
+            folder.remove(name.part)
+            raise
+        return name, fd
+
+
+def _write(fd: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+_MAX_ROW_BYTES = 64 * 1024
+"""Bytes of a record; every cell is bounded, so a longer one is none."""
+
+
+class CompleteRows(NamedTuple):
+    """How much of a part is rows, in bytes; ``torn`` rows come after that and are none."""
+
+    rows: int
+    size: int
+    torn: int
+
+
+def trim_part(name: FileName, fd: int) -> CompleteRows:
+    """Cut off what is not whole; a part without a row becomes empty. OSError if it cannot be."""
+    with os.fdopen(os.dup(fd), "rb") as part:
+        part.seek(0)
+        whole = (_csv if name.csv else _json_lines)(part)
+    if whole.size != os.fstat(fd).st_size:
+        os.ftruncate(fd, whole.size)
+    return whole
+
+
+def _json_lines(part: io.BufferedReader) -> CompleteRows:
+    size = rows = 0
+    for line in part:
+        if not _is_object(line):
+            return CompleteRows(rows, size, 1 + sum(1 for _ in part))
+        size += len(line)
+        rows += 1
+    return CompleteRows(rows, size, 0)
+
+
+def _is_object(line: bytes) -> bool:
+    if not line.endswith(b"}\n"):
+        return False
+    try:
+        msgspec.json.decode(line)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+def _csv(part: io.BufferedReader) -> CompleteRows:
+    """A record ends with the line on which its quotes are closed; the heading is no row.
+
+    How many cells a row has is what the heading says: an older version may have had fewer.
+    """
+    size, records, record, quotes, width = 0, 0, b"", 0, 0
+    for line in part:
+        record += line
+        quotes += line.count(b'"')
+        if quotes % 2 and len(record) < _MAX_ROW_BYTES:
+            continue
+        cells = _cell_count(record)
+        if not cells or (width and cells != width):
+            break
+        width = cells
+        size, records, record = size + len(record), records + 1, b""
+    torn = record.count(b"\n") + (not record.endswith(b"\n")) if record else 0
+    torn += sum(1 for _ in part)
+    if records < 2:
+        return CompleteRows(0, 0, torn if records else max(0, torn - 1))
+    return CompleteRows(records - 1, size, torn)
+
+
+def _cell_count(record: bytes) -> int:
+    """How many cells it has; 0 if it is no whole record."""
+    if not record.endswith(b"\n") or b"\0" in record:
+        return 0
+    try:
+        (cells,) = csv.reader([record.decode()], strict=True)
+    except (ValueError, csv.Error):
+        return 0
+    return len(cells)
+
+
+_CHUNK_BYTES = 1 << 20
+_GZIP_LEVEL = 6
+_CONVERSION_TIMEOUT = 300.0
+"""Seconds that a conversion to Parquet may take; a part of 64 MiB takes a few."""
+
+
+class PartConversionError(WattspanError):
+    """A part cannot become a file; it stays what it is."""
+
+
+def finish_part(folder: ExportDirectory, name: FileName, fd: int) -> bool:
+    """Make the file of the part ``fd``; False for a part of no rows, which leaves none.
+
+    OSError or UnfinishedError, and the part is as before.
+    """
+    if os.fstat(fd).st_size == 0:
+        folder.remove(name.part)
+        return False
+    if name.suffix in ("jsonl", "csv"):
+        os.fsync(fd)
+        free = unused_name(folder, name) if folder.exists(str(name)) else name
+        folder.rename(name.part, str(free))
+    elif folder.exists(str(name)):  # finished before, and cut short on the very last step
+        folder.remove(name.part)
+    else:
+        with folder.replacing(name) as draft:
+            if name.suffix == "parquet":
+                _to_parquet(fd, draft)
+            else:
+                _to_gzip(fd, draft)
+        folder.remove(name.part)
+    folder.sync()
+    return True
+
+
+def _to_gzip(part: int, draft: int) -> None:
+    os.lseek(part, 0, os.SEEK_SET)
+    with (
+        os.fdopen(os.dup(draft), "wb") as out,
+        gzip.GzipFile("", "wb", _GZIP_LEVEL, out, mtime=0) as packed,
+    ):
+        while chunk := os.read(part, _CHUNK_BYTES):
+            packed.write(chunk)
+
+
+def _to_parquet(part: int, draft: int) -> None:
+    """In a process of its own: what pyarrow takes of memory is given back with it.
+
+    It inherits the part, and with it the lock: nobody takes the part up while it is at work, even
+    if the agent is killed meanwhile.
+    """
+    if not has_pyarrow():
+        raise PartConversionError(NO_PYARROW)
+    os.lseek(part, 0, os.SEEK_SET)
+    command = module_command("wattspan_exporters.files.convert", str(draft))
+    try:
+        done = subprocess.run(  # noqa: S603 - our own interpreter and module
+            command,
+            stdin=part,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=(draft,),
+            timeout=_CONVERSION_TIMEOUT,
+            check=False,
+            start_new_session=True,
+            cwd="/",
+        )
+    except subprocess.TimeoutExpired:
+        raise PartConversionError(
+            f"The conversion to Parquet took over {_CONVERSION_TIMEOUT:g} s."
+        ) from None
+    if done.returncode:
+        told = done.stderr.decode(errors="replace").strip().splitlines()
+        with suppress(OSError):
+            os.ftruncate(draft, 0)
+        why = told[-1][:300] if told else f"exit status {done.returncode}"
+        raise PartConversionError(f"The conversion to Parquet failed: {why}.")

@@ -1,0 +1,265 @@
+"""Series as OTLP's cumulative streams: since when each has counted, and where it began anew.
+
+A stream is a run of points with one start time, within which a counter never falls. A series whose
+value falls all the same was begun again behind our back (a pid that came back, a row that had left
+the list), and a receiver has to be told when: otherwise it sees less energy than before.
+
+From a snapshot to OTLP requests.
+
+Not by the SDK's encoder: it builds an object and a protobuf message for every point and every
+attribute of every push, and takes some sixty times as long (docs/decisions/0017). Here a series'
+attributes are encoded once in its life.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from wattspan.model import Exemplar, Snapshot
+from wattspan.util.encoding import length_delimited
+from wattspan_exporters.catalogue.metric import (
+    Instrument,
+    Labels,
+    Metric,
+    cache_must_shrink,
+    sanitize,
+)
+from wattspan_exporters.catalogue.metrics import CATALOGUE
+from wattspan_exporters.otlp import wire
+
+# Prometheus' OTLP receiver writes the resource's service.name over any attribute ``job``, and all
+# tuned jobs of a host would be one series. A scrape makes ``exported_job`` of it, which rules and
+# dashboards ask for; a name such as wattspan.job would be a third one for the same thing.
+RENAMED_ATTRIBUTES = {"job": "exported_job"}
+"""Attributes of the catalogue that OTLP has under another name."""
+
+
+class SeriesStream:
+    """One series; ``fixed`` is what all its points have in common, start time included."""
+
+    __slots__ = ("attributes", "exemplar", "fixed", "start", "tail", "turn", "value")
+
+    def __init__(self, attributes: bytes) -> None:
+        self.attributes = self.fixed = attributes
+        self.start = self.turn = 0
+        self.value: int | float = 0
+        self.exemplar: Exemplar | None = None
+        self.tail = b""
+
+    def begin(self, at: int) -> None:
+        self.start = at
+        self.fixed = self.attributes + wire.fixed(wire.START, at)
+
+
+class MetricStreams:
+    """The series of one metric, bounded by twice what the newest snapshot has.
+
+    Series that are gone are remembered for as long as there is room. One that comes back after
+    it was forgotten begins no earlier than it was, so no two of its streams ever overlap.
+    """
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+        self._keys = tuple(RENAMED_ATTRIBUTES.get(key, key) for key in metric.attributes)
+        self._kept: dict[Labels, SeriesStream] = {}
+        self._turn = 0
+        self._forgotten_at = 0
+        self._seen_at = 0  # the time of the snapshot before
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def drawn(self, snapshot: Snapshot) -> Iterable[SeriesStream]:
+        """The series of ``snapshot``, each once, in its order."""
+        metric, kept = self._metric, self._kept
+        counts = metric.instrument is Instrument.COUNTER
+        self._turn = turn = self._turn + 1
+        if snapshot.at.wall < self._seen_at:
+            self._set_back(snapshot.at.wall)
+        drawn: list[SeriesStream] = []
+        fresh: list[tuple[Labels, SeriesStream]] = []
+        for labels, value in metric.draw(snapshot):
+            stream = kept.get(labels)
+            if stream is None:
+                stream = kept[labels] = SeriesStream(self._attributes(labels))
+                fresh.append((labels, stream))
+            elif stream.turn == turn:  # a series twice: the first has it, as in a scrape
+                continue
+            elif counts and value < stream.value:
+                stream.begin(self._seen_at)
+            stream.turn, stream.value = turn, value
+            drawn.append(stream)
+        if fresh:
+            self._begin(fresh, snapshot)
+        self._seen_at = snapshot.at.wall
+        if cache_must_shrink(len(kept), len(drawn)):
+            self._kept = {labels: one for labels, one in kept.items() if one.turn == turn}
+            self._forgotten_at = snapshot.at.wall
+        if metric.exemplars is not None:
+            self._show(snapshot)
+        return drawn
+
+    def _set_back(self, wall: int) -> None:
+        """The clock was set back: nothing can have begun in what is the future now."""
+        self._seen_at = wall
+        self._forgotten_at = min(self._forgotten_at, wall)
+        for stream in self._kept.values():
+            if stream.start > wall:
+                stream.begin(wall)
+
+    def _begin(self, fresh: Iterable[tuple[Labels, SeriesStream]], snapshot: Snapshot) -> None:
+        """Say since when new series count."""
+        metric = self._metric
+        if metric.instrument in (Instrument.GAUGE, Instrument.INFO):
+            return  # they do not count
+        begun = snapshot.stats.started.wall
+        if metric.lasting and snapshot.since is not None:
+            begun = snapshot.since.wall
+        of_series = metric.begins(snapshot) if metric.begins is not None else lambda _: None
+        for labels, stream in fresh:
+            told = of_series(labels)
+            start = max(begun if told is None else told, self._forgotten_at)
+            stream.begin(max(0, min(start, snapshot.at.wall)))
+
+    def _attributes(self, labels: Labels) -> bytes:
+        pairs = zip(self._keys, labels, strict=True)
+        return b"".join([_attribute(key, value) for key, value in pairs if value])
+
+    def _show(self, snapshot: Snapshot) -> None:
+        """Give the series that have one their exemplar."""
+        metric, kept = self._metric, self._kept
+        exemplars = metric.exemplars(snapshot) if metric.exemplars is not None else {}
+        for labels, stream in kept.items():
+            shown = exemplars.get(labels)
+            if shown != stream.exemplar:
+                stream.exemplar = shown
+                stream.tail = wire.exemplar(shown, 10**metric.decimals) if shown else b""
+
+
+@lru_cache(maxsize=4096)  # most attributes of a new series are those of some older one
+def _attribute(key: str, value: str) -> bytes:
+    return wire.attribute(7, key, sanitize(value))
+
+
+SCOPE_NAME = "wattspan"
+
+MAX_REQUEST_BYTES = 2 << 20
+"""Bytes of a request, roughly: half of what a gRPC collector takes by default."""
+
+_SUM, _GAUGE = 7, 5  # the fields of a metric that hold its data
+_METRIC_FIELDS = {
+    Instrument.COUNTER: (_SUM, wire.CUMULATIVE + wire.MONOTONIC),
+    Instrument.UPDOWN: (_SUM, wire.CUMULATIVE),
+    Instrument.GAUGE: (_GAUGE, b""),
+    Instrument.INFO: (_GAUGE, b""),  # facts as attributes, the value always 1
+}
+
+
+class MetricsRequest(NamedTuple):
+    """One ExportMetricsServiceRequest, and how many points it has."""
+
+    body: bytes
+    points: int
+
+
+class MetricsEncoder:
+    """Encodes snapshots, oldest first; remembers each series' attributes and since when it counts.
+
+    Remembers at most about twice the series of the newest snapshot. For one thread.
+    """
+
+    def __init__(
+        self,
+        resource: Callable[[Snapshot], Mapping[str, wire.Value]],
+        version: str,
+        metrics: Sequence[Metric] = CATALOGUE,
+        limit: int = MAX_REQUEST_BYTES,
+    ) -> None:
+        """``limit`` is about the most bytes of a request; it may be changed at any time."""
+        self._resource = resource
+        self._scope = wire.scope(SCOPE_NAME, version)
+        self._families = [_MetricFamily(metric) for metric in metrics]
+        self.limit = limit
+
+    @property
+    def kept(self) -> int:
+        """The series that are remembered."""
+        return sum(len(family.streams) for family in self._families)
+
+    def encode(self, snapshot: Snapshot) -> list[MetricsRequest]:
+        """All of ``snapshot``, in as many requests as it takes."""
+        resource = wire.resource(self._resource(snapshot))
+        return [
+            MetricsRequest(wire.request(resource, self._scope, metrics), points)
+            for metrics, points in self._portions(snapshot)
+        ]
+
+    def _portions(self, snapshot: Snapshot) -> Iterator[tuple[list[bytes], int]]:
+        """Metrics that together are within the limit; one of many series may be in several."""
+        metrics: list[bytes] = []
+        size = count = 0
+        for family in self._families:
+            for points in _split(family.points(snapshot), self.limit):
+                metric = family.metric(points)
+                if metrics and size + len(metric) > self.limit:
+                    yield metrics, count
+                    metrics, size, count = [], 0, 0
+                metrics.append(metric)
+                size += len(metric)
+                count += len(points)
+        if metrics:
+            yield metrics, count
+
+
+class _MetricFamily:
+    """One metric and its series."""
+
+    def __init__(self, metric: Metric) -> None:
+        self.streams = MetricStreams(metric)
+        self._one = 10**metric.decimals
+        # A ratio that happens to be 0 or 1 is no integer: a series' type must not change.
+        self._whole = metric.decimals == 0 and metric.unit != "1"
+        self._field, self._suffix = _METRIC_FIELDS[metric.instrument]
+        self._preamble = b"".join(
+            length_delimited(number, text.encode())
+            for number, text in ((1, metric.name), (2, metric.help), (3, metric.unit))
+            if text
+        )
+
+    def metric(self, points: Iterable[bytes]) -> bytes:
+        data = b"".join(points) + self._suffix
+        return self._preamble + length_delimited(self._field, data)
+
+    def points(self, snapshot: Snapshot) -> list[bytes]:
+        streams = self.streams.drawn(snapshot)
+        if self._whole and any(isinstance(stream.value, float) for stream in streams):
+            self._whole = False
+        stamp = wire.fixed(wire.TIME, snapshot.at.wall)
+        if self._whole:
+            return [_point(stream, stamp, wire.integer(int(stream.value))) for stream in streams]
+        one = self._one
+        return [_point(stream, stamp, wire.double(stream.value / one)) for stream in streams]
+
+
+def _point(stream: SeriesStream, stamp: bytes, value: bytes) -> bytes:
+    size = len(stream.fixed) + wire.STAMP + len(stream.tail)
+    return b"".join((wire.point_head(size), stream.fixed, stamp, value, stream.tail))
+
+
+def _split(points: list[bytes], limit: int) -> Iterator[list[bytes]]:
+    """``points`` in pieces of at most ``limit`` bytes, and at least one point."""
+    if sum(map(len, points)) <= limit:
+        if points:
+            yield points
+        return
+    piece: list[bytes] = []
+    size = 0
+    for point in points:
+        if piece and size + len(point) > limit:
+            yield piece
+            piece, size = [], 0
+        piece.append(point)
+        size += len(point)
+    yield piece

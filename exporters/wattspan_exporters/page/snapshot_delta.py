@@ -1,0 +1,393 @@
+"""What was spent between two snapshots, by device, process and span: exact, and it adds up.
+
+Stretches that follow each other add up to the stretch from the first one's start to the last
+one's end, so an hour is kept as a few dozen of them and a process that ended meanwhile still has
+its name. Each keeps only so many processes and spans by name; what is cut stays in the sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from operator import add, attrgetter, sub
+from typing import NamedTuple
+
+from wattspan.model import (
+    SECOND,
+    Consumer,
+    Domain,
+    DomainAccount,
+    Group,
+    HwType,
+    Instant,
+    Payer,
+    PayerInfo,
+    ProcessRow,
+    Snapshot,
+    SpanRow,
+)
+
+HARDWARE_TYPES = tuple(HwType)
+
+EnergyByType = tuple[int, ...]
+"""Microjoules by hardware type, in the order of ``TYPES``."""
+
+ZERO_ENERGY: EnergyByType = (0,) * len(HARDWARE_TYPES)
+
+MAX_PROCESSES = 64
+"""Processes that a stretch keeps by name, those that spent most; the rest is kept by group."""
+
+MAX_UNLISTED_GROUPS = 32
+"""Groups whose further processes are kept as one; those of further groups are not listed."""
+
+MAX_SPANS = 48
+"""Span names that a stretch keeps, those that spent most; the rest is kept by service."""
+
+SpanKey = tuple[str, str | None]
+"""A service and the name of a span; None is all its names that are not kept."""
+
+
+class DeviceDelta(NamedTuple):
+    """What one device spent, in which time, and who is charged: processes, idle, or nobody.
+
+    Energy is booked when it is settled, and how late that is may change from one second to the
+    next. So the time that a device's energy is of is how far its account has moved, not how far
+    the clock has.
+    """
+
+    domain: Domain
+    present: bool
+    energy: int
+    consumers: int
+    idle: int
+    unattributed: int
+    lasted: int  # ns that the account moved: gaps count, and times in which it knew nothing
+    known: int  # ns of those whose energy is known
+    timed: int  # that energy; what an account that had just begun brought is of no known time
+
+    @property
+    def undivided(self) -> int:
+        """Counted and never attributed."""
+        return self.energy - self.consumers - self.idle - self.unattributed
+
+    @property
+    def drawn(self) -> float | None:
+        """Mean watts while its energy was known; None if that is no time to speak of."""
+        # A microjoule a nanosecond is a kilowatt.
+        return 1000 * self.timed / self.known if self.known >= SECOND else None
+
+    @property
+    def spread(self) -> float | None:
+        """Mean watts of all the time, as if nothing was spent where nothing is known."""
+        return 1000 * self.energy / self.lasted if self.lasted >= SECOND else None
+
+    def plus(self, later: DeviceDelta) -> DeviceDelta:
+        sums = map(add, self[2:], later[2:])
+        return DeviceDelta(later.domain, later.present, *sums)
+
+
+class ProcessDelta(NamedTuple):
+    """What one process spent."""
+
+    info: PayerInfo
+    parts: EnergyByType
+
+
+class SpanDelta(NamedTuple):
+    """What ended spans of one name spent."""
+
+    parts: EnergyByType
+    calls: int
+    time: int
+    tokens: int  # of output
+    trace: str | None  # of the newest that stands for the others
+
+    def plus(self, later: SpanDelta) -> SpanDelta:
+        return SpanDelta(
+            add_energy(self.parts, later.parts),
+            self.calls + later.calls,
+            self.time + later.time,
+            self.tokens + later.tokens,
+            later.trace or self.trace,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotDelta:
+    """Everything that was booked from ``start`` to ``end``, ``duration`` awake nanoseconds."""
+
+    start: Instant
+    end: Instant
+    duration: int = 0
+    devices: Mapping[str, DeviceDelta] = field(default_factory=dict)
+    processes: Mapping[Payer, ProcessDelta] = field(default_factory=dict)
+    crowds: Mapping[Group | None, EnergyByType] = field(default_factory=dict)  # without names here
+    spans: Mapping[SpanKey, SpanDelta] = field(default_factory=dict)
+    outside: Mapping[str, int] = field(default_factory=dict)  # by service: between its spans
+    senders: Mapping[str, frozenset[Consumer]] = field(default_factory=dict)
+    agent_cpu: float = 0.0
+
+    @property
+    def consumers(self) -> EnergyByType:
+        """What all processes spent."""
+        return tuple(
+            sum(one.consumers for one in self.devices.values() if one.domain.hw_type is kind)
+            for kind in HARDWARE_TYPES
+        )
+
+    @property
+    def unlisted(self) -> EnergyByType:
+        """What was spent by processes that had no row, or have none any more."""
+        listed = [one.parts for one in self.processes.values()]
+        listed += self.crowds.values()
+        return tuple(map(sub, self.consumers, total_energy(listed)))
+
+
+def add_energy(one: EnergyByType, other: EnergyByType) -> EnergyByType:
+    return tuple(map(add, one, other))
+
+
+def total_energy(many: Iterable[EnergyByType]) -> EnergyByType:
+    return tuple(map(sum, zip(ZERO_ENERGY, *many, strict=True)))
+
+
+# ----------------------------------------------------------------------- between two snapshots
+
+
+def delta_between(before: Snapshot, after: Snapshot) -> SnapshotDelta | None:
+    """What ``after`` counts more than ``before``; None if it does not go on where that was.
+
+    The same books never count backwards, so what fell was begun anew, and the difference would be
+    a figure that nobody measured.
+    """
+    if after.at.mono < before.at.mono:
+        return None
+    devices = _devices(before, after)
+    if devices is None:
+        return None
+    spans, outside = _spans(before.spans.rows, after.spans.rows), _outside(before, after)
+    services = {service for service, _ in spans} | outside.keys()
+    stretch = SnapshotDelta(
+        before.at,
+        after.at,
+        after.at.mono - before.at.mono,
+        devices,
+        _processes(before.processes, after.processes),
+        {},
+        spans,
+        outside,
+        {
+            service: frozenset(sent)
+            for service, sent in after.spans.senders.items()
+            if service in services
+        },
+        max(0.0, after.stats.cpu_seconds - before.stats.cpu_seconds),
+    )
+    return None if min(stretch.unlisted) < 0 else stretch
+
+
+_ACCOUNTS = attrgetter("energy", "consumers", "idle", "unattributed")
+
+
+def _devices(before: Snapshot, after: Snapshot) -> dict[str, DeviceDelta] | None:
+    """The devices that may be summed; None if an account fell."""
+    old = {account.domain.id: account for account in before.domains}
+    devices: dict[str, DeviceDelta] = {}
+    for account in after.domains:
+        domain = account.domain
+        past = old.pop(domain.id, None)
+        # An account that was not there yet began at zero: all that there is was spent since.
+        since = past or DomainAccount(domain)
+        grown = tuple(map(sub, _ACCOUNTS(account), _ACCOUNTS(since)))
+        if min(grown) < 0:
+            return None
+        if domain.in_cover or since.domain.in_cover:
+            passed = after.at.mono - before.at.mono
+            times = _times(since, account, passed)
+            devices[domain.id] = DeviceDelta(domain, account.present, *(*grown, *times))
+    return None if old else devices
+
+
+def _times(since: DomainAccount, account: DomainAccount, passed: int) -> tuple[int, int, int]:
+    """``lasted``, ``known`` and ``timed`` of :class:`Spent`, where the clock has ``passed``."""
+    moved = settled_time(since, account)
+    if moved is None:
+        return passed, 0, 0
+    # An account that is gone stands still, and leaps when its device is back.
+    lasted = moved if since.present and account.present else passed
+    return lasted, moved - gap_time(since, account), account.energy - since.energy
+
+
+def settled_time(since: DomainAccount, account: DomainAccount) -> int | None:
+    """How far an account is settled further, in awake nanoseconds; None if that is not known."""
+    if since.settled is None or account.settled is None:
+        return None
+    return account.settled.mono - since.settled.mono
+
+
+def gap_time(since: DomainAccount, account: DomainAccount) -> int:
+    """Awake nanoseconds of these that are gaps; negative if the account is not the same."""
+    gaps = sum(account.gaps.values()) - sum(since.gaps.values())
+    if gaps <= 0 or since.settled is None or account.settled is None:
+        return gaps
+    # The gap of a host asleep counts its sleep as well, which is no awake time.
+    return max(0, gaps - (account.settled.asleep - since.settled.asleep))
+
+
+def _processes(
+    before: tuple[ProcessRow, ...], after: tuple[ProcessRow, ...]
+) -> dict[Payer, ProcessDelta]:
+    """What each row grew by. A row that was not there, or fell, began at zero meanwhile."""
+    old = {row.info.payer: row.energy for row in before}
+    processes: dict[Payer, ProcessDelta] = {}
+    for row in after:
+        past = old.get(row.info.payer)
+        if past == row.energy:
+            continue
+        parts = grown = _parts(row.energy)
+        if past is not None:
+            grown = tuple(map(sub, parts, _parts(past)))
+            if min(grown) < 0:
+                grown = parts
+        if any(grown):
+            processes[row.info.payer] = ProcessDelta(row.info, grown)
+    return processes
+
+
+def _spans(before: tuple[SpanRow, ...], after: tuple[SpanRow, ...]) -> dict[SpanKey, SpanDelta]:
+    if before is after:
+        return {}
+    old = {(row.service, row.name): row for row in before}
+    spans: dict[SpanKey, SpanDelta] = {}
+    for row in after:
+        past = old.get((row.service, row.name))
+        if past is row:
+            continue
+        now = _span_delta(row)
+        if past is not None and row.count >= past.count:
+            was = _span_delta(past)
+            now = SpanDelta(
+                tuple(map(sub, now.parts, was.parts)),
+                now.calls - was.calls,
+                now.time - was.time,
+                now.tokens - was.tokens,
+                now.trace if now.trace != was.trace else None,
+            )
+        # A name that was let go and came back began at zero.
+        if min(*now.parts, now.time, now.tokens) < 0:
+            now = _span_delta(row)
+        if any(now.parts) or now.calls:
+            spans[row.service, row.name] = now
+    return spans
+
+
+def _span_delta(row: SpanRow) -> SpanDelta:
+    newest = max(row.exemplars.values(), key=attrgetter("wall"), default=None)
+    trace = None if newest is None else newest.trace
+    tokens = row.tokens.get("output", 0)
+    return SpanDelta(_parts(row.energy), row.count, row.time, tokens, trace)
+
+
+def _outside(before: Snapshot, after: Snapshot) -> dict[str, int]:
+    old, new = before.spans.outside, after.spans.outside
+    outside: dict[str, int] = {}
+    if old is new:
+        return outside
+    for key, energy in new.items():
+        grown = energy - old.get(key, 0)
+        if grown > 0:
+            outside[key[0]] = outside.get(key[0], 0) + grown
+    return outside
+
+
+def _parts(energy: Mapping[HwType, int]) -> EnergyByType:
+    get = energy.get
+    return tuple([get(kind, 0) for kind in HARDWARE_TYPES])
+
+
+# ------------------------------------------------------------------------- many, and few names
+
+
+def merge_deltas(stretches: Iterable[SnapshotDelta]) -> SnapshotDelta:
+    """Stretches that follow each other as one; there is at least one."""
+    following = list(stretches)
+    if len(following) == 1:
+        return following[0]
+    devices: dict[str, DeviceDelta] = {}
+    processes: dict[Payer, ProcessDelta] = {}
+    crowds: dict[Group | None, EnergyByType] = {}
+    spans: dict[SpanKey, SpanDelta] = {}
+    outside: dict[str, int] = {}
+    senders: dict[str, frozenset[Consumer]] = {}
+    for one in following:
+        for key, device in one.devices.items():
+            devices[key] = devices[key].plus(device) if key in devices else device
+        for payer, spender in one.processes.items():
+            past = processes.get(payer)
+            processes[payer] = (
+                spender
+                if past is None
+                else ProcessDelta(spender.info, add_energy(past.parts, spender.parts))
+            )
+        for group, parts in one.crowds.items():
+            crowds[group] = add_energy(crowds.get(group, ZERO_ENERGY), parts)
+        for name, called in one.spans.items():
+            spans[name] = spans[name].plus(called) if name in spans else called
+        for service, energy in one.outside.items():
+            outside[service] = outside.get(service, 0) + energy
+        for service, sent in one.senders.items():
+            known = senders.get(service)
+            senders[service] = sent if known is None or known == sent else known | sent
+    return SnapshotDelta(
+        following[0].start,
+        following[-1].end,
+        sum(one.duration for one in following),
+        devices,
+        processes,
+        crowds,
+        spans,
+        outside,
+        senders,
+        sum(one.agent_cpu for one in following),
+    )
+
+
+def _span_rank(name: SpanKey, spans: Mapping[SpanKey, SpanDelta]) -> tuple[bool, int]:
+    return name[1] is None, sum(spans[name].parts)
+
+
+def most_specific_group(info: PayerInfo) -> Group | None:
+    """The most specific group of a process, the one it is shown in."""
+    return info.groups[0] if info.groups else None
+
+
+def limit_names(stretch: SnapshotDelta) -> SnapshotDelta:
+    """The stretch with few names: no joule is lost, only who exactly spent it."""
+    processes = dict(stretch.processes)
+    crowds = dict(stretch.crowds)
+    if len(processes) > MAX_PROCESSES:
+        ranked = sorted(processes, key=lambda payer: sum(processes[payer].parts))
+        for payer in ranked[:-MAX_PROCESSES]:
+            info, parts = processes.pop(payer)
+            group = most_specific_group(info)
+            crowds[group] = add_energy(crowds.get(group, ZERO_ENERGY), parts)
+    if len(crowds) > MAX_UNLISTED_GROUPS:
+        largest = sorted(crowds, key=lambda group: sum(crowds[group]))[-MAX_UNLISTED_GROUPS:]
+        crowds = {group: crowds[group] for group in largest}
+    spans = dict(stretch.spans)
+    if len(spans) > MAX_SPANS:
+        for name in sorted(spans, key=lambda name: _span_rank(name, spans))[:-MAX_SPANS]:
+            called, rest = spans.pop(name), (name[0], None)
+            spans[rest] = spans[rest].plus(called) if rest in spans else called
+    return SnapshotDelta(
+        stretch.start,
+        stretch.end,
+        stretch.duration,
+        stretch.devices,
+        processes,
+        crowds,
+        spans,
+        stretch.outside,
+        stretch.senders,
+        stretch.agent_cpu,
+    )
