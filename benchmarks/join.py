@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from benchmarks.machine import describe
-from wattspan.joining import ProcessSpans
 from wattspan.model import HwType, Instant, Interval, Microjoules
-from wattspan.profiles import EnergyProfile
-from wattspan.spans import Ended, Outcome, Span, SpanEnergy, Spent, Started
+from wattspan.spans.joining import ProcessSpans
+from wattspan.spans.profiles import EnergyProfile
+from wattspan.spans.values import IntervalEnergy, Outcome, Span, SpanEnd, SpanEnergy, SpanStart
 
 BATCH = 512
 GOAL = 3.0  # microseconds
@@ -78,7 +78,9 @@ def answers(batch: Sequence[Span]) -> list[SpanEnergy]:
         SpanEnergy(
             span,
             {cpu: a, memory: b, gpu: c},
-            Spent({cpu: a, memory: b, gpu: c}, {cpu: a, memory: b, gpu: c}, span.end - span.start),
+            IntervalEnergy(
+                {cpu: a, memory: b, gpu: c}, {cpu: a, memory: b, gpu: c}, span.end - span.start
+            ),
             Outcome.JOINED,
         )
         for span in batch
@@ -139,9 +141,9 @@ def announce(process: ProcessSpans, batches: Sequence[Sequence[Span]]) -> None:
     """Tell of all starts and ends, as an instrumented application would have by then."""
     for batch in batches:
         for each in batch:
-            process.open(Started(each.id, each.parent, each.start, each.thread, 1))
+            process.open(SpanStart(each.id, each.parent, each.start, each.thread, 1))
             used = (each.end - each.start) // 3
-            process.close(Ended(each.id, each.end, each.thread, 1 + used))
+            process.close(SpanEnd(each.id, each.end, each.thread, 1 + used))
 
 
 if __name__ == "__main__":

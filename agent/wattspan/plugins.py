@@ -29,7 +29,7 @@ EntryPoints = Callable[[str], Iterable[EntryPoint]]
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BrokenPlugin:
     """A plugin that is installed and cannot be used: which, why, and what to do about it."""
 
     table: str  # "sources.rapl"
@@ -46,7 +46,7 @@ class Plugins:
 
     sources: Mapping[str, SourcePlugin] = field(default_factory=dict)
     exporters: Mapping[str, ExporterPlugin] = field(default_factory=dict)
-    broken: tuple[Broken, ...] = ()
+    broken: tuple[BrokenPlugin, ...] = ()
 
     @property
     def schema(self) -> ConfigSchema:
@@ -60,7 +60,7 @@ class Plugins:
 def discover(entry_points: EntryPoints | None = None) -> Plugins:
     """Load every installed plugin."""
     find = entry_points or _installed
-    broken: list[Broken] = []
+    broken: list[BrokenPlugin] = []
     sources = _load(find(SOURCES), "sources", SourcePlugin, broken)
     exporters = _load(find(EXPORTERS), "exporters", ExporterPlugin, broken)
     return Plugins(sources, exporters, tuple(broken))
@@ -71,7 +71,7 @@ def _installed(group: str) -> Iterable[EntryPoint]:
 
 
 def _load(
-    found: Iterable[EntryPoint], family: str, kind: type[P], broken: list[Broken]
+    found: Iterable[EntryPoint], family: str, kind: type[P], broken: list[BrokenPlugin]
 ) -> dict[str, P]:
     by_name: dict[str, dict[str, EntryPoint]] = {}
     for entry in found:
@@ -84,19 +84,19 @@ def _load(
             rivals = " and ".join(f"{e.value} ({_origin(e)})" for _, e in sorted(entries.items()))
             cause = f"it is installed more than once, as {rivals}"
             remedy = "Uninstall all but one of these packages."
-            broken.append(Broken(f"{family}.{name}", cause, remedy))
+            broken.append(BrokenPlugin(f"{family}.{name}", cause, remedy))
             continue
         (entry,) = entries.values()
         try:
-            loaded[name] = _checked(entry.load(), kind)
+            loaded[name] = _validated(entry.load(), kind)
         except Exception as error:  # noqa: BLE001 - a plugin may fail in any way, and only itself
             cause = f"{entry.value} does not load, {_cause(error)}"
             remedy = f"Reinstall or remove its package, {_origin(entry)}."
-            broken.append(Broken(f"{family}.{name}", cause, remedy))
+            broken.append(BrokenPlugin(f"{family}.{name}", cause, remedy))
     return loaded
 
 
-def _checked(plugin: object, kind: type[P]) -> P:
+def _validated(plugin: object, kind: type[P]) -> P:
     if not isinstance(plugin, kind):
         raise TypeError(f"it is {type(plugin).__name__}, not a {kind.__name__}")
     settings: object = plugin.settings
@@ -122,7 +122,7 @@ _REPORT = "This is a fault of the plugin: report it to its authors, or set enabl
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedPlugins:
     """The sources and exporters that run, by name, and what could not be opened."""
 
     sources: Mapping[str, CounterSource] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class Opened:
     failures: tuple[Failure, ...] = ()
 
 
-def open_sources(plugins: Plugins, config: Config, context: SourceContext) -> Opened:
+def open_sources(plugins: Plugins, config: Config, context: SourceContext) -> OpenedPlugins:
     """Open every source that the configuration does not turn off.
 
     A source asked for by name (``enabled = true``) that cannot be had raises SourceError, once
@@ -150,10 +150,10 @@ def open_sources(plugins: Plugins, config: Config, context: SourceContext) -> Op
             continue
         if source is not None:
             opened[name] = source
-    return Opened(sources=opened, failures=tuple(failures))
+    return OpenedPlugins(sources=opened, failures=tuple(failures))
 
 
-def open_exporters(plugins: Plugins, config: Config, context: ExporterContext) -> Opened:
+def open_exporters(plugins: Plugins, config: Config, context: ExporterContext) -> OpenedPlugins:
     """Make every exporter that the configuration does not turn off; none is started yet.
 
     ExporterError, for a setting that cannot work, is passed on: without its exporter an agent
@@ -171,7 +171,7 @@ def open_exporters(plugins: Plugins, config: Config, context: ExporterContext) -
             continue
         if exporter is not None:
             opened[name] = exporter
-    return Opened(exporters=opened, failures=tuple(failures))
+    return OpenedPlugins(exporters=opened, failures=tuple(failures))
 
 
 def exporter_faults(plugins: Plugins, config: Config) -> Iterator[str]:

@@ -31,7 +31,7 @@ from wattspan.model import (
     Usage,
 )
 from wattspan.model.settings import Table
-from wattspan.spans import Spent
+from wattspan.spans.values import IntervalEnergy
 
 
 class Clock(Protocol):
@@ -119,7 +119,7 @@ class ProcessDirectory(Protocol):
         ...
 
 
-class Past(Protocol):
+class EnergyQueries(Protocol):
     """What was spent in stretches of the recent past. Safe from any thread.
 
     Times are monotonic nanoseconds. What is asked of the time after ``settled`` is answered with
@@ -138,7 +138,7 @@ class Past(Protocol):
         """``consumer`` and whatever descends from it."""
         ...
 
-    def device(self, domain_id: str, start: int, end: int) -> Spent:
+    def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
         """What one device spent, whoever caused it."""
         ...
 
@@ -170,7 +170,9 @@ class Past(Protocol):
         """``holder`` does not ask about ``consumer`` any more. Again: nothing."""
         ...
 
-    def process(self, consumer: Consumer, start: int, end: int, *, family: bool = False) -> Spent:
+    def process(
+        self, consumer: Consumer, start: int, end: int, *, family: bool = False
+    ) -> IntervalEnergy:
         """What a process spent; with ``family``, and whatever descends from it."""
         ...
 
@@ -279,7 +281,7 @@ class Exporter(Protocol):
 
 
 @runtime_checkable
-class Watched(Protocol):
+class MonitoredExporter(Protocol):
     """An exporter that can fail long after it started, and says so as a source would."""
 
     @property
@@ -318,7 +320,7 @@ class SourcePlugin:
     open: Callable[[Any, SourceContext], CounterSource | None]
 
 
-def _uncounted(listener: str) -> Callable[[str], None]:
+def _no_counter(listener: str) -> Callable[[str], None]:
     return lambda reason: None
 
 
@@ -333,7 +335,7 @@ class ExporterContext:
     clock: Clock
     version: str
     log: Callable[[str], None]
-    refusals: Callable[[str], Callable[[str], None]] = _uncounted
+    refusals: Callable[[str], Callable[[str], None]] = _no_counter
     """Of a listener by name: what it calls with the reason for which it turned somebody away."""
     uid_of: Callable[[tuple[str, int], tuple[str, int]], int | None] = _no_uid
     """The user who owns the socket at the first of two ends of a TCP connection, if known."""

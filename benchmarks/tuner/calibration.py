@@ -19,7 +19,7 @@ from benchmarks.tuner.job import Job
 from benchmarks.tuner.plants import Plant, luck
 from benchmarks.tuner.runner import Terms, Watch, drive
 from wattspan.model import Knob, Move
-from wattspan.tuning import Remembered
+from wattspan.tuning import CertifiedLevels
 
 CURVE = "a40-resnet50"
 SLOWDOWNS = (0.03, 0.04, 0.045, 0.05, 0.055)
@@ -80,7 +80,9 @@ def certify(slowdown: float, cv: float, seed: int, *, remembered: bool) -> Certi
     Where a setting is remembered, from a job that it slowed down less, it is proved first.
     """
     plant = Plant(f"level {slowdown} {cv}", level(slowdown), units=UNITS, cv=cv)
-    known = Remembered(Knob.GPU_POWER, 230_000, 300_000, 0.03, 0.2, 40, cv) if remembered else None
+    known = (
+        CertifiedLevels(Knob.GPU_POWER, 230_000, 300_000, 0.03, 0.2, 40, cv) if remembered else None
+    )
     job, watch, _ = drive(
         plant,
         luck(plant, seed),

@@ -8,7 +8,7 @@ from random import Random
 
 from benchmarks.tuner.curves import Curve
 from benchmarks.tuner.plants import Luck, Plant
-from wattspan.tuning import EnergyPoint, Unit
+from wattspan.tuning import EnergyPoint, WorkUnit
 
 IDLE = 0.3
 """The part of its power that a device draws while its job waits for something else."""
@@ -24,7 +24,7 @@ class Job:
         self.time = 0.0
         self.spent = 0.0
         self.ends: list[float] = []
-        self.units: list[Unit] = []  # finished and not yet taken
+        self.units: list[WorkUnit] = []  # finished and not yet taken
         self.cap = plant.curve.original
         self.log: list[tuple[float, float]] = []  # what was written when
         self._luck = luck
@@ -160,7 +160,7 @@ class Job:
             time += lasts
             spent += power * lasts
             end = begun + works[at] if lying else time
-            self.units.append(Unit(int(begun * 1e9), int(end * 1e9), amounts[at]))
+            self.units.append(WorkUnit(int(begun * 1e9), int(end * 1e9), amounts[at]))
             self.ends.append(time)
             dead, begun = deads[at], time
             at += 1

@@ -18,15 +18,15 @@ from benchmarks.tuner.job import Job
 from benchmarks.tuner.plants import Luck, Plant, luck
 from benchmarks.tuner.truth import Total, Truth
 from wattspan import tuning
-from wattspan.model import SECOND, Decision, Move, Reason
-from wattspan.tuning import Observation, Policy, Range, Remembered, Report
+from wattspan.model import SECOND, Decision, DecisionReason, Move
+from wattspan.tuning import CertifiedLevels, KnobRange, Observation, TunerPolicy, TunerReport
 
 BATCH = 5.0
 """Seconds between exports of OpenTelemetry's batch processor, as it is set by default."""
 
 _WINDOW = 600.0
 _PATIENCE = 20.0  # seconds without a look, though nothing came
-_ALARMS = frozenset({Reason.CHANGED, Reason.OVER_BUDGET})
+_ALARMS = frozenset({DecisionReason.CHANGED, DecisionReason.OVER_BUDGET})
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Watch:
         if decision.move is Move.PROBE:
             self.probes += 1
             self.compared += not decision.caps
-            self.holding = self.holding and decision.reason is Reason.SENTINEL
+            self.holding = self.holding and decision.reason is DecisionReason.SENTINEL
             return
         if decision.move is Move.RELEASE and self.holding and decision.reason in _ALARMS:
             self.let_go.append(job.slowdown())
@@ -185,9 +185,9 @@ def drive(
     terms: Terms,
     core: Any = tuning,
     *,
-    remembered: Remembered | None = None,
+    remembered: CertifiedLevels | None = None,
     after: Callable[[Job, Watch], bool] = lambda job, watch: True,
-) -> tuple[Job, Watch, Report]:
+) -> tuple[Job, Watch, TunerReport]:
     """The tuner's core over a job, as the runtime drives it.
 
     The runtime looks every ``terms.turn``. Looks at which nothing new could be seen are left out:
@@ -199,8 +199,8 @@ def drive(
     random = Random(f"{plant.name}/{seed}/drive")
     devices = [f"gpu-{at}" for at in range(plant.curve.devices)]
     original = round(plant.curve.original * 1000)
-    ranges = tuple(Range(one, original, plant.floor_watts() * 1000) for one in devices)
-    policy = Policy(
+    ranges = tuple(KnobRange(one, original, plant.floor_watts() * 1000) for one in devices)
+    policy = TunerPolicy(
         max_slowdown=terms.budget, confidence=terms.confidence, seed=seed, **terms.policy
     )
     state = core.begin(policy, ranges, now=0, remembered=remembered)
@@ -219,7 +219,7 @@ def drive(
             since = int(read_back * 1e9)
         now = min(flush, read_back, settled)
         job.advance(now)
-        units: tuple[tuning.Unit, ...] = ()
+        units: tuple[tuning.WorkUnit, ...] = ()
         if now >= settled:
             settled = math.inf
         if now >= flush:
@@ -250,7 +250,7 @@ def drive(
     return job, watch, core.report(state)
 
 
-def _told(score: Score, report: Report, spent: float) -> Score:
+def _told(score: Score, report: TunerReport, spent: float) -> Score:
     """With what the tuner itself said of the run."""
     facts = score.facts()
     facts["told_slowdown"], facts["told_bound"] = report.slowdown, report.slowdown_bound

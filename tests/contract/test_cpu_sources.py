@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.powercap_host import PowercapHost
-from wattspan.energy import between
+from wattspan.attribution.energy import energy_between
 from wattspan.model import Interval, Provenance, Reading
 from wattspan.ports import CounterSource
 from wattspan.sources.estimate import EstimateSource, LoadModel, ProcStatFile
@@ -72,7 +72,9 @@ def test_every_reading_is_of_a_known_domain_and_in_order(
         domains = {domain.id: domain for domain in batch.domains}
         for reading in batch.readings:
             if reading.domain_id in before:
-                step = between(domains[reading.domain_id], before[reading.domain_id], reading)
+                step = energy_between(
+                    domains[reading.domain_id], before[reading.domain_id], reading
+                )
                 assert isinstance(step, Interval)
             before[reading.domain_id] = reading
     assert before

@@ -18,7 +18,7 @@ from wattspan.config.writing import to_toml
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
 from wattspan.ports import CapsError
-from wattspan.runtime.child import CapperChild
+from wattspan.service.capper_process import CapperProcess
 from wattspan.testing import ManualClock
 
 CAP = 600_000
@@ -35,7 +35,7 @@ def test_one_that_hangs_is_not_waited_for_as_often_as_it_is_asked(tmp_path: Path
     config = Config(agent=AgentSettings(state_dir=str(tmp_path), run_dir=str(tmp_path)))
     with EmulatedHost(profile_named("batch")) as host:
         where = ("--emulated", str(host.directory))
-        child = CapperChild(clock, where, to_toml(config), answered, lambda _: None)
+        child = CapperProcess(clock, where, to_toml(config), answered, lambda _: None)
         child.start()
         assert child.pid is not None
         child.stop()
@@ -52,7 +52,7 @@ def later(clock: ManualClock) -> bool:
 @contextmanager
 def child_with_a_cap(
     folder: Path, clock: ManualClock, log: list[str]
-) -> Iterator[tuple[CapperChild, Gpu, int]]:
+) -> Iterator[tuple[CapperProcess, Gpu, int]]:
     """An agent's capper, a GPU whose limit another process holds below the original."""
     socket = folder / "capper.sock"
 
@@ -69,7 +69,7 @@ def child_with_a_cap(
     config = Config(agent=AgentSettings(state_dir=str(folder), run_dir=str(folder)))
     with EmulatedHost(profile_named("one-socket-h100")) as host:
         where = ("--emulated", str(host.directory))
-        child = CapperChild(clock, where, to_toml(config), answered, log.append)
+        child = CapperProcess(clock, where, to_toml(config), answered, log.append)
         gpu = Gpu(host)
         original = gpu.limit
         child.start()

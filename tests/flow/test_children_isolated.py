@@ -32,7 +32,7 @@ from wattspan.config import Agent, Config
 from wattspan.config.writing import to_toml
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
-from wattspan.runtime.child import CapperChild
+from wattspan.service.capper_process import CapperChild
 
 folder = os.environ["FOLDER"]
 config = Config(agent=Agent(state_dir=folder, run_dir=folder))

@@ -12,14 +12,14 @@ from support.live import LiveAgent
 from support.prometheus_server import scraping
 from support.rate_server import serving, vector
 from support.waiting import eventually
+from wattspan.attribution.cost import KILOWATT_HOUR
 from wattspan.footprint.rates import NumberError, query_number
-from wattspan.model import Snapshot, SourceHealth, Weighed
-from wattspan.weighing import KILOWATT_HOUR
+from wattspan.model import RatedEnergy, Snapshot, SourceHealth
 
 PROFILE = "two-socket-h100"
 
 
-def cost(agent: LiveAgent) -> Weighed:
+def cost(agent: LiveAgent) -> RatedEnergy:
     found = agent.agent.view().footprint.cost
     assert found is not None
     return found
@@ -29,7 +29,7 @@ def cover(snapshot: Snapshot) -> int:
     return sum(account.energy for account in snapshot.cover)
 
 
-def after(agent: LiveAgent, what: str, holds: Callable[[Weighed], bool]) -> Weighed:
+def after(agent: LiveAgent, what: str, holds: Callable[[RatedEnergy], bool]) -> RatedEnergy:
     """The very look at which it holds: a price that is a second old is none at the next."""
     (found,) = eventually(lambda: [now for now in (cost(agent),) if holds(now)], what)
     return found

@@ -20,8 +20,8 @@ from wattspan.collector.backoff import Backoff
 from wattspan.config import SpansSettings
 from wattspan.forward.logs import Records
 from wattspan.model import MILLISECOND
-from wattspan.runtime.audited import AuditTail
-from wattspan.runtime.events import of_deed
+from wattspan.service.audit_tail import AuditTail
+from wattspan.service.decision_events import audit_record
 
 CLOCK = SystemClock()
 Collector = Callable[[], AbstractContextManager[HttpCollector | GrpcCollector]]
@@ -62,7 +62,7 @@ def test_what_the_capper_records_arrives_at_the_place_of_logs(
     audit = AuditLog(tmp_path / "audit.jsonl", 300)
     whys = [f"Reason {number}." for number in range(20)]
     with open_collector() as collector, sending(collector.url) as records:
-        tail = AuditTail(audit.path, lambda event: records.offer(of_deed(event)), CLOCK)
+        tail = AuditTail(audit.path, lambda event: records.offer(audit_record(event)), CLOCK)
         tail.begin()
         for why in whys:
             audit.record(deed(why))
@@ -79,7 +79,7 @@ def test_a_collector_that_is_busy_gets_every_record_once_it_is_not(tmp_path: Pat
     with HttpCollector() as collector, sending(collector.url) as records:
         collector.script(Reply(503), Reply(429), Reply(503))
         for number in range(5):
-            records.offer(of_deed(deed(str(number))))
+            records.offer(audit_record(deed(str(number))))
         eventually(lambda: len(collector.records) == 5, "all arrive")
         assert bodies(collector) == [*"01234"]
         assert records.drops == {}
@@ -91,7 +91,7 @@ def test_a_dead_collector_costs_nothing_but_what_is_dropped_and_counted() -> Non
         port = taken.getsockname()[1]
         with sending(f"http://127.0.0.1:{port}") as records:
             for number in range(5000):
-                records.offer(of_deed(deed(str(number))))
+                records.offer(audit_record(deed(str(number))))
             dropped = records.drops["queue_full"]
             assert 0 < dropped < 5000
     assert records.drops["queue_full"] + records.drops["stopped"] == 5000

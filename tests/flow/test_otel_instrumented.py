@@ -20,7 +20,7 @@ from support.requirements import APPS
 from support.telling import listening
 from support.waiting import eventually
 from wattspan.spanfeed.feed import Feed, Report
-from wattspan.spans import Ended, Started
+from wattspan.spans.values import SpanEnd, SpanStart
 
 pytestmark = pytest.mark.needs_apps
 
@@ -121,7 +121,7 @@ def test_every_span_that_is_exported_was_told_of_by_the_process_it_names(
 
     def ended() -> bool:
         reports.extend(feed.drain())
-        return sum(isinstance(e, Ended) for report in reports for e in report.records) >= 6
+        return sum(isinstance(e, SpanEnd) for report in reports for e in report.records) >= 6
 
     eventually(ended, "six requests are told of")
     # the development server knows nothing of SIGTERM, and would not export what it has
@@ -132,7 +132,7 @@ def test_every_span_that_is_exported_was_told_of_by_the_process_it_names(
         each.id.hex(): report.pid
         for report in reports
         for each in report.records
-        if isinstance(each, Started)
+        if isinstance(each, SpanStart)
     }
     spans = exported(output)
     assert len(spans) >= 6

@@ -14,7 +14,7 @@ import pytest
 from support.telling import by_process, ends, finish, listening, run, start, starts
 from support.waiting import eventually
 from wattspan.spanfeed.feed import Feed, Report
-from wattspan.spans import Ended, Started
+from wattspan.spans.values import SpanEnd, SpanStart
 
 
 @pytest.fixture
@@ -44,10 +44,10 @@ def tell(program: subprocess.Popen[str]) -> None:
     program.stdin.flush()
 
 
-def assert_whole(records: list[Started | Ended], spans: int) -> None:
+def assert_whole(records: list[SpanStart | SpanEnd], spans: int) -> None:
     """``spans`` spans were started, ended after that, and nothing else."""
-    begun = {each.id: each for each in records if isinstance(each, Started)}
-    done = {each.id: each for each in records if isinstance(each, Ended)}
+    begun = {each.id: each for each in records if isinstance(each, SpanStart)}
+    done = {each.id: each for each in records if isinstance(each, SpanEnd)}
     assert len(begun) == spans
     assert begun.keys() == done.keys()
     assert len(records) == 2 * spans
@@ -309,7 +309,7 @@ def test_an_agent_that_dies_and_comes_again_is_told_anew(
     assert line(program) == "done"
     with listening(tmp_path) as second:
 
-        def heard() -> list[Started]:
+        def heard() -> list[SpanStart]:
             tell(program)
             assert line(program) == "done"
             return starts(second.drain())
@@ -350,7 +350,7 @@ def test_records_that_are_read_while_they_are_written_are_whole(
         told += len(records)
         for each in records:
             number = int.from_bytes(each.id)
-            if isinstance(each, Started) and number < 100_000:
+            if isinstance(each, SpanStart) and number < 100_000:
                 assert int.from_bytes(each.parent) == number ^ 0x5555
                 assert began < each.at < time.monotonic_ns()
     finish(program)

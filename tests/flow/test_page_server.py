@@ -18,7 +18,7 @@ from support.scrapes import full_host
 from support.snapshots import CPU, process
 from support.waiting import eventually
 from support.world import World
-from wattspan.ledger import Ledger, Rules
+from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import HwType, Instant, Microjoules, Snapshot
 from wattspan.testing import ManualClock
 from wattspan_exporters.page.flow import build_flow
@@ -166,7 +166,7 @@ def test_figures_that_age_say_so() -> None:
 
 def test_the_past_is_remembered_while_nobody_looks() -> None:
     clock = ManualClock()
-    world = World(Ledger(Rules(), now=0), clock)
+    world = World(Ledger(LedgerSettings(), now=0), clock)
     world.born(1)
     with serving(clock) as served:
         served.snapshot = first = world.turn(10**9, {1: 50})

@@ -16,14 +16,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from support.books import Books
+from wattspan.attribution.cost import KILOWATT_HOUR
 from wattspan.cli import cli
 from wattspan.clock import SystemClock
 from wattspan.config import StoreSettings as Settings
-from wattspan.model import Footprint, Microjoules, Origin, Weighed
+from wattspan.model import Footprint, Microjoules, RatedEnergy, RateOrigin
 from wattspan.model.settings import Duration
 from wattspan.storage import Store
 from wattspan.testing import ManualClock
-from wattspan.weighing import KILOWATT_HOUR
 
 Report = Callable[..., Result]
 
@@ -228,7 +228,7 @@ def test_where_somebody_is_asked_a_report_takes_what_they_said_then(
     tmp_path: Path, host: Books, report: Report
 ) -> None:
     for rate, unknown in ((10**9, 0), (None, 5), (3 * 10**9, 5)):
-        said = Footprint(cost=Weighed("EUR", Origin.METRIC, rate, 0, Microjoules(unknown)))
+        said = Footprint(cost=RatedEnergy("EUR", RateOrigin.METRIC, rate, 0, Microjoules(unknown)))
         # the minute in which it is said is not the first that it holds of
         host.clock.advance(60 - host.clock.now().wall // 10**9 % 60)
         write(tmp_path, host, turns=10, footprint=said)
@@ -249,7 +249,7 @@ def test_the_first_minutes_of_an_agent_that_had_to_ask_first_are_weighed_whole(
     with closing(Store.open(tmp_path, Settings(), host.clock)) as store:
         for rate in (None, 2 * 10**9, 2 * 10**9):
             opening = host.now() if rate is None else host.spend({1: 10}, seconds=15)
-            said = Footprint(cost=Weighed("EUR", Origin.METRIC, rate))
+            said = Footprint(cost=RatedEnergy("EUR", RateOrigin.METRIC, rate))
             assert store.write(replace(opening, footprint=said))
     told = facts(report("--json", cost__file=str(tmp_path / "price")))["total"]
     assert told["cost"]["unknown_microjoules"] == 0

@@ -18,7 +18,7 @@ from support.joined_spans import CPU, GPU, joined
 from wattspan.cli import cli
 from wattspan.clock import SystemClock
 from wattspan.config import StoreSettings as Settings
-from wattspan.naming import SpanTotals
+from wattspan.spans.aggregator import SpanAggregator
 from wattspan.storage import Store
 from wattspan.testing import ManualClock
 
@@ -43,7 +43,7 @@ def report(tmp_path: Path, host: Books) -> Report:
 
 def write(state_dir: Path, host: Books, chats: int = 4, early: int = 0) -> None:
     """Ten minutes of a language model and a shop, and of a process that sends no spans."""
-    totals = SpanTotals(100)
+    totals = SpanAggregator(100)
     with closing(Store.open(state_dir, Settings(), host.clock)) as store:
         for turn in range(TURNS):
             host.spend({1: 100, 2: 50, 3: 10}, seconds=60)
@@ -152,7 +152,7 @@ def test_without_spans_it_says_so_and_shows_the_rest(
 
 
 def test_a_span_cannot_command_the_terminal(tmp_path: Path, host: Books, report: Report) -> None:
-    totals = SpanTotals(10)
+    totals = SpanAggregator(10)
     totals.add([joined("evil\x1b[31m\n", {CPU: J})], host.clock.now())
     with closing(Store.open(tmp_path, Settings(), host.clock)) as store:
         store.write(replace(host.spend({1: 10}), spans=totals.accounts().rows))

@@ -27,7 +27,7 @@ from wattspan.processes.inspector import ProcessInspector, TcpConnections
 from wattspan.processes.procfs import ProcFs
 from wattspan.spanfeed.delivery import Claim
 from wattspan.spanfeed.identity import Identities
-from wattspan.spans import Outcome
+from wattspan.spans.values import Outcome
 
 NOBODY = 65534
 Pids = tuple[int, int]

@@ -18,8 +18,8 @@ from support.snapshots import busy_host
 from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.model import Instant, Snapshot
-from wattspan.naming import SpanTotals
-from wattspan.spans import SpanEnergy
+from wattspan.spans.aggregator import SpanAggregator
+from wattspan.spans.values import SpanEnergy
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_prometheus]
 
@@ -46,7 +46,7 @@ def test_a_real_prometheus_knows_joules_a_token_and_the_telling_span(
     tmp_path: Path, free_port: Callable[[], int]
 ) -> None:
     clock = SystemClock()
-    totals = SpanTotals(10)
+    totals = SpanAggregator(10)
 
     def spend(requests: int) -> SpanEnergy:
         """Each request takes 3 J of the GPU, 1 J of the CPU and makes 16 tokens; one takes more."""

@@ -16,11 +16,11 @@ from wattspan.cli import cli
 from wattspan.clock import SystemClock
 from wattspan.http.messages import HttpRequest, HttpResponse
 from wattspan.http.server import HttpServer
-from wattspan.model import Decided, TuningAccounts
+from wattspan.model import RecordedDecision, TuningAccounts
 from wattspan.query.problem import json_response
 from wattspan.storage.decisions import DecisionLog, decisions_path
 from wattspan.testing import ManualClock
-from wattspan.tuning.told import accounts_facts
+from wattspan.tuning.serialization import accounts_to_json
 
 DECISIONS = (decided(900, PROBE), decided(700, HOLD), decided(10, RELEASE, PROBED.job))
 
@@ -30,7 +30,7 @@ class Remembered:
 
     def __call__(
         self, job: str = "", limit: int = 100, since: int | None = None
-    ) -> Sequence[Decided]:
+    ) -> Sequence[RecordedDecision]:
         found = [one for one in DECISIONS if job in ("", one.job)]
         return [one for one in found if since is None or one.at.wall >= since][-limit:]
 
@@ -256,7 +256,7 @@ def test_where_tuning_is_off_one_sentence_says_how_to_turn_it_on(
 
 
 def test_an_agent_of_another_version_is_called_so(tune: Tune, run_dir: Path) -> None:
-    facts = accounts_facts(ACCOUNTS)
+    facts = accounts_to_json(ACCOUNTS)
     facts["jobs"][0]["state"] = "dreaming"
 
     async def newer(request: HttpRequest) -> HttpResponse:

@@ -19,7 +19,7 @@ from support.tuned_stack import Tuned, TunedHost
 from support.waiting import eventually
 from wattspan.capper.client import CapperClient
 from wattspan.capper.protocol import RefusalReason, RefusedReply
-from wattspan.model import Move, Reason
+from wattspan.model import DecisionReason, Move
 from wattspan.ports import Caps, Clock
 
 MINUTES = 20
@@ -95,16 +95,16 @@ def closing(path: Path) -> Iterator[Way]:
 @pytest.mark.parametrize(
     ("answer", "reason", "says"),
     [
-        (told(STRANGER), Reason.NO_PERMISSION, "name it in [caps] users"),
-        (told(ANOTHER), Reason.NO_CAPPER, "restart whichever is older"),
-        (b"\xff\xfe\x00 garbage \n", Reason.NO_CAPPER, "it talks nonsense"),
-        (b'{"is":"state","rows":7}\n', Reason.NO_CAPPER, "it talks nonsense"),
-        (b"", Reason.NO_CAPPER, "it has gone"),
+        (told(STRANGER), DecisionReason.NO_PERMISSION, "name it in [caps] users"),
+        (told(ANOTHER), DecisionReason.NO_CAPPER, "restart whichever is older"),
+        (b"\xff\xfe\x00 garbage \n", DecisionReason.NO_CAPPER, "it talks nonsense"),
+        (b'{"is":"state","rows":7}\n', DecisionReason.NO_CAPPER, "it talks nonsense"),
+        (b"", DecisionReason.NO_CAPPER, "it has gone"),
     ],
     ids=["not on the list", "another version", "garbage", "of another shape", "silence"],
 )
 def test_a_capper_that_is_of_no_use_leaves_advice_one_line_and_no_storm(
-    path: Path, closing: Way, answer: bytes, reason: Reason, says: str
+    path: Path, closing: Way, answer: bytes, reason: DecisionReason, says: str
 ) -> None:
     impostor = Impostor(path, answer)
     try:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from fuzz.registry import target
 from fuzz.supply import Supply, folder, one_line
+from wattspan.attribution.cost import billionths
 from wattspan.collector.answers import LONGEST_DELAY, Answer, Verdict, delay_of, of_grpc, of_http
 from wattspan.collector.replies import Reply, of_reply
 from wattspan.collector.signals import LOGS, METRICS, SPANS
@@ -16,7 +17,6 @@ from wattspan.collector.transport import ANSWER_SIZE
 from wattspan.footprint.rates import NumberError, parse_number, read_number
 from wattspan.model import SECOND
 from wattspan.spanfeed import wire
-from wattspan.weighing import billionths
 
 _NOW = 1_700_000_000 * SECOND
 _LARGEST_COUNT = 2**63 - 1

@@ -22,7 +22,7 @@ from wattspan.capper.requests import RequestHandler
 from wattspan.capper.resolver import PeerCredentials
 from wattspan.capper.server import CapperSocketServer, _ClientConnection
 from wattspan.config import CapsSettings
-from wattspan.runtime.audited import AuditTail
+from wattspan.service.audit_tail import AuditTail
 from wattspan.testing import ManualClock
 
 _ORIGINAL, _LEAST, _FLOOR = 650 * W, 200 * W, 420 * W
@@ -204,7 +204,7 @@ def capper_files(data: bytes) -> None:
     "audit-log",
     whose="a capper, whose log may be torn",
     holds="every whole event once and in order; nothing else is told, nothing is told again",
-    watched=("wattspan.runtime.audited",),
+    watched=("wattspan.service.audit_tail",),
     samples=(
         b'{"at":1,"deed":"write","knob":"gpu_power","device":"gpu0","new":5}\n{"at":2,"deed":"end"}\n',
         b'{"at":1,"deed":"start","later":{"a":[1]}}\n',

@@ -18,8 +18,8 @@ from wattspan.model import (
     SpanAccounts,
     SpanRow,
 )
-from wattspan.naming import LONGEST, fit
 from wattspan.spanfeed.attributes import printable
+from wattspan.spans.aggregator import MAX_NAME_LENGTH, shortened_name
 from wattspan_exporters.catalogue.metric import sanitize
 from wattspan_exporters.catalogue.metrics import CATALOGUE
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
@@ -56,7 +56,7 @@ def labels(data: bytes) -> None:
     raws = supply.chunk(), supply.chunk()
     first, second = (raw.decode("utf-8", "surrogateescape") for raw in raws)
     for name in (first, second):
-        assert len(fit(name)) <= LONGEST
+        assert len(shortened_name(name)) <= MAX_NAME_LENGTH
         _harmless(sanitize(name).translate(_KEPT))
     _harmless(printable(raws[0], 200))
     exemplar = Exemplar("ab" * 16, "cd" * 8, _JOULE, 10**18)

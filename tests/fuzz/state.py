@@ -13,7 +13,15 @@ from fuzz.supply import Supply, folder, one_line, told
 from support.books import Books
 from wattspan.config import StoreSettings as StoreSettings
 from wattspan.forward.spool import Spool
-from wattspan.model import Decided, Decision, Instant, Knob, Move, Opening, Reason
+from wattspan.model import (
+    Checkpoint,
+    Decision,
+    DecisionReason,
+    Instant,
+    Knob,
+    Move,
+    RecordedDecision,
+)
 from wattspan.ports import StoreError
 from wattspan.storage.checkpoints import (
     AlternatingCheckpointFiles,
@@ -26,20 +34,20 @@ from wattspan.storage.checkpoints import (
 from wattspan.storage.decisions import CertificationStore, DecisionLog, read_decisions
 from wattspan.storage.store import Store
 from wattspan.testing import ManualClock
-from wattspan.tuning.memory import Book, from_facts, to_facts
-from wattspan.tuning.told import decided_facts, event
-from wattspan.tuning.values import Fingerprint, Remembered
+from wattspan.tuning.decisions.certified import CertifiedSettings, from_json, to_json
+from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint
+from wattspan.tuning.serialization import decision_event, recorded_decision_to_json
 
-_HELD = Decision(Move.HOLD, Reason.CERTIFIED, "Hold.", {"gpu0": 320_000}, {"bound": 0.04})
-_DECIDED = Decided(Instant(5, 7), "train", Knob.GPU_POWER, _HELD, True)
-_TOLD = msgspec.json.encode(decided_facts(_DECIDED)) + b"\n"
+_HELD = Decision(Move.HOLD, DecisionReason.CERTIFIED, "Hold.", {"gpu0": 320_000}, {"bound": 0.04})
+_DECIDED = RecordedDecision(Instant(5, 7), "train", Knob.GPU_POWER, _HELD, True)
+_TOLD = msgspec.json.encode(recorded_decision_to_json(_DECIDED)) + b"\n"
 
 
 @target(
     "decision-book",
     whose="an agent before us, torn by a crash",
     holds="reading and adding never raise; what is read can be told again",
-    watched=("wattspan.storage.decisions", "wattspan.tuning.told"),
+    watched=("wattspan.storage.decisions", "wattspan.tuning.serialization"),
     samples=(_TOLD, _TOLD * 2 + _TOLD[:40], b"null\n[]\n"),
     words=(b"1e400", b"9" * 400, b"[" * 3000, b'"at_mono_ns":', b'"caps":', b'"shown":', b"\n"),
 )
@@ -47,8 +55,8 @@ def decision_book(data: bytes) -> None:
     with folder() as path:
         (path / "d.jsonl").write_bytes(data)
         for decided in read_decisions(path / "d.jsonl"):
-            msgspec.json.encode(decided_facts(decided))
-            event(decided)
+            msgspec.json.encode(recorded_decision_to_json(decided))
+            decision_event(decided)
         book = DecisionLog(path / "d.jsonl", ManualClock())
         book.add(_DECIDED)
         assert len(book.recent("train")) <= data.count(b"\n") + 2
@@ -56,7 +64,7 @@ def decision_book(data: bytes) -> None:
 
 
 _JOB = Fingerprint("train.py", "H100", "570", 1, "trainer", "step")
-_SETTING = Remembered(
+_SETTING = CertifiedLevels(
     knob=Knob.GPU_POWER, level=3, original=9, slowdown=0.02, saving=0.2, pairs=40, noise=0.01
 )
 
@@ -65,8 +73,8 @@ _SETTING = Remembered(
     "certified-book",
     whose="an agent before us, torn by a crash",
     holds="a book whose settings are within bounds and that can be told again, or an empty one",
-    watched=("wattspan.storage.decisions", "wattspan.tuning.memory"),
-    samples=(json.dumps(to_facts(Book().certified(_JOB, _SETTING))).encode(), b"{}"),
+    watched=("wattspan.storage.decisions", "wattspan.tuning.decisions.certified"),
+    samples=(json.dumps(to_json(CertifiedSettings().certified(_JOB, _SETTING))).encode(), b"{}"),
     words=(b"1e400", b"9" * 400, b"[" * 3000, b'"levels":', b"NaN", b"true", b"null"),
 )
 def certified_book(data: bytes) -> None:
@@ -78,7 +86,7 @@ def certified_book(data: bytes) -> None:
         for sentence in said:
             one_line(sentence, 1500)
         known = book._memory
-        assert from_facts(json.loads(json.dumps(to_facts(known)))) == known
+        assert from_json(json.loads(json.dumps(to_json(known)))) == known
         for entry in known.entries.values():
             assert 0 <= entry.remembered.level <= entry.remembered.original
         book.certified(_JOB, _SETTING)
@@ -86,7 +94,7 @@ def certified_book(data: bytes) -> None:
 
 
 @functools.cache
-def _books() -> Opening:
+def _books() -> Checkpoint:
     host = Books()
     for _ in range(3):
         host.spend({1: 5, 2: 7})

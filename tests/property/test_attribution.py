@@ -5,7 +5,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.attribution import attribute, split
+from wattspan.attribution.settlement import attribute, split
 from wattspan.model import (
     Consumer,
     IdlePolicy,

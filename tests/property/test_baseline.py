@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.watched_load import CPUS, show, watch
-from wattspan.attribution import attribute
-from wattspan.baseline import FULL, SURE, LoadIntercept
+from wattspan.attribution.baseline import FULL_CONFIDENCE_WEIGHT, MAX_WEIGHT, LoadIntercept
+from wattspan.attribution.settlement import attribute
 from wattspan.model import SECOND, Instant, Interval, Microjoules, energy_at
 
 loads = st.floats(0.0, 1.0)
 idles = st.integers(1_000, 200_000)
 per_cpus = st.integers(0, 20_000)
-quiet = st.lists(st.floats(0.0, 0.049), min_size=round(SURE) + 10, max_size=150)
+quiet = st.lists(st.floats(0.0, 0.049), min_size=round(FULL_CONFIDENCE_WEIGHT) + 10, max_size=150)
 spread = st.lists(st.floats(0.1, 0.9), max_size=150)
 
 
@@ -38,7 +38,9 @@ def test_a_window_that_is_too_low_moves_idle_by_its_weight_at_most(
     correction = per_cpu * CPUS * 0.05
     show(model, load, shown * truth)
     assert model.power is not None
-    assert abs(model.power - before) <= truth * (1 - shown) / SURE + correction + 2
+    assert (
+        abs(model.power - before) <= truth * (1 - shown) / FULL_CONFIDENCE_WEIGHT + correction + 2
+    )
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,7 @@ def test_a_few_windows_at_rest_that_are_wrong_weigh_as_many_in_the_mean(
     watch(model, rest, idle, per_cpu=0)
     for part in shown:
         show(model, 0.0, part * idle)
-    support = min(FULL, len(rest) * 0.9 + len(shown))
+    support = min(MAX_WEIGHT, len(rest) * 0.9 + len(shown))
     assert model.power is not None
     assert abs(model.power - idle) <= idle * sum(abs(part - 1) for part in shown) / support + 2
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.energy import Meter, between
+from wattspan.attribution.energy import CounterMeter, energy_between
 from wattspan.model import (
     SECOND,
     Domain,
@@ -53,7 +53,7 @@ def test_a_counter_that_wraps_once_still_counts_forward(dt: int, power: int, bef
     spent = energy_at(power, dt)
     start = MODULUS - 1 - spent * before // 100  # the wrap lies inside the interval
     assert start + spent >= MODULUS or before == 100
-    result = between(domain(), reading(0, start), reading(dt, (start + spent) % MODULUS))
+    result = energy_between(domain(), reading(0, start), reading(dt, (start + spent) % MODULUS))
     assert result == Interval("rapl:package-0", Instant(0, 0), Instant(dt, 0), Microjoules(spent))
 
 
@@ -62,7 +62,7 @@ def test_no_interval_exceeds_what_the_hardware_can_draw(
     a: int, b: int, dt: int, epochs: tuple[int, int]
 ) -> None:
     one = domain()
-    result = between(one, reading(0, a, epoch=epochs[0]), reading(dt, b, epoch=epochs[1]))
+    result = energy_between(one, reading(0, a, epoch=epochs[0]), reading(dt, b, epoch=epochs[1]))
     if isinstance(result, Interval):
         assert 0 <= result.energy <= energy_at(one.max_power, dt + 2 * one.resolution)
         assert epochs[0] == epochs[1]
@@ -72,7 +72,7 @@ def test_no_interval_exceeds_what_the_hardware_can_draw(
 
 @given(a=st.integers(0, 10**15), b=st.integers(0, 10**15), dt=elapsed)
 def test_a_counter_that_never_wraps_and_falls_was_reset(a: int, b: int, dt: int) -> None:
-    result = between(domain(modulus=None), reading(0, a), reading(dt, b))
+    result = energy_between(domain(modulus=None), reading(0, a), reading(dt, b))
     if b < a:
         assert isinstance(result, Gap)
         assert result.reason is GapReason.RESET
@@ -86,14 +86,14 @@ def test_a_counter_that_never_wraps_and_falls_was_reset(a: int, b: int, dt: int)
 def test_a_stepped_wall_clock_changes_no_energy(step: int, dt: int, power: int) -> None:
     spent = energy_at(power, dt)
     start, end = reading(0, 5), reading(dt, 5 + spent, wall=step)
-    result = between(domain(), start, end)
+    result = energy_between(domain(), start, end)
     assert isinstance(result, Interval)
     assert result.energy == spent
 
 
 @given(asleep=st.integers(SECOND, 10**15), dt=elapsed, a=counters, b=counters)
 def test_a_suspend_is_a_gap_as_long_as_the_host_slept(asleep: int, dt: int, a: int, b: int) -> None:
-    result = between(domain(), reading(0, a), reading(dt, b, asleep=asleep))
+    result = energy_between(domain(), reading(0, a), reading(dt, b, asleep=asleep))
     assert isinstance(result, Gap)
     assert result.reason is GapReason.SUSPEND
     assert result.duration == dt + asleep
@@ -109,7 +109,7 @@ def test_a_suspend_is_a_gap_as_long_as_the_host_slept(asleep: int, dt: int, a: i
     )
 )
 def test_a_meter_tiles_time_with_intervals_and_gaps(steps: list[tuple[str, int, int, int]]) -> None:
-    meter = Meter(domain(), patience=10 * SECOND)
+    meter = CounterMeter(domain(), patience=10 * SECOND)
     now, first, covered, last_end = 0, None, 0, None
     for what, dt, counter, epoch in steps:
         now += dt

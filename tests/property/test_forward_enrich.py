@@ -11,7 +11,7 @@ from wattspan.forward.attributes import PREFIX, Attributes
 from wattspan.forward.enrich import enrich
 from wattspan.forward.shallow import part
 from wattspan.model import HwType, Provenance
-from wattspan.spans import Outcome
+from wattspan.spans.values import Outcome
 
 small = st.integers(0, 2**31)
 texts = st.text(max_size=8)

@@ -8,10 +8,10 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.joining import ProcessSpans
 from wattspan.model import HwType, Instant, Interval, Microjoules
-from wattspan.profiles import EnergyProfile
-from wattspan.spans import Ended, Outcome, Span, SpanEnergy, Started
+from wattspan.spans.joining import ProcessSpans
+from wattspan.spans.profiles import EnergyProfile
+from wattspan.spans.values import Outcome, Span, SpanEnd, SpanEnergy, SpanStart
 
 CPU, GPU, MEMORY = HwType.CPU, HwType.GPU, HwType.MEMORY
 KINDS = (CPU, MEMORY, GPU)
@@ -276,10 +276,10 @@ def test_nothing_that_happens_breaks_conservation(
                     machine.spend(each)
             case ("open", ident, parent, at, cpu):
                 process.open(
-                    Started(bytes([ident]) * 8, bytes([parent]) * 8, at, ident % 3, cpu)  # type: ignore[list-item,arg-type,operator]
+                    SpanStart(bytes([ident]) * 8, bytes([parent]) * 8, at, ident % 3, cpu)  # type: ignore[list-item,arg-type,operator]
                 )
             case ("close", ident, at, cpu):
-                process.close(Ended(bytes([ident]) * 8, at, ident % 3, cpu))  # type: ignore[list-item,arg-type,operator]
+                process.close(SpanEnd(bytes([ident]) * 8, at, ident % 3, cpu))  # type: ignore[list-item,arg-type,operator]
             case ("settle", batch):
                 if weighed:
                     batch = [s._replace(weight=s.id[0]) for s in batch]  # type: ignore[attr-defined]

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.world import CORE, DRAM, GPU, PACKAGE, World, imbalances, steps_back
-from wattspan.ledger import Ledger, Rules
+from wattspan.attribution.history import AttributionHistory
+from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import SECOND, IdlePolicy, Payer, energy_at
-from wattspan.timeline import Timeline
 
 pids = st.integers(1, 12)
 loads = st.dictionaries(pids, st.integers(0, 100), max_size=6)
@@ -31,7 +31,7 @@ accidents = st.one_of(
 )
 histories = st.lists(st.one_of(turns, accidents), max_size=60)
 rules = st.builds(
-    Rules,
+    LedgerSettings,
     idle=st.sampled_from(IdlePolicy),
     top=st.integers(1, 4),
     groups=st.integers(1, 6),
@@ -59,7 +59,7 @@ def happen(world: World, what: str, how: int) -> None:
 
 @given(rules=rules, history=histories)
 def test_every_snapshot_balances_and_no_counter_runs_backwards(
-    rules: Rules, history: list[object]
+    rules: LedgerSettings, history: list[object]
 ) -> None:
     world = World(Ledger(rules, now=0))
     last = world.ledger.snapshot(world.clock.now(), "host")
@@ -82,7 +82,7 @@ def test_every_snapshot_balances_and_no_counter_runs_backwards(
 
 @given(history=st.lists(turns, min_size=1, max_size=40))
 def test_without_accidents_every_true_joule_is_counted(history: list[dict[str, object]]) -> None:
-    world = World(Ledger(Rules(), now=0))
+    world = World(Ledger(LedgerSettings(), now=0))
     for pid in range(1, 13):
         world.born(pid)
     snapshot = world.ledger.snapshot(world.clock.now(), "host")
@@ -97,7 +97,7 @@ def test_without_accidents_every_true_joule_is_counted(history: list[dict[str, o
 @given(history=histories)
 @settings(max_examples=30)
 def test_books_closed_and_opened_again_go_on_where_they_were(history: list[object]) -> None:
-    world = World(Ledger(Rules(), boot_id="b", now=0))
+    world = World(Ledger(LedgerSettings(), boot_id="b", now=0))
     for event in history:
         if isinstance(event, dict):
             world.turn(**event)
@@ -106,7 +106,7 @@ def test_books_closed_and_opened_again_go_on_where_they_were(history: list[objec
             happen(world, *event)
     now = world.clock.now()
     before = world.ledger.snapshot(now, "host")
-    heir = Ledger(Rules(), opening=world.ledger.close(now), boot_id="b", now=now.mono)
+    heir = Ledger(LedgerSettings(), opening=world.ledger.close(now), boot_id="b", now=now.mono)
     after = heir.snapshot(now, "host")
     assert imbalances(after) == []
     assert {a.domain.id: a.energy for a in before.domains} == {
@@ -122,7 +122,7 @@ def test_books_closed_and_opened_again_go_on_where_they_were(history: list[objec
 def test_the_energy_of_processes_is_in_proportion_to_their_cpu_time(
     loads: dict[int, int], seconds: int
 ) -> None:
-    world = World(Ledger(Rules(top=50), now=0))
+    world = World(Ledger(LedgerSettings(top=50), now=0))
     for pid in loads:
         world.born(pid)
     snapshot = world.ledger.snapshot(world.clock.now(), "host")
@@ -149,7 +149,7 @@ def _totals(world: World, domain_id: str) -> dict[Payer, int]:
 @given(history=histories, limit=st.integers(2_000, 20_000))
 def test_the_timeline_is_in_order_and_within_its_bound(history: list[object], limit: int) -> None:
 
-    world = World(Ledger(Rules(), now=0), timeline=Timeline(30 * SECOND, limit))
+    world = World(Ledger(LedgerSettings(), now=0), timeline=AttributionHistory(30 * SECOND, limit))
     for event in history:
         if isinstance(event, dict):
             world.turn(**event)
@@ -168,7 +168,7 @@ def test_the_timeline_is_in_order_and_within_its_bound(history: list[object], li
 
 @given(cuts=st.lists(st.integers(0, 5 * SECOND), min_size=2, max_size=6).map(sorted))
 def test_windows_side_by_side_never_exceed_the_whole(cuts: list[int]) -> None:
-    world = World(Ledger(Rules(), now=0))
+    world = World(Ledger(LedgerSettings(), now=0))
     world.born(1)
     begin = world.clock.monotonic()
     for _ in range(50):

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.listing import DWELL, LINGER, Listing
+from wattspan.attribution.top_n import EXITED_ROW_LIFETIME, MIN_LISTED_TIME, TopPayers
 from wattspan.model import SECOND, Consumer, HwType
 
 payers = st.builds(Consumer, st.integers(1, 8), st.just(0))
@@ -21,7 +21,7 @@ events = st.lists(
 def test_all_that_was_credited_is_listed_other_or_retired(
     top: int, events: list[tuple[str, Consumer, int]]
 ) -> None:
-    listing, now, total = Listing(top), 0, 0
+    listing, now, total = TopPayers(top), 0, 0
     last = (0, 0)
     for what, who, amount in events:
         if what == "credit":
@@ -42,37 +42,37 @@ def test_all_that_was_credited_is_listed_other_or_retired(
 
 
 def test_a_dead_row_lingers_to_be_scraped_once_more_and_is_then_retired() -> None:
-    listing, who = Listing(1), Consumer(1, 1)
+    listing, who = TopPayers(1), Consumer(1, 1)
     listing.credit(who, HwType.CPU, 5)
     listing.rank(0)
     listing.credit(who, HwType.CPU, 70)
     listing.leave(who, 0)
-    listing.rank(LINGER - 1)
+    listing.rank(EXITED_ROW_LIFETIME - 1)
     assert listing.rows[who].energy == {HwType.CPU: 70}
-    listing.rank(LINGER)
+    listing.rank(EXITED_ROW_LIFETIME)
     assert who not in listing.rows
     assert listing.retired == {HwType.CPU: 70}
     assert listing.other == {HwType.CPU: 5}
 
 
 def test_a_row_is_displaced_only_after_its_time_and_by_a_clearly_bigger_spender() -> None:
-    listing, old, new = Listing(1), Consumer(1, 1), Consumer(2, 2)
+    listing, old, new = TopPayers(1), Consumer(1, 1), Consumer(2, 2)
     listing.credit(old, HwType.CPU, 1000)
     listing.rank(0)
     listing.credit(new, HwType.CPU, 5000)
-    listing.rank(DWELL - 1)
+    listing.rank(MIN_LISTED_TIME - 1)
     assert old in listing.rows
     listing.credit(old, HwType.CPU, 4000)
-    listing.rank(DWELL)
+    listing.rank(MIN_LISTED_TIME)
     assert old in listing.rows
     listing.credit(new, HwType.CPU, 50_000)
-    listing.rank(DWELL + 1)
+    listing.rank(MIN_LISTED_TIME + 1)
     assert set(listing.rows) == {new}
     assert listing.retired == {HwType.CPU: 4000}
 
 
 def test_who_draws_most_is_seen_at_once_though_every_row_is_new() -> None:
-    listing, small = Listing(2), [Consumer(1, 1), Consumer(2, 2)]
+    listing, small = TopPayers(2), [Consumer(1, 1), Consumer(2, 2)]
     for who, energy in zip(small, (1000, 2000), strict=True):
         listing.credit(who, HwType.CPU, energy)
     listing.rank(0)
@@ -82,7 +82,7 @@ def test_who_draws_most_is_seen_at_once_though_every_row_is_new() -> None:
 
 
 def test_a_flood_of_small_ones_makes_no_new_row_come_and_go() -> None:
-    listing, rows = Listing(2), {Consumer(1, 1), Consumer(2, 2)}
+    listing, rows = TopPayers(2), {Consumer(1, 1), Consumer(2, 2)}
     for who in rows:
         listing.credit(who, HwType.CPU, 1000)
     listing.rank(0)
@@ -94,7 +94,7 @@ def test_a_flood_of_small_ones_makes_no_new_row_come_and_go() -> None:
 
 
 def test_the_dead_are_never_listed_even_when_their_gpu_time_comes_late() -> None:
-    listing, who = Listing(3), Consumer(1, 1)
+    listing, who = TopPayers(3), Consumer(1, 1)
     listing.leave(who, 0)
     listing.credit(who, HwType.GPU, 9)
     listing.rank(SECOND)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from support.joined_spans import CPU, GPU, joined, moment
 from wattspan.model import SpanAccounts, SpanRow
-from wattspan.naming import SpanTotals
-from wattspan.spans import Outcome, SpanEnergy
+from wattspan.spans.aggregator import SpanAggregator
+from wattspan.spans.values import Outcome, SpanEnergy
 
 LIMIT = 3
 
@@ -36,7 +36,7 @@ Turns = list[tuple[int, list[SpanEnergy], dict[str, int]]]
 
 @given(turns)
 def test_no_joule_is_lost_and_no_span_under_any_churn_of_names(turns: Turns) -> None:
-    totals, now = SpanTotals(LIMIT), 0
+    totals, now = SpanAggregator(LIMIT), 0
     told = {CPU: 0, GPU: 0}
     outside = count = 0
     for seconds, batch, beside in turns:
@@ -59,7 +59,7 @@ def test_no_joule_is_lost_and_no_span_under_any_churn_of_names(turns: Turns) -> 
 
 @given(turns)
 def test_no_row_ever_falls_while_it_is_there_and_rows_are_few(turns: Turns) -> None:
-    totals, now = SpanTotals(LIMIT), 0
+    totals, now = SpanAggregator(LIMIT), 0
     before, gone = SpanAccounts(), dict(totals.released)
     for seconds, batch, beside in turns:
         now += seconds

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from support.world import World
-from wattspan.ledger import Ledger, Rules
+from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import (
     SECOND,
     HwType,
@@ -51,11 +51,14 @@ accidents = st.one_of(
 )
 histories = st.lists(st.one_of(turns, accidents), max_size=50)
 rules = st.builds(
-    Rules, idle=st.sampled_from(IdlePolicy), top=st.integers(1, 4), groups=st.integers(1, 6)
+    LedgerSettings,
+    idle=st.sampled_from(IdlePolicy),
+    top=st.integers(1, 4),
+    groups=st.integers(1, 6),
 )
 
 
-def lived(rules: Rules, history: Iterable[object]) -> list[Snapshot]:
+def lived(rules: LedgerSettings, history: Iterable[object]) -> list[Snapshot]:
     """Every snapshot of a host that all of this happened to."""
     world = World(Ledger(rules, now=0))
     snapshots = [world.ledger.snapshot(world.clock.now(), "host")]
@@ -127,7 +130,7 @@ def measured(before: Snapshot, after: Snapshot) -> int:
 
 
 @given(rules=rules, history=histories)
-def test_every_measured_joule_is_drawn_once(rules: Rules, history: list[object]) -> None:
+def test_every_measured_joule_is_drawn_once(rules: LedgerSettings, history: list[object]) -> None:
     snapshots = lived(rules, history)
     for before, after in pairwise(snapshots):
         stretch = delta_between(before, after)
@@ -141,7 +144,9 @@ def test_every_measured_joule_is_drawn_once(rules: Rules, history: list[object])
 
 
 @given(rules=rules, history=histories)
-def test_stretches_that_follow_each_other_add_up(rules: Rules, history: list[object]) -> None:
+def test_stretches_that_follow_each_other_add_up(
+    rules: LedgerSettings, history: list[object]
+) -> None:
     snapshots = lived(rules, history)
     steps = [delta_between(*pair) for pair in pairwise(snapshots)]
     assume(steps)
@@ -159,7 +164,7 @@ def test_stretches_that_follow_each_other_add_up(rules: Rules, history: list[obj
 
 
 @given(rules=rules, history=histories)
-def test_few_names_are_as_many_joules(rules: Rules, history: list[object]) -> None:
+def test_few_names_are_as_many_joules(rules: LedgerSettings, history: list[object]) -> None:
     snapshots = lived(rules, history)
     stretch = delta_between(snapshots[0], snapshots[-1])
     assert stretch is not None
@@ -172,7 +177,7 @@ def test_few_names_are_as_many_joules(rules: Rules, history: list[object]) -> No
 @given(rules=rules, history=histories, every=st.integers(1, 5))
 @settings(max_examples=50)
 def test_what_is_remembered_is_drawn_without_a_leak(
-    rules: Rules, history: list[object], every: int
+    rules: LedgerSettings, history: list[object], every: int
 ) -> None:
     memory, snapshots = PageHistory(), lived(rules, history)
     for number, snapshot in enumerate(snapshots):
@@ -197,7 +202,7 @@ SERVICES = st.sampled_from(["a", "b", "c"])
 
 
 @given(
-    rules=st.builds(Rules, top=st.integers(2, 12)),
+    rules=st.builds(LedgerSettings, top=st.integers(2, 12)),
     history=st.lists(turns, min_size=1, max_size=10),
     spans=st.lists(
         st.tuples(SERVICES, st.text(max_size=3), st.integers(0, 10**9), st.integers(0, 5)),
@@ -207,7 +212,7 @@ SERVICES = st.sampled_from(["a", "b", "c"])
     outside=st.dictionaries(st.tuples(SERVICES, st.sampled_from(HwType)), st.integers(0, 10**9)),
 )
 def test_spans_never_exceed_their_process(
-    rules: Rules,
+    rules: LedgerSettings,
     history: list[object],
     spans: list[tuple[str, str, int, int]],
     senders: dict[str, list[int]],
@@ -237,7 +242,9 @@ def test_spans_never_exceed_their_process(
 
 @given(rules=rules, history=histories)
 @settings(max_examples=30)
-def test_books_opened_again_are_another_beginning(rules: Rules, history: list[object]) -> None:
+def test_books_opened_again_are_another_beginning(
+    rules: LedgerSettings, history: list[object]
+) -> None:
     """What was spent before a restart is history, and no burst of power after it."""
     memory = PageHistory()
     world = World(Ledger(rules, boot_id="b", now=0))

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.powercap_host import PowercapHost
+from wattspan.attribution.energy import energy_between
 from wattspan.emulation.powercap_tree import LAYOUTS, PowercapLayout
-from wattspan.energy import between
 from wattspan.model import Gap, GapReason, Interval
 
 STEP = 62  # microjoules: a counter cannot show less
@@ -48,7 +48,7 @@ def test_intervals_add_up_to_the_truth_across_wraps(
             domains = {domain.id: domain for domain in batch.domains}
             for reading in batch.readings:
                 identity = reading.domain_id
-                step = between(domains[identity], last[identity], reading)
+                step = energy_between(domains[identity], last[identity], reading)
                 assert isinstance(step, Interval), step
                 total[identity] += step.energy
                 last[identity] = reading
@@ -67,7 +67,7 @@ def test_a_counter_that_falls_is_a_gap_and_never_a_spike(back: int, seconds: flo
         host.pass_time(seconds)
         host.engine.rewind("intel-rapl:0", back)
         (after, *_) = host.source.read().readings
-        step = between(domain, before, after)
+        step = energy_between(domain, before, after)
         if after.counter < before.counter:
             assert isinstance(step, Gap)
             assert step.reason is GapReason.RESET

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattspan.model import HwType, Instant, Interval, Microjoules
-from wattspan.profiles import EnergyProfile
+from wattspan.spans.profiles import EnergyProfile
 
 DOMAINS = {
     "package-0": HwType.CPU,

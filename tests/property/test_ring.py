@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from wattspan.otel.wire import ENDED, RECORD_SIZE, STARTED, WRITTEN
 from wattspan.spanfeed.ring import LARGEST, Ring, RingError
-from wattspan.spans import Ended, Started
+from wattspan.spans.values import SpanEnd, SpanStart
 
 counts = st.sampled_from([1, 2, 3, 8, 17, 64, 600])
 
@@ -40,7 +40,7 @@ def write(writer: int, count: int, number: int) -> None:
     os.pwrite(writer, data, number % count * RECORD_SIZE)
 
 
-def numbers(records: list[Started | Ended]) -> list[int]:
+def numbers(records: list[SpanStart | SpanEnd]) -> list[int]:
     return [int.from_bytes(each.id) for each in records]
 
 
@@ -75,8 +75,8 @@ def test_records_say_what_was_written(count: int, upto: int, drains: int) -> Non
         for each in reader.drain()[0]:
             number = int.from_bytes(each.id)
             assert (each.at, each.thread, each.cpu) == (number * 1000, 42, number * 10)
-            assert isinstance(each, Started if number % 2 else Ended)
-            if isinstance(each, Started):
+            assert isinstance(each, SpanStart if number % 2 else SpanEnd)
+            if isinstance(each, SpanStart):
                 assert each.parent == ((number // 2).to_bytes(8) if number // 2 else b"")
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from support.books import Books, buckets, history, totals
 from support.world import GPU, PACKAGE, World
+from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.config import StoreSettings as Settings
-from wattspan.ledger import Ledger, Rules
-from wattspan.model import SECOND, GroupKind, Opening
+from wattspan.model import SECOND, Checkpoint, GroupKind
 from wattspan.model.settings import Duration
 from wattspan.storage import Store
 from wattspan.storage.breakdown import break_down
@@ -61,7 +61,7 @@ bounds = st.builds(
 class Agent:
     """A ledger and a store that live and die together, on a host that goes on."""
 
-    def __init__(self, state_dir: Path, settings: Settings, rules: Rules) -> None:
+    def __init__(self, state_dir: Path, settings: Settings, rules: LedgerSettings) -> None:
         self.state_dir, self.settings, self.rules = state_dir, settings, rules
         self.boots = 0
         self.world = World(Ledger(rules, boot_id="0"))
@@ -110,7 +110,7 @@ def test_history_adds_up_to_the_books_at_every_step(
     bounds: Settings, top: int, story: list[tuple[Any, ...]]
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        agent = Agent(Path(directory), bounds, Rules(top=top, groups=4))
+        agent = Agent(Path(directory), bounds, LedgerSettings(top=top, groups=4))
         for turn, hop, accident, written in story:
             agent.turn(turn)
             agent.world.clock.step_wall(hop)
@@ -162,8 +162,8 @@ def _every_report_adds_up(path: Path) -> None:
 def test_no_difference_of_books_is_negative_and_names_never_outweigh_their_domains(
     top: int, story: list[dict[str, Any]], every: int
 ) -> None:
-    world = World(Ledger(Rules(top=top, groups=3)))
-    last: Opening | None = None
+    world = World(Ledger(LedgerSettings(top=top, groups=3)))
+    last: Checkpoint | None = None
     for number, turn in enumerate(story):
         world.born(number % 12 + 1)
         world.turn(**turn)

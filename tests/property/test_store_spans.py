@@ -13,8 +13,8 @@ from support.books import Books
 from support.joined_spans import CPU, GPU, joined
 from wattspan.config import StoreSettings as Settings
 from wattspan.model.settings import Duration
-from wattspan.naming import SpanTotals
-from wattspan.spans import SpanEnergy
+from wattspan.spans.aggregator import SpanAggregator
+from wattspan.spans.values import SpanEnergy
 from wattspan.storage import Store
 from wattspan.storage.breakdown import break_down
 from wattspan.storage.deltas import SPAN, SpanRole, SpanUsage, total_usage
@@ -70,7 +70,7 @@ def test_the_history_of_spans_adds_up_to_what_was_told(
     host, told = Books(), Told()
     with tempfile.TemporaryDirectory() as directory:
         store = Store.open(Path(directory), bounds, host.clock)
-        totals = SpanTotals(100)
+        totals = SpanAggregator(100)
         for batch, outside, seconds, then in story:
             opening = host.spend({1: 1}, seconds=seconds)
             totals.add(batch, host.clock.now())
@@ -85,7 +85,11 @@ def test_the_history_of_spans_adds_up_to_what_was_told(
                 told.crash()
                 store = Store.open(Path(directory), bounds, host.clock)
                 books = store.opening()
-                totals = SpanTotals(100, books.spans, books.outside) if books else SpanTotals(100)
+                totals = (
+                    SpanAggregator(100, books.spans, books.outside)
+                    if books
+                    else SpanAggregator(100)
+                )
         check(store, told)
         store.close()
 

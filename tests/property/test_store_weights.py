@@ -10,7 +10,8 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.model import Footprint, Instant, Microjoules, Opening, Origin, Weighed
+from wattspan.attribution.cost import KILOWATT_HOUR
+from wattspan.model import Checkpoint, Footprint, Instant, Microjoules, RatedEnergy, RateOrigin
 from wattspan.storage.rates import (
     DAY_SECONDS,
     UNKNOWN_UNIT,
@@ -26,7 +27,6 @@ from wattspan.storage.rates import (
     weights_of,
 )
 from wattspan.storage.schema import HOUR, MINUTE, migrate
-from wattspan.weighing import KILOWATT_HOUR
 
 RATES = st.none() | st.integers(0, 10**15)
 WORTHS = st.builds(BucketRate, st.integers(0, 10**15 * DAY_SECONDS), st.integers(0, DAY_SECONDS))
@@ -110,24 +110,24 @@ def database() -> Iterator[sqlite3.Connection]:
         yield fresh
 
 
-def books(seconds: int, rate: int | None, unit: str = "EUR", unknown: int = 6) -> Opening:
+def books(seconds: int, rate: int | None, unit: str = "EUR", unknown: int = 6) -> Checkpoint:
     """Without a rate, and with nothing before them: energy was spent that nobody weighed."""
-    weighed = Weighed(unit, Origin.METRIC, rate, 5, Microjoules(unknown))
-    return Opening(Instant(0, seconds * 10**9), "boot", footprint=Footprint(cost=weighed))
+    weighed = RatedEnergy(unit, RateOrigin.METRIC, rate, 5, Microjoules(unknown))
+    return Checkpoint(Instant(0, seconds * 10**9), "boot", footprint=Footprint(cost=weighed))
 
 
-def unpriced(seconds: int) -> Opening:
+def unpriced(seconds: int) -> Checkpoint:
     """Nobody says what energy costs."""
-    return Opening(Instant(0, seconds * 10**9), "boot")
+    return Checkpoint(Instant(0, seconds * 10**9), "boot")
 
 
 def measured_before(store: sqlite3.Connection) -> None:
     store.execute("INSERT OR IGNORE INTO domain_energy VALUES (60, 0, 1, 1, 0, 0, 0)")
 
 
-def told(store: sqlite3.Connection, *written: Opening) -> tuple[RateChange, ...]:
+def told(store: sqlite3.Connection, *written: Checkpoint) -> tuple[RateChange, ...]:
     """What is written down of these, one after the other."""
-    before: Opening | None = None
+    before: Checkpoint | None = None
     for opening in written:
         record_rates(store, opening, before)
         measured_before(store)

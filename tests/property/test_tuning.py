@@ -12,12 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.tuning_plant import FLOOR, GPU, QUICK, TOP, Plant, Run
-from wattspan.model import SECOND, Move, Reason
-from wattspan.tuning import EnergyPoint, Observation, Range, Unit, begin, report, step
-from wattspan.tuning.ladder import Ladder
-from wattspan.tuning.sequence import evidence
-from wattspan.tuning.spending import allowance
-from wattspan.tuning.state import Stage
+from wattspan.model import SECOND, DecisionReason, Move
+from wattspan.tuning import EnergyPoint, KnobRange, Observation, WorkUnit, begin, report
+from wattspan.tuning.decisions import step
+from wattspan.tuning.decisions.budget import allowance
+from wattspan.tuning.decisions.sequential_test import evidence
+from wattspan.tuning.decisions.state import TunerPhase
+from wattspan.tuning.decisions.values import LevelLadder
 
 RUNS = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -62,9 +63,13 @@ def test_no_cap_is_above_the_original_or_below_the_floor(plant: Plant) -> None:
 
 
 @RUNS
-@given(plants, st.integers(1, 900), st.sampled_from([Reason.THROTTLED, Reason.SHARED, Reason.MIG]))
+@given(
+    plants,
+    st.integers(1, 900),
+    st.sampled_from([DecisionReason.THROTTLED, DecisionReason.SHARED, DecisionReason.MIG]),
+)
 def test_a_veto_releases_within_one_step_whatever_goes_on(
-    plant: Plant, turns: int, veto: Reason
+    plant: Plant, turns: int, veto: DecisionReason
 ) -> None:
     run = Run(plant)
     run.on(turns)
@@ -116,13 +121,13 @@ def test_the_state_does_not_change_by_being_asked_and_steps_repeat(
     )
 )
 def test_nonsense_is_survived(steps: list[tuple[object, ...]]) -> None:
-    state = begin(QUICK, (Range(GPU, TOP, FLOOR),), now=0)
+    state = begin(QUICK, (KnobRange(GPU, TOP, FLOOR),), now=0)
     now = energy = 0
     for passed, units, spent, level, obeyed, turn in steps:
         now += passed  # type: ignore[operator]
         energy += spent  # type: ignore[operator]
         told = [
-            Unit(now + offset - lasts, now + offset, 1)
+            WorkUnit(now + offset - lasts, now + offset, 1)
             for offset, lasts in units  # type: ignore[attr-defined]
         ]
         seen = Observation(
@@ -149,10 +154,10 @@ def test_a_level_keeps_every_device_within_its_range(
     bounds: list[tuple[int, int]], wanted: float
 ) -> None:
     ranges = [
-        Range(str(at), original, min(floor, original))
+        KnobRange(str(at), original, min(floor, original))
         for at, (original, floor) in enumerate(bounds)
     ]
-    ladder = Ladder.over(ranges)
+    ladder = LevelLadder.over(ranges)
     caps = ladder.caps(ladder.level(wanted))
     for one in ranges:
         assert one.floor <= caps.get(one.device, one.original) <= one.original
@@ -204,7 +209,7 @@ def test_the_account_ends_within_the_budget_where_a_probe_costs_most() -> None:
     run = Run(plant)
     run.on(1_500)
     assert run.state is not None
-    assert run.state.stage is Stage.REST
+    assert run.state.stage is TunerPhase.REST
     told = report(run.state)
     assert told.lost is not None
     assert told.lost <= allowance(0.05, run.state.spending.elapsed)

@@ -10,13 +10,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattspan.model import Knob
-from wattspan.tuning import Fingerprint, Policy, Range, Remembered, Unit
-from wattspan.tuning.digest import digest
-from wattspan.tuning.finding import NAMES, Finder
-from wattspan.tuning.memory import MOST, Book, from_facts, to_facts
-from wattspan.tuning.misses import MissAlarm, Tally
-from wattspan.tuning.ranks import Lockstep, Step, Waiting, propose
-from wattspan.tuning.serving import ALIKE, Served, Serving, log_ratio, served
+from wattspan.tuning import CertifiedLevels, Fingerprint, KnobRange, TunerPolicy, WorkUnit
+from wattspan.tuning.decisions.certified import (
+    MAX_CERTIFIED,
+    CertifiedSettings,
+    command_digest,
+    from_json,
+    to_json,
+)
+from wattspan.tuning.decisions.ranks import (
+    Lockstep,
+    RankWaits,
+    SynchronousStep,
+    propose_rank_settings,
+)
+from wattspan.tuning.decisions.sequential_test import MissAlarm, MissCounts
+from wattspan.tuning.decisions.serving import (
+    MAX_LOAD_DIFFERENCE,
+    LoadSample,
+    ServingComparison,
+    load_sample,
+    log_ratio,
+)
+from wattspan.tuning.decisions.unit_detection import MAX_NAMES, UnitDetector
 
 S = 10**9
 parts = st.floats(0.001, 0.2)
@@ -27,7 +43,7 @@ parts = st.floats(0.001, 0.2)
 @given(requests=st.integers(1, 10**6), part=st.floats(0, 1), error=parts)
 def test_what_was_seen_lies_between_its_bounds(requests: int, part: float, error: float) -> None:
     misses = round(requests * part)
-    tally = Tally().add(requests, misses)
+    tally = MissCounts().add(requests, misses)
     slip = 1e-6
     low, high = tally.at_least(error), tally.at_most(error)
     assert 0 <= low <= misses / requests + slip
@@ -38,7 +54,7 @@ def test_what_was_seen_lies_between_its_bounds(requests: int, part: float, error
 
 @given(groups=st.lists(st.tuples(st.integers(0, 500), st.floats(0, 1)), max_size=30), error=parts)
 def test_bounds_hold_for_any_groups(groups: list[tuple[int, float]], error: float) -> None:
-    tally = Tally()
+    tally = MissCounts()
     for requests, part in groups:
         tally = tally.add(requests, round(requests * part))
     assert tally.crowding >= 1
@@ -49,7 +65,9 @@ def test_bounds_hold_for_any_groups(groups: list[tuple[int, float]], error: floa
 def test_more_requests_without_a_miss_are_better_news(
     requests: int, more: int, error: float
 ) -> None:
-    assert Tally().add(requests + more, 0).at_most(error) <= Tally().add(requests, 0).at_most(error)
+    assert MissCounts().add(requests + more, 0).at_most(error) <= MissCounts().add(
+        requests, 0
+    ).at_most(error)
 
 
 @given(allowed=st.floats(0, 1), told=st.lists(st.tuples(st.integers(0, 99), st.floats(0, 1))))
@@ -68,16 +86,16 @@ moments = st.integers(0, 100 * S)
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> list[Unit]:
+def requests(draw: st.DrawFn) -> list[WorkUnit]:
     spans = draw(st.lists(st.tuples(moments, st.integers(0, 20 * S), parts), max_size=40))
-    return sorted((Unit(at, at + time, work) for at, time, work in spans), key=lambda u: u.end)
+    return sorted((WorkUnit(at, at + time, work) for at, time, work in spans), key=lambda u: u.end)
 
 
 @given(units=requests(), edges=st.lists(moments, min_size=2, max_size=6, unique=True))
-def test_stretches_that_follow_each_other_add_up(units: list[Unit], edges: list[int]) -> None:
+def test_stretches_that_follow_each_other_add_up(units: list[WorkUnit], edges: list[int]) -> None:
     edges.sort()
-    whole = served(units, edges[0], edges[-1], 5 * S)
-    pieces = [served(units, start, end, 5 * S) for start, end in pairwise(edges)]
+    whole = load_sample(units, edges[0], edges[-1], 5 * S)
+    pieces = [load_sample(units, start, end, 5 * S) for start, end in pairwise(edges)]
     assert sum(piece.arrived for piece in pieces) == whole.arrived
     assert sum(piece.ended for piece in pieces) == whole.ended
     assert sum(piece.time for piece in pieces) == whole.time
@@ -85,7 +103,7 @@ def test_stretches_that_follow_each_other_add_up(units: list[Unit], edges: list[
 
 
 blocks = st.builds(
-    lambda at, arrived, ended, work, time, late: Served(
+    lambda at, arrived, ended, work, time, late: LoadSample(
         at, at + 60 * S, arrived, ended, ended * work, ended * time, min(late, ended)
     ),
     st.integers(0, 3000).map(lambda second: second * S),
@@ -99,29 +117,29 @@ blocks = st.builds(
 
 @given(one=blocks, other=blocks)
 def test_a_ratio_is_told_only_of_the_same_load_or_of_a_server_that_falls_behind(
-    one: Served, other: Served
+    one: LoadSample, other: LoadSample
 ) -> None:
     ratio = log_ratio(one, other)
     if ratio is None:
         return
     alike = any(
-        abs(a - b) <= (2.7183**ALIKE - 1) * max(a, b)
+        abs(a - b) <= (2.7183**MAX_LOAD_DIFFERENCE - 1) * max(a, b)
         for a, b in ((one.rate, other.rate), (one.concurrency, other.concurrency))
     )
     assert alike or (other.rate < one.rate and other.concurrency > one.concurrency)
 
 
 @given(told=st.lists(st.tuples(blocks, st.booleans()), max_size=40))
-def test_each_stretch_is_paired_passed_over_or_waits(told: list[tuple[Served, bool]]) -> None:
-    serving = Serving()
+def test_each_stretch_is_paired_passed_over_or_waits(told: list[tuple[LoadSample, bool]]) -> None:
+    serving = ServingComparison()
     for block, capped in sorted(told):
         serving = serving.add(block, capped)
     waiting = len(serving._waiting)
     assert 2 * serving.ratios.pairs + serving.unmatched + waiting == len(told)
-    verdict = serving.verdict(Policy(latency=5 * S))
+    verdict = serving.verdict(TunerPolicy(latency=5 * S))
     assert not (verdict.passes and verdict.fails)
     if verdict.passes:
-        assert verdict.pairs >= Policy().least_pairs
+        assert verdict.pairs >= TunerPolicy().least_pairs
 
 
 # --------------------------------------------------------------------------------------- ranks
@@ -137,15 +155,15 @@ def test_steps_come_out_the_same_however_units_are_handed_over(
     ranks: int, steps: int, cuts: list[int], lost: set[int]
 ) -> None:
     units = [
-        Unit(step * 100 + rank, step * 100 + 90 + rank, 1, rank)
+        WorkUnit(step * 100 + rank, step * 100 + 90 + rank, 1, rank)
         for step in range(steps)
         for rank in range(ranks)
     ]
     units = [unit for number, unit in enumerate(units) if number not in lost]
-    begin = [Unit(-100 + rank, -10 + rank, 1, rank) for rank in range(ranks)]
+    begin = [WorkUnit(-100 + rank, -10 + rank, 1, rank) for rank in range(ranks)]
     known, _ = Lockstep().add(begin)
     _, at_once = known.add(units)
-    piecewise: list[Step] = []
+    piecewise: list[SynchronousStep] = []
     edges = [0, *sorted(min(cut, len(units)) for cut in cuts), len(units)]
     for start, end in pairwise(edges):
         known, made = known.add(units[start:end])
@@ -164,16 +182,16 @@ def test_steps_come_out_the_same_however_units_are_handed_over(
 def test_a_proposal_is_within_bounds_and_spares_the_critical_rank(
     parts: list[int], level: int, floor: int, steepness: float
 ) -> None:
-    waiting = Waiting()
+    waiting = RankWaits()
     for _ in range(200):
-        waiting = waiting.add(Step(0, 100, 1, dict(enumerate(parts))))
-    ranges = [Range(str(rank), 300, floor, 5, rank) for rank in range(len(parts))]
+        waiting = waiting.add(SynchronousStep(0, 100, 1, dict(enumerate(parts))))
+    ranges = [KnobRange(str(rank), 300, floor, 5, rank) for rank in range(len(parts))]
     levels = {one.device: level for one in ranges}
 
     def curve(setting: int) -> float:
         return 1 + steepness * (300 - setting)
 
-    proposed = propose(levels, ranges, waiting, curve)
+    proposed = propose_rank_settings(levels, ranges, waiting, curve)
     assert proposed.keys() == levels.keys()
     for one in ranges:
         setting = proposed[one.device]
@@ -193,13 +211,13 @@ def test_a_proposal_is_within_bounds_and_spares_the_critical_rank(
     )
 )
 def test_every_name_is_found_passed_over_or_crowded_out(spans: list[tuple[str, int, int]]) -> None:
-    finder = Finder()
+    finder = UnitDetector()
     for name, start, time in spans:
         finder.add(name, start, start + time)
     found, passed, crowded_out = finder.findings()
     told = {*passed, *([found.name] if found else [])}
     names = list(dict.fromkeys(name for name, _, _ in spans))
-    assert told == set(names[:NAMES])
+    assert told == set(names[:MAX_NAMES])
     assert crowded_out == sum(name not in told for name, _, _ in spans)
     if found is not None:
         assert found.name not in passed
@@ -213,7 +231,7 @@ names = st.text(max_size=20)
 fingerprints = st.builds(Fingerprint, names, names, names, st.integers(0, 64), names, names)
 levels = st.integers(0, 700_000)
 settings = st.builds(
-    Remembered,
+    CertifiedLevels,
     st.sampled_from(list(Knob)),
     levels,
     st.just(700_000),
@@ -230,16 +248,18 @@ acts = st.lists(
 
 
 @given(acts=acts)
-def test_a_book_survives_being_written(acts: list[tuple[str, Fingerprint, Remembered]]) -> None:
-    book = Book()
+def test_a_book_survives_being_written(
+    acts: list[tuple[str, Fingerprint, CertifiedLevels]],
+) -> None:
+    book = CertifiedSettings()
     for act, fingerprint, setting in acts:
         if act == "certified":
             book = book.certified(fingerprint, setting)
             assert book.recall(fingerprint, setting.knob) == setting
         else:
             book = getattr(book, act)(fingerprint, setting.knob)
-    assert len(book.entries) <= MOST
-    again = from_facts(json.loads(json.dumps(to_facts(book))))
+    assert len(book.entries) <= MAX_CERTIFIED
+    again = from_json(json.loads(json.dumps(to_json(book))))
     assert list(again.entries.items()) == list(book.entries.items())
 
 
@@ -257,10 +277,10 @@ keys = st.sampled_from(["version", "entries", "fingerprint", "setting", "knob", 
     | st.lists(anything).map(lambda entries: {"version": 1, "entries": entries})
 )
 def test_no_damage_to_a_book_raises(facts: object) -> None:
-    assert len(from_facts(facts).entries) <= MOST
+    assert len(from_json(facts).entries) <= MAX_CERTIFIED
 
 
 @given(command=st.text() | st.lists(st.text()))
 def test_a_digest_is_sixteen_digits_of_anything(command: str | list[str]) -> None:
-    assert len(digest(command)) == 16
-    assert digest(command) == digest(command)
+    assert len(command_digest(command)) == 16
+    assert command_digest(command) == command_digest(command)

@@ -7,13 +7,14 @@ from types import MappingProxyType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.model import SECOND, Move, Reason
-from wattspan.tuning import Observation, Policy, Range, State, begin, step
-from wattspan.tuning.known import Known, Level
-from wattspan.tuning.ranks import SLACK, STEPS, Slack, Step, Waiting
-from wattspan.tuning.sequence import Evidence
-from wattspan.tuning.slack import lower
-from wattspan.tuning.state import Plan, Stage
+from wattspan.model import SECOND, DecisionReason, Move
+from wattspan.tuning import KnobRange, Observation, TunerPolicy, TunerState, begin
+from wattspan.tuning.decisions import step
+from wattspan.tuning.decisions.estimates import Estimates, LevelEstimate
+from wattspan.tuning.decisions.rank_balancing import lower_waiting_ranks
+from wattspan.tuning.decisions.ranks import MIN_SLACK, STEPS, RankSlack, RankWaits, SynchronousStep
+from wattspan.tuning.decisions.sequential_test import Evidence
+from wattspan.tuning.decisions.state import ProbePlan, TunerPhase
 
 W = 1_000
 TOP, BASE = 700 * W, 600 * W
@@ -22,25 +23,25 @@ ranks = st.lists(st.tuples(st.floats(0.05, 0.95), st.integers(200, 699)), min_si
 slopes = st.floats(0.0, 2.0)
 
 
-def holding(told: list[tuple[float, int]], slope: float) -> State:
+def holding(told: list[tuple[float, int]], slope: float) -> TunerState:
     """One cap for all is certified; each rank has computed so long, and has its own floor."""
-    ranges = [Range(f"GPU-{at}", TOP, floor * W, rank=at) for at, (_, floor) in enumerate(told)]
-    waiting = Waiting()
+    ranges = [KnobRange(f"GPU-{at}", TOP, floor * W, rank=at) for at, (_, floor) in enumerate(told)]
+    waiting = RankWaits()
     own = {at: round(part * SECOND) for at, (part, _) in enumerate(told)}
     for at in range(STEPS):
-        waiting = waiting.add(Step(at * SECOND, (at + 1) * SECOND, 1.0, own))
+        waiting = waiting.add(SynchronousStep(at * SECOND, (at + 1) * SECOND, 1.0, own))
 
-    def seen(level: int) -> Level:
+    def seen(level: int) -> LevelEstimate:
         slower = slope * (1 - level / TOP)
-        return Level((), Evidence(16, slower, 0.002), Evidence(16, -0.1, 0.002))
+        return LevelEstimate((), Evidence(16, slower, 0.002), Evidence(16, -0.1, 0.002))
 
-    known = Known(levels=MappingProxyType({BASE: seen(BASE), 500 * W: seen(500 * W)}))
-    return begin(Policy(slack=True), ranges, now=0)._replace(
-        stage=Stage.HOLD,
+    known = Estimates(levels=MappingProxyType({BASE: seen(BASE), 500 * W: seen(500 * W)}))
+    return begin(TunerPolicy(slack=True), ranges, now=0)._replace(
+        stage=TunerPhase.HOLD,
         candidate=BASE,
         certified=BASE,
         known=known,
-        slack=Slack(waiting, BASE),
+        slack=RankSlack(waiting, BASE),
     )
 
 
@@ -49,7 +50,7 @@ def test_only_ranks_that_wait_have_less_and_none_leaves_its_range(
     told: list[tuple[float, int]], slope: float
 ) -> None:
     before = holding(told, slope)
-    after = lower(before)
+    after = lower_waiting_ranks(before)
     if after is None:
         return
     assert after.slack.lowered is not None
@@ -60,19 +61,19 @@ def test_only_ranks_that_wait_have_less_and_none_leaves_its_range(
     for one, (part, _) in zip(before.ladder.ranges, told, strict=True):
         if one.device in caps:
             assert one.floor <= caps[one.device] <= alike[one.device] <= one.original
-            assert caps[one.device] == alike[one.device] or longest - part > SLACK
+            assert caps[one.device] == alike[one.device] or longest - part > MIN_SLACK
 
 
-@given(told=ranks, slope=slopes, reason=st.sampled_from(Reason))
+@given(told=ranks, slope=slopes, reason=st.sampled_from(DecisionReason))
 def test_a_reason_from_outside_releases_every_rank(
-    told: list[tuple[float, int]], slope: float, reason: Reason
+    told: list[tuple[float, int]], slope: float, reason: DecisionReason
 ) -> None:
-    held = lower(holding(told, slope))
+    held = lower_waiting_ranks(holding(told, slope))
     if held is None:
         return
     level = held.slack.lowered
     assert level is not None
-    held = held._replace(candidate=level, certified=level, plan=Plan(level, 24))
+    held = held._replace(candidate=level, certified=level, plan=ProbePlan(level, 24))
     seen = Observation(now=SECOND, in_force=held.ladder.caps(level), vetoes=frozenset({reason}))
     _, decision = step(held, seen)
     assert (decision.move, decision.reason) == (Move.RELEASE, reason)

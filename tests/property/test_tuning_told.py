@@ -9,22 +9,26 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wattspan.model import Decided, Decision, Instant, Knob, Move, Reason
+from wattspan.model import Decision, DecisionReason, Instant, Knob, Move, RecordedDecision
 from wattspan.storage.decisions import DecisionLog
 from wattspan.testing import ManualClock
-from wattspan.tuning.told import decided_facts, decided_of, event
+from wattspan.tuning.serialization import (
+    decision_event,
+    recorded_decision_from_json,
+    recorded_decision_to_json,
+)
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 decisions = st.builds(
     Decision,
     st.sampled_from(Move),
-    st.sampled_from(Reason),
+    st.sampled_from(DecisionReason),
     words,
     st.dictionaries(words, st.integers(0, 2_000_000), max_size=3),
     st.dictionaries(words, st.floats(allow_nan=False, allow_infinity=False), max_size=3),
 )
 decided = st.builds(
-    Decided,
+    RecordedDecision,
     st.builds(Instant, st.integers(0, 2**62), st.integers(0, 2**62), st.just(0)),
     words,
     st.sampled_from(Knob),
@@ -34,13 +38,18 @@ decided = st.builds(
 
 
 @given(decided)
-def test_a_decision_comes_back_from_json(one: Decided) -> None:
-    assert decided_of(msgspec.json.decode(msgspec.json.encode(decided_facts(one)))) == one
+def test_a_decision_comes_back_from_json(one: RecordedDecision) -> None:
+    assert (
+        recorded_decision_from_json(
+            msgspec.json.decode(msgspec.json.encode(recorded_decision_to_json(one)))
+        )
+        == one
+    )
 
 
 @given(decided)
-def test_an_event_holds_the_decision(one: Decided) -> None:
-    told = event(one)
+def test_an_event_holds_the_decision(one: RecordedDecision) -> None:
+    told = decision_event(one)
     devices = told.attributes["wattspan.autotune.devices"]
     assert devices == sorted(one.decision.caps)
     assert told.attributes["wattspan.autotune.reason"] == one.decision.reason
@@ -49,7 +58,7 @@ def test_an_event_holds_the_decision(one: Decided) -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(decided, max_size=12), st.integers(100, 2_000), st.integers(0, 200))
 def test_whatever_is_torn_off_the_book_what_is_told_was_decided(
-    several: list[Decided], size: int, torn: int
+    several: list[RecordedDecision], size: int, torn: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "d.jsonl"
@@ -63,8 +72,12 @@ def test_whatever_is_torn_off_the_book_what_is_told_was_decided(
         again = DecisionLog(path, ManualClock(), size)
         after = again.recent(limit=100)
         assert all(one in before for one in after)
-        fresh = Decided(
-            Instant(0, 2**62), "fresh", Knob.GPU_POWER, Decision(Move.HOLD, Reason.HELD, ""), True
+        fresh = RecordedDecision(
+            Instant(0, 2**62),
+            "fresh",
+            Knob.GPU_POWER,
+            Decision(Move.HOLD, DecisionReason.HELD, ""),
+            True,
         )
         again.add(fresh)
         assert again.recent("fresh") == [fresh]

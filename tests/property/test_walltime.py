@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattspan.model import Instant
-from wattspan.walltime import WallTime
+from wattspan.spans.wall_time import WallClockConverter
 
 MS = 1_000_000
 SECOND = 1000 * MS
@@ -37,9 +37,9 @@ stretches = st.lists(
 )
 
 
-def lived(course: list[Stretch]) -> tuple[WallTime, list[Instant], list[int]]:
+def lived(course: list[Stretch]) -> tuple[WallClockConverter, list[Instant], list[int]]:
     """What was observed, moments of true time between, and when the offset jumped."""
-    wall, moments, jumps = WallTime(), [], []
+    wall, moments, jumps = WallClockConverter(), [], []
     mono, offset = 50 * SECOND, 10**18
     wall.observe(Instant(mono, mono + offset))
     for jump, slew, ticks, late in course:

@@ -10,16 +10,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.snapshots import CPU, account
-from wattspan.model import DomainAccount, Microjoules, Origin
-from wattspan.schedule import DAY, DayOfYear, Period, Schedule, Season, clash
-from wattspan.weighing import BILLION, DEAREST, KILOWATT_HOUR, CoverEnergy, Scale, billionths
+from wattspan.attribution.cost import (
+    BILLION,
+    KILOWATT_HOUR,
+    MAX_RATE,
+    CoverEnergy,
+    RateAccumulator,
+    billionths,
+)
+from wattspan.footprint.schedule import (
+    MINUTES_PER_DAY,
+    DayOfYear,
+    Period,
+    Schedule,
+    Season,
+    find_overlap,
+)
+from wattspan.model import DomainAccount, Microjoules, RateOrigin
 
 ENERGIES = st.integers(0, 10**13)
-RATES = st.none() | st.integers(0, DEAREST * BILLION)
+RATES = st.none() | st.integers(0, MAX_RATE * BILLION)
 
 
-def scale() -> Scale:
-    return Scale("EUR", Origin.CONSTANT)
+def scale() -> RateAccumulator:
+    return RateAccumulator("EUR", RateOrigin.CONSTANT)
 
 
 # ----------------------------------------------------------------------------------- weighing
@@ -48,7 +62,7 @@ def test_no_total_ever_falls(spent: list[tuple[int, int | None]]) -> None:
         before = now
 
 
-@given(st.lists(ENERGIES, min_size=1), st.integers(0, DEAREST * BILLION))
+@given(st.lists(ENERGIES, min_size=1), st.integers(0, MAX_RATE * BILLION))
 def test_portions_weigh_what_the_whole_weighs(portions: list[int], rate: int) -> None:
     in_portions, at_once = scale(), scale()
     for energy in portions:
@@ -66,29 +80,29 @@ def test_a_restart_goes_on_and_loses_less_than_a_billionth(
     unbroken, first = scale(), scale()
     for energy, rate in before:
         closed = first.put(energy, rate)
-    second = Scale("EUR", Origin.SCHEDULE, closed)
+    second = RateAccumulator("EUR", RateOrigin.SCHEDULE, closed)
     for energy, rate in before + after:
         whole = unbroken.put(energy, rate)
     for energy, rate in after:
         resumed = second.put(energy, rate)
     assert 0 <= whole.total - resumed.total <= 1
     assert resumed.unknown == whole.unknown
-    assert resumed.origin is Origin.SCHEDULE
+    assert resumed.origin is RateOrigin.SCHEDULE
 
 
 @given(st.floats())
 def test_a_rate_is_what_is_written_or_it_is_not_known(rate: float) -> None:
     found = billionths(rate)
     if found is None:
-        assert not 0 <= rate <= DEAREST
+        assert not 0 <= rate <= MAX_RATE
     else:
         assert abs(found - rate * BILLION) <= 0.5 + rate * BILLION * 1e-15
 
 
-@given(st.integers(0, DEAREST), st.integers(0, 999))
+@given(st.integers(0, MAX_RATE), st.integers(0, 999))
 def test_a_rate_of_three_decimals_is_exact(whole: int, thousandths: int) -> None:
-    written = float(f"{min(whole, DEAREST - 1)}.{thousandths:03}")
-    assert billionths(written) == min(whole, DEAREST - 1) * BILLION + thousandths * 10**6
+    written = float(f"{min(whole, MAX_RATE - 1)}.{thousandths:03}")
+    assert billionths(written) == min(whole, MAX_RATE - 1) * BILLION + thousandths * 10**6
 
 
 # ---------------------------------------------------------------------------------- the cover
@@ -139,7 +153,7 @@ def test_a_steady_cover_is_weighed_to_the_microjoule(rises: list[list[int]]) -> 
 
 # ----------------------------------------------------------------------------------- schedules
 
-MINUTES = st.integers(0, DAY - 1)
+MINUTES = st.integers(0, MINUTES_PER_DAY - 1)
 DATES = st.dates(date(2020, 1, 1), date(2030, 12, 31))
 DAYS_OF_YEAR = st.dates(date(2000, 1, 1), date(2000, 12, 31)).map(
     lambda day: DayOfYear(day.month, day.day)
@@ -153,7 +167,7 @@ def periods(draw: st.DrawFn) -> Period:
     return Period(
         rate=draw(st.integers(0, 10**9)),
         begin=begin,
-        end=draw(st.sampled_from([end, DAY])),
+        end=draw(st.sampled_from([end, MINUTES_PER_DAY])),
         days=draw(st.frozensets(st.integers(0, 6), min_size=1)),
         season=draw(st.none() | st.builds(Season, DAYS_OF_YEAR, DAYS_OF_YEAR)),
         since=draw(st.sampled_from([None, since])),
@@ -166,7 +180,7 @@ def test_periods_that_do_not_clash_never_hold_at_once(
     some: list[Period], day: date, minute: int
 ) -> None:
     holding = [n for n, period in enumerate(some) if period.holds(day, minute)]
-    found = clash(some)
+    found = find_overlap(some)
     if len(holding) > 1:
         assert found is not None
     if found is not None:  # what it names is true
@@ -193,7 +207,11 @@ def test_pieces_are_the_rates_minute_by_minute(
     assert at == (start + minutes) * 60
 
 
-@given(st.integers(0, DAY - 60), st.integers(1, 60), st.dates(date(2024, 1, 1), date(2026, 12, 31)))
+@given(
+    st.integers(0, MINUTES_PER_DAY - 60),
+    st.integers(1, 60),
+    st.dates(date(2024, 1, 1), date(2026, 12, 31)),
+)
 def test_a_day_of_any_length_is_as_long_as_its_pieces(begin: int, length: int, day: date) -> None:
     zone = ZoneInfo("Europe/Berlin")
     midnight = datetime(day.year, day.month, day.day, tzinfo=zone)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.world import GPU, PACKAGE, World
-from wattspan.ledger import Ledger, Rules
-from wattspan.model import SECOND, Footprint, Opening, Origin, Snapshot, Weighed
-from wattspan.weighing import KILOWATT_HOUR, CoverEnergy, Scale
+from wattspan.attribution.cost import KILOWATT_HOUR, CoverEnergy, RateAccumulator
+from wattspan.attribution.ledger import Ledger, LedgerSettings
+from wattspan.model import SECOND, Checkpoint, Footprint, RatedEnergy, RateOrigin, Snapshot
 
 loads = st.dictionaries(st.integers(1, 6), st.integers(1, 100), max_size=4)
 turns = st.fixed_dictionaries(
@@ -41,16 +41,16 @@ class Host:
 
     def __init__(self) -> None:
         self.boots = 0
-        self.world = World(Ledger(Rules(), boot_id="0"))
-        self.kept: Opening | None = None
+        self.world = World(Ledger(LedgerSettings(), boot_id="0"))
+        self.kept: Checkpoint | None = None
         self._weigh()
 
     def _weigh(self) -> None:
         before = self.kept.footprint.cost if self.kept else None
-        self.scale = Scale("X", Origin.METRIC, before)
+        self.scale = RateAccumulator("X", RateOrigin.METRIC, before)
         self.cover = CoverEnergy(self.kept.accounts if self.kept else ())
 
-    def show(self, snapshot: Snapshot, *, known: bool) -> Weighed:
+    def show(self, snapshot: Snapshot, *, known: bool) -> RatedEnergy:
         """A snapshot as the poller publishes it: weighed, closed and kept."""
         rate = KILOWATT_HOUR if known else None
         weighed = self.scale.put(self.cover.spent(snapshot.domains), rate)
@@ -73,7 +73,7 @@ class Host:
                 self.boots += how == "reboot"
                 now = self.world.clock.monotonic()
                 opening = self.kept
-                ledger = Ledger(Rules(), opening=opening, boot_id=str(self.boots), now=now)
+                ledger = Ledger(LedgerSettings(), opening=opening, boot_id=str(self.boots), now=now)
                 self._register(ledger)
                 self.world.ledger = ledger
                 self._weigh()
@@ -88,7 +88,7 @@ def test_weighed_and_unweighed_are_the_cover_through_resets_restarts_and_crashes
     story: list[tuple[dict[str, Any], tuple[str, Any] | None, bool]],
 ) -> None:
     host = Host()
-    last = Weighed("X", Origin.METRIC)
+    last = RatedEnergy("X", RateOrigin.METRIC)
     for turn, accident, known in story:
         for pid in {*turn["loads"], *turn["gpu_loads"]} - set(host.world.alive):
             host.world.born(pid)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wattspan.model import (
+    Checkpoint,
     Consumer,
     Domain,
     DomainAccount,
@@ -18,7 +19,6 @@ from wattspan.model import (
     HwType,
     Microjoules,
     Milliwatts,
-    Opening,
     PayerInfo,
     ProcessRow,
     Provenance,
@@ -64,7 +64,7 @@ class Books:
     turns: int = 0
     spent: dict[int, int] = field(default_factory=dict)
 
-    def spend(self, joules: dict[int, int], *, seconds: float = 5.0) -> Opening:
+    def spend(self, joules: dict[int, int], *, seconds: float = 5.0) -> Checkpoint:
         """``seconds`` pass; each pid spends so many joules of the package and of the GPU."""
         self.clock.advance(seconds)
         self.turns += 1
@@ -72,9 +72,9 @@ class Books:
             self.spent[pid] = self.spent.get(pid, 0) + energy * J
         return self.now()
 
-    def now(self) -> Opening:
+    def now(self) -> Checkpoint:
         at = self.clock.now()
-        return Opening(
+        return Checkpoint(
             at=at,
             boot_id=self.boot_id,
             accounts=tuple(self._account(domain) for domain in (PACKAGE, CORE, GPU)),
@@ -145,7 +145,7 @@ class Books:
 Totals = dict[tuple[str, str], int]
 
 
-def totals(opening: Opening | None) -> Totals:
+def totals(opening: Checkpoint | None) -> Totals:
     """Everything the books say that a history must add up to, what is zero left out."""
     found: Totals = {}
     for account in opening.accounts if opening is not None else ():

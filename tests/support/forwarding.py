@@ -24,7 +24,7 @@ from wattspan.forward.spooling import Spooling
 from wattspan.http.messages import Peer
 from wattspan.model import HwType, Microjoules
 from wattspan.spanfeed.delivery import Delivery
-from wattspan.spans import Outcome, Span, SpanEnergy, Spent
+from wattspan.spans.values import IntervalEnergy, Outcome, Span, SpanEnergy
 
 MILLISECOND = 10**6
 TAKEN = Answer(Verdict.TAKEN)
@@ -67,7 +67,7 @@ def joules(
     own = {kind: Microjoules(energy) for kind, energy in exclusive.items()}
     whole = {k: Microjoules(v) for k, v in (inclusive or exclusive).items()}
     doubt = {k: Microjoules(v) for k, v in (uncertainty or dict.fromkeys(whole, 1)).items()}
-    return SpanEnergy(span, own, Spent(whole, doubt, covered), outcome)
+    return SpanEnergy(span, own, IntervalEnergy(whole, doubt, covered), outcome)
 
 
 def names_in(bodies: Iterable[bytes]) -> list[str]:

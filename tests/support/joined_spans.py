@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import count
 
 from wattspan.model import HwType, Instant, Microjoules
-from wattspan.spans import Outcome, Span, SpanEnergy, Spent
+from wattspan.spans.values import IntervalEnergy, Outcome, Span, SpanEnergy
 
 CPU, GPU = HwType.CPU, HwType.GPU
 S = 10**9
@@ -37,4 +37,6 @@ def joined(
         moment(start).mono, moment(end).mono, tokens_in=tokens[0], tokens_out=tokens[1],
     )  # fmt: skip
     exclusive = {kind: Microjoules(amount) for kind, amount in energy.items()}
-    return SpanEnergy(span, exclusive, Spent(exclusive, {}, max(0, end - start) * S), outcome)
+    return SpanEnergy(
+        span, exclusive, IntervalEnergy(exclusive, {}, max(0, end - start) * S), outcome
+    )

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
+from wattspan.attribution.history import AttributionHistory
 from wattspan.cli.compose import build_agent
 from wattspan.clock import SystemClock
 from wattspan.config import FlagValue, load
@@ -16,7 +17,6 @@ from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
 from wattspan.model import Consumer, HwType
 from wattspan.plugins import discover
-from wattspan.timeline import Timeline
 
 BURN = """
 import os, sys
@@ -60,7 +60,7 @@ class LiveAgent:
         self._stopped = False
 
     @property
-    def timeline(self) -> Timeline:
+    def timeline(self) -> AttributionHistory:
         """The agent's own; read it once the agent is stopped."""
         return self.agent.past.timeline
 

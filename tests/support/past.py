@@ -21,7 +21,7 @@ from wattspan.model import (
 )
 from wattspan.query.service import QueryService
 from wattspan.query.tuning import HistoryView, TuningView
-from wattspan.spans import Spent
+from wattspan.spans.values import IntervalEnergy
 from wattspan.testing import FakeDirectory, ManualClock
 
 PACKAGE = Domain("package-0", HwType.CPU, "package-0", "rapl", Provenance.MEASURED)
@@ -67,10 +67,10 @@ class ConstantPast:
     def domains(self) -> Mapping[str, Domain]:
         return {domain.id: domain for domain in self.known}
 
-    def device(self, domain_id: str, start: int, end: int) -> Spent:
+    def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
         domain = self.domains()[domain_id]
         if domain_id not in self.devices:
-            return Spent({}, {}, 0)
+            return IntervalEnergy({}, {}, 0)
         return self._spent({domain.hw_type: self.devices[domain_id]}, start, end)
 
     def idle(self, domain_id: str, start: int, end: int) -> Microjoules | None:
@@ -91,17 +91,21 @@ class ConstantPast:
     def forget(self, consumer: Consumer, *, holder: str = "spans") -> None:
         self.forgotten.append(consumer)
 
-    def process(self, consumer: Consumer, start: int, end: int, *, family: bool = False) -> Spent:
+    def process(
+        self, consumer: Consumer, start: int, end: int, *, family: bool = False
+    ) -> IntervalEnergy:
         members: Iterable[Consumer] = self.members.get(consumer, (consumer,))
         power = sum(
             self.powers.get(one, self.others) for one in (members if family else (consumer,))
         )
         return self._spent({HwType.CPU: power, HwType.MEMORY: power // 10}, start, end)
 
-    def _spent(self, powers: Mapping[HwType, int], start: int, end: int) -> Spent:
+    def _spent(self, powers: Mapping[HwType, int], start: int, end: int) -> IntervalEnergy:
         covered = max(0, min(end, self.until) - max(start, self.horizon))
         energy = {kind: energy_at(power, covered) for kind, power in powers.items()}
-        return Spent(energy, {kind: Microjoules(e // 100) for kind, e in energy.items()}, covered)
+        return IntervalEnergy(
+            energy, {kind: Microjoules(e // 100) for kind, e in energy.items()}, covered
+        )
 
 
 @dataclass

@@ -16,7 +16,7 @@ from itertools import count, takewhile
 from typing import NamedTuple
 
 from support.requirements import ROOT
-from wattspan.tuning import Unit
+from wattspan.tuning import WorkUnit
 
 S = 10**9
 PREFILL = 100_000  # nanoseconds a prompt token
@@ -57,7 +57,7 @@ def repeated(speed: float = 1.0) -> Iterator[Request]:
 
 def serve(
     requests: Iterable[Request], slots: int, slowdown: Callable[[int], float]
-) -> Iterator[Unit]:
+) -> Iterator[WorkUnit]:
     """The requests as units of work, in the order of their begin; their work is tokens.
 
     ``slowdown`` tells how many times as long service takes that begins at a moment.
@@ -68,12 +68,12 @@ def serve(
         time = request.prompt * PREFILL + request.generated * DECODE
         end = begin + round(time * slowdown(begin))
         heapq.heappush(free, end)
-        yield Unit(request.at, end, request.generated)
+        yield WorkUnit(request.at, end, request.generated)
 
 
 def switched(
     cap: float, block: int, slots: int, speed: float, blocks: int
-) -> tuple[list[Unit], Sequence[bool]]:
+) -> tuple[list[WorkUnit], Sequence[bool]]:
     """Units under a cap that slows service ``cap`` times, in blocks of the order ABBA."""
     capped = [(False, True, True, False)[number % 4] for number in range(blocks)]
 

@@ -19,6 +19,7 @@ from wattspan.model import (
     CapRow,
     Consumer,
     Decision,
+    DecisionReason,
     Domain,
     DomainAccount,
     Exemplar,
@@ -37,12 +38,12 @@ from wattspan.model import (
     Milliwatts,
     Move,
     Nanoseconds,
-    Origin,
     PayerInfo,
     PowerLimits,
     ProcessRow,
     Provenance,
-    Reason,
+    RatedEnergy,
+    RateOrigin,
     Remainder,
     Snapshot,
     SourceHealth,
@@ -52,7 +53,6 @@ from wattspan.model import (
     TuningAccounts,
     TuningRow,
     TuningState,
-    Weighed,
 )
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
@@ -158,8 +158,8 @@ def full_host() -> Snapshot:
         spans=spans(),
         tuning=tuning(),
         footprint=Footprint(
-            Weighed("EUR", Origin.SCHEDULE, 312_500_000, 41_250_000_001, Microjoules(7)),
-            Weighed("g", Origin.CONSTANT, 380 * 10**9, 12_873_456_789_012, Microjoules(0)),
+            RatedEnergy("EUR", RateOrigin.SCHEDULE, 312_500_000, 41_250_000_001, Microjoules(7)),
+            RatedEnergy("g", RateOrigin.CONSTANT, 380 * 10**9, 12_873_456_789_012, Microjoules(0)),
         ),
         stats=AgentStats(
             Instant(0, NOON - 10**9), ticks=10, missed_ticks=1, cpu_seconds=1.25,
@@ -196,7 +196,7 @@ def spans() -> SpanAccounts:
 def tuning() -> TuningAccounts:
     """A job that is held, one with an awkward name that is declined, and caps of every kind."""
     at = Instant(10**12, NOON)
-    hold = Decision(Move.HOLD, Reason.CERTIFIED, "Hold 560 W.", {"GPU-0": 560_000})
+    hold = Decision(Move.HOLD, DecisionReason.CERTIFIED, "Hold 560 W.", {"GPU-0": 560_000})
     held = TuningRow(
         "trainer/train_step", "trainer", "train_step", Knob.GPU_POWER, TuningState.HOLDING, hold,
         at, 0.05, 0.95, ("GPU-0",), applied=True, slowdown=0.027, slowdown_bound=0.0391,
@@ -204,14 +204,14 @@ def tuning() -> TuningAccounts:
         saved_low=Microjoules(-4_000_000), saved_high=Microjoules(1_500_000_000),
         saved_surely=Microjoules(900_000_007), exploration=Nanoseconds(11_000_000_009), pairs=46,
         units=5_210, committed=Nanoseconds(412_000_000_000), lost=Nanoseconds(40_000_000_000),
-        decisions={(Move.PROBE, Reason.SCREENING): 7, (Move.HOLD, Reason.CERTIFIED): 2,
-                   (Move.RELEASE, Reason.OVER_BUDGET): 1},
+        decisions={(Move.PROBE, DecisionReason.SCREENING): 7, (Move.HOLD, DecisionReason.CERTIFIED): 2,
+                   (Move.RELEASE, DecisionReason.OVER_BUDGET): 1},
         allowance=Nanoseconds(81_000_000_000),
     )  # fmt: skip
-    decline = Decision(Move.DECLINE, Reason.NO_SIGNAL, "No unit of work was seen.")
+    decline = Decision(Move.DECLINE, DecisionReason.NO_SIGNAL, "No unit of work was seen.")
     declined = TuningRow(
         'quo"te\\back\nline' + "é" * 200, "llm", "", Knob.CPU_POWER, TuningState.DECLINED, decline,
-        at, 0.02, 0.95, decisions={(Move.DECLINE, Reason.NO_SIGNAL): 1},
+        at, 0.02, 0.95, decisions={(Move.DECLINE, DecisionReason.NO_SIGNAL): 1},
     )  # fmt: skip
     power, clock, package = (
         CapKey(Knob.GPU_POWER, "GPU-0"),

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from wattspan.otel.processor import SpanProcessor
 from wattspan.spanfeed.feed import Feed, Report
-from wattspan.spans import Ended, Started
+from wattspan.spans.values import SpanEnd, SpanStart
 
 PREAMBLE = """
 import os, sys
@@ -86,16 +86,16 @@ def run(run_dir: Path, code: str, **environ: str) -> str:
     return finish(start(run_dir, code, **environ))
 
 
-def starts(reports: list[Report]) -> list[Started]:
-    return [each for report in reports for each in report.records if isinstance(each, Started)]
+def starts(reports: list[Report]) -> list[SpanStart]:
+    return [each for report in reports for each in report.records if isinstance(each, SpanStart)]
 
 
-def ends(reports: list[Report]) -> list[Ended]:
-    return [each for report in reports for each in report.records if isinstance(each, Ended)]
+def ends(reports: list[Report]) -> list[SpanEnd]:
+    return [each for report in reports for each in report.records if isinstance(each, SpanEnd)]
 
 
-def by_process(reports: list[Report]) -> dict[int, list[Started | Ended]]:
-    found: dict[int, list[Started | Ended]] = {}
+def by_process(reports: list[Report]) -> dict[int, list[SpanStart | SpanEnd]]:
+    found: dict[int, list[SpanStart | SpanEnd]] = {}
     for report in reports:
         found.setdefault(report.pid, []).extend(report.records)
     return found

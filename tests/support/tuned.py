@@ -8,16 +8,16 @@ from wattspan.model import (
     SECOND,
     CapKey,
     CapRow,
-    Decided,
     Decision,
+    DecisionReason,
     Instant,
     Knob,
     KnobState,
     Microjoules,
     Move,
     Nanoseconds,
-    Reason,
-    Tried,
+    RecordedDecision,
+    TestedSetting,
     TuningAccounts,
     TuningRow,
     TuningState,
@@ -35,7 +35,7 @@ def ago(seconds: float) -> Instant:
 
 HOLD = Decision(
     Move.HOLD,
-    Reason.CERTIFIED,
+    DecisionReason.CERTIFIED,
     "Hold 560 W: 3.1 % slower (95 % bound 4.4 %) of a 5 % budget, 18.2 % less energy, 46 pairs.",
     dict.fromkeys(GPUS, 560 * W),
     {"slowdown": 0.031, "bound": 0.044, "pairs": 46.0},
@@ -66,12 +66,12 @@ HELD = TuningRow(
     pairs=46,
     units=4_120,
     committed=Nanoseconds(252 * SECOND),
-    decisions={(Move.PROBE, Reason.SCREENING): 4, (Move.HOLD, Reason.CERTIFIED): 1},
+    decisions={(Move.PROBE, DecisionReason.SCREENING): 4, (Move.HOLD, DecisionReason.CERTIFIED): 1},
     tried=(
-        Tried(650 * W, 0.008, 0.019, 0.051, 3),
-        Tried(600 * W, 0.017, 0.029, 0.121, 3),
-        Tried(560 * W, 0.031, 0.044, 0.182, 46, True),
-        Tried(520 * W, 0.062, 0.077, 0.22, 3),
+        TestedSetting(650 * W, 0.008, 0.019, 0.051, 3),
+        TestedSetting(600 * W, 0.017, 0.029, 0.121, 3),
+        TestedSetting(560 * W, 0.031, 0.044, 0.182, 46, True),
+        TestedSetting(520 * W, 0.062, 0.077, 0.22, 3),
     ),
     lost=Nanoseconds(12_100_000_000),
     allowance=Nanoseconds(30_400_000_000),
@@ -86,7 +86,7 @@ PROBED = replace(
     state=TuningState.EXPLORING,
     decision=Decision(
         Move.PROBE,
-        Reason.SCREENING,
+        DecisionReason.SCREENING,
         "Try 285 W for 20 units: the draw is 301 W.",
         {"GPU-2": 285 * W},
     ),
@@ -104,7 +104,7 @@ PROBED = replace(
     pairs=2,
     units=310,
     committed=None,
-    tried=(Tried(285 * W, None, None, None, 2),),
+    tried=(TestedSetting(285 * W, None, None, None, 2),),
     lost=None,
     allowance=None,
     original={"GPU-2": 300 * W},
@@ -116,7 +116,7 @@ DECLINED = replace(
     service="shop",
     span="POST /checkout",
     state=TuningState.DECLINED,
-    decision=Decision(Move.DECLINE, Reason.NO_DEVICE, "No GPU works for it."),
+    decision=Decision(Move.DECLINE, DecisionReason.NO_DEVICE, "No GPU works for it."),
     since=ago(65),
     devices=(),
     applied=False,
@@ -169,11 +169,13 @@ ACCOUNTS = TuningAccounts(
 )
 
 
-def decided(seconds_ago: float, decision: Decision, job: str = HELD.job) -> Decided:
-    return Decided(ago(seconds_ago), job, Knob.GPU_POWER, decision, True)
+def decided(seconds_ago: float, decision: Decision, job: str = HELD.job) -> RecordedDecision:
+    return RecordedDecision(ago(seconds_ago), job, Knob.GPU_POWER, decision, True)
 
 
 RELEASE = Decision(
-    Move.RELEASE, Reason.OVER_BUDGET, "Release: 8.2 % slower than the original, of 5 %."
+    Move.RELEASE, DecisionReason.OVER_BUDGET, "Release: 8.2 % slower than the original, of 5 %."
 )
-PROBE = replace(HOLD, move=Move.PROBE, reason=Reason.CERTIFYING, sentence="Try 560 W for sure.")
+PROBE = replace(
+    HOLD, move=Move.PROBE, reason=DecisionReason.CERTIFYING, sentence="Try 560 W for sure."
+)

@@ -17,7 +17,6 @@ from wattspan.model import (
     CapKey,
     CapRow,
     Consumer,
-    Decided,
     Domain,
     GpuStatus,
     Group,
@@ -31,19 +30,20 @@ from wattspan.model import (
     PayerInfo,
     PowerLimits,
     Provenance,
+    RecordedDecision,
     Snapshot,
     TuningRow,
     Usage,
     energy_at,
 )
 from wattspan.ports import Caps, CapsError, CapTotals, Clock
-from wattspan.runtime.tenants import Tenants
-from wattspan.runtime.tuner import Tuner
-from wattspan.runtime.units import UnitTap
 from wattspan.spanfeed.delivery import Told
-from wattspan.spans import Span, Spent
+from wattspan.spans.values import IntervalEnergy, Span
 from wattspan.testing import ManualClock
-from wattspan.tuning import Fingerprint, Remembered
+from wattspan.tuning import CertifiedLevels, Fingerprint
+from wattspan.tuning.host_view import DeviceUsers
+from wattspan.tuning.tuner import Tuner
+from wattspan.tuning.work_units import ReceivedSpanQueue
 
 TICK = 250_000_000  # half a turn of the tuner
 MINIMUM, DEFAULT = 200_000, 700_000
@@ -244,12 +244,12 @@ class MemoryCapper:
 
 class Memory:
     def __init__(self) -> None:
-        self.kept: dict[Fingerprint, Remembered] = {}
+        self.kept: dict[Fingerprint, CertifiedLevels] = {}
 
-    def recall(self, fingerprint: Fingerprint, knob: Knob) -> Remembered | None:
+    def recall(self, fingerprint: Fingerprint, knob: Knob) -> CertifiedLevels | None:
         return self.kept.get(fingerprint)
 
-    def certified(self, fingerprint: Fingerprint, remembered: Remembered) -> None:
+    def certified(self, fingerprint: Fingerprint, remembered: CertifiedLevels) -> None:
         self.kept[fingerprint] = remembered
 
     def failed(self, fingerprint: Fingerprint, knob: Knob) -> None:
@@ -258,9 +258,9 @@ class Memory:
 
 class Book:
     def __init__(self) -> None:
-        self.decided: list[Decided] = []
+        self.decided: list[RecordedDecision] = []
 
-    def add(self, decided: Decided) -> bool:
+    def add(self, decided: RecordedDecision) -> bool:
         self.decided.append(decided)
         return True
 
@@ -285,7 +285,7 @@ class Host:
         ]
         self.groups: dict[Consumer, tuple[Group, ...]] = {}
         self.jobs: list[Job] = []
-        self.tap, self.tenants = UnitTap(), Tenants()
+        self.tap, self.tenants = ReceivedSpanQueue(), DeviceUsers()
         self.capper = MemoryCapper(self) if capper else None
         self.memory, self.book = Memory(), Book()
         self.logged: list[str] = []
@@ -382,9 +382,9 @@ class Host:
     def family(self, consumer: Consumer) -> frozenset[Payer]:
         return frozenset({consumer})
 
-    def device(self, domain_id: str, start: int, end: int) -> Spent:
+    def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
         energy = self._spent_by(domain_id, end) - self._spent_by(domain_id, start)
-        return Spent({HwType.GPU: Microjoules(energy)}, {}, end - start)
+        return IntervalEnergy({HwType.GPU: Microjoules(energy)}, {}, end - start)
 
     def identify(self, pid: int) -> Consumer | None:
         return next((j.consumer for j in self.jobs if j.consumer.pid == pid and j.alive), None)

@@ -15,7 +15,7 @@ from support.tuned_host import Gpu, Host, Job, quick
 from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.model import Consumer
 from wattspan.spanfeed.delivery import Told
-from wattspan.spans import Span
+from wattspan.spans.values import Span
 
 SERVICE, STEP, COMPUTE = "trainer", "train_step", "compute"
 _Done = list[tuple[Span, Told]]

@@ -13,7 +13,7 @@ from support.tuned_host import Host, Job, quick
 from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.model import Consumer
 from wattspan.spanfeed.delivery import Told
-from wattspan.spans import Span
+from wattspan.spans.values import Span
 
 SERVICE, REQUEST = "llm", "chat"
 JOB = f"{SERVICE}/{REQUEST}"

@@ -9,13 +9,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from wattspan.model import SECOND, Decision, Reason
-from wattspan.tuning import EnergyPoint, Observation, Policy, Range, State, Unit, begin, step
+from wattspan.model import SECOND, Decision, DecisionReason
+from wattspan.tuning import (
+    EnergyPoint,
+    KnobRange,
+    Observation,
+    TunerPolicy,
+    TunerState,
+    WorkUnit,
+    begin,
+)
+from wattspan.tuning.decisions import step
 
 TOP = 400_000
 FLOOR = 240_000
 GPU = "GPU-1"
-RANGES = (Range(GPU, TOP, FLOOR),)
+RANGES = (KnobRange(GPU, TOP, FLOOR),)
 
 
 def gentle(level: float) -> tuple[float, float]:
@@ -37,7 +46,7 @@ class Plant:
     metered: bool = True
     drawn: bool = True
     obeys: bool = True
-    vetoes: frozenset[Reason] = frozenset()
+    vetoes: frozenset[DecisionReason] = frozenset()
     may: bool = True
     silent: bool = False
     gap: Callable[[float], float] = lambda level: 0.0  # seconds after a step, none may see it
@@ -64,7 +73,7 @@ class Plant:
         asked = min(decision.caps.values(), default=TOP) if decision else TOP
         if self.obeys and asked != self.level:
             self.level, self.since = asked, self.now
-        units: list[Unit] = []
+        units: list[WorkUnit] = []
         end = self.now + self.turn
         time, power = self.curve(self.level)
         while not self.silent and self.now < end:
@@ -78,7 +87,7 @@ class Plant:
             self.joules += lasts * power * self.draw / 1000
             start, done = int(self.began * 1e9), int(self.now * 1e9)
             work = self.work(self.count)
-            units.extend(Unit(start, done, work, rank) for rank in range(self.ranks))
+            units.extend(WorkUnit(start, done, work, rank) for rank in range(self.ranks))
             self.now += self.gap(self.level)
             self.began = self.now
             self.count += 1
@@ -98,7 +107,7 @@ class Plant:
         )
 
 
-QUICK = Policy(block_units=10, block_time=2 * SECOND, settle_units=2, settle_time=SECOND)
+QUICK = TunerPolicy(block_units=10, block_time=2 * SECOND, settle_units=2, settle_time=SECOND)
 
 
 @dataclass
@@ -106,9 +115,9 @@ class Run:
     """A tuner at a plant, with all it decided."""
 
     plant: Plant
-    policy: Policy = QUICK
-    ranges: tuple[Range, ...] = RANGES
-    state: State | None = None
+    policy: TunerPolicy = QUICK
+    ranges: tuple[KnobRange, ...] = RANGES
+    state: TunerState | None = None
     decisions: list[Decision] = field(default_factory=list)
 
     def on(self, turns: int) -> Decision:
@@ -130,9 +139,9 @@ class Run:
         raise AssertionError(f"never, but: {self.decisions[-1].sentence}")
 
     @property
-    def reasons(self) -> list[Reason]:
+    def reasons(self) -> list[DecisionReason]:
         """Of all decisions, without repetitions."""
-        found: list[Reason] = []
+        found: list[DecisionReason] = []
         for one in self.decisions:
             if not found or found[-1] is not one.reason:
                 found.append(one.reason)

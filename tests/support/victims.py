@@ -12,7 +12,7 @@ from support.past import PACKAGE, ConstantPast
 from wattspan.http.messages import HttpRequest, Peer
 from wattspan.model import MILLISECOND, HwType, Microjoules
 from wattspan.query.service import QueryService
-from wattspan.spans import Spent
+from wattspan.spans.values import IntervalEnergy
 from wattspan.testing import FakeDirectory, ManualClock
 
 INTERVAL = 100 * MILLISECOND
@@ -33,7 +33,7 @@ class VictimPast(ConstantPast):
         self.known = (PACKAGE,)
         self.idles = {}
 
-    def device(self, domain_id: str, start: int, end: int) -> Spent:
+    def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
         start, end = max(start, self.horizon, 0), min(end, self.until)
         energy = covered = 0
         for number in range(start // INTERVAL, -(-end // INTERVAL)):
@@ -42,7 +42,9 @@ class VictimPast(ConstantPast):
             if inside > 0 and number < len(self.energies):
                 energy += self.energies[number] * inside // INTERVAL
                 covered += inside
-        return Spent({HwType.CPU: Microjoules(energy)}, {HwType.CPU: Microjoules(0)}, covered)
+        return IntervalEnergy(
+            {HwType.CPU: Microjoules(energy)}, {HwType.CPU: Microjoules(0)}, covered
+        )
 
 
 def told(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from wattspan.baseline import IdleModel
+from wattspan.attribution.baseline import IdleModel
 from wattspan.model import SECOND, Consumer, Instant, Usage, energy_at
 
 CPUS = 4

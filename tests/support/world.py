@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from wattspan.ledger import Ledger
+from wattspan.attribution.history import AttributionHistory
+from wattspan.attribution.ledger import Ledger
 from wattspan.model import (
     Consumer,
     Domain,
@@ -25,7 +26,6 @@ from wattspan.model import (
     energy_at,
 )
 from wattspan.testing import ManualClock
-from wattspan.timeline import Timeline
 
 PACKAGE = Domain(
     "rapl:package-0",
@@ -95,7 +95,9 @@ class World:
 
     ledger: Ledger
     clock: ManualClock = field(default_factory=ManualClock)
-    timeline: Timeline = field(default_factory=lambda: Timeline(300 * 10**9, 10**7))
+    timeline: AttributionHistory = field(
+        default_factory=lambda: AttributionHistory(300 * 10**9, 10**7)
+    )
     domains: dict[str, TrueDomain] = field(default_factory=dict)
     alive: dict[int, Consumer] = field(default_factory=dict)
     started: int = 0

@@ -3,7 +3,7 @@
 import pytest
 
 from support.watched_load import CPUS, show, used, watch
-from wattspan.baseline import FreeDevice, LoadIntercept, idle_model
+from wattspan.attribution.baseline import LoadIntercept, UnusedDevicePower, idle_model
 from wattspan.model import SECOND, Consumer, HwType, Instant, Milliwatts, Usage, energy_at
 
 QUIET = [0.0, 0.02]
@@ -135,7 +135,7 @@ def test_what_an_earlier_life_learned_holds_until_something_is_learned() -> None
 
 
 def test_a_gpu_that_nobody_holds_shows_its_idle_power() -> None:
-    model = FreeDevice()
+    model = UnusedDevicePower()
     free = Usage("gpu:0", Instant(0, 0), Instant(SECOND, 0), {})
     for _ in range(4):
         model.observe(energy_at(70_000, SECOND), SECOND, free)
@@ -143,7 +143,7 @@ def test_a_gpu_that_nobody_holds_shows_its_idle_power() -> None:
 
 
 def test_a_gpu_that_is_held_or_busy_says_nothing_of_idle() -> None:
-    model = FreeDevice()
+    model = UnusedDevicePower()
     held = Usage("g", Instant(0, 0), Instant(SECOND, 0), {}, present=frozenset({Consumer(1, 1)}))
     busy = Usage("g", Instant(0, 0), Instant(SECOND, 0), {}, unclaimed=5)
     free = Usage("g", Instant(0, 0), Instant(SECOND, 0), {})
@@ -153,7 +153,7 @@ def test_a_gpu_that_is_held_or_busy_says_nothing_of_idle() -> None:
 
 
 def test_a_free_gpu_that_comes_to_draw_more_or_less_is_followed() -> None:
-    model = FreeDevice()
+    model = UnusedDevicePower()
     free = Usage("g", Instant(0, 0), Instant(2 * SECOND, 0), {})
     for watts in (70, 50, 90):
         for _ in range(400):

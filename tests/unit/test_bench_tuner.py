@@ -25,8 +25,8 @@ from benchmarks.tuner.stats import clopper_pearson, mean, quantile
 from benchmarks.tuner.trials import OURS, Trials, summary
 from benchmarks.tuner.truth import Truth, run_at
 
-from wattspan.model import Decision, Move, Reason
-from wattspan.tuning import Observation, Policy, Range, Report
+from wattspan.model import Decision, DecisionReason, Move
+from wattspan.tuning import KnobRange, Observation, TunerPolicy, TunerReport
 
 LINE = Curve("line", "none", "none", 180.0, (100.0, 200.0), (Effect(1.1, 0.8), Effect(1.0, 1.0)))
 """Every watt less costs a thousandth of the time and saves two of the energy."""
@@ -40,7 +40,9 @@ class Steady:
 
     plan: tuple[tuple[int, int], ...]  # from that many units on, milliwatts
 
-    def begin(self, policy: Policy, ranges: tuple[Range, ...], **_: object) -> tuple[str, int]:
+    def begin(
+        self, policy: TunerPolicy, ranges: tuple[KnobRange, ...], **_: object
+    ) -> tuple[str, int]:
         return ranges[0].device, 0
 
     def step(
@@ -53,11 +55,11 @@ class Steady:
             if units >= since:
                 caps = {device: setting} if setting else {}
         move = Move.HOLD if caps else Move.RELEASE
-        reason = Reason.CERTIFIED if caps else Reason.CHANGED
+        reason = DecisionReason.CERTIFIED if caps else DecisionReason.CHANGED
         return (device, units), Decision(move, reason, "", caps)
 
-    def report(self, state: tuple[str, int]) -> Report:
-        return Report(False)
+    def report(self, state: tuple[str, int]) -> TunerReport:
+        return TunerReport(False)
 
 
 def plant(**more: object) -> Plant:
@@ -294,12 +296,12 @@ def test_no_share_is_told_where_nothing_could_be_saved() -> None:
 
 def test_a_held_setting_is_seen_once_and_a_probe_is_not_an_alarm() -> None:
     job, watch = Job(plant(), luck(plant(), 1)), Watch()
-    held = Decision(Move.HOLD, Reason.CERTIFIED, "", {"gpu": 160_000})
+    held = Decision(Move.HOLD, DecisionReason.CERTIFIED, "", {"gpu": 160_000})
     job.start_at(160)
-    for decision in (held, held, Decision(Move.PROBE, Reason.SENTINEL, ""), held):
+    for decision in (held, held, Decision(Move.PROBE, DecisionReason.SENTINEL, ""), held):
         watch.see(decision, job)
     assert (watch.compared, watch.releases, watch.let_go) == (1, {}, [])
-    watch.see(Decision(Move.RELEASE, Reason.OVER_BUDGET, ""), job)
+    watch.see(Decision(Move.RELEASE, DecisionReason.OVER_BUDGET, ""), job)
     assert watch.let_go == [pytest.approx(0.04)]
 
 

@@ -12,12 +12,12 @@ from support.snapshots import GPU, account
 from wattspan.model import (
     CapKey,
     CapRow,
+    DecisionReason,
     Knob,
     KnobState,
     Microjoules,
     Move,
     Provenance,
-    Reason,
     Snapshot,
     TuningAccounts,
     TuningRow,
@@ -121,9 +121,9 @@ def test_a_job_is_in_one_state_and_every_other_is_zero() -> None:
 def test_decisions_are_counted_by_what_they_do_and_why() -> None:
     counts = drawn("wattspan_autotune_decisions_total", with_rows(held()))
     assert {labels[2:]: count for labels, count in counts.items() if count} == {
-        (Move.PROBE, Reason.SCREENING): 7,
-        (Move.HOLD, Reason.CERTIFIED): 2,
-        (Move.RELEASE, Reason.OVER_BUDGET): 1,
+        (Move.PROBE, DecisionReason.SCREENING): 7,
+        (Move.HOLD, DecisionReason.CERTIFIED): 2,
+        (Move.RELEASE, DecisionReason.OVER_BUDGET): 1,
     }
 
 

@@ -29,7 +29,7 @@ from wattspan.model import (
     Trouble,
 )
 from wattspan.model.settings import Listen, Size, Table
-from wattspan.plugins import Broken, Plugins
+from wattspan.plugins import BrokenPlugin, Plugins
 from wattspan.ports import Batch, CounterSource, SourceContext, SourceError, SourcePlugin
 from wattspan.testing import FakeDirectory, ManualClock, ReplaySource
 
@@ -301,7 +301,7 @@ def test_a_source_that_never_answers_is_waited_for_within_bounds() -> None:
 
 
 def test_a_broken_plugin_has_a_section_of_its_own() -> None:
-    plugins = Plugins(broken=(Broken("sources.y", "it does not load", "Reinstall it."),))
+    plugins = Plugins(broken=(BrokenPlugin("sources.y", "it does not load", "Reinstall it."),))
     context = SourceContext(ManualClock(), FakeDirectory())
     (section,) = examine_sources(plugins, Config(), context).sections
     assert section.title == "Source y"

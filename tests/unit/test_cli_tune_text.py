@@ -15,12 +15,12 @@ from wattspan.cli.tuning_figures import against_original, joules_either, of_budg
 from wattspan.model import (
     CapRow,
     Decision,
+    DecisionReason,
     Knob,
     Microjoules,
     Move,
     Nanoseconds,
-    Reason,
-    Tried,
+    TestedSetting,
     TuningAccounts,
     TuningRow,
 )
@@ -31,8 +31,8 @@ EXPLANATION = ROOT / "docs" / "explanation" / "how-the-tuner-decides.md"
 # ------------------------------------------------------------------------------------ reasons
 
 
-@pytest.mark.parametrize("reason", Reason)
-def test_every_reason_is_explained_in_sentences(reason: Reason) -> None:
+@pytest.mark.parametrize("reason", DecisionReason)
+def test_every_reason_is_explained_in_sentences(reason: DecisionReason) -> None:
     meaning = MEANINGS[reason]
     for sentence in filter(None, meaning):
         assert sentence[0].isupper() or sentence.startswith("`")
@@ -119,7 +119,7 @@ def test_advice_says_that_nothing_is_turned() -> None:
 
 
 def test_a_job_that_is_only_advised_on_is_not_called_declined() -> None:
-    advice = Decision(Move.DECLINE, Reason.ADVICE, "Advice: try 560 W first.")
+    advice = Decision(Move.DECLINE, DecisionReason.ADVICE, "Advice: try 560 W first.")
     row = replace(DECLINED, decision=advice)
     line = list(status_lines(replace(ACCOUNTS, rows=(row,)), NOW, None))[-1]
     assert "advice" in line.split()
@@ -134,7 +134,7 @@ def test_a_clock_that_is_behind_tells_no_negative_age() -> None:
 # ------------------------------------------------------------------------------------ explain
 
 
-def held(*tried: Tried) -> TuningRow:
+def held(*tried: TestedSetting) -> TuningRow:
     return replace(HELD, tried=(HELD.tried[2], *tried))
 
 
@@ -142,30 +142,33 @@ def held(*tried: Tried) -> TuningRow:
     ("other", "sentence"),
     [
         (
-            Tried(520 * W, 0.062, 0.077, 0.22, 3),
+            TestedSetting(520 * W, 0.062, 0.077, 0.22, 3),
             "Not lower: 520 W was 6.2% slower (95% bound 7.7%), more than the budget of 5%.",
         ),
         (
-            Tried(520 * W, 0.04, 0.049, 0.15, 20),
+            TestedSetting(520 * W, 0.04, 0.049, 0.15, 20),
             "Not lower: 520 W saves 15.0% of the energy, 560 W 18.2%.",
         ),
         (
-            Tried(520 * W, 0.04, 0.061, 0.2, 5),
+            TestedSetting(520 * W, 0.04, 0.061, 0.2, 5),
             "Not lower: 520 W was 4.0% slower (95% bound 6.1%), and the bound is above the budget"
             " of 5%.",
         ),
-        (Tried(520 * W, pairs=1), "Not lower: 520 W was not looked at for long enough to tell."),
         (
-            Tried(520 * W, 0.04, None, None, 5),
+            TestedSetting(520 * W, pairs=1),
+            "Not lower: 520 W was not looked at for long enough to tell.",
+        ),
+        (
+            TestedSetting(520 * W, 0.04, None, None, 5),
             "Not lower: 520 W was 4.0% slower after 5 pairs, and was not proved.",
         ),
     ],
     ids=["over budget", "saves less", "bound over budget", "unknown", "not proved"],
 )
 def test_why_it_is_not_lower_is_the_nearest_lower_that_was_tried(
-    other: Tried, sentence: str
+    other: TestedSetting, sentence: str
 ) -> None:
-    assert not_lower(held(other, Tried(400 * W, 0.3, 0.4, 0.1, 3))) == sentence
+    assert not_lower(held(other, TestedSetting(400 * W, 0.3, 0.4, 0.1, 3))) == sentence
 
 
 def test_why_it_is_not_higher_is_what_the_next_higher_saves() -> None:
@@ -180,22 +183,22 @@ def test_why_it_is_not_higher_is_what_the_next_higher_saves() -> None:
 
 def test_a_setting_that_the_original_is_compared_with_just_now_is_the_one_explained() -> None:
     comparing = Decision(
-        Move.PROBE, Reason.CERTIFYING, "Certify 560 W.", {}, {"setting": 560.0 * W}
+        Move.PROBE, DecisionReason.CERTIFYING, "Certify 560 W.", {}, {"setting": 560.0 * W}
     )
     row = replace(HELD, decision=comparing)
     told = "\n".join(explain_lines(row, ACCOUNTS, NOW, None))
     assert "The original, 700 W, to compare 560 W with it." in told
     assert "Not lower: 520 W" in told
     assert "Not higher: 600 W" in told
-    learning = replace(comparing, reason=Reason.BASELINE, shown={"setting": 700.0 * W})
+    learning = replace(comparing, reason=DecisionReason.BASELINE, shown={"setting": 700.0 * W})
     assert not_higher(replace(HELD, decision=learning), ACCOUNTS) == ""
 
 
 def test_of_the_original_only_what_lies_below_is_asked() -> None:
-    row = replace(HELD, decision=RELEASE, tried=(Tried(650 * W, 0.07, 0.09, 0.05, 3),))
+    row = replace(HELD, decision=RELEASE, tried=(TestedSetting(650 * W, 0.07, 0.09, 0.05, 3),))
     assert not_lower(row).startswith("Not lower: 650 W was 7.0% slower")
     assert not_lower(replace(row, tried=())) == ""
-    elsewhere = Decision(Move.RELEASE, Reason.FOREIGN_WRITER, "Release 560 W.")
+    elsewhere = Decision(Move.RELEASE, DecisionReason.FOREIGN_WRITER, "Release 560 W.")
     assert not_lower(replace(row, decision=elsewhere)) == ""
 
 
@@ -203,7 +206,7 @@ def test_what_was_faster_is_called_so() -> None:
     row = replace(HELD, slowdown=-0.012, slowdown_bound=0.001)
     told = "\n".join(explain_lines(row, ACCOUNTS, NOW, None))
     assert "The whole run: 1.2% faster (95% bound 0.1%) of a budget of 5%." in told
-    one = held(Tried(520 * W, -0.004, None, None, 1))
+    one = held(TestedSetting(520 * W, -0.004, None, None, 1))
     assert not_lower(one) == (
         "Not lower: 520 W was 0.4% faster after one pair, and was not proved."
     )
@@ -230,7 +233,7 @@ def test_an_explanation_fits_the_terminal(row: TuningRow, width: int) -> None:
 def test_what_the_operator_can_do_is_said_where_there_is_something() -> None:
     assert "What you can do" not in "\n".join(explain_lines(HELD, ACCOUNTS, NOW, 80))
     assert "What you can do" in "\n".join(explain_lines(DECLINED, ACCOUNTS, NOW, 80))
-    assert explain_facts(DECLINED, ACCOUNTS)["remedy"] == MEANINGS[Reason.NO_DEVICE].do
+    assert explain_facts(DECLINED, ACCOUNTS)["remedy"] == MEANINGS[DecisionReason.NO_DEVICE].do
 
 
 @pytest.mark.parametrize(

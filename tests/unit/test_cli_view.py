@@ -13,10 +13,10 @@ from wattspan.model import (
     HwType,
     Instant,
     Microjoules,
-    Origin,
     Provenance,
+    RatedEnergy,
+    RateOrigin,
     Snapshot,
-    Weighed,
 )
 
 
@@ -58,8 +58,8 @@ def test_the_first_line_ends_with_what_that_cost_if_it_is_known() -> None:
     def last(footprint: Footprint) -> str:
         return drawn(replace(busy_host(), footprint=footprint))[0].partition("12s  ")[2]
 
-    cost = Weighed("EUR", Origin.CONSTANT, 300_000_000, 10_012_345)
-    carbon = Weighed("g", Origin.CONSTANT, None, 12_300 * 10**9)
+    cost = RatedEnergy("EUR", RateOrigin.CONSTANT, 300_000_000, 10_012_345)
+    carbon = RatedEnergy("g", RateOrigin.CONSTANT, None, 12_300 * 10**9)
     assert last(Footprint(cost, carbon)) == "0.0100 EUR"
     assert last(Footprint(carbon=carbon)) == "12.30 kg CO2e"
     partly = replace(cost, unknown=Microjoules(5))
@@ -70,7 +70,7 @@ def test_the_first_line_ends_with_what_that_cost_if_it_is_known() -> None:
 
 
 def test_money_and_carbon_are_facts_too() -> None:
-    cost = Weighed("EUR", Origin.METRIC, None, 2_500_000_000, Microjoules(3_000_000))
+    cost = RatedEnergy("EUR", RateOrigin.METRIC, None, 2_500_000_000, Microjoules(3_000_000))
     told = facts(replace(busy_host(), footprint=Footprint(cost)))
     assert told["cost"] == {
         "unit": "EUR", "origin": "metric", "per_kilowatt_hour": None, "total": 2.5,

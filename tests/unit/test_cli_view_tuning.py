@@ -12,7 +12,7 @@ from support.tuned import ACCOUNTS, DECLINED, HELD, HOLD, PROBED
 from wattspan.cli.controls import By, Options
 from wattspan.cli.facts import facts
 from wattspan.cli.view import render
-from wattspan.model import Decision, Move, Reason, Snapshot, TuningAccounts, TuningRow
+from wattspan.model import Decision, DecisionReason, Move, Snapshot, TuningAccounts, TuningRow
 
 
 def host(*rows: TuningRow) -> Snapshot:
@@ -112,7 +112,7 @@ def test_what_was_only_advised_is_not_shown_as_set() -> None:
 
 
 def test_a_name_cannot_command_the_terminal() -> None:
-    decision = Decision(Move.DECLINE, Reason.NO_SIGNAL, "odd \x1b[2J words")
+    decision = Decision(Move.DECLINE, DecisionReason.NO_SIGNAL, "odd \x1b[2J words")
     lines = drawn(host(replace(HELD, job="evil\x1b[31m\nname", decision=decision)))
     assert any("evil?[31m?name" in line for line in lines)
     assert "\x1b" not in "".join(lines)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.tuned import HELD, HOLD, NOW, PROBE, RELEASE, decided
-from wattspan.model import Decided, Decision, Instant, Knob, Move, Reason, Trouble
+from wattspan.model import Decision, DecisionReason, Instant, Knob, Move, RecordedDecision, Trouble
 from wattspan.storage.decisions import (
     MAX_UNWRITTEN,
     REPEAT_INTERVAL,
@@ -26,12 +26,12 @@ def book(folder: Path, size: int = 2**20, log: list[str] | None = None) -> Decis
     return DecisionLog(folder / "tuning" / "d.jsonl", ManualClock(), size, said.append)
 
 
-def numbered(number: int, job: str = "job") -> Decided:
+def numbered(number: int, job: str = "job") -> RecordedDecision:
     """Decisions of which no two are the same, a second apart."""
     at = Instant(NOW.mono + number * 10**9, NOW.wall + number * 10**9)
     caps = {"GPU-0": 700_000 - number}
-    decision = Decision(Move.PROBE, Reason.SCREENING, f"Try {number}.", caps)
-    return Decided(at, job, Knob.GPU_POWER, decision, True)
+    decision = Decision(Move.PROBE, DecisionReason.SCREENING, f"Try {number}.", caps)
+    return RecordedDecision(at, job, Knob.GPU_POWER, decision, True)
 
 
 def lines(folder: Path) -> int:
@@ -100,7 +100,7 @@ def test_back_and_forth_between_a_setting_and_the_original_is_one_decision(
 
 def test_a_held_setting_that_is_looked_at_and_held_again_is_one_decision(tmp_path: Path) -> None:
     kept = book(tmp_path)
-    sentinel = Decision(Move.PROBE, Reason.SENTINEL, "Compare 560 W.")
+    sentinel = Decision(Move.PROBE, DecisionReason.SENTINEL, "Compare 560 W.")
     for second in range(100, 0, -10):
         kept.add(decided(second, HOLD))
         kept.add(decided(second - 5, sentinel))
@@ -111,8 +111,8 @@ def test_a_held_setting_that_is_looked_at_and_held_again_is_one_decision(tmp_pat
 
 def test_the_first_decision_is_written_whatever_it_is(tmp_path: Path) -> None:
     kept = book(tmp_path)
-    kept.add(decided(2, Decision(Move.PROBE, Reason.BASELINE, "Learn.")))
-    kept.add(decided(1, Decision(Move.PROBE, Reason.SCREENING, "Compare.")))
+    kept.add(decided(2, Decision(Move.PROBE, DecisionReason.BASELINE, "Learn.")))
+    kept.add(decided(1, Decision(Move.PROBE, DecisionReason.SCREENING, "Compare.")))
     assert len(kept.recent()) == 2
 
 

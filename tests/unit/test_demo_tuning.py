@@ -12,6 +12,7 @@ from wattspan.emulation.profiles import PROFILES
 from wattspan.model import (
     SECOND,
     Decision,
+    DecisionReason,
     Domain,
     DomainAccount,
     GapReason,
@@ -22,7 +23,6 @@ from wattspan.model import (
     Move,
     Nanoseconds,
     Provenance,
-    Reason,
     Snapshot,
     SpanAccounts,
     SpanRow,
@@ -43,7 +43,7 @@ def seen(
     board = Domain("gpu:1", HwType.GPU, "H100", "nvml", Provenance.EMULATED)
     other = replace(board, id="gpu:2")
     now = Instant(at * SECOND, 0)
-    decision = Decision(Move.DECLINE, Reason.WAITING, "")
+    decision = Decision(Move.DECLINE, DecisionReason.WAITING, "")
     row = TuningRow(
         "job", "trainer", "train_step", Knob.GPU_POWER, TuningState.WAITING, decision, now,
         0.05, 0.95, devices=("gpu:1",),

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from support.world import PACKAGE
-from wattspan.attribution import split
-from wattspan.energy import Meter, between
+from wattspan.attribution.energy import CounterMeter, energy_between
+from wattspan.attribution.settlement import split
 from wattspan.model import (
     SECOND,
     Attribution,
@@ -50,30 +50,33 @@ def reason(stretch: Interval | Gap) -> GapReason | None:
 def test_what_two_readings_say(
     earlier: Reading, later: Reading, expected: GapReason | None
 ) -> None:
-    assert reason(between(PACKAGE, earlier, later)) is expected
+    assert reason(energy_between(PACKAGE, earlier, later)) is expected
 
 
 def test_a_counter_that_steps_may_show_what_was_spent_just_before() -> None:
     slow = replace(PACKAGE, resolution=SECOND // 10)
     burst = 400 * 10**6 * 2 // 10  # two steps' worth at the ceiling, within a millisecond
-    assert reason(between(slow, reading(0, 0), reading(0.001, burst))) is None
-    assert reason(between(PACKAGE, reading(0, 0), reading(0.001, burst))) is GapReason.IMPLAUSIBLE
+    assert reason(energy_between(slow, reading(0, 0), reading(0.001, burst))) is None
+    assert (
+        reason(energy_between(PACKAGE, reading(0, 0), reading(0.001, burst)))
+        is GapReason.IMPLAUSIBLE
+    )
 
 
 def test_readings_out_of_order_are_refused() -> None:
     with pytest.raises(ValueError, match="out of order"):
-        between(PACKAGE, reading(1, 0), reading(1, 0))
+        energy_between(PACKAGE, reading(1, 0), reading(1, 0))
 
 
 def test_a_meter_ignores_a_reading_that_is_not_newer() -> None:
-    meter = Meter(PACKAGE, SECOND)
+    meter = CounterMeter(PACKAGE, SECOND)
     assert meter.advance(reading(1, 0)) is None
     assert meter.advance(reading(1, 7)) is None
     assert meter.last == reading(1, 0)
 
 
 def test_absence_is_only_told_of_a_meter_that_was_ever_read_and_once_a_moment() -> None:
-    meter = Meter(PACKAGE, SECOND)
+    meter = CounterMeter(PACKAGE, SECOND)
     assert meter.absent(Instant(99 * SECOND, 0)) is None
     meter.advance(reading(0, 0))
     assert meter.absent(Instant(SECOND, 0)) is None

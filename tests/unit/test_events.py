@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from wattspan.capper.audit import AuditAction, AuditEvent, AuditLog
-from wattspan.model import Decided, Decision, Instant, Knob, Move, Reason
-from wattspan.runtime.audited import AT_ONCE, AuditTail
-from wattspan.runtime.events import ToldBook, of_decision, of_deed
+from wattspan.model import Decision, DecisionReason, Instant, Knob, Move, RecordedDecision
+from wattspan.service.audit_tail import MAX_READ_BYTES, AuditTail
+from wattspan.service.decision_events import ForwardedDecisions, audit_record, decision_record
 from wattspan.testing import ManualClock
 
 WRITE = AuditEvent(
@@ -29,16 +29,16 @@ WRITE = AuditEvent(
 )
 
 
-def decided(move: Move, reason: Reason) -> Decided:
+def decided(move: Move, reason: DecisionReason) -> RecordedDecision:
     decision = Decision(move, reason, "So it is.", {"gpu:GPU-0": 500_000}, {"slowdown": 0.02})
-    return Decided(Instant(1, 10**18), "job", Knob.GPU_POWER, decision, True)
+    return RecordedDecision(Instant(1, 10**18), "job", Knob.GPU_POWER, decision, True)
 
 
 # ------------------------------------------------------------------------------- what is said
 
 
 def test_a_decision_is_its_sentence_with_its_figures():
-    record = of_decision(decided(Move.HOLD, Reason.CERTIFIED))
+    record = decision_record(decided(Move.HOLD, DecisionReason.CERTIFIED))
     assert (record.name, record.wall) == ("wattspan.autotune.decision", 10**18)
     assert record.body == "So it is."
     assert record.attributes["wattspan.autotune.settings"] == [500.0]
@@ -49,33 +49,33 @@ def test_a_decision_is_its_sentence_with_its_figures():
 @pytest.mark.parametrize(
     ("move", "reason", "warns"),
     [
-        (Move.RELEASE, Reason.OVER_BUDGET, True),
-        (Move.RELEASE, Reason.FOREIGN_WRITER, True),
-        (Move.RELEASE, Reason.LOST_DEVICE, True),
-        (Move.DECLINE, Reason.NO_PERMISSION, True),
-        (Move.RELEASE, Reason.ENDED, False),
-        (Move.DECLINE, Reason.NO_SAVING, False),
-        (Move.PROBE, Reason.SCREENING, False),
+        (Move.RELEASE, DecisionReason.OVER_BUDGET, True),
+        (Move.RELEASE, DecisionReason.FOREIGN_WRITER, True),
+        (Move.RELEASE, DecisionReason.LOST_DEVICE, True),
+        (Move.DECLINE, DecisionReason.NO_PERMISSION, True),
+        (Move.RELEASE, DecisionReason.ENDED, False),
+        (Move.DECLINE, DecisionReason.NO_SAVING, False),
+        (Move.PROBE, DecisionReason.SCREENING, False),
     ],
 )
 def test_what_somebody_should_look_at_is_a_warning(move, reason, warns):
-    assert of_decision(decided(move, reason)).warns is warns
+    assert decision_record(decided(move, reason)).warns is warns
 
 
 def test_a_book_keeps_and_tells_whatever_it_is_given():
-    class Kept(list[Decided]):
+    class Kept(list[RecordedDecision]):
         add = list.append
 
     kept, told = Kept(), []
-    book = ToldBook(kept, told.append)
-    one = decided(Move.HOLD, Reason.CERTIFIED)
+    book = ForwardedDecisions(kept, told.append)
+    one = decided(Move.HOLD, DecisionReason.CERTIFIED)
     book.add(one)
     assert kept == [one]
-    assert told == [of_decision(one)]
+    assert told == [decision_record(one)]
 
 
 def test_a_write_says_what_where_for_whom_and_why_in_the_unit_of_people():
-    record = of_deed(WRITE)
+    record = audit_record(WRITE)
     assert record.name == "wattspan.caps.write"
     assert record.body == "Set gpu_power of H100 0 to 525.5 W, from 700 W, for train: A try."
     assert record.attributes == {
@@ -151,13 +151,13 @@ def test_a_write_says_what_where_for_whom_and_why_in_the_unit_of_people():
     ],
 )
 def test_every_deed_is_a_sentence(event, body, warns):
-    record = of_deed(event)
+    record = audit_record(event)
     assert record.body == body
     assert record.warns is warns
 
 
 def test_a_ceilings_figures_are_watts_and_seconds():
-    record = of_deed(
+    record = audit_record(
         AuditEvent(at=1, deed=AuditAction.CEILING, old=1, new=900_000, ttl=60 * 10**9, uid=5)
     )
     assert record.attributes == {
@@ -172,8 +172,8 @@ def test_a_ceilings_figures_are_watts_and_seconds():
 
 @pytest.mark.parametrize("deed", list(AuditAction))
 def test_every_deed_has_a_name_and_an_end(deed):
-    assert of_deed(AuditEvent(at=1, deed=deed)).name == f"wattspan.caps.{deed}"
-    assert of_deed(AuditEvent(at=1, deed=deed)).body.endswith(".")
+    assert audit_record(AuditEvent(at=1, deed=deed)).name == f"wattspan.caps.{deed}"
+    assert audit_record(AuditEvent(at=1, deed=deed)).body.endswith(".")
 
 
 # ------------------------------------------------------------------------- following the log
@@ -254,7 +254,9 @@ def test_what_is_no_event_is_passed_over(bench):
     bench.tail.begin()
     bench.record("a")
     with bench.path.open("ab") as file:
-        file.write(b'\xff\n{"at":1,"deed":"of a later version"}\n[]\n\n' + b"x" * (AT_ONCE + 9))
+        file.write(
+            b'\xff\n{"at":1,"deed":"of a later version"}\n[]\n\n' + b"x" * (MAX_READ_BYTES + 9)
+        )
         file.write(b"\n")
     bench.record("b")
     bench.tail.turn()

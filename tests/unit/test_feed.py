@@ -17,7 +17,7 @@ from wattspan.otel.wire import HELLO, MAGIC, RECORD_SIZE, RECORDS, STARTED, VERS
 from wattspan.ports import ListenError
 from wattspan.spanfeed.feed import Feed
 from wattspan.spanfeed.ring import LARGEST
-from wattspan.spans import Started
+from wattspan.spans.values import SpanStart
 
 GOOD = HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 64)
 SHRINK = fcntl.F_SEAL_SHRINK
@@ -75,7 +75,7 @@ def test_records_of_a_guest_are_its_own_by_the_kernels_word(feed: Feed, tmp_path
         os.pwrite(ring, record(1), 1 * RECORD_SIZE)
         (report,) = feed.drain()
         assert (report.pid, report.uid) == (os.getpid(), os.getuid())
-        assert report.records == [Started((7).to_bytes(8), b"", 1001, 42, 0)]
+        assert report.records == [SpanStart((7).to_bytes(8), b"", 1001, 42, 0)]
         assert (report.lost, report.gone) == (0, False)
         assert feed.drain() == []
 

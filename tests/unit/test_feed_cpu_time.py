@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from wattspan.joining import ProcessSpans
-from wattspan.spans import Ended, Started
+from wattspan.spans.joining import ProcessSpans
+from wattspan.spans.values import SpanEnd, SpanStart
 
 SPAN = bytes(range(8))
 
@@ -25,6 +25,6 @@ def test_cpu_time_of_a_span_is_known_if_both_its_ends_tell_it(
     began: int, ended: int, thread: int, cpu: int | None
 ) -> None:
     process = ProcessSpans()
-    process.open(Started(SPAN, b"", 1_000, 1, began))
-    process.close(Ended(SPAN, 5_000, thread, ended))
+    process.open(SpanStart(SPAN, b"", 1_000, 1, began))
+    process.close(SpanEnd(SPAN, 5_000, thread, ended))
     assert process._announced.records[SPAN].cpu == cpu

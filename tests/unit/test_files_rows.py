@@ -11,7 +11,7 @@ from support.scrapes import full_host
 from support.snapshots import CPU, NOON, process
 from wattspan.model import Instant, Snapshot
 from wattspan.ports import ConfigError
-from wattspan.tabular import guarded
+from wattspan.util.tabular import escape_formula
 from wattspan_exporters.catalogue.metric import Instrument, Metric, Sample
 from wattspan_exporters.catalogue.metrics import CATALOGUE
 from wattspan_exporters.catalogue.selection import select_metrics
@@ -120,7 +120,7 @@ def test_no_cell_of_a_csv_file_is_a_formula_and_every_one_can_be_had_back(name: 
     encoder = CsvEncoder(select_metrics(["wattspan.process.energy"], TABLE))
     cells = next(csv.reader(lines(encoder, snapshot)))
     assert cells[NAMES.index("command")] == f"'{name}"
-    assert guarded(name).removeprefix("'") == name
+    assert escape_formula(name).removeprefix("'") == name
 
 
 def test_series_that_are_gone_are_forgotten() -> None:

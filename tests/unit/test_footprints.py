@@ -10,29 +10,29 @@ import pytest
 
 from support.books import Books, J
 from support.snapshots import CPU, account
+from wattspan.attribution.cost import KILOWATT_HOUR
+from wattspan.attribution.history import AttributionHistory
+from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.cli.compose_footprint import Footprints
 from wattspan.config import CarbonSettings, Config, CostSettings, load
 from wattspan.config import StoreSettings as Settings
-from wattspan.ledger import Ledger, Rules
+from wattspan.footprint.schedule import Period, Schedule
 from wattspan.model import (
     SECOND,
+    Checkpoint,
     Footprint,
     Instant,
     Microjoules,
-    Opening,
-    Origin,
+    RatedEnergy,
+    RateOrigin,
     Reading,
     Snapshot,
-    Weighed,
 )
 from wattspan.ports import Batch, ConfigError
-from wattspan.runtime.past import RecentPast
-from wattspan.runtime.poller import Poller
-from wattspan.schedule import Period, Schedule
+from wattspan.service.energy_history import EnergyHistory
+from wattspan.service.poller import Poller
 from wattspan.storage import Store
 from wattspan.testing import FakeDirectory, ManualClock, ReplaySource, ReplayUsage
-from wattspan.timeline import Timeline
-from wattspan.weighing import KILOWATT_HOUR
 
 NOW = Instant(10**12, 1_700_000_000 * SECOND)
 
@@ -48,7 +48,7 @@ def shot(energy: int, at: Instant = NOW) -> Snapshot:
 def footprints(
     cost: CostSettings | None = None,
     carbon: CarbonSettings | None = None,
-    opening: Opening | None = None,
+    opening: Checkpoint | None = None,
 ) -> Footprints:
     config = Config(cost=cost or CostSettings(), carbon=carbon or CarbonSettings())
     return Footprints(config, ManualClock(), opening)
@@ -66,7 +66,7 @@ def test_without_rates_there_is_no_footprint_and_no_thread() -> None:
 
 def test_a_rate_that_fails_costs_what_it_weighs_and_nothing_else() -> None:
     class Failing:
-        origin = Origin.SCHEDULE
+        origin = RateOrigin.SCHEDULE
 
         def at(self, _when: Instant) -> int:
             raise RuntimeError("a fault of ours")
@@ -85,19 +85,19 @@ def test_a_rate_that_fails_costs_what_it_weighs_and_nothing_else() -> None:
 def test_a_kilowatt_hour_costs_its_price_and_emits_its_intensity() -> None:
     both = footprints(CostSettings(price=0.3), CarbonSettings(intensity=380.5))
     assert both.weigh(shot(KILOWATT_HOUR)) == Footprint(
-        Weighed("EUR", Origin.CONSTANT, 300_000_000, 300_000_000),
-        Weighed("g", Origin.CONSTANT, 380_500_000_000, 380_500_000_000),
+        RatedEnergy("EUR", RateOrigin.CONSTANT, 300_000_000, 300_000_000),
+        RatedEnergy("g", RateOrigin.CONSTANT, 380_500_000_000, 380_500_000_000),
     )
 
 
 def test_a_price_of_nothing_is_configured() -> None:
-    assert footprints(CostSettings(price=0.0)).weigh(shot(5)).cost == Weighed(
-        "EUR", Origin.CONSTANT, 0
+    assert footprints(CostSettings(price=0.0)).weigh(shot(5)).cost == RatedEnergy(
+        "EUR", RateOrigin.CONSTANT, 0
     )
 
 
 def test_what_was_spent_before_books_were_weighed_is_weighed_by_nobody() -> None:
-    opening = Opening(NOW, "boot", accounts=shot(5 * KILOWATT_HOUR).domains)
+    opening = Checkpoint(NOW, "boot", accounts=shot(5 * KILOWATT_HOUR).domains)
     weighed = (
         footprints(CostSettings(price=1.0), opening=opening).weigh(shot(6 * KILOWATT_HOUR)).cost
     )
@@ -106,21 +106,21 @@ def test_what_was_spent_before_books_were_weighed_is_weighed_by_nobody() -> None
 
 
 def test_totals_go_on_after_a_restart() -> None:
-    before = Weighed("EUR", Origin.SCHEDULE, None, 7 * 10**9, Microjoules(3))
-    opening = Opening(NOW, "boot", accounts=shot(5).domains, footprint=Footprint(before))
+    before = RatedEnergy("EUR", RateOrigin.SCHEDULE, None, 7 * 10**9, Microjoules(3))
+    opening = Checkpoint(NOW, "boot", accounts=shot(5).domains, footprint=Footprint(before))
     weighed = (
         footprints(CostSettings(price=1.0), opening=opening).weigh(shot(5 + KILOWATT_HOUR)).cost
     )
-    assert weighed == Weighed("EUR", Origin.CONSTANT, 10**9, 8 * 10**9, Microjoules(3))
+    assert weighed == RatedEnergy("EUR", RateOrigin.CONSTANT, 10**9, 8 * 10**9, Microjoules(3))
 
 
 def test_another_currency_begins_at_nothing() -> None:
-    before = Weighed("EUR", Origin.CONSTANT, None, 7 * 10**9, Microjoules(3))
-    opening = Opening(NOW, "boot", accounts=shot(5).domains, footprint=Footprint(before))
+    before = RatedEnergy("EUR", RateOrigin.CONSTANT, None, 7 * 10**9, Microjoules(3))
+    opening = Checkpoint(NOW, "boot", accounts=shot(5).domains, footprint=Footprint(before))
     weighed = (
         footprints(CostSettings(price=1.0, currency="CHF"), opening=opening).weigh(shot(5)).cost
     )
-    assert weighed == Weighed("CHF", Origin.CONSTANT, 10**9)
+    assert weighed == RatedEnergy("CHF", RateOrigin.CONSTANT, 10**9)
 
 
 def test_a_schedule_weighs_each_joule_by_when_it_was_booked(tmp_path: Path) -> None:
@@ -148,7 +148,9 @@ def test_a_file_with_a_number_is_followed(tmp_path: Path) -> None:
     path = tmp_path / "intensity"
     path.write_text("412")
     prints = footprints(carbon=CarbonSettings(file=str(path), max_age=CostSettings().max_age))
-    assert prints.weigh(shot(7)).carbon == Weighed("g", Origin.METRIC, None, 0, Microjoules(7))
+    assert prints.weigh(shot(7)).carbon == RatedEnergy(
+        "g", RateOrigin.METRIC, None, 0, Microjoules(7)
+    )
     ((start, _),) = prints.services.parts
     assert start.__self__.name == "carbon"  # type: ignore[attr-defined]
 
@@ -165,11 +167,11 @@ def test_the_poller_shows_and_closes_the_footprint_with_the_energy_it_is_of() ->
         readings.append(Reading(domain.id, clock.advance(1), Microjoules(36 * J)))
         return [Batch((domain,), (reading,)) for reading in readings]
 
-    kept: list[Opening] = []
+    kept: list[Checkpoint] = []
     poller = Poller(
         clock,
-        Ledger(Rules(), now=clock.monotonic()),
-        RecentPast(Timeline(SECOND, 10**6)),
+        Ledger(LedgerSettings(), now=clock.monotonic()),
+        EnergyHistory(AttributionHistory(SECOND, 10**6)),
         (ReplaySource(batches()),),
         ReplayUsage([]),
         FakeDirectory({}),
@@ -191,7 +193,7 @@ def test_the_poller_shows_and_closes_the_footprint_with_the_energy_it_is_of() ->
 
 def test_footprints_outlive_a_restart_in_the_store(tmp_path: Path) -> None:
     host = Books(ManualClock())
-    weighed = Footprint(Weighed("EUR", Origin.METRIC, 10**15, 2**70, Microjoules(9)))
+    weighed = Footprint(RatedEnergy("EUR", RateOrigin.METRIC, 10**15, 2**70, Microjoules(9)))
     with closing(Store.open(tmp_path, Settings(), host.clock)) as store:
         assert store.write(replace(host.spend({1: 1}), footprint=weighed))
     with closing(Store.open(tmp_path, Settings(), host.clock)) as store:

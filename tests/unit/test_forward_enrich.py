@@ -11,7 +11,7 @@ from wattspan.forward.attributes import Attributes
 from wattspan.forward.enrich import enrich
 from wattspan.forward.shallow import part
 from wattspan.model import HwType, Provenance
-from wattspan.spans import Outcome, SpanEnergy
+from wattspan.spans.values import Outcome, SpanEnergy
 
 CPU, GPU, MEMORY = HwType.CPU, HwType.GPU, HwType.MEMORY
 MEASURED = Attributes(dict.fromkeys(HwType, Provenance.MEASURED))

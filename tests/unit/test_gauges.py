@@ -6,25 +6,24 @@ from dataclasses import replace
 
 from wattspan import tuning
 from wattspan.model import SECOND, CapKey, CapRow, Instant, Knob, KnobState, Move, Snapshot
-from wattspan.runtime.gauges import STALL, Gauges
-from wattspan.runtime.sight import Sight
-from wattspan.tuning import EnergyPoint, Observation, Policy, Range, Unit
-from wattspan.tuning.blocks import stand
+from wattspan.tuning import EnergyPoint, KnobRange, Observation, TunerPolicy, WorkUnit
+from wattspan.tuning.decisions.blocks import set_level
+from wattspan.tuning.host_view import STALL, DeviceSampler, HostView
 
 ORIGINAL, CAP = 700_000, 600_000
-BOARD = Range("gpu:0", ORIGINAL, 200_000)
+BOARD = KnobRange("gpu:0", ORIGINAL, 200_000)
 KEY = CapKey(Knob.GPU_POWER, "gpu:0")
 TURN = SECOND // 2
 
 
-def sight(now: int, requested: int) -> Sight:
+def sight(now: int, requested: int) -> HostView:
     at = Instant(now, now)
     row = CapRow(KnobState(KEY, "board", requested=requested))
-    return Sight(at, Snapshot(at, 0, "host"), {}, now, {KEY: row})
+    return HostView(at, Snapshot(at, 0, "host"), {}, now, {KEY: row})
 
 
-def gauges() -> Gauges:
-    return Gauges(Knob.GPU_POWER, (BOARD,), 0, 0)
+def gauges() -> DeviceSampler:
+    return DeviceSampler(Knob.GPU_POWER, (BOARD,), 0, 0)
 
 
 def test_a_cap_is_in_force_from_the_look_that_shows_it() -> None:
@@ -54,14 +53,14 @@ def test_a_cap_that_stands_after_a_stall_has_stood_all_the_time() -> None:
 def test_work_done_while_the_lease_had_lapsed_is_no_work_under_the_cap() -> None:
     """The agent was stopped for 20 s: its cap was given back, the job went on and is heard."""
     step, last, end = SECOND // 10, 40 * SECOND, 60 * SECOND
-    policy = Policy(block_units=5, block_time=SECOND, settle_units=0, settle_time=0)
+    policy = TunerPolicy(block_units=5, block_time=SECOND, settle_units=0, settle_time=0)
     state = tuning.begin(policy, (BOARD,), now=0, remembered=None)
-    tape = stand(state.tape, CAP, 0)
+    tape = set_level(state.tape, CAP, 0)
     state = state._replace(tape=tape, plan=replace(state.plan, level=CAP, blocks=100))
     seen = gauges()
     seen.look_at_caps(sight(last, CAP))
     seen.look_at_caps(sight(end, ORIGINAL))
-    units = tuple(Unit(at, at + step, 1) for at in range(0, end, step))
+    units = tuple(WorkUnit(at, at + step, 1) for at in range(0, end, step))
     energy = tuple(EnergyPoint(at, at // 1000) for at in range(0, end + 1, step))
     state, decision = tuning.step(
         state, Observation(end, units, energy, in_force=seen.in_force, since=seen.changed)

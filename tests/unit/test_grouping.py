@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from wattspan.grouping import NOBODY, Grouping
+from wattspan.attribution.top_n import UNKNOWN_USER, GroupAccounts
 from wattspan.model import Consumer, Group, GroupKind, HwType, PayerInfo
 
 UNIT, USER = Group(GroupKind.UNIT, "build"), Group(GroupKind.USER, "eva")
 
 
 def charged(groups: tuple[Group, ...] | None) -> dict[Group, int]:
-    grouping = Grouping(10)
+    grouping = GroupAccounts(10)
     info = None if groups is None else PayerInfo(Consumer(9, 5), "make", groups)
     grouping.charge(info, HwType.CPU, 7, now=1)
     return {row.group: row.energy[HwType.CPU] for row in grouping.rows()}
@@ -20,5 +20,5 @@ def test_a_payer_is_charged_in_all_its_groups() -> None:
 
 
 def test_all_energy_is_among_the_users_whoever_it_was() -> None:
-    assert charged((UNIT,)) == {UNIT: 7, NOBODY: 7}
-    assert charged(()) == charged(None) == {NOBODY: 7}
+    assert charged((UNIT,)) == {UNIT: 7, UNKNOWN_USER: 7}
+    assert charged(()) == charged(None) == {UNKNOWN_USER: 7}

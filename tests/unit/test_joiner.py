@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
+from wattspan.attribution.history import AttributionHistory
 from wattspan.forward.forwarder import ForwardStats
 from wattspan.http.messages import Peer
 from wattspan.model import (
@@ -23,13 +24,17 @@ from wattspan.model import (
     Share,
     SpanAccounts,
 )
-from wattspan.runtime.past import RecentPast
-from wattspan.runtime.spans import FAREWELL, PATIENCE, UNSENT, Joiner
+from wattspan.service.energy_history import EnergyHistory
+from wattspan.service.joiner import (
+    EXITED_PROCESS_TIMEOUT,
+    SETTLEMENT_TIMEOUT,
+    UNEXPORTED_SPAN_TIMEOUT,
+    SpanJoiner,
+)
 from wattspan.spanfeed.delivery import BusyError, Claim, Delivery, Part, Told
 from wattspan.spanfeed.feed import FeedCounts
-from wattspan.spans import Ended, Outcome, SpanEnergy, Started
+from wattspan.spans.values import Outcome, SpanEnd, SpanEnergy, SpanStart
 from wattspan.testing import ManualClock
-from wattspan.timeline import Timeline
 
 CPU = Domain("cpu0", HwType.CPU, "package-0", "fake", Provenance.MEASURED, resource="cpu")
 TICK = 100 * MILLISECOND
@@ -57,7 +62,7 @@ class Resolver:
 
 class Heard(NamedTuple):
     pid: int
-    records: Sequence[Started | Ended]
+    records: Sequence[SpanStart | SpanEnd]
     lost: int = 0
     gone: bool = False
 
@@ -91,12 +96,12 @@ class Agent:
         self, buffer: int = 10**6, open_spans: int = 1000, remembered: int = 10**6
     ) -> None:
         self.clock = ManualClock()
-        self.past = RecentPast(Timeline(HISTORY, 10**7))
+        self.past = EnergyHistory(AttributionHistory(HISTORY, 10**7))
         self.past.register([CPU])
         self.feed, self.collector = Channel(), Collector()
         self.said: list[str] = []
         self.resolver = Resolver()
-        self.joiner = Joiner(
+        self.joiner = SpanJoiner(
             self.clock,
             self.past,
             self.resolver,
@@ -177,7 +182,7 @@ def test_what_does_not_settle_is_waited_for_only_so_long() -> None:
     agent = Agent()
     agent.late = 3600 * SECOND
     agent.send(agent.span(1, -1.0, 0.0))
-    agent.run(PATIENCE / SECOND - 0.5)
+    agent.run(SETTLEMENT_TIMEOUT / SECOND - 0.5)
     assert agent.outcomes() == {}
     agent.run(1.0)
     assert agent.outcomes() == {"partial": 1}
@@ -248,10 +253,10 @@ def test_an_announced_span_proves_its_process_whatever_its_resource_claims() -> 
     agent = Agent()
     start = agent.clock.monotonic()
     ident = (1).to_bytes(8, "big")
-    agent.feed.reports.append(Heard(11, [Started(ident, b"", start, 5, 0)]))
+    agent.feed.reports.append(Heard(11, [SpanStart(ident, b"", start, 5, 0)]))
     agent.run(1.0)
     assert agent.accounts.open == 1
-    agent.feed.reports.append(Heard(11, [Ended(ident, start + SECOND, 5, SECOND // 2)]))
+    agent.feed.reports.append(Heard(11, [SpanEnd(ident, start + SECOND, 5, SECOND // 2)]))
     agent.send(agent.span(1, -1.0, 0.0), pid=99)
     agent.run(2.0)
     assert agent.outcomes() == {"joined": 1}
@@ -264,7 +269,7 @@ def test_an_announced_span_proves_its_process_whatever_its_resource_claims() -> 
 def test_who_announces_a_span_first_has_it() -> None:
     agent = Agent()
     now = agent.clock.monotonic()
-    mine = Started(bytes(7) + b"\x01", b"", now - SECOND, 1, 0)
+    mine = SpanStart(bytes(7) + b"\x01", b"", now - SECOND, 1, 0)
     agent.feed.reports = [Heard(10, [mine]), Heard(11, [mine])]
     agent.run(0.1)
     agent.send(agent.span(1, -1.0, 0.0), pid=None)
@@ -275,9 +280,9 @@ def test_who_announces_a_span_first_has_it() -> None:
 def test_announced_spans_that_never_come_are_abandoned() -> None:
     agent = Agent()
     start, ident = agent.clock.monotonic(), (1).to_bytes(8, "big")
-    agent.feed.reports.append(Heard(10, [Started(ident, b"", start, 5, 0)]))
-    agent.feed.reports.append(Heard(10, [Ended(ident, start + MILLISECOND, 5, 0)]))
-    agent.run(UNSENT / SECOND - 1)
+    agent.feed.reports.append(Heard(10, [SpanStart(ident, b"", start, 5, 0)]))
+    agent.feed.reports.append(Heard(10, [SpanEnd(ident, start + MILLISECOND, 5, 0)]))
+    agent.run(UNEXPORTED_SPAN_TIMEOUT / SECOND - 1)
     assert agent.outcomes() == {}
     agent.run(4.0)
     assert agent.outcomes() == {"abandoned": 1}
@@ -286,12 +291,12 @@ def test_announced_spans_that_never_come_are_abandoned() -> None:
 def test_a_process_that_is_gone_takes_its_open_spans_with_it() -> None:
     agent = Agent()
     opened = [
-        Started(i.to_bytes(8, "big"), b"", agent.clock.monotonic(), 5, 0) for i in range(1, 4)
+        SpanStart(i.to_bytes(8, "big"), b"", agent.clock.monotonic(), 5, 0) for i in range(1, 4)
     ]
     agent.feed.reports.append(Heard(10, opened))
     agent.run(1.0)
     agent.feed.reports.append(Heard(10, [], gone=True))
-    agent.run(FAREWELL / SECOND + 3)
+    agent.run(EXITED_PROCESS_TIMEOUT / SECOND + 3)
     assert agent.outcomes() == {"abandoned": 3}
     assert agent.accounts.open == 0
     assert agent.past.watched == ()
@@ -300,13 +305,13 @@ def test_a_process_that_is_gone_takes_its_open_spans_with_it() -> None:
 def test_what_a_process_told_last_is_read_when_it_has_ended_and_still_is_its_own() -> None:
     agent = Agent()
     start = agent.clock.monotonic()
-    opened = [Started(i.to_bytes(8, "big"), b"", start, 5, 0) for i in range(1, 4)]
+    opened = [SpanStart(i.to_bytes(8, "big"), b"", start, 5, 0) for i in range(1, 4)]
     agent.feed.reports.append(Heard(10, opened))
     agent.run(1.0)
     agent.resolver.ended.add(10)
-    last = Ended(opened[0].id, agent.clock.monotonic(), 5, 0)
+    last = SpanEnd(opened[0].id, agent.clock.monotonic(), 5, 0)
     agent.feed.reports.append(Heard(10, [last], gone=True))
-    agent.run(FAREWELL / SECOND + 3)
+    agent.run(EXITED_PROCESS_TIMEOUT / SECOND + 3)
     assert agent.outcomes() == {"abandoned": 3}
     assert agent.accounts.open == 0
     assert agent.past.watched == ()
@@ -319,7 +324,7 @@ def test_a_flood_of_open_spans_is_bounded() -> None:
     agent = Agent(open_spans=50)
     for batch in range(40):
         flood = [
-            Started((batch * 25 + i + 1).to_bytes(8, "big"), b"", agent.clock.monotonic(), 5, 0)
+            SpanStart((batch * 25 + i + 1).to_bytes(8, "big"), b"", agent.clock.monotonic(), 5, 0)
             for i in range(25)
         ]
         agent.feed.reports.append(Heard(10, flood))

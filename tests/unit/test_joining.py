@@ -6,10 +6,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from wattspan.joining import HEAVIEST, Covered, ProcessSpans, Recent, Stretch
 from wattspan.model import SECOND, HwType, Instant, Interval, Microjoules
-from wattspan.profiles import EnergyProfile
-from wattspan.spans import Ended, Outcome, Span, SpanEnergy, Started
+from wattspan.spans.joining import (
+    MAX_WEIGHT,
+    CoveredStretch,
+    CoveredTime,
+    GenerationalCache,
+    ProcessSpans,
+)
+from wattspan.spans.profiles import EnergyProfile
+from wattspan.spans.values import Outcome, Span, SpanEnd, SpanEnergy, SpanStart
 
 CPU, GPU, MEMORY = HwType.CPU, HwType.GPU, HwType.MEMORY
 MS = 1_000_000
@@ -62,13 +68,13 @@ def span(
 
 def started(
     ident: int, at: float, parent: int = 0, thread: int = 1, cpu: float | None = None
-) -> Started:
+) -> SpanStart:
     above = parent.to_bytes(8, "big") if parent else b""
-    return Started(ident.to_bytes(8, "big"), above, round(at * MS), thread, clock(cpu))
+    return SpanStart(ident.to_bytes(8, "big"), above, round(at * MS), thread, clock(cpu))
 
 
-def ended(ident: int, at: float, thread: int = 1, cpu: float | None = None) -> Ended:
-    return Ended(ident.to_bytes(8, "big"), round(at * MS), thread, clock(cpu))
+def ended(ident: int, at: float, thread: int = 1, cpu: float | None = None) -> SpanEnd:
+    return SpanEnd(ident.to_bytes(8, "big"), round(at * MS), thread, clock(cpu))
 
 
 def clock(cpu: float | None) -> int:
@@ -172,7 +178,9 @@ def test_an_attribute_divides_every_kind_of_energy() -> None:
 def test_absurd_weights_and_cpu_times_are_bounded() -> None:
     batch = [span(1, 0, 100, weight=-7), span(2, 0, 100, weight=2**90), span(3, 0, 100, weight=0)]
     results = ProcessSpans().settle(batch, known(), NEVER)
-    assert results[1].exclusive[GPU] == pytest.approx(1_000_000 * HEAVIEST / (HEAVIEST + 2), abs=1)
+    assert results[1].exclusive[GPU] == pytest.approx(
+        1_000_000 * MAX_WEIGHT / (MAX_WEIGHT + 2), abs=1
+    )
     batch = [span(1, 0, 100, cpu=-(2.0**60)), span(2, 0, 100, cpu=2.0**60)]
     none, everything = ProcessSpans().settle(batch, known(), NEVER)
     assert (milliseconds(none), milliseconds(everything)) == (0, 100)
@@ -616,22 +624,22 @@ def test_thinned_time_is_not_given_twice_nor_less_than_once() -> None:
 
 
 def test_covered_stretches_join_and_stay_few() -> None:
-    covered = Covered(3)
+    covered = CoveredTime(3)
     for start, end in ((10, 20), (30, 40), (50, 60)):
-        covered.add(Stretch(start, end, start, end))
+        covered.add(CoveredStretch(start, end, start, end))
     assert [s[:2] for s in covered] == [(10, 20), (30, 40), (50, 60)]
-    covered.add(Stretch(62, 70, 62, 70))
+    covered.add(CoveredStretch(62, 70, 62, 70))
     assert [s[:2] for s in covered] == [(10, 20), (30, 40), (50, 70)]
-    covered.add(Stretch(15, 35, 15, 35))
-    assert list(covered) == [Stretch(10, 40, 10, 40), Stretch(50, 70, 50, 70)]
-    covered.add(Stretch(0, 100, 0, 100))
-    assert list(covered) == [Stretch(0, 100, 0, 100)]
+    covered.add(CoveredStretch(15, 35, 15, 35))
+    assert list(covered) == [CoveredStretch(10, 40, 10, 40), CoveredStretch(50, 70, 50, 70)]
+    covered.add(CoveredStretch(0, 100, 0, 100))
+    assert list(covered) == [CoveredStretch(0, 100, 0, 100)]
     assert covered.inside(100, 120) == []
-    assert covered.inside(99, 120) == [Stretch(0, 100, 0, 100)]
+    assert covered.inside(99, 120) == [CoveredStretch(0, 100, 0, 100)]
 
 
 def test_what_is_recent_is_remembered_and_the_oldest_forgotten() -> None:
-    recent: Recent[int] = Recent(4)
+    recent: GenerationalCache[int] = GenerationalCache(4)
     for i in range(5):
         recent[bytes([i])] = i
     assert recent.get(b"\x04") == 4
@@ -642,7 +650,7 @@ def test_what_is_recent_is_remembered_and_the_oldest_forgotten() -> None:
 
 
 def test_what_is_remembered_is_forgotten_with_age_and_not_before() -> None:
-    recent: Recent[int] = Recent(1000)
+    recent: GenerationalCache[int] = GenerationalCache(1000)
     recent.age(0, 100)
     recent[b"early"] = 1
     recent.age(99, 100)
@@ -656,7 +664,7 @@ def test_what_is_remembered_is_forgotten_with_age_and_not_before() -> None:
 
 
 def test_who_was_full_of_late_is_given_its_whole_time() -> None:
-    recent: Recent[int] = Recent(4)
+    recent: GenerationalCache[int] = GenerationalCache(4)
     recent.age(0, 100)
     for i in range(2):
         recent[bytes([i])] = i  # full: a generation begins at 50, and nobody says when

@@ -5,18 +5,17 @@ from dataclasses import replace
 import pytest
 
 from support.world import DRAM, GPU, PACKAGE, World, imbalances
-from wattspan.grouping import NOBODY, STALE
-from wattspan.ledger import RANK_EVERY, Ledger, Rules
-from wattspan.listing import LINGER, MOURNING
+from wattspan.attribution.ledger import RANK_EVERY, Ledger, LedgerSettings
+from wattspan.attribution.top_n import EXIT_GRACE, EXITED_ROW_LIFETIME, STALE_AFTER, UNKNOWN_USER
 from wattspan.model import (
     SECOND,
+    Checkpoint,
     Consumer,
     GapReason,
     GroupKind,
     HwType,
     Instant,
     Microjoules,
-    Opening,
     Provenance,
     Reading,
     Usage,
@@ -26,7 +25,7 @@ TICK = SECOND // 10
 
 
 def world(**rules: object) -> World:
-    return World(Ledger(Rules(**rules), boot_id="boot", now=0))  # type: ignore[arg-type]
+    return World(Ledger(LedgerSettings(**rules), boot_id="boot", now=0))  # type: ignore[arg-type]
 
 
 def test_an_interval_is_pending_until_its_usage_is_known_and_then_booked_at_once() -> None:
@@ -120,7 +119,7 @@ def test_a_payer_nobody_could_describe_is_charged_to_unknown() -> None:
     host.ledger.settle(now)
     snapshot = host.ledger.snapshot(now, "h")
     assert [(row.group, row.energy) for row in snapshot.groups] == [
-        (NOBODY, {HwType.CPU: 1_000_000})
+        (UNKNOWN_USER, {HwType.CPU: 1_000_000})
     ]
     assert not host.ledger.knows(stranger)
 
@@ -235,8 +234,8 @@ def test_a_stale_group_makes_room_and_is_poured_into_nothing() -> None:
     host = world(groups=2)
     host.born(1)
     host.turn(TICK, {1: 100})
-    host.turn(STALE // 2, {}, dying=(1,))
-    host.turn(STALE // 2, {})
+    host.turn(STALE_AFTER // 2, {}, dying=(1,))
+    host.turn(STALE_AFTER // 2, {})
     host.born(2)
     snapshot = host.turn(TICK, {2: 100})
     assert {row.group.name for row in snapshot.groups} == {"c2", "u0"}
@@ -272,10 +271,10 @@ def test_provenance_of_a_kind_is_that_of_its_worst_part() -> None:
 # ------------------------------------------------------------------------------- restarts
 
 
-def reopened(host: World, boot_id: str = "boot", opening: Opening | None = None) -> World:
+def reopened(host: World, boot_id: str = "boot", opening: Checkpoint | None = None) -> World:
     now = host.clock.now()
     opening = opening or host.ledger.close(now)
-    heir = Ledger(Rules(), opening=opening, boot_id=boot_id, now=now.mono)
+    heir = Ledger(LedgerSettings(), opening=opening, boot_id=boot_id, now=now.mono)
     world = World.__new__(World)
     world.__dict__.update(host.__dict__)
     world.ledger = heir
@@ -342,10 +341,10 @@ def test_the_dead_are_forgotten_when_no_row_names_them_any_more() -> None:
     host.turn(TICK, {1: 100, 2: 1})  # the first is listed
     listed, other = host.alive[1], host.alive[2]
     host.turn(TICK, {1: 100, 2: 1}, dying=(1, 2))
-    for _ in range(MOURNING // RANK_EVERY + 2):
+    for _ in range(EXIT_GRACE // RANK_EVERY + 2):
         host.turn(RANK_EVERY, {})
     assert host.ledger.knows(listed)
     assert not host.ledger.knows(other)
-    for _ in range(LINGER // RANK_EVERY):
+    for _ in range(EXITED_ROW_LIFETIME // RANK_EVERY):
         host.turn(RANK_EVERY, {})
     assert not host.ledger.knows(listed)

@@ -9,23 +9,30 @@ import pytest
 
 from support.joined_spans import CPU, GPU, S, joined, moment
 from support.requirements import ROOT
-from wattspan.grouping import STALE
+from wattspan.attribution.top_n import STALE_AFTER
 from wattspan.model import HwType, SpanAccounts, SpanRow
-from wattspan.naming import DWELL, FRESH, LINGER, RANK_EVERY, SpanTotals, fit
-from wattspan.spans import Outcome
+from wattspan.spans.aggregator import (
+    EXEMPLAR_LIFETIME,
+    MIN_LISTED_TIME,
+    RANK_EVERY,
+    RELEASED_ROW_LIFETIME,
+    SpanAggregator,
+    shortened_name,
+)
+from wattspan.spans.values import Outcome
 
 MANY = 4
 
 
-def rows(totals: SpanTotals) -> dict[tuple[str, str], SpanRow]:
+def rows(totals: SpanAggregator) -> dict[tuple[str, str], SpanRow]:
     return {(row.service, row.name): row for row in totals.accounts().rows}
 
 
-def names(totals: SpanTotals) -> set[str]:
+def names(totals: SpanAggregator) -> set[str]:
     return {name for _, name in rows(totals)}
 
 
-def full(totals: SpanTotals, joules: int = 10) -> SpanTotals:
+def full(totals: SpanAggregator, joules: int = 10) -> SpanAggregator:
     """Every name that there is room for, ``a`` to ``d``, is taken."""
     totals.add([joined(name, {CPU: joules}) for name in "abcd"], moment(0))
     return totals
@@ -35,7 +42,7 @@ def full(totals: SpanTotals, joules: int = 10) -> SpanTotals:
 
 
 def test_spans_of_one_name_add_up() -> None:
-    totals = SpanTotals(MANY)
+    totals = SpanAggregator(MANY)
     totals.add(
         [
             joined("pay", {CPU: 5, GPU: 7}, start=0, end=3, tokens=(10, 2)),
@@ -51,7 +58,7 @@ def test_spans_of_one_name_add_up() -> None:
 
 
 def test_the_same_name_in_two_services_is_two_rows() -> None:
-    totals = SpanTotals(MANY)
+    totals = SpanAggregator(MANY)
     totals.add([joined("get", {CPU: 1}), joined("get", {CPU: 2}, service="bank")], moment(0))
     assert {key: row.energy[CPU] for key, row in rows(totals).items()} == {
         ("shop", "get"): 1,
@@ -60,7 +67,7 @@ def test_the_same_name_in_two_services_is_two_rows() -> None:
 
 
 def test_energy_that_was_measured_as_nothing_is_a_zero_and_no_blank() -> None:
-    totals = SpanTotals(MANY)
+    totals = SpanAggregator(MANY)
     totals.add([joined("idle", {CPU: 0})], moment(0))
     assert rows(totals)["shop", "idle"].energy == {CPU: 0}
 
@@ -71,7 +78,7 @@ def test_energy_that_was_measured_as_nothing_is_a_zero_and_no_blank() -> None:
 )
 def test_only_spans_whose_energy_is_known_count(outcome: Outcome, counts: bool) -> None:
     """Else joules a call and joules a token would look better than they are."""
-    totals = SpanTotals(MANY)
+    totals = SpanAggregator(MANY)
     energy = {CPU: 3} if counts else {}
     totals.add([joined("pay", energy, outcome=outcome, tokens=(1, 1))], moment(0))
     assert [row.count for row in totals.accounts().rows] == ([1] if counts else [])
@@ -79,14 +86,14 @@ def test_only_spans_whose_energy_is_known_count(outcome: Outcome, counts: bool) 
 
 
 def test_energy_is_never_lost_whatever_became_of_its_span() -> None:
-    totals = SpanTotals(MANY)
+    totals = SpanAggregator(MANY)
     totals.add([joined("pay", {CPU: 3}, outcome=Outcome.ABANDONED)], moment(0))
     (row,) = totals.accounts().rows
     assert (row.energy, row.count) == ({CPU: 3}, 0)
 
 
 def test_spans_that_never_were_joined_are_counted_by_reason() -> None:
-    totals = SpanTotals(MANY)
+    totals = SpanAggregator(MANY)
     totals.outcome(Outcome.UNKNOWN_PROCESS, 3)
     totals.outcome(Outcome.NOT_BELIEVED)
     found = totals.accounts().outcomes
@@ -94,14 +101,14 @@ def test_spans_that_never_were_joined_are_counted_by_reason() -> None:
 
 
 def test_what_a_service_spent_outside_its_spans_is_its_own_account() -> None:
-    totals = SpanTotals(MANY)
+    totals = SpanAggregator(MANY)
     for service, kind, energy in (("shop", CPU, 3), ("shop", CPU, 4), ("shop", GPU, 1)):
         totals.outside(service, kind, energy)
     assert totals.accounts().outside == {("shop", CPU): 7, ("shop", GPU): 1}
 
 
 def test_services_beyond_the_limit_share_their_outside() -> None:
-    totals = SpanTotals(2)
+    totals = SpanAggregator(2)
     for service in "abcd":
         totals.outside(service, CPU, 1)
     assert totals.accounts().outside == {("a", CPU): 1, ("b", CPU): 1, ("other", CPU): 2}
@@ -109,7 +116,7 @@ def test_services_beyond_the_limit_share_their_outside() -> None:
 
 @pytest.mark.parametrize("claim", [-5, 2**63])
 def test_a_claim_of_absurd_tokens_makes_no_counter_fall_or_overflow(claim: int) -> None:
-    totals = SpanTotals(MANY)
+    totals = SpanAggregator(MANY)
     totals.add([joined("chat", {CPU: 1}, tokens=(7, 7))], moment(0))
     totals.add([joined("chat", {CPU: 1}, tokens=(claim, claim))] * 100, moment(1))
     tokens = rows(totals)["shop", "chat"].tokens
@@ -117,7 +124,7 @@ def test_a_claim_of_absurd_tokens_makes_no_counter_fall_or_overflow(claim: int) 
 
 
 def test_of_spans_that_claim_to_have_lasted_for_ages_what_was_measured_counts() -> None:
-    totals = SpanTotals(MANY)
+    totals = SpanAggregator(MANY)
     old = joined("old", {CPU: 1}, start=-(10**9), end=0, outcome=Outcome.PARTIAL)
     measured = old._replace(inclusive=old.inclusive._replace(covered=5 * S))
     totals.add([measured] * 10, moment(0))
@@ -126,18 +133,18 @@ def test_of_spans_that_claim_to_have_lasted_for_ages_what_was_measured_counts() 
 
 
 def test_the_room_that_the_account_of_all_others_leaves_is_no_names() -> None:
-    totals = SpanTotals(1)
+    totals = SpanAggregator(1)
     for name in "ab":
         totals.add([joined(name, {CPU: 1})], moment(0))
-    for second in range(0, 2 * STALE // S, 10):
+    for second in range(0, 2 * STALE_AFTER // S, 10):
         totals.add([joined("a", {CPU: 1})], moment(second))
     for name in "bc":
-        totals.add([joined(name, {CPU: 1})], moment(2 * STALE // S))
+        totals.add([joined(name, {CPU: 1})], moment(2 * STALE_AFTER // S))
     assert rows(totals).keys() == {("shop", "a"), ("other", "other")}
 
 
 def test_figures_that_others_keep_stand_beside_the_totals() -> None:
-    totals = SpanTotals(MANY)
+    totals = SpanAggregator(MANY)
     totals.received(5)
     others = SpanAccounts(refused={"invalid_id": 1}, forward_drops={"full": 1}, open=2, deferred=7)
     assert totals.accounts(others) == replace(
@@ -146,7 +153,7 @@ def test_figures_that_others_keep_stand_beside_the_totals() -> None:
 
 
 def test_while_nothing_moves_the_accounts_are_the_same_object() -> None:
-    totals = full(SpanTotals(MANY))
+    totals = full(SpanAggregator(MANY))
     first = totals.accounts(SpanAccounts(forwarded=1))
     assert totals.accounts(SpanAccounts(forwarded=1)) is first
     assert totals.accounts(SpanAccounts(forwarded=2)) is not first
@@ -154,7 +161,7 @@ def test_while_nothing_moves_the_accounts_are_the_same_object() -> None:
 
 
 def test_accounts_that_were_shown_never_change() -> None:
-    totals = full(SpanTotals(MANY))
+    totals = full(SpanAggregator(MANY))
     totals.outside("shop", CPU, 1)
     shown = totals.accounts()
     before = repr(shown)
@@ -166,7 +173,7 @@ def test_accounts_that_were_shown_never_change() -> None:
 
 
 def test_only_rows_that_moved_are_made_anew() -> None:
-    totals = full(SpanTotals(MANY))
+    totals = full(SpanAggregator(MANY))
     before = rows(totals)
     totals.add([joined("a", {CPU: 1})], moment(1))
     after = rows(totals)
@@ -177,13 +184,13 @@ def test_only_rows_that_moved_are_made_anew() -> None:
 # ----------------------------------------------------------------------------------- exemplars
 
 
-def exemplar_of(totals: SpanTotals, kind: HwType = CPU) -> int:
+def exemplar_of(totals: SpanAggregator, kind: HwType = CPU) -> int:
     """The microjoules of what stands for ``a``."""
     return rows(totals)["shop", "a"].exemplars[kind].energy
 
 
 def test_the_span_that_spent_most_of_late_stands_for_its_name() -> None:
-    totals = SpanTotals(MANY)
+    totals = SpanAggregator(MANY)
     spans = [joined("a", {CPU: energy}, end=end) for end, energy in enumerate((3, 9, 5), start=1)]
     totals.add(spans, moment(4))
     exemplar = rows(totals)["shop", "a"].exemplars[CPU]
@@ -193,8 +200,8 @@ def test_the_span_that_spent_most_of_late_stands_for_its_name() -> None:
 
 
 def test_after_a_while_any_later_span_takes_its_place() -> None:
-    totals = SpanTotals(MANY)
-    fresh = FRESH // S
+    totals = SpanAggregator(MANY)
+    fresh = EXEMPLAR_LIFETIME // S
     totals.add([joined("a", {CPU: 9}, end=1), joined("a", {CPU: 2}, end=1 + fresh)], moment(20))
     assert exemplar_of(totals) == 9
     totals.add([joined("a", {CPU: 2}, end=2 + fresh)], moment(20))
@@ -203,13 +210,13 @@ def test_after_a_while_any_later_span_takes_its_place() -> None:
 
 def test_an_exemplar_is_never_replaced_by_an_older_span() -> None:
     """Prometheus takes no exemplar that is older than the newest it has of the series."""
-    totals = SpanTotals(MANY)
+    totals = SpanAggregator(MANY)
     totals.add([joined("a", {CPU: 3}, end=5), joined("a", {CPU: 9}, end=4)], moment(6))
     assert exemplar_of(totals) == 3
 
 
 def test_each_hardware_type_has_an_exemplar_of_its_own_and_nothing_has_none() -> None:
-    totals = SpanTotals(MANY)
+    totals = SpanAggregator(MANY)
     totals.add(
         [joined("a", {CPU: 9, GPU: 0}, end=1), joined("a", {CPU: 2, GPU: 0}, end=2)], moment(3)
     )
@@ -222,7 +229,7 @@ def test_each_hardware_type_has_an_exemplar_of_its_own_and_nothing_has_none() ->
 
 
 def test_names_for_which_there_is_no_room_share_one_row() -> None:
-    totals = full(SpanTotals(MANY))
+    totals = full(SpanAggregator(MANY))
     totals.add([joined("e", {CPU: 1}), joined("f", {CPU: 2}), joined("a", {CPU: 3})], moment(1))
     found = rows(totals)
     assert (found["other", "other"].energy, found["other", "other"].count) == ({CPU: 3}, 2)
@@ -231,8 +238,8 @@ def test_names_for_which_there_is_no_room_share_one_row() -> None:
 
 
 def test_a_name_that_was_not_used_for_long_makes_room_and_begins_at_zero() -> None:
-    totals = full(SpanTotals(MANY))
-    later = STALE // S
+    totals = full(SpanAggregator(MANY))
+    later = STALE_AFTER // S
     totals.add([joined(name, {CPU: 1}) for name in "bcd"], moment(later - 1))
     totals.add([joined("e", {CPU: 1})], moment(later - 1))
     assert names(totals) == {"a", "b", "c", "d", "other"}
@@ -244,18 +251,18 @@ def test_a_name_that_was_not_used_for_long_makes_room_and_begins_at_zero() -> No
 
 
 def test_stale_names_are_looked_for_once_a_second_however_many_are_new() -> None:
-    totals = full(SpanTotals(MANY))
-    last = moment(STALE // S)
-    totals.add([joined(name, {CPU: 1}) for name in "bcd"], moment(STALE // S - 1))
+    totals = full(SpanAggregator(MANY))
+    last = moment(STALE_AFTER // S)
+    totals.add([joined(name, {CPU: 1}) for name in "bcd"], moment(STALE_AFTER // S - 1))
     just_before = last._replace(mono=last.mono - 1)
     totals.add([joined("e", {CPU: 1})], just_before)
     totals.add([joined("e", {CPU: 1})], last)
     assert "e" not in names(totals)
 
 
-def displaced(until: int) -> SpanTotals:
+def displaced(until: int) -> SpanAggregator:
     """``e`` has spent much more than ``b`` every ten seconds until so long after the beginning."""
-    totals = full(SpanTotals(MANY))
+    totals = full(SpanAggregator(MANY))
     for second in range(10, until + 1, 10):
         used = [joined(name, {CPU: 10}) for name in "acd"]
         totals.add([*used, joined("b", {CPU: 1}), joined("e", {CPU: 1000})], moment(second))
@@ -264,7 +271,7 @@ def displaced(until: int) -> SpanTotals:
 
 
 def test_a_name_that_spends_much_takes_the_place_of_one_that_spends_least() -> None:
-    totals = displaced((DWELL + LINGER) // S)
+    totals = displaced((MIN_LISTED_TIME + RELEASED_ROW_LIFETIME) // S)
     assert names(totals) == {"a", "c", "d", "e", "other"}
     found = rows(totals)
     assert (found["shop", "e"].energy, found["shop", "e"].count) == ({}, 0)
@@ -275,29 +282,31 @@ def test_a_name_that_spends_much_takes_the_place_of_one_that_spends_least() -> N
 
 
 def test_the_displaced_is_shown_unchanged_until_it_was_scraped() -> None:
-    totals = displaced((DWELL + LINGER) // S - 10)
+    totals = displaced((MIN_LISTED_TIME + RELEASED_ROW_LIFETIME) // S - 10)
     found = rows(totals)
     assert found["shop", "b"].energy == {CPU: 10 + 6}
     assert ("shop", "e") not in found
     assert len(found) == MANY + 1
-    totals.add([joined("new", {CPU: 1})], moment((DWELL + LINGER) // S - 9))
+    totals.add(
+        [joined("new", {CPU: 1})], moment((MIN_LISTED_TIME + RELEASED_ROW_LIFETIME) // S - 9)
+    )
     assert names(totals) == {"a", "b", "c", "d", "other"}, "its place is taken"
 
 
 def test_a_successor_that_found_room_by_itself_begins_only_once() -> None:
-    totals = displaced(DWELL // S)
+    totals = displaced(MIN_LISTED_TIME // S)
     # Meanwhile ``c`` was not used for long, so there is room for the successor already.
-    totals._accounts["shop", "c"].used = -STALE
-    totals.add([joined("e", {CPU: 5})], moment(DWELL // S + 5))
+    totals._accounts["shop", "c"].used = -STALE_AFTER
+    totals.add([joined("e", {CPU: 5})], moment(MIN_LISTED_TIME // S + 5))
     assert rows(totals)["shop", "e"].energy == {CPU: 5}
-    totals.add([joined("a", {CPU: 1})], moment((DWELL + LINGER) // S))
+    totals.add([joined("a", {CPU: 1})], moment((MIN_LISTED_TIME + RELEASED_ROW_LIFETIME) // S))
     assert names(totals) == {"a", "d", "e", "other"}
     assert rows(totals)["shop", "e"].energy == {CPU: 5}
 
 
 def test_a_name_that_spends_little_more_displaces_nobody() -> None:
-    totals = full(SpanTotals(MANY))
-    for second in range(10, 2 * DWELL // S, 10):
+    totals = full(SpanAggregator(MANY))
+    for second in range(10, 2 * MIN_LISTED_TIME // S, 10):
         used = [joined(name, {CPU: 10}) for name in "abcd"]
         totals.add([*used, joined("e", {CPU: 15})], moment(second))
         totals.accounts()
@@ -305,8 +314,8 @@ def test_a_name_that_spends_little_more_displaces_nobody() -> None:
 
 
 def test_names_that_are_used_once_displace_nobody_and_are_not_remembered() -> None:
-    totals = full(SpanTotals(MANY))
-    for second in range(DWELL // S, DWELL // S + 100, RANK_EVERY // S):
+    totals = full(SpanAggregator(MANY))
+    for second in range(MIN_LISTED_TIME // S, MIN_LISTED_TIME // S + 100, RANK_EVERY // S):
         used = [joined(name, {CPU: 10}) for name in "abcd"]
         once = [joined(f"GET /user/{second}/{n}", {CPU: 10}) for n in range(1000)]
         totals.add([*used, *once], moment(second))
@@ -316,7 +325,7 @@ def test_names_that_are_used_once_displace_nobody_and_are_not_remembered() -> No
 
 
 def test_a_long_name_is_cut_and_still_told_from_another() -> None:
-    totals = SpanTotals(MANY)
+    totals = SpanAggregator(MANY)
     long = "x" * 300
     for name in (long, long + "y", long):
         totals.add([joined(name, {CPU: 1}, service=long)], moment(0))
@@ -326,19 +335,19 @@ def test_a_long_name_is_cut_and_still_told_from_another() -> None:
 
 
 def test_a_name_that_is_no_unicode_can_be_cut() -> None:
-    assert len(fit("\ud800" * 200)) == 128
-    assert fit("short") == "short"
+    assert len(shortened_name("\ud800" * 200)) == 128
+    assert shortened_name("short") == "short"
 
 
 # ------------------------------------------------------------------------------------- restart
 
 
 def test_totals_go_on_from_an_earlier_life() -> None:
-    totals = SpanTotals(MANY)
+    totals = SpanAggregator(MANY)
     totals.add([joined("chat", {CPU: 5}, start=0, end=1, tokens=(3, 4))], moment(1))
     totals.outside("shop", CPU, 9)
     shown = totals.accounts()
-    again = SpanTotals(MANY, shown.rows, shown.outside, now=moment(2).mono)
+    again = SpanAggregator(MANY, shown.rows, shown.outside, now=moment(2).mono)
     assert [(row.energy, row.time, row.count) for row in again.accounts().rows] == [
         ({CPU: 5}, 1 * S, 1)
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wattspan.model import Consumer
-from wattspan.runtime.origins import Origins
+from wattspan.service.joiner_protocols import SpanOrigins
 
 APP, OTHER = Consumer(10, 1), Consumer(11, 1)
 MEMORY = 100
@@ -14,7 +14,7 @@ def nobody(whose: Consumer, span: bytes) -> bool:
 
 
 def test_who_announced_a_span_first_is_believed() -> None:
-    origins = Origins(1000)
+    origins = SpanOrigins(1000)
     origins.remember(b"a", APP)
     origins.remember(b"a", OTHER)
     assert origins.of(b"a") == APP
@@ -25,7 +25,7 @@ def test_who_announced_a_span_first_is_believed() -> None:
 
 
 def test_what_came_long_ago_is_forgotten_and_what_came_of_late_is_not() -> None:
-    origins = Origins(1000)
+    origins = SpanOrigins(1000)
     origins.age(MEMORY, MEMORY, nobody)
     origins.remember(b"early", APP)
     origins.age(2 * MEMORY - 1, MEMORY, nobody)
@@ -39,7 +39,7 @@ def test_what_came_long_ago_is_forgotten_and_what_came_of_late_is_not() -> None:
 
 
 def test_a_span_that_is_still_open_is_known_however_long_ago_it_began() -> None:
-    origins = Origins(1000)
+    origins = SpanOrigins(1000)
     origins.remember(b"open", APP)
     origins.remember(b"closed", APP)
     for now in range(1, 50):
@@ -49,7 +49,7 @@ def test_a_span_that_is_still_open_is_known_however_long_ago_it_began() -> None:
 
 
 def test_so_many_at_once_are_forgotten_before_their_time() -> None:
-    origins = Origins(limit=10)
+    origins = SpanOrigins(limit=10)
     for number in range(200):
         origins.remember(bytes([number]), APP)
         origins.age(1, MEMORY, nobody)
@@ -58,7 +58,7 @@ def test_so_many_at_once_are_forgotten_before_their_time() -> None:
 
 
 def test_what_is_kept_because_it_is_open_does_not_fill_the_place_of_others() -> None:
-    origins = Origins(limit=10)
+    origins = SpanOrigins(limit=10)
     asked = []
 
     def everything(whose: Consumer, span: bytes) -> bool:

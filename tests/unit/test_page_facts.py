@@ -16,19 +16,19 @@ from support.snapshots import busy_host, serving_host
 from wattspan.model import (
     AgentStats,
     Decision,
+    DecisionReason,
     Footprint,
     Instant,
     Knob,
     Microjoules,
     Milliwatts,
     Move,
-    Origin,
-    Reason,
+    RatedEnergy,
+    RateOrigin,
     Snapshot,
     TuningAccounts,
     TuningRow,
     TuningState,
-    Weighed,
 )
 from wattspan_exporters.page import document
 from wattspan_exporters.page.document_builder import build_document
@@ -107,7 +107,7 @@ def test_spans_are_told_with_what_one_call_and_one_token_cost() -> None:
 def tuned(**changes: object) -> Snapshot:
     row = TuningRow(
         "trainer/step", "trainer", "step", Knob.GPU_POWER, TuningState.HOLDING,
-        Decision(Move.HOLD, Reason.CERTIFIED, "Hold 320 W: it saves.", {"GPU-0": 320_000}),
+        Decision(Move.HOLD, DecisionReason.CERTIFIED, "Hold 320 W: it saves.", {"GPU-0": 320_000}),
         Instant(0, 1_700_000_000 * 10**9), 0.05, 0.95,
         devices=("GPU-0",), applied=True, slowdown=0.03, slowdown_bound=0.04, saving=0.18,
         saved=Microjoules(5_000_000), saved_surely=Microjoules(3_000_000),
@@ -171,8 +171,10 @@ def test_the_agents_own_cpu_time_is_a_fraction_of_a_core() -> None:
 
 
 def test_money_and_carbon_are_told_by_the_hour_at_the_present_power() -> None:
-    cost = Weighed("EUR", Origin.CONSTANT, 300_000_000, 12_500_000_000, Microjoules(7_000_000))
-    carbon = Weighed("g", Origin.METRIC)
+    cost = RatedEnergy(
+        "EUR", RateOrigin.CONSTANT, 300_000_000, 12_500_000_000, Microjoules(7_000_000)
+    )
+    carbon = RatedEnergy("g", RateOrigin.METRIC)
     host = replace(busy_host(), footprint=Footprint(cost, carbon))
     told_of = told(host)["footprint"]
     watts = sum(account.power or 0 for account in host.cover) / 1000

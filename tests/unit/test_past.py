@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from wattspan.attribution.history import AttributionHistory
 from wattspan.model import (
     MILLISECOND,
     SECOND,
@@ -20,8 +21,7 @@ from wattspan.model import (
     Provenance,
     Share,
 )
-from wattspan.runtime.past import BACKFILL, PATIENCE, RecentPast
-from wattspan.timeline import Timeline
+from wattspan.service.energy_history import BACKFILL, SETTLEMENT_TIMEOUT, EnergyHistory
 
 CPU = Domain("cpu0", HwType.CPU, "package-0", "fake", Provenance.MEASURED, resource="cpu")
 GPU = Domain("gpu0", HwType.GPU, "gpu", "fake", Provenance.MEASURED, resource="gpu")
@@ -33,7 +33,7 @@ class Host:
     """Two domains whose energy is settled tick by tick; each process spends 1 mJ a tick."""
 
     def __init__(self, *domains: Domain) -> None:
-        self.past = RecentPast(Timeline(300 * SECOND, 10**7))
+        self.past = EnergyHistory(AttributionHistory(300 * SECOND, 10**7))
         self.past.register(domains)
         self.domains = domains
         self.now = 1000 * SECOND
@@ -114,7 +114,7 @@ def test_a_pid_used_again_makes_nobody_an_older_processs_child() -> None:
 
 def test_a_watched_process_is_known_for_longer_than_the_history() -> None:
     host = Host(CPU)
-    host.past.timeline = Timeline(2 * SECOND, 10**7)
+    host.past.timeline = AttributionHistory(2 * SECOND, 10**7)
     host.past.watch(SHELL)
     start = host.run(100, (SHELL,))
     assert host.past.process(SHELL, start, host.now).energy == {HwType.CPU: 100_000}
@@ -138,7 +138,7 @@ def test_settled_waits_for_the_slower_domain_but_not_for_a_lost_one() -> None:
     both = host.now
     host.run(10, (SHELL,), silent=(GPU,))
     assert host.past.settled() == both
-    host.run(PATIENCE // TICK, (SHELL,), silent=(GPU,))
+    host.run(SETTLEMENT_TIMEOUT // TICK, (SHELL,), silent=(GPU,))
     assert host.past.settled() == host.now
 
 

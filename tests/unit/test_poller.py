@@ -7,10 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from support.world import GPU, PACKAGE, imbalances
-from wattspan.ledger import Ledger, Rules
+from wattspan.attribution.history import AttributionHistory
+from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import (
     SECOND,
     AgentStats,
+    Checkpoint,
     Consumer,
     Failure,
     GpuStatus,
@@ -18,7 +20,6 @@ from wattspan.model import (
     GroupKind,
     Instant,
     Microjoules,
-    Opening,
     PayerInfo,
     Reading,
     Snapshot,
@@ -27,13 +28,10 @@ from wattspan.model import (
     Usage,
 )
 from wattspan.ports import Batch, ExporterError, UsageBatch
-from wattspan.runtime.agent import Agent
-from wattspan.runtime.past import RecentPast
-from wattspan.runtime.poller import Poller, SelfMeasure
-from wattspan.runtime.recorder import Recorder
-from wattspan.runtime.watch import QUIET, WatchedSource
+from wattspan.service.agent import Agent, CheckpointRecorder
+from wattspan.service.energy_history import EnergyHistory
+from wattspan.service.poller import SILENT_SOURCE_AFTER, AgentUsage, MonitoredSource, Poller
 from wattspan.testing import FakeDirectory, ManualClock, ReplaySource, ReplayUsage
-from wattspan.timeline import Timeline
 
 TICK = SECOND // 10
 ME = Consumer(5, 50)
@@ -81,8 +79,8 @@ class Raising:
 def poller(clock: ManualClock, sources: list[object], usage: object, **rest: object) -> Poller:
     return Poller(
         clock,
-        Ledger(Rules(), boot_id="b", now=clock.monotonic()),
-        RecentPast(Timeline(300 * SECOND, 10**6)),
+        Ledger(LedgerSettings(), boot_id="b", now=clock.monotonic()),
+        EnergyHistory(AttributionHistory(300 * SECOND, 10**6)),
         sources,  # type: ignore[arg-type]
         usage,  # type: ignore[arg-type]
         FakeDirectory([WHO]),
@@ -136,12 +134,12 @@ def test_energy_is_counted_even_when_nobody_can_be_charged() -> None:
 def test_a_source_without_readings_goes_down_after_a_while() -> None:
     clock = ManualClock()
     host = Burning(clock)
-    watched = WatchedSource(ReplaySource([host.read(), Batch((PACKAGE,))], "rapl"), clock)
+    watched = MonitoredSource(ReplaySource([host.read(), Batch((PACKAGE,))], "rapl"), clock)
     watched.read()
     assert watched.health().up
     watched.read()
     assert watched.health().up
-    clock.advance(ns=QUIET + 1)
+    clock.advance(ns=SILENT_SOURCE_AFTER + 1)
     assert not watched.health().up
 
 
@@ -188,7 +186,7 @@ def test_payers_that_only_a_device_has_seen_are_introduced_by_the_directory() ->
 def test_the_agents_own_cost_is_in_the_snapshot() -> None:
     clock = ManualClock()
     host = Burning(clock)
-    one = poller(clock, [host], host, measure=lambda: SelfMeasure(1.5, 40_000_000))
+    one = poller(clock, [host], host, measure=lambda: AgentUsage(1.5, 40_000_000))
     one.exporter_drops = lambda: {"otlp": 3}
     stats: AgentStats = ticks(clock, one, 30).stats
     assert stats.cpu_seconds == 1.5
@@ -213,11 +211,11 @@ class Shelf:
     """Books kept in a list; ``refuse`` writes to see what happens then."""
 
     def __init__(self) -> None:
-        self.kept: list[Opening] = []
+        self.kept: list[Checkpoint] = []
         self.refuse = False
         self.closed = False
 
-    def write(self, opening: Opening) -> bool:
+    def write(self, opening: Checkpoint) -> bool:
         if self.refuse:
             return False
         self.kept.append(opening)
@@ -233,15 +231,15 @@ class Shelf:
 
 def test_books_are_written_once_and_again_only_when_refused() -> None:
     shelf = Shelf()
-    opening = Opening(Instant(0, 0), "b")
-    recorder = Recorder(shelf, lambda: opening)
+    opening = Checkpoint(Instant(0, 0), "b")
+    recorder = CheckpointRecorder(shelf, lambda: opening)
     shelf.refuse = True
     recorder.turn()
     shelf.refuse = False
     recorder.turn()
     recorder.turn()
     assert shelf.kept == [opening]
-    Recorder(shelf, lambda: None).turn()
+    CheckpointRecorder(shelf, lambda: None).turn()
     assert len(shelf.kept) == 1
 
 
@@ -358,7 +356,7 @@ def test_the_books_of_a_snapshot_are_kept_before_anybody_sees_it() -> None:
     host = Burning(clock)
     kept: list[tuple[int, int]] = []
 
-    def keep(books: Opening) -> None:
+    def keep(books: Checkpoint) -> None:
         seen = {a.domain.id: a.energy for a in one.view().domains}
         kept.append((sum(a.energy for a in books.accounts), sum(seen.values())))
 

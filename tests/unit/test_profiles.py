@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wattspan.model import SECOND, HwType, Instant, Interval, Microjoules
-from wattspan.profiles import GPU_MASK, EnergyProfile, lanes_of
+from wattspan.spans.profiles import GPU_MASK, EnergyProfile, lanes_of
 
 CPU, GPU, MEMORY, ENCLOSURE = HwType.CPU, HwType.GPU, HwType.MEMORY, HwType.ENCLOSURE
 MS = 1_000_000

@@ -11,11 +11,11 @@ import pytest
 from support.past import DRAM, Asked
 from support.tuned import ACCOUNTS, HELD, HOLD, PROBED, RELEASE, ago, decided
 from wattspan.http.messages import Peer
-from wattspan.model import Decided, Domain, HwType, Provenance, TuningAccounts
+from wattspan.model import Domain, HwType, Provenance, RecordedDecision, TuningAccounts
 from wattspan.query.tuning import MOST, USUAL
 from wattspan.storage.decisions import DecisionLog
 from wattspan.testing import ManualClock
-from wattspan.tuning.told import accounts_of, decided_of
+from wattspan.tuning.serialization import accounts_from_json, recorded_decision_from_json
 
 STRANGER = Peer(pid=55, uid=2000)
 
@@ -23,13 +23,13 @@ STRANGER = Peer(pid=55, uid=2000)
 class Recalling:
     """A history that notes what it is asked for."""
 
-    def __init__(self, *decisions: Decided) -> None:
+    def __init__(self, *decisions: RecordedDecision) -> None:
         self.decisions = decisions
         self.asked: list[tuple[str, int, int | None]] = []
 
     def __call__(
         self, job: str = "", limit: int = USUAL, since: int | None = None
-    ) -> tuple[Decided, ...]:
+    ) -> tuple[RecordedDecision, ...]:
         self.asked.append((job, limit, since))
         return self.decisions
 
@@ -45,14 +45,14 @@ def told(asked: Asked, path: str = "/v1/tuning", **query: object) -> dict[str, A
 def test_every_job_is_told_with_who_holds_the_caps() -> None:
     asked = Asked(tuning=lambda: ACCOUNTS)
     answer = told(asked)
-    assert accounts_of(answer) == ACCOUNTS
+    assert accounts_from_json(answer) == ACCOUNTS
     assert (answer["host_name"], answer["emulated"]) == ("testhost", False)
     assert answer["now_mono_ns"] == asked.clock.monotonic()
 
 
 def test_where_nothing_tunes_the_mode_is_off() -> None:
     answer = told(Asked())
-    assert accounts_of(answer) == TuningAccounts("off")
+    assert accounts_from_json(answer) == TuningAccounts("off")
     assert told(Asked(), "/v1/tuning/history")["decisions"] == []
 
 
@@ -73,7 +73,7 @@ def test_whoever_may_open_the_socket_may_ask() -> None:
 def test_decisions_are_told_as_they_were_made() -> None:
     one = decided(3, RELEASE)
     (answer,) = told(Asked(history=Recalling(one)), "/v1/tuning/history")["decisions"]
-    assert decided_of(answer) == one
+    assert recorded_decision_from_json(answer) == one
 
 
 def test_the_history_is_asked_for_what_was_asked() -> None:

@@ -1,7 +1,7 @@
 """Intervals wait for usage, but not for ever."""
 
+from wattspan.attribution.settlement import Settlement
 from wattspan.model import SECOND, Consumer, Instant, Interval, Microjoules, Usage
-from wattspan.settlement import Settlement
 
 ME, YOU = Consumer(1, 1), Consumer(2, 2)
 PATIENCE, KEEP = 3 * SECOND, 15 * SECOND

@@ -10,7 +10,7 @@ from wattspan.model import Consumer
 from wattspan.processes.inspector import LiveProcess
 from wattspan.spanfeed.delivery import Claim
 from wattspan.spanfeed.identity import AFTERLIFE, LONGEST, MOST, SURE, UNSURE, Identities
-from wattspan.spans import Outcome
+from wattspan.spans.values import Outcome
 from wattspan.testing import ManualClock
 
 UNKNOWN, DISBELIEVED = Outcome.UNKNOWN_PROCESS, Outcome.NOT_BELIEVED

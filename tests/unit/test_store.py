@@ -11,7 +11,7 @@ import pytest
 
 from support.books import GPU, PACKAGE, Books, J, buckets, history, owners, totals
 from wattspan.config import StoreSettings as Settings
-from wattspan.model import Consumer, Opening, PayerInfo, ProcessRow, Remainder
+from wattspan.model import Checkpoint, Consumer, PayerInfo, ProcessRow, Remainder
 from wattspan.model.settings import Duration, Size
 from wattspan.ports import StoreError
 from wattspan.storage import Store
@@ -330,6 +330,6 @@ FIRST_RELEASE = (
 def test_books_of_the_first_release_can_still_be_read() -> None:
     """If this fails, an upgrade would throw away everybody's counters: write a migration."""
     opening = unpack_checkpoint(zlib.compress(FIRST_RELEASE.encode()))
-    assert isinstance(opening, Opening)
+    assert isinstance(opening, Checkpoint)
     assert opening.accounts[0].consumers == 7
     assert [row.info.payer for row in opening.processes] == [Consumer(1, 2), Remainder("/a")]

@@ -11,7 +11,7 @@ import pytest
 
 from support.books import Books, Totals, history, totals
 from wattspan.config import StoreSettings as Settings
-from wattspan.model import Opening
+from wattspan.model import Checkpoint
 from wattspan.ports import StoreError
 from wattspan.storage import CheckpointStore, DeferredCheckpointStore
 
@@ -19,7 +19,7 @@ from wattspan.storage import CheckpointStore, DeferredCheckpointStore
 class Late:
     """An agent that begins while another program has the store that ``earlier`` was written to."""
 
-    def __init__(self, state_dir: Path, closing: Opening | None = None) -> None:
+    def __init__(self, state_dir: Path, closing: Checkpoint | None = None) -> None:
         self.state_dir, self.said = state_dir, list[str]()
         self.others = Books()
         self.host = Books(self.others.clock)
@@ -51,7 +51,7 @@ def late(tmp_path: Path) -> Iterator[Late]:
         yield late
 
 
-def together(*openings: Opening) -> Totals:
+def together(*openings: Checkpoint) -> Totals:
     return dict(sum((Counter(totals(one)) for one in openings), Counter()))
 
 

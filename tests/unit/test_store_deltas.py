@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from support.books import GPU, PACKAGE, Books, J
 from wattspan.model import (
+    Checkpoint,
     DomainAccount,
     Group,
     GroupKind,
@@ -11,7 +12,6 @@ from wattspan.model import (
     HwType,
     Instant,
     Microjoules,
-    Opening,
 )
 from wattspan.storage.deltas import PROCESS, EnergyOwner, delta_between
 
@@ -120,5 +120,5 @@ def test_a_gap_without_energy_is_kept() -> None:
     assert (spent.domain, spent.energy, set(spent.gaps.values())) == (GPU, 0, {10**9})
 
 
-def _books(account: DomainAccount) -> Opening:
-    return Opening(Instant(account.energy, 0), "boot", (account,))
+def _books(account: DomainAccount) -> Checkpoint:
+    return Checkpoint(Instant(account.energy, 0), "boot", (account,))

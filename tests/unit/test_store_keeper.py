@@ -12,7 +12,7 @@ import pytest
 from support.books import Books, totals
 from support.waiting import eventually
 from wattspan.config import StoreSettings as Settings
-from wattspan.model import SECOND, Opening
+from wattspan.model import SECOND, Checkpoint
 from wattspan.ports import StoreError
 from wattspan.storage import CheckpointStore, Store
 from wattspan.storage.async_writer import HANG_AFTER, AsyncWriter
@@ -28,20 +28,20 @@ class Disk:
         self.answers = threading.Event()
         self.answers.set()
         self.asked = threading.Semaphore(0)
-        self.written: list[Opening] = []
+        self.written: list[Checkpoint] = []
         self.keeper = AsyncWriter(self._write, self.clock)
 
-    def _write(self, opening: Opening) -> None:
+    def _write(self, opening: Checkpoint) -> None:
         self.asked.release()
         assert self.answers.wait(60)
         self.written.append(opening)
 
-    def keep(self) -> Opening:
+    def keep(self) -> Checkpoint:
         opening = self.host.spend({1: 1})
         self.keeper.keep(opening)
         return opening
 
-    def hang(self) -> Opening:
+    def hang(self) -> Checkpoint:
         """It hangs in a write, which has begun."""
         while self.asked.acquire(blocking=False):
             pass
@@ -113,7 +113,7 @@ def test_a_keeper_that_kept_nothing_ends_at_once(disk: Disk) -> None:
 def test_a_write_that_breaks_is_told_to_who_hands_over_the_next() -> None:
     host = Books()
 
-    def write(opening: Opening) -> None:
+    def write(opening: Checkpoint) -> None:
         raise ValueError("no")
 
     with closing(AsyncWriter(write, host.clock)) as keeper:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from support.books import Books
 from wattspan.config import StoreSettings as Settings
-from wattspan.model import Opening
+from wattspan.model import Checkpoint
 from wattspan.storage import CheckpointStore
 from wattspan.storage.checkpoints import AlternatingCheckpointFiles, latest_checkpoint
 from wattspan.storage.query import HistoryExtract, extract_history
@@ -25,14 +25,14 @@ def files(folder: Path) -> list[Path]:
     return [folder / f"w.latest-{n}" for n in (0, 1)]
 
 
-def again(folder: Path) -> Opening | None:
+def again(folder: Path) -> Checkpoint | None:
     """What a new process finds."""
     latest = AlternatingCheckpointFiles(folder / "w.sqlite")
     latest.close()
     return latest.opening()
 
 
-def total(opening: Opening | None) -> int:
+def total(opening: Checkpoint | None) -> int:
     assert opening is not None
     return sum(account.energy for account in opening.accounts)
 

@@ -12,9 +12,9 @@ import pytest
 from support.books import Books, buckets, history, totals
 from support.joined_spans import CPU, GPU, S, joined
 from wattspan.config import StoreSettings as Settings
-from wattspan.model import Instant, Microjoules, Opening, SpanRow
+from wattspan.model import Checkpoint, Instant, Microjoules, SpanRow
 from wattspan.model.settings import Duration
-from wattspan.naming import SpanTotals
+from wattspan.spans.aggregator import SpanAggregator
 from wattspan.storage import Store
 from wattspan.storage.checkpoints import (
     AlternatingCheckpointFiles,
@@ -48,13 +48,13 @@ class Shop:
 
     def __init__(self, names: int = 100) -> None:
         self.host = Books()
-        self.totals = SpanTotals(names)
+        self.totals = SpanAggregator(names)
 
-    def now(self) -> Opening:
+    def now(self) -> Checkpoint:
         accounts = self.totals.accounts()
         return replace(self.host.now(), spans=accounts.rows, outside=accounts.outside)
 
-    def sell(self, seconds: float = 5.0, **microjoules: int) -> Opening:
+    def sell(self, seconds: float = 5.0, **microjoules: int) -> Checkpoint:
         """A second of each name, with 3 tokens in and 2 out, and 1 uJ outside of all."""
         self.host.spend({1: 1}, seconds=seconds)
         at = self.host.clock.now()
@@ -118,7 +118,7 @@ def test_totals_go_on_over_a_restart_and_nothing_counts_twice(tmp_path: Path) ->
         with closing(shop.open(tmp_path)) as store:
             opening = store.opening()
             if opening is not None:
-                shop.totals = SpanTotals(100, opening.spans, opening.outside)
+                shop.totals = SpanAggregator(100, opening.spans, opening.outside)
             store.write(shop.sell(pay=energy))
             store.write(shop.sell(pay=energy))
     assert stored(store.path)[PAY] == use(36, calls=6)
@@ -130,7 +130,7 @@ def test_totals_that_began_anew_count_in_full(tmp_path: Path) -> None:
     with closing(shop.open(tmp_path)) as store:
         store.write(shop.sell(pay=50))
         store.write(shop.sell(pay=50))
-        shop.totals = SpanTotals(100)
+        shop.totals = SpanAggregator(100)
         store.write(shop.sell(pay=7))
         assert stored(store.path)[PAY] == use(107, calls=3)
 
@@ -259,9 +259,9 @@ def test_a_store_of_the_first_release_is_brought_up_to_date(tmp_path: Path) -> N
 # -------------------------------------------------------------------------------- differences
 
 
-def books(*rows: SpanRow, **outside: int) -> Opening:
+def books(*rows: SpanRow, **outside: int) -> Checkpoint:
     spent = {(service, CPU): Microjoules(energy) for service, energy in outside.items()}
-    return Opening(Instant(0, 0), "boot", spans=rows, outside=spent)
+    return Checkpoint(Instant(0, 0), "boot", spans=rows, outside=spent)
 
 
 def row(energy: int, count: int, time: int = 0) -> SpanRow:
@@ -277,7 +277,7 @@ def test_a_name_that_was_let_go_and_is_back_counts_from_nothing() -> None:
 
 
 @pytest.mark.parametrize("earlier", [None, books()])
-def test_without_earlier_books_all_counts(earlier: Opening | None) -> None:
+def test_without_earlier_books_all_counts(earlier: Checkpoint | None) -> None:
     assert spans_between(earlier, books(row(5, 1, 7), shop=3)) == {
         PAY: SpanUsage({CPU: 5}, 1, 7),
         OUTSIDE: SpanUsage({CPU: 3}),

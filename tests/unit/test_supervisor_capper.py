@@ -23,7 +23,7 @@ from wattspan.cli.capper import Reloading, Turned
 from wattspan.config import CapsSettings, Config
 from wattspan.model import SECOND, CapKey, CapRow, Knob, Trouble
 from wattspan.ports import CapsError, CapTotals, ConfigError
-from wattspan.runtime.answering import CapperWatch
+from wattspan.service.capper_health import CapperHealth
 from wattspan.supervisor import Notify, Watchdog
 from wattspan.testing import ManualClock
 
@@ -63,7 +63,7 @@ class FakeCaps:
 
 def test_that_no_capper_answers_is_seen_and_that_one_does_again() -> None:
     caps = FakeCaps(CapsError("No capper answers on /run/c: there is none. Start one."))
-    watch = CapperWatch(lambda: caps)
+    watch = CapperHealth(lambda: caps)
     assert watch.health() == ()  # nobody has asked yet
     watch.turn(caps)
     (health,) = watch.health()
@@ -84,7 +84,7 @@ def test_that_no_capper_answers_is_seen_and_that_one_does_again() -> None:
 
 def test_a_capper_that_lets_nobody_in_is_told_from_none() -> None:
     caps = FakeCaps(CapsError("User 5 may not ask the capper.", RefusalReason.NOT_ALLOWED))
-    watch = CapperWatch(lambda: caps)
+    watch = CapperHealth(lambda: caps)
     watch.turn(caps)
     assert watch.health()[0].failures[0].trouble is Trouble.DENIED
 
@@ -92,7 +92,7 @@ def test_a_capper_that_lets_nobody_in_is_told_from_none() -> None:
 def test_a_capper_that_was_told_to_give_everything_back_is_of_no_use() -> None:
     caps = FakeCaps()
     caps.totals = CapTotals(suspended=True)
-    watch = CapperWatch(lambda: caps)
+    watch = CapperHealth(lambda: caps)
     watch.turn(caps)
     (health,) = watch.health()
     assert (health.up, health.failures[0].trouble) == (False, Trouble.DENIED)

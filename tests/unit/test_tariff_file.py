@@ -11,9 +11,9 @@ import pytest
 
 from support.requirements import ROOT
 from wattspan.config import load
+from wattspan.footprint.schedule import Schedule
 from wattspan.footprint.tariff_file import parse_schedule, read_schedule
 from wattspan.ports import ConfigError
-from wattspan.schedule import Schedule
 
 PATH = Path("/etc/wattspan/tariff.toml")
 BERLIN = ZoneInfo("Europe/Berlin")

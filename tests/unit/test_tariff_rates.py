@@ -22,7 +22,7 @@ from wattspan.footprint.rates import (
     query_number,
     read_number,
 )
-from wattspan.model import SECOND, Instant, Origin, Trouble
+from wattspan.model import SECOND, Instant, RateOrigin, Trouble
 from wattspan.testing import ManualClock
 
 BILLION = 10**9
@@ -257,7 +257,7 @@ def test_a_bug_costs_the_rate_and_nothing_else() -> None:
 
 def test_a_constant_is_always_known() -> None:
     assert ConstantRate(5).at(Instant(0, 0)) == 5
-    assert ConstantRate(5).origin is Origin.CONSTANT
+    assert ConstantRate(5).origin is RateOrigin.CONSTANT
 
 
 # ----------------------------------------------------------------------------- the tariff's file

@@ -2,6 +2,7 @@
 
 import tracemalloc
 
+from wattspan.attribution.history import AttributionHistory
 from wattspan.model import (
     SECOND,
     Attribution,
@@ -11,7 +12,6 @@ from wattspan.model import (
     Microjoules,
     Share,
 )
-from wattspan.timeline import Timeline
 
 ME, YOU = Consumer(1, 1), Consumer(2, 2)
 
@@ -26,7 +26,7 @@ def settled(start: int, end: int, domain: str = "d", **shares: int) -> Attributi
 
 
 def test_a_window_gets_the_part_of_each_entry_that_lies_in_it() -> None:
-    timeline = Timeline(300 * SECOND, 10**6)
+    timeline = AttributionHistory(300 * SECOND, 10**6)
     timeline.add(settled(0, 100, me=1000, you=500))
     timeline.add(settled(100, 200, me=100))
     assert timeline.spent("d", ME, 50, 150) == 550
@@ -37,7 +37,7 @@ def test_a_window_gets_the_part_of_each_entry_that_lies_in_it() -> None:
 
 
 def test_watermark_and_horizon_say_what_can_be_asked() -> None:
-    timeline = Timeline(300 * SECOND, 10**6)
+    timeline = AttributionHistory(300 * SECOND, 10**6)
     assert timeline.watermark("d") is None
     assert timeline.horizon("d") is None
     timeline.add(settled(0, 100))
@@ -48,7 +48,7 @@ def test_watermark_and_horizon_say_what_can_be_asked() -> None:
 
 
 def test_what_is_older_than_the_span_goes_and_takes_its_names_along() -> None:
-    timeline = Timeline(SECOND, 10**6)
+    timeline = AttributionHistory(SECOND, 10**6)
     timeline.add(settled(0, 100, you=5))
     size = timeline.size
     timeline.add(settled(2 * SECOND, 2 * SECOND + 100, me=5))
@@ -59,7 +59,7 @@ def test_what_is_older_than_the_span_goes_and_takes_its_names_along() -> None:
 
 
 def test_what_does_not_fit_is_dropped_oldest_first_and_counted() -> None:
-    timeline = Timeline(300 * SECOND, 3_000)
+    timeline = AttributionHistory(300 * SECOND, 3_000)
     for i in range(20):
         timeline.add(settled(i * 100, (i + 1) * 100, domain=f"d{i % 2}", me=5))
     assert timeline.size <= 3_000
@@ -69,14 +69,14 @@ def test_what_does_not_fit_is_dropped_oldest_first_and_counted() -> None:
 
 
 def test_the_last_entry_of_a_domain_is_never_dropped() -> None:
-    timeline = Timeline(300 * SECOND, 1)
+    timeline = AttributionHistory(300 * SECOND, 1)
     timeline.add(settled(0, 100, domain="a", me=5))
     timeline.add(settled(0, 100, domain="b", me=5))
     assert len(timeline) == 2
 
 
 def test_the_size_it_tells_is_about_the_memory_it_takes() -> None:
-    timeline = Timeline(300 * SECOND, 10**9)
+    timeline = AttributionHistory(300 * SECOND, 10**9)
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]

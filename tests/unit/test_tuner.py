@@ -9,7 +9,7 @@ import pytest
 
 from support.tuned_host import DEFAULT, Host, quick
 from wattspan.config import AutotuneSettings, TunedJobSettings
-from wattspan.model import Consumer, Move, Reason, TuningState
+from wattspan.model import Consumer, DecisionReason, Move, TuningState
 
 HOUR = 3600
 
@@ -29,7 +29,7 @@ def test_a_training_job_ends_up_capped_within_its_budget() -> None:
     host.run(HOUR, until=lambda: held(host))
     row = host.row()
     assert row is not None
-    assert row.decision.reason is Reason.CERTIFIED
+    assert row.decision.reason is DecisionReason.CERTIFIED
     assert 1.0 < host.gpus[0].slowdown < 1.05
     assert host.gpus[0].cap < 640_000
     assert row.held_bound is not None
@@ -81,7 +81,7 @@ def test_advice_asks_for_nothing_and_says_what_it_would_do() -> None:
     assert row is not None
     assert not capped(host)
     assert row.decision.move is Move.DECLINE
-    assert row.decision.reason is Reason.ADVICE
+    assert row.decision.reason is DecisionReason.ADVICE
     assert "W" in row.decision.sentence
 
 
@@ -92,7 +92,7 @@ def test_a_job_that_was_found_is_only_advised_on() -> None:
     host.run(600)
     row = host.row("stranger/train_step")
     assert row is not None
-    assert row.decision.reason is Reason.NOT_CHOSEN
+    assert row.decision.reason is DecisionReason.NOT_CHOSEN
     assert not row.applied
     assert not capped(host)
 
@@ -110,7 +110,7 @@ def test_spans_that_the_configuration_does_not_name_are_no_units_of_a_configured
     host.run(60)
     (row,) = host.tuner.accounts().rows
     assert row.units == 0
-    assert row.decision.reason is Reason.NO_SIGNAL
+    assert row.decision.reason is DecisionReason.NO_SIGNAL
 
 
 @pytest.mark.slow
@@ -145,15 +145,15 @@ def test_a_stranger_on_the_gpu_ends_its_cap_at_once() -> None:
     host.run(2)
     row = host.row()
     assert row is not None
-    assert row.decision.reason is Reason.SHARED
+    assert row.decision.reason is DecisionReason.SHARED
     assert not capped(host)
 
 
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (lambda gpu: setattr(gpu, "mig", True), Reason.MIG),
-        (lambda gpu: setattr(gpu, "throttling", ("hw_thermal",)), Reason.THROTTLED),
+        (lambda gpu: setattr(gpu, "mig", True), DecisionReason.MIG),
+        (lambda gpu: setattr(gpu, "throttling", ("hw_thermal",)), DecisionReason.THROTTLED),
     ],
 )
 def test_a_device_that_cannot_be_judged_is_given_back(spoil, reason) -> None:  # type: ignore[no-untyped-def]
@@ -178,7 +178,7 @@ def test_a_foreign_write_is_left_as_it_is() -> None:
     host.run(5)
     row = host.row()
     assert row is not None
-    assert row.decision.reason is Reason.FOREIGN_WRITER
+    assert row.decision.reason is DecisionReason.FOREIGN_WRITER
     assert host.gpus[0].cap == 500_000
 
 
@@ -272,7 +272,7 @@ def test_a_job_without_its_work_attribute_is_declined() -> None:
     host.run(120)
     row = host.row()
     assert row is not None
-    assert row.decision.reason is Reason.BAD_WORK
+    assert row.decision.reason is DecisionReason.BAD_WORK
     assert not capped(host)
 
 
@@ -286,7 +286,7 @@ def test_steps_of_varying_work_are_compared_by_their_work() -> None:
     host.run(120)
     row = host.row()
     assert row is not None
-    assert row.decision.reason is not Reason.BAD_WORK
+    assert row.decision.reason is not DecisionReason.BAD_WORK
 
 
 def test_a_gpu_that_the_configuration_does_not_name_is_let_be() -> None:
@@ -295,7 +295,7 @@ def test_a_gpu_that_the_configuration_does_not_name_is_let_be() -> None:
     host.run(120)
     row = host.row()
     assert row is not None
-    assert row.decision.reason is Reason.NOT_ALLOWED
+    assert row.decision.reason is DecisionReason.NOT_ALLOWED
     assert "GPU-0" in row.decision.sentence
 
 
@@ -326,7 +326,7 @@ def test_with_nothing_but_the_span_of_its_steps_named_a_job_ends_capped() -> Non
     host.run(HOUR, until=lambda: held(host))
     row = host.row()
     assert row is not None
-    assert row.decision.reason is Reason.CERTIFIED
+    assert row.decision.reason is DecisionReason.CERTIFIED
     assert 420_000 <= host.gpus[0].cap < 640_000
     host.run(HOUR / 6)
     took = (host.clock.monotonic() - began) / 1e9

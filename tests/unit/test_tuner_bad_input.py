@@ -10,13 +10,22 @@ import pytest
 
 from support.tuned_host import DEFAULT, MINIMUM, Host, quick
 from wattspan.config import TunedJobSettings
-from wattspan.model import CapKey, Consumer, Group, GroupKind, Knob, Move, Reason, TuningState
-from wattspan.runtime.awaited import LONG
-from wattspan.runtime.course import Course
-from wattspan.runtime.search import JOBS as SEARCHED
-from wattspan.runtime.tuner import JOBS
+from wattspan.model import (
+    CapKey,
+    Consumer,
+    DecisionReason,
+    Group,
+    GroupKind,
+    Knob,
+    Move,
+    TuningState,
+)
 from wattspan.spanfeed.delivery import Told
-from wattspan.spans import Span
+from wattspan.spans.values import Span
+from wattspan.tuning.job import TuningJob
+from wattspan.tuning.missing_jobs import MISSING_AFTER
+from wattspan.tuning.tuner import MAX_JOBS
+from wattspan.tuning.work_units import MAX_DETECTED_JOBS as SEARCHED
 
 HOUR = 3600
 COUNTED = TunedJobSettings(service="trainer", span="train_step", kind="steps", work="tokens.n")
@@ -27,7 +36,7 @@ def held(host: Host) -> bool:
     return row is not None and row.decision.move is Move.HOLD
 
 
-def course(host: Host, name: str = "trainer/train_step") -> Course:
+def course(host: Host, name: str = "trainer/train_step") -> TuningJob:
     return host.tuner._courses[name]
 
 
@@ -50,7 +59,7 @@ def test_a_configured_job_that_was_never_heard_of_is_shown_with_what_to_check() 
     row = host.row()
     assert row is not None
     assert row.state is TuningState.WAITING
-    assert row.decision.reason is Reason.NO_SIGNAL
+    assert row.decision.reason is DecisionReason.NO_SIGNAL
     assert 'No span of the service "trainer" has come yet' in row.decision.sentence
     assert "OTEL_EXPORTER_OTLP_ENDPOINT" in row.decision.sentence
 
@@ -77,9 +86,9 @@ def test_who_sends_instead_of_the_service_is_named() -> None:
 
 def test_a_job_that_is_awaited_for_minutes_is_told_of_once() -> None:
     host = Host()
-    host.run(LONG / 1e9 - 5)
+    host.run(MISSING_AFTER / 1e9 - 5)
     assert host.logged == []
-    host.run(LONG / 1e9)
+    host.run(MISSING_AFTER / 1e9)
     (line,) = host.logged
     assert line.startswith("trainer/train_step is not tuned. No span of the service")
 
@@ -103,7 +112,7 @@ def test_work_that_cannot_be_is_named_and_nothing_is_turned(work: float | None) 
     host.run(120)
     row = host.row()
     assert row is not None
-    assert row.decision.reason is Reason.BAD_WORK
+    assert row.decision.reason is DecisionReason.BAD_WORK
     assert host.gpus[0].cap == DEFAULT
     assert host.logged == []
 
@@ -117,7 +126,7 @@ def test_a_few_units_without_work_do_not_matter() -> None:
     host.run(120)
     row = host.row()
     assert row is not None
-    assert row.decision.reason is not Reason.BAD_WORK
+    assert row.decision.reason is not DecisionReason.BAD_WORK
     assert row.units > 500
 
 
@@ -131,7 +140,7 @@ def test_work_that_turns_bad_ends_the_cap() -> None:
     host.run(60)
     row = host.row()
     assert row is not None
-    assert row.decision.reason is Reason.BAD_WORK
+    assert row.decision.reason is DecisionReason.BAD_WORK
     assert host.gpus[0].cap == DEFAULT
 
 
@@ -185,7 +194,7 @@ def test_a_job_that_pauses_for_an_hour_is_given_back_and_tuned_again() -> None:
     host.run(120)
     row = host.row()
     assert row is not None
-    assert row.decision.reason is Reason.PAUSED
+    assert row.decision.reason is DecisionReason.PAUSED
     assert host.gpus[0].cap == DEFAULT
     host.run(HOUR)
     job.paused = False
@@ -230,22 +239,22 @@ def test_a_thousand_jobs_are_bounded_and_that_is_said_once() -> None:
         told = [Told(b"t" * 16, bytes(8), b"", "train_step", now - 10**8, now)]
         host.tap.hand(Consumer(5000 + number, 1), service, spans, told)
     host.run(1)
-    assert len(host.tuner.accounts().rows) == JOBS
+    assert len(host.tuner.accounts().rows) == MAX_JOBS
     assert len(host.tuner._search.jobs) <= SEARCHED
     (line,) = host.logged
-    assert f"{JOBS} jobs are known already" in line
+    assert f"{MAX_JOBS} jobs are known already" in line
 
 
 def test_jobs_that_have_ended_make_room() -> None:
     host = Host(settings=quick(job=(TunedJobSettings(span="train_step", kind="steps"),)))
-    for number in range(JOBS + 5):
+    for number in range(MAX_JOBS + 5):
         job = host.train(service=f"service-{number}")
         host.run(0.5)
         job.alive = False
     host.run(10)
     host.train(service="late")
     host.run(5)
-    assert len(host.tuner.accounts().rows) == JOBS
+    assert len(host.tuner.accounts().rows) == MAX_JOBS
     assert host.row("late/train_step") is not None
 
 
@@ -260,7 +269,7 @@ def test_a_gpu_that_the_host_does_not_have_is_named_at_the_start() -> None:
     assert line == (
         "[autotune] gpus names GPU-nowhere, which this host does not have; it has GPU 0 (GPU-0)."
     )
-    assert course(host).decision.reason is not Reason.NOT_ALLOWED
+    assert course(host).decision.reason is not DecisionReason.NOT_ALLOWED
 
 
 @pytest.mark.parametrize("named", ["training", "unit:training"])
@@ -274,7 +283,7 @@ def test_only_jobs_of_the_named_groups_are_tuned(named: str) -> None:
     host.run(20)
     assert course(host, "mine/train_step").decision.move is Move.PROBE
     left = course(host, "other/train_step").decision
-    assert left.reason is Reason.NOT_ALLOWED
+    assert left.reason is DecisionReason.NOT_ALLOWED
     assert left.sentence == (
         "other/train_step is left alone: process 101 is in none of the groups that [autotune] "
         f"groups names ({named})."
@@ -289,7 +298,7 @@ def test_a_process_of_another_group_that_joins_a_held_job_ends_its_cap() -> None
     host.run(HOUR, until=lambda: held(host))
     host.train()
     host.run(3)
-    assert course(host).decision.reason is Reason.NOT_ALLOWED
+    assert course(host).decision.reason is DecisionReason.NOT_ALLOWED
     assert host.gpus[0].cap == DEFAULT
 
 
@@ -298,7 +307,7 @@ def test_two_jobs_on_one_gpu_are_both_left_alone() -> None:
     host.train("a")
     host.train("b")
     host.run(120)
-    assert {row.decision.reason for row in host.tuner.accounts().rows} == {Reason.SHARED}
+    assert {row.decision.reason for row in host.tuner.accounts().rows} == {DecisionReason.SHARED}
     assert host.gpus[0].cap == DEFAULT
 
 
@@ -314,7 +323,7 @@ def test_a_tuner_stands_back_from_what_another_one_holds() -> None:
     host.train()
     host.run(600)
     decision = course(host).decision
-    assert decision.reason is Reason.HELD
+    assert decision.reason is DecisionReason.HELD
     assert "elsewhere/step holds the cap" in decision.sentence
     assert host.gpus[0].cap == 500_000
     assert len(host.book.decided) == 1
@@ -343,7 +352,11 @@ def test_what_the_capper_refuses_is_asked_for_ever_more_seldom() -> None:
     decision = course(host).decision
     assert host.gpus[0].cap == DEFAULT
     assert len(host.book.decided) < 60
-    assert decision.reason in {Reason.NO_CAPPER, Reason.BASELINE, Reason.SCREENING}
+    assert decision.reason in {
+        DecisionReason.NO_CAPPER,
+        DecisionReason.BASELINE,
+        DecisionReason.SCREENING,
+    }
 
 
 @pytest.mark.slow
@@ -394,7 +407,7 @@ def test_a_ceiling_that_comes_while_a_cap_is_held_is_no_foreign_writer() -> None
     assert row is not None
     assert row.original == {"GPU-0": DEFAULT}
     reasons = {one.decision.reason for one in host.book.decided}
-    assert Reason.FOREIGN_WRITER not in reasons
+    assert DecisionReason.FOREIGN_WRITER not in reasons
 
 
 # ------------------------------------------------------------------------------------------- knobs
@@ -410,8 +423,8 @@ def test_where_no_power_limit_binds_the_clock_is_tried() -> None:
     row = host.row()
     assert row is not None
     assert [one.decision.reason for one in host.book.decided if one.knob is Knob.GPU_POWER][-1] in {
-        Reason.INERT,
-        Reason.NO_ROOM,
+        DecisionReason.INERT,
+        DecisionReason.NO_ROOM,
     }
     assert row.knob is Knob.GPU_CLOCK
 
@@ -425,7 +438,7 @@ def test_where_no_knob_was_of_use_the_first_is_tried_again_after_a_long_while() 
     host.gpus[0].draw = MINIMUM // 2
     host.train()
     host.run(200)
-    assert course(host).decision.reason is Reason.INERT
+    assert course(host).decision.reason is DecisionReason.INERT
     host.gpus[0].draw = 640_000
     host.run(HOUR, until=lambda: held(host))
     row = host.row()

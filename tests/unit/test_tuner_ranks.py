@@ -7,7 +7,7 @@ import pytest
 from support.tuned_host import DEFAULT, Host
 from support.tuned_ranks import synchronous, train_together
 from wattspan.config import TunedJobSettings
-from wattspan.model import CapKey, Knob, Move, Reason
+from wattspan.model import CapKey, DecisionReason, Knob, Move
 
 HOUR = 3600
 UNEVEN = (0.1, 0.088)
@@ -26,7 +26,7 @@ def test_ranks_of_a_job_get_one_cap_that_keeps_the_step_of_all_within_the_budget
     host.run(HOUR, until=lambda: holds(host, uneven=False))
     row = host.row()
     assert row is not None
-    assert row.decision.reason is Reason.CERTIFIED
+    assert row.decision.reason is DecisionReason.CERTIFIED
     assert row.devices == ("GPU-0", "GPU-1")
     assert 1.0 < job.slowdown < 1.05
     assert row.slowdown_bound is not None
@@ -66,7 +66,7 @@ def test_ranks_that_wait_no_more_have_one_cap_again_at_once() -> None:
     assert job.steps - before < 250
     row = host.row()
     assert row is not None
-    assert (row.decision.move, row.decision.reason) == (Move.RELEASE, Reason.CHANGED)
+    assert (row.decision.move, row.decision.reason) == (Move.RELEASE, DecisionReason.CHANGED)
     host.run(HOUR, until=lambda: holds(host, uneven=False))
     assert [gpu.cap for gpu in host.gpus] == [alike, alike]
     assert 1.0 < job.slowdown < 1.05
@@ -104,7 +104,7 @@ def test_whoever_writes_one_ranks_limit_releases_that_of_all() -> None:
     host.run(5)
     row = host.row()
     assert row is not None
-    assert row.decision.reason is Reason.FOREIGN_WRITER
+    assert row.decision.reason is DecisionReason.FOREIGN_WRITER
     assert host.gpus[0].cap == DEFAULT
     assert host.gpus[1].cap == 650_000
     assert CapKey(Knob.GPU_POWER, "GPU-0") in {one.state.key for one in host.capper.rows()}
@@ -124,4 +124,8 @@ def test_without_a_rank_that_ended_the_job_is_another_one_and_its_device_is_let_
     assert row is not None
     assert row.devices == ("GPU-0",)
     assert host.gpus[1].cap == DEFAULT
-    assert row.decision.reason in (Reason.CERTIFYING, Reason.CERTIFIED, Reason.SCREENING)
+    assert row.decision.reason in (
+        DecisionReason.CERTIFYING,
+        DecisionReason.CERTIFIED,
+        DecisionReason.SCREENING,
+    )

@@ -6,7 +6,7 @@ import pytest
 
 from support.tuned_host import DEFAULT, Host
 from support.tuned_serving import JOB, serve, serving
-from wattspan.model import Move, Reason
+from wattspan.model import DecisionReason, Move
 
 HOUR = 3600
 LIMIT = 0.65
@@ -17,7 +17,7 @@ def held(host: Host) -> bool:
     return row is not None and row.decision.move is Move.HOLD
 
 
-def reason(host: Host) -> Reason | None:
+def reason(host: Host) -> DecisionReason | None:
     row = host.row(JOB)
     return row.decision.reason if row is not None else None
 
@@ -48,7 +48,7 @@ def test_a_tail_that_breaks_under_more_load_releases_the_cap() -> None:
     server.rate = 19.5  # the cap leaves it able to serve 19.4 a second
     server.latencies.clear()
     host.run(120, until=lambda: host.gpus[0].cap == DEFAULT)
-    assert reason(host) is Reason.TAIL
+    assert reason(host) is DecisionReason.TAIL
     assert len(server.latencies) < 300
 
 
@@ -58,8 +58,8 @@ def test_a_load_that_nobody_judged_is_compared_soon_and_held_if_it_may_be() -> N
     server = serve(host)
     host.run(HOUR, until=lambda: held(host))
     server.rate = 12.0
-    host.run(30, until=lambda: reason(host) is Reason.SENTINEL)  # else it comes in a minute
-    assert reason(host) is Reason.SENTINEL
+    host.run(30, until=lambda: reason(host) is DecisionReason.SENTINEL)  # else it comes in a minute
+    assert reason(host) is DecisionReason.SENTINEL
     host.run(30, until=lambda: held(host))
     assert held(host)
 
@@ -67,7 +67,7 @@ def test_a_load_that_nobody_judged_is_compared_soon_and_held_if_it_may_be() -> N
 def test_where_too_few_requests_come_nothing_is_tried() -> None:
     host = Host(settings=serving(LIMIT))
     serve(host, rate=0.01)
-    host.run(HOUR, until=lambda: reason(host) is Reason.TOO_NOISY)
+    host.run(HOUR, until=lambda: reason(host) is DecisionReason.TOO_NOISY)
     row = host.row(JOB)
     assert row is not None
     assert "too few requests come" in row.decision.sentence
@@ -78,7 +78,7 @@ def test_where_too_few_requests_come_nothing_is_tried() -> None:
 def test_where_too_few_requests_come_to_show_their_tail_nothing_is_tried() -> None:
     host = Host(settings=serving())
     serve(host, rate=0.02)
-    host.run(HOUR, until=lambda: reason(host) is Reason.TOO_NOISY)
+    host.run(HOUR, until=lambda: reason(host) is DecisionReason.TOO_NOISY)
     row = host.row(JOB)
     assert row is not None
     assert "too few requests come" in row.decision.sentence
@@ -88,10 +88,10 @@ def test_where_too_few_requests_come_to_show_their_tail_nothing_is_tried() -> No
 def test_a_server_that_becomes_busy_is_tuned_after_all() -> None:
     host = Host(settings=serving(LIMIT))
     server = serve(host, rate=0.01)
-    host.run(HOUR, until=lambda: reason(host) is Reason.TOO_NOISY)
+    host.run(HOUR, until=lambda: reason(host) is DecisionReason.TOO_NOISY)
     server.rate, server.due = 8.0, 0.0
-    host.run(HOUR, until=lambda: reason(host) is Reason.SCREENING)
-    assert reason(host) is Reason.SCREENING
+    host.run(HOUR, until=lambda: reason(host) is DecisionReason.SCREENING)
+    assert reason(host) is DecisionReason.SCREENING
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_a_load_that_is_never_the_same_twice_is_given_up() -> None:
     for turn in range(400):
         server.rate = (2.0, 15.0)[turn % 2]
         host.run(8)
-        if reason(host) is Reason.TOO_NOISY:
+        if reason(host) is DecisionReason.TOO_NOISY:
             break
     row = host.row(JOB)
     assert row is not None

@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 
 from wattspan.model import Knob
-from wattspan.tuning import Fingerprint, Remembered
-from wattspan.tuning.memory import MOST, Book, digest, from_facts, to_facts
+from wattspan.tuning import CertifiedLevels, Fingerprint
+from wattspan.tuning.decisions.certified import (
+    MAX_CERTIFIED,
+    CertifiedSettings,
+    command_digest,
+    from_json,
+    to_json,
+)
 
 JOB = Fingerprint("0123456789abcdef", "NVIDIA H100", "570.1", 8, "trainer", "train_step")
-SETTING = Remembered(
+SETTING = CertifiedLevels(
     Knob.GPU_POWER, 560_000, 700_000, 0.031, 0.08, 46, 0.02, {"GPU-1": 540_000, "GPU-2": 560_000}
 )
 
@@ -24,7 +30,7 @@ def job(number: int) -> Fingerprint:
 
 
 def test_a_known_job_starts_from_its_certified_setting() -> None:
-    book = Book().certified(JOB, SETTING)
+    book = CertifiedSettings().certified(JOB, SETTING)
     assert book.recall(JOB, Knob.GPU_POWER) == SETTING
 
 
@@ -41,47 +47,52 @@ def test_a_known_job_starts_from_its_certified_setting() -> None:
     ids=lambda other: next(iter(other)),
 )
 def test_another_fingerprint_is_not_known(other: dict[str, Any]) -> None:
-    book = Book().certified(JOB, SETTING)
+    book = CertifiedSettings().certified(JOB, SETTING)
     assert book.recall(replace(JOB, **other), Knob.GPU_POWER) is None
     assert book.recall(JOB, Knob.CPU_POWER) is None
 
 
 def test_each_knob_has_its_own_setting() -> None:
     clock = replace(SETTING, knob=Knob.GPU_CLOCK, level=1500, original=1980, levels={})
-    book = Book().certified(JOB, SETTING).certified(JOB, clock)
+    book = CertifiedSettings().certified(JOB, SETTING).certified(JOB, clock)
     assert book.recall(JOB, Knob.GPU_POWER) == SETTING
     assert book.recall(JOB, Knob.GPU_CLOCK) == clock
 
 
 def test_the_latest_certificate_wins() -> None:
     later = replace(SETTING, level=600_000, levels={})
-    book = Book().certified(JOB, SETTING).certified(JOB, later)
+    book = CertifiedSettings().certified(JOB, SETTING).certified(JOB, later)
     assert book.recall(JOB, Knob.GPU_POWER) == later
 
 
 def test_a_setting_that_failed_twice_is_forgotten() -> None:
-    once = Book().certified(JOB, SETTING).failed(JOB, Knob.GPU_POWER)
+    once = CertifiedSettings().certified(JOB, SETTING).failed(JOB, Knob.GPU_POWER)
     assert once.recall(JOB, Knob.GPU_POWER) == SETTING
     assert once.failed(JOB, Knob.GPU_POWER).recall(JOB, Knob.GPU_POWER) is None
 
 
 def test_a_new_certificate_makes_a_failure_good() -> None:
-    book = Book().certified(JOB, SETTING).failed(JOB, Knob.GPU_POWER).certified(JOB, SETTING)
+    book = (
+        CertifiedSettings()
+        .certified(JOB, SETTING)
+        .failed(JOB, Knob.GPU_POWER)
+        .certified(JOB, SETTING)
+    )
     assert book.failed(JOB, Knob.GPU_POWER).recall(JOB, Knob.GPU_POWER) == SETTING
 
 
 def test_what_is_not_known_can_neither_fail_nor_be_used() -> None:
-    book = Book().certified(JOB, SETTING)
+    book = CertifiedSettings().certified(JOB, SETTING)
     assert book.failed(job(1), Knob.GPU_POWER) is book
     assert book.used(job(1), Knob.GPU_POWER) is book
 
 
 def test_the_entry_that_was_not_used_for_longest_goes_first() -> None:
-    book = Book()
-    for number in range(MOST):
+    book = CertifiedSettings()
+    for number in range(MAX_CERTIFIED):
         book = book.certified(job(number), SETTING)
-    book = book.used(job(0), Knob.GPU_POWER).certified(job(MOST), SETTING)
-    assert len(book.entries) == MOST
+    book = book.used(job(0), Knob.GPU_POWER).certified(job(MAX_CERTIFIED), SETTING)
+    assert len(book.entries) == MAX_CERTIFIED
     assert book.recall(job(0), Knob.GPU_POWER) == SETTING
     assert book.recall(job(1), Knob.GPU_POWER) is None
 
@@ -89,14 +100,16 @@ def test_the_entry_that_was_not_used_for_longest_goes_first() -> None:
 # ------------------------------------------------------------------------------------- as JSON
 
 
-def written(book: Book) -> Any:
-    return json.loads(json.dumps(to_facts(book)))
+def written(book: CertifiedSettings) -> Any:
+    return json.loads(json.dumps(to_json(book)))
 
 
 def test_a_book_comes_back_as_it_was_written() -> None:
-    book = Book().certified(JOB, SETTING).certified(job(1), replace(SETTING, levels={}))
+    book = (
+        CertifiedSettings().certified(JOB, SETTING).certified(job(1), replace(SETTING, levels={}))
+    )
     book = book.failed(JOB, Knob.GPU_POWER)
-    again = from_facts(written(book))
+    again = from_json(written(book))
     assert list(again.entries.items()) == list(book.entries.items())
 
 
@@ -116,7 +129,7 @@ def test_a_book_comes_back_as_it_was_written() -> None:
     ids=repr,
 )
 def test_what_is_no_book_is_an_empty_one(facts: object) -> None:
-    assert from_facts(facts) == Book()
+    assert from_json(facts) == CertifiedSettings()
 
 
 def spoil(*path: str, value: object) -> Callable[[Any], None]:
@@ -154,29 +167,31 @@ def spoil(*path: str, value: object) -> Callable[[Any], None]:
     ],
 )
 def test_an_entry_that_does_not_read_is_left_out_alone(damage: Callable[[Any], None]) -> None:
-    facts = written(Book().certified(JOB, SETTING).certified(job(1), SETTING))
+    facts = written(CertifiedSettings().certified(JOB, SETTING).certified(job(1), SETTING))
     damage(facts["entries"][0])
-    book = from_facts(facts)
+    book = from_json(facts)
     assert [key.fingerprint for key in book.entries] == [job(1)]
 
 
 def test_of_an_entry_that_is_there_twice_the_later_counts() -> None:
-    facts = written(Book().certified(JOB, SETTING).certified(job(1), SETTING))
-    facts["entries"] += written(Book().certified(JOB, replace(SETTING, pairs=7)))["entries"]
-    book = from_facts(facts)
+    facts = written(CertifiedSettings().certified(JOB, SETTING).certified(job(1), SETTING))
+    facts["entries"] += written(CertifiedSettings().certified(JOB, replace(SETTING, pairs=7)))[
+        "entries"
+    ]
+    book = from_json(facts)
     assert [key.fingerprint for key in book.entries] == [job(1), JOB]
     assert book.recall(JOB, Knob.GPU_POWER) == replace(SETTING, pairs=7)
 
 
 def test_a_book_of_too_many_entries_keeps_the_last() -> None:
-    facts = written(Book().certified(JOB, SETTING))
+    facts = written(CertifiedSettings().certified(JOB, SETTING))
     (entry,) = facts["entries"]
     facts["entries"] = [
         {**entry, "fingerprint": {**entry["fingerprint"], "command": str(number)}}
-        for number in range(MOST + 10)
+        for number in range(MAX_CERTIFIED + 10)
     ]
-    book = from_facts(facts)
-    assert len(book.entries) == MOST
+    book = from_json(facts)
+    assert len(book.entries) == MAX_CERTIFIED
     assert book.recall(job(9), Knob.GPU_POWER) is None
     assert book.recall(job(10), Knob.GPU_POWER) == SETTING
 
@@ -187,7 +202,7 @@ COMMAND = "/opt/conda/bin/python -u train.py --config llama.yaml --batch-size 32
 
 
 def test_a_digest_is_short_and_lasts() -> None:
-    assert digest(COMMAND) == digest(COMMAND.split()) == "74c4bc0e8d71c1bd"
+    assert command_digest(COMMAND) == command_digest(COMMAND.split()) == "74c4bc0e8d71c1bd"
 
 
 @pytest.mark.parametrize(
@@ -222,7 +237,7 @@ def test_a_digest_is_short_and_lasts() -> None:
     ],
 )
 def test_the_same_job_has_the_same_digest(one: str, other: str) -> None:
-    assert digest(one) == digest(other)
+    assert command_digest(one) == command_digest(other)
 
 
 @pytest.mark.parametrize(
@@ -252,16 +267,16 @@ def test_the_same_job_has_the_same_digest(one: str, other: str) -> None:
     ],
 )
 def test_another_job_has_another_digest(one: str, other: str) -> None:
-    assert digest(one) != digest(other)
+    assert command_digest(one) != command_digest(other)
 
 
 def test_of_an_image_everything_counts() -> None:
     images = ["team/app:1", "team/app:2", "other/app:1", "app:1", "app@sha256:" + "0" * 64]
-    assert len({digest(image) for image in images}) == len(images)
-    assert digest(" team/app:1\n") == digest("team/app:1")
-    assert digest("app") != digest(["app"])
+    assert len({command_digest(image) for image in images}) == len(images)
+    assert command_digest(" team/app:1\n") == command_digest("team/app:1")
+    assert command_digest("app") != command_digest(["app"])
 
 
 @pytest.mark.parametrize("command", ["", "  ", [], ["\udcff"], "\ud800 x", ["a" * 10**6]])
 def test_any_command_has_a_digest(command: str | list[str]) -> None:
-    assert len(digest(command)) == 16
+    assert len(command_digest(command)) == 16

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from wattspan.tuning.misses import MissAlarm, Tally
+from wattspan.tuning.decisions.sequential_test import MissAlarm, MissCounts
 
 
-def tallied(requests: int, misses: int) -> Tally:
-    return Tally().add(requests, misses)
+def tallied(requests: int, misses: int) -> MissCounts:
+    return MissCounts().add(requests, misses)
 
 
 def test_some_three_hundred_requests_without_a_miss_show_that_one_in_a_hundred_at_most_does() -> (
@@ -21,7 +21,7 @@ def test_some_three_hundred_requests_without_a_miss_show_that_one_in_a_hundred_a
 
 
 def test_without_requests_nothing_is_known() -> None:
-    nothing = Tally().add(0, 0)
+    nothing = MissCounts().add(0, 0)
     assert nothing.groups == 0
     assert nothing.part is None
     assert nothing.at_most(0.05) == pytest.approx(1.0)
@@ -40,7 +40,7 @@ def test_the_bounds_close_in_on_the_truth() -> None:
 
 
 def test_misses_that_come_in_crowds_tell_less() -> None:
-    crowds, strangers = Tally(), Tally()
+    crowds, strangers = MissCounts(), MissCounts()
     for turn in range(40):
         crowds = crowds.add(100, 20 if turn % 10 == 0 else 0)
         strangers = strangers.add(100, 2)
@@ -65,7 +65,7 @@ def test_a_claim_is_refuted_too_early_no_more_often_than_admitted() -> None:
     chance = random.Random(1)
     wrong = 0
     for _ in range(100):
-        tally = Tally()
+        tally = MissCounts()
         for _ in range(20):
             tally = tally.add(50, sum(chance.random() < 0.05 for _ in range(50)))
             if tally.at_most(0.05) < 0.05:

@@ -8,17 +8,38 @@ from dataclasses import replace
 import pytest
 
 from support.tuning_plant import FLOOR, GPU, QUICK, RANGES, TOP
-from wattspan.model import SECOND, Decision, Move, Reason
-from wattspan.tuning import EnergyPoint, Observation, Range, Unit, begin, report, sentences
-from wattspan.tuning.blocks import PATIENCE, Block, Tape, opened, stand, take
-from wattspan.tuning.curve import Point, fit
-from wattspan.tuning.known import Known, Level, with_block, with_pair
-from wattspan.tuning.ladder import Ladder
-from wattspan.tuning.pairs import Pair, Pairing, follow
-from wattspan.tuning.sequence import Evidence, evidence, half_width, pairs_needed
-from wattspan.tuning.spending import Spending, allowance
-from wattspan.tuning.step import listen
-from wattspan.tuning.watch import Raw, Sum, add, doubt, look
+from wattspan.model import SECOND, Decision, DecisionReason, Move
+from wattspan.tuning import EnergyPoint, KnobRange, Observation, WorkUnit, begin, report
+from wattspan.tuning.decisions import explanations
+from wattspan.tuning.decisions.blocks import (
+    ENERGY_TIMEOUT,
+    Block,
+    SampleBuffer,
+    add_units,
+    empty_buffer,
+    set_level,
+)
+from wattspan.tuning.decisions.budget import SlowdownAccount, allowance
+from wattspan.tuning.decisions.drift import (
+    Cusum,
+    LevelShift,
+    add_inconclusive_pair,
+    add_pair,
+    update_level_shift,
+)
+from wattspan.tuning.decisions.estimates import (
+    Estimates,
+    LevelEstimate,
+    Pair,
+    Pairing,
+    add_block,
+    with_block,
+    with_pair,
+)
+from wattspan.tuning.decisions.search import ResponsePoint, fit_curve
+from wattspan.tuning.decisions.sequential_test import Evidence, evidence, half_width, pairs_needed
+from wattspan.tuning.decisions.step import observe
+from wattspan.tuning.decisions.values import LevelLadder
 
 S = SECOND
 POLICY = replace(QUICK, block_units=2, block_time=S, settle_units=1, settle_time=S)
@@ -61,28 +82,30 @@ def test_a_lower_bound_lies_below_the_mean_and_the_upper_above() -> None:
 # -------------------------------------------------------------------------------------- blocks
 
 
-def units(start: float, count: int, lasts: float = 1.0, gap: float = 0.0) -> list[Unit]:
+def units(start: float, count: int, lasts: float = 1.0, gap: float = 0.0) -> list[WorkUnit]:
     every = lasts + gap
     return [
-        Unit(int((start + at * every) * S), int((start + at * every + lasts) * S))
+        WorkUnit(int((start + at * every) * S), int((start + at * every + lasts) * S))
         for at in range(count)
     ]
 
 
-def told(tape: Tape, some: list[Unit], to: float = 1_000.0) -> tuple[Tape, list[Block]]:
+def told(
+    tape: SampleBuffer, some: list[WorkUnit], to: float = 1_000.0
+) -> tuple[SampleBuffer, list[Block]]:
     points = [EnergyPoint(at * S, at * 100) for at in range(int(to))]
-    tape, blocks, _ = take(tape, POLICY, some, points, int(to * S))
+    tape, blocks, _ = add_units(tape, POLICY, some, points, int(to * S))
     return tape, blocks
 
 
 def test_a_unit_counts_if_it_began_after_the_setting_settled() -> None:
-    _, blocks = told(opened(TOP, 0), units(0, 6))
+    _, blocks = told(empty_buffer(TOP, 0), units(0, 6))
     assert [(one.start // S, one.end // S, one.units) for one in blocks] == [(2, 4, 2), (4, 6, 2)]
     assert [one.energy for one in blocks] == [200, 200]
 
 
 def test_a_unit_counts_if_it_ended_before_the_setting_changed() -> None:
-    tape = stand(opened(TOP, 0), FLOOR, int(6.5 * S))
+    tape = set_level(empty_buffer(TOP, 0), FLOOR, int(6.5 * S))
     tape, blocks = told(tape, units(0, 12))
     assert [(one.level, one.start // S, one.end // S) for one in blocks] == [
         (TOP, 2, 4),
@@ -94,70 +117,70 @@ def test_a_unit_counts_if_it_ended_before_the_setting_changed() -> None:
 
 
 def test_half_a_block_counts_when_the_setting_changes() -> None:
-    tape = stand(opened(TOP, 0), FLOOR, 5 * S)
+    tape = set_level(empty_buffer(TOP, 0), FLOOR, 5 * S)
     _, blocks = told(tape, units(0, 6))
     assert [one.units for one in blocks] == [2, 1]
 
 
 def test_units_under_an_unknown_setting_are_nobodys() -> None:
-    tape = stand(opened(TOP, 0), None, 0 * S + 1)
-    tape = stand(tape, FLOOR, 6 * S)
+    tape = set_level(empty_buffer(TOP, 0), None, 0 * S + 1)
+    tape = set_level(tape, FLOOR, 6 * S)
     _, blocks = told(tape, units(1, 9))
     assert {one.level for one in blocks} == {FLOOR}
 
 
 def test_standing_still_changes_nothing() -> None:
-    tape = opened(TOP, 5)
-    assert stand(tape, TOP, 5) is tape
+    tape = empty_buffer(TOP, 5)
+    assert set_level(tape, TOP, 5) is tape
 
 
 def test_a_pause_is_cut_out_and_energy_is_unknown_then() -> None:
-    _, blocks = told(opened(TOP, 0), [*units(0, 3), *units(60, 2)])
+    _, blocks = told(empty_buffer(TOP, 0), [*units(0, 3), *units(60, 2)])
     assert blocks[0].span == blocks[0].busy == 2 * S
     assert blocks[0].energy is None
 
 
 def test_a_short_gap_is_time_of_the_work() -> None:
-    _, blocks = told(opened(TOP, 0), units(0, 8, 1.0, 0.25))
+    _, blocks = told(empty_buffer(TOP, 0), units(0, 8, 1.0, 0.25))
     assert blocks[0].span == pytest.approx(2.5 * S)
     assert blocks[0].busy == 2 * S
 
 
 def test_units_at_once_are_counted_by_what_is_new() -> None:
     both = [one for unit in units(0, 6) for one in (unit,) * 3]
-    _, blocks = told(opened(TOP, 0), both)
+    _, blocks = told(empty_buffer(TOP, 0), both)
     assert blocks[0].span < blocks[0].busy
 
 
 def test_a_block_waits_for_its_energy_but_not_for_ever() -> None:
-    tape, blocks, _ = take(opened(TOP, 0), POLICY, units(0, 4), (), 4 * S)
+    tape, blocks, _ = add_units(empty_buffer(TOP, 0), POLICY, units(0, 4), (), 4 * S)
     assert blocks == []
     assert tape.full == 1
-    tape, blocks, _ = take(tape, POLICY, (), (), 5 * S + PATIENCE)
+    tape, blocks, _ = add_units(tape, POLICY, (), (), 5 * S + ENERGY_TIMEOUT)
     assert [one.energy for one in blocks] == [None]
 
 
 def test_energy_that_began_later_is_unknown() -> None:
     points = [EnergyPoint(3 * S, 0), EnergyPoint(9 * S, 5)]
-    _, blocks, _ = take(opened(TOP, 0), POLICY, units(0, 4), points, 9 * S)
+    _, blocks, _ = add_units(empty_buffer(TOP, 0), POLICY, units(0, 4), points, 9 * S)
     assert blocks[0].energy is None
 
 
 def test_a_counter_that_does_not_move_is_unknown() -> None:
     points = [EnergyPoint(0, 7), EnergyPoint(9 * S, 7)]
-    _, blocks, _ = take(opened(TOP, 0), POLICY, units(0, 4), points, 9 * S)
+    _, blocks, _ = add_units(empty_buffer(TOP, 0), POLICY, units(0, 4), points, 9 * S)
     assert blocks[0].energy is None
 
 
 def test_points_are_bounded_and_those_of_the_past_go() -> None:
-    tape = opened(TOP, 0)
+    tape = empty_buffer(TOP, 0)
     points = [EnergyPoint(at, at) for at in range(2_000)]
-    tape, _, _ = take(tape, POLICY, (), points, 2_000)
+    tape, _, _ = add_units(tape, POLICY, (), points, 2_000)
     assert len(tape.points) < 2_000
     for at in range(40):
         start = 10.0 * at
         more = [EnergyPoint(int((start + one) * S), at * 10 + one) for one in range(10)]
-        tape, _, _ = take(tape, POLICY, units(start, 10), more, int((start + 10) * S))
+        tape, _, _ = add_units(tape, POLICY, units(start, 10), more, int((start + 10) * S))
     assert len(tape.points) < 128
 
 
@@ -173,7 +196,7 @@ def test_a_drift_cancels_between_what_came_before_and_after() -> None:
     pairing, pair = Pairing(), None
     for at, level in enumerate((FLOOR, TOP, FLOOR)):
         cost = (1.1 if level == FLOOR else 1.0) * (2.0 + 0.1 * at)
-        pairing, pair = follow(pairing, block(level, at, cost), TOP, reach=1, screening=False)
+        pairing, pair = add_block(pairing, block(level, at, cost), TOP, reach=1, screening=False)
     assert pair is not None
     assert pair.busy == pytest.approx(math.log(1.1), abs=0.001)
     assert pair.power == pytest.approx(0.0)
@@ -182,26 +205,28 @@ def test_a_drift_cancels_between_what_came_before_and_after() -> None:
 def test_blocks_far_apart_are_not_compared() -> None:
     pairing = Pairing()
     for level, at in ((FLOOR, 0), (TOP, 50), (FLOOR, 51)):
-        pairing, pair = follow(pairing, block(level, at), TOP, reach=1, screening=False)
+        pairing, pair = add_block(pairing, block(level, at), TOP, reach=1, screening=False)
         assert pair is None
     same = block(FLOOR, 52)._replace(run=51)
-    pairing, _ = follow(pairing, same, TOP, reach=1, screening=False)
+    pairing, _ = add_block(pairing, same, TOP, reach=1, screening=False)
     later = block(FLOOR, 99)._replace(run=51)
-    pairing, _ = follow(pairing, later, TOP, reach=1, screening=False)
+    pairing, _ = add_block(pairing, later, TOP, reach=1, screening=False)
     assert pairing.middle is None
 
 
 def test_two_levels_around_the_original_are_no_comparison() -> None:
     pairing = Pairing()
     for at, level in enumerate((FLOOR, TOP, FLOOR + 10_000)):
-        pairing, pair = follow(pairing, block(level, at), TOP, reach=1, screening=False)
+        pairing, pair = add_block(pairing, block(level, at), TOP, reach=1, screening=False)
     assert pair is None
 
 
 def test_a_pair_without_energy_tells_of_time_only() -> None:
     pairing, pair = Pairing(), None
     for at, level in enumerate((TOP, FLOOR, TOP)):
-        pairing, pair = follow(pairing, block(level, at, 2.0, None), TOP, reach=1, screening=True)
+        pairing, pair = add_block(
+            pairing, block(level, at, 2.0, None), TOP, reach=1, screening=True
+        )
     assert pair is not None
     assert pair.power is None
 
@@ -211,7 +236,7 @@ def test_long_runs_use_each_block_once() -> None:
     levels = [FLOOR] * 6 + [TOP] * 6 + [FLOOR] * 6
     for at, level in enumerate(levels):
         one = block(level, at)._replace(run=at // 6)
-        pairing, pair = follow(pairing, one, TOP, reach=3, screening=False)
+        pairing, pair = add_block(pairing, one, TOP, reach=3, screening=False)
         found += [pair] if pair else []
     assert len(found) == 1
     assert found[0].weight == pytest.approx(1 / 12 + 1 / 12)
@@ -221,13 +246,13 @@ def test_long_runs_use_each_block_once() -> None:
 
 
 def test_only_uncapped_blocks_tell_the_noise() -> None:
-    known = with_block(Known(), block(FLOOR, 0), TOP)
+    known = with_block(Estimates(), block(FLOOR, 0), TOP)
     assert known.blocks == 0
-    assert with_block(Known(), block(TOP, 0)._replace(units=1), TOP).blocks == 0
+    assert with_block(Estimates(), block(TOP, 0)._replace(units=1), TOP).blocks == 0
 
 
 def test_a_straggler_does_not_decide_the_noise() -> None:
-    known = Known()
+    known = Estimates()
     for at in range(6):
         known = with_block(known, block(TOP, at)._replace(squares=2.02 * S * S), TOP)
     wild = with_block(known, block(TOP, 9)._replace(squares=200.0 * S * S), TOP)
@@ -235,12 +260,12 @@ def test_a_straggler_does_not_decide_the_noise() -> None:
 
 
 def test_blocks_without_energy_tell_of_time() -> None:
-    known = with_block(Known(), block(TOP, 0, 2.0, None), TOP)
+    known = with_block(Estimates(), block(TOP, 0, 2.0, None), TOP)
     assert (known.blocks, known.energies) == (1, 0)
 
 
 def test_a_few_pairs_say_nothing_yet_of_their_spread() -> None:
-    known = Known(variance=0.01)
+    known = Estimates(variance=0.01)
     for at in range(12):
         known = with_pair(known, Pair(FLOOR, at, 0.05 * (at % 2), 0.0, 0.0, 0.1))
         if at < 3:
@@ -251,19 +276,19 @@ def test_a_few_pairs_say_nothing_yet_of_their_spread() -> None:
 # --------------------------------------------------------------------------------------- curve
 
 
-def point(level: int, time: float, power: float = -0.1, variance: float = 1e-6) -> Point:
-    return Point(level, time, power, variance)
+def point(level: int, time: float, power: float = -0.1, variance: float = 1e-6) -> ResponsePoint:
+    return ResponsePoint(level, time, power, variance)
 
 
 def test_nothing_known_is_no_slowdown() -> None:
-    curve = fit((), TOP)
+    curve = fit_curve((), TOP)
     assert curve.time(FLOOR) == 0.0
     assert curve.power(FLOOR) == 0.0
 
 
 def test_a_curve_goes_through_what_is_sure() -> None:
     points = [point(360_000, 0.01), point(320_000, 0.03, -0.2), point(280_000, 0.08, -0.3)]
-    curve = fit(points, TOP)
+    curve = fit_curve(points, TOP)
     for one in points:
         assert curve.time(one.level) == pytest.approx(one.time, abs=0.002)
         assert curve.power(one.level) == pytest.approx(one.power, abs=0.01)
@@ -273,7 +298,7 @@ def test_a_curve_goes_through_what_is_sure() -> None:
 
 
 def test_one_point_is_read_as_half_a_line() -> None:
-    curve = fit([point(320_000, 0.04)], TOP)
+    curve = fit_curve([point(320_000, 0.04)], TOP)
     assert curve.time(320_000) == pytest.approx(0.04, abs=0.001)
     assert 0.01 < curve.time(360_000) <= 0.025
 
@@ -284,7 +309,7 @@ def test_neither_term_of_the_parabola_falls_below_nothing(times: tuple[float, fl
         point(360_000, times[0], variance=1e-2),
         point(320_000, times[1], variance=1e-2),
     ]
-    curve = fit(points, TOP)
+    curve = fit_curve(points, TOP)
     assert curve.linear >= 0
     assert curve.square >= 0
     assert curve.linear == 0 or curve.square == 0
@@ -294,7 +319,7 @@ def test_neither_term_of_the_parabola_falls_below_nothing(times: tuple[float, fl
 
 
 def test_nothing_spent_is_no_slowdown() -> None:
-    assert Spending().slowdown(0.0) == 0.0
+    assert SlowdownAccount().slowdown(0.0) == 0.0
     assert allowance(0.05, 105.0) == pytest.approx(5.0)
 
 
@@ -302,52 +327,54 @@ def test_nothing_spent_is_no_slowdown() -> None:
 
 
 def test_a_jump_to_eight_percent_alarms_within_five_pairs_at_five_percent_noise() -> None:
-    cusum = Sum()
+    cusum = Cusum()
     while not cusum.alarmed:
-        cusum = add(cusum, math.log(1.08), 0.04, math.log(1.05), 0.012)
+        cusum = add_pair(cusum, math.log(1.08), 0.04, math.log(1.05), 0.012)
     assert cusum.pairs <= 5
 
 
 def test_a_jump_to_fifteen_percent_alarms_within_two() -> None:
-    cusum = Sum()
+    cusum = Cusum()
     while not cusum.alarmed:
-        cusum = add(cusum, math.log(1.15), 0.04, math.log(1.05), 0.012)
+        cusum = add_pair(cusum, math.log(1.15), 0.04, math.log(1.05), 0.012)
     assert cusum.pairs == 2
 
 
 def test_one_pair_alone_never_alarms() -> None:
-    assert not add(Sum(), 3.0, 0.04, 0.05, 0.01).alarmed
-    assert doubt(Sum()).suspicious
+    assert not add_pair(Cusum(), 3.0, 0.04, 0.05, 0.01).alarmed
+    assert add_inconclusive_pair(Cusum()).suspicious
 
 
 def test_a_lasting_shift_of_blocks_is_seen() -> None:
-    raw = Raw()
+    raw = LevelShift()
     for at in range(8):
-        raw = look(raw, block(FLOOR, at), 0.01)
+        raw = update_level_shift(raw, block(FLOOR, at), 0.01)
     assert raw.blocks == 8
     for at in range(12):
-        raw = look(raw, block(FLOOR, at, 2.5), 0.01)
+        raw = update_level_shift(raw, block(FLOOR, at, 2.5), 0.01)
     assert raw.hurried
     assert raw.changed
-    power = look(Raw(FLOOR, math.log(S), math.log(200 / (2 * S)), 0, 9), block(FLOOR, 1), 0.01)
+    power = update_level_shift(
+        LevelShift(FLOOR, math.log(S), math.log(200 / (2 * S)), 0, 9), block(FLOOR, 1), 0.01
+    )
     assert power.shifted == 0
-    assert look(power, block(FLOOR, 2, 2.0, 260.0), 0.01).shifted == 1
-    assert look(power, block(FLOOR, 2, 2.0, None), 0.01).power == power.power
+    assert update_level_shift(power, block(FLOOR, 2, 2.0, 260.0), 0.01).shifted == 1
+    assert update_level_shift(power, block(FLOOR, 2, 2.0, None), 0.01).power == power.power
 
 
 # -------------------------------------------------------------------------------------- ladder
 
 
 def test_no_cap_lies_outside_its_devices_range() -> None:
-    ladder = Ladder.over([Range(GPU, TOP, FLOOR), Range("GPU-2", 300_000, 280_000)])
+    ladder = LevelLadder.over([KnobRange(GPU, TOP, FLOOR), KnobRange("GPU-2", 300_000, 280_000)])
     assert ladder.caps(ladder.top) == {}
     assert ladder.level(10**9) == TOP
     assert ladder.level(0) == FLOOR
-    assert Ladder.over([]).rungs == 0
+    assert LevelLadder.over([]).rungs == 0
 
 
 def test_rounding_by_the_device_is_obedience() -> None:
-    ladder = Ladder.over(RANGES)
+    ladder = LevelLadder.over(RANGES)
     assert ladder.stands_at(300_000, {GPU: 300_500})
     assert not ladder.stands_at(300_000, {GPU: 310_000})
     assert not ladder.stands_at(300_000, {})
@@ -363,14 +390,14 @@ def test_a_tuner_that_saw_nothing_reports_nothing() -> None:
 
 
 def test_sentences_name_what_is_faster_or_dearer() -> None:
-    assert sentences.slower(-0.02) == "2.0 % faster"
-    assert sentences.less(0.03) == "3.0 % more energy"
+    assert explanations.format_slowdown(-0.02) == "2.0 % faster"
+    assert explanations.format_saving(0.03) == "3.0 % more energy"
 
 
 def test_a_reason_without_words_of_its_own_is_told_as_it_is() -> None:
-    assert "held" in sentences.decline(Reason.HELD).sentence
+    assert "held" in explanations.decline_decision(DecisionReason.HELD).sentence
     state = begin(QUICK, RANGES, now=0)
-    release = sentences.release(state, Reason.HELD, TOP)
+    release = explanations.release_decision(state, DecisionReason.HELD, TOP)
     assert release.sentence == "Release 400 W: held."
     assert isinstance(release, Decision)
     assert release.move is Move.RELEASE
@@ -378,19 +405,21 @@ def test_a_reason_without_words_of_its_own_is_told_as_it_is() -> None:
 
 def test_levels_without_pairs_cost_what_is_feared() -> None:
     state = begin(QUICK, RANGES, now=0)
-    state = listen(state, Observation(now=S, units=tuple(units(0, 3))))
+    state = observe(state, Observation(now=S, units=tuple(units(0, 3))))
     assert state.tape.reached == 3 * S
-    assert Level().energy == 0.0
+    assert LevelEstimate().energy == 0.0
 
 
 def test_of_what_was_not_seen_no_figure_is_told() -> None:
-    state = begin(QUICK, [Range(GPU, FLOOR, TOP, TOP)], now=0)
+    state = begin(QUICK, [KnobRange(GPU, FLOOR, TOP, TOP)], now=0)
 
-    def learning(known: Known) -> str:
-        return sentences.probe(state._replace(known=known), Reason.BASELINE, TOP).sentence
+    def learning(known: Estimates) -> str:
+        return explanations.probe_decision(
+            state._replace(known=known), DecisionReason.BASELINE, TOP
+        ).sentence
 
-    assert learning(Known()) == "Learn the original setting: its noise is not known yet."
-    one = with_block(Known(), block(TOP, 0), TOP)
+    assert learning(Estimates()) == "Learn the original setting: its noise is not known yet."
+    one = with_block(Estimates(), block(TOP, 0), TOP)
     assert learning(one).startswith("Learn the original setting: 1 stretch, ")
     two = with_block(one, block(TOP, 1), TOP)
     assert learning(two).startswith("Learn the original setting: 2 stretches, ")

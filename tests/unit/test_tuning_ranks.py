@@ -9,25 +9,25 @@ from itertools import pairwise
 import pytest
 
 from wattspan.model import SECOND
-from wattspan.tuning import Range, Unit
-from wattspan.tuning.ranks import (
-    SOON,
+from wattspan.tuning import KnobRange, WorkUnit
+from wattspan.tuning.decisions.ranks import (
+    SLACK_CHANGE_STEPS,
     STEPS,
     Lockstep,
-    Step,
-    Waiting,
-    left,
-    outdated,
-    propose,
+    RankWaits,
+    SynchronousStep,
+    propose_rank_settings,
+    remaining_slack,
+    slack_changed,
 )
 
 MS = SECOND // 1000
 
 
-def units(rank: int, steps: range, compute: int | None = None, shift: int = 0) -> list[Unit]:
+def units(rank: int, steps: range, compute: int | None = None, shift: int = 0) -> list[WorkUnit]:
     """A step of 90 ms each 100 ms; a rank may be some time behind."""
     return [
-        Unit(step * 100 * MS + shift, step * 100 * MS + 90 * MS + shift, 8, rank, compute)
+        WorkUnit(step * 100 * MS + shift, step * 100 * MS + 90 * MS + shift, 8, rank, compute)
         for step in steps
     ]
 
@@ -36,10 +36,10 @@ def units(rank: int, steps: range, compute: int | None = None, shift: int = 0) -
 
 
 def test_a_step_is_as_long_as_the_slowest_rank_and_does_the_work_of_all() -> None:
-    slow = Unit(5 * MS, 95 * MS, 8, rank=1, compute=70 * MS)
-    _, steps = Lockstep().add([Unit(0, 90 * MS, 8, rank=0, compute=50 * MS), slow])
-    assert steps == (Step(0, 95 * MS, 16, {0: 50 * MS, 1: 70 * MS}),)
-    assert steps[0].unit == Unit(0, 95 * MS, 16)
+    slow = WorkUnit(5 * MS, 95 * MS, 8, rank=1, compute=70 * MS)
+    _, steps = Lockstep().add([WorkUnit(0, 90 * MS, 8, rank=0, compute=50 * MS), slow])
+    assert steps == (SynchronousStep(0, 95 * MS, 16, {0: 50 * MS, 1: 70 * MS}),)
+    assert steps[0].unit == WorkUnit(0, 95 * MS, 16)
 
 
 def test_no_units_make_no_step() -> None:
@@ -67,9 +67,9 @@ def test_ranks_may_be_told_one_after_the_other() -> None:
 
 
 def test_steps_never_overlap_though_ranks_run_ahead() -> None:
-    ahead = [Unit(step * 100 * MS, step * 100 * MS + 98 * MS, 1, 0) for step in range(5)]
+    ahead = [WorkUnit(step * 100 * MS, step * 100 * MS + 98 * MS, 1, 0) for step in range(5)]
     behind = [
-        Unit(step * 100 * MS + 20 * MS, step * 100 * MS + 118 * MS, 1, 1) for step in range(5)
+        WorkUnit(step * 100 * MS + 20 * MS, step * 100 * MS + 118 * MS, 1, 1) for step in range(5)
     ]
     _, steps = Lockstep().add([*ahead, *behind])
     assert len(steps) == 5
@@ -81,7 +81,7 @@ def test_steps_never_overlap_though_ranks_run_ahead() -> None:
 @pytest.mark.parametrize("shift", [2, -9], ids=["behind", "ahead"])
 def test_a_step_of_which_a_unit_was_lost_is_left_out_and_no_other(lost: int, shift: int) -> None:
     """A rank that is ahead begins its next step before the other one ends this."""
-    first = [Unit(step * 100 * MS, step * 100 * MS + 98 * MS, 1, 0) for step in range(21)]
+    first = [WorkUnit(step * 100 * MS, step * 100 * MS + 98 * MS, 1, 0) for step in range(21)]
     second = [unit._replace(rank=1, start=unit.start + shift * MS) for unit in first]
     del second[lost]
     gathered, steps = Lockstep().add([*first[:20], *second[:19]])
@@ -122,16 +122,18 @@ def test_compute_that_only_some_tell_says_nothing() -> None:
 
 def waited(
     computes: Mapping[int, float], steps: int = STEPS, noise: float = 0.0, seed: int = 1
-) -> Waiting:
+) -> RankWaits:
     """Ranks that compute so many parts of a step of 100 ms on average."""
     chance = random.Random(seed)
-    waiting = Waiting()
+    waiting = RankWaits()
     for number in range(steps):
         compute = {
             rank: round(part * (1 + noise * chance.gauss()) * 100 * MS)
             for rank, part in computes.items()
         }
-        waiting = waiting.add(Step(number * 100 * MS, (number + 1) * 100 * MS, 1, compute))
+        waiting = waiting.add(
+            SynchronousStep(number * 100 * MS, (number + 1) * 100 * MS, 1, compute)
+        )
     return waiting
 
 
@@ -144,7 +146,7 @@ def test_slack_is_the_part_of_a_step_that_a_rank_waits_for_the_critical_one() ->
 
 
 def test_nobody_is_critical_as_long_as_nothing_is_known() -> None:
-    assert Waiting().critical is None
+    assert RankWaits().critical is None
 
 
 def test_who_is_slowest_by_turns_has_no_slack() -> None:
@@ -162,24 +164,26 @@ def test_the_present_counts_for_more_than_the_past() -> None:
     waiting = waited({0: 0.9, 1: 0.7}, steps=2000)
     assert waiting.steps <= 2 * STEPS
     for _ in range(1000):
-        waiting = waiting.add(Step(0, 100 * MS, 1, {0: 70 * MS, 1: 90 * MS}))
+        waiting = waiting.add(SynchronousStep(0, 100 * MS, 1, {0: 70 * MS, 1: 90 * MS}))
     assert waiting.critical == 1
 
 
 def test_other_ranks_are_another_job() -> None:
-    waiting = waited({0: 0.9, 1: 0.7}).add(Step(0, 100 * MS, 1, {0: 1, 1: 1, 2: 1}))
+    waiting = waited({0: 0.9, 1: 0.7}).add(SynchronousStep(0, 100 * MS, 1, {0: 1, 1: 1, 2: 1}))
     assert waiting.steps == 1
 
 
-@pytest.mark.parametrize("step", [Step(0, 100, 1, {}), Step(100, 100, 1, {0: 1, 1: 2})])
-def test_a_step_that_says_nothing_changes_nothing(step: Step) -> None:
+@pytest.mark.parametrize(
+    "step", [SynchronousStep(0, 100, 1, {}), SynchronousStep(100, 100, 1, {0: 1, 1: 2})]
+)
+def test_a_step_that_says_nothing_changes_nothing(step: SynchronousStep) -> None:
     waiting = waited({0: 0.9, 1: 0.7})
     assert waiting.add(step) is waiting
 
 
 # ----------------------------------------------------------------------------------- proposals
 
-RANGES = [Range(f"gpu{rank}", 300_000, 180_000, 5_000, rank) for rank in range(3)]
+RANGES = [KnobRange(f"gpu{rank}", 300_000, 180_000, 5_000, rank) for rank in range(3)]
 UNIFORM = dict.fromkeys(("gpu0", "gpu1", "gpu2"), 270_000)
 
 
@@ -190,7 +194,7 @@ def curve(setting: int) -> float:
 
 def test_a_rank_that_waits_may_use_most_of_its_waiting() -> None:
     waiting = waited({0: 0.9, 1: 0.8, 2: 0.89})
-    settings = propose(UNIFORM, RANGES, waiting, curve)
+    settings = propose_rank_settings(UNIFORM, RANGES, waiting, curve)
     assert settings["gpu0"] == settings["gpu2"] == 270_000
     longer = curve(settings["gpu1"]) / curve(270_000) - 1
     assert 0.05 < longer <= 0.6 * 0.1
@@ -198,61 +202,67 @@ def test_a_rank_that_waits_may_use_most_of_its_waiting() -> None:
 
 
 def test_who_waits_but_little_keeps_the_setting_of_all() -> None:
-    assert propose(UNIFORM, RANGES, waited({0: 0.9, 1: 0.86, 2: 0.86}), curve) == UNIFORM
+    assert (
+        propose_rank_settings(UNIFORM, RANGES, waited({0: 0.9, 1: 0.86, 2: 0.86}), curve) == UNIFORM
+    )
 
 
 def test_no_setting_goes_below_its_floor() -> None:
-    settings = propose(UNIFORM, RANGES, waited({0: 1.0, 1: 0.1, 2: 0.1}), curve)
+    settings = propose_rank_settings(UNIFORM, RANGES, waited({0: 1.0, 1: 0.1, 2: 0.1}), curve)
     assert settings == {"gpu0": 270_000, "gpu1": 180_000, "gpu2": 180_000}
 
 
 def test_few_steps_are_no_reason_to_lower_anybody() -> None:
     waiting = waited({0: 0.9, 1: 0.5, 2: 0.5}, steps=STEPS - 1)
-    assert propose(UNIFORM, RANGES, waiting, curve) == UNIFORM
+    assert propose_rank_settings(UNIFORM, RANGES, waiting, curve) == UNIFORM
 
 
 def test_devices_of_which_nothing_is_known_stay_as_they_are() -> None:
     waiting = waited({0: 0.9, 1: 0.5})
     levels = {"gpu0": 270_000, "gpu2": 270_000}
-    assert propose(levels, RANGES, waiting, curve) == levels
+    assert propose_rank_settings(levels, RANGES, waiting, curve) == levels
 
 
 def test_equal_ranks_stay_equal() -> None:
     waiting = waited(dict.fromkeys(range(3), 0.9), steps=300, noise=0.05)
-    assert propose(UNIFORM, RANGES, waiting, curve) == UNIFORM
+    assert propose_rank_settings(UNIFORM, RANGES, waiting, curve) == UNIFORM
 
 
 # ------------------------------------------------------------------------------------- release
 
 THEN = waited({0: 0.9, 1: 0.8, 2: 0.89})
-LEFT = left(UNIFORM, propose(UNIFORM, RANGES, THEN, curve), RANGES, THEN, curve)
+LEFT = remaining_slack(
+    UNIFORM, propose_rank_settings(UNIFORM, RANGES, THEN, curve), RANGES, THEN, curve
+)
 
 
 def test_what_is_left_of_its_waiting_is_told_by_rank() -> None:
     assert set(LEFT) == {1}
     assert LEFT[1] == pytest.approx(0.1 - 0.0556, abs=0.001)
-    one_device = left({"gpu1": 270_000}, {"gpu1": 255_000}, RANGES, THEN, curve)
+    one_device = remaining_slack({"gpu1": 270_000}, {"gpu1": 255_000}, RANGES, THEN, curve)
     assert set(one_device) == {1}
 
 
 def test_as_long_as_they_wait_as_expected_the_settings_stand() -> None:
-    assert not outdated(waited({0: 0.9, 1: 0.855, 2: 0.89}), 0, LEFT)
-    assert not outdated(waited({0: 0.9, 1: 0.87, 2: 0.89}), 0, LEFT)
+    assert not slack_changed(waited({0: 0.9, 1: 0.855, 2: 0.89}), 0, LEFT)
+    assert not slack_changed(waited({0: 0.9, 1: 0.87, 2: 0.89}), 0, LEFT)
 
 
 def test_a_lowered_rank_that_waits_less_than_half_of_what_it_should_is_released() -> None:
-    assert outdated(waited({0: 0.9, 1: 0.88, 2: 0.89}, steps=SOON), 0, LEFT)
+    assert slack_changed(waited({0: 0.9, 1: 0.88, 2: 0.89}, steps=SLACK_CHANGE_STEPS), 0, LEFT)
 
 
 def test_another_critical_rank_releases_all() -> None:
-    assert outdated(waited({0: 0.85, 1: 0.8, 2: 0.89}, noise=0.01), 0, LEFT)
-    assert not outdated(waited({0: 0.889, 1: 0.8, 2: 0.89}, noise=0.05), 0, LEFT)
+    assert slack_changed(waited({0: 0.85, 1: 0.8, 2: 0.89}, noise=0.01), 0, LEFT)
+    assert not slack_changed(waited({0: 0.889, 1: 0.8, 2: 0.89}, noise=0.05), 0, LEFT)
 
 
 def test_other_ranks_release_all() -> None:
-    assert outdated(waited({0: 0.9, 2: 0.89}), 0, LEFT)
+    assert slack_changed(waited({0: 0.9, 2: 0.89}), 0, LEFT)
 
 
 def test_a_few_steps_say_nothing_yet() -> None:
-    assert not outdated(waited({0: 0.5, 1: 0.9, 2: 0.5}, steps=SOON - 1), 0, LEFT)
-    assert not outdated(Waiting(), 0, LEFT)
+    assert not slack_changed(
+        waited({0: 0.5, 1: 0.9, 2: 0.5}, steps=SLACK_CHANGE_STEPS - 1), 0, LEFT
+    )
+    assert not slack_changed(RankWaits(), 0, LEFT)

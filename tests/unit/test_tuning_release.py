@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from support.tuning_plant import GPU, QUICK, TOP, Plant, Run, gentle
-from wattspan.model import SECOND, Decision, Move, Reason
+from wattspan.model import SECOND, Decision, DecisionReason, Move
 from wattspan.tuning import report
 
 DWELL = replace(QUICK, dwell=60 * SECOND)
@@ -29,9 +29,16 @@ def holding(plant: Plant | None = None) -> Run:
 
 
 @pytest.mark.parametrize(
-    "veto", [Reason.THROTTLED, Reason.SHARED, Reason.FOREIGN_WRITER, Reason.MIG, Reason.NO_CAPPER]
+    "veto",
+    [
+        DecisionReason.THROTTLED,
+        DecisionReason.SHARED,
+        DecisionReason.FOREIGN_WRITER,
+        DecisionReason.MIG,
+        DecisionReason.NO_CAPPER,
+    ],
 )
-def test_a_veto_releases_within_one_step(veto: Reason) -> None:
+def test_a_veto_releases_within_one_step(veto: DecisionReason) -> None:
     run = holding()
     run.plant.vetoes = frozenset({veto})
     decision = run.on(1)
@@ -41,9 +48,9 @@ def test_a_veto_releases_within_one_step(veto: Reason) -> None:
 
 
 def test_a_veto_without_a_cap_declines() -> None:
-    run = Run(Plant(vetoes=frozenset({Reason.PROFILE})))
+    run = Run(Plant(vetoes=frozenset({DecisionReason.PROFILE})))
     decision = run.on(40)
-    assert (decision.move, decision.reason) == (Move.DECLINE, Reason.PROFILE)
+    assert (decision.move, decision.reason) == (Move.DECLINE, DecisionReason.PROFILE)
     run.plant.vetoes = frozenset()
     assert run.until(held).caps
 
@@ -51,12 +58,14 @@ def test_a_veto_without_a_cap_declines() -> None:
 def test_after_a_veto_the_certified_level_is_proved_anew() -> None:
     run = holding()
     level = run.decisions[-1].caps[GPU]
-    run.plant.vetoes = frozenset({Reason.THROTTLED})
+    run.plant.vetoes = frozenset({DecisionReason.THROTTLED})
     run.on(1)
     run.plant.vetoes = frozenset()
     assert run.until(lambda one: bool(one.caps)).caps[GPU] == level
-    assert run.decisions[-1].reason is Reason.RECERTIFYING
-    assert Reason.SCREENING not in run.reasons[run.reasons.index(Reason.THROTTLED) :]
+    assert run.decisions[-1].reason is DecisionReason.RECERTIFYING
+    assert (
+        DecisionReason.SCREENING not in run.reasons[run.reasons.index(DecisionReason.THROTTLED) :]
+    )
 
 
 def test_the_rest_doubles_with_each_release_of_an_hour() -> None:
@@ -64,7 +73,7 @@ def test_the_rest_doubles_with_each_release_of_an_hour() -> None:
     waits = []
     for _ in range(3):
         run.until(lambda one: bool(one.caps))
-        run.plant.vetoes = frozenset({Reason.THROTTLED})
+        run.plant.vetoes = frozenset({DecisionReason.THROTTLED})
         run.on(1)
         run.plant.vetoes = frozenset()
         assert run.state is not None
@@ -76,9 +85,9 @@ def test_a_pause_releases_and_work_that_returns_is_tuned_again() -> None:
     run = holding()
     run.plant.silent = True
     run.until(released, turns=200)
-    assert run.decisions[-1].reason is Reason.PAUSED
+    assert run.decisions[-1].reason is DecisionReason.PAUSED
     run.on(3_600)
-    assert run.decisions[-1].reason is Reason.PAUSED
+    assert run.decisions[-1].reason is DecisionReason.PAUSED
     run.plant.silent = False
     assert run.until(held).caps
 
@@ -86,19 +95,19 @@ def test_a_pause_releases_and_work_that_returns_is_tuned_again() -> None:
 def test_a_device_that_does_not_obey_is_left_alone() -> None:
     run = Run(Plant(obeys=False), DWELL)
     run.until(released)
-    assert run.decisions[-1].reason is Reason.FOREIGN_WRITER
+    assert run.decisions[-1].reason is DecisionReason.FOREIGN_WRITER
 
 
 def test_another_jobs_turn_is_waited_for() -> None:
     run = Run(Plant(may=False))
-    run.until(lambda one: one.reason is Reason.WAITING)
+    run.until(lambda one: one.reason is DecisionReason.WAITING)
     assert report(run.state).exploring
     run.on(50)
     assert all(not one.caps for one in run.decisions)
     run.plant.may = True
     run.until(lambda one: bool(one.caps))
     run.plant.may = False
-    assert run.on(2).reason is Reason.WAITING
+    assert run.on(2).reason is DecisionReason.WAITING
     run.plant.may = True
     run.until(held)
     run.plant.may = False
@@ -111,10 +120,10 @@ def test_a_level_that_becomes_too_slow_is_released_and_a_softer_one_found() -> N
     run = holding()
     level = run.decisions[-1].caps[GPU]
     run.plant.curve = lambda at: (1 + 3 * (gentle(at)[0] - 1), gentle(at)[1])
-    sentinels = sum(one.reason is Reason.SENTINEL for one in run.decisions)
+    sentinels = sum(one.reason is DecisionReason.SENTINEL for one in run.decisions)
     run.until(released)
-    assert run.decisions[-1].reason in (Reason.OVER_BUDGET, Reason.CHANGED)
-    assert sum(one.reason is Reason.SENTINEL for one in run.decisions) - sentinels <= 5
+    assert run.decisions[-1].reason in (DecisionReason.OVER_BUDGET, DecisionReason.CHANGED)
+    assert sum(one.reason is DecisionReason.SENTINEL for one in run.decisions) - sentinels <= 5
     softer = run.until(held)
     assert softer.caps[GPU] > level
 
@@ -125,7 +134,7 @@ def test_a_job_that_becomes_another_one_is_released_and_proved_anew() -> None:
     run.on(2_000)
     run.plant.step *= 1.6
     run.until(released)
-    assert run.decisions[-1].reason is Reason.CHANGED
+    assert run.decisions[-1].reason is DecisionReason.CHANGED
     assert run.until(held).caps
     told = report(run.state)
     assert told.slowdown is not None
@@ -182,13 +191,13 @@ def test_a_neighbours_visit_is_no_reason_to_release() -> None:
         run.on(25)
         run.plant.step /= 1.3
         run.on(60)
-    assert Reason.OVER_BUDGET not in run.reasons
+    assert DecisionReason.OVER_BUDGET not in run.reasons
     assert run.until(held).caps
 
 
 def test_a_candidate_that_would_not_do_makes_way_for_a_higher_one() -> None:
     run = Run(Plant(), DWELL)
-    level = run.until(lambda one: one.reason is Reason.CERTIFYING).caps[GPU]
+    level = run.until(lambda one: one.reason is DecisionReason.CERTIFYING).caps[GPU]
     run.plant.curve = costing(level, 0.054)
     decision = run.until(held)
     assert decision.caps[GPU] > level
@@ -199,15 +208,17 @@ def test_a_candidate_that_would_not_do_makes_way_for_a_higher_one() -> None:
 
 def test_a_candidate_that_is_much_too_slow_is_released() -> None:
     run = Run(Plant(), DWELL)
-    level = run.until(lambda one: one.reason is Reason.CERTIFYING).caps[GPU]
+    level = run.until(lambda one: one.reason is DecisionReason.CERTIFYING).caps[GPU]
     run.plant.curve = costing(level, 0.25)
-    assert run.until(released, turns=600).reason is Reason.OVER_BUDGET
+    assert run.until(released, turns=600).reason is DecisionReason.OVER_BUDGET
 
 
 def test_a_lower_candidate_that_fails_leaves_the_one_that_was_certified() -> None:
     run = holding(Plant(cv=0.03))
     level = run.decisions[-1].caps[GPU]
-    lower = run.until(lambda one: one.reason is Reason.CERTIFYING and bool(one.caps)).caps[GPU]
+    lower = run.until(lambda one: one.reason is DecisionReason.CERTIFYING and bool(one.caps)).caps[
+        GPU
+    ]
     assert lower < level
     usual = run.plant.curve
     run.plant.curve = lambda at: (1.056, gentle(at)[1]) if at <= lower else usual(at)
@@ -218,12 +229,14 @@ def test_a_lower_candidate_that_fails_leaves_the_one_that_was_certified() -> Non
 
 def test_three_candidates_that_fail_end_the_search() -> None:
     run = Run(Plant(), DWELL)
-    while run.on(1).move is not Move.DECLINE or run.decisions[-1].reason is Reason.NO_SIGNAL:
+    while (
+        run.on(1).move is not Move.DECLINE or run.decisions[-1].reason is DecisionReason.NO_SIGNAL
+    ):
         state = run.state
         assert state is not None
         if state.candidate is not None:
             run.plant.curve = costing(state.candidate, 0.054)
-    assert run.decisions[-1].reason is Reason.TOO_NOISY
+    assert run.decisions[-1].reason is DecisionReason.TOO_NOISY
     assert not any(held(one) for one in run.decisions)
 
 
@@ -232,7 +245,7 @@ def test_the_way_down_ends_where_energy_rises_again() -> None:
         return (1.0, 1.0) if at >= TOP else (1.025, 0.8) if at > 370_000 else (1.036, 0.95)
 
     run = Run(Plant(curve=shallow, cv=0.002), DWELL)
-    run.until(lambda one: one.reason is Reason.CERTIFYING)
+    run.until(lambda one: one.reason is DecisionReason.CERTIFYING)
     assert run.state is not None
     assert len(run.state.known.levels) == 2
     assert run.until(held).caps[GPU] > 370_000
@@ -240,8 +253,8 @@ def test_the_way_down_ends_where_energy_rises_again() -> None:
 
 def test_what_saves_nothing_after_all_is_not_held() -> None:
     run = Run(Plant(), DWELL)
-    run.until(lambda one: one.reason is Reason.CERTIFYING)
+    run.until(lambda one: one.reason is DecisionReason.CERTIFYING)
     run.plant.curve = lambda at: (gentle(at)[0], 1.0)
     decision = run.until(lambda one: one.move is Move.DECLINE)
-    assert decision.reason is Reason.NO_SAVING
+    assert decision.reason is DecisionReason.NO_SAVING
     assert not any(held(one) for one in run.decisions)

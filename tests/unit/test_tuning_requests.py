@@ -10,11 +10,12 @@ from random import Random
 import pytest
 
 from support.tuning_plant import GPU, QUICK, RANGES, TOP
-from wattspan.model import SECOND, Decision, Move, Reason
-from wattspan.tuning import EnergyPoint, Kind, Observation, Unit, begin, step
-from wattspan.tuning.state import State
+from wattspan.model import SECOND, Decision, DecisionReason, Move
+from wattspan.tuning import EnergyPoint, Observation, WorkloadKind, WorkUnit, begin
+from wattspan.tuning.decisions import step
+from wattspan.tuning.decisions.state import TunerState
 
-POLICY = replace(QUICK, kind=Kind.REQUESTS, block_units=20, dwell=60 * SECOND)
+POLICY = replace(QUICK, kind=WorkloadKind.REQUESTS, block_units=20, dwell=60 * SECOND)
 
 
 class Server:
@@ -26,7 +27,7 @@ class Server:
         self.now = self.next = self.joules = 0.0
         self.flight: list[tuple[float, float]] = []
         self.level, self.since = TOP, 0.0
-        self.state: State = begin(replace(POLICY, latency=limit), RANGES, now=0)
+        self.state: TunerState = begin(replace(POLICY, latency=limit), RANGES, now=0)
         self.decisions: list[Decision] = []
         self.rate = 8.0
 
@@ -42,7 +43,7 @@ class Server:
         units = []
         while self.flight and self.flight[0][0] <= self.now:
             end, start = heapq.heappop(self.flight)
-            units.append(Unit(int(start * 1e9), int(end * 1e9)))
+            units.append(WorkUnit(int(start * 1e9), int(end * 1e9)))
         self.joules += 390 * self.level / TOP
         now = int(self.now * SECOND)
         seen = Observation(
@@ -93,7 +94,7 @@ def test_a_tail_that_breaks_releases_at_once() -> None:
     server.until(held)
     server.slower = lambda level: little(level) if level == TOP else 2.0
     decision = server.until(lambda one: one.move is Move.RELEASE, turns=60)
-    assert decision.reason is Reason.TAIL
+    assert decision.reason is DecisionReason.TAIL
 
 
 @pytest.mark.slow
@@ -115,7 +116,7 @@ def test_a_load_that_changed_is_no_comparison() -> None:
 
 def test_a_tail_that_breaks_while_it_is_proved_releases_too() -> None:
     server = Server(little, limit=700_000_000)
-    server.until(lambda one: one.reason is Reason.CERTIFYING)
+    server.until(lambda one: one.reason is DecisionReason.CERTIFYING)
     server.slower = lambda level: 1.0 if level == TOP else 2.0
     decision = server.until(lambda one: one.move is Move.RELEASE, turns=300)
-    assert decision.reason in (Reason.TAIL, Reason.OVER_BUDGET)
+    assert decision.reason in (DecisionReason.TAIL, DecisionReason.OVER_BUDGET)

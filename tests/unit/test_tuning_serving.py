@@ -8,29 +8,31 @@ from dataclasses import replace
 import pytest
 
 from support.queueing import S, repeated, serve, switched, trace
-from wattspan.tuning import Kind, Policy, Unit
-from wattspan.tuning.serving import (
-    FRESH,
-    LEAST,
-    Served,
-    Serving,
-    Verdict,
+from wattspan.tuning import TunerPolicy, WorkloadKind, WorkUnit
+from wattspan.tuning.decisions.serving import (
+    MIN_REQUESTS,
+    REFERENCE_LIFETIME,
+    LatencyAssessment,
+    LoadSample,
+    ServingComparison,
     block_times,
     latency_limit,
+    load_sample,
     log_ratio,
-    served,
     units_to_learn,
 )
 
-POLICY = Policy(kind=Kind.REQUESTS, latency=20 * S)
+POLICY = TunerPolicy(kind=WorkloadKind.REQUESTS, latency=20 * S)
 
 
 def stretch(
     rate: float = 5.0, latency: float = 4.0, late: int = 0, at: int = 0, served: float | None = None
-) -> Served:
+) -> LoadSample:
     """A minute in which requests of 100 tokens came at ``rate`` a second."""
     arrived, ended = round(rate * 60), round((rate if served is None else served) * 60)
-    return Served(at, at + 60 * S, arrived, ended, 100.0 * ended, round(ended * latency * S), late)
+    return LoadSample(
+        at, at + 60 * S, arrived, ended, 100.0 * ended, round(ended * latency * S), late
+    )
 
 
 # --------------------------------------------------------------------------------- one stretch
@@ -38,14 +40,14 @@ def stretch(
 
 def test_a_stretch_tells_throughput_arrivals_concurrency_and_the_time_of_a_token() -> None:
     units = [
-        Unit(0, 2 * S, 10),  # began before
-        Unit(1 * S, 3 * S, 20),
-        Unit(4 * S, 7 * S, 30),
-        Unit(9 * S, 12 * S, 40),  # ended later
-        Unit(11 * S, 12 * S, 40),  # after
+        WorkUnit(0, 2 * S, 10),  # began before
+        WorkUnit(1 * S, 3 * S, 20),
+        WorkUnit(4 * S, 7 * S, 30),
+        WorkUnit(9 * S, 12 * S, 40),  # ended later
+        WorkUnit(11 * S, 12 * S, 40),  # after
     ]
-    block = served(units, 1 * S, 11 * S, limit=2 * S)
-    assert block == Served(1 * S, 11 * S, arrived=3, ended=3, work=60, time=7 * S, late=1)
+    block = load_sample(units, 1 * S, 11 * S, limit=2 * S)
+    assert block == LoadSample(1 * S, 11 * S, arrived=3, ended=3, work=60, time=7 * S, late=1)
     assert block.throughput == 6.0
     assert block.rate == 0.3
     assert block.concurrency == 0.7
@@ -62,7 +64,7 @@ def test_the_operators_latency_is_the_one_that_must_hold() -> None:
 
 def test_without_one_half_as_many_of_the_originals_requests_exceed_it_as_may() -> None:
     policy = replace(POLICY, latency=None, percentile=0.9)
-    units = [Unit(0, latency) for latency in range(1, 1001)]
+    units = [WorkUnit(0, latency) for latency in range(1, 1001)]
     limit = latency_limit(policy, units)
     assert limit is not None
     assert sum(unit.end > limit for unit in units) == 50
@@ -71,7 +73,7 @@ def test_without_one_half_as_many_of_the_originals_requests_exceed_it_as_may() -
 
 def test_of_few_requests_the_longest_is_the_limit() -> None:
     policy = replace(POLICY, latency=None)
-    assert latency_limit(policy, [Unit(0, 5), Unit(0, 9), Unit(0, 7)]) == 9
+    assert latency_limit(policy, [WorkUnit(0, 5), WorkUnit(0, 9), WorkUnit(0, 7)]) == 9
     assert latency_limit(policy, ()) is None
 
 
@@ -117,14 +119,14 @@ def test_a_server_that_falls_behind_is_evidence_though_nothing_is_as_it_was() ->
 @pytest.mark.parametrize(
     "empty",
     [
-        stretch(rate=(LEAST - 1) / 60),
+        stretch(rate=(MIN_REQUESTS - 1) / 60),
         stretch()._replace(arrived=0),
         stretch()._replace(time=0),
         stretch()._replace(work=0.0),
     ],
     ids=["too few", "none came", "no time", "no work"],
 )
-def test_a_stretch_that_says_nothing_is_no_evidence(empty: Served) -> None:
+def test_a_stretch_that_says_nothing_is_no_evidence(empty: LoadSample) -> None:
     assert log_ratio(stretch(), empty) is None
     assert log_ratio(empty, stretch()) is None
 
@@ -134,8 +136,8 @@ def test_a_stretch_that_says_nothing_is_no_evidence(empty: Served) -> None:
 
 def judged(
     pairs: int, slower: float = 1.02, late: int = 0, original_late: int = 0, rate: float = 5.0
-) -> Serving:
-    serving = Serving()
+) -> ServingComparison:
+    serving = ServingComparison()
     for pair in range(pairs):
         at = 2 * pair * 60 * S
         noise = 1 + 0.01 * (-1) ** pair
@@ -145,7 +147,9 @@ def judged(
 
 
 def test_nothing_is_known_without_a_pair() -> None:
-    assert Serving().verdict(POLICY) == Verdict(passes=False, fails=False, pairs=0)
+    assert ServingComparison().verdict(POLICY) == LatencyAssessment(
+        passes=False, fails=False, pairs=0
+    )
 
 
 def test_one_pair_decides_nothing() -> None:
@@ -201,7 +205,7 @@ def test_where_the_original_misses_more_than_allowed_the_cap_may_add_as_much_as_
 
 
 def test_where_the_originals_misses_come_in_crowds_the_caps_may_as_well() -> None:
-    strangers, crowds = judged(20, original_late=3), Serving()
+    strangers, crowds = judged(20, original_late=3), ServingComparison()
     for pair in range(20):
         at = 2 * pair * 60 * S
         late = 60 if pair == 10 else 0
@@ -225,7 +229,7 @@ def test_what_seems_to_be_the_originals_own_tail_is_no_reason_to_give_up() -> No
 
 
 def test_a_slowdown_beyond_all_figures_is_still_one() -> None:
-    serving = Serving()
+    serving = ServingComparison()
     for pair in range(3):
         at = 2 * pair * 60 * S
         serving = serving.add(stretch(at=at), capped=False)
@@ -240,7 +244,7 @@ def test_a_slowdown_beyond_all_figures_is_still_one() -> None:
 
 
 def test_stretches_of_unlike_load_wait_for_their_like() -> None:
-    serving = Serving()
+    serving = ServingComparison()
     serving = serving.add(stretch(5.0, at=0), capped=False)
     serving = serving.add(stretch(10.0, at=60 * S), capped=True)
     assert serving.ratios.pairs == 0
@@ -251,7 +255,7 @@ def test_stretches_of_unlike_load_wait_for_their_like() -> None:
 
 
 def test_a_pair_is_made_with_the_latest_of_the_same_load() -> None:
-    serving = Serving()
+    serving = ServingComparison()
     serving = serving.add(stretch(latency=8.0, at=0), capped=False)
     serving = serving.add(stretch(latency=4.0, at=60 * S), capped=False)
     serving = serving.add(stretch(latency=4.0, at=120 * S), capped=True)
@@ -259,23 +263,23 @@ def test_a_pair_is_made_with_the_latest_of_the_same_load() -> None:
 
 
 def test_a_stretch_that_waited_too_long_is_not_compared() -> None:
-    serving = Serving().add(stretch(at=0), capped=False)
-    serving = serving.add(stretch(at=60 * S + FRESH), capped=True)
+    serving = ServingComparison().add(stretch(at=0), capped=False)
+    serving = serving.add(stretch(at=60 * S + REFERENCE_LIFETIME), capped=True)
     assert serving.ratios.pairs == 0
     assert serving.unmatched == 1
 
 
 def test_a_stale_stretch_is_counted_when_a_fresh_pair_is_made() -> None:
-    serving = Serving().add(stretch(at=0), capped=False)
-    serving = serving.add(stretch(at=FRESH), capped=False)
-    serving = serving.add(stretch(at=60 * S + FRESH), capped=True)
+    serving = ServingComparison().add(stretch(at=0), capped=False)
+    serving = serving.add(stretch(at=REFERENCE_LIFETIME), capped=False)
+    serving = serving.add(stretch(at=60 * S + REFERENCE_LIFETIME), capped=True)
     assert serving.ratios.pairs == 1
     assert serving.unmatched == 1
 
 
 def test_a_stretch_that_says_nothing_does_not_wait() -> None:
-    serving = Serving().add(stretch(rate=0.1), capped=False)
-    assert serving == Serving(unmatched=1)
+    serving = ServingComparison().add(stretch(rate=0.1), capped=False)
+    assert serving == ServingComparison(unmatched=1)
 
 
 def test_a_setting_is_judged_for_loads_up_to_those_it_was_seen_at() -> None:
@@ -284,11 +288,11 @@ def test_a_setting_is_judged_for_loads_up_to_those_it_was_seen_at() -> None:
     assert serving.covers(stretch(rate=5.5))
     assert serving.covers(stretch(rate=1.0))
     assert not serving.covers(stretch(rate=7.0))
-    assert not Serving().covers(stretch())
+    assert not ServingComparison().covers(stretch())
 
 
 def test_only_so_many_stretches_wait() -> None:
-    serving = Serving()
+    serving = ServingComparison()
     for minute in range(12):
         serving = serving.add(stretch(at=minute * 60 * S), capped=False)
     assert serving.unmatched == 4
@@ -300,15 +304,15 @@ BLOCK, SETTLE, LIMIT = 110 * S, 20 * S, 12 * S
 LIGHT, HEAVY = 160, 82  # slots, of which 77 are taken on average
 
 
-def watched(cap: float, slots: int, blocks: int = 24) -> tuple[Verdict, float]:
+def watched(cap: float, slots: int, blocks: int = 24) -> tuple[LatencyAssessment, float]:
     """The verdict of so many blocks, and the throughput under the cap over the original's."""
     units, capped = switched(cap, BLOCK, slots, 4.0, blocks)
     ends = [unit.end for unit in units]
-    serving, done = Serving(), {False: 0.0, True: 0.0}
+    serving, done = ServingComparison(), {False: 0.0, True: 0.0}
     for number, under_cap in enumerate(capped):
         start, end = number * BLOCK + SETTLE, (number + 1) * BLOCK
         near = units[bisect(ends, start) : bisect(ends, end + LIMIT)]
-        block = served(near, start, end, LIMIT)
+        block = load_sample(near, start, end, LIMIT)
         serving = serving.add(block, under_cap)
         done[under_cap] += block.work
     verdict = serving.verdict(replace(POLICY, latency=LIMIT))

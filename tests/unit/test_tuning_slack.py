@@ -7,60 +7,71 @@ from types import MappingProxyType
 
 import pytest
 
-from wattspan.model import SECOND, Move, Reason
-from wattspan.tuning import Observation, Policy, Range, State, begin, remember
-from wattspan.tuning.course import judge, relearn
-from wattspan.tuning.known import Known, Level
-from wattspan.tuning.ladder import Ladder
-from wattspan.tuning.ranks import STEPS, Slack, Step, Waiting
-from wattspan.tuning.sentences import setting
-from wattspan.tuning.sequence import Evidence
-from wattspan.tuning.slack import DEEPEST, TRIES, WINDOW, lower, pays, proven, stale, watch
-from wattspan.tuning.state import CANDIDATES, Plan, Stage
-from wattspan.tuning.watch import Sum
+from wattspan.model import SECOND, DecisionReason, Move
+from wattspan.tuning import KnobRange, Observation, TunerPolicy, TunerState, begin, certified_levels
+from wattspan.tuning.decisions.drift import Cusum
+from wattspan.tuning.decisions.estimates import Estimates, LevelEstimate
+from wattspan.tuning.decisions.explanations import format_setting
+from wattspan.tuning.decisions.phases import decide, relearn
+from wattspan.tuning.decisions.rank_balancing import (
+    DEEPEST,
+    TRIES,
+    WINDOW,
+    lower_waiting_ranks,
+    observe_steps,
+    saves_energy,
+    slack_outdated,
+    step_time_certified,
+)
+from wattspan.tuning.decisions.ranks import STEPS, RankSlack, RankWaits, SynchronousStep
+from wattspan.tuning.decisions.sequential_test import Evidence
+from wattspan.tuning.decisions.state import MAX_CANDIDATES, ProbePlan, TunerPhase
+from wattspan.tuning.decisions.values import LevelLadder
 
 W = 1_000
 TOP, BASE = 700 * W, 600 * W
-RANGES = tuple(Range(f"GPU-{rank}", TOP, 300 * W, rank=rank) for rank in range(3))
+RANGES = tuple(KnobRange(f"GPU-{rank}", TOP, 300 * W, rank=rank) for rank in range(3))
 MS = SECOND // 1000
 
 
-def step(at: float, *computed: float, lasts: float = 1.0) -> Step:
+def step(at: float, *computed: float, lasts: float = 1.0) -> SynchronousStep:
     start = round(at * SECOND)
     own = {rank: round(one * SECOND) for rank, one in enumerate(computed)}
-    return Step(start, start + round(lasts * SECOND), 1.0, own)
+    return SynchronousStep(start, start + round(lasts * SECOND), 1.0, own)
 
 
-def waited(steps: int, *computed: float) -> Waiting:
-    waiting = Waiting()
+def waited(steps: int, *computed: float) -> RankWaits:
+    waiting = RankWaits()
     for at in range(steps):
         waiting = waiting.add(step(at, *computed))
     return waiting
 
 
-def seen(slower: float, power: float, n: int = 16, deviation: float = 0.002) -> Level:
-    return Level((), Evidence(n, slower, deviation), Evidence(n, power, deviation))
+def seen(slower: float, power: float, n: int = 16, deviation: float = 0.002) -> LevelEstimate:
+    return LevelEstimate((), Evidence(n, slower, deviation), Evidence(n, power, deviation))
 
 
-def state(**more: object) -> State:
+def state(**more: object) -> TunerState:
     """One cap for all is certified, and the last rank waits for a tenth of every step."""
-    policy = Policy(slack=True, settle_time=2 * SECOND)
-    known = Known(levels=MappingProxyType({BASE: seen(0.03, -0.1), 500 * W: seen(0.1, -0.3, 3)}))
+    policy = TunerPolicy(slack=True, settle_time=2 * SECOND)
+    known = Estimates(
+        levels=MappingProxyType({BASE: seen(0.03, -0.1), 500 * W: seen(0.1, -0.3, 3)})
+    )
     told: dict[str, object] = {
-        "stage": Stage.HOLD,
+        "stage": TunerPhase.HOLD,
         "candidate": BASE,
         "certified": BASE,
         "known": known,
-        "slack": Slack(waited(STEPS, 0.9, 0.9, 0.8), BASE),
+        "slack": RankSlack(waited(STEPS, 0.9, 0.9, 0.8), BASE),
     }
     fresh = begin(policy, RANGES, now=0)
     stretches = (fresh.tape.stretches[0]._replace(level=BASE),)
     return fresh._replace(tape=fresh.tape._replace(stretches=stretches), **(told | more))
 
 
-def lowered() -> tuple[State, int]:
+def lowered() -> tuple[TunerState, int]:
     """The state with less for the last rank, held, of which nothing has been seen yet."""
-    proposed = lower(state())
+    proposed = lower_waiting_ranks(state())
     assert proposed is not None
     level = proposed.slack.lowered
     assert level is not None
@@ -73,18 +84,18 @@ def lowered() -> tuple[State, int]:
 
 
 def test_a_level_of_its_own_holds_what_differs_by_device() -> None:
-    ladder, level = Ladder.over(RANGES).with_lowered(BASE, {"GPU-0": BASE, "GPU-1": 550 * W})
+    ladder, level = LevelLadder.over(RANGES).with_lowered(BASE, {"GPU-0": BASE, "GPU-1": 550 * W})
     assert BASE - W < level < BASE
     assert ladder.caps(level) == {"GPU-0": BASE, "GPU-1": 550 * W}
     assert ladder.caps(BASE) == dict.fromkeys(("GPU-0", "GPU-1", "GPU-2"), BASE)
     assert (ladder.base(level), ladder.base(BASE)) == (BASE, BASE)
     assert ladder.stands_at(level, ladder.caps(level))
     assert not ladder.stands_at(level, ladder.caps(BASE))
-    assert ladder.plain() == Ladder.over(RANGES)
+    assert ladder.plain() == LevelLadder.over(RANGES)
 
 
 def test_every_such_level_is_another_one_until_there_is_no_room() -> None:
-    ladder = Ladder.over([Range("GPU-0", 1980, 1000, step=15)])
+    ladder = LevelLadder.over([KnobRange("GPU-0", 1980, 1000, step=15)])
     levels = set()
     for _ in range(14):
         ladder, level = ladder.with_lowered(1500, {"GPU-0": 1400})
@@ -99,50 +110,50 @@ def test_every_such_level_is_another_one_until_there_is_no_room() -> None:
 
 
 def test_who_waits_is_seen_while_the_held_setting_is_in_force() -> None:
-    before = state(slack=Slack())
-    after = watch(before, [step(1, 0.9, 0.8), step(2, 0.9, 0.8), step(3, 0.9, 0.8)])
+    before = state(slack=RankSlack())
+    after = observe_steps(before, [step(1, 0.9, 0.8), step(2, 0.9, 0.8), step(3, 0.9, 0.8)])
     assert after.slack.level == BASE
     assert after.slack.waiting.steps == 2  # the first began before it had settled
-    assert watch(after, [step(4, 0.9, 0.8)]).slack.waiting.steps == 3
+    assert observe_steps(after, [step(4, 0.9, 0.8)]).slack.waiting.steps == 3
 
 
 @pytest.mark.parametrize(
     "more",
     [
-        {"policy": Policy(slack=False)},
-        {"stage": Stage.SCREEN},
+        {"policy": TunerPolicy(slack=False)},
+        {"stage": TunerPhase.SCREEN},
         {"candidate": 500 * W},
     ],
     ids=["not wanted", "nothing held", "another setting in force"],
 )
 def test_else_nobody_is_watched(more: dict[str, object]) -> None:
     before = state(**more)
-    assert watch(before, [step(3, 0.9, 0.8)]) is before
+    assert observe_steps(before, [step(3, 0.9, 0.8)]) is before
 
 
 def test_no_steps_change_nothing() -> None:
     before = state()
-    assert watch(before, []) is before
+    assert observe_steps(before, []) is before
 
 
 def test_what_was_seen_at_one_setting_says_nothing_of_another() -> None:
-    after = watch(state(slack=Slack(waited(9, 0.9, 0.5), 500 * W)), [step(3, 0.9, 0.8)])
+    after = observe_steps(state(slack=RankSlack(waited(9, 0.9, 0.5), 500 * W)), [step(3, 0.9, 0.8)])
     assert (after.slack.level, after.slack.waiting.steps) == (BASE, 1)
 
 
 def test_with_less_for_some_it_is_what_they_did_of_late_that_counts() -> None:
     before, level = lowered()
     long = [step(3 + at, 0.9, 0.9, 0.85) for at in range(WINDOW)]
-    after = watch(before, long)
+    after = observe_steps(before, long)
     assert (after.slack.level, after.slack.waiting.steps) == (level, WINDOW)
-    assert watch(after, [step(200, 0.9, 0.9, 0.85)]).slack.waiting.steps == 1
+    assert observe_steps(after, [step(200, 0.9, 0.9, 0.85)]).slack.waiting.steps == 1
 
 
 # ---------------------------------------------------------------------------------- proposing
 
 
 def test_who_waits_is_given_less_and_nobody_else() -> None:
-    proposed = lower(state())
+    proposed = lower_waiting_ranks(state())
     assert proposed is not None
     assert proposed.slack.lowered is not None
     caps = proposed.ladder.caps(proposed.slack.lowered)
@@ -154,7 +165,7 @@ def test_who_waits_is_given_less_and_nobody_else() -> None:
 
 def test_nobody_goes_below_the_own_floor() -> None:
     narrow = (*RANGES[:2], replace(RANGES[2], floor=595 * W))
-    proposed = lower(state(ladder=Ladder.over(narrow)))
+    proposed = lower_waiting_ranks(state(ladder=LevelLadder.over(narrow)))
     assert proposed is not None
     assert proposed.slack.lowered is not None
     assert proposed.ladder.caps(proposed.slack.lowered)["GPU-2"] == 595 * W
@@ -165,12 +176,12 @@ def test_nobody_goes_below_the_own_floor() -> None:
     [
         {"certified": None},
         {"certified": 500 * W},
-        {"slack": Slack(waited(STEPS - 1, 0.9, 0.9, 0.8), BASE)},
-        {"slack": Slack(waited(STEPS, 0.9, 0.9, 0.88), BASE)},
-        {"slack": Slack(waited(STEPS, 0.9, 0.9, 0.8), BASE, tries=TRIES)},
+        {"slack": RankSlack(waited(STEPS - 1, 0.9, 0.9, 0.8), BASE)},
+        {"slack": RankSlack(waited(STEPS, 0.9, 0.9, 0.88), BASE)},
+        {"slack": RankSlack(waited(STEPS, 0.9, 0.9, 0.8), BASE, tries=TRIES)},
         {"refined": 14},
-        {"tried": CANDIDATES},
-        {"cusum": Sum(doubtful=True)},
+        {"tried": MAX_CANDIDATES},
+        {"cusum": Cusum(doubtful=True)},
     ],
     ids=[
         "nothing is certified",
@@ -184,26 +195,26 @@ def test_nobody_goes_below_the_own_floor() -> None:
     ],
 )
 def test_else_all_keep_one_cap(more: dict[str, object]) -> None:
-    assert lower(state(**more)) is None
+    assert lower_waiting_ranks(state(**more)) is None
 
 
 def test_less_is_not_made_of_less() -> None:
     before, level = lowered()
-    slack = Slack(waited(STEPS, 0.9, 0.9, 0.8), level)
-    assert lower(before._replace(slack=slack)) is None
+    slack = RankSlack(waited(STEPS, 0.9, 0.9, 0.8), level)
+    assert lower_waiting_ranks(before._replace(slack=slack)) is None
 
 
 def test_without_room_between_two_settings_all_keep_one_cap() -> None:
     ranges = [replace(one, step=1) for one in RANGES]
-    assert lower(state(ladder=Ladder.over(ranges))) is None
+    assert lower_waiting_ranks(state(ladder=LevelLadder.over(ranges))) is None
 
 
 # ------------------------------------------------------------------------------------ judging
 
 
 def test_one_cap_for_all_is_compared_with_the_original_alone() -> None:
-    assert proven(state(), BASE)
-    assert pays(state(), BASE)
+    assert step_time_certified(state(), BASE)
+    assert saves_energy(state(), BASE)
 
 
 @pytest.mark.parametrize(
@@ -223,15 +234,15 @@ def test_less_for_some_must_keep_the_step_and_pay(
     levels = {**before.known.levels, level: seen(slower, power, 40)}
     levels[BASE] = seen(0.03, -0.1, 40)
     after = before._replace(known=replace(before.known, levels=MappingProxyType(levels)))
-    assert proven(after, level) is step_kept
-    assert pays(after, level) is saves
+    assert step_time_certified(after, level) is step_kept
+    assert saves_energy(after, level) is saves
 
 
 def test_few_comparisons_prove_nothing() -> None:
     before, level = lowered()
     levels = {**before.known.levels, level: seen(0.03, -0.2, 2)}
     after = before._replace(known=replace(before.known, levels=MappingProxyType(levels)))
-    assert not proven(after, level)
+    assert not step_time_certified(after, level)
 
 
 # ----------------------------------------------------------------------------------- giving back
@@ -246,61 +257,61 @@ def test_less_is_given_back_when_ranks_wait_otherwise(
     computed: tuple[float, ...], gives_back: bool
 ) -> None:
     before, _ = lowered()
-    after = watch(before, [step(3 + at, *computed) for at in range(WINDOW)])
-    assert stale(after) is gives_back
+    after = observe_steps(before, [step(3 + at, *computed) for at in range(WINDOW)])
+    assert slack_outdated(after) is gives_back
 
 
 def test_a_few_steps_give_nothing_back() -> None:
     before, _ = lowered()
-    after = watch(before, [step(3 + at, 0.9, 0.9, 0.9) for at in range(WINDOW - 1)])
-    assert not stale(after)
-    assert not stale(before)
+    after = observe_steps(before, [step(3 + at, 0.9, 0.9, 0.9) for at in range(WINDOW - 1)])
+    assert not slack_outdated(after)
+    assert not slack_outdated(before)
 
 
 def test_one_cap_for_all_is_never_given_back_for_waiting() -> None:
-    assert not stale(state())
+    assert not slack_outdated(state())
 
 
 # -------------------------------------------------------------------------------- in the search
 
 
-def changed(*, stage: Stage) -> tuple[State, int]:
+def changed(*, stage: TunerPhase) -> tuple[TunerState, int]:
     """Less for the last rank is in force, which waits no more."""
     before, level = lowered()
-    before = before._replace(stage=stage, plan=Plan(level, 24))
-    return watch(before, [step(3 + at, 0.9, 0.9, 0.9) for at in range(WINDOW)]), level
+    before = before._replace(stage=stage, plan=ProbePlan(level, 24))
+    return observe_steps(before, [step(3 + at, 0.9, 0.9, 0.9) for at in range(WINDOW)]), level
 
 
-@pytest.mark.parametrize("stage", [Stage.HOLD, Stage.PROVE])
-def test_ranks_that_wait_otherwise_release_all_and_then_have_one_cap(stage: Stage) -> None:
+@pytest.mark.parametrize("stage", [TunerPhase.HOLD, TunerPhase.PROVE])
+def test_ranks_that_wait_otherwise_release_all_and_then_have_one_cap(stage: TunerPhase) -> None:
     before, level = changed(stage=stage)
     seen = Observation(now=200 * SECOND, in_force=before.ladder.caps(level))
-    after = judge(before, seen)
-    assert (after.decision.move, after.decision.reason) == (Move.RELEASE, Reason.CHANGED)
+    after = decide(before, seen)
+    assert (after.decision.move, after.decision.reason) == (Move.RELEASE, DecisionReason.CHANGED)
     assert not after.decision.caps
     assert after.plan.level == TOP
-    assert (after.stage, after.candidate, after.certified) == (Stage.HOLD, BASE, BASE)
+    assert (after.stage, after.candidate, after.certified) == (TunerPhase.HOLD, BASE, BASE)
 
 
 def test_while_the_original_stands_to_be_compared_with_it_stays() -> None:
-    before, _ = changed(stage=Stage.HOLD)
-    before = before._replace(plan=Plan(TOP, 2))
-    after = judge(before, Observation(now=200 * SECOND))
+    before, _ = changed(stage=TunerPhase.HOLD)
+    before = before._replace(plan=ProbePlan(TOP, 2))
+    after = decide(before, Observation(now=200 * SECOND))
     assert (after.plan.level, after.candidate) == (TOP, BASE)
     assert not after.decision.caps
 
 
 def test_who_waits_is_tried_with_less_after_one_cap_was_held_for_a_while() -> None:
-    before = state(plan=Plan(BASE, 24), deepened=2)
-    after = judge(before, Observation(now=200 * SECOND, in_force=before.ladder.caps(BASE)))
-    assert (after.stage, after.decision.reason) == (Stage.PROVE, Reason.CERTIFYING)
+    before = state(plan=ProbePlan(BASE, 24), deepened=2)
+    after = decide(before, Observation(now=200 * SECOND, in_force=before.ladder.caps(BASE)))
+    assert (after.stage, after.decision.reason) == (TunerPhase.PROVE, DecisionReason.CERTIFYING)
     assert after.candidate == after.slack.lowered
     assert after.certified == BASE
 
 
 def test_of_less_for_some_the_one_cap_is_what_another_run_begins_with() -> None:
     before, level = lowered()
-    told = remember(before)
+    told = certified_levels(before)
     assert told is not None
     assert (told.level, told.levels) == (BASE, before.ladder.caps(level))
     assert relearn(before._replace(resume=level), SECOND).resume == BASE
@@ -309,4 +320,4 @@ def test_of_less_for_some_the_one_cap_is_what_another_run_begins_with() -> None:
 def test_less_for_some_is_told_with_both_settings() -> None:
     before, level = lowered()
     least = before.ladder.caps(level)["GPU-2"] / W
-    assert setting(before, level) == f"600 W, {least:.0f} W where ranks wait"
+    assert format_setting(before, level) == f"600 W, {least:.0f} W where ranks wait"

@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 
 from support.tuning_plant import FLOOR, GPU, QUICK, RANGES, TOP, Plant, Run, gentle
-from wattspan.model import SECOND, Decision, Knob, Move, Reason
+from wattspan.model import SECOND, Decision, DecisionReason, Knob, Move
 from wattspan.tuning import (
-    Kind,
+    CertifiedLevels,
+    KnobRange,
     Objective,
     Observation,
-    Range,
-    Remembered,
+    WorkloadKind,
     begin,
-    remember,
+    certified_levels,
     report,
-    step,
 )
+from wattspan.tuning.decisions import step
 
 
 def held(decision: Decision) -> bool:
@@ -26,7 +26,7 @@ def held(decision: Decision) -> bool:
 
 
 def declined(decision: Decision) -> bool:
-    return decision.move is Move.DECLINE and decision.reason is not Reason.NO_SIGNAL
+    return decision.move is Move.DECLINE and decision.reason is not DecisionReason.NO_SIGNAL
 
 
 # ------------------------------------------------------------------------------------- a search
@@ -61,10 +61,10 @@ def test_a_search_learns_screens_certifies_and_holds() -> None:
     run = Run(Plant())
     run.until(held)
     assert run.reasons == [
-        Reason.BASELINE,
-        Reason.SCREENING,
-        Reason.CERTIFYING,
-        Reason.CERTIFIED,
+        DecisionReason.BASELINE,
+        DecisionReason.SCREENING,
+        DecisionReason.CERTIFYING,
+        DecisionReason.CERTIFIED,
     ]
 
 
@@ -80,35 +80,35 @@ def test_a_hold_is_told_in_one_sentence_with_its_figures() -> None:
 
 def test_what_is_certified_is_remembered_and_proved_first_next_time() -> None:
     run = Run(Plant())
-    assert remember(begin(QUICK, RANGES, now=0)) is None
+    assert certified_levels(begin(QUICK, RANGES, now=0)) is None
     run.until(held)
     assert run.state is not None
-    known = remember(run.state)
+    known = certified_levels(run.state)
     assert known is not None
     assert known.level == run.state.certified
     again = Run(Plant(seed=1), state=begin(QUICK, RANGES, now=0, remembered=known))
     again.until(held)
-    assert Reason.SCREENING not in again.reasons
-    assert Reason.RECERTIFYING in again.reasons
+    assert DecisionReason.SCREENING not in again.reasons
+    assert DecisionReason.RECERTIFYING in again.reasons
     assert again.state is not None
     assert again.state.certified == known.level
 
 
 @pytest.mark.parametrize("level", [TOP, TOP + 5_000])
 def test_a_remembered_level_out_of_range_is_nothing_to_begin_with(level: int) -> None:
-    known = Remembered(Knob.GPU_POWER, level, TOP, 0.03, 0.1, 12)
+    known = CertifiedLevels(Knob.GPU_POWER, level, TOP, 0.03, 0.1, 12)
     assert begin(QUICK, RANGES, now=0, remembered=known).resume is None
 
 
 def test_another_knobs_memory_is_not_used() -> None:
-    known = Remembered(Knob.GPU_CLOCK, 1_500, 1_980, 0.03, 0.1, 12)
+    known = CertifiedLevels(Knob.GPU_CLOCK, 1_500, 1_980, 0.03, 0.1, 12)
     assert begin(QUICK, RANGES, now=0, remembered=known).resume is None
 
 
 def test_a_held_level_is_compared_with_the_original_now_and_then() -> None:
     run = Run(Plant())
     run.until(held)
-    sentinel = run.until(lambda one: one.reason is Reason.SENTINEL)
+    sentinel = run.until(lambda one: one.reason is DecisionReason.SENTINEL)
     assert sentinel.move is Move.PROBE
     assert not sentinel.caps
     assert run.until(held).caps
@@ -129,7 +129,7 @@ def test_a_noisy_job_is_certified_too_if_later() -> None:
 def test_a_lower_level_is_tried_once_more_is_known() -> None:
     run = Run(Plant(cv=0.03))
     first = run.until(held).caps[GPU]
-    run.until(lambda one: one.reason is Reason.CERTIFYING)
+    run.until(lambda one: one.reason is DecisionReason.CERTIFYING)
     assert run.state is not None
     assert run.state.deepened == 1
     assert run.state.candidate is not None
@@ -137,7 +137,7 @@ def test_a_lower_level_is_tried_once_more_is_known() -> None:
 
 
 def test_several_devices_get_one_level_within_each_ones_range() -> None:
-    ranges = (Range(GPU, TOP, FLOOR), Range("GPU-2", 300_000, 290_000))
+    ranges = (KnobRange(GPU, TOP, FLOOR), KnobRange("GPU-2", 300_000, 290_000))
     state = begin(QUICK, ranges, now=0)
     assert state.ladder.caps(350_000) == {GPU: 350_000}
     assert state.ladder.caps(250_000) == {GPU: 250_000, "GPU-2": 290_000}
@@ -159,21 +159,21 @@ def test_units_of_several_ranks_are_steps_of_one_job() -> None:
 @pytest.mark.parametrize(
     ("plant", "reason"),
     [
-        (Plant(curve=lambda _: (1.0, 1.0)), Reason.INERT),
-        (Plant(curve=lambda level: (1 + 2 * (TOP - level) / TOP, 1.0)), Reason.NO_SAVING),
+        (Plant(curve=lambda _: (1.0, 1.0)), DecisionReason.INERT),
+        (Plant(curve=lambda level: (1 + 2 * (TOP - level) / TOP, 1.0)), DecisionReason.NO_SAVING),
         (
             Plant(curve=lambda level: (1.08 if level > 340_000 else 1.0, 0.99), draw=TOP + 9_000),
-            Reason.NOT_MONOTONE,
+            DecisionReason.NOT_MONOTONE,
         ),
-        (Plant(cv=0.9), Reason.TOO_NOISY),
-        (Plant(metered=False), Reason.NO_SIGNAL),
+        (Plant(cv=0.9), DecisionReason.TOO_NOISY),
+        (Plant(metered=False), DecisionReason.NO_SIGNAL),
     ],
 )
 def test_a_job_that_cannot_be_tuned_is_left_alone_with_the_reason(
-    plant: Plant, reason: Reason
+    plant: Plant, reason: DecisionReason
 ) -> None:
     run = Run(plant)
-    plant.curve = plant.curve if reason is not Reason.NOT_MONOTONE else _bumpy
+    plant.curve = plant.curve if reason is not DecisionReason.NOT_MONOTONE else _bumpy
     decision = run.until(lambda one: one.move is Move.DECLINE and "Leave" in one.sentence)
     assert decision.reason is reason
     assert decision.sentence.startswith("Leave the original setting: ")
@@ -187,26 +187,26 @@ def _bumpy(level: float) -> tuple[float, float]:
 
 def test_a_job_without_units_is_told_so() -> None:
     decision = Run(Plant(silent=True)).on(5)
-    assert decision.reason is Reason.NO_SIGNAL
+    assert decision.reason is DecisionReason.NO_SIGNAL
     assert not decision.caps
 
 
 @pytest.mark.parametrize(
     ("policy", "ranges"),
     [
-        (QUICK, (Range(GPU, TOP, TOP),)),
+        (QUICK, (KnobRange(GPU, TOP, TOP),)),
         (QUICK, ()),
         (replace(QUICK, max_slowdown=0.0), RANGES),
     ],
 )
-def test_without_room_nothing_is_tried(policy: object, ranges: tuple[Range, ...]) -> None:
+def test_without_room_nothing_is_tried(policy: object, ranges: tuple[KnobRange, ...]) -> None:
     run = Run(Plant(), policy, ranges)  # type: ignore[arg-type]
-    assert run.until(declined).reason is Reason.NO_ROOM
+    assert run.until(declined).reason is DecisionReason.NO_ROOM
 
 
 def test_what_was_declined_is_looked_at_again_later() -> None:
     run = Run(Plant(curve=lambda _: (1.0, 1.0)), replace(QUICK, dwell=20 * SECOND))
-    run.until(lambda one: one.reason is Reason.INERT)
+    run.until(lambda one: one.reason is DecisionReason.INERT)
     run.plant.curve = gentle
     assert run.until(held).caps
 
@@ -216,7 +216,7 @@ def test_what_was_declined_is_looked_at_again_later() -> None:
 
 def test_advice_asks_for_nothing_and_says_what_it_would_try() -> None:
     run = Run(Plant(), replace(QUICK, apply=False))
-    decision = run.until(lambda one: one.reason is Reason.ADVICE)
+    decision = run.until(lambda one: one.reason is DecisionReason.ADVICE)
     run.on(200)
     assert decision.move is Move.DECLINE
     assert "380 W" in decision.sentence or "376 W" in decision.sentence
@@ -247,10 +247,10 @@ def test_clocks_are_told_in_megahertz_and_started_from_the_top() -> None:
         depth = max(1_980 - level, 0) / 1_980 if level < TOP else 0.0
         return 1 + 0.1 * depth, 1 - depth
 
-    ranges = (Range(GPU, 1_980, 1_200, 15),)
+    ranges = (KnobRange(GPU, 1_980, 1_200, 15),)
     plant = Plant(curve=clocked)
     run = Run(plant, replace(QUICK, knob=Knob.GPU_CLOCK), ranges)
-    decision = run.until(lambda one: one.reason is Reason.SCREENING)
+    decision = run.until(lambda one: one.reason is DecisionReason.SCREENING)
     assert decision.caps[GPU] == pytest.approx(0.94 * 1_980, abs=15)
     assert "MHz" in decision.sentence
 
@@ -285,7 +285,7 @@ def test_a_job_that_ends_is_released() -> None:
     run.until(held)
     assert run.state is not None
     state, decision = step(run.state, Observation(now=10**15, ended=True))
-    assert (decision.move, decision.reason) == (Move.RELEASE, Reason.ENDED)
+    assert (decision.move, decision.reason) == (Move.RELEASE, DecisionReason.ENDED)
     assert step(state, Observation(now=10**15 + 1))[1] is decision
 
 
@@ -294,11 +294,11 @@ def test_a_job_that_ends_early_was_too_short() -> None:
     run.on(20)
     assert run.state is not None
     decision = step(run.state, Observation(now=10**12, ended=True))[1]
-    assert decision.reason is Reason.TOO_SHORT
+    assert decision.reason is DecisionReason.TOO_SHORT
 
 
 def test_requests_and_steps_are_told_apart_by_the_policy() -> None:
-    state = begin(replace(QUICK, kind=Kind.REQUESTS), RANGES, now=0)
+    state = begin(replace(QUICK, kind=WorkloadKind.REQUESTS), RANGES, now=0)
     state, decision = step(state, Observation(now=SECOND))
-    assert decision.reason is Reason.NO_SIGNAL
+    assert decision.reason is DecisionReason.NO_SIGNAL
     assert state.limit is None

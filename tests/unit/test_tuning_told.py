@@ -10,14 +10,22 @@ import msgspec
 import pytest
 
 from support.tuned import ACCOUNTS, HELD, HOLD, NOW, RELEASE, decided
-from wattspan.model import Decided, Decision, Knob, Microjoules, Move, Reason, TuningAccounts
-from wattspan.tuning.told import (
-    accounts_facts,
-    accounts_of,
-    decided_facts,
-    decided_of,
-    event,
-    row_facts,
+from wattspan.model import (
+    Decision,
+    DecisionReason,
+    Knob,
+    Microjoules,
+    Move,
+    RecordedDecision,
+    TuningAccounts,
+)
+from wattspan.tuning.serialization import (
+    accounts_from_json,
+    accounts_to_json,
+    decision_event,
+    recorded_decision_from_json,
+    recorded_decision_to_json,
+    row_to_json,
 )
 
 
@@ -29,54 +37,58 @@ def over_the_wire(facts: object) -> dict[str, object]:
 
 @pytest.mark.parametrize("accounts", [ACCOUNTS, TuningAccounts()], ids=["busy", "off"])
 def test_accounts_come_back_as_they_were_told(accounts: TuningAccounts) -> None:
-    assert accounts_of(over_the_wire(accounts_facts(accounts))) == accounts
+    assert accounts_from_json(over_the_wire(accounts_to_json(accounts))) == accounts
 
 
 def test_a_decision_comes_back_as_it_was_told() -> None:
     one = decided(3.5, HOLD)
-    assert decided_of(over_the_wire(decided_facts(one))) == one
+    assert recorded_decision_from_json(over_the_wire(recorded_decision_to_json(one))) == one
 
 
 def test_power_is_told_in_watts_and_clocks_in_megahertz() -> None:
-    watts = decided_facts(decided(0, HOLD))
+    watts = recorded_decision_to_json(decided(0, HOLD))
     assert (watts["unit"], watts["caps"]) == ("W", {"GPU-0": 560.0, "GPU-1": 560.0})
-    clock = Decided(NOW, "job", Knob.GPU_CLOCK, replace(HOLD, caps={"GPU-0": 1410}), True)
-    told = decided_facts(clock)
+    clock = RecordedDecision(NOW, "job", Knob.GPU_CLOCK, replace(HOLD, caps={"GPU-0": 1410}), True)
+    told = recorded_decision_to_json(clock)
     assert (told["unit"], told["caps"]) == ("MHz", {"GPU-0": 1410.0})
-    assert decided_of(over_the_wire(told)) == clock
+    assert recorded_decision_from_json(over_the_wire(told)) == clock
 
 
 def test_what_is_unknown_is_null_and_not_zero() -> None:
     row = replace(HELD, slowdown=None, saved=None, lost=None, saving=float("nan"))
-    told = row_facts(row)
+    told = row_to_json(row)
     assert [told[name] for name in ("slowdown", "saved_joules", "lost_seconds", "saving")] == (
         [None] * 4
     )
-    assert row_facts(replace(HELD, saved=Microjoules(0)))["saved_joules"] == 0.0
+    assert row_to_json(replace(HELD, saved=Microjoules(0)))["saved_joules"] == 0.0
 
 
 def test_what_a_newer_agent_tells_beside_it_is_passed_over() -> None:
-    facts = over_the_wire(accounts_facts(ACCOUNTS))
+    facts = over_the_wire(accounts_to_json(ACCOUNTS))
     facts["novelty"] = facts["jobs"][0]["novelty"] = facts["caps"][0]["novelty"] = 1  # type: ignore[index]
     facts["jobs"][0]["tried"][0]["novelty"] = 1  # type: ignore[index]
-    assert accounts_of(facts) == ACCOUNTS
+    assert accounts_from_json(facts) == ACCOUNTS
 
 
 def test_a_word_of_a_newer_agent_is_refused() -> None:
-    facts = decided_facts(decided(0, RELEASE)) | {"reason": "bad_weather"}
+    facts = recorded_decision_to_json(decided(0, RELEASE)) | {"reason": "bad_weather"}
     with pytest.raises(ValueError, match="bad_weather"):
-        decided_of(facts)
+        recorded_decision_from_json(facts)
 
 
 def test_names_that_are_no_unicode_do_not_stop_the_answer() -> None:
-    decision = Decision(Move.DECLINE, Reason.NO_SIGNAL, "odd \ud800 words")
-    told = over_the_wire(decided_facts(Decided(NOW, "odd\udc80", Knob.GPU_POWER, decision, False)))
+    decision = Decision(Move.DECLINE, DecisionReason.NO_SIGNAL, "odd \ud800 words")
+    told = over_the_wire(
+        recorded_decision_to_json(
+            RecordedDecision(NOW, "odd\udc80", Knob.GPU_POWER, decision, False)
+        )
+    )
     assert told["job"] == "odd?"
-    assert over_the_wire(row_facts(replace(HELD, service="\ud800")))["service"] == "?"
+    assert over_the_wire(row_to_json(replace(HELD, service="\ud800")))["service"] == "?"
 
 
 def test_an_event_names_everything_in_the_projects_own_words() -> None:
-    told = event(decided(10, HOLD))
+    told = decision_event(decided(10, HOLD))
     assert (told.name, told.wall, told.body) == (
         "wattspan.autotune.decision",
         NOW.wall - 10 * 10**9,
@@ -102,12 +114,12 @@ def test_an_event_names_everything_in_the_projects_own_words() -> None:
 def test_an_event_holds_only_what_opentelemetry_takes() -> None:
     from opentelemetry.attributes import BoundedAttributes
 
-    told = event(decided(10, replace(HOLD, shown={"slowdown": float("inf"), "pairs": 3})))
+    told = decision_event(decided(10, replace(HOLD, shown={"slowdown": float("inf"), "pairs": 3})))
     taken = BoundedAttributes(attributes=dict(told.attributes), immutable=True)
     assert set(taken) == set(told.attributes)
     assert "wattspan.autotune.shown.slowdown" not in taken
 
 
 def test_the_facts_are_json_that_any_program_reads(tmp_path: Path) -> None:
-    text = msgspec.json.encode(accounts_facts(ACCOUNTS)).decode()
+    text = msgspec.json.encode(accounts_to_json(ACCOUNTS)).decode()
     assert json.loads(text)["jobs"][0]["original"] == {"GPU-0": 700.0, "GPU-1": 700.0}

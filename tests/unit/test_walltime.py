@@ -3,8 +3,8 @@
 import pytest
 
 from wattspan.model import Instant
+from wattspan.spans.wall_time import WallClockConverter
 from wattspan.testing import ManualClock
-from wattspan.walltime import WallTime
 
 MS = 1_000_000
 SECOND = 1000 * MS
@@ -16,7 +16,7 @@ class Told:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.wall = WallTime()
+        self.wall = WallClockConverter()
         self.moments: list[Instant] = []
         self.tick(0)
 
@@ -39,7 +39,7 @@ def told() -> Told:
 
 def test_nothing_is_converted_before_a_moment_was_seen() -> None:
     with pytest.raises(ValueError, match="no moment"):
-        WallTime().monotonic(5)
+        WallClockConverter().monotonic(5)
 
 
 def test_without_changes_every_time_converts_exactly_also_before_the_start(told: Told) -> None:
@@ -129,7 +129,7 @@ def test_one_interrupted_look_at_the_clocks_changes_nothing(told: Told) -> None:
 
 
 def test_an_interrupted_first_look_is_put_right_by_the_second() -> None:
-    wall, clock = WallTime(), ManualClock()
+    wall, clock = WallClockConverter(), ManualClock()
     wall.observe(clock.now()._replace(wall=clock.now().wall + 30 * MS))
     moment = clock.advance(0.1)
     wall.observe(moment)
@@ -146,7 +146,7 @@ def test_any_number_of_changes_takes_bounded_room(told: Told) -> None:
 
 
 def test_one_offset_serves_a_stretch_only_where_it_holds_for_all_of_it() -> None:
-    wall, clock = WallTime(), ManualClock()
+    wall, clock = WallClockConverter(), ManualClock()
     wall.observe(clock.now())
     before = clock.now()
     clock.step_wall(3600)
@@ -157,7 +157,7 @@ def test_one_offset_serves_a_stretch_only_where_it_holds_for_all_of_it() -> None
 
 
 def test_times_that_a_step_forward_left_out_are_the_moment_of_the_step() -> None:
-    wall, clock = WallTime(), ManualClock()
+    wall, clock = WallClockConverter(), ManualClock()
     wall.observe(clock.now())
     before = clock.advance(1.0)
     wall.observe(before)
@@ -169,7 +169,7 @@ def test_times_that_a_step_forward_left_out_are_the_moment_of_the_step() -> None
 
 
 def test_a_time_that_no_earlier_setting_ever_showed_is_the_present_ones() -> None:
-    wall, clock = WallTime(), ManualClock()
+    wall, clock = WallClockConverter(), ManualClock()
     wall.observe(clock.now())
     clock.step_wall(3600)
     for _ in range(3):

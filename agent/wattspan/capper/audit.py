@@ -19,11 +19,11 @@ import msgspec
 from msgspec.structs import replace
 
 from wattspan.http.rate_limiter import RateLimiter
-from wattspan.model import SECOND, Knob, Word
+from wattspan.model import SECOND, Knob, ModelEnum
 from wattspan.ports import Clock
 
 
-class AuditAction(Word):
+class AuditAction(ModelEnum):
     """What was done, or was not."""
 
     WRITE = "write"

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 from wattspan.capper.actuators.common import is_honoured
 from wattspan.capper.journal import EntrySource, JournalEntry
 from wattspan.capper.protocol import RefusalReason
-from wattspan.model import CapKey, Knob, KnobState, Trouble, Word
+from wattspan.model import CapKey, Knob, KnobState, ModelEnum, Trouble
 from wattspan.ports import Actuator, ActuatorError
 
 _REFUSAL_REASONS = {
@@ -151,7 +151,7 @@ def matches_device(chosen: Iterable[str], state: KnobState) -> bool:
     return any(one in known for one in chosen)
 
 
-class SettingOwner(Word):
+class SettingOwner(ModelEnum):
     """Whose it is."""
 
     OURS = "ours"

@@ -15,14 +15,14 @@ from typing import Final
 
 import msgspec
 
-from wattspan.model import CapKey, Knob, Word
+from wattspan.model import CapKey, Knob, ModelEnum
 
 VERSION: Final = 2
 ALL_DEVICES: Final = "*"
 """In place of a device: every device of that knob."""
 
 
-class EntrySource(Word):
+class EntrySource(ModelEnum):
     """Origin of an entry; decides how a deviating device is treated."""
 
     RECORDED = "recorded"  # written by the capper of this boot, read from an intact journal

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from wattspan.model import Knob, Word
+from wattspan.model import Knob, ModelEnum
 
 VERSION: Final = 1
 MAX_LINE_BYTES: Final = 64 * 1024
@@ -27,7 +27,7 @@ SafeInteger = Annotated[int, msgspec.Meta(ge=-_MAX_SAFE_INTEGER, le=_MAX_SAFE_IN
 """A number that every peer can hold; one of a thousand digits would be told on, and break them."""
 
 
-class RefusalReason(Word):
+class RefusalReason(ModelEnum):
     """Why a request was not carried out."""
 
     MALFORMED = "malformed"

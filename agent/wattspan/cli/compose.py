@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wattspan import __version__
+from wattspan.attribution.history import AttributionHistory
+from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.cli.compose_footprint import Footprints
 from wattspan.cli.compose_spans import ConnectionUsers, Desk
 from wattspan.cli.compose_tuning import Workshop
 from wattspan.clock import SystemClock
 from wattspan.config import Config
 from wattspan.http.connection_limiter import RejectionCounter
-from wattspan.ledger import Ledger, Rules
-from wattspan.model import Failure, Opening, SourceHealth
-from wattspan.plugins import Opened, Plugins, open_exporters, open_sources
+from wattspan.model import Checkpoint, Failure, SourceHealth
+from wattspan.plugins import OpenedPlugins, Plugins, open_exporters, open_sources
 from wattspan.ports import (
     ExporterContext,
     SourceContext,
@@ -27,12 +28,10 @@ from wattspan.ports import (
     StoreError,
 )
 from wattspan.processes.host import open_processes
-from wattspan.runtime.agent import Agent
-from wattspan.runtime.past import RecentPast
-from wattspan.runtime.poller import Poller, SelfMeasure
-from wattspan.runtime.services import Services
+from wattspan.service.agent import Agent, ServiceGroup
+from wattspan.service.energy_history import EnergyHistory
+from wattspan.service.poller import AgentUsage, Poller
 from wattspan.storage import CheckpointStore, DeferredCheckpointStore, latest_checkpoint
-from wattspan.timeline import Timeline
 
 if TYPE_CHECKING:
     from wattspan.emulation.host import EmulatedHost
@@ -57,7 +56,7 @@ def build_agent(
     log: Log,
     tell: Log = lambda _: None,
     emulated: EmulatedHost | None = None,
-    closing: Opening | None = None,
+    closing: Checkpoint | None = None,
     health: Callable[[], tuple[SourceHealth, ...]] = lambda: (),
 ) -> Agent:
     """An agent that is ready to start. SourceError if there is no counter at all to read.
@@ -98,7 +97,7 @@ def build_agent(
             named = processes.directory.rename(opening.processes)
             opening = replace(opening, processes=named)
         ledger = Ledger(
-            Rules(
+            LedgerSettings(
                 idle=config.processes.idle,
                 top=config.processes.top,
                 groups=config.processes.groups,
@@ -113,7 +112,7 @@ def build_agent(
             plugins, config, ExporterContext(clock, __version__, log, refusals.of, uid_of)
         )
         broken = _plugin_health(opened.failures + exporters.failures)
-        past = RecentPast(Timeline(config.agent.history, config.agent.history_bytes))
+        past = EnergyHistory(AttributionHistory(config.agent.history, config.agent.history_bytes))
         workshop = Workshop(
             config, clock, past, processes.directory, log, emulated, host=_host_name(emulated)
         )
@@ -156,7 +155,7 @@ def build_agent(
             poller.span_accounts = joiner.accounts
         poller.weigh = footprints.weigh
         poller.refusals = refusals.counts
-        owners = Services("owners of connections")
+        owners = ServiceGroup("owners of connections")
         owners.add(lambda: None, uid_of.close)
         undo.pop_all()
         return Agent(
@@ -169,17 +168,19 @@ def build_agent(
         )
 
 
-def measure_self() -> SelfMeasure:
+def measure_self() -> AgentUsage:
     """What this process has cost so far."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     try:
         rss = int(STATM.read_text().split()[1]) * resource.getpagesize()
     except (OSError, ValueError, IndexError):
         rss = None
-    return SelfMeasure(used.ru_utime + used.ru_stime, rss)
+    return AgentUsage(used.ru_utime + used.ru_stime, rss)
 
 
-def _open_counters(config: Config, plugins: Plugins, context: SourceContext, log: Log) -> Opened:
+def _open_counters(
+    config: Config, plugins: Plugins, context: SourceContext, log: Log
+) -> OpenedPlugins:
     opened = open_sources(plugins, config, context)
     if not opened.sources:
         for failure in opened.failures:
@@ -189,7 +190,7 @@ def _open_counters(config: Config, plugins: Plugins, context: SourceContext, log
 
 
 def _open_store(
-    config: Config, clock: SystemClock, log: Log, closing: Opening | None, *, emulated: bool
+    config: Config, clock: SystemClock, log: Log, closing: Checkpoint | None, *, emulated: bool
 ) -> CheckpointStore | DeferredCheckpointStore | None:
     """The store, now or as soon as it can be had; None if it is off. StoreError if one insists."""
     if config.store.enabled is False:

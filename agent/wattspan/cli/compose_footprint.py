@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from wattspan.attribution.cost import CoverEnergy, RateAccumulator, billionths
 from wattspan.config import CarbonSettings, Config, CostSettings
-from wattspan.model import Footprint, Instant, Opening, Snapshot, SourceHealth, Weighed
+from wattspan.model import Checkpoint, Footprint, Instant, RatedEnergy, Snapshot, SourceHealth
 from wattspan.ports import Clock
-from wattspan.runtime.services import Services
-from wattspan.weighing import CoverEnergy, Scale, billionths
+from wattspan.service.agent import ServiceGroup
 
 if TYPE_CHECKING:
     from wattspan.footprint.rates import (
@@ -25,9 +25,9 @@ GRAM = "g"
 
 class _Weighing(NamedTuple):
     rate: EnergyRate
-    scale: Scale
+    scale: RateAccumulator
 
-    def put(self, spent: int, snapshot: Snapshot) -> Weighed:
+    def put(self, spent: int, snapshot: Snapshot) -> RatedEnergy:
         return self.scale.put(spent, self._known(snapshot.at))
 
     def _known(self, at: Instant) -> int | None:
@@ -40,8 +40,8 @@ class _Weighing(NamedTuple):
 class Footprints:
     """Weighs the cover of every snapshot; and the threads in which rates are looked up."""
 
-    def __init__(self, config: Config, clock: Clock, opening: Opening | None) -> None:
-        self.services = Services("footprint")
+    def __init__(self, config: Config, clock: Clock, opening: Checkpoint | None) -> None:
+        self.services = ServiceGroup("footprint")
         self._clock = clock
         self._lookups: list[PolledRate] = []
         self._cover = CoverEnergy(opening.accounts if opening is not None else ())
@@ -65,7 +65,7 @@ class Footprints:
         return tuple(lookup.health() for lookup in self._lookups)
 
     def _open(
-        self, name: str, table: CostSettings | CarbonSettings, unit: str, before: Weighed | None
+        self, name: str, table: CostSettings | CarbonSettings, unit: str, before: RatedEnergy | None
     ) -> _Weighing | None:
         from wattspan.footprint.rates import PolledRate
 
@@ -75,7 +75,7 @@ class Footprints:
         if isinstance(rate, PolledRate):
             self._lookups.append(rate)
             self.services.add(rate.start, rate.stop)
-        return _Weighing(rate, Scale(unit, rate.origin, before))
+        return _Weighing(rate, RateAccumulator(unit, rate.origin, before))
 
 
 def open_rate(

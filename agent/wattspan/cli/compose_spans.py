@@ -13,10 +13,10 @@ from wattspan.cli.run_directory import asked_for, run_directory
 from wattspan.clock import SystemClock
 from wattspan.config import Config
 from wattspan.http.connection_limiter import Endpoint, RejectionCounter, UidOf, unknown_uid
-from wattspan.model import HwType, Opening, Provenance, SourceHealth
+from wattspan.model import Checkpoint, HwType, Provenance, SourceHealth
 from wattspan.ports import Clock, ListenError, ProcessDirectory
-from wattspan.runtime.past import RecentPast
-from wattspan.runtime.services import Services
+from wattspan.service.agent import ServiceGroup
+from wattspan.service.energy_history import EnergyHistory
 
 if TYPE_CHECKING:
     from wattspan.cli.compose_tuning import Workshop
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wattspan.http.server import HttpServer
     from wattspan.processes.cpu_sampler import CpuSampler
     from wattspan.processes.inspector import TcpConnections
-    from wattspan.runtime.spans import Joiner
+    from wattspan.service.joiner import SpanJoiner
     from wattspan.spanfeed.feed import Feed
 
 Log = Callable[[str], None]
@@ -74,12 +74,12 @@ class Desk:
 
     config: Config
     clock: SystemClock
-    past: RecentPast
+    past: EnergyHistory
     directory: ProcessDirectory
     host: str
     log: Log
     provenance: Provenances
-    opening: Opening | None = None
+    opening: Checkpoint | None = None
     workshop: Workshop | None = None
     forwarder: Forwarder | None = None
     refusals: RejectionCounter = field(default_factory=RejectionCounter)
@@ -90,22 +90,22 @@ class Desk:
         mine = () if self.forwarder is None else (self.forwarder.health(),)
         return mine if self.workshop is None else (*mine, *self.workshop.health())
 
-    def services(self) -> tuple[Services, Joiner | None]:
+    def services(self) -> tuple[ServiceGroup, SpanJoiner | None]:
         """The services, not started yet; and who knows the totals, if spans are received."""
         spans = self.config.spans.enabled
         if not spans and not self.config.agent.api:
-            return Services("spans"), None
-        services = Services("spans")
+            return ServiceGroup("spans"), None
+        services = ServiceGroup("spans")
         joiner = self._add_spans(services) if spans else None
         self._add_web(services, joiner)
         return services, joiner
 
     # ---------------------------------------------------------------------------------- parts
 
-    def _add_spans(self, services: Services) -> Joiner:
+    def _add_spans(self, services: ServiceGroup) -> SpanJoiner:
         from wattspan.processes.cpu_sampler import CpuSampler
         from wattspan.processes.inspector import ProcessInspector
-        from wattspan.runtime.spans import Joiner
+        from wattspan.service.joiner import SpanJoiner
         from wattspan.spanfeed.identity import Identities
 
         settings = self.config.spans
@@ -117,7 +117,7 @@ class Desk:
         if self.forwarder is not None:
             services.add(self.forwarder.start, self.forwarder.stop)
         feed = self._feed(services) if settings.unix else None
-        joiner = Joiner(
+        joiner = SpanJoiner(
             self.clock,
             self.past,
             Identities(self.clock, witness),
@@ -159,7 +159,7 @@ class Desk:
             version=__version__,
         )
 
-    def _feed(self, services: Services) -> Feed:
+    def _feed(self, services: ServiceGroup) -> Feed:
         from wattspan.spanfeed.feed import Feed
 
         feed = Feed(self.run_dir / "feed.sock")
@@ -173,7 +173,7 @@ class Desk:
         services.add(start, feed.stop)
         return feed
 
-    def _add_web(self, services: Services, joiner: Joiner | None) -> None:
+    def _add_web(self, services: ServiceGroup, joiner: SpanJoiner | None) -> None:
         from wattspan.http.limits import ServerLimits
         from wattspan.http.server import HttpServer
         from wattspan.processes.cpu_sampler import CpuSampler
@@ -198,7 +198,9 @@ class Desk:
         services.add(lambda: None, server.stop)
         services.add(start, lambda: None)
 
-    def _listen_for_spans(self, server: HttpServer, joiner: Joiner, services: Services) -> None:
+    def _listen_for_spans(
+        self, server: HttpServer, joiner: SpanJoiner, services: ServiceGroup
+    ) -> None:
         from wattspan.spanfeed.receivers import open_receivers
 
         addresses = open_receivers(
@@ -220,7 +222,7 @@ class Desk:
             check_destination(destination, addresses)
 
     def _listen_for_questions(
-        self, server: HttpServer, services: Services, fine: CpuSampler
+        self, server: HttpServer, services: ServiceGroup, fine: CpuSampler
     ) -> None:
         from wattspan.http.access_policy import AccessPolicy
         from wattspan.query.service import QueryService

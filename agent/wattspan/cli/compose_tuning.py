@@ -16,20 +16,20 @@ from wattspan import __version__
 from wattspan.cli.run_directory import asked_for, run_directory
 from wattspan.clock import SystemClock
 from wattspan.config import AgentSettings, Config
-from wattspan.model import Consumer, Decided, Knob, SourceHealth, TuningAccounts
+from wattspan.model import Consumer, Knob, RecordedDecision, SourceHealth, TuningAccounts
 from wattspan.ports import Caps, ProcessDirectory
-from wattspan.runtime.answering import CapperWatch
-from wattspan.runtime.past import RecentPast
-from wattspan.runtime.services import Services
-from wattspan.runtime.units import UnitTap
+from wattspan.service.agent import ServiceGroup
+from wattspan.service.capper_health import CapperHealth
+from wattspan.service.energy_history import EnergyHistory
 from wattspan.spanfeed.delivery import Counted
+from wattspan.tuning.work_units import ReceivedSpanQueue
 
 if TYPE_CHECKING:
     from wattspan.emulation.host import EmulatedHost
     from wattspan.forward.logs import Records
-    from wattspan.runtime.poller import Poller
-    from wattspan.runtime.tuner import Book, Tuner
+    from wattspan.service.poller import Poller
     from wattspan.storage.decisions import DecisionLog
+    from wattspan.tuning.tuner import DecisionStore, Tuner
 
 Log = Callable[[str], None]
 
@@ -43,20 +43,20 @@ class Workshop:
 
     config: Config
     clock: SystemClock
-    past: RecentPast
+    past: EnergyHistory
     directory: ProcessDirectory
     log: Log
     emulated: EmulatedHost | None = None
     host: str = ""
-    tap: UnitTap | None = None
+    tap: ReceivedSpanQueue | None = None
     tuner: Tuner | None = None
     book: DecisionLog | None = None
     records: Records | None = None
-    capper: CapperWatch | None = None
+    capper: CapperHealth | None = None
 
     def __post_init__(self) -> None:
         if self.config.autotune.mode != "off":
-            self.tap = UnitTap()
+            self.tap = ReceivedSpanQueue()
 
     @property
     def wants_caps(self) -> bool:
@@ -69,15 +69,15 @@ class Workshop:
             or bool(caps.fixed or caps.budget_watts or caps.budget_file)
         )
 
-    def services(self, poller: Poller) -> Services:
+    def services(self, poller: Poller) -> ServiceGroup:
         """The services, not started yet; ``poller`` shows their state from now on."""
-        services = Services("tuning")
+        services = ServiceGroup("tuning")
         if self.wants_caps or self.tap is not None:
             self._add_records(services, poller)
         if self.wants_caps:
             self._add_audit(services)
             self._add_capper(services)
-            self.capper = CapperWatch(self._client)
+            self.capper = CapperHealth(self._client)
             services.add(self.capper.start, self.capper.stop)
         if self.tap is not None:
             self._add_tuner(services, poller, self.tap)
@@ -103,7 +103,7 @@ class Workshop:
 
     def history(
         self, job: str = "", limit: int = 100, since: int | None = None
-    ) -> Sequence[Decided]:
+    ) -> Sequence[RecordedDecision]:
         """Decisions of the past, oldest first. Safe from any thread."""
         return () if self.book is None else self.book.recent(job, limit, since)
 
@@ -124,7 +124,7 @@ class Workshop:
 
         return capper_socket_path(run_directory(self.config), emulated=self.emulated is not None)
 
-    def _add_records(self, services: Services, poller: Poller) -> None:
+    def _add_records(self, services: ServiceGroup, poller: Poller) -> None:
         """The way to the user's collector, for what is decided and what is written."""
         spans = self.config.spans
         if not (spans.enabled and spans.forward and spans.forward_decisions):
@@ -142,18 +142,18 @@ class Workshop:
         services.add(self.records.start, self.records.stop)
         poller.tuning_accounts = self.accounts
 
-    def _add_audit(self, services: Services) -> None:
+    def _add_audit(self, services: ServiceGroup) -> None:
         """Before the capper, so that nothing is missed of it from its first line to its last."""
         if self.records is None:
             return
         from wattspan.capper.paths import audit_path
-        from wattspan.runtime.audited import AuditTail
-        from wattspan.runtime.events import of_deed
+        from wattspan.service.audit_tail import AuditTail
+        from wattspan.service.decision_events import audit_record
 
         offer = self.records.offer
         tail = AuditTail(
             audit_path(Path(self.config.agent.state_dir), emulated=self.emulated is not None),
-            lambda event: offer(of_deed(event)),
+            lambda event: offer(audit_record(event)),
             self.clock,
             self.log,
         )
@@ -172,7 +172,7 @@ class Workshop:
 
         services.add(start, end)
 
-    def _add_capper(self, services: Services) -> None:
+    def _add_capper(self, services: ServiceGroup) -> None:
         caps = self.config.caps
         mine = caps.capper is True or (
             caps.capper == "auto" and (self.emulated is not None or os.geteuid() == 0)
@@ -180,13 +180,13 @@ class Workshop:
         if not mine:
             return
         from wattspan.config.writing import to_toml
-        from wattspan.runtime.child import CapperChild
+        from wattspan.service.capper_process import CapperProcess
 
         if not asked_for(self.config, "caps.users"):
             # Its own user always may; the default names the service's, which may not be there.
             caps = msgspec.structs.replace(caps, users=())
         agent = _absolute(self.config.agent)
-        child = CapperChild(
+        child = CapperProcess(
             self.clock,
             ("--emulated", str(self.emulated.directory)) if self.emulated is not None else (),
             to_toml(Config(agent=agent, autotune=self.config.autotune, caps=caps)),
@@ -214,13 +214,13 @@ class Workshop:
         who = f"tuner {os.getpid()}"
         return CapperClient(self.socket, self.clock, who=who, timeout=timeout)
 
-    def _add_tuner(self, services: Services, poller: Poller, tap: UnitTap) -> None:
-        from wattspan.runtime.tenants import Tenants
-        from wattspan.runtime.tuner import Tuner
+    def _add_tuner(self, services: ServiceGroup, poller: Poller, tap: ReceivedSpanQueue) -> None:
         from wattspan.storage.decisions import CertificationStore, DecisionLog, decisions_path
+        from wattspan.tuning.host_view import DeviceUsers
+        from wattspan.tuning.tuner import Tuner
 
         tuned = self.config.autotune
-        tenants = Tenants()
+        tenants = DeviceUsers()
         poller.see_gpu_use = tenants.see
         if Knob.CPU_POWER in tuned.knobs:
             poller.see_cpu_use = tenants.see
@@ -257,13 +257,13 @@ class Workshop:
         services.add(thread.start, end)
         poller.tuning_accounts = self.accounts
 
-    def _told(self, book: DecisionLog) -> Book:
+    def _told(self, book: DecisionLog) -> DecisionStore:
         """``book``, by which the user's collector is told too, if there is one."""
         if self.records is None:
             return book
-        from wattspan.runtime.events import ToldBook
+        from wattspan.service.decision_events import ForwardedDecisions
 
-        return ToldBook(book, self.records.offer)
+        return ForwardedDecisions(book, self.records.offer)
 
 
 def _absolute(agent: AgentSettings) -> AgentSettings:
@@ -274,11 +274,11 @@ def _absolute(agent: AgentSettings) -> AgentSettings:
 
 def command_line(consumer: Consumer) -> str:
     """What tells one job from another: the digest of its command line; "" if it cannot be read."""
-    from wattspan.tuning.digest import digest
+    from wattspan.tuning.decisions.certified import command_digest
 
     try:
         raw = Path(f"/proc/{consumer.pid}/cmdline").read_bytes()
     except OSError:
         return ""
     words = [word.decode("utf-8", "replace") for word in raw.split(b"\0") if word]
-    return digest(words)
+    return command_digest(words)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from wattspan.emulation.host import EmulatedHost
     from wattspan.emulation.profiles import HostProfile
     from wattspan.ports import Clock
-    from wattspan.runtime.agent import Agent
+    from wattspan.service.agent import Agent
 
 LISTEN = "127.0.0.1:9949"
 OTLP, TRACES = "otlp.sock", "/v1/traces"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from wattspan.attribution.cost import BILLION
 from wattspan.cli.compose_footprint import GRAM, open_rate
 from wattspan.cli.diagnosis import Finding, Mark, Section
 from wattspan.config import CarbonSettings, Config, CostSettings
 from wattspan.config.footprint import rate_keys
 from wattspan.ports import Clock, ConfigError
-from wattspan.weighing import BILLION
 
 
 def examine_footprint(config: Config, clock: Clock) -> Section:

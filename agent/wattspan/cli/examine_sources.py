@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
+from wattspan.attribution.energy import energy_between
 from wattspan.cli import figures
 from wattspan.cli.diagnosis import Finding, Mark, Section
 from wattspan.config import Config
-from wattspan.energy import between
 from wattspan.model import (
     MILLISECOND,
     SECOND,
@@ -67,7 +67,7 @@ class Look:
         first, last = self.first.get(domain.id), self.last.get(domain.id)
         if first is None or last is None or last.at.mono <= first.at.mono:
             return None
-        change = between(domain, first, last)
+        change = energy_between(domain, first, last)
         return mean_power(change.energy, change.duration) if isinstance(change, Interval) else None
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from wattspan.cli.controls import Options
 from wattspan.cli.rows import Row, group_rows, host, process_rows, span_rows
-from wattspan.model import DomainAccount, HwType, Snapshot, SpanAccounts, SpanRow, Weighed
-from wattspan.tuning.told import accounts_facts
+from wattspan.model import DomainAccount, HwType, RatedEnergy, Snapshot, SpanAccounts, SpanRow
+from wattspan.tuning.serialization import accounts_to_json
 
 
 def facts(snapshot: Snapshot, options: Options | None = None) -> dict[str, Any]:
@@ -32,12 +32,12 @@ def facts(snapshot: Snapshot, options: Options | None = None) -> dict[str, Any]:
         "ended_joules": _by_type(snapshot.retired),
         "spans": [_span(row) for row in span_rows(snapshot, chosen)],
         "outside_spans_joules": _outside(snapshot.spans),
-        "tuning": accounts_facts(snapshot.tuning),
+        "tuning": accounts_to_json(snapshot.tuning),
         "failures": [str(failure) for health in snapshot.health for failure in health.failures],
     }
 
 
-def _weighed(weighed: Weighed | None) -> dict[str, Any] | None:
+def _weighed(weighed: RatedEnergy | None) -> dict[str, Any] | None:
     if weighed is None:
         return None
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from wattspan.model import Weighed
+from wattspan.model import RatedEnergy
 
 UNKNOWN = "-"
 
@@ -30,7 +30,7 @@ def joules(microjoules: int | None) -> str:
     return f"{value:.{digits}f} {_PREFIXES[prefix]}J"
 
 
-def weight(weighed: Weighed) -> str:
+def weight(weighed: RatedEnergy) -> str:
     """``"0.0034 EUR"``, ``"12.3 kg CO2e"``: three digits; ``≥`` where a part is not known."""
     if weighed.unknown and not weighed.total:
         return f"{UNKNOWN} {weighed.unit}"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wattspan.cli.options import Loaded
     from wattspan.clock import SystemClock
     from wattspan.processes.cpu_sampler import CpuSampler
-    from wattspan.runtime.agent import Agent
+    from wattspan.service.agent import Agent
 
 FIRST_FIGURES = 4 * SECOND
 """How long an agent of our own is given to begin: GPU counters settle 1 to 3 s late."""

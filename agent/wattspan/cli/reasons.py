@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from wattspan.model import Reason
+from wattspan.model import DecisionReason
 
 
 class Meaning(NamedTuple):
@@ -23,193 +23,193 @@ class Meaning(NamedTuple):
 _LATER = "It is looked at anew after the dwell time, which doubles each time."
 _AGAIN = "It goes on when that is over; after the dwell time, if a cap had to be given back."
 
-MEANINGS: Mapping[Reason, Meaning] = {
+MEANINGS: Mapping[DecisionReason, Meaning] = {
     # probing
-    Reason.BASELINE: Meaning(
+    DecisionReason.BASELINE: Meaning(
         "The original setting is watched: how long a unit of work takes, how much that varies, "
         "what the devices draw.",
         "The first lower setting is tried when the noise is known.",
     ),
-    Reason.SCREENING: Meaning(
+    DecisionReason.SCREENING: Meaning(
         "Lower settings are tried one after the other, from just above the draw downwards, each "
         "for a few pairs of looks: one at the setting, one at the original.",
         "It stops before the budget is reached; the most promising setting is then proved.",
     ),
-    Reason.CERTIFYING: Meaning(
+    DecisionReason.CERTIFYING: Meaning(
         "One setting is compared with the original, turn and turn about, until it is sure.",
         "The setting is held once its bound is within the budget, and given up if that becomes "
         "unlikely or too dear.",
     ),
-    Reason.SENTINEL: Meaning(
+    DecisionReason.SENTINEL: Meaning(
         "A held setting makes way for the original for a moment, to see whether the comparison "
         "still holds.",
         "The setting is held again, or given up at once if it has become too slow.",
     ),
-    Reason.RECERTIFYING: Meaning(
+    DecisionReason.RECERTIFYING: Meaning(
         "A setting that was proved for the same program on the same hardware is proved anew.",
         "It is held if it keeps the budget; otherwise the search begins from the start.",
     ),
     # holding
-    Reason.CERTIFIED: Meaning(
+    DecisionReason.CERTIFIED: Meaning(
         "The setting keeps the budget at the declared confidence, and needs the least energy, or "
         "whatever `objective` says, of those that do.",
         "It is compared with the original now and then, and given up at once when it does not "
         "hold any more.",
     ),
     # releasing
-    Reason.OVER_BUDGET: Meaning(
+    DecisionReason.OVER_BUDGET: Meaning(
         "The job is slower than the budget allows, or probably is. The original is back.",
         "After the dwell time a setting nearer to the original is proved; the time doubles with "
         "each release within an hour.",
         "If it happens often, see whether the job's speed varies by itself, or allow more with "
         "`max_slowdown`.",
     ),
-    Reason.BUDGET_SPENT: Meaning(
+    DecisionReason.BUDGET_SPENT: Meaning(
         "The run has lost all the time that the budget allows so far, what was lost by learning "
         "included. The original is back.",
         "The allowance grows while the job works at full speed; then tuning goes on.",
     ),
-    Reason.CHANGED: Meaning(
+    DecisionReason.CHANGED: Meaning(
         "The job is not what it was: its time per unit of work or its draw has shifted and stayed "
         "so. The original is back.",
         "The original is watched anew, and then the setting is proved again or given up.",
     ),
-    Reason.PAUSED: Meaning(
+    DecisionReason.PAUSED: Meaning(
         "No unit of work has ended for far longer than usual, so nothing could tell whether a cap "
         "slows the job down. The original is back.",
         "It goes on when units end again: what was certified is proved anew.",
     ),
-    Reason.ENDED: Meaning(
+    DecisionReason.ENDED: Meaning(
         "The job is gone.",
         "What was certified is remembered for the next run of the same program.",
     ),
-    Reason.TAIL: Meaning(
+    DecisionReason.TAIL: Meaning(
         "More requests were slower than the latency that must hold than its percentile allows.",
         _LATER,
         "Check `latency` and `percentile` of the job in the configuration.",
     ),
     # declining
-    Reason.ADVICE: Meaning(
+    DecisionReason.ADVICE: Meaning(
         "Only advice was asked for: nothing is turned.",
         "It goes on watching.",
         'Set `mode = "apply"` in `[autotune]`, or for the job alone.',
     ),
-    Reason.NOT_CHOSEN: Meaning(
+    DecisionReason.NOT_CHOSEN: Meaning(
         "The job was found by itself, and only jobs that are named are applied to.",
         "It goes on watching.",
         "Name it in `[[autotune.job]]`, or set `apply_found = true`.",
     ),
-    Reason.NOT_ALLOWED: Meaning(
+    DecisionReason.NOT_ALLOWED: Meaning(
         "Its devices or groups are not among those that may be tuned.",
         "Nothing, until the configuration says otherwise.",
         "Add them to `gpus` or `groups` in `[autotune]`.",
     ),
-    Reason.NO_SIGNAL: Meaning(
+    DecisionReason.NO_SIGNAL: Meaning(
         "No unit of work was seen, so nothing could tell whether a cap slows the job down; or the "
         "energy of its devices is not known.",
         "It begins when both come.",
         "Let the job send spans, and check `service` and `span` against `wattspan top --by span`.",
     ),
-    Reason.BAD_WORK: Meaning(
+    DecisionReason.BAD_WORK: Meaning(
         "The attribute that counts a unit's work is missing, zero or negative.",
         "It begins when units with work in them come.",
         "Correct `work`, or leave it empty to count every span as one.",
     ),
-    Reason.LYING_SIGNAL: Meaning(
+    DecisionReason.LYING_SIGNAL: Meaning(
         "Units are as long as ever and yet fewer end: the time passes outside of them.",
         _LATER,
         "Let the span cover the whole unit of work, waiting included.",
     ),
-    Reason.TOO_SHORT: Meaning(
+    DecisionReason.TOO_SHORT: Meaning(
         "The job ended before a search could pay for itself.",
         "A longer run of the same program is searched.",
     ),
-    Reason.TOO_NOISY: Meaning(
+    DecisionReason.TOO_NOISY: Meaning(
         "The time per unit varies so much that to be sure would cost more than could be saved.",
         _LATER,
         "If units differ in size, count their work with `work`; else allow more with "
         "`max_slowdown`.",
     ),
-    Reason.NOT_MONOTONE: Meaning(
+    DecisionReason.NOT_MONOTONE: Meaning(
         "A lower setting was clearly faster than a higher one, so something else decides the "
         "speed.",
         _LATER,
         "Look for heat, and for other work on the devices and their host.",
     ),
-    Reason.INERT: Meaning(
+    DecisionReason.INERT: Meaning(
         "No allowed setting changes anything: the devices draw less than the lowest of them.",
         _LATER,
         "Allow lower ones with `floor`, or add `gpu_clock` to `knobs`: clocks save where caps do "
         "not bind.",
     ),
-    Reason.NO_SAVING: Meaning(
+    DecisionReason.NO_SAVING: Meaning(
         "No setting within the budget needs less energy for the same work.",
         _LATER,
     ),
-    Reason.NO_ROOM: Meaning(
+    DecisionReason.NO_ROOM: Meaning(
         "The budget, the floor or the device's range leaves no setting to try.",
         "Nothing, until one of them changes.",
         "Check `max_slowdown` and `floor` in `[autotune]`, and `floor_watts` and `fixed` in "
         "`[caps]`.",
     ),
-    Reason.WAITING: Meaning(
+    DecisionReason.WAITING: Meaning(
         "Another job of this host explores, and two would disturb each other.",
         "It begins when the other is done.",
     ),
-    Reason.BACKING_OFF: Meaning(
+    DecisionReason.BACKING_OFF: Meaning(
         "Settings had to be released too often of late.",
         "It is tried again after a pause, which doubles each time.",
     ),
     # both releasing and declining
-    Reason.FOREIGN_WRITER: Meaning(
+    DecisionReason.FOREIGN_WRITER: Meaning(
         "Somebody else has set the device's limit since. It is left as they set it.",
         "The device is not touched while that is so.",
         "Find out who: `nvidia-smi -pl`, DCGM, a scheduler's prolog, another tuner. Then see "
         "`wattspan caps status`.",
     ),
-    Reason.THROTTLED: Meaning(
+    DecisionReason.THROTTLED: Meaning(
         "The device slows down for reasons of its own, such as heat or a power brake, so a "
         "comparison would say nothing.",
         _AGAIN,
         "See to cooling and power; `wattspan top` names the reason beside the device.",
     ),
-    Reason.SHARED: Meaning(
+    DecisionReason.SHARED: Meaning(
         "Another tenant of the device sends no signal or does not agree, and a cap would hit it "
         "too.",
         _AGAIN,
         "Give every tenant a `[[autotune.job]]`, or the device to one of them.",
     ),
-    Reason.MIG: Meaning(
+    DecisionReason.MIG: Meaning(
         "The device is split into instances (MIG), and a cap would hit all of them.",
         _AGAIN,
     ),
-    Reason.PROFILE: Meaning(
+    DecisionReason.PROFILE: Meaning(
         "A power profile of the vendor's is in force and changes clocks beneath a cap.",
         _AGAIN,
         "Clear the profile, or leave the device to it.",
     ),
-    Reason.NO_PERMISSION: Meaning(
+    DecisionReason.NO_PERMISSION: Meaning(
         "Limits may not be written here.",
         "Advice goes on.",
         "`wattspan doctor` says which right is missing.",
     ),
-    Reason.NO_CAPPER: Meaning(
+    DecisionReason.NO_CAPPER: Meaning(
         "The process that alone may write limits does not answer; when it ended, the original "
         "settings came back.",
         "Advice goes on, and tuning begins anew when it answers.",
         "Start `wattspan capper`, or let the agent start it: `capper` in `[caps]`.",
     ),
-    Reason.LOST_DEVICE: Meaning(
+    DecisionReason.LOST_DEVICE: Meaning(
         "The device does not answer.",
         _AGAIN,
         "See the kernel's log; a GPU that fell off its bus needs a reset or a reboot.",
     ),
-    Reason.NO_DEVICE: Meaning(
+    DecisionReason.NO_DEVICE: Meaning(
         "The job uses no device that can be turned.",
         "It begins when it uses one.",
         "`wattspan doctor` lists the knobs of this host; `knobs` in `[autotune]` chooses.",
     ),
-    Reason.HELD: Meaning(
+    DecisionReason.HELD: Meaning(
         "Somebody else holds the device's cap: another job, or the operator.",
         _AGAIN,
         "`wattspan caps status` says who.",
@@ -222,6 +222,6 @@ def markdown() -> Iterator[str]:
     """The table of all reasons, line by line."""
     yield "| reason | what it means | what follows | what you can do |"
     yield "|---|---|---|---|"
-    for reason in Reason:
+    for reason in DecisionReason:
         meaning = MEANINGS[reason]
         yield f"| `{reason}` | {meaning.means} | {meaning.then} | {meaning.do or 'nothing'} |"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wattspan.attribution.cost import BILLION, billionths
 from wattspan.cli.compose_footprint import GRAM, constant_of
 from wattspan.cli.figures import UNKNOWN, joules, share
 from wattspan.config import CarbonSettings, Config, CostSettings
@@ -15,10 +16,9 @@ from wattspan.ports import ConfigError
 from wattspan.storage.rates import CARBON, COST, RatedTotal, RatePieces, Weighting, rated_totals
 from wattspan.storage.schema import MINUTE
 from wattspan.util.text import printable
-from wattspan.weighing import BILLION, billionths
 
 if TYPE_CHECKING:
-    from wattspan.schedule import Piece
+    from wattspan.footprint.schedule import RatePeriod
 
 MASSES = (("t", 10**6), ("kg", 1000), ("g", 1))
 """Units of carbon by their grams: one serves a whole table."""
@@ -50,7 +50,7 @@ def _reckoning(kind: str, table: CostSettings | CarbonSettings, unit: str) -> We
 
 
 def _always(rate: int | None) -> RatePieces:
-    def pieces(start: int, end: int) -> Iterator[Piece]:
+    def pieces(start: int, end: int) -> Iterator[RatePeriod]:
         yield end - start, rate
 
     return pieces

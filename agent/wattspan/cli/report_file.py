@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from wattspan.ports import WattspanError
-from wattspan.tabular import NO_PYARROW, guarded, has_pyarrow
+from wattspan.util.tabular import NO_PYARROW, escape_formula, has_pyarrow
 
 FORMATS = ("table", "json", "jsonl", "csv", "parquet")
 
@@ -42,7 +42,7 @@ def csv_bytes(rows: Rows) -> bytes:
 def _guarded(row: tuple[object, ...]) -> Iterator[object]:
     # A figure may begin with a minus sign.
     for cell in row:
-        yield guarded(cell) if isinstance(cell, str) and not _is_figure(cell) else cell
+        yield escape_formula(cell) if isinstance(cell, str) and not _is_figure(cell) else cell
 
 
 def _is_figure(text: str) -> bool:

@@ -37,9 +37,9 @@ def command(config_file: Path | None, settings: tuple[str, ...], emulate: str | 
         loaded = load()
         from wattspan.cli.running import Running
         from wattspan.clock import SystemClock
-        from wattspan.runtime import heap
+        from wattspan.util import malloc
 
-        heap.share()
+        malloc.share_heap()
         tell, warn = loggers(loaded.config.agent.log_level)
         running = Running(request, notify, SystemClock(), again=load, tell=tell, warn=warn)
         running.run(loaded)

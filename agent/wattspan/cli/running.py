@@ -21,10 +21,10 @@ from wattspan.cli.emulated import emulated_host
 from wattspan.cli.signals import StopRequest
 from wattspan.cli.troubles import Troubles, refuse_if_blind
 from wattspan.config import changed_keys
-from wattspan.model import SECOND, Failure, Opening, SourceHealth, Trouble
+from wattspan.model import SECOND, Checkpoint, Failure, SourceHealth, Trouble
 from wattspan.plugins import exporter_faults
 from wattspan.ports import Clock, ConfigError, WattspanError
-from wattspan.runtime.answering import THING as CAPPER
+from wattspan.service.capper_health import CAPPER_LABEL as CAPPER
 from wattspan.supervisor import Notify, Watchdog
 from wattspan.supervisor.status import status
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from wattspan.cli.options import Loaded
     from wattspan.config import Config, EmulationSettings
     from wattspan.emulation.host import EmulatedHost
-    from wattspan.runtime.agent import Agent
+    from wattspan.service.agent import Agent
 
 LOOK_EVERY = 1.0  # seconds between looks for what has begun to fail
 STEP = 60 * SECOND
@@ -96,7 +96,7 @@ class Running:
         self._again, self._tell, self._warn = again, tell, warn
         self._hosts = Hosts(tell)
         self._agent: Agent | None = None  # the newest
-        self._closings: dict[EmulationSettings, Opening] = {}
+        self._closings: dict[EmulationSettings, Checkpoint] = {}
         self._refused = ""
         self._health: tuple[SourceHealth, ...] = ()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from wattspan.model import Footprint, Microjoules, Origin, Weighed
+from wattspan.model import Footprint, Microjoules, RatedEnergy, RateOrigin
 
 Samples = Callable[[str], list[tuple[Mapping[str, str], float]]]
 """The samples of a series by its name."""
@@ -19,13 +19,13 @@ def footprint_of(samples: Samples) -> Footprint:
         if math.isfinite(value)
     }
 
-    def weighed(kind: str, total: str, rate: str, unit: str) -> Weighed | None:
+    def weighed(kind: str, total: str, rate: str, unit: str) -> RatedEnergy | None:
         for labels, value in samples(total):
-            if labels.get("origin") in list(Origin) and math.isfinite(value):
+            if labels.get("origin") in list(RateOrigin) and math.isfinite(value):
                 now = [one for _, one in samples(rate) if math.isfinite(one)]
-                return Weighed(
+                return RatedEnergy(
                     labels.get("currency", unit),
-                    Origin(labels["origin"]),
+                    RateOrigin(labels["origin"]),
                     round(now[0] * 1e9) if now else None,
                     round(value * 1e9),
                     Microjoules(unknown.get(kind, 0)),

@@ -15,7 +15,7 @@ from wattspan.cli.options import config_options, echo_json, json_option, load_co
 from wattspan.client.errors import AgentUnavailableError, MeasurementError
 from wattspan.clock import SystemClock
 from wattspan.config import Config
-from wattspan.model import Decided, TuningAccounts, TuningRow
+from wattspan.model import RecordedDecision, TuningAccounts, TuningRow
 from wattspan.ports import WattspanError
 from wattspan.util.text import printable
 
@@ -166,19 +166,19 @@ def _ask(path: str, config: Config, parameters: Mapping[str, str] | None = None)
 
 
 def _accounts(told: Mapping[str, Any]) -> TuningAccounts:
-    from wattspan.tuning.told import accounts_of
+    from wattspan.tuning.serialization import accounts_from_json
 
     try:
-        return accounts_of(told)
+        return accounts_from_json(told)
     except (LookupError, TypeError, ValueError, AttributeError):
         raise WattspanError(_OTHER_VERSION) from None
 
 
-def _decisions(told: Mapping[str, Any]) -> list[Decided]:
-    from wattspan.tuning.told import decided_of
+def _decisions(told: Mapping[str, Any]) -> list[RecordedDecision]:
+    from wattspan.tuning.serialization import recorded_decision_from_json
 
     try:
-        return [decided_of(one) for one in told["decisions"]]
+        return [recorded_decision_from_json(one) for one in told["decisions"]]
     except (LookupError, TypeError, ValueError, AttributeError):
         raise WattspanError(_OTHER_VERSION) from None
 
@@ -242,7 +242,7 @@ def _kept(config: Config, why: WattspanError, asked: Mapping[str, str], job: str
     from wattspan.query.times import FORMS, moment
     from wattspan.storage.database import file_exists
     from wattspan.storage.decisions import decisions_path, read_decisions, select_decisions
-    from wattspan.tuning.told import decided_facts
+    from wattspan.tuning.serialization import recorded_decision_to_json
 
     state_dir = Path(config.agent.state_dir)
     true, other = decisions_path(state_dir), decisions_path(state_dir, emulated=True)
@@ -262,7 +262,10 @@ def _kept(config: Config, why: WattspanError, asked: Mapping[str, str], job: str
     if job and job not in (names := {one.job for one in known}):
         job = _one(job, [name for name in names if job.casefold() in name.casefold()])
     decisions = select_decisions(known, job, int(asked["limit"]), since)
-    return {"emulated": emulated, "decisions": [decided_facts(one) for one in decisions]}
+    return {
+        "emulated": emulated,
+        "decisions": [recorded_decision_to_json(one) for one in decisions],
+    }
 
 
 # ------------------------------------------------------------------------------------- showing

@@ -20,8 +20,16 @@ from wattspan.cli.tuning_figures import (
     saved,
     setting,
 )
-from wattspan.model import CapRow, Instant, Move, Reason, Tried, TuningAccounts, TuningRow
-from wattspan.tuning.told import row_facts
+from wattspan.model import (
+    CapRow,
+    DecisionReason,
+    Instant,
+    Move,
+    TestedSetting,
+    TuningAccounts,
+    TuningRow,
+)
+from wattspan.tuning.serialization import row_to_json
 from wattspan.util.text import printable
 
 
@@ -29,7 +37,7 @@ def explain_facts(row: TuningRow, accounts: TuningAccounts) -> dict[str, Any]:
     """The row as facts, with what its reason means and why no other setting stands."""
     meaning = MEANINGS[row.decision.reason]
     return {
-        **row_facts(row),
+        **row_to_json(row),
         "means": meaning.means,
         "then": meaning.then,
         "remedy": meaning.do,
@@ -168,13 +176,13 @@ def _bound(row: TuningRow, bound: float | None) -> str:
 
 _FROM_TRYING = frozenset(
     {
-        Reason.OVER_BUDGET,
-        Reason.BUDGET_SPENT,
-        Reason.TAIL,
-        Reason.TOO_NOISY,
-        Reason.NOT_MONOTONE,
-        Reason.INERT,
-        Reason.NO_SAVING,
+        DecisionReason.OVER_BUDGET,
+        DecisionReason.BUDGET_SPENT,
+        DecisionReason.TAIL,
+        DecisionReason.TOO_NOISY,
+        DecisionReason.NOT_MONOTONE,
+        DecisionReason.INERT,
+        DecisionReason.NO_SAVING,
     }
 )
 """Why the original stands, if it is for what was tried; else that has nothing to do with it."""
@@ -206,7 +214,7 @@ def not_higher(row: TuningRow, accounts: TuningAccounts) -> str:
     return f"Not higher: nothing between it and the original{told} was tried."
 
 
-def _against(other: Tried, row: TuningRow, held: int | None) -> str:
+def _against(other: TestedSetting, row: TuningRow, held: int | None) -> str:
     """What speaks against ``other``: its speed, its energy, or how little is known of it."""
     name = setting(row.knob, other.setting)
     slower = f"{_pace(other.slowdown)}{_bound(row, other.bound)}"

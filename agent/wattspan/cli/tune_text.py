@@ -15,7 +15,14 @@ from wattspan.cli.tuning_figures import (
     percent,
     setting,
 )
-from wattspan.model import Decided, Instant, Move, Reason, TuningAccounts, TuningRow
+from wattspan.model import (
+    DecisionReason,
+    Instant,
+    Move,
+    RecordedDecision,
+    TuningAccounts,
+    TuningRow,
+)
 from wattspan.util.text import printable
 
 EMULATED = "EMULATED: these are figures of an emulated host and true of no machine."
@@ -62,7 +69,7 @@ def head(accounts: TuningAccounts) -> Iterator[str]:
         yield f"! {accounts.capper_trouble or 'The capper does not answer.'}"
 
 
-def history_lines(decisions: Sequence[Decided], width: int | None) -> Iterator[str]:
+def history_lines(decisions: Sequence[RecordedDecision], width: int | None) -> Iterator[str]:
     """A line a decision, newest last, its sentence as in :func:`status_lines`."""
     cells = [
         (
@@ -83,7 +90,7 @@ def history_lines(decisions: Sequence[Decided], width: int | None) -> Iterator[s
             yield from wrapped(sentence, width, "  ")
 
 
-def _asked(decided: Decided) -> str:
+def _asked(decided: RecordedDecision) -> str:
     """The settings a decision asked for; in brackets if it was not carried out."""
     values = sorted(set(decided.decision.caps.values()))
     if not values:
@@ -134,7 +141,7 @@ def _cells(row: TuningRow, accounts: TuningAccounts, now: Instant) -> _Cells:
 
 def state(row: TuningRow) -> str:
     """The state; "advice" where that is all that is given."""
-    if row.decision.reason is Reason.ADVICE:
+    if row.decision.reason is DecisionReason.ADVICE:
         return "advice"
     advised = not row.applied and row.decision.move in (Move.PROBE, Move.HOLD)
     return f"{row.state} (advice)" if advised else str(row.state)

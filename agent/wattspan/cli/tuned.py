@@ -11,7 +11,7 @@ from wattspan.cli.scraping import Scraper
 from wattspan.client.agent import ask
 from wattspan.client.errors import MeasurementError
 from wattspan.model import Snapshot, TuningAccounts
-from wattspan.tuning.told import accounts_of
+from wattspan.tuning.serialization import accounts_from_json
 
 
 class Tuned:
@@ -33,6 +33,6 @@ class Tuned:
         """None if nobody says: it may be elsewhere, or older, and another host's is not meant."""
         try:
             told = ask("/v1/tuning", {}, directories=self._directories)
-            return accounts_of(told) if told.get("host_name") == host else None
+            return accounts_from_json(told) if told.get("host_name") == host else None
         except (MeasurementError, LookupError, TypeError, ValueError, AttributeError):
             return None

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from wattspan.cli.figures import UNKNOWN, joules
 from wattspan.model import CapRow, Knob, TuningAccounts, TuningRow
-from wattspan.tuning.told import unit
+from wattspan.tuning.serialization import unit
 
 
 def percent(part: float | None, *, least: str = "") -> str:

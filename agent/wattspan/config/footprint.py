@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Annotated
 from urllib.parse import urlsplit
 
+from wattspan.attribution.cost import MAX_RATE
 from wattspan.model.settings import Duration, Table, about, quoted
-from wattspan.weighing import DEAREST
 
 _CURRENCY = re.compile(r"[A-Za-z]{1,12}")
 
@@ -60,7 +60,7 @@ class CostSettings(Table, frozen=True):
         str, about('Of all amounts: "EUR", or what else you reckon in, in at most 12 letters.')
     ] = "EUR"
     price: Annotated[
-        float | None, about("What a kilowatt-hour costs, always.", least=0, most=DEAREST)
+        float | None, about("What a kilowatt-hour costs, always.", least=0, most=MAX_RATE)
     ] = None
     schedule: _Schedule = ""
     url: _Url = ""
@@ -88,7 +88,7 @@ class CarbonSettings(Table, frozen=True):
 
     intensity: Annotated[
         float | None,
-        about("The grams that a kilowatt-hour emits, always.", least=0, most=DEAREST),
+        about("The grams that a kilowatt-hour emits, always.", least=0, most=MAX_RATE),
     ] = None
     schedule: _Schedule = ""
     url: _Url = ""

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from wattspan.attribution.cost import billionths
+from wattspan.footprint.schedule import Schedule
 from wattspan.footprint.tariff_file import read_schedule
-from wattspan.model import SECOND, Failure, Instant, Origin, SourceHealth, Trouble
+from wattspan.model import SECOND, Failure, Instant, RateOrigin, SourceHealth, Trouble
 from wattspan.model.settings import Duration, quoted
 from wattspan.ports import Clock, ConfigError
-from wattspan.schedule import Schedule
 from wattspan.util.files import read_regular
-from wattspan.weighing import billionths
 
 MAX_RESPONSE_BYTES = 64 * 1024
 """Bytes of an answer; one number takes less."""
@@ -123,7 +123,7 @@ class EnergyRate(Protocol):
     """What a kilowatt-hour comes to, in billionths. ``at`` never blocks, from any thread."""
 
     @property
-    def origin(self) -> Origin: ...
+    def origin(self) -> RateOrigin: ...
 
     def at(self, now: Instant) -> int | None:
         """The rate in force; None while it is not known."""
@@ -133,7 +133,7 @@ class EnergyRate(Protocol):
 class ConstantRate:
     """The same, always."""
 
-    origin = Origin.CONSTANT
+    origin = RateOrigin.CONSTANT
 
     def __init__(self, rate: int | None) -> None:
         self._rate = rate
@@ -200,7 +200,7 @@ class TariffRate(PolledRate):
     A file that cannot be read any more changes nothing: what was read last stays in force.
     """
 
-    origin = Origin.SCHEDULE
+    origin = RateOrigin.SCHEDULE
 
     def __init__(self, name: str, path: Path) -> None:
         super().__init__(name, _TARIFF_INTERVAL)
@@ -245,7 +245,7 @@ class ExternalRate(PolledRate):
     rate, such as a price below zero, is one all the same: the rate is not known then.
     """
 
-    origin = Origin.METRIC
+    origin = RateOrigin.METRIC
 
     def __init__(
         self,

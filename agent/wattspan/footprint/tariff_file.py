@@ -9,11 +9,19 @@ from pathlib import Path
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo
 
+from wattspan.attribution.cost import MAX_RATE, billionths
 from wattspan.config.reading import TomlFile, parse_toml, read_toml
+from wattspan.footprint.schedule import (
+    EVERY_DAY,
+    MINUTES_PER_DAY,
+    DayOfYear,
+    Period,
+    Schedule,
+    Season,
+    find_overlap,
+)
 from wattspan.model.settings import SettingError, Table, about, convert, quoted
 from wattspan.ports import ConfigError
-from wattspan.schedule import DAY, EVERY_DAY, DayOfYear, Period, Schedule, Season, clash
-from wattspan.weighing import DEAREST, billionths
 
 MAX_PERIODS = 200
 
@@ -25,7 +33,7 @@ class PeriodRow(Table, frozen=True, rename={"begin": "from", "end": "to"}):
     """One `[[period]]`."""
 
     rate: Annotated[
-        float, about("What a kilowatt-hour comes to.", least=0, most=DEAREST, hint=_HINT)
+        float, about("What a kilowatt-hour comes to.", least=0, most=MAX_RATE, hint=_HINT)
     ]
     begin: Annotated[str, about("The time of day from which it holds.")] = "00:00"
     end: Annotated[str, about("The time of day at which it ends.")] = "24:00"
@@ -40,7 +48,7 @@ class TariffTable(Table, frozen=True):
 
     zone: Annotated[str, about('The time zone, such as "Europe/Berlin".')]
     otherwise: Annotated[
-        float | None, about("What holds when no period does.", least=0, most=DEAREST, hint=_HINT)
+        float | None, about("What holds when no period does.", least=0, most=MAX_RATE, hint=_HINT)
     ] = None
     period: Annotated[tuple[PeriodRow, ...], about("The periods.")] = ()
 
@@ -107,7 +115,7 @@ def _period(row: PeriodRow) -> Period:
     rate = billionths(row.rate)
     assert rate is not None  # noqa: S101 - within its bounds
     begin, end = _minute(row.begin), _minute(row.end)
-    if begin == DAY:
+    if begin == MINUTES_PER_DAY:
         raise ValueError('nothing begins at "24:00"; write from = "00:00"')
     if begin == end:
         raise ValueError(f"it ends when it begins, at {quoted(row.begin)}; leave out from and to")
@@ -127,8 +135,10 @@ def _period(row: PeriodRow) -> Period:
 
 def _minute(text: str) -> int:
     match = re.fullmatch(r"([0-9]{1,2}):([0-9]{2})(?::00)?", text)
-    minute = int(match[1]) * 60 + int(match[2]) if match and int(match[2]) < 60 else DAY + 1
-    if minute > DAY:
+    minute = (
+        int(match[1]) * 60 + int(match[2]) if match and int(match[2]) < 60 else MINUTES_PER_DAY + 1
+    )
+    if minute > MINUTES_PER_DAY:
         raise ValueError(f'{quoted(text)} is not a time of day such as "07:00" or "24:00"')
     return minute
 
@@ -193,7 +203,7 @@ def _size_faults(file: TomlFile, table: TariffTable) -> Iterator[str]:
 
 
 def _clash(file: TomlFile, periods: list[Period]) -> Iterator[str]:
-    found = clash(periods)
+    found = find_overlap(periods)
     if found is None:
         return
     lines: Mapping[int, str] = {n: file.place(f"period[{n}]") for n in (found.one, found.other)}

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping
 
 from wattspan.model import HwType, Provenance
-from wattspan.spans import Outcome, SpanEnergy
+from wattspan.spans.values import Outcome, SpanEnergy
 
 PREFIX = "wattspan.energy."
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from wattspan.forward.attributes import PREFIX, Attributes
 from wattspan.forward.shallow import scopes, shallow
-from wattspan.spans import SpanEnergy
+from wattspan.spans.values import SpanEnergy
 
 _PREFIX = PREFIX.encode()
 

@@ -30,7 +30,7 @@ from wattspan.forward.spooling import Spooling
 from wattspan.forward.waiting import Parcel, Waiting
 from wattspan.model import HwType, Provenance, SourceHealth
 from wattspan.ports import Clock
-from wattspan.spans import SpanEnergy
+from wattspan.spans.values import SpanEnergy
 
 REQUESTS_AT_ONCE = 64
 BYTES_AT_ONCE = 2 << 20

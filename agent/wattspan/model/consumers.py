@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
-from wattspan.model.domains import Interval
-from wattspan.model.quantities import Instant, Microjoules, Word
+from wattspan.model.measurements import Instant, Interval, Microjoules, ModelEnum
 
 
 class Consumer(NamedTuple):
@@ -30,7 +29,7 @@ class Remainder(NamedTuple):
 Payer = Consumer | Remainder
 
 
-class GroupKind(Word):
+class GroupKind(ModelEnum):
     """What a group is; the order is from the most to the least specific."""
 
     CONTAINER = "container"
@@ -88,7 +87,7 @@ class Usage:
         return sum(self.spent.values()) + self.unclaimed
 
 
-class NamePolicy(Word):
+class NamePolicy(ModelEnum):
     """What a process is called wherever it is shown."""
 
     COMMAND = "command"  # what the kernel calls it
@@ -96,7 +95,7 @@ class NamePolicy(Word):
     NONE = "none"  # nothing: it is told apart by its pid alone
 
 
-class IdlePolicy(Word):
+class IdlePolicy(ModelEnum):
     """Who pays for the energy a device draws while it does nothing."""
 
     SEPARATE = "separate"  # nobody: it is an account of its own

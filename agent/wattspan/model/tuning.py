@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from wattspan.model.quantities import Instant, Microjoules, Nanoseconds, Word
+from wattspan.model.measurements import Instant, Microjoules, ModelEnum, Nanoseconds
 
-_NOTHING: Mapping[str, int] = MappingProxyType({})
+_EMPTY: Mapping[str, int] = MappingProxyType({})
 
 
-class Knob(Word):
+class Knob(ModelEnum):
     """What can be turned on a device. Power is in milliwatts, clocks are in megahertz."""
 
     GPU_POWER = "gpu_power"  # the board's power management limit
@@ -74,7 +74,7 @@ class CapRow:
     trouble: str = ""
 
 
-class Move(Word):
+class Move(ModelEnum):
     """What a decision does."""
 
     PROBE = "probe"  # hold a setting for a while to learn from it
@@ -83,7 +83,7 @@ class Move(Word):
     DECLINE = "decline"  # leave the original, and say why
 
 
-class Reason(Word):
+class DecisionReason(ModelEnum):
     """Why a decision is as it is: a label of metrics."""
 
     # probing
@@ -129,7 +129,7 @@ class Reason(Word):
     HELD = "held"  # somebody else holds the device's cap
 
 
-class TuningState(Word):
+class TuningState(ModelEnum):
     """Where a job stands."""
 
     WAITING = "waiting"
@@ -150,18 +150,18 @@ class Decision:
     """
 
     move: Move
-    reason: Reason
+    reason: DecisionReason
     sentence: str
-    caps: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    caps: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
     shown: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def same_as(self) -> tuple[Move, Reason, tuple[tuple[str, int], ...]]:
+    def same_as(self) -> tuple[Move, DecisionReason, tuple[tuple[str, int], ...]]:
         """What two decisions must share to be the same one, told again with newer figures."""
         return self.move, self.reason, tuple(sorted(self.caps.items()))
 
 
-class Decided(NamedTuple):
+class RecordedDecision(NamedTuple):
     """A decision that was made once, with when and about which job."""
 
     at: Instant
@@ -172,7 +172,7 @@ class Decided(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TestedSetting:
     """One setting that was tried, and what comparing it with the original has shown so far.
 
     ``setting`` is every device's, in the knob's unit. ``slowdown`` is of the time per unit of
@@ -225,11 +225,11 @@ class TuningRow:
     pairs: int = 0
     units: int = 0
     committed: Nanoseconds | None = None
-    decisions: Mapping[tuple[Move, Reason], int] = field(default_factory=dict)
-    tried: tuple[Tried, ...] = ()
+    decisions: Mapping[tuple[Move, DecisionReason], int] = field(default_factory=dict)
+    tried: tuple[TestedSetting, ...] = ()
     lost: Nanoseconds | None = None
     allowance: Nanoseconds | None = None
-    original: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    original: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,4 +249,4 @@ class TuningAccounts:
     restores: int = 0
     ceiling: int | None = None  # milliwatts: the host's power budget, if there is one
     forwarded: int | None = None
-    forward_drops: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    forward_drops: Mapping[str, int] = field(default_factory=lambda: _EMPTY)

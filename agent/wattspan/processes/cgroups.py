@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from wattspan.attribution import split
+from wattspan.attribution.settlement import split
 from wattspan.processes.groups import cgroup_paths
 
 MAX_CGROUPS = 512

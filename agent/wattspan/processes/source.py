@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from wattspan.attribution import split
+from wattspan.attribution.settlement import split
 from wattspan.model import (
     SECOND,
     Failure,

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from wattspan.model import Consumer, Domain, HwType, Provenance
-from wattspan.ports import Past
+from wattspan.ports import EnergyQueries
 from wattspan.query.grid import Grid
-from wattspan.spans import Spent
+from wattspan.spans.values import IntervalEnergy
 
 Facts = dict[str, Any]
 
@@ -21,7 +21,7 @@ FINEST = Grid(0)
 
 
 def energy(
-    past: Past,
+    past: EnergyQueries,
     start: int,
     end: int,
     consumer: Consumer | None = None,
@@ -93,7 +93,7 @@ def provenances(domains: Iterable[Domain]) -> dict[HwType, Provenance]:
     return found
 
 
-def _host(devices: list[tuple[Domain, Spent]], start: int, end: int) -> Facts:
+def _host(devices: list[tuple[Domain, IntervalEnergy]], start: int, end: int) -> Facts:
     """The devices' sum by kind; covered is what the least covered device was."""
     energy: dict[HwType, int | None] = {}
     doubt: dict[HwType, int] = {}
@@ -108,7 +108,7 @@ def _host(devices: list[tuple[Domain, Spent]], start: int, end: int) -> Facts:
     return _figures(energy, doubt, covered, end - start)
 
 
-def _device(domain: Domain, spent: Spent, idle: int | None, length: int) -> Facts:
+def _device(domain: Domain, spent: IntervalEnergy, idle: int | None, length: int) -> Facts:
     kind = domain.hw_type
     return {
         "hw_id": domain.id,
@@ -122,7 +122,7 @@ def _device(domain: Domain, spent: Spent, idle: int | None, length: int) -> Fact
     }
 
 
-def _process(consumer: Consumer, spent: Spent, length: int) -> Facts:
+def _process(consumer: Consumer, spent: IntervalEnergy, length: int) -> Facts:
     known = _known(spent.energy, spent, length)
     doubt = _known(spent.uncertainty, spent, length)
     return {
@@ -132,7 +132,9 @@ def _process(consumer: Consumer, spent: Spent, length: int) -> Facts:
     }
 
 
-def _known(figures: Mapping[HwType, int], spent: Spent, length: int) -> Mapping[HwType, int]:
+def _known(
+    figures: Mapping[HwType, int], spent: IntervalEnergy, length: int
+) -> Mapping[HwType, int]:
     """Nothing, where nothing was measured: a sum over no interval is no zero."""
     return figures if spent.covered > 0 or length == 0 else {}
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from wattspan.model import Domain, HwType, Microjoules
-from wattspan.ports import Past
-from wattspan.spans import Spent
+from wattspan.ports import EnergyQueries
+from wattspan.spans.values import IntervalEnergy
 
 
 class Grid(NamedTuple):
@@ -32,7 +32,7 @@ class Grid(NamedTuple):
         """Whether it keeps a device's energy back: a GPU's driver tells it to every user."""
         return self.size > 0 and domain.hw_type is not HwType.GPU
 
-    def device(self, past: Past, domain: Domain, start: int, end: int) -> Spent:
+    def device(self, past: EnergyQueries, domain: Domain, start: int, end: int) -> IntervalEnergy:
         """What ``domain`` spent; nothing of a cell that is not settled or was forgotten in part."""
         end = min(end, self.down(past.settled()))
         energy: Counter[HwType] = Counter()
@@ -48,13 +48,13 @@ class Grid(NamedTuple):
                     doubt[kind] += amount * beside // span
                 for kind, amount in spent.uncertainty.items():
                     doubt[kind] += amount * inside // span
-        return Spent(
+        return IntervalEnergy(
             {kind: Microjoules(amount) for kind, amount in energy.items()},
             {kind: Microjoules(amount) for kind, amount in doubt.items()},
             covered,
         )
 
-    def idle(self, past: Past, domain: Domain, start: int, end: int) -> Microjoules | None:
+    def idle(self, past: EnergyQueries, domain: Domain, start: int, end: int) -> Microjoules | None:
         total, end = 0, min(end, self.down(past.settled()))
         for first, last, inside in self._parts(start, end):
             idle = past.idle(domain.id, first, last)
@@ -79,7 +79,9 @@ class Grid(NamedTuple):
             yield last, last + self.size, end - last
 
 
-def _whole(past: Past, domain_id: str, start: int, end: int, size: int) -> Iterator[Spent]:
+def _whole(
+    past: EnergyQueries, domain_id: str, start: int, end: int, size: int
+) -> Iterator[IntervalEnergy]:
     """What is known of whole cells; a cell of which a part is not known is left out."""
     spent = past.device(domain_id, start, end)
     if spent.covered >= end - start:

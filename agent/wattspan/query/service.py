@@ -11,7 +11,7 @@ from wattspan.http.connection_limiter import FairQuota
 from wattspan.http.limits import FairLock
 from wattspan.http.messages import Handler, HttpRequest, HttpResponse, Peer
 from wattspan.model import MILLISECOND, Consumer, Provenance
-from wattspan.ports import Clock, Past, ProcessDirectory
+from wattspan.ports import Clock, EnergyQueries, ProcessDirectory
 from wattspan.query import answer
 from wattspan.query.grid import Grid
 from wattspan.query.problem import ProblemError, bad, json_response, nearest
@@ -47,7 +47,7 @@ class QueryService:
 
     def __init__(
         self,
-        past: Past,
+        past: EnergyQueries,
         directory: ProcessDirectory,
         clock: Clock,
         *,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from wattspan.model import Decided, Instant, TuningAccounts
+from wattspan.model import Instant, RecordedDecision, TuningAccounts
 from wattspan.query.problem import bad
 from wattspan.query.question import known_only, moment_of, shown
-from wattspan.tuning.told import Facts, accounts_facts, decided_facts
+from wattspan.tuning.serialization import JsonObject, accounts_to_json, recorded_decision_to_json
 
 TuningView = Callable[[], TuningAccounts]
 """Returns the newest accounts; calling it changes nothing."""
@@ -26,7 +26,7 @@ class HistoryView(Protocol):
 
     def __call__(
         self, job: str = "", limit: int = USUAL, since: int | None = None
-    ) -> Sequence[Decided]: ...
+    ) -> Sequence[RecordedDecision]: ...
 
 
 class HistoryQuestion(NamedTuple):
@@ -46,15 +46,15 @@ def history_question(query: Mapping[str, str], now: Instant) -> HistoryQuestion:
     return HistoryQuestion(query.get("job", ""), _limit(query.get("limit", str(USUAL))), since)
 
 
-def tuning(view: TuningView | None) -> Facts:
+def tuning(view: TuningView | None) -> JsonObject:
     """How every job stands. Where nothing tunes, the mode is ``off`` and there are no jobs."""
-    return accounts_facts(TuningAccounts() if view is None else view())
+    return accounts_to_json(TuningAccounts() if view is None else view())
 
 
-def history(view: HistoryView | None, question: HistoryQuestion) -> Facts:
+def history(view: HistoryView | None, question: HistoryQuestion) -> JsonObject:
     """The decisions asked for, oldest first."""
     told = () if view is None else view(question.job, question.limit, question.since)
-    return {"decisions": [decided_facts(decided) for decided in told]}
+    return {"decisions": [recorded_decision_to_json(decided) for decided in told]}
 
 
 def _limit(text: str) -> int:

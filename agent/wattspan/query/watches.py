@@ -13,7 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from wattspan.model import SECOND, Consumer
-from wattspan.ports import Clock, Past, ProcessDirectory
+from wattspan.ports import Clock, EnergyQueries, ProcessDirectory
 
 MOST = 8
 """Processes that are kept. Beyond, one that has ended makes way, or the longest unasked for."""
@@ -46,7 +46,7 @@ class Watches:
 
     def __init__(
         self,
-        past: Past,
+        past: EnergyQueries,
         directory: ProcessDirectory,
         clock: Clock,
         fine: FineTimes | None = None,

@@ -14,7 +14,7 @@ from wattspan.spanfeed.containers import Containers, container_id, with_pid
 from wattspan.spanfeed.delivery import Claim
 from wattspan.spanfeed.evidence import Kernel, Living
 from wattspan.spanfeed.peers import Sender
-from wattspan.spans import Outcome
+from wattspan.spans.values import Outcome
 
 _GENERATIONS = 64
 _FORWARDERS = 256

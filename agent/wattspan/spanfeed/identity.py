@@ -19,7 +19,7 @@ from wattspan.spanfeed.containers import Containers
 from wattspan.spanfeed.delivery import Claim
 from wattspan.spanfeed.evidence import Allowance, Kernel
 from wattspan.spanfeed.peers import UNDATED, Senders
-from wattspan.spans import Outcome
+from wattspan.spans.values import Outcome
 
 SURE = 250 * MILLISECOND
 """How long an answer stands unchecked: no host gives out all of its pids in so short a time."""

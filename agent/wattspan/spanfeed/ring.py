@@ -13,7 +13,7 @@ import os
 import stat
 
 from wattspan.otel.wire import ENDED, READ, RECORD_SIZE, STARTED
-from wattspan.spans import Ended, Started
+from wattspan.spans.values import SpanEnd, SpanStart
 
 LARGEST = 1 << 16
 """The most records a ring may hold: what reading it may cost is ours to bound."""
@@ -23,7 +23,7 @@ _NUMBER = RECORD_SIZE - 8  # where the number stands in a record
 _LEAP = 1 << 40  # no process writes as many records between two looks at its ring
 _NO_PARENT = bytes(8)
 
-Record = Started | Ended
+Record = SpanStart | SpanEnd
 
 
 class RingError(ValueError):
@@ -94,9 +94,9 @@ class Ring:
             number += 1
             if kind == STARTED:
                 known = b"" if parent == _NO_PARENT else parent
-                records.append(new(Started, (id_, known, at, thread, cpu)))
+                records.append(new(SpanStart, (id_, known, at, thread, cpu)))
             elif kind == ENDED:
-                records.append(new(Ended, (id_, at, thread, cpu)))
+                records.append(new(SpanEnd, (id_, at, thread, cpu)))
             else:
                 useless += 1
         self._next = number

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from wattspan.config import StoreSettings as StoreSettings
-from wattspan.model import Failure, Opening, SourceHealth, Trouble
+from wattspan.model import Checkpoint, Failure, SourceHealth, Trouble
 from wattspan.ports import Clock, StoreError
 from wattspan.storage.async_writer import HANG_AFTER, AsyncWriter
 from wattspan.storage.checkpoints import AlternatingCheckpointFiles, latest_checkpoint
@@ -26,11 +26,11 @@ class CheckpointStore:
     """Books that outlive the process however it ends. One thread writes, one keeps."""
 
     def __init__(
-        self, store: Store, latest: AlternatingCheckpointFiles, keeper: AsyncWriter[Opening]
+        self, store: Store, latest: AlternatingCheckpointFiles, keeper: AsyncWriter[Checkpoint]
     ) -> None:
         """Use :meth:`open`."""
         self._store, self._latest, self._keeper = store, latest, keeper
-        self.opening: Opening | None = latest_checkpoint(store.opening(), latest.opening())
+        self.opening: Checkpoint | None = latest_checkpoint(store.opening(), latest.opening())
         """What a run before this one came to; None if this is the first."""
         if self.opening is not None:
             store.resume(self.opening)
@@ -54,7 +54,7 @@ class CheckpointStore:
             store.close()
             raise StoreError(store_failure(error, store.path, "open")) from None
 
-    def begin_anew(self, since: Opening | None) -> None:
+    def begin_anew(self, since: Checkpoint | None) -> None:
         """Go on from no run before: count from ``since``, or from the beginning of the next books.
 
         StoreError if that cannot be written.
@@ -72,14 +72,14 @@ class CheckpointStore:
         hangs = store_hang_failure(self._store.path)
         return replace(health, up=False, failures=(hangs, *health.failures))
 
-    def keep(self, opening: Opening) -> None:
+    def keep(self, opening: Checkpoint) -> None:
         """Keep the books of a snapshot that is about to be seen. Never raises, cheap.
 
         A disk that hangs is waited for a moment only; then they are kept once it answers.
         """
         self._keeper.keep(opening)
 
-    def write(self, opening: Opening) -> bool:
+    def write(self, opening: Checkpoint) -> bool:
         """Add what was spent since the last write to the history."""
         return self._store.write(opening)
 
@@ -98,7 +98,7 @@ class DeferredCheckpointStore:
         refusal: StoreError,
         log: Callable[[str], None],
         *,
-        closing: Opening | None = None,
+        closing: Checkpoint | None = None,
     ) -> None:
         """``ask`` opens the store, or raises StoreError; ``refusal`` is why it could not so far.
 
@@ -109,7 +109,7 @@ class DeferredCheckpointStore:
         self._closing = closing
         self._kept: CheckpointStore | None = None
         self._closed = False
-        self._first: Opening | None = None
+        self._first: Checkpoint | None = None
         self._failure, self._failed = _failure(refusal), 1
 
     opening = None
@@ -122,13 +122,13 @@ class DeferredCheckpointStore:
             return kept.health
         return SourceHealth(STORE_SOURCE, False, 0, self._failed, (self._failure,))
 
-    def keep(self, opening: Opening) -> None:
+    def keep(self, opening: Checkpoint) -> None:
         """As :meth:`Kept.keep`, once there is a place for it."""
         kept = self._kept
         if kept is not None:
             kept.keep(opening)
 
-    def write(self, opening: Opening) -> bool:
+    def write(self, opening: Checkpoint) -> bool:
         """As :meth:`Kept.write`; False while there is no store."""
         if self._first is None:
             self._first = opening
@@ -141,7 +141,7 @@ class DeferredCheckpointStore:
         if self._kept is not None:
             self._kept.close()
 
-    def _had(self, opening: Opening, first: Opening) -> CheckpointStore | None:
+    def _had(self, opening: Checkpoint, first: Checkpoint) -> CheckpointStore | None:
         """The store, if it can be had now."""
         kept: CheckpointStore | None = None
         try:

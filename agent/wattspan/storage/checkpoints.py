@@ -26,6 +26,7 @@ from types import MappingProxyType
 import msgspec
 
 from wattspan.model import (
+    Checkpoint,
     Consumer,
     DomainAccount,
     Footprint,
@@ -36,7 +37,6 @@ from wattspan.model import (
     Microjoules,
     Milliwatts,
     Nanoseconds,
-    Opening,
     Payer,
     PayerInfo,
     ProcessRow,
@@ -98,12 +98,12 @@ class _CheckpointDocument(msgspec.Struct):
     since: Instant | None = None
 
 
-def pack_checkpoint(opening: Opening) -> bytes:
+def pack_checkpoint(opening: Checkpoint) -> bytes:
     """``opening`` as bytes, without powers, exemplars and what is pending: true only then."""
     return zlib.compress(checkpoint_to_json(opening), 1)
 
 
-def unpack_checkpoint(blob: bytes) -> Opening:
+def unpack_checkpoint(blob: bytes) -> Checkpoint:
     """The opening that was packed; BooksError if there is none in ``blob``."""
     try:
         text = zlib.decompress(blob)
@@ -112,7 +112,7 @@ def unpack_checkpoint(blob: bytes) -> Opening:
     return checkpoint_from_json(text)
 
 
-def checkpoint_to_json(opening: Opening) -> bytes:
+def checkpoint_to_json(opening: Checkpoint) -> bytes:
     """What is packed, as text: quick, for what is written at every publication."""
     books = _CheckpointDocument(
         at=opening.at,
@@ -140,13 +140,13 @@ def checkpoint_to_json(opening: Opening) -> bytes:
         return json.dumps(msgspec.to_builtins(books), separators=(",", ":")).encode("ascii")
 
 
-def checkpoint_from_json(text: bytes) -> Opening:
+def checkpoint_from_json(text: bytes) -> Checkpoint:
     """The opening in ``text``; BooksError if there is none."""
     try:
         books = msgspec.convert(json.loads(text), _CheckpointDocument)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise CheckpointError(str(error)) from None
-    return Opening(
+    return Checkpoint(
         at=books.at,
         boot_id=books.boot_id,
         accounts=tuple(books.accounts),
@@ -212,11 +212,11 @@ class AlternatingCheckpointFiles:
         self._found = max(found, key=lambda one: one[0])[1]
         self._failed = False
 
-    def opening(self) -> Opening | None:
+    def opening(self) -> Checkpoint | None:
         """The newest books of the run before; None if there are none."""
         return self._found
 
-    def write(self, opening: Opening) -> None:
+    def write(self, opening: Checkpoint) -> None:
         """Keep these books. What goes wrong is said once, and the next write tries again."""
         text = checkpoint_to_json(opening)
         sequence = self._sequence + 1
@@ -237,7 +237,7 @@ class AlternatingCheckpointFiles:
         while self._files:
             os.close(self._files.pop())
 
-    def _read(self, file: int) -> tuple[int, Opening | None]:
+    def _read(self, file: int) -> tuple[int, Checkpoint | None]:
         blob = os.pread(file, os.fstat(file).st_size, 0)
         sequence, length, checksum = (
             int.from_bytes(blob[at : at + 8], "little") for at in range(0, _HEADER_BYTES, 8)
@@ -263,11 +263,11 @@ def _checksum(sequence: int, text: bytes) -> int:
     return zlib.crc32(text, zlib.crc32(sequence.to_bytes(8, "little")))
 
 
-def latest_checkpoint(one: Opening | None, other: Opening | None) -> Opening | None:
+def latest_checkpoint(one: Checkpoint | None, other: Checkpoint | None) -> Checkpoint | None:
     """Of two books of one host, those that were kept longer: energies only ever rise."""
     found = [books for books in (one, other) if books is not None]
     return max(found, key=_total_energy, default=None)
 
 
-def _total_energy(books: Opening) -> int:
+def _total_energy(books: Checkpoint) -> int:
     return sum(account.energy for account in books.accounts)

@@ -1,6 +1,6 @@
 """The book of decisions: what was decided about which job, when and why, over restarts.
 
-One JSON object a line, as :mod:`wattspan.tuning.told` tells a decision. When the file is full it
+One JSON object a line, as :mod:`wattspan.tuning.serialization` tells a decision. When the file is full it
 becomes ``NAME.1`` in place of the one before, and a new one is begun.
 
 What was certified, on disk: a job that comes again need not be explored again.
@@ -19,11 +19,20 @@ from pathlib import Path
 
 import msgspec
 
-from wattspan.model import SECOND, Decided, Decision, Failure, Knob, Move, Reason, Trouble
+from wattspan.model import (
+    SECOND,
+    Decision,
+    DecisionReason,
+    Failure,
+    Knob,
+    Move,
+    RecordedDecision,
+    Trouble,
+)
 from wattspan.ports import Clock
-from wattspan.tuning import Fingerprint, Remembered
-from wattspan.tuning.memory import Book, from_facts, to_facts
-from wattspan.tuning.told import decided_facts, decided_of
+from wattspan.tuning import CertifiedLevels, Fingerprint
+from wattspan.tuning.decisions.certified import CertifiedSettings, from_json, to_json
+from wattspan.tuning.serialization import recorded_decision_from_json, recorded_decision_to_json
 
 MAX_LOG_BYTES = 2**20
 """Bytes of one file, of which there are two."""
@@ -64,14 +73,14 @@ class DecisionLog:
         self._path, self._clock, self._size, self._log = path, clock, size, log
         self._lock = threading.Lock()
         self._last: OrderedDict[tuple[str, Knob], _DecisionIdentity] | None = None
-        self._unwritten: deque[Decided] = deque(maxlen=MAX_UNWRITTEN)
+        self._unwritten: deque[RecordedDecision] = deque(maxlen=MAX_UNWRITTEN)
         self._said: int | None = None
         self.missed = 0
         """Decisions that could not be written when they were made."""
         self.failure: Failure | None = None
         """Why the last one could not; None if it was."""
 
-    def add(self, decided: Decided) -> None:
+    def add(self, decided: RecordedDecision) -> None:
         """Write ``decided`` down, unless it says no more than the job's last one.
 
         To compare is to go back and forth: the halves at the original setting are not told, nor
@@ -98,7 +107,9 @@ class DecisionLog:
             else:
                 self.failure = None
 
-    def recent(self, job: str = "", limit: int = 100, since: int | None = None) -> list[Decided]:
+    def recent(
+        self, job: str = "", limit: int = 100, since: int | None = None
+    ) -> list[RecordedDecision]:
         """The last ``limit`` decisions, oldest first: of ``job``, if one is named.
 
         ``since`` is Unix nanoseconds.
@@ -109,8 +120,8 @@ class DecisionLog:
 
     # ------------------------------------------------------------------------------- the files
 
-    def _append(self, decided: Decided) -> None:
-        line = msgspec.json.encode(decided_facts(decided)) + b"\n"
+    def _append(self, decided: RecordedDecision) -> None:
+        line = msgspec.json.encode(recorded_decision_to_json(decided)) + b"\n"
         self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         file = os.open(self._path, flags, 0o640)
@@ -150,14 +161,14 @@ class DecisionLog:
             self._log(str(self.failure))
 
 
-def read_decisions(path: Path, size: int = MAX_LOG_BYTES) -> list[Decided]:
+def read_decisions(path: Path, size: int = MAX_LOG_BYTES) -> list[RecordedDecision]:
     """What the book at ``path`` holds, in the order in which it was written down."""
     return [*_read_file(_rotated_path(path), size), *_read_file(path, size)]
 
 
 def select_decisions(
-    decisions: Iterable[Decided], job: str = "", limit: int = 100, since: int | None = None
-) -> list[Decided]:
+    decisions: Iterable[RecordedDecision], job: str = "", limit: int = 100, since: int | None = None
+) -> list[RecordedDecision]:
     """The last ``limit`` of them, oldest first: of ``job``, if one is named, from ``since`` on."""
     found = [
         one for one in decisions if job in ("", one.job) and (since is None or one.at.wall >= since)
@@ -170,7 +181,7 @@ def _rotated_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.1")
 
 
-def _decision_identity(decided: Decided) -> _DecisionIdentity:
+def _decision_identity(decided: RecordedDecision) -> _DecisionIdentity:
     return (*decided.decision.same_as, decided.applied)
 
 
@@ -178,12 +189,12 @@ def _is_routine(decision: Decision, last: _DecisionIdentity | None) -> bool:
     """Whether ``decision`` is but a step of what the ``last`` one said."""
     if last is None or decision.move is not Move.PROBE:
         return False
-    if decision.reason is Reason.SENTINEL:
+    if decision.reason is DecisionReason.SENTINEL:
         return last[0] == Move.HOLD
     return not decision.caps and last[:2] == (decision.move, decision.reason)
 
 
-def _read_file(path: Path, size: int) -> Iterator[Decided]:
+def _read_file(path: Path, size: int) -> Iterator[RecordedDecision]:
     """Those that can be read: a line that was torn, or that a later version wrote, cannot."""
     try:
         with path.open("rb") as file:
@@ -195,7 +206,7 @@ def _read_file(path: Path, size: int) -> Iterator[Decided]:
         return
     for line in lines:
         with contextlib.suppress(*_DECODE_ERRORS):
-            yield decided_of(msgspec.json.decode(line))
+            yield recorded_decision_from_json(msgspec.json.decode(line))
 
 
 def _failure(error: OSError, path: Path) -> Failure:
@@ -220,7 +231,7 @@ def _failure(error: OSError, path: Path) -> Failure:
 class CertificationStore:
     """Belongs to the tuner's thread. What cannot be read or written is done without, and said."""
 
-    def __init__(self, path: Path, memory: Book, log: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, memory: CertifiedSettings, log: Callable[[str], None]) -> None:
         self._path, self._memory, self._log = path, memory, log
         self._said = False
 
@@ -231,19 +242,19 @@ class CertificationStore:
         """The book in ``state_dir``; an emulated host's settings are no real host's."""
         path = state_dir / "tuning" / ("certified-emulated.json" if emulated else "certified.json")
         try:
-            memory = from_facts(json.loads(path.read_text("utf-8")))
+            memory = from_json(json.loads(path.read_text("utf-8")))
         except FileNotFoundError:
-            memory = Book()
+            memory = CertifiedSettings()
         except (OSError, ValueError, RecursionError) as error:
             log(f"Jobs are explored anew: {path} cannot be read ({error}). It is written afresh.")
-            memory = Book()
+            memory = CertifiedSettings()
         return cls(path, memory, log)
 
-    def recall(self, fingerprint: Fingerprint, knob: Knob) -> Remembered | None:
+    def recall(self, fingerprint: Fingerprint, knob: Knob) -> CertifiedLevels | None:
         """What was certified for it; None for nothing."""
         return self._memory.recall(fingerprint, knob)
 
-    def certified(self, fingerprint: Fingerprint, remembered: Remembered) -> None:
+    def certified(self, fingerprint: Fingerprint, remembered: CertifiedLevels) -> None:
         """A job's setting was proved to keep its budget."""
         self._become(self._memory.certified(fingerprint, remembered))
 
@@ -251,7 +262,7 @@ class CertificationStore:
         """It did not, later: trust it less, or no more."""
         self._become(self._memory.failed(fingerprint, knob))
 
-    def _become(self, memory: Book) -> None:
+    def _become(self, memory: CertifiedSettings) -> None:
         if memory == self._memory:
             return
         self._memory = memory
@@ -259,7 +270,7 @@ class CertificationStore:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with new.open("w", encoding="utf-8") as file:
-                json.dump(to_facts(memory), file)
+                json.dump(to_json(memory), file)
                 file.flush()
                 os.fsync(file.fileno())
             new.replace(self._path)

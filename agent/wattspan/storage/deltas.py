@@ -15,13 +15,13 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
-from wattspan.grouping import OTHER
+from wattspan.attribution.top_n import OTHER
 from wattspan.model import (
+    Checkpoint,
     Domain,
     DomainAccount,
     GapReason,
     HwType,
-    Opening,
     Payer,
     ProcessRow,
     SpanRow,
@@ -83,7 +83,7 @@ class SpanUsage:
         return bool(self.calls or any(self.energy.values()))
 
 
-def spans_between(earlier: Opening | None, later: Opening) -> dict[SpanName, SpanUsage]:
+def spans_between(earlier: Checkpoint | None, later: Checkpoint) -> dict[SpanName, SpanUsage]:
     """What every name spent; from the very beginning if there are no earlier books.
 
     Energy is booked when its span has ended and settled, so it may have been spent long before.
@@ -173,7 +173,7 @@ class CheckpointDelta:
     spans: Mapping[SpanName, SpanUsage] = field(default_factory=dict)
 
 
-def delta_between(earlier: Opening | None, later: Opening) -> CheckpointDelta:
+def delta_between(earlier: Checkpoint | None, later: Checkpoint) -> CheckpointDelta:
     """What was spent from ``earlier`` to ``later``; from the very beginning if it is None."""
     before = {account.domain.id: account for account in earlier.accounts} if earlier else {}
     domains = tuple(
@@ -214,7 +214,7 @@ def _rise(before: int, after: int) -> int:
 
 
 def _processes(
-    earlier: Opening | None, later: Opening, consumers: Mapping[HwType, int]
+    earlier: Checkpoint | None, later: Checkpoint, consumers: Mapping[HwType, int]
 ) -> dict[EnergyOwner, int]:
     """The listed by name, and as the rest what their domains' consumers spent besides.
 
@@ -239,7 +239,7 @@ def _processes(
 
 
 def _groups(
-    earlier: Opening | None, later: Opening, consumers: Mapping[HwType, int]
+    earlier: Checkpoint | None, later: Checkpoint, consumers: Mapping[HwType, int]
 ) -> dict[EnergyOwner, int]:
     before = {row.group: row.energy for row in earlier.groups} if earlier else {}
     named: dict[EnergyOwner, int] = {}

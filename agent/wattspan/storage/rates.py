@@ -18,9 +18,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from wattspan.model import Footprint, Opening, Weighed
-from wattspan.schedule import Piece
-from wattspan.weighing import KILOWATT_HOUR
+from wattspan.attribution.cost import KILOWATT_HOUR
+from wattspan.footprint.schedule import RatePeriod
+from wattspan.model import Checkpoint, Footprint, RatedEnergy
 
 DAY_SECONDS = 86400
 """Seconds; every bucket's length divides it."""
@@ -36,7 +36,7 @@ class BucketRate(NamedTuple):
     unknown: int
 
 
-def bucket_rate(pieces: Iterable[Piece]) -> BucketRate:
+def bucket_rate(pieces: Iterable[RatePeriod]) -> BucketRate:
     """Of a bucket that was measured in these pieces, and whose energy is taken as spent evenly.
 
     They are all of it, or less: what is left out was not measured, so nothing was spent in it.
@@ -151,8 +151,8 @@ class RateChange(NamedTuple):
 
 def record_rates(
     database: sqlite3.Connection,
-    opening: Opening,
-    before: Opening | None = None,
+    opening: Checkpoint,
+    before: Checkpoint | None = None,
     most: int = MAX_RATE_CHANGES,
 ) -> None:
     """Add what the books that are about to be written say, if it is anything new.
@@ -181,7 +181,11 @@ def record_rates(
 
 
 def _new_changes(
-    weighed: Weighed | None, before: Weighed | None, last: _UnitAndRate | None, then: int, now: int
+    weighed: RatedEnergy | None,
+    before: RatedEnergy | None,
+    last: _UnitAndRate | None,
+    then: int,
+    now: int,
 ) -> list[RateChange]:
     """What ``weighed`` says, and of the time since the books before it if they kept silent.
 
@@ -232,7 +236,7 @@ class RateHistory:
         self._rates = [change.rate if change.unit == unit else None for change in changes]
         self._measured = [change.unit != UNKNOWN_UNIT for change in changes]
 
-    def pieces(self, start: int, end: int) -> Iterator[Piece]:
+    def pieces(self, start: int, end: int) -> Iterator[RatePeriod]:
         """The time from ``start`` to ``end`` in pieces of one rate each, in order.
 
         Time in which nothing was measured is left out. Before all that was written down, or is
@@ -248,15 +252,15 @@ class RateHistory:
             at, place = to, place + 1
 
 
-def _seconds(opening: Opening) -> int:
+def _seconds(opening: Checkpoint) -> int:
     return max(0, opening.at.wall // 10**9)
 
 
-def _kinds(footprint: Footprint) -> Iterable[tuple[str, Weighed | None]]:
+def _kinds(footprint: Footprint) -> Iterable[tuple[str, RatedEnergy | None]]:
     return ((COST, footprint.cost), (CARBON, footprint.carbon))
 
 
-RatePieces = Callable[[int, int], Iterable[Piece]]
+RatePieces = Callable[[int, int], Iterable[RatePeriod]]
 
 
 class Weighting(NamedTuple):

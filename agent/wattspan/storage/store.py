@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wattspan.config import StoreSettings as StoreSettings
-from wattspan.model import SECOND, Failure, Opening, SourceHealth, Trouble
+from wattspan.model import SECOND, Checkpoint, Failure, SourceHealth, Trouble
 from wattspan.ports import Clock, StoreError
 from wattspan.storage import database
 from wattspan.storage.checkpoints import pack_checkpoint, unpack_checkpoint
@@ -57,7 +57,7 @@ class Store:
         self._ruin: Failure | None = None
         self._retry_at: int | None = None
         self._retry_after: int = _FIRST_RETRY
-        self._last: Opening | None = None
+        self._last: Checkpoint | None = None
         self._opened: _OpenDatabase | None = None
         self._lock = _take_lock(path)
         try:
@@ -103,11 +103,11 @@ class Store:
     def path(self) -> Path:
         return self._path
 
-    def opening(self) -> Opening | None:
+    def opening(self) -> Checkpoint | None:
         """The books as they were last written, by this run or an earlier one; None: never."""
         return self._last
 
-    def resume(self, opening: Opening) -> None:
+    def resume(self, opening: Checkpoint) -> None:
         """Go on from books that were kept elsewhere, if the file has none.
 
         So its history begins there, and not with everything that was ever spent.
@@ -130,7 +130,7 @@ class Store:
                 raise StoreError(store_failure(error, self._path, "write")) from None
             self._last = None
 
-    def write(self, opening: Opening) -> bool:
+    def write(self, opening: Checkpoint) -> bool:
         """Add what was spent since the last write to the history, and keep the books, at once.
 
         True if they are in the file now. False after a failure, which :attr:`health` describes
@@ -175,13 +175,13 @@ class Store:
 
     # -------------------------------------------------------------------------------- writing
 
-    def _is_stale(self, opening: Opening) -> bool:
+    def _is_stale(self, opening: Checkpoint) -> bool:
         last = self._last
         return last is not None and (
             opening.boot_id == last.boot_id and opening.at.mono <= last.at.mono
         )
 
-    def _write(self, opening: Opening) -> None:
+    def _write(self, opening: Checkpoint) -> None:
         """Write to the file that is at the path now: a new one, if the old is gone or ruined."""
         if self._opened is not None and self._opened.inode != _inode(self._path):
             self._detach()
@@ -194,7 +194,7 @@ class Store:
             self._replace(error)
             self._commit(opening)
 
-    def _commit(self, opening: Opening) -> None:
+    def _commit(self, opening: Checkpoint) -> None:
         if self._opened is None:
             self._attach()
         assert self._opened is not None  # noqa: S101 - attached, or raised

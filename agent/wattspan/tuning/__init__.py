@@ -4,36 +4,36 @@ Pure: no clock, no I/O. ``begin`` makes the state of one knob of one job, ``step
 one observation to the next and decides, ``report`` says where it stands.
 """
 
-from wattspan.tuning.state import State
-from wattspan.tuning.step import begin, step
-from wattspan.tuning.telling import remember, report
-from wattspan.tuning.values import (
+from wattspan.tuning.decisions.report import certified_levels, report
+from wattspan.tuning.decisions.state import TunerState
+from wattspan.tuning.decisions.step import begin, step
+from wattspan.tuning.decisions.values import (
+    CertifiedLevels,
     EnergyPoint,
     Fingerprint,
-    Kind,
+    KnobRange,
     Objective,
     Observation,
-    Policy,
-    Range,
-    Remembered,
-    Report,
-    Unit,
+    TunerPolicy,
+    TunerReport,
+    WorkloadKind,
+    WorkUnit,
 )
 
 __all__ = [
+    "CertifiedLevels",
     "EnergyPoint",
     "Fingerprint",
-    "Kind",
+    "KnobRange",
     "Objective",
     "Observation",
-    "Policy",
-    "Range",
-    "Remembered",
-    "Report",
-    "State",
-    "Unit",
+    "TunerPolicy",
+    "TunerReport",
+    "TunerState",
+    "WorkUnit",
+    "WorkloadKind",
     "begin",
-    "remember",
+    "certified_levels",
     "report",
     "step",
 ]

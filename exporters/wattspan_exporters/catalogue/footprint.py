@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from wattspan.model import Snapshot, Weighed
+from wattspan.model import RatedEnergy, Snapshot
 from wattspan_exporters.catalogue.energy import worst_provenance
 from wattspan_exporters.catalogue.metric import Chapter, Instrument, Metric, Sample
 
@@ -38,7 +38,7 @@ def intensity(snapshot: Snapshot) -> Iterator[Sample]:
 
 def energy_without_rate(snapshot: Snapshot) -> Iterator[Sample]:
     """Of what is weighed at all, zero included: the first rise must be seen."""
-    parts: tuple[tuple[str, Weighed | None], ...] = (
+    parts: tuple[tuple[str, RatedEnergy | None], ...] = (
         ("cost", snapshot.footprint.cost),
         ("carbon", snapshot.footprint.carbon),
     )

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 
 from wattspan.model import (
     CapRow,
+    DecisionReason,
     HwType,
     Knob,
     Move,
     Provenance,
-    Reason,
     Snapshot,
     TuningAccounts,
     TuningRow,
@@ -44,9 +44,9 @@ _HARDWARE_TYPES = {
 }
 
 RELEASES = (
-    Reason.OVER_BUDGET, Reason.BUDGET_SPENT, Reason.CHANGED, Reason.PAUSED, Reason.ENDED,
-    Reason.TAIL, Reason.FOREIGN_WRITER, Reason.THROTTLED, Reason.SHARED, Reason.MIG,
-    Reason.PROFILE, Reason.NO_PERMISSION, Reason.NO_CAPPER, Reason.LOST_DEVICE,
+    DecisionReason.OVER_BUDGET, DecisionReason.BUDGET_SPENT, DecisionReason.CHANGED, DecisionReason.PAUSED, DecisionReason.ENDED,
+    DecisionReason.TAIL, DecisionReason.FOREIGN_WRITER, DecisionReason.THROTTLED, DecisionReason.SHARED, DecisionReason.MIG,
+    DecisionReason.PROFILE, DecisionReason.NO_PERMISSION, DecisionReason.NO_CAPPER, DecisionReason.LOST_DEVICE,
 )  # fmt: skip
 """Why a cap is let go. Each is counted from zero, so that ``increase()`` sees the first."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from wattspan.model import Failure, Snapshot, SourceHealth, Trouble
 from wattspan.ports import ConfigError, ExporterContext, ExporterError, SnapshotView
-from wattspan.tabular import NO_PYARROW, has_pyarrow
+from wattspan.util.tabular import NO_PYARROW, has_pyarrow
 from wattspan_exporters.catalogue.metric import Metric
 from wattspan_exporters.catalogue.selection import select_metrics
 from wattspan_exporters.files.directory import ExportDirectory, FileName, host_component

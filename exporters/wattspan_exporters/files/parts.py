@@ -18,8 +18,8 @@ from typing import NamedTuple
 import msgspec
 
 from wattspan.ports import WattspanError
-from wattspan.tabular import NO_PYARROW, has_pyarrow
 from wattspan.util.child_process import module_command
+from wattspan.util.tabular import NO_PYARROW, has_pyarrow
 from wattspan_exporters.files.directory import ExportDirectory, FileName, lock_file, unused_name
 from wattspan_exporters.files.rows import EncodedRows
 

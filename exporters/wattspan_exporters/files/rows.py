@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from wattspan.model import Instant, Snapshot
-from wattspan.tabular import guarded
+from wattspan.util.tabular import escape_formula
 from wattspan_exporters.catalogue.metric import Labels, Metric, cache_must_shrink, sanitize
 from wattspan_exporters.files.columns import ATTRIBUTES, COLUMNS, OTHER_ATTRIBUTES, ColumnType
 from wattspan_exporters.prometheus.renderer import format_number
@@ -157,5 +157,5 @@ def _json(value: object) -> str:
 
 
 def _csv(text: str) -> str:
-    cell = guarded(text)
+    cell = escape_formula(text)
     return f'"{cell.replace(chr(34), chr(34) * 2)}"' if set(cell) & set(',"\r\n') else cell

@@ -15,9 +15,9 @@ from wattspan.model import (
     GpuStatus,
     Knob,
     Milliwatts,
+    RatedEnergy,
     Snapshot,
     TuningRow,
-    Weighed,
 )
 from wattspan_exporters.catalogue.metric import sanitize
 from wattspan_exporters.page import document as say
@@ -255,7 +255,7 @@ def _agent(snapshot: Snapshot, now: SnapshotDelta | None) -> say.LiveAgent:
     )
 
 
-def _weighed(snapshot: Snapshot, weighed: Weighed | None) -> say.LiveRate | None:
+def _weighed(snapshot: Snapshot, weighed: RatedEnergy | None) -> say.LiveRate | None:
     if weighed is None:
         return None
     present = [account for account in snapshot.cover if account.present]

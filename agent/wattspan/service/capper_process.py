@@ -1,0 +1,175 @@
+"""The capper that the agent starts itself, where nobody else has started one.
+
+It follows its standard input: when the agent ends, however it ends, the pipe does too, and the
+capper restores every tuned limit and ends. Limits of fixed caps and of a power budget stay in
+force. When the capper ends, another one is started, which takes over or restores what is left. A
+capper that does not answer for as long as the service's watchdog allows (stopped by SIGSTOP, or
+hanging) is killed, so that another one starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from wattspan.model import SECOND
+from wattspan.ports import Clock
+from wattspan.util.child_process import module_command
+
+CHECK_INTERVAL = 0.5  # seconds
+FIRST_DELAY, MAX_DELAY = SECOND // 2, 60 * SECOND
+STABLE_AFTER = 60 * SECOND
+"""A capper that has run for so long did not fail at once: the next one is started at once."""
+
+HEARTBEAT_INTERVAL = 5 * SECOND
+HUNG_AFTER = 20 * SECOND
+"""Without an answer for so long, a capper is killed: as WatchdogSec= of its service."""
+
+START_TIMEOUT = 90 * SECOND
+"""Until its first answer a capper has so long: as TimeoutStartSec= of its service."""
+
+STOP_TIMEOUT = 5.0  # seconds for it to restore the tuned limits
+
+_READY_TIMEOUT, _READY_CHECKS = 5, 100
+"""Seconds in which it should answer, and how often at most it is looked whether it does."""
+
+
+@dataclass(slots=True)
+class CapperProcess:
+    """Started and stopped as a part of the agent. ``text`` is the whole configuration, in TOML."""
+
+    clock: Clock
+    arguments: Sequence[str]
+    text: str
+    answered: Callable[[], bool]
+    log: Callable[[str], None]
+    _process: subprocess.Popen[bytes] | None = None
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+    _began: int = 0
+    _delay: int = FIRST_DELAY
+    _ask_at: int = 0
+    _answered_once: bool = False
+    _silent_since: int | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Start one, unless one answers already, and see to it that there is one from then on."""
+        if self.answered():
+            return
+        self._launch()
+        self._await()
+        self._thread = threading.Thread(target=self._watch, name="wattspan-capper", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it; it restores every tuned limit first."""
+        self._stop.set()
+        if self._process is not None:
+            # A stopped capper (SIGSTOP) gives back only once it runs again.
+            self._process.send_signal(signal.SIGCONT)
+        if self._thread is not None:
+            self._thread.join()
+        process = self._process
+        if process is None or process.stdin is None:
+            return
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        try:
+            process.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self.log(
+                f"The capper (process {process.pid}) does not end; it goes on giving back what it "
+                "holds. `wattspan caps restore` does the same once it has gone."
+            )
+
+    def _await(self) -> None:
+        """Until it answers, so that the first turn of the tuner finds it; not for ever.
+
+        One that hangs keeps whoever asks it waiting: so time counts, not how often it was asked.
+        """
+        deadline = self.clock.monotonic() + _READY_TIMEOUT * SECOND
+        for _ in range(_READY_CHECKS):
+            if self.answered() or self._process is None or self._process.poll() is not None:
+                return
+            if self.clock.monotonic() >= deadline:
+                return
+            self._stop.wait(_READY_TIMEOUT / _READY_CHECKS)
+
+    def _launch(self) -> None:
+        # Anonymous memory, not a file: nobody else can change what the capper reads.
+        settings = os.memfd_create("wattspan-capper")
+        try:
+            os.write(settings, self.text.encode())
+            self._began = self.clock.monotonic()
+            self._answered_once, self._silent_since = False, None
+            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                module_command(
+                    *("wattspan", "capper", "--follow-stdin"),
+                    *("--config", f"/dev/fd/{settings}", *self.arguments),
+                ),
+                cwd="/",
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                # Ctrl-C in a terminal reaches the whole process group; the pipe alone decides.
+                start_new_session=True,
+                pass_fds=(settings,),
+            )
+        finally:
+            os.close(settings)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(CHECK_INTERVAL):
+            process = self._process
+            if process is None:
+                continue
+            if process.poll() is None:
+                self._kill_if_hung(process)
+                continue
+            now = self.clock.monotonic()
+            if now - self._began > STABLE_AFTER:
+                self._delay = FIRST_DELAY
+            if now - self._began < self._delay:
+                continue
+            self.log(
+                f"The capper ended ({_exit_text(process.returncode)}); another one is started, which "
+                "gives back what it left."
+            )
+            self._delay = min(2 * self._delay, MAX_DELAY)
+            if process.stdin is not None:
+                process.stdin.close()
+            self._launch()
+
+    def _kill_if_hung(self, process: subprocess.Popen[bytes]) -> None:
+        asked = self.clock.monotonic()
+        if asked < self._ask_at:
+            return
+        answered = self.answered()
+        now = self.clock.monotonic()
+        self._ask_at = now + HEARTBEAT_INTERVAL
+        if answered:
+            self._answered_once, self._silent_since = True, None
+            return
+        if self._silent_since is None:
+            self._silent_since = asked
+        starting = not self._answered_once and now - self._began < START_TIMEOUT
+        if starting or now - self._silent_since < HUNG_AFTER or self._stop.is_set():
+            return
+        self.log(
+            f"The capper (process {process.pid}) does not answer for {HUNG_AFTER // SECOND} s: it "
+            "is killed. If it was not stopped on purpose, a driver may hang: see `wattspan doctor`."
+        )
+        self._silent_since = now  # a process in the kernel ends later: it is told of again then
+        process.kill()
+
+
+def _exit_text(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

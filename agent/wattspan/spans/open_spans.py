@@ -1,0 +1,252 @@
+"""Spans whose opening was told: they take part from their start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
+
+from wattspan.spans.fair_division import TICK, CoveredTime, FairDivision, exclude_covered_time
+from wattspan.spans.profiles import SHARE, EnergyProfile
+from wattspan.spans.values import SpanEnd, SpanStart
+from wattspan.spans.weights import MAX_PARENT_CHAIN, MILLION, SpanBatch, SpanWeights
+
+_REMOVED = -2  # the number of one that was dropped before its time came
+_MAX_UNCLAIMED = 1024  # so much may be kept that is nobody's, before it is looked through
+
+
+class OpenSpan:
+    """A span whose opening was told. ``number`` is its place in the running division."""
+
+    __slots__ = (
+        "began",
+        "child_cpu",
+        "child_time",
+        "child_until",
+        "cpu",
+        "end",
+        "id",
+        "number",
+        "parent",
+        "since",
+        "start",
+        "thread",
+    )
+
+    def __init__(self, started: SpanStart) -> None:
+        self.id, self.parent = started.id, started.parent
+        self.start, self.thread, self.began = started.at, started.thread, started.cpu
+        self.end: int | None = None
+        self.cpu: int | None = None
+        self.number = -1
+        self.since = 0  # it takes part from here on
+        self.child_time = self.child_cpu = 0
+        self.child_until = self.start
+
+    @property
+    def rate(self) -> int | None:
+        """The CPU time of its thread, in millionths of a core, while it was a leaf."""
+        if self.end is None or self.cpu is None:
+            return None
+        alone = max(1, self.end - self.start - self.child_time)
+        return (self.cpu - self.child_cpu) * MILLION // alone
+
+
+class OpenSpans:
+    """The announced spans of one process, and the division that goes on among them.
+
+    ``front``: time has passed for them up to here. ``held``: what has been divided among them and
+    was not given to any yet, in lanes, microjoules times 2**104.
+    """
+
+    def __init__(self, covered: CoveredTime, weights: SpanWeights, limit: int) -> None:
+        self._covered = covered
+        self._weights = weights
+        self._limit = limit
+        self.records: dict[bytes, OpenSpan] = {}
+        self.division = FairDivision()
+        self.front: int | None = None
+        self.held = 0
+        self._events: list[tuple[int, int, int, OpenSpan]] = []  # a heap
+        self._sequence = 0
+        self._numbered = 0  # those that take part in the division
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def active(self) -> bool:
+        """Whether time passes for announced spans, or will."""
+        return bool(self.records) or self.front is not None
+
+    def open(self, started: SpanStart) -> bool:
+        """A span was opened. False if it cannot be kept."""
+        if len(self.records) >= self._limit or started.id in self.records:
+            return False
+        record = self.records[started.id] = OpenSpan(started)
+        self._push(record.start, 0, record)
+        return True
+
+    def close(self, ended: SpanEnd) -> bool:
+        """A span was closed. False if it was never opened, or closed before."""
+        record = self.records.get(ended.id)
+        if record is None or record.end is not None:
+            return False
+        # Zero is a thread that was not asked: it was alone, and then it was not.
+        known = record.began and ended.cpu and ended.thread == record.thread
+        cpu = max(0, ended.cpu - record.began) if known else None
+        self.end(record, ended.at, cpu)
+        return True
+
+    def end(self, record: OpenSpan, at: int, cpu: int | None) -> None:
+        """Its end is known, and what its thread computed until then."""
+        record.end = end = max(record.start, at)
+        record.cpu = cpu
+        self._push(end, 1, record)
+        parent = self.records.get(record.parent)
+        if parent is not None:
+            parent.child_time += max(0, end - max(record.start, parent.child_until))
+            parent.child_until = max(parent.child_until, end)
+            if cpu is not None and parent.thread == record.thread:
+                parent.child_cpu += cpu
+
+    def _push(self, at: int, closes: int, record: OpenSpan) -> None:
+        self._sequence += 1
+        heappush(self._events, (at, self._sequence, closes, record))
+
+    def begin(self, profile: EnergyProfile, until: int) -> int:
+        """The time up to which announced spans have been settled; at first, their beginning."""
+        if self.front is None and self._events and self._events[0][0] < until:
+            self.front = max(self._events[0][0], profile.horizon)
+        if self.front is None:
+            return until
+        if self.division.at < self.front:
+            self.division.at = self.front
+            self.division.energy = profile.locate(self.front)[0]
+        return self.front
+
+    def advance(
+        self,
+        profile: EnergyProfile,
+        until: int,
+        batch: SpanBatch,
+        records: Sequence[OpenSpan | None],
+        numbers: list[int],
+    ) -> None:
+        """Let time pass for announced spans, and those of a batch that were not announced.
+
+        Their numbers in the running division are put into ``numbers``.
+        """
+        front, running = self.front, self.division
+        if front is None:
+            return
+        weights = {span.id: span.weight for span in batch.spans} if self._weights.by_weight else {}
+        times, codes = self._due(front, until, weights)
+        for i, (span, record) in enumerate(zip(batch.spans, records, strict=True)):
+            if record is None and batch.ends[i] > front:
+                numbers[i] = running.join(1)
+                times += [max(front, batch.starts[i]), min(batch.ends[i], until)]
+                codes += [numbers[i], ~numbers[i]]
+                self._weights.alone(running, numbers[i], span.weight, None)
+                self._adopt(numbers[i], span.parent, span.start)
+            elif record is not None and record.number >= 0 and (record.end or 0) > until:
+                times.append(until)  # more is not known of its end; this is all it gets
+                codes.append(~record.number)
+        times.append(until)
+        codes.append(TICK)
+        covered = self._covered.inside(front, until)
+        _, beyond = self._covered.around(front, until)
+        exclude_covered_time(times, codes, covered, front, until)
+        before = running.passed
+        order = sorted(range(len(times)), key=times.__getitem__)
+        stretches, _ = running.run(profile, times, codes, order, covered, beyond)
+        divided = before - running.passed
+        for stretch in stretches:
+            divided += stretch.after - stretch.before
+            self._covered.add(stretch)
+        self.held += divided << SHARE
+        self.front = until
+
+    def _due(
+        self, front: int, until: int, weights: Mapping[bytes, int | None]
+    ) -> tuple[list[int], list[int]]:
+        """The events of announced spans up to ``until``, and their codes."""
+        times: list[int] = []
+        codes: list[int] = []
+        opened: list[OpenSpan] = []
+        events, next_number = self._events, len(self.division.gained)
+        while events and events[0][0] <= until:
+            at, _, closes, record = heappop(events)
+            if record.number == _REMOVED:
+                continue
+            if at < front:
+                at = front
+            times.append(at)
+            if closes:
+                codes.append(~record.number)
+                continue
+            record.number = next_number + len(opened)
+            codes.append(record.number)
+            record.since = at
+            opened.append(record)
+        self.division.join(len(opened))
+        self._numbered += len(opened)
+        for record in opened:
+            self._adopt(record.number, record.parent, record.start)
+            self._weights.alone(self.division, record.number, weights.get(record.id), record.rate)
+        return times, codes
+
+    def _adopt(self, number: int, parent: bytes, start: int) -> None:
+        """Let an announced span be the parent, if it can be."""
+        above = self.records.get(parent)
+        if above is None or not 0 <= above.number != number or above.start > start:
+            return
+        if above.start == start:
+            at: OpenSpan | None = above
+            for _ in range(MAX_PARENT_CHAIN):
+                if at is None or at.start != start:
+                    break
+                if at.number == number:
+                    return
+                at = self.records.get(at.parent)
+            else:
+                return
+        self.division.parent[number] = above.number
+
+    def drop(self, record: OpenSpan) -> None:
+        del self.records[record.id]
+        self._numbered -= record.number >= 0
+        record.number = _REMOVED
+
+    def tidy(self) -> None:
+        """Forget numbers and events that are nobody's any more."""
+        if not self._numbered:
+            self.held = 0
+        if len(self.division.gained) > 2 * self._numbered + _MAX_UNCLAIMED:
+            live = [record for record in self.records.values() if record.number >= 0]
+            self.division.keep([record.number for record in live])
+            for number, record in enumerate(live):
+                record.number = number
+        if len(self._events) > 2 * len(self.records) + _MAX_UNCLAIMED:
+            self._events = [event for event in self._events if event[3].number != _REMOVED]
+            heapify(self._events)
+
+    def expire(self, opened: int, ended: int) -> int:
+        """Give up announced spans; how many they were.
+
+        Given up are those opened before ``opened`` that have not ended, and those that ended
+        before ``ended`` and never came. What was held for them falls to *outside*.
+        """
+        given_up = [
+            record
+            for record in self.records.values()
+            if (record.start < opened if record.end is None else record.end < ended)
+        ]
+        for record in given_up:
+            number = record.number
+            if number >= 0:
+                if self.division.open[number]:
+                    self.division.leave(number)
+                self.held -= self.division.share(number)
+            self.drop(record)
+        self.tidy()
+        return len(given_up)

@@ -1,0 +1,129 @@
+"""The account of time lost: every second at a level is charged with what that level costs.
+
+The budget is the whole run's, so uncapped time counts in favour and exploration against. What
+a level costs is what its comparisons say, so the account is worked out anew as they come in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from wattspan.tuning.decisions.blocks import Block, LevelTime
+
+_EMPTY: Mapping[int, int] = MappingProxyType({})
+
+
+def lost_part(slower: float) -> float:
+    """The part of a capped stretch's time that was lost, by the log ratio of its time."""
+    return 1 - math.exp(-slower)
+
+
+@dataclass(frozen=True, slots=True)
+class SlowdownAccount:
+    """Time of work by level, in nanoseconds, since the job last changed; ``closed_*`` before.
+
+    ``energy`` and ``metered`` are the energy of those blocks in which it is known, and their
+    time, by level.
+    """
+
+    elapsed: int = 0
+    units: int = 0
+    times: Mapping[int, int] = field(default_factory=lambda: _EMPTY)
+    energy: Mapping[int, float] = field(default_factory=lambda: _EMPTY)
+    metered: Mapping[int, int] = field(default_factory=lambda: _EMPTY)
+    closed_lost: float = 0.0
+    closed_bound: float = 0.0
+    closed_saved: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    held: Mapping[int, int] = field(default_factory=lambda: _EMPTY)  # of times, while held
+    closed_explored: float = 0.0
+
+    def lost(self, slower: Callable[[int], float]) -> float:
+        """Nanoseconds lost, if each level is slower by this log ratio."""
+        return self.closed_lost + self._sum(slower)
+
+    def bound(self, slower: Callable[[int], float]) -> float:
+        """The same with what was closed at its bound."""
+        return self.closed_bound + self._sum(slower)
+
+    def _sum(self, slower: Callable[[int], float]) -> float:
+        return sum([span * lost_part(slower(level)) for level, span in self.times.items()])
+
+    def explored(self, slower: Callable[[int], float]) -> float:
+        """Nanoseconds lost while no certified level was held."""
+        held = sum([span * lost_part(slower(level)) for level, span in self.held.items()])
+        return max(self.closed_explored + self._sum(slower) - held, 0.0)
+
+    def slowdown(self, lost: float) -> float:
+        """The whole run's slowdown, if so much was lost."""
+        undisturbed = self.elapsed - lost
+        return lost / undisturbed if undisturbed > 0 else 0.0
+
+    def saved(self, energy: Callable[[int], float], settling: float) -> float:
+        """Microjoules saved since the job last changed, by each level's log ratio of energy.
+
+        While a setting settles it saves an unknown part of that: ``settling``.
+        """
+        total = 0.0
+        for level, metered in self.metered.items():
+            lasted = metered + settling * max(self.times.get(level, 0) - metered, 0)
+            total += self.energy[level] * lasted / metered * (math.exp(-energy(level)) - 1)
+        return total
+
+
+def allowance(budget: float, elapsed: float) -> float:
+    """What may be lost of ``elapsed`` within ``budget``."""
+    return elapsed * budget / (1 + budget)
+
+
+def charge_time(
+    spending: SlowdownAccount, time: LevelTime, level: int, top: int, *, held: bool
+) -> SlowdownAccount:
+    """After more time at ``level``, and whether it was held by then."""
+    if level == top:
+        return replace(
+            spending, elapsed=spending.elapsed + time.span, units=spending.units + time.units
+        )
+    times = {**spending.times, level: spending.times.get(level, 0) + time.span}
+    return replace(
+        spending,
+        elapsed=spending.elapsed + time.span,
+        units=spending.units + time.units,
+        times=MappingProxyType(times),
+        held=MappingProxyType({**spending.held, level: spending.held.get(level, 0) + time.span})
+        if held
+        else spending.held,
+    )
+
+
+def charge_energy(spending: SlowdownAccount, block: Block, top: int) -> SlowdownAccount:
+    """After a block whose energy is known."""
+    if block.energy is None or block.level == top:
+        return spending
+    level = block.level
+    energy = {**spending.energy, level: spending.energy.get(level, 0.0) + block.energy}
+    metered = {**spending.metered, level: spending.metered.get(level, 0) + block.end - block.start}
+    return replace(spending, energy=MappingProxyType(energy), metered=MappingProxyType(metered))
+
+
+def close_account(
+    spending: SlowdownAccount,
+    likely: Callable[[int], float],
+    bound: Callable[[int], float],
+    saved: tuple[float, float, float],
+) -> SlowdownAccount:
+    """The account is closed: the job changed, and what levels cost now is not known yet."""
+    before = spending.closed_saved
+    return replace(
+        spending,
+        closed_lost=spending.lost(likely),
+        closed_bound=spending.bound(bound),
+        closed_explored=spending.explored(likely),
+        closed_saved=(before[0] + saved[0], before[1] + saved[1], before[2] + saved[2]),
+        times=_EMPTY,
+        held=_EMPTY,
+        energy=_EMPTY,
+        metered=_EMPTY,
+    )

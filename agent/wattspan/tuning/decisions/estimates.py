@@ -1,0 +1,251 @@
+"""Blocks become comparisons: a run of blocks at one setting against the runs around it.
+
+What lies in the middle is compared with what came before and after, so a steady drift of the
+job cancels: A B A, in the order in which the blocks happened to be.
+
+What comparisons have shown of each level, and of the job's noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+from wattspan.tuning.decisions.blocks import Block
+from wattspan.tuning.decisions.sequential_test import NO_EVIDENCE, Evidence, evidence
+from wattspan.tuning.decisions.serving import log_ratio, merged_load
+
+_MAX_DISTANCE = 12
+"""Blocks that lie further apart than so many of their lengths are not compared."""
+
+
+class Pair(NamedTuple):
+    """A capped stretch against an uncapped one, as logarithms of their ratios per work."""
+
+    level: int
+    at: int
+    busy: float  # of the time that units say they took
+    span: float  # of the time from unit to unit
+    power: float | None
+    weight: float  # variance of one unit's noise that is left in it
+    apart: float = 0.0  # log ratio of time per work of what lay around, after over before
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRun:
+    """Blocks of one stretch: the first few and the last few."""
+
+    head: tuple[Block, ...]
+    tail: tuple[Block, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """The two runs before, and the present one; ``told``: the middle one was compared."""
+
+    before: BlockRun | None = None
+    middle: BlockRun | None = None
+    present: BlockRun | None = None
+    told: bool = False
+
+
+def add_block(
+    pairing: Pairing, block: Block, top: int, *, reach: int, screening: bool
+) -> tuple[Pairing, Pair | None]:
+    """The pairing after one more block, and the comparison that it completes, if it does.
+
+    ``reach`` blocks on each side are used. While ``screening`` a capped run lies in the middle
+    of two uncapped ones, otherwise an uncapped run in the middle of two capped ones, so that
+    no block is used twice.
+    """
+    present = pairing.present
+    if present is not None and present.tail[-1].run == block.run:
+        if not _near(present.tail[-1], block):
+            return Pairing(present=BlockRun((block,), (block,), 1)), None
+        head = (*present.head, block) if present.count < 4 else present.head
+        present = BlockRun(head, (*present.tail[-3:], block), present.count + 1)
+        pairing = replace(pairing, present=present)
+    elif present is not None and _near(present.tail[-1], block):
+        pairing = Pairing(pairing.middle, present, BlockRun((block,), (block,), 1))
+    else:
+        return Pairing(present=BlockRun((block,), (block,), 1)), None
+    return _compare(pairing, top, reach, screening=screening)
+
+
+def _near(one: Block, other: Block) -> bool:
+    return other.start - one.end <= _MAX_DISTANCE * (one.end - one.start)
+
+
+def _compare(
+    pairing: Pairing, top: int, reach: int, *, screening: bool
+) -> tuple[Pairing, Pair | None]:
+    before, middle, present = pairing.before, pairing.middle, pairing.present
+    if pairing.told or before is None or middle is None or present is None:
+        return pairing, None
+    level, around = middle.head[0].level, present.head[0].level
+    if before.head[0].level != around or (level == top) == (around == top):
+        return pairing, None
+    if (around == top) is not screening or present.count < reach:
+        return pairing, None
+    # Of the run before, what the comparison before it has not used.
+    first = before.tail[-min(reach, max(1, before.count // 2)) :]
+    flank = first + present.head[:reach]
+    core = middle.head + middle.tail[len(middle.tail) - min(middle.count - len(middle.head), 4) :]
+    capped, free = (core, flank) if screening else (flank, core)
+    if core[0].arrived:
+        pair = _load_pair(capped, free)
+        return replace(pairing, told=True), pair
+    pair = _pair(capped, free)
+    apart = math.log(_rates(present.head[:reach])[0] / _rates(first)[0])
+    return replace(pairing, told=True), pair._replace(apart=apart)
+
+
+def _load_pair(capped: Sequence[Block], free: Sequence[Block]) -> Pair | None:
+    """Of requests; None where the load was not the same."""
+    ratio = log_ratio(merged_load(free), merged_load(capped))
+    if ratio is None:
+        return None
+    return _pair(capped, free)._replace(busy=ratio, span=ratio)
+
+
+def _pair(capped: Sequence[Block], free: Sequence[Block]) -> Pair:
+    busy1, span1, power1, units1 = _rates(capped)
+    busy0, span0, power0, units0 = _rates(free)
+    power = None if power1 is None or power0 is None else math.log(power1 / power0)
+    return Pair(
+        capped[0].level,
+        max(capped[-1].end, free[-1].end),
+        math.log(busy1 / busy0),
+        math.log(span1 / span0),
+        power,
+        1 / units1 + 1 / units0,
+    )
+
+
+def _rates(blocks: Sequence[Block]) -> tuple[float, float, float | None, int]:
+    """Time per work, both ways, mean power where it is known, and the number of units."""
+    work = math.fsum([one.work for one in blocks])
+    busy = sum([one.busy for one in blocks]) / work
+    span = sum([one.span for one in blocks]) / work
+    known = [one for one in blocks if one.energy is not None]
+    power = None
+    if known:
+        lasted = sum([one.end - one.start for one in known])
+        power = math.fsum([one.energy or 0.0 for one in known]) / lasted
+    return busy, span, power, sum([one.units for one in blocks])
+
+
+_MAX_PAIRS = 200
+"""Pairs of a level that are kept: later ones push out the first."""
+
+_MIN_DEVIATION = 0.001
+"""No pair of stretches is taken to be more alike than this, in parts of its time."""
+
+_MAX_DURATION_MISMATCH = 0.004
+"""So much slower from unit to unit than units say, surely, and it is no longer their word."""
+
+
+@dataclass(frozen=True, slots=True)
+class LevelEstimate:
+    """The pairs of one level, and what follows from them.
+
+    ``time`` is the log ratio of the time per work, capped over uncapped: of what units say, or
+    of the time from unit to unit where that is slower beyond doubt (``lying``). ``power`` is
+    that of mean power.
+    """
+
+    pairs: tuple[Pair, ...] = ()
+    time: Evidence = NO_EVIDENCE
+    power: Evidence = NO_EVIDENCE
+    lying: bool = False
+
+    @property
+    def energy(self) -> float:
+        """The log ratio of the energy per work."""
+        return self.time.mean + self.power.mean
+
+
+NO_ESTIMATE = LevelEstimate()
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """All levels that were tried, and the noise.
+
+    ``variance`` is that of single units' time per work, relative, over ``blocks`` blocks;
+    ``spread`` that of mean power from pair to pair. ``draws`` are those of the most drawing
+    device, uncapped.
+    """
+
+    levels: Mapping[int, LevelEstimate] = field(default_factory=lambda: MappingProxyType({}))
+    variance: float = 0.0
+    blocks: int = 0
+    energies: int = 0  # blocks whose energy is known
+    power: float = 0.0  # mean, uncapped, in milliwatts of all devices
+    draws: tuple[int, ...] = ()
+
+    @property
+    def noise(self) -> float:
+        """The coefficient of variation of a unit's time per work."""
+        return math.sqrt(self.variance)
+
+    def at(self, level: int) -> LevelEstimate:
+        """What is known of a level."""
+        return self.levels.get(level, NO_ESTIMATE)
+
+    def deviation(self, weight: float) -> float:
+        """What a pair's log ratio is expected to deviate, by the noise of units alone."""
+        return max(math.sqrt(self.variance * weight), _MIN_DEVIATION)
+
+    def spread(self, weight: float) -> float:
+        """What it deviates, by what pairs have shown so far too."""
+        expected = self.deviation(weight)
+        seen = [(one.time.n, one.time.deviation) for one in self.levels.values() if one.time.n > 3]
+        total = sum(n for n, _ in seen)
+        if total < 8:
+            return expected
+        return max(expected, math.sqrt(sum(n * one * one for n, one in seen) / total))
+
+
+def with_block(known: Estimates, block: Block, top: int) -> Estimates:
+    """Also the noise of this block's units, if it was uncapped."""
+    if block.level != top or block.units < 2:
+        return known
+    mean = block.busy / block.work if block.work else 0.0
+    per = block.squares / block.units
+    # Units of unequal work: the mean of times per work is not the time per work of all.
+    variance = max(per / (mean * mean) - 1, 0.0)
+    part = 1 / min(known.blocks + 1, 30)
+    # One block with a straggler must not decide: it counts as a few times the usual at most.
+    if known.blocks >= 3:
+        variance = min(variance, 4 * known.variance + _MIN_DEVIATION**2)
+    power, energies = known.power, known.energies
+    if block.energy is not None:
+        energies += 1
+        watts = block.energy * 1e6 / (block.end - block.start)
+        power += (watts - power) / min(energies, 30)
+    return replace(
+        known,
+        power=power,
+        variance=known.variance + part * (variance - known.variance),
+        blocks=known.blocks + 1,
+        energies=energies,
+    )
+
+
+def with_pair(known: Estimates, pair: Pair) -> Estimates:
+    """Also this pair."""
+    level = known.at(pair.level)
+    pairs = (*level.pairs[-_MAX_PAIRS + 1 :], pair)
+    expected = known.deviation(pair.weight)
+    busy = [one.busy for one in pairs]
+    between = evidence([one.span - one.busy for one in pairs], _MIN_DEVIATION)
+    lying = between.mean > 0.01 if between.n < 3 else between.likely(-3.0) > _MAX_DURATION_MISMATCH
+    time = evidence([one.span for one in pairs] if lying else busy, expected)
+    powers = [one.power for one in pairs if one.power is not None]
+    new = LevelEstimate(pairs, time, evidence(powers, expected / 2), lying)
+    return replace(known, levels=MappingProxyType({**known.levels, pair.level: new}))
