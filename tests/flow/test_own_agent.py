@@ -10,8 +10,8 @@ import pytest
 from support.certificates import Authority
 from support.exporting import serving
 from support.receiving import receiving
-from wattspan.cli.own_agent import Pass, is_there, pass_for
-from wattspan.cli.scraping import ScrapeError, Scraper, fetch_with
+from wattspan.cli.local_agent import AgentCredentials, credentials_for, is_local_agent
+from wattspan.cli.top.scraping import MetricsScrapeError, MetricsScraper, authenticated_fetch
 from wattspan.clock import SystemClock
 from wattspan.config import SpansSettings
 from wattspan.model.settings import Listen
@@ -51,8 +51,8 @@ def test_an_agent_is_known_behind_every_guard(
     }[guard]
     with serving(**asked) as served:
         listen = Listen(f"127.0.0.1:{served.port}")
-        assert is_there(listen, plugin.settings(listen=listen, **asked))
-    assert not is_there(listen, plugin.settings(listen=listen, **asked))
+        assert is_local_agent(listen, plugin.settings(listen=listen, **asked))
+    assert not is_local_agent(listen, plugin.settings(listen=listen, **asked))
 
 
 @pytest.mark.parametrize("guarded", [False, True])
@@ -60,30 +60,32 @@ def test_a_receiver_of_spans_is_known(guarded: bool, tokens: str, tmp_path: Path
     asked = tokens if guarded else ""
     with receiving(tmp_path, token_file=asked) as agent:
         listen = Listen(Listen.written(*agent.http))
-        assert is_there(listen, SpansSettings(http=listen, token_file=asked))
+        assert is_local_agent(listen, SpansSettings(http=listen, token_file=asked))
 
 
 def test_somebody_else_on_the_port_is_no_agent(keys: dict[str, str], tmp_path: Path) -> None:
     """Neither who says nothing nor a stranger who speaks TLS."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         listen = Listen(f"127.0.0.1:{silent.getsockname()[1]}")
-        assert not is_there(listen, plugin.settings(listen=listen))
+        assert not is_local_agent(listen, plugin.settings(listen=listen))
     (tmp_path / "other").mkdir()
     theirs = Authority(tmp_path / "other").issue("server")
     other = {"tls_certificate": str(theirs.certificate), "tls_key": str(theirs.key)}
     with serving(**other) as served:
         listen = Listen(f"127.0.0.1:{served.port}")
-        assert not is_there(listen, plugin.settings(listen=listen, **keys))
+        assert not is_local_agent(listen, plugin.settings(listen=listen, **keys))
 
 
 def test_top_comes_in_by_the_token_and_the_certificate(tokens: str, keys: dict[str, str]) -> None:
     settings = plugin.settings(**keys, token_file=tokens)
     with serving(**keys, token_file=tokens) as served:
         address = f"https://127.0.0.1:{served.port}"
-        assert Scraper(address, SystemClock(), fetch_with(pass_for(settings)))().domains
-        entry = Pass(context=pass_for(settings).context)
-        with pytest.raises(ScrapeError, match="It wants a token"):
-            Scraper(address, SystemClock(), fetch_with(entry))()
+        assert MetricsScraper(
+            address, SystemClock(), authenticated_fetch(credentials_for(settings))
+        )().domains
+        entry = AgentCredentials(context=credentials_for(settings).context)
+        with pytest.raises(MetricsScrapeError, match="It wants a token"):
+            MetricsScraper(address, SystemClock(), authenticated_fetch(entry))()
 
 
 def test_top_gives_its_token_to_nobody_with_another_certificate(
@@ -92,8 +94,8 @@ def test_top_gives_its_token_to_nobody_with_another_certificate(
     """Not even to one of the same authority, whose name would be right."""
     other = Authority(tmp_path, "second").issue("other")
     theirs = {"tls_certificate": str(other.certificate), "tls_key": str(other.key)}
-    entry = pass_for(plugin.settings(**keys, token_file=tokens))
+    entry = credentials_for(plugin.settings(**keys, token_file=tokens))
     with serving(**theirs, token_file=tokens) as served:
         address = f"https://127.0.0.1:{served.port}"
-        with pytest.raises(ScrapeError, match="certificate"):
-            Scraper(address, SystemClock(), fetch_with(entry))()
+        with pytest.raises(MetricsScrapeError, match="certificate"):
+            MetricsScraper(address, SystemClock(), authenticated_fetch(entry))()

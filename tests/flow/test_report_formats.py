@@ -17,7 +17,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from support.books import Books
-from wattspan.cli import cli, report_file
+from wattspan.cli import cli
+from wattspan.cli.report import export
 from wattspan.clock import SystemClock
 from wattspan.config import StoreSettings as Settings
 from wattspan.storage import Store
@@ -108,7 +109,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(report_file.os, "fsync", full)
+    monkeypatch.setattr(export.os, "fsync", full)
     done = report("--output", str(path))
     assert done.exit_code == 1
     assert f"Cannot write {path}: no space left on device" in done.stderr
@@ -186,7 +187,7 @@ def test_bad_arguments_are_usage_errors(
 def test_without_pyarrow_the_remedy_is_said(
     tmp_path: Path, report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report_file, "has_pyarrow", lambda: False)
+    monkeypatch.setattr(export, "has_pyarrow", lambda: False)
     done = report("--output", str(tmp_path / "r.parquet"))
     assert done.exit_code == 1
     assert "pip install wattspan[parquet]" in done.stderr

@@ -24,14 +24,14 @@ from support.filing import desk
 from support.program import wattspan
 from support.scrapes import Series, full_host, parse
 from wattspan.capper.protocol import KnobRow, StateReply
-from wattspan.cli.controls import Options
-from wattspan.cli.facts import facts
 from wattspan.cli.run import one_line
-from wattspan.cli.troubles import Troubles
-from wattspan.cli.view import render
+from wattspan.cli.top.controls import ViewOptions
+from wattspan.cli.top.rows import snapshot_facts
+from wattspan.cli.top.view import render_snapshot
 from wattspan.model import Failure, Knob, Snapshot
 from wattspan.processes.groups import clean_label as group_name
 from wattspan.query.question import shown
+from wattspan.service.daemon import FailureReporter
 from wattspan.spanfeed.attributes import printable
 from wattspan.testing import ManualClock
 from wattspan_exporters.page.site import LivePage, PageRequest
@@ -158,12 +158,14 @@ def test_no_name_reaches_a_terminal_or_a_log_as_it_is(name: str) -> None:
     snapshot = called(name)
     console = Console(width=200, height=60, color_system=None)
     with console.capture() as captured:
-        console.print(render(snapshot, Options(width=200, height=60, notice=name, note=name)))
+        console.print(
+            render_snapshot(snapshot, ViewOptions(width=200, height=60, notice=name, note=name))
+        )
     assert "held down" in captured.get()
     assert not CONTROL.search(captured.get())
     assert len(captured.get()) < LONGEST
     told: list[str] = []
-    Troubles(told.append).look(snapshot.health, 0)
+    FailureReporter(told.append).look(snapshot.health, 0)
     handler, heard = logging.StreamHandler(stream := io.StringIO()), logging.getLogger("a test")
     handler.addFilter(one_line)
     heard.addHandler(handler)
@@ -226,7 +228,7 @@ def test_no_name_is_a_formula_or_a_line_of_its_own_in_a_file(
 
 @names
 def test_what_is_told_in_json_is_json(name: str) -> None:
-    assert json.loads(json.dumps(facts(called(name))))
+    assert json.loads(json.dumps(snapshot_facts(called(name))))
 
 
 @names

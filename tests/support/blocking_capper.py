@@ -43,12 +43,12 @@ class Blocking:
 
 
 def main() -> None:
-    when, real = sys.argv.pop(1), capper.actuators
+    when, real = sys.argv.pop(1), capper.open_isolated_actuators
 
     def blocking(*arguments: object) -> Sequence[Actuator]:
         return [Blocking(one, when) for one in real(*arguments)]  # type: ignore[arg-type]
 
-    capper.actuators = blocking
+    capper.open_isolated_actuators = blocking
     capper.command()
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from support.scrapes import full_host
-from wattspan.cli.compose_spans import ConnectionUsers
 from wattspan.model import Snapshot
 from wattspan.model.settings import convert
 from wattspan.ports import Clock, Exporter, ExporterContext
+from wattspan.service.span_assembly import ConnectionOwnerLookup
 from wattspan.testing import ManualClock
 from wattspan_exporters.prometheus import plugin
 
@@ -74,7 +74,7 @@ def serving(clock: Clock | None = None, **settings: object) -> Iterator[Served]:
     clock = clock or ManualClock()
     log: list[str] = []
     table = convert({"listen": "127.0.0.1:0", **settings}, plugin.settings, "exporters.prometheus")
-    users = ConnectionUsers(clock)
+    users = ConnectionOwnerLookup(clock)
     context = ExporterContext(clock, "1.2.3", log.append, uid_of=users)
     exporter = plugin.open(table, context)
     assert exporter is not None

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import TracebackType
 
 from wattspan.attribution.history import AttributionHistory
-from wattspan.cli.compose import build_agent
 from wattspan.clock import SystemClock
 from wattspan.config import FlagValue, load
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
 from wattspan.model import Consumer, HwType
 from wattspan.plugins import discover
+from wattspan.service.assembly import build_agent
 
 BURN = """
 import os, sys

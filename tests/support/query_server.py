@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from support.past import ConstantPast
-from wattspan.cli.measure_child import identity
+from wattspan.cli.measure.child import process_identity
 from wattspan.clock import SystemClock
 from wattspan.http.limits import ServerLimits
 from wattspan.http.server import HttpServer
@@ -35,7 +35,7 @@ class Living:
 
     def identify(self, pid: int) -> Consumer | None:
         try:
-            return identity(pid)
+            return process_identity(pid)
         except WattspanError:
             return None
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.otlp import KeptSink
-from wattspan.cli.compose_spans import ConnectionUsers
 from wattspan.clock import SystemClock
 from wattspan.config.tables import SpansSettings
 from wattspan.http.connection_limiter import RejectionCounter
@@ -17,6 +16,7 @@ from wattspan.http.limits import ServerLimits
 from wattspan.http.server import HttpServer
 from wattspan.model.settings import Listen, Size
 from wattspan.ports import Clock
+from wattspan.service.span_assembly import ConnectionOwnerLookup
 from wattspan.spanfeed.receivers import GRPC_SOCKET, HTTP_SOCKET, open_receivers
 
 
@@ -68,7 +68,7 @@ def receiving(
     settings = SpansSettings(
         http=any_port, grpc=any_port, max_request=Size(max_request), token_file=token_file
     )
-    users = ConnectionUsers(clock)
+    users = ConnectionOwnerLookup(clock)
     server = HttpServer(clock, log=log.append, limits=limits, uid_of=users)
     addresses = open_receivers(
         server, settings, run_dir, sink, clock, asked=lambda _: True, log=log.append,

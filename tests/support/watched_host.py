@@ -85,13 +85,13 @@ def watched_host(folder: Path) -> Iterator[WatchedHost]:
 
 
 def main() -> None:
-    from wattspan.cli.compose import build_agent
-    from wattspan.cli.demo import metrics, run_dir
-    from wattspan.cli.signals import stop_on_signals
+    from wattspan.cli.demo import metrics_addresses, run_dir
     from wattspan.config import FlagValue, load
     from wattspan.emulation.host import EmulatedHost
     from wattspan.emulation.profiles import profile_named
     from wattspan.plugins import discover
+    from wattspan.service.assembly import build_agent
+    from wattspan.service.signals import stop_on_signals
 
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def main() -> None:
             if agent.wait(AT_REST):
                 return
             host.start_jobs(run_dir(host) / "otlp.sock")
-            (address,) = metrics(agent)
+            (address,) = metrics_addresses(agent)
             tell(f"at work {address.removeprefix('http://').removesuffix('/metrics')}")
             agent.wait()
         finally:

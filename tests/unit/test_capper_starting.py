@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from wattspan.capper.client import SOCKET_UNIT, CapperClient, capper_start_command, has_capper_unit
-from wattspan.installation import shipped
 from wattspan.ports import CapsError
+from wattspan.service.installation import files
 from wattspan.testing import ManualClock
 
 
@@ -31,8 +31,8 @@ def test_a_unit_is_of_no_use_where_no_systemd_runs(tmp_path: Path) -> None:
 
 
 def test_the_unit_is_the_one_that_is_shipped() -> None:
-    assert shipped.CAPPER_SOCKET == SOCKET_UNIT
-    assert (shipped.shipped_folder() / SOCKET_UNIT).is_file()
+    assert files.CAPPER_SOCKET == SOCKET_UNIT
+    assert (files.service_files_directory() / SOCKET_UNIT).is_file()
 
 
 def test_who_finds_no_capper_is_told_how_one_is_started_here(tmp_path: Path) -> None:

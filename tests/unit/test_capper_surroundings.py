@@ -11,7 +11,7 @@ from wattspan.capper.access import allowed_users, peer_credentials
 from wattspan.capper.journal import capper_directory
 from wattspan.capper.paths import capper_socket_path
 from wattspan.capper.protocol import CeilingRow, KnobRow, StateReply
-from wattspan.cli.caps import lines
+from wattspan.cli.caps import state_lines
 from wattspan.config import AgentSettings
 from wattspan.model import SECOND, Knob
 from wattspan.testing import ManualClock
@@ -54,7 +54,7 @@ def test_a_person_is_shown_who_holds_what_how_long_and_why() -> None:
         since_wall=0,
         expires=now + 8 * SECOND,
     )
-    assert lines(state(row, ceiling=2000 * W), clock) == [
+    assert state_lines(state(row, ceiling=2000 * W), clock) == [
         "Ceiling of all devices together: 2000 W",
         "H100 0 (gpu:GPU-1)",
         "    gpu_power: 512.5 W of 200 W to 700 W, default 700 W",
@@ -82,7 +82,7 @@ def test_each_ceiling_is_shown_with_owner_limit_time_left_and_reason() -> None:
             ),
         ],
     )
-    assert lines(told, clock)[:5] == [
+    assert state_lines(told, clock)[:5] == [
         "Ceiling of all devices together: 100 W",
         "    [caps] budget_watts: 2000 W",
         "    [caps] budget_file by user 0: 1200 W; because: grid",
@@ -95,7 +95,7 @@ def test_a_clock_is_shown_in_its_own_unit() -> None:
     row = KnobRow(
         knob=Knob.GPU_CLOCK, device="gpu:GPU-1", name="H100 0", maximum=1980, trouble="Odd."
     )
-    assert lines(state(row), ManualClock()) == [
+    assert state_lines(state(row), ManualClock()) == [
         "H100 0 (gpu:GPU-1)",
         "    gpu_clock: unknown, at most 1980 MHz",
         "    Odd.",
@@ -103,7 +103,9 @@ def test_a_clock_is_shown_in_its_own_unit() -> None:
 
 
 def test_a_host_without_knobs_is_said_to_be_one() -> None:
-    assert lines(state(), ManualClock()) == ["There is nothing here whose power could be limited."]
+    assert state_lines(state(), ManualClock()) == [
+        "There is nothing here whose power could be limited."
+    ]
 
 
 def test_the_systems_capper_has_directories_of_its_own() -> None:

@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from wattspan.cli.controls import By, Options, Sort, press
+from wattspan.cli.top.controls import SortKey, ViewOptions, ViewSection, handle_key
 
 
-def typed(options: Options, *keys: str) -> Options:
+def typed(options: ViewOptions, *keys: str) -> ViewOptions:
     for key in keys:
-        chosen = press(options, key)
+        chosen = handle_key(options, key)
         assert chosen is not None
         options = chosen
     return options
@@ -15,58 +15,62 @@ def typed(options: Options, *keys: str) -> Options:
 
 @pytest.mark.parametrize("key", ["q", "ctrl-c", "ctrl-d"])
 def test_these_keys_end_it(key: str) -> None:
-    assert press(Options(), key) is None
+    assert handle_key(ViewOptions(), key) is None
 
 
 def test_s_goes_through_the_orders_and_comes_back() -> None:
-    assert [typed(Options(), *"s" * n).sort for n in range(4)] == [
-        Sort.WATTS,
-        Sort.JOULES,
-        Sort.NAME,
-        Sort.WATTS,
+    assert [typed(ViewOptions(), *"s" * n).sort for n in range(4)] == [
+        SortKey.WATTS,
+        SortKey.JOULES,
+        SortKey.NAME,
+        SortKey.WATTS,
     ]
-    assert typed(Options(), "s", "S") == Options()
+    assert typed(ViewOptions(), "s", "S") == ViewOptions()
 
 
 def test_spans_have_no_watts_to_be_sorted_by() -> None:
-    spans = Options(by=By.SPAN)
-    assert spans.order is Sort.JOULES
-    assert [typed(spans, *"s" * n).order for n in range(3)] == [Sort.JOULES, Sort.NAME, Sort.JOULES]
-    assert typed(spans, "s", "S").order is Sort.JOULES
-    assert typed(spans, "tab").order is Sort.WATTS
+    spans = ViewOptions(by=ViewSection.SPAN)
+    assert spans.order is SortKey.JOULES
+    assert [typed(spans, *"s" * n).order for n in range(3)] == [
+        SortKey.JOULES,
+        SortKey.NAME,
+        SortKey.JOULES,
+    ]
+    assert typed(spans, "s", "S").order is SortKey.JOULES
+    assert typed(spans, "tab").order is SortKey.WATTS
 
 
 def test_tab_goes_through_the_views_and_backtab_back() -> None:
-    assert typed(Options(), "tab").by is By.PROCESS
-    assert typed(Options(), "tab", "backtab") == Options()
+    assert typed(ViewOptions(), "tab").by is ViewSection.PROCESS
+    assert typed(ViewOptions(), "tab", "backtab") == ViewOptions()
 
 
 def test_a_filter_is_typed_and_kept() -> None:
-    options = typed(Options(offset=3), "/", "q", "s", "x", "backspace", "enter")
+    options = typed(ViewOptions(offset=3), "/", "q", "s", "x", "backspace", "enter")
     assert (options.filter, options.editing, options.offset) == ("qs", False, 0)
 
 
 def test_escape_clears_the_filter_while_it_is_typed_and_after() -> None:
-    assert typed(Options(), "/", "a", "escape") == Options()
-    assert typed(Options(filter="a"), "escape") == Options()
+    assert typed(ViewOptions(), "/", "a", "escape") == ViewOptions()
+    assert typed(ViewOptions(filter="a"), "escape") == ViewOptions()
 
 
 def test_keys_that_are_no_letters_do_not_get_into_the_filter() -> None:
-    assert typed(Options(editing=True), "up", "f1", "\x00") == Options(editing=True)
+    assert typed(ViewOptions(editing=True), "up", "f1", "\x00") == ViewOptions(editing=True)
 
 
 def test_scrolling_stops_at_the_top() -> None:
-    assert typed(Options(), "down", "j", "pagedown", "up").offset == 11
-    assert typed(Options(offset=5), "pageup").offset == 0
-    assert typed(Options(offset=5), "home").offset == 0
+    assert typed(ViewOptions(), "down", "j", "pagedown", "up").offset == 11
+    assert typed(ViewOptions(offset=5), "pageup").offset == 0
+    assert typed(ViewOptions(offset=5), "home").offset == 0
 
 
 def test_any_key_leaves_the_help() -> None:
-    options = typed(Options(), "?")
+    options = typed(ViewOptions(), "?")
     assert options.help
-    assert typed(options, "s") == Options()
+    assert typed(options, "s") == ViewOptions()
 
 
 def test_what_means_nothing_changes_nothing() -> None:
-    options = replace(Options(), offset=2)
-    assert press(options, "z") == options
+    options = replace(ViewOptions(), offset=2)
+    assert handle_key(options, "z") == options

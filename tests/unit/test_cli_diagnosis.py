@@ -6,16 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.cli.diagnosis import ADVICE, Diagnosis, Finding, Mark, Section, lines
-from wattspan.cli.examine_agent import (
+from wattspan.cli.doctor.configuration import (
+    allowed_owners,
     examine_configuration,
     examine_directories,
     examine_ports,
-    rightful_owners,
-    who_else_writes,
+    other_writers,
 )
-from wattspan.cli.examine_host import container, examine_host, hypervisor
-from wattspan.cli.examine_sources import examine_sources
+from wattspan.cli.doctor.findings import (
+    NO_COUNTER_ADVICE,
+    Diagnosis,
+    DiagnosisSection,
+    Finding,
+    Severity,
+    diagnosis_lines,
+)
+from wattspan.cli.doctor.host import container, examine_host, hypervisor
+from wattspan.cli.doctor.sources import examine_sources
 from wattspan.config import AgentSettings, Config, StoreSettings
 from wattspan.config.loading import DEFAULT_PATH
 from wattspan.model import (
@@ -35,15 +42,17 @@ from wattspan.testing import FakeDirectory, ManualClock, ReplaySource
 
 
 def report(*findings: Finding, width: int = 80, readable: int = 1) -> list[str]:
-    diagnosis = Diagnosis((Section("Things", findings),), readable)
-    return [line.text for line in lines(diagnosis, width)]
+    diagnosis = Diagnosis((DiagnosisSection("Things", findings),), readable)
+    return [line.text for line in diagnosis_lines(diagnosis, width)]
 
 
 # ------------------------------------------------------------------------------- how it reads
 
 
 def test_each_thing_is_one_line_with_its_mark_in_words() -> None:
-    told = report(Finding(Mark.OK, "alpha", "fine"), Finding(Mark.FAIL, "b", "bad", "Mend it."))
+    told = report(
+        Finding(Severity.OK, "alpha", "fine"), Finding(Severity.FAIL, "b", "bad", "Mend it.")
+    )
     assert told[:4] == [
         "Things",
         "  ok    alpha  fine",
@@ -54,26 +63,26 @@ def test_each_thing_is_one_line_with_its_mark_in_words() -> None:
 
 def test_a_long_name_is_followed_by_its_matter() -> None:
     path = "/sys/class/powercap/intel-rapl:0/intel-rapl:0:0/energy_uj"
-    told = report(Finding(Mark.FAIL, path, "permission denied"), width=100)
+    told = report(Finding(Severity.FAIL, path, "permission denied"), width=100)
     assert told[1] == f"  FAIL  {path}: permission denied"
 
 
 def test_long_lines_are_wrapped_under_where_they_began() -> None:
-    told = report(Finding(Mark.WARN, "x", "word " * 30, "remedy " * 20), width=60)
+    told = report(Finding(Severity.WARN, "x", "word " * 30, "remedy " * 20), width=60)
     assert max(map(len, told)) <= 60
     assert told[2].startswith(" " * 11 + "word")
     assert next(line for line in told if "->" in line).startswith("        -> remedy")
 
 
 def test_the_last_line_counts_and_advises_where_nothing_can_be_read() -> None:
-    assert report(Finding(Mark.OK, "a"))[-1] == "1 counter can be read; nothing to do."
-    told = " ".join(report(Finding(Mark.WARN, "a"), readable=0))
+    assert report(Finding(Severity.OK, "a"))[-1] == "1 counter can be read; nothing to do."
+    told = " ".join(report(Finding(Severity.WARN, "a"), readable=0))
     assert "0 counters can be read; 1 to look at." in told
-    assert ADVICE in told
+    assert NO_COUNTER_ADVICE in told
 
 
 def test_what_it_tells_a_program() -> None:
-    diagnosis = Diagnosis((Section("S", (Finding(Mark.FAIL, "a", "b", "c"),)),), 2)
+    diagnosis = Diagnosis((DiagnosisSection("S", (Finding(Severity.FAIL, "a", "b", "c"),)),), 2)
     assert diagnosis.plain() == {
         "readable_counters": 2,
         "worst": "fail",
@@ -112,10 +121,10 @@ def test_a_container_is_told_by_what_its_runtime_leaves_there(tmp_path: Path) ->
 
 def test_a_kernel_without_powercap_is_told_with_the_remedy(tmp_path: Path) -> None:
     (finding,) = [f for f in examine_host(tmp_path).findings if f.what == "powercap"]
-    assert (finding.mark, "intel_rapl_msr" in finding.remedy) == (Mark.WARN, True)
+    assert (finding.mark, "intel_rapl_msr" in finding.remedy) == (Severity.WARN, True)
     (tmp_path / "sys/class/powercap").mkdir(parents=True)
     (finding,) = [f for f in examine_host(tmp_path).findings if f.what == "powercap"]
-    assert finding.mark is Mark.OK
+    assert finding.mark is Severity.OK
 
 
 def install_units(root: Path) -> None:
@@ -127,7 +136,7 @@ def install_units(root: Path) -> None:
 def test_root_is_told_that_the_service_may_not_read_all_that_root_can(tmp_path: Path) -> None:
     install_units(tmp_path)
     (finding,) = [f for f in examine_host(tmp_path, euid=0).findings if f.what == "service"]
-    assert finding.mark is Mark.NOTE
+    assert finding.mark is Severity.NOTE
     assert "reads as user wattspan" in finding.detail
     assert "`sudo -u wattspan wattspan doctor`" in finding.remedy
 
@@ -156,7 +165,7 @@ def written(tmp_path: Path) -> Path:
 
 
 def test_a_file_that_only_its_owner_changes_is_only_named(written: Path) -> None:
-    assert told_of_file(written) == [Finding(Mark.OK, "file", str(written))]
+    assert told_of_file(written) == [Finding(Severity.OK, "file", str(written))]
 
 
 @pytest.mark.parametrize(
@@ -166,19 +175,19 @@ def test_a_file_that_only_its_owner_changes_is_only_named(written: Path) -> None
 def test_a_file_that_others_change_is_warned_of(mode: int, who: str, written: Path) -> None:
     written.chmod(mode)
     (finding,) = told_of_file(written)
-    assert (finding.mark, finding.remedy) == (Mark.WARN, f"Run `chmod go-w {written}`.")
+    assert (finding.mark, finding.remedy) == (Severity.WARN, f"Run `chmod go-w {written}`.")
     assert f"can be changed by {who}, and a capper of root's obeys" in finding.detail
 
 
 def test_a_folder_in_which_others_can_replace_the_file_is_warned_of(written: Path) -> None:
     written.parent.chmod(0o777)
     (finding,) = told_of_file(written)
-    assert (finding.mark, finding.remedy) == (Mark.WARN, f"Run `chmod go-w {written.parent}`.")
+    assert (finding.mark, finding.remedy) == (Severity.WARN, f"Run `chmod go-w {written.parent}`.")
 
 
 def test_a_sticky_folder_lets_nobody_replace_the_file(written: Path) -> None:
     written.parent.chmod(0o1777)
-    assert [finding.mark for finding in told_of_file(written)] == [Mark.OK]
+    assert [finding.mark for finding in told_of_file(written)] == [Severity.OK]
 
 
 def test_the_folder_of_a_link_to_the_file_counts_as_well(written: Path, tmp_path: Path) -> None:
@@ -191,21 +200,21 @@ def test_the_folder_of_a_link_to_the_file_counts_as_well(written: Path, tmp_path
 
 
 def test_what_is_mounted_read_only_nobody_changes() -> None:
-    assert who_else_writes(stat.S_IFDIR | 0o777, read_only=True) == ""
-    assert who_else_writes(stat.S_IFDIR | 0o777, read_only=False) == "its group and everybody"
+    assert other_writers(stat.S_IFDIR | 0o777, read_only=True) == ""
+    assert other_writers(stat.S_IFDIR | 0o777, read_only=False) == "its group and everybody"
 
 
 def test_a_file_of_another_user_is_warned_of(written: Path) -> None:
     of_file, of_folder = told_of_file(written, os.geteuid() + 1)
-    assert of_file.mark is Mark.WARN
+    assert of_file.mark is Severity.WARN
     assert f"belongs to user {os.geteuid()}" in of_file.detail
     assert of_file.remedy == f"Run `chown root {written}`."
     assert of_folder.remedy == f"Run `chown root {written.parent}`."
 
 
 def test_the_systems_file_is_roots_also_where_the_agents_own_user_looks() -> None:
-    assert rightful_owners(DEFAULT_PATH, 990) == {0}
-    assert rightful_owners(Path("/srv/wattspan.toml"), 1000) == {0, 1000}
+    assert allowed_owners(DEFAULT_PATH, 990) == {0}
+    assert allowed_owners(Path("/srv/wattspan.toml"), 1000) == {0, 1000}
 
 
 # --------------------------------------------------------------------------------- the sources
@@ -252,20 +261,22 @@ def examined(
 
 def test_a_counter_is_shown_with_its_watts_and_why_it_is_summed() -> None:
     findings, readable = examined(counting(42))
-    assert findings == [Finding(Mark.OK, "cpu package-0", "42.0 W, measured, counted: a top zone")]
+    assert findings == [
+        Finding(Severity.OK, "cpu package-0", "42.0 W, measured, counted: a top zone")
+    ]
     assert readable == 1
 
 
 def test_a_counter_that_stands_still_is_told() -> None:
     (finding,), _ = examined(counting(0))
-    assert finding.mark is Mark.WARN
+    assert finding.mark is Severity.WARN
     assert "it does not move" in finding.detail
 
 
 def test_a_counter_that_cannot_be_read_is_shown_with_its_remedy() -> None:
     denied = Failure("x", "/sys/e", Trouble.DENIED, "permission denied", "Grant it.", "p")
     findings, readable = examined([Batch((PACKAGE,), failures=(denied,))])
-    assert findings == [Finding(Mark.FAIL, "/sys/e", "permission denied (denied)", "Grant it.")]
+    assert findings == [Finding(Severity.FAIL, "/sys/e", "permission denied (denied)", "Grant it.")]
     assert readable == 0
 
 
@@ -280,23 +291,23 @@ def test_an_estimate_is_no_counter() -> None:
 def test_a_source_that_kept_quiet_is_asked_why_it_found_nothing() -> None:
     findings, _ = examined(None, refusal="Cannot read X: it is not there. Plug it in.")
     assert findings == [
-        Finding(Mark.NOTE, "nothing to read", "Cannot read X: it is not there. Plug it in.")
+        Finding(Severity.NOTE, "nothing to read", "Cannot read X: it is not there. Plug it in.")
     ]
 
 
 def test_a_source_that_was_asked_for_and_is_not_there_is_a_failure() -> None:
     findings, _ = examined(None, Switch(enabled=True), refusal="Cannot read X.")
-    assert findings[0].mark is Mark.FAIL
+    assert findings[0].mark is Severity.FAIL
 
 
 def test_a_source_that_is_turned_off_is_left_alone() -> None:
     findings, _ = examined(counting(1), Switch(enabled=False))
-    assert findings == [Finding(Mark.NOTE, "off", "enabled = false")]
+    assert findings == [Finding(Severity.NOTE, "off", "enabled = false")]
 
 
 def test_a_source_that_never_answers_is_waited_for_within_bounds() -> None:
     findings, readable = examined([Batch((PACKAGE,))])
-    assert (findings[0].mark, readable) == (Mark.WARN, 0)
+    assert (findings[0].mark, readable) == (Severity.WARN, 0)
     assert "no figure yet" in findings[0].detail
 
 
@@ -324,7 +335,9 @@ def directories(state: Path, **store: object) -> list[Finding]:
 
 
 def test_a_directory_that_can_be_written_is_well(tmp_path: Path) -> None:
-    assert directories(tmp_path) == [Finding(Mark.OK, "state_dir", f"{tmp_path} can be written")]
+    assert directories(tmp_path) == [
+        Finding(Severity.OK, "state_dir", f"{tmp_path} can be written")
+    ]
 
 
 def test_looking_creates_nothing(tmp_path: Path) -> None:
@@ -335,7 +348,7 @@ def test_looking_creates_nothing(tmp_path: Path) -> None:
 
 def test_a_file_in_the_place_of_a_directory_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "f").touch()
-    assert directories(tmp_path / "f")[0].mark is Mark.FAIL
+    assert directories(tmp_path / "f")[0].mark is Severity.FAIL
 
 
 def test_a_run_directory_that_others_can_write_is_a_failure(tmp_path: Path) -> None:
@@ -344,7 +357,7 @@ def test_a_run_directory_that_others_can_write_is_a_failure(tmp_path: Path) -> N
     (finding,) = [
         f for f in examine_directories(Config(agent=agent)).findings if f.what == "run_dir"
     ]
-    assert finding.mark is Mark.FAIL
+    assert finding.mark is Severity.FAIL
     assert "can be written by its group and every user" in finding.detail
     assert finding.remedy.startswith("Set [agent] run_dir to a directory inside it")
 
@@ -360,7 +373,7 @@ def test_a_port_in_use_is_well_if_an_agent_is_behind_it(agent: bool) -> None:
         listen = Listen(f"127.0.0.1:{server.getsockname()[1]}")
         config = Config(exporters={"p": Listening(listen=listen)})
         (finding,) = examine_ports(config, lambda table, at: agent).findings
-    assert finding.mark is (Mark.OK if agent else Mark.FAIL)
+    assert finding.mark is (Severity.OK if agent else Severity.FAIL)
     assert agent or f"cannot listen at {listen}: address already in use" in finding.detail
 
 

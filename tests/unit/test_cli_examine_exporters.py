@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from wattspan.cli.diagnosis import Finding, Mark
-from wattspan.cli.examine_exporters import examine_exporters
+from wattspan.cli.doctor.findings import Finding, Severity
+from wattspan.cli.doctor.telemetry import examine_exporters
 from wattspan.config import AgentSettings, Config, SpansSettings
 from wattspan.model.settings import Listen
 from wattspan_exporters.otlp.settings import OtlpSettings
@@ -19,25 +19,25 @@ def told(**settings: object) -> Finding:
 
 
 def test_nothing_is_said_to_be_wrong_where_nothing_is_pushed() -> None:
-    assert told().mark is Mark.NOTE
+    assert told().mark is Severity.NOTE
     (without,) = examine_exporters(Config()).findings
-    assert without.mark is Mark.NOTE
+    assert without.mark is Severity.NOTE
 
 
 def test_the_receiver_is_knocked_at() -> None:
     with socket.create_server(("127.0.0.1", 0)) as receiver:
         url = f"http://127.0.0.1:{receiver.getsockname()[1]}"
-        assert told(endpoint=url).mark is Mark.OK
+        assert told(endpoint=url).mark is Severity.OK
         assert told(endpoint=url, protocol="grpc").detail.startswith("grpc://")
     finding = told(endpoint=url)
-    assert finding.mark is Mark.WARN
+    assert finding.mark is Severity.WARN
     assert "connection refused; the newest metrics will be pushed" in finding.detail
     assert finding.remedy == "Start the collector, or correct [exporters.otlp] endpoint."
 
 
 def test_an_address_that_cannot_be_one_is_a_failure() -> None:
     finding = told(endpoint="collector:4318")
-    assert finding.mark is Mark.FAIL
+    assert finding.mark is Severity.FAIL
     assert "[exporters.otlp] endpoint" in finding.detail
 
 
@@ -49,5 +49,5 @@ def test_the_agents_own_receiver_is_no_receiver_of_metrics(tmp_path: Path) -> No
         exporters={"otlp": table},
     )
     (finding,) = examine_exporters(config).findings
-    assert finding.mark is Mark.FAIL
+    assert finding.mark is Severity.FAIL
     assert "where this agent itself receives spans" in finding.detail

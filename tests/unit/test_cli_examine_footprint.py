@@ -7,8 +7,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from wattspan.cli import cli
-from wattspan.cli.diagnosis import Finding, Mark
-from wattspan.cli.examine_footprint import examine_footprint
+from wattspan.cli.doctor.configuration import examine_footprint
+from wattspan.cli.doctor.findings import Finding, Severity
 from wattspan.config import CarbonSettings, Config, CostSettings
 from wattspan.testing import ManualClock
 
@@ -21,7 +21,10 @@ def found(cost: CostSettings | None = None, carbon: CarbonSettings | None = None
 
 
 def test_nothing_configured_is_a_note() -> None:
-    assert [(one.mark, one.what) for one in found()] == [(Mark.NOTE, "cost"), (Mark.NOTE, "carbon")]
+    assert [(one.mark, one.what) for one in found()] == [
+        (Severity.NOTE, "cost"),
+        (Severity.NOTE, "carbon"),
+    ]
 
 
 def test_a_rate_is_told_with_its_unit_and_where_it_comes_from(tmp_path: Path) -> None:
@@ -40,7 +43,7 @@ def test_a_tariff_with_faults_is_told_fault_by_fault(tmp_path: Path) -> None:
     path = tmp_path / "tariff.toml"
     path.write_text('zone = "Nowhere"\n[[period]]\nrate = 1\nfrom = "x"')
     first, second, _ = found(CostSettings(schedule=str(path)))
-    assert (first.mark, second.mark) == (Mark.FAIL, Mark.FAIL)
+    assert (first.mark, second.mark) == (Severity.FAIL, Severity.FAIL)
     assert first.detail.startswith(f"{path}:1: ")
     assert second.detail.startswith(f"{path}:2: ")
 
@@ -49,14 +52,14 @@ def test_a_time_without_a_period_is_unknown_and_no_fault(tmp_path: Path) -> None
     path = tmp_path / "tariff.toml"
     path.write_text('zone = "UTC"\n[[period]]\nrate = 1\nuntil = 2020-01-01')
     assert found(CostSettings(schedule=str(path)))[0] == Finding(
-        Mark.NOTE, "cost", "unknown now, by cost.schedule: no period holds at this time"
+        Severity.NOTE, "cost", "unknown now, by cost.schedule: no period holds at this time"
     )
 
 
 def test_a_figure_that_cannot_be_had_is_a_warning_with_its_cause(tmp_path: Path) -> None:
     price = tmp_path / "price"
     missing, _ = found(CostSettings(file=str(price)))
-    assert missing.mark is Mark.WARN
+    assert missing.mark is Severity.WARN
     assert "no such file" in missing.detail
     price.write_text("-5")
     below, _ = found(CostSettings(file=str(price), max_age=2**62))

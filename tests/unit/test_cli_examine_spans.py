@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.cli.diagnosis import Finding, Mark
-from wattspan.cli.examine_spans import examine_spans
+from wattspan.cli.doctor.findings import Finding, Severity
+from wattspan.cli.doctor.telemetry import examine_spans
 from wattspan.config import AgentSettings, Config, SettingOrigin, SpansSettings
 from wattspan.model.settings import Listen
 
@@ -25,14 +25,14 @@ def told(run_dir: Path, *asked: str, **spans: object) -> dict[str, Finding]:
 def test_where_nothing_is_in_the_way_all_is_well_and_nothing_is_made(tmp_path: Path) -> None:
     found = told(tmp_path / "run", http=Listen("127.0.0.1:0"))
     assert list(found) == ["spans.http", "otlp.sock", "feed.sock", "api.sock"]
-    assert {finding.mark for finding in found.values()} == {Mark.OK}
+    assert {finding.mark for finding in found.values()} == {Severity.OK}
     assert list(tmp_path.iterdir()) == []
 
 
 def test_spans_that_are_turned_off_are_said_to_be(tmp_path: Path) -> None:
     found = told(tmp_path, enabled=False)
     assert list(found) == ["spans", "api.sock"]
-    assert found["spans"].mark is Mark.NOTE
+    assert found["spans"].mark is Severity.NOTE
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -44,7 +44,7 @@ def test_a_taken_port_stops_the_agent_only_if_it_was_asked_for(
         port = silent.getsockname()[1]
         keys = [f"spans.{key}"] if asked else []
         finding = told(tmp_path, *keys, **{key: Listen(f"127.0.0.1:{port}")})[f"spans.{key}"]
-    assert finding.mark is (Mark.FAIL if asked else Mark.WARN)
+    assert finding.mark is (Severity.FAIL if asked else Severity.WARN)
     assert ("will not start" if asked else "go on without it") in finding.detail
     assert f":{port}" in finding.remedy
 
@@ -57,24 +57,24 @@ def test_sockets_are_left_behind_answered_or_something_else(tmp_path: Path) -> N
         alive.bind(str(tmp_path / "api.sock"))
         alive.listen()
         found = told(tmp_path)
-    assert (found["otlp.sock"].mark, found["feed.sock"].mark) == (Mark.WARN, Mark.OK)
+    assert (found["otlp.sock"].mark, found["feed.sock"].mark) == (Severity.WARN, Severity.OK)
     assert "will be replaced" in found["feed.sock"].detail
     assert "a running agent answers" in found["api.sock"].detail
 
 
 def test_a_directory_too_long_for_sockets_is_told(tmp_path: Path) -> None:
     found = told(tmp_path / ("x" * 100), "spans.unix")
-    assert found["otlp.sock"].mark is Mark.FAIL
-    assert found["api.sock"].mark is Mark.WARN
+    assert found["otlp.sock"].mark is Severity.FAIL
+    assert found["api.sock"].mark is Severity.WARN
     assert "shorter" in found["api.sock"].remedy
 
 
 def test_a_collector_is_knocked_at(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as collector:
         url = f"http://127.0.0.1:{collector.getsockname()[1]}"
-        assert told(tmp_path, forward=url)["spans.forward"].mark is Mark.OK
+        assert told(tmp_path, forward=url)["spans.forward"].mark is Severity.OK
     finding = told(tmp_path, forward=url)["spans.forward"]
-    assert finding.mark is Mark.WARN
+    assert finding.mark is Severity.WARN
     assert "connection refused" in finding.detail
     path = tmp_path / "collector.sock"
-    assert told(tmp_path, forward=f"unix://{path}")["spans.forward"].mark is Mark.WARN
+    assert told(tmp_path, forward=f"unix://{path}")["spans.forward"].mark is Severity.WARN

@@ -16,9 +16,9 @@ from support.fake_knobs import ENFORCED, KnobNvml
 from support.fake_nvml import FakeGpu
 from wattspan.capper.journal import Journal, JournalEntry
 from wattspan.capper.protocol import KnobRow, RefusalReason, RefusedReply, StateReply
-from wattspan.cli.diagnosis import Finding, Mark
-from wattspan.cli.examine_sources import Nobody
-from wattspan.cli.examine_tuning import examine_tuning
+from wattspan.cli.doctor.findings import Finding, Severity
+from wattspan.cli.doctor.sources import EmptyProcessDirectory
+from wattspan.cli.doctor.tuning import examine_tuning
 from wattspan.config import AgentSettings, AutotuneSettings, CapsSettings, Config, TunedJobSettings
 from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
 from wattspan.model import Domain, HwType, Knob, Provenance
@@ -57,7 +57,11 @@ class Host:
             caps=self.caps,
         )
         context = SourceContext(
-            self.clock, Nobody(), emulated=self.nvml is None, nvml=self.nvml, sysfs=self.sysfs
+            self.clock,
+            EmptyProcessDirectory(),
+            emulated=self.nvml is None,
+            nvml=self.nvml,
+            sysfs=self.sysfs,
         )
         board = Domain(GPU, HwType.GPU, "GPU a", "nvml", Provenance.MEASURED)
         found = examine_tuning(config, context, (board,), self.root).findings
@@ -116,7 +120,7 @@ def state(*rows: KnobRow) -> StateReply:
 def test_what_is_off_is_said_with_how_to_turn_it_on(host: Host) -> None:
     host.autotune = AutotuneSettings()
     finding = host.told()["tuning"]
-    assert (finding.mark, finding.detail) == (Mark.NOTE, 'off: [autotune] mode = "off"')
+    assert (finding.mark, finding.detail) == (Severity.NOTE, 'off: [autotune] mode = "off"')
     assert 'mode = "advise"' in finding.remedy
 
 
@@ -125,11 +129,11 @@ def test_what_is_tuned_is_said(host: Host) -> None:
         mode="apply", job=(TunedJobSettings(service="trainer", span="step"),)
     )
     finding = host.told()["tuning"]
-    assert (finding.mark, finding.detail) == (Mark.OK, "apply, 5% slower at most, for trainer")
+    assert (finding.mark, finding.detail) == (Severity.OK, "apply, 5% slower at most, for trainer")
 
 
-@pytest.mark.parametrize(("found", "mark"), [(True, Mark.OK), (False, Mark.WARN)])
-def test_applying_to_no_job_is_warned_of(found: bool, mark: Mark, host: Host) -> None:
+@pytest.mark.parametrize(("found", "mark"), [(True, Severity.OK), (False, Severity.WARN)])
+def test_applying_to_no_job_is_warned_of(found: bool, mark: Severity, host: Host) -> None:
     host.autotune = AutotuneSettings(mode="apply", apply_found=found)
     assert host.told()["tuning"].mark is mark
 
@@ -139,7 +143,7 @@ def test_applying_to_no_job_is_warned_of(found: bool, mark: Mark, host: Host) ->
 
 def test_a_knob_is_told_with_its_range(host: Host) -> None:
     finding = host.told()[POWER]
-    assert finding == Finding(Mark.OK, POWER, "700 W now, from 200 W on, 700 W at most")
+    assert finding == Finding(Severity.OK, POWER, "700 W now, from 200 W on, 700 W at most")
 
 
 def test_nothing_is_written(host: Host) -> None:
@@ -156,19 +160,19 @@ def test_a_limit_from_outside_is_told_beside(host: Host) -> None:
 
 def test_a_knob_that_was_not_chosen_is_only_noted(host: Host) -> None:
     finding = host.told()["gpu_clock NVIDIA H100 80GB HBM3 0"]
-    assert finding.mark is Mark.NOTE
+    assert finding.mark is Severity.NOTE
     assert finding.detail.endswith("not in [autotune] knobs")
 
 
-@pytest.mark.parametrize(("mode", "mark"), [("off", Mark.NOTE), ("advise", Mark.WARN)])
+@pytest.mark.parametrize(("mode", "mark"), [("off", Severity.NOTE), ("advise", Severity.WARN)])
 def test_a_knob_that_nothing_here_has_matters_if_it_was_chosen(
-    mode: str, mark: Mark, host: Host
+    mode: str, mark: Severity, host: Host
 ) -> None:
     host.nvml = None
     host.autotune = AutotuneSettings(mode=mode)  # type: ignore[arg-type]
     found = host.told()
     assert found["gpu_power"].mark is mark
-    assert found["gpu_clock"].mark is Mark.NOTE
+    assert found["gpu_clock"].mark is Severity.NOTE
     assert found["cpu_power"].detail == "no CPU package here has a long-term power limit"
 
 
@@ -176,7 +180,7 @@ def test_why_a_knob_cannot_be_read_is_said(host: Host) -> None:
     assert host.nvml is not None
     host.nvml.errors["nvmlDeviceGetPowerManagementLimit"] = 3  # NVML_ERROR_NOT_SUPPORTED
     finding = host.told()["gpu_power"]
-    assert finding.mark is Mark.WARN
+    assert finding.mark is Severity.WARN
     assert "NVIDIA H100" in finding.detail
 
 
@@ -187,7 +191,7 @@ def test_packages_of_the_cpu_are_told_too(host: Host) -> None:
         found = host.told()
     finally:
         tree.close()
-    assert found["cpu_power package-0"].mark is Mark.OK
+    assert found["cpu_power package-0"].mark is Severity.OK
     assert "W at most" in found["cpu_power package-1"].detail
 
 
@@ -197,7 +201,7 @@ def test_packages_of_the_cpu_are_told_too(host: Host) -> None:
 def test_a_capper_that_answers_is_told_with_what_it_holds(host: Host) -> None:
     with answering(host, state(row(holder="trainer/step"))):
         found = host.told()
-    assert found["capper"].mark is Mark.OK
+    assert found["capper"].mark is Severity.OK
     assert found["capper"].detail.endswith("(pid 4711); 1 cap is held")
     assert found[POWER].detail.endswith("held by trainer/step")
 
@@ -205,14 +209,14 @@ def test_a_capper_that_answers_is_told_with_what_it_holds(host: Host) -> None:
 def test_what_the_capper_cannot_write_is_told_in_its_words(host: Host) -> None:
     with answering(host, state(row(usable=False, trouble="the register is locked"))):
         finding = host.told()[POWER]
-    assert finding.mark is Mark.WARN
+    assert finding.mark is Severity.WARN
     assert finding.detail.endswith("the register is locked")
 
 
 def test_a_limit_that_somebody_else_set_is_warned_of(host: Host) -> None:
     with answering(host, state(row(foreign=True))):
         finding = host.told()[POWER]
-    assert finding.mark is Mark.WARN
+    assert finding.mark is Severity.WARN
     assert "somebody else has set it" in finding.detail
 
 
@@ -220,7 +224,7 @@ def test_a_user_who_may_not_ask_is_told_so(host: Host) -> None:
     refused = RefusedReply(reason=RefusalReason.NOT_ALLOWED, sentence="User 1000 may not ask.")
     with answering(host, refused):
         finding = host.told()["capper"]
-    assert finding.mark is Mark.WARN
+    assert finding.mark is Severity.WARN
     assert "User 1000 may not ask." in finding.detail
     assert "[caps] users" in finding.remedy
 
@@ -235,7 +239,7 @@ def test_a_capper_that_sets_nothing_any_more_is_warned_of_with_what_starts_it_an
     suspended = msgspec.structs.replace(state(row()), suspended=True)
     with answering(host, suspended):
         finding = host.told()["capper"]
-    assert finding.mark is Mark.WARN
+    assert finding.mark is Severity.WARN
     assert "(pid 4711); everything was given back" in finding.detail
     assert "neither a budget nor a fixed cap is kept" in finding.detail
     assert "`systemctl restart wattspan-capper` as root" in finding.remedy
@@ -245,13 +249,13 @@ def test_without_units_it_is_said_that_whoever_started_it_starts_it_anew(host: H
     suspended = msgspec.structs.replace(state(), suspended=True)
     with answering(host, suspended):
         finding = host.told()["capper"]
-    assert (finding.mark, "systemctl" in finding.remedy) == (Mark.WARN, False)
+    assert (finding.mark, "systemctl" in finding.remedy) == (Severity.WARN, False)
     assert "or the agent that has started it" in finding.remedy
 
 
 def test_no_capper_is_no_trouble_where_none_is_needed(host: Host) -> None:
     finding = host.told()["capper"]
-    assert (finding.mark, finding.remedy) == (Mark.NOTE, "")
+    assert (finding.mark, finding.remedy) == (Severity.NOTE, "")
 
 
 @pytest.mark.parametrize(
@@ -267,7 +271,7 @@ def test_a_capper_that_is_needed_and_not_there_is_warned_of(
     else:
         host.caps = caps
     finding = host.told()["capper"]
-    assert finding.mark is Mark.WARN
+    assert finding.mark is Severity.WARN
     assert "CAP_SYS_ADMIN is missing" in finding.detail
     assert "`wattspan capper` as root" in finding.remedy
 
@@ -276,7 +280,7 @@ def test_a_capper_that_the_agent_will_start_is_no_trouble(tmp_path: Path) -> Non
     host = Host(tmp_path, rights=EVERYTHING)
     host.autotune = AutotuneSettings(mode="apply", apply_found=True)
     finding = host.told()["capper"]
-    assert finding.mark is Mark.OK
+    assert finding.mark is Severity.OK
     assert "the agent starts one" in finding.detail
 
 
@@ -292,7 +296,7 @@ def test_where_systemd_has_the_units_it_is_they_that_start_the_capper(
     units.mkdir(parents=True)
     (units / "wattspan-capper.socket").touch()
     finding = host.told()["capper"]
-    assert finding.mark is Mark.WARN
+    assert finding.mark is Severity.WARN
     assert "`systemctl enable --now wattspan-capper.socket` as root" in finding.remedy
     assert "the agent starts one" not in finding.detail
 
@@ -324,7 +328,7 @@ ENTRY = JournalEntry(
 def test_a_journal_without_a_capper_fails_with_the_remedy(host: Host) -> None:
     host.journal(ENTRY)
     finding = host.told()["left behind"]
-    assert finding.mark is Mark.FAIL
+    assert finding.mark is Severity.FAIL
     assert "gpu_power of GPU a" in finding.detail
     assert "`wattspan caps restore`" in finding.remedy
 
@@ -334,7 +338,7 @@ def test_imposed_limit_without_a_capper_is_a_warning_of_its_own(host: Host) -> N
     told = host.told()
     assert "left behind" not in told
     finding = told["imposed limits"]
-    assert finding.mark is Mark.WARN
+    assert finding.mark is Severity.WARN
     assert "gpu_power of GPU a" in finding.detail
     assert "lift" in finding.remedy
 
@@ -352,7 +356,7 @@ def test_a_capper_that_left_limits_behind_is_no_good_news(
     host.caps = caps
     host.journal(ENTRY)
     finding = host.told()["capper"]
-    assert finding.mark is Mark.WARN
+    assert finding.mark is Severity.WARN
     assert "has ended without giving back" in finding.detail
     assert "needed" not in finding.detail
 
@@ -378,5 +382,5 @@ def test_a_journal_that_cannot_be_understood_is_left_where_it_is(text: str, host
     path = host.journal(ENTRY)
     path.write_text(text)
     finding = host.told()["left behind"]
-    assert finding.mark is Mark.WARN
+    assert finding.mark is Severity.WARN
     assert path.read_text() == text

@@ -1,6 +1,6 @@
 import pytest
 
-from wattspan.cli import figures
+from wattspan.cli import formatting
 
 
 @pytest.mark.parametrize(
@@ -10,7 +10,7 @@ from wattspan.cli import figures
 def test_watts_are_told_to_a_tenth_and_the_unknown_as_a_dash(
     milliwatts: int | None, text: str
 ) -> None:
-    assert figures.watts(milliwatts) == text
+    assert formatting.watts(milliwatts) == text
 
 
 @pytest.mark.parametrize(
@@ -27,14 +27,14 @@ def test_watts_are_told_to_a_tenth_and_the_unknown_as_a_dash(
     ],
 )
 def test_joules_are_told_in_three_digits_and_a_prefix(microjoules: int | None, text: str) -> None:
-    assert figures.joules(microjoules) == text
+    assert formatting.joules(microjoules) == text
 
 
 @pytest.mark.parametrize(
     ("part", "whole", "text"), [(0, 0, "-"), (0, 5, "0%"), (1, 500, "0.2%"), (31, 100, "31%")]
 )
 def test_a_share_of_nothing_is_unknown(part: int, whole: int, text: str) -> None:
-    assert figures.share(part, whole) == text
+    assert formatting.share(part, whole) == text
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ def test_a_share_of_nothing_is_unknown(part: int, whole: int, text: str) -> None
     [(3.21, "3.2 s"), (99.96, "1m 40s"), (3600, "1h 00m"), (90_061, "1d 01h")],
 )
 def test_a_stretch_of_time_is_told_in_two_units(seconds: float, text: str) -> None:
-    assert figures.lasting(round(seconds * 1e9)) == text
+    assert formatting.duration_text(round(seconds * 1e9)) == text
 
 
 def test_a_time_of_day_is_told_in_utc() -> None:
-    assert figures.clock_time(1_700_000_000 * 10**9) == "22:13:20Z"
+    assert formatting.clock_time(1_700_000_000 * 10**9) == "22:13:20Z"

@@ -4,7 +4,7 @@ import termios
 
 import pytest
 
-from wattspan.cli.keyboard import Keyboard, decode
+from wattspan.cli.top.controls import Keyboard, decode
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@ from dataclasses import replace
 from rich.console import Console
 
 from support.snapshots import busy_host
-from wattspan.cli.controls import Options, Sort
-from wattspan.cli.live import fitted, print_once, watch
+from wattspan.cli.top.controls import SortKey, ViewOptions
+from wattspan.cli.top.view import fit_to_console, print_once, watch
 from wattspan.model import Snapshot
 from wattspan.testing import ManualClock
 
@@ -42,7 +42,7 @@ def shown(*waits: str, running: int = 100) -> tuple[list[str], Typist, int]:
 
     with console.capture() as captured:
         watch(
-            view, Options(), clock=clock, console=console, keys=typist, interval=2 * 10**9,
+            view, ViewOptions(), clock=clock, console=console, keys=typist, interval=2 * 10**9,
             running=lambda: asked < running,
         )  # fmt: skip
     return captured.get().split("\x1b[H"), typist, asked
@@ -73,14 +73,14 @@ def test_it_ends_when_the_agent_does() -> None:
 
 def test_options_fit_the_terminal() -> None:
     terminal = Console(width=77, height=33, force_terminal=True)
-    chosen = fitted(Options(sort=Sort.NAME), terminal, "stale")
+    chosen = fit_to_console(ViewOptions(sort=SortKey.NAME), terminal, "stale")
     assert (chosen.width, chosen.height, chosen.keys) == (77, 33, True)
-    assert (chosen.notice, chosen.sort) == ("stale", Sort.NAME)
+    assert (chosen.notice, chosen.sort) == ("stale", SortKey.NAME)
 
 
 def test_one_print_takes_the_lines_it_needs_and_tells_no_keys() -> None:
     console = Console(width=80, height=10, color_system=None, force_terminal=True)
     with console.capture() as captured:
-        print_once(busy_host, Options(), console)
+        print_once(busy_host, ViewOptions(), console)
     assert len(captured.get().splitlines()) > 10
     assert "quit" not in captured.get()

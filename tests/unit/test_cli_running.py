@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from wattspan.cli.running import failed_threads
+from wattspan.service.daemon import report_thread_failures
 
 
 def run(work: Callable[[], object]) -> None:
@@ -16,7 +16,7 @@ def run(work: Callable[[], object]) -> None:
 
 def test_a_thread_that_fails_unexpectedly_is_told_of() -> None:
     told: list[str] = []
-    with failed_threads(lambda name, error: told.append(f"{name}: {error!r}")):
+    with report_thread_failures(lambda name, error: told.append(f"{name}: {error!r}")):
         run(lambda: [][0])
     assert told == ["a part: IndexError('list index out of range')"]
 
@@ -27,7 +27,7 @@ def test_a_thread_that_ends_or_leaves_is_none() -> None:
     def leave() -> None:
         raise SystemExit
 
-    with failed_threads(lambda name, _: told.append(name)):
+    with report_thread_failures(lambda name, _: told.append(name)):
         run(lambda: None)
         run(leave)
     assert told == []
@@ -35,6 +35,6 @@ def test_a_thread_that_ends_or_leaves_is_none() -> None:
 
 def test_who_was_told_of_failures_before_is_told_again_afterwards() -> None:
     before = threading.excepthook
-    with failed_threads(lambda *_: None):
+    with report_thread_failures(lambda *_: None):
         assert threading.excepthook is not before
     assert threading.excepthook is before

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.cli.salvaged import Salvaged, salvaged
+from wattspan.cli.caps import FallbackConfiguration, load_fallback
 from wattspan.config import AgentSettings
 
 PLACES = '[agent]\nstate_dir = "/srv/state"\nrun_dir = "/srv/run"\n'
 DEFAULT = AgentSettings().state_dir
 
 
-def found(folder: Path, text: str, *settings: str, **environ: str) -> Salvaged:
+def found(folder: Path, text: str, *settings: str, **environ: str) -> FallbackConfiguration:
     path = folder / "config.toml"
     path.write_text(text)
-    return salvaged(path, settings, environ)
+    return load_fallback(path, settings, environ)
 
 
 @pytest.mark.parametrize("fault", ["[caps]\nfloor_wats = 1\n", "[cups]\n", "interval = 5\n"])
@@ -65,5 +65,5 @@ def test_the_default_is_no_guess_where_the_fault_is_elsewhere(tmp_path: Path) ->
 
 
 def test_a_file_that_was_named_and_is_not_there_may_have_meant_any(tmp_path: Path) -> None:
-    assert salvaged(tmp_path / "none.toml", (), {}).guessed
-    assert not salvaged(None, (), {}, default=tmp_path / "none.toml").guessed
+    assert load_fallback(tmp_path / "none.toml", (), {}).guessed
+    assert not load_fallback(None, (), {}, default=tmp_path / "none.toml").guessed

@@ -7,10 +7,10 @@ from rich.console import Console
 
 from support.scrapes import full_host
 from support.snapshots import CPU, J, busy_host
-from wattspan.cli.controls import Options
-from wattspan.cli.facts import facts
-from wattspan.cli.scraping import ScrapeError, Scraper, snapshot_of, with_power
-from wattspan.cli.view import render
+from wattspan.cli.top.controls import ViewOptions
+from wattspan.cli.top.rows import snapshot_facts
+from wattspan.cli.top.scraping import MetricsScrapeError, MetricsScraper, snapshot_of, with_power
+from wattspan.cli.top.view import render_snapshot
 from wattspan.model import Footprint, Instant, Microjoules, Provenance, Snapshot
 from wattspan.testing import ManualClock
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
@@ -48,7 +48,10 @@ def later(snapshot: Snapshot, seconds: int, joules: int, pending: int = 0) -> Sn
 @pytest.mark.parametrize("provenance", [Provenance.MEASURED, Provenance.EMULATED])
 def test_a_scrape_tells_what_the_snapshot_told(provenance: Provenance) -> None:
     original = busy_host(provenance)
-    seen, told = facts(snapshot_of(text_of(original), Instant(5, 5))), facts(original)
+    seen, told = (
+        snapshot_facts(snapshot_of(text_of(original), Instant(5, 5))),
+        snapshot_facts(original),
+    )
     for key in ("host", "emulated", "power_watts", "energy_joules", "idle_joules", "other_joules"):
         assert seen[key] == told[key], key
     for ours, theirs in zip(seen["domains"], told["domains"], strict=True):
@@ -120,7 +123,7 @@ def test_a_new_process_has_no_watts_yet_and_one_that_fell_neither() -> None:
 
 def test_a_scrape_of_the_same_figures_keeps_the_watts_it_had() -> None:
     texts = iter([text_of(busy_host()), *[text_of(later(busy_host(), 2, 10))] * 2])
-    scraper = Scraper("host:1", ManualClock(), lambda url: next(texts))
+    scraper = MetricsScraper("host:1", ManualClock(), lambda url: next(texts))
     first, second, third = scraper(), scraper(), scraper()
     assert first.processes[1].power == {}
     assert third is second
@@ -134,9 +137,9 @@ def test_an_agent_that_stops_answering_leaves_its_last_figures_with_a_notice() -
     def fetch(url: str) -> str:
         for answer in answers:
             return answer
-        raise ScrapeError(f"Cannot read {url}: connection refused.")
+        raise MetricsScrapeError(f"Cannot read {url}: connection refused.")
 
-    scraper = Scraper("host:1", clock, fetch)
+    scraper = MetricsScraper("host:1", clock, fetch)
     first = scraper()
     clock.advance(7)
     assert scraper() is first
@@ -147,10 +150,10 @@ def test_an_agent_that_stops_answering_leaves_its_last_figures_with_a_notice() -
 
 def test_the_first_scrape_must_succeed() -> None:
     def fetch(url: str) -> str:
-        raise ScrapeError("Cannot read it.")
+        raise MetricsScrapeError("Cannot read it.")
 
-    with pytest.raises(ScrapeError, match="Cannot read it"):
-        Scraper("host:1", ManualClock(), fetch)()
+    with pytest.raises(MetricsScrapeError, match="Cannot read it"):
+        MetricsScraper("host:1", ManualClock(), fetch)()
 
 
 @pytest.mark.parametrize(
@@ -168,7 +171,7 @@ def test_an_address_may_be_written_short(address: str, url: str) -> None:
         asked.append(url)
         return text_of(busy_host())
 
-    Scraper(address, ManualClock(), fetch)()
+    MetricsScraper(address, ManualClock(), fetch)()
     assert asked == [url]
 
 
@@ -176,7 +179,7 @@ def test_an_address_may_be_written_short(address: str, url: str) -> None:
     "text", ["", "node_cpu_seconds_total 3\n", "<html>", "a{", "wattspan_x{a=\n", "\x00"]
 )
 def test_an_answer_that_is_no_agents_is_refused(text: str) -> None:
-    with pytest.raises(ScrapeError):
+    with pytest.raises(MetricsScrapeError):
         snapshot_of(text, Instant(1, 1))
 
 
@@ -194,6 +197,8 @@ def test_words_of_a_newer_agent_are_left_out_and_break_nothing() -> None:
 def test_a_scraped_snapshot_can_be_shown() -> None:
     console = Console(width=100, color_system=None)
     with console.capture() as captured:
-        console.print(render(snapshot_of(text_of(busy_host()), Instant(1, 1)), Options()))
+        console.print(
+            render_snapshot(snapshot_of(text_of(busy_host()), Instant(1, 1)), ViewOptions())
+        )
     assert "tritonserver" in captured.get()
     assert "package-0-core *" in captured.get()

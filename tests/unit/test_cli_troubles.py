@@ -2,9 +2,14 @@
 
 import pytest
 
-from wattspan.cli.troubles import AGAIN, Troubles, merged, refuse_if_blind
 from wattspan.model import SECOND, Failure, SourceHealth, Trouble
 from wattspan.ports import SourceError
+from wattspan.service.daemon import (
+    REPEAT_INTERVAL,
+    FailureReporter,
+    merge_failures,
+    require_readable_counters,
+)
 
 SENT = ("forward", "forward_logs", "otlp")
 """What the ways to a collector are called."""
@@ -22,7 +27,7 @@ def health(*failures: Failure, source: str = "rapl", up: bool = False) -> Source
 
 def test_what_fails_alike_is_one_sentence() -> None:
     failures = [failing("/a"), failing("/b"), failing("/c", cause="it is gone"), failing("/d")]
-    assert [str(failure) for failure in merged(failures)] == [
+    assert [str(failure) for failure in merge_failures(failures)] == [
         "Cannot read /a and 2 more: permission denied. Allow it.",
         "Cannot read /c: it is gone. Allow it.",
     ]
@@ -30,18 +35,18 @@ def test_what_fails_alike_is_one_sentence() -> None:
 
 def test_what_lasts_or_flickers_is_told_now_and_then() -> None:
     said: list[str] = []
-    troubles = Troubles(said.append)
+    troubles = FailureReporter(said.append)
     for second in range(0, 1300):
         broken = health(failing("/a", cause=f"{second} bytes")) if second % 3 else health()
         troubles.look([broken], second * SECOND)
-    assert len(said) == 1300 * SECOND // AGAIN + 1
+    assert len(said) == 1300 * SECOND // REPEAT_INTERVAL + 1
     troubles.look([health(failing("/b"))], 1300 * SECOND)
     assert said[-1] == "Cannot read /b: permission denied. Allow it."
 
 
 def test_what_was_told_in_other_words_is_not_told_again() -> None:
     said: list[str] = []
-    troubles = Troubles(said.append, known=["/a"])
+    troubles = FailureReporter(said.append, known=["/a"])
     elsewhere = [health(failing("/b"), source=source) for source in ("store", "files", *SENT)]
     troubles.look([health(failing("/a")), *elsewhere], 0)
     assert said == []
@@ -51,8 +56,10 @@ def test_only_want_of_rights_everywhere_is_hopeless() -> None:
     processes = health(source="processes")
     others = [health(source=source, up=True) for source in ("files", *SENT, "cost", "carbon")]
     with pytest.raises(SourceError, match=r"and 1 more: permission denied\. Allow it\."):
-        refuse_if_blind([health(failing("/a"), failing("/b")), processes, *others])
-    refuse_if_blind([health(failing("/a"), up=True), processes])
-    refuse_if_blind([health(failing("/a")), health(source="nvml"), processes])  # not yet known
-    refuse_if_blind([health(failing("/a", Trouble.RETRY)), processes])
-    refuse_if_blind([processes])
+        require_readable_counters([health(failing("/a"), failing("/b")), processes, *others])
+    require_readable_counters([health(failing("/a"), up=True), processes])
+    require_readable_counters(
+        [health(failing("/a")), health(source="nvml"), processes]
+    )  # not yet known
+    require_readable_counters([health(failing("/a", Trouble.RETRY)), processes])
+    require_readable_counters([processes])

@@ -8,10 +8,23 @@ import pytest
 
 from support.requirements import ROOT
 from support.tuned import ACCOUNTS, DECLINED, HELD, NOW, PROBED, RELEASE, W, cap, decided
-from wattspan.cli.reasons import MEANINGS, markdown
-from wattspan.cli.tune_explain import explain_facts, explain_lines, held_by, not_higher, not_lower
-from wattspan.cli.tune_text import history_lines, status_lines
-from wattspan.cli.tuning_figures import against_original, joules_either, of_budget, percent, saved
+from wattspan.cli.tune.explanation import (
+    cap_line,
+    explain_facts,
+    explain_lines,
+    why_not_higher,
+    why_not_lower,
+)
+from wattspan.cli.tune.reasons import REASON_EXPLANATIONS, markdown
+from wattspan.cli.tune.text import (
+    against_original,
+    budget_text,
+    history_lines,
+    percent,
+    saved_text,
+    signed_joules,
+    status_lines,
+)
 from wattspan.model import (
     CapRow,
     Decision,
@@ -33,7 +46,7 @@ EXPLANATION = ROOT / "docs" / "explanation" / "how-the-tuner-decides.md"
 
 @pytest.mark.parametrize("reason", DecisionReason)
 def test_every_reason_is_explained_in_sentences(reason: DecisionReason) -> None:
-    meaning = MEANINGS[reason]
+    meaning = REASON_EXPLANATIONS[reason]
     for sentence in filter(None, meaning):
         assert sentence[0].isupper() or sentence.startswith("`")
         assert sentence.endswith(".")
@@ -53,7 +66,7 @@ def test_parts_are_told_in_percent_and_the_unknown_with_a_dash() -> None:
     assert [percent(part) for part in (0.0312, -0.004, -0.0001, 0.0, 1.5, None)] == [
         *("3.1%", "-0.4%", "0.0%", "0.0%", "150.0%", "-"),
     ]
-    assert [of_budget(part) for part in (0.05, 0.025, 1.0, 0.999)] == [
+    assert [budget_text(part) for part in (0.05, 0.025, 1.0, 0.999)] == [
         "5%",
         "2.5%",
         "100%",
@@ -85,9 +98,9 @@ def test_an_original_that_is_not_told_is_taken_from_the_caps() -> None:
 
 def test_what_was_lost_instead_of_saved_has_its_sign() -> None:
     lost = replace(HELD, saved=Microjoules(-5_000_000), saved_low=Microjoules(-8_000_000))
-    assert saved(lost) == "-5.00 J (-8.00 J to 14.9 kJ)"
-    assert joules_either(0) == "0.00 J"
-    assert saved(DECLINED) == "-"
+    assert saved_text(lost) == "-5.00 J (-8.00 J to 14.9 kJ)"
+    assert signed_joules(0) == "0.00 J"
+    assert saved_text(DECLINED) == "-"
 
 
 # ------------------------------------------------------------------------------------- status
@@ -168,17 +181,17 @@ def held(*tried: TestedSetting) -> TuningRow:
 def test_why_it_is_not_lower_is_the_nearest_lower_that_was_tried(
     other: TestedSetting, sentence: str
 ) -> None:
-    assert not_lower(held(other, TestedSetting(400 * W, 0.3, 0.4, 0.1, 3))) == sentence
+    assert why_not_lower(held(other, TestedSetting(400 * W, 0.3, 0.4, 0.1, 3))) == sentence
 
 
 def test_why_it_is_not_higher_is_what_the_next_higher_saves() -> None:
-    assert not_higher(HELD, ACCOUNTS) == (
+    assert why_not_higher(HELD, ACCOUNTS) == (
         "Not higher: 600 W saves 12.1% of the energy, 560 W 18.2%."
     )
-    assert not_higher(held(), ACCOUNTS) == (
+    assert why_not_higher(held(), ACCOUNTS) == (
         "Not higher: nothing between it and the original, 700 W, was tried."
     )
-    assert not_higher(replace(HELD, decision=RELEASE), ACCOUNTS) == ""
+    assert why_not_higher(replace(HELD, decision=RELEASE), ACCOUNTS) == ""
 
 
 def test_a_setting_that_the_original_is_compared_with_just_now_is_the_one_explained() -> None:
@@ -191,15 +204,15 @@ def test_a_setting_that_the_original_is_compared_with_just_now_is_the_one_explai
     assert "Not lower: 520 W" in told
     assert "Not higher: 600 W" in told
     learning = replace(comparing, reason=DecisionReason.BASELINE, shown={"setting": 700.0 * W})
-    assert not_higher(replace(HELD, decision=learning), ACCOUNTS) == ""
+    assert why_not_higher(replace(HELD, decision=learning), ACCOUNTS) == ""
 
 
 def test_of_the_original_only_what_lies_below_is_asked() -> None:
     row = replace(HELD, decision=RELEASE, tried=(TestedSetting(650 * W, 0.07, 0.09, 0.05, 3),))
-    assert not_lower(row).startswith("Not lower: 650 W was 7.0% slower")
-    assert not_lower(replace(row, tried=())) == ""
+    assert why_not_lower(row).startswith("Not lower: 650 W was 7.0% slower")
+    assert why_not_lower(replace(row, tried=())) == ""
     elsewhere = Decision(Move.RELEASE, DecisionReason.FOREIGN_WRITER, "Release 560 W.")
-    assert not_lower(replace(row, decision=elsewhere)) == ""
+    assert why_not_lower(replace(row, decision=elsewhere)) == ""
 
 
 def test_what_was_faster_is_called_so() -> None:
@@ -207,7 +220,7 @@ def test_what_was_faster_is_called_so() -> None:
     told = "\n".join(explain_lines(row, ACCOUNTS, NOW, None))
     assert "The whole run: 1.2% faster (95% bound 0.1%) of a budget of 5%." in told
     one = held(TestedSetting(520 * W, -0.004, None, None, 1))
-    assert not_lower(one) == (
+    assert why_not_lower(one) == (
         "Not lower: 520 W was 0.4% faster after one pair, and was not proved."
     )
 
@@ -233,7 +246,10 @@ def test_an_explanation_fits_the_terminal(row: TuningRow, width: int) -> None:
 def test_what_the_operator_can_do_is_said_where_there_is_something() -> None:
     assert "What you can do" not in "\n".join(explain_lines(HELD, ACCOUNTS, NOW, 80))
     assert "What you can do" in "\n".join(explain_lines(DECLINED, ACCOUNTS, NOW, 80))
-    assert explain_facts(DECLINED, ACCOUNTS)["remedy"] == MEANINGS[DecisionReason.NO_DEVICE].do
+    assert (
+        explain_facts(DECLINED, ACCOUNTS)["remedy"]
+        == REASON_EXPLANATIONS[DecisionReason.NO_DEVICE].do
+    )
 
 
 @pytest.mark.parametrize(
@@ -253,13 +269,13 @@ def test_what_the_operator_can_do_is_said_where_there_is_something() -> None:
     ids=["nobody", "foreign", "unusable", "held"],
 )
 def test_who_holds_a_cap_is_told(row: CapRow, sentence: str) -> None:
-    assert held_by(row) == f"NVIDIA H100 SXM #3, gpu_power: {sentence}"
+    assert cap_line(row) == f"NVIDIA H100 SXM #3, gpu_power: {sentence}"
 
 
 def test_a_limit_that_is_not_obeyed_tells_both() -> None:
     row = cap("GPU-3")
     state = replace(row.state, enforced=500 * W)
-    assert "500 W (asked for: 700 W)" in held_by(replace(row, state=state))
+    assert "500 W (asked for: 700 W)" in cap_line(replace(row, state=state))
 
 
 # ------------------------------------------------------------------------------------ history

@@ -8,17 +8,16 @@ from pathlib import Path
 from support.query_server import QueryServer
 from support.snapshots import busy_host
 from support.tuned import ACCOUNTS
-from wattspan.cli.scraping import Scraper
-from wattspan.cli.tuned import Tuned
+from wattspan.cli.top.scraping import AgentView, MetricsScraper
 from wattspan.clock import SystemClock
 from wattspan.model import Snapshot, TuningAccounts
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
 
-def watching(snapshot: Snapshot, run_dir: Path) -> Tuned:
+def watching(snapshot: Snapshot, run_dir: Path) -> AgentView:
     """A view of an agent whose metrics tell ``snapshot``."""
     text = Renderer().render(snapshot, ExpositionFormat.TEXT).decode()
-    return Tuned(Scraper("agent:1", SystemClock(), lambda _: text), (str(run_dir),))
+    return AgentView(MetricsScraper("agent:1", SystemClock(), lambda _: text), (str(run_dir),))
 
 
 def test_the_tuning_of_the_agent_of_this_host_is_told(tmp_path: Path) -> None:

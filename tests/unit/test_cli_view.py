@@ -4,10 +4,9 @@ import pytest
 from rich.console import Console
 
 from support.snapshots import NOON, busy_host
-from wattspan.cli.controls import By, Options, Sort
-from wattspan.cli.facts import facts
-from wattspan.cli.rows import device_tree, group_rows, process_rows
-from wattspan.cli.view import BANNER, render
+from wattspan.cli.top.controls import SortKey, ViewOptions, ViewSection
+from wattspan.cli.top.rows import device_tree, group_rows, process_rows, snapshot_facts
+from wattspan.cli.top.view import BANNER, render_snapshot
 from wattspan.model import (
     Footprint,
     HwType,
@@ -25,9 +24,9 @@ def drawn(
 ) -> list[str]:
     """The view as lines of plain text."""
     console = Console(width=width, height=height, color_system=None)
-    options = Options(width=width, height=height, **chosen)  # type: ignore[arg-type]
+    options = ViewOptions(width=width, height=height, **chosen)  # type: ignore[arg-type]
     with console.capture() as captured:
-        console.print(render(snapshot, options))
+        console.print(render_snapshot(snapshot, options))
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
@@ -71,7 +70,7 @@ def test_the_first_line_ends_with_what_that_cost_if_it_is_known() -> None:
 
 def test_money_and_carbon_are_facts_too() -> None:
     cost = RatedEnergy("EUR", RateOrigin.METRIC, None, 2_500_000_000, Microjoules(3_000_000))
-    told = facts(replace(busy_host(), footprint=Footprint(cost)))
+    told = snapshot_facts(replace(busy_host(), footprint=Footprint(cost)))
     assert told["cost"] == {
         "unit": "EUR", "origin": "metric", "per_kilowatt_hour": None, "total": 2.5,
         "unknown_joules": 3.0,
@@ -84,7 +83,7 @@ def test_the_power_of_the_host_is_unknown_while_a_part_of_it_is() -> None:
     first, *others = snapshot.domains
     unknown = replace(snapshot, domains=(replace(first, power=None), *others))
     assert " - " in drawn(unknown)[0].replace("  ", " ")
-    assert facts(unknown)["power_watts"] is None
+    assert snapshot_facts(unknown)["power_watts"] is None
 
 
 def test_a_domain_outside_the_cover_is_marked_and_stands_below_its_parent() -> None:
@@ -133,8 +132,8 @@ def test_unknown_power_is_a_dash_and_no_zero() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
 @pytest.mark.parametrize("height", [16, 24, 50])
-@pytest.mark.parametrize("by", By)
-def test_it_never_takes_more_room_than_there_is(width: int, height: int, by: By) -> None:
+@pytest.mark.parametrize("by", ViewSection)
+def test_it_never_takes_more_room_than_there_is(width: int, height: int, by: ViewSection) -> None:
     snapshot = busy_host(Provenance.EMULATED)
     crowd = tuple(replace(row, alive=True) for row in snapshot.processes * 40)
     lines = drawn(replace(snapshot, processes=crowd), width, height, by=by, keys=True)
@@ -146,8 +145,8 @@ def test_it_never_takes_more_room_than_there_is(width: int, height: int, by: By)
 def test_scrolling_shows_the_rows_that_did_not_fit() -> None:
     crowd = busy_host().processes * 40
     snapshot = replace(busy_host(), processes=crowd)
-    top = drawn(snapshot, height=24, by=By.PROCESS)
-    end = drawn(snapshot, height=24, by=By.PROCESS, offset=10**6)
+    top = drawn(snapshot, height=24, by=ViewSection.PROCESS)
+    end = drawn(snapshot, height=24, by=ViewSection.PROCESS, offset=10**6)
     assert "python train.py" in "\n".join(top)
     assert "evil" in "\n".join(end)
     assert "evil" not in "\n".join(top)
@@ -155,19 +154,19 @@ def test_scrolling_shows_the_rows_that_did_not_fit() -> None:
 
 def test_a_filter_keeps_rows_by_name_group_or_pid() -> None:
     def names(text: str) -> list[str]:
-        return [row.name for row in process_rows(busy_host(), Options(filter=text))]
+        return [row.name for row in process_rows(busy_host(), ViewOptions(filter=text))]
 
     assert names("TRITON") == names("serving") == names("4180") == ["tritonserver"]
     assert any("none with 'zzz'" in line for line in drawn(busy_host(), filter="zzz"))
 
 
 def test_rows_are_sorted_by_watts_joules_or_name() -> None:
-    def first(sort: Sort) -> str:
-        return group_rows(busy_host(), Options(sort=sort))[0].name
+    def first(sort: SortKey) -> str:
+        return group_rows(busy_host(), ViewOptions(sort=sort))[0].name
 
-    by_watts = [row.name for row in group_rows(busy_host(), Options())]
+    by_watts = [row.name for row in group_rows(busy_host(), ViewOptions())]
     assert by_watts == ["trainer-7f9c", "serving", "root", "containerd.service"]
-    assert (first(Sort.JOULES), first(Sort.NAME)) == ("trainer-7f9c", "containerd.service")
+    assert (first(SortKey.JOULES), first(SortKey.NAME)) == ("trainer-7f9c", "containerd.service")
 
 
 def test_parents_that_go_in_a_circle_are_shown_and_not_followed() -> None:
@@ -177,7 +176,7 @@ def test_parents_that_go_in_a_circle_are_shown_and_not_followed() -> None:
         replace(account, domain=replace(account.domain, id=name, parent=parent))
         for name, parent in (("a", "b"), ("b", "a"))
     )
-    tree = device_tree(replace(snapshot, domains=circle), Options())
+    tree = device_tree(replace(snapshot, domains=circle), ViewOptions())
     assert sorted(nested.account.domain.id for nested in tree) == ["a", "b"]
 
 
@@ -195,7 +194,7 @@ def test_the_help_tells_the_keys_even_on_a_narrow_terminal() -> None:
 
 
 def test_facts_are_exact_and_typed() -> None:
-    told = facts(busy_host(Provenance.EMULATED))
+    told = snapshot_facts(busy_host(Provenance.EMULATED))
     assert told["emulated"] is True
     domain = told["domains"][0]
     assert (domain["energy_joules"], domain["power_watts"]) == (12_421.0, 84.2)

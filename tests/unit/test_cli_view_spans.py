@@ -8,12 +8,11 @@ import pytest
 from rich.console import Console
 
 from support.snapshots import CPU, GPU, busy_host, serving_host
-from wattspan.cli.controls import By, Options, Sort
-from wattspan.cli.facts import facts
-from wattspan.cli.portions import count, each, lasting_each
-from wattspan.cli.rows import span_rows
-from wattspan.cli.scraping import snapshot_of
-from wattspan.cli.view import render
+from wattspan.cli.formatting import count, duration_each, energy_each
+from wattspan.cli.top.controls import SortKey, ViewOptions, ViewSection
+from wattspan.cli.top.rows import snapshot_facts, span_rows
+from wattspan.cli.top.scraping import snapshot_of
+from wattspan.cli.top.view import render_snapshot
 from wattspan.model import Instant, Provenance, Snapshot
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
@@ -23,9 +22,9 @@ def drawn(
 ) -> list[str]:
     """The view as lines of plain text."""
     console = Console(width=width, height=height, color_system=None)
-    options = Options(width=width, height=height, **chosen)  # type: ignore[arg-type]
+    options = ViewOptions(width=width, height=height, **chosen)  # type: ignore[arg-type]
     with console.capture() as captured:
-        console.print(render(snapshot, options))
+        console.print(render_snapshot(snapshot, options))
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
@@ -40,7 +39,7 @@ def scraped(snapshot: Snapshot) -> Snapshot:
 
 
 def test_a_name_tells_its_calls_joules_and_what_a_call_and_a_token_cost() -> None:
-    lines = drawn(serving_host(), by=By.SPAN)
+    lines = drawn(serving_host(), by=ViewSection.SPAN)
     assert line_with("SPAN ", lines).split() == [
         "SPAN", "service", "calls", "joules", "J/call", "time/call", "J/token",
     ]  # fmt: skip
@@ -53,7 +52,7 @@ def test_a_name_tells_its_calls_joules_and_what_a_call_and_a_token_cost() -> Non
 
 
 def test_a_wide_terminal_tells_each_hardware_type_and_the_tokens() -> None:
-    lines = drawn(serving_host(), width=140, by=By.SPAN)
+    lines = drawn(serving_host(), width=140, by=ViewSection.SPAN)
     heading = line_with("SPAN ", lines).split()
     assert heading[3:9] == ["cpu", "J", "gpu", "J", "mem", "J"]
     assert line_with("chat", lines).split()[4:] == [
@@ -62,15 +61,15 @@ def test_a_wide_terminal_tells_each_hardware_type_and_the_tokens() -> None:
 
 
 def test_what_no_row_tells_is_told_below() -> None:
-    assert line_with("outside spans", drawn(serving_host(), width=120, by=By.SPAN)) == (
+    assert line_with("outside spans", drawn(serving_host(), width=120, by=ViewSection.SPAN)) == (
         "outside spans: trainer 930 J, llm 12.0 J; 7 unknown process; 2 refused (invalid id)"
     )
 
 
-@pytest.mark.parametrize("by", [By.SPAN, By.ALL])
+@pytest.mark.parametrize("by", [ViewSection.SPAN, ViewSection.ALL])
 @pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
 @pytest.mark.parametrize("height", [16, 24, 40, 60])
-def test_it_never_takes_more_room_than_there_is(width: int, height: int, by: By) -> None:
+def test_it_never_takes_more_room_than_there_is(width: int, height: int, by: ViewSection) -> None:
     snapshot = serving_host(Provenance.EMULATED)
     crowd = replace(snapshot.spans, rows=snapshot.spans.rows * 40)
     lines = drawn(replace(snapshot, spans=crowd), width, height, by=by, keys=True)
@@ -91,16 +90,18 @@ def test_beside_everything_else_spans_are_shown_where_there_is_room() -> None:
 
 
 def test_a_host_without_spans_says_so_where_they_were_asked_for() -> None:
-    assert any("none yet" in line for line in drawn(busy_host(), by=By.SPAN))
-    assert any("none with 'zzz'" in x for x in drawn(serving_host(), by=By.SPAN, filter="zzz"))
+    assert any("none yet" in line for line in drawn(busy_host(), by=ViewSection.SPAN))
+    assert any(
+        "none with 'zzz'" in x for x in drawn(serving_host(), by=ViewSection.SPAN, filter="zzz")
+    )
 
 
 def test_spans_are_sorted_by_joules_or_name_and_filtered_by_name_or_service() -> None:
     def names(**chosen: object) -> list[str]:
-        return [row.name[:5] for row in span_rows(serving_host(), Options(**chosen))]  # type: ignore[arg-type]
+        return [row.name[:5] for row in span_rows(serving_host(), ViewOptions(**chosen))]  # type: ignore[arg-type]
 
-    assert names() == names(sort=Sort.JOULES) == ["train", "chat ", "other", "POST ", "evil\x1b"]
-    assert names(sort=Sort.NAME) == ["chat ", "evil\x1b", "other", "POST ", "train"]
+    assert names() == names(sort=SortKey.JOULES) == ["train", "chat ", "other", "POST ", "evil\x1b"]
+    assert names(sort=SortKey.NAME) == ["chat ", "evil\x1b", "other", "POST ", "train"]
     assert names(filter="SHOP") == ["POST ", "evil\x1b"]
     assert names(filter="checkout") == ["POST "]
 
@@ -109,8 +110,10 @@ def test_scrolling_reaches_the_last_span() -> None:
     spans = serving_host().spans
     rows = tuple(replace(row, name=f"{row.name} {n}") for n in range(40) for row in spans.rows)
     snapshot = replace(serving_host(), spans=replace(spans, rows=rows))
-    assert not any("evil?[31m?name 39" in line for line in drawn(snapshot, height=24, by=By.SPAN))
-    end = drawn(snapshot, height=24, by=By.SPAN, offset=10**6)
+    assert not any(
+        "evil?[31m?name 39" in line for line in drawn(snapshot, height=24, by=ViewSection.SPAN)
+    )
+    end = drawn(snapshot, height=24, by=ViewSection.SPAN, offset=10**6)
     assert any("evil?[31m?name 39" in line for line in end)
 
 
@@ -121,13 +124,13 @@ def test_no_name_breaks_the_lines(name: str) -> None:
     spans = serving_host().spans
     rows = (replace(spans.rows[0], name=name, service=name),)
     snapshot = replace(serving_host(), spans=replace(spans, rows=rows))
-    lines = drawn(snapshot, height=24, by=By.SPAN)
+    lines = drawn(snapshot, height=24, by=ViewSection.SPAN)
     assert len(lines) <= 24
     assert any("88.0 kJ" in line for line in lines)
 
 
 def test_a_span_cannot_command_the_terminal() -> None:
-    assert "\x1b" not in "\n".join(drawn(serving_host(), by=By.SPAN))
+    assert "\x1b" not in "\n".join(drawn(serving_host(), by=ViewSection.SPAN))
 
 
 def test_a_scrape_tells_of_spans_what_the_snapshot_told() -> None:
@@ -148,7 +151,7 @@ def test_words_of_a_newer_agent_break_no_span() -> None:
 
 
 def test_facts_are_exact() -> None:
-    told = facts(serving_host())
+    told = snapshot_facts(serving_host())
     chat = next(span for span in told["spans"] if span["name"] == "chat gpt-oss")
     assert chat["energy_joules_by_type"] == {CPU: 620.0, GPU: 3310.0}
     assert chat["tokens"] == {"input": 4 * 118_404, "output": 118_404}
@@ -166,7 +169,7 @@ def test_facts_are_exact() -> None:
     ],
 )  # fmt: skip
 def test_a_portion_has_three_digits_however_small(microjoules: int, parts: int, text: str) -> None:
-    assert each(microjoules, parts) == text
+    assert energy_each(microjoules, parts) == text
 
 
 @pytest.mark.parametrize(
@@ -174,7 +177,7 @@ def test_a_portion_has_three_digits_however_small(microjoules: int, parts: int, 
     [(5, 0, "-"), (1500, 1, "1.50 µs"), (25_000_000, 2, "12.5 ms"), (10**9, 1, "1.0 s")],
 )
 def test_a_call_lasts_microseconds_or_days(nanoseconds: int, parts: int, text: str) -> None:
-    assert lasting_each(nanoseconds, parts) == text
+    assert duration_each(nanoseconds, parts) == text
 
 
 @pytest.mark.parametrize(

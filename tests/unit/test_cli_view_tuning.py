@@ -9,9 +9,9 @@ from rich.console import Console
 
 from support.snapshots import busy_host, serving_host
 from support.tuned import ACCOUNTS, DECLINED, HELD, HOLD, PROBED
-from wattspan.cli.controls import By, Options
-from wattspan.cli.facts import facts
-from wattspan.cli.view import render
+from wattspan.cli.top.controls import ViewOptions, ViewSection
+from wattspan.cli.top.rows import snapshot_facts
+from wattspan.cli.top.view import render_snapshot
 from wattspan.model import Decision, DecisionReason, Move, Snapshot, TuningAccounts, TuningRow
 
 
@@ -24,9 +24,9 @@ def drawn(
     snapshot: Snapshot, width: int = 80, height: int | None = None, **chosen: object
 ) -> list[str]:
     console = Console(width=width, height=height, color_system=None)
-    options = Options(width=width, height=height, **chosen)  # type: ignore[arg-type]
+    options = ViewOptions(width=width, height=height, **chosen)  # type: ignore[arg-type]
     with console.capture() as captured:
-        console.print(render(snapshot, options))
+        console.print(render_snapshot(snapshot, options))
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
@@ -70,8 +70,8 @@ def test_jobs_whose_settings_are_turned_come_first() -> None:
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize("by", [by for by in By if by is not By.ALL])
-def test_one_kind_of_row_alone_leaves_no_room_for_tuning(by: By) -> None:
+@pytest.mark.parametrize("by", [by for by in ViewSection if by is not ViewSection.ALL])
+def test_one_kind_of_row_alone_leaves_no_room_for_tuning(by: ViewSection) -> None:
     assert not any("TUNING" in line for line in drawn(host(), by=by))
 
 
@@ -119,5 +119,5 @@ def test_a_name_cannot_command_the_terminal() -> None:
 
 
 def test_programs_are_told_of_tuning_too() -> None:
-    told = facts(host())["tuning"]
+    told = snapshot_facts(host())["tuning"]
     assert [job["job"] for job in told["jobs"]] == [row.job for row in ACCOUNTS.rows]

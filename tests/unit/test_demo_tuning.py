@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from wattspan.cli.demo_tuning import JUST_NOW, StepCost, tuned_job, what_to_watch, with_tuning
+from wattspan.cli.demo import RECENT, StepCost, tuned_job, tuning_hint, with_tuning
 from wattspan.config import Config
 from wattspan.emulation.profiles import PROFILES
 from wattspan.model import (
@@ -72,12 +72,12 @@ def test_only_the_training_job_is_tuned_and_by_the_knob_that_its_host_has() -> N
 @pytest.mark.parametrize("profile", ["laptop", "serving-h100"])
 def test_where_nothing_trains_nothing_is_tuned(profile: str) -> None:
     assert with_tuning(Config(), PROFILES[profile]) == Config()
-    assert (what_to_watch(PROFILES[profile]), tuned_job(PROFILES[profile])) == ("", None)
+    assert (tuning_hint(PROFILES[profile]), tuned_job(PROFILES[profile])) == ("", None)
 
 
 def test_the_viewer_is_told_what_to_watch() -> None:
-    assert what_to_watch(PROFILES["synchronous-h100"]).startswith("Watch train_step of trainer: ")
-    assert "within 5% of its speed" in what_to_watch(PROFILES["two-socket-h100"])
+    assert tuning_hint(PROFILES["synchronous-h100"]).startswith("Watch train_step of trainer: ")
+    assert "within 5% of its speed" in tuning_hint(PROFILES["two-socket-h100"])
 
 
 def test_a_step_is_told_beside_the_first_ones_as_they_are_now() -> None:
@@ -88,7 +88,7 @@ def test_a_step_is_told_beside_the_first_ones_as_they_are_now() -> None:
         energy += 640 if second < 30 else 560
         time += 8 * (0.125 if second < 30 else 0.130)
         told.append(cost.see(seen(second, steps, time, energy)))
-    assert told[: JUST_NOW // SECOND] == [""] * 15
+    assert told[: RECENT // SECOND] == [""] * 15
     assert told[20] == "A step just now: 80.0 J in 125 ms; at first: 80.0 J in 125 ms."
     assert told[-1] == "A step just now: 72.8 J in 130 ms; at first: 80.0 J in 125 ms."
 

@@ -13,7 +13,6 @@ from support.snapshots import CPU, account
 from wattspan.attribution.cost import KILOWATT_HOUR
 from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
-from wattspan.cli.compose_footprint import Footprints
 from wattspan.config import CarbonSettings, Config, CostSettings, load
 from wattspan.config import StoreSettings as Settings
 from wattspan.footprint.schedule import Period, Schedule
@@ -30,6 +29,7 @@ from wattspan.model import (
 )
 from wattspan.ports import Batch, ConfigError
 from wattspan.service.energy_history import EnergyHistory
+from wattspan.service.footprint import FootprintTracker
 from wattspan.service.poller import Poller
 from wattspan.storage import Store
 from wattspan.testing import FakeDirectory, ManualClock, ReplaySource, ReplayUsage
@@ -49,9 +49,9 @@ def footprints(
     cost: CostSettings | None = None,
     carbon: CarbonSettings | None = None,
     opening: Checkpoint | None = None,
-) -> Footprints:
+) -> FootprintTracker:
     config = Config(cost=cost or CostSettings(), carbon=carbon or CarbonSettings())
-    return Footprints(config, ManualClock(), opening)
+    return FootprintTracker(config, ManualClock(), opening)
 
 
 # ------------------------------------------------------------------------------------- weighing

@@ -10,79 +10,106 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.installation.environment import parts_of
-from wattspan.installation.looking import needs_of, trusted_in
-from wattspan.installation.program import (
+from wattspan.service.installation.files import service_files, service_files_directory
+from wattspan.service.installation.inspection import program_files, required_files, trusted_owners
+from wattspan.service.installation.program import (
     REMEDY,
-    Need,
-    Part,
-    Step,
-    Trusted,
-    changeable,
-    faults,
+    PathComponent,
+    ProgramFile,
+    RequiredFile,
+    TrustedOwners,
+    requirement_faults,
+    writable_by_others,
 )
-from wattspan.installation.shipped import shipped, shipped_folder
 
 PROGRAM = "/usr/local/lib/wattspan/bin/wattspan"
 
 FOLDER, FILE, LINK = stat.S_IFDIR | 0o755, stat.S_IFREG | 0o755, stat.S_IFLNK | 0o777
 
 
-def need(*steps: Step) -> Need:
-    return Need("the program", steps[-1].path, steps, run=True)
+def need(*steps: PathComponent) -> RequiredFile:
+    return RequiredFile("the program", steps[-1].path, steps, run=True)
 
 
 def test_a_program_that_root_alone_can_change_and_all_can_run_is_taken() -> None:
-    good = need(Step("/opt", FOLDER), Step("/opt/wattspan", LINK), Step("/srv/wattspan", FILE))
-    assert faults([good]) == ()
+    good = need(
+        PathComponent("/opt", FOLDER),
+        PathComponent("/opt/wattspan", LINK),
+        PathComponent("/srv/wattspan", FILE),
+    )
+    assert requirement_faults([good]) == ()
 
 
 @pytest.mark.parametrize(
     ("steps", "why"),
     [
-        ([Step("/root", FOLDER), Step("/root/wattspan", FILE)], "below /root, which they do not"),
-        ([Step("/home", FOLDER), Step("/home/w", FILE)], "below /home"),
         (
-            [Step("/tmp", FOLDER), Step("/tmp/w", FILE)],
+            [PathComponent("/root", FOLDER), PathComponent("/root/wattspan", FILE)],
+            "below /root, which they do not",
+        ),
+        ([PathComponent("/home", FOLDER), PathComponent("/home/w", FILE)], "below /home"),
+        (
+            [PathComponent("/tmp", FOLDER), PathComponent("/tmp/w", FILE)],
             "below /tmp: what lies where services write",
         ),
-        ([Step("/opt", FOLDER), Step("/opt/w", None)], "is not there: there is no /opt/w"),
-        ([Step("/opt", stat.S_IFDIR | 0o700), Step("/opt/w", FILE)], "/opt is closed to others"),
-        ([Step("/opt", stat.S_IFDIR | 0o777), Step("/opt/w", FILE)], "by everybody, who may"),
-        ([Step("/opt", stat.S_IFDIR | 0o1777), Step("/opt/w", FILE)], "by everybody, who may"),
-        ([Step("/opt", FOLDER, uid=1000), Step("/opt/w", FILE)], "by user 1000"),
-        ([Step("/opt", stat.S_IFDIR | 0o775, gid=50), Step("/opt/w", FILE)], "by group 50"),
-        ([Step("/opt/w", stat.S_IFREG | 0o744)], "chmod a+x /opt/w"),
-        ([Step("/opt/w", stat.S_IFREG | 0o700)], "cannot be read by the user wattspan"),
-        ([Step("/opt/my tools/w", FILE)], "characters that a unit does not take"),
-        ([Step("/opt/100%/w", FILE)], "characters that a unit does not take"),
+        (
+            [PathComponent("/opt", FOLDER), PathComponent("/opt/w", None)],
+            "is not there: there is no /opt/w",
+        ),
+        (
+            [PathComponent("/opt", stat.S_IFDIR | 0o700), PathComponent("/opt/w", FILE)],
+            "/opt is closed to others",
+        ),
+        (
+            [PathComponent("/opt", stat.S_IFDIR | 0o777), PathComponent("/opt/w", FILE)],
+            "by everybody, who may",
+        ),
+        (
+            [PathComponent("/opt", stat.S_IFDIR | 0o1777), PathComponent("/opt/w", FILE)],
+            "by everybody, who may",
+        ),
+        ([PathComponent("/opt", FOLDER, uid=1000), PathComponent("/opt/w", FILE)], "by user 1000"),
+        (
+            [PathComponent("/opt", stat.S_IFDIR | 0o775, gid=50), PathComponent("/opt/w", FILE)],
+            "by group 50",
+        ),
+        ([PathComponent("/opt/w", stat.S_IFREG | 0o744)], "chmod a+x /opt/w"),
+        ([PathComponent("/opt/w", stat.S_IFREG | 0o700)], "cannot be read by the user wattspan"),
+        ([PathComponent("/opt/my tools/w", FILE)], "characters that a unit does not take"),
+        ([PathComponent("/opt/100%/w", FILE)], "characters that a unit does not take"),
     ],
 )
 def test_a_program_that_services_cannot_or_must_not_run_is_refused(
-    steps: list[Step], why: str
+    steps: list[PathComponent], why: str
 ) -> None:
-    sentence, remedy = faults([need(*steps)])
+    sentence, remedy = requirement_faults([need(*steps)])
     assert why in sentence
     assert steps[-1].path in sentence
     assert remedy == REMEDY
 
 
 def test_every_place_from_which_the_shipped_units_run_nothing_is_refused() -> None:
-    for file in shipped(shipped_folder(), PROGRAM):
+    for file in service_files(service_files_directory(), PROGRAM):
         for paths in re.findall(r"^NoExecPaths=(.*)$", file.text, re.MULTILINE):
             for path in (word.removeprefix("-") for word in paths.split()):
-                steps = Step(path, FOLDER), Step(f"{path}/w", FILE)
-                assert f"{path}/w, is below /" in faults([need(*steps)])[0]
+                steps = PathComponent(path, FOLDER), PathComponent(f"{path}/w", FILE)
+                assert f"{path}/w, is below /" in requirement_faults([need(*steps)])[0]
 
 
 def test_administrators_may_write_where_it_lies() -> None:
-    debian = Trusted(groups=frozenset({0, 50}))
-    steps = Step("/usr/local/lib", stat.S_IFDIR | 0o2775, gid=50), Step("/usr/local/lib/w", FILE)
-    assert faults([need(*steps)], debian) == ()
+    debian = TrustedOwners(groups=frozenset({0, 50}))
+    steps = (
+        PathComponent("/usr/local/lib", stat.S_IFDIR | 0o2775, gid=50),
+        PathComponent("/usr/local/lib/w", FILE),
+    )
+    assert requirement_faults([need(*steps)], debian) == ()
 
 
 def test_another_place_called_like_a_home_is_no_home() -> None:
-    assert faults([need(Step("/homes", FOLDER), Step("/homes/w", FILE))]) == ()
+    assert (
+        requirement_faults([need(PathComponent("/homes", FOLDER), PathComponent("/homes/w", FILE))])
+        == ()
+    )
 
 
 # --------------------------------------------------------------------------- in a tree of its own
@@ -114,18 +141,20 @@ def root(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_links_are_followed_as_the_services_see_them(root: Path) -> None:
-    needs = needs_of(root, program_in(root))
+    needs = required_files(root, program_in(root))
     assert [n.what for n in needs] == [
         "the program",
         "its interpreter",
         "the directory of its base interpreter",
     ]
     assert needs[1].steps[-1].path == "/usr/bin/python3"
-    assert faults(needs, trusted_in(root)) == ()
+    assert requirement_faults(needs, trusted_owners(root)) == ()
 
 
 def test_an_environment_whose_base_interpreter_is_in_roots_home_is_refused(root: Path) -> None:
-    sentence, *_ = faults(needs_of(root, program_in(root, "/root/bin")), trusted_in(root))
+    sentence, *_ = requirement_faults(
+        required_files(root, program_in(root, "/root/bin")), trusted_owners(root)
+    )
     assert "its interpreter" in sentence
     assert "below /root" in sentence
 
@@ -142,8 +171,8 @@ def changed(root: Path, part: str, mode: int) -> tuple[str, ...]:
     (inside.parents[1] / "lib64").symlink_to("lib")
     if part:
         (inside.parents[1] / part).chmod(mode)
-    assert faults(needs_of(root, program), trusted_in(root)) == ()
-    return changeable(parts_of(root, program), trusted_in(root))
+    assert requirement_faults(required_files(root, program), trusted_owners(root)) == ()
+    return writable_by_others(program_files(root, program), trusted_owners(root))
 
 
 def test_an_environment_that_root_alone_may_change_is_taken(root: Path) -> None:
@@ -177,7 +206,7 @@ def test_a_module_elsewhere_to_which_a_link_leads_is_looked_at_as_well(root: Pat
     (root / "srv/theirs/module.py").write_text("")
     (root / "srv/theirs/module.py").chmod(0o666)
     (packages / "theirs").symlink_to("/srv/theirs")
-    (sentence,) = changeable(parts_of(root, program), trusted_in(root))
+    (sentence,) = writable_by_others(program_files(root, program), trusted_owners(root))
     assert "/srv/theirs/module.py may be changed by everybody; `chown -R root: /srv/theirs`" in (
         sentence
     )
@@ -190,7 +219,7 @@ def test_an_environment_behind_a_link_is_the_one_of_that_root(root: Path) -> Non
     venv.rename(root / "srv/there")
     venv.symlink_to("/srv/there")
     (root / "srv/there/pyvenv.cfg").chmod(0o666)
-    (sentence,) = changeable(parts_of(root, program), trusted_in(root))
+    (sentence,) = writable_by_others(program_files(root, program), trusted_owners(root))
     assert "/srv/there/pyvenv.cfg may be changed by everybody; `chown -R root: /srv/there`" in (
         sentence
     )
@@ -203,23 +232,25 @@ def test_of_this_host_everything_is_looked_at_as_well(root: Path) -> None:
     deep = inside.parents[1] / "lib/python3.11/site-packages/msgspec/__init__.py"
     deep.parent.mkdir(parents=True)
     deep.write_text("")
-    found = {part.step.path for part in parts_of(Path("/"), str(inside))}
+    found = {part.step.path for part in program_files(Path("/"), str(inside))}
     assert {str(deep), str(deep.parent), str(inside), str(inside.parents[1])} <= found
 
 
 def test_of_many_files_that_others_own_the_first_is_named_and_the_rest_counted() -> None:
-    parts = [Part(Step(f"/opt/v/{name}", FILE, uid=65534), "/opt/v") for name in "aabc"]
-    (sentence,) = changeable([Part(Step("/opt", FOLDER)), *parts])
+    parts = [
+        ProgramFile(PathComponent(f"/opt/v/{name}", FILE, uid=65534), "/opt/v") for name in "aabc"
+    ]
+    (sentence,) = writable_by_others([ProgramFile(PathComponent("/opt", FOLDER)), *parts])
     assert "/opt/v/a may be changed by user 65534, and so may 2 more files" in sentence
 
 
 def test_a_directory_on_the_way_is_not_to_be_given_to_root_with_all_that_is_in_it() -> None:
-    (sentence,) = changeable([Part(Step("/srv", FOLDER, uid=1000))])
+    (sentence,) = writable_by_others([ProgramFile(PathComponent("/srv", FOLDER, uid=1000))])
     assert "`chown root: /srv` and `chmod go-w /srv`" in sentence
 
 
 def test_links_that_lead_in_circles_lead_nowhere(root: Path) -> None:
     (root / "a").symlink_to("b")
     (root / "b").symlink_to("../../a")
-    sentence, _ = faults(needs_of(root, "/a"), trusted_in(root))
+    sentence, _ = requirement_faults(required_files(root, "/a"), trusted_owners(root))
     assert "is not there" in sentence

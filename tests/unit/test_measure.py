@@ -13,10 +13,16 @@ from typing import Any
 import pytest
 
 from support.query_server import FAR
-from wattspan.cli import measure, measure_child
-from wattspan.cli.measure_child import Ended, NotFoundError, NotRunnableError
-from wattspan.cli.measure_data import Figure, Result, Run, Sum
-from wattspan.cli.measure_text import lines
+from wattspan.cli import measure
+from wattspan.cli.measure import child
+from wattspan.cli.measure.child import ChildExit, CommandNotExecutableError, CommandNotFoundError
+from wattspan.cli.measure.results import (
+    CommandRun,
+    EnergySum,
+    MeanAndDeviation,
+    MeasurementResult,
+    result_lines,
+)
 from wattspan.client.errors import AgentUnavailableError
 from wattspan.client.measurement import Device, Energy, Measurement
 from wattspan.clock import SystemClock
@@ -24,9 +30,9 @@ from wattspan.model import SECOND, Consumer
 from wattspan.testing import ManualClock
 
 
-def run(*command: str, every: int = 3600 * SECOND, **told: Any) -> Ended:
+def run(*command: str, every: int = 3600 * SECOND, **told: Any) -> ChildExit:
     nothing = {"begun": lambda _: None, "meanwhile": lambda *_: None}
-    return measure_child.run(command, SystemClock(), every=every, **(nothing | told))
+    return child.run_child(command, SystemClock(), every=every, **(nothing | told))
 
 
 def python(script: str) -> tuple[str, ...]:
@@ -61,7 +67,7 @@ def test_the_command_can_be_asked_about_until_its_end_is_told() -> None:
 
     def begun(consumer: Consumer) -> None:
         os.waitid(os.P_PID, consumer.pid, os.WEXITED | os.WNOWAIT)
-        seen.append(measure_child.identity(consumer.pid))
+        seen.append(child.process_identity(consumer.pid))
 
     assert run("true", begun=begun).whom == seen[0]
 
@@ -103,18 +109,18 @@ def test_a_quick_command_is_quick_however_long_it_takes_to_tell_of_it() -> None:
 
 
 def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="Cannot run 'nonesuch': no such file") as error:
+    with pytest.raises(CommandNotFoundError, match="Cannot run 'nonesuch': no such file") as error:
         run("nonesuch")
     assert error.value.exit_code == 127
     plain = tmp_path / "plain"
     plain.write_text("no program")
-    with pytest.raises(NotRunnableError, match="permission denied") as denied:
+    with pytest.raises(CommandNotExecutableError, match="permission denied") as denied:
         run(str(plain))
     assert denied.value.exit_code == 126
     plain.chmod(0o755)
-    with pytest.raises(NotRunnableError, match="exec format error"):
+    with pytest.raises(CommandNotExecutableError, match="exec format error"):
         run(str(plain))
-    with pytest.raises(NotRunnableError, match="null byte"):
+    with pytest.raises(CommandNotExecutableError, match="null byte"):
         run("a\0b")
 
 
@@ -154,14 +160,14 @@ def test_a_long_run_is_asked_about_piece_by_piece(monkeypatch: pytest.MonkeyPatc
 
     def long(
         command: object, clock: ManualClock, *, begun: Any, meanwhile: Any, every: int
-    ) -> Ended:
+    ) -> ChildExit:
         for _ in range(3):
             clock.advance(ns=every)
             meanwhile(Consumer(5, 5), start)
         clock.advance(1)
-        return Ended(Consumer(5, 5), start, clock.monotonic(), 0, 0.5, False)
+        return ChildExit(Consumer(5, 5), start, clock.monotonic(), 0, 0.5, False)
 
-    monkeypatch.setattr(measure_child, "run", long)
+    monkeypatch.setattr(child, "run", long)
     result = measure.measure(["sleep"], 1, meter, clock)
     edges = [
         start,
@@ -190,8 +196,8 @@ def test_who_does_not_want_to_wait_gets_what_there_is(monkeypatch: pytest.Monkey
             return super().read(consumer, start, end, wait)
 
     clock, meter = ManualClock(), Impatient()
-    ended = Ended(Consumer(5, 5), clock.monotonic(), clock.advance(1).mono, 4, 0.5, False)
-    monkeypatch.setattr(measure_child, "run", lambda *_, **__: ended)
+    ended = ChildExit(Consumer(5, 5), clock.monotonic(), clock.advance(1).mono, 4, 0.5, False)
+    monkeypatch.setattr(child, "run", lambda *_, **__: ended)
     result = measure.measure(["sleep"], 5, meter, clock)
     assert len(result.runs) == 1
     assert result.last.command.joules == {"cpu": 1.0}
@@ -205,7 +211,7 @@ def test_an_agent_that_goes_away_costs_the_figures_and_nothing_else() -> None:
     result = measure.measure(["sh", "-c", "exit 5"], 2, Gone(), SystemClock())
     assert [one.code for one in result.runs] == [5, 5]
     assert result.coverage == 0.0
-    text = "\n".join(lines(result))
+    text = "\n".join(result_lines(result))
     assert "is not known" in text
     assert text.count("No wattspan agent answers.") == 1
     assert result.plain()["mean"]["command_joules"]["total"] is None
@@ -229,7 +235,7 @@ def test_a_signal_that_comes_before_the_command_is_for_it() -> None:
 
         sent = False
 
-    ended = measure_child.run(
+    ended = child.run_child(
         ["sleep", "1000"],
         Hurried(),
         begun=lambda _: None,
@@ -243,15 +249,15 @@ def test_a_signal_that_comes_before_the_command_is_for_it() -> None:
 # ------------------------------------------------------------------------------------- the table
 
 
-def a_run(*pieces: Measurement, **facts: Any) -> Run:
-    one = Run(seconds=sum(piece.seconds for piece in pieces), cpu_seconds=0.25, **facts)
+def a_run(*pieces: Measurement, **facts: Any) -> CommandRun:
+    one = CommandRun(seconds=sum(piece.seconds for piece in pieces), cpu_seconds=0.25, **facts)
     for piece in pieces:
         one.add(piece)
     return one
 
 
-def shown(*runs: Run, notes: tuple[str, ...] = ()) -> str:
-    return "\n".join(lines(Result(["train", "a b"], runs, "a fake", notes)))
+def shown(*runs: CommandRun, notes: tuple[str, ...] = ()) -> str:
+    return "\n".join(result_lines(MeasurementResult(["train", "a b"], runs, "a fake", notes)))
 
 
 def test_the_table_tells_energy_doubt_power_and_provenance() -> None:
@@ -295,25 +301,29 @@ def test_what_was_not_measured_is_told() -> None:
 
 
 def test_a_command_that_would_paint_the_terminal_is_shown_clean() -> None:
-    text = "\n".join(lines(Result(["\x1b[31m" + "x" * 200], [a_run(spent(1.0))], "a fake")))
+    text = "\n".join(
+        result_lines(MeasurementResult(["\x1b[31m" + "x" * 200], [a_run(spent(1.0))], "a fake"))
+    )
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 100
 
 
 def test_words_that_are_no_text_are_told_all_the_same() -> None:
-    result = Result([os.fsdecode(b"\xff")], [a_run(spent(1.0))], "a fake")
+    result = MeasurementResult([os.fsdecode(b"\xff")], [a_run(spent(1.0))], "a fake")
     assert json.dumps(result.plain(), ensure_ascii=False).encode()
-    assert "`'?'`" in "\n".join(lines(result))
+    assert "`'?'`" in "\n".join(result_lines(result))
 
 
 def test_a_mean_is_known_if_all_of_it_is() -> None:
-    assert Figure.of([1.0, 3.0]) == Figure(2.0, pytest.approx(2**0.5))
-    assert Figure.of([1.0]) == Figure(1.0, None)
-    assert Figure.of([1.0, None]) == Figure.of([]) == Figure(None, None)
+    assert MeanAndDeviation.of([1.0, 3.0]) == MeanAndDeviation(2.0, pytest.approx(2**0.5))
+    assert MeanAndDeviation.of([1.0]) == MeanAndDeviation(1.0, None)
+    assert (
+        MeanAndDeviation.of([1.0, None]) == MeanAndDeviation.of([]) == MeanAndDeviation(None, None)
+    )
 
 
 def test_stretches_add_up_and_their_inner_edges_leave_no_doubt() -> None:
-    whole = Sum()
+    whole = EnergySum()
     whole.include(Energy({"cpu": 1.0}, {"cpu": 0.3}, 1.0), 2.0)
     whole.include(Energy({"cpu": 2.0, "gpu": 5.0}, {"cpu": 0.1, "gpu": 1.0}, 0.5), 2.0)
     assert whole.joules == {"cpu": 3.0, "gpu": 5.0}

@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 import pytest
 
-from wattspan.cli.report_file import chosen
+from wattspan.cli.report.export import choose_format
 
 
 def by_name(name: str, form: str | None = None) -> str:
-    return chosen(form, Path(name), as_json=False, as_csv=False)
+    return choose_format(form, Path(name), as_json=False, as_csv=False)
 
 
 @pytest.mark.parametrize(

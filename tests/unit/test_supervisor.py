@@ -12,7 +12,7 @@ import pytest
 
 from support.service_manager import ServiceManager
 from support.world import PACKAGE
-from wattspan.cli.signals import StopRequest, hangup_reloads
+from wattspan.capper.activation import inherited_unix_socket
 from wattspan.config import Config, SpansSettings, changed_keys
 from wattspan.model import (
     SECOND,
@@ -23,10 +23,8 @@ from wattspan.model import (
     SourceHealth,
 )
 from wattspan.ports import ListenError
-from wattspan.supervisor import Notify, Watchdog
-from wattspan.supervisor.activation import inherited_unix
-from wattspan.supervisor.notify import LONGEST_STATUS
-from wattspan.supervisor.status import status
+from wattspan.service.signals import StopRequest, hangup_reloads
+from wattspan.service.systemd import LONGEST_STATUS, SystemdNotifier, Watchdog, agent_status
 from wattspan.testing import ManualClock
 
 NOW = Instant(10**12, 1_700_000_000 * 10**9)
@@ -34,7 +32,7 @@ NOW = Instant(10**12, 1_700_000_000 * 10**9)
 
 def test_the_service_manager_is_told_where_it_listens() -> None:
     with ServiceManager() as manager:
-        notify = Notify(manager.environ)
+        notify = SystemdNotifier(manager.environ)
         notify("READY=1")
         notify("RELOADING=1", "MONOTONIC_USEC=7")
         assert manager.messages == ["READY=1", "RELOADING=1\nMONOTONIC_USEC=7"]
@@ -43,20 +41,20 @@ def test_the_service_manager_is_told_where_it_listens() -> None:
 def test_an_abstract_address_is_understood_as_well() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(f"\0wattspan-test-{os.getpid()}")
-        Notify({"NOTIFY_SOCKET": f"@wattspan-test-{os.getpid()}"})("READY=1")
+        SystemdNotifier({"NOTIFY_SOCKET": f"@wattspan-test-{os.getpid()}"})("READY=1")
         assert manager.recv(100) == b"READY=1"
 
 
 def test_without_a_service_manager_nothing_is_told_and_nothing_fails() -> None:
-    Notify({})("READY=1")
-    Notify({"NOTIFY_SOCKET": "/nowhere/at/all"})("READY=1")
-    assert not Notify({}).heard
+    SystemdNotifier({})("READY=1")
+    SystemdNotifier({"NOTIFY_SOCKET": "/nowhere/at/all"})("READY=1")
+    assert not SystemdNotifier({}).heard
 
 
 def test_what_a_service_starts_has_nothing_to_tell() -> None:
     with ServiceManager(watchdog=3) as manager:
         environ = {**manager.environ, "WATCHDOG_PID": str(os.getpid()), "HOME": "/"}
-        notify = Notify.taken(environ)
+        notify = SystemdNotifier.taken(environ)
         assert environ == {"HOME": "/"}
         assert (notify.heard, notify.period) == (True, 3 * SECOND)
 
@@ -73,13 +71,13 @@ def test_what_a_service_starts_has_nothing_to_tell() -> None:
     ],
 )
 def test_a_watchdog_that_is_not_ours_or_not_a_period_awaits_nothing(told: dict[str, str]) -> None:
-    assert Notify({"NOTIFY_SOCKET": "/nowhere", **told}).period is None
+    assert SystemdNotifier({"NOTIFY_SOCKET": "/nowhere", **told}).period is None
 
 
 def test_a_loop_that_turns_often_gives_four_signs_of_life_a_period() -> None:
     clock = ManualClock()
     with ServiceManager(watchdog=2) as manager:
-        watchdog = Watchdog(Notify(manager.environ), clock)
+        watchdog = Watchdog(SystemdNotifier(manager.environ), clock)
         for _ in range(100):
             watchdog()
             clock.advance(0.1)
@@ -90,7 +88,7 @@ def test_a_loop_that_turns_often_gives_four_signs_of_life_a_period() -> None:
 def test_a_loop_that_hangs_gives_no_sign_of_life_and_one_at_once_when_it_turns_again() -> None:
     clock = ManualClock()
     with ServiceManager(watchdog=2) as manager:
-        watchdog = Watchdog(Notify(manager.environ), clock)
+        watchdog = Watchdog(SystemdNotifier(manager.environ), clock)
         watchdog()
         clock.advance(60)
         assert manager.count("WATCHDOG=1") == 1
@@ -101,13 +99,13 @@ def test_a_loop_that_hangs_gives_no_sign_of_life_and_one_at_once_when_it_turns_a
 
 def test_nobody_who_waits_for_a_sign_of_life_means_none() -> None:
     with ServiceManager() as manager:
-        Watchdog(Notify(manager.environ), ManualClock())()
+        Watchdog(SystemdNotifier(manager.environ), ManualClock())()
         assert manager.messages == []
 
 
 def test_a_status_is_told_when_it_changes() -> None:
     with ServiceManager() as manager:
-        notify = Notify(manager.environ)
+        notify = SystemdNotifier(manager.environ)
         notify.ready("One.")
         for sentence in ("One.", "Two.", "Two.", "One."):
             notify.status(sentence)
@@ -117,7 +115,7 @@ def test_a_status_is_told_when_it_changes() -> None:
 def test_no_word_of_a_status_becomes_a_message_of_its_own() -> None:
     """A cause may quote what somebody else wrote."""
     with ServiceManager() as manager:
-        notify = Notify(manager.environ)
+        notify = SystemdNotifier(manager.environ)
         notify.status("A device called\nMAINPID=1\x00\x1b[2J.")
         notify.status("x" * 5000)
         first, second = manager.messages
@@ -128,13 +126,13 @@ def test_no_word_of_a_status_becomes_a_message_of_its_own() -> None:
 
 def test_a_reload_says_when_it_began() -> None:
     with ServiceManager() as manager:
-        Notify(manager.environ).reloading(1_234_567_891)
+        SystemdNotifier(manager.environ).reloading(1_234_567_891)
         assert manager.lines[:2] == ["RELOADING=1", "MONOTONIC_USEC=1234567"]
 
 
 def test_a_full_ear_costs_a_sign_of_life_and_not_the_loop() -> None:
     with ServiceManager(watchdog=1) as manager:
-        notify = Notify(manager.environ)
+        notify = SystemdNotifier(manager.environ)
         for _ in range(2000):  # more than any queue of datagrams holds
             notify.alive()
         assert 0 < manager.count("WATCHDOG=1") <= 2000
@@ -150,30 +148,34 @@ def test_a_status_says_what_is_served_what_answers_and_what_is_missing() -> None
         SourceHealth("store", False, 1, 1),
     )
     snapshot = Snapshot(NOW, 1, "host", domains=(DomainAccount(PACKAGE),), health=health)
-    assert status(snapshot, ["http://127.0.0.1:9949/metrics"]) == (
+    assert agent_status(snapshot, ["http://127.0.0.1:9949/metrics"]) == (
         f"serving http://127.0.0.1:9949/metrics; 1 energy counter of {PACKAGE.source};"
         " missing: nvml, store."
     )
 
 
 def test_a_status_without_anything_says_so() -> None:
-    assert status(Snapshot(NOW, 1, "host"), []) == "serving nobody; no energy counter answers."
+    assert (
+        agent_status(Snapshot(NOW, 1, "host"), []) == "serving nobody; no energy counter answers."
+    )
 
 
 def test_emulated_figures_are_called_so_in_the_status() -> None:
     domain = replace(PACKAGE, provenance=Provenance.EMULATED)
     snapshot = Snapshot(NOW, 1, "host", domains=(DomainAccount(domain),))
-    assert status(snapshot, []).startswith("EMULATED: ")
+    assert agent_status(snapshot, []).startswith("EMULATED: ")
 
 
 def test_a_counter_that_has_gone_is_not_one_that_answers() -> None:
     account = DomainAccount(PACKAGE, present=False)
-    told = status(Snapshot(NOW, 1, "host", domains=(account,)), [])
+    told = agent_status(Snapshot(NOW, 1, "host", domains=(account,)), [])
     assert "no energy counter answers" in told
 
 
 def test_many_names_are_counted_and_a_long_note_leaves_room_for_the_rest() -> None:
-    told = status(Snapshot(NOW, 1, "host"), [f"http://h:{port}" for port in range(9)], "x" * 999)
+    told = agent_status(
+        Snapshot(NOW, 1, "host"), [f"http://h:{port}" for port in range(9)], "x" * 999
+    )
     assert "http://h:2 and 6 more" in told
     assert len(told) < LONGEST_STATUS
 
@@ -194,7 +196,7 @@ def test_a_listening_unix_socket_is_taken_over_and_not_passed_on(tmp_path: Path)
         listener.listen()
         os.set_inheritable(listener.fileno(), True)
         environ, first = handed(listener)
-        found = inherited_unix(environ | {"LISTEN_FDNAMES": "capper"}, first=first)
+        found = inherited_unix_socket(environ | {"LISTEN_FDNAMES": "capper"}, first=first)
         assert found is not None
         assert found.address == str(tmp_path / "s")
         assert not os.get_inheritable(found.socket.fileno())
@@ -203,41 +205,41 @@ def test_a_listening_unix_socket_is_taken_over_and_not_passed_on(tmp_path: Path)
 
 def test_what_was_handed_over_is_said_once() -> None:
     environ = {"LISTEN_PID": "1", "LISTEN_FDS": "1", "LISTEN_FDNAMES": "x", "HOME": "/"}
-    assert inherited_unix(environ) is None  # another process's
+    assert inherited_unix_socket(environ) is None  # another process's
     assert environ == {"HOME": "/"}
 
 
 @pytest.mark.parametrize("count", ["", "0", "-1", "many"])
 def test_nothing_handed_over_is_nothing(count: str) -> None:
-    assert inherited_unix({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": count}) is None
+    assert inherited_unix_socket({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": count}) is None
 
 
 def test_what_does_not_listen_is_refused() -> None:
     with socket.socket(socket.AF_UNIX) as idle:
         environ, first = handed(idle)
         with pytest.raises(ListenError, match="does not listen"):
-            inherited_unix(environ, first=first)
+            inherited_unix_socket(environ, first=first)
 
 
 def test_datagrams_are_refused() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
         environ, first = handed(datagrams)
         with pytest.raises(ListenError, match="no stream"):
-            inherited_unix(environ, first=first)
+            inherited_unix_socket(environ, first=first)
 
 
 def test_a_network_socket_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as network:
         environ, first = handed(network)
         with pytest.raises(ListenError, match="no Unix socket"):
-            inherited_unix(environ, first=first)
+            inherited_unix_socket(environ, first=first)
 
 
 def test_a_file_in_place_of_a_socket_is_refused() -> None:
     with Path(os.devnull).open() as file:
         environ = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}
         with pytest.raises(ListenError, match="no socket"):
-            inherited_unix(environ, first=file.fileno())
+            inherited_unix_socket(environ, first=file.fileno())
 
 
 # ------------------------------------------------------------------------------------- signals

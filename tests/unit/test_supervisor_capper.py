@@ -19,12 +19,12 @@ from wattspan.capper.limits import OperatorLimits
 from wattspan.capper.process import needs_restart
 from wattspan.capper.protocol import RefusalReason
 from wattspan.capper.resolver import PeerCredentials
-from wattspan.cli.capper import Reloading, Turned
+from wattspan.cli.capper import CapperReload, CapperStatus
 from wattspan.config import CapsSettings, Config
 from wattspan.model import SECOND, CapKey, CapRow, Knob, Trouble
 from wattspan.ports import CapsError, CapTotals, ConfigError
 from wattspan.service.capper_health import CapperHealth
-from wattspan.supervisor import Notify, Watchdog
+from wattspan.service.systemd import SystemdNotifier, Watchdog
 from wattspan.testing import ManualClock
 
 RULES = OperatorLimits(0.6, 0, 1.0)
@@ -215,8 +215,8 @@ def test_the_first_turn_is_readiness_and_every_turn_a_sign_of_life(
     manager: ServiceManager,
 ) -> None:
     clock, said = ManualClock(), ["One."]
-    notify = Notify(manager.environ)
-    turned = Turned(notify, Watchdog(notify, clock), lambda: said[-1])
+    notify = SystemdNotifier(manager.environ)
+    turned = CapperStatus(notify, Watchdog(notify, clock), lambda: said[-1])
     assert manager.messages == []
     for _ in range(4):
         turned()
@@ -233,8 +233,8 @@ def test_a_bad_configuration_changes_nothing_and_a_good_one_ends_the_complaint(
     manager: ServiceManager,
 ) -> None:
     clock, told, kept = ManualClock(), list[str](), list[Config]()
-    notify = Notify(manager.environ)
-    turned = Turned(notify, Watchdog(notify, clock), lambda: "Fine.")
+    notify = SystemdNotifier(manager.environ)
+    turned = CapperStatus(notify, Watchdog(notify, clock), lambda: "Fine.")
     faults = ["one: wrong.\ntwo: wrong as well."]
 
     def load() -> Config:
@@ -242,7 +242,7 @@ def test_a_bad_configuration_changes_nothing_and_a_good_one_ends_the_complaint(
             raise ConfigError(faults.pop())
         return Config()
 
-    reloading = Reloading(Config(), load, kept.append, turned, told.append, told.append, clock)
+    reloading = CapperReload(Config(), load, kept.append, turned, told.append, told.append, clock)
     reloading()
     assert kept == []
     assert told[:2] == ["Not reloaded: one: wrong.", "Not reloaded: two: wrong as well."]

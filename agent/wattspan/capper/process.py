@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wattspan.capper.access import allowed_users, uids_of
+from wattspan.capper.activation import InheritedSocket
 from wattspan.capper.audit import (
     GENERATIONS,
     AuditAction,
@@ -31,7 +32,6 @@ from wattspan.config import Config, changed_keys
 from wattspan.http.sockets import ListeningSocket, listen_unix
 from wattspan.model import MILLISECOND, SECOND, Knob
 from wattspan.ports import Actuator, CapsError, Clock
-from wattspan.supervisor.activation import Inherited
 
 SOCKET_MODE = 0o666
 """Anybody may knock: who is let in is decided by what the kernel says of them."""
@@ -167,7 +167,7 @@ def _permitted_users(config: Config, log: Log) -> frozenset[int]:
     return allowed_users((*config.caps.users, *config.caps.ceiling_users))[0]
 
 
-def _open_socket(path: Path, inherited: Inherited | None) -> ListeningSocket:
+def _open_socket(path: Path, inherited: InheritedSocket | None) -> ListeningSocket:
     if inherited is None:
         return listen_unix(path, SOCKET_MODE, what="requests for caps")
     return ListeningSocket(inherited.socket, inherited.address, lambda: None)
@@ -187,7 +187,7 @@ class Capper:
         *,
         hook: AuditHook = ignore_event,
         alive: Callable[[], None] = lambda: None,
-        inherited: Inherited | None = None,
+        inherited: InheritedSocket | None = None,
     ) -> None:
         """Take the lock, give back or take over what the last one left, and listen.
 

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wattspan.cli.options import config_options, load_without_plugins
-from wattspan.cli.signals import hangup_reloads, stop_on_signals
 from wattspan.model import SECOND
 from wattspan.ports import WattspanError
+from wattspan.service.configuration import config_options, load_without_plugins
+from wattspan.service.signals import hangup_reloads, stop_on_signals
 
 if TYPE_CHECKING:
     from wattspan.config import Config
     from wattspan.model import Knob
     from wattspan.ports import Actuator, Clock
-    from wattspan.supervisor import Notify, Watchdog
+    from wattspan.service.systemd import SystemdNotifier, Watchdog
 
-PATIENCE = 60 * SECOND
+STARTUP_TIMEOUT = 60 * SECOND
 """What a start or an end may take: a driver may have boards to wake, and refuse for a while."""
 
 Log = Callable[[str], None]
@@ -50,10 +50,10 @@ def command(
     directory, and restores every limit when it ends, when its tuner does, and when it starts
     after a crash. SIGHUP has a service read its configuration again; what is held stays.
     """
-    from wattspan.supervisor import Notify, Watchdog
-    from wattspan.supervisor.activation import inherited_unix
+    from wattspan.capper.activation import inherited_unix_socket
+    from wattspan.service.systemd import SystemdNotifier, Watchdog
 
-    notify, listening = Notify.taken(os.environ), inherited_unix(os.environ)
+    notify, listening = SystemdNotifier.taken(os.environ), inherited_unix_socket(os.environ)
 
     def load() -> Config:
         return load_without_plugins(config_file, settings)
@@ -64,8 +64,8 @@ def command(
         from wattspan.capper.process import Capper, enabled_knobs
         from wattspan.capper.server import refuse_connections
         from wattspan.cli.run import loggers
-        from wattspan.cli.run_directory import run_directory
         from wattspan.clock import SystemClock
+        from wattspan.service.configuration import run_directory
 
         clock = SystemClock()
         try:
@@ -78,19 +78,19 @@ def command(
                 )
             raise
         tell, warn = loggers(config.agent.log_level)
-        notify.patience(PATIENCE)
-        turned = Turned(notify, Watchdog(notify, clock), lambda: capper.status)
+        notify.patience(STARTUP_TIMEOUT)
+        turned = CapperStatus(notify, Watchdog(notify, clock), lambda: capper.status)
         capper = Capper(
             open_capper_host(Path(config.agent.state_dir), emulated),
             capper_socket_path(run_directory(config), emulated=emulated is not None),
             config,
-            lambda: actuators(enabled_knobs(config), emulated, clock),
+            lambda: open_isolated_actuators(enabled_knobs(config), emulated, clock),
             clock,
             warn,
             alive=turned,
             inherited=listening,
         )
-        reloading = Reloading(config, load, capper.settle_for, turned, tell, warn, clock)
+        reloading = CapperReload(config, load, capper.settle_for, turned, tell, warn, clock)
         if follow_stdin:
             capper.server.follow(0)
         request.tell(capper.server.stop, lambda: capper.server.ask(reloading))
@@ -101,10 +101,10 @@ def command(
 
 
 @dataclass(slots=True)
-class Turned:
+class CapperStatus:
     """Tells the service manager what a turn of the capper's loop means, the first one above all."""
 
-    notify: Notify
+    notify: SystemdNotifier
     watchdog: Watchdog
     status: Callable[[], str]
     refused: str = ""
@@ -123,20 +123,20 @@ class Turned:
 
     def ending(self) -> None:
         self.notify.stopping()
-        self.notify.patience(PATIENCE)
+        self.notify.patience(STARTUP_TIMEOUT)
 
     def _sentence(self) -> str:
         return " ".join(part for part in (self.refused, self.status()) if part)
 
 
 @dataclass(slots=True)
-class Reloading:
+class CapperReload:
     """Reads the capper's configuration again, called from its loop. Nothing held is given back."""
 
     config: Config
     load: Callable[[], Config]
     settle_for: Callable[[Config], None]
-    turned: Turned
+    turned: CapperStatus
     tell: Log
     warn: Log
     clock: Clock
@@ -171,7 +171,9 @@ class Reloading:
         self.tell("Reloaded; what was held stays.")
 
 
-def actuators(knobs: Collection[Knob], emulated: Path | None, clock: Clock) -> Sequence[Actuator]:
+def open_isolated_actuators(
+    knobs: Collection[Knob], emulated: Path | None, clock: Clock
+) -> Sequence[Actuator]:
     """``knobs`` of this host, or of the emulated one in ``emulated``, each device isolated."""
     from wattspan.capper.actuators.discovery import open_actuators
     from wattspan.capper.workers import isolate_actuators

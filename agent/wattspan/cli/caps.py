@@ -1,26 +1,107 @@
-"""``wattspan caps``: who holds which limit, and how to have them all back."""
+"""Where a capper was, by a configuration that cannot be: what of it can be read all the same.
+
+``wattspan caps``: who holds which limit, and how to have them all back.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wattspan.cli.capper import actuators, emulated_option
-from wattspan.cli.options import config_options, echo_json, json_option, load_without_plugins
+from wattspan.cli.capper import emulated_option, open_isolated_actuators
+from wattspan.config import (
+    DEFAULT_PATH,
+    TABLES,
+    AgentSettings,
+    Config,
+    FlagValue,
+    environment_variable,
+    load,
+    reading,
+)
+from wattspan.config.tables import FAMILIES
+from wattspan.model.settings import keys
 from wattspan.ports import ConfigError
+from wattspan.service.configuration import (
+    config_options,
+    echo_json,
+    json_option,
+    load_without_plugins,
+)
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
     from wattspan.capper.protocol import KnobRow, StateReply
     from wattspan.capper.restore import RestoreContext
-    from wattspan.config import Config
     from wattspan.model import CapRow
     from wattspan.ports import Clock
 
-_NAME_IT = (
+
+class FallbackConfiguration(NamedTuple):
+    """The defaults, with the directories that were named."""
+
+    config: Config
+    guessed: bool
+    """Whether nobody knows which state directory was meant: it is the default."""
+
+
+def load_fallback(
+    config_file: Path | None,
+    settings: Iterable[str],
+    environ: Mapping[str, str],
+    default: Path = DEFAULT_PATH,
+) -> FallbackConfiguration:
+    """The directories that options, the environment or the file name, whatever else they say."""
+    table, known = _agent_table(config_file or default, wanted=config_file is not None)
+    options = {
+        key.strip(): value.strip() for key, _, value in (one.partition("=") for one in settings)
+    }
+    places: dict[str, FlagValue] = {}
+    for name in ("state_dir", "run_dir"):
+        key = f"agent.{name}"
+        said = [options.get(key), environ.get(environment_variable(key)), table.get(name)]
+        values = [value for value in said if value is not None]
+        kept = next((value for value in values if _is_valid(key, value)), None)
+        if kept is not None:
+            places[key] = FlagValue(key, kept)
+        elif name == "state_dir":
+            known = known and not values
+    guessed = not known and "agent.state_dir" not in places
+    return FallbackConfiguration(load(Path(os.devnull), environ={}, flags=places), guessed)
+
+
+def _agent_table(path: Path, *, wanted: bool) -> tuple[Mapping[str, object], bool]:
+    """``[agent]`` of the file, and whether what it leaves out is left out for certain.
+
+    A name that nobody knows may be a key misspelt.
+    """
+    if not wanted and not os.path.lexists(path):
+        return {}, True
+    try:
+        values = reading.read_toml(path).values
+    except ConfigError:
+        return {}, False
+    table = values.get("agent", {})
+    if not isinstance(table, dict):
+        return {}, False
+    return table, values.keys() <= {*TABLES, *FAMILIES} and table.keys() <= keys(
+        AgentSettings
+    ).keys()
+
+
+def _is_valid(key: str, value: object) -> bool:
+    try:
+        load(Path(os.devnull), environ={}, flags={key: FlagValue(key, value)})
+    except ConfigError:
+        return False
+    return True
+
+
+_NAME_STATE_DIRECTORY = (
     "Mend the configuration, or name the state directory with `--set agent.state_dir=DIR`, and"
     " run this again if a limit still stands."
 )
@@ -47,8 +128,8 @@ def status(config_file: Path | None, settings: tuple[str, ...], as_json: bool) -
     """
     config = load_without_plugins(config_file, settings)
     from wattspan.capper.client import CapperClient
-    from wattspan.cli.run_directory import capper_socket
     from wattspan.clock import SystemClock
+    from wattspan.service.configuration import capper_socket
 
     clock = SystemClock()
     # One that systemd starts because of this question takes a while to wake the driver first.
@@ -64,7 +145,7 @@ def status(config_file: Path | None, settings: tuple[str, ...], as_json: bool) -
 
         echo_json(msgspec.to_builtins(state))
         return
-    for line in lines(state, clock):
+    for line in state_lines(state, clock):
         click.echo(printable(line))
 
 
@@ -98,12 +179,12 @@ def restore(
     from wattspan.capper.journal import capper_directory
     from wattspan.capper.restore import restore_limits as give_back
 
-    config, guessed = _whatever(config_file, settings)
-    done = give_back(_here(config, emulated), tuned_only=tuned)
+    config, guessed = _load_or_fallback(config_file, settings)
+    done = give_back(_restore_context(config, emulated), tuned_only=tuned)
     troubles = list(done.troubles)
     if guessed and done.by == "journal":
         place = capper_directory(Path(config.agent.state_dir), emulated=emulated is not None)
-        said = f"{place} was only guessed to be the capper's directory. {_NAME_IT}"
+        said = f"{place} was only guessed to be the capper's directory. {_NAME_STATE_DIRECTORY}"
         click.echo(f"wattspan: {said}", err=True)
         if not done.restored:
             troubles.append(said)
@@ -123,7 +204,7 @@ def restore(
             stay = "limit stays" if done.retained == 1 else "limits stay"
             click.echo(f"{done.retained} {stay} in force: a fixed cap or the power budget.")
         for row in done.foreign:
-            click.echo(f"Left alone: {printable(_theirs(row))}")
+            click.echo(f"Left alone: {printable(_foreign_limit(row))}")
     if troubles:
         raise click.exceptions.Exit(6)
 
@@ -143,23 +224,22 @@ def accept(
     from wattspan.capper.restore import accept_foreign_limits as take
 
     config = load_without_plugins(config_file, settings)
-    count = take(_here(config, emulated))
+    count = take(_restore_context(config, emulated))
     if as_json:
         echo_json({"accepted": count})
     else:
         click.echo(f"{count} limit{'' if count == 1 else 's'} of somebody else accepted.")
 
 
-def _whatever(config_file: Path | None, settings: tuple[str, ...]) -> tuple[Config, bool]:
+def _load_or_fallback(config_file: Path | None, settings: tuple[str, ...]) -> tuple[Config, bool]:
     """The configuration, or what is left of one that cannot be; whether a guess is in it."""
     try:
         return load_without_plugins(config_file, settings), False
     except ConfigError as error:
         for line in str(error).splitlines():
             click.echo(f"wattspan: {printable(line)}", err=True)
-    from wattspan.cli.salvaged import salvaged
 
-    found = salvaged(config_file, settings, os.environ)
+    found = load_fallback(config_file, settings, os.environ)
     click.echo(
         f"wattspan: Limits are given back all the same, going by {found.config.agent.state_dir},"
         f" {'the default' if found.guessed else 'the state directory'}.",
@@ -168,12 +248,12 @@ def _whatever(config_file: Path | None, settings: tuple[str, ...]) -> tuple[Conf
     return found
 
 
-def _here(config: Config, emulated: Path | None) -> RestoreContext:
+def _restore_context(config: Config, emulated: Path | None) -> RestoreContext:
     from wattspan.capper.paths import open_capper_host
     from wattspan.capper.restore import RestoreContext
-    from wattspan.cli.run_directory import capper_socket
     from wattspan.clock import SystemClock
     from wattspan.model import Knob
+    from wattspan.service.configuration import capper_socket
 
     clock = SystemClock()
     # systemd says how the capper ended to what it runs afterwards (ExecStopPost=). Its socket is
@@ -183,19 +263,19 @@ def _here(config: Config, emulated: Path | None) -> RestoreContext:
         capper_socket(config),
         config,
         # All of them: what the configuration named when a cap was set it may not name any more.
-        lambda: actuators(tuple(Knob), emulated, clock),
+        lambda: open_isolated_actuators(tuple(Knob), emulated, clock),
         clock,
         lambda sentence: click.echo(f"wattspan: {printable(sentence)}", err=True),
         ended="SERVICE_RESULT" in os.environ,
     )
 
 
-def _theirs(row: CapRow) -> str:
-    knob, stands = row.state.key.knob, shown(row.state.key.knob.unit, row.state.requested)
+def _foreign_limit(row: CapRow) -> str:
+    knob, stands = row.state.key.knob, setting_text(row.state.key.knob.unit, row.state.requested)
     return f"{row.state.name}, whose {knob} somebody else has set to {stands}."
 
 
-def lines(state: StateReply, clock: Clock) -> list[str]:
+def state_lines(state: StateReply, clock: Clock) -> list[str]:
     """What a capper says, for a person."""
     if not state.rows:
         return ["There is nothing here whose power could be limited."]
@@ -203,36 +283,41 @@ def lines(state: StateReply, clock: Clock) -> list[str]:
     if state.suspended:
         told.append("Everything was given back on request; nothing is set before a restart.")
     if state.ceiling is not None:
-        told += _of_ceilings(state, state.ceiling, now.mono)
+        told += _ceiling_lines(state, state.ceiling, now.mono)
     for row in state.rows:
-        told += [f"{row.name} ({row.device})", *(f"    {line}" for line in _of(row, now.mono))]
+        told += [
+            f"{row.name} ({row.device})",
+            *(f"    {line}" for line in _row_lines(row, now.mono)),
+        ]
     return told
 
 
-def _of_ceilings(state: StateReply, least: int, now: int) -> list[str]:
-    told = [f"Ceiling of all devices together: {shown('mW', least)}"]
+def _ceiling_lines(state: StateReply, least: int, now: int) -> list[str]:
+    told = [f"Ceiling of all devices together: {setting_text('mW', least)}"]
     for ceiling in state.ceilings:
         owner = "" if ceiling.uid is None else f" by user {ceiling.uid}"
         line = f"    {_SOURCES.get(ceiling.source, ceiling.source)}{owner}"
-        line += f": {shown('mW', ceiling.limit)}"
+        line += f": {setting_text('mW', ceiling.limit)}"
         if ceiling.expires is not None:
             line += f", for {_seconds(ceiling.expires - now)}"
         told.append(f"{line}; because: {ceiling.why}" if ceiling.why else line)
     if state.short:
         told.append(
-            f"    It cannot be kept: the devices' floors take {shown('mW', state.short)} more."
+            f"    It cannot be kept: the devices' floors take {setting_text('mW', state.short)} more."
         )
     return told
 
 
-def _of(row: KnobRow, now: int) -> list[str]:
+def _row_lines(row: KnobRow, now: int) -> list[str]:
     unit = row.knob.unit
-    told = [f"{row.knob}: {shown(unit, row.requested)}{_range(row)}"]
+    told = [f"{row.knob}: {setting_text(unit, row.requested)}{_range(row)}"]
     if row.enforced is not None and row.enforced != row.requested:
-        told.append(f"obeys {shown(unit, row.enforced)}")
+        told.append(f"obeys {setting_text(unit, row.enforced)}")
     if row.holder:
-        held = f"held for {row.holder}: {shown(unit, row.wanted)}" if row.wanted else row.holder
-        told.append(f"{held}; the original is {shown(unit, row.original)}")
+        held = (
+            f"held for {row.holder}: {setting_text(unit, row.wanted)}" if row.wanted else row.holder
+        )
+        told.append(f"{held}; the original is {setting_text(unit, row.original)}")
         if row.since_mono is not None:
             told.append(f"for {_seconds(now - row.since_mono)}")
         if row.expires is not None:
@@ -240,7 +325,7 @@ def _of(row: KnobRow, now: int) -> list[str]:
         if row.why:
             told.append(f"because: {row.why}")
     if row.ceiling is not None:
-        told.append(f"its share of the ceiling: {shown(unit, row.ceiling)}")
+        told.append(f"its share of the ceiling: {setting_text(unit, row.ceiling)}")
     if row.trouble:
         told.append(row.trouble)
     return told
@@ -248,16 +333,16 @@ def _of(row: KnobRow, now: int) -> list[str]:
 
 def _range(row: KnobRow) -> str:
     """What it may be, as far as the device tells."""
-    unit, most, default = row.knob.unit, shown(row.knob.unit, row.maximum), row.default
+    unit, most, default = row.knob.unit, setting_text(row.knob.unit, row.maximum), row.default
     told = ""
     if row.maximum is not None and row.minimum is not None:
-        told = f" of {shown(unit, row.minimum)} to {most}"
+        told = f" of {setting_text(unit, row.minimum)} to {most}"
     elif row.maximum is not None:
         told = f", at most {most}"
-    return told if default is None else f"{told}, default {shown(unit, default)}"
+    return told if default is None else f"{told}, default {setting_text(unit, default)}"
 
 
-def shown(unit: str, value: int | None) -> str:
+def setting_text(unit: str, value: int | None) -> str:
     """A setting as a person reads it."""
     if value is None:
         return "unknown"

@@ -1,23 +1,80 @@
-"""``wattspan config``: is the configuration right, and what does it come to?"""
+"""What is wrong with the files by which listeners know who may come in.
+
+``wattspan config``: is the configuration right, and what does it come to?
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
-from wattspan.cli.access_faults import access_faults
-from wattspan.cli.destinations import forward_faults
-from wattspan.cli.examine_footprint import schedule_faults
-from wattspan.cli.options import config_options, echo_json, json_option, load_configuration
+from wattspan.cli.doctor.configuration import schedule_faults
 from wattspan.config import Config, writing
+from wattspan.config.access import AccessSettings
 from wattspan.config.tables import FAMILIES
+from wattspan.http.access_policy import token_check
+from wattspan.http.tls import AccessError, server_tls
 from wattspan.model.settings import Table, redacted
 from wattspan.plugins import discover, exporter_faults
 from wattspan.ports import ConfigError
+from wattspan.service.configuration import (
+    config_options,
+    echo_json,
+    json_option,
+    load_configuration,
+)
+from wattspan.service.destinations import forward_faults
 from wattspan.util.text import printable
+
+
+def access_faults(config: Config) -> Iterator[str]:
+    """A sentence for each fault that would keep the agent from listening.
+
+    Files that are there, and not for us to read, are the agent's user's affair.
+    """
+    for name, table in _tcp_listeners(config):
+        if not _is_readable(table):
+            continue
+        where = f"in [{name}]"
+        try:
+            token_check(table, where=where, log=_ignore)
+            server_tls(table, what="Cannot listen", where=where, log=_ignore)
+        except AccessError as error:
+            yield str(error)
+
+
+def _tcp_listeners(config: Config) -> Iterator[tuple[str, AccessSettings]]:
+    """The tables that listen on TCP."""
+    spans = config.spans
+    if spans.enabled and (spans.http or spans.grpc):
+        yield "spans", spans
+    for name, table in config.exporters.items():
+        if getattr(table, "listen", None) and hasattr(table, "token_file"):
+            yield f"exporters.{name}", cast("AccessSettings", table)
+
+
+def _is_readable(table: AccessSettings) -> bool:
+    named = (table.token_file, table.tls_certificate, table.tls_key, table.tls_client_ca)
+    return all(os.access(path, os.R_OK) for path in map(Path, filter(None, named)) if _exists(path))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.stat()
+    except PermissionError:
+        return True  # or not: we may not know
+    except OSError:
+        return False
+    return True
+
+
+def _ignore(_: str) -> None:
+    pass
 
 
 @click.group(name="config")
@@ -59,7 +116,7 @@ def show(config_file: Path | None, settings: tuple[str, ...], origin: bool, as_j
 
     Where a secret is set, "..." stands for it.
     """
-    config = _presentable(load_configuration(config_file, settings).config)
+    config = _without_secrets(load_configuration(config_file, settings).config)
     if not as_json:
         click.echo(writing.to_toml(config, origins=origin))
     elif origin:
@@ -76,7 +133,7 @@ def show(config_file: Path | None, settings: tuple[str, ...], origin: bool, as_j
         echo_json(config.plain())
 
 
-def _presentable(config: Config) -> Config:
+def _without_secrets(config: Config) -> Config:
     """The configuration without its secrets."""
     tables = {f.name: getattr(config, f.name) for f in fields(config)}
     shown: dict[str, Any] = {

@@ -1,35 +1,164 @@
-"""``wattspan demo``: everything at work, on an emulated host, within seconds."""
+"""The part of the demo that is tuned: which job, how, and what a step of it costs just now.
+
+``wattspan demo``: everything at work, on an emulated host, within seconds.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from wattspan.cli.duration import DurationType
-from wattspan.cli.signals import stop_on_signals
+from wattspan.cli import formatting
+from wattspan.config import AutotuneSettings, CapsSettings, Config, TunedJobSettings
+from wattspan.model import SECOND, DomainAccount, Knob, Microjoules, Snapshot
 from wattspan.model.settings import Duration
 from wattspan.ports import ExporterError, WattspanError
+from wattspan.service.configuration import DurationType
+from wattspan.service.signals import stop_on_signals
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
-    from wattspan.cli.demo_tuning import StepCost
-    from wattspan.cli.options import Loaded
     from wattspan.emulation.host import EmulatedHost
-    from wattspan.emulation.profiles import HostProfile
+    from wattspan.emulation.profiles import DemoJob, HostProfile
     from wattspan.ports import Clock
     from wattspan.service.agent import Agent
+    from wattspan.service.configuration import LoadedConfiguration
+
+
+BUDGET = 0.05
+STEP = "train_step"
+RECENT = 15 * SECOND
+"""Steps of so long are enough for a mean, and few enough to see it fall."""
+
+WATCH = (
+    "Watch {span} of {service}: within some minutes each step costs less energy, while the job "
+    "stays within {budget:.0%} of its speed; TUNING says how and why."
+)
+
+
+def tuned_job(profile: HostProfile) -> DemoJob | None:
+    """The training job of a profile: the first that tells of steps."""
+    return next((job for job in profile.jobs if job.spans == "steps"), None)
+
+
+def service_of(job: DemoJob) -> str:
+    return job.service or job.name
+
+
+def with_tuning(config: Config, profile: HostProfile) -> Config:
+    """``config``, and the profile's training job is tuned: in short blocks, for short patience."""
+    job = tuned_job(profile)
+    if job is None:
+        return config
+    named = TunedJobSettings(service=service_of(job), span=STEP, work="samples")
+    tuned = AutotuneSettings(
+        mode="apply",
+        max_slowdown=BUDGET,
+        knobs=(Knob.GPU_POWER,) if profile.gpus else (Knob.CPU_POWER,),
+        job=(named,),
+        block=Duration.parse("2s"),
+        block_units=5,
+        settle=Duration.parse("500ms"),
+        settle_units=3,
+        dwell=Duration.parse("1m"),
+    )
+    return replace(config, autotune=tuned, caps=CapsSettings(capper=True, users=()))
+
+
+def tuning_hint(profile: HostProfile) -> str:
+    """One sentence for the viewer; "" where nothing is tuned."""
+    job = tuned_job(profile)
+    if job is None:
+        return ""
+    return WATCH.format(span=STEP, service=service_of(job), budget=BUDGET)
+
+
+class _StepTotals(NamedTuple):
+    """What had come up to a time: steps, how long they took, and the devices' accounts."""
+
+    at: int  # all of the devices are settled up to here
+    steps: int
+    time: int
+    accounts: tuple[DomainAccount, ...]
+
+
+@dataclass(slots=True)
+class StepCost:
+    """What a step costs its devices just now, idle power included, beside what one cost at first.
+
+    Steps follow one another without a break, so that is power times how long a step takes; what
+    spans tell late, and energy that nobody can be charged with, then makes no difference. Power
+    is energy over how far it is settled: that may be further behind the clock now than before.
+    """
+
+    service: str
+    _sums: deque[_StepTotals] = field(default_factory=deque)
+    _first: tuple[float, float] | None = None
+
+    def see(self, snapshot: Snapshot) -> str:
+        """One line about the newest steps; "" while there are too few."""
+        now = self._sum(snapshot)
+        if now is None:
+            return ""
+        self._sums.append(now)
+        while len(self._sums) > 2 and now.at - self._sums[1].at >= RECENT:
+            self._sums.popleft()
+        since = self._sums[0]
+        steps, elapsed = now.steps - since.steps, now.at - since.at
+        power = _power(since, now)
+        if elapsed < RECENT or not steps or power is None:
+            return ""
+        time = (now.time - since.time) / steps
+        cost = power * time, time
+        self._first = self._first or cost
+        return f"A step just now: {_cost_text(cost)}; at first: {_cost_text(self._first)}."
+
+    def _sum(self, snapshot: Snapshot) -> _StepTotals | None:
+        tuned = (row for row in snapshot.tuning.rows if row.service == self.service)
+        devices = next((row.devices for row in tuned), ())
+        steps = (r for r in snapshot.spans.rows if (r.service, r.name) == (self.service, STEP))
+        row = next(steps, None)
+        if row is None or not devices:
+            return None
+        accounts = tuple(one for one in snapshot.domains if one.domain.id in devices)
+        settled = [one.settled.mono for one in accounts if one.settled is not None]
+        if not settled or len(settled) < len(devices):
+            return None
+        return _StepTotals(min(settled), row.count, row.time, accounts)
+
+
+def _power(since: _StepTotals, now: _StepTotals) -> float | None:
+    """Microjoules a nanosecond of all devices, while it is known; None if it never is of one."""
+    power, before = 0.0, {account.domain.id: account for account in since.accounts}
+    for account in now.accounts:
+        past = before.get(account.domain.id)
+        if past is None or past.settled is None or account.settled is None:
+            return None
+        gaps = sum(account.gaps.values()) - sum(past.gaps.values())
+        known = account.settled.mono - past.settled.mono - gaps
+        if known < SECOND:
+            return None
+        power += (account.energy - past.energy) / known
+    return power
+
+
+def _cost_text(cost: tuple[float, float]) -> str:
+    energy, time = cost
+    return f"{formatting.joules(Microjoules(round(energy)))} in {time / 1e6:.0f} ms"
+
 
 LISTEN = "127.0.0.1:9949"
 OTLP, TRACES = "otlp.sock", "/v1/traces"
-AT_REST = Duration.parse("4500ms")  # before the jobs begin: enough for the idle baselines
-SETTLED = Duration.parse("5s")  # after: jobs have rows by then, with GPU energy booked in them
-EVERY = Duration.parse("5s")
+IDLE_TIME = Duration.parse("4500ms")  # before the jobs begin: enough for the idle baselines
+SETTLE_TIME = Duration.parse("5s")  # after: jobs have rows by then, with GPU energy booked in them
+PRINT_INTERVAL = Duration.parse("5s")
 # No tariff and no grid: a currency of this name is taken for nobody's.
 CURRENCY, PRICE, INTENSITY = "Example", 0.30, 400.0  # a kilowatt-hour; grams
 EXAMPLES = (
@@ -68,7 +197,6 @@ def command(
     The trainer is tuned: its emulated board gets lower power limits, as long as that saves energy
     and costs no more than 5 % of speed. At the end every limit is what it was.
     """
-    from wattspan.cli.demo_tuning import StepCost, service_of, tuned_job, what_to_watch
     from wattspan.clock import SystemClock
     from wattspan.emulation.host import EmulatedHost
     from wattspan.emulation.profiles import profile_named
@@ -90,7 +218,7 @@ def command(
         agent = _start(host, listen, tune=not no_tune)
         stack.callback(agent.stop)
         request.tell(agent.request_stop)
-        for address in metrics(agent):
+        for address in metrics_addresses(agent):
             click.echo(f"See it: {address.removesuffix('metrics')}")
             click.echo(f"Metrics: curl {address}")
         for address in agent.addresses:
@@ -98,19 +226,19 @@ def command(
                 endpoint = address.removesuffix(TRACES)
                 click.echo(f"Send spans of your own: OTEL_EXPORTER_OTLP_ENDPOINT={endpoint}")
         click.echo(EXAMPLES)
-        if not no_tune and (sentence := what_to_watch(chosen)):
+        if not no_tune and (sentence := tuning_hint(chosen)):
             click.echo(sentence)
         show = _live if not plain and sys.stdin.isatty() and sys.stdout.isatty() else _plain
         job = None if no_tune else tuned_job(chosen)
         cost = None if job is None else StepCost(service_of(job))
-        show(Demo(chosen, host, agent, clock, end, cost))
+        show(DemoSession(chosen, host, agent, clock, end, cost))
     if agent.failure is not None:
         raise WattspanError("The demo ended because a part of it failed, as said above.")
     click.echo("Done: the emulated host and its files are gone.")
 
 
 @dataclass(slots=True)
-class Demo:
+class DemoSession:
     """A demo under way: first the host rests, then its jobs work."""
 
     profile: HostProfile
@@ -141,55 +269,54 @@ class Demo:
         return most / 1e9
 
 
-RESTING = "At rest for a moment, to learn what it draws by doing nothing."
+IDLE_NOTICE = "At rest for a moment, to learn what it draws by doing nothing."
 
 
-def _plain(demo: Demo) -> None:
+def _plain(demo: DemoSession) -> None:
     """One table after the other, until the end; at least one."""
     from rich.console import Console
 
-    from wattspan.cli.controls import Options
-    from wattspan.cli.live import print_once
+    from wattspan.cli.top.controls import ViewOptions
+    from wattspan.cli.top.view import print_once
 
-    click.echo(RESTING)
-    if demo.agent.wait(demo.left(AT_REST)):
+    click.echo(IDLE_NOTICE)
+    if demo.agent.wait(demo.left(IDLE_TIME)):
         return
     click.echo(demo.begin())
-    console, over = Console(), demo.agent.wait(demo.left(SETTLED))
+    console, over = Console(), demo.agent.wait(demo.left(SETTLE_TIME))
     while not over:
         click.echo()
-        print_once(demo.agent.view, Options(brief=True), console)
+        print_once(demo.agent.view, ViewOptions(brief=True), console)
         if step := demo.step():
             click.echo(step)
-        over = demo.left(EVERY) <= 0 or demo.agent.wait(demo.left(EVERY))
+        over = demo.left(PRINT_INTERVAL) <= 0 or demo.agent.wait(demo.left(PRINT_INTERVAL))
 
 
-def _live(demo: Demo) -> None:
+def _live(demo: DemoSession) -> None:
     """The live view, from the start."""
     from rich.console import Console
 
-    from wattspan.cli.controls import Options
-    from wattspan.cli.keyboard import Keyboard
-    from wattspan.cli.live import watch
+    from wattspan.cli.top.controls import Keyboard, ViewOptions
+    from wattspan.cli.top.view import watch
 
-    begin_at = demo.clock.monotonic() + AT_REST
+    begin_at = demo.clock.monotonic() + IDLE_TIME
 
     def running() -> bool:
         if not demo.at_work and demo.clock.monotonic() >= begin_at:
             demo.begin()
-        return not demo.agent.wait(0) and demo.left(EVERY) > 0
+        return not demo.agent.wait(0) and demo.left(PRINT_INTERVAL) > 0
 
-    where = ", ".join(address.removesuffix("metrics") for address in metrics(demo.agent))
+    where = ", ".join(address.removesuffix("metrics") for address in metrics_addresses(demo.agent))
     with Keyboard() as keys:
         watch(
             demo.agent.view,
-            Options(),
+            ViewOptions(),
             clock=demo.clock,
             console=Console(),
             keys=keys,
             interval=Duration.parse("1s"),
             running=running,
-            note=lambda: f"{where}  {demo.step() or demo.at_work or RESTING}",
+            note=lambda: f"{where}  {demo.step() or demo.at_work or IDLE_NOTICE}",
         )
 
 
@@ -206,7 +333,7 @@ def _start(host: EmulatedHost, listen: str, *, tune: bool) -> Agent:
 
 
 def _agent(host: EmulatedHost, listen: str, *, tune: bool) -> Agent:
-    from wattspan.cli.compose import build_agent
+    from wattspan.service.assembly import build_agent
 
     loaded = _configuration(host, listen, tune=tune)
     agent = build_agent(
@@ -219,7 +346,7 @@ def _agent(host: EmulatedHost, listen: str, *, tune: bool) -> Agent:
     return agent
 
 
-def metrics(agent: Agent) -> list[str]:
+def metrics_addresses(agent: Agent) -> list[str]:
     """Where figures can be scraped."""
     return [address for address in agent.addresses if address.endswith("/metrics")]
 
@@ -229,12 +356,11 @@ def run_dir(host: EmulatedHost) -> Path:
     return host.directory / "run"
 
 
-def _configuration(host: EmulatedHost, listen: str, *, tune: bool) -> Loaded:
+def _configuration(host: EmulatedHost, listen: str, *, tune: bool) -> LoadedConfiguration:
     """The defaults but for tuning and examples: it depends on no configuration of this machine."""
-    from wattspan.cli.demo_tuning import with_tuning
-    from wattspan.cli.options import Loaded
     from wattspan.config import FlagValue, load
     from wattspan.plugins import discover
+    from wattspan.service.configuration import LoadedConfiguration
 
     plugins = discover()
     flags = {
@@ -247,4 +373,4 @@ def _configuration(host: EmulatedHost, listen: str, *, tune: bool) -> Loaded:
         "carbon.intensity": FlagValue("demo", INTENSITY),
     }
     config = load(None, environ={}, flags=flags, schema=plugins.schema, default=Path(os.devnull))
-    return Loaded(with_tuning(config, host.profile) if tune else config, plugins)
+    return LoadedConfiguration(with_tuning(config, host.profile) if tune else config, plugins)

@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wattspan.cli.emulated import emulate_option, emulation_flags
-from wattspan.cli.options import Loaded, config_options, load_configuration
-from wattspan.cli.signals import hangup_reloads, stop_on_signals
+from wattspan.service.configuration import (
+    LoadedConfiguration,
+    config_options,
+    emulate_option,
+    emulation_flags,
+    load_configuration,
+)
+from wattspan.service.signals import hangup_reloads, stop_on_signals
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
@@ -26,22 +31,22 @@ def command(config_file: Path | None, settings: tuple[str, ...], emulate: str | 
 
     SIGHUP has a service read its configuration again; on a terminal it ends the agent.
     """
-    from wattspan.supervisor import Notify
+    from wattspan.service.systemd import SystemdNotifier
 
-    notify = Notify.taken(os.environ)
+    notify = SystemdNotifier.taken(os.environ)
 
-    def load() -> Loaded:
+    def load() -> LoadedConfiguration:
         return load_configuration(config_file, settings, emulation_flags(emulate))
 
     with stop_on_signals(reload=hangup_reloads(managed=notify.heard)) as request:
         loaded = load()
-        from wattspan.cli.running import Running
         from wattspan.clock import SystemClock
+        from wattspan.service.daemon import AgentDaemon
         from wattspan.util import malloc
 
         malloc.share_heap()
         tell, warn = loggers(loaded.config.agent.log_level)
-        running = Running(request, notify, SystemClock(), again=load, tell=tell, warn=warn)
+        running = AgentDaemon(request, notify, SystemClock(), again=load, tell=tell, warn=warn)
         running.run(loaded)
 
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from wattspan.cli.options import echo_json, json_option
 from wattspan.ports import WattspanError
+from wattspan.service.configuration import echo_json, json_option
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
-    from wattspan.installation.actions import Action
-    from wattspan.installation.shipped import Shipped
+    from wattspan.service.installation.files import ServiceFile
+    from wattspan.service.installation.plan import Action
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -60,19 +60,21 @@ def install(
     dry_run: bool, print_only: bool, root: Path, program: str | None, as_json: bool
 ) -> None:
     """Write the units, make their user, and have systemd look. Starts nothing. For root."""
-    from wattspan.installation import looking, plan
-    from wattspan.installation.environment import parts_of
-    from wattspan.installation.program import changeable, faults
+    from wattspan.service.installation import inspection, plan
+    from wattspan.service.installation.inspection import program_files
+    from wattspan.service.installation.program import requirement_faults, writable_by_others
 
     program, files = _files(program)
     if print_only:
         _print(files, as_json)
         return
-    found = looking.look(root, files)
-    trusted = looking.trusted_in(root)
-    why_not = faults(looking.needs_of(root, program), trusted)
+    found = inspection.inspect_host(root, files)
+    trusted = inspection.trusted_owners(root)
+    why_not = requirement_faults(inspection.required_files(root, program), trusted)
     # Only what can be run at all is walked: somebody's home may hold anything.
-    refused = plan.refusals(found, why_not or changeable(parts_of(root, program), trusted))
+    refused = plan.refusals(
+        found, why_not or writable_by_others(program_files(root, program), trusted)
+    )
     if refused:
         if as_json:
             echo_json({"done": False, "dry_run": dry_run, "refused": list(refused), "actions": []})
@@ -90,10 +92,10 @@ def uninstall(dry_run: bool, purge: bool, root: Path, program: str | None, as_js
 
     Exits with 6, and removes nothing, if a limit could not be given back.
     """
-    from wattspan.installation import looking, plan
+    from wattspan.service.installation import inspection, plan
 
     program, files = _files(program)
-    found = looking.look(root, files)
+    found = inspection.inspect_host(root, files)
     planned = plan.uninstall(files, found, program, purge=purge)
     _carry_out(planned, root, dry_run=dry_run, as_json=as_json)
 
@@ -106,10 +108,10 @@ def status(root: Path, program: str | None, as_json: bool) -> None:
 
     Exits with 1 if a file is not as it should be, or is read in place of a package's.
     """
-    from wattspan.installation.standing import standing
+    from wattspan.service.installation.inspection import service_status
 
     program, files = _files(program)
-    stands = standing(root, files, program)
+    stands = service_status(root, files, program)
     if as_json:
         echo_json(stands.facts())
     else:
@@ -119,17 +121,17 @@ def status(root: Path, program: str | None, as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _files(program: str | None) -> tuple[str, tuple[Shipped, ...]]:
-    from wattspan.installation.looking import own_program
-    from wattspan.installation.shipped import shipped, shipped_folder
+def _files(program: str | None) -> tuple[str, tuple[ServiceFile, ...]]:
+    from wattspan.service.installation.files import service_files, service_files_directory
+    from wattspan.service.installation.inspection import own_program
 
     chosen = program or own_program()
     if not chosen.startswith("/"):
         raise click.UsageError(f"--program {chosen}: services need the whole path, from /.")
-    return chosen, shipped(shipped_folder(), chosen)
+    return chosen, service_files(service_files_directory(), chosen)
 
 
-def _print(files: Sequence[Shipped], as_json: bool) -> None:
+def _print(files: Sequence[ServiceFile], as_json: bool) -> None:
     if as_json:
         echo_json({"files": {file.path: file.text for file in files}})
         return
@@ -137,8 +139,8 @@ def _print(files: Sequence[Shipped], as_json: bool) -> None:
 
 
 def _carry_out(actions: Sequence[Action], root: Path, *, dry_run: bool, as_json: bool) -> None:
-    from wattspan.installation.actions import Note, facts
-    from wattspan.installation.applying import InstallationError, apply, system_runner
+    from wattspan.service.installation.apply import InstallationError, apply_plan, system_runner
+    from wattspan.service.installation.plan import Note, action_facts
 
     if not dry_run and root == Path("/") and os.geteuid() != 0:
         raise InstallationError(
@@ -153,7 +155,7 @@ def _carry_out(actions: Sequence[Action], root: Path, *, dry_run: bool, as_json:
             click.echo("Nothing was changed.")
     else:
         say = (lambda told: None) if as_json else (lambda told: click.echo(printable(told)))
-        failed = apply(actions, root, say, system_runner(os.environ))
+        failed = apply_plan(actions, root, say, system_runner(os.environ))
         if not as_json and not any(not isinstance(action, Note) for action in actions):
             click.echo("There was nothing to do.")
     if as_json:
@@ -163,7 +165,7 @@ def _carry_out(actions: Sequence[Action], root: Path, *, dry_run: bool, as_json:
                 "dry_run": dry_run,
                 "refused": [],
                 "failed": list(failed),
-                "actions": [facts(action) for action in actions],
+                "actions": [action_facts(action) for action in actions],
             }
         )
     if failed:

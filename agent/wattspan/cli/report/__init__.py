@@ -1,0 +1,199 @@
+"""``wattspan report``: where the joules went, from the store, with no server and no agent."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from wattspan.cli.report import cost, export, table
+from wattspan.clock import SystemClock
+from wattspan.model import GroupKind, HwType
+from wattspan.model.settings import Duration
+from wattspan.ports import WattspanError
+from wattspan.service.configuration import (
+    config_options,
+    json_option,
+    json_text,
+    load_configuration,
+)
+from wattspan.storage.breakdown import Breakdown, break_down, kind_totals
+from wattspan.storage.database import file_exists, store_path
+from wattspan.storage.deltas import PROCESS, SPAN
+from wattspan.storage.query import HistoryExtract, NoHistory, extract_history
+
+_KINDS: dict[str, tuple[str, ...]] = {
+    PROCESS: (PROCESS,),
+    "group": tuple(GroupKind),
+    "kind": tuple(GroupKind),
+    "domain": (),
+    SPAN: (SPAN,),
+} | {kind.value: (kind,) for kind in GroupKind}
+
+_LINES = 20
+
+
+def _parse_duration(
+    _context: click.Context, _option: click.Parameter, text: str | None
+) -> int | None:
+    """A duration in whole seconds."""
+    try:
+        return None if text is None else Duration.parse(text) // 10**9
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _parse_time(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+    """A time in Unix seconds; local time unless it says otherwise."""
+    try:
+        return None if text is None else int(datetime.fromisoformat(text).timestamp())
+    except (ValueError, OverflowError, OSError):
+        raise click.BadParameter(
+            f'{text!r} is not a time; write for example "2026-01-31", "2026-01-31 08:00"'
+            ' (local time) or "2026-01-31T08:00Z"'
+        ) from None
+
+
+@click.command(name="report")
+@click.option(
+    "--since", callback=_parse_duration, metavar="DURATION", help="How far back. [default: 24h]"
+)
+@click.option("--from", "start", callback=_parse_time, metavar="TIME", help="From this time on.")
+@click.option(
+    "--to", "end", callback=_parse_time, metavar="TIME", help="Up to this time, else now."
+)
+@click.option(
+    "--by",
+    type=click.Choice(list(_KINDS)),
+    default=PROCESS,
+    show_default=True,
+    help="Whose energy: `group` is every kind of group, `kind` how much each kind holds, `span` "
+    "the spans of instrumented applications, with joules a call and a token.",
+)
+@click.option("--hw-type", type=click.Choice([t.value for t in HwType]), help="Only this hardware.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    help=f"Lines named; 0: all. [default: {_LINES}; all as data]",
+)
+@click.option(
+    "--unit",
+    type=click.Choice(["auto", *table.UNITS]),
+    default="auto",
+    show_default=True,
+    help="Of the energies in the table.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(export.FORMATS),
+    help="A table for people, all of the report as JSON, or its rows as JSON Lines, CSV or "
+    "Parquet. [default: what --output ends in; table for .txt or nothing]",
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the report there, all of it or nothing.",
+)
+@json_option
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@click.option("--emulated", is_flag=True, help="Report of an emulated host's own store.")
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    help="Where the store is, instead of what the configuration says.",
+)
+@config_options
+def command(
+    since: int | None,
+    start: int | None,
+    end: int | None,
+    by: str,
+    hw_type: str | None,
+    limit: int | None,
+    unit: str,
+    form: str | None,
+    output: Path | None,
+    as_json: bool,
+    as_csv: bool,
+    emulated: bool,
+    state_dir: Path | None,
+    config_file: Path | None,
+    settings: tuple[str, ...],
+) -> None:
+    """Say where the joules went, from the store.
+
+    Idle, unattributed and what could not be measured are lines of their own; every way of
+    dividing the energy adds up to the same total. Where [cost] and [carbon] say what a
+    kilowatt-hour comes to, so does every line. Works while the agent runs, and without it.
+    """
+    form = export.choose_format(form, output, as_json=as_json, as_csv=as_csv)
+    if since is not None and start is not None:
+        raise click.UsageError("--since and --from: choose one.")
+    now = SystemClock().now().wall // 10**9
+    last = now + 60 if end is None else end  # the minute that is not over counts too
+    first = start if start is not None else min(last, now) - (since or 86400)
+    if first >= last:
+        raise click.UsageError("--from is not before --to.")
+    config = load_configuration(config_file, settings).config
+    path = _store(state_dir or Path(config.agent.state_dir), emulated)
+    found = extract_history(path, first, last, _KINDS[by], cost.configured_valuations(config))
+    if isinstance(found, NoHistory):
+        raise WattspanError(_no_data_text(found, path, first, last))
+    if hw_type is not None:
+        found = _of_hw_type(found, HwType(hw_type))
+    shown = limit if limit is not None else _LINES if form == "table" else 0
+    breakdown = break_down(found, _KINDS[by], limit=shown)
+    if by == "kind":
+        breakdown = kind_totals(breakdown)
+    export.write_output(_report(form, path, by, found, breakdown, unit), output)
+
+
+def _report(
+    form: str, path: Path, by: str, found: HistoryExtract, breakdown: Breakdown, unit: str
+) -> bytes:
+    if form == "json":
+        return json_text(export.report_facts(path, by, found, breakdown)).encode(errors="replace")
+    rows = export.report_rows(by, found, breakdown)
+    match form:
+        case "jsonl":
+            return export.jsonl_bytes(rows)
+        case "csv":
+            return export.csv_bytes(rows)
+        case "parquet":
+            return export.parquet_bytes(rows, export.metadata(by, found, breakdown))
+    text = "\n".join(table.report_lines(path, by, found, breakdown, unit))
+    return f"{text}\n".encode(errors="replace")
+
+
+def _store(state_dir: Path, emulated: bool) -> Path:
+    """The host's own store; if there is none, an emulated host's, which the report then says."""
+    true, other = store_path(state_dir), store_path(state_dir, emulated=True)
+    return other if emulated or (not file_exists(true) and file_exists(other)) else true
+
+
+def _of_hw_type(found: HistoryExtract, hw_type: HwType) -> HistoryExtract:
+    return dataclasses.replace(
+        found,
+        domains=tuple(domain for domain in found.domains if domain.hw_type is hw_type),
+        owners={owner: e for owner, e in found.owners.items() if owner.hw_type is hw_type},
+        spans={name: use.only(hw_type) for name, use in found.spans.items()},
+    )
+
+
+def _no_data_text(nothing: NoHistory, path: Path, start: int, end: int) -> str:
+    if nothing.reach is None:
+        return (
+            f"The store {path} holds no energy yet: the agent writes every few seconds, once it"
+            " has measured something."
+        )
+    moment = table.local_time
+    return (
+        f"The store {path} holds nothing from {moment(start)} to {moment(end)}: it reaches from"
+        f" {moment(nothing.reach[0])} to {moment(nothing.reach[1])}. Ask for that with --from and"
+        " --to."
+    )

@@ -1,0 +1,154 @@
+"""What a report's energy cost and emitted, beside it: as a table's cells, as data, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wattspan.attribution.cost import BILLION, billionths
+from wattspan.cli.formatting import UNKNOWN, joules, share
+from wattspan.config import CarbonSettings, Config, CostSettings
+from wattspan.ports import ConfigError
+from wattspan.service.footprint import GRAM, configured_rate
+from wattspan.storage.rates import CARBON, COST, RatedTotal, RatePieces, Weighting, rated_totals
+from wattspan.storage.schema import MINUTE
+from wattspan.util.text import printable
+
+if TYPE_CHECKING:
+    from wattspan.footprint.schedule import RatePeriod
+
+MASS_UNITS = (("t", 10**6), ("kg", 1000), ("g", 1))
+"""Units of carbon by their grams: one serves a whole table."""
+
+
+def configured_valuations(config: Config) -> tuple[Weighting, ...]:
+    """What energy is to be weighed by: what the configuration says now, of any time.
+
+    Where a rate is asked of somebody, it is what the agent wrote down when it was in force.
+    """
+    tables = ((COST, config.cost, config.cost.currency), (CARBON, config.carbon, GRAM))
+    found = (_valuation(kind, table, unit) for kind, table, unit in tables)
+    return tuple(each for each in found if each is not None)
+
+
+def _valuation(kind: str, table: CostSettings | CarbonSettings, unit: str) -> Weighting | None:
+    constant = configured_rate(table)
+    if constant is not None:
+        return Weighting(kind, unit, _constant_rate(billionths(constant)), steady=True)
+    if table.schedule:
+        from wattspan.footprint.tariff_file import read_schedule
+
+        try:
+            return Weighting(kind, unit, read_schedule(Path(table.schedule)).pieces)
+        except ConfigError as error:
+            click.echo(f"wattspan: {printable(str(error))}", err=True)
+            return Weighting(kind, unit, _constant_rate(None), steady=True)
+    return Weighting(kind, unit) if table.url or table.file else None
+
+
+def _constant_rate(rate: int | None) -> RatePieces:
+    def pieces(start: int, end: int) -> Iterator[RatePeriod]:
+        yield end - start, rate
+
+    return pieces
+
+
+# ------------------------------------------------------------------------------------ as data
+
+
+def footprint_headings(asked: Sequence[Weighting]) -> tuple[str, ...]:
+    """Of the columns of ``values``."""
+    return tuple(
+        heading
+        for each in asked
+        for heading in (f"{each.kind}_{each.unit}", f"{each.kind}_unknown_uj")
+    )
+
+
+def footprint_values(energy: int, asked: Sequence[Weighting]) -> tuple[object, ...]:
+    """Amounts, empty where no rate was known at all; and the energy whose rate was not known."""
+    cells: list[object] = []
+    for weight, _ in zip(_weights(energy, asked), asked, strict=True):
+        known = _is_known(energy, weight)
+        cells += [f"{weight.billionths / BILLION:.9f}" if known else "", weight.unknown]
+    return tuple(cells)
+
+
+def footprint_facts(energy: int, asked: Sequence[Weighting]) -> dict[str, Any]:
+    """The same for JSON, by ``"cost"`` and ``"carbon"``."""
+    return {
+        each.kind: {
+            "unit": each.unit,
+            "amount": weight.billionths / BILLION if _is_known(energy, weight) else None,
+            "unknown_microjoules": weight.unknown,
+        }
+        for weight, each in zip(_weights(energy, asked), asked, strict=True)
+    }
+
+
+def _weights(energy: int, asked: Sequence[Weighting]) -> tuple[RatedTotal, ...]:
+    """A sum of no energies at all weighs nothing."""
+    return rated_totals(energy) or (RatedTotal(0, 0),) * len(asked)
+
+
+def _is_known(energy: int, weight: RatedTotal) -> bool:
+    """Whether any part of the energy is weighed; of none the weight is known to be nothing."""
+    return not energy or weight.unknown != energy
+
+
+# ----------------------------------------------------------------------------------- as a table
+
+
+class FootprintColumns:
+    """The cells of a table, all with as many digits as its total needs; none without rates."""
+
+    def __init__(self, asked: Sequence[Weighting], total: int) -> None:
+        self._asked = asked
+        self._scales = [*map(_scale, asked, _weights(total, asked))]
+        self.headings = tuple(name for name, _, _ in self._scales)
+        self.blank = ("",) * len(self._scales)
+
+    def cells(self, energy: int) -> tuple[str, ...]:
+        """``"0.034"``; ``"≥0.034"`` if the rate of a part was not known; a dash if of all."""
+        return tuple(
+            _cell(energy, weight, size, digits)
+            for weight, (_, size, digits) in zip(
+                _weights(energy, self._asked), self._scales, strict=True
+            )
+        )
+
+
+def _scale(each: Weighting, total: RatedTotal) -> tuple[str, int, int]:
+    """Heading, billionths of what is shown, and digits."""
+    name, size = each.unit, 1
+    if each.kind == CARBON:
+        whole = total.billionths / BILLION
+        mass, size = next((m for m in MASS_UNITS if whole >= m[1]), MASS_UNITS[-1])
+        name = f"{mass} CO2e"
+    value, digits = total.billionths / BILLION / size, 2
+    while digits < 9 and 0 < value < 10 ** (3 - digits):  # four digits that say something
+        digits += 1
+    return name, size * BILLION, digits
+
+
+def _cell(energy: int, weight: RatedTotal, size: int, digits: int) -> str:
+    if not _is_known(energy, weight):
+        return UNKNOWN
+    return f"{'≥' if weight.unknown else ''}{weight.billionths / size:.{digits}f}"
+
+
+def footprint_notes(asked: Sequence[Weighting], total: int, steps: Sequence[int]) -> Iterator[str]:
+    """What must be known to read the cells: how much is in none of them, and what is assumed."""
+    words = {COST: ("price", "cost"), CARBON: ("carbon intensity", "carbon")}
+    for each, weight in zip(asked, _weights(total, asked), strict=True):
+        rate, figure = words[each.kind]
+        if weight.unknown:
+            yield (
+                f"The {rate} was not known for {joules(weight.unknown)} "
+                f"({share(weight.unknown, total)}), which is in no {figure}."
+            )
+    if max(steps) > MINUTE and not all(each.steady for each in asked):
+        yield "Energy by the hour or day is taken as spent evenly, where a rate changed within it."

@@ -1,0 +1,194 @@
+"""What the live view shows, and how a key changes it. Pure: a key in, the next choice out.
+
+The keys of a terminal, one at a time, without waiting for enter.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import termios
+import tty
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+E = TypeVar("E", bound=StrEnum)
+
+PAGE = 10
+
+
+class ViewSection(StrEnum):
+    """What is listed: everything, or one kind of row alone."""
+
+    ALL = "all"
+    PROCESS = "process"
+    GROUP = "group"
+    DEVICE = "device"
+    SPAN = "span"
+
+
+class SortKey(StrEnum):
+    WATTS = "watts"
+    JOULES = "joules"
+    NAME = "name"
+
+
+@dataclass(frozen=True, slots=True)
+class ViewOptions:
+    """What to show and how much room there is; ``height`` None is as many lines as it takes."""
+
+    by: ViewSection = ViewSection.ALL
+    sort: SortKey = SortKey.WATTS
+    filter: str = ""
+    offset: int = 0
+    width: int = 100
+    height: int | None = None
+    ascii: bool = False
+    keys: bool = False  # the keys are live, so the last line tells them
+    editing: bool = False  # what is typed goes into the filter
+    help: bool = False
+    brief: bool = False  # without a height: the rows that matter, and how many do not
+    notice: str = ""  # one sentence above the figures: no answer, stale, ...
+    note: str = ""  # the same, but nothing is wrong
+
+    @property
+    def sorts(self) -> list[SortKey]:
+        """What the rows can be sorted by; spans have no watts, as `view_spans` explains."""
+        return [
+            sort for sort in SortKey if self.by is not ViewSection.SPAN or sort is not SortKey.WATTS
+        ]
+
+    @property
+    def order(self) -> SortKey:
+        """What the rows are sorted by."""
+        return self.sort if self.sort in self.sorts else SortKey.JOULES
+
+
+def handle_key(options: ViewOptions, key: str) -> ViewOptions | None:
+    """The choice after ``key``; None to quit."""
+    if key in ("ctrl-c", "ctrl-d"):
+        return None
+    if options.editing:
+        return _edit(options, key)
+    if options.help:
+        return replace(options, help=False)
+    match key:
+        case "q" | "Q":
+            return None
+        case "s":
+            return replace(options, sort=_next(options.sorts, options.order), offset=0)
+        case "S":
+            return replace(options, sort=_next(options.sorts[::-1], options.order), offset=0)
+        case "tab":
+            return replace(options, by=_next(list(ViewSection), options.by), offset=0)
+        case "backtab":
+            return replace(options, by=_next(list(ViewSection)[::-1], options.by), offset=0)
+        case "/":
+            return replace(options, editing=True)
+        case "escape":
+            return replace(options, filter="", offset=0)
+        case "?" | "h":
+            return replace(options, help=True)
+        case _:
+            return replace(options, offset=max(0, options.offset + _STEPS.get(key, 0)))
+
+
+_STEPS = {
+    "down": 1, "j": 1, "up": -1, "k": -1,
+    "pagedown": PAGE, " ": PAGE, "pageup": -PAGE, "home": -(10**9), "g": -(10**9),
+}  # fmt: skip
+
+
+def _edit(options: ViewOptions, key: str) -> ViewOptions:
+    match key:
+        case "enter":
+            return replace(options, editing=False)
+        case "escape":
+            return replace(options, editing=False, filter="", offset=0)
+        case "backspace":
+            return replace(options, filter=options.filter[:-1], offset=0)
+        case _ if len(key) == 1 and key.isprintable() and len(options.filter) < 60:
+            return replace(options, filter=options.filter + key, offset=0)
+        case _:
+            return options
+
+
+def _next(choices: list[E], present: E) -> E:
+    return choices[(choices.index(present) + 1) % len(choices)]
+
+
+_SEQUENCES = {
+    "\x1b[A": "up", "\x1bOA": "up", "\x1b[B": "down", "\x1bOB": "down",
+    "\x1b[5~": "pageup", "\x1b[6~": "pagedown", "\x1b[H": "home", "\x1b[1~": "home",
+    "\x1b[Z": "backtab", "\x1b": "escape", "\t": "tab", "\r": "enter", "\n": "enter",
+    "\x7f": "backspace", "\x08": "backspace", "\x03": "ctrl-c", "\x04": "ctrl-d",
+}  # fmt: skip
+
+
+class KeySource(Protocol):
+    """Something that is typed on."""
+
+    def wait(self, seconds: float) -> list[str]:
+        """The keys pressed, as soon as there are any; none after ``seconds``."""
+        ...
+
+
+def decode(text: str) -> list[str]:
+    """The keys in what a terminal sent at once. Unknown escape sequences are no keys."""
+    keys: list[str] = []
+    while text:
+        length = _escape_length(text)
+        chunk, text = text[:length], text[length:]
+        key = _SEQUENCES.get(chunk, chunk)
+        if len(key) == 1 and not key.isprintable():
+            continue
+        if not key.startswith("\x1b"):
+            keys.append(key)
+    return keys
+
+
+def _escape_length(text: str) -> int:
+    """How many characters the first key takes: ESC [ parameters letter, ESC O letter, or 1."""
+    if text[:2] == "\x1bO":
+        return min(3, len(text))
+    if text[:2] != "\x1b[":
+        return 1
+    for index, char in enumerate(text[2:], start=2):
+        if "@" <= char <= "~":
+            return index + 1
+    return len(text)
+
+
+class Keyboard:
+    """Standard input, a terminal, in cbreak mode while this is open."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._descriptor = sys.stdin.fileno() if descriptor is None else descriptor
+        self._before: list[int | list[bytes | int]] | None = None
+        self._open = True
+
+    def __enter__(self) -> Self:
+        self._before = termios.tcgetattr(self._descriptor)
+        tty.setcbreak(self._descriptor)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._before is not None:
+            termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._before)
+
+    def wait(self, seconds: float) -> list[str]:
+        watched = [self._descriptor] if self._open else []
+        ready, _, _ = select.select(watched, [], [], max(0.0, seconds))
+        if not ready:
+            return []
+        typed = os.read(self._descriptor, 1024)
+        self._open = bool(typed)  # at its end the terminal is always ready and says nothing
+        return decode(typed.decode("utf-8", "replace"))

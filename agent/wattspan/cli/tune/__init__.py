@@ -1,0 +1,300 @@
+"""``wattspan tune``: how each job stands, why, and what was decided when."""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from wattspan.client.errors import AgentUnavailableError, MeasurementError
+from wattspan.clock import SystemClock
+from wattspan.config import Config
+from wattspan.model import RecordedDecision, TuningAccounts, TuningRow
+from wattspan.ports import WattspanError
+from wattspan.service.configuration import (
+    config_options,
+    echo_json,
+    json_option,
+    load_configuration,
+)
+from wattspan.util.text import printable
+
+DEFAULT_LIMIT = 20
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class TuningOffError(WattspanError):
+    """Tuning is off in the agent that was asked."""
+
+    exit_code = 7
+
+
+def _options(function: F) -> F:
+    return click.argument("job", default="", required=False)(config_options(json_option(function)))
+
+
+@click.group(name="tune")
+def command() -> None:
+    """Say how each job's tuning stands, why, and what was decided.
+
+    Asks the running agent, and changes nothing. The exit code is 7 if tuning is off in it, and
+    1 if no agent answers. JOB is the name of a job, or a part of one.
+    """
+
+
+@command.command()
+@_options
+def status(job: str, config_file: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
+    """Say in a line how each job stands.
+
+    SLOWER and BOUND are of the whole run, what was lost by learning included; BOUND holds at the
+    configured confidence. SAVING is of the energy for a unit of work, at the setting held now.
+    """
+    from wattspan.cli.tune.text import EMULATED_NOTICE, status_lines
+
+    told = _ask("/v1/tuning", _config(config_file, settings))
+    accounts = _select(_accounts(told), job)
+    if as_json:
+        wanted = {row.job for row in accounts.rows}
+        echo_json(told | {"jobs": [one for one in told["jobs"] if one["job"] in wanted]})
+    elif accounts.mode != "off":
+        _echo([EMULATED_NOTICE] if told["emulated"] else [])
+        _echo(status_lines(accounts, SystemClock().now(), _width()))
+    _refuse_off(accounts, told)
+
+
+@command.command()
+@_options
+def explain(job: str, config_file: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
+    """Say everything about a job: what was seen, tried and lost, and why it stands as it does.
+
+    Also why no lower and no higher setting was chosen, what comes next, what you can do, and who
+    holds the caps of its devices.
+    """
+    from wattspan.cli.tune.explanation import explain_facts, explain_lines
+    from wattspan.cli.tune.text import EMULATED_NOTICE, sort_rows, summary_lines
+
+    told = _ask("/v1/tuning", _config(config_file, settings))
+    accounts = _select(_accounts(told), job)
+    if as_json:
+        facts = [explain_facts(row, accounts) for row in accounts.rows]
+        echo_json(told | {"jobs": facts})
+    elif accounts.mode != "off":
+        _echo([EMULATED_NOTICE] if told["emulated"] else [])
+        _echo(summary_lines(accounts))
+        for row in sort_rows(accounts.rows):
+            click.echo()
+            _echo(explain_lines(row, accounts, SystemClock().now(), _width()))
+        if not accounts.rows:
+            click.echo("No job yet: see `wattspan tune status`.")
+    _refuse_off(accounts, told)
+
+
+@command.command()
+@click.option(
+    "--since",
+    default="",
+    metavar="TIME",
+    help='Not before: "1h" ago, or a time such as "2026-01-31T08:00Z".',
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1, max=10_000),
+    default=DEFAULT_LIMIT,
+    show_default=True,
+    help="The last so many.",
+)
+@_options
+def history(
+    job: str,
+    since: str,
+    limit: int,
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Say what was decided, newest last.
+
+    A decision is told once, however long it stands; a setting in brackets was not applied.
+    Without an agent the history is read from its state directory.
+    """
+    from wattspan.cli.tune.text import EMULATED_NOTICE, history_lines
+
+    config = _config(config_file, settings)
+    asked = {"limit": str(limit)}
+    if since:
+        asked["since"] = f"-{since}" if _is_duration(since) else since
+    try:
+        if job:
+            accounts = _accounts(_ask("/v1/tuning", config))
+            asked["job"] = _unambiguous(
+                job, [row.job for row in _matching_rows(job, accounts.rows)]
+            )
+        told = _ask("/v1/tuning/history", config, asked)
+    except _NoAgentError as error:
+        told = _stored_history(config, error, asked, job)
+    if as_json:
+        echo_json(told)
+        return
+    decisions = _decisions(told)
+    if not decisions:
+        click.echo(f"Nothing was decided{f' about {job!r}' if job else ''} in that time.")
+        return
+    _echo([EMULATED_NOTICE] if told["emulated"] else [])
+    _echo(history_lines(decisions, _width()))
+
+
+# ------------------------------------------------------------------------------------- asking
+
+
+class _NoAgentError(WattspanError):
+    """No agent answers."""
+
+
+def _config(config_file: Path | None, settings: tuple[str, ...]) -> Config:
+    return load_configuration(config_file, settings).config
+
+
+def _ask(path: str, config: Config, parameters: Mapping[str, str] | None = None) -> dict[str, Any]:
+    from wattspan.client.agent import ask
+    from wattspan.service.configuration import agent_directories
+
+    try:
+        return ask(path, parameters or {}, directories=agent_directories(config))
+    except AgentUnavailableError as error:
+        raise _NoAgentError(str(error)) from None
+    except MeasurementError as error:
+        raise WattspanError(str(error)) from None
+
+
+def _accounts(told: Mapping[str, Any]) -> TuningAccounts:
+    from wattspan.tuning.serialization import accounts_from_json
+
+    try:
+        return accounts_from_json(told)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise WattspanError(_OTHER_VERSION) from None
+
+
+def _decisions(told: Mapping[str, Any]) -> list[RecordedDecision]:
+    from wattspan.tuning.serialization import recorded_decision_from_json
+
+    try:
+        return [recorded_decision_from_json(one) for one in told["decisions"]]
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise WattspanError(_OTHER_VERSION) from None
+
+
+_OTHER_VERSION = (
+    "The agent tells of tuning in words that this program does not know: it is of another version."
+    " Use the `wattspan` that was installed with it, or --json."
+)
+
+
+def _refuse_off(accounts: TuningAccounts, told: Mapping[str, Any]) -> None:
+    """TuningOffError where nothing tunes; told last, so that programs have their facts."""
+    if accounts.mode == "off":
+        raise TuningOffError(
+            f"Tuning is off in the agent of {told.get('host_name', 'this host')}. Set"
+            ' mode = "advise" in [autotune] and start it anew to be told what could be saved;'
+            ' "apply" saves it.'
+        )
+
+
+# ------------------------------------------------------------------------------------ choosing
+
+
+def _select(accounts: TuningAccounts, job: str) -> TuningAccounts:
+    """The accounts with the jobs that ``job`` names; a usage error if there is none."""
+    from dataclasses import replace
+
+    rows = _matching_rows(job, accounts.rows)
+    if job and not rows and accounts.mode != "off":
+        known = sorted({row.job for row in accounts.rows})
+        near = difflib.get_close_matches(job, known, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known) or 'none yet'}."
+        raise click.UsageError(f"There is no job {job!r}. {hint}")
+    return replace(accounts, rows=tuple(rows))
+
+
+def _matching_rows(job: str, rows: Sequence[TuningRow]) -> list[TuningRow]:
+    """Those of that name; else of that service or span; else with that in their name."""
+    wanted = job.casefold()
+    tests: tuple[Callable[[TuningRow], bool], ...] = (
+        lambda row: job in ("", row.job),
+        lambda row: job in (row.service, row.span),
+        lambda row: wanted in row.job.casefold(),
+    )
+    return next((found for test in tests if (found := [*filter(test, rows)])), [])
+
+
+def _unambiguous(job: str, found: Iterable[str]) -> str:
+    """The one job of the ``found`` that is meant, or what was written if there is none."""
+    names = sorted(set(found))
+    if len(names) > 1:
+        raise click.UsageError(f"{job!r} may be any of {', '.join(names)}. Write more of it.")
+    return names[0] if names else job
+
+
+# ---------------------------------------------------------------------------- without an agent
+
+
+def _stored_history(
+    config: Config, why: WattspanError, asked: Mapping[str, str], job: str
+) -> dict[str, Any]:
+    """The history as it stands on disk; ``why`` if there is none that can be read."""
+    from wattspan.query.times import FORMS, moment
+    from wattspan.storage.database import file_exists
+    from wattspan.storage.decisions import decisions_path, read_decisions, select_decisions
+    from wattspan.tuning.serialization import recorded_decision_to_json
+
+    state_dir = Path(config.agent.state_dir)
+    true, other = decisions_path(state_dir), decisions_path(state_dir, emulated=True)
+    emulated = not file_exists(true) and file_exists(other)
+    path = other if emulated else true
+    now, since = SystemClock().now(), None
+    if "since" in asked:
+        try:
+            since = now.wall - (now.mono - moment(asked["since"], now))
+        except ValueError as error:
+            raise click.BadParameter(f"{error}. {FORMS}", param_hint="--since") from None
+    known = read_decisions(path)
+    if not known:
+        raise why
+    told = f"No agent answers; this is what stands in {path}."
+    click.echo(f"wattspan: {printable(told)}", err=True)
+    if job and job not in (names := {one.job for one in known}):
+        job = _unambiguous(job, [name for name in names if job.casefold() in name.casefold()])
+    decisions = select_decisions(known, job, int(asked["limit"]), since)
+    return {
+        "emulated": emulated,
+        "decisions": [recorded_decision_to_json(one) for one in decisions],
+    }
+
+
+# ------------------------------------------------------------------------------------- showing
+
+
+def _echo(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(printable(line))
+
+
+def _width() -> int | None:
+    """Columns of the terminal; None where a program reads."""
+    return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else None
+
+
+def _is_duration(text: str) -> bool:
+    from wattspan.model.settings import Duration
+
+    try:
+        Duration.parse(text)
+    except ValueError:
+        return False
+    return True

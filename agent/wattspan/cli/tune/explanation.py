@@ -1,0 +1,274 @@
+"""Everything about one job's tuning: what was seen, tried and lost, and why it stands as it does.
+
+The same sentences serve people and, as facts, programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from wattspan.cli.formatting import UNKNOWN, duration_text
+from wattspan.cli.tune.reasons import REASON_EXPLANATIONS
+from wattspan.cli.tune.text import (
+    against_original,
+    budget_text,
+    caps_of,
+    local_time,
+    originals,
+    percent,
+    saved_text,
+    setting_text,
+    state_text,
+    wrap_lines,
+)
+from wattspan.model import (
+    CapRow,
+    DecisionReason,
+    Instant,
+    Move,
+    TestedSetting,
+    TuningAccounts,
+    TuningRow,
+)
+from wattspan.tuning.serialization import row_to_json
+from wattspan.util.text import printable
+
+
+def explain_facts(row: TuningRow, accounts: TuningAccounts) -> dict[str, Any]:
+    """The row as facts, with what its reason means and why no other setting stands."""
+    meaning = REASON_EXPLANATIONS[row.decision.reason]
+    return {
+        **row_to_json(row),
+        "means": meaning.means,
+        "then": meaning.then,
+        "remedy": meaning.do,
+        "not_lower": why_not_lower(row),
+        "not_higher": why_not_higher(row, accounts),
+        "held_by": [cap_line(cap) for cap in caps_of(row, accounts)],
+    }
+
+
+def explain_lines(
+    row: TuningRow, accounts: TuningAccounts, now: Instant, width: int | None
+) -> Iterator[str]:
+    """The row for people."""
+    meaning = REASON_EXPLANATIONS[row.decision.reason]
+    age = duration_text(max(0, now.mono - row.since.mono))
+    yield f"{printable(row.job)}, {row.knob}: {state_text(row)} since {local_time(row.since.wall)} ({age})"
+    yield from wrap_lines(printable(row.decision.sentence), width, "  ")
+    for title, sentences in (
+        ("Seen", _observation_lines(row)),
+        ("Setting", _setting_lines(row, accounts)),
+        ("Ledger", _cost_lines(row)),
+        ("Why this setting", [meaning.means, why_not_lower(row), why_not_higher(row, accounts)]),
+        ("Next", [meaning.then]),
+        ("What you can do", [meaning.do]),
+        ("Who holds the caps", [cap_line(cap, row) for cap in caps_of(row, accounts)]),
+    ):
+        told = [sentence for sentence in sentences if sentence]
+        if title == "Ledger" and row.tried:
+            yield from ("", "Tried", *(f"  {line}" for line in _trial_lines(row)))
+        if told:
+            yield from ("", title)
+            for sentence in told:
+                yield from wrap_lines(sentence, width, "  ")
+
+
+# ------------------------------------------------------------------------------------ what it saw
+
+
+def _observation_lines(row: TuningRow) -> list[str]:
+    devices = ", ".join(map(printable, row.devices)) or "no device that is known"
+    of = printable(" of ".join(filter(None, (row.span, row.service)))) or "the job"
+    pairs = ""
+    if row.pairs:
+        pairs = f"; {row.pairs} pairs of looks, one at a setting and one at the original"
+    found = [f"{row.units} units of work ({of}), on {devices}{pairs}."]
+    if row.committed is not None:
+        time = duration_text(row.committed)
+        found.append(f"The first setting was certified {time} after the first unit.")
+    return found
+
+
+def _setting_lines(row: TuningRow, accounts: TuningAccounts) -> list[str]:
+    told = against_original(row, accounts.caps)
+    if not row.decision.caps:
+        original = f"The original, {told}" if told != UNKNOWN else "The original"
+        compared = _current_setting(row)
+        if compared is not None:
+            return [f"{original}, to compare {setting_text(row.knob, compared)} with it."]
+        return [f"{original}."]
+    if row.applied:
+        return [f"{told} on {', '.join(map(printable, row.decision.caps))}."]
+    advised = ", ".join(
+        f"{setting_text(row.knob, value)} on {printable(device)}"
+        for device, value in row.decision.caps.items()
+    )
+    return [f"The original, {told}. Advised: {advised}."]
+
+
+def _trial_lines(row: TuningRow) -> Iterator[str]:
+    held = _current_setting(row)
+    table = [("setting", "slower", "bound", "saving", "pairs", "")]
+    for tried in sorted(row.tried, key=lambda one: -one.setting):
+        notes = [
+            *(["certified"] if tried.certified else []),
+            *(["now"] if tried.setting == held else []),
+        ]
+        table.append(
+            (
+                setting_text(row.knob, tried.setting),
+                percent(tried.slowdown),
+                percent(tried.bound),
+                percent(tried.saving),
+                str(tried.pairs),
+                ", ".join(notes),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for line in table:
+        *figures, note = (f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True))
+        yield "  ".join([*figures, note.strip()]).rstrip()
+
+
+# ------------------------------------------------------------------------------------- the ledger
+
+
+def _cost_lines(row: TuningRow) -> list[str]:
+    found = []
+    if row.lost is not None:
+        of = ""
+        if row.allowance is not None:
+            of = f" of {duration_text(row.allowance)} that the budget of {budget_text(row.budget)} allows"
+        found.append(
+            f"Lost so far: {duration_text(max(0, row.lost))}{of}; {duration_text(row.exploration)} of it by"
+            " measuring settings."
+        )
+    elif row.exploration:
+        found.append(f"Lost by measuring settings: {duration_text(row.exploration)}.")
+    if row.slowdown is not None:
+        found.append(
+            f"The whole run: {_slowdown_text(row.slowdown)}{_bound(row, row.slowdown_bound)} of a"
+            f" budget of {budget_text(row.budget)}."
+        )
+    if row.held_slowdown is not None:
+        found.append(
+            f"The setting held: {_slowdown_text(row.held_slowdown)}{_bound(row, row.held_bound)},"
+            f" {percent(row.saving)} less energy for the same work."
+        )
+    if row.saved is not None:
+        found.append(f"Saved: {saved_text(row)}.")
+    return found
+
+
+def _slowdown_text(slowdown: float | None) -> str:
+    """``"3.1% slower"``, or how much faster."""
+    if slowdown is not None and slowdown < -0.0005:
+        return f"{percent(-slowdown)} faster"
+    return f"{percent(slowdown)} slower"
+
+
+def _bound(row: TuningRow, bound: float | None) -> str:
+    return "" if bound is None else f" ({budget_text(row.confidence)} bound {percent(bound)})"
+
+
+# --------------------------------------------------------------------------------- why not another
+
+
+_TRIAL_REASONS = frozenset(
+    {
+        DecisionReason.OVER_BUDGET,
+        DecisionReason.BUDGET_SPENT,
+        DecisionReason.TAIL,
+        DecisionReason.TOO_NOISY,
+        DecisionReason.NOT_MONOTONE,
+        DecisionReason.INERT,
+        DecisionReason.NO_SAVING,
+    }
+)
+"""Why the original stands, if it is for what was tried; else that has nothing to do with it."""
+
+
+def why_not_lower(row: TuningRow) -> str:
+    """Why no lower setting stands, from what was tried; "" if nothing is known of any."""
+    held = _current_setting(row)
+    if held is None and row.decision.reason not in _TRIAL_REASONS:
+        return ""
+    lower = [one for one in row.tried if held is None or one.setting < held]
+    if not lower:
+        return "" if held is None else "Not lower: nothing lower was tried."
+    nearest = max(lower, key=lambda one: one.setting)
+    return f"Not lower: {_rejection_reason(nearest, row, held)}"
+
+
+def why_not_higher(row: TuningRow, accounts: TuningAccounts) -> str:
+    """Why no higher setting stands, or not the original; "" where the original stands."""
+    held = _current_setting(row)
+    if held is None:
+        return ""
+    higher = [one for one in row.tried if one.setting > held]
+    if higher:
+        nearest = min(higher, key=lambda one: one.setting)
+        return f"Not higher: {_rejection_reason(nearest, row, held)}"
+    before = set(originals(row, accounts.caps).values())
+    told = f", {setting_text(row.knob, before.pop())}," if len(before) == 1 else ""
+    return f"Not higher: nothing between it and the original{told} was tried."
+
+
+def _rejection_reason(other: TestedSetting, row: TuningRow, held: int | None) -> str:
+    """What speaks against ``other``: its speed, its energy, or how little is known of it."""
+    name = setting_text(row.knob, other.setting)
+    slower = f"{_slowdown_text(other.slowdown)}{_bound(row, other.bound)}"
+    now = next((one for one in row.tried if one.setting == held), None)
+    best = now.saving if now is not None and now.saving is not None else row.saving
+    if other.slowdown is not None and other.slowdown > row.budget:
+        return f"{name} was {slower}, more than the budget of {budget_text(row.budget)}."
+    if held is not None and other.saving is not None and best is not None and other.saving <= best:
+        return (
+            f"{name} saves {percent(other.saving)} of the energy, {setting_text(row.knob, held)}"
+            f" {percent(best)}."
+        )
+    if other.bound is not None and other.bound > row.budget:
+        return (
+            f"{name} was {slower}, and the bound is above the budget of {budget_text(row.budget)}."
+        )
+    if other.slowdown is None:
+        return f"{name} was not looked at for long enough to tell."
+    pairs = "one pair" if other.pairs == 1 else f"{other.pairs} pairs"
+    return f"{name} was {slower} after {pairs}, and was not proved."
+
+
+def _current_setting(row: TuningRow) -> int | None:
+    """The lowest setting asked for now, or compared with the original that stands just now."""
+    asked = min(row.decision.caps.values(), default=None)
+    if asked is None and row.decision.move is Move.PROBE:
+        compared = row.decision.shown.get("setting")
+        return None if compared is None or compared in row.original.values() else round(compared)
+    return asked
+
+
+# ------------------------------------------------------------------------------------- who holds
+
+
+def cap_line(cap: CapRow, row: TuningRow | None = None) -> str:
+    """One cap: what stands, who holds it, since when, and why if ``row`` has not said so."""
+    device, knob = printable(cap.state.name or cap.state.key.device), cap.state.key.knob
+    stands = setting_text(knob, cap.state.enforced)
+    if cap.state.requested not in (None, cap.state.enforced):
+        stands += f" (asked for: {setting_text(knob, cap.state.requested)})"
+    told = f"{device}, {knob}: {stands}"
+    if not cap.usable:
+        return f"{told}; cannot be written: {printable(cap.trouble)}"
+    if cap.foreign:
+        return f"{told}; set by somebody else, and let be."
+    if not cap.holder:
+        return f"{told}; nobody holds it."
+    since = f" since {local_time(cap.since.wall)}" if cap.since is not None else ""
+    before = f", before us {setting_text(knob, cap.original)}" if cap.original is not None else ""
+    ceiling = (
+        f", the ceiling is {setting_text(knob, cap.ceiling)}" if cap.ceiling is not None else ""
+    )
+    said = row is not None and cap.why == row.decision.sentence
+    why = f": {printable(cap.why)}" if cap.why and not said else "."
+    return f"{told}{before}{ceiling}; held by {printable(cap.holder)}{since}{why}"

@@ -1,0 +1,34 @@
+"""Where a configuration has the agent send telemetry to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from wattspan.collector.destination import Destination, in_grpc, parse_destination
+from wattspan.collector.faults import address_faults
+from wattspan.collector.signals import METRICS
+from wattspan.config import Config
+
+
+def destinations(config: Config) -> Iterator[Destination]:
+    """The collector of spans and the receiver of metrics, those that are set; or ConfigError."""
+    if config.spans.forward:
+        yield parse_destination(config.spans.forward)
+    if (receiver := metrics_destination(config)) is not None:
+        yield receiver
+
+
+def metrics_destination(config: Config) -> Destination | None:
+    """Where metrics are pushed to, None for nowhere; ConfigError for what is no address."""
+    settings = config.exporters.get("otlp")
+    endpoint = getattr(settings, "endpoint", "")
+    if getattr(settings, "protocol", "") == "grpc":
+        endpoint = in_grpc(endpoint)
+    return parse_destination(endpoint, METRICS) if endpoint else None
+
+
+def forward_faults(config: Config) -> Iterator[str]:
+    """A sentence for each fault with which spans could not be sent on; nobody is called."""
+    spans = config.spans
+    if spans.enabled and spans.forward:
+        yield from address_faults(spans.forward, spans.forward_headers)
