@@ -37,13 +37,11 @@ from benchmarks.machine import describe
 from benchmarks.otlp_receivers import over_grpc, over_http
 from benchmarks.scrape import ENERGY, host
 from wattspan.clock import SystemClock
-from wattspan.collector.answers import Verdict
-from wattspan.collector.destination import parse_destination
-from wattspan.collector.grpc import GrpcTransport
-from wattspan.collector.http import HttpTransport
-from wattspan.collector.signals import METRICS
-from wattspan.collector.transport import Transport
 from wattspan.model import Snapshot
+from wattspan.otlp.destination import METRICS, parse_destination
+from wattspan.otlp.grpc_transport import GrpcTransport
+from wattspan.otlp.http_transport import HttpTransport
+from wattspan.otlp.transport import ExportStatus, Transport
 from wattspan.util.encoding import gzip_compress
 from wattspan_exporters.otlp.encoder import MetricsEncoder
 
@@ -73,7 +71,7 @@ def ours(url: str, snapshots: list[Snapshot], points: int, *, compress: bool) ->
 
     def push(snapshot: Snapshot) -> None:
         for request in encoder.encode(snapshot):
-            assert transport.send(request.body).verdict is Verdict.TAKEN
+            assert transport.send(request.body).verdict is ExportStatus.TAKEN
 
     first = timed(lambda: push(snapshots[0]))
     bodies: list[bytes] = []

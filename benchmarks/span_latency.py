@@ -89,12 +89,11 @@ def watermark_delays(agent: SpanAgent, questions: int) -> list[float]:
 
 def announce(agent: SpanAgent, spans: int) -> tuple[float, float, float]:
     """Announce spans and end none; the agent's megabytes before and after, and the seconds."""
-    from wattspan.otel.channel import Channel
-    from wattspan.otel.wire import RECORD_SIZE, RECORDS, STARTED, WRITTEN
+    from wattspan.sdk.ring import RECORD_SIZE, RECORDS, STARTED, WRITE_FORMAT, RingChannel
 
     send_one(agent)
     before = agent.rss_megabytes()
-    channel = Channel()
+    channel = RingChannel()
     if not channel.connect([str(agent.run_dir / "feed.sock")]):
         raise RuntimeError("the agent has no side channel")
     ring, thread = channel.pen.memory, threading.get_native_id()
@@ -102,7 +101,7 @@ def announce(agent: SpanAgent, spans: int) -> tuple[float, float, float]:
     for number in range(1, spans + 1):
         place = number % RECORDS * RECORD_SIZE
         now = time.monotonic_ns()
-        WRITTEN.pack_into(ring, place, number, number - 1, now, 0, thread, STARTED, number)
+        WRITE_FORMAT.pack_into(ring, place, number, number - 1, now, 0, thread, STARTED, number)
         if number % 1000 == 0:
             time.sleep(0.005)  # as fast as the ring is emptied, so that all of them arrive
     lasted = time.monotonic() - began

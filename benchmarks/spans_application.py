@@ -22,9 +22,9 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.trace import Tracer
 
 from benchmarks.machine import describe
+from wattspan.ingest.side_channel import SideChannelServer
 from wattspan.otel import SpanProcessor as Ours
-from wattspan.otel.pen import FRESH
-from wattspan.spanfeed.feed import Feed
+from wattspan.sdk.ring import CPU_TIME_VALID_FOR
 
 SPANS = 100  # a round: short, so that some are not disturbed
 Cost = Callable[[Tracer], float]
@@ -59,7 +59,7 @@ def spaced(tracer: Tracer) -> float:
 
 
 def _spin() -> None:
-    until = time.perf_counter_ns() + 2 * FRESH
+    until = time.perf_counter_ns() + 2 * CPU_TIME_VALID_FOR
     while time.perf_counter_ns() < until:
         pass
 
@@ -98,7 +98,7 @@ def compared(run_dir: Path, listened: bool, prepare: Callable[[Tracer], None], c
              rounds: int) -> tuple[float, float, float]:  # fmt: skip
     """Nanoseconds a span without and with us, and those the agent spends on it."""
     os.environ["WATTSPAN_RUN_DIR"] = str(run_dir)
-    feed = Feed(run_dir / "feed.sock")
+    feed = SideChannelServer(run_dir / "feed.sock")
     if listened:
         feed.start()
     without, with_us, agent = [], [], []

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from wattspan.client.errors import (
+    from wattspan.sdk.agent import (
         AgentUnavailableError,
         MeasurementError,
         NotMeasuredError,
         RefusedError,
         WindowError,
     )
-    from wattspan.client.measured import measured
-    from wattspan.client.measurement import Device, Energy, Measurement, NotSettledError
-    from wattspan.client.window import Window, window
+    from wattspan.sdk.measured import measured
+    from wattspan.sdk.measurement import Device, Energy, Measurement, NotSettledError
+    from wattspan.sdk.window import Window, window
 
     __version__: str
 

@@ -16,7 +16,7 @@ from benchmarks.faults.judge import flowing
 from benchmarks.faults.sight import Sight
 from benchmarks.faults.stage import Stage
 from benchmarks.faults.targets import caught_up
-from wattspan.forward.segment import Segment
+from wattspan.otlp.spool import SpoolSegment
 
 STATE, SPOOL = "state", "state/forward"
 
@@ -93,7 +93,7 @@ class HangingStage(Stage):
 
         found = set()
         for path in self.disks.outside(SPOOL).glob("*.spans"):
-            segment = Segment(path, lambda _: None)
+            segment = SpoolSegment(path, lambda _: None)
             try:
                 records = segment.recover()[0]
             except FileNotFoundError:  # the agent was done with it in this moment

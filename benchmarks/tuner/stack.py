@@ -26,8 +26,6 @@ from typing import Any
 from benchmarks.harness import family
 from benchmarks.machine import describe
 from benchmarks.tuner.stats import clopper_pearson, mean
-from wattspan.client.agent import ask
-from wattspan.client.errors import MeasurementError
 from wattspan.emulation.boards import BOARDS
 from wattspan.emulation.control import ControlClient
 from wattspan.emulation.nvml import EmulatedNvml
@@ -35,6 +33,8 @@ from wattspan.emulation.physics import Demand, operate
 from wattspan.emulation.profiles import profile_named
 from wattspan.emulation.workloads import Training
 from wattspan.ports import WattspanError
+from wattspan.sdk.agent import MeasurementError
+from wattspan.sdk.client import request_json
 
 JOB, STEP = "trainer", "train_step"
 LOOK = 0.5  # seconds
@@ -259,7 +259,7 @@ def _directory(pid: int) -> Path:
 def _told(folder: Path) -> dict[str, Any]:
     """What the agent says of the job; nothing while it does not answer."""
     try:
-        rows = ask("/v1/tuning", {}, directories=(str(folder / "run"),))["jobs"]
+        rows = request_json("/v1/tuning", {}, directories=(str(folder / "run"),))["jobs"]
     except (MeasurementError, KeyError):
         return {}
     return next((row for row in rows if re.fullmatch(rf"{JOB}/{STEP}", row["job"])), {})

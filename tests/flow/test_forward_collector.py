@@ -24,11 +24,11 @@ from support.collector import (
 from support.forwarding import delivery, joules, no_energy, spans_in
 from support.waiting import eventually
 from wattspan.clock import SystemClock
-from wattspan.collector.backoff import Backoff
 from wattspan.config import SpansSettings
-from wattspan.forward.forwarder import Forwarder
 from wattspan.model import MILLISECOND, SECOND, HwType, Provenance
 from wattspan.model.settings import Size
+from wattspan.otlp.forwarder import Forwarder
+from wattspan.otlp.health import RetryBackoff
 
 CLOCK = SystemClock()
 
@@ -49,7 +49,7 @@ def forwarding(
         spool,
         provenance=lambda: {HwType.CPU: Provenance.MEASURED},
         version="1.0",
-        backoff=Backoff(lambda: 0.0, first=MILLISECOND, longest=10 * MILLISECOND),
+        backoff=RetryBackoff(lambda: 0.0, first=MILLISECOND, longest=10 * MILLISECOND),
     )
     forwarder.start()
     try:
@@ -176,7 +176,7 @@ def test_a_collector_that_is_away_does_not_hold_up_the_end(free_port: Callable[[
         SpansSettings(forward=f"http://127.0.0.1:{free_port()}"),
         CLOCK,
         said.append,
-        backoff=Backoff(lambda: 0.0, first=3600 * SECOND, longest=3600 * SECOND),
+        backoff=RetryBackoff(lambda: 0.0, first=3600 * SECOND, longest=3600 * SECOND),
     )
     forwarder.start()
     offer(forwarder, "a")
@@ -253,7 +253,7 @@ from support.forwarding import delivery
 from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.config import Spans
-from wattspan.forward.forwarder import Forwarder
+from wattspan.otlp.forwarder import Forwarder
 
 forwarder = Forwarder(
     Spans(forward=sys.argv[1], forward_spool=True), SystemClock(), print, Path(sys.argv[2])

@@ -16,11 +16,11 @@ from support.forwarding import grpc_to, request
 from support.grpc_wire import WireServer
 from support.waiting import eventually
 from wattspan.clock import SystemClock
-from wattspan.collector.answers import Verdict
-from wattspan.collector.destination import parse_destination
-from wattspan.collector.grpc import GrpcTransport
-from wattspan.collector.schema import Field, message_class
 from wattspan.model import SECOND
+from wattspan.otlp.destination import parse_destination
+from wattspan.otlp.grpc_transport import GrpcTransport
+from wattspan.otlp.messages import MessageField, message_class
+from wattspan.otlp.transport import ExportStatus
 from wattspan.ports import ConfigError
 
 RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAVAILABLE, UNAUTHENTICATED = 8, 12, 14, 16
@@ -35,14 +35,17 @@ def retry_in(seconds: int) -> bytes:
     """google.rpc.Status with a RetryInfo, as a collector writes it."""
     info = message_class(
         "RetryInfo",
-        {"RetryInfo": [Field(1, "retry_delay", "Delay")], "Delay": [Field(1, "seconds", "int64")]},
+        {
+            "RetryInfo": [MessageField(1, "retry_delay", "Delay")],
+            "Delay": [MessageField(1, "seconds", "int64")],
+        },
     )()
     info.retry_delay.seconds = seconds
     status = message_class(
         "Status",
         {
-            "Status": [Field(3, "details", "Any", repeated=True)],
-            "Any": [Field(1, "type_url", "string"), Field(2, "value", "bytes")],
+            "Status": [MessageField(3, "details", "Any", repeated=True)],
+            "Any": [MessageField(1, "type_url", "string"), MessageField(2, "value", "bytes")],
         },
     )()
     status.details.add(
@@ -55,7 +58,7 @@ def retry_in(seconds: int) -> bytes:
 def test_requests_arrive_as_they_were_sent():
     with GrpcCollector() as collector, grpc_to(collector.url, {"x-tenant": "a"}) as transport:
         for name in "abc":
-            assert transport.send(body(name)).verdict is Verdict.TAKEN
+            assert transport.send(body(name)).verdict is ExportStatus.TAKEN
     assert collector.taken == [request(name) for name in "abc"]
     assert collector.seen[0].headers["x-tenant"] == "a"
 
@@ -63,7 +66,7 @@ def test_requests_arrive_as_they_were_sent():
 def test_a_large_request_arrives_whole():
     names = [os.urandom(50).hex() for _ in range(20_000)]
     with GrpcCollector() as collector, grpc_to(collector.url) as transport:
-        assert transport.send(body(*names)).verdict is Verdict.TAKEN
+        assert transport.send(body(*names)).verdict is ExportStatus.TAKEN
     assert collector.names == names
 
 
@@ -72,7 +75,7 @@ def test_a_unix_socket_is_a_destination(tmp_path: Path):
         GrpcCollector(path=tmp_path / "c.sock") as collector,
         grpc_to(collector.url) as transport,
     ):
-        assert transport.send(body("a")).verdict is Verdict.TAKEN
+        assert transport.send(body("a")).verdict is ExportStatus.TAKEN
     assert collector.names == ["a"]
 
 
@@ -80,7 +83,7 @@ def test_spans_that_the_collector_rejects_are_told_from_those_it_takes():
     with GrpcCollector() as collector, grpc_to(collector.url) as transport:
         collector.script(rejecting(2, "no trace id"))
         answer = transport.send(body("a", "b", "c"))
-    assert (answer.verdict, answer.rejected) == (Verdict.TAKEN, 2)
+    assert (answer.verdict, answer.rejected) == (ExportStatus.TAKEN, 2)
 
 
 def test_an_overloaded_collector_is_asked_again_when_it_says():
@@ -92,7 +95,7 @@ def test_an_overloaded_collector_is_asked_again_when_it_says():
             GrpcStatus(UNAVAILABLE, "odd", b"\xff\xff\xff"),
         )
         answers = [transport.send(body("a")) for _ in range(4)]
-    assert [answer.verdict for answer in answers] == [Verdict.AGAIN] * 4
+    assert [answer.verdict for answer in answers] == [ExportStatus.AGAIN] * 4
     assert [answer.after for answer in answers] == [None, 3 * SECOND, 4 * SECOND, None]
     assert "UNAVAILABLE (busy)" in answers[0].why
 
@@ -100,7 +103,7 @@ def test_an_overloaded_collector_is_asked_again_when_it_says():
 def test_exhausted_without_a_delay_is_a_limit_of_size():
     with GrpcCollector() as collector, grpc_to(collector.url) as transport:
         collector.script(GrpcStatus(RESOURCE_EXHAUSTED, "message larger than max"))
-        assert transport.send(body("a")).verdict is Verdict.TOO_LARGE
+        assert transport.send(body("a")).verdict is ExportStatus.TOO_LARGE
 
 
 @pytest.mark.parametrize("code", [3, 5, 7, UNIMPLEMENTED, 13, UNAUTHENTICATED])
@@ -108,14 +111,14 @@ def test_a_refusal_is_final(code: int):
     with GrpcCollector() as collector, grpc_to(collector.url) as transport:
         collector.script(GrpcStatus(code, "because"))
         answer = transport.send(body("a"))
-    assert answer.verdict is Verdict.REFUSED
+    assert answer.verdict is ExportStatus.REFUSED
     assert "because" in answer.why
 
 
 def test_nobody_there_is_asked_again_and_has_not_taken_it(free_port: Callable[[], int]):
     with grpc_to(f"grpc://127.0.0.1:{free_port()}") as transport:
         answer = transport.send(body("a"))
-    assert (answer.verdict, answer.perhaps_taken) == (Verdict.AGAIN, False)
+    assert (answer.verdict, answer.perhaps_taken) == (ExportStatus.AGAIN, False)
     assert "refused" in answer.why
 
 
@@ -123,8 +126,8 @@ def test_a_request_without_an_answer_may_have_been_taken():
     with GrpcCollector() as collector, grpc_to(collector.url) as transport:
         collector.script(Break())
         answer = transport.send(body("a"))
-        assert (answer.verdict, answer.perhaps_taken) == (Verdict.AGAIN, True)
-        assert transport.send(body("b")).verdict is Verdict.TAKEN
+        assert (answer.verdict, answer.perhaps_taken) == (ExportStatus.AGAIN, True)
+        assert transport.send(body("b")).verdict is ExportStatus.TAKEN
     assert collector.names == ["b"]
 
 
@@ -133,7 +136,7 @@ def test_a_connection_that_the_collector_closed_meanwhile_costs_nothing():
         transport.send(body("a"))
         collector.hang_up()
         answer = transport.send(body("b"))
-    assert (answer.verdict, answer.perhaps_taken) == (Verdict.TAKEN, False)
+    assert (answer.verdict, answer.perhaps_taken) == (ExportStatus.TAKEN, False)
     assert collector.names == ["a", "b"]
 
 
@@ -141,7 +144,7 @@ def test_a_collector_that_never_answers_is_given_up():
     with GrpcCollector() as collector, grpc_to(collector.url, answer_within=1) as transport:
         collector.script(Silence())
         answer = transport.send(body("a"))
-    assert (answer.verdict, answer.perhaps_taken) == (Verdict.AGAIN, True)
+    assert (answer.verdict, answer.perhaps_taken) == (ExportStatus.AGAIN, True)
 
 
 def test_a_wait_for_an_answer_can_be_broken_off():
@@ -154,7 +157,7 @@ def test_a_wait_for_an_answer_can_be_broken_off():
         transport.abort()
         sender.join(20)
         assert not sender.is_alive()
-    assert answers[0].verdict is Verdict.AGAIN
+    assert answers[0].verdict is ExportStatus.AGAIN
 
 
 def test_tls_is_verified_by_the_authorities_of_this_host(tmp_path: Path):
@@ -163,8 +166,8 @@ def test_tls_is_verified_by_the_authorities_of_this_host(tmp_path: Path):
         with grpc_to(collector.url) as stranger:
             refused = stranger.send(body("a"))
         with grpc_to(collector.url, trust=authority.client) as friend:
-            assert friend.send(body("b")).verdict is Verdict.TAKEN
-    assert refused.verdict is Verdict.AGAIN
+            assert friend.send(body("b")).verdict is ExportStatus.TAKEN
+    assert refused.verdict is ExportStatus.AGAIN
     assert "certificate is not trusted" in refused.why
     assert collector.names == ["b"]
 
@@ -174,7 +177,7 @@ def test_a_collector_that_speaks_http_only_is_asked_again():
         HttpCollector() as collector,
         grpc_to(collector.url.replace("http", "grpc"), answer_within=5) as transport,
     ):
-        assert transport.send(body("a")).verdict is Verdict.AGAIN
+        assert transport.send(body("a")).verdict is ExportStatus.AGAIN
     assert collector.taken == []
 
 
@@ -182,8 +185,8 @@ def test_frames_that_http2_tells_to_pass_over_are(caplog: pytest.LogCaptureFixtu
     unknown = b"\0\0\3\xbe\0\0\0\0\0abc"
     elsewhere = b"\0\0\x0e\x0a\0\0\0\0\0\0\x07a.b:443h2=:1"
     with WireServer(frames=unknown + elsewhere) as server, grpc_to(server.url) as transport:
-        assert transport.send(body("a")).verdict is Verdict.TAKEN
-        assert transport.send(body("b")).verdict is Verdict.TAKEN
+        assert transport.send(body("a")).verdict is ExportStatus.TAKEN
+        assert transport.send(body("b")).verdict is ExportStatus.TAKEN
     assert len(server.calls) == 2
     assert caplog.records == []
 
@@ -193,7 +196,7 @@ def test_frames_that_break_http2_end_the_connection_without_a_noise(
 ):
     for frames in (b"\xff" * 100, b"\0\0\1\6\0\0\0\0\0x", b"\0\0\4\3\0\0\0\0\1\0\0\0\0"):
         with WireServer(frames=frames) as server, grpc_to(server.url, answer_within=5) as transport:
-            assert transport.send(body("a")).verdict is Verdict.AGAIN
+            assert transport.send(body("a")).verdict is ExportStatus.AGAIN
     assert caplog.records == []
 
 

@@ -23,8 +23,8 @@ from support.collector import (
 )
 from support.forwarding import http_to, request
 from support.waiting import eventually
-from wattspan.collector.answers import Verdict
 from wattspan.model import SECOND
+from wattspan.otlp.transport import ExportStatus
 
 
 def body(*names: str) -> bytes:
@@ -34,7 +34,7 @@ def body(*names: str) -> bytes:
 
 def test_a_request_arrives_as_it_was_sent():
     with HttpCollector() as collector, http_to(collector.url, {"x-tenant": "a"}) as transport:
-        assert transport.send(body("a", "b")).verdict is Verdict.TAKEN
+        assert transport.send(body("a", "b")).verdict is ExportStatus.TAKEN
     assert collector.taken == [request("a", "b")]
     (seen,) = collector.seen
     assert seen.path == "/v1/traces"
@@ -51,7 +51,7 @@ def test_what_stays_on_this_machine_is_not_compressed():
 
 def test_what_leaves_this_machine_is_compressed():
     with HttpCollector() as collector, http_to(collector.url, compress=True) as far:
-        assert far.send(body(*["the same name"] * 100)).verdict is Verdict.TAKEN
+        assert far.send(body(*["the same name"] * 100)).verdict is ExportStatus.TAKEN
     (seen,) = collector.seen
     assert seen.headers["content-encoding"] == "gzip"
     assert seen.size < len(body(*["the same name"] * 100)) / 2
@@ -71,7 +71,7 @@ def test_a_connection_that_the_collector_closed_meanwhile_costs_nothing():
         transport.send(body("a"))
         collector.hang_up()
         answer = transport.send(body("b"))
-        assert (answer.verdict, answer.perhaps_taken) == (Verdict.TAKEN, False)
+        assert (answer.verdict, answer.perhaps_taken) == (ExportStatus.TAKEN, False)
     assert collector.names == ["a", "b"]
 
 
@@ -80,7 +80,7 @@ def test_a_unix_socket_is_a_destination(tmp_path: Path):
         HttpCollector(path=tmp_path / "c.sock") as collector,
         http_to(collector.url) as transport,
     ):
-        assert transport.send(body("a")).verdict is Verdict.TAKEN
+        assert transport.send(body("a")).verdict is ExportStatus.TAKEN
     assert collector.names == ["a"]
 
 
@@ -88,7 +88,7 @@ def test_spans_that_the_collector_rejects_are_told_from_those_it_takes():
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(rejecting(3, "no trace id"))
         answer = transport.send(body("a", "b", "c", "d"))
-    assert (answer.verdict, answer.rejected) == (Verdict.TAKEN, 3)
+    assert (answer.verdict, answer.rejected) == (ExportStatus.TAKEN, 3)
     assert "no trace id" in answer.why
 
 
@@ -97,7 +97,7 @@ def test_an_overloaded_collector_is_asked_again_when_it_says(status: int):
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(Reply(status, headers={"Retry-After": "7"}))
         answer = transport.send(body("a"))
-    assert (answer.verdict, answer.after) == (Verdict.AGAIN, 7 * SECOND)
+    assert (answer.verdict, answer.after) == (ExportStatus.AGAIN, 7 * SECOND)
     assert str(status) in answer.why
 
 
@@ -106,7 +106,7 @@ def test_a_refusal_is_final(status: int):
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(Reply(status, b"because", "text/plain"))
         answer = transport.send(body("a"))
-    assert answer.verdict is Verdict.REFUSED
+    assert answer.verdict is ExportStatus.REFUSED
     assert str(status) in answer.why
     assert "because" in answer.why
 
@@ -115,7 +115,7 @@ def test_a_redirect_is_not_followed_but_told():
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(Reply(308, headers={"Location": "https://elsewhere/v1/traces?key=s3cret"}))
         answer = transport.send(body("a"))
-    assert answer.verdict is Verdict.REFUSED
+    assert answer.verdict is ExportStatus.REFUSED
     assert "https://elsewhere/v1/traces" in answer.why
     assert "s3cret" not in answer.why
 
@@ -123,27 +123,27 @@ def test_a_redirect_is_not_followed_but_told():
 def test_a_refusal_by_size_is_known_as_one():
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(Reply(413))
-        assert transport.send(body("a")).verdict is Verdict.TOO_LARGE
+        assert transport.send(body("a")).verdict is ExportStatus.TOO_LARGE
 
 
 def test_a_refusal_that_comes_before_the_body_is_read_is_heard():
     large = body(*(os.urandom(500).hex() for _ in range(20_000)))  # beyond any socket's buffer
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(EarlyRefusal(413))
-        assert transport.send(large).verdict is Verdict.TOO_LARGE
+        assert transport.send(large).verdict is ExportStatus.TOO_LARGE
 
 
 def test_nobody_there_is_asked_again_and_has_not_taken_it(free_port: Callable[[], int]):
     with http_to(f"http://127.0.0.1:{free_port()}") as transport:
         answer = transport.send(body("a"))
-    assert (answer.verdict, answer.perhaps_taken) == (Verdict.AGAIN, False)
+    assert (answer.verdict, answer.perhaps_taken) == (ExportStatus.AGAIN, False)
     assert "refused" in answer.why
 
 
 def test_an_unknown_host_is_asked_again_and_named():
     with http_to("http://no-such-host.invalid:4318") as transport:
         answer = transport.send(body("a"))
-    assert answer.verdict is Verdict.AGAIN
+    assert answer.verdict is ExportStatus.AGAIN
     assert "name cannot be resolved" in answer.why
 
 
@@ -152,8 +152,8 @@ def test_half_a_request_is_never_taken():
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(Break("request"))
         answer = transport.send(large)
-        assert (answer.verdict, answer.perhaps_taken) == (Verdict.AGAIN, False)
-        assert transport.send(body("b")).verdict is Verdict.TAKEN
+        assert (answer.verdict, answer.perhaps_taken) == (ExportStatus.AGAIN, False)
+        assert transport.send(body("b")).verdict is ExportStatus.TAKEN
     assert collector.names == ["b"]
 
 
@@ -162,8 +162,8 @@ def test_a_request_without_a_proper_answer_may_have_been_taken(fault: Break | Ga
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(fault)
         answer = transport.send(body("a"))
-        assert (answer.verdict, answer.perhaps_taken) == (Verdict.AGAIN, True)
-        assert transport.send(body("b")).verdict is Verdict.TAKEN
+        assert (answer.verdict, answer.perhaps_taken) == (ExportStatus.AGAIN, True)
+        assert transport.send(body("b")).verdict is ExportStatus.TAKEN
 
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\n"
@@ -186,30 +186,30 @@ def test_a_success_that_breaks_off_may_be_none(answer: bytes):
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(CutShort(answer))
         said = transport.send(body("a"))
-        assert (said.verdict, said.perhaps_taken) == (Verdict.AGAIN, True)
+        assert (said.verdict, said.perhaps_taken) == (ExportStatus.AGAIN, True)
         assert said.why == "its answer broke off"
-        assert transport.send(body("a")).verdict is Verdict.TAKEN
+        assert transport.send(body("a")).verdict is ExportStatus.TAKEN
     assert collector.names == ["a"]
 
 
 def test_a_success_that_ends_with_its_connection_is_one():
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(CutShort(b"HTTP/1.1 200 OK\r\n\r\n"))
-        assert transport.send(body("a")).verdict is Verdict.TAKEN
+        assert transport.send(body("a")).verdict is ExportStatus.TAKEN
 
 
 def test_a_refusal_stands_though_its_words_are_cut():
     words = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 9\r\n\r\nno "
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(CutShort(words))
-        assert transport.send(body("a")).verdict is Verdict.REFUSED
+        assert transport.send(body("a")).verdict is ExportStatus.REFUSED
 
 
 def test_a_collector_that_never_answers_is_given_up():
     with HttpCollector() as collector, http_to(collector.url, answer_within=1) as transport:
         collector.script(Silence())
         answer = transport.send(body("a"))
-    assert (answer.verdict, answer.perhaps_taken) == (Verdict.AGAIN, True)
+    assert (answer.verdict, answer.perhaps_taken) == (ExportStatus.AGAIN, True)
     assert "did not answer within" in answer.why
 
 
@@ -230,7 +230,7 @@ def test_a_success_that_is_no_otlp_is_taken_and_told():
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(Reply(200, b"<html>Welcome!</html>", "text/html", takes=True))
         answer = transport.send(body("a"))
-    assert answer.verdict is Verdict.TAKEN
+    assert answer.verdict is ExportStatus.TAKEN
     assert "OTLP endpoint" in answer.remedy
 
 
@@ -240,8 +240,8 @@ def test_tls_is_verified_by_the_authorities_of_this_host(tmp_path: Path):
         with http_to(collector.url) as stranger:
             refused = stranger.send(body("a"))
         with http_to(collector.url, trust=authority.client) as friend:
-            assert friend.send(body("b")).verdict is Verdict.TAKEN
-    assert refused.verdict is Verdict.AGAIN
+            assert friend.send(body("b")).verdict is ExportStatus.TAKEN
+    assert refused.verdict is ExportStatus.AGAIN
     assert "certificate is not trusted" in refused.why
     assert "SSL_CERT_FILE" in refused.remedy
     assert collector.names == ["b"]
@@ -253,15 +253,15 @@ def test_tls_where_there_is_none_is_told(tmp_path: Path):
         http_to(collector.url.replace("http", "https")) as transport,
     ):
         answer = transport.send(body("a"))
-    assert answer.verdict is Verdict.AGAIN
+    assert answer.verdict is ExportStatus.AGAIN
     assert "TLS" in answer.why + answer.remedy
 
 
 def test_an_answer_may_go_on_for_ever_without_filling_memory():
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(Reply(200, bytes(5 << 20), takes=True), None)
-        assert transport.send(body("a")).verdict is Verdict.TAKEN
-        assert transport.send(body("b")).verdict is Verdict.TAKEN
+        assert transport.send(body("a")).verdict is ExportStatus.TAKEN
+        assert transport.send(body("b")).verdict is ExportStatus.TAKEN
     assert collector.names == ["a", "b"]
 
 
@@ -289,5 +289,5 @@ def test_an_answer_that_comes_byte_by_byte_has_a_limit_as_a_whole() -> None:
         finally:
             over.set()
             thread.join()
-    assert answer.verdict is Verdict.AGAIN
+    assert answer.verdict is ExportStatus.AGAIN
     assert "did not answer within" in answer.why

@@ -16,10 +16,10 @@ from support.tuned_stack import Tuned, TunedHost
 from support.waiting import eventually
 from wattspan.capper.audit import AuditAction, AuditEvent, AuditLog
 from wattspan.clock import SystemClock
-from wattspan.collector.backoff import Backoff
 from wattspan.config import SpansSettings
-from wattspan.forward.logs import Records
 from wattspan.model import MILLISECOND
+from wattspan.otlp.health import RetryBackoff
+from wattspan.otlp.logs import LogForwarder
 from wattspan.service.audit_tail import AuditTail
 from wattspan.service.decision_events import audit_record
 
@@ -28,13 +28,13 @@ Collector = Callable[[], AbstractContextManager[HttpCollector | GrpcCollector]]
 
 
 @contextmanager
-def sending(url: str) -> Iterator[Records]:
-    records = Records(
+def sending(url: str) -> Iterator[LogForwarder]:
+    records = LogForwarder(
         SpansSettings(forward=url, forward_headers="x-tenant=a"),
         CLOCK,
         lambda _: None,
         {"service.name": "wattspan", "host.name": "h"},
-        backoff=Backoff(lambda: 0.0, first=MILLISECOND, longest=10 * MILLISECOND),
+        backoff=RetryBackoff(lambda: 0.0, first=MILLISECOND, longest=10 * MILLISECOND),
     )
     records.start()
     try:

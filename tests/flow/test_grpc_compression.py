@@ -21,10 +21,9 @@ from support.http2 import framed
 from support.pushing import pushing
 from support.waiting import eventually
 from wattspan.clock import SystemClock
-from wattspan.collector.answers import Verdict
-from wattspan.collector.transport import ANSWER_SIZE
 from wattspan.config import SpansSettings
-from wattspan.forward.forwarder import Forwarder
+from wattspan.otlp.forwarder import Forwarder
+from wattspan.otlp.transport import MAX_RESPONSE_SIZE, ExportStatus
 
 UNKNOWN, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 2, 12, 13, 14, 16
 INVALID_ARGUMENT = 3
@@ -46,7 +45,7 @@ def rejected(spans: int, why: str = "") -> bytes:
 
 def test_a_message_is_compressed_and_says_how():
     with WireServer() as server, grpc_to(server.url, compress=True) as transport:
-        assert transport.send(MANY).verdict is Verdict.TAKEN
+        assert transport.send(MANY).verdict is ExportStatus.TAKEN
     (call,) = server.calls
     assert call.headers["grpc-encoding"] == "gzip"
     assert call.headers["grpc-accept-encoding"] == "identity,gzip"
@@ -58,7 +57,7 @@ def test_a_message_is_compressed_and_says_how():
 @pytest.mark.parametrize("compress", [None, False])
 def test_what_stays_on_this_machine_or_is_asked_for_so_goes_as_it_is(compress: bool | None):
     with WireServer() as server, grpc_to(server.url, compress=compress) as transport:
-        assert transport.send(MANY).verdict is Verdict.TAKEN
+        assert transport.send(MANY).verdict is ExportStatus.TAKEN
     (call,) = server.calls
     assert "grpc-encoding" not in call.headers
     assert (call.flag, call.message) == (0, MANY)
@@ -121,7 +120,7 @@ def test_a_server_without_gzip_gets_everything_as_it_is_and_that_is_said_once():
     refusal = failing(UNIMPLEMENTED, "no decompressor", grpc_accept_encoding="identity,deflate")
     with WireServer(refusal) as server, grpc_to(server.url, compress=True) as transport:
         answers = [transport.send(MANY) for _ in range(3)]
-    assert [answer.verdict for answer in answers] == [Verdict.TAKEN] * 3
+    assert [answer.verdict for answer in answers] == [ExportStatus.TAKEN] * 3
     assert [answer.why for answer in answers] == [
         "it does not know gzip, and gets them uncompressed",
         "",
@@ -134,7 +133,7 @@ def test_a_server_without_gzip_gets_everything_as_it_is_and_that_is_said_once():
 def test_a_real_server_whose_library_knows_no_compression_loses_nothing():
     with GrpcCollector() as collector, grpc_to(collector.url, compress=True) as transport:
         answers = [transport.send(request(name).SerializeToString()) for name in "ab"]
-    assert [answer.verdict for answer in answers] == [Verdict.TAKEN] * 2
+    assert [answer.verdict for answer in answers] == [ExportStatus.TAKEN] * 2
     assert collector.names == ["a", "b"]
 
 
@@ -142,7 +141,7 @@ def test_a_server_that_lists_gzip_does_not_refuse_it():
     refusal = failing(UNIMPLEMENTED, "no such service", grpc_accept_encoding="identity, gzip")
     with WireServer(refusal) as server, grpc_to(server.url, compress=True) as transport:
         answer = transport.send(MANY)
-    assert answer.verdict is Verdict.REFUSED
+    assert answer.verdict is ExportStatus.REFUSED
     assert len(server.calls) == 1
 
 
@@ -150,7 +149,7 @@ def test_a_server_that_refuses_either_way_is_not_said_to_know_no_gzip():
     refusal = failing(UNIMPLEMENTED, "unknown service")
     with WireServer(refusal, refusal) as server, grpc_to(server.url, compress=True) as transport:
         first, second = transport.send(MANY), transport.send(MANY)
-    assert (first.verdict, second.verdict) == (Verdict.REFUSED, Verdict.TAKEN)
+    assert (first.verdict, second.verdict) == (ExportStatus.REFUSED, ExportStatus.TAKEN)
     assert "unknown service" in first.why
     assert second.why == ""
     assert [call.flag for call in server.calls] == [1, 0, 1]
@@ -161,7 +160,7 @@ def test_a_server_that_has_taken_gzip_is_believed_when_it_refuses(code: int):
     with WireServer(Told(), failing(code)) as server, grpc_to(server.url, compress=True) as it:
         answers = [it.send(MANY) for _ in range(3)]
     verdicts = [answer.verdict for answer in answers]
-    assert verdicts == [Verdict.TAKEN, Verdict.REFUSED, Verdict.TAKEN]
+    assert verdicts == [ExportStatus.TAKEN, ExportStatus.REFUSED, ExportStatus.TAKEN]
     assert [call.flag for call in server.calls] == [1, 1, 1]
 
 
@@ -176,8 +175,8 @@ def test_a_server_that_is_busy_when_asked_without_gzip_is_asked_again():
     refusal, busy = failing(UNIMPLEMENTED), failing(UNAVAILABLE, "busy")
     with WireServer(refusal, busy) as server, grpc_to(server.url, compress=True) as transport:
         first = transport.send(MANY)
-        assert (first.verdict, first.perhaps_taken) == (Verdict.AGAIN, False)
-        assert transport.send(MANY).verdict is Verdict.TAKEN
+        assert (first.verdict, first.perhaps_taken) == (ExportStatus.AGAIN, False)
+        assert transport.send(MANY).verdict is ExportStatus.TAKEN
     assert [call.flag for call in server.calls] == [1, 0, 1]
 
 
@@ -188,7 +187,7 @@ def test_what_a_server_rejects_is_told_beside_that_it_knows_no_gzip():
         grpc_to(server.url, compress=True) as transport,
     ):
         answer = transport.send(MANY)
-    assert (answer.verdict, answer.rejected) == (Verdict.TAKEN, 2)
+    assert (answer.verdict, answer.rejected) == (ExportStatus.TAKEN, 2)
     assert answer.why == (
         "it rejected 2 spans (too old), and it does not know gzip, and gets them uncompressed"
     )
@@ -203,7 +202,7 @@ def test_a_server_that_refuses_before_it_has_read_everything_is_heard(code: int)
         assert (answer.perhaps_taken, answer.unfinished) == (False, False)
         assert "(not so)" in answer.why
         transport.send(large)
-        assert transport.send(large).verdict is Verdict.TAKEN
+        assert transport.send(large).verdict is ExportStatus.TAKEN
     assert gzip.decompress(server.calls[-1].message) == large
 
 
@@ -214,11 +213,11 @@ def test_an_answer_that_comes_compressed_is_read():
     zipped = saying(framed(gzip.compress(rejected(3)), compressed=1), grpc_encoding="gzip")
     with WireServer(zipped) as server, grpc_to(server.url) as transport:
         answer = transport.send(MANY)
-    assert (answer.verdict, answer.rejected) == (Verdict.TAKEN, 3)
+    assert (answer.verdict, answer.rejected) == (ExportStatus.TAKEN, 3)
     assert server.calls[0].headers["grpc-accept-encoding"] == "identity,gzip"
 
 
-BOMB = gzip.compress(bytes(100 * ANSWER_SIZE))
+BOMB = gzip.compress(bytes(100 * MAX_RESPONSE_SIZE))
 
 
 @pytest.mark.parametrize(
@@ -235,8 +234,8 @@ BOMB = gzip.compress(bytes(100 * ANSWER_SIZE))
 def test_an_answer_that_cannot_be_read_is_said_and_its_status_holds(told: Told, said: str):
     with WireServer(told) as server, grpc_to(server.url) as transport:
         answer = transport.send(MANY)
-        assert transport.send(MANY).verdict is Verdict.TAKEN
-    assert (answer.verdict, answer.rejected) == (Verdict.TAKEN, 0)
+        assert transport.send(MANY).verdict is ExportStatus.TAKEN
+    assert (answer.verdict, answer.rejected) == (ExportStatus.TAKEN, 0)
     assert said in answer.why
     assert len(server.calls) == 2
 
@@ -245,17 +244,17 @@ def test_a_failure_after_an_answer_that_cannot_be_read_is_a_failure():
     bad = saying(framed(b"x", compressed=1), code=UNAVAILABLE, grpc_encoding="gzip")
     with WireServer(bad) as server, grpc_to(server.url) as transport:
         answer = transport.send(MANY)
-    assert (answer.verdict, answer.perhaps_taken) == (Verdict.AGAIN, False)
+    assert (answer.verdict, answer.perhaps_taken) == (ExportStatus.AGAIN, False)
     assert server.calls
 
 
 def test_an_answer_that_is_too_long_is_not_waited_for():
-    endless = saying(struct.pack(">BI", 0, ANSWER_SIZE + 1) + bytes(1000))
+    endless = saying(struct.pack(">BI", 0, MAX_RESPONSE_SIZE + 1) + bytes(1000))
     with WireServer(endless) as server, grpc_to(server.url) as transport:
         answer = transport.send(MANY)
-        assert transport.send(MANY).verdict is Verdict.TAKEN
-    assert (answer.verdict, answer.perhaps_taken) == (Verdict.AGAIN, True)
-    assert answer.why == f"its answer has {ANSWER_SIZE + 1} bytes"
+        assert transport.send(MANY).verdict is ExportStatus.TAKEN
+    assert (answer.verdict, answer.perhaps_taken) == (ExportStatus.AGAIN, True)
+    assert answer.why == f"its answer has {MAX_RESPONSE_SIZE + 1} bytes"
     assert server.calls
 
 
@@ -263,7 +262,7 @@ def test_an_answer_that_breaks_off_may_have_been_of_a_request_that_was_taken():
     half = saying(struct.pack(">BI", 0, 100) + b"half")
     with WireServer(half) as server, grpc_to(server.url) as transport:
         answer = transport.send(MANY)
-    assert (answer.verdict, answer.perhaps_taken) == (Verdict.AGAIN, True)
+    assert (answer.verdict, answer.perhaps_taken) == (ExportStatus.AGAIN, True)
     assert server.calls
 
 
@@ -288,7 +287,7 @@ def test_grpcs_own_library_without_gzip_gets_everything_as_it_is():
     ):
         answers = [transport.send(MANY) for _ in range(2)]
         collector.has(MANY, MANY)
-    assert [answer.verdict for answer in answers] == [Verdict.TAKEN] * 2
+    assert [answer.verdict for answer in answers] == [ExportStatus.TAKEN] * 2
     assert [answer.why for answer in answers] == [
         "it does not know gzip, and gets them uncompressed",
         "",
@@ -305,6 +304,6 @@ def test_an_answer_that_grpcs_own_library_compressed_is_read():
         answer = transport.send(MANY)
         collector.has(MANY)
         back = bytes(collector.relay.back)
-    assert (answer.verdict, answer.rejected) == (Verdict.TAKEN, 3)
+    assert (answer.verdict, answer.rejected) == (ExportStatus.TAKEN, 3)
     assert "too old, too old" in answer.why
     assert b"too old, too old" not in back

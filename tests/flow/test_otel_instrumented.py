@@ -19,7 +19,7 @@ from support.apps import app_environment
 from support.requirements import APPS
 from support.telling import listening
 from support.waiting import eventually
-from wattspan.spanfeed.feed import Feed, Report
+from wattspan.ingest.side_channel import ProcessRecords, SideChannelServer
 from wattspan.spans.values import SpanEnd, SpanStart
 
 pytestmark = pytest.mark.needs_apps
@@ -52,7 +52,7 @@ Shop = Callable[[str], tuple[subprocess.Popen[str], str]]
 
 
 @pytest.fixture
-def feed(tmp_path: Path) -> Iterator[Feed]:
+def feed(tmp_path: Path) -> Iterator[SideChannelServer]:
     with listening(tmp_path) as feed:
         yield feed
 
@@ -111,13 +111,13 @@ def exported(output: str) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("server", list(COMMANDS))
 def test_every_span_that_is_exported_was_told_of_by_the_process_it_names(
-    server: str, feed: Feed, serve: Shop
+    server: str, feed: SideChannelServer, serve: Shop
 ) -> None:
     program, url = serve(server)
     eventually(lambda: fetched(url), f"{server} answers", within=60)
     for _ in range(5):
         assert fetched(url) == b"hello"
-    reports: list[Report] = []
+    reports: list[ProcessRecords] = []
 
     def ended() -> bool:
         reports.extend(feed.drain())

@@ -13,12 +13,12 @@ import pytest
 
 from support.telling import by_process, ends, finish, listening, run, start, starts
 from support.waiting import eventually
-from wattspan.spanfeed.feed import Feed, Report
+from wattspan.ingest.side_channel import ProcessRecords, SideChannelServer
 from wattspan.spans.values import SpanEnd, SpanStart
 
 
 @pytest.fixture
-def feed(tmp_path: Path) -> Iterator[Feed]:
+def feed(tmp_path: Path) -> Iterator[SideChannelServer]:
     with listening(tmp_path) as feed:
         yield feed
 
@@ -54,7 +54,9 @@ def assert_whole(records: list[SpanStart | SpanEnd], spans: int) -> None:
     assert all(begun[id_].at <= done[id_].at for id_ in begun)
 
 
-def test_a_process_is_told_of_and_is_gone_when_it_has_ended(feed: Feed, tmp_path: Path) -> None:
+def test_a_process_is_told_of_and_is_gone_when_it_has_ended(
+    feed: SideChannelServer, tmp_path: Path
+) -> None:
     pid = int(
         run(
             tmp_path,
@@ -70,7 +72,9 @@ def test_a_process_is_told_of_and_is_gone_when_it_has_ended(feed: Feed, tmp_path
     assert_whole(report.records, 2)
 
 
-def test_threads_tell_who_they_are_and_what_cpu_time_they_spent(feed: Feed, tmp_path: Path) -> None:
+def test_threads_tell_who_they_are_and_what_cpu_time_they_spent(
+    feed: SideChannelServer, tmp_path: Path
+) -> None:
     output = run(
         tmp_path,
         """
@@ -102,7 +106,9 @@ def test_threads_tell_who_they_are_and_what_cpu_time_they_spent(feed: Feed, tmp_
     assert all(4_000_000 < cpu < 10**9 for cpu in spent)
 
 
-def test_no_span_is_missed_when_many_threads_begin_at_once(feed: Feed, tmp_path: Path) -> None:
+def test_no_span_is_missed_when_many_threads_begin_at_once(
+    feed: SideChannelServer, tmp_path: Path
+) -> None:
     run(
         tmp_path,
         """
@@ -120,7 +126,7 @@ def test_no_span_is_missed_when_many_threads_begin_at_once(feed: Feed, tmp_path:
     assert_whole(report.records, 16)
 
 
-def test_interleaved_spans_of_one_event_loop(feed: Feed, tmp_path: Path) -> None:
+def test_interleaved_spans_of_one_event_loop(feed: SideChannelServer, tmp_path: Path) -> None:
     run(
         tmp_path,
         """
@@ -144,7 +150,7 @@ def test_interleaved_spans_of_one_event_loop(feed: Feed, tmp_path: Path) -> None
     assert len({each.thread for each in begun.values()}) == 1
 
 
-def test_a_child_of_a_fork_tells_for_itself(feed: Feed, tmp_path: Path) -> None:
+def test_a_child_of_a_fork_tells_for_itself(feed: SideChannelServer, tmp_path: Path) -> None:
     output = run(
         tmp_path,
         """
@@ -170,7 +176,7 @@ def test_a_child_of_a_fork_tells_for_itself(feed: Feed, tmp_path: Path) -> None:
 
 
 def test_a_parent_that_dies_is_gone_though_its_child_lives(
-    feed: Feed, tmp_path: Path, programs: list[subprocess.Popen[str]]
+    feed: SideChannelServer, tmp_path: Path, programs: list[subprocess.Popen[str]]
 ) -> None:
     program = start(
         tmp_path,
@@ -197,7 +203,9 @@ def test_a_parent_that_dies_is_gone_though_its_child_lives(
     assert_whole(report.records, 1)
 
 
-def test_workers_that_were_forked_with_the_application_loaded(feed: Feed, tmp_path: Path) -> None:
+def test_workers_that_were_forked_with_the_application_loaded(
+    feed: SideChannelServer, tmp_path: Path
+) -> None:
     run(
         tmp_path,
         """
@@ -227,7 +235,7 @@ def test_workers_that_were_forked_with_the_application_loaded(feed: Feed, tmp_pa
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_pool_of_processes(method: str, feed: Feed, tmp_path: Path) -> None:
+def test_a_pool_of_processes(method: str, feed: SideChannelServer, tmp_path: Path) -> None:
     module = tmp_path / "pooled.py"
     module.write_text(
         "import os, sys, multiprocessing\n"
@@ -249,7 +257,7 @@ def test_a_pool_of_processes(method: str, feed: Feed, tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_killed_has_told_all_until_then(
-    feed: Feed, tmp_path: Path, programs: list[subprocess.Popen[str]]
+    feed: SideChannelServer, tmp_path: Path, programs: list[subprocess.Popen[str]]
 ) -> None:
     program = start(
         tmp_path,
@@ -322,7 +330,7 @@ def test_an_agent_that_dies_and_comes_again_is_told_anew(
 
 
 def test_records_that_are_read_while_they_are_written_are_whole(
-    feed: Feed, tmp_path: Path, programs: list[subprocess.Popen[str]]
+    feed: SideChannelServer, tmp_path: Path, programs: list[subprocess.Popen[str]]
 ) -> None:
     program = start(
         tmp_path,
@@ -342,7 +350,7 @@ def test_records_that_are_read_while_they_are_written_are_whole(
     programs.append(program)
     told = lost = 0
     began = time.monotonic_ns()
-    reports: list[Report] = []
+    reports: list[ProcessRecords] = []
     while not any(report.gone for report in reports):
         reports = feed.drain()
         lost += sum(report.lost for report in reports)
@@ -359,7 +367,7 @@ def test_records_that_are_read_while_they_are_written_are_whole(
 
 @pytest.mark.parametrize("told_before", [False, True])
 def test_a_program_that_closes_all_it_finds_open_is_told_of_again(
-    told_before: bool, feed: Feed, tmp_path: Path
+    told_before: bool, feed: SideChannelServer, tmp_path: Path
 ) -> None:
     run(
         tmp_path,
@@ -395,7 +403,7 @@ def test_an_application_of_another_user_is_told_by_that_user() -> None:
             assert [report.uid for report in feed.drain()] == [65534]
 
 
-def test_many_processes_at_once(feed: Feed, tmp_path: Path) -> None:
+def test_many_processes_at_once(feed: SideChannelServer, tmp_path: Path) -> None:
     run(
         tmp_path,
         """

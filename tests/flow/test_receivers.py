@@ -26,9 +26,9 @@ from wattspan.clock import SystemClock
 from wattspan.config.tables import SpansSettings
 from wattspan.http.limits import ServerLimits
 from wattspan.http.server import HttpServer
+from wattspan.ingest.listeners import open_receivers
 from wattspan.model.settings import Listen
 from wattspan.ports import ListenError
-from wattspan.spanfeed.receivers import open_receivers
 
 BODY = request(*(span(number) for number in range(1, 65))).SerializeToString()
 TRACES = "/v1/traces"
@@ -251,7 +251,7 @@ from pathlib import Path
 from wattspan.clock import SystemClock
 from wattspan.config.tables import Spans
 from wattspan.settings import Listen
-from wattspan.spanfeed.receivers import open_receivers
+from wattspan.ingest.listeners import open_receivers
 from wattspan.http.server import WebServer
 server = WebServer(SystemClock(), log=print)
 here = Path({str(tmp_path)!r})

@@ -29,7 +29,7 @@ from support.otlp import request, span
 from support.receiving import Receiving, receiving
 from support.waiting import eventually
 from wattspan.http.limits import ServerLimits
-from wattspan.spanfeed import wire
+from wattspan.ingest import wire
 
 WHOLE = request(*(span(number) for number in range(1, 65)))
 BODY = WHOLE.SerializeToString()

@@ -23,16 +23,16 @@ from rich.console import Console
 from support.filing import desk
 from support.program import wattspan
 from support.scrapes import Series, full_host, parse
+from wattspan.api.requests import sanitized
 from wattspan.capper.protocol import KnobRow, StateReply
 from wattspan.cli.run import one_line
 from wattspan.cli.top.controls import ViewOptions
 from wattspan.cli.top.rows import snapshot_facts
 from wattspan.cli.top.view import render_snapshot
+from wattspan.ingest.attributes import printable
 from wattspan.model import Failure, Knob, Snapshot
 from wattspan.processes.groups import clean_label as group_name
-from wattspan.query.question import shown
 from wattspan.service.daemon import FailureReporter
-from wattspan.spanfeed.attributes import printable
 from wattspan.testing import ManualClock
 from wattspan_exporters.page.site import LivePage, PageRequest
 from wattspan_exporters.prometheus.pages import MetricsPages
@@ -234,7 +234,7 @@ def test_what_is_told_in_json_is_json(name: str) -> None:
 @names
 def test_names_are_cleaned_where_they_come_in(name: str) -> None:
     raw = name.encode("utf-8", "surrogateescape")
-    for cleaned in (printable(raw, 200), group_name(name, 200), shown(name)):
+    for cleaned in (printable(raw, 200), group_name(name, 200), sanitized(name)):
         assert not CONTROL.search(cleaned)
         assert "\n" not in cleaned
         assert len(cleaned) <= 200

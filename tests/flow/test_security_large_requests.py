@@ -16,7 +16,7 @@ from support.tried import holds_once
 from support.web import PATIENCE
 from wattspan.clock import SystemClock
 from wattspan.http.limits import ServerLimits
-from wattspan.spanfeed.reading import LARGE, MOST_JSON
+from wattspan.ingest.trace_receiver import LARGE_REQUEST, MAX_JSON
 
 pytestmark = pytest.mark.alone
 
@@ -26,7 +26,7 @@ OFTEN = ServerLimits(rate=100_000)  # who asks one small request after the other
 
 def hostile() -> bytes:
     """A request that takes as long to read as any that is taken."""
-    return PERMITTED_JSON["permitted lists"](MOST_JSON)
+    return PERMITTED_JSON["permitted lists"](MAX_JSON)
 
 
 def answered(running: Receiving, body: bytes) -> tuple[int, float]:
@@ -65,6 +65,6 @@ def delays(running: Receiving) -> list[str]:
 
 def test_json_has_a_bound_of_its_own(tmp_path: Path) -> None:
     with receiving(tmp_path, max_request=64 << 20) as running:
-        body = json.dumps({"resourceSpans": [], "padding": "x" * MOST_JSON}).encode()
+        body = json.dumps({"resourceSpans": [], "padding": "x" * MAX_JSON}).encode()
         assert answered(running, body)[0] == 413
-    assert LARGE < MOST_JSON
+    assert LARGE_REQUEST < MAX_JSON

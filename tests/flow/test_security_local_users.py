@@ -22,10 +22,10 @@ from support.receiving import Receiving, receiving
 from support.requirements import find_program
 from support.waiting import eventually
 from support.web import serving
+from wattspan.api.service import MAX_WAITING
 from wattspan.http.limits import ServerLimits
-from wattspan.query.service import MOST_WAITING
-from wattspan.spanfeed.feed import Feed
-from wattspan.spanfeed.reading import LARGE
+from wattspan.ingest.side_channel import SideChannelServer
+from wattspan.ingest.trace_receiver import LARGE_REQUEST
 from wattspan.testing import ManualClock
 
 pytestmark = [
@@ -93,7 +93,7 @@ def test_slow_clients_of_a_user_refuse_no_connection_of_another(
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_large_requests_of_a_user_refuse_none_of_another(folder: Path, transport: str) -> None:
-    body = hostile(2 * LARGE)
+    body = hostile(2 * LARGE_REQUEST)
     large = folder / "large"
     large.write_bytes(f"{SPANS}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     with receiving(folder, max_request=64 << 20) as running:
@@ -130,7 +130,7 @@ def test_a_user_whose_questions_wait_does_not_keep_anothers_from_waiting(folder:
         assert asks(HONEST, folder / "api.sock", STATUS).startswith("HTTP/1.1 200")
         short = waits.replace("60s", "50ms")
         assert asks(HONEST, folder / "api.sock", short).startswith("HTTP/1.1 200")
-    assert MOST_WAITING // 2 < 60
+    assert MAX_WAITING // 2 < 60
 
 
 def test_what_a_process_spends_is_told_to_its_user_and_to_root(folder: Path) -> None:
@@ -147,7 +147,7 @@ def test_what_a_process_spends_is_told_to_its_user_and_to_root(folder: Path) -> 
 
 
 def test_who_announces_spans_has_half_of_the_places_at_most(folder: Path) -> None:
-    feed = Feed(folder / "feed.sock", most_processes=8)
+    feed = SideChannelServer(folder / "feed.sock", most_processes=8)
     feed.start()
     (folder / "feed.sock").chmod(0o666)
     try:

@@ -25,7 +25,7 @@ from support.web import post, read_all, read_answer, statuses
 from wattspan.http.connection_limiter import RejectionCounter
 from wattspan.http.limits import ServerLimits
 from wattspan.http.rate_limiter import BURST_SECONDS
-from wattspan.spanfeed import wire
+from wattspan.ingest import wire
 from wattspan.testing import ManualClock
 
 BODY = request(span()).SerializeToString()

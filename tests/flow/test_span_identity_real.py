@@ -21,12 +21,12 @@ import pytest
 from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.http.messages import Peer
+from wattspan.ingest.export_request import ResourceClaim
+from wattspan.ingest.identity_verification import IdentityResolver
 from wattspan.model import Consumer
 from wattspan.processes.cgroups import find_hierarchy
 from wattspan.processes.inspector import ProcessInspector, TcpConnections
 from wattspan.processes.procfs import ProcFs
-from wattspan.spanfeed.delivery import Claim
-from wattspan.spanfeed.identity import Identities
 from wattspan.spans.values import Outcome
 
 NOBODY = 65534
@@ -63,7 +63,7 @@ class Agent:
     def __init__(self, folder: Path) -> None:
         self.clock = SystemClock()
         self.witness = ProcessInspector()
-        self.identities = Identities(self.clock, self.witness)
+        self.identities = IdentityResolver(self.clock, self.witness)
         self.path = str(folder / "otlp.sock")
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(self.path)
@@ -94,8 +94,8 @@ class Agent:
         sender, ours = connection.getpeername(), connection.getsockname()
         return Peer(address=sender[:2], local=ours[:2], accepted=accepted)
 
-    def whose(self, peer: Peer, claim: Claim | None = None) -> Consumer | Outcome:
-        return self.identities.resolve(peer, claim or Claim())
+    def whose(self, peer: Peer, claim: ResourceClaim | None = None) -> Consumer | Outcome:
+        return self.identities.resolve(peer, claim or ResourceClaim())
 
     def consumer(self, pid: int) -> Consumer:
         found = self.identities.identify(pid)
@@ -163,7 +163,7 @@ def test_the_peer_of_a_unix_socket_is_named_with_its_start(agent: Agent) -> None
     with sending(agent.path) as (pid, _):
         peer = agent.peer()
         ticks = round(psutil.Process(pid).create_time())  # of the same process
-        assert agent.whose(peer) == agent.whose(peer, Claim(pid=pid)) == agent.consumer(pid)
+        assert agent.whose(peer) == agent.whose(peer, ResourceClaim(pid=pid)) == agent.consumer(pid)
         assert ticks > 0
 
 
@@ -180,20 +180,26 @@ def test_an_unknown_sender_that_is_gone_is_nobody(agent: Agent) -> None:
     with sending(agent.path) as (pid, _):
         peer = agent.peer()
     assert agent.whose(peer) == Outcome.UNKNOWN_PROCESS
-    assert agent.whose(peer, Claim(pid=pid)) == Outcome.NOT_BELIEVED
+    assert agent.whose(peer, ResourceClaim(pid=pid)) == Outcome.NOT_BELIEVED
 
 
 def test_a_forked_worker_with_its_parents_resource_is_itself(agent: Agent) -> None:
     with sending(agent.path, "fork first") as (worker, parent):
         peer = agent.peer()
         born = datetime.fromtimestamp(psutil.Process(parent).create_time(), UTC).isoformat()
-        for claim in (Claim(pid=parent), Claim(pid=parent, created=born), Claim(pid=worker)):
+        for claim in (
+            ResourceClaim(pid=parent),
+            ResourceClaim(pid=parent, created=born),
+            ResourceClaim(pid=worker),
+        ):
             assert agent.whose(peer, claim) == agent.consumer(worker)
 
 
 def test_a_program_started_by_another_may_speak_for_it(agent: Agent) -> None:
     with sending(agent.path):
-        assert agent.whose(agent.peer(), Claim(pid=os.getpid())) == agent.consumer(os.getpid())
+        assert agent.whose(agent.peer(), ResourceClaim(pid=os.getpid())) == agent.consumer(
+            os.getpid()
+        )
 
 
 def test_a_worker_on_the_connection_of_its_dead_parent_is_believed(agent: Agent) -> None:
@@ -201,7 +207,7 @@ def test_a_worker_on_the_connection_of_its_dead_parent_is_believed(agent: Agent)
         peer = agent.peer()
         assert peer.pid is not None
         eventually(lambda: not Path(f"/proc/{peer.pid}/fd").exists(), "the parent's end")
-        assert agent.whose(peer, Claim(pid=worker)) == agent.consumer(worker)
+        assert agent.whose(peer, ResourceClaim(pid=worker)) == agent.consumer(worker)
         assert agent.whose(peer) == Outcome.UNKNOWN_PROCESS
 
 
@@ -224,7 +230,7 @@ def test_over_tcp_the_holder_of_the_other_end_is_found(
         pytest.skip("no IPv6 here")
     with sending(f"{connect} {port}") as (pid, _):
         peer = agent.peer()
-        assert agent.whose(peer) == agent.whose(peer, Claim(pid=pid)) == agent.consumer(pid)
+        assert agent.whose(peer) == agent.whose(peer, ResourceClaim(pid=pid)) == agent.consumer(pid)
 
 
 def test_the_kernels_answer_and_its_table_agree(agent: Agent, tmp_path: Path) -> None:
@@ -309,8 +315,8 @@ def test_another_users_pid_is_not_believed(agent: Agent) -> None:
     with as_nobody(connect) as (pid, told):
         assert told == "connected"
         peer = agent.peer()
-        assert agent.whose(peer, Claim(pid=1)) == Outcome.NOT_BELIEVED
-        assert agent.whose(peer, Claim(pid=pid)) == agent.consumer(pid)
+        assert agent.whose(peer, ResourceClaim(pid=1)) == Outcome.NOT_BELIEVED
+        assert agent.whose(peer, ResourceClaim(pid=pid)) == agent.consumer(pid)
         assert agent.whose(peer) == agent.consumer(pid)
 
 
@@ -321,8 +327,8 @@ def test_an_unprivileged_agent_sees_users_but_not_descriptors(agent: Agent) -> N
         peer = agent.peer()
 
         def whose() -> str:
-            identities = Identities(SystemClock(), ProcessInspector())
-            claims = (Claim(pid=pid), Claim(pid=os.getpid()), Claim())
+            identities = IdentityResolver(SystemClock(), ProcessInspector())
+            claims = (ResourceClaim(pid=pid), ResourceClaim(pid=os.getpid()), ResourceClaim())
             return repr([identities.resolve(peer, claim) for claim in claims])
 
         with as_nobody(whose) as (own, told):
@@ -340,12 +346,12 @@ def test_a_pid_namespace_is_seen_through(agent: Agent) -> None:
     with sending(agent.path, prefix=unshare) as (inside, _):
         peer = agent.peer()
         assert inside == 1
-        sender = agent.whose(peer, Claim(pid=inside))
+        sender = agent.whose(peer, ResourceClaim(pid=inside))
         assert isinstance(sender, Consumer)
         assert sender == agent.consumer(peer.pid or 0)
         assert sender.pid != 1
         assert agent.whose(peer) == sender
-        assert agent.whose(peer, Claim(pid=31000)) == Outcome.NOT_BELIEVED
+        assert agent.whose(peer, ResourceClaim(pid=31000)) == Outcome.NOT_BELIEVED
 
 
 @needs_unshare
@@ -363,8 +369,8 @@ def test_a_namespaces_sidecar_names_its_neighbour_by_the_pid_there(agent: Agent)
         peer = agent.peer()
         shell = agent.consumer(ProcFs().stat(peer.pid or 0).parent)  # type: ignore[union-attr]
         assert int(inside) > 1
-        assert agent.whose(peer, Claim(pid=int(inside))) == agent.consumer(peer.pid or 0)
-        assert agent.whose(peer, Claim(pid=1)) == shell
+        assert agent.whose(peer, ResourceClaim(pid=int(inside))) == agent.consumer(peer.pid or 0)
+        assert agent.whose(peer, ResourceClaim(pid=1)) == shell
     finally:
         child.stdin.close()
         child.stdout.close()
@@ -390,12 +396,14 @@ def test_a_claimed_container_is_found_by_its_cgroup(agent: Agent) -> None:
             pid = agent.peer().pid
             (folder / "cgroup.procs").write_text(str(pid))
             for told in (container, container[:12], f"containerd://{container}"):
-                claim = Claim(pid=inside, container=told)
+                claim = ResourceClaim(pid=inside, container=told)
                 assert agent.whose(afar, claim) == agent.consumer(pid or 0)
-            assert agent.whose(afar, Claim(pid=2, container=container)) == Outcome.NOT_BELIEVED
-            assert agent.whose(afar, Claim(container=container)) == agent.consumer(pid or 0)
+            assert (
+                agent.whose(afar, ResourceClaim(pid=2, container=container)) == Outcome.NOT_BELIEVED
+            )
+            assert agent.whose(afar, ResourceClaim(container=container)) == agent.consumer(pid or 0)
         later = afar._replace(accepted=2)
-        assert agent.whose(later, Claim(container=container)) == Outcome.UNKNOWN_PROCESS
+        assert agent.whose(later, ResourceClaim(container=container)) == Outcome.UNKNOWN_PROCESS
     finally:
 
         def removed() -> bool:  # the kernel lets go of the last process a moment after it ended

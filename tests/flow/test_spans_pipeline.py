@@ -18,7 +18,7 @@ from support.program import Running, counters, fallen, wattspan
 from support.requirements import ROOT
 from support.sending import ByHand, Scrape, UnixConnection, made, post
 from support.waiting import eventually
-from wattspan.client.agent import ask
+from wattspan.sdk.client import request_json
 
 SENDER = """
 import os, random, sys, time
@@ -101,7 +101,9 @@ def claimed(scrape: Scrape) -> float:
 
 def spent(agent: Running, pid: int) -> float:
     """All that a process has spent in the last minute, by the agent's answer."""
-    facts = ask("/v1/energy", {"pid": str(pid), "start": "-60s"}, directories=(str(agent.run_dir),))
+    facts = request_json(
+        "/v1/energy", {"pid": str(pid), "start": "-60s"}, directories=(str(agent.run_dir),)
+    )
     return sum(facts["process"]["joules"].values())
 
 

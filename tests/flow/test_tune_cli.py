@@ -12,12 +12,12 @@ from click.testing import CliRunner, Result
 
 from support.query_server import QueryServer
 from support.tuned import ACCOUNTS, HELD, HOLD, PROBE, PROBED, RELEASE, decided
+from wattspan.api.requests import json_response
 from wattspan.cli import cli
 from wattspan.clock import SystemClock
 from wattspan.http.messages import HttpRequest, HttpResponse
 from wattspan.http.server import HttpServer
 from wattspan.model import RecordedDecision, TuningAccounts
-from wattspan.query.problem import json_response
 from wattspan.storage.decisions import DecisionLog, decisions_path
 from wattspan.testing import ManualClock
 from wattspan.tuning.serialization import accounts_to_json

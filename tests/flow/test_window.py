@@ -15,8 +15,8 @@ import pytest
 
 from support.program import ENVIRONMENT, PROGRAM, Running
 from support.waiting import eventually
-from wattspan.client.agent import ask
-from wattspan.client.errors import MeasurementError
+from wattspan.sdk.agent import MeasurementError
+from wattspan.sdk.client import request_json
 
 BURN = """
 import json, os, sys, threading, time
@@ -51,7 +51,7 @@ def knows_all(running: Running) -> None:
 
     def settled() -> bool:
         try:
-            told = ask(
+            told = request_json(
                 "/v1/energy", {"start": "-100ms", "wait": "5s"}, directories=(str(running.run_dir),)
             )
         except MeasurementError:
@@ -172,7 +172,7 @@ def test_another_users_process_is_refused_and_ones_own_is_told(agent: Running) -
     told = program(
         agent,
         f"""
-        from wattspan.client.agent import ask
+        from wattspan.sdk.client import ask
         with wattspan.window() as w:
             burn(0.2)
         try:

@@ -9,14 +9,21 @@ from dataclasses import replace
 from fuzz.registry import target
 from fuzz.supply import Supply, folder, one_line
 from wattspan.attribution.cost import billionths
-from wattspan.collector.answers import LONGEST_DELAY, Answer, Verdict, delay_of, of_grpc, of_http
-from wattspan.collector.replies import Reply, of_reply
-from wattspan.collector.signals import LOGS, METRICS, SPANS
-from wattspan.collector.status import retry_delay, status_message
-from wattspan.collector.transport import ANSWER_SIZE
 from wattspan.footprint.rates import NumberError, parse_number, read_number
+from wattspan.ingest import wire
 from wattspan.model import SECOND
-from wattspan.spanfeed import wire
+from wattspan.otlp.destination import LOGS, METRICS, SPANS
+from wattspan.otlp.grpc_response import GrpcReply, result_of_reply
+from wattspan.otlp.messages import retry_delay, status_message
+from wattspan.otlp.transport import (
+    MAX_RESPONSE_SIZE,
+    MAX_RETRY_DELAY,
+    ExportResult,
+    ExportStatus,
+    parse_retry_after,
+    result_of_grpc,
+    result_of_http,
+)
 
 _NOW = 1_700_000_000 * SECOND
 _LARGEST_COUNT = 2**63 - 1
@@ -64,11 +71,11 @@ def rate_file(data: bytes) -> None:
         assert rate is None or rate >= 0
 
 
-def _sound(answer: Answer) -> None:
+def _sound(answer: ExportResult) -> None:
     one_line(answer.why, 700)
     one_line(answer.remedy, 300)
     assert 0 <= answer.rejected <= _LARGEST_COUNT
-    assert answer.after is None or 0 <= answer.after <= LONGEST_DELAY
+    assert answer.after is None or 0 <= answer.after <= MAX_RETRY_DELAY
 
 
 _KINDS = ("application/json", "application/x-protobuf", "text/plain", "text/html", "")
@@ -99,7 +106,7 @@ def collector_http(data: bytes) -> None:
     header = supply.chunk().decode("latin-1")
     body = supply.rest()
     _sound(
-        of_http(
+        result_of_http(
             status,
             body,
             content_type=kind,
@@ -128,7 +135,7 @@ def collector_grpc(data: bytes) -> None:
     code, details = supply.byte(), supply.rest()
     after = retry_delay(details)
     assert after is None or after >= 0
-    _sound(of_grpc(code, "STATUS", status_message(details), after, SPANS))
+    _sound(result_of_grpc(code, "STATUS", status_message(details), after, SPANS))
 
 
 _ENCODINGS = ("gzip", "identity", "snappy", None)
@@ -157,7 +164,7 @@ def _reply(flag: int, message: bytes, *, encoding: int = 0, status: bytes = b"0"
     samples=(
         _reply(0, wire.response(3, "too old")),
         _reply(1, gzip.compress(wire.response(3, "too old"), mtime=0)),
-        _reply(1, gzip.compress(bytes(4 * ANSWER_SIZE), mtime=0)),
+        _reply(1, gzip.compress(bytes(4 * MAX_RESPONSE_SIZE), mtime=0)),
         _reply(1, b"", encoding=1),
         _reply(0, b"", status=b"14"),
     ),
@@ -178,26 +185,30 @@ def collector_reply(data: bytes) -> None:
         "grpc-status-details-bin": supply.chunk().decode("latin-1"),
     }
     message = supply.rest()
-    reply = Reply(headers if follows else headers | tail, flag, message, tail if follows else {})
-    answer = of_reply(reply, SPANS)
+    reply = GrpcReply(
+        headers if follows else headers | tail, flag, message, tail if follows else {}
+    )
+    answer = result_of_reply(reply, SPANS)
     _sound(answer)
-    assert (answer.verdict is Verdict.TAKEN) == (reply.status[0] == 0)
-    assert not (reply.blames_encoding and answer.verdict is Verdict.TAKEN)
+    assert (answer.verdict is ExportStatus.TAKEN) == (reply.status[0] == 0)
+    assert not (reply.blames_encoding and answer.verdict is ExportStatus.TAKEN)
     if flag == 0:
         zipped = gzip.compress(message, compresslevel=1)
         named = {**reply.headers, "grpc-encoding": "gzip"}
-        assert of_reply(replace(reply, headers=named, flag=1, message=zipped), SPANS) == answer
+        assert (
+            result_of_reply(replace(reply, headers=named, flag=1, message=zipped), SPANS) == answer
+        )
 
 
 @target(
     "retry-after",
     whose="the collector, or a proxy before it",
     holds="a delay from nothing to ten minutes, or none",
-    watched=("wattspan.collector.answers", "email._parseaddr", "email.utils"),
+    watched=("wattspan.otlp.transport", "email._parseaddr", "email.utils"),
     samples=(b"120", b"Wed, 21 Oct 2026 07:28:00 GMT", b"Fri, 31 Dec 9999 23:59:59 -2359"),
     words=(b"GMT", b"+9999", b"Jan", b"9" * 30, b"-", b":", b"0001"),
 )
 def retry_after(data: bytes) -> None:
     for text in (data.decode("latin-1"), data.decode("utf-8", "replace")):
-        delay = delay_of(text, _NOW)
-        assert delay is None or 0 <= delay <= LONGEST_DELAY
+        delay = parse_retry_after(text, _NOW)
+        assert delay is None or 0 <= delay <= MAX_RETRY_DELAY

@@ -11,6 +11,7 @@ from typing import Any, cast
 from fuzz.registry import target
 from fuzz.supply import Supply, folder, one_line
 from wattspan.capper.actuators.powercap import find_packages
+from wattspan.ingest.process_lookup import container_id
 from wattspan.model import NamePolicy
 from wattspan.processes import netlink
 from wattspan.processes.cgroups import CgroupClocks, CgroupHierarchy, TotalCpuClock, find_hierarchy
@@ -29,7 +30,6 @@ from wattspan.processes.scripts import script_of
 from wattspan.sources.estimate import busy_ticks
 from wattspan.sources.rapl.powercap import PowercapSource
 from wattspan.sources.rapl.sysfs import cpu_vendor
-from wattspan.spanfeed.containers import container_id
 from wattspan.testing import ManualClock
 
 _HEX = b"0123456789abcdef" * 4
@@ -245,7 +245,7 @@ def _look(proc: Path) -> None:
     watched=(
         "wattspan.processes.groups",
         "wattspan.processes.cgroups",
-        "wattspan.spanfeed.containers",
+        "wattspan.ingest.process_lookup",
     ),
     samples=(
         b"0::/system.slice/docker-" + _HEX + b".scope\n",

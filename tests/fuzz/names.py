@@ -8,6 +8,7 @@ from dataclasses import replace
 from fuzz.registry import target
 from fuzz.supply import Supply
 from support.scrapes import full_host, parse
+from wattspan.ingest.attributes import printable
 from wattspan.model import (
     Consumer,
     Exemplar,
@@ -18,7 +19,6 @@ from wattspan.model import (
     SpanAccounts,
     SpanRow,
 )
-from wattspan.spanfeed.attributes import printable
 from wattspan.spans.aggregator import MAX_NAME_LENGTH, shortened_name
 from wattspan_exporters.catalogue.metric import sanitize
 from wattspan_exporters.catalogue.metrics import CATALOGUE

@@ -19,9 +19,9 @@ from support.past import Asked
 from wattspan.http.connection import HttpConnection
 from wattspan.http.limits import ServerCapacity, ServerLimits
 from wattspan.http.messages import HttpRequest, HttpResponse
-from wattspan.spanfeed.grpc import OtlpGrpc
-from wattspan.spanfeed.http import OtlpHttp
-from wattspan.spanfeed.otlp import Intake
+from wattspan.ingest.otlp_grpc import OtlpGrpcFactory
+from wattspan.ingest.otlp_http import OtlpHttpHandler
+from wattspan.ingest.trace_receiver import TraceReceiver
 from wattspan.testing import ManualClock
 from wattspan_exporters.prometheus.pages import accepts_gzip, choose_format, is_local_host_header
 
@@ -126,7 +126,7 @@ _GET = (
 )
 def http(data: bytes) -> None:
     asked, clock, log = Asked(), ManualClock(), list[str]()
-    otlp = OtlpHttp(Intake(KeptSink(), clock, max_request=4096))
+    otlp = OtlpHttpHandler(TraceReceiver(KeptSink(), clock, max_request=4096))
 
     async def handler(asks: HttpRequest) -> HttpResponse:
         is_spans = asks.path.startswith("/v1/traces")
@@ -196,7 +196,9 @@ def grpc(data: bytes) -> None:
     pieces = _pieces(bytes([every]) + stream)
 
     async def conversation() -> None:
-        await _told(OtlpGrpc(Intake(sink, clock, max_request=4096), log.append)(room), pieces)
+        await _told(
+            OtlpGrpcFactory(TraceReceiver(sink, clock, max_request=4096), log.append)(room), pieces
+        )
 
     asyncio.run(conversation())
     assert not log, log

@@ -16,18 +16,22 @@ from fuzz.supply import Supply, told
 from support.otlp import Receiver, request, span
 from support.otlp_reference import expected, json_of
 from wattspan.http.messages import Peer
-from wattspan.otel.wire import HELLO, MAGIC, RECORD_SIZE, STARTED, VERSION, WRITTEN
-from wattspan.spanfeed.delivery import Counted, Told
-from wattspan.spanfeed.errors import MalformedError, TooLargeError
-from wattspan.spanfeed.feed import _ring
-from wattspan.spanfeed.json import to_protobuf
-from wattspan.spanfeed.ring import LARGEST, Ring, RingError
-from wattspan.spanfeed.wire import SPAN, Budget, SpanAttributes, count_fields
+from wattspan.ingest.export_request import (
+    MalformedRequestError,
+    RequestTooLargeError,
+    SpanRecord,
+    WorkAttribute,
+)
+from wattspan.ingest.otlp_json import to_protobuf
+from wattspan.ingest.ring_reader import MAX_RING_RECORDS, RingError, RingReader
+from wattspan.ingest.side_channel import _receive_ring
+from wattspan.ingest.wire import SPAN, FieldBudget, SpanAttributes, count_fields
+from wattspan.sdk.ring import HELLO, MAGIC, RECORD_SIZE, STARTED, VERSION, WRITE_FORMAT
 from wattspan.util.encoding import BodyEncodingError, BodyTooLongError, gzip_decompress
 
 _NOBODY = Peer()
 _MOST, _MOST_FIELDS = 1000, 1 << 16
-_WORK = (Counted("nothing", span="idle"), Counted("w"))
+_WORK = (WorkAttribute("nothing", span="idle"), WorkAttribute("w"))
 
 WHOLE = request(
     span(1, thread__id=5, gen_ai__usage__input_tokens=7, w=2.5),
@@ -43,16 +47,16 @@ _FIELDS = (
 )
 
 
-def _taken(body: bytes, *, as_json: bool = False) -> list[Told] | None:
+def _taken(body: bytes, *, as_json: bool = False) -> list[SpanRecord] | None:
     """What a receiver takes from a request; None if it refuses it, as it may."""
     try:
         return _take(body, as_json=as_json)
-    except (MalformedError, TooLargeError) as error:
+    except (MalformedRequestError, RequestTooLargeError) as error:
         told(error)
         return None
 
 
-def _take(body: bytes, *, as_json: bool = False) -> list[Told]:
+def _take(body: bytes, *, as_json: bool = False) -> list[SpanRecord]:
     """The same; MalformedError or TooLargeError."""
     receiver = Receiver(weight="w", work=_WORK)
     take = receiver.intake.take_json if as_json else receiver.intake.take
@@ -88,10 +92,10 @@ def otlp_protobuf(data: bytes) -> None:
     whole = _parsed(data)
     try:
         taken = _take(data)
-    except TooLargeError as error:  # the bounds hold for requests that the schema reads, too
+    except RequestTooLargeError as error:  # the bounds hold for requests that the schema reads, too
         told(error)
         return
-    except MalformedError as error:
+    except MalformedRequestError as error:
         told(error)
         assert whole is None, "the whole schema reads what was refused"
         return
@@ -105,7 +109,7 @@ def otlp_protobuf(data: bytes) -> None:
     "otlp-fields",
     whose="any application",
     holds="no attribute that the parser sees is left out of the count",
-    watched=("wattspan.spanfeed.wire",),
+    watched=("wattspan.ingest.wire",),
     samples=(
         WHOLE.resource_spans[0].scope_spans[0].spans[0].SerializeToString(),
         b"\x40" + b"\xff" * 9 + b"\x7f" + b"\x4a\0" * 20,
@@ -116,7 +120,7 @@ def otlp_fields(data: bytes) -> None:
     most = len(data) // 2 - 1
     if most < 0:
         return
-    counted = count_fields(data, SPAN, most, Budget(1 << 20))
+    counted = count_fields(data, SPAN, most, FieldBudget(1 << 20))
     try:
         seen = len(SpanAttributes.FromString(data).attributes)
     except DecodeError:
@@ -135,7 +139,7 @@ def otlp_fields(data: bytes) -> None:
 def otlp_json(data: bytes) -> None:
     try:
         body = to_protobuf(data, _MOST, _MOST_FIELDS)
-    except (MalformedError, TooLargeError) as error:
+    except (MalformedRequestError, RequestTooLargeError) as error:
         told(error)
         return
     assert ExportTraceServiceRequest.FromString(body) is not None
@@ -157,7 +161,7 @@ def otlp_both(data: bytes) -> None:
     whole.DiscardUnknownFields()
     try:
         body = to_protobuf(json_of(whole), _MOST, _MOST_FIELDS)
-    except MalformedError as error:
+    except MalformedRequestError as error:
         assert "nested" in str(error), error  # noqa: PT017 - deeper than we follow, no more
         return
     assert _taken(body) == expected(whole)[0]
@@ -188,7 +192,7 @@ def gzip_bodies(data: bytes) -> None:
 
 
 def _record(number: int, kind: int = STARTED) -> bytes:
-    return WRITTEN.pack(number * 7, 0, 10**9 + number, 10**6, 42, kind, number)
+    return WRITE_FORMAT.pack(number * 7, 0, 10**9 + number, 10**6, 42, kind, number)
 
 
 @contextlib.contextmanager
@@ -208,7 +212,7 @@ def _memfd(content: bytes, seals: int) -> Iterator[int]:
     "ring",
     whose="any local process",
     holds="refused, or read in bounded steps; every record told stands in the ring",
-    watched=("wattspan.spanfeed.ring", "wattspan.spanfeed.feed"),
+    watched=("wattspan.ingest.ring_reader", "wattspan.ingest.side_channel"),
     samples=(
         b"\2" + HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 4) + bytes(48) + _record(1) + _record(2),
         b"\2" + HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 2) + _record(6) + _record(5),
@@ -221,13 +225,13 @@ def ring(data: bytes) -> None:
     seals, hello, content = supply.byte() & 0x0F, supply.bytes(HELLO.size), supply.rest()
     with _memfd(content, seals) as memory:
         try:
-            made = _ring(hello, [memory], cut=False)
+            made = _receive_ring(hello, [memory], cut=False)
         except RingError:
             return
-        assert isinstance(made, Ring)
-        assert len(content) // RECORD_SIZE <= LARGEST
+        assert isinstance(made, RingReader)
+        assert len(content) // RECORD_SIZE <= MAX_RING_RECORDS
         with contextlib.suppress(RingError):
             for last in (False, False, True):
                 records, lost = made.drain(last=last)
-                assert len(records) <= 2 * len(content) // RECORD_SIZE + LARGEST
+                assert len(records) <= 2 * len(content) // RECORD_SIZE + MAX_RING_RECORDS
                 assert lost >= 0

@@ -12,7 +12,6 @@ from fuzz.registry import target
 from fuzz.supply import Supply, folder, one_line, told
 from support.books import Books
 from wattspan.config import StoreSettings as StoreSettings
-from wattspan.forward.spool import Spool
 from wattspan.model import (
     Checkpoint,
     Decision,
@@ -22,6 +21,7 @@ from wattspan.model import (
     Move,
     RecordedDecision,
 )
+from wattspan.otlp.spool import Spool
 from wattspan.ports import StoreError
 from wattspan.storage.checkpoints import (
     AlternatingCheckpointFiles,
@@ -193,7 +193,7 @@ def store_file(data: bytes) -> None:
     "spool",
     whose="an agent before us, torn by a crash",
     holds="records whose checksums hold, and nothing else; what comes next is kept",
-    watched=("wattspan.forward.segment", "wattspan.forward.spool"),
+    watched=("wattspan.otlp.spool", "wattspan.otlp.spool"),
     samples=(b"\0",),
     words=(b"WSPN", b"\xff" * 4, b"\0" * 4),
 )

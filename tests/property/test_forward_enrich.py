@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from support.forwarding import joules, spans_in
-from wattspan.forward.attributes import PREFIX, Attributes
-from wattspan.forward.enrich import enrich
-from wattspan.forward.shallow import part
 from wattspan.model import HwType, Provenance
+from wattspan.otlp.enrichment import ATTRIBUTE_PREFIX, EnergyAttributeEncoder, enrich
+from wattspan.otlp.messages import slice_spans
 from wattspan.spans.values import Outcome
 
 small = st.integers(0, 2**31)
@@ -55,14 +54,14 @@ def test_all_but_the_energy_stays(message: ExportTraceServiceRequest, data: st.D
     before = message.SerializeToString()
     count = len(spans_in(before))
     drawn = data.draw(st.lists(energies, min_size=count, max_size=count))
-    attributes = Attributes({HwType.CPU: Provenance.ESTIMATED})
+    attributes = EnergyAttributeEncoder({HwType.CPU: Provenance.ESTIMATED})
     after = ExportTraceServiceRequest.FromString(enrich(message, drawn, attributes))
 
     assert message.SerializeToString() == before, "the message itself is not touched"
     for resource in after.resource_spans:
         for scope in resource.scope_spans:
             for span, energy in zip(scope.spans, drawn, strict=False):
-                added = [kv for kv in span.attributes if kv.key.startswith(PREFIX)]
+                added = [kv for kv in span.attributes if kv.key.startswith(ATTRIBUTE_PREFIX)]
                 assert bool(added) == (energy is not None)
                 del span.attributes[len(span.attributes) - len(added) :]
             drawn = drawn[len(scope.spans) :]
@@ -76,5 +75,5 @@ def test_parts_are_the_whole(message: ExportTraceServiceRequest, where: int):
     whole = message.SerializeToString()
     spans = spans_in(whole)
     where = min(where, len(spans))
-    first, second = part(whole, 0, where), part(whole, where, len(spans))
+    first, second = slice_spans(whole, 0, where), slice_spans(whole, where, len(spans))
     assert (spans_in(first), spans_in(second)) == (spans[:where], spans[where:])

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.forwarding import TAKEN, HangingSpool, delivery, kill, names_in, no_energy
-from wattspan.collector.answers import Answer, Verdict, again
-from wattspan.collector.backoff import Backoff
 from wattspan.config import SpansSettings
-from wattspan.forward.forwarder import Forwarder
 from wattspan.model import SECOND
 from wattspan.model.settings import Size
+from wattspan.otlp.forwarder import Forwarder
+from wattspan.otlp.health import RetryBackoff
+from wattspan.otlp.transport import ExportResult, ExportStatus, retry_result
 from wattspan.storage.async_writer import HANG_AFTER
 from wattspan.testing import ManualClock
 
@@ -33,7 +33,7 @@ class Offer:
 class Turn:
     """An attempt, answered so; ``has`` says whether the collector has the spans nonetheless."""
 
-    answer: Answer
+    answer: ExportResult
     has: bool = False
 
 
@@ -49,17 +49,19 @@ class Disk:
     answers: bool
 
 
-AWAY = again("away")
+AWAY = retry_result("away")
 offers = st.builds(Offer, st.integers(1, 5), st.sampled_from([1, 1, 100_000]))
 answers = st.one_of(
     st.just(Turn(TAKEN, has=True)),
     st.just(Turn(AWAY)),
-    st.builds(Turn, st.just(again("silent", perhaps_taken=True)), st.booleans()),
-    st.just(Turn(Answer(Verdict.AGAIN, "busy", after=3 * SECOND))),
-    st.just(Turn(Answer(Verdict.REFUSED, "bad"))),
-    st.just(Turn(Answer(Verdict.TOO_LARGE, "large"))),
+    st.builds(Turn, st.just(retry_result("silent", perhaps_taken=True)), st.booleans()),
+    st.just(Turn(ExportResult(ExportStatus.AGAIN, "busy", after=3 * SECOND))),
+    st.just(Turn(ExportResult(ExportStatus.REFUSED, "bad"))),
+    st.just(Turn(ExportResult(ExportStatus.TOO_LARGE, "large"))),
     st.builds(
-        lambda rejected: Turn(Answer(Verdict.TAKEN, "some", rejected=rejected), has=True),
+        lambda rejected: Turn(
+            ExportResult(ExportStatus.TAKEN, "some", rejected=rejected), has=True
+        ),
         st.integers(1, 9),
     ),
 )
@@ -101,7 +103,7 @@ class World:
             self.clock,
             lambda _: None,
             transport=self,
-            backoff=Backoff(lambda: 0.0),
+            backoff=RetryBackoff(lambda: 0.0),
             spool=self.disk,
         )
 
@@ -136,7 +138,7 @@ class World:
 
     # -------------------------------------------------------------------------- as a transport
 
-    def send(self, body: bytes) -> Answer:
+    def send(self, body: bytes) -> ExportResult:
         names = names_in([body])
         answer = self.turn.answer
         if self.turn.has:
@@ -226,9 +228,11 @@ def test_on_a_disk_that_hangs_now_and_then_as_well(taken: list[Offer | Turn | Re
         assert not list(Path(folder).rglob("*.spans")), "what was sent is still on disk"
 
 
-@given(st.lists(st.sampled_from([AWAY, again("busy"), TAKEN]), max_size=30), st.integers(1, 20))
+@given(
+    st.lists(st.sampled_from([AWAY, retry_result("busy"), TAKEN]), max_size=30), st.integers(1, 20)
+)
 def test_while_there_is_room_nothing_is_lost_and_nothing_comes_twice(
-    fates: list[Answer], requests: int
+    fates: list[ExportResult], requests: int
 ):
     world = World(None)
     for number in range(requests):

@@ -11,22 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.otel.wire import ENDED, RECORD_SIZE, STARTED, WRITTEN
-from wattspan.spanfeed.ring import LARGEST, Ring, RingError
+from wattspan.ingest.ring_reader import MAX_RING_RECORDS, RingError, RingReader
+from wattspan.sdk.ring import ENDED, RECORD_SIZE, STARTED, WRITE_FORMAT
 from wattspan.spans.values import SpanEnd, SpanStart
 
 counts = st.sampled_from([1, 2, 3, 8, 17, 64, 600])
 
 
 @contextmanager
-def ring(count: int) -> Iterator[tuple[int, Ring]]:
+def ring(count: int) -> Iterator[tuple[int, RingReader]]:
     """The descriptor that the writer has, and the agent's ring."""
     writer = os.memfd_create("ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     reader = None
     try:
         os.ftruncate(writer, count * RECORD_SIZE)
         fcntl.fcntl(writer, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        reader = Ring(os.dup(writer), count)
+        reader = RingReader(os.dup(writer), count)
         yield writer, reader
     finally:
         os.close(writer)
@@ -36,7 +36,7 @@ def ring(count: int) -> Iterator[tuple[int, Ring]]:
 
 def write(writer: int, count: int, number: int) -> None:
     kind = STARTED if number % 2 else ENDED
-    data = WRITTEN.pack(number, number // 2, number * 1000, number * 10, 42, kind, number)
+    data = WRITE_FORMAT.pack(number, number // 2, number * 1000, number * 10, 42, kind, number)
     os.pwrite(writer, data, number % count * RECORD_SIZE)
 
 
@@ -121,7 +121,7 @@ def test_the_last_time_nothing_is_waited_for() -> None:
 
 def test_a_record_of_an_unknown_kind_is_lost() -> None:
     with ring(64) as (writer, reader):
-        os.pwrite(writer, WRITTEN.pack(1, 0, 0, 0, 0, 9, 1), RECORD_SIZE)
+        os.pwrite(writer, WRITE_FORMAT.pack(1, 0, 0, 0, 0, 9, 1), RECORD_SIZE)
         write(writer, 64, 2)
         records, lost = reader.drain()
         assert (numbers(records), lost) == ([2], 1)
@@ -136,7 +136,7 @@ def test_no_content_crashes_or_holds_up_the_reader(count: int, junk: bytes, slot
         try:
             for _ in range(3):
                 records, lost = reader.drain()
-                assert len(records) <= 4 * LARGEST
+                assert len(records) <= 4 * MAX_RING_RECORDS
                 assert lost >= 0
         except RingError:
             pass
@@ -149,10 +149,10 @@ def test_a_number_beyond_all_reason_is_no_record() -> None:
             reader.drain()
 
 
-@pytest.mark.parametrize("count", [0, -1, LARGEST + 1])
+@pytest.mark.parametrize("count", [0, -1, MAX_RING_RECORDS + 1])
 def test_a_ring_of_no_or_too_many_records_is_none(count: int) -> None:
     with pytest.raises(RingError, match="a ring of"):
-        Ring(0, count)
+        RingReader(0, count)
 
 
 def test_nobody_can_cut_a_ring_off() -> None:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from support.past import PACKAGE
 from support.victims import INTERVAL, ROOT, VictimPast, joules, told
+from wattspan.api.energy import TimeGrid
 from wattspan.model import SECOND
-from wattspan.query.grid import Grid
 
 CELLS = 6
 PER_CELL = SECOND // INTERVAL
@@ -45,7 +45,7 @@ def test_no_question_tells_two_loads_apart_that_spend_the_same_in_every_cell(
 def test_neighbouring_windows_add_up(secret: list[list[int]], a: int, b: int, c: int) -> None:
     past = VictimPast(until=LENGTH, energies=[e for cell in secret for e in cell])
     start, middle, end = sorted((a, b, c))
-    grid = Grid(SECOND)
+    grid = TimeGrid(SECOND)
 
     def spent(start: int, end: int) -> int:
         return sum(grid.device(past, PACKAGE, start, end).energy.values())

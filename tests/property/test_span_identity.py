@@ -6,10 +6,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from support.fake_kernel import FakeKernel
 from wattspan.http.messages import Peer
+from wattspan.ingest.export_request import ResourceClaim
+from wattspan.ingest.identity_verification import IdentityResolver
 from wattspan.model import Consumer
 from wattspan.processes.inspector import LiveProcess
-from wattspan.spanfeed.delivery import Claim
-from wattspan.spanfeed.identity import Identities
 from wattspan.testing import ManualClock
 
 PIDS = st.integers(2, 9)
@@ -24,7 +24,7 @@ class Senders(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.kernel = FakeKernel(self.clock)
         self.kernel.born(1, user=0, parent=0)
-        self.identities = Identities(self.clock, self.kernel)
+        self.identities = IdentityResolver(self.clock, self.kernel)
         self.connections: list[tuple[Peer, LiveProcess, int]] = []
         self.dead: set[Consumer] = set()
         self.ever: dict[Consumer, LiveProcess] = {}
@@ -68,7 +68,7 @@ class Senders(RuleBasedStateMachine):
         if not self.connections:
             return
         peer, sender, _ = data.draw(st.sampled_from(self.connections))
-        found = self.identities.resolve(peer, Claim(pid=claimed))
+        found = self.identities.resolve(peer, ResourceClaim(pid=claimed))
         if not isinstance(found, Consumer):
             return
         assert found in self.ever

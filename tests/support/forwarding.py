@@ -14,20 +14,19 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
 from wattspan.clock import SystemClock
-from wattspan.collector.answers import Answer, Verdict
-from wattspan.collector.destination import parse_destination
-from wattspan.collector.grpc import GrpcTransport
-from wattspan.collector.http import HttpTransport
-from wattspan.forward.segment import Kept
-from wattspan.forward.spool import Spool
-from wattspan.forward.spooling import Spooling
 from wattspan.http.messages import Peer
+from wattspan.ingest.export_request import ExportRequest
 from wattspan.model import HwType, Microjoules
-from wattspan.spanfeed.delivery import Delivery
+from wattspan.otlp.destination import parse_destination
+from wattspan.otlp.grpc_transport import GrpcTransport
+from wattspan.otlp.http_transport import HttpTransport
+from wattspan.otlp.queue import AsyncSpool
+from wattspan.otlp.spool import Spool, SpooledRequest
+from wattspan.otlp.transport import ExportResult, ExportStatus
 from wattspan.spans.values import IntervalEnergy, Outcome, Span, SpanEnergy
 
 MILLISECOND = 10**6
-TAKEN = Answer(Verdict.TAKEN)
+TAKEN = ExportResult(ExportStatus.TAKEN)
 
 
 def request(*names: str, service: str = "shop") -> ExportTraceServiceRequest:
@@ -49,9 +48,9 @@ def request(*names: str, service: str = "shop") -> ExportTraceServiceRequest:
     return message
 
 
-def delivery(*names: str) -> Delivery:
+def delivery(*names: str) -> ExportRequest:
     message = request(*names)
-    return Delivery(Peer(), 0, message.ByteSize(), (), message)
+    return ExportRequest(Peer(), 0, message.ByteSize(), (), message)
 
 
 def joules(
@@ -88,18 +87,18 @@ def spans_in(body: bytes) -> list[OtlpSpan]:
 class ScriptedTransport:
     """A collector of answers given in advance; after them, all are taken."""
 
-    def __init__(self, *answers: Answer | Callable[[bytes], Answer]) -> None:
+    def __init__(self, *answers: ExportResult | Callable[[bytes], ExportResult]) -> None:
         self.answers = deque(answers)
         self.sent: list[bytes] = []
         self.taken: list[bytes] = []
         self.aborted = self.closed = False
 
-    def send(self, body: bytes) -> Answer:
+    def send(self, body: bytes) -> ExportResult:
         self.sent.append(body)
         answer = self.answers.popleft() if self.answers else TAKEN
         if callable(answer):
             answer = answer(body)
-        if answer.verdict is Verdict.TAKEN:
+        if answer.verdict is ExportStatus.TAKEN:
             self.taken.append(body)
         return answer
 
@@ -163,7 +162,7 @@ class HangingSpool(Spool):
         self.asked = threading.Semaphore(0)
         self.writes = 0
 
-    def keep(self, body: bytes, spans: int, settled: int = 0) -> Kept | None:
+    def keep(self, body: bytes, spans: int, settled: int = 0) -> SpooledRequest | None:
         self.writes += 1
         if not self.answers.is_set():
             self.asked.release()
@@ -179,7 +178,7 @@ class HangingSpool(Spool):
         assert self.asked.acquire(timeout=60)
 
 
-def kill(disk: Spooling) -> None:
+def kill(disk: AsyncSpool) -> None:
     """End the process that keeps spans there, once all is written; what the kernel holds goes."""
     disk._keeper.close(60)
     os.close(disk._spool._lock)

@@ -11,9 +11,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from wattspan.http.messages import HttpRequest, HttpResponse, Peer
-from wattspan.spanfeed.delivery import BusyError, Delivery
-from wattspan.spanfeed.http import OtlpHttp
-from wattspan.spanfeed.otlp import Intake
+from wattspan.ingest.export_request import ExportRequest, ReceiverBusyError
+from wattspan.ingest.otlp_http import OtlpHttpHandler
+from wattspan.ingest.trace_receiver import TraceReceiver
 from wattspan.testing import ManualClock
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -26,14 +26,14 @@ class KeptSink:
     """Keeps what it is given, but ``busy`` times it asks to come again after ``seconds``."""
 
     def __init__(self) -> None:
-        self.deliveries: list[Delivery] = []
+        self.deliveries: list[ExportRequest] = []
         self.refused: Counter[str] = Counter()
         self.busy, self.seconds = 0, 3
 
-    def accept(self, delivery: Delivery) -> None:
+    def accept(self, delivery: ExportRequest) -> None:
         if self.busy:
             self.busy -= 1
-            raise BusyError(self.seconds)
+            raise ReceiverBusyError(self.seconds)
         self.deliveries.append(delivery)
 
     def refuse(self, reason: str, spans: int = 1) -> None:
@@ -86,8 +86,8 @@ class Receiver:
 
     def __init__(self, max_request: int = 1 << 20, **options: Any) -> None:
         self.sink, self.clock = KeptSink(), ManualClock()
-        self.intake = Intake(self.sink, self.clock, max_request=max_request, **options)
-        self._handler = OtlpHttp(self.intake)
+        self.intake = TraceReceiver(self.sink, self.clock, max_request=max_request, **options)
+        self._handler = OtlpHttpHandler(self.intake)
 
     def ask(
         self,

@@ -9,12 +9,12 @@ import re
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from wattspan.spanfeed.delivery import Told
+from wattspan.ingest.export_request import SpanRecord
 
 
-def expected(whole: ExportTraceServiceRequest) -> tuple[list[Told], set[int]]:
+def expected(whole: ExportTraceServiceRequest) -> tuple[list[SpanRecord], set[int]]:
     """What a decoder by the whole schema would tell, and the positions of what it would not."""
-    told: list[Told] = []
+    told: list[SpanRecord] = []
     skipped: set[int] = set()
     spans = [
         one for each in whole.resource_spans for scope in each.scope_spans for one in scope.spans
@@ -24,7 +24,7 @@ def expected(whole: ExportTraceServiceRequest) -> tuple[list[Told], set[int]]:
             skipped.add(position)
             continue
         told.append(
-            Told(
+            SpanRecord(
                 one.trace_id,
                 one.span_id,
                 one.parent_span_id if usable(one.parent_span_id, 8) else b"",

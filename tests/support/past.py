@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from wattspan.api.service import DecisionHistoryView, QueryService, TuningView
 from wattspan.http.messages import HttpRequest, HttpResponse, Peer
 from wattspan.model import (
     SECOND,
@@ -19,8 +20,6 @@ from wattspan.model import (
     Provenance,
     energy_at,
 )
-from wattspan.query.service import QueryService
-from wattspan.query.tuning import HistoryView, TuningView
 from wattspan.spans.values import IntervalEnergy
 from wattspan.testing import FakeDirectory, ManualClock
 
@@ -114,7 +113,7 @@ class Asked:
 
     clock: ManualClock = field(default_factory=ManualClock)
     tuning: TuningView | None = None
-    history: HistoryView | None = None
+    history: DecisionHistoryView | None = None
     uids: dict[int, int] = field(
         default_factory=lambda: {OURS.pid: USER, CHILD.pid: USER, ROOTS.pid: 0}
     )

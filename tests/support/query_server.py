@@ -7,14 +7,13 @@ from types import TracebackType
 from typing import Self
 
 from support.past import ConstantPast
+from wattspan.api.service import DecisionHistoryView, QueryService, TuningView
 from wattspan.cli.measure.child import process_identity
 from wattspan.clock import SystemClock
 from wattspan.http.limits import ServerLimits
 from wattspan.http.server import HttpServer
 from wattspan.model import Consumer, PayerInfo
 from wattspan.ports import ProcessDirectory, WattspanError
-from wattspan.query.service import QueryService
-from wattspan.query.tuning import HistoryView, TuningView
 
 FAR = 2**62  # everything is settled
 STARTED = 7
@@ -52,7 +51,7 @@ class QueryServer:
         past: ConstantPast | None = None,
         directory: ProcessDirectory | None = None,
         tuning: TuningView | None = None,
-        history: HistoryView | None = None,
+        history: DecisionHistoryView | None = None,
         limits: ServerLimits | None = None,
     ) -> None:
         self.past = past if past is not None else ConstantPast(until=FAR)

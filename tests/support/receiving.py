@@ -14,10 +14,10 @@ from wattspan.config.tables import SpansSettings
 from wattspan.http.connection_limiter import RejectionCounter
 from wattspan.http.limits import ServerLimits
 from wattspan.http.server import HttpServer
+from wattspan.ingest.listeners import GRPC_SOCKET, HTTP_SOCKET, open_receivers
 from wattspan.model.settings import Listen, Size
 from wattspan.ports import Clock
 from wattspan.service.span_assembly import ConnectionOwnerLookup
-from wattspan.spanfeed.receivers import GRPC_SOCKET, HTTP_SOCKET, open_receivers
 
 
 @dataclass

@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.otlp import PROTOBUF, request
-from wattspan.otel.wire import HELLO, MAGIC, RECORD_SIZE, STARTED, VERSION, WRITTEN
+from wattspan.sdk.ring import HELLO, MAGIC, RECORD_SIZE, STARTED, VERSION, WRITE_FORMAT
 
 TRACE = bytes(range(16))
 
@@ -130,7 +130,7 @@ class ByHand:
         """Records as (id, parent, time, cpu, thread, kind), one after the other."""
         for record in records:
             slot = self._next % self._count
-            os.pwrite(self._memory, WRITTEN.pack(*record, self._next), slot * RECORD_SIZE)
+            os.pwrite(self._memory, WRITE_FORMAT.pack(*record, self._next), slot * RECORD_SIZE)
             self._next += 1
 
     def flood(self, at: int, count: int) -> None:
@@ -140,7 +140,7 @@ class ByHand:
             slot = self._next % self._count
             some = min(left, self._count - slot, 4096)
             body = b"".join(
-                WRITTEN.pack(number | 1 << 60, 0, at, 0, 1, STARTED, number)
+                WRITE_FORMAT.pack(number | 1 << 60, 0, at, 0, 1, STARTED, number)
                 for number in range(self._next, self._next + some)
             )
             os.pwrite(self._memory, body, slot * RECORD_SIZE)

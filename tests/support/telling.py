@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
-from wattspan.otel.processor import SpanProcessor
-from wattspan.spanfeed.feed import Feed, Report
+from wattspan.ingest.side_channel import ProcessRecords, SideChannelServer
+from wattspan.sdk.span_processor import SpanProcessor
 from wattspan.spans.values import SpanEnd, SpanStart
 
 PREAMBLE = """
@@ -30,8 +30,8 @@ tracer = trace.get_tracer("application")
 
 
 @contextmanager
-def listening(run_dir: Path, **bounds: int) -> Iterator[Feed]:
-    feed = Feed(run_dir / "feed.sock", **bounds)
+def listening(run_dir: Path, **bounds: int) -> Iterator[SideChannelServer]:
+    feed = SideChannelServer(run_dir / "feed.sock", **bounds)
     feed.start()
     try:
         yield feed
@@ -86,15 +86,15 @@ def run(run_dir: Path, code: str, **environ: str) -> str:
     return finish(start(run_dir, code, **environ))
 
 
-def starts(reports: list[Report]) -> list[SpanStart]:
+def starts(reports: list[ProcessRecords]) -> list[SpanStart]:
     return [each for report in reports for each in report.records if isinstance(each, SpanStart)]
 
 
-def ends(reports: list[Report]) -> list[SpanEnd]:
+def ends(reports: list[ProcessRecords]) -> list[SpanEnd]:
     return [each for report in reports for each in report.records if isinstance(each, SpanEnd)]
 
 
-def by_process(reports: list[Report]) -> dict[int, list[SpanStart | SpanEnd]]:
+def by_process(reports: list[ProcessRecords]) -> dict[int, list[SpanStart | SpanEnd]]:
     found: dict[int, list[SpanStart | SpanEnd]] = {}
     for report in reports:
         found.setdefault(report.pid, []).extend(report.records)

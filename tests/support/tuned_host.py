@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from wattspan.config import AutotuneSettings, TunedJobSettings
+from wattspan.ingest.export_request import SpanRecord
 from wattspan.model import (
     CapKey,
     CapRow,
@@ -37,7 +38,6 @@ from wattspan.model import (
     energy_at,
 )
 from wattspan.ports import Caps, CapsError, CapTotals, Clock
-from wattspan.spanfeed.delivery import Told
 from wattspan.spans.values import IntervalEnergy, Span
 from wattspan.testing import ManualClock
 from wattspan.tuning import CertifiedLevels, Fingerprint
@@ -95,7 +95,7 @@ class Job:
     random: random.Random = field(default_factory=lambda: random.Random(1))
     steps: int = 0
 
-    def advance(self, start: int, end: int) -> list[tuple[Span, Told]]:
+    def advance(self, start: int, end: int) -> list[tuple[Span, SpanRecord]]:
         """The steps that finish between two moments."""
         done = []
         at = start
@@ -117,7 +117,7 @@ class Job:
             done.append(
                 (
                     Span(b"t" * 16, ident, b"", self.service, self.span, self.since, at),
-                    Told(b"t" * 16, ident, b"", self.span, self.since, at, work=work),
+                    SpanRecord(b"t" * 16, ident, b"", self.span, self.since, at, work=work),
                 )
             )
         return done

@@ -14,11 +14,11 @@ from pynvml import NVMLError
 
 from support.program import ENVIRONMENT
 from support.requirements import ROOT
-from wattspan.client.agent import ask
-from wattspan.client.errors import MeasurementError
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.profiles import profile_named
+from wattspan.sdk.agent import MeasurementError
+from wattspan.sdk.client import request_json
 
 CONFIG = """\
 [agent]
@@ -97,7 +97,7 @@ class ProfileHost:
     def told(self, job: str) -> dict[str, Any]:
         """What the agent says of a job; nothing while it does not answer."""
         try:
-            rows = ask("/v1/tuning", {}, directories=(str(self.sockets),))["jobs"]
+            rows = request_json("/v1/tuning", {}, directories=(str(self.sockets),))["jobs"]
         except (MeasurementError, KeyError):
             return {}
         return next((row for row in rows if row["job"] == job), {})

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 from support.tuned_host import Gpu, Host, Job, quick
 from wattspan.config import AutotuneSettings, TunedJobSettings
+from wattspan.ingest.export_request import SpanRecord
 from wattspan.model import Consumer
-from wattspan.spanfeed.delivery import Told
 from wattspan.spans.values import Span
 
 SERVICE, STEP, COMPUTE = "trainer", "train_step", "compute"
-_Done = list[tuple[Span, Told]]
+_Done = list[tuple[Span, SpanRecord]]
 
 
 def synchronous(**more: object) -> AutotuneSettings:
@@ -79,11 +79,11 @@ class Together:
         both = [
             (
                 Span(trace, part, step, SERVICE, COMPUTE, self.since, computed),
-                Told(trace, part, step, COMPUTE, self.since, computed),
+                SpanRecord(trace, part, step, COMPUTE, self.since, computed),
             ),
             (
                 Span(trace, step, b"", SERVICE, STEP, self.since, end),
-                Told(trace, step, b"", STEP, self.since, end),
+                SpanRecord(trace, step, b"", STEP, self.since, end),
             ),
         ]
         # What ends first is told first by some senders, and by others what it is part of.

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from support.tuned_host import Host, Job, quick
 from wattspan.config import AutotuneSettings, TunedJobSettings
+from wattspan.ingest.export_request import SpanRecord
 from wattspan.model import Consumer
-from wattspan.spanfeed.delivery import Told
 from wattspan.spans.values import Span
 
 SERVICE, REQUEST = "llm", "chat"
@@ -45,8 +45,8 @@ class Server(Job):
     waiting: deque[list[float]] = field(default_factory=deque)
     latencies: list[float] = field(default_factory=list)
 
-    def advance(self, start: int, end: int) -> list[tuple[Span, Told]]:
-        done: list[tuple[Span, Told]] = []
+    def advance(self, start: int, end: int) -> list[tuple[Span, SpanRecord]]:
+        done: list[tuple[Span, SpanRecord]] = []
         now, until = start / 1e9, end / 1e9
         while now < until and self.alive and not self.paused:
             slower = self.gpu.slowdown
@@ -66,14 +66,14 @@ class Server(Job):
                 self.active.append(self.waiting.popleft())
         return done
 
-    def _told(self, came: float, now: float) -> tuple[Span, Told]:
+    def _told(self, came: float, now: float) -> tuple[Span, SpanRecord]:
         self.steps += 1
         self.latencies.append(now - came)
         ident, trace = self.steps.to_bytes(8, "big"), b"r" * 16
         start, end = round(came * 1e9), round(now * 1e9)
         return (
             Span(trace, ident, b"", self.service, self.span, start, end),
-            Told(trace, ident, b"", self.span, start, end),
+            SpanRecord(trace, ident, b"", self.span, start, end),
         )
 
 

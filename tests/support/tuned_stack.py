@@ -25,12 +25,12 @@ from support.program import ENVIRONMENT, alive, descendants, wattspan
 from support.requirements import ROOT
 from support.waiting import eventually
 from wattspan.capper.workers import PROCESS_NAME
-from wattspan.client.agent import ask
-from wattspan.client.errors import MeasurementError
 from wattspan.clock import SystemClock
 from wattspan.emulation.control import Closeable, ControlClient
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
+from wattspan.sdk.agent import MeasurementError
+from wattspan.sdk.client import request_json
 
 T = TypeVar("T")
 
@@ -216,7 +216,7 @@ class Tuned:
     def told(self) -> dict[str, Any]:
         """What the agent says of its job; nothing while it does not answer."""
         with suppress(MeasurementError, KeyError):
-            rows = ask("/v1/tuning", {}, directories=(str(self.host.sockets),))["jobs"]
+            rows = request_json("/v1/tuning", {}, directories=(str(self.host.sockets),))["jobs"]
             return next((row for row in rows if row["job"] == JOB), {})
         return {}
 

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, Self
 from support.program import Running, descendants, wattspan
 from support.requirements import APPS
 from support.waiting import eventually
-from wattspan.client.agent import ask
-from wattspan.client.errors import MeasurementError
 from wattspan.emulation.control import ControlClient
 from wattspan.emulation.nvml import EmulatedNvml
+from wattspan.sdk.agent import MeasurementError
+from wattspan.sdk.client import request_json
 
 TRAINING = """
 import json, sys, time
@@ -165,7 +165,7 @@ class TuningAgent:
     def told(self) -> dict[str, Any]:
         """What the agent says of the job; nothing before it knows it."""
         try:
-            rows = ask("/v1/tuning", {}, directories=(str(self.running.run_dir),))["jobs"]
+            rows = request_json("/v1/tuning", {}, directories=(str(self.running.run_dir),))["jobs"]
         except MeasurementError:
             return {}
         return next((row for row in rows if row["job"] == JOB), {})

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from support.past import PACKAGE, ConstantPast
+from wattspan.api.service import QueryService
 from wattspan.http.messages import HttpRequest, Peer
 from wattspan.model import MILLISECOND, HwType, Microjoules
-from wattspan.query.service import QueryService
 from wattspan.spans.values import IntervalEnergy
 from wattspan.testing import FakeDirectory, ManualClock
 

@@ -17,12 +17,12 @@ import wattspan
 from support.past import GPU, ConstantPast
 from support.query_server import FAR, STARTED, QueryServer, powered
 from support.waiting import eventually
-from wattspan.client import here
-from wattspan.client.agent import ask
-from wattspan.client.measurement import Energy
-from wattspan.client.places import run_directories
 from wattspan.http.limits import ServerLimits
 from wattspan.model import Consumer
+from wattspan.sdk import agent
+from wattspan.sdk.agent import run_directories
+from wattspan.sdk.client import request_json
+from wattspan.sdk.measurement import Energy
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def agent(
     past: ConstantPast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[QueryServer]:
     monkeypatch.setenv("WATTSPAN_RUN_DIR", str(tmp_path))
-    monkeypatch.setattr(here, "here", here.Here())
+    monkeypatch.setattr(agent, "here", agent.WatchRegistration())
     with QueryServer(tmp_path, past) as server:
         yield server
 
@@ -44,7 +44,7 @@ def agent(
 @pytest.fixture
 def no_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("WATTSPAN_RUN_DIR", str(tmp_path))
-    monkeypatch.setattr(here, "here", here.Here())
+    monkeypatch.setattr(agent, "here", agent.WatchRegistration())
     return tmp_path
 
 
@@ -199,7 +199,7 @@ def test_a_socket_nobody_listens_on_is_told(no_agent: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(no_agent / "api.sock"))
     with pytest.raises(wattspan.AgentUnavailableError, match="connection refused"):
-        ask("/v1/status", {})
+        request_json("/v1/status", {})
 
 
 def test_an_agent_that_dies_in_the_middle_is_told(no_agent: Path) -> None:
@@ -217,7 +217,7 @@ def test_an_agent_that_dies_in_the_middle_is_told(no_agent: Path) -> None:
         thread = threading.Thread(target=hang_up)
         thread.start()
         with pytest.raises(wattspan.AgentUnavailableError, match=r"api\.sock"):
-            ask("/v1/status", {})
+            request_json("/v1/status", {})
         thread.join()
 
 
@@ -237,14 +237,14 @@ def test_a_stranger_at_the_socket_is_no_agent(no_agent: Path) -> None:
         thread = threading.Thread(target=greet)
         thread.start()
         with pytest.raises(wattspan.MeasurementError, match="no wattspan agent: status 200"):
-            ask("/v1/status", {})
+            request_json("/v1/status", {})
         thread.join()
 
 
 @pytest.mark.usefixtures("agent")
 def test_the_agents_own_sentence_is_passed_on() -> None:
     with pytest.raises(wattspan.RefusedError, match="there is no such path"):
-        ask("/v2/energy", {})
+        request_json("/v2/energy", {})
 
 
 def test_who_asks_too_often_is_told_so_and_not_that_there_is_no_agent(no_agent: Path) -> None:
@@ -252,7 +252,7 @@ def test_who_asks_too_often_is_told_so_and_not_that_there_is_no_agent(no_agent: 
 
         def ask_on() -> None:
             for _ in range(10_000):
-                ask("/v1/status", {})
+                request_json("/v1/status", {})
 
         with pytest.raises(wattspan.RefusedError, match="More than 1 requests a second"):
             ask_on()
@@ -318,7 +318,7 @@ def test_the_agent_is_asked_once_to_keep_the_process(
             pass
     eventually(lambda: past.watched, "the agent is asked")
     assert past.watched == [(Consumer(os.getpid(), STARTED), True)]
-    here.here.due = 0  # as time does: the agent may have been started anew
+    agent.registration.due = 0  # as time does: the agent may have been started anew
     with wattspan.window():
         pass
     eventually(lambda: len(past.watched) == 2, "the agent is asked again")
@@ -327,9 +327,9 @@ def test_the_agent_is_asked_once_to_keep_the_process(
 def test_an_agent_that_comes_later_is_asked_later(no_agent: Path, past: ConstantPast) -> None:
     with wattspan.window() as w:
         pass
-    assert w._begun < here.here.due < w._begun + here.RENEW
+    assert w._begun < agent.registration.due < w._begun + agent.RENEW_AFTER
     with QueryServer(no_agent, past):
-        here.here.due = 0  # as time does
+        agent.registration.due = 0  # as time does
         with wattspan.window():
             pass
         eventually(lambda: past.watched, "the agent is asked")
@@ -337,11 +337,11 @@ def test_an_agent_that_comes_later_is_asked_later(no_agent: Path, past: Constant
 
 def test_a_run_directory_that_cannot_be_is_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     for directory in ("x" * 200, "/\0"):
-        monkeypatch.setattr(here, "run_directories", lambda told=directory: [told])
-        monkeypatch.setattr(here, "here", here.Here())
+        monkeypatch.setattr(agent, "run_directories", lambda told=directory: [told])
+        monkeypatch.setattr(agent, "here", agent.WatchRegistration())
         with wattspan.window() as w:
             pass
-        assert here.here.due < w._begun + here.RENEW  # it is tried again soon
+        assert agent.registration.due < w._begun + agent.RENEW_AFTER  # it is tried again soon
 
 
 def test_a_forked_child_measures_itself(agent: QueryServer, past: ConstantPast) -> None:

@@ -7,11 +7,11 @@ import base64
 import pytest
 
 from support.http2 import framed
-from wattspan.collector.answers import Verdict
-from wattspan.collector.replies import PREFIX, Reply, of_reply
-from wattspan.collector.replies import framed as ours
+from wattspan.ingest import wire
 from wattspan.model import SECOND
-from wattspan.spanfeed import wire
+from wattspan.otlp.grpc_response import FRAME_PREFIX, GrpcReply, result_of_reply
+from wattspan.otlp.grpc_response import frame_message as ours
+from wattspan.otlp.transport import ExportStatus
 
 GRPC = {":status": "200", "content-type": "application/grpc"}
 
@@ -23,81 +23,86 @@ def told(code: str, **more: str) -> dict[str, str]:
 def test_a_frame_is_a_flag_a_length_and_the_message() -> None:
     assert ours(b"abc", zipped=False) == framed(b"abc") == b"\0\0\0\0\3abc"
     assert ours(b"abc", zipped=True) == framed(b"abc", compressed=1)
-    assert PREFIX.size == 5
+    assert FRAME_PREFIX.size == 5
 
 
 @pytest.mark.parametrize("kind", ["application/grpc", "application/grpc+proto"])
 def test_an_ok_after_a_message_is_taken(kind: str) -> None:
-    reply = Reply({**GRPC, "content-type": kind}, trailers=told("0"))
+    reply = GrpcReply({**GRPC, "content-type": kind}, trailers=told("0"))
     assert not reply.headers_say_all
-    assert of_reply(reply).verdict is Verdict.TAKEN
+    assert result_of_reply(reply).verdict is ExportStatus.TAKEN
 
 
 def test_a_failure_tells_its_reason_and_its_delay_in_headers_or_in_trailers() -> None:
     details = base64.b64encode(wire.status(14, "busy", 3)).rstrip(b"=").decode()
     failure = told("14", grpc_message="slow%20down", grpc_status_details_bin=details)
-    alone, after = Reply(GRPC | failure), Reply(GRPC, trailers=failure)
+    alone, after = GrpcReply(GRPC | failure), GrpcReply(GRPC, trailers=failure)
     assert alone.headers_say_all
     assert not after.headers_say_all
     for reply in (alone, after):
-        answer = of_reply(reply)
+        answer = result_of_reply(reply)
         assert reply.failed
-        assert (answer.verdict, answer.after) == (Verdict.AGAIN, 3 * SECOND)
+        assert (answer.verdict, answer.after) == (ExportStatus.AGAIN, 3 * SECOND)
         assert answer.why == "it answered UNAVAILABLE (slow down)"
 
 
 @pytest.mark.parametrize("details", ["!", "A", "é", "////"])
 def test_details_that_are_none_ask_for_no_delay(details: str) -> None:
-    answer = of_reply(Reply(GRPC | told("14", grpc_status_details_bin=details)))
-    assert (answer.verdict, answer.after) == (Verdict.AGAIN, None)
+    answer = result_of_reply(GrpcReply(GRPC | told("14", grpc_status_details_bin=details)))
+    assert (answer.verdict, answer.after) == (ExportStatus.AGAIN, None)
 
 
 @pytest.mark.parametrize(
     ("status", "verdict", "said"),
     [
-        ("400", Verdict.REFUSED, "INTERNAL (HTTP 400)"),
-        ("401", Verdict.REFUSED, "UNAUTHENTICATED (HTTP 401)"),
-        ("403", Verdict.REFUSED, "PERMISSION_DENIED (HTTP 403)"),
-        ("404", Verdict.REFUSED, "UNIMPLEMENTED (HTTP 404)"),
-        ("418", Verdict.REFUSED, "UNKNOWN (HTTP 418)"),
-        ("429", Verdict.AGAIN, "UNAVAILABLE (HTTP 429)"),
-        ("502", Verdict.AGAIN, "UNAVAILABLE (HTTP 502)"),
-        ("503", Verdict.AGAIN, "UNAVAILABLE (HTTP 503)"),
-        ("504", Verdict.AGAIN, "UNAVAILABLE (HTTP 504)"),
+        ("400", ExportStatus.REFUSED, "INTERNAL (HTTP 400)"),
+        ("401", ExportStatus.REFUSED, "UNAUTHENTICATED (HTTP 401)"),
+        ("403", ExportStatus.REFUSED, "PERMISSION_DENIED (HTTP 403)"),
+        ("404", ExportStatus.REFUSED, "UNIMPLEMENTED (HTTP 404)"),
+        ("418", ExportStatus.REFUSED, "UNKNOWN (HTTP 418)"),
+        ("429", ExportStatus.AGAIN, "UNAVAILABLE (HTTP 429)"),
+        ("502", ExportStatus.AGAIN, "UNAVAILABLE (HTTP 502)"),
+        ("503", ExportStatus.AGAIN, "UNAVAILABLE (HTTP 503)"),
+        ("504", ExportStatus.AGAIN, "UNAVAILABLE (HTTP 504)"),
     ],
 )
 def test_a_proxy_that_answers_in_http_is_understood_as_grpc_has_it(
-    status: str, verdict: Verdict, said: str
+    status: str, verdict: ExportStatus, said: str
 ) -> None:
-    reply = Reply({":status": status, "content-type": "text/html"})
+    reply = GrpcReply({":status": status, "content-type": "text/html"})
     assert reply.headers_say_all
     assert reply.failed
-    answer = of_reply(reply)
+    answer = result_of_reply(reply)
     assert (answer.verdict, answer.why) == (verdict, f"it answered {said}")
 
 
 def test_what_is_no_grpc_is_not_taken_for_it() -> None:
-    page = of_reply(Reply({":status": "200", "content-type": "text/html"}))
+    page = result_of_reply(GrpcReply({":status": "200", "content-type": "text/html"}))
     assert page.why == "it answered UNKNOWN (its content is text/html)"
-    nothing = of_reply(Reply({":status": "200"}))
+    nothing = result_of_reply(GrpcReply({":status": "200"}))
     assert nothing.why == "it answered UNKNOWN (its content is of no type)"
 
 
 @pytest.mark.parametrize("code", ["", "17", "-1", "many", "²", "0000000000014"])
 def test_a_status_that_is_none_is_unknown(code: str) -> None:
-    answer = of_reply(Reply(GRPC, trailers=told(code)))
+    answer = result_of_reply(GrpcReply(GRPC, trailers=told(code)))
     assert (answer.verdict, answer.why) == (
-        Verdict.REFUSED,
+        ExportStatus.REFUSED,
         "it answered UNKNOWN (it tells no gRPC status)",
     )
 
 
 @pytest.mark.parametrize(
     "reply",
-    [Reply(), Reply(GRPC), Reply(GRPC, trailers=told("0")), Reply(GRPC | told("0"))],
+    [
+        GrpcReply(),
+        GrpcReply(GRPC),
+        GrpcReply(GRPC, trailers=told("0")),
+        GrpcReply(GRPC | told("0")),
+    ],
     ids=["nothing", "a beginning", "ok", "ok at once"],
 )
-def test_a_call_that_has_not_told_of_a_failure_has_not_failed(reply: Reply) -> None:
+def test_a_call_that_has_not_told_of_a_failure_has_not_failed(reply: GrpcReply) -> None:
     assert not reply.failed
     assert not reply.blames_encoding
 
@@ -116,5 +121,5 @@ def test_a_call_that_has_not_told_of_a_failure_has_not_failed(reply: Reply) -> N
     ],
 )
 def test_failures_that_gzip_may_be_the_cause_of(failure: dict[str, str], blamed: bool) -> None:
-    assert Reply(GRPC | failure).blames_encoding is blamed
-    assert Reply(GRPC, trailers=failure).blames_encoding is blamed
+    assert GrpcReply(GRPC | failure).blames_encoding is blamed
+    assert GrpcReply(GRPC, trailers=failure).blames_encoding is blamed

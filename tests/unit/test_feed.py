@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from support.telling import ends, listening, processor_of, starts, telling
-from wattspan.otel.wire import HELLO, MAGIC, RECORD_SIZE, RECORDS, STARTED, VERSION, WRITTEN
+from wattspan.ingest.ring_reader import MAX_RING_RECORDS
+from wattspan.ingest.side_channel import SideChannelServer
 from wattspan.ports import ListenError
-from wattspan.spanfeed.feed import Feed
-from wattspan.spanfeed.ring import LARGEST
+from wattspan.sdk.ring import HELLO, MAGIC, RECORD_SIZE, RECORDS, STARTED, VERSION, WRITE_FORMAT
 from wattspan.spans.values import SpanStart
 
 GOOD = HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 64)
@@ -24,7 +24,7 @@ SHRINK = fcntl.F_SEAL_SHRINK
 
 
 @pytest.fixture
-def feed(tmp_path: Path) -> Iterator[Feed]:
+def feed(tmp_path: Path) -> Iterator[SideChannelServer]:
     with listening(tmp_path) as feed:
         yield feed
 
@@ -59,18 +59,20 @@ def hung_up(connection: socket.socket) -> bool:
 
 
 def record(number: int, span: int = 7, kind: int = STARTED) -> bytes:
-    return WRITTEN.pack(span, 0, 1000 + number, 0, 42, kind, number)
+    return WRITE_FORMAT.pack(span, 0, 1000 + number, 0, 42, kind, number)
 
 
 def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_nobody_there_is_nothing_told(feed: Feed) -> None:
+def test_nobody_there_is_nothing_told(feed: SideChannelServer) -> None:
     assert feed.drain() == []
 
 
-def test_records_of_a_guest_are_its_own_by_the_kernels_word(feed: Feed, tmp_path: Path) -> None:
+def test_records_of_a_guest_are_its_own_by_the_kernels_word(
+    feed: SideChannelServer, tmp_path: Path
+) -> None:
     with memory() as ring, guest(tmp_path, GOOD, [ring]):
         os.pwrite(ring, record(1), 1 * RECORD_SIZE)
         (report,) = feed.drain()
@@ -81,7 +83,7 @@ def test_records_of_a_guest_are_its_own_by_the_kernels_word(feed: Feed, tmp_path
 
 
 def test_the_last_words_of_a_process_are_heard_before_it_is_gone(
-    feed: Feed, tmp_path: Path
+    feed: SideChannelServer, tmp_path: Path
 ) -> None:
     with memory() as ring:
         with guest(tmp_path, GOOD, [ring]):
@@ -94,7 +96,7 @@ def test_the_last_words_of_a_process_are_heard_before_it_is_gone(
 
 
 def test_a_process_that_came_and_went_between_two_turns_is_heard(
-    feed: Feed, tmp_path: Path
+    feed: SideChannelServer, tmp_path: Path
 ) -> None:
     with telling(tmp_path) as provider:
         provider.get_tracer("application").start_span("work").end()
@@ -103,7 +105,7 @@ def test_a_process_that_came_and_went_between_two_turns_is_heard(
 
 
 def test_of_two_connections_of_a_process_it_is_gone_with_the_last(
-    feed: Feed, tmp_path: Path
+    feed: SideChannelServer, tmp_path: Path
 ) -> None:
     with telling(tmp_path) as one, telling(tmp_path) as other:
         one.get_tracer("application").start_span("work").end()
@@ -116,7 +118,7 @@ def test_of_two_connections_of_a_process_it_is_gone_with_the_last(
         assert [(len(report.records), report.gone) for report in feed.drain()] == [(2, True)]
 
 
-def test_what_a_slow_agent_missed_is_counted(feed: Feed, tmp_path: Path) -> None:
+def test_what_a_slow_agent_missed_is_counted(feed: SideChannelServer, tmp_path: Path) -> None:
     with telling(tmp_path) as provider:
         tracer = provider.get_tracer("application")
         for _ in range(RECORDS):  # two records each: twice what the ring holds
@@ -161,13 +163,13 @@ def pipe(_: Path) -> Iterator[int]:
         HELLO.pack(MAGIC, VERSION, RECORD_SIZE + 1, 64),
         HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 0),
         HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 65),
-        HELLO.pack(MAGIC, VERSION, RECORD_SIZE, LARGEST + 1),
+        HELLO.pack(MAGIC, VERSION, RECORD_SIZE, MAX_RING_RECORDS + 1),
         HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 2**32 - 1),
         GOOD + b"and more",
     ],
 )
 def test_who_does_not_say_hello_rightly_is_put_out(
-    hello: bytes, feed: Feed, tmp_path: Path
+    hello: bytes, feed: SideChannelServer, tmp_path: Path
 ) -> None:
     before = open_descriptors()
     with memory() as ring, guest(tmp_path, hello, [ring]) as connection:
@@ -179,7 +181,7 @@ def test_who_does_not_say_hello_rightly_is_put_out(
 
 
 @pytest.mark.parametrize("kind", ["none", "two", "unsealed", "too small", "file", "pipe"])
-def test_who_brings_no_ring_is_put_out(kind: str, feed: Feed, tmp_path: Path) -> None:
+def test_who_brings_no_ring_is_put_out(kind: str, feed: SideChannelServer, tmp_path: Path) -> None:
     before = open_descriptors()
     with ExitStack() as stack:
         brought = {
@@ -197,7 +199,7 @@ def test_who_brings_no_ring_is_put_out(kind: str, feed: Feed, tmp_path: Path) ->
     assert open_descriptors() == before
 
 
-def test_who_speaks_after_the_hello_is_put_out(feed: Feed, tmp_path: Path) -> None:
+def test_who_speaks_after_the_hello_is_put_out(feed: SideChannelServer, tmp_path: Path) -> None:
     with memory() as ring, guest(tmp_path, GOOD, [ring]) as connection:
         feed.drain()
         connection.send(b"and another thing")
@@ -206,7 +208,7 @@ def test_who_speaks_after_the_hello_is_put_out(feed: Feed, tmp_path: Path) -> No
 
 
 def test_who_writes_nonsense_is_put_out_and_the_others_are_heard(
-    feed: Feed, tmp_path: Path
+    feed: SideChannelServer, tmp_path: Path
 ) -> None:
     with telling(tmp_path) as provider, memory() as ring, guest(tmp_path, GOOD, [ring]) as liar:
         os.pwrite(ring, b"\xff" * 64 * RECORD_SIZE, 0)
@@ -217,7 +219,9 @@ def test_who_writes_nonsense_is_put_out_and_the_others_are_heard(
         assert feed.counts.connected == 1
 
 
-def test_a_process_that_fills_its_places_gets_no_more(feed: Feed, tmp_path: Path) -> None:
+def test_a_process_that_fills_its_places_gets_no_more(
+    feed: SideChannelServer, tmp_path: Path
+) -> None:
     with ExitStack() as stack:
         crowd = [stack.enter_context(guest(tmp_path, b"")) for _ in range(6)]
         feed.drain()
@@ -226,7 +230,9 @@ def test_a_process_that_fills_its_places_gets_no_more(feed: Feed, tmp_path: Path
         assert hung_up(crowd[-1])
 
 
-def test_many_who_come_at_once_are_let_in_bit_by_bit(feed: Feed, tmp_path: Path) -> None:
+def test_many_who_come_at_once_are_let_in_bit_by_bit(
+    feed: SideChannelServer, tmp_path: Path
+) -> None:
     with ExitStack() as stack:
         for _ in range(100):
             stack.enter_context(guest(tmp_path, b""))
@@ -261,8 +267,10 @@ def test_a_socket_that_nobody_listens_at_is_replaced(tmp_path: Path) -> None:
         assert len(starts(feed.drain())) == 1
 
 
-def test_a_socket_that_another_agent_listens_at_is_not_taken(feed: Feed, tmp_path: Path) -> None:
-    second = Feed(tmp_path / "feed.sock")
+def test_a_socket_that_another_agent_listens_at_is_not_taken(
+    feed: SideChannelServer, tmp_path: Path
+) -> None:
+    second = SideChannelServer(tmp_path / "feed.sock")
     with pytest.raises(ListenError, match="another agent listens there"):
         second.start()
     assert second.drain() == []
@@ -271,7 +279,7 @@ def test_a_socket_that_another_agent_listens_at_is_not_taken(feed: Feed, tmp_pat
         assert len(starts(feed.drain())) == 1
 
 
-def test_every_user_may_connect(feed: Feed, tmp_path: Path) -> None:
+def test_every_user_may_connect(feed: SideChannelServer, tmp_path: Path) -> None:
     assert (tmp_path / "feed.sock").stat().st_mode & 0o777 == 0o666
 
 

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from wattspan.collector.answers import LONGEST_DELAY, Answer, Verdict, delay_of, of_grpc, of_http
 from wattspan.model import SECOND
+from wattspan.otlp.transport import (
+    MAX_RETRY_DELAY,
+    ExportResult,
+    ExportStatus,
+    parse_retry_after,
+    result_of_grpc,
+    result_of_http,
+)
 
 NOON = 1_763_726_400 * SECOND  # 2025-11-21T12:00:00Z
 
 
-def answer(status: int, body: bytes = b"", content_type: str = "application/x-protobuf") -> Answer:
-    return of_http(status, body, content_type=content_type, retry_after="", location="", now=NOON)
+def answer(
+    status: int, body: bytes = b"", content_type: str = "application/x-protobuf"
+) -> ExportResult:
+    return result_of_http(
+        status, body, content_type=content_type, retry_after="", location="", now=NOON
+    )
 
 
 @pytest.mark.parametrize(
@@ -26,29 +37,29 @@ def answer(status: int, body: bytes = b"", content_type: str = "application/x-pr
     ],
 )
 def test_retry_after_is_seconds_or_a_date(text: str, seconds: int):
-    assert delay_of(text, NOON) == seconds * SECOND
+    assert parse_retry_after(text, NOON) == seconds * SECOND
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "1.5", "Fri, 99 Nov 2025 12:00:30 GMT", "²"])
 def test_a_retry_after_that_says_nothing_is_none(text: str):
-    assert delay_of(text, NOON) is None
+    assert parse_retry_after(text, NOON) is None
 
 
 @pytest.mark.parametrize("text", ["999999999999999999999", "Fri, 21 Nov 9999 12:00:00 GMT"])
 def test_nobody_is_left_alone_for_ever(text: str):
-    assert delay_of(text, NOON) == LONGEST_DELAY
+    assert parse_retry_after(text, NOON) == MAX_RETRY_DELAY
 
 
 def test_an_empty_success_is_a_success():
-    assert answer(200) == Answer(Verdict.TAKEN)
-    assert answer(202, content_type="") == Answer(Verdict.TAKEN)
+    assert answer(200) == ExportResult(ExportStatus.TAKEN)
+    assert answer(202, content_type="") == ExportResult(ExportStatus.TAKEN)
 
 
 def test_a_collector_that_answers_in_json_is_understood():
     body = b'{"partialSuccess": {"rejectedSpans": "3", "errorMessage": "old"}}'
     taken = answer(200, body, "application/json; charset=utf-8")
-    assert (taken.verdict, taken.rejected) == (Verdict.TAKEN, 3)
-    assert answer(200, b"{}", "application/json") == Answer(Verdict.TAKEN)
+    assert (taken.verdict, taken.rejected) == (ExportStatus.TAKEN, 3)
+    assert answer(200, b"{}", "application/json") == ExportResult(ExportStatus.TAKEN)
 
 
 @pytest.mark.parametrize(
@@ -62,12 +73,12 @@ def test_a_collector_that_answers_in_json_is_understood():
     ],
 )
 def test_odd_json_is_a_success_nonetheless(body: bytes):
-    assert answer(200, body, "application/json").verdict is Verdict.TAKEN
+    assert answer(200, body, "application/json").verdict is ExportStatus.TAKEN
 
 
 def test_bytes_that_are_no_response_are_a_success_that_is_told():
     strange = answer(200, b"\xff\xff\xff")
-    assert strange.verdict is Verdict.TAKEN
+    assert strange.verdict is ExportStatus.TAKEN
     assert "not answer as OTLP" in strange.why
 
 
@@ -87,11 +98,15 @@ def test_a_web_page_is_not_quoted():
 
 def test_refused_credentials_name_the_remedy():
     assert "forward_headers" in answer(401).remedy
-    assert "forward_headers" in of_grpc(16, "UNAUTHENTICATED", "", None).remedy
+    assert "forward_headers" in result_of_grpc(16, "UNAUTHENTICATED", "", None).remedy
 
 
 def test_grpc_codes_mean_what_otlp_says():
-    again = {code for code in range(1, 17) if of_grpc(code, "", "", None).verdict is Verdict.AGAIN}
+    again = {
+        code
+        for code in range(1, 17)
+        if result_of_grpc(code, "", "", None).verdict is ExportStatus.AGAIN
+    }
     assert again == {1, 4, 10, 11, 14, 15}
-    assert of_grpc(8, "", "", 5).verdict is Verdict.AGAIN
-    assert of_grpc(8, "", "", None).verdict is Verdict.TOO_LARGE
+    assert result_of_grpc(8, "", "", 5).verdict is ExportStatus.AGAIN
+    assert result_of_grpc(8, "", "", None).verdict is ExportStatus.TOO_LARGE

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.collector.destination import (
-    Protocol,
+from wattspan.otlp.destination import (
+    METRICS,
+    OtlpProtocol,
     check_destination,
     parse_destination,
     parse_headers,
 )
-from wattspan.collector.signals import METRICS
 from wattspan.ports import ConfigError
 
 
@@ -43,8 +43,8 @@ def test_a_query_is_sent_and_never_shown():
 
 
 def test_the_scheme_names_the_protocol():
-    assert parse_destination("grpc://c").protocol is Protocol.GRPC
-    assert parse_destination("http://c").protocol is Protocol.HTTP
+    assert parse_destination("grpc://c").protocol is OtlpProtocol.GRPC
+    assert parse_destination("http://c").protocol is OtlpProtocol.HTTP
     assert parse_destination("grpcs://c").tls
     assert not parse_destination("http://c").tls
 

@@ -7,14 +7,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from support.forwarding import joules, request, spans_in
-from wattspan.forward.attributes import Attributes
-from wattspan.forward.enrich import enrich
-from wattspan.forward.shallow import part
 from wattspan.model import HwType, Provenance
+from wattspan.otlp.enrichment import EnergyAttributeEncoder, enrich
+from wattspan.otlp.messages import slice_spans
 from wattspan.spans.values import Outcome, SpanEnergy
 
 CPU, GPU, MEMORY = HwType.CPU, HwType.GPU, HwType.MEMORY
-MEASURED = Attributes(dict.fromkeys(HwType, Provenance.MEASURED))
+MEASURED = EnergyAttributeEncoder(dict.fromkeys(HwType, Provenance.MEASURED))
 
 
 def told(span: Span) -> dict[str, object]:
@@ -24,7 +23,9 @@ def told(span: Span) -> dict[str, object]:
     return values
 
 
-def enriched(energy: SpanEnergy | None, attributes: Attributes = MEASURED) -> dict[str, object]:
+def enriched(
+    energy: SpanEnergy | None, attributes: EnergyAttributeEncoder = MEASURED
+) -> dict[str, object]:
     (span,) = spans_in(enrich(request("a"), [energy], attributes))
     return told(span)
 
@@ -83,7 +84,7 @@ def test_a_span_of_nobody_knows_what_stays_as_it_is():
 
 
 def test_every_figure_says_how_it_was_obtained():
-    mixed = Attributes(
+    mixed = EnergyAttributeEncoder(
         {CPU: Provenance.MEASURED, GPU: Provenance.DERIVED, MEMORY: Provenance.ESTIMATED}
     )
     told = enriched(joules({CPU: 1, GPU: 1, MEMORY: 1}), mixed)
@@ -95,7 +96,7 @@ def test_every_figure_says_how_it_was_obtained():
 
 
 def test_an_emulated_joule_is_called_emulated():
-    emulated = Attributes({CPU: Provenance.EMULATED})
+    emulated = EnergyAttributeEncoder({CPU: Provenance.EMULATED})
     assert enriched(joules({CPU: 1}), emulated)["wattspan.energy.provenance"] == "emulated"
 
 
@@ -155,8 +156,8 @@ def test_part_of_a_request_keeps_its_order_and_resources():
     message = request("a", "b", service="one")
     message.resource_spans.extend(request("c", "d", "e", service="two").resource_spans)
     whole = message.SerializeToString()
-    first = ExportTraceServiceRequest.FromString(part(whole, 0, 2))
-    middle = ExportTraceServiceRequest.FromString(part(whole, 1, 4))
+    first = ExportTraceServiceRequest.FromString(slice_spans(whole, 0, 2))
+    middle = ExportTraceServiceRequest.FromString(slice_spans(whole, 1, 4))
     assert first == request("a", "b", service="one")
     assert [span.name for span in spans_in(middle.SerializeToString())] == ["b", "c", "d"]
     assert len(middle.resource_spans) == 2

@@ -13,26 +13,26 @@ from support.forwarding import (
     no_energy,
     spans_in,
 )
-from wattspan.collector.answers import Answer, Verdict, again
-from wattspan.collector.backoff import Backoff
 from wattspan.config import SpansSettings
-from wattspan.forward.forwarder import REQUESTS_AT_ONCE, Forwarder
 from wattspan.model import SECOND, HwType, Provenance
 from wattspan.model.settings import Size
+from wattspan.otlp.forwarder import MAX_BATCH_REQUESTS, Forwarder
+from wattspan.otlp.health import RetryBackoff
+from wattspan.otlp.transport import ExportResult, ExportStatus, retry_result
 from wattspan.ports import ConfigError
 from wattspan.testing import ManualClock
 
-AWAY = again("connection refused", "Is it running?")
-BUSY = Answer(Verdict.AGAIN, "it answered 429", after=7 * SECOND)
-UNANSWERED = again("no answer", perhaps_taken=True)
-REFUSED = Answer(Verdict.REFUSED, "it answered 400")
-TOO_LARGE = Answer(Verdict.TOO_LARGE, "it answered 413")
+AWAY = retry_result("connection refused", "Is it running?")
+BUSY = ExportResult(ExportStatus.AGAIN, "it answered 429", after=7 * SECOND)
+UNANSWERED = retry_result("no answer", perhaps_taken=True)
+REFUSED = ExportResult(ExportStatus.REFUSED, "it answered 400")
+TOO_LARGE = ExportResult(ExportStatus.TOO_LARGE, "it answered 413")
 
 
 class Bench:
     """A forwarder with a scripted collector, turned by hand."""
 
-    def __init__(self, *answers: Answer, queue: str = "1MiB", provenance=dict) -> None:
+    def __init__(self, *answers: ExportResult, queue: str = "1MiB", provenance=dict) -> None:
         self.clock = ManualClock()
         self.collector = ScriptedTransport(*answers)
         self.said: list[str] = []
@@ -42,7 +42,7 @@ class Bench:
             self.said.append,
             provenance=provenance,
             transport=self.collector,
-            backoff=Backoff(lambda: 0.0),
+            backoff=RetryBackoff(lambda: 0.0),
         )
 
     def offer(self, *names: str) -> None:
@@ -94,11 +94,11 @@ def test_a_delivery_that_is_not_to_go_on_does_not():
 
 def test_what_waits_goes_in_few_requests():
     bench = Bench()
-    for number in range(REQUESTS_AT_ONCE + 1):
+    for number in range(MAX_BATCH_REQUESTS + 1):
         bench.offer(str(number))
     bench.settle()
     assert len(bench.collector.sent) == 2
-    assert bench.arrived == [str(number) for number in range(REQUESTS_AT_ONCE + 1)]
+    assert bench.arrived == [str(number) for number in range(MAX_BATCH_REQUESTS + 1)]
 
 
 def test_requests_are_not_joined_beyond_what_collectors_take():
@@ -147,10 +147,10 @@ def test_a_collector_that_names_a_delay_is_left_alone_so_long():
 
 
 def test_jitter_spreads_agents_and_never_comes_before_what_was_asked():
-    spread = Backoff(lambda: 0.5)
+    spread = RetryBackoff(lambda: 0.5)
     assert spread.failed() == 0.75 * SECOND
     assert spread.failed(asked=5 * SECOND) == 5 * SECOND
-    assert Backoff(lambda: 0.999).failed(asked=0) > 0.5 * SECOND
+    assert RetryBackoff(lambda: 0.999).failed(asked=0) > 0.5 * SECOND
 
 
 def test_an_answer_that_never_came_is_asked_for_again_and_owned_up_to():
@@ -175,7 +175,7 @@ def test_what_is_refused_is_dropped_and_what_follows_is_not():
 def test_one_bad_request_among_many_is_found_and_the_others_arrive():
     bench = Bench()
 
-    def picky(body: bytes) -> Answer:
+    def picky(body: bytes) -> ExportResult:
         return REFUSED if "bad" in names_in([body]) else TAKEN
 
     bench.collector.answers.extend([picky] * 20)
@@ -200,7 +200,7 @@ def test_after_the_bad_one_requests_are_joined_again():
 def test_a_request_that_is_too_large_is_halved_until_it_fits():
     bench = Bench()
 
-    def small(body: bytes) -> Answer:
+    def small(body: bytes) -> ExportResult:
         return TOO_LARGE if len(names_in([body])) > 2 else TAKEN
 
     bench.collector.answers.extend([small] * 50)
@@ -222,8 +222,8 @@ def test_a_single_span_that_is_too_large_is_dropped_and_counted():
 def test_a_request_that_never_goes_through_whole_is_sent_in_parts():
     bench = Bench()
 
-    def slow(body: bytes) -> Answer:
-        return again("timed out", unfinished=True) if len(names_in([body])) > 3 else TAKEN
+    def slow(body: bytes) -> ExportResult:
+        return retry_result("timed out", unfinished=True) if len(names_in([body])) > 3 else TAKEN
 
     bench.collector.answers.extend([slow] * 50)
     bench.offer("a")
@@ -234,7 +234,7 @@ def test_a_request_that_never_goes_through_whole_is_sent_in_parts():
 
 
 def test_spans_that_a_collector_rejects_are_not_counted_as_forwarded():
-    bench = Bench(Answer(Verdict.TAKEN, "it rejected 2 spans", rejected=2))
+    bench = Bench(ExportResult(ExportStatus.TAKEN, "it rejected 2 spans", rejected=2))
     bench.offer("a", "b", "c")
     bench.settle()
     assert bench.forwarder.stats.forwarded == 1
@@ -242,7 +242,7 @@ def test_spans_that_a_collector_rejects_are_not_counted_as_forwarded():
 
 
 def test_a_collector_that_rejects_more_than_it_was_sent_is_not_believed():
-    bench = Bench(Answer(Verdict.TAKEN, "it rejected", rejected=99))
+    bench = Bench(ExportResult(ExportStatus.TAKEN, "it rejected", rejected=99))
     bench.offer("a")
     bench.settle()
     assert bench.forwarder.stats.forwarded == 0
@@ -270,7 +270,7 @@ def test_a_request_larger_than_the_queue_takes_nothing_else_with_it():
 def test_a_request_under_way_is_not_dropped_for_want_of_room():
     bench = Bench()
 
-    def crowd(body: bytes) -> Answer:
+    def crowd(body: bytes) -> ExportResult:
         for number in range(1, 6):
             bench.offer(f"{number}" + "x" * 300_000)
         return TAKEN

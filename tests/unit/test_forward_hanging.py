@@ -18,18 +18,18 @@ from support.forwarding import (
     no_energy,
 )
 from support.waiting import eventually
-from wattspan.collector.answers import Answer, again
-from wattspan.collector.backoff import Backoff
 from wattspan.config import SpansSettings
-from wattspan.forward.forwarder import Forwarder
-from wattspan.forward.segment import Segment
-from wattspan.forward.waiting import OVERHEAD, Parcel, Record, Waiting
 from wattspan.model import Trouble
 from wattspan.model.settings import Size
+from wattspan.otlp.forwarder import Forwarder
+from wattspan.otlp.health import RetryBackoff
+from wattspan.otlp.queue import REQUEST_OVERHEAD, QueuedRequest, RequestQueue, StoredRequest
+from wattspan.otlp.spool import SpoolSegment
+from wattspan.otlp.transport import ExportResult, retry_result
 from wattspan.storage.async_writer import HANG_AFTER
 from wattspan.testing import ManualClock
 
-AWAY = again("connection refused")
+AWAY = retry_result("connection refused")
 
 
 class Bench:
@@ -42,7 +42,7 @@ class Bench:
         self.offered = 0
         self.start()
 
-    def start(self, *answers: Answer) -> None:
+    def start(self, *answers: ExportResult) -> None:
         self.collector = ScriptedTransport(*answers)
         self.disk = HangingSpool(self.folder, self.queue, self.said.append)
         self.forwarder = Forwarder(
@@ -50,7 +50,7 @@ class Bench:
             self.clock,
             self.said.append,
             transport=self.collector,
-            backoff=Backoff(lambda: 0.0),
+            backoff=RetryBackoff(lambda: 0.0),
             spool=self.disk,
         )
 
@@ -169,18 +169,20 @@ class Unasked:
     """A disk as a queue sees it: it does what was asked of it when it is told to."""
 
     def __init__(self) -> None:
-        self.asked: dict[Parcel, Callable[[Parcel, Record], None]] = {}
+        self.asked: dict[QueuedRequest, Callable[[QueuedRequest, StoredRequest], None]] = {}
 
-    def restored(self) -> list[Record]:
+    def restored(self) -> list[StoredRequest]:
         return []
 
-    def keep(self, parcel: Parcel, kept: Callable[[Parcel, Record], None]) -> None:
+    def keep(
+        self, parcel: QueuedRequest, kept: Callable[[QueuedRequest, StoredRequest], None]
+    ) -> None:
         self.asked[parcel] = kept
 
-    def spare(self, parcel: Parcel) -> None:
+    def spare(self, parcel: QueuedRequest) -> None:
         del self.asked[parcel]
 
-    def answer(self, segment: Segment) -> None:
+    def answer(self, segment: SpoolSegment) -> None:
         while self.asked:
             parcel = next(iter(self.asked))
             kept = self.asked.pop(parcel)
@@ -190,10 +192,10 @@ class Unasked:
 
 def test_what_does_not_fit_meanwhile_is_dropped_the_oldest_first_and_told(tmp_path: Path) -> None:
     disk, dropped = Unasked(), list[int]()
-    segment = Segment(tmp_path / "segment", lambda _: None)
+    segment = SpoolSegment(tmp_path / "segment", lambda _: None)
     segment.create()
-    queue = Waiting(1 << 30, disk, dropped=dropped.append, memory=10_000)
-    body = bytes(2500 - OVERHEAD)
+    queue = RequestQueue(1 << 30, disk, dropped=dropped.append, memory=10_000)
+    body = bytes(2500 - REQUEST_OVERHEAD)
     for spans in (1, 2):
         queue.add(body, spans)
     disk.answer(segment)
@@ -210,7 +212,7 @@ def test_what_does_not_fit_meanwhile_is_dropped_the_oldest_first_and_told(tmp_pa
 
 def test_what_is_being_sent_is_not_dropped_for_what_comes(tmp_path: Path) -> None:
     dropped = list[int]()
-    queue = Waiting(1 << 30, Unasked(), dropped=dropped.append, memory=1000)
+    queue = RequestQueue(1 << 30, Unasked(), dropped=dropped.append, memory=1000)
     assert queue.add(bytes(500), 1)
     queue.take(1, 0)
     assert not queue.add(bytes(500), 2)
@@ -219,7 +221,7 @@ def test_what_is_being_sent_is_not_dropped_for_what_comes(tmp_path: Path) -> Non
 
 def test_one_that_is_larger_than_all_that_memory_may_hold_waits_by_itself() -> None:
     dropped = list[int]()
-    queue = Waiting(1 << 30, Unasked(), dropped=dropped.append, memory=1000)
+    queue = RequestQueue(1 << 30, Unasked(), dropped=dropped.append, memory=1000)
     assert queue.add(bytes(5000), 1)
     assert dropped == []
 

@@ -12,19 +12,24 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
 from support.forwarding import ScriptedTransport
-from wattspan.collector.answers import Answer, Verdict, again, of_http, of_response
-from wattspan.collector.backoff import Backoff
-from wattspan.collector.destination import parse_destination
-from wattspan.collector.signals import LOGS
 from wattspan.config import SpansSettings
-from wattspan.forward.logs import QUEUE, REST, Records
-from wattspan.forward.records import Record, Writer
 from wattspan.model import SECOND
+from wattspan.otlp.destination import LOGS, parse_destination
+from wattspan.otlp.health import RetryBackoff
+from wattspan.otlp.log_records import LogRecord, LogRecordEncoder
+from wattspan.otlp.logs import QUEUE_SIZE, REFUSED_PAUSE, LogForwarder
+from wattspan.otlp.transport import (
+    ExportResult,
+    ExportStatus,
+    result_of_http,
+    result_of_response,
+    retry_result,
+)
 from wattspan.testing import ManualClock
 
-RECORD = Record("wattspan.test", 10**18, "It was so.", {"text": "a", "whole": 3})
-AWAY = again("connection refused", "Is it running?")
-REFUSED = Answer(Verdict.REFUSED, "it answered 404")
+RECORD = LogRecord("wattspan.test", 10**18, "It was so.", {"text": "a", "whole": 3})
+AWAY = retry_result("connection refused", "Is it running?")
+REFUSED = ExportResult(ExportStatus.REFUSED, "it answered 404")
 
 
 def records_in(*bodies: bytes) -> list[LogRecord]:
@@ -37,25 +42,25 @@ def records_in(*bodies: bytes) -> list[LogRecord]:
     ]
 
 
-def written(record: Record) -> LogRecord:
-    (found,) = records_in(Writer({}).written(record, 5))
+def written(record: LogRecord) -> LogRecord:
+    (found,) = records_in(LogRecordEncoder({}).written(record, 5))
     return found
 
 
 class Bench:
     """A way for log records with a scripted collector, turned by hand."""
 
-    def __init__(self, *answers: Answer) -> None:
+    def __init__(self, *answers: ExportResult) -> None:
         self.clock = ManualClock()
         self.collector = ScriptedTransport(*answers)
         self.said: list[str] = []
-        self.records = Records(
+        self.records = LogForwarder(
             SpansSettings(forward="http://collector:4318"),
             self.clock,
             self.said.append,
             {"service.name": "wattspan"},
             transport=self.collector,
-            backoff=Backoff(lambda: 0.0),
+            backoff=RetryBackoff(lambda: 0.0),
         )
 
     def tell(self, *bodies: str) -> None:
@@ -111,7 +116,7 @@ def test_a_list_keeps_its_values_and_an_empty_one_is_a_list(values):
 
 
 def test_requests_one_after_the_other_are_one_request_and_each_names_who_tells():
-    writer = Writer({"host.name": "h", "wattspan.emulated": True}, "1.2")
+    writer = LogRecordEncoder({"host.name": "h", "wattspan.emulated": True}, "1.2")
     bodies = [writer.written(replace(RECORD, body=body), 0) for body in "ab"]
     message = ExportLogsServiceRequest.FromString(b"".join(bodies))
     assert [record.body.string_value for record in records_in(*bodies)] == ["a", "b"]
@@ -138,9 +143,9 @@ def test_logs_go_beside_the_spans(url, target):
 def test_a_response_about_logs_is_understood_in_both_forms():
     response = ExportLogsServiceResponse()
     response.partial_success.rejected_log_records = 2
-    binary = of_response(response.SerializeToString(), LOGS)
+    binary = result_of_response(response.SerializeToString(), LOGS)
     text = b'{"partialSuccess": {"rejectedLogRecords": "2"}}'
-    json = of_http(
+    json = result_of_http(
         200, text, content_type="application/json", retry_after="", location="", now=0, signal=LOGS
     )
     assert binary.rejected == json.rejected == 2
@@ -161,7 +166,7 @@ def test_what_a_dead_collector_does_not_take_is_bounded_and_counted_and_the_newe
     bench.tell("first")
     bench.records.turn()
     size = len(bench.collector.sent[0])
-    told = 2 * int(QUEUE) // size
+    told = 2 * int(QUEUE_SIZE) // size
     bench.tell(*(str(number) for number in range(told)))
     dropped = bench.records.drops["queue_full"]
     assert dropped > told // 3
@@ -183,7 +188,7 @@ def test_a_collector_that_takes_no_logs_is_left_alone_for_an_hour():
     (said,) = bench.said
     assert "forward_decisions = false" in said
     assert not bench.records.health().up
-    bench.clock.advance(REST / SECOND + 1)
+    bench.clock.advance(REFUSED_PAUSE / SECOND + 1)
     bench.tell("again")
     bench.records.turn()
     bench.tell("and again")

@@ -12,10 +12,8 @@ import pytest
 
 from support.forwarding import kill, names_in, request
 from support.waiting import eventually
-from wattspan.forward.segment import Segment
-from wattspan.forward.spool import Spool
-from wattspan.forward.spooling import Spooling
-from wattspan.forward.waiting import Parcel, Waiting
+from wattspan.otlp.queue import AsyncSpool, QueuedRequest, RequestQueue
+from wattspan.otlp.spool import Spool, SpoolSegment
 from wattspan.testing import ManualClock
 
 LIMIT = 1 << 20
@@ -33,8 +31,8 @@ class Bench:
 
     def start(self) -> None:
         self.spool = Spool(self.folder, self.limit, self.said.append)
-        self.disk = Spooling(self.spool, ManualClock(), self.lock, self.said.append)
-        self.queue = Waiting(self.limit, self.disk, dropped=self.dropped.append)
+        self.disk = AsyncSpool(self.spool, ManualClock(), self.lock, self.said.append)
+        self.queue = RequestQueue(self.limit, self.disk, dropped=self.dropped.append)
 
     def add(self, body: bytes, spans: int) -> None:
         """Until it is written, if the disk can."""
@@ -58,7 +56,7 @@ class Bench:
 
     def send(self, count: int = 1) -> list[bytes | None]:
         with self.lock:
-            parcels: list[Parcel] = self.queue.take(count, 1 << 30)
+            parcels: list[QueuedRequest] = self.queue.take(count, 1 << 30)
         bodies = [parcel.read() for parcel in parcels]
         with self.lock:
             self.queue.settle()
@@ -211,7 +209,7 @@ def test_spans_of_a_request_that_were_sent_do_not_come_back(bench: Bench):
     assert names_in(filter(None, bench.send())) == ["c"]
 
 
-class FullDisk(Segment):
+class FullDisk(SpoolSegment):
     full = False
 
     def _write(self, offset: int, content: bytes) -> None:
@@ -223,7 +221,7 @@ class FullDisk(Segment):
 
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> type[FullDisk]:
-    monkeypatch.setattr("wattspan.forward.spool.Segment", FullDisk)
+    monkeypatch.setattr("wattspan.otlp.spool.SpoolSegment", FullDisk)
     FullDisk.full = False
     return FullDisk
 

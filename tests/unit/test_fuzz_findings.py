@@ -15,12 +15,12 @@ from support.fake_nvml import FakeGpu
 from support.nvml_bench import Bench as NvmlBench
 from wattspan.capper.ceiling_file import CeilingFile
 from wattspan.capper.protocol import CapperRequest, CeilingRequest, RequestedCap
-from wattspan.collector.answers import Verdict, of_http
-from wattspan.collector.signals import SPANS
-from wattspan.collector.status import retry_delay, status_message
 from wattspan.config import ConfigSchema, load
 from wattspan.config.reading import parse_toml
 from wattspan.model import Failure, Trouble
+from wattspan.otlp.destination import SPANS
+from wattspan.otlp.messages import retry_delay, status_message
+from wattspan.otlp.transport import ExportStatus, result_of_http
 from wattspan.processes.cpus import parse_cpu_list
 from wattspan.processes.inspector import ProcessInspector, TcpConnections
 from wattspan.processes.netlink import raise_error
@@ -68,12 +68,12 @@ def test_a_request_to_the_capper_has_no_number_that_its_answer_could_not_hold(li
 
 
 def answered(body: bytes, status: int = 200, kind: str = "application/json") -> object:
-    return of_http(status, body, content_type=kind, retry_after="", location="", now=1)
+    return result_of_http(status, body, content_type=kind, retry_after="", location="", now=1)
 
 
 def test_a_collector_s_answer_nested_without_end_is_an_answer() -> None:
     answer = answered(b'{"partialSuccess":' + b"[" * 100_000)
-    assert answer.verdict is Verdict.TAKEN  # type: ignore[attr-defined]
+    assert answer.verdict is ExportStatus.TAKEN  # type: ignore[attr-defined]
 
 
 def test_a_collector_cannot_reject_more_than_any_request_holds() -> None:

@@ -9,8 +9,15 @@ from typing import NamedTuple
 import pytest
 
 from wattspan.attribution.history import AttributionHistory
-from wattspan.forward.forwarder import ForwardStats
 from wattspan.http.messages import Peer
+from wattspan.ingest.export_request import (
+    ExportRequest,
+    ReceiverBusyError,
+    ResourceClaim,
+    ResourceSpanRecords,
+    SpanRecord,
+)
+from wattspan.ingest.side_channel import SideChannelCounters
 from wattspan.model import (
     MILLISECOND,
     SECOND,
@@ -24,6 +31,7 @@ from wattspan.model import (
     Share,
     SpanAccounts,
 )
+from wattspan.otlp.forwarder import ForwardStats
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.joiner import (
     EXITED_PROCESS_TIMEOUT,
@@ -31,8 +39,6 @@ from wattspan.service.joiner import (
     UNEXPORTED_SPAN_TIMEOUT,
     SpanJoiner,
 )
-from wattspan.spanfeed.delivery import BusyError, Claim, Delivery, Part, Told
-from wattspan.spanfeed.feed import FeedCounts
 from wattspan.spans.values import Outcome, SpanEnd, SpanEnergy, SpanStart
 from wattspan.testing import ManualClock
 
@@ -49,7 +55,7 @@ class Resolver:
     def __init__(self) -> None:
         self.ended: set[int] = set()
 
-    def resolve(self, peer: Peer, claim: Claim) -> Consumer | Outcome:
+    def resolve(self, peer: Peer, claim: ResourceClaim) -> Consumer | Outcome:
         if claim.pid is None:
             return Outcome.UNKNOWN_PROCESS
         if claim.pid >= 2**31:
@@ -70,7 +76,7 @@ class Heard(NamedTuple):
 @dataclass
 class Channel:
     reports: list[Heard] = field(default_factory=list)
-    counts: FeedCounts = field(default_factory=FeedCounts)
+    counts: SideChannelCounters = field(default_factory=SideChannelCounters)
 
     def drain(self) -> list[Heard]:
         drained, self.reports = self.reports, []
@@ -79,9 +85,9 @@ class Channel:
 
 @dataclass
 class Collector:
-    got: list[tuple[Delivery, list[SpanEnergy | None]]] = field(default_factory=list)
+    got: list[tuple[ExportRequest, list[SpanEnergy | None]]] = field(default_factory=list)
 
-    def offer(self, delivery: Delivery, energies: Sequence[SpanEnergy | None]) -> None:
+    def offer(self, delivery: ExportRequest, energies: Sequence[SpanEnergy | None]) -> None:
         self.got.append((delivery, list(energies)))
 
     @property
@@ -132,17 +138,23 @@ class Agent:
             if turns:
                 self.joiner.turn()
 
-    def send(self, *spans: Told, pid: int | None = 10, size: int = 300) -> Delivery:
-        delivery = Delivery(
-            Peer(), self.clock.monotonic(), size, (Part(Claim("app", pid), list(spans)),), "raw"
+    def send(self, *spans: SpanRecord, pid: int | None = 10, size: int = 300) -> ExportRequest:
+        delivery = ExportRequest(
+            Peer(),
+            self.clock.monotonic(),
+            size,
+            (ResourceSpanRecords(ResourceClaim("app", pid), list(spans)),),
+            "raw",
         )
         self.joiner.accept(delivery)
         return delivery
 
-    def span(self, ident: int, start: float, end: float, parent: int = 0, name: str = "s") -> Told:
+    def span(
+        self, ident: int, start: float, end: float, parent: int = 0, name: str = "s"
+    ) -> SpanRecord:
         """A span that began and ended so many seconds from now (the past is negative)."""
         wall = self.clock.now().wall
-        return Told(
+        return SpanRecord(
             bytes([1]) * 16,
             ident.to_bytes(8, "big"),
             parent.to_bytes(8, "big") if parent else b"",
@@ -214,11 +226,14 @@ def test_deliveries_go_on_in_the_order_in_which_they_came() -> None:
 def test_energies_stand_at_the_places_of_their_spans_in_the_message() -> None:
     agent = Agent()
     spans = [agent.span(1, -1.0, 0.0), agent.span(2, -0.5, 0.0)]
-    delivery = Delivery(
+    delivery = ExportRequest(
         Peer(),
         agent.clock.monotonic(),
         300,
-        (Part(Claim("a", 10), spans[:1]), Part(Claim("b", 11), spans[1:])),
+        (
+            ResourceSpanRecords(ResourceClaim("a", 10), spans[:1]),
+            ResourceSpanRecords(ResourceClaim("b", 11), spans[1:]),
+        ),
         "raw",
         frozenset({0, 2}),
     )
@@ -233,7 +248,7 @@ def test_energies_stand_at_the_places_of_their_spans_in_the_message() -> None:
 def test_too_much_waiting_is_refused_until_some_of_it_is_done() -> None:
     agent = Agent(buffer=3000)
     agent.send(agent.span(1, -1.0, 0.0), size=1500)
-    with pytest.raises(BusyError):
+    with pytest.raises(ReceiverBusyError):
         agent.send(agent.span(2, -1.0, 0.0), size=1500)
     agent.run(2.0)
     agent.send(agent.span(2, -1.0, 0.0), size=1500)
@@ -389,7 +404,9 @@ def test_a_sender_that_cannot_be_looked_at_takes_no_room() -> None:
 
 def test_what_befell_those_who_announce_is_shown() -> None:
     agent = Agent()
-    agent.feed.counts = FeedCounts(connected=3, admitted=9, crowded_out=2, put_out=1, lost=5)
+    agent.feed.counts = SideChannelCounters(
+        connected=3, admitted=9, crowded_out=2, put_out=1, lost=5
+    )
     agent.run(1.0)
     shown = agent.accounts
     assert (shown.announcers, shown.announcements_lost) == (3, 5)

@@ -23,10 +23,10 @@ from wattspan.cli.measure.results import (
     MeasurementResult,
     result_lines,
 )
-from wattspan.client.errors import AgentUnavailableError
-from wattspan.client.measurement import Device, Energy, Measurement
 from wattspan.clock import SystemClock
 from wattspan.model import SECOND, Consumer
+from wattspan.sdk.agent import AgentUnavailableError
+from wattspan.sdk.measurement import Device, Energy, Measurement
 from wattspan.testing import ManualClock
 
 

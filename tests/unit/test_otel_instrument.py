@@ -19,8 +19,8 @@ from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, TracerProvider
 
 import wattspan.otel
 from support.telling import ends, listening, starts
-from wattspan.otel import identity
-from wattspan.otel.processor import SpanProcessor
+from wattspan.sdk import span_processor
+from wattspan.sdk.span_processor import SpanProcessor
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +132,7 @@ def test_a_pid_that_somebody_else_set_stays() -> None:
 
 
 def test_a_start_time_has_the_form_of_the_semantic_conventions() -> None:
-    text = identity.created()
+    text = span_processor.process_creation_time()
     assert text.endswith("Z")
     parsed = datetime.datetime.fromisoformat(text)
     assert parsed.isoformat(timespec="milliseconds").replace("+00:00", "Z") == text
@@ -162,5 +162,5 @@ def test_instrumenting_loads_nothing_but_itself_beside_the_sdk() -> None:
     assert {name for name in ours if name.startswith("wattspan")} == {
         "wattspan",
         *(f"wattspan.otel{part}" for part in ("", ".identity", ".pen", ".processor", ".wire")),
-        "wattspan.otel.channel",
+        "wattspan.sdk.ring",
     }

@@ -18,13 +18,13 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from support.telling import ends, listening, processor_of, starts, telling
-from wattspan.otel.processor import SpanProcessor
-from wattspan.otel.wire import candidates
-from wattspan.spanfeed.feed import Feed
+from wattspan.ingest.side_channel import SideChannelServer
+from wattspan.sdk.ring import socket_candidates
+from wattspan.sdk.span_processor import SpanProcessor
 
 
 @pytest.fixture
-def feed(tmp_path: Path) -> Iterator[Feed]:
+def feed(tmp_path: Path) -> Iterator[SideChannelServer]:
     with listening(tmp_path) as feed:
         yield feed
 
@@ -36,7 +36,7 @@ def provider(tmp_path: Path) -> Iterator[TracerProvider]:
 
 
 @pytest.fixture
-def tracer(feed: Feed, provider: TracerProvider) -> trace.Tracer:
+def tracer(feed: SideChannelServer, provider: TracerProvider) -> trace.Tracer:
     return provider.get_tracer("application")
 
 
@@ -45,7 +45,7 @@ def identity(span: trace.Span) -> bytes:
 
 
 def test_a_span_is_told_of_when_it_starts_and_again_when_it_ends(
-    feed: Feed, tracer: trace.Tracer
+    feed: SideChannelServer, tracer: trace.Tracer
 ) -> None:
     before = time.monotonic_ns()
     span = tracer.start_span("work")
@@ -62,7 +62,9 @@ def test_a_span_is_told_of_when_it_starts_and_again_when_it_ends(
     assert not starts([ended])
 
 
-def test_what_it_tells_agrees_with_the_spans_own_times(feed: Feed, tracer: trace.Tracer) -> None:
+def test_what_it_tells_agrees_with_the_spans_own_times(
+    feed: SideChannelServer, tracer: trace.Tracer
+) -> None:
     offset = time.time_ns() - time.monotonic_ns()
     span = tracer.start_span("work")
     span.end()
@@ -72,19 +74,23 @@ def test_what_it_tells_agrees_with_the_spans_own_times(feed: Feed, tracer: trace
     assert abs(end.at + offset - span.end_time) < 10**9  # type: ignore[attr-defined]
 
 
-def test_a_parent_of_the_same_process_is_told(feed: Feed, tracer: trace.Tracer) -> None:
+def test_a_parent_of_the_same_process_is_told(
+    feed: SideChannelServer, tracer: trace.Tracer
+) -> None:
     with tracer.start_as_current_span("outer") as outer, tracer.start_as_current_span("inner"):
         pass
     assert [s.parent for s in starts(feed.drain())] == [b"", identity(outer)]
 
 
-def test_a_parent_in_another_process_is_none(feed: Feed, tracer: trace.Tracer) -> None:
+def test_a_parent_in_another_process_is_none(feed: SideChannelServer, tracer: trace.Tracer) -> None:
     remote = SpanContext(7, 9, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
     tracer.start_span("work", trace.set_span_in_context(NonRecordingSpan(remote))).end()
     assert [s.parent for s in starts(feed.drain())] == [b""]
 
 
-def test_a_span_that_ends_on_another_thread_says_so(feed: Feed, tracer: trace.Tracer) -> None:
+def test_a_span_that_ends_on_another_thread_says_so(
+    feed: SideChannelServer, tracer: trace.Tracer
+) -> None:
     span = tracer.start_span("work")
     thread = threading.Thread(target=span.end)
     thread.start()
@@ -95,7 +101,9 @@ def test_a_span_that_ends_on_another_thread_says_so(feed: Feed, tracer: trace.Tr
     assert [e.thread for e in ends(reports)] == [native]
 
 
-def test_the_end_is_told_before_the_span_is_exported(feed: Feed, tmp_path: Path) -> None:
+def test_the_end_is_told_before_the_span_is_exported(
+    feed: SideChannelServer, tmp_path: Path
+) -> None:
     told_by_then = []
 
     class Exporter(InMemorySpanExporter):
@@ -114,7 +122,7 @@ def test_the_end_is_told_before_the_span_is_exported(feed: Feed, tmp_path: Path)
     assert [e.id for e in told_by_then] == [identity(span)]
 
 
-def test_a_span_that_is_not_sampled_is_not_told_of(feed: Feed, tmp_path: Path) -> None:
+def test_a_span_that_is_not_sampled_is_not_told_of(feed: SideChannelServer, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WATTSPAN_RUN_DIR", str(tmp_path))
         provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False)
@@ -127,13 +135,17 @@ def test_a_span_that_is_not_sampled_is_not_told_of(feed: Feed, tmp_path: Path) -
 # ------------------------------------------------------------------------------ thread CPU time
 
 
-def test_a_lone_thread_is_not_asked_for_its_cpu_time(feed: Feed, tracer: trace.Tracer) -> None:
+def test_a_lone_thread_is_not_asked_for_its_cpu_time(
+    feed: SideChannelServer, tracer: trace.Tracer
+) -> None:
     tracer.start_span("work").end()
     reports = feed.drain()
     assert [each.cpu for each in [*starts(reports), *ends(reports)]] == [0, 0]
 
 
-def test_of_several_threads_each_tells_its_own_cpu_time(feed: Feed, tracer: trace.Tracer) -> None:
+def test_of_several_threads_each_tells_its_own_cpu_time(
+    feed: SideChannelServer, tracer: trace.Tracer
+) -> None:
     tracer.start_span("first").end()
     feed.drain()
     spent: list[tuple[int, int]] = []
@@ -156,7 +168,7 @@ def test_of_several_threads_each_tells_its_own_cpu_time(feed: Feed, tracer: trac
 
 
 def test_cpu_time_that_was_not_asked_for_anew_is_hardly_wrong(
-    feed: Feed, tracer: trace.Tracer
+    feed: SideChannelServer, tracer: trace.Tracer
 ) -> None:
     truths: list[int] = []
 
@@ -291,7 +303,7 @@ def test_a_file_in_place_of_the_socket_is_no_agent(
 
 
 def test_an_exception_in_the_processor_turns_it_off_and_is_not_seen(
-    feed: Feed, provider: TracerProvider
+    feed: SideChannelServer, provider: TracerProvider
 ) -> None:
     class Endless:
         def generate_span_id(self) -> int:
@@ -313,7 +325,7 @@ def test_an_exception_in_the_processor_turns_it_off_and_is_not_seen(
 
 
 def test_after_its_shutdown_the_process_is_gone_for_the_agent(
-    feed: Feed, tracer: trace.Tracer, provider: TracerProvider
+    feed: SideChannelServer, tracer: trace.Tracer, provider: TracerProvider
 ) -> None:
     span = tracer.start_span("work")
     provider.shutdown()
@@ -325,7 +337,7 @@ def test_after_its_shutdown_the_process_is_gone_for_the_agent(
 
 
 def test_descriptors_that_were_closed_behind_its_back_are_not_touched(
-    feed: Feed, tracer: trace.Tracer, provider: TracerProvider, tmp_path: Path
+    feed: SideChannelServer, tracer: trace.Tracer, provider: TracerProvider, tmp_path: Path
 ) -> None:
     tracer.start_span("work").end()
     channel = processor_of(provider)._channel
@@ -355,4 +367,4 @@ def test_descriptors_that_were_closed_behind_its_back_are_not_touched(
     ],
 )
 def test_the_agent_is_looked_for_where_it_may_be(environ: dict[str, str], paths: list[str]) -> None:
-    assert candidates(environ) == paths
+    assert socket_candidates(environ) == paths

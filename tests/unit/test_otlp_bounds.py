@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from support.hostile_otlp import JSONS, PERMITTED, PERMITTED_JSON, PROTOBUFS, bombs
 from support.otlp import KeptSink, Receiver, request, span
 from wattspan.http.messages import Peer
-from wattspan.spanfeed import wire
-from wattspan.spanfeed.delivery import BusyError
-from wattspan.spanfeed.errors import MalformedError, TooLargeError
-from wattspan.spanfeed.otlp import Intake
-from wattspan.spanfeed.reading import LARGE, Reader
+from wattspan.ingest import wire
+from wattspan.ingest.export_request import (
+    MalformedRequestError,
+    ReceiverBusyError,
+    RequestTooLargeError,
+)
+from wattspan.ingest.trace_receiver import LARGE_REQUEST, RequestReader, TraceReceiver
 from wattspan.testing import ManualClock
 from wattspan.util.encoding import (
     MAX_COMPRESSION_RATIO,
@@ -43,7 +45,7 @@ FLOODS = [
 
 
 def count(message: bytes, most: int) -> int:
-    return wire.count_fields(message, wire.SPAN, most, wire.Budget(1 << 40))
+    return wire.count_fields(message, wire.SPAN, most, wire.FieldBudget(1 << 40))
 
 
 # -------------------------------------------------------------------------------------- fields
@@ -52,7 +54,9 @@ def count(message: bytes, most: int) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_flood_of_fields_is_refused_whatever_their_nesting(name: str) -> None:
-    with pytest.raises(TooLargeError, match="at most 131072 fields, attributes, events and links"):
+    with pytest.raises(
+        RequestTooLargeError, match="at most 131072 fields, attributes, events and links"
+    ):
         Receiver(4 * MIB).intake.take(PROTOBUFS[name](4 * MIB), PEER)
 
 
@@ -73,7 +77,7 @@ def test_a_request_in_json_within_the_bounds_is_taken(name: str) -> None:
 
 
 def test_the_attributes_that_are_searched_in_one_request_are_bounded() -> None:
-    with pytest.raises(TooLargeError, match="at most 131072 fields and attributes"):
+    with pytest.raises(RequestTooLargeError, match="at most 131072 fields and attributes"):
         Receiver(MIB).intake.take(PROTOBUFS["searched spans"](2 * MIB), PEER)
 
 
@@ -86,7 +90,7 @@ def test_a_batch_at_the_limits_of_the_sdk_is_taken() -> None:
             for _ in range(128)
         ),
     )
-    assert count(event * 128, wire.MOST_FIELDS) <= wire.MOST_FIELDS
+    assert count(event * 128, wire.MAX_FIELDS) <= wire.MAX_FIELDS
     usual = span(1, **{f"attribute_{number}": number for number in range(128)})
     whole = request(*[usual] * 512)
     receiver = Receiver(16 * MIB)
@@ -164,7 +168,7 @@ def test_a_small_body_may_have_any_ratio() -> None:
 
 @pytest.mark.parametrize("name", bombs(MIB))
 def test_a_body_that_is_not_what_its_encoding_says_is_refused(name: str) -> None:
-    with pytest.raises((BodyTooLongError, BodyEncodingError, MalformedError)):
+    with pytest.raises((BodyTooLongError, BodyEncodingError, MalformedRequestError)):
         Receiver(4 * MIB).intake.read(gzip_decompress(bombs(16 * MIB)[name], 4 * MIB))
 
 
@@ -181,14 +185,22 @@ def uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def references(reader: Reader, body: bytes, *, json: bool = False, zipped: bool = False) -> int:
+def references(
+    reader: RequestReader, body: bytes, *, json: bool = False, zipped: bool = False
+) -> int:
     """The references to a body that a refused request leaves behind."""
     before = sys.getrefcount(body)
 
     async def refused() -> None:
         try:
             await reader.take(body, PEER, json=json, zipped=zipped)
-        except (MalformedError, TooLargeError, BodyEncodingError, BodyTooLongError, BusyError):
+        except (
+            MalformedRequestError,
+            RequestTooLargeError,
+            BodyEncodingError,
+            BodyTooLongError,
+            ReceiverBusyError,
+        ):
             return
         raise AssertionError("the request was taken")
 
@@ -197,7 +209,7 @@ def references(reader: Reader, body: bytes, *, json: bool = False, zipped: bool 
 
 
 @pytest.mark.usefixtures("uncollected")
-@pytest.mark.parametrize("size", [LARGE // 2, 2 * LARGE])
+@pytest.mark.parametrize("size", [LARGE_REQUEST // 2, 2 * LARGE_REQUEST])
 @pytest.mark.parametrize("kind", ["garbage", "cut short", "attributes", "numbers", "objects"])
 def test_a_refused_body_is_freed_without_the_collector(kind: str, size: int) -> None:
     json = kind in JSONS
@@ -205,7 +217,9 @@ def test_a_refused_body_is_freed_without_the_collector(kind: str, size: int) -> 
     for zipped in (False, True):
         plain = build(size)
         body = gzip.compress(plain) if zipped else plain
-        reader = Reader(Intake(KeptSink(), ManualClock(), max_request=max(1 << 16, size // 2)))
+        reader = RequestReader(
+            TraceReceiver(KeptSink(), ManualClock(), max_request=max(1 << 16, size // 2))
+        )
         assert references(reader, body, json=json, zipped=zipped) == 0
         assert references(reader, body, json=not json, zipped=not zipped) == 0
 
@@ -214,5 +228,5 @@ def test_a_refused_body_is_freed_without_the_collector(kind: str, size: int) -> 
 def test_a_body_that_nobody_has_time_for_is_freed_without_the_collector() -> None:
     sink = KeptSink()
     sink.busy = 1
-    reader = Reader(Intake(sink, ManualClock(), max_request=MIB))
-    assert references(reader, request(span(1, text="x" * LARGE)).SerializeToString()) == 0
+    reader = RequestReader(TraceReceiver(sink, ManualClock(), max_request=MIB))
+    assert references(reader, request(span(1, text="x" * LARGE_REQUEST)).SerializeToString()) == 0

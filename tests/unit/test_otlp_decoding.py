@@ -11,14 +11,20 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from support.otlp import BEGIN, TRACE, KeptSink, Receiver, attribute, request, span
 from wattspan.http.messages import Peer
-from wattspan.spanfeed.delivery import BusyError, Claim, Counted, Told
-from wattspan.spanfeed.errors import MalformedError, TooLargeError
-from wattspan.spanfeed.otlp import NAME, Refused
+from wattspan.ingest.export_request import (
+    MalformedRequestError,
+    ReceiverBusyError,
+    RequestTooLargeError,
+    ResourceClaim,
+    SpanRecord,
+    WorkAttribute,
+)
+from wattspan.ingest.trace_receiver import MAX_NAME, RejectedSpans
 
 PEER = Peer(pid=7, uid=0)
 
 
-def told(*spans: Span, service: str = "", **options: Any) -> list[Told]:
+def told(*spans: Span, service: str = "", **options: Any) -> list[SpanRecord]:
     """What is told of spans that come in one resource."""
     receiver = Receiver(**options)
     whole = request(*spans, resource={"service.name": service})
@@ -26,7 +32,7 @@ def told(*spans: Span, service: str = "", **options: Any) -> list[Told]:
     return receiver.sink.deliveries[0].parts[0].spans
 
 
-def claim(**resource: str | int) -> Claim:
+def claim(**resource: str | int) -> ResourceClaim:
     receiver = Receiver()
     named = {name.replace("__", "."): value for name, value in resource.items()}
     receiver.intake.take(request(resource=named).SerializeToString(), PEER)
@@ -40,7 +46,7 @@ def test_a_span_is_told_with_all_that_energy_needs() -> None:
     one = span(5, thread__id=4711, gen_ai__usage__input_tokens=12, gen_ai__usage__output_tokens=34)
     one.parent_span_id = b"parent!!"
     assert told(one) == [
-        Told(
+        SpanRecord(
             trace=TRACE,
             id=bytes(7) + b"\5",
             parent=b"parent!!",
@@ -117,11 +123,11 @@ def test_the_weight_is_the_attribute_that_was_named() -> None:
 def test_work_is_the_number_that_was_told_also_where_it_cannot_be(
     value: str | float, work: float | None
 ) -> None:
-    assert told(span(batch__samples=value), work=[Counted("batch.samples")])[0].work == work
+    assert told(span(batch__samples=value), work=[WorkAttribute("batch.samples")])[0].work == work
 
 
 def test_work_is_told_in_json_as_in_protobuf() -> None:
-    receiver = Receiver(work=[Counted("samples", span="work 1"), Counted("tokens")])
+    receiver = Receiver(work=[WorkAttribute("samples", span="work 1"), WorkAttribute("tokens")])
     rows = [
         {"key": "samples", "value": {"doubleValue": 0.5}},
         {"key": "tokens", "value": {"intValue": "17"}},
@@ -138,30 +144,30 @@ def test_work_is_told_in_json_as_in_protobuf() -> None:
 
 def test_work_is_told_only_where_it_is_asked_for_and_there() -> None:
     assert told(span(samples=4))[0].work is None
-    both = told(span(1, samples=4), span(2), span(3, samples=5), work=[Counted("samples")])
+    both = told(span(1, samples=4), span(2), span(3, samples=5), work=[WorkAttribute("samples")])
     assert [one.work for one in both] == [4, None, 5]
 
 
 def test_each_service_and_each_span_counts_its_work_in_its_own_attribute() -> None:
     both = [span(1, samples=4, tokens=900), span(2, samples=5, tokens=800)]
     work = [
-        Counted("samples", service="trainer", span="work 1"),
-        Counted("tokens", service="trainer"),
-        Counted("samples"),
+        WorkAttribute("samples", service="trainer", span="work 1"),
+        WorkAttribute("tokens", service="trainer"),
+        WorkAttribute("samples"),
     ]
     assert [one.work for one in told(*both, service="trainer", work=work)] == [4, 800]
     assert [one.work for one in told(*both, service="other", work=work)] == [4, 5]
 
 
 def test_the_first_that_matches_a_span_is_asked_for_its_work_and_no_other() -> None:
-    work = [Counted("samples", span="work 1"), Counted("tokens")]
+    work = [WorkAttribute("samples", span="work 1"), WorkAttribute("tokens")]
     assert [one.work for one in told(span(1, tokens=9), span(2, tokens=8), work=work)] == [None, 8]
 
 
 def test_an_attribute_may_count_both_tokens_and_work_each_in_its_own_way() -> None:
     name = "gen_ai.usage.output_tokens"
     spans = [span(1, **{name: -5}), span(2, **{name: 2.5}), span(3, **{name: 2.5})]
-    seen = told(*spans, work=[Counted(name)], weight=name)
+    seen = told(*spans, work=[WorkAttribute(name)], weight=name)
     assert [(one.tokens_out, one.weight, one.work) for one in seen] == [
         (0, None, -5),
         (2, 2, 2.5),
@@ -221,7 +227,7 @@ def test_an_attribute_with_a_long_value_is_no_count() -> None:
 
 def test_an_attribute_that_is_cut_short_is_malformed() -> None:
     body = request(span(thread__id=5)).SerializeToString()
-    with pytest.raises(MalformedError):
+    with pytest.raises(MalformedRequestError):
         Receiver().intake.take(body.replace(b"\x12\x02\x18\x05", b"\x12\x09\x18\x05"), PEER)
 
 
@@ -254,8 +260,8 @@ def test_a_parent_that_cannot_be_is_none(parent: bytes) -> None:
         ("é→日本", "é→日本"),
         ("a\nb\x00c\x1b[31m", "abc[31m"),
         ("a\u202eb\u200bc", "abc"),
-        ("x" * 1000, "x" * NAME),
-        ("日" * 1000, "日" * NAME),
+        ("x" * 1000, "x" * MAX_NAME),
+        ("日" * 1000, "日" * MAX_NAME),
     ],
 )
 def test_a_name_is_short_and_can_be_shown(name: str, shown: str) -> None:
@@ -280,12 +286,12 @@ def test_a_resource_says_what_it_is() -> None:
         process__pid=4242,
         process__creation__time="2026-01-01T00:00:00Z",
         container__id="abc",
-    ) == Claim("shop", 4242, "2026-01-01T00:00:00Z", "abc")
+    ) == ResourceClaim("shop", 4242, "2026-01-01T00:00:00Z", "abc")
 
 
 @pytest.mark.parametrize("pid", [0, -5, 2**40, "x", True])
 def test_a_pid_that_cannot_be_is_none(pid: str | int) -> None:
-    assert claim(process__pid=pid) == Claim()
+    assert claim(process__pid=pid) == ResourceClaim()
 
 
 def test_a_pid_written_as_text_is_one() -> None:
@@ -359,7 +365,7 @@ def test_refused_spans_are_counted_once_however_often_they_are_sent() -> None:
     bad.span_id = b""
     receiver, body = Receiver(), request(span(1), bad).SerializeToString()
     receiver.sink.busy = 1
-    with pytest.raises(BusyError):
+    with pytest.raises(ReceiverBusyError):
         receiver.intake.take(body, PEER)
     receiver.intake.take(body, PEER)
     assert receiver.sink.refused == {"invalid_id": 1}
@@ -368,7 +374,7 @@ def test_refused_spans_are_counted_once_however_often_they_are_sent() -> None:
 @pytest.mark.parametrize("body", [b"", request().SerializeToString()[:0], b"\n\0", b"\n\2\x12\0"])
 def test_a_request_without_spans_is_no_delivery(body: bytes) -> None:
     receiver = Receiver()
-    assert receiver.intake.take(body, PEER) == Refused()
+    assert receiver.intake.take(body, PEER) == RejectedSpans()
     assert receiver.sink.deliveries == []
 
 
@@ -376,7 +382,7 @@ def test_a_request_without_spans_is_no_delivery(body: bytes) -> None:
     "body", [b"garbage", b"\n\x05ab", b"\xff" * 100, request().SerializeToString()[:-3]]
 )
 def test_what_is_no_request_is_malformed(body: bytes) -> None:
-    with pytest.raises(MalformedError, match="no ExportTraceServiceRequest"):
+    with pytest.raises(MalformedRequestError, match="no ExportTraceServiceRequest"):
         Receiver().intake.take(body, PEER)
 
 
@@ -384,11 +390,11 @@ def test_what_is_no_request_is_malformed(body: bytes) -> None:
 def test_a_request_of_tiny_messages_is_refused_before_they_are_read(layer: bytes) -> None:
     sink = KeptSink()
     receiver = Receiver()
-    with pytest.raises(TooLargeError, match="at most 8192 spans"):
+    with pytest.raises(RequestTooLargeError, match="at most 8192 spans"):
         receiver.intake.take(layer * 10_000, PEER)
     tiny = b"\x12\0" * 10_000
     scope = b"\x12" + _length(tiny) + tiny
-    with pytest.raises(TooLargeError, match="at most 8192 spans"):
+    with pytest.raises(RequestTooLargeError, match="at most 8192 spans"):
         receiver.intake.take(b"\n" + _length(scope) + scope, PEER)
     assert sink.deliveries == []
 

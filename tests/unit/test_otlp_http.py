@@ -10,7 +10,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from support.otlp import JSON, PROTOBUF, Receiver, request, span
-from wattspan.spanfeed import wire
+from wattspan.ingest import wire
 from wattspan.util.encoding import BodyEncodingError, BodyTooLongError, gzip_decompress
 
 BODY = request().SerializeToString()

@@ -9,8 +9,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from support.otlp import attribute, request, span
-from wattspan.spanfeed.errors import MalformedError, TooLargeError
-from wattspan.spanfeed.json import to_protobuf
+from wattspan.ingest.export_request import MalformedRequestError, RequestTooLargeError
+from wattspan.ingest.otlp_json import to_protobuf
 
 MOST, FIELDS = 100, 1 << 20
 SPAN = {"traceId": "0af7651916cd43dd8448eb211c80319c", "spanId": "b7ad6b7169203331"}
@@ -30,7 +30,7 @@ def the_span(**fields: object) -> Any:
 
 
 def wrong(told: object) -> str:
-    with pytest.raises(MalformedError) as caught:
+    with pytest.raises(MalformedRequestError) as caught:
         read(told)
     return str(caught.value)
 
@@ -257,13 +257,13 @@ def test_what_nobody_knows_may_not_be_nested_without_end_either() -> None:
 
 
 def test_more_spans_than_are_taken_are_too_many() -> None:
-    with pytest.raises(TooLargeError, match="at most 100 spans"):
+    with pytest.raises(RequestTooLargeError, match="at most 100 spans"):
         read(around(*[SPAN] * MOST))
 
 
 @pytest.mark.parametrize("tiny", [b"0,", b'"",', b"[],", b"{},", b'"\\",":0,'])
 def test_a_request_of_too_many_values_is_refused_before_it_is_read(tiny: bytes) -> None:
-    with pytest.raises(TooLargeError, match="at most 65536 fields"):
+    with pytest.raises(RequestTooLargeError, match="at most 65536 fields"):
         to_protobuf(b'{"resourceSpans": [' + tiny * 70_000 + b"0]}", MOST, 1 << 16)
 
 
@@ -273,11 +273,11 @@ def test_the_marks_in_a_text_are_no_values(text: str) -> None:
 
 
 def test_a_span_of_too_many_values_is_refused() -> None:
-    with pytest.raises(TooLargeError, match="a Span has at most 131072 fields"):
+    with pytest.raises(RequestTooLargeError, match="a Span has at most 131072 fields"):
         read(around({**SPAN, "attributes": [{"key": "a"}] * 44_000}))
 
 
 def test_a_large_request_of_too_many_spans_is_refused_before_they_are_read() -> None:
-    with pytest.raises(TooLargeError, match="at most 100 spans"):
+    with pytest.raises(RequestTooLargeError, match="at most 100 spans"):
         read(around(*[{**SPAN, "name": "x" * 10_000}] * 150))
     assert len(read(around(*[{**SPAN, "name": "x" * 20_000}] * 90)).resource_spans) == 1

@@ -11,26 +11,25 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from support.forwarding import ScriptedTransport
 from support.otlp_sink import Point, points
 from support.scrapes import full_host
-from wattspan.collector.answers import Answer, Verdict, again
-from wattspan.collector.backoff import Backoff
-from wattspan.collector.destination import parse_destination
-from wattspan.collector.signals import METRICS
 from wattspan.model import SECOND, Snapshot
+from wattspan.otlp.destination import METRICS, parse_destination
+from wattspan.otlp.health import RetryBackoff
+from wattspan.otlp.transport import ExportResult, ExportStatus, retry_result
 from wattspan.testing import ManualClock
 from wattspan_exporters.catalogue.metrics import CATALOGUE
 from wattspan_exporters.otlp.encoder import MetricsEncoder
 from wattspan_exporters.otlp.exporter import OtlpExporter
 
 INTERVAL = 10 * SECOND
-AWAY = again("connection refused", "Is it running?")
-REFUSED = Answer(Verdict.REFUSED, "it answered 401", METRICS.credentials)
-TOO_LARGE = Answer(Verdict.TOO_LARGE, "it answered 413")
+AWAY = retry_result("connection refused", "Is it running?")
+REFUSED = ExportResult(ExportStatus.REFUSED, "it answered 401", METRICS.credentials)
+TOO_LARGE = ExportResult(ExportStatus.TOO_LARGE, "it answered 413")
 
 
 class Bench:
     """An exporter with a scripted receiver, turned by hand; the snapshot is always of now."""
 
-    def __init__(self, *answers: Answer, limit: int = 2 << 20) -> None:
+    def __init__(self, *answers: ExportResult, limit: int = 2 << 20) -> None:
         self.clock = ManualClock()
         self.receiver = ScriptedTransport(*answers)
         self.said: list[str] = []
@@ -43,7 +42,7 @@ class Bench:
             self.clock,
             self.said.append,
             interval=INTERVAL,
-            backoff=Backoff(lambda: 0.0),
+            backoff=RetryBackoff(lambda: 0.0),
         )
         self.exporter._view = self.look
 
@@ -146,7 +145,7 @@ def test_a_receiver_that_says_no_is_asked_again_for_it_may_be_set_right() -> Non
 
 
 def test_a_receiver_that_names_a_delay_is_left_alone_for_it() -> None:
-    bench = Bench(Answer(Verdict.AGAIN, "it answered 429", after=35 * SECOND))
+    bench = Bench(ExportResult(ExportStatus.AGAIN, "it answered 429", after=35 * SECOND))
     bench.wait(34)
     assert len(bench.receiver.sent) == 1
     bench.wait(2)
@@ -154,8 +153,8 @@ def test_a_receiver_that_names_a_delay_is_left_alone_for_it() -> None:
 
 
 def test_a_push_that_is_too_large_goes_in_smaller_requests() -> None:
-    def picky(body: bytes) -> Answer:
-        return TOO_LARGE if len(body) > 100_000 else Answer(Verdict.TAKEN)
+    def picky(body: bytes) -> ExportResult:
+        return TOO_LARGE if len(body) > 100_000 else ExportResult(ExportStatus.TAKEN)
 
     bench = Bench()
     bench.receiver.answers.extend([picky] * 1000)
@@ -175,7 +174,7 @@ def test_a_push_that_is_too_large_goes_in_smaller_requests() -> None:
 
 
 def test_points_that_a_receiver_rejects_are_counted_and_said() -> None:
-    bench = Bench(Answer(Verdict.TAKEN, "it rejected 3 metrics (too old)", rejected=3))
+    bench = Bench(ExportResult(ExportStatus.TAKEN, "it rejected 3 metrics (too old)", rejected=3))
     bench.wait(60)
     assert bench.exporter.drops == 3
     assert bench.said == [

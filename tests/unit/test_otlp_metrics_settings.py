@@ -16,9 +16,9 @@ from support.pushing import opened
 from support.scrapes import full_host
 from support.snapshots import busy_host
 from wattspan.cli import cli as wattspan
-from wattspan.collector.signals import METRICS, SPANS
 from wattspan.model import Provenance
 from wattspan.model.settings import REDACTED, SettingError, convert, redacted
+from wattspan.otlp.destination import METRICS, SPANS
 from wattspan.ports import ConfigError, ExporterContext, WattspanError
 from wattspan.testing import ManualClock
 from wattspan_exporters.catalogue.metrics import CATALOGUE

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.past import DRAM, GPU, OURS, PACKAGE, ROOTS, USER, Asked
+from wattspan.api import authorization
+from wattspan.api.requests import parse_time
+from wattspan.api.service import MAX_WAITING
+from wattspan.api.watches import MAX_SAMPLED, MAX_WATCHED, WatchList
 from wattspan.config.tables import AgentSettings
 from wattspan.http.messages import Peer
 from wattspan.model import SECOND, Consumer, Instant, PayerInfo
 from wattspan.model.settings import Duration, keys
-from wattspan.query import rights
-from wattspan.query.service import MOST_WAITING
-from wattspan.query.times import moment
-from wattspan.query.watches import FINE, MOST, Watches
 
 ROOT = Peer(pid=9, uid=0)
 STRANGER = Peer(pid=55, uid=2000)
@@ -113,7 +113,7 @@ def test_the_answer_waits_no_longer_than_asked_for(asked: Asked) -> None:
 
 
 def test_too_many_who_wait_are_answered_at_once(asked: Asked) -> None:
-    assert all(asked.service._waiting.take(user) for user in range(MOST_WAITING))
+    assert all(asked.service._waiting.take(user) for user in range(MAX_WAITING))
     assert asked.energy(1.0, end=f"mono:{asked.now + 1}", wait="1s")["complete"] is False
     assert asked.pauses == []
 
@@ -162,7 +162,7 @@ def test_nobody_is_taken_at_a_senders_word(asked: Asked) -> None:
 
 def test_a_process_of_several_users_is_told_to_root_alone(asked: Asked) -> None:
     asked.energy(pid=OURS.pid)
-    asked.uids[OURS.pid] = rights.NOBODY
+    asked.uids[OURS.pid] = authorization.NOBODY
     assert "not known to be yours" in asked.problem(403, pid=OURS.pid, start="-1s")
     del asked.directory.infos[OURS]  # and its earlier owner is forgotten
     assert asked.problem(403, pid=OURS.pid, started=OURS.started, start="-1s")
@@ -189,10 +189,10 @@ def test_devices_are_told_no_finer_than_is_promised() -> None:
 def test_the_owners_of_the_dead_are_remembered_within_bounds() -> None:
     asked = Asked()
     asked.service._rights._owners.update(
-        (Consumer(10**6 + i, 1), USER) for i in range(rights.REMEMBERED)
+        (Consumer(10**6 + i, 1), USER) for i in range(authorization.MAX_REMEMBERED)
     )
     asked.get("/v1/watch", pid=OURS.pid)
-    assert len(asked.service._rights._owners) == rights.REMEMBERED
+    assert len(asked.service._rights._owners) == authorization.MAX_REMEMBERED
     assert OURS in asked.service._rights._owners
 
 
@@ -201,11 +201,11 @@ def test_the_kernel_tells_whose_a_process_is() -> None:
     try:
         consumer = Consumer(child.pid, _started(child.pid))
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is still there
-        assert rights.owner_of(consumer) == os.getuid()
-        assert rights.owner_of(Consumer(child.pid, consumer.started + 1)) is None
+        assert authorization.owner_of(consumer) == os.getuid()
+        assert authorization.owner_of(Consumer(child.pid, consumer.started + 1)) is None
     finally:
         child.wait()
-    assert rights.owner_of(consumer) is None
+    assert authorization.owner_of(consumer) is None
 
 
 def _started(pid: int) -> int:
@@ -223,23 +223,23 @@ def test_a_process_is_watched_on_request(asked: Asked, method: str) -> None:
 
 
 def test_only_so_many_are_kept_and_the_longest_unasked_goes_first(asked: Asked) -> None:
-    crowd = [Consumer(1000 + i, i + 1) for i in range(MOST)]
+    crowd = [Consumer(1000 + i, i + 1) for i in range(MAX_WATCHED)]
     asked.directory.infos |= {one: PayerInfo(one, "crowd") for one in crowd}
     for one in (*crowd, crowd[0]):
         asked.get("/v1/watch", pid=one.pid, peer=ROOT)
     assert asked.past.forgotten == []
     asked.get("/v1/watch", pid=OURS.pid)
     assert asked.past.forgotten == [crowd[1]]
-    assert len(asked.service._watches) == MOST
+    assert len(asked.service._watches) == MAX_WATCHED
 
 
 def test_one_that_has_ended_makes_way_for_the_living(asked: Asked) -> None:
-    crowd = [Consumer(1000 + i, i + 1) for i in range(MOST + 1)]
+    crowd = [Consumer(1000 + i, i + 1) for i in range(MAX_WATCHED + 1)]
     asked.directory.infos |= {one: PayerInfo(one, "crowd") for one in crowd}
-    for one in crowd[:MOST]:
+    for one in crowd[:MAX_WATCHED]:
         asked.get("/v1/watch", pid=one.pid, peer=ROOT)
     del asked.directory.infos[crowd[3]]
-    asked.get("/v1/watch", pid=crowd[MOST].pid, peer=ROOT)
+    asked.get("/v1/watch", pid=crowd[MAX_WATCHED].pid, peer=ROOT)
     assert asked.past.forgotten == [crowd[3]]
 
 
@@ -257,13 +257,13 @@ class Microscope:
 
 def test_the_last_that_were_asked_for_are_looked_at_finely(asked: Asked) -> None:
     fine = Microscope()
-    asked.service._watches = Watches(asked.past, asked.directory, asked.clock, fine)
-    crowd = [Consumer(1000 + i, i + 1) for i in range(MOST + 1)]
+    asked.service._watches = WatchList(asked.past, asked.directory, asked.clock, fine)
+    crowd = [Consumer(1000 + i, i + 1) for i in range(MAX_WATCHED + 1)]
     for one in crowd:
         asked.service._watches.keep(one, family=False)
-    assert fine.watched == set(crowd[-FINE:])
+    assert fine.watched == set(crowd[-MAX_SAMPLED:])
     asked.service._watches.keep(crowd[1], family=False)
-    assert fine.watched == {crowd[1], *crowd[-FINE + 1 :]}
+    assert fine.watched == {crowd[1], *crowd[-MAX_SAMPLED + 1 :]}
     samples = asked.past.samples[crowd[1]]
     assert samples is not None
     assert samples() == [(1, 1001)]
@@ -359,10 +359,10 @@ NOW = Instant(mono=50 * SECOND, wall=1_700_000_100 * SECOND)
     ],
 )
 def test_a_moment_can_be_written_in_several_ways(text: str, mono: int) -> None:
-    assert moment(text, NOW) == mono
+    assert parse_time(text, NOW) == mono
 
 
 @given(st.integers(0, 10**12))
 def test_so_long_ago_is_so_long_ago(nanoseconds: int) -> None:
     text = str(Duration(nanoseconds))
-    assert moment(f"-{text}", NOW) == NOW.mono - nanoseconds
+    assert parse_time(f"-{text}", NOW) == NOW.mono - nanoseconds

@@ -10,9 +10,9 @@ import pytest
 
 from support.past import DRAM, Asked
 from support.tuned import ACCOUNTS, HELD, HOLD, PROBED, RELEASE, ago, decided
+from wattspan.api.service import DEFAULT_DECISIONS, MAX_DECISIONS
 from wattspan.http.messages import Peer
 from wattspan.model import Domain, HwType, Provenance, RecordedDecision, TuningAccounts
-from wattspan.query.tuning import MOST, USUAL
 from wattspan.storage.decisions import DecisionLog
 from wattspan.testing import ManualClock
 from wattspan.tuning.serialization import accounts_from_json, recorded_decision_from_json
@@ -28,7 +28,7 @@ class Recalling:
         self.asked: list[tuple[str, int, int | None]] = []
 
     def __call__(
-        self, job: str = "", limit: int = USUAL, since: int | None = None
+        self, job: str = "", limit: int = DEFAULT_DECISIONS, since: int | None = None
     ) -> tuple[RecordedDecision, ...]:
         self.asked.append((job, limit, since))
         return self.decisions
@@ -84,9 +84,9 @@ def test_the_history_is_asked_for_what_was_asked() -> None:
     told(asked, "/v1/tuning/history", since="2023-11-14T22:00:00Z")
     now = asked.clock.now().wall
     assert recalling.asked == [
-        ("", USUAL, None),
+        ("", DEFAULT_DECISIONS, None),
         ("a/b", 7, now - 90 * 10**9),
-        ("", USUAL, 1_699_999_200 * 10**9),
+        ("", DEFAULT_DECISIONS, 1_699_999_200 * 10**9),
     ]
 
 
@@ -98,10 +98,10 @@ def test_a_time_before_the_boot_can_be_asked_for() -> None:
     assert since < 1_400_000_000 * 10**9
 
 
-@pytest.mark.parametrize("limit", ["0", "-1", "many", "", str(MOST + 1), "9" * 30, "١"])
+@pytest.mark.parametrize("limit", ["0", "-1", "many", "", str(MAX_DECISIONS + 1), "9" * 30, "١"])
 def test_a_limit_that_is_none_is_refused_with_what_would_be(limit: str) -> None:
     sentence = Asked(history=Recalling()).problem(400, "/v1/tuning/history", limit=limit)
-    assert f"from 1 to {MOST}" in sentence
+    assert f"from 1 to {MAX_DECISIONS}" in sentence
 
 
 def test_parameters_that_are_unknown_name_the_nearest() -> None:

@@ -6,10 +6,17 @@ import pytest
 
 from support.fake_kernel import FakeKernel
 from wattspan.http.messages import Peer
+from wattspan.ingest.export_request import ResourceClaim
+from wattspan.ingest.identity_verification import (
+    CERTAIN_TTL,
+    KEEP_AFTER_EXIT,
+    MAX_CLAIM_LENGTH,
+    MAX_IDENTITIES,
+    UNCERTAIN_TTL,
+    IdentityResolver,
+)
 from wattspan.model import Consumer
 from wattspan.processes.inspector import LiveProcess
-from wattspan.spanfeed.delivery import Claim
-from wattspan.spanfeed.identity import AFTERLIFE, LONGEST, MOST, SURE, UNSURE, Identities
 from wattspan.spans.values import Outcome
 from wattspan.testing import ManualClock
 
@@ -27,11 +34,11 @@ class Host:
         self.clock = ManualClock()
         self.kernel = FakeKernel(self.clock)
         self.kernel.born(1, user=0, parent=0)
-        self.identities = Identities(self.clock, self.kernel)
+        self.identities = IdentityResolver(self.clock, self.kernel)
         self.born = self.kernel.born
 
-    def whose(self, peer: Peer, claim: Claim | None = None) -> Consumer | Outcome:
-        return self.identities.resolve(peer, claim or Claim())
+    def whose(self, peer: Peer, claim: ResourceClaim | None = None) -> Consumer | Outcome:
+        return self.identities.resolve(peer, claim or ResourceClaim())
 
     def created(self, living: LiveProcess, later: float = 0.0) -> str:
         """When it was born, as an SDK writes it."""
@@ -53,55 +60,55 @@ def test_on_a_unix_socket_the_peer_is_the_process(host: Host) -> None:
     app = host.born(50)
     peer = host.kernel.over_unix(app)
     assert host.whose(peer) == app.consumer
-    assert host.whose(peer, Claim(pid=50)) == app.consumer
+    assert host.whose(peer, ResourceClaim(pid=50)) == app.consumer
 
 
 def test_a_container_sees_its_own_pid_and_is_known_by_ours(host: Host) -> None:
     host.born(7, user=0)
     app = host.born(50, inside=(7,), user=0)
-    assert host.whose(host.kernel.over_unix(app), Claim(pid=7)) == app.consumer
+    assert host.whose(host.kernel.over_unix(app), ResourceClaim(pid=7)) == app.consumer
 
 
 def test_a_collector_may_speak_for_processes_of_its_user(host: Host) -> None:
     app, collector = host.born(50), host.born(60)
-    assert host.whose(host.kernel.over_unix(collector), Claim(pid=50)) == app.consumer
+    assert host.whose(host.kernel.over_unix(collector), ResourceClaim(pid=50)) == app.consumer
 
 
 def test_nobody_but_root_may_speak_for_another_user(host: Host) -> None:
     app, collector, root = host.born(50, user=1001), host.born(60), host.born(70, user=0)
-    assert host.whose(host.kernel.over_unix(collector), Claim(pid=50)) == DISBELIEVED
-    assert host.whose(host.kernel.over_unix(root), Claim(pid=50)) == app.consumer
+    assert host.whose(host.kernel.over_unix(collector), ResourceClaim(pid=50)) == DISBELIEVED
+    assert host.whose(host.kernel.over_unix(root), ResourceClaim(pid=50)) == app.consumer
 
 
 def test_what_a_collector_forwards_without_a_pid_is_not_its_own(host: Host) -> None:
     host.born(50)
     peer = host.kernel.over_unix(collector := host.born(60))
-    assert host.whose(peer, Claim("web")) == collector.consumer
-    host.whose(peer, Claim("shop", pid=50))
+    assert host.whose(peer, ResourceClaim("web")) == collector.consumer
+    host.whose(peer, ResourceClaim("shop", pid=50))
     host.clock.advance(1)
-    assert host.whose(peer, Claim("web")) == UNKNOWN
-    assert host.whose(peer, Claim("collector", pid=60)) == collector.consumer
+    assert host.whose(peer, ResourceClaim("web")) == UNKNOWN
+    assert host.whose(peer, ResourceClaim("collector", pid=60)) == collector.consumer
 
 
 def test_a_pid_that_nobody_has_is_not_believed(host: Host) -> None:
-    assert host.whose(host.kernel.over_unix(host.born(50)), Claim(pid=51)) == DISBELIEVED
+    assert host.whose(host.kernel.over_unix(host.born(50)), ResourceClaim(pid=51)) == DISBELIEVED
 
 
 @pytest.mark.parametrize("pid", [0, -1, 2**31, 2**63, 10**40])
 def test_a_pid_that_cannot_be_is_not_believed(host: Host, pid: int) -> None:
-    assert host.whose(host.kernel.over_unix(host.born(50)), Claim(pid=pid)) == DISBELIEVED
+    assert host.whose(host.kernel.over_unix(host.born(50)), ResourceClaim(pid=pid)) == DISBELIEVED
 
 
 def test_a_kernel_thread_sends_no_spans(host: Host) -> None:
     host.born(2, user=0, kernel=True)
     root = host.kernel.over_unix(host.born(50, user=0))
-    assert host.whose(root, Claim(pid=2)) == DISBELIEVED
+    assert host.whose(root, ResourceClaim(pid=2)) == DISBELIEVED
 
 
 def test_who_has_no_pid_here_is_judged_by_the_user(host: Host) -> None:
     app = host.born(50)
-    assert host.whose(Peer(uid=1000), Claim(pid=50)) == app.consumer
-    assert host.whose(Peer(uid=1001), Claim(pid=50)) == DISBELIEVED
+    assert host.whose(Peer(uid=1000), ResourceClaim(pid=50)) == app.consumer
+    assert host.whose(Peer(uid=1001), ResourceClaim(pid=50)) == DISBELIEVED
     assert host.whose(Peer(uid=1000)) == UNKNOWN
 
 
@@ -114,32 +121,32 @@ def test_a_worker_with_its_parents_stale_pid_is_itself(host: Host) -> None:
     grandchild = host.born(52, parent=51, copied=True)
     for sender in (worker, grandchild):
         peer = host.kernel.over_unix(sender)
-        assert host.whose(peer, Claim(pid=50)) == sender.consumer
-        stale = Claim(pid=50, created=host.created(parent))
+        assert host.whose(peer, ResourceClaim(pid=50)) == sender.consumer
+        stale = ResourceClaim(pid=50, created=host.created(parent))
         assert host.whose(peer, stale) == sender.consumer
-        assert host.whose(peer, Claim()) == sender.consumer
+        assert host.whose(peer, ResourceClaim()) == sender.consumer
 
 
 def test_a_child_with_a_program_of_its_own_speaks_for_its_parent(host: Host) -> None:
     parent, sidecar = host.born(50), host.born(51, parent=50)
-    assert host.whose(host.kernel.over_unix(sidecar), Claim(pid=50)) == parent.consumer
+    assert host.whose(host.kernel.over_unix(sidecar), ResourceClaim(pid=50)) == parent.consumer
 
 
 def test_a_stale_pid_with_anothers_time_of_birth_is_not_believed(host: Host) -> None:
     parent = host.born(50)
     worker = host.born(51, parent=50, copied=True)
-    wrong = Claim(pid=50, created=host.created(parent, later=-30))
+    wrong = ResourceClaim(pid=50, created=host.created(parent, later=-30))
     assert host.whose(host.kernel.over_unix(worker), wrong) == DISBELIEVED
 
 
 def test_a_daemon_with_the_pid_of_the_process_it_was_forked_from_is_itself(host: Host) -> None:
     starter = host.born(50)
     daemon = host.born(51, parent=1, copied=True)
-    told = Claim(pid=50, created=host.created(starter))
+    told = ResourceClaim(pid=50, created=host.created(starter))
     host.kernel.dies(starter)
     peer = host.kernel.over_unix(daemon)
-    assert host.whose(peer, Claim(pid=50)) == host.whose(peer, told) == daemon.consumer
-    later = Claim(pid=50, created=host.created(daemon, later=100))
+    assert host.whose(peer, ResourceClaim(pid=50)) == host.whose(peer, told) == daemon.consumer
+    later = ResourceClaim(pid=50, created=host.created(daemon, later=100))
     assert host.whose(peer, later) == DISBELIEVED
 
 
@@ -148,8 +155,8 @@ def test_a_worker_on_its_masters_connection_is_believed_and_the_master_no_forwar
 ) -> None:
     peer = host.kernel.over_unix(master := host.born(50))
     worker = host.born(51, parent=50, copied=True)
-    assert host.whose(peer, Claim(pid=51)) == worker.consumer
-    assert host.whose(peer, Claim("other")) == master.consumer
+    assert host.whose(peer, ResourceClaim(pid=51)) == worker.consumer
+    assert host.whose(peer, ResourceClaim("other")) == master.consumer
 
 
 def test_the_connection_of_a_dead_master_proves_the_user(host: Host) -> None:
@@ -157,8 +164,8 @@ def test_the_connection_of_a_dead_master_proves_the_user(host: Host) -> None:
     worker = host.born(51, parent=50, copied=True)
     stranger = host.born(52, user=1001)
     host.kernel.dies(master)
-    assert host.whose(peer, Claim(pid=51)) == worker.consumer
-    assert host.whose(peer, Claim(pid=52)) == DISBELIEVED
+    assert host.whose(peer, ResourceClaim(pid=51)) == worker.consumer
+    assert host.whose(peer, ResourceClaim(pid=52)) == DISBELIEVED
     assert stranger.users == {1001}
     assert host.whose(peer) == UNKNOWN
 
@@ -197,24 +204,24 @@ def test_an_undated_peer_is_whoever_has_the_pid_now_if_the_user_fits(host: Host)
 
 def test_a_claimed_pid_that_was_given_away_leads_to_its_new_process(host: Host) -> None:
     app, collector = host.born(50), host.kernel.over_unix(host.born(60))
-    assert host.whose(collector, Claim(pid=50)) == app.consumer
+    assert host.whose(collector, ResourceClaim(pid=50)) == app.consumer
     host.kernel.dies(app)
     other = host.born(50, user=1001)
-    assert host.whose(collector, Claim(pid=50)) == DISBELIEVED
+    assert host.whose(collector, ResourceClaim(pid=50)) == DISBELIEVED
     host.kernel.dies(other)
     again = host.born(50)
-    host.clock.advance(ns=UNSURE)
-    assert host.whose(collector, Claim(pid=50)) == again.consumer
+    host.clock.advance(ns=UNCERTAIN_TTL)
+    assert host.whose(collector, ResourceClaim(pid=50)) == again.consumer
 
 
 def test_the_last_spans_of_a_process_may_come_after_its_end_for_a_while(host: Host) -> None:
     app, collector = host.born(50), host.kernel.over_unix(host.born(60))
-    host.whose(collector, Claim(pid=50))
+    host.whose(collector, ResourceClaim(pid=50))
     host.kernel.dies(app)
-    host.clock.advance(AFTERLIFE / 1e9 / 2)
-    assert host.whose(collector, Claim(pid=50)) == app.consumer
-    host.clock.advance(AFTERLIFE / 1e9)
-    assert host.whose(collector, Claim(pid=50)) == DISBELIEVED
+    host.clock.advance(KEEP_AFTER_EXIT / 1e9 / 2)
+    assert host.whose(collector, ResourceClaim(pid=50)) == app.consumer
+    host.clock.advance(KEEP_AFTER_EXIT / 1e9)
+    assert host.whose(collector, ResourceClaim(pid=50)) == DISBELIEVED
 
 
 # ---------------------------------------------------------------------------------- TCP, here
@@ -231,15 +238,15 @@ def test_over_loopback_the_holder_of_the_socket_is_the_process(host: Host) -> No
 def test_over_loopback_anothers_pid_is_not_believed(host: Host) -> None:
     host.born(50, user=1001)
     sender = host.born(60)
-    assert host.whose(host.kernel.over_tcp(sender), Claim(pid=50)) == DISBELIEVED
+    assert host.whose(host.kernel.over_tcp(sender), ResourceClaim(pid=50)) == DISBELIEVED
 
 
 def test_where_descriptors_are_hidden_the_user_decides(host: Host) -> None:
     app, other = host.born(50), host.born(60, user=1001)
     host.kernel.closed_to_us |= {50, 60}
     peer = host.kernel.over_tcp(app)
-    assert host.whose(peer, Claim(pid=50)) == app.consumer
-    assert host.whose(peer, Claim(pid=60)) == DISBELIEVED
+    assert host.whose(peer, ResourceClaim(pid=50)) == app.consumer
+    assert host.whose(peer, ResourceClaim(pid=60)) == DISBELIEVED
     assert host.whose(peer) == UNKNOWN
     assert other.users == {1001}
 
@@ -247,14 +254,14 @@ def test_where_descriptors_are_hidden_the_user_decides(host: Host) -> None:
 def test_an_unseen_root_in_a_container_is_not_taken_for_the_hosts_init(host: Host) -> None:
     app = host.born(50, user=0, inside=(1,))
     host.kernel.closed_to_us |= {50, 1}
-    assert host.whose(host.kernel.over_tcp(app), Claim(pid=1)) == DISBELIEVED
+    assert host.whose(host.kernel.over_tcp(app), ResourceClaim(pid=1)) == DISBELIEVED
 
 
 def test_of_several_holders_the_one_that_claims_it_is_believed(host: Host) -> None:
     peer = host.kernel.over_tcp(host.born(50))
     worker = host.born(51, parent=50, copied=True)
     host.born(52, parent=50, copied=True)
-    assert host.whose(peer, Claim(pid=51)) == worker.consumer
+    assert host.whose(peer, ResourceClaim(pid=51)) == worker.consumer
 
 
 def test_of_several_holders_the_one_that_connected_is_the_sender(host: Host) -> None:
@@ -276,8 +283,8 @@ def test_a_socket_that_nobody_holds_proves_nothing(host: Host) -> None:
     peer = host.kernel.over_tcp(app := host.born(50))
     host.kernel.sockets.clear()
     assert host.whose(peer) == UNKNOWN
-    assert host.whose(peer, Claim(pid=50)) == DISBELIEVED
-    assert host.whose(peer, Claim(pid=50, created=host.created(app))) == app.consumer
+    assert host.whose(peer, ResourceClaim(pid=50)) == DISBELIEVED
+    assert host.whose(peer, ResourceClaim(pid=50, created=host.created(app))) == app.consumer
 
 
 def test_a_port_used_again_is_another_connection(host: Host) -> None:
@@ -294,7 +301,7 @@ def test_a_port_used_again_is_another_connection(host: Host) -> None:
 def test_a_connection_is_looked_up_once_whatever_is_claimed_over_it(host: Host) -> None:
     peer = host.kernel.over_tcp(host.born(50))
     for pid in range(1000, 1100):
-        host.whose(peer, Claim(pid=pid))
+        host.whose(peer, ResourceClaim(pid=pid))
         host.clock.advance(1)
     assert host.kernel.lookups == 1
 
@@ -306,7 +313,7 @@ def test_looking_through_all_processes_takes_a_bounded_part_of_the_time(host: Ho
     start = host.clock.monotonic()
     answers = set()
     for _ in range(200):
-        answers.add(host.whose(host.kernel.over_tcp(app), Claim(pid=50)))
+        answers.add(host.whose(host.kernel.over_tcp(app), ResourceClaim(pid=50)))
         host.clock.advance(0.01)
     waited = 200 * 10_000_000
     assert host.clock.monotonic() - start - waited < waited // 20 + 500_000_000
@@ -318,40 +325,43 @@ def test_looking_through_all_processes_takes_a_bounded_part_of_the_time(host: Ho
 
 def test_from_another_host_or_namespace_a_bare_pid_is_not_believed(host: Host) -> None:
     host.born(50)
-    assert host.whose(ELSEWHERE, Claim(pid=50)) == DISBELIEVED
+    assert host.whose(ELSEWHERE, ResourceClaim(pid=50)) == DISBELIEVED
     assert host.whose(ELSEWHERE) == UNKNOWN
-    assert host.whose(Peer(), Claim("web")) == UNKNOWN
+    assert host.whose(Peer(), ResourceClaim("web")) == UNKNOWN
 
 
 def test_a_pid_with_its_time_of_birth_is_believed(host: Host) -> None:
     app = host.born(50)
     for later in (-1, 0, 1):
-        claim = Claim(pid=50, created=host.created(app, later))
+        claim = ResourceClaim(pid=50, created=host.created(app, later))
         assert host.whose(ELSEWHERE, claim) == app.consumer
-    assert host.whose(ELSEWHERE, Claim(pid=50, created=host.created(app, 3))) == DISBELIEVED
+    assert host.whose(ELSEWHERE, ResourceClaim(pid=50, created=host.created(app, 3))) == DISBELIEVED
 
 
 def test_a_time_of_birth_fits_by_the_clock_of_then(host: Host) -> None:
     app = host.born(50)
-    claim = Claim(pid=50, created=host.created(app))
+    claim = ResourceClaim(pid=50, created=host.created(app))
     host.clock.step_wall(7200)
     assert host.whose(ELSEWHERE, claim) == app.consumer
-    assert host.whose(ELSEWHERE, Claim(pid=50, created=host.created(app))) == app.consumer
+    assert host.whose(ELSEWHERE, ResourceClaim(pid=50, created=host.created(app))) == app.consumer
 
 
 def test_a_host_that_slept_knows_its_births_still(host: Host) -> None:
     host.clock.suspend(3600)
     app = host.born(50)
     host.clock.suspend(7200)
-    claim = Claim(pid=50, created=host.created(app))
+    claim = ResourceClaim(pid=50, created=host.created(app))
     assert host.whose(ELSEWHERE, claim) == app.consumer
 
 
 @pytest.mark.parametrize("created", ["yesterday", "2026-13-01", "0000", "9" * 400, "\0"])
 def test_a_time_of_birth_that_is_none_is_as_good_as_none(host: Host, created: str) -> None:
     app = host.born(50)
-    assert host.whose(ELSEWHERE, Claim(pid=50, created=created)) == DISBELIEVED
-    assert host.whose(host.kernel.over_unix(app), Claim(pid=50, created=created)) == app.consumer
+    assert host.whose(ELSEWHERE, ResourceClaim(pid=50, created=created)) == DISBELIEVED
+    assert (
+        host.whose(host.kernel.over_unix(app), ResourceClaim(pid=50, created=created))
+        == app.consumer
+    )
 
 
 # --------------------------------------------------------------------------------- containers
@@ -363,48 +373,48 @@ def test_a_pid_inside_a_container_is_translated(host: Host, told: str) -> None:
     host.born(50, inside=(1,), cgroup=DOCKER)
     app = host.born(51, inside=(7,), cgroup=DOCKER)
     host.born(61, inside=(7,), cgroup=DOCKER.replace(ID, OTHER_ID))
-    assert host.whose(ELSEWHERE, Claim(pid=7, container=told)) == app.consumer
+    assert host.whose(ELSEWHERE, ResourceClaim(pid=7, container=told)) == app.consumer
 
 
 def test_a_pid_outside_the_claimed_container_is_not_believed(host: Host) -> None:
     host.born(50, inside=(1,), cgroup=DOCKER)
     host.born(60)
-    assert host.whose(ELSEWHERE, Claim(pid=60, container=ID)) == DISBELIEVED
-    assert host.whose(ELSEWHERE, Claim(pid=9, container=ID)) == DISBELIEVED
+    assert host.whose(ELSEWHERE, ResourceClaim(pid=60, container=ID)) == DISBELIEVED
+    assert host.whose(ELSEWHERE, ResourceClaim(pid=9, container=ID)) == DISBELIEVED
 
 
 def test_a_container_that_is_not_here_is_unknown(host: Host) -> None:
     host.born(7)
-    assert host.whose(ELSEWHERE, Claim(pid=7, container=ID)) == UNKNOWN
-    assert host.whose(ELSEWHERE, Claim(container=ID)) == UNKNOWN
+    assert host.whose(ELSEWHERE, ResourceClaim(pid=7, container=ID)) == UNKNOWN
+    assert host.whose(ELSEWHERE, ResourceClaim(container=ID)) == UNKNOWN
 
 
 def test_a_containers_only_process_needs_no_pid(host: Host) -> None:
     app = host.born(50, inside=(1,), cgroup=DOCKER)
-    assert host.whose(ELSEWHERE, Claim("web", container=ID)) == app.consumer
+    assert host.whose(ELSEWHERE, ResourceClaim("web", container=ID)) == app.consumer
     host.born(51, inside=(2,), cgroup=DOCKER)
-    assert host.whose(Peer(), Claim("shop", container=ID)) == UNKNOWN
+    assert host.whose(Peer(), ResourceClaim("shop", container=ID)) == UNKNOWN
 
 
 def test_one_pid_in_two_namespaces_of_a_container_is_nobodys(host: Host) -> None:
     host.born(50, inside=(1, 7), cgroup=DOCKER)
     host.born(51, inside=(2, 7), cgroup=DOCKER)
-    assert host.whose(ELSEWHERE, Claim(pid=7, container=ID)) == DISBELIEVED
+    assert host.whose(ELSEWHERE, ResourceClaim(pid=7, container=ID)) == DISBELIEVED
 
 
 def test_what_observes_a_container_from_outside_may_name_our_pid(host: Host) -> None:
     app = host.born(50, inside=(7,), cgroup=DOCKER)
     host.born(51, inside=(8,), cgroup=DOCKER)
-    assert host.whose(ELSEWHERE, Claim(pid=50, container=ID)) == app.consumer
+    assert host.whose(ELSEWHERE, ResourceClaim(pid=50, container=ID)) == app.consumer
 
 
 def test_a_collector_in_one_container_is_not_the_pid_1_of_another(host: Host) -> None:
     app = host.born(50, inside=(1,), cgroup=DOCKER)
     collector = host.born(60, inside=(1,), cgroup=DOCKER.replace(ID, OTHER_ID))
     peer = host.kernel.over_unix(collector)
-    assert host.whose(peer, Claim(pid=1, container=ID)) == app.consumer
-    assert host.whose(peer, Claim(pid=1, container=OTHER_ID)) == collector.consumer
-    assert host.whose(peer, Claim("web", container=ID)) == app.consumer
+    assert host.whose(peer, ResourceClaim(pid=1, container=ID)) == app.consumer
+    assert host.whose(peer, ResourceClaim(pid=1, container=OTHER_ID)) == collector.consumer
+    assert host.whose(peer, ResourceClaim("web", container=ID)) == app.consumer
 
 
 def test_a_sender_in_a_container_names_its_neighbours_by_their_pids_there(host: Host) -> None:
@@ -412,13 +422,13 @@ def test_a_sender_in_a_container_names_its_neighbours_by_their_pids_there(host: 
     app = host.born(50, inside=(8,), cgroup=DOCKER)
     sidecar = host.born(51, inside=(9,), cgroup=DOCKER)
     peer = host.kernel.over_unix(sidecar)
-    assert host.whose(peer, Claim(pid=8)) == app.consumer
-    assert host.whose(peer, Claim(pid=10)) == DISBELIEVED
+    assert host.whose(peer, ResourceClaim(pid=8)) == app.consumer
+    assert host.whose(peer, ResourceClaim(pid=10)) == DISBELIEVED
 
 
 def test_the_same_small_pid_with_another_time_of_birth_is_another_process(host: Host) -> None:
     sidecar = host.born(51, inside=(1,), cgroup=DOCKER)
-    claim = Claim(pid=1, created=host.created(sidecar, later=-500))
+    claim = ResourceClaim(pid=1, created=host.created(sidecar, later=-500))
     assert host.whose(host.kernel.over_unix(sidecar), claim) == DISBELIEVED
 
 
@@ -426,11 +436,11 @@ def test_a_pid_of_the_container_that_was_given_away_outside_is_looked_for_again(
     host: Host,
 ) -> None:
     old = host.born(50, inside=(1,), cgroup=DOCKER)
-    assert host.whose(ELSEWHERE, Claim(pid=1, container=ID)) == old.consumer
+    assert host.whose(ELSEWHERE, ResourceClaim(pid=1, container=ID)) == old.consumer
     host.kernel.dies(old)
     host.born(50)
     new = host.born(52, inside=(1,), cgroup=DOCKER)
-    assert host.whose(ELSEWHERE, Claim(pid=1, container=ID)) == new.consumer
+    assert host.whose(ELSEWHERE, ResourceClaim(pid=1, container=ID)) == new.consumer
 
 
 # -------------------------------------------------------------------------------------- cost
@@ -438,23 +448,23 @@ def test_a_pid_of_the_container_that_was_given_away_outside_is_looked_for_again(
 
 def test_what_was_answered_is_not_asked_again_at_once(host: Host) -> None:
     peer = host.kernel.over_tcp(host.born(50))
-    host.whose(peer, Claim(pid=50))
+    host.whose(peer, ResourceClaim(pid=50))
     looks = host.kernel.looks
-    host.clock.advance(ns=SURE - 1)
-    host.whose(peer, Claim(pid=50))
-    host.clock.advance(ns=SURE)
-    host.whose(peer, Claim(pid=50))
+    host.clock.advance(ns=CERTAIN_TTL - 1)
+    host.whose(peer, ResourceClaim(pid=50))
+    host.clock.advance(ns=CERTAIN_TTL)
+    host.whose(peer, ResourceClaim(pid=50))
     assert host.kernel.looks == looks
 
 
 def test_any_number_of_claims_takes_bounded_room(host: Host) -> None:
     peer = host.kernel.over_unix(host.born(50))
-    for number in range(3 * MOST):
-        host.whose(peer, Claim("x" * number, pid=number, container="y" * number))
+    for number in range(3 * MAX_IDENTITIES):
+        host.whose(peer, ResourceClaim("x" * number, pid=number, container="y" * number))
         host.whose(peer._replace(address=("127.0.0.1", number % 65536), local=("::1", 1)))
-    assert len(host.identities._answers) <= MOST
+    assert len(host.identities._answers) <= MAX_IDENTITIES
     assert len(host.identities._senders._known) <= 1024
-    assert max(len(key[3]) for key in host.identities._answers) <= LONGEST
+    assert max(len(key[3]) for key in host.identities._answers) <= MAX_CLAIM_LENGTH
 
 
 def test_a_process_is_known_by_its_pid(host: Host) -> None:

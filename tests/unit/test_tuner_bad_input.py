@@ -10,6 +10,7 @@ import pytest
 
 from support.tuned_host import DEFAULT, MINIMUM, Host, quick
 from wattspan.config import TunedJobSettings
+from wattspan.ingest.export_request import SpanRecord
 from wattspan.model import (
     CapKey,
     Consumer,
@@ -20,7 +21,6 @@ from wattspan.model import (
     Move,
     TuningState,
 )
-from wattspan.spanfeed.delivery import Told
 from wattspan.spans.values import Span
 from wattspan.tuning.job import TuningJob
 from wattspan.tuning.missing_jobs import MISSING_AFTER
@@ -46,7 +46,7 @@ def send(host: Host, consumer: Consumer, *times: tuple[int, int], name: str = "t
     for start, end in times:
         ident = (hash((start, end)) % 2**63).to_bytes(8, "big")
         spans.append(Span(b"t" * 16, ident, b"", "trainer", name, start, end))
-        told.append(Told(b"t" * 16, ident, b"", name, start, end))
+        told.append(SpanRecord(b"t" * 16, ident, b"", name, start, end))
     host.tap.hand(consumer, "trainer", spans, told)
 
 
@@ -236,7 +236,7 @@ def test_a_thousand_jobs_are_bounded_and_that_is_said_once() -> None:
     for number in range(1000):
         service = f"service-{number}"
         spans = [Span(b"t" * 16, bytes(8), b"", service, "train_step", now - 10**8, now)]
-        told = [Told(b"t" * 16, bytes(8), b"", "train_step", now - 10**8, now)]
+        told = [SpanRecord(b"t" * 16, bytes(8), b"", "train_step", now - 10**8, now)]
         host.tap.hand(Consumer(5000 + number, 1), service, spans, told)
     host.run(1)
     assert len(host.tuner.accounts().rows) == MAX_JOBS

@@ -192,7 +192,7 @@ def run_directory(config: Config) -> Path:
 
 def agent_directories(config: Config) -> tuple[str, ...]:
     """Where an agent may be: where the environment says, or the configuration, or as usual."""
-    from wattspan.client.places import run_directories
+    from wattspan.sdk.agent import run_directories
 
     usual = tuple(run_directories())
     if os.environ.get("WATTSPAN_RUN_DIR"):

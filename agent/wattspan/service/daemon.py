@@ -17,9 +17,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from wattspan.collector.signals import LOGS, METRICS, SPANS
 from wattspan.config import changed_keys
 from wattspan.model import SECOND, Checkpoint, Failure, SourceHealth, Trouble
+from wattspan.otlp.destination import LOGS, METRICS, SPANS
 from wattspan.plugins import exporter_faults
 from wattspan.ports import Clock, ConfigError, SourceError, WattspanError
 from wattspan.service.assembly import build_agent

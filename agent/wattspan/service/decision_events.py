@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from wattspan.capper.audit import AuditAction, AuditEvent
-from wattspan.forward.records import Record, Value
 from wattspan.model import SECOND, DecisionReason, Knob, RecordedDecision
+from wattspan.otlp.log_records import AttributeValue, LogRecord
 from wattspan.tuning import serialization
 
 PREFIX = "wattspan.caps."
@@ -36,7 +36,7 @@ _WARNING_ACTIONS = frozenset({AuditAction.REFUSE, AuditAction.FOREIGN, AuditActi
 _CEILING_ACTIONS = frozenset({AuditAction.CEILING, AuditAction.LIFT, AuditAction.LAPSE})
 """Deeds that have no device; their settings are in milliwatts, as those of power knobs."""
 
-RecordSink = Callable[[Record], None]
+RecordSink = Callable[[LogRecord], None]
 
 
 class DecisionSink(Protocol):
@@ -54,16 +54,16 @@ class ForwardedDecisions:
         self._tell(decision_record(decided))
 
 
-def decision_record(decided: RecordedDecision) -> Record:
+def decision_record(decided: RecordedDecision) -> LogRecord:
     """A decision of the tuner."""
     event = serialization.decision_event(decided)
     warns = decided.decision.reason in WARNINGS
-    return Record(event.name, event.wall, event.body, event.attributes, warns)
+    return LogRecord(event.name, event.wall, event.body, event.attributes, warns)
 
 
-def audit_record(event: AuditEvent) -> Record:
+def audit_record(event: AuditEvent) -> LogRecord:
     """What the capper did; settings are in the unit that is told beside them."""
-    attributes: dict[str, Value] = {"deed": event.deed.value}
+    attributes: dict[str, AttributeValue] = {"deed": event.deed.value}
     knob = Knob.GPU_POWER if event.deed in _CEILING_ACTIONS else event.knob
     if event.knob is not None:
         attributes["knob"] = event.knob.value
@@ -79,7 +79,7 @@ def audit_record(event: AuditEvent) -> Record:
     attributes |= {name: word for name, word in words.items() if word}
     numbers = {"pid": event.pid, "uid": event.uid}
     attributes |= {name: number for name, number in numbers.items() if number is not None}
-    return Record(
+    return LogRecord(
         f"{PREFIX}{event.deed.value}",
         event.at,
         audit_sentence(event),

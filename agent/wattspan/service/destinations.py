@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from wattspan.collector.destination import Destination, in_grpc, parse_destination
-from wattspan.collector.faults import address_faults
-from wattspan.collector.signals import METRICS
 from wattspan.config import Config
+from wattspan.otlp.destination import METRICS, Destination, as_grpc, parse_destination
+from wattspan.otlp.validation import address_errors
 
 
 def destinations(config: Config) -> Iterator[Destination]:
@@ -23,7 +22,7 @@ def metrics_destination(config: Config) -> Destination | None:
     settings = config.exporters.get("otlp")
     endpoint = getattr(settings, "endpoint", "")
     if getattr(settings, "protocol", "") == "grpc":
-        endpoint = in_grpc(endpoint)
+        endpoint = as_grpc(endpoint)
     return parse_destination(endpoint, METRICS) if endpoint else None
 
 
@@ -31,4 +30,4 @@ def forward_faults(config: Config) -> Iterator[str]:
     """A sentence for each fault with which spans could not be sent on; nobody is called."""
     spans = config.spans
     if spans.enabled and spans.forward:
-        yield from address_faults(spans.forward, spans.forward_headers)
+        yield from address_errors(spans.forward, spans.forward_headers)

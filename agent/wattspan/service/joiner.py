@@ -16,6 +16,7 @@ from operator import attrgetter
 from typing import Any
 
 from wattspan.http.connection_limiter import FairQuota
+from wattspan.ingest.export_request import ExportRequest, ReceiverBusyError, ResourceSpanRecords
 from wattspan.model import SECOND, Checkpoint, Consumer, Instant, SpanAccounts
 from wattspan.ports import Clock
 from wattspan.service.energy_history import EnergyHistory
@@ -28,7 +29,6 @@ from wattspan.service.joiner_protocols import (
     SpanForwarding,
     SpanOrigins,
 )
-from wattspan.spanfeed.delivery import BusyError, Delivery, Part
 from wattspan.spans.aggregator import SpanAggregator, shortened_name
 from wattspan.spans.joining import ProcessSpans
 from wattspan.spans.profiles import NO_ENERGY, EnergyProfile
@@ -73,7 +73,7 @@ _REMEMBERED = attrgetter("remembered")
 class _PendingDelivery:
     """A delivery whose spans are not all joined yet."""
 
-    delivery: Delivery
+    delivery: ExportRequest
     cost: int
     energies: list[SpanEnergy | None]
     left: int
@@ -83,7 +83,7 @@ class _PendingDelivery:
 class _NewDelivery:
     """A delivery that has only been taken; ``whose`` are its parts, by their claims."""
 
-    delivery: Delivery
+    delivery: ExportRequest
     cost: int
     whose: tuple[Consumer | Outcome, ...]
 
@@ -168,7 +168,7 @@ class SpanJoiner:
 
     # ---------------------------------------------------------------- for the receivers' thread
 
-    def accept(self, delivery: Delivery) -> None:
+    def accept(self, delivery: ExportRequest) -> None:
         """Take a delivery, or ask to come again while too much waits."""
         cost = delivery.size + BYTES_PER_SPAN * delivery.count
         with self._lock:
@@ -176,7 +176,7 @@ class SpanJoiner:
                 self._room.force(delivery.peer.whose, cost)
             elif not self._room.take(delivery.peer.whose, cost):
                 self._deferred += delivery.count
-                raise BusyError
+                raise ReceiverBusyError
         try:
             # Now, while the sender waits for the answer, it lives and can be looked at.
             whose = tuple(self._resolver.resolve(delivery.peer, p.claim) for p in delivery.parts)
@@ -331,7 +331,7 @@ class SpanJoiner:
     def _await(
         self,
         held: _PendingDelivery,
-        part: Part,
+        part: ResourceSpanRecords,
         positions: Sequence[int],
         whose: Consumer | Outcome,
     ) -> None:
@@ -349,7 +349,7 @@ class SpanJoiner:
         end = max(map(_END, spans))
         process.waiting.append(_PendingSpans(held, positions, spans, end, now + SETTLEMENT_TIMEOUT))
 
-    def _announced(self, part: Part) -> Consumer | None:
+    def _announced(self, part: ResourceSpanRecords) -> Consumer | None:
         """The process that announced these spans itself: no claim is as good."""
         for told in (part.spans[0], part.spans[-1]):
             consumer = self._origins.of(told.id)
@@ -357,7 +357,7 @@ class SpanJoiner:
                 return consumer
         return None
 
-    def _spans(self, part: Part) -> list[Span]:
+    def _spans(self, part: ResourceSpanRecords) -> list[Span]:
         """The spans of a part, on the monotonic clock."""
         service = part.claim.service
         offset = self._wall.offset(min(map(_START, part.spans)), max(map(_END, part.spans)))

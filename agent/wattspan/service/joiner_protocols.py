@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from wattspan.http.messages import Peer
+from wattspan.ingest.export_request import ExportRequest, ResourceClaim, SpanRecord
 from wattspan.model import Consumer
-from wattspan.spanfeed.delivery import Claim, Delivery, Told
 from wattspan.spans.values import Outcome, Span, SpanEnd, SpanEnergy, SpanStart
 
 if TYPE_CHECKING:
-    from wattspan.forward.forwarder import ForwardStats
-    from wattspan.spanfeed.feed import FeedCounts
+    from wattspan.ingest.side_channel import SideChannelCounters
+    from wattspan.otlp.forwarder import ForwardStats
 
 
 class SpanOrigins:
@@ -57,7 +57,7 @@ class SpanOrigins:
 class ProcessResolver(Protocol):
     """Knows which process spans belong to. Safe from any thread."""
 
-    def resolve(self, peer: Peer, claim: Claim) -> Consumer | Outcome: ...
+    def resolve(self, peer: Peer, claim: ResourceClaim) -> Consumer | Outcome: ...
 
     def identify(self, pid: int) -> Consumer | None: ...
 
@@ -79,7 +79,7 @@ class SideChannel(Protocol):
     def drain(self) -> Sequence[AnnouncedRecords]: ...
 
     @property
-    def counts(self) -> FeedCounts: ...
+    def counts(self) -> SideChannelCounters: ...
 
 
 class CpuSampleSource(Protocol):
@@ -95,7 +95,9 @@ class CpuSampleSource(Protocol):
 class SpanConsumer(Protocol):
     """Wants to see spans as soon as they are received."""
 
-    def hand(self, consumer: Consumer, service: str, spans: list[Span], told: list[Told]) -> None:
+    def hand(
+        self, consumer: Consumer, service: str, spans: list[Span], told: list[SpanRecord]
+    ) -> None:
         """Take the spans of one process, and the same as they were told."""
         ...
 
@@ -103,7 +105,7 @@ class SpanConsumer(Protocol):
 class SpanForwarding(Protocol):
     """The way to the user's collector."""
 
-    def offer(self, delivery: Delivery, energies: Sequence[SpanEnergy | None]) -> None: ...
+    def offer(self, delivery: ExportRequest, energies: Sequence[SpanEnergy | None]) -> None: ...
 
     @property
     def stats(self) -> ForwardStats: ...

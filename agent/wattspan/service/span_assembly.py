@@ -19,13 +19,13 @@ from wattspan.service.configuration import is_explicit, run_directory
 from wattspan.service.energy_history import EnergyHistory
 
 if TYPE_CHECKING:
-    from wattspan.forward.forwarder import Forwarder
     from wattspan.http.server import HttpServer
+    from wattspan.ingest.side_channel import SideChannelServer
+    from wattspan.otlp.forwarder import Forwarder
     from wattspan.processes.cpu_sampler import CpuSampler
     from wattspan.processes.inspector import TcpConnections
     from wattspan.service.joiner import SpanJoiner
     from wattspan.service.tuning_assembly import TuningAssembly
-    from wattspan.spanfeed.feed import Feed
 
 Log = Callable[[str], None]
 Provenances = Callable[[], Mapping[HwType, Provenance]]
@@ -43,9 +43,9 @@ class ConnectionOwnerLookup:
     """
 
     def __init__(self, clock: Clock) -> None:
-        from wattspan.spanfeed.evidence import Allowance
+        from wattspan.ingest.process_lookup import LookupBudget
 
-        self._looking = Allowance(clock, _LOOKUP_TIME_SHARE)
+        self._looking = LookupBudget(clock, _LOOKUP_TIME_SHARE)
         self._lock = threading.Lock()
         self._connections: TcpConnections | None = None
 
@@ -103,10 +103,10 @@ class SpanAssembly:
     # ---------------------------------------------------------------------------------- parts
 
     def _add_spans(self, services: ServiceGroup) -> SpanJoiner:
+        from wattspan.ingest.identity_verification import IdentityResolver
         from wattspan.processes.cpu_sampler import CpuSampler
         from wattspan.processes.inspector import ProcessInspector
         from wattspan.service.joiner import SpanJoiner
-        from wattspan.spanfeed.identity import Identities
 
         settings = self.config.spans
         fine = CpuSampler(self.clock, settings.resolution)
@@ -120,7 +120,7 @@ class SpanAssembly:
         joiner = SpanJoiner(
             self.clock,
             self.past,
-            Identities(self.clock, witness),
+            IdentityResolver(self.clock, witness),
             buffer=settings.buffer,
             open_spans=settings.open_spans,
             names=settings.names,
@@ -148,7 +148,7 @@ class SpanAssembly:
     def _open_forwarder(self) -> Forwarder | None:
         if not self.config.spans.forward:
             return None
-        from wattspan.forward.forwarder import Forwarder
+        from wattspan.otlp.forwarder import Forwarder
 
         return Forwarder(
             self.config.spans,
@@ -159,10 +159,10 @@ class SpanAssembly:
             version=__version__,
         )
 
-    def _feed(self, services: ServiceGroup) -> Feed:
-        from wattspan.spanfeed.feed import Feed
+    def _feed(self, services: ServiceGroup) -> SideChannelServer:
+        from wattspan.ingest.side_channel import SideChannelServer
 
-        feed = Feed(self.run_dir / "feed.sock")
+        feed = SideChannelServer(self.run_dir / "feed.sock")
 
         def start() -> None:
             try:
@@ -201,7 +201,7 @@ class SpanAssembly:
     def _listen_for_spans(
         self, server: HttpServer, joiner: SpanJoiner, services: ServiceGroup
     ) -> None:
-        from wattspan.spanfeed.receivers import open_receivers
+        from wattspan.ingest.listeners import open_receivers
 
         addresses = open_receivers(
             server,
@@ -215,7 +215,7 @@ class SpanAssembly:
             refusals=self.refusals,
         )
         services.reached.extend(addresses)
-        from wattspan.collector.destination import check_destination
+        from wattspan.otlp.destination import check_destination
         from wattspan.service.destinations import destinations
 
         for destination in destinations(self.config):
@@ -224,8 +224,8 @@ class SpanAssembly:
     def _listen_for_questions(
         self, server: HttpServer, services: ServiceGroup, fine: CpuSampler
     ) -> None:
+        from wattspan.api.service import QueryService
         from wattspan.http.access_policy import AccessPolicy
-        from wattspan.query.service import QueryService
 
         service = QueryService(
             self.past,

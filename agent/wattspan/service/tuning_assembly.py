@@ -15,18 +15,18 @@ import msgspec
 from wattspan import __version__
 from wattspan.clock import SystemClock
 from wattspan.config import AgentSettings, Config
+from wattspan.ingest.export_request import WorkAttribute
 from wattspan.model import Consumer, Knob, RecordedDecision, SourceHealth, TuningAccounts
 from wattspan.ports import Caps, ProcessDirectory
 from wattspan.service.agent import ServiceGroup
 from wattspan.service.capper_health import CapperHealth
 from wattspan.service.configuration import is_explicit, run_directory
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.spanfeed.delivery import Counted
 from wattspan.tuning.work_units import ReceivedSpanQueue
 
 if TYPE_CHECKING:
     from wattspan.emulation.host import EmulatedHost
-    from wattspan.forward.logs import Records
+    from wattspan.otlp.logs import LogForwarder
     from wattspan.service.poller import Poller
     from wattspan.storage.decisions import DecisionLog
     from wattspan.tuning.tuner import DecisionStore, Tuner
@@ -51,7 +51,7 @@ class TuningAssembly:
     tap: ReceivedSpanQueue | None = None
     tuner: Tuner | None = None
     book: DecisionLog | None = None
-    records: Records | None = None
+    records: LogForwarder | None = None
     capper: CapperHealth | None = None
 
     def __post_init__(self) -> None:
@@ -108,10 +108,10 @@ class TuningAssembly:
         return () if self.book is None else self.book.recent(job, limit, since)
 
     @property
-    def counted(self) -> tuple[Counted, ...]:
+    def counted(self) -> tuple[WorkAttribute, ...]:
         """Which spans count their work, and in which attribute."""
         return tuple(
-            Counted(job.work, job.service, job.span)
+            WorkAttribute(job.work, job.service, job.span)
             for job in self.config.autotune.job
             if job.work not in ("", "tokens")
         )
@@ -129,7 +129,7 @@ class TuningAssembly:
         spans = self.config.spans
         if not (spans.enabled and spans.forward and spans.forward_decisions):
             return
-        from wattspan.forward.logs import Records
+        from wattspan.otlp.logs import LogForwarder
 
         resource: dict[str, str | bool] = {
             "service.name": "wattspan",
@@ -138,7 +138,7 @@ class TuningAssembly:
         }
         if self.emulated is not None:
             resource["wattspan.emulated"] = True
-        self.records = Records(spans, self.clock, self.log, resource, version=__version__)
+        self.records = LogForwarder(spans, self.clock, self.log, resource, version=__version__)
         services.add(self.records.start, self.records.stop)
         poller.tuning_accounts = self.accounts
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wattspan.config import TunedJobSettings
+from wattspan.ingest.export_request import SpanRecord
 from wattspan.model import SECOND, Consumer
-from wattspan.spanfeed.delivery import Told
 from wattspan.spans.values import Span
 from wattspan.tuning import WorkloadKind
 from wattspan.tuning.decisions.unit_detection import UnitDetector, UnitRejection, majority_result
@@ -40,7 +40,7 @@ class ReceivedSpans(NamedTuple):
     consumer: Consumer
     service: str
     spans: Sequence[Span]
-    told: Sequence[Told]
+    told: Sequence[SpanRecord]
 
 
 class ReceivedSpanQueue:
@@ -52,7 +52,9 @@ class ReceivedSpanQueue:
         self._spans = 0
         self.lost = 0
 
-    def hand(self, consumer: Consumer, service: str, spans: list[Span], told: list[Told]) -> None:
+    def hand(
+        self, consumer: Consumer, service: str, spans: list[Span], told: list[SpanRecord]
+    ) -> None:
         """Take what was received; returns at once."""
         with self._lock:
             self._waiting.append(ReceivedSpans(consumer, service, spans, told))
@@ -76,7 +78,7 @@ class WorkCounter:
     attribute: str
     _bad: deque[bool] = field(default_factory=lambda: deque(maxlen=_WORK_COUNT_UNITS))
 
-    def of(self, span: Span, told: Told) -> int | None:
+    def of(self, span: Span, told: SpanRecord) -> int | None:
         """The work of one unit, at least 1; None if its span does not say.
 
         What an attribute says is counted in millionths: it may well be a fraction, and only

@@ -10,19 +10,19 @@ import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from wattspan.collector.destination import (
+from wattspan.http.tls import MAX_PEM_BYTES
+from wattspan.model import SECOND
+from wattspan.otlp.destination import (
+    METRICS,
     Destination,
-    Protocol,
-    fault_of,
-    in_grpc,
+    OtlpProtocol,
+    as_grpc,
+    header_error,
     parse_destination,
     parse_headers,
 )
-from wattspan.collector.faults import address_faults, faults_of
-from wattspan.collector.signals import METRICS
-from wattspan.collector.transport import Transport
-from wattspan.http.tls import MAX_PEM_BYTES
-from wattspan.model import SECOND
+from wattspan.otlp.transport import Transport
+from wattspan.otlp.validation import address_errors, collect_errors
 from wattspan.ports import Clock, ExporterError
 from wattspan.util.files import read_regular
 from wattspan_exporters.catalogue.selection import select_metrics
@@ -34,7 +34,7 @@ _TABLE_NAME = "in [exporters.otlp]"
 
 def endpoint_address(settings: OtlpSettings) -> str:
     """The endpoint, with the protocol in it."""
-    return in_grpc(settings.endpoint) if settings.protocol == "grpc" else settings.endpoint
+    return as_grpc(settings.endpoint) if settings.protocol == "grpc" else settings.endpoint
 
 
 def endpoint_destination(settings: OtlpSettings) -> Destination:
@@ -49,13 +49,13 @@ def open_transport(settings: OtlpSettings, clock: Clock, version: str) -> Transp
     trust = tls_context_factory(settings) if to.tls else ssl.create_default_context
     patience = settings.timeout / SECOND
     compress = {"gzip": True, "none": False}.get(settings.compression)
-    if to.protocol is Protocol.GRPC:
-        from wattspan.collector.grpc import GrpcTransport
+    if to.protocol is OtlpProtocol.GRPC:
+        from wattspan.otlp.grpc_transport import GrpcTransport
 
         return GrpcTransport(
             to, headers, clock, trust=trust, answer_within=patience, compress=compress
         )
-    from wattspan.collector.http import HttpTransport
+    from wattspan.otlp.http_transport import HttpTransport
 
     return HttpTransport(
         to,
@@ -82,7 +82,7 @@ def read_headers(path: str) -> dict[str, str]:
             continue
         name, colon, value = (part.strip() for part in line.partition(":"))
         name = name.lower() if colon else ""
-        if fault := fault_of(name, value, "name: value"):
+        if fault := header_error(name, value, "name: value"):
             raise ExporterError(
                 f"{path}, line {number}: {fault}; correct the file, which headers_file {_TABLE_NAME} "
                 "names."
@@ -142,13 +142,13 @@ def otlp_faults(settings: OtlpSettings) -> Iterator[str]:
 
     Files that are there, and not for us to read, are the agent's user's affair.
     """
-    yield from address_faults(endpoint_address(settings), settings.headers, METRICS)
+    yield from address_errors(endpoint_address(settings), settings.headers, METRICS)
     if settings.headers_file and _is_readable_here(settings.headers_file):
-        yield from faults_of(lambda: read_headers(settings.headers_file))
+        yield from collect_errors(lambda: read_headers(settings.headers_file))
     tls = [path for path in (settings.tls_ca, settings.tls_certificate, settings.tls_key) if path]
     if tls and all(map(_is_readable_here, tls)):
-        yield from faults_of(lambda: tls_context_factory(settings))
-    yield from faults_of(
+        yield from collect_errors(lambda: tls_context_factory(settings))
+    yield from collect_errors(
         lambda: configured_attributes(settings.resource),
         lambda: select_metrics(settings.metrics, "exporters.otlp"),
     )

@@ -14,12 +14,10 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from wattspan.collector.answers import Answer, Verdict, again
-from wattspan.collector.backoff import LONGEST, Backoff
-from wattspan.collector.condition import Condition
-from wattspan.collector.destination import Destination
-from wattspan.collector.transport import Transport
 from wattspan.model import SECOND, Snapshot, SourceHealth
+from wattspan.otlp.destination import Destination
+from wattspan.otlp.health import MAX_BACKOFF, DestinationHealth, RetryBackoff
+from wattspan.otlp.transport import ExportResult, ExportStatus, Transport, retry_result
 from wattspan.ports import Clock, ExporterContext, SnapshotView
 from wattspan_exporters.catalogue.selection import select_metrics
 from wattspan_exporters.otlp.encoder import MetricsEncoder
@@ -48,13 +46,13 @@ class OtlpExporter:
         log: Callable[[str], None],
         *,
         interval: int,
-        backoff: Backoff | None = None,
+        backoff: RetryBackoff | None = None,
     ) -> None:
         self._transport, self._encoder = transport, encoder
         self._clock = clock
         self._interval = interval
-        self._condition = Condition(destination, clock, log)
-        self._backoff = backoff or Backoff(random.random, longest=max(interval, LONGEST))
+        self._condition = DestinationHealth(destination, clock, log)
+        self._backoff = backoff or RetryBackoff(random.random, longest=max(interval, MAX_BACKOFF))
         self._view: SnapshotView | None = None
         self._pushed: Snapshot | None = None
         self._due = self._tick = clock.monotonic()
@@ -131,7 +129,7 @@ class OtlpExporter:
         except Exception as error:  # noqa: BLE001
             self._due = self._tick
             why = f"a push cannot be made ({type(error).__name__}: {error})"
-            self._condition.failed(again(why, "Report it to the authors of wattspan."))
+            self._condition.failed(retry_result(why, "Report it to the authors of wattspan."))
             return self._due
 
     def _count_ticks(self, now: int) -> None:
@@ -153,7 +151,7 @@ class OtlpExporter:
         rejected = 0
         for position, request in enumerate(requests):
             answer = self._transport.send(request.body)
-            if answer.verdict is not Verdict.TAKEN:
+            if answer.verdict is not ExportStatus.TAKEN:
                 self._failed(answer, sum(one.points for one in requests[position:]))
                 self._drops += rejected
                 return
@@ -164,10 +162,10 @@ class OtlpExporter:
         self._backoff.succeeded()
         self._due = self._tick
 
-    def _failed(self, answer: Answer, points: int) -> None:
+    def _failed(self, answer: ExportResult, points: int) -> None:
         self._owed = points
-        self._condition.failed(replace(answer, verdict=Verdict.AGAIN))  # whatever it said
-        if answer.verdict is Verdict.TOO_LARGE and self._encoder.limit > MIN_REQUEST_BYTES:
+        self._condition.failed(replace(answer, verdict=ExportStatus.AGAIN))  # whatever it said
+        if answer.verdict is ExportStatus.TOO_LARGE and self._encoder.limit > MIN_REQUEST_BYTES:
             self._encoder.limit //= 2
         self._due = self._clock.monotonic() + self._backoff.failed(answer.after)
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from wattspan.cli.doctor.configuration import listen_error
 from wattspan.cli.doctor.findings import DiagnosisSection, Finding, Severity
 from wattspan.cli.local_agent import is_local_agent
-from wattspan.collector.destination import Destination, Protocol, check_destination
 from wattspan.config import Config
 from wattspan.model.settings import Listen
+from wattspan.otlp.destination import Destination, OtlpProtocol, check_destination
 from wattspan.ports import ConfigError
 from wattspan.service.configuration import is_explicit, run_directory
 from wattspan.service.destinations import metrics_destination
@@ -34,7 +34,7 @@ def examine_collector(
     ``ours`` are the agent's own receivers, which are no collector.
     """
     signal = destination.signal
-    if destination.protocol is Protocol.GRPC:
+    if destination.protocol is OtlpProtocol.GRPC:
         yield from grpc_extra(f"[{signal.table}] {signal.address}")
     what = f"{signal.table}.{signal.address}"
     try:
@@ -90,7 +90,7 @@ def examine_spans(config: Config) -> DiagnosisSection:
             names = ("otlp.sock", "feed.sock", *(["otlp-grpc.sock"] if spans.grpc else []))
             findings += _check_sockets(config, "spans.unix", names)
         if spans.forward:
-            from wattspan.collector.destination import parse_destination
+            from wattspan.otlp.destination import parse_destination
 
             meanwhile = "spans will wait, within spans.forward_queue"
             collector = parse_destination(spans.forward)

@@ -117,7 +117,7 @@ def measure(
 def _measure_run(words: Sequence[str], meter: MeasurementClient, clock: Clock) -> CommandRun:
     from wattspan.cli.measure.child import run_child
     from wattspan.cli.measure.results import CommandRun
-    from wattspan.client.errors import MeasurementError
+    from wattspan.sdk.agent import MeasurementError
 
     told, since = CommandRun(), 0
 
@@ -170,7 +170,7 @@ def _meter(
 ) -> Iterator[MeasurementClient]:
     """The running agent, or one of our own."""
     from wattspan.cli.measure.meter import RunningAgentClient, in_process_agent
-    from wattspan.client.errors import AgentUnavailableError, MeasurementError
+    from wattspan.sdk.agent import AgentUnavailableError, MeasurementError
     from wattspan.service.configuration import agent_directories
 
     why = ""

@@ -9,14 +9,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from wattspan.api import energy
 from wattspan.cli.measure.child import process_identity
-from wattspan.client.agent import ask
-from wattspan.client.errors import MeasurementError
-from wattspan.client.measurement import Measurement
-from wattspan.client.reading import read
 from wattspan.model import MILLISECOND, SECOND, Consumer
 from wattspan.ports import Clock, SourceError, WattspanError
-from wattspan.query import answer
+from wattspan.sdk.agent import MeasurementError
+from wattspan.sdk.client import read_measurement, request_json
+from wattspan.sdk.measurement import Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +72,7 @@ class RunningAgentClient:
 
     def read(self, consumer: Consumer, start: int, end: int, wait: float) -> Measurement:
         window = {"start": f"mono:{start}", "end": f"mono:{end}"}
-        return read(self._whom(consumer) | window, wait, self._directories)
+        return read_measurement(self._whom(consumer) | window, wait, self._directories)
 
     def _whom(self, consumer: Consumer) -> dict[str, str]:
         if not self._by_name:
@@ -81,7 +80,7 @@ class RunningAgentClient:
         return {"pid": str(consumer.pid), "started": str(consumer.started), "family": "1"}
 
     def _ask(self, path: str, parameters: Mapping[str, str]) -> dict[str, object]:
-        return ask(path, parameters, directories=self._directories)
+        return request_json(path, parameters, directories=self._directories)
 
 
 class InProcessAgentClient:
@@ -112,7 +111,7 @@ class InProcessAgentClient:
 
     def read(self, consumer: Consumer, start: int, end: int, wait: float) -> Measurement:
         self._until(lambda: self._agent.past.settled(consumer) >= end, round(wait * SECOND))
-        told = answer.energy(self._agent.past, start, end, consumer, family=True)
+        told = energy.energy_response(self._agent.past, start, end, consumer, family=True)
         return Measurement.of({"host_name": self._agent.view().host, **told})
 
     def _until(self, reached: Callable[[], bool], patience: int) -> None:

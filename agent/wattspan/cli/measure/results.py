@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from wattspan.cli import formatting
-from wattspan.client.measurement import Energy, Measurement
+from wattspan.sdk.measurement import Energy, Measurement
 from wattspan.util.text import printable
 
 TOTAL = "total"

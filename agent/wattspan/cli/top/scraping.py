@@ -24,8 +24,6 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, TypeVar
 
 from wattspan.cli.local_agent import AgentCredentials
-from wattspan.client.agent import ask
-from wattspan.client.errors import MeasurementError
 from wattspan.model import (
     AgentStats,
     Consumer,
@@ -58,6 +56,8 @@ from wattspan.model import (
 )
 from wattspan.model.settings import Duration
 from wattspan.ports import Clock, WattspanError
+from wattspan.sdk.agent import MeasurementError
+from wattspan.sdk.client import request_json
 from wattspan.tuning.serialization import accounts_from_json
 
 if TYPE_CHECKING:
@@ -556,7 +556,7 @@ class AgentView:
     def _ask(self, host: str) -> TuningAccounts | None:
         """None if nobody says: it may be elsewhere, or older, and another host's is not meant."""
         try:
-            told = ask("/v1/tuning", {}, directories=self._directories)
+            told = request_json("/v1/tuning", {}, directories=self._directories)
             return accounts_from_json(told) if told.get("host_name") == host else None
         except (MeasurementError, LookupError, TypeError, ValueError, AttributeError):
             return None

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import click
 
-from wattspan.client.errors import AgentUnavailableError, MeasurementError
 from wattspan.clock import SystemClock
 from wattspan.config import Config
 from wattspan.model import RecordedDecision, TuningAccounts, TuningRow
 from wattspan.ports import WattspanError
+from wattspan.sdk.agent import AgentUnavailableError, MeasurementError
 from wattspan.service.configuration import (
     config_options,
     echo_json,
@@ -161,11 +161,11 @@ def _config(config_file: Path | None, settings: tuple[str, ...]) -> Config:
 
 
 def _ask(path: str, config: Config, parameters: Mapping[str, str] | None = None) -> dict[str, Any]:
-    from wattspan.client.agent import ask
+    from wattspan.sdk.client import request_json
     from wattspan.service.configuration import agent_directories
 
     try:
-        return ask(path, parameters or {}, directories=agent_directories(config))
+        return request_json(path, parameters or {}, directories=agent_directories(config))
     except AgentUnavailableError as error:
         raise _NoAgentError(str(error)) from None
     except MeasurementError as error:
@@ -248,7 +248,7 @@ def _stored_history(
     config: Config, why: WattspanError, asked: Mapping[str, str], job: str
 ) -> dict[str, Any]:
     """The history as it stands on disk; ``why`` if there is none that can be read."""
-    from wattspan.query.times import FORMS, moment
+    from wattspan.api.requests import TIME_FORMATS, parse_time
     from wattspan.storage.database import file_exists
     from wattspan.storage.decisions import decisions_path, read_decisions, select_decisions
     from wattspan.tuning.serialization import recorded_decision_to_json
@@ -260,9 +260,9 @@ def _stored_history(
     now, since = SystemClock().now(), None
     if "since" in asked:
         try:
-            since = now.wall - (now.mono - moment(asked["since"], now))
+            since = now.wall - (now.mono - parse_time(asked["since"], now))
         except ValueError as error:
-            raise click.BadParameter(f"{error}. {FORMS}", param_hint="--since") from None
+            raise click.BadParameter(f"{error}. {TIME_FORMATS}", param_hint="--since") from None
     known = read_decisions(path)
     if not known:
         raise why

@@ -1,0 +1,243 @@
+"""What devices spend, told to anybody: in whole cells of time and no finer.
+
+Power that is read finely enough tells what is computed, so whoever may not read the counters
+themselves is told their energy only up to the cells' borders. These are the same for every
+question: no two windows can be subtracted to get something finer. Within a cell power is taken
+to be constant, so that the figures of neighbouring windows still add up.
+
+Answers: what the past says of a stretch of time, as plain facts for JSON.
+
+Joules are numbers; what is not known is null, never 0. Devices are disjoint, so they add up to
+the host.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from wattspan.model import Consumer, Domain, HwType, Microjoules, Provenance
+from wattspan.ports import EnergyQueries
+from wattspan.spans.values import IntervalEnergy
+
+
+class TimeGrid(NamedTuple):
+    """Cells of ``size`` nanoseconds, from the monotonic clock's zero; 0: none are needed."""
+
+    size: int
+
+    def down(self, at: int) -> int:
+        return at - at % self.size if self.size else at
+
+    def up(self, at: int) -> int:
+        return -self.down(-at)
+
+    def hides(self, domain: Domain) -> bool:
+        """Whether it keeps a device's energy back: a GPU's driver tells it to every user."""
+        return self.size > 0 and domain.hw_type is not HwType.GPU
+
+    def device(self, past: EnergyQueries, domain: Domain, start: int, end: int) -> IntervalEnergy:
+        """What ``domain`` spent; nothing of a cell that is not settled or was forgotten in part."""
+        end = min(end, self.down(past.settled()))
+        energy: Counter[HwType] = Counter()
+        doubt: Counter[HwType] = Counter()
+        covered = 0
+        for first, last, inside in self._parts(start, end):
+            for spent in _complete_cells(past, domain.id, first, last, self.size):
+                span = last - first
+                covered += spent.covered * inside // span
+                for kind, amount in spent.energy.items():
+                    energy[kind] += amount * inside // span
+                    beside = max(inside, span - inside) if inside < span else 0
+                    doubt[kind] += amount * beside // span
+                for kind, amount in spent.uncertainty.items():
+                    doubt[kind] += amount * inside // span
+        return IntervalEnergy(
+            {kind: Microjoules(amount) for kind, amount in energy.items()},
+            {kind: Microjoules(amount) for kind, amount in doubt.items()},
+            covered,
+        )
+
+    def idle(self, past: EnergyQueries, domain: Domain, start: int, end: int) -> Microjoules | None:
+        total, end = 0, min(end, self.down(past.settled()))
+        for first, last, inside in self._parts(start, end):
+            idle = past.idle(domain.id, first, last)
+            if idle is None:
+                return None
+            total += idle * inside // (last - first)
+        return Microjoules(total)
+
+    def _parts(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Whole cells, from and to, and how much of them is asked for."""
+        if end <= start:
+            return
+        first, last = self.up(start), self.down(end)
+        if first > last:  # all of it lies in one cell
+            yield last, first, end - start
+            return
+        if start < first:
+            yield first - self.size, first, first - start
+        if first < last:
+            yield first, last, last - first
+        if last < end:
+            yield last, last + self.size, end - last
+
+
+def _complete_cells(
+    past: EnergyQueries, domain_id: str, start: int, end: int, size: int
+) -> Iterator[IntervalEnergy]:
+    """What is known of whole cells; a cell of which a part is not known is left out."""
+    spent = past.device(domain_id, start, end)
+    if spent.covered >= end - start:
+        yield spent
+    elif spent.covered > 0 and end - start > size:
+        middle = start + (end - start) // size // 2 * size
+        yield from _complete_cells(past, domain_id, start, middle, size)
+        yield from _complete_cells(past, domain_id, middle, end, size)
+
+
+JsonObject = dict[str, Any]
+
+
+UNQUANTIZED = TimeGrid(0)
+
+
+def energy_response(
+    past: EnergyQueries,
+    start: int,
+    end: int,
+    consumer: Consumer | None = None,
+    *,
+    family: bool = False,
+    grid: TimeGrid = UNQUANTIZED,
+) -> JsonObject:
+    """What the host, its devices, and a process spent from ``start`` to ``end``.
+
+    Devices are told by the cells of ``grid``, those that it hides.
+    """
+    # Taken before the figures: what settles in between makes them better than is claimed.
+    settled = past.settled(consumer)
+    domains = sorted_domains(past.domains().values())
+    coarse = any(map(grid.hides, domains))
+    if coarse:
+        settled = min(settled, grid.down(past.settled()))
+    devices = [
+        (
+            domain,
+            grid.device(past, domain, start, end)
+            if grid.hides(domain)
+            else past.device(domain.id, start, end),
+        )
+        for domain in domains
+    ]
+    idle = {
+        domain.id: grid.idle(past, domain, start, end)
+        if grid.hides(domain)
+        else past.idle(domain.id, start, end)
+        for domain in domains
+    }
+    provenance = provenances(domains)
+    return {
+        "start_mono_ns": start,
+        "end_mono_ns": end,
+        "seconds": (end - start) / 1e9,
+        "settled_mono_ns": settled,
+        "complete": settled >= end,
+        "device_resolution_seconds": grid.size / 1e9 if coarse else None,
+        "emulated": Provenance.EMULATED in provenance.values(),
+        "provenance": provenance,
+        "host": _host(devices, start, end),
+        "devices": [
+            _device(domain, spent, idle[domain.id], end - start) for domain, spent in devices
+        ],
+        "process": None
+        if consumer is None
+        else _process(consumer, past.process(consumer, start, end), end - start),
+        "family": None
+        if consumer is None or not family
+        else _process(consumer, past.process(consumer, start, end, family=True), end - start),
+    }
+
+
+def sorted_domains(domains: Iterable[Domain]) -> list[Domain]:
+    """By kind and name, so that answers are alike whichever source was quickest."""
+    kinds = list(HwType)
+    return sorted(domains, key=lambda domain: (kinds.index(domain.hw_type), domain.name))
+
+
+def provenances(domains: Iterable[Domain]) -> dict[HwType, Provenance]:
+    """How the figures of each kind were obtained: as the least trustworthy of its domains."""
+    found: dict[HwType, Provenance] = {}
+    for domain in domains:
+        found[domain.hw_type] = domain.provenance.worse(
+            found.get(domain.hw_type, domain.provenance)
+        )
+    return found
+
+
+def _host(devices: list[tuple[Domain, IntervalEnergy]], start: int, end: int) -> JsonObject:
+    """The devices' sum by kind; covered is what the least covered device was."""
+    energy: dict[HwType, int | None] = {}
+    doubt: dict[HwType, int] = {}
+    for domain, spent in devices:
+        kind = domain.hw_type
+        known = _measured(spent.energy, spent, end - start).get(kind)
+        energy.setdefault(kind, None)
+        if known is not None:
+            energy[kind] = (energy[kind] or 0) + known
+            doubt[kind] = doubt.get(kind, 0) + spent.uncertainty.get(kind, 0)
+    covered = min((spent.covered for _, spent in devices), default=0)
+    return _figures(energy, doubt, covered, end - start)
+
+
+def _device(domain: Domain, spent: IntervalEnergy, idle: int | None, length: int) -> JsonObject:
+    kind = domain.hw_type
+    return {
+        "hw_id": domain.id,
+        "hw_type": kind,
+        "hw_name": domain.name,
+        "provenance": domain.provenance,
+        "joules": _joules(_measured(spent.energy, spent, length).get(kind)),
+        "uncertainty_joules": _joules(_measured(spent.uncertainty, spent, length).get(kind)),
+        "idle_joules": _joules(idle),
+        **_coverage(spent.covered, length),
+    }
+
+
+def _process(consumer: Consumer, spent: IntervalEnergy, length: int) -> JsonObject:
+    known = _measured(spent.energy, spent, length)
+    doubt = _measured(spent.uncertainty, spent, length)
+    return {
+        "pid": consumer.pid,
+        "started": consumer.started,
+        **_figures(known, doubt, spent.covered, length),
+    }
+
+
+def _measured(
+    figures: Mapping[HwType, int], spent: IntervalEnergy, length: int
+) -> Mapping[HwType, int]:
+    """Nothing, where nothing was measured: a sum over no interval is no zero."""
+    return figures if spent.covered > 0 or length == 0 else {}
+
+
+def _figures(
+    energy: Mapping[HwType, int | None], doubt: Mapping[HwType, int], covered: int, length: int
+) -> JsonObject:
+    return {
+        "joules": {kind: _joules(amount) for kind, amount in energy.items()},
+        "uncertainty_joules": {kind: _joules(amount) for kind, amount in doubt.items()},
+        **_coverage(covered, length),
+    }
+
+
+def _coverage(covered: int, length: int) -> JsonObject:
+    return {
+        "covered_seconds": covered / 1e9,
+        "coverage": min(1.0, covered / length) if length else 1.0,
+    }
+
+
+def _joules(microjoules: int | None) -> float | None:
+    return None if microjoules is None else microjoules / 1e6

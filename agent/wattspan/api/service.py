@@ -1,0 +1,307 @@
+"""Answers about tuning: how each job stands, and what was decided when.
+
+Job names and sentences are told to everybody who may open the socket, as what devices spend is:
+they say what the host does with its knobs, and nothing of what a process computes.
+
+The handler: what stands at which path, and for whom.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from functools import partial
+from http import HTTPStatus
+from typing import NamedTuple, Protocol
+
+from wattspan.api import energy
+from wattspan.api.authorization import Authorization, OwnerOf, may_read_counters, owner_of
+from wattspan.api.energy import TimeGrid
+from wattspan.api.requests import (
+    EnergyQuery,
+    ProblemError,
+    ProcessReference,
+    bad_request,
+    energy_query,
+    json_response,
+    no_parameters,
+    reject_unknown,
+    sanitized,
+    suggestion,
+    time_parameter,
+    watch_query,
+)
+from wattspan.api.watches import CpuSampler, WatchList
+from wattspan.http.connection_limiter import FairQuota
+from wattspan.http.limits import FairLock
+from wattspan.http.messages import Handler, HttpRequest, HttpResponse, Peer
+from wattspan.model import (
+    MILLISECOND,
+    Consumer,
+    Instant,
+    Provenance,
+    RecordedDecision,
+    TuningAccounts,
+)
+from wattspan.ports import Clock, EnergyQueries, ProcessDirectory
+from wattspan.tuning.serialization import JsonObject, accounts_to_json, recorded_decision_to_json
+
+TuningView = Callable[[], TuningAccounts]
+"""Returns the newest accounts; calling it changes nothing."""
+
+MAX_DECISIONS = 10_000
+DEFAULT_DECISIONS = 100
+
+
+class DecisionHistoryView(Protocol):
+    """Tells decisions, oldest first; see :meth:`wattspan.storage.decisions.DecisionLog.recent`."""
+
+    def __call__(
+        self, job: str = "", limit: int = DEFAULT_DECISIONS, since: int | None = None
+    ) -> Sequence[RecordedDecision]: ...
+
+
+class DecisionHistoryQuery(NamedTuple):
+    """Which decisions: of which job ("": every one), how many, and since when (Unix ns)."""
+
+    job: str
+    limit: int
+    since: int | None
+
+
+def decision_history_query(query: Mapping[str, str], now: Instant) -> DecisionHistoryQuery:
+    """The question that ``query`` asks, or a ProblemError for the first thing wrong with it."""
+    reject_unknown(query, ("job", "limit", "since"))
+    since = None
+    if "since" in query:
+        since = now.wall - (now.mono - time_parameter("since", query["since"], now))
+    return DecisionHistoryQuery(
+        query.get("job", ""), _limit(query.get("limit", str(DEFAULT_DECISIONS))), since
+    )
+
+
+def tuning_response(view: TuningView | None) -> JsonObject:
+    """How every job stands. Where nothing tunes, the mode is ``off`` and there are no jobs."""
+    return accounts_to_json(TuningAccounts() if view is None else view())
+
+
+def decision_history_response(
+    view: DecisionHistoryView | None, question: DecisionHistoryQuery
+) -> JsonObject:
+    """The decisions asked for, oldest first."""
+    told = () if view is None else view(question.job, question.limit, question.since)
+    return {"decisions": [recorded_decision_to_json(decided) for decided in told]}
+
+
+def _limit(text: str) -> int:
+    if text.isascii() and text.isdecimal() and len(text) <= 9 and 0 < int(text) <= MAX_DECISIONS:
+        return int(text)
+    raise bad_request(
+        f"limit={sanitized(text)}",
+        f"that is no whole number from 1 to {MAX_DECISIONS}",
+        "Write one.",
+    )
+
+
+SETTLE_POLL_INTERVAL = 20 * MILLISECOND
+"""Between two looks at whether a window has settled."""
+
+MAX_WAITING = 64
+"""Questions that wait at a time, half of them of one user at most.
+
+The next are answered at once, so that none crowds out spans.
+"""
+
+_READ = ("GET", "HEAD")
+
+
+class QueryService:
+    """Answers ``/v1/energy``, ``watch``, ``status`` and ``tuning``. Call it with a request.
+
+    ``resolution`` is how finely users are told of devices whose counters they may not read.
+    ``tuning`` and ``history`` are None where nothing tunes; ``history`` may take a while.
+    """
+
+    def __init__(
+        self,
+        past: EnergyQueries,
+        directory: ProcessDirectory,
+        clock: Clock,
+        *,
+        host: str,
+        version: str,
+        resolution: int = 0,
+        fine: CpuSampler | None = None,
+        tuning: TuningView | None = None,
+        history: DecisionHistoryView | None = None,
+        owner: OwnerOf = owner_of,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._past, self._directory, self._clock = past, directory, clock
+        self._host, self._version = host, version
+        self._tuning_view, self._history_view = tuning, history
+        self._rights, self._grid = Authorization(owner), TimeGrid(resolution)
+        self._watches = WatchList(past, directory, clock, fine)
+        self._sleep = sleep
+        self._started = clock.monotonic()
+        self._waiting = FairQuota(MAX_WAITING)
+        self._slow = FairLock()
+        self._paths: Mapping[str, tuple[tuple[str, ...], Handler]] = {
+            "/v1/energy": (_READ, self._energy),
+            "/v1/watch": ((*_READ, "POST"), self._watch),
+            "/v1/status": (_READ, self._status),
+            "/v1/tuning": (_READ, self._tuning),
+            "/v1/tuning/history": (_READ, self._history),
+        }
+
+    async def __call__(self, request: HttpRequest) -> HttpResponse:
+        try:
+            return await self._handler(request)(request)
+        except ProblemError as problem:
+            return problem.response()
+
+    def _handler(self, request: HttpRequest) -> Handler:
+        methods, handler = self._paths.get(request.path, ((), None))
+        if handler is None:
+            raise ProblemError(
+                HTTPStatus.NOT_FOUND,
+                request.path[:100],
+                "there is no such path",
+                suggestion(request.path[:100], self._paths),
+            )
+        if request.method not in methods:
+            raise ProblemError(
+                HTTPStatus.METHOD_NOT_ALLOWED,
+                f"{request.method} {request.path}",
+                "that cannot be done with it",
+                f"Use {methods[0]}.",
+                {"allow": ", ".join(methods)},
+            )
+        return handler
+
+    async def _energy(self, request: HttpRequest) -> HttpResponse:
+        question = energy_query(request.query, self._clock.now())
+        consumer = self._consumer(question.subject, request.peer)
+        grid = energy.UNQUANTIZED if may_read_counters(request.peer) else self._grid
+        await self._settle(question, consumer, grid, request.peer.whose)
+        facts = await self._told(question, consumer, grid, request.peer.whose)
+        return json_response({"host_name": self._host, **facts})
+
+    async def _told(
+        self, question: EnergyQuery, consumer: Consumer | None, grid: TimeGrid, whose: Hashable
+    ) -> energy.JsonObject:
+        tell = partial(
+            energy.energy_response,
+            self._past,
+            question.start,
+            question.end,
+            consumer,
+            family=question.family,
+            grid=grid,
+        )
+        if consumer is None or consumer in self._watches:
+            return tell()
+        # Looked up in the whole history: elsewhere, one at a time, for spans come in here.
+        async with self._slow.of(whose):
+            return await asyncio.to_thread(tell)
+
+    async def _watch(self, request: HttpRequest) -> HttpResponse:
+        subject, family = watch_query(request.query)
+        consumer = self._consumer(subject, request.peer)
+        assert consumer is not None  # noqa: S101 - a subject was given
+        self._watches.keep(consumer, family=family, whose=request.peer.whose)
+        return json_response({"pid": consumer.pid, "started": consumer.started, "watched": True})
+
+    async def _status(self, request: HttpRequest) -> HttpResponse:
+        no_parameters(request.query)
+        now, settled = self._clock.monotonic(), self._past.settled()
+        domains = energy.sorted_domains(self._past.domains().values())
+        provenance = energy.provenances(domains)
+        return json_response(
+            {
+                "host_name": self._host,
+                "version": self._version,
+                "uptime_seconds": (now - self._started) / 1e9,
+                "now_mono_ns": now,
+                "settled_mono_ns": settled,
+                "emulated": Provenance.EMULATED in provenance.values(),
+                "provenance": provenance,
+                "devices": [
+                    {
+                        "hw_id": domain.id,
+                        "hw_type": domain.hw_type,
+                        "hw_name": domain.name,
+                        "source": domain.source,
+                        "provenance": domain.provenance,
+                        "method": domain.method,
+                    }
+                    for domain in domains
+                ],
+            }
+        )
+
+    async def _tuning(self, request: HttpRequest) -> HttpResponse:
+        no_parameters(request.query)
+        return json_response(
+            {
+                "host_name": self._host,
+                "now_mono_ns": self._clock.monotonic(),
+                "emulated": self._emulated(),
+                **tuning_response(self._tuning_view),
+            }
+        )
+
+    async def _history(self, request: HttpRequest) -> HttpResponse:
+        question = decision_history_query(request.query, self._clock.now())
+        async with self._slow.of(request.peer.whose):  # it reads files
+            told = await asyncio.to_thread(decision_history_response, self._history_view, question)
+        return json_response({"host_name": self._host, "emulated": self._emulated(), **told})
+
+    def _emulated(self) -> bool:
+        provenance = energy.provenances(self._past.domains().values())
+        return Provenance.EMULATED in provenance.values()
+
+    async def _settle(
+        self, question: EnergyQuery, consumer: Consumer | None, grid: TimeGrid, whose: Hashable
+    ) -> None:
+        """Until the whole window is settled, but no longer than was asked for."""
+        if not self._waiting.take(whose):
+            return
+        try:
+            deadline = self._clock.monotonic() + question.wait
+            while not self._settled(question.end, consumer, grid):
+                if self._clock.monotonic() >= deadline:
+                    return
+                await self._sleep(SETTLE_POLL_INTERVAL / 1e9)
+        finally:
+            self._waiting.give_back(whose)
+
+    def _settled(self, end: int, consumer: Consumer | None, grid: TimeGrid) -> bool:
+        if self._past.settled(consumer) < end:
+            return False
+        hidden = any(map(grid.hides, self._past.domains().values()))
+        return not hidden or self._past.settled() >= grid.up(end)
+
+    def _consumer(self, subject: ProcessReference | None, peer: Peer) -> Consumer | None:
+        """The process that is meant, if ``peer`` may ask about it."""
+        if subject is None:
+            return None
+        pid = subject.pid
+        if pid is None:
+            pid = peer.pid
+            if not pid:
+                raise bad_request(
+                    "pid=self",
+                    "the kernel does not say who asks",
+                    "Ask on the agent's Unix socket, or write the process id.",
+                )
+        named = ProcessReference(pid, subject.started).consumer or self._directory.identify(pid)
+        if named is None:
+            raise ProblemError(
+                HTTPStatus.NOT_FOUND,
+                f"process {pid}",
+                "there is none now",
+                "Of a process that has ended, give its start time too: started=TICKS.",
+            )
+        self._rights.require(peer, named)
+        return named

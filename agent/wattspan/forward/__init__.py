@@ -1,1 +1,0 @@
-"""Spans going on to the user's collector, with their energy added."""

@@ -1,0 +1,318 @@
+"""What is sent to a collector, and what OTLP calls it.
+
+The requests of all signals are built alike: a resource, in it a scope, in it the things, each
+under the same field number, and so are the responses. What treats a request as bytes, or counts
+its things, need not know which it is.
+
+Where spans go: an address as the operator writes it, checked before anything is sent.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from wattspan.model import SECOND
+from wattspan.model.settings import Listen, quoted
+from wattspan.ports import ConfigError
+
+
+class Signal(NamedTuple):
+    """One kind of telemetry.
+
+    ``name`` is what its way to the collector is called in the agent's health, ``things`` what
+    people call what is sent. ``path`` and ``method`` are its place in OTLP/HTTP and OTLP/gRPC,
+    ``rejected`` the field of a response in JSON. ``patience`` says what becomes of things while
+    the collector is away, ``loss`` what to do about those that were left at the end. A complaint
+    is repeated after ``quiet`` nanoseconds at the earliest, while others lie between. An operator
+    writes the collector's address as ``address`` in ``table``, headers beside it as ``headers``.
+    """
+
+    name: str
+    things: str
+    path: str
+    method: str
+    rejected: str
+    patience: str
+    loss: str
+    quiet: int
+    table: str = "spans"
+    address: str = "forward"
+    headers: str = "forward_headers"
+    verb: str = "forward"
+
+    @property
+    def away(self) -> str:
+        """What to ask oneself when nobody answers."""
+        return f"Is the collector running, and is `{self.address}` its address?"
+
+    @property
+    def elsewhere(self) -> str:
+        """What to ask oneself when somebody else does."""
+        return f"Is `{self.address}` the address of an OTLP endpoint?"
+
+    @property
+    def credentials(self) -> str:
+        return f"Give the collector's credentials in `{self.headers}`."
+
+
+SPANS = Signal(
+    name="forward",
+    things="spans",
+    path="/v1/traces",
+    method="/opentelemetry.proto.collector.trace.v1.TraceService/Export",
+    rejected="rejectedSpans",
+    patience="Spans wait meanwhile, within `forward_queue`.",
+    loss="[spans] forward_spool = true keeps them on disk over a restart.",
+    quiet=600 * SECOND,
+)
+
+LOGS = Signal(
+    name="forward_logs",
+    things="log records",
+    path="/v1/logs",
+    method="/opentelemetry.proto.collector.logs.v1.LogsService/Export",
+    rejected="rejectedLogRecords",
+    patience="The newest wait meanwhile.",
+    loss="the agent's history of decisions and the capper's audit log have them.",
+    quiet=3600 * SECOND,
+)
+
+METRICS = Signal(
+    name="otlp",
+    things="metrics",
+    path="/v1/metrics",
+    method="/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
+    rejected="rejectedDataPoints",
+    patience="The newest are pushed as soon as they can be, and no total is lost.",
+    loss="the next run goes on with the same totals.",
+    quiet=600 * SECOND,
+    table="exporters.otlp",
+    address="endpoint",
+    headers="headers",
+    verb="push",
+)
+
+ADDRESS_FORMATS = (
+    '"http://HOST:4318", "https://HOST", "unix:///PATH", "grpc://HOST:4317", "grpcs://HOST" or '
+    '"grpc+unix:///PATH"'
+)
+
+_SCHEMES = {  # grpc?, tls?, unix?, port
+    "http": (False, False, False, 80),
+    "https": (False, True, False, 443),
+    "unix": (False, False, True, None),
+    "http+unix": (False, False, True, None),
+    "grpc": (True, False, False, 4317),
+    "grpcs": (True, True, False, 443),
+    "grpc+unix": (True, False, True, None),
+}
+
+_RESERVED_HEADERS = {
+    *("content-type", "content-length", "content-encoding", "transfer-encoding"),
+    *("connection", "host"),
+}
+
+
+class OtlpProtocol(Enum):
+    HTTP = "OTLP/HTTP"
+    GRPC = "OTLP/gRPC"
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A collector's address. ``target`` is the path and query of HTTP requests."""
+
+    protocol: OtlpProtocol
+    tls: bool = False
+    host: str = ""
+    port: int = 0
+    target: str = SPANS.path
+    socket: str = ""  # a Unix socket in place of host and port
+    signal: Signal = SPANS
+
+    @property
+    def here(self) -> bool:
+        """Whether it is plainly on this machine, where compression buys nothing."""
+        return bool(self.socket) or Listen(Listen.written(self.host, 1)).loopback
+
+    def __str__(self) -> str:
+        """The address for people: without the query, which may hold a secret."""
+        grpc = self.protocol is OtlpProtocol.GRPC
+        if self.socket:
+            return f"{'grpc+' if grpc else ''}unix://{self.socket}"
+        scheme = ("grpc" if grpc else "http") + "s" * self.tls
+        path = "" if grpc else self.target.partition("?")[0]
+        return f"{scheme}://{Listen.written(self.host, self.port)}{path}"
+
+
+def parse_destination(url: str, signal: Signal = SPANS) -> Destination:
+    """An address as it is configured, as one of ``signal``; ConfigError says what it should be."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise _invalid_address(url, str(error), signal) from None
+    if parts.scheme not in _SCHEMES:
+        raise _invalid_address(url, "it names no protocol that is known", signal)
+    grpc, tls, unix, usual = _SCHEMES[parts.scheme]
+    protocol = OtlpProtocol.GRPC if grpc else OtlpProtocol.HTTP
+    if "@" in parts.netloc:
+        raise ConfigError(
+            f"[{signal.table}] {signal.address} holds a user name or a password, which addresses "
+            f"show to everybody; put them into {signal.headers}, as authorization=Basic%20..."
+        )
+    if parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
+        raise _invalid_address(url, "it has characters that an address cannot have", signal)
+    if unix:
+        if parts.netloc or not parts.path.startswith("/") or parts.query:
+            raise _invalid_address(
+                url, "a socket is written with three slashes and its whole path", signal
+            )
+        return Destination(protocol, target=signal.path, socket=unquote(parts.path), signal=signal)
+    if not parts.hostname:
+        raise _invalid_address(url, "it names no host", signal)
+    if grpc and (parts.path not in ("", "/") or parts.query):
+        raise _invalid_address(url, "OTLP/gRPC has no path", signal)
+    if port == 0:
+        raise _invalid_address(url, "nothing listens on port 0", signal)
+    return Destination(
+        protocol,
+        tls,
+        parts.hostname,
+        port or usual or 0,
+        _target(parts.path, parts.query, signal),
+        signal=signal,
+    )
+
+
+def as_grpc(url: str) -> str:
+    """The same address, to be spoken to in gRPC."""
+    return f"grpc{url.removeprefix('http')}" if url.startswith(("http:", "https:")) else url
+
+
+def _target(path: str, query: str, signal: Signal) -> str:
+    """The path of a base endpoint gets the signal's path appended, as OTLP has it.
+
+    An address that is written for spans, whole, has those of other signals beside it.
+    """
+    whole = path.rstrip("/").removesuffix(SPANS.path) + signal.path
+    return f"{whole}?{query}" if query else whole
+
+
+def _invalid_address(url: str, cause: str, signal: Signal) -> ConfigError:
+    shown = re.sub(r"//[^/@]*@", "//...@", url.partition("?")[0])
+    return ConfigError(
+        f"[{signal.table}] {signal.address} = {quoted(shown)} cannot be: {cause}; write {ADDRESS_FORMATS}."
+    )
+
+
+# ------------------------------------------------------------------------------------ headers
+
+
+def parse_headers(text: str, signal: Signal = SPANS) -> dict[str, str]:
+    """Headers as they are configured, names in lower case.
+
+    The form is that of OTEL_EXPORTER_OTLP_HEADERS: pairs with commas between, percent-encoded.
+    ConfigError never shows a value, which is as a rule a secret.
+    """
+    headers: dict[str, str] = {}
+    for number, pair in enumerate(text.split(","), start=1):
+        if not pair.strip():
+            continue
+        name, equals, value = (part.strip() for part in pair.partition("="))
+        name, value = unquote(name).lower() if equals else "", unquote(value)
+        if fault := header_error(name, value, "name=value"):
+            raise ConfigError(f"[{signal.table}] {signal.headers}, pair {number}: {fault}.")
+        headers[name] = value
+    return headers
+
+
+def header_error(name: str, value: str, form: str) -> str:
+    """Why this cannot be a header of ours; "" if it can. ``form`` is how one is written.
+
+    It shows no value, nor what is no name and may be one.
+    """
+    if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9a-z-]+", name):
+        return f"it is not of the form {quoted(form)}"
+    if name in _RESERVED_HEADERS or name.startswith("grpc-"):
+        return f"{quoted(name)} is a header of the protocol itself"
+    if not (value.isascii() and value.isprintable()):
+        return f"the value of {quoted(name)} holds characters that a header cannot have"
+    return ""
+
+
+# --------------------------------------------------------------------------------- loop guard
+
+
+def check_destination(destination: Destination, listeners: Iterable[str]) -> None:
+    """Refuse to send to ourselves; ConfigError if it is one of ``listeners``.
+
+    ``listeners`` are our receivers' addresses as they are really bound, as URLs. A name that does
+    not resolve is nobody, so far.
+    """
+    signal = destination.signal
+    for listener in listeners:
+        # without a host it listens on every address
+        if _same_listener(destination, parse_destination(listener.replace("://:", "://0.0.0.0:"))):
+            raise ConfigError(
+                f"[{signal.table}] {signal.address} = {quoted(str(destination))} is where this "
+                f"agent itself receives spans ({listener}); name the collector's address, or move "
+                "ours away with [spans] http and grpc."
+            )
+
+
+def _same_listener(destination: Destination, listener: Destination) -> bool:
+    if destination.socket or listener.socket:
+        return Path(destination.socket).resolve() == Path(listener.socket).resolve()
+    if destination.port != listener.port:
+        return False
+    ours = {_unmapped(address) for address in _addresses(listener.host)}
+    theirs = {_unmapped(address) for address in _addresses(destination.host)}
+    if any(address.is_unspecified for address in ours):
+        return any(map(_is_local, theirs))
+    return bool(ours & {_loopback_if_unspecified(address) for address in theirs})
+
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def _addresses(host: str) -> list[_Address]:
+    """All addresses of a host; none if it is not known."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+
+
+def _unmapped(address: _Address) -> _Address:
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+def _loopback_if_unspecified(address: _Address) -> _Address:
+    """Linux takes a connection to 0.0.0.0 or :: as one to itself."""
+    if not address.is_unspecified:
+        return address
+    return ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
+
+
+def _is_local(address: _Address) -> bool:
+    """Whether an address is this machine's: one can bind what is one's own."""
+    if address.is_loopback or address.is_unspecified:
+        return True
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(address), 0))
+    except OSError:
+        return False
+    return True

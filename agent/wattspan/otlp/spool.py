@@ -1,0 +1,300 @@
+"""One file of the spool: records appended one after the other, each marked when it is done with.
+
+A record is a header of 24 bytes and a request. The header is six numbers of four bytes: a magic
+word, the request's length, its number of spans, its CRC-32, the CRC-32 of these four, and how many
+of the spans have been dealt with: the only number that is ever written again. Whatever is cut off,
+or was half written when the machine died, fails a check and ends its file.
+
+What waits, on disk: a folder of segments, so that a restart loses nothing.
+
+A request is written when it begins to wait and marked when it was sent, by plain writes: once they
+are done they outlive the agent, however it ends. They are forced to the disk (fsync) only when the
+agent stops; a power cut may lose what was written in the last seconds before, or bring back what
+had been sent. A disk that fails is said once, and what comes waits in memory until it works again.
+All this is done by one thread (``spooling``), for a disk that hangs keeps whoever writes to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from wattspan.otlp.transport import describe_os_error
+
+_MAGIC = 0x4E505357  # "WSPN"
+_CHECKED = struct.Struct("<IIII")
+_HEADER = struct.Struct("<IIIIII")
+_SETTLED = struct.Struct("<I")
+
+
+class SpooledRequest:
+    """A record that waits; see waiting.Record."""
+
+    __slots__ = ("_checksum", "_offset", "_segment", "settled", "size", "spans")
+
+    def __init__(
+        self,
+        segment: SpoolSegment,
+        offset: int,
+        size: int,
+        spans: int,
+        checksum: int,
+        settled: int = 0,
+    ) -> None:
+        self._segment, self._offset, self._checksum = segment, offset, checksum
+        self.size, self.spans, self.settled = size, spans, settled
+
+    def read(self) -> bytes | None:
+        return self._segment.read(self._offset, self.size, self._checksum)
+
+    def settle(self, spans: int) -> None:
+        self.settled = spans
+        self._segment.settle(self._offset, spans, done=spans >= self.spans)
+
+
+class SpoolSegment:
+    """One file. ``emptied`` is called when the last of its records is done with.
+
+    For one thread, but that another may read.
+    """
+
+    def __init__(self, path: Path, emptied: Callable[[SpoolSegment], None]) -> None:
+        self.path = path
+        self.end = 0
+        self.waiting = 0
+        self._descriptor = -1
+        self._held = threading.Lock()  # as long as the descriptor must stay what it is
+        self._emptied = emptied
+
+    def create(self) -> None:
+        """Make the file, which must not be there; OSError if it cannot be."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._descriptor = os.open(self.path, flags, 0o600)
+
+    @property
+    def _file(self) -> int:
+        """The open file. It is opened when it is needed: there may be many segments."""
+        with self._held:
+            return self._opened()
+
+    def _opened(self) -> int:
+        if self._descriptor < 0:
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        return self._descriptor
+
+    def recover(self) -> tuple[list[SpooledRequest], int]:
+        """What an earlier run left to wait, oldest first, and how many bytes cannot be read."""
+        found: list[SpooledRequest] = []
+        file = self._file
+        length = os.fstat(file).st_size
+        while header := os.pread(file, _HEADER.size, self.end):
+            if len(header) < _HEADER.size:
+                break
+            magic, size, spans, checksum, check, settled = _HEADER.unpack(header)
+            begin = self.end + _HEADER.size
+            sound = magic == _MAGIC and zlib.crc32(header[: _CHECKED.size]) == check
+            if not sound or begin + size > length:
+                break
+            if settled < spans:
+                found.append(SpooledRequest(self, self.end, size, spans, checksum, settled))
+            self.end = begin + size
+        self.waiting = len(found)
+        return found, length - self.end
+
+    def append(self, body: bytes, spans: int, settled: int = 0) -> SpooledRequest:
+        """Add a record, the first spans of which are settled. On OSError the file is as before."""
+        checksum = zlib.crc32(body)
+        checked = _CHECKED.pack(_MAGIC, len(body), spans, checksum)
+        header = _HEADER.pack(_MAGIC, len(body), spans, checksum, zlib.crc32(checked), settled)
+        offset = self.end
+        try:
+            self._write(offset, header + body)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, offset)
+            raise
+        self.end = offset + len(header) + len(body)
+        self.waiting += 1
+        return SpooledRequest(self, offset, len(body), spans, checksum, settled)
+
+    def _write(self, offset: int, content: bytes) -> None:
+        rest = memoryview(content)
+        while rest:
+            written = os.pwrite(self._file, rest, offset)
+            rest, offset = rest[written:], offset + written
+
+    def read(self, offset: int, size: int, checksum: int) -> bytes | None:
+        """A record's request; None if what is there is not what was written."""
+        try:
+            with self._held:  # a write that hangs does not hold it: what waits can still be sent
+                body = os.pread(self._opened(), size, offset + _HEADER.size)
+        except OSError:
+            return None
+        return body if len(body) == size and zlib.crc32(body) == checksum else None
+
+    def settle(self, offset: int, spans: int, *, done: bool) -> None:
+        with contextlib.suppress(OSError):  # then they come back after a restart
+            os.pwrite(self._file, _SETTLED.pack(spans), offset + _HEADER.size - _SETTLED.size)
+        if done:
+            self.waiting -= 1
+            if not self.waiting:
+                self._emptied(self)
+
+    def reset(self) -> None:
+        """Begin again with an empty file, once nothing in it waits.
+
+        Bytes that are cut off before the kernel got to write them never reach the disk.
+        """
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._file, 0)
+            self.end = 0
+
+    def remove(self) -> None:
+        self.close()
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+
+    def close(self, *, durably: bool = False) -> None:
+        """Close the file until it is needed again."""
+        if durably:
+            with contextlib.suppress(OSError):
+                os.fsync(self._file)
+        with self._held:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+            self._descriptor = -1
+
+
+_SUFFIX = ".spans"
+_PARTS = 16
+"""Files of a full spool, and so the part of the limit by which it may be exceeded on disk."""
+
+
+class Spool:
+    """Keeps requests in ``folder``. Raises nothing. Takes as long as the disk does."""
+
+    def __init__(self, folder: Path, limit: int, log: Callable[[str], None]) -> None:
+        """``limit`` is what will wait at most; it sets the size of the files."""
+        self.folder = folder
+        self._log = log
+        self._segment_size = max(1, limit // _PARTS)
+        self._segments: list[SpoolSegment] = []
+        self._writing: SpoolSegment | None = None
+        self._next = 1
+        self._failing = False
+        self._lock = -1
+        self.usable = self._begin()
+
+    def _begin(self) -> bool:
+        """Have the folder to ourselves."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._without("another agent uses it", "Give each agent a state_dir of its own.")
+        except OSError as error:
+            self._without(describe_os_error(error), "Make it writable for the agent.")
+        else:
+            return True
+        return False
+
+    def _without(self, cause: str, remedy: str) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+        self._log(
+            f"Cannot keep waiting spans in {self.folder}: {cause}. They wait in memory, and do "
+            f"not outlive a restart. {remedy}"
+        )
+
+    def restored(self) -> Iterable[SpooledRequest]:
+        """What an earlier run left, oldest first. Asked once, before anything is kept."""
+        if not self.usable:
+            return
+        for path in self._earlier():
+            try:
+                segment = SpoolSegment(path, self._emptied)
+                records, unreadable = segment.recover()
+            except OSError as error:
+                self._log(f"Cannot read spans that waited in {path}: {describe_os_error(error)}.")
+                continue
+            segment.close()
+            if unreadable:
+                self._log(
+                    f"The last {unreadable} bytes of {path} are damaged; their spans are lost."
+                )
+            if records:
+                self._segments.append(segment)
+                yield from records
+            else:
+                segment.remove()
+
+    def _earlier(self) -> list[Path]:
+        try:
+            named = {
+                int(path.stem): path
+                for path in self.folder.glob(f"*{_SUFFIX}")
+                if path.stem.isascii() and path.stem.isdecimal()
+            }
+        except OSError:
+            return []
+        self._next = max(named, default=0) + 1
+        return [named[number] for number in sorted(named)]
+
+    def keep(self, body: bytes, spans: int, settled: int = 0) -> SpooledRequest | None:
+        """Keep a request, the first spans of which are settled; None if the disk cannot."""
+        if not self.usable:
+            return None
+        try:
+            record = self._to_write(len(body)).append(body, spans, settled)
+        except OSError as error:
+            if not self._failing:
+                self._failing = True
+                self._log(
+                    f"Cannot write waiting spans to {self.folder}: {describe_os_error(error)}. They wait in "
+                    "memory, and do not outlive a restart, until there is room on that disk."
+                )
+            return None
+        self._failing = False
+        return record
+
+    def _to_write(self, size: int) -> SpoolSegment:
+        writing = self._writing
+        if writing is None or (writing.end and writing.end + size > self._segment_size):
+            writing = SpoolSegment(self.folder / f"{self._next:012}{_SUFFIX}", self._emptied)
+            self._next += 1
+            writing.create()
+            if self._writing is not None:
+                self._writing.close()
+            self._segments.append(writing)
+            self._writing = writing
+        return writing
+
+    def _emptied(self, segment: SpoolSegment) -> None:
+        """Nothing in a file waits any more."""
+        if segment is self._writing:
+            segment.reset()
+        else:
+            self._segments.remove(segment)
+            segment.remove()
+
+    def close(self) -> None:
+        """Force what waits to the disk; nothing that was sent is left behind."""
+        self._writing = None
+        for segment in list(self._segments):
+            if segment.waiting:
+                segment.close(durably=True)
+            else:
+                segment.remove()
+        self._segments.clear()
+        if self._lock >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._lock)
+        self._lock, self.usable = -1, False
