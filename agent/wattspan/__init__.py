@@ -54,7 +54,7 @@ def __getattr__(name: str) -> object:
     elif name in __all__:
         from importlib import import_module
 
-        value = getattr(import_module(f"wattspan.client.{_MODULE_OF.get(name, 'errors')}"), name)
+        value = getattr(import_module(f"wattspan.sdk.{_MODULE_OF.get(name, 'agent')}"), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

@@ -17,7 +17,7 @@ from support.program import wattspan
 from wattspan.cli import cli
 from wattspan.clock import SystemClock
 from wattspan.config import StoreSettings as Settings
-from wattspan.storage import Store
+from wattspan.storage.store import Store
 from wattspan.testing import ManualClock
 
 Report = Callable[..., Result]

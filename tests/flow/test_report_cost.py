@@ -22,7 +22,7 @@ from wattspan.clock import SystemClock
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import Footprint, Microjoules, RatedEnergy, RateOrigin
 from wattspan.model.settings import Duration
-from wattspan.storage import Store
+from wattspan.storage.store import Store
 from wattspan.testing import ManualClock
 
 Report = Callable[..., Result]

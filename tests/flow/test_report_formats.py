@@ -21,7 +21,7 @@ from wattspan.cli import cli
 from wattspan.cli.report import export
 from wattspan.clock import SystemClock
 from wattspan.config import StoreSettings as Settings
-from wattspan.storage import Store
+from wattspan.storage.store import Store
 from wattspan.testing import ManualClock
 
 Report = Callable[..., Result]

@@ -19,7 +19,7 @@ from wattspan.cli import cli
 from wattspan.clock import SystemClock
 from wattspan.config import StoreSettings as Settings
 from wattspan.spans.aggregator import SpanAggregator
-from wattspan.storage import Store
+from wattspan.storage.store import Store
 from wattspan.testing import ManualClock
 
 Report = Callable[..., Result]

@@ -12,7 +12,7 @@ import pytest
 
 from support.books import PACKAGE, Books, J, history, totals
 from wattspan.config import StoreSettings as Settings
-from wattspan.storage import Store
+from wattspan.storage.store import Store
 
 WRITER = """
 import pathlib, sys

@@ -14,11 +14,11 @@ from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import SECOND, Checkpoint, GroupKind
 from wattspan.model.settings import Duration
-from wattspan.storage import Store
 from wattspan.storage.breakdown import break_down
 from wattspan.storage.deltas import PROCESS, delta_between
 from wattspan.storage.query import NoHistory, extract_history
 from wattspan.storage.schema import DAY, HOUR, MINUTE
+from wattspan.storage.store import Store
 
 LONG = Duration.parse("100d")
 EVER = 10 * 2**32

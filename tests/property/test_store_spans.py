@@ -15,11 +15,11 @@ from wattspan.config import StoreSettings as Settings
 from wattspan.model.settings import Duration
 from wattspan.spans.aggregator import SpanAggregator
 from wattspan.spans.values import SpanEnergy
-from wattspan.storage import Store
 from wattspan.storage.breakdown import break_down
 from wattspan.storage.deltas import SPAN, SpanRole, SpanUsage, total_usage
 from wattspan.storage.query import NoHistory, extract_history
 from wattspan.storage.schema import HOUR
+from wattspan.storage.store import Store
 
 EVER = 2**40
 

@@ -204,7 +204,8 @@ def tuning() -> TuningAccounts:
         saved_low=Microjoules(-4_000_000), saved_high=Microjoules(1_500_000_000),
         saved_surely=Microjoules(900_000_007), exploration=Nanoseconds(11_000_000_009), pairs=46,
         units=5_210, committed=Nanoseconds(412_000_000_000), lost=Nanoseconds(40_000_000_000),
-        decisions={(Move.PROBE, DecisionReason.SCREENING): 7, (Move.HOLD, DecisionReason.CERTIFIED): 2,
+        decisions={(Move.PROBE, DecisionReason.SCREENING): 7,
+                   (Move.HOLD, DecisionReason.CERTIFIED): 2,
                    (Move.RELEASE, DecisionReason.OVER_BUDGET): 1},
         allowance=Nanoseconds(81_000_000_000),
     )  # fmt: skip

@@ -19,7 +19,7 @@ from support.query_server import FAR, STARTED, QueryServer, powered
 from support.waiting import eventually
 from wattspan.http.limits import ServerLimits
 from wattspan.model import Consumer
-from wattspan.sdk import agent
+from wattspan.sdk import agent as sdk_agent
 from wattspan.sdk.agent import run_directories
 from wattspan.sdk.client import request_json
 from wattspan.sdk.measurement import Energy
@@ -36,7 +36,7 @@ def agent(
     past: ConstantPast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[QueryServer]:
     monkeypatch.setenv("WATTSPAN_RUN_DIR", str(tmp_path))
-    monkeypatch.setattr(agent, "here", agent.WatchRegistration())
+    monkeypatch.setattr(sdk_agent, "registration", sdk_agent.WatchRegistration())
     with QueryServer(tmp_path, past) as server:
         yield server
 
@@ -44,7 +44,7 @@ def agent(
 @pytest.fixture
 def no_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("WATTSPAN_RUN_DIR", str(tmp_path))
-    monkeypatch.setattr(agent, "here", agent.WatchRegistration())
+    monkeypatch.setattr(sdk_agent, "registration", sdk_agent.WatchRegistration())
     return tmp_path
 
 
@@ -318,7 +318,7 @@ def test_the_agent_is_asked_once_to_keep_the_process(
             pass
     eventually(lambda: past.watched, "the agent is asked")
     assert past.watched == [(Consumer(os.getpid(), STARTED), True)]
-    agent.registration.due = 0  # as time does: the agent may have been started anew
+    sdk_agent.registration.due = 0  # as time does: the agent may have been started anew
     with wattspan.window():
         pass
     eventually(lambda: len(past.watched) == 2, "the agent is asked again")
@@ -327,9 +327,9 @@ def test_the_agent_is_asked_once_to_keep_the_process(
 def test_an_agent_that_comes_later_is_asked_later(no_agent: Path, past: ConstantPast) -> None:
     with wattspan.window() as w:
         pass
-    assert w._begun < agent.registration.due < w._begun + agent.RENEW_AFTER
+    assert w._begun < sdk_agent.registration.due < w._begun + agent.RENEW_AFTER
     with QueryServer(no_agent, past):
-        agent.registration.due = 0  # as time does
+        sdk_agent.registration.due = 0  # as time does
         with wattspan.window():
             pass
         eventually(lambda: past.watched, "the agent is asked")
@@ -338,10 +338,10 @@ def test_an_agent_that_comes_later_is_asked_later(no_agent: Path, past: Constant
 def test_a_run_directory_that_cannot_be_is_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     for directory in ("x" * 200, "/\0"):
         monkeypatch.setattr(agent, "run_directories", lambda told=directory: [told])
-        monkeypatch.setattr(agent, "here", agent.WatchRegistration())
+        monkeypatch.setattr(sdk_agent, "registration", sdk_agent.WatchRegistration())
         with wattspan.window() as w:
             pass
-        assert agent.registration.due < w._begun + agent.RENEW_AFTER  # it is tried again soon
+        assert sdk_agent.registration.due < w._begun + agent.RENEW_AFTER  # it is tried again soon
 
 
 def test_a_forked_child_measures_itself(agent: QueryServer, past: ConstantPast) -> None:

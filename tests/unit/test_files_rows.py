@@ -148,7 +148,8 @@ def test_the_default_holds_what_a_notebook_asks_for() -> None:
 
 
 def test_facts_are_written_where_they_are_named() -> None:
-    assert [m.name for m in select_metrics(["wattspan.gpu.info", "hw.power"], TABLE, facts=False)] == [
+    chosen = select_metrics(["wattspan.gpu.info", "hw.power"], TABLE, facts=False)
+    assert [m.name for m in chosen] == [
         "hw.power", "wattspan.gpu.info",
     ]  # fmt: skip
 

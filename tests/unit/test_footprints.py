@@ -31,7 +31,7 @@ from wattspan.ports import Batch, ConfigError
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.footprint import FootprintTracker
 from wattspan.service.poller import Poller
-from wattspan.storage import Store
+from wattspan.storage.store import Store
 from wattspan.testing import FakeDirectory, ManualClock, ReplaySource, ReplayUsage
 
 NOW = Instant(10**12, 1_700_000_000 * SECOND)

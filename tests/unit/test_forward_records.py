@@ -9,7 +9,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
     ExportLogsServiceRequest,
     ExportLogsServiceResponse,
 )
-from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord as ProtoLogRecord
 
 from support.forwarding import ScriptedTransport
 from wattspan.config import SpansSettings
@@ -32,7 +32,7 @@ AWAY = retry_result("connection refused", "Is it running?")
 REFUSED = ExportResult(ExportStatus.REFUSED, "it answered 404")
 
 
-def records_in(*bodies: bytes) -> list[LogRecord]:
+def records_in(*bodies: bytes) -> list[ProtoLogRecord]:
     message = ExportLogsServiceRequest.FromString(b"".join(bodies))
     return [
         record
@@ -42,7 +42,7 @@ def records_in(*bodies: bytes) -> list[LogRecord]:
     ]
 
 
-def written(record: LogRecord) -> LogRecord:
+def written(record: LogRecord) -> ProtoLogRecord:
     (found,) = records_in(LogRecordEncoder({}).written(record, 5))
     return found
 

@@ -22,7 +22,7 @@ from wattspan.clock import SystemClock
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import Group, GroupKind
 from wattspan.processes.groups import groups_of
-from wattspan.storage import Store
+from wattspan.storage.store import Store
 from wattspan.testing import ManualClock
 
 GUIDE = (ROOT / "docs" / "how-to" / "run-under-slurm.md").read_text(encoding="utf-8")

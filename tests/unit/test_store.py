@@ -14,10 +14,10 @@ from wattspan.config import StoreSettings as Settings
 from wattspan.model import Checkpoint, Consumer, PayerInfo, ProcessRow, Remainder
 from wattspan.model.settings import Duration, Size
 from wattspan.ports import StoreError
-from wattspan.storage import Store
 from wattspan.storage.checkpoints import pack_checkpoint, unpack_checkpoint
 from wattspan.storage.query import DomainTotal, HistoryExtract, NoHistory, extract_history
 from wattspan.storage.schema import DAY, HOUR, MINUTE
+from wattspan.storage.store import Store
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from support.books import Books, Totals, history, totals
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import Checkpoint
 from wattspan.ports import StoreError
-from wattspan.storage import CheckpointStore, DeferredCheckpointStore
+from wattspan.storage.checkpoint_store import CheckpointStore, DeferredCheckpointStore
 
 
 class Late:

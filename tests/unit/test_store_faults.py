@@ -17,10 +17,10 @@ from support.books import Books, buckets, history, totals
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import Trouble
 from wattspan.ports import StoreError
-from wattspan.storage import Store
 from wattspan.storage.database import MAX_QUARANTINED
 from wattspan.storage.query import extract_history
 from wattspan.storage.schema import APPLICATION_ID, MIGRATIONS, MINUTE, migrate, schema_version
+from wattspan.storage.store import Store
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ from support.waiting import eventually
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import SECOND, Checkpoint
 from wattspan.ports import StoreError
-from wattspan.storage import CheckpointStore, Store
 from wattspan.storage.async_writer import HANG_AFTER, AsyncWriter
+from wattspan.storage.checkpoint_store import CheckpointStore
 from wattspan.storage.checkpoints import AlternatingCheckpointFiles
+from wattspan.storage.store import Store
 from wattspan.testing import ManualClock
 
 

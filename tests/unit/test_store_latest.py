@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.books import Books
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import Checkpoint
-from wattspan.storage import CheckpointStore
+from wattspan.storage.checkpoint_store import CheckpointStore
 from wattspan.storage.checkpoints import AlternatingCheckpointFiles, latest_checkpoint
 from wattspan.storage.query import HistoryExtract, extract_history
 from wattspan.testing import ManualClock

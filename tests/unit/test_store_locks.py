@@ -15,8 +15,8 @@ import pytest
 from support.books import Books, J
 from support.local_user import as_user, holding, interpreter
 from wattspan.config import StoreSettings as Settings
-from wattspan.storage import Store
 from wattspan.storage.query import HistoryExtract, extract_history
+from wattspan.storage.store import Store
 from wattspan.testing import ManualClock
 
 pytestmark = pytest.mark.needs_root

@@ -15,7 +15,6 @@ from wattspan.config import StoreSettings as Settings
 from wattspan.model import Checkpoint, Instant, Microjoules, SpanRow
 from wattspan.model.settings import Duration
 from wattspan.spans.aggregator import SpanAggregator
-from wattspan.storage import Store
 from wattspan.storage.checkpoints import (
     AlternatingCheckpointFiles,
     pack_checkpoint,
@@ -33,6 +32,7 @@ from wattspan.storage.deltas import (
 )
 from wattspan.storage.query import HistoryExtract, extract_history
 from wattspan.storage.schema import DAY, HOUR, MIGRATIONS, MINUTE, schema_version
+from wattspan.storage.store import Store
 
 
 def named(name: str, service: str = "shop") -> SpanName:

@@ -1,1 +1,1 @@
-"""TODO wattspan.attribution."""
+"""Energy arithmetic: readings, intervals, shares, totals and history. Pure."""

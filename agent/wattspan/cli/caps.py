@@ -303,7 +303,8 @@ def _ceiling_lines(state: StateReply, least: int, now: int) -> list[str]:
         told.append(f"{line}; because: {ceiling.why}" if ceiling.why else line)
     if state.short:
         told.append(
-            f"    It cannot be kept: the devices' floors take {setting_text('mW', state.short)} more."
+            "    It cannot be kept: the devices' floors take "
+            f"{setting_text('mW', state.short)} more."
         )
     return told
 

@@ -437,7 +437,8 @@ def _mismatch(value: object, key: SettingKey, error: Exception) -> str:
     if isinstance(value, list | tuple) and (choices := _item_choices(key.type)):
         wrong = next((each for each in value if each not in choices), None)
         if isinstance(wrong, str):
-            return f"{quoted(wrong)} is not {_join_alternatives(map(quoted, choices))}{_nearest(wrong, choices)}"
+            alternatives = _join_alternatives(map(quoted, choices))
+            return f"{quoted(wrong)} is not {alternatives}{_nearest(wrong, choices)}"
     cause = error.__cause__ or error
     if isinstance(cause, ValueError) and not isinstance(cause, msgspec.ValidationError):
         return str(cause)  # a Duration, Size or Listen knows better

@@ -210,7 +210,8 @@ def _target(path: str, query: str, signal: Signal) -> str:
 def _invalid_address(url: str, cause: str, signal: Signal) -> ConfigError:
     shown = re.sub(r"//[^/@]*@", "//...@", url.partition("?")[0])
     return ConfigError(
-        f"[{signal.table}] {signal.address} = {quoted(shown)} cannot be: {cause}; write {ADDRESS_FORMATS}."
+        f"[{signal.table}] {signal.address} = {quoted(shown)} cannot be: {cause}; "
+        f"write {ADDRESS_FORMATS}."
     )
 
 

@@ -258,8 +258,9 @@ class Spool:
             if not self._failing:
                 self._failing = True
                 self._log(
-                    f"Cannot write waiting spans to {self.folder}: {describe_os_error(error)}. They wait in "
-                    "memory, and do not outlive a restart, until there is room on that disk."
+                    f"Cannot write waiting spans to {self.folder}: {describe_os_error(error)}. "
+                    "They wait in memory, and do not outlive a restart, until there is room "
+                    "on that disk."
                 )
             return None
         self._failing = False

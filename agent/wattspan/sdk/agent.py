@@ -14,7 +14,9 @@ importing while the program forks leaves the child with a lock that nobody lets 
 from __future__ import annotations
 
 import os
-from time import monotonic_ns  # noqa: TID251 - an application has no clock of ours
+from time import monotonic_ns
+
+TYPE_CHECKING = False  # the sdk imports `typing` for type checkers only
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,8 +41,6 @@ class NotMeasuredError(MeasurementError):
 class WindowError(RuntimeError):
     """A window is used out of order: begun twice, ended before it was begun, read while open."""
 
-
-TYPE_CHECKING = False
 
 SYSTEM_RUN_DIRECTORY = "/run/wattspan"
 API_SOCKET = "api.sock"

@@ -58,7 +58,7 @@ def _wrap(
     windows: deque[Window] = deque(maxlen=WINDOWS_KEPT)
     window(name, synchronize=synchronize)  # an unknown hook is told here, not at the first call
 
-    class Call:
+    class MeasuredCall:
         """One call's window, kept when it ends, however it does."""
 
         __slots__ = ("_window",)
@@ -74,7 +74,7 @@ def _wrap(
                 if report is not None:
                     report(self._window)
 
-    wrapper = _wrap_by_kind(function, Call)
+    wrapper = _wrap_by_kind(function, MeasuredCall)
     wrapper.windows = windows
     return wrapper
 

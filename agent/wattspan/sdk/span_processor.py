@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time  # noqa: TID251 - there is no Clock in applications
+import time
 import weakref
 from threading import Lock, get_native_id
 from time import (

@@ -12,10 +12,12 @@ stopped, nobody is asked. The figures are the agent's, asked for when they are r
 from __future__ import annotations
 
 import sys
-from time import monotonic_ns  # noqa: TID251 - an application has no clock of ours
+from time import monotonic_ns
 
 import wattspan.sdk.agent as process
 from wattspan.sdk.agent import MeasurementError, WindowError
+
+TYPE_CHECKING = False  # the sdk imports `typing` for type checkers only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
 
     from wattspan.sdk.agent import WatchRegistration
     from wattspan.sdk.measurement import Device, Energy, Measurement
-
-
-TYPE_CHECKING = False
 
 
 def synchronize_torch() -> None:
@@ -91,7 +90,7 @@ class Window:
             raise WindowError(f"{self!r} was begun before. Open a new one each time.")
         if self._synchronize is not None:
             self._synchronize()
-        self._here = here = process.here
+        self._here = here = process.registration
         now = monotonic_ns()
         if now >= here.due:
             here.keep()
@@ -219,7 +218,7 @@ class Window:
 
     def _question(self) -> dict[str, str]:
         edges = {"start": f"mono:{self._begun}", "end": f"mono:{self._closed()}"}
-        if self._here is not process.here:  # we are a child, and `self` would be us
+        if self._here is not process.registration:  # we are a child, and `self` would be us
             raise WindowError(
                 f"{self!r} belongs to another process, which opened it before it forked this one. "
                 "Read it there; a child measures itself with windows of its own."

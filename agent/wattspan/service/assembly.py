@@ -31,7 +31,8 @@ from wattspan.service.footprint import FootprintTracker
 from wattspan.service.poller import AgentUsage, Poller
 from wattspan.service.span_assembly import ConnectionOwnerLookup, SpanAssembly
 from wattspan.service.tuning_assembly import TuningAssembly
-from wattspan.storage import CheckpointStore, DeferredCheckpointStore, latest_checkpoint
+from wattspan.storage.checkpoint_store import CheckpointStore, DeferredCheckpointStore
+from wattspan.storage.checkpoints import latest_checkpoint
 
 if TYPE_CHECKING:
     from wattspan.emulation.host import EmulatedHost

@@ -140,8 +140,8 @@ class CapperProcess:
             if now - self._began < self._delay:
                 continue
             self.log(
-                f"The capper ended ({_exit_text(process.returncode)}); another one is started, which "
-                "gives back what it left."
+                f"The capper ended ({_exit_text(process.returncode)}); another one is started, "
+                "which gives back what it left."
             )
             self._delay = min(2 * self._delay, MAX_DELAY)
             if process.stdin is not None:

@@ -163,6 +163,3 @@ def _missing(snapshot: Snapshot) -> str:
 def _abbreviated_list(names: Sequence[str]) -> str:
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-__all__ = ["SystemdNotifier", "Watchdog"]

@@ -1,1 +1,1 @@
-"""TODO wattspan.spans."""
+"""Energy of spans: profiles, joining, aggregation and wall time. Pure."""

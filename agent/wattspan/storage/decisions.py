@@ -1,7 +1,7 @@
 """The book of decisions: what was decided about which job, when and why, over restarts.
 
-One JSON object a line, as :mod:`wattspan.tuning.serialization` tells a decision. When the file is full it
-becomes ``NAME.1`` in place of the one before, and a new one is begun.
+One JSON object a line, as :mod:`wattspan.tuning.serialization` tells a decision. When the file
+is full it becomes ``NAME.1`` in place of the one before, and a new one is begun.
 
 What was certified, on disk: a job that comes again need not be explored again.
 """

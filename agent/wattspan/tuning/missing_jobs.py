@@ -71,7 +71,8 @@ class MissingJobs:
             instead = f"; spans come from {others}" if others else ", nor from anybody else"
             return (
                 f'No span of the service "{job.service}" has come yet{instead}. Check its '
-                f"service.name and where it sends its spans (OTEL_EXPORTER_OTLP_ENDPOINT). {_TOP_HINT}"
+                "service.name and where it sends its spans (OTEL_EXPORTER_OTLP_ENDPOINT). "
+                f"{_TOP_HINT}"
             )
         names = {
             name: None

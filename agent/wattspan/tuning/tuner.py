@@ -231,8 +231,8 @@ class Tuner:
         elif not self._told_full:
             self._told_full = True
             self._log(
-                f"{name} is not tuned, nor any job after it: {MAX_JOBS} jobs are known already, and "
-                "none of them has ended. Name those that matter as [[autotune.job]]."
+                f"{name} is not tuned, nor any job after it: {MAX_JOBS} jobs are known "
+                "already, and none of them has ended. Name those that matter as [[autotune.job]]."
             )
         return ended is not None
 

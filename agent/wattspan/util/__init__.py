@@ -1,1 +1,1 @@
-"""TODO wattspan.util."""
+"""Text, encodings, bounded file reads and isolated child processes."""

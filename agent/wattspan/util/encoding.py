@@ -40,7 +40,10 @@ def gzip_decompress(body: bytes, most: int) -> bytes:
     """
     bound = max(RATIO_EXEMPT_BYTES, MAX_COMPRESSION_RATIO * len(body))
     if bound < most:
-        why = f"the body becomes more than {MAX_COMPRESSION_RATIO} times its size once it is decompressed"
+        why = (
+            f"the body becomes more than {MAX_COMPRESSION_RATIO} times its size once it is "
+            "decompressed"
+        )
         most = bound
     else:
         why = f"the body has more than {most} bytes once it is decompressed"

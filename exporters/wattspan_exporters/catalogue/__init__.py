@@ -1,1 +1,1 @@
-"""TODO wattspan_exporters.catalogue."""
+"""Every metric of wattspan: name, unit, attributes, help and values."""

@@ -44,9 +44,11 @@ _HARDWARE_TYPES = {
 }
 
 RELEASES = (
-    DecisionReason.OVER_BUDGET, DecisionReason.BUDGET_SPENT, DecisionReason.CHANGED, DecisionReason.PAUSED, DecisionReason.ENDED,
-    DecisionReason.TAIL, DecisionReason.FOREIGN_WRITER, DecisionReason.THROTTLED, DecisionReason.SHARED, DecisionReason.MIG,
-    DecisionReason.PROFILE, DecisionReason.NO_PERMISSION, DecisionReason.NO_CAPPER, DecisionReason.LOST_DEVICE,
+    DecisionReason.OVER_BUDGET, DecisionReason.BUDGET_SPENT, DecisionReason.CHANGED,
+    DecisionReason.PAUSED, DecisionReason.ENDED, DecisionReason.TAIL,
+    DecisionReason.FOREIGN_WRITER, DecisionReason.THROTTLED, DecisionReason.SHARED,
+    DecisionReason.MIG, DecisionReason.PROFILE, DecisionReason.NO_PERMISSION,
+    DecisionReason.NO_CAPPER, DecisionReason.LOST_DEVICE,
 )  # fmt: skip
 """Why a cap is let go. Each is counted from zero, so that ``increase()`` sees the first."""
 
@@ -293,7 +295,8 @@ TUNING = Chapter(
         Metric(
             "wattspan.autotune.saved", COUNTER, "J",
             "Energy that has surely been saved: the most that the lower bound ever was.",
-            (*JOB_ATTRIBUTES, "provenance"), job_value_with_provenance(lambda row: row.saved_surely),
+            (*JOB_ATTRIBUTES, "provenance"),
+            job_value_with_provenance(lambda row: row.saved_surely),
         ),
         Metric(
             "wattspan.autotune.saved.estimate", GAUGE, "J",

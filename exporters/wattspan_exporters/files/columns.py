@@ -44,7 +44,10 @@ _SERIES = (
 )
 
 _VALUE = (
-    Column("value", ColumnType.NUMBER, "the figure in `unit`: exact as text, the nearest double as such"),
+    Column(
+        "value", ColumnType.NUMBER,
+        "the figure in `unit`: exact as text, the nearest double as such",
+    ),
     Column(
         "whole", ColumnType.INTEGER,
         "the same figure as a whole number, exact everywhere: microjoules for `J`, milliwatts for "

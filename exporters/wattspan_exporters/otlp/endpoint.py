@@ -84,8 +84,8 @@ def read_headers(path: str) -> dict[str, str]:
         name = name.lower() if colon else ""
         if fault := header_error(name, value, "name: value"):
             raise ExporterError(
-                f"{path}, line {number}: {fault}; correct the file, which headers_file {_TABLE_NAME} "
-                "names."
+                f"{path}, line {number}: {fault}; correct the file, which headers_file "
+                f"{_TABLE_NAME} names."
             )
         found[name] = value
     return found
@@ -124,16 +124,16 @@ def tls_context_factory(settings: OtlpSettings) -> Callable[[], ssl.SSLContext]:
 def _unreadable(setting: str, path: str, error: OSError | UnicodeDecodeError) -> ExporterError:
     why = (getattr(error, "strerror", None) or "it is not text").lower()
     return ExporterError(
-        f"Cannot read {path}: {why}; correct {setting} {_TABLE_NAME} or let the agent's user read the "
-        "file."
+        f"Cannot read {path}: {why}; correct {setting} {_TABLE_NAME} or let the agent's user "
+        "read the file."
     )
 
 
 def _no_passphrase() -> str:
     """Asked for only if the key is encrypted, when OpenSSL would ask on a terminal."""
     raise ExporterError(
-        f"Cannot push metrics over TLS: the key is encrypted; give tls_key {_TABLE_NAME} a key without "
-        "a passphrase, readable by the agent's user only."
+        f"Cannot push metrics over TLS: the key is encrypted; give tls_key {_TABLE_NAME} a key "
+        "without a passphrase, readable by the agent's user only."
     )
 
 

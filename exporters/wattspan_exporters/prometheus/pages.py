@@ -122,7 +122,7 @@ _WRONG_HOST = (
 )
 
 
-_TOKEN_REQUIRED = (
+_AUTHENTICATION_REQUIRED = (
     "A token is needed, of those in the agent's token_file: as a bearer token, or as the password "
     "of any user."
 )
@@ -171,7 +171,7 @@ class MetricsPages:
             return self._health()
         if not self._admits(request.authorization):
             self._count(RejectionReason.TOKEN)
-            return plain_response(401, _TOKEN_REQUIRED, ("WWW-Authenticate", CHALLENGES))
+            return plain_response(401, _AUTHENTICATION_REQUIRED, ("WWW-Authenticate", CHALLENGES))
         if path == "/metrics":
             return self._metrics(choose_format(request.accept), zipped)
         if self._site is not None:
@@ -235,8 +235,8 @@ def _landing(snapshot: Snapshot, version: str) -> PageResponse:
     page = (
         '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>wattspan</title>'
         f"<style>{_STYLE}</style><h1>wattspan</h1>{notice}"
-        f"<p>Where the joules of {escape(sanitize(snapshot.host))} go: {len(cover)} domains, {watts}, "
-        f"{joules} J counted.</p>"
+        f"<p>Where the joules of {escape(sanitize(snapshot.host))} go: {len(cover)} domains, "
+        f"{watts}, {joules} J counted.</p>"
         '<ul><li><a href="/metrics">Metrics</a> for Prometheus, as text or OpenMetrics</li>'
         '<li><a href="/healthz">Health</a></li></ul>'
         f"<p>Version {escape(version)}</p></html>\n"

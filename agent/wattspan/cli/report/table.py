@@ -44,7 +44,8 @@ def report_lines(
     name = _fitting_unit(total) if unit == "auto" else unit
     weighed = FootprintColumns(extract.reckonings, total)
     steps = " and ".join(_STEPS[step] for step in extract.steps)
-    yield f"Energy from {local_time(extract.start)} to {local_time(extract.end)}, by the {steps}, in {name}"
+    interval = f"{local_time(extract.start)} to {local_time(extract.end)}"
+    yield f"Energy from {interval}, by the {steps}, in {name}"
     yield f"from {path}"
     if Provenance.EMULATED in breakdown.provenance.values():
         yield "EMULATED: these are figures of an emulated host and true of no machine."

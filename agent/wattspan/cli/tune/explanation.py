@@ -55,7 +55,8 @@ def explain_lines(
     """The row for people."""
     meaning = REASON_EXPLANATIONS[row.decision.reason]
     age = duration_text(max(0, now.mono - row.since.mono))
-    yield f"{printable(row.job)}, {row.knob}: {state_text(row)} since {local_time(row.since.wall)} ({age})"
+    since = f"{local_time(row.since.wall)} ({age})"
+    yield f"{printable(row.job)}, {row.knob}: {state_text(row)} since {since}"
     yield from wrap_lines(printable(row.decision.sentence), width, "  ")
     for title, sentences in (
         ("Seen", _observation_lines(row)),
@@ -140,10 +141,13 @@ def _cost_lines(row: TuningRow) -> list[str]:
     if row.lost is not None:
         of = ""
         if row.allowance is not None:
-            of = f" of {duration_text(row.allowance)} that the budget of {budget_text(row.budget)} allows"
+            of = (
+                f" of {duration_text(row.allowance)} that the budget of "
+                f"{budget_text(row.budget)} allows"
+            )
         found.append(
-            f"Lost so far: {duration_text(max(0, row.lost))}{of}; {duration_text(row.exploration)} of it by"
-            " measuring settings."
+            f"Lost so far: {duration_text(max(0, row.lost))}{of}; "
+            f"{duration_text(row.exploration)} of it by measuring settings."
         )
     elif row.exploration:
         found.append(f"Lost by measuring settings: {duration_text(row.exploration)}.")

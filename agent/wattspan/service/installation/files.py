@@ -126,7 +126,7 @@ def service_files_directory() -> Path:
     """Where they are: in the package, or in the source tree it is run from."""
     here = Path(__file__).resolve().parent
     packaged = here / "systemd"
-    return packaged if packaged.is_dir() else here.parents[2] / "systemd"
+    return packaged if packaged.is_dir() else here.parents[3] / "systemd"
 
 
 def install_place(path: str) -> str:

@@ -224,7 +224,9 @@ def _modules(root: Path, interpreter: str) -> Iterator[RequiredFile]:
 _STATE_TEXT = {
     FileState.NOBODY: "not installed",
     FileState.OURS: "as it should be",
-    FileState.OUTDATED: "of an earlier installation; `wattspan service install` brings it up to date",
+    FileState.OUTDATED: (
+        "of an earlier installation; `wattspan service install` brings it up to date"
+    ),
     FileState.EDITED: "changed by somebody since it was written",
     FileState.FOREIGN: "somebody else's",
 }
@@ -357,8 +359,8 @@ def _walk(root: Path, whole: Sequence[str], imported: Sequence[str]) -> Iterator
             entries += 1
             if entries > MAX_ENTRIES:
                 raise WattspanError(
-                    f"{tree} holds too many files to look at each ({MAX_ENTRIES}): install wattspan in "
-                    "an environment of its own."
+                    f"{tree} holds too many files to look at each ({MAX_ENTRIES}): install "
+                    "wattspan in an environment of its own."
                 )
             if stat.S_ISLNK(step.mode or 0):
                 way = list(path_components(root, step.path))

@@ -1,1 +1,1 @@
-"""TODO wattspan.tuning.decisions."""
+"""The decisions of the tuner: pure functions from state and observation to state."""

@@ -47,7 +47,8 @@ def hold_decision(state: TunerState, level: int, seen: LevelEstimate) -> Decisio
     sentence = (
         f"Hold {format_setting(state, level)}: {format_slowdown(seen.time.mean)} "
         f"({100 * state.policy.confidence:.0f} % bound {format_percent(math.expm1(bound))}) of a "
-        f"{_plain(state.policy.max_slowdown)} budget, {format_saving(seen.energy)}, {seen.time.n} pairs."
+        f"{_plain(state.policy.max_slowdown)} budget, {format_saving(seen.energy)}, "
+        f"{seen.time.n} pairs."
     )
     return Decision(
         Move.HOLD,
