@@ -320,7 +320,7 @@ def store_up(agent: Running) -> bool:
 
 PLUGIN = """
 from wattspan.ports import SourcePlugin, ExporterPlugin
-from wattspan.settings import Table
+from wattspan.model.settings import Table
 
 class Settings(Table, frozen=True):
     pass

@@ -28,18 +28,19 @@ with EmulatedHost(profile_named("batch")) as host:
 CAPPER = """
 import os
 from wattspan.clock import SystemClock
-from wattspan.config import Agent, Config
+from wattspan.config import AgentSettings
+from wattspan.config import Config
 from wattspan.config.writing import to_toml
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
-from wattspan.service.capper_process import CapperChild
+from wattspan.service.capper_process import CapperProcess
 
 folder = os.environ["FOLDER"]
-config = Config(agent=Agent(state_dir=folder, run_dir=folder))
+config = Config(agent=AgentSettings(state_dir=folder, run_dir=folder))
 with EmulatedHost(profile_named("batch")) as host:
     emulated = ("--emulated", str(host.directory))
     there = lambda: os.path.exists(os.path.join(folder, "capper.sock"))
-    child = CapperChild(SystemClock(), emulated, to_toml(config), there, print)
+    child = CapperProcess(SystemClock(), emulated, to_toml(config), there, print)
     child.start()
     assert there(), "the capper does not listen"
     assert os.readlink(f"/proc/{child.pid}/cwd") == "/"
@@ -49,13 +50,13 @@ with EmulatedHost(profile_named("batch")) as host:
 CONVERSION = """
 import os
 from wattspan.ports import WattspanError
-from wattspan_exporters.files import finishing
+from wattspan_exporters.files import parts
 
 part, draft = os.memfd_create("part"), os.memfd_create("draft")
 os.write(part, b"not a row")
-finishing.has_pyarrow = lambda: True
+parts.has_pyarrow = lambda: True
 try:
-    finishing._to_parquet(part, draft)
+    parts._to_parquet(part, draft)
 except WattspanError as error:
     print(error)
 """

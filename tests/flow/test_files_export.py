@@ -107,10 +107,10 @@ WRITER = """
 import sys
 from pathlib import Path
 from support.filing import Desk, settings
-from wattspan_exporters.files.exporter import Writer
+from wattspan_exporters.files.exporter import SnapshotWriter
 folder = Path(sys.argv[1])
 keys = {"rotate": "1m", "format": sys.argv[2], "compression": sys.argv[3], "metrics": ["hw.*"]}
-it = Desk(folder, Writer(settings(folder, **keys), sys.stderr.write), [])
+it = Desk(folder, SnapshotWriter(settings(folder, **keys), sys.stderr.write), [])
 it.clock.advance(int(sys.argv[4]) * 10**6)  # further than anybody gets before he is killed
 while True:
     snapshot = it.turn()

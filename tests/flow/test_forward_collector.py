@@ -252,11 +252,11 @@ from pathlib import Path
 from support.forwarding import delivery
 from support.waiting import eventually
 from wattspan.clock import SystemClock
-from wattspan.config import Spans
+from wattspan.config import SpansSettings
 from wattspan.otlp.forwarder import Forwarder
 
 forwarder = Forwarder(
-    Spans(forward=sys.argv[1], forward_spool=True), SystemClock(), print, Path(sys.argv[2])
+    SpansSettings(forward=sys.argv[1], forward_spool=True), SystemClock(), print, Path(sys.argv[2])
 )
 forwarder.start()
 for number in range(10**6):

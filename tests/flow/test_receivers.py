@@ -249,20 +249,21 @@ def test_grpc_is_imported_only_where_it_is_asked_for(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from wattspan.clock import SystemClock
-from wattspan.config.tables import Spans
-from wattspan.settings import Listen
+from wattspan.config.tables import SpansSettings
+from wattspan.model.settings import Listen
 from wattspan.ingest.listeners import open_receivers
-from wattspan.http.server import WebServer
-server = WebServer(SystemClock(), log=print)
+from wattspan.http.server import HttpServer
+server = HttpServer(SystemClock(), log=print)
 here = Path({str(tmp_path)!r})
 open_receivers(
-    server, Spans(http=Listen("127.0.0.1:0")), here, None, SystemClock(), asked=bool, log=print
+    server, SpansSettings(http=Listen("127.0.0.1:0")), 
+    here, None, SystemClock(), asked=bool, log=print
 )
 print("grpclib" in sys.modules, "h2" in sys.modules)
 sys.modules["grpclib"] = None
 try:
     open_receivers(
-        server, Spans(http=Listen(""), grpc=Listen("127.0.0.1:0"), unix=False), here, None,
+        server, SpansSettings(http=Listen(""), grpc=Listen("127.0.0.1:0"), unix=False), here, None,
         SystemClock(), asked=bool, log=print,
     )
 except Exception as error:

@@ -17,8 +17,8 @@ from wattspan.storage.store import Store
 WRITER = """
 import pathlib, sys
 from support.books import Books
-from wattspan.config import Store as Settings
-from wattspan.store import Store
+from wattspan.config import StoreSettings as Settings
+from wattspan.storage.store import Store
 host = Books()
 store = Store.open(pathlib.Path(sys.argv[1]), Settings(), host.clock)
 begun = store.opening()

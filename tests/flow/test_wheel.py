@@ -232,7 +232,7 @@ def test_an_application_gets_its_spans_seen_by_an_entry_point(loaded: frozenset[
 
 def test_an_application_loads_nothing_of_the_agent(loaded: frozenset[str]) -> None:
     ours = {name.split(".")[1] for name in loaded if name.startswith("wattspan.")}
-    assert ours <= {"otel", "client"}
+    assert ours <= {"otel", "sdk"}
     # psutil is not among them: OpenTelemetry's SDK loads it itself where there is one.
     heavy = {"click", "rich", "msgspec", "pynvml", "prometheus_client", "h11", "pyRAPL"}
     assert not heavy & {name.partition(".")[0] for name in loaded}

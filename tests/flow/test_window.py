@@ -172,11 +172,11 @@ def test_another_users_process_is_refused_and_ones_own_is_told(agent: Running) -
     told = program(
         agent,
         f"""
-        from wattspan.sdk.client import ask
+        from wattspan.sdk.client import request_json
         with wattspan.window() as w:
             burn(0.2)
         try:
-            ask("/v1/energy", {{"start": "-1s", "pid": "{os.getpid()}"}})
+            request_json("/v1/energy", {{"start": "-1s", "pid": "{os.getpid()}"}})
         except wattspan.RefusedError as error:
             print(json.dumps([facts(w), str(error)]))
         """,

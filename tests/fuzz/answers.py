@@ -33,7 +33,7 @@ _LARGEST_COUNT = 2**63 - 1
     "rate-answer",
     whose="the Prometheus server that is asked for a price or an intensity",
     holds="one number, or one sentence why there is none",
-    watched=("wattspan.footprint.rates", "wattspan.weighing", "wattspan.settings"),
+    watched=("wattspan.footprint.rates", "wattspan.attribution.cost", "wattspan.model.settings"),
     samples=(
         b'{"status":"success","data":{"resultType":"scalar","result":[1700000000,"0.25"]}}',
         b'{"status":"success","data":{"resultType":"vector","result":[{"value":[1,"12"]}]}}',
@@ -55,7 +55,7 @@ def rate_answer(data: bytes) -> None:
     "rate-file",
     whose="whoever writes the file that holds a rate",
     holds="one number, or one sentence why there is none",
-    watched=("wattspan.footprint.rates", "wattspan.weighing"),
+    watched=("wattspan.footprint.rates", "wattspan.attribution.cost"),
     samples=(b"0.25\n", b"  12", b"nan"),
     words=(b"1e400", b"9" * 400, b"_", b"-", b"\xff"),
 )
@@ -90,7 +90,7 @@ def _http(kind: int, status: int, headers: bytes, body: bytes) -> bytes:
     "collector-http",
     whose="the collector that spans, metrics and logs are sent to",
     holds="a verdict, one line of words, a bounded delay and count",
-    watched=("wattspan.collector",),
+    watched=("wattspan.otlp",),
     samples=(
         _http(0, 0, b"", b'{"partialSuccess":{"rejectedSpans":"3","errorMessage":"too old"}}'),
         _http(1, 0, b"", wire.response(3, "too old")),
@@ -122,7 +122,7 @@ def collector_http(data: bytes) -> None:
     "collector-grpc",
     whose="the collector that spans, metrics and logs are sent to",
     holds="a verdict, one line of words, a bounded delay",
-    watched=("wattspan.collector",),
+    watched=("wattspan.otlp",),
     samples=(
         bytes([8]) + wire.status(8, "slow down", 4),
         bytes([14]) + wire.status(14, "\x1b[31mred", 2**40),
@@ -160,7 +160,7 @@ def _reply(flag: int, message: bytes, *, encoding: int = 0, status: bytes = b"0"
     "collector-reply",
     whose="the collector that spans, metrics and logs are sent to",
     holds="as `collector-grpc`; OK is taken; a message is read alike, compressed or not",
-    watched=("wattspan.collector", "wattspan.encoding"),
+    watched=("wattspan.otlp", "wattspan.util.encoding"),
     samples=(
         _reply(0, wire.response(3, "too old")),
         _reply(1, gzip.compress(wire.response(3, "too old"), mtime=0)),

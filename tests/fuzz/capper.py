@@ -26,7 +26,7 @@ from wattspan.service.audit_tail import AuditTail
 from wattspan.testing import ManualClock
 
 _ORIGINAL, _LEAST, _FLOOR = 650 * W, 200 * W, 420 * W
-_WATCHED = ("wattspan.capper", "wattspan.settings")
+_WATCHED = ("wattspan.capper", "wattspan.model.settings")
 _HOLD = b'{"do":"hold","job":"a","caps":[{"knob":"gpu_power","device":"gpu0","value":500000}]}\n'
 
 
@@ -136,7 +136,7 @@ def _converse(talk: _Conversation, said: bytes, *, by_turns: bool) -> None:
     "ceiling-file",
     whose="whoever may write the file: a scheduler, a fleet's power manager",
     holds="a ceiling within its bounds, or one sentence and the last one in force",
-    watched=("wattspan.capper.ceiling_file", "wattspan.settings"),
+    watched=("wattspan.capper.ceiling_file", "wattspan.model.settings"),
     samples=(
         b'watts = 1200\nttl = "1h"\nwhy = "grid event"\n',
         b"watts = 0\n",

@@ -17,7 +17,7 @@ _SCHEMA = ConfigSchema(
     {**TABLES, "sources.nvml": NvmlSettings, "exporters.prometheus": PrometheusSettings}
 )
 _NOWHERE = Path("/nonexistent/config.toml")
-_WATCHED = ("wattspan.config", "wattspan.settings", "tomllib")
+_WATCHED = ("wattspan.config", "wattspan.model.settings", "tomllib")
 _WORDS = (
     *(b"[agent]", b"[spans]", b"[[autotune.job]]", b"[exporters.prometheus]", b"[caps]"),
     *(b"interval", b"state_dir", b"max_slowdown", b"knobs", b"listen", b"fixed", b"priority"),
@@ -96,7 +96,7 @@ def config_words(data: bytes) -> None:
     "tariff",
     whose="the administrator, or a supplier's file",
     holds="a schedule with a rate or none at any time, or a line for each fault",
-    watched=("wattspan.tariffs", "wattspan.schedule", "wattspan.settings"),
+    watched=("wattspan.footprint", "wattspan.model.settings"),
     samples=(
         b'zone = "Europe/Berlin"\notherwise = 0.3\n[[period]]\nrate = 0.2\nfrom = "22:00"\n'
         b'to = "06:00"\ndays = ["mon-fri"]\n',

@@ -43,7 +43,7 @@ def _harmless(shown: str) -> None:
     "labels",
     whose="any process: it chooses its name, and its spans'",
     holds="a scrape that Prometheus' own parser reads, with one series for each and the name in it",
-    watched=("wattspan_exporters", "wattspan.naming"),
+    watched=("wattspan_exporters", "wattspan.spans"),
     samples=(
         b"\x07trainer\x04step",
         b'\x06a"\\\n{}\x05}=\r\xc2\x85',

@@ -120,7 +120,7 @@ _GET = (
     "http",
     whose="whoever may connect",
     holds="every answer is HTTP, no handler fails, and what is held of bodies is given back",
-    watched=("wattspan.web", "wattspan.query", "wattspan.spanfeed", "wattspan.settings", "h11"),
+    watched=("wattspan.http", "wattspan.api", "wattspan.ingest", "wattspan.model.settings", "h11"),
     samples=_GET,
     words=(b"\r\n\r\n", b"Content-Length: ", b"Transfer-Encoding: chunked", b"mono:", b"%00"),
 )
@@ -171,7 +171,7 @@ _CALL = _preface(framed(_BODY))
     "grpc",
     whose="whoever may connect",
     holds="no exception leaves the connection, no call is the agent's trouble, nothing stays held",
-    watched=("wattspan.spanfeed", "wattspan.web", "grpclib.protocol", "h2"),
+    watched=("wattspan.ingest", "wattspan.http", "grpclib.protocol", "h2"),
     samples=(
         b"\0\0" + _CALL,
         b"\0\1" + framed(_BODY),

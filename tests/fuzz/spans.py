@@ -84,7 +84,7 @@ def _parsed(body: bytes) -> ExportTraceServiceRequest | None:
     "otlp-protobuf",
     whose="any application",
     holds="refused as malformed or too large, or the spans of the whole schema",
-    watched=("wattspan.spanfeed",),
+    watched=("wattspan.ingest",),
     samples=(WHOLE.SerializeToString(), _SMALL.SerializeToString()),
     words=_NAMES,
 )
@@ -132,7 +132,7 @@ def otlp_fields(data: bytes) -> None:
     "otlp-json",
     whose="any application",
     holds="refused with a place, or protobuf that the whole schema reads",
-    watched=("wattspan.spanfeed",),
+    watched=("wattspan.ingest",),
     samples=(json_of(WHOLE), json_of(_SMALL), b'{"resourceSpans":[{"scopeSpans":[{"spans":[]}]}]}'),
     words=(*_FIELDS, b"\\ud800", b"1e400", b"null", b"[[[["),
 )
@@ -150,7 +150,7 @@ def otlp_json(data: bytes) -> None:
     "otlp-both",
     whose="any application",
     holds="a request said in JSON and in protobuf is decoded alike",
-    watched=("wattspan.spanfeed",),
+    watched=("wattspan.ingest",),
     samples=(WHOLE.SerializeToString(), _SMALL.SerializeToString()),
     words=_NAMES,
 )
@@ -171,7 +171,7 @@ def otlp_both(data: bytes) -> None:
     "gzip",
     whose="any application",
     holds="what the standard library makes of it, or refused; never more than the limit",
-    watched=("wattspan.encoding",),
+    watched=("wattspan.util.encoding",),
     samples=(
         gzip.compress(b"spans", mtime=0),
         gzip.compress(b"\0" * 100_000, mtime=0),

@@ -153,7 +153,7 @@ def _database() -> bytes:
     "store-file",
     whose="a disk that fails, or somebody who edits it",
     holds="opened or moved aside with a sentence, and then books are written and history is read",
-    watched=("wattspan.store",),
+    watched=("wattspan.storage",),
     samples=(b"", b"\0\0\0\x60\5", b"\0\0\x20\0\xff\0\1\0\0\0\1"),
     words=(b"\0\0\0\x12", b"\0\x10", b"SQLite format 3\0", b"\xff" * 8),
 )

@@ -10,9 +10,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from support.otlp import Receiver, request, span
 from support.otlp_reference import expected, json_of
-from wattspan.spanfeed.delivery import Counted
-from wattspan.spanfeed.json import to_protobuf
-from wattspan.web.message import Peer
+from wattspan.http.messages import Peer
+from wattspan.ingest.export_request import WorkAttribute
+from wattspan.ingest.otlp_json import to_protobuf
 
 NOBODY = Peer()
 
@@ -59,7 +59,7 @@ def requests(
 
 @given(requests())
 def test_reading_no_deeper_than_needed_reads_the_same(whole: ExportTraceServiceRequest) -> None:
-    work = [Counted("nothing", span="idle"), Counted("w")]
+    work = [WorkAttribute("nothing", span="idle"), WorkAttribute("w")]
     receiver = Receiver(weight="w", work=work)
     refused = receiver.intake.take(whole.SerializeToString(), NOBODY)
     told, skipped = expected(whole)

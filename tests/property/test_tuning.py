@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from support.tuning_plant import FLOOR, GPU, QUICK, TOP, Plant, Run
 from wattspan.model import SECOND, DecisionReason, Move
-from wattspan.tuning import EnergyPoint, KnobRange, Observation, WorkUnit, begin, report
-from wattspan.tuning.decisions import step
+from wattspan.tuning import EnergyPoint, KnobRange, Observation, WorkUnit, begin, report, step
 from wattspan.tuning.decisions.budget import allowance
 from wattspan.tuning.decisions.sequential_test import evidence
 from wattspan.tuning.decisions.state import TunerPhase

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattspan.model import SECOND, DecisionReason, Move
-from wattspan.tuning import KnobRange, Observation, TunerPolicy, TunerState, begin
-from wattspan.tuning.decisions import step
+from wattspan.tuning import KnobRange, Observation, TunerPolicy, TunerState, begin, step
 from wattspan.tuning.decisions.estimates import Estimates, LevelEstimate
 from wattspan.tuning.decisions.rank_balancing import lower_waiting_ranks
 from wattspan.tuning.decisions.ranks import MIN_SLACK, STEPS, RankSlack, RankWaits, SynchronousStep

@@ -9,7 +9,7 @@ from pathlib import Path
 _MODULE = """
 from pathlib import Path
 from wattspan.ports import Batch, SourcePlugin
-from wattspan.settings import Table
+from wattspan.model.settings import Table
 
 class Settings(Table, frozen=True):
     "Where it hangs."

@@ -15,8 +15,8 @@ from wattspan.capper.requests import RequestHandler
 from wattspan.capper.server import CapperSocketServer
 from wattspan.clock import SystemClock
 from wattspan.config import CapsSettings
-from wattspan.ports import Clock
 from wattspan.http.sockets import listen_unix
+from wattspan.ports import Clock
 
 
 class CapperServer:

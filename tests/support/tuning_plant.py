@@ -18,8 +18,8 @@ from wattspan.tuning import (
     TunerState,
     WorkUnit,
     begin,
+    step,
 )
-from wattspan.tuning.decisions import step
 
 TOP = 400_000
 FLOOR = 240_000

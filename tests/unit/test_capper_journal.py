@@ -24,9 +24,9 @@ LOCKS = """
 import sys
 from pathlib import Path
 from wattspan.capper.journal import JournalError
-from wattspan.capper.paths import Lock, Place
+from wattspan.capper.paths import CapperLock, CapperHost
 try:
-    Lock(Place(Path(sys.argv[1]), "boot"))
+    CapperLock(CapperHost(Path(sys.argv[1]), "boot"))
 except JournalError as error:
     print(error)
 """

@@ -33,7 +33,7 @@ from wattspan.model import (
     Microjoules,
     Move,
     Nanoseconds,
-    TestedSetting,
+    SettingResult,
     TuningAccounts,
     TuningRow,
 )
@@ -147,7 +147,7 @@ def test_a_clock_that_is_behind_tells_no_negative_age() -> None:
 # ------------------------------------------------------------------------------------ explain
 
 
-def held(*tried: TestedSetting) -> TuningRow:
+def held(*tried: SettingResult) -> TuningRow:
     return replace(HELD, tried=(HELD.tried[2], *tried))
 
 
@@ -155,33 +155,33 @@ def held(*tried: TestedSetting) -> TuningRow:
     ("other", "sentence"),
     [
         (
-            TestedSetting(520 * W, 0.062, 0.077, 0.22, 3),
+            SettingResult(520 * W, 0.062, 0.077, 0.22, 3),
             "Not lower: 520 W was 6.2% slower (95% bound 7.7%), more than the budget of 5%.",
         ),
         (
-            TestedSetting(520 * W, 0.04, 0.049, 0.15, 20),
+            SettingResult(520 * W, 0.04, 0.049, 0.15, 20),
             "Not lower: 520 W saves 15.0% of the energy, 560 W 18.2%.",
         ),
         (
-            TestedSetting(520 * W, 0.04, 0.061, 0.2, 5),
+            SettingResult(520 * W, 0.04, 0.061, 0.2, 5),
             "Not lower: 520 W was 4.0% slower (95% bound 6.1%), and the bound is above the budget"
             " of 5%.",
         ),
         (
-            TestedSetting(520 * W, pairs=1),
+            SettingResult(520 * W, pairs=1),
             "Not lower: 520 W was not looked at for long enough to tell.",
         ),
         (
-            TestedSetting(520 * W, 0.04, None, None, 5),
+            SettingResult(520 * W, 0.04, None, None, 5),
             "Not lower: 520 W was 4.0% slower after 5 pairs, and was not proved.",
         ),
     ],
     ids=["over budget", "saves less", "bound over budget", "unknown", "not proved"],
 )
 def test_why_it_is_not_lower_is_the_nearest_lower_that_was_tried(
-    other: TestedSetting, sentence: str
+    other: SettingResult, sentence: str
 ) -> None:
-    assert why_not_lower(held(other, TestedSetting(400 * W, 0.3, 0.4, 0.1, 3))) == sentence
+    assert why_not_lower(held(other, SettingResult(400 * W, 0.3, 0.4, 0.1, 3))) == sentence
 
 
 def test_why_it_is_not_higher_is_what_the_next_higher_saves() -> None:
@@ -208,7 +208,7 @@ def test_a_setting_that_the_original_is_compared_with_just_now_is_the_one_explai
 
 
 def test_of_the_original_only_what_lies_below_is_asked() -> None:
-    row = replace(HELD, decision=RELEASE, tried=(TestedSetting(650 * W, 0.07, 0.09, 0.05, 3),))
+    row = replace(HELD, decision=RELEASE, tried=(SettingResult(650 * W, 0.07, 0.09, 0.05, 3),))
     assert why_not_lower(row).startswith("Not lower: 650 W was 7.0% slower")
     assert why_not_lower(replace(row, tried=())) == ""
     elsewhere = Decision(Move.RELEASE, DecisionReason.FOREIGN_WRITER, "Release 560 W.")
@@ -219,7 +219,7 @@ def test_what_was_faster_is_called_so() -> None:
     row = replace(HELD, slowdown=-0.012, slowdown_bound=0.001)
     told = "\n".join(explain_lines(row, ACCOUNTS, NOW, None))
     assert "The whole run: 1.2% faster (95% bound 0.1%) of a budget of 5%." in told
-    one = held(TestedSetting(520 * W, -0.004, None, None, 1))
+    one = held(SettingResult(520 * W, -0.004, None, None, 1))
     assert why_not_lower(one) == (
         "Not lower: 520 W was 0.4% faster after one pair, and was not proved."
     )

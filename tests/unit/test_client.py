@@ -327,7 +327,7 @@ def test_the_agent_is_asked_once_to_keep_the_process(
 def test_an_agent_that_comes_later_is_asked_later(no_agent: Path, past: ConstantPast) -> None:
     with wattspan.window() as w:
         pass
-    assert w._begun < sdk_agent.registration.due < w._begun + agent.RENEW_AFTER
+    assert w._begun < sdk_agent.registration.due < w._begun + sdk_agent.RENEW_AFTER
     with QueryServer(no_agent, past):
         sdk_agent.registration.due = 0  # as time does
         with wattspan.window():
@@ -341,7 +341,9 @@ def test_a_run_directory_that_cannot_be_is_no_agent(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(sdk_agent, "registration", sdk_agent.WatchRegistration())
         with wattspan.window() as w:
             pass
-        assert sdk_agent.registration.due < w._begun + agent.RENEW_AFTER  # it is tried again soon
+        assert (
+            sdk_agent.registration.due < w._begun + sdk_agent.RENEW_AFTER
+        )  # it is tried again soon
 
 
 def test_a_forked_child_measures_itself(agent: QueryServer, past: ConstantPast) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 PROGRAM = """
 import ctypes, threading
-from wattspan.runtime import heap
+from wattspan.util import malloc
 if {share}:
-    heap.share()
+    malloc.share_heap()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 barrier = threading.Barrier(9)

@@ -26,26 +26,28 @@ with open(sys.argv[1], "rb") as file:
 ASKS = """
 import sys
 from pathlib import Path
-from wattspan.locking import FileLock, HeldError
+from wattspan.util.files import FileLock
+from wattspan.util.files import LockHeldError
 try:
     FileLock(Path(sys.argv[1]))
-except HeldError as held:
+except LockHeldError as held:
     print(held.holder.pid, held.holder.doubt)
 """
 
 TAKES = """
 import sys
 from pathlib import Path
-from wattspan.locking import FileLock, HeldError
+from wattspan.util.files import FileLock
+from wattspan.util.files import LockHeldError
 def take():
     return FileLock(Path(sys.argv[1]), unwritable=sys.argv[2] == "True")
 try:
     one = take()
     try:
         take()
-    except HeldError:
+    except LockHeldError:
         print("taken, and nobody else can")
-except HeldError as held:
+except LockHeldError as held:
     print("held by", held.holder.pid)
 except OSError as error:
     print(error.strerror)

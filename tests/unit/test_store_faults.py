@@ -365,9 +365,9 @@ def _in_mount(tmp_path: Path, mount: str, body: str, *, opens: bool = True) -> s
     script = f"""
 import contextlib, pathlib
 from support.books import Books, history, totals
-from wattspan.config import Store as Settings
+from wattspan.config import StoreSettings as Settings
 from wattspan.ports import StoreError
-from wattspan.store import Store
+from wattspan.storage.store import Store
 host, said, state = Books(), [], pathlib.Path({str(state)!r})
 try:
     store = Store.open(state, Settings(), host.clock, log=said.append)
@@ -395,10 +395,10 @@ def _as_nobody(state: Path) -> str:
             directory.chmod(0o755)
     script = f"""
 import os, pathlib
-from wattspan.config import Store as Settings
+from wattspan.config import StoreSettings as Settings
 from wattspan.ports import StoreError
-from wattspan.store import Store
-from wattspan.storage.query import extract
+from wattspan.storage.store import Store
+from wattspan.storage.query import extract_history
 from wattspan.testing import ManualClock
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 state = pathlib.Path({str(state)!r})
@@ -406,7 +406,7 @@ try:
     Store.open(state, Settings(), ManualClock())
 except StoreError as error:
     print(error)
-found = extract(state / "wattspan.sqlite", 0, 2**40)
+found = extract_history(state / "wattspan.sqlite", 0, 2**40)
 print("energy", next(d.energy for d in found.domains if d.id == "package-0"))
 """
     done = subprocess.run(

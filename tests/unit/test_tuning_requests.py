@@ -11,8 +11,7 @@ import pytest
 
 from support.tuning_plant import GPU, QUICK, RANGES, TOP
 from wattspan.model import SECOND, Decision, DecisionReason, Move
-from wattspan.tuning import EnergyPoint, Observation, WorkloadKind, WorkUnit, begin
-from wattspan.tuning.decisions import step
+from wattspan.tuning import EnergyPoint, Observation, WorkloadKind, WorkUnit, begin, step
 from wattspan.tuning.decisions.state import TunerState
 
 POLICY = replace(QUICK, kind=WorkloadKind.REQUESTS, block_units=20, dwell=60 * SECOND)

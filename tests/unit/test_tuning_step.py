@@ -17,8 +17,8 @@ from wattspan.tuning import (
     begin,
     certified_levels,
     report,
+    step,
 )
-from wattspan.tuning.decisions import step
 
 
 def held(decision: Decision) -> bool:

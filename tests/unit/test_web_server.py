@@ -679,7 +679,7 @@ BUSY = """
 import asyncio, threading
 from pathlib import Path
 from support.web import GET, serving
-from wattspan.http.messages import Response
+from wattspan.http.messages import HttpResponse
 
 working = threading.Event()
 
@@ -689,7 +689,7 @@ def work():
 
 async def handler(_):
     await asyncio.to_thread(work)
-    return Response(204)
+    return HttpResponse(204)
 
 with serving(Path({directory!r}), lambda _: handler) as site, site.connect() as client:
     client.sendall(GET)

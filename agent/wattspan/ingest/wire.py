@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from wattspan.ingest.export_request import RequestTooLargeError
 
-_PACKAGE = "wattspan.spanfeed"
+_PACKAGE = "wattspan.ingest"
 
 _LAYOUT: Mapping[str, Sequence[str]] = {
     # of opentelemetry.proto.collector.trace.v1, .trace.v1, .resource.v1 and .common.v1

@@ -172,7 +172,7 @@ class RecordedDecision(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TestedSetting:
+class SettingResult:
     """One setting that was tried, and what comparing it with the original has shown so far.
 
     ``setting`` is every device's, in the knob's unit. ``slowdown`` is of the time per unit of
@@ -226,7 +226,7 @@ class TuningRow:
     units: int = 0
     committed: Nanoseconds | None = None
     decisions: Mapping[tuple[Move, DecisionReason], int] = field(default_factory=dict)
-    tried: tuple[TestedSetting, ...] = ()
+    tried: tuple[SettingResult, ...] = ()
     lost: Nanoseconds | None = None
     allowance: Nanoseconds | None = None
     original: Mapping[str, int] = field(default_factory=lambda: _EMPTY)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from wattspan.model import SECOND
 
-_PACKAGE = "wattspan.collector"
+_PACKAGE = "wattspan.otlp"
 
 
 class MessageField(NamedTuple):

@@ -1,7 +1,7 @@
 """Spans as energy sees them: what was told of one, and what it turns out to have spent.
 
-Values only. :mod:`wattspan.profiles` says what a process spent and when,
-:mod:`wattspan.joining` divides it among the process's spans.
+Values only. :mod:`wattspan.spans.profiles` says what a process spent and when,
+:mod:`wattspan.spans.joining` divides it among the process's spans.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from wattspan.model import (
     Move,
     Nanoseconds,
     RecordedDecision,
-    TestedSetting,
+    SettingResult,
     TuningAccounts,
     TuningRow,
     TuningState,
@@ -152,7 +152,7 @@ def _row_from_json(facts: Mapping[str, Any]) -> TuningRow:
     )
 
 
-def _tested_to_json(knob: Knob, tried: TestedSetting) -> JsonObject:
+def _tested_to_json(knob: Knob, tried: SettingResult) -> JsonObject:
     return {
         "setting": _setting_to_json(knob, tried.setting),
         "slowdown": _finite(tried.slowdown),
@@ -163,8 +163,8 @@ def _tested_to_json(knob: Knob, tried: TestedSetting) -> JsonObject:
     }
 
 
-def _tested_from_json(knob: Knob, facts: Mapping[str, Any]) -> TestedSetting:
-    return TestedSetting(
+def _tested_from_json(knob: Knob, facts: Mapping[str, Any]) -> SettingResult:
+    return SettingResult(
         _setting_from_json(knob, facts["setting"]),
         facts["slowdown"],
         facts["bound"],

@@ -27,7 +27,7 @@ from wattspan.model import (
     DecisionReason,
     Instant,
     Move,
-    TestedSetting,
+    SettingResult,
     TuningAccounts,
     TuningRow,
 )
@@ -220,7 +220,7 @@ def why_not_higher(row: TuningRow, accounts: TuningAccounts) -> str:
     return f"Not higher: nothing between it and the original{told} was tried."
 
 
-def _rejection_reason(other: TestedSetting, row: TuningRow, held: int | None) -> str:
+def _rejection_reason(other: SettingResult, row: TuningRow, held: int | None) -> str:
     """What speaks against ``other``: its speed, its energy, or how little is known of it."""
     name = setting_text(row.knob, other.setting)
     slower = f"{_slowdown_text(other.slowdown)}{_bound(row, other.bound)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from wattspan.model import TestedSetting
+from wattspan.model import SettingResult
 from wattspan.tuning.decisions import phases, search
 from wattspan.tuning.decisions.budget import allowance
 from wattspan.tuning.decisions.state import TunerPhase, TunerState
@@ -51,10 +51,10 @@ def report(state: TunerState) -> TunerReport:
     )
 
 
-def _tested_settings(state: TunerState, level: int) -> TestedSetting:
+def _tested_settings(state: TunerState, level: int) -> SettingResult:
     seen = state.known.at(level)
     bound = seen.time.upper(state.error)
-    return TestedSetting(
+    return SettingResult(
         level,
         math.expm1(seen.time.mean),
         math.expm1(bound) if bound < 5 else None,

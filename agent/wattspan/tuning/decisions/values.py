@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from wattspan.model import SECOND, DecisionReason, Knob, ModelEnum, TestedSetting
+from wattspan.model import SECOND, DecisionReason, Knob, ModelEnum, SettingResult
 
 _NO_LEVELS: Mapping[str, int] = MappingProxyType({})
 
@@ -163,7 +163,7 @@ class TunerReport:
     units: int = 0
     committed: int | None = None
     noise: float | None = None  # coefficient of variation of the time per unit of work
-    tried: tuple[TestedSetting, ...] = ()
+    tried: tuple[SettingResult, ...] = ()
     lost: int | None = None
     allowance: int | None = None
 
