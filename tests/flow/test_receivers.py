@@ -256,7 +256,7 @@ from wattspan.http.server import HttpServer
 server = HttpServer(SystemClock(), log=print)
 here = Path({str(tmp_path)!r})
 open_receivers(
-    server, SpansSettings(http=Listen("127.0.0.1:0")), 
+    server, SpansSettings(http=Listen("127.0.0.1:0")),
     here, None, SystemClock(), asked=bool, log=print
 )
 print("grpclib" in sys.modules, "h2" in sys.modules)

@@ -337,7 +337,7 @@ def test_an_agent_that_comes_later_is_asked_later(no_agent: Path, past: Constant
 
 def test_a_run_directory_that_cannot_be_is_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     for directory in ("x" * 200, "/\0"):
-        monkeypatch.setattr(agent, "run_directories", lambda told=directory: [told])
+        monkeypatch.setattr(sdk_agent, "run_directories", lambda told=directory: [told])
         monkeypatch.setattr(sdk_agent, "registration", sdk_agent.WatchRegistration())
         with wattspan.window() as w:
             pass
