@@ -1,7 +1,7 @@
-"""What each reason of a decision means to an operator.
+"""Explanations of decision reasons for operators: meaning, next step, remedy.
 
-`wattspan tune explain` says it, and the table of ``docs/explanation/how-the-tuner-decides.md`` is
-made of it.
+`wattspan tune explain` prints them, and the table of
+``docs/explanation/how-the-tuner-decides.md`` is made of them.
 """
 
 from __future__ import annotations
@@ -13,134 +13,137 @@ from wattspan.model import DecisionReason
 
 
 class ReasonExplanation(NamedTuple):
-    """``means`` and ``then``, what follows by itself, are sentences; ``do`` is "" for nothing."""
+    """``means``, ``then`` (the next automatic step) and ``do`` (a remedy, or "") are sentences."""
 
     means: str
     then: str
     do: str = ""
 
 
-_LATER = "It is looked at anew after the dwell time, which doubles each time."
-_AGAIN = "It goes on when that is over; after the dwell time, if a cap had to be given back."
+_LATER = "The tuner tries again after the dwell time, which doubles each time."
+_AGAIN = (
+    "Tuning resumes when the condition ends; after the dwell time, if a cap had to be restored."
+)
 
 REASON_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
     # probing
     DecisionReason.BASELINE: ReasonExplanation(
-        "The original setting is watched: how long a unit of work takes, how much that varies, "
-        "what the devices draw.",
+        "The tuner observes the original setting: the time of a unit of work, its variation, and "
+        "the power of the devices.",
         "The first lower setting is tried when the noise is known.",
     ),
     DecisionReason.SCREENING: ReasonExplanation(
-        "Lower settings are tried one after the other, from just above the draw downwards, each "
-        "for a few pairs of looks: one at the setting, one at the original.",
-        "It stops before the budget is reached; the most promising setting is then proved.",
+        "The tuner tries lower settings in sequence, from just above the present power downwards, "
+        "each for a few pairs: one block at the setting, one at the original.",
+        "Screening stops before the budget is reached; the most promising setting is then "
+        "certified.",
     ),
     DecisionReason.CERTIFYING: ReasonExplanation(
-        "One setting is compared with the original, turn and turn about, until it is sure.",
-        "The setting is held once its bound is within the budget, and given up if that becomes "
-        "unlikely or too dear.",
+        "One setting is compared with the original, in alternation, until its bound is certain.",
+        "The setting is held once its bound is within the budget, and abandoned if that becomes "
+        "unlikely or too expensive.",
     ),
     DecisionReason.SENTINEL: ReasonExplanation(
-        "A held setting makes way for the original for a moment, to see whether the comparison "
-        "still holds.",
-        "The setting is held again, or given up at once if it has become too slow.",
+        "The original temporarily replaces a held setting, to renew the comparison.",
+        "The setting is held again, or released immediately if it has become too slow.",
     ),
     DecisionReason.RECERTIFYING: ReasonExplanation(
-        "A setting that was proved for the same program on the same hardware is proved anew.",
-        "It is held if it keeps the budget; otherwise the search begins from the start.",
+        "A setting that was certified for the same program on the same hardware is certified "
+        "again.",
+        "It is held if it keeps the budget; otherwise the search starts from the beginning.",
     ),
     # holding
     DecisionReason.CERTIFIED: ReasonExplanation(
         "The setting keeps the budget at the declared confidence, and needs the least energy, or "
-        "whatever `objective` says, of those that do.",
-        "It is compared with the original now and then, and given up at once when it does not "
-        "hold any more.",
+        "best meets the `objective`, of those that do.",
+        "It is occasionally compared with the original, and released immediately when it no "
+        "longer keeps the budget.",
     ),
     # releasing
     DecisionReason.OVER_BUDGET: ReasonExplanation(
-        "The job is slower than the budget allows, or probably is. The original is back.",
-        "After the dwell time a setting nearer to the original is proved; the time doubles with "
-        "each release within an hour.",
-        "If it happens often, see whether the job's speed varies by itself, or allow more with "
+        "The job is slower than the budget permits, or probably is. The original is restored.",
+        "After the dwell time a setting nearer to the original is certified; the time doubles "
+        "with each release within an hour.",
+        "If it happens often, check for other causes of a varying speed, or permit more with "
         "`max_slowdown`.",
     ),
     DecisionReason.BUDGET_SPENT: ReasonExplanation(
-        "The run has lost all the time that the budget allows so far, what was lost by learning "
-        "included. The original is back.",
-        "The allowance grows while the job works at full speed; then tuning goes on.",
+        "The run has lost all the time that the budget permits so far, exploration included. The "
+        "original is restored.",
+        "The allowance grows while the job works at full speed; then tuning resumes.",
     ),
     DecisionReason.CHANGED: ReasonExplanation(
-        "The job is not what it was: its time per unit of work or its draw has shifted and stayed "
-        "so. The original is back.",
-        "The original is watched anew, and then the setting is proved again or given up.",
+        "The job has changed: its time per unit of work or its power has shifted permanently. "
+        "The original is restored.",
+        "The original is observed again, and then the setting is certified again or abandoned.",
     ),
     DecisionReason.PAUSED: ReasonExplanation(
-        "No unit of work has ended for far longer than usual, so nothing could tell whether a cap "
-        "slows the job down. The original is back.",
-        "It goes on when units end again: what was certified is proved anew.",
+        "No unit of work has ended for far longer than usual, so the effect of a cap on speed is "
+        "unknown. The original is restored.",
+        "Tuning resumes when units end again: the certified setting is certified again.",
     ),
     DecisionReason.ENDED: ReasonExplanation(
-        "The job is gone.",
-        "What was certified is remembered for the next run of the same program.",
+        "The job has ended.",
+        "The certified setting is remembered for the next run of the same program.",
     ),
     DecisionReason.TAIL: ReasonExplanation(
-        "More requests were slower than the latency that must hold than its percentile allows.",
+        "More requests exceeded the required latency than its percentile permits.",
         _LATER,
         "Check `latency` and `percentile` of the job in the configuration.",
     ),
     # declining
     DecisionReason.ADVICE: ReasonExplanation(
-        "Only advice was asked for: nothing is turned.",
-        "It goes on watching.",
+        "The tuner only advises: no limit is written.",
+        "The tuner continues to observe.",
         'Set `mode = "apply"` in `[autotune]`, or for the job alone.',
     ),
     DecisionReason.NOT_CHOSEN: ReasonExplanation(
-        "The job was found by itself, and only jobs that are named are applied to.",
-        "It goes on watching.",
+        "The job was detected automatically, and settings are applied only to named jobs.",
+        "The tuner continues to observe.",
         "Name it in `[[autotune.job]]`, or set `apply_found = true`.",
     ),
     DecisionReason.NOT_ALLOWED: ReasonExplanation(
-        "Its devices or groups are not among those that may be tuned.",
-        "Nothing, until the configuration says otherwise.",
+        "The configuration does not permit tuning of its devices or groups.",
+        "Nothing, until the configuration changes.",
         "Add them to `gpus` or `groups` in `[autotune]`.",
     ),
     DecisionReason.NO_SIGNAL: ReasonExplanation(
-        "No unit of work was seen, so nothing could tell whether a cap slows the job down; or the "
-        "energy of its devices is not known.",
-        "It begins when both come.",
+        "No unit of work was received, so the effect of a cap on speed is unknown; or the energy "
+        "of its devices is unknown.",
+        "Tuning starts when both are available.",
         "Let the job send spans, and check `service` and `span` against `wattspan top --by span`.",
     ),
     DecisionReason.BAD_WORK: ReasonExplanation(
         "The attribute that counts a unit's work is missing, zero or negative.",
-        "It begins when units with work in them come.",
+        "Tuning starts when units with work arrive.",
         "Correct `work`, or leave it empty to count every span as one.",
     ),
     DecisionReason.LYING_SIGNAL: ReasonExplanation(
-        "Units are as long as ever and yet fewer end: the time passes outside of them.",
+        "Units keep their duration but become fewer: time passes outside of them.",
         _LATER,
-        "Let the span cover the whole unit of work, waiting included.",
+        "Let the span cover the whole unit of work, including waiting.",
     ),
     DecisionReason.TOO_SHORT: ReasonExplanation(
-        "The job ended before a search could pay for itself.",
+        "The job ended before a search could save more than it costs.",
         "A longer run of the same program is searched.",
     ),
     DecisionReason.TOO_NOISY: ReasonExplanation(
-        "The time per unit varies so much that to be sure would cost more than could be saved.",
+        "The time per unit varies so much that certification would cost more than could be saved.",
         _LATER,
-        "If units differ in size, count their work with `work`; else allow more with "
+        "If units differ in size, count their work with `work`; otherwise permit more with "
         "`max_slowdown`.",
     ),
     DecisionReason.NOT_MONOTONE: ReasonExplanation(
-        "A lower setting was clearly faster than a higher one, so something else decides the "
+        "A lower setting was clearly faster than a higher one, so another factor determines the "
         "speed.",
         _LATER,
         "Look for heat, and for other work on the devices and their host.",
     ),
     DecisionReason.INERT: ReasonExplanation(
-        "No allowed setting changes anything: the devices draw less than the lowest of them.",
+        "No permitted setting has an effect: the devices draw less than the lowest of them.",
         _LATER,
-        "Allow lower ones with `floor`, or add `gpu_clock` to `knobs`: clocks save where caps do "
-        "not bind.",
+        "Permit lower ones with `floor`, or add `gpu_clock` to `knobs`: clocks save energy where "
+        "caps have no effect.",
     ),
     DecisionReason.NO_SAVING: ReasonExplanation(
         "No setting within the budget needs less energy for the same work.",
@@ -154,49 +157,48 @@ REASON_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
     ),
     DecisionReason.WAITING: ReasonExplanation(
         "Another job of this host explores, and two would disturb each other.",
-        "It begins when the other is done.",
+        "Tuning starts when the other job's exploration ends.",
     ),
     DecisionReason.BACKING_OFF: ReasonExplanation(
-        "Settings had to be released too often of late.",
-        "It is tried again after a pause, which doubles each time.",
+        "Settings were released too often recently.",
+        "The tuner tries again after a pause, which doubles each time.",
     ),
     # both releasing and declining
     DecisionReason.FOREIGN_WRITER: ReasonExplanation(
-        "Somebody else has set the device's limit since. It is left as they set it.",
-        "The device is not touched while that is so.",
-        "Find out who: `nvidia-smi -pl`, DCGM, a scheduler's prolog, another tuner. Then see "
+        "Another program has set the device's limit. It is left unchanged.",
+        "The device is not tuned while the foreign limit is in force.",
+        "Find the writer: `nvidia-smi -pl`, DCGM, a scheduler's prolog, another tuner. Then see "
         "`wattspan caps status`.",
     ),
     DecisionReason.THROTTLED: ReasonExplanation(
-        "The device slows down for reasons of its own, such as heat or a power brake, so a "
-        "comparison would say nothing.",
+        "The device throttles itself, for example for heat or a power brake, so a comparison "
+        "would be invalid.",
         _AGAIN,
-        "See to cooling and power; `wattspan top` names the reason beside the device.",
+        "Check cooling and power; `wattspan top` names the reason beside the device.",
     ),
     DecisionReason.SHARED: ReasonExplanation(
-        "Another tenant of the device sends no signal or does not agree, and a cap would hit it "
-        "too.",
+        "Another tenant of the device sends no signal or does not agree, and a cap would affect "
+        "it too.",
         _AGAIN,
         "Give every tenant a `[[autotune.job]]`, or the device to one of them.",
     ),
     DecisionReason.MIG: ReasonExplanation(
-        "The device is split into instances (MIG), and a cap would hit all of them.",
+        "The device is split into instances (MIG), and a cap would affect all of them.",
         _AGAIN,
     ),
     DecisionReason.PROFILE: ReasonExplanation(
-        "A power profile of the vendor's is in force and changes clocks beneath a cap.",
+        "A power profile of the vendor is in force and changes clocks below a cap.",
         _AGAIN,
-        "Clear the profile, or leave the device to it.",
+        "Clear the profile, or exclude the device from tuning.",
     ),
     DecisionReason.NO_PERMISSION: ReasonExplanation(
-        "Limits may not be written here.",
-        "Advice goes on.",
-        "`wattspan doctor` says which right is missing.",
+        "The capper has no permission to write limits on this host.",
+        "The tuner continues to advise.",
+        "`wattspan doctor` names the missing right.",
     ),
     DecisionReason.NO_CAPPER: ReasonExplanation(
-        "The process that alone may write limits does not answer; when it ended, the original "
-        "settings came back.",
-        "Advice goes on, and tuning begins anew when it answers.",
+        "The capper does not answer; when it ended, the original settings were restored.",
+        "The tuner continues to advise, and starts tuning again when the capper answers.",
         "Start `wattspan capper`, or let the agent start it: `capper` in `[caps]`.",
     ),
     DecisionReason.LOST_DEVICE: ReasonExplanation(
@@ -205,23 +207,23 @@ REASON_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
         "See the kernel's log; a GPU that fell off its bus needs a reset or a reboot.",
     ),
     DecisionReason.NO_DEVICE: ReasonExplanation(
-        "The job uses no device that can be turned.",
-        "It begins when it uses one.",
-        "`wattspan doctor` lists the knobs of this host; `knobs` in `[autotune]` chooses.",
+        "The job uses no device with a tunable knob.",
+        "Tuning starts when it uses one.",
+        "`wattspan doctor` lists the knobs of this host; `knobs` in `[autotune]` selects them.",
     ),
     DecisionReason.HELD: ReasonExplanation(
-        "Somebody else holds the device's cap: another job, or the operator.",
+        "Another holder has the device's cap: another job, or the operator.",
         _AGAIN,
-        "`wattspan caps status` says who.",
+        "`wattspan caps status` names the holder.",
     ),
 }
-"""Every reason; a test sees to it that none is missing."""
+"""Every reason; a test fails if one is missing."""
 
 
 def markdown() -> Iterator[str]:
     """The table of all reasons, line by line."""
-    yield "| reason | what it means | what follows | what you can do |"
+    yield "| reason | meaning | next | remedy |"
     yield "|---|---|---|---|"
     for reason in DecisionReason:
         meaning = REASON_EXPLANATIONS[reason]
-        yield f"| `{reason}` | {meaning.means} | {meaning.then} | {meaning.do or 'nothing'} |"
+        yield f"| `{reason}` | {meaning.means} | {meaning.then} | {meaning.do or 'none'} |"
