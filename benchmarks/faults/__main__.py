@@ -42,15 +42,15 @@ def stage_with_clock() -> Stage:
 COURSES = {
     "counters": Course("Counters of the CPUs and memory", hardware.COUNTERS),
     "gpus": Course("GPUs and their driver", hardware.GPUS),
-    "starts": Course("Starts in a bad moment", hardware.STARTS, restart=False),
-    "stops": Course("Programs that are stopped and go on", clocks.STOPPED),
+    "starts": Course("Starts during faults", hardware.STARTS, restart=False),
+    "stops": Course("Stopped and continued programs", clocks.STOPPED),
     "clocks": Course("Clocks and sleep", clocks.WALL, stage_with_clock, restart=False),
     "processes": Course(
         "Processes", processes.FAULTS, lambda: Stage(settings=processes.ROOM), restart=False
     ),
     "disk": Course("The disk and the store", disk.FAULTS, disk.DiskStage, restart=False),
     "hanging": Course("A disk that does not answer", hanging.FAULTS, hanging.HangingStage),
-    "targets": Course("Targets of exports", targets.FAULTS, targets.TargetStage, restart=False),
+    "targets": Course("Export targets", targets.FAULTS, targets.TargetStage, restart=False),
     "limits": Course("Descriptors and memory", limits.FAULTS, limits.LimitStage, restart=False),
     "ends": Course("Ends and stops", ends.FAULTS, restart=False),
 }
@@ -100,7 +100,7 @@ def main() -> None:
         found = [kept[name] for name in COURSES if name in kept]
         PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
     if wrong:
-        sys.exit(f"not stood: {', '.join(wrong)}")
+        sys.exit(f"not survived: {', '.join(wrong)}")
 
 
 if __name__ == "__main__":

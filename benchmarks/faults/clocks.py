@@ -89,8 +89,8 @@ WALL = (
         "the wall clock is set an hour forward and back",
         set_clock(HOUR),
         set_clock(0),
-        "Nothing: energy is measured by the monotonic clock, and spans are joined by the offset "
-        "that was in force when they were open.",
+        "No effect: energy is measured by the monotonic clock, and spans are joined by the "
+        "clock offset in force when they were open.",
         [_told_time(HOUR)],
         lasts=10.0,
         short=2.0,
@@ -99,7 +99,7 @@ WALL = (
         "the wall clock is set an hour back and forward",
         set_clock(-HOUR),
         set_clock(0),
-        "Nothing, as above.",
+        "No effect, as above.",
         [_told_time(-HOUR)],
         lasts=10.0,
         short=2.0,
@@ -108,23 +108,23 @@ WALL = (
         "the host sleeps for an hour",
         set_clock(HOUR, HOUR),
         nothing,
-        "What the counters did in between nobody can say: a gap `suspend` of an hour.",
+        "The energy of the time is unknown: a gap `suspend` of an hour.",
         [gap("suspend", "rapl:package-0")],
         lasts=2.0,
         short=1.0,
-        how="the whole agent; the sleep is what its clocks tell (boot time and wall clock go on, "
-        "monotonic time does not)",
+        how="the whole agent; its clocks simulate the sleep (boot time and wall clock "
+        "advance, monotonic time does not)",
     ),
 )
 """For a stage whose programs have a clock that can be set. The sleep stays: it comes last."""
 
 STOPPED = (
     Fault(
-        "the agent is stopped (SIGSTOP) and goes on",
+        "the agent is stopped (SIGSTOP) and continued",
         send(signal.SIGSTOP, agent=True),
         send(signal.SIGCONT, agent=True),
-        "Missed ticks are counted and never made up for; the counters tell all the energy of the "
-        "time, and processes' clocks tell whose it was.",
+        "Missed ticks are counted and never replayed; the counters include all energy of the "
+        "time, and the CPU clocks of processes divide it.",
         [rises("wattspan_agent_missed_ticks_total")],
         unanswered="it is stopped",
         lasts=5.0,
@@ -134,19 +134,19 @@ STOPPED = (
         "the emulated hardware stops counting",
         send(signal.SIGSTOP, host=True),
         send(signal.SIGCONT, host=True),
-        "A fault of the emulation, and what a hypervisor that no longer serves its guest's "
-        "counters looks like: as counters that stand still.",
+        "A fault of the emulation, equivalent to a hypervisor that no longer updates its "
+        "guest's counters: the counters stand still.",
         [],
         lasts=6.0,
         short=2.0,
         leaps=True,
     ),
     Fault(
-        "everything is stopped and goes on",
+        "all processes are stopped and continued",
         send(signal.SIGSTOP, agent=True, host=True),
         send(signal.SIGCONT, agent=True, host=True),
-        "As a virtual machine that is paused while its clocks go on; not a sleep, which the "
-        "clocks would tell.",
+        "Equivalent to a virtual machine that is paused while its clocks continue; not a "
+        "sleep, which the clocks would show.",
         [rises("wattspan_agent_missed_ticks_total")],
         unanswered="it is stopped",
         lasts=20.0,

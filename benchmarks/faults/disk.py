@@ -200,8 +200,8 @@ FAULTS = [
         "the disk of the store is full",
         fill("state"),
         free("state"),
-        "Totals go on; the history of `wattspan report` gets what was missed as soon as there is "
-        "room, in one sum.",
+        "Totals continue; the history of `wattspan report` gets the missing energy in one sum"
+        " as soon as there is space.",
         [down("store")],
         lasts=20.0,
         short=3.0,
@@ -211,7 +211,7 @@ FAULTS = [
         "the disk of the files exporter is full",
         _keep_full,
         _make_room,
-        "Rows of that time are in no file, and counted.",
+        "Rows of that time are in no file; they are counted.",
         [down("files"), rises("wattspan_agent_exporter_drops_total", exporter="files")],
         lasts=20.0,
         short=3.0,
@@ -233,7 +233,7 @@ FAULTS = [
         "the disk of the capper's journal is full",
         fill(CAPPER),
         free(CAPPER),
-        "No cap is set without a journal; what is capped is given back; the job goes on uncapped.",
+        "No cap is set without a journal; caps in force are restored; the job continues uncapped.",
         lasts=10.0,
         short=3.0,
     ),
@@ -241,7 +241,7 @@ FAULTS = [
         "another program keeps the store locked",
         _hold,
         _let_go,
-        "End that program; nothing is lost, for the next write is the difference.",
+        "End that program; nothing is lost, because the next write contains the whole difference.",
         [down("store")],
         lasts=20.0,
         short=4.0,
@@ -251,7 +251,7 @@ FAULTS = [
         "the store's file is overwritten while it is written, and the agent killed",
         _scribble,
         _kill,
-        "The ruined file is kept beside the new one for `sqlite3 .recover`; totals go on.",
+        "The damaged file is kept beside the new one for `sqlite3 .recover`; totals continue.",
         [
             Sign(
                 "the file is set aside",

@@ -188,7 +188,7 @@ def at_any_moment(count: int, short: int) -> Fault:
         f"SIGTERM at {count} moments, from the first millisecond of the start on",
         inject,
         lambda _: None,
-        "An agent may be stopped at any time; nothing of it stays behind, and no cap.",
+        "An agent may be stopped at any time; it leaves no process, file or cap behind.",
         [
             Sign(
                 "no process left, stores sound",
@@ -201,7 +201,7 @@ def at_any_moment(count: int, short: int) -> Fault:
             Sign("all within TimeoutStopSec", lambda *_: all(e.took < STOP_LIMIT for e in ends)),
         ],
         lasts=0.1,
-        how="agents beside the one that is watched",
+        how="separate agents beside the observed one",
         note=note,
     )
 
@@ -222,7 +222,7 @@ def killed_again_and_again(times: int) -> Fault:
         f"SIGKILL at {times} random moments, each followed by a start",
         inject,
         lambda _: None,
-        "Totals go on where they were shown last; the time between is a gap.",
+        "Totals continue from the last published values; the time between is a gap.",
         unanswered="it is ended and started anew",
         lasts=0.1,
         short=0.1,
@@ -284,7 +284,7 @@ def open_at_stop(count: int) -> Fault:
         f"{count:,} open spans at the stop",
         inject,
         lambda _: None,
-        "Spans that have not ended have no energy; that of their processes is outside all spans.",
+        "Open spans have no energy; the energy of their processes is outside all spans.",
         [
             Sign(
                 f"{count:,} open, exit code 0, within TimeoutStopSec",

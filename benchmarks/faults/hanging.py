@@ -185,8 +185,8 @@ FAULTS = (
         "the disk of the state does not answer",
         lambda stage: _of(stage).disks.freeze(STATE),
         lambda stage: _of(stage).disks.thaw(),
-        "Figures go on. What the store lacks is written as soon as the disk answers; who is killed "
-        "before goes on from what was written last.",
+        "Figures continue. Missing data are written to the store as soon as the disk answers;"
+        " after a kill before that, the agent continues from the last written data.",
         [unreadable("store", "stuck"), down("store")],
         lasts=20.0,
         short=4.0,
@@ -208,7 +208,7 @@ FAULTS = (
         "the spool's disk does not answer, and the agent is killed",
         _hang_with_spans,
         _kill_and_answer,
-        "What was on the disk before is sent by the next agent; what waited in memory is lost.",
+        "The next agent sends the spans on the disk; spans in memory are lost.",
         [unreadable("forward", "stuck"), _joined_meanwhile()],
         [KEPT_ARRIVED],
         unanswered="it is ended and started anew",

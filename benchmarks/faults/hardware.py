@@ -61,29 +61,29 @@ def start_anew(stage: Stage) -> None:
 
 COUNTERS = (
     Fault(
-        "one counter vanishes and returns",
+        "one counter disappears and returns",
         zone("vanish"),
         zone("reappear"),
-        "A package went offline or its driver was unbound. Its account stays, `domain_up` is 0, "
-        "and the time until it is there again is a gap; others are not touched.",
+        "A package went offline or its driver was unbound. Its account stays, `domain_up` is "
+        "0, and the time until its return is a gap; others are not affected.",
         [unreadable("rapl", "absent"), away(DOMAIN)],
     ),
     Fault(
         "one counter stands still, then catches up",
         zone("freeze"),
         zone("mend"),
-        "Firmware or a hypervisor stopped updating the register. After three seconds the counter "
-        "is called stuck and nothing is told of it; when it moves again its energy is counted if "
-        "that is plausible, and a gap otherwise.",
+        "Firmware or a hypervisor stopped updating the register. After three seconds the "
+        "counter is reported as stuck and not counted; when it advances again its energy is "
+        "counted if that is plausible, and a gap otherwise.",
         [unreadable("rapl", "stuck")],
         lasts=8.0,
         short=4.5,
     ),
     Fault(
-        "one counter begins again at zero",
+        "one counter restarts at zero",
         zone("reset"),
         nothing,
-        "One tick is a gap, and counting goes on from there.",
+        "One tick is a gap, and counting continues from there.",
         [gap("reset", DOMAIN)],
         lasts=1.0,
         short=0.5,
@@ -92,7 +92,8 @@ COUNTERS = (
         "one counter runs backwards by 100 J",
         zone("rewind"),
         nothing,
-        "It is not taken for a wrap, which would be a spike of 262 kJ: one tick is a gap.",
+        "The agent does not interpret it as a wrap, which would be a spike of 262 kJ: one "
+        "tick is a gap.",
         [gap("reset", DOMAIN)],
         lasts=1.0,
         short=0.5,
@@ -101,39 +102,40 @@ COUNTERS = (
         "one counter jumps to just below its end, and wraps",
         zone("brink"),
         nothing,
-        "The jump is more than the package can have spent, so a gap; the wrap is counted on.",
+        "The jump exceeds the maximum energy of the package, so it is a gap; the wrap is counted.",
         [gap("implausible", DOMAIN)],
         lasts=1.0,
         short=0.5,
     ),
     Fault(
-        "one counter answers nonsense",
+        "one counter returns invalid data",
         zone("garble"),
         zone("mend"),
-        "What is not a number is no reading. Up to ten seconds are bridged by the next good one. "
-        "(The emulated counter is registered anew when it is mended; hence the gap.)",
+        "Text that is not a number is not a reading. The next valid one covers up to ten "
+        "seconds. (The emulated counter is registered again when it is repaired; hence the "
+        "gap.)",
         [unreadable("rapl", "malformed")],
     ),
     Fault(
         "reading one counter fails (EIO)",
         zone("fail"),
         zone("mend"),
-        "The register could not be read; look at the kernel's log for MSR errors.",
+        "The register could not be read; check the kernel's log for MSR errors.",
         [unreadable("rapl", "retry")],
     ),
     Fault(
-        "nobody may read one counter (EACCES)",
+        "one counter is unreadable (EACCES)",
         zone("deny"),
         zone("mend"),
-        "Somebody changed its mode; `wattspan doctor` names the remedy.",
+        "The mode of the file was changed; `wattspan doctor` names the remedy.",
         [unreadable("rapl", "denied")],
     ),
     Fault(
-        "the whole powercap tree vanishes and returns",
+        "the whole powercap tree disappears and returns",
         zone("vanish", *PACKAGES),
         zone("reappear", *PACKAGES),
-        "The module intel_rapl was unloaded. The source is down until it is loaded again; GPUs "
-        "are measured on.",
+        "The module intel_rapl was unloaded. The source is down until it is loaded again; the"
+        " measurement of GPUs continues.",
         [unreadable("rapl", "absent"), down("rapl"), away(DOMAIN)],
         lasts=12.0,
         short=6.0,
@@ -145,9 +147,9 @@ GPUS = (
         "every NVML call hangs",
         driver("driver_hang", on=True),
         driver("driver_hang", on=False),
-        "The driver does not answer (look for Xid messages in dmesg). CPU figures go on; the GPUs' "
-        "source is down until the call returns, and what the counters counted meanwhile is told "
-        "if it is less than ten seconds, and is a gap otherwise.",
+        "The driver does not answer (check dmesg for Xid messages). CPU figures continue; the"
+        " GPUs' source is down until the call returns, and the energy meanwhile is counted if"
+        " it covers less than ten seconds, and is a gap otherwise.",
         [unreadable("nvml", "stuck"), down("nvml")],
         lasts=30.0,
         short=7.0,
@@ -157,8 +159,8 @@ GPUS = (
         "one GPU is lost and returns",
         gpu("lost"),
         gpu("lost", on=False),
-        "It fell off the bus, or was reset. Its account stays and its time is a gap; the other "
-        "GPU is measured on.",
+        "The GPU fell off the bus, or was reset. Its account stays and its time is a gap; the"
+        " measurement of the other GPU continues.",
         [unreadable("nvml", "retry"), away()],
         lasts=20.0,
         short=3.0,
@@ -168,17 +170,17 @@ GPUS = (
         "the driver is unloaded and loaded",
         driver("driver_gone", on=True),
         driver("driver_gone", on=False),
-        "Every call fails. The agent asks again within seconds of the driver's return.",
+        "Every call fails. The agent reconnects within seconds of the driver's return.",
         [unreadable("nvml", "absent"), away()],
         lasts=20.0,
         short=3.0,
         well=charged,
     ),
     Fault(
-        "a GPU's energy counter begins again at zero",
+        "a GPU's energy counter restarts at zero",
         gpu("reload_driver"),
         nothing,
-        "One reading is a gap; nothing is taken for energy that is none.",
+        "One reading is a gap; no excess energy is counted.",
         [gap("reset")],
         lasts=1.0,
         short=0.5,
@@ -193,7 +195,7 @@ STARTS = (
         "the agent is started while a counter is gone",
         then(zone("vanish"), start_anew),
         zone("reappear"),
-        "Its account is shown with `domain_up` 0, and goes on when it returns.",
+        "Its account is shown with `domain_up` 0, and continues when it returns.",
         [
             Sign(
                 "`domain_up` 0",
@@ -209,7 +211,7 @@ STARTS = (
         "the agent is started while every NVML call hangs",
         then(driver("driver_hang", on=True), start_anew),
         driver("driver_hang", on=False),
-        "It serves the CPUs' figures, and the GPUs' as soon as the driver answers.",
+        "The agent serves the CPUs' figures, and the GPUs' as soon as the driver answers.",
         [unreadable("nvml", "stuck"), down("nvml")],
         unanswered=STARTING,
         lasts=10.0,

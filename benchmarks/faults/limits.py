@@ -122,12 +122,12 @@ def no_more_memory() -> Fault:
             stage.begin_again()
 
     return Fault(
-        "the kernel gives no more memory, and a flood of spans",
+        "memory allocations fail during a flood of spans",
         inject,
         end,
-        "What cannot be had costs what asked for it; if that is the poller, the agent ends, in "
-        "order or by Python's own fatal error, which has no memory to say more, and the service "
-        "manager starts it anew with the totals that it showed last.",
+        "A failed allocation fails the part that requested it; if that is the poller, the "
+        "agent ends, in order or by Python's fatal error, and the service manager restarts it"
+        " with the last published totals.",
         [Sign("it went on, or ended by itself", lambda *_: found.get("code", "unknown") in _ENDS)],
         lasts=0.1,
         short=0.1,
@@ -176,9 +176,8 @@ def _flooded() -> Fault:
         f"a flood of spans under a memory limit of {MEMORY_MAX >> 20} MiB",
         inject,
         lambda _: None,
-        "The batches are well-formed; hostile ones take more "
-        "([measured](security.md#cost-of-one-request)). "
-        "Senders are asked to come again; nothing is kept beyond `spans.buffer`.",
+        "The batches are well-formed; hostile ones take more ([measured](security.md#cost-of-"
+        "one-request)). Senders are asked to retry; no more than `spans.buffer` is kept.",
         [Sign("the flood is answered", lambda *_: bool(found))],
         lasts=0.1,
         short=0.1,
@@ -192,7 +191,7 @@ FAULTS = [
         "no descriptors are left",
         limit_descriptors,
         free_descriptors,
-        "What is open goes on; nobody new is served until there are some again.",
+        "Open connections continue; new ones are not served until descriptors are available.",
         unanswered="each scrape is a connection, and a connection is a descriptor",
         lasts=10.0,
         short=3.0,

@@ -75,29 +75,29 @@ def _faults() -> Sequence[Fault]:
             "a thousand short-lived processes a second",
             short.start,
             short.end,
-            "Where the kernel's process events may be heard, each is charged when it ends; "
-            "elsewhere they are their cgroup's remainder. Either way the books balance.",
+            "With the kernel's process events, each is charged when it ends; without them "
+            "they are their cgroup's remainder. The accounts balance in both cases.",
             [],
             lasts=15.0,
             short=3.0,
             note=short.rate,
         ),
         Fault(
-            "a process whose threads live for moments",
+            "a process with short-lived threads",
             threads.start,
             threads.end,
-            "A process's clock counts the threads that have ended too: it is charged for all.",
+            "The CPU clock of a process includes ended threads: the process is charged for all.",
             [charged("spawner")],
             lasts=10.0,
             short=4.0,
             note=threads.rate,
         ),
         Fault(
-            "a pid is used again by a process of the same name",
+            "a pid is reused by a process of the same name",
             reuse.start,
             reuse.end,
-            "They are two consumers, told apart by their start. A scrape has no series twice: the "
-            "newer one has it, and it begins again, as a counter does that was reset.",
+            "They are two consumers, distinguished by their start time. A scrape has one "
+            "series for both: the newer one has it, and it starts again like a reset counter.",
             [charged("spawner")],
             excuses=begins_again,
             lasts=6.5,

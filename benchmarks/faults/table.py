@@ -1,4 +1,4 @@
-"""The table of faults: what each was, what was seen, and how soon the agent was well."""
+"""The table of faults: observations, gaps, deviation and recovery time of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.faults.course import LIMIT, Outcome
 
 HEAD = (
-    "| fault | what was seen | gaps | worst deviation from the truth | well again after |\n"
+    "| fault | observation | gaps | largest deviation from the truth | recovery after |\n"
     "|---|---|---|---|---|"
 )
 
@@ -45,7 +45,7 @@ class Row:
         )
 
     def __str__(self) -> str:
-        seen = "; ".join(self.seen) or ("nothing" if self.wrong else "nothing, as it should be")
+        seen = "; ".join(self.seen) or ("nothing" if self.wrong else "nothing, as expected")
         if self.unanswered is not None:
             seen += f"; at most {self.unanswered:.1f} s without an answer"
         recovered = "not" if self.recovered is None else f"{self.recovered:.1f} s"
@@ -67,8 +67,8 @@ class Chapter:
         table = "\n".join([HEAD, *map(str, self.rows)])
         means = "\n".join(f"- **{_capital(row.fault)}.** {row.means}" for row in self.rows)
         odd = [row for row in self.rows if row.how != "the whole agent"]
-        how = "".join(f"- *{_capital(row.fault)}* was done otherwise: {row.how}.\n" for row in odd)
-        parts = [f"## {self.title}", f"On {self.machine}", table, how, f"What it means:\n\n{means}"]
+        how = "".join(f"- *{_capital(row.fault)}* used another method: {row.how}.\n" for row in odd)
+        parts = [f"## {self.title}", f"On {self.machine}", table, how, f"Meaning:\n\n{means}"]
         return "\n\n".join(part.strip() for part in parts if part)
 
 
@@ -78,21 +78,21 @@ def _capital(words: str) -> str:
 
 def _deviation(one: Outcome) -> str:
     if one.worst is None:
-        return "not known"
+        return "unknown"
     worst = one.worst
     if worst.gaps > worst.seconds / 3:
-        return f"{worst.told:.0f} of {worst.true:.0f} J told, the rest in the gap"
+        return f"{worst.told:.0f} of {worst.true:.0f} J reported, the rest in the gap"
     return f"{worst.percent:+.1f} % of {worst.true:.0f} J ({worst.domain.partition(':')[0]})"
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """How many were stood, in one sentence."""
+    """The number of survived faults, in one sentence."""
     failed = [row.fault for row in rows if row.wrong]
     times = [row.recovered for row in rows if row.recovered is not None]
     longest = f"; the longest recovery took {max(times):.1f} s of {LIMIT:g} s" if times else ""
     if failed:
-        return f"{len(failed)} of {len(rows)} faults were not stood: {', '.join(failed)}."
-    return f"All {len(rows)} faults were stood{longest}."
+        return f"{len(failed)} of {len(rows)} faults were not survived: {', '.join(failed)}."
+    return f"The agent survived all {len(rows)} faults{longest}."
 
 
 def load(path: Path) -> dict[str, Chapter]:

@@ -153,7 +153,7 @@ def test_the_page_is_written_between_its_marks_again_and_again() -> None:
     assert page(once, [Chapter("Counters", "a machine", (row(),))]) == once
     assert "old" not in once
     assert once.endswith("<!-- end faults -->\nmore\n")
-    assert "All 1 faults were stood; the longest recovery took 4.2 s of 10 s." in once
+    assert "The agent survived all 1 faults; the longest recovery took 4.2 s of 10 s." in once
     assert r"| a counter \| vanishes | gap `lost` | lost 5.1 s |" in once
 
 
@@ -161,5 +161,5 @@ def test_a_fault_that_was_not_stood_is_told_as_such() -> None:
     told = page("<!-- begin faults --><!-- end faults -->", [Chapter("C", "m", (
         row(wrong=("spike: x",), recovered=None),
     ))])  # fmt: skip
-    assert "1 of 1 faults were not stood" in told
+    assert "1 of 1 faults were not survived" in told
     assert "not (**failed**: spike: x)" in told
