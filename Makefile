@@ -4,6 +4,9 @@ PURE := model/* attribution/* spans/* tuning/decisions/* tuning/serialization fo
 BIN := .venv/bin
 INNER := tests/unit tests/property tests/contract
 PYTEST := $(BIN)/python -m pytest -n logical
+# A part that fails does not keep the others from running.
+EACH = $(MAKE) --no-print-directory -k
+BOTH = $(EACH) -j2 --output-sync=target
 BY_FILE := --dist loadfile --no-loadscope-reorder
 RECORD = --durations=10 --junit-xml=build/tests/$@.xml
 
@@ -25,14 +28,16 @@ demo: ## set up and run the agent on an emulated host (needs Python >= 3.11, not
 	@exec $(BIN)/wattspan demo
 
 test: environment ## set up and run every check and test of a change (at most 15 minutes on 2 cores)
-	@$(MAKE) --no-print-directory -k -j2 --output-sync=target tools lint types contracts
-	@$(MAKE) --no-print-directory -k inner flow coverage
+	@$(BOTH) tools lint types contracts
+	@$(EACH) inner flow coverage
 
 test-all: test all-tools ## `make test`, then the exhaustive tests and a soak of ten minutes (over an hour)
-	@$(MAKE) --no-print-directory -k -j2 --output-sync=target soak exhaustive
-	@$(MAKE) --no-print-directory -k thorough search alone
+	@$(BOTH) soak exhaustive
+	@$(EACH) thorough search alone
 
-check: environment lint types contracts unit ## the inner loop: every check that takes seconds
+check: environment ## the inner loop: every check that takes seconds, in less than a minute
+	@$(BOTH) lint types contracts
+	@$(MAKE) --no-print-directory unit
 
 environment:
 	@scripts/environment dev
@@ -85,7 +90,7 @@ soak:
 	$(BIN)/python -m benchmarks.soak --minutes 10 --interval 50ms --beside
 
 coverage: ## require 100 % of the pure modules from the last run of the inner tests
-	@$(BIN)/python -m coverage combine -q
+	@$(BIN)/python -m coverage combine -q --keep
 	@$(BIN)/python -m coverage report --skip-covered --sort=cover
 	@echo "Pure modules (100 % is required):"
 	@$(BIN)/python -m coverage report --include='$(PURE_FILES)' --fail-under=100 --show-missing

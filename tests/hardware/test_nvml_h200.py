@@ -22,6 +22,8 @@ from wattspan.sources.nvml.device import EMULATED_UUID
 from wattspan.sources.nvml.source import NvmlSettings, new_session
 from wattspan.testing import FakeDirectory
 
+pytestmark = pytest.mark.exhaustive
+
 CLOCK = SystemClock()
 Record = Callable[[str, object], None]
 
