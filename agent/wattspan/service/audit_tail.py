@@ -13,7 +13,7 @@ import msgspec
 from wattspan.capper.audit import AuditEvent
 from wattspan.model import SECOND
 from wattspan.ports import Clock
-from wattspan.tuning.rate_limited_log import RateLimitedLog
+from wattspan.util.rate_limited_log import RateLimitedLog
 
 READ_INTERVAL = SECOND
 """How often it is looked at."""
@@ -38,7 +38,7 @@ class AuditTail:
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._path, self._tell, self._log = path, tell, log
-        self._complaint = RateLimitedLog(clock, log)
+        self._failures = RateLimitedLog(clock.monotonic, log)
         self._file = -1
         self._position = 0  # after the last whole line
         self._said = False
@@ -67,7 +67,7 @@ class AuditTail:
             try:
                 self.turn()
             except Exception as error:  # noqa: BLE001 - whatever is there, the rest goes on
-                self._complaint.about("Following the capper's audit log", error)
+                self._failures.failure("Following the capper's audit log", error)
                 self.close()
         self.close()
 

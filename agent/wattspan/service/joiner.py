@@ -34,7 +34,7 @@ from wattspan.spans.joining import ProcessSpans
 from wattspan.spans.profiles import NO_ENERGY, EnergyProfile
 from wattspan.spans.values import Outcome, Span, SpanEnergy, SpanStart
 from wattspan.spans.wall_time import WallClockConverter
-from wattspan.tuning.rate_limited_log import RateLimitedLog
+from wattspan.util.rate_limited_log import RateLimitedLog
 
 JOIN_INTERVAL = SECOND // 20
 SETTLEMENT_TIMEOUT = 6 * SECOND
@@ -164,7 +164,7 @@ class SpanJoiner:
         self._open = 0
         self._announcers: dict[int, Consumer] = {}  # by pid, as long as they are connected
         self._tidied = self._shown = 0
-        self._complaint = RateLimitedLog(clock, log)
+        self._failures = RateLimitedLog(clock.monotonic, log)
 
     # ---------------------------------------------------------------- for the receivers' thread
 
@@ -210,7 +210,7 @@ class SpanJoiner:
         try:
             act()
         except Exception as error:  # noqa: BLE001 - without this thread nobody's spans are joined
-            self._complaint.about("A turn of the spans", error)
+            self._failures.failure("A turn of the spans", error)
 
     def turn(self) -> None:
         """One pass over everything that came and everything that settled."""
@@ -429,7 +429,7 @@ class SpanJoiner:
             inclusive = self._onward is not None
             return process.spans.settle(spans, process.profile, now, inclusive=inclusive)
         except Exception as error:  # noqa: BLE001 - one process's spans are not everybody's
-            self._complaint.about(
+            self._failures.failure(
                 f"Joining {len(spans)} spans of process {process.consumer.pid}", error
             )
             return [SpanEnergy(span, {}, NO_ENERGY, Outcome.NO_ENERGY) for span in spans]

@@ -39,8 +39,9 @@ from wattspan.tuning import (
     WorkUnit,
 )
 from wattspan.tuning.host_view import DeviceSampler, DeviceUsers, HostView
-from wattspan.tuning.job_policy import JobPolicy, RetryBackoff, knobs_usable
+from wattspan.tuning.job_policy import JobPolicy, knobs_usable
 from wattspan.tuning.work_units import ReceivedSpans, WorkCounter
+from wattspan.util.backoff import RetryBackoff
 
 
 @dataclass(slots=True)
@@ -88,6 +89,9 @@ _FINAL_REASONS = frozenset(
 
 _FAMILY_INTERVAL = 5 * SECOND
 
+_FORGET_REFUSALS = 3600 * SECOND
+"""After this time without a refusal of the capper, delays begin at the shortest again."""
+
 _MIN_DEVICE_SHARE = 0.7
 """The part of the CPU time of a package that must be the job's for its cap to be its affair."""
 
@@ -121,7 +125,7 @@ class TuningJob:
         self._knob = self._first = 0  # the present one, and the first that is worth trying
         self._rounds = self._round_ends = 0  # how often no knob was of use, and until when
         self.decided = self.knob  # which knob the decision is about
-        self._rests = RetryBackoff()
+        self._refusals = RetryBackoff(10 * SECOND, 600 * SECOND)
         self._core: tuning.TunerState | None = None
         self._policy = TunerPolicy()
         self._ranges: tuple[KnobRange, ...] = ()
@@ -258,7 +262,9 @@ class TuningJob:
         """What was decided could not be carried out: begin anew, after a ``rest`` if need be."""
         self._drop()
         if rest:
-            self._rests.begin(now.mono)
+            if now.mono - self._refusals.retry_at >= _FORGET_REFUSALS:
+                self._refusals.reset()
+            self._refusals.failed(now.mono)
         self._decide(Decision(Move.DECLINE, reason, sentence), now)
 
     # ------------------------------------------------------------------------------- beginning
@@ -268,7 +274,7 @@ class TuningJob:
         if barred:
             self._drop()
             return Decision(Move.DECLINE, DecisionReason.NOT_ALLOWED, barred)
-        if sight.now.mono < self._rests.until:
+        if sight.now.mono < self._refusals.retry_at:
             return self.decision
         if 0 < self._round_ends <= sight.now.mono:
             self._go_to(0)  # what a job draws may have changed since

@@ -1,8 +1,6 @@
 """What holds for every job of a host, and what of it is told to the tuner of one.
 
 Whose jobs may be tuned: those of the groups that the configuration names.
-
-How long to leave alone what was refused: the longer the more often.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from wattspan.config import AutotuneSettings, TunedJobSettings
-from wattspan.model import SECOND, CapKey, Consumer, Knob, Payer
+from wattspan.model import CapKey, Consumer, Knob, Payer
 from wattspan.ports import ProcessDirectory
 from wattspan.tuning import KnobRange, Objective, TunerPolicy, WorkloadKind
 from wattspan.tuning.host_view import HostView
@@ -167,22 +165,3 @@ class TuningPermissions:
                 self._known.clear()
             self._known[consumer] = known
         return known
-
-
-FIRST_DELAY, MAX_DELAY = 10 * SECOND, 600 * SECOND
-RESET_AFTER = 3600 * SECOND
-"""What was refused so long ago has nothing to do with it any more."""
-
-
-@dataclass(slots=True)
-class RetryBackoff:
-    """``until`` is when to ask again, monotonic."""
-
-    until: int = 0
-    _length: int = 0
-
-    def begin(self, now: int) -> None:
-        """It was refused."""
-        again = self._length and now - self.until < RESET_AFTER
-        self._length = min(2 * self._length, MAX_DELAY) if again else FIRST_DELAY
-        self.until = now + self._length

@@ -34,8 +34,8 @@ from wattspan.tuning.host_view import DeviceUsers, HostView, gpu_indices, refusa
 from wattspan.tuning.job import TuningJob
 from wattspan.tuning.job_policy import JobPolicy, TuningPermissions
 from wattspan.tuning.missing_jobs import MissingJobs
-from wattspan.tuning.rate_limited_log import RateLimitedLog
 from wattspan.tuning.work_units import ReceivedSpanQueue, ReceivedSpans, UnitSearch, matching_job
+from wattspan.util.rate_limited_log import RateLimitedLog
 
 TUNER_INTERVAL = SECOND // 2
 PROCESS_GONE_AFTER = 5 * SECOND
@@ -112,7 +112,7 @@ class Tuner:
         self._told_unknown = self._told_full = False
         self._totals = CapTotals()
         self._accounts = TuningAccounts(settings.mode)
-        self._complaint = RateLimitedLog(clock, log)
+        self._failures = RateLimitedLog(clock.monotonic, log)
         self._turned: int | None = None
 
     def accounts(self) -> TuningAccounts:
@@ -150,7 +150,7 @@ class Tuner:
         try:
             act()
         except Exception as error:  # noqa: BLE001 - not renewing gives the originals back
-            self._complaint.about("A turn of the tuner", error)
+            self._failures.failure("A turn of the tuner", error)
 
     def turn(self) -> None:
         """One pass over every job."""
@@ -185,7 +185,7 @@ class Tuner:
             try:
                 self._hear(handed, now)
             except Exception as error:  # noqa: BLE001 - one sender's fault is not every job's
-                self._complaint.about(f"Hearing spans of {handed.service}", error)
+                self._failures.failure(f"Hearing spans of {handed.service}", error)
 
     def _hear(self, handed: ReceivedSpans, now: Instant) -> None:
         self._awaited.hear(handed)
@@ -297,7 +297,7 @@ class Tuner:
                 barred=self._permitted.refusal(course.name, course.ranks),
             )
         except Exception as error:  # noqa: BLE001 - one job's fault is not every job's
-            self._complaint.about(f"Tuning {course.name}", error)
+            self._failures.failure(f"Tuning {course.name}", error)
             course.failed(
                 DecisionReason.CHANGED, f"Tuning {course.name} failed; see the log.", sight.now
             )
