@@ -141,34 +141,36 @@ def _hold_of_all(value: int) -> dict[str, object]:
 _UNSOUND = ("x" * 100, "{", '{"do":"hold"}', "[" * 60_000, '{"do":"ceiling","limit":1e999}', "\x00")
 
 ABUSE = [
-    Attack("ceilings of a stranger", "capper", _abused(_HELLO, _CEILING, _TIMED, uid=ATTACKER)),
+    Attack(
+        "ceilings of an unlisted user", "capper", _abused(_HELLO, _CEILING, _TIMED, uid=ATTACKER)
+    ),
     Attack("ceilings of the tuner's user", "capper", _abused(_HELLO, _CEILING, _TIMED)),
     Attack("a ceiling below root's", "capper", _others_ceiling),
     Attack("holds below the floor", "capper", _abused(_HELLO, _hold_of_all(1))),
     Attack(
-        "held and released, again and again",
+        "repeated hold and release",
         "capper",
         _abused(_HELLO, _hold_of_all(200_000), {"do": "release", "job": ""}),
     ),
     Attack(
-        "held and hung up on, again and again",
+        "repeated hold and disconnect",
         "capper",
         _abused(_HELLO, _hold_of_all(200_000), keeps=False),
     ),
     Attack(
-        "questions whose answers are not read",
+        "requests whose answers are not read",
         "capper",
         _abused(_HELLO, {"do": "status"}, parallel=40, reads=False),
     ),
     Attack(
-        "a flood of questions",
+        "a flood of requests",
         "capper",
         _abused(_HELLO, {"do": "status"}, parallel=40, keeps=False),
     ),
     Attack("oversized lines", "capper", _abused(_HELLO, "x" * 200_000, reads=False)),
-    Attack("lines that are no requests", "capper", _abused(*_UNSOUND)),
+    Attack("lines that are not requests", "capper", _abused(*_UNSOUND)),
     Attack(
-        "a stranger's connections",
+        "connections of an unlisted user",
         "capper",
         _abused(_HELLO, {"do": "status"}, uid=ATTACKER, parallel=200, keeps=False),
     ),

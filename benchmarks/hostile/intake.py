@@ -183,7 +183,7 @@ REFUSALS = [
         Rule(growth=GROWTH),
     ),
     Attack(
-        f"{REFUSED:,} refused questions of every kind", "refusals", _questions, Rule(growth=GROWTH)
+        f"{REFUSED:,} refused queries of every kind", "refusals", _questions, Rule(growth=GROWTH)
     ),
 ]
 
@@ -205,7 +205,7 @@ _LISTENERS: dict[str, tuple[Callable[[HostileStage], str], dict[str, str]]] = {
     "otlp.sock": (lambda s: s.unix, {"heads": _HEAD, "bodies": _BODY, "unread answers": _UNREAD}),
     "OTLP/gRPC": (lambda s: s.grpc, {"heads": _HTTP2}),
     "otlp-grpc.sock": (lambda s: s.grpc_unix, {"heads": _HTTP2}),
-    "api.sock": (lambda s: s.api, {"heads": _HEAD, "waiting questions": _WAITING}),
+    "api.sock": (lambda s: s.api, {"heads": _HEAD, "waiting queries": _WAITING}),
     "feed.sock": (lambda s: s.feed, {"heads": "w"}),
     "capper.sock": (lambda s: f"unix:{s.capper_socket}", {"heads": '{"do":'}),
 }
@@ -249,9 +249,9 @@ def _announced(how: str) -> Callable[[HostileStage, Terms], Done]:
 
 
 SIDE_CHANNEL = [
-    Attack("announced spans without end", "side channel", _announced("flood")),
+    Attack("announced spans that never end", "side channel", _announced("flood")),
     Attack("rings that break the protocol", "side channel", _announced("skip")),
-    Attack("hellos that are none", "side channel", _announced("hello")),
+    Attack("invalid hello messages", "side channel", _announced("hello")),
 ]
 
 
@@ -281,7 +281,9 @@ def _stopped(name: str, found: Sequence[Body]) -> Attack:
             return Done(note=note)
         return Done(faults=[note])
 
-    return Attack(f"SIGTERM while it decodes {name}", "stop", run, Rule(others=False, memory=False))
+    return Attack(
+        f"SIGTERM during the decoding of {name}", "stop", run, Rule(others=False, memory=False)
+    )
 
 
 def _is_busy(pid: int) -> bool:

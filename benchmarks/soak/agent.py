@@ -71,16 +71,16 @@ span = "train_step"
 """
 
 COMPRESSED = (
-    ("turns of the poller", "100 ms", "{interval}"),
-    ("history in memory", "5 min", "{history}"),
-    ("store: writes / most it may take", "5 s / 256 MiB", "1 s / 1 MiB"),
-    ("files: writes / a new file / kept", "10 s / 1 h / all", "1 s / 10 s / 5"),
+    ("interval of the poller", "100 ms", "{interval}"),
+    ("energy history", "5 min", "{history}"),
+    ("store: write interval / maximum size", "5 s / 256 MiB", "1 s / 1 MiB"),
+    ("files: write interval / rotation / kept", "10 s / 1 h / all", "1 s / 10 s / 5"),
     ("OTLP push", "10 s", "1 s"),
-    ("GPU usage / limits and clocks", "500 ms / 1 s", "50 ms / 100 ms"),
-    ("the tuner's looks / rest between searches", "5 s / 10 min", "300 ms / 5 s"),
-    ("scrapes, two readers and a page", "15 s each", "1 s each"),
+    ("interval of GPU usage / limits and clocks", "500 ms / 1 s", "50 ms / 100 ms"),
+    ("tuner: minimum block / time between searches", "5 s / 10 min", "300 ms / 5 s"),
+    ("scrape interval, two scrapers and a page", "15 s each", "1 s each"),
 )
-"""What is faster than it is elsewhere: by default, and here. All else runs as always."""
+"""Intervals that the soak shortens: name, default, value in the soak."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,10 +41,10 @@ class Load:
         parts: list[tuple[str, float, Callable[[int], None]]] = [
             ("scrapes, text", 1.0, lambda _: read(self._metrics, Accept="text/plain")),
             ("scrapes, OpenMetrics", 1.0, lambda _: read(self._metrics, Accept=OPENMETRICS)),
-            ("looks at the page", 1.0, lambda _: read(page, **{"Accept-Encoding": "gzip"})),
+            ("views of the page", 1.0, lambda _: read(page, **{"Accept-Encoding": "gzip"})),
             ("OTLP requests", 0.2, self._send),
             ("short-lived processes", 1.0 / max(self._churn, 1), lambda _: end_at_once()),
-            ("visiting applications", 8.0, self._visit),
+            ("temporary applications", 8.0, self._visit),
         ]
         threads = [
             threading.Thread(target=self._again, args=part, name=part[0], daemon=True)

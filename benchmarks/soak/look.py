@@ -47,7 +47,7 @@ QUANTITIES = (
     Quantity("open_spans", "spans open", Bound(hourly=5.0, noise=10.0)),
     Quantity("announcers", "applications on the side channel", COUNT),
     Quantity("forward_mb", "queue to the collector, MB", Bound(hourly=0.1, noise=0.5)),
-    Quantity("cpu", "CPU, % of one core (not judged: others have the machine too)", ENDLESS),
+    Quantity("cpu", "CPU, % of one core (not judged: other programs use the machine too)", ENDLESS),
 )
 
 _GAUGES = {

@@ -93,9 +93,9 @@ def conditions(soaked: Soaked) -> str:
     return (
         f"{soaked.machine}\n\n"
         f"{soaked.seconds / 60:.1f} minutes at an interval of {soaked.interval}: "
-        f"{soaked.turns:,} turns, as many as {soaked.hours:.2f} hours have by default "
-        f"({soaked.missed:,} more were due and left out, for want of CPU time). "
-        f"Meanwhile: {done}; one training job, tuned, with "
+        f"{soaked.turns:,} cycles, equal to {soaked.hours:.2f} hours at the default pace "
+        f"({soaked.missed:,} more were due and skipped for lack of CPU time). "
+        f"Load: {done}; one tuned training job with "
         f"{soaked.totals['decisions']:,.0f} decisions; "
         f"{soaked.totals['spans']:,.0f} spans joined."
     )
@@ -103,12 +103,12 @@ def conditions(soaked: Soaked) -> str:
 
 def table(soaked: Soaked) -> str:
     lines = [
-        "| | first look | second half: least | median | most | trend, an hour at the default pace "
-        "| no growth up to | |",
+        "| | first sample | second half: minimum | median | maximum "
+        "| trend per hour at the default pace | threshold | result |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for quantity, verdict in soaked.verdicts():
-        slope = "too few looks" if verdict.hourly is None else f"{verdict.hourly:+.3f}"
+        slope = "too few samples" if verdict.hourly is None else f"{verdict.hourly:+.3f}"
         judged = math.isfinite(quantity.bound.hourly)
         word = _word(verdict) if judged else ""
         most = f"{quantity.bound.hourly:g}" if judged else ""
@@ -124,28 +124,31 @@ def _word(verdict: Verdict) -> str:
         return "**grows**"
     if verdict.hourly is None:
         return "not judged"
-    return f"undecided, rose by {verdict.rise:.1f}" if verdict.undecided else "flat"
+    return f"inconclusive, rose by {verdict.rise:.1f}" if verdict.undecided else "flat"
 
 
 def sentence(soaked: Soaked) -> str:
     if soaked.growing:
-        return f"It grows: {', '.join(soaked.growing)}."
+        return f"Growth: {', '.join(soaked.growing)}."
     if soaked.nobody:
-        return f"Nothing is proved, for much of this failed: {', '.join(soaked.nobody)}."
+        return f"Inconclusive, because most of this load failed: {', '.join(soaked.nobody)}."
     if soaked.few:
-        return f"Nothing is proved, for there were too few looks at: {', '.join(soaked.few)}."
+        return f"Inconclusive, because of too few samples of: {', '.join(soaked.few)}."
     if soaked.starved:
         return (
-            "Nothing grew that was seen, but nothing is proved of what a turn keeps: the agent "
-            f"got {soaked.turns / (soaked.turns + soaked.missed):.0%} of its turns."
+            "Inconclusive: no growth was observed, but the agent "
+            f"got only {soaked.turns / (soaked.turns + soaked.missed):.0%} of its cycles."
         )
     if undecided := [quantity.name for quantity, one in soaked.verdicts() if one.undecided]:
-        return f"Nothing grows as a leak would; a longer soak must decide: {', '.join(undecided)}."
-    return "Nothing grows."
+        return (
+            "No quantity grows as with a leak; inconclusive without a longer soak: "
+            f"{', '.join(undecided)}."
+        )
+    return "No growth."
 
 
 def compressed(soaked: Soaked) -> str:
-    lines = ["| | by default | in this soak |", "|---|---|---|"]
+    lines = ["| | default | in this soak |", "|---|---|---|"]
     for what, default, here in COMPRESSED:
         now = here.format(interval=soaked.interval, history=soaked.history)
         lines.append(f"| {what} | {default} | {now} |")

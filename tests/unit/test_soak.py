@@ -130,7 +130,7 @@ def soaked(value: Callable[[float], float], **failed: int) -> Soaked:
 def test_what_grows_is_named_and_fails() -> None:
     leaking = soaked(lambda at: 50 + at * 36)
     assert not leaking.passed
-    assert sentence(leaking) == "It grows: resident memory, MB."
+    assert sentence(leaking) == "Growth: resident memory, MB."
     assert "**grows**" in table(leaking)
     assert as_json(leaking)["passed"] is False
 
@@ -138,27 +138,27 @@ def test_what_grows_is_named_and_fails() -> None:
 def test_what_stays_passes_and_says_under_which_conditions() -> None:
     flat = soaked(lambda _: 50)
     assert flat.passed
-    assert sentence(flat) == "Nothing grows."
-    assert "57,600 turns, as many as 1.60 hours have by default" in conditions(flat)
+    assert sentence(flat) == "No growth."
+    assert "57,600 cycles, equal to 1.60 hours at the default pace" in conditions(flat)
 
 
 def test_what_rose_a_little_is_not_called_flat() -> None:
     rising = soaked(lambda at: 50 + 4 * at)
     assert rising.passed
-    assert "undecided, rose by 2.1" in table(rising)
-    assert sentence(rising).endswith("a longer soak must decide: resident memory, MB.")
+    assert "inconclusive, rose by 2.1" in table(rising)
+    assert sentence(rising).endswith("without a longer soak: resident memory, MB.")
 
 
 def test_a_soak_in_which_the_readers_failed_proves_nothing() -> None:
     silent = soaked(lambda _: 50, scrapes=50)
     assert not silent.passed
-    assert sentence(silent) == "Nothing is proved, for much of this failed: scrapes."
+    assert sentence(silent) == "Inconclusive, because most of this load failed: scrapes."
 
 
 def test_a_soak_whose_agent_had_few_of_its_turns_proves_nothing() -> None:
     starved = replace(soaked(lambda _: 50), turns=1_500, missed=58_500)
     assert not starved.passed
-    assert sentence(starved).endswith("the agent got 2% of its turns.")
+    assert sentence(starved).endswith("the agent got only 2% of its cycles.")
 
 
 def test_what_was_hardly_looked_at_is_not_called_flat() -> None:
@@ -166,9 +166,7 @@ def test_what_was_hardly_looked_at_is_not_called_flat() -> None:
     short = replace(whole, looks=whole.looks[:10])
     assert not short.passed
     assert "| not judged |" in table(short)
-    assert sentence(short) == (
-        "Nothing is proved, for there were too few looks at: resident memory, MB."
-    )
+    assert sentence(short) == ("Inconclusive, because of too few samples of: resident memory, MB.")
 
 
 def test_beside_other_work_what_caches_fill_fails_nothing_and_a_leaked_descriptor_does() -> None:
