@@ -19,6 +19,7 @@ from support.exporting import Served, serving
 from support.scrapes import full_host, parse, value
 from support.snapshots import CPU, busy_host
 from support.waiting import eventually
+from wattspan.api.snapshot import decode_snapshot, snapshot_document
 from wattspan.http.connection_limiter import ignore_rejection
 from wattspan.model import SECOND, Microjoules, Provenance
 from wattspan.model.settings import Listen
@@ -87,6 +88,16 @@ def test_elsewhere_is_nothing(served: Served, path: str) -> None:
     answer = served.ask(path)
     assert answer.status == 404
     assert b"/metrics" in answer.body
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_snapshot_is_served_beside_the_metrics(served: Served, zipped: bool) -> None:
+    encoding = "gzip" if zipped else "identity"
+    answer = served.ask("/v1/snapshot", accept_encoding=encoding)
+    body = gzip.decompress(answer.body) if zipped else answer.body
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert decode_snapshot(body) == snapshot_document(served.snapshot, "1.2.3")
 
 
 def test_a_query_does_not_change_the_page(served: Served) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.snapshots import busy_host
 from wattspan.api.service import DecisionHistoryView, QueryService, TuningView
 from wattspan.http.messages import HttpRequest, HttpResponse, Peer
 from wattspan.model import (
@@ -20,6 +21,7 @@ from wattspan.model import (
     Provenance,
     energy_at,
 )
+from wattspan.ports import SnapshotView
 from wattspan.spans.values import IntervalEnergy
 from wattspan.testing import FakeDirectory, ManualClock
 
@@ -114,6 +116,7 @@ class Asked:
     clock: ManualClock = field(default_factory=ManualClock)
     tuning: TuningView | None = None
     history: DecisionHistoryView | None = None
+    view: SnapshotView = busy_host
     uids: dict[int, int] = field(
         default_factory=lambda: {OURS.pid: USER, CHILD.pid: USER, ROOTS.pid: 0}
     )
@@ -129,6 +132,7 @@ class Asked:
             self.past,
             self.directory,
             self.clock,
+            view=self.view,
             host="testhost",
             version="1.2.3",
             owner=self._owner,

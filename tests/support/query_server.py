@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from support.past import ConstantPast
+from support.snapshots import busy_host
 from wattspan.api.service import DecisionHistoryView, QueryService, TuningView
 from wattspan.cli.measure.child import process_identity
 from wattspan.clock import SystemClock
@@ -62,6 +63,7 @@ class QueryServer:
             self.past,
             directory or Anybody(),
             clock,
+            view=busy_host,
             host="testhost",
             version="1.2.3",
             tuning=tuning,

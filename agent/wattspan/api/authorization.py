@@ -63,11 +63,9 @@ class Authorization:
         self._owners: OrderedDict[Consumer, int] = OrderedDict()
 
     def require(self, peer: Peer, consumer: Consumer) -> None:
-        """ProblemError if ``peer`` may not know what ``consumer`` spends."""
-        if peer.uid == ROOT:
-            return
-        owner = self._owner_of(consumer)
-        if peer.uid is None or owner != peer.uid:
+        """ProblemError if ``peer`` may not see the energy of ``consumer``."""
+        if not self.permits(peer, consumer):
+            owner = self._owner_of(consumer)
             raise ProblemError(
                 HTTPStatus.FORBIDDEN,
                 f"process {consumer.pid}",
@@ -76,6 +74,12 @@ class Authorization:
                 else "it belongs to another user, and what it spends says what it does",
                 "Ask as its user or as root.",
             )
+
+    def permits(self, peer: Peer, consumer: Consumer) -> bool:
+        """Whether ``peer`` may see the energy of ``consumer``."""
+        if peer.uid == ROOT:
+            return True
+        return peer.uid is not None and self._owner_of(consumer) == peer.uid
 
     def _owner_of(self, consumer: Consumer) -> int | None:
         owner = self._owner(consumer)

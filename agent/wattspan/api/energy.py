@@ -59,6 +59,21 @@ class TimeGrid(NamedTuple):
             covered,
         )
 
+    def latest_powers(self, past: EnergyQueries) -> dict[str, float | None] | None:
+        """Watts of each domain in the last settled cell, None if unknown; None without cells."""
+        if not self.size:
+            return None
+        end = self.down(past.settled())
+        powers: dict[str, float | None] = {}
+        for domain in past.domains().values():
+            spent = past.device(domain.id, end - self.size, end)
+            energy = spent.energy.get(domain.hw_type)
+            if energy is None or spent.covered < self.size:
+                powers[domain.id] = None
+            else:
+                powers[domain.id] = energy * 1e3 / self.size
+        return powers
+
     def idle(self, past: EnergyQueries, domain: Domain, start: int, end: int) -> Microjoules | None:
         total, end = 0, min(end, self.down(past.settled()))
         for first, last, inside in self._parts(start, end):

@@ -31,6 +31,7 @@ from wattspan.api.requests import (
     time_parameter,
     watch_query,
 )
+from wattspan.api.snapshot import SNAPSHOT_PATH, restrict, snapshot_document
 from wattspan.api.watches import CpuSampler, WatchList
 from wattspan.http.connection_limiter import FairQuota
 from wattspan.http.limits import FairLock
@@ -43,7 +44,7 @@ from wattspan.model import (
     RecordedDecision,
     TuningAccounts,
 )
-from wattspan.ports import Clock, EnergyQueries, ProcessDirectory
+from wattspan.ports import Clock, EnergyQueries, ProcessDirectory, SnapshotView
 from wattspan.tuning.serialization import JsonObject, accounts_to_json, recorded_decision_to_json
 
 TuningView = Callable[[], TuningAccounts]
@@ -128,6 +129,7 @@ class QueryService:
         directory: ProcessDirectory,
         clock: Clock,
         *,
+        view: SnapshotView,
         host: str,
         version: str,
         resolution: int = 0,
@@ -138,7 +140,7 @@ class QueryService:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._past, self._directory, self._clock = past, directory, clock
-        self._host, self._version = host, version
+        self._view, self._host, self._version = view, host, version
         self._tuning_view, self._history_view = tuning, history
         self._rights, self._grid = Authorization(owner), TimeGrid(resolution)
         self._watches = WatchList(past, directory, clock, fine)
@@ -149,6 +151,7 @@ class QueryService:
         self._paths: Mapping[str, tuple[tuple[str, ...], Handler]] = {
             "/v1/energy": (_READ, self._energy),
             "/v1/watch": ((*_READ, "POST"), self._watch),
+            SNAPSHOT_PATH: (_READ, self._snapshot),
             "/v1/status": (_READ, self._status),
             "/v1/tuning": (_READ, self._tuning),
             "/v1/tuning/history": (_READ, self._history),
@@ -211,6 +214,18 @@ class QueryService:
         assert consumer is not None  # noqa: S101 - a subject was given
         self._watches.keep(consumer, family=family, whose=request.peer.whose)
         return json_response({"pid": consumer.pid, "started": consumer.started, "watched": True})
+
+    async def _snapshot(self, request: HttpRequest) -> HttpResponse:
+        no_parameters(request.query)
+        async with self._slow.of(request.peer.whose):  # large, and it may look into /proc
+            return await asyncio.to_thread(self._snapshot_for, request.peer)
+
+    def _snapshot_for(self, peer: Peer) -> HttpResponse:
+        document = snapshot_document(self._view(), self._version)
+        if not may_read_counters(peer):
+            coarse = self._grid.latest_powers(self._past)
+            document = restrict(document, partial(self._rights.permits, peer), coarse)
+        return json_response(document)
 
     async def _status(self, request: HttpRequest) -> HttpResponse:
         no_parameters(request.query)

@@ -124,7 +124,7 @@ def build_agent(
             processes.directory,
             host=_host_name(emulated),
             log=log,
-            provenance=lambda: poller.view().provenance,
+            view=lambda: poller.view(),
             opening=opening,
             workshop=workshop,
             refusals=refusals,

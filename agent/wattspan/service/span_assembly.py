@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +12,8 @@ from wattspan import __version__
 from wattspan.clock import SystemClock
 from wattspan.config import Config
 from wattspan.http.connection_limiter import Endpoint, RejectionCounter, UidOf, unknown_uid
-from wattspan.model import Checkpoint, HwType, Provenance, SourceHealth
-from wattspan.ports import Clock, ListenError, ProcessDirectory
+from wattspan.model import Checkpoint, SourceHealth
+from wattspan.ports import Clock, ListenError, ProcessDirectory, SnapshotView
 from wattspan.service.agent import ServiceGroup
 from wattspan.service.configuration import is_explicit, run_directory
 from wattspan.service.energy_history import EnergyHistory
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from wattspan.service.tuning_assembly import TuningAssembly
 
 Log = Callable[[str], None]
-Provenances = Callable[[], Mapping[HwType, Provenance]]
 
 
 _LOOKUP_TIME_SHARE = 4
@@ -78,7 +77,7 @@ class SpanAssembly:
     directory: ProcessDirectory
     host: str
     log: Log
-    provenance: Provenances
+    view: SnapshotView
     opening: Checkpoint | None = None
     workshop: TuningAssembly | None = None
     forwarder: Forwarder | None = None
@@ -155,7 +154,7 @@ class SpanAssembly:
             self.clock,
             self.log,
             Path(self.config.agent.state_dir) / "forward",
-            provenance=self.provenance,
+            provenance=lambda: self.view().provenance,
             version=__version__,
         )
 
@@ -231,6 +230,7 @@ class SpanAssembly:
             self.past,
             self.directory,
             self.clock,
+            view=self.view,
             host=self.host,
             version=__version__,
             resolution=self.config.agent.api_resolution,

@@ -12,12 +12,16 @@ import gzip
 import ipaddress
 import threading
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from html import escape
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+import msgspec
+
+from wattspan.api.snapshot import SNAPSHOT_PATH, snapshot_document
 from wattspan.http.access_policy import CHALLENGES, TokenCheck, admit_all
 from wattspan.http.connection_limiter import CountRejection, RejectionReason, ignore_rejection
 from wattspan.model import SECOND, Snapshot
@@ -159,7 +163,7 @@ class MetricsPages:
         self._renderer = Renderer((*CATALOGUE, *aliases))
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
-        self._bodies: dict[tuple[ExpositionFormat, bool], bytes] = {}
+        self._bodies: dict[tuple[str, bool], bytes] = {}
 
     def get(self, request: PageRequest) -> PageResponse:
         """The answer to a request."""
@@ -174,6 +178,8 @@ class MetricsPages:
             return plain_response(401, _AUTHENTICATION_REQUIRED, ("WWW-Authenticate", CHALLENGES))
         if path == "/metrics":
             return self._metrics(choose_format(request.accept), zipped)
+        if path == SNAPSHOT_PATH:
+            return self._snapshot_document(zipped)
         if self._site is not None:
             page = self._site.get(path, zipped, request.if_none_match)
             if page is not None:
@@ -183,36 +189,54 @@ class MetricsPages:
         return plain_response(404, "There is nothing here; the metrics are at /metrics.")
 
     def _metrics(self, form: ExpositionFormat, zipped: bool) -> PageResponse:
-        with self._lock:
-            body = self._body(form, zipped)
+        body = self._body(form, zipped, partial(self._render, form))
         self._itself.answered(form)
-        headers = (("Content-Type", form.value), ("Vary", "Accept, Accept-Encoding"))
-        return PageResponse(
-            200, (*headers, ("Content-Encoding", "gzip")) if zipped else headers, body
-        )
+        return _negotiated(form.value, body, zipped)
 
-    def _body(self, form: ExpositionFormat, zipped: bool) -> bytes:
-        snapshot = self._view()
-        if snapshot is not self._snapshot:
-            self._bodies.clear()
-            self._snapshot = snapshot
-        body = self._bodies.get((form, zipped))
-        if body is None:
-            if zipped:
-                # Level 1 takes a tenth of the default's time for a fifth more bytes.
-                body = gzip.compress(self._body(form, False), compresslevel=1, mtime=0)
-            else:
-                began = self._clock.monotonic()
-                body = self._renderer.render(snapshot, form, self._itself.render(form))
-                self._itself.rendered(self._clock.monotonic() - began)
-            self._bodies[form, zipped] = body
+    def _render(self, form: ExpositionFormat, snapshot: Snapshot) -> bytes:
+        began = self._clock.monotonic()
+        body = self._renderer.render(snapshot, form, self._itself.render(form))
+        self._itself.rendered(self._clock.monotonic() - began)
         return body
+
+    def _snapshot_document(self, zipped: bool) -> PageResponse:
+        body = self._body("snapshot", zipped, self._encode)
+        return _negotiated("application/json", body, zipped, ("Cache-Control", "no-store"))
+
+    def _encode(self, snapshot: Snapshot) -> bytes:
+        return msgspec.json.encode(snapshot_document(snapshot, self._version))
+
+    def _body(self, name: str, zipped: bool, make: Callable[[Snapshot], bytes]) -> bytes:
+        """``make`` of the newest snapshot, made once for each snapshot."""
+        with self._lock:
+            snapshot = self._view()
+            if snapshot is not self._snapshot:
+                self._bodies.clear()
+                self._snapshot = snapshot
+            plain = self._bodies.get((name, False))
+            if plain is None:
+                plain = self._bodies[name, False] = make(snapshot)
+            if not zipped:
+                return plain
+            body = self._bodies.get((name, True))
+            if body is None:
+                # Level 1 takes a tenth of the default's time for a fifth more bytes.
+                body = gzip.compress(plain, compresslevel=1, mtime=0)
+                self._bodies[name, True] = body
+            return body
 
     def _health(self) -> PageResponse:
         age = self._clock.monotonic() - self._view().at.mono
         if age > STALE_AFTER:
             return plain_response(503, f"The newest snapshot is {age // SECOND} s old.")
         return plain_response(200, "ok")
+
+
+def _negotiated(
+    content_type: str, body: bytes, zipped: bool, *more: tuple[str, str]
+) -> PageResponse:
+    headers = (("Content-Type", content_type), ("Vary", "Accept, Accept-Encoding"), *more)
+    return PageResponse(200, (*headers, ("Content-Encoding", "gzip")) if zipped else headers, body)
 
 
 _STYLE = (
