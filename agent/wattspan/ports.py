@@ -234,16 +234,15 @@ class Caps(Protocol):
         """As of the newest answer."""
         ...
 
-    def rows(self) -> tuple[CapRow, ...]:
-        """Every knob there is, as it stands now."""
+    def rows(self, *, renew: bool = False) -> tuple[CapRow, ...]:
+        """Every knob as it stands now.
+
+        ``renew`` begins the lease anew: for the loop that watches the budget, after a full pass.
+        """
         ...
 
     def hold(self, job: str, caps: Mapping[CapKey, int], why: str) -> tuple[CapRow, ...]:
         """Hold exactly ``caps`` for ``job``; how they stand now, which may be on their way."""
-        ...
-
-    def renew(self) -> None:
-        """Go on holding. To be called by the loop that watches the budget, and by nobody else."""
         ...
 
     def release(self, job: str = "") -> None:

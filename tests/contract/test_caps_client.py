@@ -64,7 +64,7 @@ def test_holding_again_replaces_and_releasing_gives_back(
     client.hold("job", {bench.key(0): 500 * W}, "why")
     rows = client.hold("job", {bench.key(1): 500 * W}, "why")
     assert [row.state.requested for row in rows] == [650 * W, 500 * W]
-    client.renew()
+    client.rows(renew=True)
     client.release("another")
     assert bench.stands == [650 * W, 500 * W]
     client.release("job")
@@ -103,7 +103,7 @@ def test_a_capper_that_comes_back_is_spoken_to_again(bench: Bench, path: Path) -
     with CapperServer(bench, path):
         client.hold("job", {bench.key(): 500 * W}, "why")
     with pytest.raises(CapsError, match="No capper answers") as lost:
-        client.renew()
+        client.rows(renew=True)
     assert lost.value.refusal == ""
     with CapperServer(bench, path):
         clock.advance(60)

@@ -80,10 +80,10 @@ def test_a_lease_is_counted_by_a_clock_that_nobody_sets(
         client.hold("job", {host.gpu.key: CAP}, "why")
         assert host.capped()
         wall.off_by(HOUR)
-        client.renew()
+        client.rows(renew=True)
         assert capper.row(host.gpu.key).holder == "job", "an hour later is not too late"
         wall.off_by(-HOUR)
-        client.renew()
+        client.rows(renew=True)
         clock = SystemClock()
         began = clock.monotonic()
         assert capper.row(host.gpu.key).holder == "job"

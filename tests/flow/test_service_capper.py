@@ -222,7 +222,7 @@ def test_a_reload_keeps_what_is_held_and_imposes_what_is_new(
         capper.process.send_signal(signal.SIGHUP)
         manager.hears("READY=1", 2)
         assert manager.status.startswith("Not reloaded: ")
-        client.renew()
+        client.rows(renew=True)
         assert gpu.limit == CAP
         file.write_text(
             '[autotune]\nfloor = 0.3\n[[caps.fixed]]\ndevice = "*"\nknob = "gpu_power"\n'

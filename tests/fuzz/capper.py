@@ -19,11 +19,11 @@ from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.journal_records import encode_journal
 from wattspan.capper.limits import OperatorLimits
 from wattspan.capper.requests import RequestHandler
-from wattspan.capper.resolver import PeerCredentials
 from wattspan.capper.server import CapperSocketServer, _ClientConnection
 from wattspan.config import CapsSettings
 from wattspan.service.audit_tail import AuditTail
 from wattspan.testing import ManualClock
+from wattspan.util.peer_credentials import PeerCredentials
 
 _ORIGINAL, _LEAST, _FLOOR = 650 * W, 200 * W, 420 * W
 _WATCHED = ("wattspan.capper", "wattspan.model.settings")

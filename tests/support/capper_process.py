@@ -32,7 +32,7 @@ client = CapperClient(Path(sys.argv[1]), SystemClock(), who="holder", timeout=20
 client.hold("job", {CapKey(Knob(sys.argv[2]), sys.argv[3]): int(sys.argv[4])}, "a test")
 print("held", flush=True)
 for line in sys.stdin:
-    client.renew()
+    client.rows(renew=True)
     print("renewed", flush=True)
 """
 """Holds one cap, and renews it for each line that it is told."""

@@ -44,7 +44,7 @@ client = CapperClient(capper, SystemClock(), who="a test", timeout=20.0)
 client.hold("job", {CapKey(Knob.CPU_POWER, "rapl:package-0"): 60_000}, "a test")
 while True:
     threading.Event().wait(1)
-    client.renew()
+    client.rows(renew=True)
 """
 
 

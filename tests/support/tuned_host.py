@@ -143,9 +143,10 @@ class MemoryCapper:
     def totals(self) -> CapTotals:
         return CapTotals()
 
-    def rows(self) -> tuple[CapRow, ...]:
+    def rows(self, *, renew: bool = False) -> tuple[CapRow, ...]:
         self.asked += 1
         self._refuse()
+        self.renewed += renew
         rows = [self._row(gpu) for gpu in self._host.devices]
         return (*rows, *(self._clock(gpu) for gpu in self._host.gpus if self.clocks))
 
@@ -169,10 +170,6 @@ class MemoryCapper:
             if not any(key.device == device for key in caps):
                 self._give_back(device)
         return self.rows()
-
-    def renew(self) -> None:
-        self._refuse()
-        self.renewed += 1
 
     def release(self, job: str = "") -> None:
         self._refuse()

@@ -25,10 +25,10 @@ from wattspan.capper.paths import CapperHost
 from wattspan.capper.process import open_engine
 from wattspan.capper.protocol import RefusalReason, RefusedReply
 from wattspan.capper.requests import MOVES_A_SECOND, MOVES_AT_ONCE, RequestHandler
-from wattspan.capper.resolver import PeerCredentials
 from wattspan.config import CapsSettings, load
 from wattspan.model import SECOND, CapKey, Knob
 from wattspan.testing import ManualClock
+from wattspan.util.peer_credentials import PeerCredentials
 
 BUSY, OTHER = PeerCredentials(71, 1001), PeerCredentials(72, 1002)
 

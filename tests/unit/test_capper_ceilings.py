@@ -14,12 +14,12 @@ from wattspan.capper.ceilings import MAX_OWNERS, MAX_TTL, PowerCeilings, imposed
 from wattspan.capper.limits import OperatorLimits
 from wattspan.capper.protocol import RefusalReason, RefusedReply, StateReply
 from wattspan.capper.requests import RequestHandler
-from wattspan.capper.resolver import PeerCredentials
 from wattspan.config import CapsSettings
 from wattspan.config.control import FixedCapSettings, PrioritySettings
 from wattspan.model import SECOND, Knob
 from wattspan.ports import CapsError
 from wattspan.testing import ManualClock
+from wattspan.util.peer_credentials import PeerCredentials
 
 ROOT, AGENT, POWER_MANAGER = (
     PeerCredentials(10, 0),

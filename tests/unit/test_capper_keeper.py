@@ -9,9 +9,10 @@ import pytest
 from support.capper_bench import Bench, W
 from wattspan.capper.limits import OperatorLimits
 from wattspan.capper.protocol import RefusalReason
-from wattspan.capper.resolver import ImposedLimits, PeerCredentials
+from wattspan.capper.resolver import ImposedLimits
 from wattspan.model import Knob, Trouble
 from wattspan.ports import CapsError
+from wattspan.util.peer_credentials import PeerCredentials
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from wattspan.capper.audit import REFUSAL_DIVISOR, AuditAction, AuditEvent, Audi
 from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.protocol import MAX_NAME_LENGTH, RefusedReply
 from wattspan.capper.requests import RequestHandler
-from wattspan.capper.resolver import PeerCredentials
 from wattspan.config import CapsSettings
 from wattspan.model import SECOND, Knob
+from wattspan.util.peer_credentials import PeerCredentials
 
 ONE, OTHER = PeerCredentials(71, 1001), PeerCredentials(72, 1002)
 SIZE = 64 * 1024

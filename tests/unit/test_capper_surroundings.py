@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 from support.capper_bench import W
-from wattspan.capper.access import allowed_users, peer_credentials
+from wattspan.capper.access import allowed_users
 from wattspan.capper.journal import capper_directory
 from wattspan.capper.paths import capper_socket_path
 from wattspan.capper.protocol import CeilingRow, KnobRow, StateReply
@@ -15,6 +15,7 @@ from wattspan.cli.caps import state_lines
 from wattspan.config import AgentSettings
 from wattspan.model import SECOND, Knob
 from wattspan.testing import ManualClock
+from wattspan.util.peer_credentials import peer_credentials
 
 
 def test_root_and_its_own_user_may_always_speak() -> None:

@@ -18,7 +18,6 @@ from wattspan.capper.client import CapperClient
 from wattspan.capper.limits import OperatorLimits
 from wattspan.capper.process import needs_restart
 from wattspan.capper.protocol import RefusalReason
-from wattspan.capper.resolver import PeerCredentials
 from wattspan.cli.capper import CapperReload, CapperStatus
 from wattspan.config import CapsSettings, Config
 from wattspan.model import SECOND, CapKey, CapRow, Knob, Trouble
@@ -26,6 +25,7 @@ from wattspan.ports import CapsError, CapTotals, ConfigError
 from wattspan.service.capper_health import CapperHealth
 from wattspan.service.systemd import SystemdNotifier, Watchdog
 from wattspan.testing import ManualClock
+from wattspan.util.peer_credentials import PeerCredentials
 
 RULES = OperatorLimits(0.6, 0, 1.0)
 
@@ -46,15 +46,13 @@ class FakeCaps:
     def __init__(self, refusal: CapsError | None = None) -> None:
         self.refusal = refusal
 
-    def rows(self) -> tuple[CapRow, ...]:
+    def rows(self, *, renew: bool = False) -> tuple[CapRow, ...]:
         if self.refusal is not None:
             raise self.refusal
         return ()
 
     def hold(self, job: str, caps: Mapping[CapKey, int], why: str) -> tuple[CapRow, ...]:
         raise NotImplementedError
-
-    def renew(self) -> None: ...
 
     def release(self, job: str = "") -> None: ...
 

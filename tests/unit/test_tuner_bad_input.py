@@ -332,6 +332,26 @@ def test_a_tuner_stands_back_from_what_another_one_holds() -> None:
     assert held(host)
 
 
+def test_a_turn_that_fails_does_not_renew_the_lease() -> None:
+    host = Host()
+    assert host.capper is not None
+    host.train()
+    host.run(HOUR / 3, until=lambda: bool(host.capper and host.capper.holders))
+    host.run(2)
+    assert host.capper.renewed >= 3
+
+    def fail() -> None:
+        raise RuntimeError
+
+    host.tuner._pass_the_turn = fail  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError):
+        host.tuner.turn()
+    renewed = host.capper.renewed
+    with pytest.raises(RuntimeError):
+        host.tuner.turn()
+    assert host.capper.renewed == renewed
+
+
 @pytest.mark.slow
 def test_what_the_capper_refuses_is_asked_for_ever_more_seldom() -> None:
     host = Host()

@@ -7,26 +7,14 @@ from __future__ import annotations
 
 import os
 import pwd
-import socket
-import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from wattspan.capper.audit import AuditAction, AuditEvent
-from wattspan.capper.resolver import PeerCredentials
 from wattspan.model import SECOND
 from wattspan.ports import CapsError, Clock
-
-_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
-
-
-def peer_credentials(connection: socket.socket) -> PeerCredentials:
-    """The process that connected, and its user."""
-    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(told)
-    # A pid of 0 is a process that has none here: it lives in another pid namespace.
-    return PeerCredentials(pid or None, uid)
+from wattspan.util.peer_credentials import PeerCredentials
 
 
 def allowed_users(names: Iterable[str]) -> tuple[frozenset[int], tuple[str, ...]]:

@@ -23,10 +23,11 @@ from wattspan.capper.journal import JournalError
 from wattspan.capper.limits import BudgetDevice, cap_bounds, reference_setting, share_budget
 from wattspan.capper.manager import CapManager
 from wattspan.capper.protocol import CeilingRow, RefusalReason
-from wattspan.capper.resolver import ImposedLimits, PeerCredentials
+from wattspan.capper.resolver import ImposedLimits
 from wattspan.config import CapsSettings
 from wattspan.model import SECOND, CapKey, KnobState
 from wattspan.ports import CapsError, Clock
+from wattspan.util.peer_credentials import PeerCredentials
 
 VERSION: Final = 2
 MAX_TTL: Final = 24 * 3600 * SECOND

@@ -95,15 +95,12 @@ class CapperClient:
             return CapTotals()
         return CapTotals(state.writes, state.restores, state.ceiling, state.suspended)
 
-    def rows(self) -> tuple[CapRow, ...]:
-        return _cap_rows(self._ask(protocol.StatusRequest()))
+    def rows(self, *, renew: bool = False) -> tuple[CapRow, ...]:
+        return _cap_rows(self._ask(protocol.RenewRequest() if renew else protocol.StatusRequest()))
 
     def hold(self, job: str, caps: Mapping[CapKey, int], why: str) -> tuple[CapRow, ...]:
         wishes = [protocol.RequestedCap(key.knob, key.device, value) for key, value in caps.items()]
         return _cap_rows(self._ask(protocol.HoldRequest(job, wishes, why)))
-
-    def renew(self) -> None:
-        self._ask(protocol.RenewRequest())
 
     def release(self, job: str = "") -> None:
         self._ask(protocol.ReleaseRequest(job))

@@ -12,10 +12,11 @@ from wattspan.capper.leases import CapGrant, LeaseRegistry
 from wattspan.capper.limits import OperatorLimits
 from wattspan.capper.protocol import RefusalReason
 from wattspan.capper.reconciler import Reconciler
-from wattspan.capper.resolver import UNKNOWN_PEER, CapResolver, ImposedLimits, PeerCredentials
+from wattspan.capper.resolver import UNKNOWN_PEER, CapResolver, ImposedLimits
 from wattspan.capper.writer import LimitWriter, WriteCause, foreign_limit_error
 from wattspan.model import MILLISECOND, SECOND, CapKey, CapRow, Knob, KnobState
 from wattspan.ports import SUSPENDED, CapsError, Clock
+from wattspan.util.peer_credentials import PeerCredentials
 
 READ_INTERVAL = 10 * SECOND
 """How often devices that nobody holds are looked at, and new ones looked for."""

@@ -13,11 +13,11 @@ from wattspan.capper.ceilings import PowerCeilings, imposed_limits
 from wattspan.capper.journal import JournalError
 from wattspan.capper.manager import CapManager
 from wattspan.capper.protocol import KnobRow, RefusalReason, RefusedReply, StateReply
-from wattspan.capper.resolver import PeerCredentials
 from wattspan.config import CapsSettings
 from wattspan.http.rate_limiter import RateLimiter
 from wattspan.model import CapKey, CapRow
 from wattspan.ports import CapsError, Clock
+from wattspan.util.peer_credentials import PeerCredentials
 from wattspan.util.text import printable
 
 MAX_JOBS = 64

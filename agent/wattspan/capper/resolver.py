@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import NamedTuple
 
 from wattspan.capper.journal import JournalEntry
 from wattspan.capper.leases import CapGrant, Lease, LeaseRegistry
 from wattspan.capper.limits import CapBounds, OperatorLimits, cap_bounds, limit_step
 from wattspan.capper.writer import LimitWriter, WriteCause
 from wattspan.model import CapKey, KnobState
+from wattspan.util.peer_credentials import PeerCredentials
 
 _NO_LIMITS: Mapping[CapKey, int] = MappingProxyType({})
 
@@ -28,13 +28,6 @@ class ImposedLimits:
     shares: Mapping[CapKey, int] = field(default_factory=lambda: _NO_LIMITS)
     limit: int | None = None
     short: int = 0
-
-
-class PeerCredentials(NamedTuple):
-    """Who asks, as the kernel proves it."""
-
-    pid: int | None = None
-    uid: int | None = None
 
 
 UNKNOWN_PEER = PeerCredentials()

@@ -14,10 +14,10 @@ from wattspan.capper.journal import JournalError
 from wattspan.capper.paths import CapperHost, CapperLock
 from wattspan.capper.process import CapEngine, Log, open_engine, retry_release
 from wattspan.capper.protocol import RefusalReason
-from wattspan.capper.resolver import PeerCredentials
 from wattspan.config import Config
 from wattspan.model import MILLISECOND, SECOND, CapRow
 from wattspan.ports import Actuator, CapsError, Clock
+from wattspan.util.peer_credentials import PeerCredentials
 
 _PATIENCE, _BETWEEN = 10 * SECOND, 100 * MILLISECOND
 """How long whoever has the lock, while its socket says that it ends, is let end."""

@@ -18,13 +18,12 @@ from typing import Final
 import msgspec
 
 from wattspan.capper import protocol
-from wattspan.capper.access import peer_credentials
 from wattspan.capper.protocol import MAX_LINE_BYTES, RefusalReason, RefusedReply
 from wattspan.capper.requests import RequestHandler
-from wattspan.capper.resolver import PeerCredentials
 from wattspan.http.rate_limiter import RateLimiter
 from wattspan.model import SECOND
 from wattspan.ports import Clock
+from wattspan.util.peer_credentials import PeerCredentials, peer_credentials
 from wattspan.util.text import printable
 
 TICK: Final = SECOND

@@ -26,7 +26,6 @@ import json
 import os
 import socket
 import socketserver
-import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from wattspan.ports import WattspanError
+from wattspan.util.peer_credentials import peer_credentials
 
 
 class Closeable:
@@ -54,8 +54,6 @@ SOCKET_NAME = "engine.sock"
 
 QuestionHandler = Callable[[int, str], dict[str, Any]]
 """The answer to a line that the process with this pid has written."""
-
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class ControlServer:
@@ -86,8 +84,7 @@ class _ControlHandler(socketserver.StreamRequestHandler):
     timeout = None
 
     def handle(self) -> None:
-        raw = self.request.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid = _CREDENTIALS.unpack(raw)[0]
+        pid = peer_credentials(self.request).pid or 0
         for line in self.rfile:
             answer = self.server.answer(pid, line.decode(errors="replace"))
             try:

@@ -6,7 +6,6 @@ import errno
 import os
 import socket
 import stat
-import struct
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -16,10 +15,9 @@ from wattspan.http.connection_limiter import UidOf, endpoint, local_user, unknow
 from wattspan.http.messages import Peer
 from wattspan.model.settings import Listen
 from wattspan.ports import ListenError
+from wattspan.util.peer_credentials import peer_credentials
 
 BACKLOG = 128
-_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
-_UNKNOWN_UID = -1
 _RUN_DIR_REMEDY = "set another [agent] run_dir"
 
 
@@ -133,12 +131,9 @@ def transport_peer(transport: Any, accepted: int, uid_of: UidOf = unknown_uid) -
         return Peer(accepted=accepted)
     if connection.family == socket.AF_UNIX:
         try:
-            told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            return Peer(*peer_credentials(connection), accepted=accepted)
         except OSError:
             return Peer(accepted=accepted)
-        pid, uid, _ = _CREDENTIALS.unpack(told)
-        # A pid of 0 is a process that has none here: it lives in another pid namespace.
-        return Peer(pid or None, None if uid == _UNKNOWN_UID else uid, accepted=accepted)
     remote, local = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
     if not remote or not local:
         return Peer(accepted=accepted)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from wattspan.http.sockets import ListeningSocket, listen_unix
 from wattspan.ingest.ring_reader import RingError, RingReader, RingRecord
 from wattspan.sdk.ring import HELLO, MAGIC, RECORD_SIZE, VERSION
+from wattspan.util.peer_credentials import peer_credentials
 
 MAX_RECORDS = 1 << 16
 """Records taken in one turn, of all processes: more would hold up every other span, and swell."""
@@ -27,7 +28,7 @@ _MAX_ACCEPTED = 64  # connections taken in one turn
 _HELLO_TURNS = 20  # turns that a hello may take; it is sent with the connection
 _RINGS_PER_PROCESS = 4  # rings: one for each of its tracer providers, and it has one
 
-_UCRED, _INT = struct.Struct("3i"), struct.Struct("i")
+_INT = struct.Struct("i")
 
 
 class ProcessRecords(NamedTuple):
@@ -141,8 +142,8 @@ class SideChannelServer:
 
     def _admit(self) -> None:
         for connection in self._arrivals():
-            pid, uid = _credentials(connection)
-            if not self._has_room(pid, uid):
+            pid, uid = peer_credentials(connection)
+            if pid is None or uid is None or not self._has_room(pid, uid):
                 self.counts.crowded_out += 1
                 connection.close()
                 continue
@@ -166,8 +167,7 @@ class SideChannelServer:
         of_user = sum(guest.uid == uid for guest in self._guests)
         of_process = sum(guest.pid == pid for guest in self._guests)
         return (
-            pid > 0  # 0: of a process namespace that is not seen from here
-            and len(self._guests) < self._most
+            len(self._guests) < self._most
             and (uid == 0 or of_user < self._most - len(self._guests))
             and of_process < _RINGS_PER_PROCESS
         )
@@ -224,13 +224,6 @@ def _receive_ring(hello: bytes, descriptors: list[int], *, cut: bool) -> RingRea
     if len(descriptors) != 1 or cut:
         raise RingError("a hello comes with one descriptor")
     return RingReader(descriptors[0], count)
-
-
-def _credentials(connection: socket.socket) -> tuple[int, int]:
-    """pid and uid of whoever connected, as the kernel knows them."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    pid, uid, _ = _UCRED.unpack(found)
-    return pid, uid
 
 
 def _has_ended(guest: _SideChannelClient) -> bool:

@@ -114,6 +114,7 @@ class Tuner:
         self._accounts = TuningAccounts(settings.mode)
         self._failures = RateLimitedLog(clock.monotonic, log)
         self._turned: int | None = None
+        self._pass_completed = False
 
     def accounts(self) -> TuningAccounts:
         """The newest state of everything. Safe from any thread."""
@@ -161,7 +162,7 @@ class Tuner:
         self._pass_the_turn()
         for course in self._courses.values():
             self._tune(course, sight)
-        self._keep()
+        self._pass_completed = True
         self._show()
 
     def finish(self) -> None:
@@ -353,7 +354,9 @@ class Tuner:
         if self._caps is None:
             return
         try:
-            self._know(self._caps.rows())
+            # A turn that fails on its way renews nothing, so that its caps lapse.
+            renew, self._pass_completed = self._pass_completed and bool(self._held), False
+            self._know(self._caps.rows(renew=renew))
         except CapsError as error:
             self._rows, self._trouble = {}, refusal_reason(error.refusal)
             self._tell_trouble(str(error))
@@ -380,15 +383,6 @@ class Tuner:
         self._rows = {row.state.key: row for row in rows}
         if self._caps is not None:
             self._totals = self._caps.totals
-
-    def _keep(self) -> None:
-        """The sign of life that keeps caps in force."""
-        if self._caps is None or not self._held:
-            return
-        try:
-            self._caps.renew()
-        except CapsError as error:
-            self._trouble = refusal_reason(error.refusal)
 
     # ---------------------------------------------------------------------------- the memory
 

@@ -1,0 +1,24 @@
+"""The process and the user at the other end of a Unix socket, as the kernel proves them."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import NamedTuple
+
+_UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid
+_UNKNOWN_UID = -1
+
+
+class PeerCredentials(NamedTuple):
+    """``pid`` is None for a process of another pid namespace, ``uid`` for an unknown user."""
+
+    pid: int | None = None
+    uid: int | None = None
+
+
+def peer_credentials(connection: socket.socket) -> PeerCredentials:
+    """The credentials that the peer had when it connected (SO_PEERCRED). OSError."""
+    ucred = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, _ = _UCRED.unpack(ucred)
+    return PeerCredentials(pid or None, None if uid == _UNKNOWN_UID else uid)
