@@ -23,7 +23,7 @@ from typing import Self, TypeVar
 
 from benchmarks.faults.judge import Breach, Judge
 from benchmarks.faults.sight import NANO, Sight, parse
-from wattspan.emulation.host import EmulatedHost
+from support.emulated_faults import FaultyHost
 from wattspan.emulation.powercap_tree import LAYOUTS
 from wattspan.emulation.profiles import profile_named
 
@@ -62,7 +62,7 @@ class Stage:
         self.asleep = 0.0  # seconds for which the host slept, as its clocks tell
         self._lives = 0
         with _environment(self.environ):
-            self.host = EmulatedHost(profile_named(profile))
+            self.host = FaultyHost(profile_named(profile))
         try:
             self.agent = self._start()
             self.watcher = Watcher(self.address, every)

@@ -16,6 +16,8 @@ from typing import Any
 import pynvml
 import pytest
 
+from nvml_library import ENVIRONMENT, build
+from support.emulated_faults import FaultyPowercapTree, GpuFaults
 from support.fake_knobs import FakeRapl, KnobNvml
 from support.fake_nvml import FakeGpu
 from wattspan.capper.actuators.cpu_power import CpuPower
@@ -24,10 +26,8 @@ from wattspan.capper.actuators.gpu import GpuClock, GpuPower
 from wattspan.capper.actuators.nvml import NvmlBoards
 from wattspan.clock import SystemClock
 from wattspan.emulation.gpus import EmulatedGpus
-from wattspan.emulation.library_build import build
 from wattspan.emulation.nvml import EmulatedNvml
-from wattspan.emulation.nvml_layout import ENVIRONMENT
-from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
+from wattspan.emulation.powercap_tree import LAYOUTS
 from wattspan.model import CapKey, Knob, KnobState, Trouble
 from wattspan.ports import Actuator, ActuatorError, Clock
 from wattspan.testing import ManualClock
@@ -93,10 +93,10 @@ class EmulatedBench(Bench):
         self.lower = 300_000 if knob is Knob.GPU_POWER else 1_200
 
     def deny(self) -> None:
-        self.gpus.faults.no_permission(0)
+        GpuFaults(self.gpus).no_permission(0)
 
     def lose(self, lost: bool) -> None:
-        self.gpus.faults.lost(0, on=lost)
+        GpuFaults(self.gpus).lost(0, on=lost)
 
     def close(self) -> None:
         super().close()
@@ -106,7 +106,7 @@ class EmulatedBench(Bench):
 class TreeBench(Bench):
     def __init__(self, root: Path) -> None:
         self.layout = LAYOUTS["xeon-2s"]
-        self.tree = PowercapTree(root, self.layout, cpus=2)
+        self.tree = FaultyPowercapTree(root, self.layout, cpus=2)
         self.kernel = FakeRapl()
         self.actuator = CpuPower(root, ManualClock(), put=self.kernel.put)
         self.ids = ("rapl:package-0", "rapl:package-1")

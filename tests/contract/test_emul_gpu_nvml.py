@@ -1,6 +1,7 @@
-"""What a client of NVML may rely on: the same of the emulated module and of the C library.
+"""Contract of emulated NVML: of the product's ``EmulatedNvml`` and of the tests' C library.
 
-The C library is called by the installed ``pynvml`` itself, which finds it by its SONAME.
+The installed ``pynvml`` calls the C library, which it finds by its SONAME. Tests marked ``only_c``
+call functions that third-party clients need and the product does not.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Any
 import pynvml
 import pytest
 
+from nvml_library import ENVIRONMENT, build
+from support.emulated_faults import GpuFaults
 from wattspan.clock import SystemClock
 from wattspan.emulation.boards import BOARDS
 from wattspan.emulation.gpu_engine import ProcessKind, Throttle
 from wattspan.emulation.gpus import EmulatedGpus
-from wattspan.emulation.library_build import build
 from wattspan.emulation.nvml import EmulatedNvml
-from wattspan.emulation.nvml_layout import ENVIRONMENT
 from wattspan.emulation.workloads import MemoryResident, SteadyLoad
 from wattspan.ports import Clock
 from wattspan.testing import ManualClock
@@ -35,7 +36,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("nvml"))
 
 
-@pytest.fixture(params=["python", pytest.param("c", marks=pytest.mark.needs_cc)])
+_C = pytest.param("c", marks=pytest.mark.needs_cc)
+only_c = pytest.mark.parametrize("implementation", [_C], indirect=True)
+
+
+@pytest.fixture(params=["python", _C])
 def implementation(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -80,7 +85,7 @@ def nvml(
 def begun(nvml: Any, gpus: EmulatedGpus) -> Iterator[Any]:
     nvml.nvmlInit()
     yield nvml
-    gpus.faults.driver_error(0)
+    GpuFaults(gpus).driver_error(0)
     nvml.nvmlShutdown()
 
 
@@ -129,14 +134,14 @@ def test_nothing_answers_before_init_or_after_shutdown(nvml: Any) -> None:
 def test_without_a_driver_initialisation_fails_until_it_is_loaded(
     nvml: Any, gpus: EmulatedGpus
 ) -> None:
-    gpus.faults.driver_gone()
+    GpuFaults(gpus).driver_gone()
     with pytest.raises(pynvml.NVMLError_DriverNotLoaded):
         nvml.nvmlInit()
-    gpus.faults.driver_gone(False)
+    GpuFaults(gpus).driver_gone(False)
     nvml.nvmlInit()
-    gpus.faults.driver_gone()
+    GpuFaults(gpus).driver_gone()
     assert code(nvml.nvmlDeviceGetCount) == 9
-    gpus.faults.driver_gone(False)
+    GpuFaults(gpus).driver_gone(False)
     nvml.nvmlShutdown()
 
 
@@ -146,15 +151,17 @@ def test_errors_are_the_bindings_own_classes(begun: Any) -> None:
     assert str(caught.value) == "Invalid Argument"
     assert issubclass(begun.NVMLError_InvalidArgument, begun.NVMLError)
     assert begun.NVMLError is pynvml.NVMLError
-    assert begun.nvmlErrorString(15) == "GPU is lost"
 
 
+@only_c
 def test_versions_are_told(begun: Any) -> None:
+    assert begun.nvmlErrorString(15) == "GPU is lost"
     assert begun.nvmlSystemGetDriverVersion() == "580.95.05"
     assert begun.nvmlSystemGetNVMLVersion() == "13.580.95.05"
     assert begun.nvmlSystemGetCudaDriverVersion() == 13000
 
 
+@only_c
 def test_a_call_that_is_not_emulated_is_not_supported(begun: Any, h100: Any) -> None:
     assert code(begun.nvmlDeviceGetFanSpeed, h100) == begun.NVML_ERROR_NOT_SUPPORTED
     assert code(begun.nvmlDeviceGetEccMode, h100) == begun.NVML_ERROR_NOT_SUPPORTED
@@ -175,10 +182,9 @@ def test_gpus_are_named_as_real_ones_and_their_uuids_are_no_real_ones(
     assert uuids == [gpus.uuid(index) for index in range(3)]
     assert uuids[1] == "GPU-e0e0e0e0-0000-4000-8000-000000000001"
     assert [begun.nvmlDeviceGetArchitecture(handle) for handle in handles] == [9, 7, 4]
-    assert begun.nvmlDeviceGetCudaComputeCapability(handles[1]) == (8, 6)
-    assert begun.nvmlDeviceGetBrand(handles[0]) == begun.NVML_BRAND_NVIDIA
 
 
+@only_c
 def test_a_gpu_is_found_by_uuid_serial_and_either_form_of_its_bus_id(begun: Any, a40: Any) -> None:
     pci = begun.nvmlDeviceGetPciInfo(a40)
     assert (pci.busId, pci.busIdLegacy) == ("00000000:11:00.0", "0000:11:00.0")
@@ -190,6 +196,8 @@ def test_a_gpu_is_found_by_uuid_serial_and_either_form_of_its_bus_id(begun: Any,
         begun.nvmlDeviceGetHandleByPciBusId(pci.busIdLegacy),
     ]
     assert [begun.nvmlDeviceGetIndex(handle) for handle in found] == [1, 1, 1, 1]
+    assert begun.nvmlDeviceGetCudaComputeCapability(a40) == (8, 6)
+    assert begun.nvmlDeviceGetBrand(a40) == begun.NVML_BRAND_NVIDIA
     assert code(begun.nvmlDeviceGetHandleByUUID, "GPU-0") == begun.NVML_ERROR_NOT_FOUND
     assert code(begun.nvmlDeviceGetHandleByPciBusId, "slot") == begun.NVML_ERROR_INVALID_ARGUMENT
 
@@ -259,9 +267,15 @@ def test_clocks_memory_and_temperature(begun: Any, gpus: EmulatedGpus, h100: Any
     assert (clocks[0], clocks[1], clocks[-1], len(clocks)) == (1980, 1965, 345, 110)
     memory = begun.nvmlDeviceGetMemoryInfo(h100)
     assert (memory.total, memory.used) == (80 * GIB, 10 * GIB + GIB // 2)
+    assert begun.nvmlDeviceGetTemperature(h100, begun.NVML_TEMPERATURE_GPU) == 30
+
+
+@only_c
+def test_newer_calls_agree_with_older_ones(begun: Any, gpus: EmulatedGpus, h100: Any) -> None:
+    gpus.attach(0, TRAINER, SteadyLoad(), memory=10 * GIB)
+    memory = begun.nvmlDeviceGetMemoryInfo(h100)
     newer = begun.nvmlDeviceGetMemoryInfo(h100, begun.nvmlMemory_v2)
     assert (newer.used, newer.reserved, newer.free) == (10 * GIB, GIB // 2, memory.free)
-    assert begun.nvmlDeviceGetTemperature(h100, begun.NVML_TEMPERATURE_GPU) == 30
     assert begun.nvmlDeviceGetTemperatureV(h100, begun.NVML_TEMPERATURE_GPU) == 30
     assert begun.nvmlDeviceGetPerformanceState(h100) == 0
     assert begun.nvmlDeviceGetComputeMode(h100) == 0
@@ -275,11 +289,11 @@ def test_processes_are_listed_by_what_they_do(begun: Any, gpus: EmulatedGpus, h1
     gpus.attach(0, TRAINER, SteadyLoad(), memory=7 * GIB)
     gpus.attach(0, RESIDENT, MemoryResident(), memory=2 * GIB, kind=ProcessKind.MPS)
     gpus.attach(0, VIEWER, SteadyLoad(0.1), kind=ProcessKind.GRAPHICS)
-    (compute,) = begun.nvmlDeviceGetComputeRunningProcesses_v3(h100)
+    (compute,) = begun.nvmlDeviceGetComputeRunningProcesses(h100)
     assert (compute.pid, compute.usedGpuMemory) == (TRAINER, 7 * GIB)
     assert compute.gpuInstanceId == compute.computeInstanceId == 0xFFFFFFFF
-    (graphics,) = begun.nvmlDeviceGetGraphicsRunningProcesses_v3(h100)
-    (mps,) = begun.nvmlDeviceGetMPSComputeRunningProcesses_v3(h100)
+    (graphics,) = begun.nvmlDeviceGetGraphicsRunningProcesses(h100)
+    (mps,) = begun.nvmlDeviceGetMPSComputeRunningProcesses(h100)
     assert (graphics.pid, mps.pid) == (VIEWER, RESIDENT)
 
 
@@ -298,6 +312,7 @@ def test_only_processes_that_work_have_utilisation(
     assert 0 < begun.nvmlDeviceGetUtilizationRates(h100).gpu <= 60
 
 
+@only_c
 def test_a_size_query_is_never_a_success_when_there_is_something(
     begun: Any, gpus: EmulatedGpus, h100: Any
 ) -> None:
@@ -328,7 +343,7 @@ def test_a_limit_is_requested_at_once_and_enforced_a_little_later(
     assert begun.nvmlDeviceGetEnforcedPowerLimit(h100) == 400_000
     assert 345 < begun.nvmlDeviceGetClockInfo(h100, begun.NVML_CLOCK_SM) < 1980
     reasons = begun.nvmlDeviceGetCurrentClocksEventReasons(h100)
-    assert reasons == begun.nvmlClocksEventReasonSwPowerCap
+    assert reasons == pynvml.nvmlClocksEventReasonSwPowerCap
     gpus.run(0.05)
     assert fields(begun, h100, 74)[74][2] > 0
 
@@ -340,6 +355,7 @@ def test_a_limit_out_of_range_is_refused_and_changes_nothing(begun: Any, h100: A
     assert begun.nvmlDeviceGetPowerManagementLimit(h100) == 700_000
 
 
+@only_c
 def test_the_bindings_v2_setter_hides_a_refusal(begun: Any, gpus: EmulatedGpus, h100: Any) -> None:
     """A trap of the real binding, so a trap of the emulated one."""
     assert begun.nvmlDeviceSetPowerManagementLimit_v2(h100, 0, 300_000) == 0
@@ -349,15 +365,14 @@ def test_the_bindings_v2_setter_hides_a_refusal(begun: Any, gpus: EmulatedGpus, 
 
 
 def test_setters_need_permission(begun: Any, gpus: EmulatedGpus, h100: Any) -> None:
-    gpus.faults.no_permission(0)
+    GpuFaults(gpus).no_permission(0)
     for call, *arguments in (
         (begun.nvmlDeviceSetPowerManagementLimit, h100, 400_000),
         (begun.nvmlDeviceSetGpuLockedClocks, h100, 345, 900),
         (begun.nvmlDeviceResetGpuLockedClocks, h100),
-        (begun.nvmlDeviceSetPersistenceMode, h100, 0),
     ):
         assert code(call, *arguments) == begun.NVML_ERROR_NO_PERMISSION
-    gpus.faults.no_permission(0, False)
+    GpuFaults(gpus).no_permission(0, False)
     begun.nvmlDeviceSetPowerManagementLimit(h100, 400_000)
 
 
@@ -376,17 +391,20 @@ def test_a_p100_cannot_lock_its_clocks(begun: Any, p100: Any) -> None:
     assert code(begun.nvmlDeviceSetGpuLockedClocks, p100, 600, 900) == 3
 
 
-def test_persistence_mode_is_remembered(begun: Any, h100: Any) -> None:
+@only_c
+def test_persistence_mode_is_remembered(begun: Any, gpus: EmulatedGpus, h100: Any) -> None:
     begun.nvmlDeviceSetPersistenceMode(h100, 0)
     assert begun.nvmlDeviceGetPersistenceMode(h100) == 0
+    GpuFaults(gpus).no_permission(0)
+    assert code(begun.nvmlDeviceSetPersistenceMode, h100, 1) == begun.NVML_ERROR_NO_PERMISSION
 
 
 def test_another_writer_and_a_lower_outside_limit_can_be_seen(
     begun: Any, gpus: EmulatedGpus, h100: Any
 ) -> None:
     begun.nvmlDeviceSetPowerManagementLimit(h100, 400_000)
-    gpus.faults.foreign_limit(0, 650_000)
-    gpus.faults.enforce_at_most(0, 500_000)
+    GpuFaults(gpus).foreign_limit(0, 650_000)
+    GpuFaults(gpus).enforce_at_most(0, 500_000)
     gpus.run(0.15)
     assert begun.nvmlDeviceGetPowerManagementLimit(h100) == 650_000
     assert begun.nvmlDeviceGetEnforcedPowerLimit(h100) == 500_000
@@ -398,26 +416,26 @@ def test_another_writer_and_a_lower_outside_limit_can_be_seen(
 def test_a_lost_gpu_takes_nobody_with_it(
     begun: Any, gpus: EmulatedGpus, h100: Any, a40: Any
 ) -> None:
-    gpus.faults.lost(0)
+    GpuFaults(gpus).lost(0)
     assert code(begun.nvmlDeviceGetPowerUsage, h100) == begun.NVML_ERROR_GPU_IS_LOST
     assert code(begun.nvmlDeviceGetName, h100) == begun.NVML_ERROR_GPU_IS_LOST
     assert code(begun.nvmlDeviceGetHandleByIndex, 0) == begun.NVML_ERROR_GPU_IS_LOST
     assert begun.nvmlDeviceGetPowerUsage(a40) > 0
-    gpus.faults.lost(0, False)
+    GpuFaults(gpus).lost(0, False)
     assert begun.nvmlDeviceGetPowerUsage(h100) > 0
 
 
 def test_a_hanging_call_blocks_until_it_is_released(
     begun: Any, gpus: EmulatedGpus, h100: Any, a40: Any
 ) -> None:
-    gpus.faults.hang(0)
+    GpuFaults(gpus).hang(0)
     answers: list[int] = []
     thread = threading.Thread(target=lambda: answers.append(begun.nvmlDeviceGetPowerUsage(h100)))
     thread.start()
     assert begun.nvmlDeviceGetPowerUsage(a40) > 0
     thread.join(0.05)
     assert thread.is_alive()
-    gpus.faults.hang(0, False)
+    GpuFaults(gpus).hang(0, False)
     thread.join(10)
     assert answers == [70_000]
 
@@ -425,7 +443,7 @@ def test_a_hanging_call_blocks_until_it_is_released(
 def test_a_reset_counter_starts_again(begun: Any, gpus: EmulatedGpus, h100: Any) -> None:
     gpus.run(0.25)
     shown = begun.nvmlDeviceGetTotalEnergyConsumption(h100)
-    gpus.faults.reset_counter(0)
+    GpuFaults(gpus).reset_counter(0)
     assert begun.nvmlDeviceGetTotalEnergyConsumption(h100) < shown
     assert gpus.truth(0).energy // 1000 >= shown
 
@@ -433,9 +451,9 @@ def test_a_reset_counter_starts_again(begun: Any, gpus: EmulatedGpus, h100: Any)
 def test_what_a_virtual_machine_lacks_can_be_missing(
     begun: Any, gpus: EmulatedGpus, h100: Any
 ) -> None:
-    gpus.faults.no_energy_counter(0)
-    gpus.faults.no_power(0)
-    gpus.faults.no_processes(0)
+    GpuFaults(gpus).no_energy_counter(0)
+    GpuFaults(gpus).no_power(0)
+    GpuFaults(gpus).no_processes(0)
     for call, *arguments in (
         (begun.nvmlDeviceGetTotalEnergyConsumption, h100),
         (begun.nvmlDeviceGetPowerUsage, h100),
@@ -451,7 +469,7 @@ def test_under_mig_nobody_tells_utilisation(begun: Any, gpus: EmulatedGpus, h100
     gpus.attach(0, RESIDENT, MemoryResident())
     gpus.run(0.2)
     assert begun.nvmlDeviceGetMigMode(h100) == [0, 0]
-    gpus.faults.mig(0)
+    GpuFaults(gpus).mig(0)
     assert begun.nvmlDeviceGetMigMode(h100) == [1, 1]
     assert code(begun.nvmlDeviceGetUtilizationRates, h100) == 3
     assert code(begun.nvmlDeviceGetProcessUtilization, h100, 0) == 3
@@ -459,11 +477,12 @@ def test_under_mig_nobody_tells_utilisation(begun: Any, gpus: EmulatedGpus, h100
     assert [(entry.pid, entry.gpuInstanceId) for entry in listed] == [(TRAINER, 1), (RESIDENT, 2)]
 
 
+@only_c
 def test_mig_instances_have_handles_of_their_own(
     begun: Any, gpus: EmulatedGpus, h100: Any, a40: Any
 ) -> None:
     gpus.attach(0, TRAINER, SteadyLoad())
-    gpus.faults.mig(0)
+    GpuFaults(gpus).mig(0)
     assert begun.nvmlDeviceGetMaxMigDeviceCount(h100) == 7
     instance = begun.nvmlDeviceGetMigDeviceHandleByIndex(h100, 0)
     assert begun.nvmlDeviceGetUUID(instance) == "MIG-e0e0e0e0-0000-4000-8000-000000000001"
@@ -481,15 +500,16 @@ def test_mig_instances_have_handles_of_their_own(
 
 def test_throttling_is_counted_by_its_reason(begun: Any, gpus: EmulatedGpus, h100: Any) -> None:
     gpus.attach(0, TRAINER, SteadyLoad())
-    gpus.faults.throttle(0, Throttle.HW_THERMAL, 1200)
+    GpuFaults(gpus).throttle(0, Throttle.HW_THERMAL, 1200)
     gpus.run(0.15)
     reasons = begun.nvmlDeviceGetCurrentClocksThrottleReasons(h100)
-    assert reasons == begun.nvmlClocksEventReasonHwThermalSlowdown | 0x8
+    assert reasons == pynvml.nvmlClocksEventReasonHwThermalSlowdown | 0x8
     answers = fields(begun, h100, 269, 270, 271)
     assert answers[270][2] > 0
     assert answers[269][2] == answers[271][2] == 0
 
 
+@only_c
 def test_nothing_happening_is_a_timeout_and_an_xid_is_an_event(
     begun: Any, gpus: EmulatedGpus, h100: Any
 ) -> None:
@@ -497,7 +517,7 @@ def test_nothing_happening_is_a_timeout_and_an_xid_is_an_event(
     assert begun.nvmlDeviceGetSupportedEventTypes(h100) == begun.nvmlEventTypeXidCriticalError
     begun.nvmlDeviceRegisterEvents(h100, begun.nvmlEventTypeXidCriticalError, watched)
     assert code(begun.nvmlEventSetWait_v2, watched, 1) == begun.NVML_ERROR_TIMEOUT
-    gpus.faults.xid(0, 79)
+    GpuFaults(gpus).xid(0, 79)
     event = begun.nvmlEventSetWait_v2(watched, 1000)
     assert (event.eventType, event.eventData) == (begun.nvmlEventTypeXidCriticalError, 79)
     assert begun.nvmlDeviceGetIndex(event.device) == 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.emulated_faults import GpuFaults
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.workloads import DECODE, MemoryResident, SteadyLoad
@@ -139,7 +140,7 @@ def test_records_of_each_gpu_tile_time(host: Host) -> None:
 
 def test_a_status_tells_limits_and_throttling(host: Host) -> None:
     host.gpus.attach(0, TRAIN.pid, SteadyLoad(1.0))
-    host.gpus.faults.foreign_limit(0, 300_000)
+    GpuFaults(host.gpus).foreign_limit(0, 300_000)
     host.run(10)
     status = [s for s in host.statuses if s.domain_id == host.id(0)][-1]
     assert status.limits.requested == status.limits.enforced == 300_000
@@ -150,10 +151,10 @@ def test_a_status_tells_limits_and_throttling(host: Host) -> None:
 
 def test_a_lost_board_comes_back_in_a_new_epoch_and_costs_the_other_nothing(host: Host) -> None:
     host.run(1)
-    host.gpus.faults.lost(0)
+    GpuFaults(host.gpus).lost(0)
     host.run(5)
     assert [r.domain_id for r in host.batch.readings] == [host.id(1)]
-    host.gpus.faults.lost(0, on=False)
+    GpuFaults(host.gpus).lost(0, on=False)
     host.run(10)
     assert list(dict.fromkeys(r.epoch for r in host.of(0))) == [0, 1]
     assert {r.epoch for r in host.of(1)} == {0}
@@ -162,18 +163,18 @@ def test_a_lost_board_comes_back_in_a_new_epoch_and_costs_the_other_nothing(host
 
 def test_a_driver_that_leaves_is_waited_for(host: Host) -> None:
     host.run(1)
-    host.gpus.faults.driver_gone()
+    GpuFaults(host.gpus).driver_gone()
     host.run(3)
     assert host.batch.readings == ()
     assert Trouble.ABSENT in {failure.trouble for failure in host.batch.failures}
-    host.gpus.faults.driver_gone(on=False)
+    GpuFaults(host.gpus).driver_gone(on=False)
     host.run(5)
     assert len(host.batch.readings) == 2
     assert host.batch.failures == ()
 
 
 def test_a_board_without_counter_is_integrated(host: Host) -> None:
-    host.gpus.faults.no_energy_counter(0)
+    GpuFaults(host.gpus).no_energy_counter(0)
     host.gpus.attach(0, TRAIN.pid, SteadyLoad(1.0))
     host.run(3)
     before, first = host.gpus.truth(0), host.of(0)[-1]
@@ -183,7 +184,7 @@ def test_a_board_without_counter_is_integrated(host: Host) -> None:
 
 
 def test_a_divided_board_is_measured_and_not_attributed(host: Host) -> None:
-    host.gpus.faults.mig(0)
+    GpuFaults(host.gpus).mig(0)
     host.gpus.attach(0, TRAIN.pid, SteadyLoad(1.0))
     host.run(5)
     assert len(host.of(0)) == 50

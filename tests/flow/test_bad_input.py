@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.certificates import Authority
+from support.emulated_faults import FaultyHost
 from support.program import UNPRIVILEGED, Running, fallen, lasting, on_a_disk_of, options, wattspan
 from support.waiting import eventually
 from wattspan.emulation.host import EmulatedHost
@@ -138,7 +139,7 @@ def test_a_source_that_was_insisted_on_and_is_not_there_is_named(tmp_path: Path)
 @pytest.fixture
 def host() -> Iterator[EmulatedHost]:
     """Counters that the program takes for those of this machine."""
-    with EmulatedHost(profile_named("two-socket")) as emulated:
+    with FaultyHost(profile_named("two-socket")) as emulated:
         yield emulated
 
 

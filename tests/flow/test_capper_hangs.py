@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.capper_process import CapperProcess
+from support.emulated_faults import FaultyHost
 from support.power_limits import Hang, PowerLimits, restore
 from support.waiting import eventually
 from wattspan.capper.client import CapperClient
@@ -28,7 +29,7 @@ SETTINGS: dict[str, object] = {
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[EmulatedHost]:
-    with EmulatedHost(profile_named("two-socket-h100")) as host:
+    with FaultyHost(profile_named("two-socket-h100")) as host:
         yield host
 
 

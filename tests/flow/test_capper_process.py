@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from support.capper_process import CapperProcess, Gpu, finish, gpu_at
+from support.emulated_faults import FaultyHost
 from support.program import ENVIRONMENT, PROGRAM, on_a_disk_of, with_read_only
 from support.requirements import ROOT
 from support.waiting import eventually
@@ -32,7 +33,7 @@ ORIGINAL, CAP, THEIRS = 650_000, 500_000, 333_000
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[EmulatedHost]:
-    with EmulatedHost(profile_named("one-socket-h100")) as host:
+    with FaultyHost(profile_named("one-socket-h100")) as host:
         yield host
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support.emulated_faults import FaultyHost
 from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.emulation.control import ControlClient
@@ -35,7 +36,7 @@ nvml.nvmlDeviceSetPowerManagementLimit(nvml.nvmlDeviceGetHandleByIndex(0), int(s
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[EmulatedHost]:
-    with EmulatedHost(profile_named("one-socket-h100")) as host:
+    with FaultyHost(profile_named("one-socket-h100")) as host:
         host.start_jobs()
         yield host
 
@@ -195,7 +196,7 @@ def test_a_fault_that_is_none_is_refused(host: EmulatedHost, question: dict[str,
 
 
 def test_a_limit_written_to_a_package_slows_the_job_on_it() -> None:
-    with EmulatedHost(profile_named("batch")) as host:
+    with FaultyHost(profile_named("batch")) as host:
         host.start_jobs()
         assert host.sysfs is not None
         zone = host.sysfs / "class/powercap/intel-rapl:0"
@@ -229,7 +230,7 @@ def job_stretch(host: EmulatedHost, units: int, name: str = "cruncher") -> float
 
 
 def test_a_job_does_as_it_is_told() -> None:
-    with EmulatedHost(profile_named("one-socket-h100")) as host:
+    with FaultyHost(profile_named("one-socket-h100")) as host:
         pid = host.start_jobs()["trainer"]
         eventually(lambda: host.ask(do="work", job="trainer")["units"] > 3, "it works")
         host.ask(do="steer", job="trainer", step=0.05, kernel="decode", noise=0.0)
@@ -289,7 +290,7 @@ def test_what_a_job_cannot_do_is_refused(
     "profile", [name for name in PROFILES if any(job.spans for job in PROFILES[name].jobs)]
 )
 def test_every_profile_starts_its_jobs_and_those_with_work_get_on(profile: str) -> None:
-    with EmulatedHost(profile_named(profile)) as host:
+    with FaultyHost(profile_named(profile)) as host:
         host.start_jobs()
         for job in profile_named(profile).jobs:
             if job.spans:

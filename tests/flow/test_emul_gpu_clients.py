@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from nvml_library import build, environment
 from support.clients import CLIENTS, client_environment, fake_nvidia_smi
 from wattspan.clock import SystemClock
 from wattspan.emulation.gpus import EmulatedGpus
-from wattspan.emulation.library_build import build, environment
 from wattspan.emulation.workloads import ScriptedLoad, SteadyLoad
 
 pytestmark = [pytest.mark.needs_cc, pytest.mark.needs_clients]

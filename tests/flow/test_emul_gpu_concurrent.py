@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from nvml_library import build, environment
 from support.requirements import ROOT
 from wattspan.clock import SystemClock
 from wattspan.emulation.boards import H100
 from wattspan.emulation.gpus import EmulatedGpus
-from wattspan.emulation.library_build import build, environment
 from wattspan.emulation.workloads import MemoryResident, SteadyLoad
 
 pytestmark = pytest.mark.exhaustive

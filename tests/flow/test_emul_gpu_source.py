@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.emulated_faults import GpuFaults
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.serving import RequestServing
@@ -105,10 +106,10 @@ def test_processes_are_seen_in_proportion_to_what_they_used(agent: Agent) -> Non
 
 def test_a_lost_gpu_comes_back_and_is_read_again(agent: Agent) -> None:
     agent.run(2)
-    agent.gpus.faults.lost(0)
+    GpuFaults(agent.gpus).lost(0)
     agent.run(1)
     assert any(failure.domain_id for failure in agent.batch.failures)
-    agent.gpus.faults.lost(0, False)
+    GpuFaults(agent.gpus).lost(0, False)
     agent.readings.clear()
     agent.run(5)
     assert agent.energy(0) > 0

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from support.emulated_faults import FaultyHost
 from support.program import alive
 from support.waiting import eventually
 from wattspan.emulation import host as hosts
-from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
 from wattspan.ports import WattspanError
 
@@ -29,14 +29,14 @@ from wattspan.ports import WattspanError
     ],
 )
 def test_a_question_it_cannot_answer_does_not_end_it(question: dict[str, object]) -> None:
-    with EmulatedHost(profile_named("laptop")) as host:
+    with FaultyHost(profile_named("laptop")) as host:
         with pytest.raises(WattspanError, match="The emulated host refuses: "):
             host.ask(**question)
         assert host.ask(do="truth")["zones"]
 
 
 def test_only_its_owner_ends_it() -> None:
-    with EmulatedHost(profile_named("laptop")) as host:
+    with FaultyHost(profile_named("laptop")) as host:
         host._process.send_signal(signal.SIGTERM)
         assert host.ask(do="truth")["zones"]
     assert host._process.returncode == 0
@@ -50,16 +50,16 @@ def test_what_a_killed_one_left_is_removed_by_the_next_and_nothing_else(
         tempfile.TemporaryDirectory() as apart,  # other tests' hosts are newborn, too
         monkeypatch.context() as patch,
     ):
-        patch.setattr(hosts, "_NEWBORN", -1)
+        patch.setattr(hosts, "_STARTUP_GRACE", -1)
         patch.setattr(hosts, "_SHARED_MEMORY", Path(apart))
-        with EmulatedHost(profile_named("laptop")) as living:
-            dead = EmulatedHost(profile_named("laptop"))
+        with FaultyHost(profile_named("laptop")) as living:
+            dead = FaultyHost(profile_named("laptop"))
             dead._process.kill()
             dead._process.wait()
             os.close(dead._hold)  # as the end of its owner does
             dead._hold = -1
             assert dead.directory.exists()
-            with EmulatedHost(profile_named("laptop")):
+            with FaultyHost(profile_named("laptop")):
                 assert not dead.directory.exists()
                 assert living.directory.exists()
             assert living.ask(do="truth")["zones"]
@@ -67,7 +67,7 @@ def test_what_a_killed_one_left_is_removed_by_the_next_and_nothing_else(
 
 
 def test_one_that_is_killed_is_named_and_its_jobs_end() -> None:
-    with EmulatedHost(profile_named("laptop")) as host:
+    with FaultyHost(profile_named("laptop")) as host:
         jobs = frozenset(host.start_jobs().values())
         host._process.kill()
         with pytest.raises(WattspanError, match="'laptop' ended unexpectedly"):
@@ -82,4 +82,4 @@ def test_a_place_without_room_is_one_sentence(
     monkeypatch.setattr(hosts, "_SHARED_MEMORY", tmp_path / "absent")
     monkeypatch.setattr(hosts.tempfile, "gettempdir", lambda: str(tmp_path / "absent as well"))
     with pytest.raises(WattspanError, match=r"Cannot set up an emulated host in .*: No such file"):
-        EmulatedHost(profile_named("laptop"))
+        FaultyHost(profile_named("laptop"))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from nvml_library import build, environment
 from wattspan.clock import SystemClock
 from wattspan.emulation.gpus import EmulatedGpus
-from wattspan.emulation.library_build import build, environment
 from wattspan.emulation.workloads import SteadyLoad
 
 CLIENT = """

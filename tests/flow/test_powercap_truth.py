@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from support.emulated_faults import FaultyPowercapEngine, FaultyPowercapTree
 from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.emulation.cpus import CpuLaw, on_sockets, open_cpu_load
-from wattspan.emulation.powercap_engine import PowercapEngine, PowercapRunner
-from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
+from wattspan.emulation.powercap_engine import PowercapRunner
+from wattspan.emulation.powercap_tree import LAYOUTS
 from wattspan.sources.rapl.powercap import PowercapSource
 
 
-def live_engine(root: Path, clock: SystemClock) -> PowercapEngine:
-    tree = PowercapTree(root, LAYOUTS["xeon-2s"])
-    return PowercapEngine(
+def live_engine(root: Path, clock: SystemClock) -> FaultyPowercapEngine:
+    tree = FaultyPowercapTree(root, LAYOUTS["xeon-2s"])
+    return FaultyPowercapEngine(
         tree, CpuLaw(), clock, on_sockets(open_cpu_load(clock), tree.socket_of_cpu)
     )
 
@@ -92,8 +93,8 @@ def test_a_stopped_runner_leaves_no_thread(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_lives_on_this_machine(tmp_path: Path, layout: str) -> None:
     clock = SystemClock()
-    tree = PowercapTree(tmp_path, LAYOUTS[layout])
-    engine = PowercapEngine(
+    tree = FaultyPowercapTree(tmp_path, LAYOUTS[layout])
+    engine = FaultyPowercapEngine(
         tree, CpuLaw(), clock, on_sockets(open_cpu_load(clock), tree.socket_of_cpu)
     )
     clock.sleep_until(clock.monotonic() + 2_000_000)

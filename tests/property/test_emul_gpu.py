@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.emulated_faults import GpuFaults
 from wattspan.emulation.boards import A40, BOARDS, H100, V100, published_curves
 from wattspan.emulation.gpu_file import GpuFile, counter_energy, true_energy
 from wattspan.emulation.gpus import EmulatedGpus
@@ -75,11 +76,11 @@ def perform(gpus: EmulatedGpus, clock: ManualClock, file: GpuFile, event: tuple[
             gpus.detach(0, pid)
         case "limit", part:
             low, _, high = board.limits
-            gpus.faults.foreign_limit(0, low + (high - low) * part // 100)
+            GpuFaults(gpus).foreign_limit(0, low + (high - low) * part // 100)
         case "lock", mhz:
             file.record(0).clock_request = mhz
         case "ceiling", milliwatts:
-            gpus.faults.enforce_at_most(0, milliwatts)
+            GpuFaults(gpus).enforce_at_most(0, milliwatts)
 
 
 @given(boards, st.sampled_from([1, 1_000_003, 20_000_000, 100_000_000]), events)

@@ -9,10 +9,10 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
+from support.emulated_faults import FaultyHost
 from wattspan.attribution.history import AttributionHistory
 from wattspan.clock import SystemClock
 from wattspan.config import FlagValue, load
-from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
 from wattspan.model import Consumer, HwType
 from wattspan.plugins import discover
@@ -32,7 +32,7 @@ class LiveAgent:
     """An agent measuring an emulated host, both real but for the hardware."""
 
     def __init__(self, profile: str, state_dir: Path, **settings: object) -> None:
-        self.host = EmulatedHost(profile_named(profile))
+        self.host = FaultyHost(profile_named(profile))
         self.clock = SystemClock()
         self.log: list[str] = []
         self._burners: list[subprocess.Popen[str]] = []

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from support.emulated_faults import FaultyPowercapEngine, FaultyPowercapTree
 from wattspan.emulation.cpus import CpuLaw
-from wattspan.emulation.powercap_engine import PowercapEngine
-from wattspan.emulation.powercap_tree import LAYOUTS, PowercapLayout, PowercapTree
+from wattspan.emulation.powercap_tree import LAYOUTS, PowercapLayout
 from wattspan.ports import Batch
 from wattspan.sources.rapl.powercap import PowercapSource
 from wattspan.testing import ManualClock
@@ -22,9 +22,11 @@ class PowercapHost:
     def __init__(self, root: Path, layout: str | PowercapLayout = "xeon-2s") -> None:
         self.layout = LAYOUTS[layout] if isinstance(layout, str) else layout
         self.clock = ManualClock()
-        self.tree = PowercapTree(root, self.layout, cpus=2)
+        self.tree = FaultyPowercapTree(root, self.layout, cpus=2)
         self._busy = [0] * self.layout.sockets
-        self.engine = PowercapEngine(self.tree, CpuLaw(), self.clock, lambda: tuple(self._busy))
+        self.engine = FaultyPowercapEngine(
+            self.tree, CpuLaw(), self.clock, lambda: tuple(self._busy)
+        )
         self.source = PowercapSource(root, self.clock, emulated=True)
         self.pass_time(1)
 

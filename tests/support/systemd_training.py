@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from nvml_library import ENVIRONMENT
 from support.agent_on_host import Standing
 from support.capper_process import Gpu
 from support.systemd_wattspan import PYTHON, Installed
 from wattspan.emulation.control import HOST_VARIABLE
-from wattspan.emulation.nvml_layout import ENVIRONMENT
 from wattspan.emulation.profiles import profile_named
 from wattspan.model import SECOND
 

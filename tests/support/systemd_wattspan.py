@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nvml_library import build, environment
 from support.capper_process import HOLDER, Gpu
 from support.requirements import ROOT
 from support.systemd_host import SystemdHost
 from support.waiting import eventually
 from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.library_build import build, environment
 from wattspan.emulation.profiles import profile_named
 
 SHIPPED = ROOT / "systemd"

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from support.emulated_faults import FaultyPowercapTree
 from support.fake_knobs import FakeRapl
 from wattspan.capper.actuators.cpu_power import CpuPower
-from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
+from wattspan.emulation.powercap_tree import LAYOUTS
 from wattspan.model import KnobState, Trouble
 from wattspan.ports import ActuatorError
 from wattspan.testing import ManualClock
@@ -25,7 +26,7 @@ NOBODY = 65_534
 
 class Host:
     def __init__(self, root: Path, layout: str = "xeon-2s") -> None:
-        self.tree = PowercapTree(root, LAYOUTS[layout], cpus=2)
+        self.tree = FaultyPowercapTree(root, LAYOUTS[layout], cpus=2)
         self.kernel = FakeRapl()
         self.power = CpuPower(root, ManualClock(), put=self.kernel.put)
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from nvml_library import build, environment, layout_header, symbols
+from support.emulated_faults import GpuFaults
 from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.emulation.boards import BOARDS
-from wattspan.emulation.gpu_file import EmulationError, GpuFile, TornStateError
+from wattspan.emulation.gpu_file import EmulationError, GpuFile, HostRecord, TornStateError
 from wattspan.emulation.gpus import EmulatedGpus
-from wattspan.emulation.library_build import build, environment, layout_header
-from wattspan.emulation.nvml import EmulatedNvml, symbols
-from wattspan.emulation.nvml_layout import HostRecord
+from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.workloads import MemoryResident, SteadyLoad
 from wattspan.testing import ManualClock
 
@@ -71,7 +71,6 @@ def test_the_emulated_module_leaves_the_real_one_alone(gpus: EmulatedGpus) -> No
     assert pynvml.nvmlLib is None
     assert nvml.NVML_CLOCK_SM == pynvml.NVML_CLOCK_SM
     assert not hasattr(nvml, "nvmlDeviceGetRainfall")
-    assert "nvmlDeviceGetPowerUsage" in dir(nvml)
 
 
 def test_two_clients_see_the_same_gpu(gpus: EmulatedGpus, clock: ManualClock) -> None:
@@ -107,7 +106,7 @@ def test_a_cap_slows_progress_less_than_it_saves_power(
     gpus.attach(0, 7, SteadyLoad())
     gpus.run(10)
     free = gpus.truth(0)
-    gpus.faults.foreign_limit(0, 450_000)
+    GpuFaults(gpus).foreign_limit(0, 450_000)
     gpus.run(1)
     start = gpus.truth(0)
     gpus.run(10)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.emulated_faults import GpuFaults
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.workloads import RankWork, SteadyLoad, StepTiming
 from wattspan.testing import ManualClock
@@ -42,7 +43,7 @@ def test_a_cap_on_a_rank_that_waits_costs_the_job_no_time(gpus: EmulatedGpus) ->
     attach(gpus, 0.100, 0.115)
     gpus.run(5)
     free, spent, units = gpus.deeds(1, 101).took, gpus.truth(0).energy, gpus.deeds(1, 101).units
-    gpus.faults.foreign_limit(0, 480_000)
+    GpuFaults(gpus).foreign_limit(0, 480_000)
     gpus.run(1)
     before = gpus.deeds(1, 101)
     took, begun, energy = before.took, before.units, gpus.truth(0).energy

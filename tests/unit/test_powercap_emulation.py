@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.emulated_faults import FaultyPowercapTree
 from support.powercap_host import PowercapHost, counters
 from wattspan.emulation.cpus import CpuLaw, on_sockets
 from wattspan.emulation.powercap_tree import (
@@ -16,7 +17,6 @@ from wattspan.emulation.powercap_tree import (
     LAYOUTS,
     CounterScope,
     EmulatedZone,
-    PowercapTree,
     TreeError,
     zone_at,
 )
@@ -136,7 +136,7 @@ def test_psys_contains_packages_and_memory(tmp_path: Path) -> None:
 
 
 def test_an_amd_core_counter_is_one_core_of_many(tmp_path: Path) -> None:
-    tree = PowercapTree(tmp_path, LAYOUTS["epyc-2s"], cpus=8)
+    tree = FaultyPowercapTree(tmp_path, LAYOUTS["epyc-2s"], cpus=8)
     tree.close()
     law = CpuLaw()
     lead = law.picojoules(CounterScope("lead-core", 0), 0, (4 * 10**9, 0), (4, 4))
@@ -210,13 +210,13 @@ def test_a_failing_counter_opens_and_then_fails(tmp_path: Path) -> None:
 @pytest.mark.parametrize("root", ["/sys", "/sys/class/powercap", "/proc/self"])
 def test_the_machines_own_tree_is_never_touched(root: str) -> None:
     with pytest.raises(TreeError, match="belongs to the kernel"):
-        PowercapTree(Path(root), LAYOUTS["client"])
+        FaultyPowercapTree(Path(root), LAYOUTS["client"])
 
 
 def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(TreeError, match="not empty"):
-        PowercapTree(tmp_path, LAYOUTS["client"])
+        FaultyPowercapTree(tmp_path, LAYOUTS["client"])
 
 
 def test_real_cpus_stand_for_emulated_sockets_and_no_sum_ever_falls() -> None:

@@ -10,7 +10,6 @@ it ends, and its directory with it. It speaks JSON, a line each way::
     {"do": "work", "job": NAME, "since": 0}  ->  {"units": 9, "took": NS, "ideal": NS, ...}
     {"do": "steer", "job": NAME, "paused": true, ...}    {"do": "end", "job": NAME}
     {"do": "neighbour", "gpu": 0, "load": 0.4}           ->  {"job": NAME, "pid": ...}
-    {"do": "fault", "gpu": 0, "fault": "foreign_limit", "on": 500000}
 
 Its owner talks to it by standard input; guests, who may ask for less, come by its door.
 """
@@ -28,7 +27,7 @@ from typing import Any
 from wattspan.clock import SystemClock
 from wattspan.emulation.control import ControlServer
 from wattspan.emulation.cpus import CpuJobs, on_sockets, open_cpu_load
-from wattspan.emulation.gpus import EmulatedGpus, break_driver, break_gpu
+from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.jobs import JobManager
 from wattspan.emulation.powercap_engine import PowercapEngine, PowercapRunner
 from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
@@ -51,6 +50,9 @@ CLIENT_QUESTIONS = frozenset(
 class HostEngine:
     """Physics in threads, jobs in processes, and a conversation with the owner."""
 
+    tree_type: type[PowercapTree] = PowercapTree
+    counters_type: type[PowercapEngine] = PowercapEngine
+
     def __init__(self, profile: HostProfile, directory: Path, period: int = PERIOD) -> None:
         self._profile = profile
         self._directory = directory
@@ -61,10 +63,10 @@ class HostEngine:
         sockets: Sequence[int] = ()
         hosts: Callable[[], Sequence[float]] = tuple
         if profile.powercap is not None:
-            tree = PowercapTree(directory / "sys", LAYOUTS[profile.powercap])
+            tree = self.tree_type(directory / "sys", LAYOUTS[profile.powercap])
             sockets = tree.socket_of_cpu
             load = on_sockets(open_cpu_load(), sockets)
-            counters = PowercapEngine(tree, profile.law, clock, load)
+            counters = self.counters_type(tree, profile.law, clock, load)
             self._runner = PowercapRunner(counters, clock, period=period, also=cpus.step)
             self._runner.start()
             hosts = lambda: counters.speeds  # noqa: E731
@@ -127,14 +129,6 @@ class HostEngine:
             case {"do": "neighbour", "gpu": int(gpu), "load": float() | int() as load}:
                 name, pid = self._jobs.neighbour(gpu, load)
                 return {"job": name, "pid": pid}
-            case {"do": "fault", "zone": str(zone), "fault": str(fault)}:
-                return self._break_zone(zone, fault)
-            case {"do": "fault", "gpu": int(gpu), "fault": str(fault)}:
-                break_gpu(self._boards(), gpu, fault, question.get("on", True))
-                return {"done": fault}
-            case {"do": "fault", "fault": str(fault)}:
-                break_driver(self._boards(), fault, question.get("on", True))
-                return {"done": fault}
         return {"error": f"not understood: {question}"}
 
     def _attach(
@@ -186,15 +180,6 @@ class HostEngine:
             self._runner.between_steps(lambda engine: packages.update(engine.energies()))
         return {"zones": packages, "gpus": gpus}
 
-    def _break_zone(self, zone: str, fault: str) -> dict[str, Any]:
-        if self._runner is None or fault not in {
-            "reset", "freeze", "vanish", "reappear", "deny", "fail", "garble", "mend",
-            "lock", "unlock", "rewind", "brink", "hang", "release",
-        }:  # fmt: skip
-            return {"error": f"no such fault: {fault}"}
-        self._runner.between_steps(lambda engine: getattr(engine, fault)(zone))
-        return {"done": fault}
-
     def close(self) -> None:
         """Nobody comes in any more, jobs end when their input does; then the physics stops."""
         self._door.close()
@@ -205,7 +190,7 @@ class HostEngine:
             self._runner.stop()
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str], engine_type: type[HostEngine] = HostEngine) -> None:
     """Live until standard input ends."""
     set_process_name("emulated-host")
     # A service manager asks all processes of a service to end; this one's owner needs it until
@@ -214,7 +199,7 @@ def main(arguments: list[str]) -> None:
     profile, directory = profile_named(arguments[0]), Path(arguments[1])
     period = int(arguments[2]) if len(arguments) > 2 else PERIOD
     try:
-        engine = HostEngine(profile, directory, period)
+        engine = engine_type(profile, directory, period)
         try:
             _write_line({"ready": True})
             for line in sys.stdin:

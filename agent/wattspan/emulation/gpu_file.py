@@ -1,8 +1,13 @@
-"""Reading and writing the file that holds the emulated GPUs; its layout is ``nvml_layout``.
+"""The file through which several processes see the same emulated GPUs.
 
-Writing an emulated GPU into the file its clients read.
+Its structures are the only description of the layout: the C library of the tests generates its
+header from them. Everything is little-endian and naturally aligned.
 
-What goes wrong with real GPUs, on demand, while clients watch.
+The owner writes ``Live`` between two increments of the GPU's ``sequence``: an odd value means
+half written. A reader copies, takes the time, and copies again if the sequence has moved. The
+owner takes its time after making the sequence odd, so no reader can extrapolate past a change of
+power, and the energy counter never runs backwards. The words outside ``Live`` are single aligned
+stores; clients write those called ``request``.
 """
 
 from __future__ import annotations
@@ -13,30 +18,158 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from wattspan.emulation.boards import PICOJOULES, last_edge
-from wattspan.emulation.gpu_engine import Controls, GpuState, Throttle
-from wattspan.emulation.nvml_layout import (
-    FAULT_DEAF,
-    FAULT_HANG,
-    FAULT_NO_COUNTER,
-    FAULT_NO_PERMISSION,
-    FAULT_NO_POWER,
-    FAULT_NO_PROCESSES,
-    KINDS,
-    MAGIC,
-    NO_INSTANCE,
-    VERSION,
-    GpuRecord,
-    Header,
-    HostRecord,
-    Identity,
-    Live,
-)
 from wattspan.ports import WattspanError
+
+MAGIC = 0x5550_4745_5053_4157  # "WASPEGPU"
+VERSION = 1
+MAX_GPUS = 16
+MAX_PROCESSES = 64
+MAX_SAMPLES = 72
+
+
+class ProcessEntry(ctypes.LittleEndianStructure):
+    _fields_ = (
+        ("pid", ctypes.c_uint32),
+        ("kind", ctypes.c_uint32),  # index into KINDS
+        ("memory", ctypes.c_uint64),  # bytes
+        ("progress", ctypes.c_uint64),  # units of work done, in millionths
+        ("instance", ctypes.c_uint32),  # MIG GPU instance; all ones: none
+        ("reserved", ctypes.c_uint32),
+    )
+
+
+class SampleEntry(ctypes.LittleEndianStructure):
+    _fields_ = (
+        ("stamp", ctypes.c_uint64),  # Unix microseconds
+        ("pid", ctypes.c_uint32),
+        ("sm", ctypes.c_uint32),  # percent
+        ("memory", ctypes.c_uint32),  # percent
+        ("reserved", ctypes.c_uint32),
+    )
+
+
+class Identity(ctypes.LittleEndianStructure):
+    """What never changes."""
+
+    _fields_ = (
+        ("name", ctypes.c_char * 96),
+        ("uuid", ctypes.c_char * 80),
+        ("serial", ctypes.c_char * 32),
+        ("bus_id", ctypes.c_char * 32),  # 00000000:17:00.0
+        ("bus_id_legacy", ctypes.c_char * 16),  # 0000:17:00.0
+        ("domain", ctypes.c_uint32),
+        ("bus", ctypes.c_uint32),
+        ("device", ctypes.c_uint32),
+        ("pci_device", ctypes.c_uint32),
+        ("architecture", ctypes.c_uint32),
+        ("brand", ctypes.c_uint32),
+        ("compute_major", ctypes.c_uint32),
+        ("compute_minor", ctypes.c_uint32),
+        ("multiprocessors", ctypes.c_uint32),
+        ("limit_min", ctypes.c_uint32),  # mW
+        ("limit_default", ctypes.c_uint32),
+        ("limit_max", ctypes.c_uint32),
+        ("clock_min", ctypes.c_uint32),  # MHz
+        ("clock_max", ctypes.c_uint32),
+        ("clock_step", ctypes.c_uint32),
+        ("memory_clock", ctypes.c_uint32),
+        ("usage_is_average", ctypes.c_uint32),  # what nvmlDeviceGetPowerUsage returns
+        ("has_average", ctypes.c_uint32),  # whether field 185 is supported
+        ("memory_total", ctypes.c_uint64),  # bytes
+        ("memory_reserved", ctypes.c_uint64),
+        ("counter_step", ctypes.c_uint64),  # ns; 0: there is no energy counter
+        ("born", ctypes.c_uint64),  # ns of the monotonic clock: edges lie whole steps after it
+    )
+
+
+class Live(ctypes.LittleEndianStructure):
+    """What the owner rewrites at every step. ``counter`` is what a client may see of energy."""
+
+    _fields_ = (
+        ("at", ctypes.c_uint64),  # ns of the monotonic clock
+        ("energy", ctypes.c_uint64),  # uJ at ``at``, the truth
+        ("counter", ctypes.c_uint64),  # uJ at ``at`` since the counter was last reset
+        ("latched", ctypes.c_uint64),  # uJ at the counter's latest edge up to ``at``
+        ("energy_rest", ctypes.c_uint32),  # pJ beyond ``energy``
+        ("counter_rest", ctypes.c_uint32),  # pJ beyond ``counter``
+        ("power", ctypes.c_uint32),  # mW from ``at`` on, the truth
+        ("power_instant", ctypes.c_uint32),  # mW, as the sensor says
+        ("power_average", ctypes.c_uint32),
+        ("enforced", ctypes.c_uint32),  # mW
+        ("clock", ctypes.c_uint32),  # MHz
+        ("utilisation", ctypes.c_uint32),  # percent
+        ("memory_utilisation", ctypes.c_uint32),
+        ("temperature", ctypes.c_uint32),  # degrees Celsius
+        ("reasons", ctypes.c_uint64),  # nvmlClocksEventReason*
+        ("capped_ns", ctypes.c_uint64),
+        ("sw_thermal_ns", ctypes.c_uint64),
+        ("hw_thermal_ns", ctypes.c_uint64),
+        ("power_brake_ns", ctypes.c_uint64),
+        ("memory_used", ctypes.c_uint64),  # bytes
+        ("processes", ctypes.c_uint32),
+        ("samples", ctypes.c_uint32),
+        ("process", ProcessEntry * MAX_PROCESSES),
+        ("sample", SampleEntry * MAX_SAMPLES),  # oldest first
+    )
+
+
+class GpuRecord(ctypes.LittleEndianStructure):
+    _fields_ = (
+        ("identity", Identity),
+        ("sequence", ctypes.c_uint32),
+        ("faults", ctypes.c_uint32),  # FAULT_*
+        ("error", ctypes.c_uint32),  # if not 0, every call on the GPU returns it
+        ("mig", ctypes.c_uint32),
+        ("limit_request", ctypes.c_uint64),  # serial << 32 | mW
+        ("clock_request", ctypes.c_uint64),  # serial << 48 | lowest << 24 | highest MHz; 0: none
+        ("memory_clock_request", ctypes.c_uint64),  # likewise
+        ("persistence_request", ctypes.c_uint32),
+        ("xid", ctypes.c_uint32),
+        ("xid_serial", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("live", Live),
+    )
+
+    def request_limit(self, milliwatts: int) -> None:
+        """Write a request for a power limit, with a serial number that shows that it is new."""
+        serial = ((int(self.limit_request) >> 32) + 1) & 0xFFFF_FFFF
+        self.limit_request: int = serial << 32 | milliwatts
+
+
+class Header(ctypes.LittleEndianStructure):
+    _fields_ = (
+        ("magic", ctypes.c_uint64),
+        ("version", ctypes.c_uint32),
+        ("gpus", ctypes.c_uint32),
+        ("error", ctypes.c_uint32),  # if not 0, every call returns it: 9 is "driver not loaded"
+        ("hang", ctypes.c_uint32),  # every call blocks while it is not 0
+        ("driver_version", ctypes.c_char * 80),
+        ("nvml_version", ctypes.c_char * 80),
+        ("cuda_version", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    )
+
+
+class HostRecord(ctypes.LittleEndianStructure):
+    """The whole file."""
+
+    _fields_ = (("header", Header), ("gpu", GpuRecord * MAX_GPUS))
+
+
+FAULT_HANG = 1  # calls on the GPU block
+FAULT_NO_PERMISSION = 2  # setters are refused
+FAULT_NO_COUNTER = 4  # no energy counter
+FAULT_NO_POWER = 8  # no power reading
+FAULT_NO_PROCESSES = 16  # no process lists and no process utilisation
+FAULT_DEAF = 32  # setters of limits succeed, and nothing comes of it
+
+KINDS = ("compute", "graphics", "mps")
+NO_INSTANCE = 0xFFFF_FFFF
+ENVIRONMENT = "WATTSPAN_EMULATED_GPUS"  # names the file for the C library
 
 _READ_TIMEOUT = 2.0  # seconds a reader waits for a writer before it calls the state torn
 _RETRY_INTERVAL = 0.0005
@@ -156,188 +289,3 @@ def counter_energy(identity: Identity, moment: GpuSnapshot) -> int:
 
 def _foreign(path: Path) -> str:
     return f"{path} holds no emulated GPUs of this version; create them anew."
-
-
-_IDLE, _LOCKED, _POWER_CAP, _HW_SLOWDOWN = 0x1, 0x2, 0x4, 0x8
-_REASONS = {
-    Throttle.SW_THERMAL: 0x20,
-    Throttle.HW_THERMAL: 0x40 | _HW_SLOWDOWN,
-    Throttle.POWER_BRAKE: 0x80 | _HW_SLOWDOWN,
-}
-
-
-def write_identity(record: GpuRecord, gpu: GpuState, index: int) -> None:
-    """What never changes, and the requests as a freshly loaded driver has them."""
-    board, identity = gpu.board, record.identity
-    bus = 0x10 + index
-    identity.name = board.name.encode()
-    # A valid UUID that no real board has.
-    identity.uuid = f"GPU-e0e0e0e0-0000-4000-8000-{index:012x}".encode()
-    identity.serial = f"{1_650_000_000_000 + index}".encode()
-    identity.bus_id = f"00000000:{bus:02X}:00.0".encode()
-    identity.bus_id_legacy = f"0000:{bus:02X}:00.0".encode()
-    identity.bus = bus
-    identity.pci_device = board.pci_device
-    identity.architecture, identity.brand = board.architecture, board.brand
-    identity.compute_major, identity.compute_minor = board.compute
-    identity.multiprocessors = board.multiprocessors
-    identity.limit_min, identity.limit_default, identity.limit_max = board.limits
-    silicon = board.silicon
-    identity.clock_min, identity.clock_max = silicon.min_mhz, silicon.max_mhz
-    identity.clock_step, identity.memory_clock = silicon.step_mhz, board.memory_mhz
-    identity.usage_is_average = board.sensor.usage_is_average
-    identity.has_average = board.sensor.average_window is not None
-    identity.memory_total, identity.memory_reserved = board.memory, board.reserved_memory
-    identity.counter_step, identity.born = board.counter_step or 0, gpu.born
-    record.limit_request = board.limits[1]
-    record.persistence_request = 1
-
-
-def publish(live: Live, gpu: GpuState, mig: bool, before: GpuState | None = None) -> None:
-    """What the GPU is now; ``before`` is what was last published, if anything was."""
-    live.at, live.power = gpu.at, gpu.point.power
-    live.energy, live.energy_rest = divmod(gpu.energy, PICOJOULES)
-    live.counter, live.counter_rest = divmod(gpu.energy - gpu.origin, PICOJOULES)
-    live.latched = max(0, gpu.latched - gpu.origin) // PICOJOULES
-    live.power_instant, live.power_average = gpu.power_instant, gpu.power_average or 0
-    live.enforced, live.clock = gpu.enforced, gpu.point.mhz
-    live.utilisation, live.memory_utilisation = gpu.utilisation, gpu.memory_utilisation
-    live.temperature = round(gpu.temperature)
-    live.reasons = _reasons(gpu)
-    throttled = dict(gpu.throttled_ns)
-    live.capped_ns = gpu.capped_ns
-    live.sw_thermal_ns = throttled.get(Throttle.SW_THERMAL, 0)
-    live.hw_thermal_ns = throttled.get(Throttle.HW_THERMAL, 0)
-    live.power_brake_ns = throttled.get(Throttle.POWER_BRAKE, 0)
-    live.memory_used = gpu.memory_used
-    live.processes = len(gpu.tenants)
-    for place, tenant in enumerate(gpu.tenants):
-        entry = live.process[place]
-        entry.pid, entry.kind = tenant.pid, KINDS.index(tenant.kind)
-        entry.memory, entry.progress = tenant.memory, int(tenant.work.done * 1e6)
-        entry.instance = place + 1 if mig else NO_INSTANCE
-    if before is not None and before.samples is gpu.samples:
-        return
-    live.samples = len(gpu.samples)
-    for place, sample in enumerate(gpu.samples):
-        row = live.sample[place]
-        row.stamp, row.pid, row.sm, row.memory = sample
-
-
-def _reasons(gpu: GpuState) -> int:
-    if all(not tenant.grant.share for tenant in gpu.tenants):
-        return _IDLE
-    reasons = _POWER_CAP if gpu.point.capped else 0
-    if gpu.controls.lock_mhz is not None:
-        reasons |= _LOCKED
-    if gpu.controls.throttle is not None:
-        reasons |= _REASONS[gpu.controls.throttle]
-    return reasons
-
-
-GPU_IS_LOST = 15
-DRIVER_NOT_LOADED = 9
-
-
-class GpuFaults:
-    """Switches a fault on (``True``) or off (``False``); every client sees it at its next call."""
-
-    def __init__(
-        self, file: GpuFile, revise: Callable[[int, Callable[[Controls], Controls]], None]
-    ) -> None:
-        self._file, self._revise = file, revise
-        self._resets: dict[int, int] = {}
-
-    # ------------------------------------------------------------------------ the whole host
-
-    def driver_gone(self, on: bool = True) -> None:
-        """The driver is not loaded (NVML error 9, at initialisation too)."""
-        self.driver_error(DRIVER_NOT_LOADED if on else 0)
-
-    def driver_error(self, code: int) -> None:
-        """Every call returns NVML error ``code``; 0 ends it."""
-        self._file.header.error = code
-
-    def driver_hang(self, on: bool = True) -> None:
-        """Every call blocks until it is switched off, initialisation too."""
-        self._file.header.hang = on
-
-    # ------------------------------------------------------------------------------- one GPU
-
-    def lost(self, gpu: int, on: bool = True) -> None:
-        """The GPU fell off the bus (NVML error 15)."""
-        self.error(gpu, GPU_IS_LOST if on else 0)
-
-    def error(self, gpu: int, code: int) -> None:
-        """Every call on the GPU returns NVML error ``code``; 0 ends it."""
-        self._file.record(gpu).error = code
-
-    def hang(self, gpu: int, on: bool = True) -> None:
-        """Calls on the GPU block until it is switched off."""
-        self._flag(gpu, FAULT_HANG, on)
-
-    def no_permission(self, gpu: int, on: bool = True) -> None:
-        """Setters are refused (NVML error 4), as they are to anybody but root."""
-        self._flag(gpu, FAULT_NO_PERMISSION, on)
-
-    def deaf(self, gpu: int, on: bool = True) -> None:
-        """Limits are set with success and stay as they were, as by some setters of real drivers."""
-        self._flag(gpu, FAULT_DEAF, on)
-
-    def no_energy_counter(self, gpu: int, on: bool = True) -> None:
-        """The energy counter is not supported, as in many virtual machines."""
-        self._flag(gpu, FAULT_NO_COUNTER, on)
-
-    def no_power(self, gpu: int, on: bool = True) -> None:
-        """Power readings are not supported."""
-        self._flag(gpu, FAULT_NO_POWER, on)
-
-    def no_processes(self, gpu: int, on: bool = True) -> None:
-        """Process lists and process utilisation are not supported."""
-        self._flag(gpu, FAULT_NO_PROCESSES, on)
-
-    def mig(self, gpu: int, on: bool = True) -> None:
-        """MIG mode: no utilisation, no process utilisation, an instance for each process."""
-        self._file.record(gpu).mig = on
-        self._revise(gpu, lambda controls: controls)
-
-    def reset_counter(self, gpu: int, start: int = 0) -> None:
-        """The energy counter begins again at ``start`` picojoules, as when a driver reloads."""
-        self._resets[gpu] = start
-        self._revise(gpu, lambda controls: controls)
-
-    def take_reset(self, gpu: int) -> int | None:
-        """A pending reset, once."""
-        return self._resets.pop(gpu, None)
-
-    def reload_driver(self, gpu: int) -> None:
-        """The driver was unloaded and loaded: limit and clocks are its defaults, energy is 0."""
-        record = self._file.record(gpu)
-        record.clock_request = record.memory_clock_request = 0
-        self._resets[gpu] = 0
-        self.foreign_limit(gpu, int(record.identity.limit_default))
-
-    def foreign_limit(self, gpu: int, milliwatts: int) -> None:
-        """Another client requests a power limit, as a person with nvidia-smi would."""
-        record = self._file.record(gpu)
-        serial = (record.limit_request >> 32) + 1
-        record.limit_request = (serial & 0xFFFF_FFFF) << 32 | milliwatts
-        self._revise(gpu, lambda controls: controls)
-
-    def enforce_at_most(self, gpu: int, milliwatts: int | None) -> None:
-        """Something outside (a BMC) enforces a limit below what is requested; None ends it."""
-        self._revise(gpu, lambda controls: replace(controls, ceiling=milliwatts))
-
-    def throttle(self, gpu: int, why: Throttle | None, mhz: int | None = None) -> None:
-        """The clock is held at ``mhz`` for a thermal or power-brake reason; None ends it."""
-        self._revise(gpu, lambda controls: replace(controls, throttle=why, throttle_mhz=mhz))
-
-    def xid(self, gpu: int, code: int) -> None:
-        """An Xid event, delivered to whoever registered for it."""
-        record = self._file.record(gpu)
-        record.xid = code
-        record.xid_serial = (record.xid_serial + 1) & 0xFFFF_FFFF
-
-    def _flag(self, gpu: int, flag: int, on: bool) -> None:
-        record = self._file.record(gpu)
-        record.faults = record.faults | flag if on else record.faults & ~flag

@@ -6,8 +6,6 @@ it. Time comes from the given clock. Call ``step`` often (10 ms is good), or ``s
 What clients ask for is noticed at the next step, so within 20 ms on a host that is running, and
 in force the board's ``cap_latency`` later (50 ms, a parameter): draw, speed, enforced limit and
 the counters of throttling all change at that moment, and not before.
-
-Faults of emulated GPUs by name, as a question to the engine asks for them.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from wattspan.emulation.boards import BOARDS, EmulatedBoard
+from wattspan.emulation.boards import BOARDS, PICOJOULES, EmulatedBoard
 from wattspan.emulation.control import Closeable
 from wattspan.emulation.gpu_engine import (
     Controls,
@@ -38,8 +36,17 @@ from wattspan.emulation.gpu_engine import (
     next_change,
     step,
 )
-from wattspan.emulation.gpu_file import EmulationError, GpuFaults, GpuFile, publish, write_identity
-from wattspan.emulation.nvml_layout import MAX_GPUS, MAX_PROCESSES, HostRecord
+from wattspan.emulation.gpu_file import (
+    KINDS,
+    MAX_GPUS,
+    MAX_PROCESSES,
+    NO_INSTANCE,
+    EmulationError,
+    GpuFile,
+    GpuRecord,
+    HostRecord,
+    Live,
+)
 from wattspan.emulation.workloads import (
     GpuWork,
     RankWork,
@@ -48,7 +55,6 @@ from wattspan.emulation.workloads import (
     all_arrived,
     waiting_time,
 )
-from wattspan.model import MILLISECOND
 from wattspan.ports import Clock
 
 DRIVER_VERSION = "580.95.05"
@@ -96,8 +102,7 @@ class EmulatedGpus(Closeable):
                 write_identity(host.gpu[index], gpu, index)
                 publish(host.gpu[index].live, gpu, host.gpu[index].mig != 0)
 
-        self._file = GpuFile.create(path, fill)
-        self.faults = GpuFaults(self._file, self._revise)
+        self.file = GpuFile.create(path, fill)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -105,13 +110,13 @@ class EmulatedGpus(Closeable):
 
     @property
     def path(self) -> Path:
-        return self._file.path
+        return self.file.path
 
     def __len__(self) -> int:
         return len(self._gpus)
 
     def uuid(self, gpu: int) -> str:
-        text: bytes = self._file.identity(gpu).uuid
+        text: bytes = self.file.identity(gpu).uuid
         return text.decode()
 
     def board(self, gpu: int) -> EmulatedBoard:
@@ -199,13 +204,10 @@ class EmulatedGpus(Closeable):
         with self._lock:
             self._advance(gpu, lambda state: changed(state, pid, change))
 
-    def cap_latency(self, gpu: int, nanoseconds: int) -> None:
-        """How long a limit takes from being noticed to being in force, from now on."""
+    def change_state(self, gpu: int, change: Callable[[GpuState], GpuState]) -> None:
+        """Bring a GPU to the present and then change its state."""
         with self._lock:
-            self._advance(
-                gpu,
-                lambda state: replace(state, board=replace(state.board, cap_latency=nanoseconds)),
-            )
+            self._advance(gpu, change)
 
     def deeds(self, gpu: int, pid: int) -> WorkLog:
         """The units of work that a process has finished on a GPU, those of the dead too."""
@@ -250,7 +252,7 @@ class EmulatedGpus(Closeable):
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        self._file.close()
+        self.file.close()
 
     def _keep_stepping(self, every: float) -> None:
         # Work that stops or begins between two steps is looked at just then, so that a board's
@@ -272,21 +274,19 @@ class EmulatedGpus(Closeable):
             if not _alive(pid):
                 self.detach(gpu, pid)
 
-    def _revise(self, gpu: int, change: Callable[[Controls], Controls]) -> None:
+    def change_controls(self, gpu: int, change: Callable[[Controls], Controls]) -> None:
         """Change what the world outside NVML asks of a GPU."""
         with self._lock:
             self._outside[gpu] = change(self._outside[gpu])
             self._advance(gpu)
 
     def _advance(self, index: int, change: Callable[[GpuState], GpuState] | None = None) -> None:
-        record = self._file.record(index)
-        with self._file.writing(index) as live:
+        record = self.file.record(index)
+        with self.file.writing(index) as live:
             now = self._clock.now()
             asked = self._asked(index)
             before = self._gpus[index]
             gpu = step(before, max(now.mono, before.at), now.wall, asked, self._hosts())
-            if (origin := self.faults.take_reset(index)) is not None:
-                gpu = replace(gpu, origin=gpu.energy - origin, latched=gpu.energy)
             self._gpus[index] = gpu = gpu if change is None else change(gpu)
             self._note_deeds(index)
             self._logs[index].note(gpu)
@@ -321,7 +321,7 @@ class EmulatedGpus(Closeable):
         self._advance(index, go)
 
     def _asked(self, index: int) -> Controls:
-        record = self._file.record(index)
+        record = self.file.record(index)
         lock = int(record.clock_request) & 0xFF_FFFF
         return replace(
             self._outside[index],
@@ -346,46 +346,78 @@ def _alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in {"Z", "X"}
 
 
-_SWITCHES = frozenset(
-    (
-        *("lost", "hang", "mig", "no_permission", "deaf"),
-        *("no_energy_counter", "no_power", "no_processes"),
-    )
-)
-_THERMAL_MHZ = 900  # where a board goes that is too hot, unless it is told
+_IDLE, _LOCKED, _POWER_CAP, _HW_SLOWDOWN = 0x1, 0x2, 0x4, 0x8
+_REASONS = {
+    Throttle.SW_THERMAL: 0x20,
+    Throttle.HW_THERMAL: 0x40 | _HW_SLOWDOWN,
+    Throttle.POWER_BRAKE: 0x80 | _HW_SLOWDOWN,
+}
 
 
-def break_gpu(gpus: EmulatedGpus, gpu: int, fault: str, on: object) -> None:
-    """Break one GPU as a question to the engine says; ValueError for what cannot be broken so.
-
-    ``on`` is true or false, or what the fault takes: milliwatts of ``foreign_limit`` and of
-    ``enforce_at_most`` (None ends it), MHz of ``hw_thermal``, ``sw_thermal`` and
-    ``power_brake`` (False ends them), milliseconds of ``cap_latency``, the code of ``xid``.
-    """
-    faults = gpus.faults
-    match fault, on:
-        case _, bool() if fault in _SWITCHES:
-            getattr(faults, fault)(gpu, on)
-        case "reload_driver", True:
-            faults.reload_driver(gpu)
-        case "foreign_limit", int() if on is not True:
-            faults.foreign_limit(gpu, on)
-        case "enforce_at_most", int() | None if on is not True:
-            faults.enforce_at_most(gpu, on or None)
-        case "hw_thermal" | "sw_thermal" | "power_brake", False:
-            faults.throttle(gpu, None)
-        case "hw_thermal" | "sw_thermal" | "power_brake", int():
-            faults.throttle(gpu, Throttle(fault), _THERMAL_MHZ if on is True else on)
-        case "cap_latency", int() if on is not True:
-            gpus.cap_latency(gpu, on * MILLISECOND)
-        case "xid", int() if on is not True:
-            faults.xid(gpu, on)
-        case _:
-            raise ValueError(f"no such fault: {fault} {on!r}")
+def write_identity(record: GpuRecord, gpu: GpuState, index: int) -> None:
+    """What never changes, and the requests as a freshly loaded driver has them."""
+    board, identity = gpu.board, record.identity
+    bus = 0x10 + index
+    identity.name = board.name.encode()
+    # A valid UUID that no real board has.
+    identity.uuid = f"GPU-e0e0e0e0-0000-4000-8000-{index:012x}".encode()
+    identity.serial = f"{1_650_000_000_000 + index}".encode()
+    identity.bus_id = f"00000000:{bus:02X}:00.0".encode()
+    identity.bus_id_legacy = f"0000:{bus:02X}:00.0".encode()
+    identity.bus = bus
+    identity.pci_device = board.pci_device
+    identity.architecture, identity.brand = board.architecture, board.brand
+    identity.compute_major, identity.compute_minor = board.compute
+    identity.multiprocessors = board.multiprocessors
+    identity.limit_min, identity.limit_default, identity.limit_max = board.limits
+    silicon = board.silicon
+    identity.clock_min, identity.clock_max = silicon.min_mhz, silicon.max_mhz
+    identity.clock_step, identity.memory_clock = silicon.step_mhz, board.memory_mhz
+    identity.usage_is_average = board.sensor.usage_is_average
+    identity.has_average = board.sensor.average_window is not None
+    identity.memory_total, identity.memory_reserved = board.memory, board.reserved_memory
+    identity.counter_step, identity.born = board.counter_step or 0, gpu.born
+    record.limit_request = board.limits[1]
+    record.persistence_request = 1
 
 
-def break_driver(gpus: EmulatedGpus, fault: str, on: object) -> None:
-    """Break all GPUs at once: ``driver_gone`` or ``driver_hang``; ValueError for anything else."""
-    if fault not in {"driver_gone", "driver_hang"} or not isinstance(on, bool):
-        raise ValueError(f"no such fault: {fault} {on!r}")
-    getattr(gpus.faults, fault)(on)
+def publish(live: Live, gpu: GpuState, mig: bool, before: GpuState | None = None) -> None:
+    """What the GPU is now; ``before`` is what was last published, if anything was."""
+    live.at, live.power = gpu.at, gpu.point.power
+    live.energy, live.energy_rest = divmod(gpu.energy, PICOJOULES)
+    live.counter, live.counter_rest = divmod(gpu.energy - gpu.origin, PICOJOULES)
+    live.latched = max(0, gpu.latched - gpu.origin) // PICOJOULES
+    live.power_instant, live.power_average = gpu.power_instant, gpu.power_average or 0
+    live.enforced, live.clock = gpu.enforced, gpu.point.mhz
+    live.utilisation, live.memory_utilisation = gpu.utilisation, gpu.memory_utilisation
+    live.temperature = round(gpu.temperature)
+    live.reasons = _reasons(gpu)
+    throttled = dict(gpu.throttled_ns)
+    live.capped_ns = gpu.capped_ns
+    live.sw_thermal_ns = throttled.get(Throttle.SW_THERMAL, 0)
+    live.hw_thermal_ns = throttled.get(Throttle.HW_THERMAL, 0)
+    live.power_brake_ns = throttled.get(Throttle.POWER_BRAKE, 0)
+    live.memory_used = gpu.memory_used
+    live.processes = len(gpu.tenants)
+    for place, tenant in enumerate(gpu.tenants):
+        entry = live.process[place]
+        entry.pid, entry.kind = tenant.pid, KINDS.index(tenant.kind)
+        entry.memory, entry.progress = tenant.memory, int(tenant.work.done * 1e6)
+        entry.instance = place + 1 if mig else NO_INSTANCE
+    if before is not None and before.samples is gpu.samples:
+        return
+    live.samples = len(gpu.samples)
+    for place, sample in enumerate(gpu.samples):
+        row = live.sample[place]
+        row.stamp, row.pid, row.sm, row.memory = sample
+
+
+def _reasons(gpu: GpuState) -> int:
+    if all(not tenant.grant.share for tenant in gpu.tenants):
+        return _IDLE
+    reasons = _POWER_CAP if gpu.point.capped else 0
+    if gpu.controls.lock_mhz is not None:
+        reasons |= _LOCKED
+    if gpu.controls.throttle is not None:
+        reasons |= _REASONS[gpu.controls.throttle]
+    return reasons

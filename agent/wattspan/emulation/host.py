@@ -37,9 +37,9 @@ class EmulatedHost(Closeable):
         self._period = int(period)
         self.directory, self._hold = _make_directory()
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            module_command(
-                *("wattspan.emulation.engine", profile.name),
-                *(str(self.directory.absolute()), str(int(period))),
+            (
+                *self._engine_command(),
+                *(profile.name, str(self.directory.absolute()), str(self._period)),
             ),
             cwd="/",
             stdin=subprocess.PIPE,
@@ -54,6 +54,9 @@ class EmulatedHost(Closeable):
         except BaseException:
             self.close()
             raise
+
+    def _engine_command(self) -> tuple[str, ...]:
+        return module_command("wattspan.emulation.engine")
 
     @property
     def sysfs(self) -> Path | None:
@@ -87,7 +90,7 @@ class EmulatedHost(Closeable):
         return jobs
 
     def ask(self, **question: object) -> dict[str, Any]:
-        """Ask the engine: ``ask(do="truth")``, ``ask(do="fault", zone=..., fault="reset")``."""
+        """Ask the engine: ``ask(do="truth")``."""
         assert self._process.stdin is not None  # noqa: S101 - it was asked for
         with contextlib.suppress(BrokenPipeError):  # then it will not be heard either
             self._process.stdin.write(json.dumps(question) + "\n")

@@ -1,160 +1,45 @@
-"""The emulated ``libnvidia-ml.so.1`` without a compiler: C's functions, called through pynvml.
+"""NVML of an emulated host: the functions of ``pynvml`` that the agent and the capper call.
 
-The ``pynvml`` module over emulated GPUs: its own functions, called on another library.
-
-Every function of the installed pynvml is taken over with its code unchanged and with globals in
-which the library is the emulated one; so behaviour, structures and exceptions are pynvml's,
-quirks included, and its exceptions are the very classes of the real module. The real module is
-neither changed nor initialised.
+A call reads the file of emulated GPUs (``gpu_file``) and answers as pynvml does: with numbers,
+text and pynvml's own structures, or with pynvml's own exceptions. The real module is neither
+changed nor initialised.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import cache
-from importlib import import_module
-from importlib.resources import files
+from functools import partial
 from pathlib import Path
-from types import CellType, FunctionType
-from typing import Any
+from typing import Any, TypeVar
+
+import pynvml
 
 from wattspan.clock import SystemClock
-from wattspan.emulation.gpu_file import EmulationError, GpuFile
-from wattspan.emulation.nvml_calls import (
-    DEVICE_CALLS,
-    DRIVER_NOT_LOADED,
-    NOT_SUPPORTED,
-    SESSION_CALLS,
-    SUCCESS,
-    UNINITIALIZED,
-    DeviceHandle,
-    LibrarySession,
-    NvmlCallError,
+from wattspan.emulation.gpu_file import (
+    FAULT_DEAF,
+    FAULT_HANG,
+    FAULT_NO_COUNTER,
+    FAULT_NO_PERMISSION,
+    FAULT_NO_POWER,
+    FAULT_NO_PROCESSES,
+    KINDS,
+    NO_INSTANCE,
+    EmulationError,
+    GpuFile,
+    GpuRecord,
+    GpuSnapshot,
+    Identity,
+    Live,
+    TornStateError,
+    counter_energy,
 )
 from wattspan.ports import Clock
 
-_CALL_MODULES = ("identity", "readings", "events")
-MESSAGES = {
-    0: "The operation was successful",
-    1: "Uninitialized",
-    2: "Invalid Argument",
-    3: "Not Supported",
-    4: "Insufficient Permissions",
-    5: "Already Initialized",
-    6: "Not Found",
-    7: "Insufficient Size",
-    8: "Insufficient External Power",
-    9: "Driver Not Loaded",
-    10: "Timeout",
-    12: "NVML Shared Library Not Found",
-    13: "Function Not Found",
-    15: "GPU is lost",
-    16: "GPU requires restart",
-    18: "RM has detected an NVML/RM version mismatch.",
-    25: "Argument version mismatch",
-    28: "GPU not found",
-}
-
-
-@cache
-def symbols() -> frozenset[str]:
-    """The names of every function the real library exports."""
-    listed = files("wattspan.emulation").joinpath("libnvidia_ml", "symbols.txt")
-    return frozenset(listed.read_text("utf-8").split())
-
-
-class EmulatedLibrary:
-    """Has an attribute for every NVML function; each takes ctypes arguments and returns a code."""
-
-    def __init__(self, path: Path, clock: Clock) -> None:
-        """Nothing is opened before ``nvmlInit``; without the file the driver is not loaded."""
-        for chapter in _CALL_MODULES:
-            import_module(f"wattspan.emulation.nvml_{chapter}")
-        self._path, self._clock = path, clock
-        self._lock = threading.Lock()
-        self._session: LibrarySession | None = None
-        self._users = 0
-
-    def __getattr__(self, name: str) -> _Function:
-        if name not in symbols():
-            raise AttributeError(name)
-        function = _Function(self._bound(name))
-        setattr(self, name, function)
-        return function
-
-    def _bound(self, name: str) -> Callable[..., Any]:
-        if name in {"nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags"}:
-            return self._init
-        if name == "nvmlShutdown":
-            return self._shutdown
-        if name == "nvmlErrorString":
-            return _error_string
-        if name in SESSION_CALLS:
-            call = SESSION_CALLS[name]
-            return lambda *arguments: self._answer(lambda it: call(it, *arguments))
-        if name in DEVICE_CALLS:
-            on_device = DEVICE_CALLS[name]
-            return lambda handle, *arguments: self._answer(
-                lambda it: on_device(_ready(it, handle), *arguments)
-            )
-        return lambda *_: NOT_SUPPORTED
-
-    def _answer(self, call: Callable[[LibrarySession], None]) -> int:
-        session = self._session
-        if session is None:
-            return UNINITIALIZED
-        try:
-            session.ready()
-            call(session)
-        except NvmlCallError as refusal:
-            return refusal.code
-        return SUCCESS
-
-    def _init(self, *_: Any) -> int:
-        with self._lock:
-            if self._session is None:
-                try:
-                    session = LibrarySession(GpuFile(self._path), self._clock)
-                    session.ready()
-                except EmulationError:
-                    return DRIVER_NOT_LOADED
-                except NvmlCallError as refusal:
-                    return refusal.code
-                self._session = session
-            self._users += 1
-        return SUCCESS
-
-    def _shutdown(self) -> int:
-        with self._lock:
-            if self._session is None:
-                return UNINITIALIZED
-            self._users -= 1
-            if self._users == 0:
-                self._session = None
-        return SUCCESS
-
-
-class _Function:
-    """A foreign function, to which pynvml may set ``restype``."""
-
-    restype: Any = None
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self._call(*arguments)
-
-
-def _ready(session: LibrarySession, handle: Any) -> DeviceHandle:
-    device = DeviceHandle.of(session, handle)
-    device.ready()
-    return device
-
-
-def _error_string(code: Any) -> bytes:
-    return MESSAGES.get(int(getattr(code, "value", code)), "Unknown Error").encode()
+_POLL = 0.005  # seconds between two checks of a fault that blocks calls
+_WITH_MIG = {(8, 0), (9, 0), (10, 0)}  # of the Ampere chips only A100 and A30
+_VOLTA = 5
+_LARGEST_CLOCK = 0xFF_FFFF
 
 
 class EmulatedNvml:
@@ -162,39 +47,423 @@ class EmulatedNvml:
 
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
         """GPUs from the file at ``path``, which need not exist before ``nvmlInit``."""
-        import pynvml
-
-        names: dict[str, Any] = dict(vars(pynvml))
-        names["nvmlLib"] = EmulatedLibrary(path, clock or SystemClock())
-        names["libLoadLock"] = threading.Lock()
-        names["_nvmlLib_refcount"] = 0
-        names["_nvmlGetFunctionPointer_cache"] = {}
-        for name, value in vars(pynvml).items():
-            if isinstance(value, FunctionType) and value.__module__ == pynvml.__name__:
-                names[name] = _rebound(value, names)
-        self._names = names
+        self._path, self._clock = path, clock or SystemClock()
+        self._lock = threading.Lock()
+        self._pause = threading.Event()
+        self._file: GpuFile | None = None
+        self._users = 0
 
     def __getattr__(self, name: str) -> Any:
+        """An NVML function that is emulated, or a constant or an exception of pynvml."""
+        if name.startswith("NVML"):
+            return getattr(pynvml, name)
+        if name in _GPU_CALLS:
+            return partial(self._ask_gpu, _GPU_CALLS[name])
+        if name in _HOST_CALLS:
+            return partial(self._ask_host, _HOST_CALLS[name])
+        own = {"nvmlInit": self._init, "nvmlShutdown": self._shutdown}
+        if name not in own:
+            raise AttributeError(f"The emulated NVML has no {name!r}.")
+        return own[name]
+
+    def _init(self) -> None:
+        with self._lock:
+            if self._file is None:
+                try:
+                    file = GpuFile(self._path)
+                except EmulationError:
+                    raise _error(pynvml.NVML_ERROR_DRIVER_NOT_LOADED) from None
+                self._await_driver(file)
+                self._file = file
+            self._users += 1
+
+    def _shutdown(self) -> None:
+        with self._lock:
+            if self._file is None:
+                raise _error(pynvml.NVML_ERROR_UNINITIALIZED)
+            self._users -= 1
+            if self._users == 0:
+                self._file = None
+
+    def _ask_host(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        return call(self._opened(), *arguments)
+
+    def _ask_gpu(self, call: Callable[..., Any], handle: int, *arguments: Any) -> Any:
+        gpu = _Gpu(self._opened(), self._clock, handle)
+        while gpu.record.faults & FAULT_HANG:
+            self._pause.wait(_POLL)
+        gpu.refuse_if_lost()
+        return call(gpu, *arguments)
+
+    def _opened(self) -> GpuFile:
+        file = self._file
+        if file is None:
+            raise _error(pynvml.NVML_ERROR_UNINITIALIZED)
+        self._await_driver(file)
+        return file
+
+    def _await_driver(self, file: GpuFile) -> None:
+        """Return when the driver answers; its error if it refuses."""
+        while file.header.hang:
+            self._pause.wait(_POLL)
+        if file.header.error:
+            raise _error(int(file.header.error))
+
+
+class _Gpu:
+    """The GPU that a call is about. A handle is the GPU's index."""
+
+    def __init__(self, file: GpuFile, clock: Clock, index: int) -> None:
+        self.file, self.clock, self.index = file, clock, index
+
+    @property
+    def record(self) -> GpuRecord:
+        return self.file.record(self.index)
+
+    @property
+    def identity(self) -> Identity:
+        return self.file.identity(self.index)
+
+    def snapshot(self) -> GpuSnapshot:
         try:
-            return self.__dict__["_names"][name]
-        except KeyError:
-            raise AttributeError(f"pynvml has no {name!r}") from None
+            return self.file.read(self.index, self.clock.monotonic)
+        except TornStateError:
+            raise _error(pynvml.NVML_ERROR_UNKNOWN) from None
 
-    def __dir__(self) -> list[str]:
-        return sorted(self._names)
+    @property
+    def live(self) -> Live:
+        return self.snapshot().live
+
+    def refuse_if_lost(self) -> None:
+        if self.record.error:
+            raise _error(int(self.record.error))
+
+    def refuse_if(self, fault: int, code: int = pynvml.NVML_ERROR_NOT_SUPPORTED) -> None:
+        if self.record.faults & fault:
+            raise _error(code)
 
 
-def _rebound(function: FunctionType, names: dict[str, Any]) -> FunctionType:
-    """The same code with other globals; what it closes over is moved too."""
-    cells = tuple(
-        CellType(_rebound(cell.cell_contents, names))
-        if isinstance(cell.cell_contents, FunctionType)
-        else cell
-        for cell in function.__closure__ or ()
-    )
-    moved = FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, cells or None
-    )
-    moved.__kwdefaults__ = function.__kwdefaults__
-    moved.__doc__ = function.__doc__
-    return moved
+def _error(code: int) -> Exception:
+    """pynvml's exception for a code: of the subclass that pynvml raises."""
+    error: Exception = pynvml.NVMLError(code)
+    return error
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_HOST_CALLS: dict[str, Callable[..., Any]] = {}
+_GPU_CALLS: dict[str, Callable[..., Any]] = {}
+
+
+def _host_call(name: str) -> Callable[[_F], _F]:
+    """Register an NVML function without a handle."""
+
+    def register(call: _F) -> _F:
+        _HOST_CALLS[name] = call
+        return call
+
+    return register
+
+
+def _gpu_call(*names: str) -> Callable[[_F], _F]:
+    """Register an NVML function of a GPU, by each of its names."""
+
+    def register(call: _F) -> _F:
+        _GPU_CALLS.update(dict.fromkeys(names, call))
+        return call
+
+    return register
+
+
+# ------------------------------------------------------------------------------------ identity
+
+
+@_host_call("nvmlSystemGetDriverVersion")
+def _driver_version(file: GpuFile) -> str:
+    return _text(file.header.driver_version)
+
+
+@_host_call("nvmlDeviceGetCount")
+def _count(file: GpuFile) -> int:
+    return int(file.header.gpus)
+
+
+@_host_call("nvmlDeviceGetHandleByIndex")
+def _handle_by_index(file: GpuFile, index: int) -> int:
+    if not 0 <= index < _count(file):
+        raise _error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    if file.record(index).error:
+        raise _error(int(file.record(index).error))
+    return index
+
+
+@_host_call("nvmlDeviceGetHandleByUUID")
+def _handle_by_uuid(file: GpuFile, uuid: str | bytes) -> int:
+    wanted = uuid.encode() if isinstance(uuid, str) else uuid
+    for index in range(_count(file)):
+        if file.identity(index).uuid == wanted:
+            return _handle_by_index(file, index)
+    raise _error(pynvml.NVML_ERROR_NOT_FOUND)
+
+
+@_gpu_call("nvmlDeviceGetIndex")
+def _index(gpu: _Gpu) -> int:
+    return gpu.index
+
+
+@_gpu_call("nvmlDeviceGetName")
+def _name(gpu: _Gpu) -> str:
+    return _text(gpu.identity.name)
+
+
+@_gpu_call("nvmlDeviceGetUUID")
+def _uuid(gpu: _Gpu) -> str:
+    return _text(gpu.identity.uuid)
+
+
+@_gpu_call("nvmlDeviceGetArchitecture")
+def _architecture(gpu: _Gpu) -> int:
+    return int(gpu.identity.architecture)
+
+
+@_gpu_call("nvmlDeviceGetMigMode")
+def _mig_mode(gpu: _Gpu) -> list[int]:
+    if (gpu.identity.compute_major, gpu.identity.compute_minor) not in _WITH_MIG:
+        raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return [int(gpu.record.mig)] * 2  # present and pending mode
+
+
+def _text(value: bytes) -> str:
+    return value.decode()
+
+
+# ----------------------------------------------------------------------------------- processes
+
+
+def _list_processes(kind: str) -> Callable[[_Gpu], list[Any]]:
+    def listed(gpu: _Gpu) -> list[Any]:
+        gpu.refuse_if(FAULT_NO_PROCESSES)
+        live, wanted = gpu.live, KINDS.index(kind)
+        return [
+            _structure(
+                "c_nvmlProcessInfo_v3_t",
+                pid=entry.pid,
+                usedGpuMemory=entry.memory,
+                gpuInstanceId=entry.instance,
+                computeInstanceId=NO_INSTANCE if entry.instance == NO_INSTANCE else 0,
+            )
+            for entry in live.process[: live.processes]
+            if entry.kind == wanted
+        ]
+
+    return listed
+
+
+for _kind, _label in (("compute", "Compute"), ("graphics", "Graphics"), ("mps", "MPSCompute")):
+    _gpu_call(f"nvmlDeviceGet{_label}RunningProcesses")(_list_processes(_kind))
+
+
+@_gpu_call("nvmlDeviceGetProcessUtilization")
+def _process_utilisation(gpu: _Gpu, last_seen: int) -> list[Any]:
+    """Samples newer than ``last_seen``, of processes that used the GPU."""
+    gpu.refuse_if(FAULT_NO_PROCESSES)
+    if gpu.record.mig:
+        raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    live = gpu.live
+    newer = [
+        _structure(
+            "c_nvmlProcessUtilizationSample_t",
+            pid=sample.pid,
+            timeStamp=sample.stamp,
+            smUtil=sample.sm,
+            memUtil=sample.memory,
+        )
+        for sample in live.sample[: live.samples]
+        if sample.stamp > last_seen
+    ]
+    if not newer:
+        raise _error(pynvml.NVML_ERROR_NOT_FOUND)
+    return newer
+
+
+def _structure(kind: str, **values: int) -> Any:
+    return getattr(pynvml, kind)(**values)
+
+
+# ------------------------------------------------------------------------------------ readings
+
+
+@_gpu_call("nvmlDeviceGetTotalEnergyConsumption")
+def _energy(gpu: _Gpu) -> int:
+    """Millijoules since the driver was loaded."""
+    gpu.refuse_if(FAULT_NO_COUNTER)
+    if not gpu.identity.counter_step:
+        raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return counter_energy(gpu.identity, gpu.snapshot()) // 1000
+
+
+def _average_power(gpu: _Gpu) -> int:
+    gpu.refuse_if(FAULT_NO_POWER)
+    if not gpu.identity.has_average:
+        raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return int(gpu.live.power_average)
+
+
+def _instant_power(gpu: _Gpu) -> int:
+    gpu.refuse_if(FAULT_NO_POWER)
+    return int(gpu.live.power_instant)
+
+
+@_gpu_call("nvmlDeviceGetPowerUsage")
+def _power_usage(gpu: _Gpu) -> int:
+    return _average_power(gpu) if gpu.identity.usage_is_average else _instant_power(gpu)
+
+
+@_gpu_call("nvmlDeviceGetPowerManagementLimit")
+def _requested_limit(gpu: _Gpu) -> int:
+    return int(gpu.record.limit_request & 0xFFFF_FFFF)
+
+
+@_gpu_call("nvmlDeviceGetPowerManagementDefaultLimit")
+def _default_limit(gpu: _Gpu) -> int:
+    return int(gpu.identity.limit_default)
+
+
+@_gpu_call("nvmlDeviceGetEnforcedPowerLimit")
+def _enforced_limit(gpu: _Gpu) -> int:
+    return int(gpu.live.enforced)
+
+
+@_gpu_call("nvmlDeviceGetPowerManagementLimitConstraints")
+def _constraints(gpu: _Gpu) -> list[int]:
+    return [int(gpu.identity.limit_min), int(gpu.identity.limit_max)]
+
+
+_UINT, _ULONGLONG = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
+_FIELDS: dict[int, tuple[int, Callable[[_Gpu], int]]] = {
+    74: (_ULONGLONG, lambda gpu: gpu.live.capped_ns),
+    83: (_ULONGLONG, _energy),
+    185: (_UINT, _average_power),
+    186: (_UINT, _instant_power),
+    187: (_UINT, lambda gpu: gpu.identity.limit_min),
+    188: (_UINT, lambda gpu: gpu.identity.limit_max),
+    189: (_UINT, _default_limit),
+    190: (_UINT, _enforced_limit),
+    191: (_ULONGLONG, _energy),
+    192: (_UINT, _requested_limit),
+    269: (_ULONGLONG, lambda gpu: gpu.live.sw_thermal_ns),
+    270: (_ULONGLONG, lambda gpu: gpu.live.hw_thermal_ns),
+    271: (_ULONGLONG, lambda gpu: gpu.live.power_brake_ns),
+}
+"""By NVML's field number: the type of the value, and how it is read."""
+
+
+@_gpu_call("nvmlDeviceGetFieldValues")
+def _field_values(gpu: _Gpu, fields: list[int | tuple[int, int]]) -> list[Any]:
+    """Succeeds as a whole; each entry has a return code of its own."""
+    return [
+        _field_value(gpu, *(field if isinstance(field, tuple) else (field, 0))) for field in fields
+    ]
+
+
+def _field_value(gpu: _Gpu, field: int, scope: int) -> Any:
+    entry = _structure("c_nvmlFieldValue_t", fieldId=field, scopeId=scope)
+    entry.timestamp = gpu.clock.now().wall // 1000
+    if field not in _FIELDS or scope:  # scope 0 is the GPU; module and memory are not emulated
+        entry.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
+        return entry
+    entry.valueType, read = _FIELDS[field]
+    try:
+        entry.value.ullVal = int(read(gpu))
+    except pynvml.NVMLError as error:
+        entry.nvmlReturn = error.value
+    return entry
+
+
+@_gpu_call("nvmlDeviceGetClockInfo")
+def _clock_info(gpu: _Gpu, kind: int) -> int:
+    return _clock(gpu, kind, int(gpu.live.clock))
+
+
+@_gpu_call("nvmlDeviceGetMaxClockInfo")
+def _max_clock_info(gpu: _Gpu, kind: int) -> int:
+    return _clock(gpu, kind, int(gpu.identity.clock_max))
+
+
+def _clock(gpu: _Gpu, kind: int, graphics: int) -> int:
+    if kind == pynvml.NVML_CLOCK_MEM:
+        return int(gpu.identity.memory_clock)
+    if kind not in {pynvml.NVML_CLOCK_GRAPHICS, pynvml.NVML_CLOCK_SM}:
+        raise _error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    return graphics
+
+
+@_gpu_call("nvmlDeviceGetSupportedMemoryClocks")
+def _memory_clocks(gpu: _Gpu) -> list[int]:
+    return [int(gpu.identity.memory_clock)]
+
+
+@_gpu_call("nvmlDeviceGetSupportedGraphicsClocks")
+def _graphics_clocks(gpu: _Gpu, memory: int) -> list[int]:
+    identity = gpu.identity
+    if memory != identity.memory_clock:
+        raise _error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    return list(range(identity.clock_min, identity.clock_max + 1, identity.clock_step))[::-1]
+
+
+@_gpu_call("nvmlDeviceGetUtilizationRates")
+def _utilisation(gpu: _Gpu) -> Any:
+    if gpu.record.mig:
+        raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    live = gpu.live
+    return _structure("c_nvmlUtilization_t", gpu=live.utilisation, memory=live.memory_utilisation)
+
+
+@_gpu_call("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+def _clock_reasons(gpu: _Gpu) -> int:
+    return int(gpu.live.reasons)
+
+
+@_gpu_call("nvmlDeviceGetTemperature")
+def _temperature(gpu: _Gpu, sensor: int) -> int:
+    if sensor != pynvml.NVML_TEMPERATURE_GPU:
+        raise _error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    return int(gpu.live.temperature)
+
+
+@_gpu_call("nvmlDeviceGetMemoryInfo")
+def _memory_info(gpu: _Gpu) -> Any:
+    total, used = gpu.identity.memory_total, gpu.live.memory_used
+    return _structure("c_nvmlMemory_t", total=total, used=used, free=total - used)
+
+
+# ------------------------------------------------------------------------------------ controls
+
+
+@_gpu_call("nvmlDeviceSetPowerManagementLimit")
+def _set_limit(gpu: _Gpu, milliwatts: int) -> None:
+    identity, record = gpu.identity, gpu.record
+    gpu.refuse_if(FAULT_NO_PERMISSION, pynvml.NVML_ERROR_NO_PERMISSION)
+    if not identity.limit_min <= milliwatts <= identity.limit_max:
+        raise _error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    if not record.faults & FAULT_DEAF:
+        record.request_limit(milliwatts)
+
+
+@_gpu_call("nvmlDeviceSetGpuLockedClocks")
+def _lock_clocks(gpu: _Gpu, lowest: int, highest: int) -> None:
+    _refuse_locking(gpu)
+    if not 0 < highest <= _LARGEST_CLOCK or lowest > highest:
+        raise _error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    gpu.record.clock_request = lowest << 24 | highest
+
+
+@_gpu_call("nvmlDeviceResetGpuLockedClocks")
+def _reset_clocks(gpu: _Gpu) -> None:
+    _refuse_locking(gpu)
+    gpu.record.clock_request = 0
+
+
+def _refuse_locking(gpu: _Gpu) -> None:
+    if gpu.identity.architecture < _VOLTA:
+        raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    gpu.refuse_if(FAULT_NO_PERMISSION, pynvml.NVML_ERROR_NO_PERMISSION)

@@ -7,7 +7,6 @@ Steps an emulated powercap tree in a thread of its own.
 
 from __future__ import annotations
 
-import os
 import threading
 from bisect import bisect_left
 from collections import deque
@@ -51,19 +50,11 @@ class CounterLog:
 SocketLoad = Callable[[], Sequence[int]]
 """CPU nanoseconds spent on each emulated socket since some fixed moment."""
 
-# Any reader gets EACCES from this file, root as well: the kernel's sysctls know no capability
-# that overrides a mode without read permission. Nothing is ever written to it.
-_UNREADABLE_FILE = "/proc/sys/vm/compact_memory"
-# Opens for everybody; a read at 0 fails with EIO, for there never is memory at address 0.
-_FAILING_FILE = "/proc/self/mem"
-
 
 class PowercapEngine:
-    """Turns time and load into counter values, and breaks counters on demand.
+    """Turns time and load into counter values.
 
-    Zones are named by the layout's directory ids (``intel-rapl:0:0``), under whatever id they
-    are registered at the moment. Not thread-safe: faults belong to the thread that steps, or
-    between ``pause`` and ``resume`` of a runner.
+    Zones are named by the layout's directory ids (``intel-rapl:0:0``). Not thread-safe.
     """
 
     def __init__(
@@ -88,7 +79,6 @@ class PowercapEngine:
         self.limits = PackageLimits(tree, law)
         self._paid: tuple[int, ...] = self._busy
         self._zero = {zone.directory: zone.start for zone in tree.layout.zones}  # in steps
-        self._still: set[str] = set()  # zones whose file is not written
         self._write_all()
 
     def step(self) -> None:
@@ -147,91 +137,6 @@ class PowercapEngine:
         """Let go of the limits' files; the tree stays where it is."""
         self.limits.close()
 
-    # ------------------------------------------------------------------------------ faults
-
-    def reset(self, zone: str) -> None:
-        """The counter starts again at 0."""
-        emulated = zone_at(self.tree.layout, zone)
-        self._zero[zone] = -self._steps(emulated)
-        self._write(emulated)
-
-    def rewind(self, zone: str, microjoules: int = 100_000_000) -> None:
-        """The counter runs backwards by ``microjoules``, and on from there."""
-        emulated = zone_at(self.tree.layout, zone)
-        self._zero[zone] -= microjoules * 1000 // emulated.step
-        self._write(emulated)
-
-    def brink(self, zone: str, microjoules: int = 20_000_000) -> None:
-        """The counter stands ``microjoules`` below its end: in a moment it wraps."""
-        emulated = zone_at(self.tree.layout, zone)
-        left = microjoules * 1000 // emulated.step
-        self._zero[zone] = emulated.turn - left - self._steps(emulated)
-        self._write(emulated)
-
-    def freeze(self, zone: str) -> None:
-        """The counter stands still; ``mend`` lets it catch up."""
-        self._still.add(zone)
-
-    def vanish(self, zone: str) -> None:
-        """The zone is unregistered, with those below it. Held descriptors read nothing."""
-        self.tree.remove(zone)
-        self._still.update(below for below in self._zero if self._within(below, zone))
-
-    def reappear(self, zone: str, directory: str | None = None) -> None:
-        """The zone is registered anew, with those below it, counting from 0.
-
-        Under another directory id, if one is given: ids move when packages come and go.
-        """
-        for below in [name for name in self._zero if self._within(name, zone)]:
-            moved = None if directory is None else directory + below.removeprefix(zone)
-            self.tree.add(zone_at(self.tree.layout, below), moved)
-            self._still.discard(below)
-            self.reset(below)
-
-    def deny(self, zone: str) -> str:
-        """Nobody may read the counter, root neither. Returns the error readers get: EACCES."""
-        if os.access(_UNREADABLE_FILE, os.F_OK):
-            self.tree.replace_counter(zone, _UNREADABLE_FILE)
-            self._still.add(zone)
-            return "EACCES"
-        self.tree.replace_counter(zone, "energy_uj")  # a link to itself
-        self._still.add(zone)
-        return "ELOOP"
-
-    def fail(self, zone: str) -> str:
-        """Reading the counter fails, opening it does not. Returns the error: EIO."""
-        self.tree.replace_counter(zone, _FAILING_FILE)
-        self._still.add(zone)
-        return "EIO"
-
-    def garble(self, zone: str, content: bytes = b"not a number\n") -> None:
-        """The counter answers ``content``."""
-        self.tree.garble(zone, content)
-        self._still.add(zone)
-
-    def mend(self, zone: str) -> None:
-        """Undo ``freeze``, ``deny``, ``fail`` and ``garble``; the counter never stopped."""
-        self._still.discard(zone)
-        if not self.tree.writable(zone):
-            self.tree.open_counter(zone)
-        self._write(zone_at(self.tree.layout, zone))
-
-    def lock(self, zone: str) -> None:
-        """Firmware locks the limits of a zone as they are: what is written does not stick."""
-        self.limits.lock(zone, on=True)
-
-    def unlock(self, zone: str) -> None:
-        """Undo ``lock``."""
-        self.limits.lock(zone, on=False)
-
-    def hang(self, zone: str) -> None:
-        """Accesses to the long-term limit of a zone block until ``release``."""
-        self.tree.block_limit(zone)
-
-    def release(self, zone: str) -> None:
-        """Undo ``hang``."""
-        self.tree.unblock_limit(zone)
-
     # ------------------------------------------------------------------------------ values
 
     def _picojoules(self, zone: EmulatedZone) -> int:
@@ -245,13 +150,8 @@ class PowercapEngine:
             self._write(zone)
 
     def _write(self, zone: EmulatedZone) -> None:
-        if zone.directory not in self._still:
-            steps = (self._zero[zone.directory] + self._steps(zone)) % zone.turn
-            self.tree.show(zone.directory, steps * zone.step // 1000)
-
-    @staticmethod
-    def _within(directory: str, zone: str) -> bool:
-        return directory == zone or directory.startswith(f"{zone}:")
+        steps = (self._zero[zone.directory] + self._steps(zone)) % zone.turn
+        self.tree.show(zone.directory, steps * zone.step // 1000)
 
 
 class PowercapRunner:

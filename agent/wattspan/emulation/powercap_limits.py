@@ -46,7 +46,7 @@ class PackageLimits:
 
     def __init__(self, tree: PowercapTree, law: CpuLaw) -> None:
         self._tree, self._law = tree, law
-        self._locked = {zone.directory for zone in tree.layout.zones if zone.locked}
+        self.locked = {zone.directory for zone in tree.layout.zones if zone.locked}
         self._zones: list[_Zone] = []
         self._generation = -1
         self._active = [0.0] * tree.layout.sockets  # mean milliwatts above idle that are wanted
@@ -56,10 +56,6 @@ class PackageLimits:
     def speeds(self) -> tuple[float, ...]:
         """How fast each socket's CPUs are, 1.0 being full speed."""
         return self._speeds
-
-    def lock(self, zone: str, *, on: bool) -> None:
-        """Whether firmware keeps the limits of ``zone`` as they are."""
-        (self._locked.add if on else self._locked.discard)(zone)
 
     def parts(self, elapsed: int, busy: Sequence[int]) -> tuple[float, ...]:
         """The part of its active power that each socket spends, after ``elapsed`` more ns.
@@ -101,7 +97,7 @@ class PackageLimits:
 
     def _limit(self, zone: _Zone) -> float | None:
         for constraint in zone.constraints:
-            self._settle(constraint, zone.zone.directory in self._locked)
+            self._settle(constraint, zone.zone.directory in self.locked)
         if os.pread(zone.enabled_fd, 8, 0).strip() == b"0":
             return None
         return min(constraint.value for constraint in zone.constraints) / 1000

@@ -226,7 +226,6 @@ _DEVICES = "devices/virtual/powercap"
 _CLASS = "class/powercap"
 _CPUS = "devices/system/cpu"
 _WIDTH = 24  # of a counter file: more than any value, so that no write changes its length
-_LONG_TERM, _ASIDE = "constraint_0_power_limit_uw", "aside"
 _MODALIAS = {"intel": "ven0000fam0006mod008F", "amd": "ven0002fam0019mod0001"}
 
 
@@ -264,9 +263,8 @@ class PowercapTree:
         if fd is not None:
             os.pwrite(fd, (b"%d" % microjoules).ljust(_WIDTH, b"\n"), 0)
 
-    def add(self, zone: EmulatedZone, directory: str | None = None) -> None:
-        """Register ``zone``, under another directory id than the layout's if one is given."""
-        self._directory_of[zone.directory] = directory or zone.directory
+    def add(self, zone: EmulatedZone) -> None:
+        """Register ``zone``."""
         self.generation += 1
         path = self.path(zone.directory)
         path.mkdir(parents=True, exist_ok=True)
@@ -285,21 +283,6 @@ class PowercapTree:
         self._link(path)
         self.open_counter(zone.directory)
 
-    def remove(self, zone: str) -> None:
-        """Unregister ``zone`` and the zones below it.
-
-        The kernel lets descriptors into a removed zone fail with ENODEV. An ordinary file
-        cannot; it is emptied first, so that a held descriptor reads nothing.
-        """
-        self.generation += 1
-        path = self.path(zone)
-        for below in sorted(path.glob("*:*"), reverse=True):
-            self._unlink(below)
-        self._unlink(path)
-        gone = [name for name in self._directory_of if not self.path(name).exists()]
-        for name in gone:
-            self.close_counter(name)
-
     def open_counter(self, zone: str) -> None:
         """A fresh counter file for ``zone``, a new inode, showing 0."""
         self.close_counter(zone)
@@ -308,44 +291,6 @@ class PowercapTree:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._counters[zone] = os.open(path, flags, 0o400)
         self.show(zone, 0)
-
-    def replace_counter(self, zone: str, target: str) -> None:
-        """Put a link to ``target`` in the place of the counter of ``zone``."""
-        path = self.path(zone) / "energy_uj"
-        _empty(path)
-        self.close_counter(zone)
-        path.unlink(missing_ok=True)
-        path.symlink_to(target)
-
-    def garble(self, zone: str, content: bytes) -> None:
-        """Let the counter file of ``zone`` say ``content`` until it is opened anew."""
-        fd = self._counters.pop(zone)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, content, 0)
-        os.close(fd)
-
-    def block_limit(self, zone: str) -> None:
-        """Put a FIFO in place of the long-term limit of ``zone``: opening it blocks.
-
-        The file itself stays aside with its inode, which the physics holds open.
-        """
-        path = self.path(zone) / _LONG_TERM
-        path.rename(path.with_name(_ASIDE))
-        os.mkfifo(path)
-
-    def unblock_limit(self, zone: str) -> None:
-        """Undo ``block_limit``; readers that are blocked go on, and read nothing."""
-        path = self.path(zone) / _LONG_TERM
-        if not path.is_fifo():
-            return
-        fifo = path.rename(path.with_name("blocked"))
-        path.with_name(_ASIDE).rename(path)
-        os.close(os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
-        fifo.unlink()
-
-    def writable(self, zone: str) -> bool:
-        """Whether the counter of ``zone`` is there and shows what it is told."""
-        return zone in self._counters
 
     def close_counter(self, zone: str) -> None:
         fd = self._counters.pop(zone, None)
@@ -388,15 +333,6 @@ class PowercapTree:
         _symlink(path / "subsystem", os.path.relpath(by_class, path))
         _symlink(by_class / path.name, os.path.relpath(path, by_class))
 
-    def _unlink(self, path: Path) -> None:
-        (self.root / _CLASS / path.name).unlink(missing_ok=True)
-        if not path.exists():
-            return
-        _empty(path / "energy_uj")
-        for entry in path.iterdir():
-            entry.unlink()
-        path.rmdir()
-
 
 def _below_control_type(directory: str) -> Path:
     """``intel-rapl:0:1`` is ``intel-rapl/intel-rapl:0/intel-rapl:0:1``."""
@@ -415,8 +351,3 @@ def _write(path: Path, line: str) -> None:
 def _symlink(path: Path, target: str) -> None:
     path.unlink(missing_ok=True)
     path.symlink_to(target)
-
-
-def _empty(path: Path) -> None:
-    if path.is_file() and not path.is_symlink():
-        os.truncate(path, 0)

@@ -131,7 +131,7 @@ nvmlReturn_t state_whole(nvmlDevice_t device, struct GpuRecord **record) {
     return result;
 }
 
-/* The time is taken between the two looks at the sequence: see nvml_layout.py. */
+/* The time is taken between the two looks at the sequence: see gpu_file.py. */
 nvmlReturn_t state_read(struct GpuRecord *record, struct Live *live, uint64_t *now) {
     for (int attempt = 0; attempt < TRIES; attempt++) {
         uint32_t before = __atomic_load_n(&record->sequence, __ATOMIC_ACQUIRE);

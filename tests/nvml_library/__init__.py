@@ -11,15 +11,44 @@ import ctypes
 import shutil
 import subprocess
 import tempfile
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
+from wattspan.emulation import gpu_file
 from wattspan.emulation.gpu_file import EmulationError
-from wattspan.emulation.nvml import MESSAGES, symbols
-from wattspan.emulation.nvml_layout import CONSTANTS, ENVIRONMENT, STRUCTURES
 
 SONAME = "libnvidia-ml.so.1"
+ENVIRONMENT = "WATTSPAN_EMULATED_GPUS"  # names the file of emulated GPUs
+_SOURCES = Path(__file__).parent
+_STRUCTURES = (
+    *(gpu_file.ProcessEntry, gpu_file.SampleEntry, gpu_file.Identity, gpu_file.Live),
+    *(gpu_file.GpuRecord, gpu_file.Header, gpu_file.HostRecord),
+)
+_CONSTANTS = {
+    name: value
+    for name, value in vars(gpu_file).items()
+    if name.isupper() and isinstance(value, int) and not name.startswith("_")
+}
+_MESSAGES = {
+    0: "The operation was successful",
+    1: "Uninitialized",
+    2: "Invalid Argument",
+    3: "Not Supported",
+    4: "Insufficient Permissions",
+    5: "Already Initialized",
+    6: "Not Found",
+    7: "Insufficient Size",
+    8: "Insufficient External Power",
+    9: "Driver Not Loaded",
+    10: "Timeout",
+    12: "NVML Shared Library Not Found",
+    13: "Function Not Found",
+    15: "GPU is lost",
+    16: "GPU requires restart",
+    18: "RM has detected an NVML/RM version mismatch.",
+    25: "Argument version mismatch",
+    28: "GPU not found",
+}
 _NAMES = {ctypes.c_uint32: "uint32_t", ctypes.c_uint64: "uint64_t", ctypes.c_char: "char"}
 _FLAGS = (
     *("-std=c11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
@@ -30,7 +59,7 @@ _FLAGS = (
 def build(directory: Path, compiler: str = "cc") -> Path:
     """Compile the library into ``directory`` and return its path.
 
-    EmulationError says so when there is no C compiler, or what it complained about.
+    Raises EmulationError without a C compiler, or with its message if it fails.
     """
     found = shutil.which(compiler)
     if found is None:
@@ -40,17 +69,21 @@ def build(directory: Path, compiler: str = "cc") -> Path:
         )
     directory.mkdir(parents=True, exist_ok=True)
     library = directory / SONAME
-    sources = files("wattspan.emulation").joinpath("libnvidia_ml")
-    with as_file(sources) as here, tempfile.TemporaryDirectory() as generated:
+    with tempfile.TemporaryDirectory() as generated:
         _generate(Path(generated))
-        units = [*sorted(here.glob("*.c")), Path(generated) / "stubs.c"]
-        command = [found, *_FLAGS, f"-I{generated}", f"-I{here}", "-o", str(library)]
-        result = subprocess.run(  # noqa: S603 - the compiler that was found
+        units = [*sorted(_SOURCES.glob("*.c")), Path(generated) / "stubs.c"]
+        command = [found, *_FLAGS, f"-I{generated}", f"-I{_SOURCES}", "-o", str(library)]
+        result = subprocess.run(
             [*command, *map(str, units)], capture_output=True, text=True, check=False
         )
     if result.returncode:
         raise EmulationError(f"Cannot build {SONAME}: {found} says: {result.stderr.strip()}")
     return library
+
+
+def symbols() -> frozenset[str]:
+    """The names of every function that the real library exports."""
+    return frozenset((_SOURCES / "symbols.txt").read_text("utf-8").split())
 
 
 def environment(library: Path, gpus: Path) -> dict[str, str]:
@@ -62,16 +95,16 @@ def _generate(directory: Path) -> None:
     (directory / "layout.h").write_text(layout_header())
     (directory / "stubs.c").write_text(_stubs())
     (directory / "messages.inc").write_text(
-        "".join(f'case {code}: return "{text}";\n' for code, text in MESSAGES.items())
+        "".join(f'case {code}: return "{text}";\n' for code, text in _MESSAGES.items())
     )
 
 
 def layout_header() -> str:
-    """``nvml_layout`` in C, with every offset asserted."""
+    """The structures of ``gpu_file`` in C, with every offset asserted."""
     lines = ["#pragma once", "#include <stddef.h>", "#include <stdint.h>"]
-    lines += [f"#define {name} {value:#x}ull" for name, value in CONSTANTS.items()]
+    lines += [f"#define {name} {value:#x}ull" for name, value in _CONSTANTS.items()]
     lines.append(f'#define ENVIRONMENT "{ENVIRONMENT}"')
-    for structure in STRUCTURES:
+    for structure in _STRUCTURES:
         name = structure.__name__
         fields = [_field(field, kind) for field, kind, *_ in structure._fields_]
         lines += [f"struct {name} {{", *fields, "};"]

@@ -1,7 +1,6 @@
 /* Power, energy, clocks, load and temperature. */
 #include "calls.h"
 
-#define PICOJOULES 1000000u /* in a microjoule */
 enum { VALUE_UINT = 1, VALUE_ULONGLONG = 3 };
 enum { CLOCK_GRAPHICS, CLOCK_SM, CLOCK_MEM, CLOCK_VIDEO };
 
