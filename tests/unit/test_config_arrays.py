@@ -106,11 +106,11 @@ def test_the_origin_of_each_value_is_its_own_line(tmp_path: Path) -> None:
         ),
         (
             '[[autotune.job]]\nspan = "a"\n[[autotune.job]]\nwork = "tokens"',
-            "3: [autotune.job[1]]: a job needs `service` or `span`, by which its spans are known.",
+            "3: [autotune.job[1]]: a job needs `service` or `span` to identify its spans.",
         ),
         (
             "[[caps.fixed]]\nwatts = 200\n",
-            "1: 'caps.fixed[0]' needs the key 'device': A GPU's UUID or index, a zone such as "
+            "1: 'caps.fixed[0]' needs the key 'device': UUID or index of a GPU, a zone such as "
             '"intel-rapl:0", or "*".',
         ),
         (
@@ -136,7 +136,7 @@ def test_the_origin_of_each_value_is_its_own_line(tmp_path: Path) -> None:
         ),
         (
             "autotune.job = [{}]",
-            "1: [autotune.job[0]]: a job needs `service` or `span`, by which its spans are known.",
+            "1: [autotune.job[0]]: a job needs `service` or `span` to identify its spans.",
         ),
     ],
 )

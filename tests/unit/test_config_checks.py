@@ -1,4 +1,4 @@
-"""Settings that are each right, and together wrong or idle."""
+"""Checks across settings: contradictions and settings without effect."""
 
 from pathlib import Path
 
@@ -28,13 +28,13 @@ def fault(text: str, tmp_path: Path, **environ: str) -> str:
     [
         (
             '[autotune]\nmode = "apply"\nmax_slowdown = 0',
-            "3: Bad value for 'autotune.max_slowdown': with 0 nothing may be tried, for trying "
-            'takes time. Allow something, such as 0.02, or set [autotune] mode = "off".',
+            "3: Bad value for 'autotune.max_slowdown': a budget of 0 allows no trial, "
+            'because trials take time. Set a budget such as 0.02, or set [autotune] mode = "off".',
         ),
         (
             f"{JOB}max_slowdown = 0.0",
-            "3: Bad value for 'autotune.job[0].max_slowdown': with 0 nothing may be tried, for "
-            'trying takes time. Allow something, such as 0.02, or set [autotune] mode = "off".',
+            "3: Bad value for 'autotune.job[0].max_slowdown': a budget of 0 allows no trial, "
+            'because trials take time. Set a budget such as 0.02, or set [autotune] mode = "off".',
         ),
         (
             "[autotune]\nmax_slowdown = 5",
@@ -75,26 +75,26 @@ def fault(text: str, tmp_path: Path, **environ: str) -> str:
         ),
         (
             "[autotune]\nknobs = []",
-            "2: Bad value for 'autotune.knobs': no knob is left to turn. Name one, such as "
+            "2: Bad value for 'autotune.knobs': the list is empty. Name a knob, such as "
             '["gpu_power"], or set [autotune] mode = "off".',
         ),
         (
             '[autotune]\nknobs = ["cpu_power", "cpu_power"]',
-            "2: Bad value for 'autotune.knobs': it names \"cpu_power\" twice. Name it once.",
+            "2: Bad value for 'autotune.knobs': the list names \"cpu_power\" twice. Remove one.",
         ),
         (
             f"{JOB}{JOB}",
-            "3: Bad value for 'autotune.job[1]': it is the same job as autotune.job[0]. "
+            "3: Bad value for 'autotune.job[1]': autotune.job[0] is the same job. "
             "Remove one of them.",
         ),
         (
             f'{JOB}[[autotune.job]]\nspan = "step"\nservice = "trainer"\n',
-            "3: Bad value for 'autotune.job[1]': autotune.job[0], which stands before it, takes "
+            "3: Bad value for 'autotune.job[1]': the earlier autotune.job[0] matches "
             "all of its spans. Write the narrower job first.",
         ),
         (
             '[[caps.fixed]]\ndevice = "0"\nwatts = 200\nknob = "gpu_clock"',
-            "4: Bad value for 'caps.fixed[0].knob': a clock is not set in watts. "
+            "4: Bad value for 'caps.fixed[0].knob': a clock limit is not in watts. "
             'Name "gpu_power" or "cpu_power".',
         ),
         (
@@ -103,31 +103,32 @@ def fault(text: str, tmp_path: Path, **environ: str) -> str:
         ),
         (
             '[[caps.fixed]]\ndevice = "0"\nwatts = 200\n[[caps.fixed]]\ndevice = "0"\nwatts = 9',
-            "4: Bad value for 'caps.fixed[1]': \"0\" has such a cap already. Remove one of them.",
+            "4: Bad value for 'caps.fixed[1]': \"0\" already has a cap of this knob. Remove one.",
         ),
         (
             "[caps]\nbudget_watts = 500\nreserve_watts = 500",
-            "2: Bad value for 'caps.budget_watts': of 500 W nothing is left for devices after "
-            "reserve_watts = 500. Raise the one or lower the other.",
+            "2: Bad value for 'caps.budget_watts': reserve_watts = 500 leaves nothing of 500 W for "
+            "devices. Raise the budget or lower the reserve.",
         ),
         (
             '[caps]\nbudget_file = "budget.toml"',
-            "2: Bad value for 'caps.budget_file': \"budget.toml\" depends on where the capper was "
-            "started. Write the whole path, from /.",
+            "2: Bad value for 'caps.budget_file': \"budget.toml\" is a relative path. "
+            "Write an absolute path.",
         ),
         (
             '[caps]\nbudget_watts = 500\n[[caps.priority]]\ndevice = "0"\n'
             '[[caps.priority]]\ndevice = "0"\npriority = 3',
-            "5: Bad value for 'caps.priority[1]': \"0\" has a priority already. "
-            "Remove one of them.",
+            "5: Bad value for 'caps.priority[1]': \"0\" already has a priority. Remove one.",
         ),
     ],
 )
-def test_what_cannot_be_is_a_sentence_at_its_line(text: str, expected: str, tmp_path: Path) -> None:
+def test_contradictory_settings_are_faults_at_their_line(
+    text: str, expected: str, tmp_path: Path
+) -> None:
     assert fault(text, tmp_path) == f"config.toml:{expected}"
 
 
-def test_what_cannot_be_is_told_of_the_variable_that_said_it(tmp_path: Path) -> None:
+def test_fault_names_the_environment_variable_of_the_value(tmp_path: Path) -> None:
     told = fault("[caps]\nreserve_watts = 900", tmp_path, WATTSPAN_CAPS_BUDGET_WATTS="800")
     assert told.startswith("WATTSPAN_CAPS_BUDGET_WATTS: Bad value for 'caps.budget_watts': ")
 
@@ -139,22 +140,25 @@ ON = f'[autotune]\nmode = "apply"\n{JOB}'
     ("text", "part"),
     [
         (f'{ON}[[autotune.job]]\nservice = "b"\nlatency = "1s"\nkind = "steps"', "job[1] has a"),
-        (f'[autotune]\nknobs = ["gpu_clock"]\nmode = "advise"\n{JOB}', "cannot be read back"),
+        (
+            f'[autotune]\nknobs = ["gpu_clock"]\nmode = "advise"\n{JOB}',
+            "does not report its locked clocks",
+        ),
         (f'[autotune]\nmax_slowdown = 0.005\nmode = "advise"\n{JOB}', "noise of most jobs"),
-        (f'[autotune]\nfloor = 1\nmode = "advise"\n{JOB}', "leaves nothing between"),
-        (f"{ON}[spans]\nenabled = false", "needs spans"),
+        (f'[autotune]\nfloor = 1\nmode = "advise"\n{JOB}', "leaves no range between"),
+        (f"{ON}[spans]\nenabled = false", "by its spans"),
         ('[autotune]\nmode = "apply"', "applies to no job"),
         (f'{ON}mode = "advise"', "applies to no job"),
-        (f'{JOB}mode = "apply"', "The mode of autotune.job[0] changes nothing"),
-        ("[caps]\nreserve_watts = 100", "reserve_watts changes nothing"),
-        ('[[caps.priority]]\ndevice = "0"', "[[caps.priority]] changes nothing"),
+        (f'{JOB}mode = "apply"', "The mode of autotune.job[0] has no effect"),
+        ("[caps]\nreserve_watts = 100", "reserve_watts has no effect"),
+        ('[[caps.priority]]\ndevice = "0"', "[[caps.priority]] has no effect"),
         (
             '[caps]\nfloor_watts = 150\n[[caps.fixed]]\ndevice = "0"\nwatts = 100',
             "caps.fixed[0] asks for 100 W",
         ),
     ],
 )
-def test_what_is_hardly_meant_so_is_a_warning(text: str, part: str, tmp_path: Path) -> None:
+def test_ineffective_settings_are_warnings(text: str, part: str, tmp_path: Path) -> None:
     (warning,) = read(text, tmp_path).warnings
     assert part in warning
     assert warning.endswith(".")
@@ -176,11 +180,11 @@ def test_what_is_hardly_meant_so_is_a_warning(text: str, part: str, tmp_path: Pa
         '[[caps.fixed]]\ndevice = "*"\nwatts = 200\n[[caps.fixed]]\ndevice = "0"\nwatts = 150',
     ],
 )
-def test_what_is_right_is_passed_without_a_word(text: str, tmp_path: Path) -> None:
+def test_valid_settings_give_no_warning(text: str, tmp_path: Path) -> None:
     assert read(text, tmp_path).warnings == ()
 
 
-def test_the_one_line_that_turns_it_on_is_enough() -> None:
+def test_tuning_is_enabled_by_two_environment_variables() -> None:
     config = load(
         None,
         environ={"WATTSPAN_AUTOTUNE_MODE": "apply", "WATTSPAN_AUTOTUNE_APPLY_FOUND": "true"},

@@ -216,10 +216,13 @@ def faults(text: str, tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('[cost]\nprice = 0.3\nfile = "/p"', "3: Bad value for 'cost.file': cost.price says"),
+        (
+            '[cost]\nprice = 0.3\nfile = "/p"',
+            "3: Bad value for 'cost.file': cost.price also sets the rate",
+        ),
         (
             '[carbon]\nurl = "http://x"\nquery = "q"\nschedule = "/s"',
-            "carbon.schedule says already",
+            "carbon.schedule also sets the rate",
         ),
         ("[cost]\nprice = -0.1", "out of bounds, at least 0"),
         ("[cost]\nprice = nan", "out of bounds"),
@@ -231,14 +234,14 @@ def faults(text: str, tmp_path: Path) -> str:
         ('[cost]\nquery = "x"\nurl = "file:///etc/passwd"', "is not an address such as"),
         ('[cost]\nquery = "x"\nurl = "localhost:9090"', "is not an address such as"),
         ('[cost]\nquery = "x"\nurl = "http://x:99999"', "is not an address: Port out of range"),
-        ('[cost]\nquery = "x"\nurl = "http://x/?a=b"', "write what is asked into `query`"),
+        ('[cost]\nquery = "x"\nurl = "http://x/?a=b"', "write the query into `query`"),
         ('[cost]\nquery = "x"\nurl = "http://x/ y"', "is not an address such as"),
-        ('[cost]\nschedule = "tariff.toml"', "is not an absolute path"),
+        ('[cost]\nschedule = "tariff.toml"', "is a relative path"),
         ('[cost]\nfactor = 0\nfile = "/p"', "out of bounds"),
         ('[cost]\nrefresh = "0s"', "out of bounds"),
         (
             '[cost]\nfile = "/p"\nrefresh = "1h"',
-            "Bad value for 'cost.refresh': asked every 1h, and an answer counts for 15m, so",
+            "Bad value for 'cost.refresh': the interval 1h is longer than the validity",
         ),
     ],
 )
@@ -256,7 +259,7 @@ def test_a_currency_is_letters_and_nothing_that_a_label_could_be_broken_with(
 
 def test_a_password_in_an_address_is_refused_and_not_shown(tmp_path: Path) -> None:
     told = faults('[cost]\nquery = "x"\nurl = "http://me:hunter2@x"', tmp_path)
-    assert "names and passwords cannot be sent" in told
+    assert "wattspan sends no user names and passwords" in told
     assert "hunter2" not in told
 
 

@@ -46,7 +46,7 @@ def test_without_an_endpoint_there_is_no_exporter() -> None:
         ({"interval": "10ms"}, "out of bounds, at least"),
         ({"compresion": "gzip"}, "did you mean 'compression'"),
         ({"protocol": "http/json"}, '"http/protobuf" or "grpc"'),
-        ({"tls_key": "x"}, "tls_key is of no use without tls_certificate"),
+        ({"tls_key": "x"}, "tls_key needs tls_certificate"),
         ({"compression": "zstd"}, '"auto", "gzip" or "none"'),
         ({"endpoint": "http://c", "tls_ca": "x"}, "of no use at an endpoint without TLS"),
         ({"endpoint": "grpc://c", "tls_certificate": "x"}, "write https:// or grpcs://"),

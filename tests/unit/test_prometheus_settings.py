@@ -100,7 +100,7 @@ def test_an_address_is_read_and_written(
         ({"listen": "localhost:65536"}, 'the port "65536" is not a number'),
         ({"listen": 9949}, "expected a listen address"),
         ({"listne": ""}, "did you mean 'listen'?"),
-        ({"tls_key": "k.pem"}, "of no use without tls_certificate"),
+        ({"tls_key": "k.pem"}, "need tls_certificate"),
         ({"max_connections": 0}, "max_connections must be at least 1"),
         ({"idle_timeout": "0s"}, "must be longer than nothing"),
         ({"request_timeout": 10}, "expected a duration"),

@@ -128,7 +128,7 @@ def test_a_listener_that_is_open_to_too_many_is_told_of(listen: str, keys: str, 
 
 @pytest.mark.parametrize("table", [SpansSettings, plugin.settings])
 def test_a_client_authority_without_a_certificate_is_an_error(table: type) -> None:
-    with pytest.raises(SettingError, match="of no use without tls_certificate"):
+    with pytest.raises(SettingError, match="need tls_certificate"):
         convert({"tls_client_ca": "/ca.pem"}, table, "somewhere")
 
 

@@ -1,4 +1,4 @@
-"""The settings that every TCP listener has, in the words that each of its tables uses."""
+"""Settings of TLS and tokens, which every TCP listener has."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from wattspan.model.settings import about
 Certificate = Annotated[
     str,
     about(
-        "A PEM file with the certificate and its chain; with it, TLS only. Read again when it "
-        "changes, as the other three files are."
+        "PEM file with the certificate and its chain; the listener then accepts TLS only. The "
+        "agent reads this file and the next three again when they change."
     ),
 ]
 PrivateKey = Annotated[
-    str, about('A PEM file with the key; "" if it is in the certificate\'s file.')
+    str, about('PEM file with the key; "" if the file of the certificate holds it.')
 ]
 ClientAuthority = Annotated[
-    str, about("A PEM file; with it, only clients with a certificate by this authority.")
+    str, about("PEM file of an authority; the listener then requires client certificates by it.")
 ]
 TokenFile = Annotated[
     str,
     about(
-        "A file with one token a line, that other users cannot read; with it, only clients that "
-        "send one of them, as bearer token or as the password of any user."
+        "File with one token per line, unreadable for other users. The listener then requires "
+        "one of them, as bearer token or as password of any user."
     ),
 ]
 
 
 class AccessSettings(Protocol):
-    """A table with these keys."""
+    """A table with the keys of TLS and tokens."""
 
     @property
     def tls_certificate(self) -> str: ...
@@ -42,6 +42,6 @@ class AccessSettings(Protocol):
 
 
 def check_access(settings: AccessSettings) -> None:
-    """ValueError if the keys make no sense together."""
+    """Raise ValueError for keys that contradict each other."""
     if (settings.tls_key or settings.tls_client_ca) and not settings.tls_certificate:
-        raise ValueError("tls_key and tls_client_ca are of no use without tls_certificate")
+        raise ValueError("tls_key and tls_client_ca need tls_certificate")

@@ -1,7 +1,4 @@
-"""What no single value shows: settings that cannot work together, or that do nothing.
-
-A fault is a dotted key and a sentence; a warning is a sentence.
-"""
+"""Checks across settings: contradictory settings (faults) and ineffective ones (warnings)."""
 
 from __future__ import annotations
 
@@ -14,18 +11,18 @@ from wattspan.model import Knob
 from wattspan.model.settings import Table, quoted
 
 SMALL_BUDGET = 0.01
-"""A slowdown that is within the noise of most jobs."""
+"""Slowdown budget below the noise of most jobs."""
 
 
 class ConfigFault(NamedTuple):
-    """What is wrong with the value of a dotted key."""
+    """A fault in the value of a dotted key."""
 
     key: str
     sentence: str
 
 
 def find_faults(tables: Mapping[str, Table]) -> Iterator[ConfigFault]:
-    """What cannot be, among tables that are each right by themselves."""
+    """Yield faults between tables that are each valid by themselves."""
     match tables.get("autotune"):
         case AutotuneSettings() as autotune:
             yield from _budgets(autotune)
@@ -42,7 +39,7 @@ def find_faults(tables: Mapping[str, Table]) -> Iterator[ConfigFault]:
 
 
 def find_warnings(tables: Mapping[str, Table]) -> Iterator[str]:
-    """What can be, and is hardly meant so."""
+    """Yield sentences about valid settings without effect."""
     match tables.get("autotune"):
         case AutotuneSettings() as autotune if autotune.mode != "off":
             yield from _ineffective_tuning(autotune)
@@ -51,8 +48,8 @@ def find_warnings(tables: Mapping[str, Table]) -> Iterator[str]:
             for number, job in enumerate(autotune.job):
                 if job.mode:
                     yield (
-                        f"The mode of autotune.job[{number}] changes nothing while [autotune] mode "
-                        'is "off". Set that to "advise" or "apply".'
+                        f"The mode of autotune.job[{number}] has no effect while [autotune] mode "
+                        'is "off". Set [autotune] mode to "advise" or "apply".'
                     )
     match tables.get("caps"):
         case CapsSettings() as caps:
@@ -71,8 +68,8 @@ def _budgets(autotune: AutotuneSettings) -> Iterator[ConfigFault]:
         if budget == 0:
             yield ConfigFault(
                 key,
-                f"Bad value for {key!r}: with 0 nothing may be tried, for trying takes time. Allow "
-                'something, such as 0.02, or set [autotune] mode = "off".',
+                f"Bad value for {key!r}: a budget of 0 allows no trial, because trials take time. "
+                'Set a budget such as 0.02, or set [autotune] mode = "off".',
             )
 
 
@@ -81,25 +78,25 @@ def _knobs(autotune: AutotuneSettings) -> Iterator[ConfigFault]:
     if not autotune.knobs:
         yield ConfigFault(
             key,
-            f"Bad value for {key!r}: no knob is left to turn. Name one, such as "
+            f"Bad value for {key!r}: the list is empty. Name a knob, such as "
             '["gpu_power"], or set [autotune] mode = "off".',
         )
     for knob in _has_duplicates(autotune.knobs):
-        yield ConfigFault(key, f'Bad value for {key!r}: it names "{knob}" twice. Name it once.')
+        yield ConfigFault(key, f'Bad value for {key!r}: the list names "{knob}" twice. Remove one.')
 
 
 def _jobs(jobs: Iterable[TunedJobSettings]) -> Iterator[ConfigFault]:
-    """Jobs that get no span, for a job before them takes every one of theirs."""
+    """Yield faults of jobs whose spans all match an earlier job."""
     before: list[TunedJobSettings] = []
     for number, job in enumerate(jobs):
         for earlier, other in enumerate(before):
             if other.service in ("", job.service) and other.span in ("", job.span):
                 key = f"autotune.job[{number}]"
                 if (other.service, other.span) == (job.service, job.span):
-                    why = f"it is the same job as autotune.job[{earlier}]. Remove one of them."
+                    why = f"autotune.job[{earlier}] is the same job. Remove one of them."
                 else:
                     why = (
-                        f"autotune.job[{earlier}], which stands before it, takes all of its spans. "
+                        f"the earlier autotune.job[{earlier}] matches all of its spans. "
                         "Write the narrower job first."
                     )
                 yield ConfigFault(key, f"Bad value for {key!r}: {why}")
@@ -108,42 +105,42 @@ def _jobs(jobs: Iterable[TunedJobSettings]) -> Iterator[ConfigFault]:
 
 
 def _ineffective_tuning(autotune: AutotuneSettings) -> Iterator[str]:
-    """What the tuner will hardly be able to do anything with."""
+    """Yield warnings of settings that leave the tuner little or nothing to try."""
     if autotune.max_slowdown < SMALL_BUDGET:
         yield (
             f"[autotune] max_slowdown = {autotune.max_slowdown} is within the noise of most jobs: "
-            "few settings, if any, can be proved to keep it."
+            "the tuner can certify few settings, if any."
         )
     if autotune.floor == 1:
         yield (
-            "[autotune] floor = 1 leaves nothing between a device's default limit and the lowest "
-            "cap, so hardly anything can be tried."
+            "[autotune] floor = 1 leaves no range between a device's default limit and the lowest "
+            "cap, so the tuner can try hardly any setting."
         )
     if Knob.GPU_CLOCK in autotune.knobs:
         yield (
-            '[autotune] knobs has "gpu_clock": a locked clock cannot be read back from a GPU. So '
-            "it is reset when it is let go, and a lock of somebody else's is lost with it."
+            '[autotune] knobs has "gpu_clock": a GPU does not report its locked clocks. The capper '
+            "resets the clocks when it releases them, which also removes another program's lock."
         )
     for number, job in enumerate(autotune.job):
         if job.latency and job.kind == "steps":
             yield (
-                f'autotune.job[{number}] has a latency, which only kind = "requests" is held to; '
-                "it changes nothing."
+                f'autotune.job[{number}] has a latency, which applies to kind = "requests" only; '
+                "it has no effect."
             )
 
 
 def _unapplied_tuning(autotune: AutotuneSettings, tables: Mapping[str, Table]) -> Iterator[str]:
-    """Why nothing would be applied, or even advised."""
+    """Yield warnings of settings under which the tuner applies or advises nothing."""
     if getattr(tables.get("spans"), "enabled", True) is False:
         yield (
-            "[autotune] needs spans to see how fast a job is, and [spans] enabled is false: it "
-            "will decline every job."
+            "[autotune] measures the speed of a job by its spans, and [spans] enabled is false: "
+            "the tuner will decline every job."
         )
     applied = any((job.mode or autotune.mode) == "apply" for job in autotune.job)
     if autotune.mode == "apply" and not applied and not autotune.apply_found:
         yield (
             '[autotune] mode = "apply" applies to no job: name one as [[autotune.job]], or set '
-            "apply_found = true. Until then there is only advice."
+            "apply_found = true. Until then the tuner only advises."
         )
 
 
@@ -156,7 +153,7 @@ def _fixed(caps: CapsSettings) -> Iterator[ConfigFault]:
         if cap.knob is Knob.GPU_CLOCK:
             yield ConfigFault(
                 f"{key}.knob",
-                f"Bad value for '{key}.knob': a clock is not set in watts. Name \"gpu_power\" or "
+                f"Bad value for '{key}.knob': a clock limit is not in watts. Name \"gpu_power\" or "
                 '"cpu_power".',
             )
         if not cap.device:
@@ -166,7 +163,7 @@ def _fixed(caps: CapsSettings) -> Iterator[ConfigFault]:
     for number in _duplicate_positions([(cap.device, cap.knob) for cap in caps.fixed]):
         key, device = f"caps.fixed[{number}]", quoted(caps.fixed[number].device)
         yield ConfigFault(
-            key, f"Bad value for {key!r}: {device} has such a cap already. Remove one of them."
+            key, f"Bad value for {key!r}: {device} already has a cap of this knob. Remove one."
         )
 
 
@@ -175,37 +172,37 @@ def _ceiling(caps: CapsSettings) -> Iterator[ConfigFault]:
         key = "caps.budget_watts"
         yield ConfigFault(
             key,
-            f"Bad value for {key!r}: of {caps.budget_watts} W nothing is left for devices after "
-            f"reserve_watts = {caps.reserve_watts}. Raise the one or lower the other.",
+            f"Bad value for {key!r}: reserve_watts = {caps.reserve_watts} leaves nothing of "
+            f"{caps.budget_watts} W for devices. Raise the budget or lower the reserve.",
         )
     if caps.budget_file and not caps.budget_file.startswith("/"):
         key = "caps.budget_file"
         yield ConfigFault(
             key,
-            f"Bad value for {key!r}: {quoted(caps.budget_file)} depends on where the capper was "
-            "started. Write the whole path, from /.",
+            f"Bad value for {key!r}: {quoted(caps.budget_file)} is a relative path. Write an "
+            "absolute path.",
         )
     for number in _duplicate_positions([priority.device for priority in caps.priority]):
         key, device = f"caps.priority[{number}]", quoted(caps.priority[number].device)
         yield ConfigFault(
-            key, f"Bad value for {key!r}: {device} has a priority already. Remove one of them."
+            key, f"Bad value for {key!r}: {device} already has a priority. Remove one."
         )
 
 
 def _ineffective_caps(caps: CapsSettings) -> Iterator[str]:
-    """What is set and changes nothing."""
+    """Yield warnings of caps settings without effect."""
     if not caps.budget_watts and not caps.budget_file:
         idle = "reserve_watts" if caps.reserve_watts else "[[caps.priority]]"
         if caps.reserve_watts or caps.priority:
             yield (
-                f"{idle} changes nothing without a power budget. Set [caps] budget_watts or "
+                f"{idle} has no effect without a power budget. Set [caps] budget_watts or "
                 "budget_file."
             )
     for number, cap in enumerate(caps.fixed):
         if cap.watts < caps.floor_watts:
             yield (
-                f"caps.fixed[{number}] asks for {cap.watts} W, and [caps] floor_watts = "
-                f"{caps.floor_watts} is what stands."
+                f"caps.fixed[{number}] asks for {cap.watts} W, below [caps] floor_watts = "
+                f"{caps.floor_watts}, which applies."
             )
 
 
@@ -215,5 +212,5 @@ def _has_duplicates(values: Iterable[Knob]) -> list[Knob]:
 
 
 def _duplicate_positions(values: list[tuple[str, Knob]] | list[str]) -> Iterator[int]:
-    """The places of values that stood before already."""
+    """Yield the positions of values that also occur earlier."""
     return (place for place, value in enumerate(values) if value in values[:place])

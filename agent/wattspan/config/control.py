@@ -1,4 +1,4 @@
-"""What the operator allows: how much slower work may become, and which limits hold anyway."""
+"""Configuration tables of the tuner and of power limits: [autotune] and [caps]."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ BoolOrAuto = bool | Literal["auto"]
 
 
 class TunedJobSettings(Table, frozen=True):
-    """One job whose speed is watched: which spans are its units of work.
+    """One tuned job, identified by the spans that are its units of work.
 
-    What is left empty matches everything; `service` or `span` must be given.
+    An empty key matches every span. Set `service`, `span` or both.
     """
 
-    service: Annotated[str, about("The `service.name` of its spans.")] = ""
-    span: Annotated[str, about("The name of the span that is one unit of its work.")] = ""
+    service: Annotated[str, about("`service.name` of its spans.")] = ""
+    span: Annotated[str, about("Name of the span that is one unit of its work.")] = ""
     work: Annotated[
         str,
         about(
-            "The span attribute that counts the work of a unit, such as tokens or samples, if "
-            'it varies; "tokens" are the `gen_ai.usage.*` tokens. "" counts each span as one.'
+            "Span attribute with the amount of work of a unit, such as tokens or samples, if the "
+            'amount varies; "tokens" are the `gen_ai.usage.*` tokens. "" counts each span as 1.'
         ),
     ] = ""
     compute: Annotated[
         str,
         about(
-            "The span in which a rank of a synchronous job computes itself; with it, ranks that "
-            "wait for others may be capped lower."
+            "Name of the span of a rank's own computation in a synchronous job. It lets the tuner "
+            "cap ranks that wait for others lower."
         ),
     ] = ""
     kind: Annotated[
         Literal["auto", "steps", "requests"],
-        about("Whether units come one after the other or side by side."),
+        about("Units of work are sequential (`steps`) or concurrent (`requests`)."),
     ] = "auto"
     latency: Annotated[
         Duration,
         about(
-            "For requests: what the `percentile` must stay within; 0 takes it from the original."
+            "For requests: upper limit of the latency at `percentile`; 0 takes it from the "
+            "original setting."
         ),
     ] = Duration(0)
     percentile: Annotated[
         float,
         about(
-            "For requests: the part that must be within `latency`.",
+            "For requests: fraction of the requests that must be within `latency`.",
             least=0.5,
             most=0.9999,
             hint="0.99 is the 99th percentile",
@@ -54,32 +55,33 @@ class TunedJobSettings(Table, frozen=True):
     max_slowdown: Annotated[
         float | None,
         about(
-            "This job's own budget; without it, that of `[autotune]`.",
+            "Slowdown budget of this job; the default is that of `[autotune]`.",
             least=0,
             most=1,
             hint="0.05 is 5 %",
         ),
     ] = None
     mode: Annotated[
-        Literal["", "advise", "apply"], about("This job's own mode; without it, `[autotune]`'s.")
+        Literal["", "advise", "apply"],
+        about("Mode of this job; the default is that of `[autotune]`."),
     ] = ""
 
     def __post_init__(self) -> None:
         if not self.service and not self.span:
-            raise ValueError("a job needs `service` or `span`, by which its spans are known")
+            raise ValueError("a job needs `service` or `span` to identify its spans")
 
 
 class AutotuneSettings(Table, frozen=True):
-    """The tuner: how much slower work may become, and what may be turned to save energy."""
+    """The tuner: slowdown budget, knobs and search."""
 
     mode: Annotated[
         Literal["off", "advise", "apply"],
-        about("`advise` says what it would do; `apply` does it, for the jobs named below."),
+        about("`advise` reports decisions only; `apply` applies them to the jobs named below."),
     ] = "off"
     max_slowdown: Annotated[
         float,
         about(
-            "How much slower a job may become over its whole run: 0.05 is 5 %.",
+            "Slowdown budget of a job over its whole run: 0.05 is 5 %.",
             least=0,
             most=1,
             hint="0.05 is 5 %",
@@ -88,7 +90,7 @@ class AutotuneSettings(Table, frozen=True):
     confidence: Annotated[
         float,
         about(
-            "How sure it must be that a setting keeps the budget.",
+            "Confidence level at which a setting must keep the budget.",
             least=0.5,
             most=0.9999,
             hint="0.95 is 95 %",
@@ -96,23 +98,23 @@ class AutotuneSettings(Table, frozen=True):
     ] = 0.95
     objective: Annotated[
         Literal["energy", "cost", "time"],
-        about("What is made small among the settings that keep the budget."),
+        about("Quantity to minimise among the settings that keep the budget."),
     ] = "energy"
     eta: Annotated[
         float,
-        about("With `cost`: the weight of energy; the rest is that of time.", least=0, most=1),
+        about("With `cost`: weight of energy; the weight of time is the rest.", least=0, most=1),
     ] = 0.5
     knobs: Annotated[
         tuple[Knob, ...],
         about(
-            "What may be turned, one after the other. `gpu_clock` cannot be read back from the "
-            "device, so it is reset, not restored."
+            "Knobs that the tuner may set, in this order. A device does not report `gpu_clock`, so "
+            "the capper resets it instead of restoring it."
         ),
     ] = (Knob.GPU_POWER,)
     floor: Annotated[
         float,
         about(
-            "The lowest cap, as a part of the device's default limit.",
+            "Lowest cap, as a fraction of the device's default limit.",
             least=0,
             most=1,
             hint="0.6 is 60 %",
@@ -120,88 +122,97 @@ class AutotuneSettings(Table, frozen=True):
     ] = 0.6
     gpus: Annotated[
         tuple[str, ...],
-        about("UUIDs or indices of the GPUs that may be capped; none named: all."),
+        about("UUIDs or indices of the GPUs that the tuner may cap; an empty list: all."),
     ] = ()
     groups: Annotated[
         tuple[str, ...],
         about(
-            "Names of the groups whose jobs may be tuned, each as `name` or `kind:name`, such as a "
-            "container, a pod, a unit or `user:ann`; none named: all."
+            "Groups whose jobs may be tuned, each as `name` or `kind:name`, such as a container, a "
+            "pod, a unit or `user:ann`; an empty list: all."
         ),
     ] = ()
     apply_found: Annotated[
         bool,
-        about("Whether jobs that were found by themselves, from spans like steps, are applied to."),
+        about("Apply caps to jobs that the tuner detected from their spans as well."),
     ] = False
-    job: Annotated[tuple[TunedJobSettings, ...], about("The jobs, `[[autotune.job]]`.")] = ()
+    job: Annotated[tuple[TunedJobSettings, ...], about("Jobs, `[[autotune.job]]`.")] = ()
     block: Annotated[
         Duration,
-        about("How long a setting is held for one look at it, at least.", least="100ms", most="1h"),
+        about("Shortest duration of a measurement block.", least="100ms", most="1h"),
     ] = Duration.parse("5s")
     block_units: Annotated[
-        int, about("And for how many units of work, at least.", least=5, most=100_000)
+        int, about("Fewest units of work in a measurement block.", least=5, most=100_000)
     ] = 20
     settle: Annotated[
         Duration,
-        about("What is not counted after each change, at least.", least="0s", most="10m"),
+        about("Shortest settling time after each change of a setting.", least="0s", most="10m"),
     ] = Duration.parse("2s")
     settle_units: Annotated[
-        int, about("And how many units of work, at least.", least=0, most=10_000)
+        int, about("Fewest units of work in the settling time.", least=0, most=10_000)
     ] = 8
     dwell: Annotated[
-        Duration, about("The least time between two searches.", least="1s", most="30d")
+        Duration, about("Shortest time between two searches.", least="1s", most="30d")
     ] = Duration.parse("10m")
 
 
 class FixedCapSettings(Table, frozen=True):
-    """One cap that the operator wants whether or not anything is tuned."""
+    """One cap that applies with and without tuning."""
 
-    device: Annotated[str, about('A GPU\'s UUID or index, a zone such as "intel-rapl:0", or "*".')]
-    watts: Annotated[int, about("What it is allowed at most.", least=1, most=100_000)]
+    device: Annotated[str, about('UUID or index of a GPU, a zone such as "intel-rapl:0", or "*".')]
+    watts: Annotated[int, about("Power limit in watts.", least=1, most=100_000)]
     knob: Annotated[Knob, about("`gpu_power` or `cpu_power`.")] = Knob.GPU_POWER
 
 
 class PrioritySettings(Table, frozen=True):
-    """How early a device is cut when the host's budget does not do for all."""
+    """Priority of a device when the host's budget is smaller than the sum of demands."""
 
-    device: Annotated[str, about("A GPU's UUID or index, or a zone.")]
-    priority: Annotated[int, about("The lower it is, the earlier.", least=0, most=1000)] = 100
+    device: Annotated[str, about("UUID or index of a GPU, or a zone.")]
+    priority: Annotated[
+        int,
+        about("Priority; the capper reduces devices with lower numbers first.", least=0, most=1000),
+    ] = 100
 
 
 class CapsSettings(Table, frozen=True):
-    """Limits on power, and the process that alone may write them: `wattspan capper`."""
+    """Power limits, and the process that writes them: `wattspan capper`."""
 
     capper: Annotated[
         BoolOrAuto,
         about(
-            "Whether `wattspan run` starts a capper where none answers and caps are wanted; "
+            "Let `wattspan run` start a capper if caps are configured and no capper answers; "
             "`auto`: if it has the right to write limits."
         ),
     ] = "auto"
     users: Annotated[
         tuple[str, ...],
-        about("Users whose processes may ask the capper, beside root and its own."),
+        about("Users whose processes may use the capper, besides root and the capper's own user."),
     ] = ("wattspan",)
     ceiling_users: Annotated[
         tuple[str, ...],
         about(
-            "Users who, beside root, may ask the capper and may set a ceiling for the host, on its "
-            "socket or as owners of `budget_file`; being in `users` is not enough for that."
+            "Users that may use the capper and set a power ceiling for the host, on its socket or "
+            "as owners of `budget_file`, besides root. `users` does not grant ceilings."
         ),
     ] = ()
     lease: Annotated[
         Duration,
-        about("How long a cap outlives the last sign of its tuner.", least="1s", most="10m"),
+        about(
+            "Time until the capper restores the limits of a tuner that stopped renewing.",
+            least="1s",
+            most="10m",
+        ),
     ] = Duration.parse("10s")
     largest_step: Annotated[
         float,
         about(
-            "How far a cap goes down at once, as a part of the default limit.", least=0.01, most=1
+            "Largest reduction of a cap in one step, as a fraction of the default limit.",
+            least=0.01,
+            most=1,
         ),
     ] = 0.25
     floor_watts: Annotated[
         int,
-        about("No cap of any sort goes below this; the hardware's minimum holds anyway.", least=0),
+        about("Lower bound of every cap in watts, besides the hardware's minimum.", least=0),
     ] = 0
     fixed: Annotated[
         tuple[FixedCapSettings, ...], about("Caps without tuning, `[[caps.fixed]]`.")
@@ -209,30 +220,35 @@ class CapsSettings(Table, frozen=True):
     budget_watts: Annotated[
         int,
         about(
-            "A hard ceiling over all devices that can be capped, shared by priority; 0 is none.",
+            "Power budget of all devices that can be capped, divided by priority; 0 for none.",
             least=0,
             most=1_000_000,
         ),
     ] = 0
     reserve_watts: Annotated[
         int,
-        about("What of that budget is kept for what cannot be capped.", least=0, most=1_000_000),
+        about(
+            "Part of that budget for devices that cannot be capped, in watts.",
+            least=0,
+            most=1_000_000,
+        ),
     ] = 0
     budget_file: Annotated[
         str,
         about(
-            'A file in which somebody else writes the ceiling: `watts = 1200`, `ttl = "1h"`; "" '
-            "for none. Its owner is root, the capper's user or one of `ceiling_users`, and nobody "
-            "else may write it. If its writer is lost, the last ceiling stays until its time is up."
+            'File in which another program writes a power ceiling: `watts = 1200`, `ttl = "1h"`; '
+            '"" for none. Its owner must be root, the user of the capper or one of '
+            "`ceiling_users`; no other user may write it. Without further writes the last ceiling "
+            "stays until its ttl has passed."
         ),
     ] = ""
     priority: Annotated[
-        tuple[PrioritySettings, ...], about("Who gives way first, `[[caps.priority]]`.")
+        tuple[PrioritySettings, ...], about("Priorities of devices, `[[caps.priority]]`.")
     ] = ()
     log_size: Annotated[
         Size,
         about(
-            "Half of what the record of writes may take, in all of its files together.",
+            "Half of the disk limit of the audit log, for all of its files together.",
             least="64KiB",
         ),
     ] = Size.parse("4MiB")

@@ -1,6 +1,6 @@
-"""What a kilowatt-hour costs and emits: a constant, a tariff file, or a figure somebody else keeps.
+"""Configuration tables of energy cost and carbon: [cost] and [carbon].
 
-Nothing is asked of any network unless ``url`` is set.
+The agent sends no network request for a rate unless ``url`` is set.
 """
 
 from __future__ import annotations
@@ -15,118 +15,99 @@ from wattspan.model.settings import Duration, Table, about, quoted
 
 _CURRENCY = re.compile(r"[A-Za-z]{1,12}")
 
-_Schedule = Annotated[
-    str,
-    about(
-        "A tariff file, which says it by the time of day: an absolute path. It is read again "
-        "within half a minute of being changed."
-    ),
-]
-_Url = Annotated[
-    str,
-    about(
-        "A Prometheus server, or what answers as one, that is asked for it: "
-        '"http://127.0.0.1:9090".'
-    ),
-]
-_Query = Annotated[str, about("What it is asked: PromQL that comes to one number.")]
-_File = Annotated[
-    str, about("A file that holds it as one number, which somebody else keeps writing.")
-]
-_Refresh = Annotated[
-    Duration, about("How often the server is asked, or the file read.", least="1s", most="1d")
-]
-_MaxAge = Annotated[
-    Duration,
-    about(
-        "How long the last answer counts while there is no newer one, and how old the file may "
-        "be. After that the rate is unknown.",
-        least="1s",
-        most="30d",
-    ),
-]
-_Timeout = Annotated[
-    Duration, about("How long the server is waited for.", least="100ms", most="1m")
-]
 
+class RateSettings(Table, frozen=True):
+    """Source of a rate per kilowatt-hour: at most one of a constant, `schedule`, `url`, `file`."""
 
-class CostSettings(Table, frozen=True):
-    """What energy costs. One of `price`, `schedule`, `url` and `file` says it, or nobody does.
-
-    A price below zero counts as not known: totals must not fall.
-    """
-
-    currency: Annotated[
-        str, about('Of all amounts: "EUR", or what else you reckon in, in at most 12 letters.')
-    ] = "EUR"
-    price: Annotated[
-        float | None, about("What a kilowatt-hour costs, always.", least=0, most=MAX_RATE)
-    ] = None
-    schedule: _Schedule = ""
-    url: _Url = ""
-    query: _Query = ""
-    file: _File = ""
+    schedule: Annotated[
+        str,
+        about(
+            "Absolute path of a tariff file with rates by time of day. The agent reads a changed "
+            "file again within half a minute."
+        ),
+    ] = ""
+    url: Annotated[
+        str,
+        about('Prometheus server, or a compatible one, with the rate: "http://127.0.0.1:9090".'),
+    ] = ""
+    query: Annotated[str, about("PromQL query to that server with one number as its result.")] = ""
+    file: Annotated[
+        str, about("File with the rate as one number, which another program updates.")
+    ] = ""
     factor: Annotated[
         float,
         about(
-            "What the number from `url` or `file` is multiplied by to be a price per "
-            "kilowatt-hour: 0.001 if it is one per megawatt-hour.",
+            "Factor from the number of `url` or `file` to the rate per kilowatt-hour: 0.001 for a "
+            "price per megawatt-hour, 1 for kilograms per megawatt-hour as grams.",
             least=1e-9,
             most=1e9,
         ),
     ] = 1.0
-    refresh: _Refresh = Duration.parse("1m")
-    max_age: _MaxAge = Duration.parse("15m")
-    timeout: _Timeout = Duration.parse("10s")
+    refresh: Annotated[
+        Duration, about("Interval of queries or of file reads.", least="1s", most="1d")
+    ] = Duration.parse("1m")
+    max_age: Annotated[
+        Duration,
+        about(
+            "Validity of the last answer, and largest age of the file. After that the rate is "
+            "unknown.",
+            least="1s",
+            most="30d",
+        ),
+    ] = Duration.parse("15m")
+    timeout: Annotated[
+        Duration, about("Timeout of a query to the server.", least="100ms", most="1m")
+    ] = Duration.parse("10s")
 
 
-class CarbonSettings(Table, frozen=True):
-    """What energy emits. One of `intensity`, `schedule`, `url` and `file` says it, in g/kWh.
+class CostSettings(RateSettings, frozen=True):
+    """Cost of energy. At most one of `price`, `schedule`, `url` and `file` may be set.
 
-    Grams are of carbon dioxide equivalent.
+    The agent treats a price below zero as unknown, because totals must not fall.
+    """
+
+    currency: Annotated[str, about('Currency of all amounts, such as "EUR": 1 to 12 letters.')] = (
+        "EUR"
+    )
+    price: Annotated[
+        float | None, about("Constant price of a kilowatt-hour.", least=0, most=MAX_RATE)
+    ] = None
+
+
+class CarbonSettings(RateSettings, frozen=True):
+    """Carbon emissions of energy, in g/kWh of carbon dioxide equivalent.
+
+    At most one of `intensity`, `schedule`, `url` and `file` may be set.
     """
 
     intensity: Annotated[
         float | None,
-        about("The grams that a kilowatt-hour emits, always.", least=0, most=MAX_RATE),
+        about("Constant carbon intensity in grams per kilowatt-hour.", least=0, most=MAX_RATE),
     ] = None
-    schedule: _Schedule = ""
-    url: _Url = ""
-    query: _Query = ""
-    file: _File = ""
-    factor: Annotated[
-        float,
-        about(
-            "What the number from `url` or `file` is multiplied by to be grams per "
-            "kilowatt-hour, which kilograms per megawatt-hour are already.",
-            least=1e-9,
-            most=1e9,
-        ),
-    ] = 1.0
-    refresh: _Refresh = Duration.parse("1m")
-    max_age: _MaxAge = Duration.parse("15m")
-    timeout: _Timeout = Duration.parse("10s")
 
 
 def rate_keys(table: CostSettings | CarbonSettings) -> list[str]:
-    """The keys that say what a kilowatt-hour comes to; of a right table there is at most one."""
+    """Return the keys that set a rate; a valid table has at most one."""
     constant = (
         ("price", table.price)
         if isinstance(table, CostSettings)
         else ("intensity", table.intensity)
     )
-    means = (constant, *((key, getattr(table, key) or None) for key in ("schedule", "url", "file")))
-    return [key for key, value in means if value is not None]
+    sources = (
+        constant,
+        *((key, getattr(table, key) or None) for key in ("schedule", "url", "file")),
+    )
+    return [key for key, value in sources if value is not None]
 
 
 def footprint_faults(where: str, table: CostSettings | CarbonSettings) -> Iterator[tuple[str, str]]:
-    """What cannot be in one of these tables: a dotted key and a sentence each."""
-    said = rate_keys(table)
-    for key in said[1:]:
+    """Yield the faults of one table: a dotted key and a sentence each."""
+    rates = rate_keys(table)
+    for key in rates[1:]:
         yield (
             f"{where}.{key}",
-            f"Bad value for {f'{where}.{key}'!r}: {where}.{said[0]} says already what a "
-            "kilowatt-hour comes to. Keep one of them.",
+            f"Bad value for {f'{where}.{key}'!r}: {where}.{rates[0]} also sets the rate of a "
+            "kilowatt-hour. Remove one of them.",
         )
     if isinstance(table, CostSettings) and not _CURRENCY.fullmatch(table.currency):
         yield (
@@ -137,19 +118,19 @@ def footprint_faults(where: str, table: CostSettings | CarbonSettings) -> Iterat
     if table.url and not table.query:
         yield (
             f"{where}.url",
-            f"Bad value for {f'{where}.url'!r}: nothing is asked of it. Set {where}.query.",
+            f"Bad value for {f'{where}.url'!r}: {where}.query is empty. Set {where}.query.",
         )
     if table.query and not table.url:
         yield (
             f"{where}.query",
-            f"Bad value for {f'{where}.query'!r}: nobody is asked. Set {where}.url.",
+            f"Bad value for {f'{where}.query'!r}: {where}.url is empty. Set {where}.url.",
         )
     if (table.url or table.file) and table.refresh > table.max_age:
         yield (
             f"{where}.refresh",
-            f"Bad value for {f'{where}.refresh'!r}: asked every {table.refresh}, and an answer "
-            f"counts for {table.max_age}, so nothing would be known in between. Set "
-            f"{where}.max_age to more than that.",
+            f"Bad value for {f'{where}.refresh'!r}: the interval {table.refresh} is longer "
+            f"than the validity of an answer, {table.max_age}. Set {where}.max_age to more than "
+            "the interval.",
         )
     if table.url and (why := _url_fault(table.url)):
         yield f"{where}.url", f"Bad value for {f'{where}.url'!r}: {why}."
@@ -158,23 +139,23 @@ def footprint_faults(where: str, table: CostSettings | CarbonSettings) -> Iterat
         if path and not path.startswith("/"):
             yield (
                 f"{where}.{key}",
-                f"Bad value for {f'{where}.{key}'!r}: {quoted(path)} is not an absolute path, and "
-                "the agent runs elsewhere than you. Write it from / on.",
+                f"Bad value for {f'{where}.{key}'!r}: {quoted(path)} is a relative path. Write "
+                "an absolute path.",
             )
 
 
 def _url_fault(url: str) -> str:
-    """Why ``url`` is not the address of a server; "" if it is."""
+    """Return the fault of the server address ``url``; "" if it is valid."""
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
         return f"{quoted(url)} is not an address: {error}"
-    if "@" in parts.netloc:  # and is not shown: it may be a password
-        return "it names a user; names and passwords cannot be sent"
+    if "@" in parts.netloc:  # the message omits the address, which may hold a password
+        return "it contains a user name; wattspan sends no user names and passwords"
     plain = url.isascii() and url.isprintable() and " " not in url
     if parts.scheme not in ("http", "https") or not parts.hostname or not plain or port == 0:
         return f'{quoted(url)} is not an address such as "http://127.0.0.1:9090"'
     if parts.query or parts.fragment:
-        return f"{quoted(url)} goes on after its path; write what is asked into `query`"
+        return f"{quoted(url)} has a query or a fragment; write the query into `query`"
     return ""

@@ -1,6 +1,7 @@
-"""What can be configured: the agent's own tables, and the whole as one value.
+"""Configuration tables of the agent, and `Config`, which holds all of them.
 
-Each key's ``about`` is its documentation: ``docs/reference/configuration.md`` is made of them.
+The ``about`` of each key is its documentation: ``scripts/reference.py`` writes
+``docs/reference/configuration.md`` from them.
 """
 
 from __future__ import annotations
@@ -18,35 +19,37 @@ from wattspan.model.settings import Duration, Listen, Size, Table, about, to_pla
 
 
 class AgentSettings(Table, frozen=True):
-    """The agent as a whole: how often it looks, where it keeps things, how far back it knows."""
+    """The agent as a whole: sampling interval, directories, query limits and history."""
 
     interval: Annotated[
         Duration,
-        about("How often the counters and the processes are read.", least="10ms", most="1m"),
+        about(
+            "Sampling interval of energy counters and process accounting.", least="10ms", most="1m"
+        ),
     ] = Duration.parse("100ms")
     state_dir: Annotated[
-        str, about("Where what must outlive a restart is kept; written by the agent alone.")
+        str, about("Directory of data that outlives a restart. Only the agent writes there.")
     ] = "/var/lib/wattspan"
     run_dir: Annotated[
         str,
         about(
-            "Where the agent's Unix sockets are; emptied by the system at boot. A directory that "
-            "another user owns or can write is refused."
+            "Directory of the agent's Unix sockets; the system empties it at boot. The agent "
+            "refuses a directory that another user owns or can write."
         ),
     ] = "/run/wattspan"
     api: Annotated[
         bool,
         about(
-            "Whether questions about energy are answered on a Unix socket in the run directory; "
-            "`wattspan measure` and `wattspan.window` ask there."
+            "Serve energy queries on a Unix socket in the run directory. `wattspan measure` and "
+            "`wattspan.window` use it."
         ),
     ] = True
     api_resolution: Annotated[
         Duration,
         about(
-            "How finely users are told there what CPUs, memory and the platform spend, who are "
-            "neither root nor the agent's own: finer figures tell what others compute. Their own "
-            "processes' energy is not made coarser, nor is that of GPUs.",
+            "Time resolution of CPU, memory and platform energy for users other than root and the "
+            "agent's own: finer figures disclose the computations of other users. The energy of "
+            "a user's own processes and of GPUs keeps its full resolution.",
             least="10ms",
             most="1h",
         ),
@@ -54,24 +57,26 @@ class AgentSettings(Table, frozen=True):
     max_rate: Annotated[
         int,
         about(
-            "How many requests a second with spans or questions are taken of one user of this "
-            "host, or of another host; four times as many at once. More are asked to come again.",
+            "Requests per second with spans or queries that the agent accepts from one user of "
+            "this host, or from one other host; the burst is four times as many. The agent "
+            "answers further requests with a retry status.",
             least=1,
             most=1_000_000,
         ),
     ] = 500
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        about("The least severe message that is logged, to standard error."),
+        about("Lowest severity of logged messages. The log goes to standard error."),
     ] = "info"
     history: Annotated[
         Duration,
-        about("How far back the timeline of settled energy reaches.", least="1s", most="24h"),
+        about("Length of the in-memory history of settled energy.", least="1s", most="24h"),
     ] = Duration.parse("5m")
     history_bytes: Annotated[
         Size,
         about(
-            "What the timeline may take of memory. The oldest goes first, and is counted.",
+            "Memory limit of that history. The agent drops the oldest entries first and counts "
+            "them.",
             least="1MiB",
             most="4GiB",
         ),
@@ -79,12 +84,12 @@ class AgentSettings(Table, frozen=True):
 
 
 class ProcessesSettings(Table, frozen=True):
-    """Which processes are told apart, and who pays for the idle device."""
+    """Naming and limits of processes and groups, and the attribution of idle energy."""
 
     top: Annotated[
         int,
         about(
-            "How many processes are listed by name; the rest are summed as `other`.",
+            "Number of processes with a series of their own; the sum of the rest is `other`.",
             least=0,
             most=10_000,
         ),
@@ -92,16 +97,17 @@ class ProcessesSettings(Table, frozen=True):
     names: Annotated[
         NamePolicy,
         about(
-            "What a process is called everywhere: by the kernel's name for it; an interpreter with "
-            "the file or module that it runs, as in `python3 train.py`, and no other argument; or "
-            "all alike `process`, told apart by their pids. What was kept before keeps its names."
+            "Name of a process in every output: the kernel's name; for an interpreter the file or "
+            "module that it runs as well, as in `python3 train.py`, without other arguments; or "
+            "`process` for all, distinguished by pid. Stored data keeps its earlier names."
         ),
     ] = NamePolicy.COMMAND
     groups: Annotated[
         int,
         about(
-            "How many containers, pods, jobs, units and users have an account. Beyond, those not "
-            "charged for ten minutes are let go, and new ones share the `other` of their kind.",
+            "Number of containers, pods, jobs, units and users with an account. Above it, the "
+            "agent removes groups without energy for ten minutes, and new groups share the "
+            "`other` of their kind.",
             least=1,
             most=100_000,
         ),
@@ -109,15 +115,15 @@ class ProcessesSettings(Table, frozen=True):
     idle: Annotated[
         IdlePolicy,
         about(
-            "Who pays for the energy a device draws while it does nothing: an account of its own, "
-            "its users by use, or whoever holds it in equal parts."
+            "Attribution of a device's idle energy: to a separate account, to its users in "
+            "proportion to use, or to its holders in equal parts."
         ),
     ] = IdlePolicy.SEPARATE
     events: Annotated[
         BoolOrAuto,
         about(
-            "Whether the kernel tells of every fork and exit, so that work shorter than an "
-            "interval is charged to who did it. Needs CAP_NET_ADMIN."
+            "Receive every fork and exit from the kernel, so that the agent attributes work "
+            "shorter than a sampling interval to its process. Needs CAP_NET_ADMIN."
         ),
     ] = "auto"
 
@@ -127,25 +133,25 @@ class StoreSettings(Table, frozen=True):
 
     enabled: Annotated[
         BoolOrAuto,
-        about("Whether to keep a store. `auto`: if the state directory can be written."),
+        about("Keep a store. `auto`: if the agent can write the state directory."),
     ] = "auto"
     interval: Annotated[
         Duration,
-        about("How often what was measured is written down.", least="1s", most="10m"),
+        about("Interval of writes to the store.", least="1s", most="10m"),
     ] = Duration.parse("5s")
     minutes: Annotated[
-        Duration, about("How long figures by the minute are kept.", least="1h", most="3650d")
+        Duration, about("Retention of buckets of a minute.", least="1h", most="3650d")
     ] = Duration.parse("2d")
     hours: Annotated[
-        Duration, about("How long figures by the hour are kept.", least="1d", most="3650d")
+        Duration, about("Retention of buckets of an hour.", least="1d", most="3650d")
     ] = Duration.parse("60d")
     days: Annotated[
-        Duration, about("How long figures by the day are kept.", least="1d", most="36500d")
+        Duration, about("Retention of buckets of a day.", least="1d", most="36500d")
     ] = Duration.parse("1830d")
     max_size: Annotated[
         Size,
         about(
-            "What the store may take of the disk. The oldest goes first.",
+            "Disk limit of the store. The store removes the oldest data first.",
             least="1MiB",
             most="64GiB",
         ),
@@ -153,7 +159,7 @@ class StoreSettings(Table, frozen=True):
     processes: Annotated[
         int,
         about(
-            "How many commands a bucket of time names; the rest are its `other`.",
+            "Number of commands with a row in one bucket; the sum of the rest is `other`.",
             least=1,
             most=10_000,
         ),
@@ -161,7 +167,8 @@ class StoreSettings(Table, frozen=True):
     groups: Annotated[
         int,
         about(
-            "How many groups of a kind a bucket of time names; the rest are its `other`.",
+            "Number of groups of one kind with a row in one bucket; the sum of the rest is "
+            "`other`.",
             least=1,
             most=10_000,
         ),
@@ -169,7 +176,7 @@ class StoreSettings(Table, frozen=True):
     spans: Annotated[
         int,
         about(
-            "How many span names a bucket of time names; the rest are its `other`.",
+            "Number of span names with a row in one bucket; the sum of the rest is `other`.",
             least=1,
             most=10_000,
         ),
@@ -177,25 +184,27 @@ class StoreSettings(Table, frozen=True):
 
 
 class SpansSettings(Table, frozen=True):
-    """Spans of instrumented applications: where they come in, how they are weighed, where they go.
+    """Spans of instrumented applications: receivers, attribution and forwarding.
 
-    A listener left at its default whose port is taken is only warned of; one that was asked for
-    must be had.
+    If the port of a listener with its default address is in use, the agent logs a warning and
+    continues. If the port of a configured listener is in use, the agent does not start.
     """
 
-    enabled: Annotated[bool, about("Whether spans are received at all.")] = True
-    http: Annotated[Listen, about('Where OTLP/HTTP is received; "" for nowhere.')] = Listen(
+    enabled: Annotated[bool, about("Receive spans.")] = True
+    http: Annotated[Listen, about('Address of the OTLP/HTTP receiver; "" for none.')] = Listen(
         "127.0.0.1:4318"
     )
     grpc: Annotated[
         Listen,
-        about('Where OTLP/gRPC is received, as on "127.0.0.1:4317"; needs `wattspan[grpc]`.'),
+        about(
+            'Address of the OTLP/gRPC receiver, such as "127.0.0.1:4317". Needs `wattspan[grpc]`.'
+        ),
     ] = Listen("")
     unix: Annotated[
         bool,
         about(
-            "Whether spans are received on Unix sockets in the run directory, where the kernel "
-            "proves who sends."
+            "Receive spans on Unix sockets in the run directory, where the kernel proves the "
+            "identity of the sender."
         ),
     ] = True
     tls_certificate: Certificate = ""
@@ -205,14 +214,14 @@ class SpansSettings(Table, frozen=True):
     weight: Annotated[
         str,
         about(
-            "How a process's power is divided among its open spans: `equal`, `cpu` (by thread CPU "
-            "time, where it is told), or the name of a numeric span attribute."
+            "Division of a process's power among its open spans: `equal`, `cpu` (by thread CPU "
+            "time, where the application reports it), or the name of a numeric span attribute."
         ),
     ] = "cpu"
     names: Annotated[
         int,
         about(
-            "How many pairs of service and span name have a series; the rest share `other`.",
+            "Number of pairs of service and span name with a series; the rest share `other`.",
             least=1,
             most=100_000,
         ),
@@ -220,8 +229,8 @@ class SpansSettings(Table, frozen=True):
     resolution: Annotated[
         Duration,
         about(
-            "How often the CPU time of processes that send spans is looked at, so that spans "
-            "shorter than the agent's interval are told apart.",
+            "Sampling interval of the CPU time of processes that send spans. It separates spans "
+            "shorter than the agent's interval.",
             least="1ms",
             most="1s",
         ),
@@ -229,8 +238,8 @@ class SpansSettings(Table, frozen=True):
     max_request: Annotated[
         Size,
         about(
-            "The largest request that is taken, after decompression. The CPU time and the memory "
-            "that one request may cost grow in proportion.",
+            "Size limit of a request after decompression. The largest CPU time and memory of one "
+            "request grow in proportion.",
             least="64KiB",
             most="1GiB",
         ),
@@ -238,20 +247,24 @@ class SpansSettings(Table, frozen=True):
     buffer: Annotated[
         Size,
         about(
-            "What spans may take of memory while their energy settles, half of it those of one "
-            "user. Beyond, senders are asked to come again.",
+            "Memory limit of spans whose energy has not settled; the spans of one user take at "
+            "most half. Above it, the agent answers senders with a retry status.",
             least="1MiB",
             most="4GiB",
         ),
     ] = Size.parse("128MiB")
     open_spans: Annotated[
         int,
-        about("How many announced spans of all processes are kept track of.", least=1, most=10**7),
+        about(
+            "Number of announced open spans that the agent tracks, of all processes.",
+            least=1,
+            most=10**7,
+        ),
     ] = 100_000
     forward: Annotated[
         str,
         about(
-            "The collector that gets every span, with its energy: an OTLP endpoint such as "
+            "Collector that receives every span with its energy: an OTLP endpoint such as "
             '"http://collector:4318" or "grpc://collector:4317"; "" for none.'
         ),
     ] = ""
@@ -266,20 +279,21 @@ class SpansSettings(Table, frozen=True):
     forward_queue: Annotated[
         Size,
         about(
-            "What may wait for that collector; the oldest is dropped, and counted.",
+            "Size limit of the queue for that collector. The agent drops the oldest spans first "
+            "and counts them.",
             least="1MiB",
             most="64GiB",
         ),
     ] = Size.parse("64MiB")
     forward_spool: Annotated[
         bool,
-        about("Whether what waits is kept on disk, in the state directory, over a restart."),
+        about("Keep that queue on disk, in the state directory, across restarts."),
     ] = False
     forward_decisions: Annotated[
         bool,
         about(
-            "Whether that collector gets the tuner's decisions and the capper's audit log as well, "
-            "as log records."
+            "Send the tuner's decisions and the capper's audit log to that collector as log "
+            "records."
         ),
     ] = True
 
@@ -288,13 +302,13 @@ class SpansSettings(Table, frozen=True):
 
 
 class EmulationSettings(Table, frozen=True):
-    """An emulated host in place of this one; every figure is labelled `emulated`."""
+    """An emulated host in place of the real one. Every figure has the provenance `emulated`."""
 
     profile: Annotated[
-        str, about('The emulated host to run, as `--emulate` names it; "" for the real one.')
+        str, about('Emulated host to run, as in `--emulate`; "" for the real host.')
     ] = ""
     counters: Annotated[
-        Duration, about("How often its CPU energy counters move.", least="1ms", most="1s")
+        Duration, about("Update interval of its CPU energy counters.", least="1ms", most="1s")
     ] = Duration.parse("10ms")
 
 
@@ -316,11 +330,11 @@ FAMILIES = ("sources", "exporters")
 
 @dataclass(frozen=True, slots=True)
 class ConfigSchema:
-    """Which tables can be written: by dotted name, the agent's own and the plugins'.
+    """Known tables by dotted name: those of the agent and those of plugins.
 
-    ``broken`` are the tables of plugins that are installed but cannot be loaded: what stands
-    there cannot be checked, and is no error of whoever wrote it. Without ``checks_plugins`` the
-    tables of all plugins are skipped: a privileged process imports no plugin to check them.
+    ``broken`` are the tables of installed plugins that do not load: their content cannot be
+    checked and is not a fault. Without ``checks_plugins`` the tables of all plugins are skipped:
+    a privileged process imports no plugin to check them.
     """
 
     tables: Mapping[str, type[Table]] = field(default_factory=lambda: dict(TABLES))
@@ -328,25 +342,25 @@ class ConfigSchema:
     checks_plugins: bool = True
 
     def skips(self, where: str) -> bool:
-        """True if the table ``where`` is accepted without a check."""
+        """Return True if the table ``where`` is accepted without a check."""
         family, _, _ = where.partition(".")
         return where in self.broken or (not self.checks_plugins and family in FAMILIES)
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """The tables, and the families of tables, that are accepted without a check."""
+        """Tables and families of tables that are accepted without a check."""
         return (*sorted(self.broken), *(() if self.checks_plugins else FAMILIES))
 
 
 class FlagValue(NamedTuple):
-    """A value given on the command line, by the option that gave it."""
+    """A value from the command line, and the option that gave it."""
 
     option: str
     value: object
 
 
 class SettingOrigin(NamedTuple):
-    """Where a value came from: ``flag``, ``environment``, ``file`` or ``default``."""
+    """The origin of a value: ``flag``, ``environment``, ``file`` or ``default``."""
 
     kind: Literal["flag", "environment", "file", "default"]
     where: str = ""
@@ -357,11 +371,11 @@ class SettingOrigin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A configuration in which nothing is wrong.
+    """A valid configuration.
 
-    ``sources`` and ``exporters`` hold one settled table for each plugin that loads, by name.
-    ``origins`` tells for each dotted key where its value came from. ``path`` is the file that
-    was read, None if there was none. ``warnings`` are sentences for the operator.
+    ``sources`` and ``exporters`` hold one table for each plugin that loads, by name. ``origins``
+    maps each dotted key to the origin of its value. ``path`` is the file that was read, or None.
+    ``warnings`` are sentences for the operator.
     """
 
     agent: AgentSettings = field(default_factory=AgentSettings)
@@ -381,18 +395,8 @@ class Config:
 
     @property
     def tables(self) -> dict[str, Table]:
-        """Every table by its dotted name, as it stands in a file."""
-        own: dict[str, Table] = {
-            "agent": self.agent,
-            "processes": self.processes,
-            "store": self.store,
-            "spans": self.spans,
-            "autotune": self.autotune,
-            "caps": self.caps,
-            "cost": self.cost,
-            "carbon": self.carbon,
-            "emulation": self.emulation,
-        }
+        """Every table by its dotted name."""
+        own: dict[str, Table] = {name: getattr(self, name) for name in TABLES}
         return (
             own
             | {f"sources.{name}": table for name, table in self.sources.items()}

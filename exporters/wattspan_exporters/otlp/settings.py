@@ -68,7 +68,7 @@ class OtlpSettings(Table, frozen=True):
 
     def __post_init__(self) -> None:
         if self.tls_key and not self.tls_certificate:
-            raise ValueError("tls_key is of no use without tls_certificate")
+            raise ValueError("tls_key needs tls_certificate")
         plain = self.endpoint.startswith(("http://", "grpc://", "unix:", "grpc+unix:"))
         if plain and (self.tls_ca or self.tls_certificate):
             raise ValueError(
