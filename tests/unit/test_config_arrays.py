@@ -183,7 +183,7 @@ def test_a_variable_that_would_set_an_array_is_a_fault(value: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(None, environ={"WATTSPAN_AUTOTUNE_JOB": value}, default=NOWHERE)
     assert str(caught.value) == (
-        "WATTSPAN_AUTOTUNE_JOB: Tables [[autotune.job]] can be written in the file only. "
+        "WATTSPAN_AUTOTUNE_JOB: Only the file can contain tables [[autotune.job]]. "
         "Write them there."
     )
 
@@ -202,7 +202,7 @@ def test_a_flag_that_would_set_an_array_is_a_fault(key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(None, environ={}, flags={key: flag}, default=NOWHERE)
     assert str(caught.value) == (
-        f"--set {key}: Tables [[autotune.job]] can be written in the file only. Write them there."
+        f"--set {key}: Only the file can contain tables [[autotune.job]]. Write them there."
     )
 
 

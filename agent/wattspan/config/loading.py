@@ -1,7 +1,4 @@
-"""From file, environment and flags to one Config, or to every fault at once.
-
-What differs between two configurations.
-"""
+"""Loading: merges file, environment and flags into one `Config`, or reports every fault."""
 
 from __future__ import annotations
 
@@ -55,7 +52,7 @@ DEFAULT_PATH = Path("/etc/wattspan/config.toml")
 
 @dataclass(slots=True)
 class _Draft:
-    """What has been gathered so far, and what is wrong with it."""
+    """Values, origins and faults collected so far."""
 
     schema: ConfigSchema
     values: dict[str, dict[str, object]]
@@ -67,7 +64,7 @@ class _Draft:
         self.origins[f"{where}.{key}"] = origin
 
     def placed(self, dotted: str, sentence: str, source: TomlFile | None) -> str:
-        """A sentence about a key, after where its value came from."""
+        """Return ``sentence`` about a key, prefixed by the origin of its value."""
         origin = self.origins.get(dotted)
         place = origin.where if origin else (source.place(dotted) if source else "")
         return f"{place}: {sentence}" if place else sentence
@@ -82,12 +79,12 @@ def load(
     default: Path = DEFAULT_PATH,
     faults: list[str] | None = None,
 ) -> Config:
-    """The configuration: flag over environment over file over default.
+    """Return the configuration: flag over environment over file over default.
 
-    ``path`` must exist if it is given; ``default`` is read in its absence, if it exists.
-    ``flags`` maps dotted keys to what the command line said. ConfigError has one line for each
-    fault of all of them together. If ``faults`` is given, they are added to it instead, and the
-    default stands for each value at fault.
+    ``path`` must exist if it is given; without it, ``default`` is read if it exists. ``flags``
+    maps dotted keys to values of the command line. ConfigError has one line for each fault. If
+    ``faults`` is given, the faults are appended to it instead, and the default replaces each
+    faulty value.
     """
     schema = schema or ConfigSchema()
     draft = _Draft(schema, {where: {} for where in schema.tables})
@@ -132,7 +129,7 @@ def load(
 
 
 def _without_faults(draft: _Draft) -> dict[str, Table]:
-    """The tables, with the default in place of each value that is wrong, also beside another."""
+    """Return the tables with the default in place of each faulty value."""
     wrong: list[str] = []
     for _ in range(2):
         tables = {
@@ -162,12 +159,12 @@ def _valid_table(values: dict[str, object], kind: type[Table], where: str) -> Ta
 
 
 def _drop(values: dict[str, object], key: str) -> None:
-    """Leave out ``key``; of an array of tables all of it."""
+    """Remove ``key``; for a key in an array of tables the whole array."""
     values.pop(re.split(r"[.\[]", key)[0], None)
 
 
 def _line_number(fault: str) -> int:
-    """The line a fault stands on; those of flags and the environment come last."""
+    """Return the line of a fault; faults of flags and the environment sort last."""
     match = re.match(r"[^ ]*?:(\d+): ", fault)
     return int(match[1]) if match else sys.maxsize
 
@@ -178,7 +175,7 @@ def _read_file(path: Path | None, default: Path) -> TomlFile | None:
     try:
         there = default.exists()
     except OSError:
-        there = True  # something is there that may not be looked at: let reading say so
+        there = True  # the directory is not accessible: reading reports the cause
     return reading.read_toml(default) if there else None
 
 
@@ -223,7 +220,7 @@ def _take_table(draft: _Draft, source: TomlFile, where: str, value: Any) -> None
 
 
 def _take_rows(draft: _Draft, source: TomlFile, where: str, rows: Any) -> None:
-    """Where each value in an array of tables stands; that it is one is seen to later."""
+    """Record the origin of each value in an array of tables; conversion checks the type."""
     for number, row in enumerate(rows if isinstance(rows, list) else ()):
         for key in row if isinstance(row, dict) else ():
             dotted = f"{where}[{number}].{key}"
@@ -231,7 +228,7 @@ def _take_rows(draft: _Draft, source: TomlFile, where: str, rows: Any) -> None:
 
 
 def _unknown_table(schema: ConfigSchema, where: str, value: object) -> str:
-    """The sentence for a table, or a key outside all tables, that nobody knows."""
+    """Return the sentence for an unknown table, or for a key outside all tables."""
     if where in FAMILIES:
         return f"Bad value for {where!r}: expected tables, [{where}.NAME]."
     homes = [table for table, kind in schema.tables.items() if where in keys(kind)]
@@ -258,7 +255,7 @@ def _unknown_table(schema: ConfigSchema, where: str, value: object) -> str:
 
 def _take_flag(draft: _Draft, dotted: str, flag: FlagValue) -> None:
     for array, _ in each_array(draft.schema.tables):
-        whole = dotted == array and not isinstance(flag.value, str)  # of a command's own making
+        whole = dotted == array and not isinstance(flag.value, str)  # set by a command itself
         if not whole and re.match(rf"{re.escape(array)}(?:$|[.\[])", dotted):
             draft.faults.append(f"{flag.option}: {file_only_sentence(array)}")
             return
@@ -306,7 +303,7 @@ def _finish(draft: _Draft, source: TomlFile | None) -> dict[str, Table]:
 
 
 def changed_keys(old: Config, new: Config) -> frozenset[str]:
-    """The dotted keys whose values differ; of a table that only one of them has, its name."""
+    """Return the dotted keys whose values differ, and names of tables that only one has."""
     before, after = old.tables, new.tables
     keys = set(before.keys() ^ after.keys())
     for where in before.keys() & after.keys():

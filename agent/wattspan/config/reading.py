@@ -1,6 +1,6 @@
-"""Reading the file: what it says, on which line, or one sentence why it cannot be read.
+"""Readers of the configuration file and of environment variables.
 
-Configuration by environment: ``[sources.rapl] reader`` is ``WATTSPAN_SOURCES_RAPL_READER``.
+The variable of ``[sources.rapl] reader`` is ``WATTSPAN_SOURCES_RAPL_READER``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _POSITION = re.compile(r"\s*\(at line (\d+), column \d+\)")
 
 @dataclass(frozen=True, slots=True)
 class TomlFile:
-    """What a file says, and on which line each dotted key stands, where that is certain.
+    """The values of a file, and the line of each dotted key where the reader found it.
 
-    The tables of an array are told apart by their number, from 0: ``autotune.job[0].span``.
+    A number from 0 distinguishes the tables of an array: ``autotune.job[0].span``.
     """
 
     path: Path
@@ -38,7 +38,7 @@ class TomlFile:
     lines: Mapping[str, int] = field(default_factory=dict)
 
     def place(self, key: str) -> str:
-        """``FILE:LINE`` of a dotted key; of what is in or around it; or only ``FILE``."""
+        """Return ``FILE:LINE`` of a dotted key, of a key in or around it, or only ``FILE``."""
         within = (f"{key}.", f"{key}[")
         below = (line for name, line in self.lines.items() if name.startswith(within))
         line = self.lines.get(key) or next(below, None)
@@ -49,7 +49,7 @@ class TomlFile:
 
 
 def read_toml(path: Path) -> TomlFile:
-    """The file at ``path``; ConfigError says why it cannot be had. A missing file is one."""
+    """Read the file at ``path``. ConfigError if it is missing, unreadable or not TOML."""
     content = b""
     try:
         content = read_regular(path).content
@@ -75,11 +75,13 @@ def read_toml(path: Path) -> TomlFile:
 
 
 def parse_toml(text: str, path: Path) -> TomlFile:
-    """The values and the lines of ``text``; ConfigError names file, line and cause."""
+    """Return the values and lines of ``text``; ConfigError names file, line and cause."""
     try:
         values = tomllib.loads(text)
     except RecursionError:
-        raise ConfigError(f"{path}: nested too deeply. A configuration is two deep.") from None
+        raise ConfigError(
+            f"{path}: nested too deeply. A configuration has two levels of tables."
+        ) from None
     except ValueError as error:
         cause = str(error)
         match = _POSITION.search(cause)
@@ -94,11 +96,11 @@ def parse_toml(text: str, path: Path) -> TomlFile:
 
 
 def _lines(text: str) -> dict[str, int]:
-    """Dotted keys and table names to line numbers.
+    """Return line numbers by dotted key and table name.
 
-    ``tomllib`` tells no lines, so this looks for what plainly is a header or an entry. A key
-    that is written some other way is not found, and a line inside a multi-line string may be
-    taken for one: a place is a courtesy and nothing depends on it.
+    ``tomllib`` reports no lines, so this function searches for plain headers and entries. It
+    misses keys in unusual notation and may mistake a line of a multi-line string for a key:
+    only messages use the result.
     """
     found: dict[str, int] = {}
     rows: Counter[str] = Counter()
@@ -124,14 +126,14 @@ def _dotted(name: str) -> str:
 ENVIRONMENT_PREFIX = "WATTSPAN_"
 
 OPTION_VARIABLES = {"WATTSPAN_CONFIG": "--config", "WATTSPAN_DEBUG": "--debug"}
-"""Variables that stand for an option of the command line and are no configuration keys."""
+"""Variables of command line options; they are not configuration keys."""
 
 APPLICATION_VARIABLES = ("WATTSPAN_RUN_DIR",)
-"""Variables that are for measured applications, and mean nothing to the agent."""
+"""Variables for instrumented applications; the agent ignores them."""
 
 
 class EnvironmentValue(NamedTuple):
-    """One environment variable that names a configuration key."""
+    """One environment variable that sets a configuration key."""
 
     name: str
     where: str  # the table, "sources.rapl"
@@ -140,12 +142,12 @@ class EnvironmentValue(NamedTuple):
 
 
 def environment_variable(dotted: str) -> str:
-    """The environment variable of a dotted key."""
+    """Return the environment variable of a dotted key."""
     return ENVIRONMENT_PREFIX + "".join(c if c.isalnum() else "_" for c in dotted).upper()
 
 
 def variables(environ: Mapping[str, str], schema: ConfigSchema) -> Iterator[EnvironmentValue]:
-    """The keys that the environment sets, in the order of the schema."""
+    """Yield the keys that the environment sets, in the order of the schema."""
     for dotted, key in each_key(schema.tables):
         name = environment_variable(dotted)
         if name in environ:
@@ -154,23 +156,23 @@ def variables(environ: Mapping[str, str], schema: ConfigSchema) -> Iterator[Envi
 
 
 def array_variable_faults(environ: Mapping[str, str], schema: ConfigSchema) -> Iterator[str]:
-    """A fault for each variable that would set what only a file can."""
+    """Yield a fault for each variable that names an array of tables."""
     for array, _ in each_array(schema.tables):
         if environment_variable(array) in environ:
             yield f"{environment_variable(array)}: {file_only_sentence(array)}"
 
 
 def file_only_sentence(array: str) -> str:
-    """The sentence for an array of tables that was to be set in some other way."""
-    return f"Tables [[{array}]] can be written in the file only. Write them there."
+    """Return the sentence for an array of tables in a variable or flag."""
+    return f"Only the file can contain tables [[{array}]]. Write them there."
 
 
 def parse_setting_text(text: str, key: SettingKey) -> object:
-    """The text of a variable or option as the value it means for ``key``.
+    """Return the value of a variable or option for ``key``.
 
-    Text where text is wanted; otherwise what it would be in a file (``true``, ``50``,
-    ``["a"]``), or, for a list, the items between commas. If it is none of them it stays text,
-    for the reader of the key to refuse it by name.
+    The result is text where ``key`` takes text, else the TOML value (``true``, ``50``,
+    ``["a"]``), else for a list the items between commas. Any other text stays text, and the
+    conversion of the table reports it.
     """
     readings: list[object] = [text]
     with contextlib.suppress(ValueError, RecursionError):
@@ -186,11 +188,11 @@ def parse_setting_text(text: str, key: SettingKey) -> object:
 
 
 def unknown_variable_warnings(environ: Mapping[str, str], schema: ConfigSchema) -> Iterator[str]:
-    """A warning for each ``WATTSPAN_*`` variable that means nothing."""
+    """Yield a warning for each unknown ``WATTSPAN_*`` variable."""
     known = [environment_variable(dotted) for dotted, _ in each_key(schema.tables)]
     known += [*OPTION_VARIABLES, *APPLICATION_VARIABLES]
     arrays = [array for array, _ in each_array(schema.tables)]
-    known += map(environment_variable, arrays)  # these are faults
+    known += map(environment_variable, arrays)  # array_variable_faults reports these
     uncheckable = tuple(environment_variable(table) + "_" for table in schema.skipped)
     for name in sorted(environ):
         if not name.startswith(ENVIRONMENT_PREFIX) or name in known or name.startswith(uncheckable):

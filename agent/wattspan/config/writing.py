@@ -1,6 +1,7 @@
-"""The configuration as a file that, read back, is the same configuration.
+"""Writers of a configuration as TOML and of its reference page as Markdown.
 
-The reference page of the configuration, made of the tables themselves.
+``tomli_w`` writes each list over several lines and does not escape unprintable characters, so
+that values here are written by this module.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from wattspan.model.settings import Duration, SettingKey, Size, Table, keys
 
 
 def to_toml(config: Config, *, origins: bool = False) -> str:
-    """The whole configuration as TOML; with ``origins``, each value's origin as a comment.
+    """Return the configuration as TOML; with ``origins``, each value's origin as a comment.
 
-    TOML has no word for nothing: a key without a value is left out, as it would be in a file.
+    Reading the result gives an equal configuration. TOML has no null: keys without a value are
+    left out.
     """
     return "\n\n".join(
         "\n".join([header, *_entries(config, where, table, origins)])
@@ -26,7 +28,7 @@ def to_toml(config: Config, *, origins: bool = False) -> str:
 
 
 def _tables(config: Config) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Each table with its header and its dotted name, after it the tables of its arrays."""
+    """Yield each table with header and dotted name, followed by the tables of its arrays."""
     for where, table in config.plain().items():
         arrays = _arrays(config.tables[where])
         values = {key: value for key, value in table.items() if key not in arrays}
@@ -57,7 +59,7 @@ def _key(key: str) -> str:
 
 
 def value_text(value: object) -> str:
-    """One value on one line, so that a comment can stand behind it."""
+    """Return one value on one line, so that a comment can follow it."""
     match value:
         case bool():
             return str(value).lower()
@@ -70,7 +72,7 @@ def value_text(value: object) -> str:
         case list() | tuple():
             return "[" + ", ".join(map(value_text, value)) + "]"
         case _:
-            return str(value)  # int and float write themselves as TOML does, inf and nan too
+            return str(value)  # int and float, with inf and nan, have the notation of TOML
 
 
 _ESCAPES = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r"}
@@ -88,31 +90,30 @@ _HEAD = """\
 # Configuration
 
 `wattspan run` reads `/etc/wattspan/config.toml`, or the file that `--config` names. The default
-file may be absent; one that is named may not. A value is taken from, in this order:
+file may be missing; a named file must exist. The sources of a value, by precedence:
 
 1. a flag: `--set agent.interval=50ms`, or a command's own option;
 2. the environment: `WATTSPAN_AGENT_INTERVAL=50ms`;
 3. the file;
 4. the default.
 
-`wattspan config show --origin` says of each value where it came from, and `wattspan config check`
-names everything that is wrong at once. An unknown table or key is an error, an unknown
-`WATTSPAN_*` variable a warning.
+`wattspan config show --origin` prints the origin of each value, and `wattspan config check` reports
+every fault at once. An unknown table or key is an error, an unknown `WATTSPAN_*` variable a
+warning.
 
-Durations are written with a unit (`ns`, `us`, `ms`, `s`, `m`, `h`, `d`), sizes too (`B`, `kB`,
-`MB`, `GB`, `KiB`, `MiB`, `GiB`). In the environment a list is written as in TOML, `["a", "b"]`, or
-with commas, `a,b`.
+Durations have a unit (`ns`, `us`, `ms`, `s`, `m`, `h`, `d`), as have sizes (`B`, `kB`, `MB`, `GB`,
+`KiB`, `MiB`, `GiB`). A list in the environment has the notation of TOML, `["a", "b"]`, or commas,
+`a,b`.
 
-A table in double brackets, such as `[[autotune.job]]`, may be written any number of times, in the
-file only: no variable and no flag sets it. Messages call the first one `autotune.job[0]`.
+A table in double brackets, such as `[[autotune.job]]`, may occur any number of times, in the file
+only: no variable and no flag sets it. Messages call the first one `autotune.job[0]`.
 
-This page is what `wattspan config reference` prints; with other plugins installed, the command
-prints their tables as well.
+`wattspan config reference` prints this page, with the tables of further installed plugins.
 """
 
 
 def reference_page(tables: Mapping[str, type[Table]]) -> str:
-    """The page for ``tables``, in Markdown."""
+    """Return the page for ``tables`` in Markdown."""
     return "\n".join(
         [_HEAD, *(line for item in tables.items() for line in _reference_section(*item))]
     )
@@ -123,7 +124,7 @@ def _reference_section(where: str, table: type[Table], *, array: bool = False) -
     # A Table without a docstring would inherit the one of Table, which describes nothing.
     yield f"{inspect.cleandoc(table.__dict__.get('__doc__') or '')}\n"
     if array:
-        yield "Any number of these tables may be written, in the file only.\n"
+        yield "This table may occur any number of times, in the file only.\n"
     for key in keys(table).values():
         if key.rows is None:
             yield f"### `{key.name}`\n"
