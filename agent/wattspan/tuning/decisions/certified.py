@@ -1,15 +1,13 @@
-"""A short name for what a job runs, the same whenever the same job is run again.
+"""Identity of a job across runs, and the settings that were certified for it.
 
-Left out is what differs from one run to the next and has nothing to do with speed: the place of
-the interpreter, ports, process ids, ranks, seeds, names of runs and where they write, moments,
-UUIDs, and the random parts of temporary paths. All else counts, in its order: a batch size, a
-model, a precision or a data set makes another job. When in doubt a part counts: an unknown job
-costs a search, a wrong memory costs a try that fails.
+:func:`command_digest` is a digest of a command line, equal for every run of the same job. Parts
+that differ between runs and do not affect speed are left out: the interpreter's path, ports,
+process ids, ranks, seeds, names and output directories of runs, times, UUIDs and the random parts
+of temporary paths. Everything else counts, in its order: batch size, model, precision, data set.
+In doubt a part counts: an unknown job costs a search, a wrong match only a failed certification.
 
-What was certified before: where a job that is known starts from.
-
-A remembered setting is a guess that is worth trying first, never a promise: it is certified
-anew each time. One that failed twice in a row is forgotten.
+A remembered setting is the first candidate of the next search; it is certified again each time,
+and forgotten after :data:`MAX_FAILURES` failures in a row.
 """
 
 from __future__ import annotations
@@ -19,12 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2s
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
 
 from wattspan.model import Knob
 from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint
 
-_DIGEST_BYTES = 8  # bytes
+_DIGEST_BYTES = 8
 
 _WILDCARD = "*"
 
@@ -39,7 +39,7 @@ _VOLATILE = re.compile(
     )""",
     re.VERBOSE | re.IGNORECASE,
 )
-"""Options whose value says nothing of speed. Not ``rank``, which may be LoRA's."""
+"""Options whose value does not affect speed. ``rank`` is not one: it may be LoRA's."""
 
 _RANDOM_ID = re.compile(
     r"""
@@ -65,24 +65,25 @@ _RANDOM_PATH = re.compile(r"(?<=/) (?: tmp\w{6,} | \d{3,} ) (?= / | \. | $)", re
 
 
 def command_digest(command: Sequence[str] | str) -> str:
-    """Sixteen hexadecimal digits for a command's arguments, or for the name of an image.
+    """Digest of a command's arguments or of an image name: 16 hexadecimal digits.
 
-    A text without spaces is an image, of which everything counts; any other is a command line.
+    A string without spaces is an image name, of which everything counts; other strings are
+    command lines.
     """
     if isinstance(command, str) and len(command.split()) == 1:
-        told = ["image", command.strip()]
+        parts = ["image", command.strip()]
     else:
         arguments = [command] if isinstance(command, str) else command
-        told = ["command", *_stable_text(" ".join(arguments).split())]
-    text = "\0".join(told).encode("utf-8", "surrogatepass")
+        parts = ["command", *_stable_words(" ".join(arguments).split())]
+    text = "\0".join(parts).encode("utf-8", "surrogatepass")
     return blake2s(text, digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def _stable_text(words: Sequence[str]) -> Iterator[str]:
-    """What is left of a command line; how it was quoted is nothing."""
+def _stable_words(words: Sequence[str]) -> Iterator[str]:
+    """The parts of a command line that are equal in every run; quoting is ignored."""
     skip = False
-    for place, word in enumerate(words):
-        if place == 0:
+    for position, word in enumerate(words):
+        if position == 0:
             yield word.rpartition("/")[2]
             continue
         if skip and not _SWITCH.match(word):
@@ -91,47 +92,31 @@ def _stable_text(words: Sequence[str]) -> Iterator[str]:
         name, equals, _ = word.partition("=")
         volatile = _VOLATILE.fullmatch(name.lstrip("-")) is not None
         skip = volatile and not equals and name.startswith("-")
-        yield name if volatile and (equals or skip) else _plain(word)
+        yield name if volatile and (equals or skip) else _without_random_parts(word)
 
 
-def _plain(word: str) -> str:
+def _without_random_parts(word: str) -> str:
     word = _RANDOM_ID.sub(_WILDCARD, word)
     word = _ENDPOINT.sub(rf"\1:{_WILDCARD}", word)
     return _TEMPORARY.sub(lambda path: _RANDOM_PATH.sub(_WILDCARD, path[0]), word)
 
 
-__all__ = [
-    "CertifiedSetting",
-    "CertifiedSettings",
-    "JobKey",
-    "command_digest",
-    "from_json",
-    "to_json",
-]
-
 VERSION = 1
 MAX_CERTIFIED = 256
-"""Entries; of more, the one that was not used for longest goes."""
+"""Entries; the least recently used one is removed first."""
 
 MAX_FAILURES = 2
-"""An entry that failed so often, with no success between, is forgotten."""
-
-_MAX_TEXT = 512  # characters of a name that is read back
-_MAX_DEVICES = 1024  # levels of one entry that are read back
+"""Failures in a row after which an entry is removed."""
 
 
 class JobKey(NamedTuple):
-    """A job on its devices, and what is turned."""
-
     fingerprint: Fingerprint
     knob: Knob
 
 
 class CertifiedSetting(NamedTuple):
-    """What was certified, and how often it has failed since."""
-
     remembered: CertifiedLevels
-    failures: int = 0
+    failures: int = 0  # since it was certified
 
 
 _EMPTY: Mapping[JobKey, CertifiedSetting] = MappingProxyType({})
@@ -139,27 +124,27 @@ _EMPTY: Mapping[JobKey, CertifiedSetting] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class CertifiedSettings:
-    """What is remembered, least recently used first."""
+    """Certified settings by job, least recently used first."""
 
     entries: Mapping[JobKey, CertifiedSetting] = field(default_factory=lambda: _EMPTY)
 
     def recall(self, fingerprint: Fingerprint, knob: Knob) -> CertifiedLevels | None:
-        """What to try first; None for what is not known."""
+        """The setting to certify first; None for an unknown job."""
         entry = self.entries.get(JobKey(fingerprint, knob))
         return entry.remembered if entry is not None else None
 
     def used(self, fingerprint: Fingerprint, knob: Knob) -> CertifiedSettings:
-        """After an entry was tried: it is the last to be let go."""
+        """Mark an entry as the most recently used one."""
         key = JobKey(fingerprint, knob)
         entry = self.entries.get(key)
         return self if entry is None else self._with(key, entry)
 
     def certified(self, fingerprint: Fingerprint, remembered: CertifiedLevels) -> CertifiedSettings:
-        """After a setting was certified: it takes the place of what was remembered."""
+        """Replace the job's entry by a newly certified setting."""
         return self._with(JobKey(fingerprint, remembered.knob), CertifiedSetting(remembered))
 
     def failed(self, fingerprint: Fingerprint, knob: Knob) -> CertifiedSettings:
-        """After a remembered setting could not be certified, or had to be released."""
+        """Record that the job's setting was not certified again, or had to be released."""
         key = JobKey(fingerprint, knob)
         entry = self.entries.get(key)
         if entry is None:
@@ -172,17 +157,48 @@ class CertifiedSettings:
 
     def _with(self, key: JobKey, entry: CertifiedSetting) -> CertifiedSettings:
         entries = {k: e for k, e in self.entries.items() if k != key}
-        entries[key] = entry
-        for oldest in list(entries)[: max(0, len(entries) - MAX_CERTIFIED)]:
-            del entries[oldest]
-        return CertifiedSettings(MappingProxyType(entries))
+        return _latest(entries | {key: entry})
 
 
-# ------------------------------------------------------------------------------------- as JSON
+def _latest(entries: Mapping[JobKey, CertifiedSetting]) -> CertifiedSettings:
+    return CertifiedSettings(MappingProxyType(dict(list(entries.items())[-MAX_CERTIFIED:])))
 
 
-def to_json(book: CertifiedSettings) -> dict[str, Any]:
-    """The book as plain values for JSON."""
+# ------------------------------------------------------------------------------- file format
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+_Ratio = Annotated[float, msgspec.Meta(gt=-1e9, lt=1e9)]
+
+
+class _SettingRecord(msgspec.Struct):
+    level: _Count
+    original: _Count
+    slowdown: _Ratio
+    saving: _Ratio
+    pairs: _Count
+    noise: _Ratio
+    levels: Annotated[dict[str, _Count], msgspec.Meta(max_length=1024)]
+
+    def __post_init__(self) -> None:
+        if max(self.level, *self.levels.values(), 0) > self.original:
+            raise ValueError("a level is above the original setting")
+
+
+class _EntryRecord(msgspec.Struct):
+    fingerprint: Fingerprint
+    knob: Knob
+    failures: Annotated[int, msgspec.Meta(ge=0, lt=MAX_FAILURES)]
+    setting: _SettingRecord
+
+
+class _FileRecord(msgspec.Struct):
+    version: Annotated[int, msgspec.Meta(ge=VERSION, le=VERSION)]
+    entries: list[Any]
+
+
+def to_json(settings: CertifiedSettings) -> dict[str, Any]:
+    """The contents of the file, as values for JSON."""
     return {
         "version": VERSION,
         "entries": [
@@ -190,89 +206,36 @@ def to_json(book: CertifiedSettings) -> dict[str, Any]:
                 "fingerprint": asdict(key.fingerprint),
                 "knob": key.knob.value,
                 "failures": entry.failures,
-                "setting": _setting_to_json(entry.remembered),
+                "setting": {
+                    **{
+                        name: getattr(entry.remembered, name)
+                        for name in _SettingRecord.__struct_fields__
+                    },
+                    "levels": dict(entry.remembered.levels),
+                },
             }
-            for key, entry in book.entries.items()
+            for key, entry in settings.entries.items()
         ],
     }
 
 
-def _setting_to_json(remembered: CertifiedLevels) -> dict[str, Any]:
-    return {
-        "level": remembered.level,
-        "original": remembered.original,
-        "slowdown": remembered.slowdown,
-        "saving": remembered.saving,
-        "pairs": remembered.pairs,
-        "noise": remembered.noise,
-        "levels": dict(remembered.levels),
-    }
-
-
 def from_json(facts: object) -> CertifiedSettings:
-    """The book that :func:`to_facts` told. An entry that does not read is left out.
+    """The settings in a decoded file; invalid entries are left out.
 
-    A book of another version is an empty one: what is remembered can be learned anew.
+    A file of another version is an empty one: its contents can be learned again.
     """
-    book = CertifiedSettings()
-    if not isinstance(facts, Mapping) or facts.get("version") != VERSION:
-        return book
-    entries = facts.get("entries")
-    if not isinstance(entries, Sequence) or isinstance(entries, str):
-        return book
-    read: dict[JobKey, CertifiedSetting] = {}
-    for one in entries:
+    try:
+        file = msgspec.convert(facts, _FileRecord)
+    except (msgspec.ValidationError, UnicodeEncodeError):  # a lone surrogate as a key
+        return CertifiedSettings()
+    entries: dict[JobKey, CertifiedSetting] = {}
+    for one in file.entries:
         try:
-            key, entry = _setting_from_json(one)
-        except (LookupError, TypeError, ValueError, AttributeError):
+            entry = msgspec.convert(one, _EntryRecord)
+        except (msgspec.ValidationError, UnicodeEncodeError):  # a lone surrogate as a key
             continue
-        read.pop(key, None)
-        read[key] = entry
-    return CertifiedSettings(MappingProxyType(dict(list(read.items())[-MAX_CERTIFIED:])))
-
-
-def _setting_from_json(facts: Any) -> tuple[JobKey, CertifiedSetting]:
-    """Raises one of several errors for anything that :func:`to_facts` does not tell."""
-    job, setting = facts["fingerprint"], facts["setting"]
-    fingerprint = Fingerprint(
-        command=_text(job["command"]),
-        model=_text(job["model"]),
-        driver=_text(job["driver"]),
-        devices=_count(job["devices"]),
-        service=_text(job["service"]),
-        span=_text(job["span"]),
-    )
-    levels = {_text(device): _count(level) for device, level in setting["levels"].items()}
-    remembered = CertifiedLevels(
-        knob=Knob(facts["knob"]),
-        level=_count(setting["level"]),
-        original=_count(setting["original"]),
-        slowdown=_figure(setting["slowdown"]),
-        saving=_figure(setting["saving"]),
-        pairs=_count(setting["pairs"]),
-        noise=_figure(setting["noise"]),
-        levels=MappingProxyType(levels),
-    )
-    highest = max(remembered.level, *levels.values()) if levels else remembered.level
-    failures = _count(facts["failures"])
-    if highest > remembered.original or len(levels) > _MAX_DEVICES or failures >= MAX_FAILURES:
-        raise ValueError("no setting that was ever certified")
-    return JobKey(fingerprint, remembered.knob), CertifiedSetting(remembered, failures)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or len(value) > _MAX_TEXT:
-        raise TypeError("not a name")
-    return value
-
-
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**62:
-        raise TypeError("not a count")
-    return value
-
-
-def _figure(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e9:
-        raise TypeError("not a figure")
-    return float(value)
+        levels = CertifiedLevels(knob=entry.knob, **msgspec.structs.asdict(entry.setting))
+        key = JobKey(entry.fingerprint, entry.knob)
+        entries.pop(key, None)
+        entries[key] = CertifiedSetting(levels, entry.failures)
+    return _latest(entries)
