@@ -23,6 +23,7 @@ from wattspan.model import (
 )
 from wattspan.otlp.spool import Spool
 from wattspan.ports import StoreError
+from wattspan.service.decision_events import decision_record
 from wattspan.storage.checkpoints import (
     AlternatingCheckpointFiles,
     CheckpointError,
@@ -36,7 +37,7 @@ from wattspan.storage.store import Store
 from wattspan.testing import ManualClock
 from wattspan.tuning.decisions.certified import CertifiedSettings, from_json, to_json
 from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint
-from wattspan.tuning.serialization import decision_event, recorded_decision_to_json
+from wattspan.tuning.serialization import recorded_decision_to_json
 
 _HELD = Decision(Move.HOLD, DecisionReason.CERTIFIED, "Hold.", {"gpu0": 320_000}, {"bound": 0.04})
 _DECIDED = RecordedDecision(Instant(5, 7), "train", Knob.GPU_POWER, _HELD, True)
@@ -56,7 +57,7 @@ def decision_book(data: bytes) -> None:
         (path / "d.jsonl").write_bytes(data)
         for decided in read_decisions(path / "d.jsonl"):
             msgspec.json.encode(recorded_decision_to_json(decided))
-            decision_event(decided)
+            decision_record(decided)
         book = DecisionLog(path / "d.jsonl", ManualClock())
         book.add(_DECIDED)
         assert len(book.recent("train")) <= data.count(b"\n") + 2

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wattspan.model import Decision, DecisionReason, Instant, Knob, Move, RecordedDecision
+from wattspan.service.decision_events import decision_record
 from wattspan.storage.decisions import DecisionLog
 from wattspan.testing import ManualClock
 from wattspan.tuning.serialization import (
-    decision_event,
     recorded_decision_from_json,
     recorded_decision_to_json,
 )
@@ -49,7 +49,7 @@ def test_a_decision_comes_back_from_json(one: RecordedDecision) -> None:
 
 @given(decided)
 def test_an_event_holds_the_decision(one: RecordedDecision) -> None:
-    told = decision_event(one)
+    told = decision_record(one)
     devices = told.attributes["wattspan.autotune.devices"]
     assert devices == sorted(one.decision.caps)
     assert told.attributes["wattspan.autotune.reason"] == one.decision.reason

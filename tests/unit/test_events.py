@@ -1,13 +1,16 @@
-"""Decisions and deeds as events: what is said of them, and that none is told twice or lost."""
+"""Log records of decisions and of the capper's actions; the tail of the audit log."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from support.tuned import HOLD, NOW
+from support.tuned import decided as tuned_decision
 from wattspan.capper.audit import AuditAction, AuditEvent, AuditLog
 from wattspan.model import Decision, DecisionReason, Instant, Knob, Move, RecordedDecision
 from wattspan.service.audit_tail import MAX_READ_BYTES, AuditTail
@@ -37,7 +40,7 @@ def decided(move: Move, reason: DecisionReason) -> RecordedDecision:
 # ------------------------------------------------------------------------------- what is said
 
 
-def test_a_decision_is_its_sentence_with_its_figures():
+def test_decision_record_has_the_sentence_and_the_figures():
     record = decision_record(decided(Move.HOLD, DecisionReason.CERTIFIED))
     assert (record.name, record.wall) == ("wattspan.autotune.decision", 10**18)
     assert record.body == "So it is."
@@ -58,11 +61,46 @@ def test_a_decision_is_its_sentence_with_its_figures():
         (Move.PROBE, DecisionReason.SCREENING, False),
     ],
 )
-def test_what_somebody_should_look_at_is_a_warning(move, reason, warns):
+def test_decision_record_warns_of_exceeded_budgets_and_faults(move, reason, warns):
     assert decision_record(decided(move, reason)).warns is warns
 
 
-def test_a_book_keeps_and_tells_whatever_it_is_given():
+def test_decision_record_attributes_have_the_projects_prefix() -> None:
+    record = decision_record(tuned_decision(10, HOLD))
+    assert (record.name, record.wall, record.body) == (
+        "wattspan.autotune.decision",
+        NOW.wall - 10 * 10**9,
+        HOLD.sentence,
+    )
+    prefix = "wattspan.autotune."
+    assert {name.removeprefix(prefix): value for name, value in record.attributes.items()} == {
+        "job": "trainer/train_step",
+        "knob": "gpu_power",
+        "unit": "W",
+        "move": "hold",
+        "reason": "certified",
+        "applied": True,
+        "devices": ["GPU-0", "GPU-1"],
+        "settings": [560.0, 560.0],
+        "shown.slowdown": 0.031,
+        "shown.bound": 0.044,
+        "shown.pairs": 46.0,
+    }
+    assert all(name.startswith(prefix) for name in record.attributes)
+
+
+def test_decision_record_has_only_values_that_opentelemetry_accepts() -> None:
+    from opentelemetry.attributes import BoundedAttributes
+
+    record = decision_record(
+        tuned_decision(10, replace(HOLD, shown={"slowdown": float("inf"), "pairs": 3}))
+    )
+    taken = BoundedAttributes(attributes=dict(record.attributes), immutable=True)
+    assert set(taken) == set(record.attributes)
+    assert "wattspan.autotune.shown.slowdown" not in taken
+
+
+def test_forwarded_decisions_are_stored_and_sent():
     class Kept(list[RecordedDecision]):
         add = list.append
 
@@ -74,10 +112,13 @@ def test_a_book_keeps_and_tells_whatever_it_is_given():
     assert told == [decision_record(one)]
 
 
-def test_a_write_says_what_where_for_whom_and_why_in_the_unit_of_people():
+def test_audit_record_of_a_write_names_device_job_reason_and_watts():
     record = audit_record(WRITE)
     assert record.name == "wattspan.caps.write"
-    assert record.body == "Set gpu_power of H100 0 to 525.5 W, from 700 W, for train: A try."
+    assert (
+        record.body
+        == "The capper set gpu_power of H100 0 to 525.5 W, from 700 W, for train: A try."
+    )
     assert record.attributes == {
         "wattspan.caps.deed": "write",
         "wattspan.caps.knob": "gpu_power",
@@ -100,14 +141,14 @@ def test_a_write_says_what_where_for_whom_and_why_in_the_unit_of_people():
             AuditEvent(
                 at=1, deed=AuditAction.RESTORE, knob=Knob.GPU_CLOCK, device="gpu:0", old=1200
             ),
-            "Gave back gpu_clock of gpu:0: unlocked, from 1200 MHz.",
+            "The capper restored gpu_clock of gpu:0 to unlocked, from 1200 MHz.",
             False,
         ),
         (
             AuditEvent(
                 at=1, deed=AuditAction.FOREIGN, knob=Knob.CPU_POWER, device="rapl:0", new=90_000
             ),
-            "Somebody else has set cpu_power of rapl:0, to 90 W: it is left alone.",
+            "Another program set cpu_power of rapl:0 to 90 W; the capper leaves it unchanged.",
             True,
         ),
         (
@@ -116,7 +157,7 @@ def test_a_write_says_what_where_for_whom_and_why_in_the_unit_of_people():
             True,
         ),
         (AuditEvent(at=1, deed=AuditAction.FAIL, why="It did not obey."), "It did not obey.", True),
-        (AuditEvent(at=1, deed=AuditAction.FAIL), "The capper noted: fail.", True),
+        (AuditEvent(at=1, deed=AuditAction.FAIL), "The capper recorded: fail.", True),
         (
             AuditEvent(
                 at=1,
@@ -126,7 +167,7 @@ def test_a_write_says_what_where_for_whom_and_why_in_the_unit_of_people():
                 old=7000,
                 new=5000,
             ),
-            "In force: gpu_power of gpu:0 at 5 W; the original is 7 W.",
+            "The cap on gpu_power of gpu:0 is 5 W; the original limit is 7 W.",
             False,
         ),
         (
@@ -138,25 +179,25 @@ def test_a_write_says_what_where_for_whom_and_why_in_the_unit_of_people():
         ),
         (
             AuditEvent(at=1, deed=AuditAction.LIFT, old=900_000),
-            "A ceiling of 900 W was lifted.",
+            "The ceiling of 900 W was removed.",
             False,
         ),
         (
             AuditEvent(at=1, deed=AuditAction.LAPSE, old=900_000),
-            "A ceiling of 900 W has ended.",
+            "The ceiling of 900 W expired.",
             False,
         ),
-        (AuditEvent(at=1, deed=AuditAction.START), "The capper began.", False),
+        (AuditEvent(at=1, deed=AuditAction.START), "The capper started.", False),
         (AuditEvent(at=1, deed=AuditAction.END), "The capper ended.", False),
     ],
 )
-def test_every_deed_is_a_sentence(event, body, warns):
+def test_audit_record_body_is_a_sentence(event, body, warns):
     record = audit_record(event)
     assert record.body == body
     assert record.warns is warns
 
 
-def test_a_ceilings_figures_are_watts_and_seconds():
+def test_audit_record_of_a_ceiling_is_in_watts_and_seconds():
     record = audit_record(
         AuditEvent(at=1, deed=AuditAction.CEILING, old=1, new=900_000, ttl=60 * 10**9, uid=5)
     )
@@ -171,7 +212,7 @@ def test_a_ceilings_figures_are_watts_and_seconds():
 
 
 @pytest.mark.parametrize("deed", list(AuditAction))
-def test_every_deed_has_a_name_and_an_end(deed):
+def test_audit_record_of_every_action_has_a_name_and_a_sentence(deed):
     assert audit_record(AuditEvent(at=1, deed=deed)).name == f"wattspan.caps.{deed}"
     assert audit_record(AuditEvent(at=1, deed=deed)).body.endswith(".")
 

@@ -22,7 +22,6 @@ from wattspan.model import (
 from wattspan.tuning.serialization import (
     accounts_from_json,
     accounts_to_json,
-    decision_event,
     recorded_decision_from_json,
     recorded_decision_to_json,
     row_to_json,
@@ -85,39 +84,6 @@ def test_names_that_are_no_unicode_do_not_stop_the_answer() -> None:
     )
     assert told["job"] == "odd?"
     assert over_the_wire(row_to_json(replace(HELD, service="\ud800")))["service"] == "?"
-
-
-def test_an_event_names_everything_in_the_projects_own_words() -> None:
-    told = decision_event(decided(10, HOLD))
-    assert (told.name, told.wall, told.body) == (
-        "wattspan.autotune.decision",
-        NOW.wall - 10 * 10**9,
-        HOLD.sentence,
-    )
-    prefix = "wattspan.autotune."
-    assert {name.removeprefix(prefix): value for name, value in told.attributes.items()} == {
-        "job": "trainer/train_step",
-        "knob": "gpu_power",
-        "unit": "W",
-        "move": "hold",
-        "reason": "certified",
-        "applied": True,
-        "devices": ["GPU-0", "GPU-1"],
-        "settings": [560.0, 560.0],
-        "shown.slowdown": 0.031,
-        "shown.bound": 0.044,
-        "shown.pairs": 46.0,
-    }
-    assert all(name.startswith(prefix) for name in told.attributes)
-
-
-def test_an_event_holds_only_what_opentelemetry_takes() -> None:
-    from opentelemetry.attributes import BoundedAttributes
-
-    told = decision_event(decided(10, replace(HOLD, shown={"slowdown": float("inf"), "pairs": 3})))
-    taken = BoundedAttributes(attributes=dict(told.attributes), immutable=True)
-    assert set(taken) == set(told.attributes)
-    assert "wattspan.autotune.shown.slowdown" not in taken
 
 
 def test_the_facts_are_json_that_any_program_reads(tmp_path: Path) -> None:

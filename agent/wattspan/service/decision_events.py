@@ -1,21 +1,22 @@
-"""What was decided and what was written, as events for the user's collector.
+"""Log records of the tuner's decisions and the capper's writes, for the user's collector.
 
-Decisions come from the tuner, by the book that it is handed. What the capper did comes from the
-capper's audit log, not from its state: the log has what a state cannot show, such as who was
-refused, what stood before, and what came and went between two looks.
+Decisions come from the tuner. The capper's actions come from its audit log and not from its state,
+which lacks refused requests, earlier values and changes between two reads.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
 from wattspan.capper.audit import AuditAction, AuditEvent
 from wattspan.model import SECOND, DecisionReason, Knob, RecordedDecision
 from wattspan.otlp.log_records import AttributeValue, LogRecord
-from wattspan.tuning import serialization
+from wattspan.tuning.serialization import setting_number, unit
 
-PREFIX = "wattspan.caps."
+DECISION_PREFIX = "wattspan.autotune."
+CAPS_PREFIX = "wattspan.caps."
 
 WARNINGS = frozenset(
     {
@@ -30,11 +31,11 @@ WARNINGS = frozenset(
         DecisionReason.LOST_DEVICE,
     }
 )
-"""Reasons that somebody should look into: a budget that was about to break, or what is broken."""
+"""Reasons that an operator should examine: exceeded budgets, and faults."""
 
 _WARNING_ACTIONS = frozenset({AuditAction.REFUSE, AuditAction.FOREIGN, AuditAction.FAIL})
 _CEILING_ACTIONS = frozenset({AuditAction.CEILING, AuditAction.LIFT, AuditAction.LAPSE})
-"""Deeds that have no device; their settings are in milliwatts, as those of power knobs."""
+"""Actions without a device; their settings are in milliwatts, as those of power knobs."""
 
 RecordSink = Callable[[LogRecord], None]
 
@@ -44,88 +45,110 @@ class DecisionSink(Protocol):
 
 
 class ForwardedDecisions:
-    """A book of decisions; whatever it is given is told as well, its small steps too."""
+    """Adds each decision to a store and sends it to the collector."""
 
-    def __init__(self, book: DecisionSink, tell: RecordSink) -> None:
-        self._book, self._tell = book, tell
+    def __init__(self, store: DecisionSink, send: RecordSink) -> None:
+        self._store, self._send = store, send
 
     def add(self, decided: RecordedDecision) -> None:
-        self._book.add(decided)
-        self._tell(decision_record(decided))
+        self._store.add(decided)
+        self._send(decision_record(decided))
 
 
 def decision_record(decided: RecordedDecision) -> LogRecord:
-    """A decision of the tuner."""
-    event = serialization.decision_event(decided)
-    warns = decided.decision.reason in WARNINGS
-    return LogRecord(event.name, event.wall, event.body, event.attributes, warns)
+    """A decision of the tuner; its figures are ``wattspan.autotune.shown.*``."""
+    decision, knob = decided.decision, decided.knob
+    caps = sorted(decision.caps.items())
+    attributes: dict[str, AttributeValue] = {
+        "job": decided.job,
+        "knob": knob.value,
+        "unit": unit(knob),
+        "move": decision.move.value,
+        "reason": decision.reason.value,
+        "applied": decided.applied,
+        "devices": [device for device, _ in caps],
+        "settings": [setting_number(knob, value) for _, value in caps],
+    }
+    attributes |= {
+        f"shown.{name}": float(figure)
+        for name, figure in decision.shown.items()
+        if math.isfinite(figure)
+    }
+    return LogRecord(
+        f"{DECISION_PREFIX}decision",
+        decided.at.wall,
+        decision.sentence,
+        {f"{DECISION_PREFIX}{name}": value for name, value in attributes.items()},
+        decision.reason in WARNINGS,
+    )
 
 
 def audit_record(event: AuditEvent) -> LogRecord:
-    """What the capper did; settings are in the unit that is told beside them."""
-    attributes: dict[str, AttributeValue] = {"deed": event.deed.value}
+    """An action of the capper; settings are in the unit of the attribute ``unit``."""
     knob = Knob.GPU_POWER if event.deed in _CEILING_ACTIONS else event.knob
-    if event.knob is not None:
-        attributes["knob"] = event.knob.value
-    if event.ttl is not None:
-        attributes["ttl"] = event.ttl / SECOND
+    numbers: dict[str, AttributeValue | None] = {
+        "ttl": None if event.ttl is None else event.ttl / SECOND,
+        "pid": event.pid,
+        "uid": event.uid,
+    }
     if knob is not None:
-        attributes["unit"] = serialization.unit(knob)
-        settings = {"old": event.old, "new": event.new}
-        attributes |= {
-            name: _number(knob, value) for name, value in settings.items() if value is not None
+        numbers |= {
+            name: None if value is None else setting_number(knob, value)
+            for name, value in (("old", event.old), ("new", event.new))
         }
-    words = {"device": event.device, "name": event.name, "job": event.job, "why": event.why}
-    attributes |= {name: word for name, word in words.items() if word}
-    numbers = {"pid": event.pid, "uid": event.uid}
-    attributes |= {name: number for name, number in numbers.items() if number is not None}
+    texts = {
+        "deed": event.deed.value,
+        "knob": event.knob.value if event.knob is not None else "",
+        "unit": unit(knob) if knob is not None else "",
+        "device": event.device,
+        "name": event.name,
+        "job": event.job,
+        "why": event.why,
+    }
+    attributes = {name: text for name, text in texts.items() if text} | {
+        name: number for name, number in numbers.items() if number is not None
+    }
     return LogRecord(
-        f"{PREFIX}{event.deed.value}",
+        f"{CAPS_PREFIX}{event.deed.value}",
         event.at,
-        audit_sentence(event),
-        {f"{PREFIX}{name}": value for name, value in attributes.items()},
+        _audit_sentence(event),
+        {f"{CAPS_PREFIX}{name}": value for name, value in attributes.items()},
         event.deed in _WARNING_ACTIONS,
     )
 
 
-def audit_sentence(event: AuditEvent) -> str:
-    """What happened, for people."""
-    where = f"{event.knob} of {event.name or event.device}"
-    whose = f", for {event.job}" if event.job else ""
-    old, new = _format_value(event.knob, event.old), _format_value(event.knob, event.new)
+def _audit_sentence(event: AuditEvent) -> str:
+    knob = event.knob
+    target = f"{knob} of {event.name or event.device}"
+    job = f", for {event.job}" if event.job else ""
+    old, new = _setting_text(knob, event.old), _setting_text(knob, event.new)
     match event.deed:
-        case AuditAction.WRITE:
-            said = f"Set {where} to {new}, from {old}{whose}"
-        case AuditAction.RESTORE:
-            said = f"Gave back {where}: {new}, from {old}{whose}"
-        case AuditAction.FOREIGN:
-            said = f"Somebody else has set {where}, to {new}: it is left alone"
         case AuditAction.REFUSE | AuditAction.FAIL | AuditAction.VOID if event.why:
             return event.why
+        case AuditAction.WRITE:
+            text = f"The capper set {target} to {new}, from {old}{job}"
+        case AuditAction.RESTORE:
+            text = f"The capper restored {target} to {new}, from {old}{job}"
+        case AuditAction.FOREIGN:
+            text = f"Another program set {target} to {new}; the capper leaves it unchanged"
         case AuditAction.SNAPSHOT:
-            said = f"In force: {where} at {new}; the original is {old}"
-        case AuditAction.CEILING | AuditAction.LIFT | AuditAction.LAPSE:
-            limit = event.new if event.deed is AuditAction.CEILING else event.old
-            done = {
-                AuditAction.CEILING: "was set",
-                AuditAction.LIFT: "was lifted",
-                AuditAction.LAPSE: "has ended",
-            }
-            said = f"A ceiling of {_format_value(Knob.GPU_POWER, limit)} {done[event.deed]}"
+            text = f"The cap on {target} is {new}; the original limit is {old}"
+        case AuditAction.CEILING:
+            text = f"A ceiling of {_setting_text(Knob.GPU_POWER, event.new)} was set"
+        case AuditAction.LIFT:
+            text = f"The ceiling of {_setting_text(Knob.GPU_POWER, event.old)} was removed"
+        case AuditAction.LAPSE:
+            text = f"The ceiling of {_setting_text(Knob.GPU_POWER, event.old)} expired"
         case AuditAction.START:
-            said = "The capper began"
+            text = "The capper started"
         case AuditAction.END:
-            said = "The capper ended"
+            text = "The capper ended"
         case _:
-            said = f"The capper noted: {event.deed}"
-    return f"{said}: {event.why.rstrip('.')}." if event.why else f"{said}."
+            text = f"The capper recorded: {event.deed}"
+    return f"{text}: {event.why.rstrip('.')}." if event.why else f"{text}."
 
 
-def _format_value(knob: Knob | None, value: int | None) -> str:
+def _setting_text(knob: Knob | None, value: int | None) -> str:
     if knob is None or value is None:
         return "unlocked" if knob is Knob.GPU_CLOCK else "unknown"
-    return f"{_number(knob, value):g} {serialization.unit(knob)}"
-
-
-def _number(knob: Knob, value: int) -> float:
-    return float(value) if knob is Knob.GPU_CLOCK else value / 1e3
+    return f"{setting_number(knob, value):g} {unit(knob)}"

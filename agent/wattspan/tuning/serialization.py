@@ -1,14 +1,14 @@
-"""Tuning as plain facts for JSON, and back: what is served, kept in the history and exported.
+"""JSON form of tuning state and decisions: served, stored in the decision log and exported.
 
-Power is told in watts and clocks in megahertz, as ``unit`` says; energies in joules, durations
-in seconds, slowdowns and savings as parts of 1. What is not known is null.
+Power is in watts and clocks in megahertz, as ``unit`` names; energies are in joules, durations in
+seconds, slowdowns and savings in ratios. Unknown values are null.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from wattspan.model import (
     CapKey,
@@ -18,9 +18,7 @@ from wattspan.model import (
     Instant,
     Knob,
     KnobState,
-    Microjoules,
     Move,
-    Nanoseconds,
     RecordedDecision,
     SettingResult,
     TuningAccounts,
@@ -30,17 +28,35 @@ from wattspan.model import (
 
 JsonObject = dict[str, Any]
 
+_MILLI, _MICRO, _NANO = 1e3, 1e6, 1e9
+
+# Attributes with the same name in JSON.
+_ROW_NAMES = ("job", "service", "span")
+_ROW_VALUES = ("budget", "confidence", "applied", "pairs", "units")
+_ROW_RATIOS = ("slowdown", "slowdown_bound", "held_slowdown", "held_bound", "saving")
+_STATE_SETTINGS = ("minimum", "default", "maximum", "requested", "enforced")
+_CAP_SETTINGS = ("original", "wanted", "ceiling")
+_CAP_VALUES = ("holder", "why", "foreign", "usable", "trouble")
+_TRIED_RATIOS = ("slowdown", "bound", "saving")
+# Attributes with a unit appended in JSON.
+_ROW_ENERGIES = ("saved", "saved_low", "saved_high", "saved_surely")
+_ROW_DURATIONS = ("exploration", "lost", "allowance", "committed")
+
 
 def unit(knob: Knob) -> str:
-    """The unit in which settings of ``knob`` are told."""
+    """The unit of a knob's settings in JSON."""
     return "MHz" if knob is Knob.GPU_CLOCK else "W"
+
+
+def setting_number(knob: Knob, value: int) -> float:
+    """A setting in the unit of JSON."""
+    return float(value) if knob is Knob.GPU_CLOCK else value / _MILLI
 
 
 # ------------------------------------------------------------------------------------ accounts
 
 
 def accounts_to_json(accounts: TuningAccounts) -> JsonObject:
-    """Everything that is known of tuning."""
     return {
         "mode": accounts.mode,
         "capper": {
@@ -49,16 +65,16 @@ def accounts_to_json(accounts: TuningAccounts) -> JsonObject:
             "writes": accounts.writes,
             "restores": accounts.restores,
         },
-        "ceiling_watts": _from_milli(accounts.ceiling),
+        "ceiling_watts": _divided(accounts.ceiling, _MILLI),
         "jobs": [row_to_json(row) for row in accounts.rows],
         "caps": [_cap_to_json(row) for row in accounts.caps],
     }
 
 
 def accounts_from_json(facts: Mapping[str, Any]) -> TuningAccounts:
-    """What :func:`accounts_facts` told. LookupError, TypeError or ValueError: it is something else.
+    """Inverse of :func:`accounts_to_json`; unknown keys are ignored.
 
-    What a newer agent tells beside it is passed over.
+    LookupError, TypeError or ValueError: invalid facts.
     """
     capper = facts["capper"]
     return TuningAccounts(
@@ -69,44 +85,35 @@ def accounts_from_json(facts: Mapping[str, Any]) -> TuningAccounts:
         capper_trouble=capper["trouble"],
         writes=capper["writes"],
         restores=capper["restores"],
-        ceiling=_to_milli(facts["ceiling_watts"]),
+        ceiling=_multiplied(facts["ceiling_watts"], _MILLI),
     )
 
 
 def row_to_json(row: TuningRow) -> JsonObject:
-    """One job's tuning of one knob."""
     knob = row.knob
     return {
-        "job": _text(row.job),
-        "service": _text(row.service),
-        "span": _text(row.span),
+        **{name: _text(getattr(row, name)) for name in _ROW_NAMES},
         "knob": knob.value,
         "unit": unit(knob),
         "state": row.state.value,
         "since_unix_ns": row.since.wall,
         "since_mono_ns": row.since.mono,
-        "applied": row.applied,
         "decision": _decision_to_json(knob, row.decision),
         "devices": list(row.devices),
         "original": _settings_to_json(knob, row.original),
-        "budget": row.budget,
-        "confidence": row.confidence,
-        "slowdown": _finite(row.slowdown),
-        "slowdown_bound": _finite(row.slowdown_bound),
-        "held_slowdown": _finite(row.held_slowdown),
-        "held_bound": _finite(row.held_bound),
-        "saving": _finite(row.saving),
-        "saved_joules": _from_micro(row.saved),
-        "saved_low_joules": _from_micro(row.saved_low),
-        "saved_high_joules": _from_micro(row.saved_high),
-        "saved_surely_joules": _from_micro(row.saved_surely),
-        "exploration_seconds": _from_nano(row.exploration),
-        "lost_seconds": _from_nano(row.lost),
-        "allowance_seconds": _from_nano(row.allowance),
-        "committed_seconds": _from_nano(row.committed),
-        "pairs": row.pairs,
-        "units": row.units,
-        "tried": [_tested_to_json(knob, tried) for tried in row.tried],
+        **_values(row, _ROW_VALUES),
+        **_ratios(row, _ROW_RATIOS),
+        **{f"{name}_joules": _divided(getattr(row, name), _MICRO) for name in _ROW_ENERGIES},
+        **{f"{name}_seconds": _divided(getattr(row, name), _NANO) for name in _ROW_DURATIONS},
+        "tried": [
+            {
+                "setting": setting_number(knob, tried.setting),
+                **_ratios(tried, _TRIED_RATIOS),
+                "pairs": tried.pairs,
+                "certified": tried.certified,
+            }
+            for tried in row.tried
+        ],
         "decisions": [
             {"move": move.value, "reason": reason.value, "count": count}
             for (move, reason), count in row.decisions.items()
@@ -117,60 +124,26 @@ def row_to_json(row: TuningRow) -> JsonObject:
 def _row_from_json(facts: Mapping[str, Any]) -> TuningRow:
     knob = Knob(facts["knob"])
     return TuningRow(
-        job=facts["job"],
-        service=facts["service"],
-        span=facts["span"],
         knob=knob,
         state=TuningState(facts["state"]),
         decision=_decision_from_json(knob, facts["decision"]),
         since=Instant(facts["since_mono_ns"], facts["since_unix_ns"]),
-        budget=facts["budget"],
-        confidence=facts["confidence"],
         devices=tuple(facts["devices"]),
-        applied=facts["applied"],
-        slowdown=facts["slowdown"],
-        slowdown_bound=facts["slowdown_bound"],
-        held_slowdown=facts["held_slowdown"],
-        held_bound=facts["held_bound"],
-        saving=facts["saving"],
-        saved=_to_micro(facts["saved_joules"]),
-        saved_low=_to_micro(facts["saved_low_joules"]),
-        saved_high=_to_micro(facts["saved_high_joules"]),
-        saved_surely=_to_micro(facts["saved_surely_joules"]) or Microjoules(0),
-        exploration=_to_nano(facts["exploration_seconds"]) or Nanoseconds(0),
-        lost=_to_nano(facts["lost_seconds"]),
-        allowance=_to_nano(facts["allowance_seconds"]),
-        committed=_to_nano(facts["committed_seconds"]),
-        pairs=facts["pairs"],
-        units=facts["units"],
-        tried=tuple(_tested_from_json(knob, tried) for tried in facts["tried"]),
+        tried=tuple(
+            SettingResult(
+                setting=_setting_from_json(knob, tried["setting"]),
+                **{name: tried[name] for name in (*_TRIED_RATIOS, "pairs", "certified")},
+            )
+            for tried in facts["tried"]
+        ),
         decisions={
             (Move(one["move"]), DecisionReason(one["reason"])): one["count"]
             for one in facts["decisions"]
         },
         original=_settings_from_json(knob, facts["original"]),
-    )
-
-
-def _tested_to_json(knob: Knob, tried: SettingResult) -> JsonObject:
-    return {
-        "setting": _setting_to_json(knob, tried.setting),
-        "slowdown": _finite(tried.slowdown),
-        "bound": _finite(tried.bound),
-        "saving": _finite(tried.saving),
-        "pairs": tried.pairs,
-        "certified": tried.certified,
-    }
-
-
-def _tested_from_json(knob: Knob, facts: Mapping[str, Any]) -> SettingResult:
-    return SettingResult(
-        _setting_from_json(knob, facts["setting"]),
-        facts["slowdown"],
-        facts["bound"],
-        facts["saving"],
-        facts["pairs"],
-        facts["certified"],
+        **{name: facts[name] for name in (*_ROW_NAMES, *_ROW_VALUES, *_ROW_RATIOS)},
+        **{name: _multiplied(facts[f"{name}_joules"], _MICRO) for name in _ROW_ENERGIES},
+        **{name: _multiplied(facts[f"{name}_seconds"], _NANO) for name in _ROW_DURATIONS},
     )
 
 
@@ -183,21 +156,13 @@ def _cap_to_json(row: CapRow) -> JsonObject:
         "device": state.key.device,
         "name": state.name,
         "aliases": list(state.aliases),
-        **{name: _setting_to_json(knob, getattr(state, name)) for name in _STATE},
-        **{name: _setting_to_json(knob, getattr(row, name)) for name in _ROW},
-        "holder": row.holder,
-        "why": row.why,
+        **{name: _setting_to_json(knob, getattr(state, name)) for name in _STATE_SETTINGS},
+        **{name: _setting_to_json(knob, getattr(row, name)) for name in _CAP_SETTINGS},
+        **_values(row, _CAP_VALUES),
         "since_unix_ns": row.since.wall if row.since else None,
         "since_mono_ns": row.since.mono if row.since else None,
         "expires_mono_ns": row.expires,
-        "foreign": row.foreign,
-        "usable": row.usable,
-        "trouble": row.trouble,
     }
-
-
-_STATE = ("minimum", "default", "maximum", "requested", "enforced")
-_ROW = ("original", "wanted", "ceiling")
 
 
 def _cap_from_json(facts: Mapping[str, Any]) -> CapRow:
@@ -206,38 +171,33 @@ def _cap_from_json(facts: Mapping[str, Any]) -> CapRow:
         state=KnobState(
             CapKey(knob, facts["device"]),
             facts["name"],
-            **{name: _setting_from_json(knob, facts[name]) for name in _STATE},
+            **{name: _setting_from_json(knob, facts[name]) for name in _STATE_SETTINGS},
             aliases=tuple(facts["aliases"]),
         ),
-        **{name: _setting_from_json(knob, facts[name]) for name in _ROW},
-        holder=facts["holder"],
-        why=facts["why"],
         since=None if since is None else Instant(since, facts["since_unix_ns"]),
         expires=facts["expires_mono_ns"],
-        foreign=facts["foreign"],
-        usable=facts["usable"],
-        trouble=facts["trouble"],
+        **{name: _setting_from_json(knob, facts[name]) for name in _CAP_SETTINGS},
+        **{name: facts[name] for name in _CAP_VALUES},
     )
 
 
 # ----------------------------------------------------------------------------------- decisions
 
 
-def recorded_decision_to_json(decided: RecordedDecision) -> JsonObject:
-    """One decision of the history."""
+def recorded_decision_to_json(recorded: RecordedDecision) -> JsonObject:
     return {
-        "at_unix_ns": decided.at.wall,
-        "at_mono_ns": decided.at.mono,
-        "job": _text(decided.job),
-        "knob": decided.knob.value,
-        "unit": unit(decided.knob),
-        "applied": decided.applied,
-        **_decision_to_json(decided.knob, decided.decision),
+        "at_unix_ns": recorded.at.wall,
+        "at_mono_ns": recorded.at.mono,
+        "job": _text(recorded.job),
+        "knob": recorded.knob.value,
+        "unit": unit(recorded.knob),
+        "applied": recorded.applied,
+        **_decision_to_json(recorded.knob, recorded.decision),
     }
 
 
 def recorded_decision_from_json(facts: Mapping[str, Any]) -> RecordedDecision:
-    """What :func:`decided_facts` told; its errors are those of :func:`accounts_of`."""
+    """Inverse of :func:`recorded_decision_to_json`; errors as in :func:`accounts_from_json`."""
     knob = Knob(facts["knob"])
     return RecordedDecision(
         Instant(int(facts["at_mono_ns"]), int(facts["at_unix_ns"])),
@@ -268,63 +228,32 @@ def _decision_from_json(knob: Knob, facts: Mapping[str, Any]) -> Decision:
     )
 
 
-class DecisionEvent(NamedTuple):
-    """A decision as OpenTelemetry takes it: an event of a span, or a log record with this body."""
-
-    name: str
-    wall: int  # Unix nanoseconds
-    body: str
-    attributes: Mapping[str, str | bool | float | list[str] | list[float]]
+# -------------------------------------------------------------------------------------- values
 
 
-DECISION_EVENT_NAME = "wattspan.autotune.decision"
+def _values(row: object, names: tuple[str, ...]) -> JsonObject:
+    return {name: getattr(row, name) for name in names}
 
 
-def decision_event(decided: RecordedDecision) -> DecisionEvent:
-    """``decided`` as an event; its figures are ``wattspan.autotune.shown.*``."""
-    decision, knob = decided.decision, decided.knob
-    caps = sorted(decision.caps.items())
-    attributes: dict[str, str | bool | float | list[str] | list[float]] = {
-        "job": decided.job,
-        "knob": knob.value,
-        "unit": unit(knob),
-        "move": decision.move.value,
-        "reason": decision.reason.value,
-        "applied": decided.applied,
-        "devices": [device for device, _ in caps],
-        "settings": [_number(knob, value) for _, value in caps],
-    }
-    attributes |= {
-        f"shown.{name}": float(figure)
-        for name, figure in decision.shown.items()
-        if math.isfinite(figure)
-    }
-    named = {f"wattspan.autotune.{name}": value for name, value in attributes.items()}
-    return DecisionEvent(DECISION_EVENT_NAME, decided.at.wall, decision.sentence, named)
-
-
-# --------------------------------------------------------------------------------------- units
+def _ratios(row: object, names: tuple[str, ...]) -> JsonObject:
+    return {name: _finite(getattr(row, name)) for name in names}
 
 
 def _text(text: str) -> str:
-    """As JSON takes it: names come from applications, and may hold what is no Unicode."""
+    """Valid Unicode: applications choose names, and JSON cannot encode lone surrogates."""
     return text.encode("utf-8", "replace").decode()
 
 
-def _number(knob: Knob, value: int) -> float:
-    return float(value) if knob is Knob.GPU_CLOCK else value / 1e3
-
-
 def _setting_to_json(knob: Knob, value: int | None) -> float | None:
-    return None if value is None else _number(knob, value)
+    return None if value is None else setting_number(knob, value)
 
 
 def _setting_from_json(knob: Knob, value: float | None) -> Any:  # None, or an int
-    return None if value is None else round(value if knob is Knob.GPU_CLOCK else value * 1e3)
+    return None if value is None else round(value if knob is Knob.GPU_CLOCK else value * _MILLI)
 
 
 def _settings_to_json(knob: Knob, values: Mapping[str, int]) -> dict[str, float]:
-    return {device: _number(knob, value) for device, value in values.items()}
+    return {device: setting_number(knob, value) for device, value in values.items()}
 
 
 def _settings_from_json(knob: Knob, values: Mapping[str, float]) -> dict[str, int]:
@@ -335,25 +264,9 @@ def _finite(figure: float | None) -> float | None:
     return figure if figure is not None and math.isfinite(figure) else None
 
 
-def _from_milli(value: int | None) -> float | None:
-    return None if value is None else value / 1e3
+def _divided(value: int | None, scale: float) -> float | None:
+    return None if value is None else value / scale
 
 
-def _to_milli(value: float | None) -> int | None:
-    return None if value is None else round(value * 1e3)
-
-
-def _from_micro(value: int | None) -> float | None:
-    return None if value is None else value / 1e6
-
-
-def _to_micro(value: float | None) -> Microjoules | None:
-    return None if value is None else Microjoules(round(value * 1e6))
-
-
-def _from_nano(value: int | None) -> float | None:
-    return None if value is None else value / 1e9
-
-
-def _to_nano(value: float | None) -> Nanoseconds | None:
-    return None if value is None else Nanoseconds(round(value * 1e9))
+def _multiplied(value: float | None, scale: float) -> Any:  # None, or an int
+    return None if value is None else round(value * scale)
