@@ -101,7 +101,7 @@ def test_the_state_does_not_change_by_being_asked_and_steps_repeat(
     seen = plant.observe(run.decisions[-1])
     first, second = step(run.state, seen), step(run.state, seen)
     assert first[1] == second[1]
-    assert first[0].spending == second[0].spending
+    assert first[0].account == second[0].account
     assert report(run.state) == report(run.state)
 
 
@@ -135,7 +135,7 @@ def test_nonsense_is_survived(steps: list[tuple[object, ...]]) -> None:
             energy=(EnergyPoint(now, energy),),
             in_force={} if obeyed else {GPU: level},  # type: ignore[dict-item]
             since=now,
-            turn=bool(turn),
+            may_explore=bool(turn),
         )
         state, decision = step(state, seen)
         assert all(FLOOR <= cap < TOP for cap in decision.caps.values())
@@ -208,7 +208,7 @@ def test_the_account_ends_within_the_budget_where_a_probe_costs_most() -> None:
     run = Run(plant)
     run.on(1_500)
     assert run.state is not None
-    assert run.state.stage is TunerPhase.REST
+    assert run.state.phase is TunerPhase.REST
     told = report(run.state)
     assert told.lost is not None
-    assert told.lost <= allowance(0.05, run.state.spending.elapsed)
+    assert told.lost <= allowance(0.05, run.state.account.elapsed)

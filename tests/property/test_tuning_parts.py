@@ -57,7 +57,7 @@ def test_bounds_hold_for_any_groups(groups: list[tuple[int, float]], error: floa
     tally = MissCounts()
     for requests, part in groups:
         tally = tally.add(requests, round(requests * part))
-    assert tally.crowding >= 1
+    assert tally.dispersion >= 1
     assert 0 <= tally.at_least(error) <= tally.at_most(error) + 1e-6 <= 1 + 1e-6
 
 
@@ -75,9 +75,9 @@ def test_an_alarm_takes_whatever_is_told(allowed: float, told: list[tuple[int, f
     alarm = MissAlarm(allowed)
     for requests, part in told:
         alarm = alarm.add(requests, round(requests * part))
-    assert alarm.rings in (True, False)
+    assert alarm.alarmed in (True, False)
     if not any(round(requests * part) for requests, part in told):
-        assert not alarm.rings
+        assert not alarm.alarmed
 
 
 # ------------------------------------------------------------------------------------- serving

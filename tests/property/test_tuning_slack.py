@@ -36,10 +36,10 @@ def holding(told: list[tuple[float, int]], slope: float) -> TunerState:
 
     known = Estimates(levels=MappingProxyType({BASE: seen(BASE), 500 * W: seen(500 * W)}))
     return begin(TunerPolicy(slack=True), ranges, now=0)._replace(
-        stage=TunerPhase.HOLD,
+        phase=TunerPhase.HOLD,
         candidate=BASE,
         certified=BASE,
-        known=known,
+        estimates=known,
         slack=RankSlack(waiting, BASE),
     )
 

@@ -103,7 +103,7 @@ class Plant:
             since=int(self.since * SECOND),
             draw={GPU: min(self.draw, self.level)} if self.drawn else {},
             vetoes=self.vetoes,
-            turn=self.may,
+            may_explore=self.may,
         )
 
 

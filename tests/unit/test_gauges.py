@@ -55,8 +55,8 @@ def test_work_done_while_the_lease_had_lapsed_is_no_work_under_the_cap() -> None
     step, last, end = SECOND // 10, 40 * SECOND, 60 * SECOND
     policy = TunerPolicy(block_units=5, block_time=SECOND, settle_units=0, settle_time=0)
     state = tuning.begin(policy, (BOARD,), now=0, remembered=None)
-    tape = set_level(state.tape, CAP, 0)
-    state = state._replace(tape=tape, plan=replace(state.plan, level=CAP, blocks=100))
+    tape = set_level(state.samples, CAP, 0)
+    state = state._replace(samples=tape, plan=replace(state.plan, level=CAP, blocks=100))
     seen = gauges()
     seen.look_at_caps(sight(last, CAP))
     seen.look_at_caps(sight(end, ORIGINAL))
@@ -65,5 +65,5 @@ def test_work_done_while_the_lease_had_lapsed_is_no_work_under_the_cap() -> None
     state, decision = tuning.step(
         state, Observation(end, units, energy, in_force=seen.in_force, since=seen.changed)
     )
-    assert 0 < state.spending.metered[CAP] <= last
+    assert 0 < state.account.metered[CAP] <= last
     assert decision.move is not Move.RELEASE, "it is asked for again"

@@ -23,7 +23,7 @@ def test_some_three_hundred_requests_without_a_miss_show_that_one_in_a_hundred_a
 def test_without_requests_nothing_is_known() -> None:
     nothing = MissCounts().add(0, 0)
     assert nothing.groups == 0
-    assert nothing.part is None
+    assert nothing.ratio is None
     assert nothing.at_most(0.05) == pytest.approx(1.0)
     assert nothing.at_least(0.05) == pytest.approx(0.0)
 
@@ -45,19 +45,19 @@ def test_misses_that_come_in_crowds_tell_less() -> None:
         crowds = crowds.add(100, 20 if turn % 10 == 0 else 0)
         strangers = strangers.add(100, 2)
     assert crowds.misses == strangers.misses
-    assert strangers.crowding == 1.0
-    assert crowds.crowding > 10
+    assert strangers.dispersion == 1.0
+    assert crowds.dispersion > 10
     assert crowds.at_most(0.05) > strangers.at_most(0.05)
     assert crowds.at_least(0.05) < strangers.at_least(0.05)
 
 
 def test_crowds_that_were_seen_elsewhere_count_too() -> None:
-    assert tallied(350, 0).at_most(0.05, crowding=4.0) > 0.03
+    assert tallied(350, 0).at_most(0.05, dispersion=4.0) > 0.03
 
 
 @pytest.mark.parametrize("misses", [0, 30])
 def test_nothing_is_crowded_where_all_are_alike(misses: int) -> None:
-    assert tallied(30, misses).add(30, misses).crowding == 1.0
+    assert tallied(30, misses).add(30, misses).dispersion == 1.0
 
 
 def test_a_claim_is_refuted_too_early_no_more_often_than_admitted() -> None:
@@ -75,13 +75,13 @@ def test_a_claim_is_refuted_too_early_no_more_often_than_admitted() -> None:
 
 
 def test_the_alarm_rings_at_once_when_everything_is_late() -> None:
-    assert not MissAlarm(0.01).add(3, 3).rings
-    assert MissAlarm(0.01).add(4, 4).rings
+    assert not MissAlarm(0.01).add(3, 3).alarmed
+    assert MissAlarm(0.01).add(4, 4).alarmed
 
 
 def test_the_alarm_rings_soon_when_ten_times_too_many_are_late() -> None:
     alarm, seen = MissAlarm(0.01), 0
-    while not alarm.rings:
+    while not alarm.alarmed:
         alarm = alarm.add(10, 1)
         seen += 10
     assert seen <= 150
@@ -91,7 +91,7 @@ def test_the_alarm_is_quiet_as_long_as_no_more_than_allowed_are_late() -> None:
     alarm = MissAlarm(0.01)
     for _ in range(1000):
         alarm = alarm.add(100, 1)
-        assert not alarm.rings
+        assert not alarm.alarmed
 
 
 def test_good_times_do_not_make_up_for_bad_ones_to_come() -> None:

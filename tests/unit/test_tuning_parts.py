@@ -113,7 +113,7 @@ def test_a_unit_counts_if_it_ended_before_the_setting_changed() -> None:
         (FLOOR, 9, 11),
     ]
     assert tape.level == FLOOR
-    assert tape.full == 1
+    assert tape.full_blocks == 1
 
 
 def test_half_a_block_counts_when_the_setting_changes() -> None:
@@ -155,7 +155,7 @@ def test_units_at_once_are_counted_by_what_is_new() -> None:
 def test_a_block_waits_for_its_energy_but_not_for_ever() -> None:
     tape, blocks, _ = add_units(empty_buffer(TOP, 0), POLICY, units(0, 4), (), 4 * S)
     assert blocks == []
-    assert tape.full == 1
+    assert tape.full_blocks == 1
     tape, blocks, _ = add_units(tape, POLICY, (), (), 5 * S + ENERGY_TIMEOUT)
     assert [one.energy for one in blocks] == [None]
 
@@ -352,7 +352,7 @@ def test_a_lasting_shift_of_blocks_is_seen() -> None:
     assert raw.blocks == 8
     for at in range(12):
         raw = update_level_shift(raw, block(FLOOR, at, 2.5), 0.01)
-    assert raw.hurried
+    assert raw.suspected
     assert raw.changed
     power = update_level_shift(
         LevelShift(FLOOR, math.log(S), math.log(200 / (2 * S)), 0, 9), block(FLOOR, 1), 0.01
@@ -375,9 +375,9 @@ def test_no_cap_lies_outside_its_devices_range() -> None:
 
 def test_rounding_by_the_device_is_obedience() -> None:
     ladder = LevelLadder.over(RANGES)
-    assert ladder.stands_at(300_000, {GPU: 300_500})
-    assert not ladder.stands_at(300_000, {GPU: 310_000})
-    assert not ladder.stands_at(300_000, {})
+    assert ladder.is_in_force(300_000, {GPU: 300_500})
+    assert not ladder.is_in_force(300_000, {GPU: 310_000})
+    assert not ladder.is_in_force(300_000, {})
 
 
 # ------------------------------------------------------------------------------------- telling
@@ -406,7 +406,7 @@ def test_a_reason_without_words_of_its_own_is_told_as_it_is() -> None:
 def test_levels_without_pairs_cost_what_is_feared() -> None:
     state = begin(QUICK, RANGES, now=0)
     state = observe(state, Observation(now=S, units=tuple(units(0, 3))))
-    assert state.tape.reached == 3 * S
+    assert state.samples.last_end == 3 * S
     assert LevelEstimate().energy == 0.0
 
 
@@ -415,7 +415,7 @@ def test_of_what_was_not_seen_no_figure_is_told() -> None:
 
     def learning(known: Estimates) -> str:
         return explanations.probe_decision(
-            state._replace(known=known), DecisionReason.BASELINE, TOP
+            state._replace(estimates=known), DecisionReason.BASELINE, TOP
         ).sentence
 
     assert learning(Estimates()) == "Learn the original setting: its noise is not known yet."

@@ -77,7 +77,7 @@ def test_the_rest_doubles_with_each_release_of_an_hour() -> None:
         run.on(1)
         run.plant.vetoes = frozenset()
         assert run.state is not None
-        waits.append(run.state.until / SECOND - run.plant.now)
+        waits.append(run.state.rest_until / SECOND - run.plant.now)
     assert waits == [60, 120, 240]
 
 
@@ -151,19 +151,19 @@ def test_spans_that_lie_are_judged_by_what_lies_between_them() -> None:
     run = Run(plant, DWELL)
     level = run.until(held).caps[GPU]
     assert run.state is not None
-    assert run.state.known.at(level).lying
+    assert run.state.estimates.at(level).misleading
     assert 1.5 * (gentle(level)[0] - 1) < 0.05
 
 
 def test_long_steps_between_which_nothing_is_known_are_not_compared() -> None:
     run = holding(Plant(gap=lambda _: 0.0))
     assert run.state is not None
-    before = run.state.known.at(run.decisions[-1].caps[GPU]).time.n
+    before = run.state.estimates.at(run.decisions[-1].caps[GPU]).time.n
     run.plant.silent = True
     run.on(40)
     run.plant.silent = False
     run.on(60)
-    assert run.state.known.at(run.state.chosen).time.n <= before + 1
+    assert run.state.estimates.at(run.state.chosen).time.n <= before + 1
 
 
 def test_work_that_varies_is_counted() -> None:
@@ -202,7 +202,7 @@ def test_a_candidate_that_would_not_do_makes_way_for_a_higher_one() -> None:
     decision = run.until(held)
     assert decision.caps[GPU] > level
     assert run.state is not None
-    assert run.state.tried >= 1
+    assert run.state.failed_candidates >= 1
     assert not any(one.move is Move.RELEASE for one in run.decisions)
 
 
@@ -247,7 +247,7 @@ def test_the_way_down_ends_where_energy_rises_again() -> None:
     run = Run(Plant(curve=shallow, cv=0.002), DWELL)
     run.until(lambda one: one.reason is DecisionReason.CERTIFYING)
     assert run.state is not None
-    assert len(run.state.known.levels) == 2
+    assert len(run.state.estimates.levels) == 2
     assert run.until(held).caps[GPU] > 370_000
 
 

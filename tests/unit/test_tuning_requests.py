@@ -109,7 +109,7 @@ def test_a_load_that_changed_is_no_comparison() -> None:
     for turn in range(3_000):
         server.rate = 4.0 if turn // 7 % 2 else 16.0
         server.on()
-    compared = sum(level.time.n for level in server.state.known.levels.values())
+    compared = sum(level.time.n for level in server.state.estimates.levels.values())
     assert compared < sum(one.unmatched for one in server.state.serving.values()) + 150
 
 

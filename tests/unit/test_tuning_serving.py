@@ -200,7 +200,7 @@ def test_where_the_original_misses_more_than_allowed_the_cap_may_add_as_much_as_
     assert verdict.allowed is not None
     assert 0.055 < verdict.allowed < 0.06
     assert verdict.passes
-    assert not same.alarm(POLICY).add(300, 15).rings
+    assert not same.miss_alarm(POLICY).add(300, 15).alarmed
     assert judged(100, late=24, original_late=15).verdict(POLICY).fails
 
 

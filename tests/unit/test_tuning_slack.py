@@ -58,15 +58,15 @@ def state(**more: object) -> TunerState:
         levels=MappingProxyType({BASE: seen(0.03, -0.1), 500 * W: seen(0.1, -0.3, 3)})
     )
     told: dict[str, object] = {
-        "stage": TunerPhase.HOLD,
+        "phase": TunerPhase.HOLD,
         "candidate": BASE,
         "certified": BASE,
-        "known": known,
+        "estimates": known,
         "slack": RankSlack(waited(STEPS, 0.9, 0.9, 0.8), BASE),
     }
     fresh = begin(policy, RANGES, now=0)
-    stretches = (fresh.tape.stretches[0]._replace(level=BASE),)
-    return fresh._replace(tape=fresh.tape._replace(stretches=stretches), **(told | more))
+    stretches = (fresh.samples.periods[0]._replace(level=BASE),)
+    return fresh._replace(samples=fresh.samples._replace(periods=stretches), **(told | more))
 
 
 def lowered() -> tuple[TunerState, int]:
@@ -75,9 +75,9 @@ def lowered() -> tuple[TunerState, int]:
     assert proposed is not None
     level = proposed.slack.lowered
     assert level is not None
-    stretches = (proposed.tape.stretches[0]._replace(level=level),)
-    tape = proposed.tape._replace(stretches=stretches)
-    return proposed._replace(candidate=level, certified=level, tape=tape), level
+    stretches = (proposed.samples.periods[0]._replace(level=level),)
+    tape = proposed.samples._replace(periods=stretches)
+    return proposed._replace(candidate=level, certified=level, samples=tape), level
 
 
 # ----------------------------------------------------------------------------------- the ladder
@@ -89,8 +89,8 @@ def test_a_level_of_its_own_holds_what_differs_by_device() -> None:
     assert ladder.caps(level) == {"GPU-0": BASE, "GPU-1": 550 * W}
     assert ladder.caps(BASE) == dict.fromkeys(("GPU-0", "GPU-1", "GPU-2"), BASE)
     assert (ladder.base(level), ladder.base(BASE)) == (BASE, BASE)
-    assert ladder.stands_at(level, ladder.caps(level))
-    assert not ladder.stands_at(level, ladder.caps(BASE))
+    assert ladder.is_in_force(level, ladder.caps(level))
+    assert not ladder.is_in_force(level, ladder.caps(BASE))
     assert ladder.plain() == LevelLadder.over(RANGES)
 
 
@@ -121,7 +121,7 @@ def test_who_waits_is_seen_while_the_held_setting_is_in_force() -> None:
     "more",
     [
         {"policy": TunerPolicy(slack=False)},
-        {"stage": TunerPhase.SCREEN},
+        {"phase": TunerPhase.SCREEN},
         {"candidate": 500 * W},
     ],
     ids=["not wanted", "nothing held", "another setting in force"],
@@ -179,9 +179,9 @@ def test_nobody_goes_below_the_own_floor() -> None:
         {"slack": RankSlack(waited(STEPS - 1, 0.9, 0.9, 0.8), BASE)},
         {"slack": RankSlack(waited(STEPS, 0.9, 0.9, 0.88), BASE)},
         {"slack": RankSlack(waited(STEPS, 0.9, 0.9, 0.8), BASE, tries=TRIES)},
-        {"refined": 14},
-        {"tried": MAX_CANDIDATES},
-        {"cusum": Cusum(doubtful=True)},
+        {"refined_pairs": 14},
+        {"failed_candidates": MAX_CANDIDATES},
+        {"cusum": Cusum(inconclusive=True)},
     ],
     ids=[
         "nothing is certified",
@@ -231,17 +231,17 @@ def test_less_for_some_must_keep_the_step_and_pay(
     slower: float, power: float, step_kept: bool, saves: bool
 ) -> None:
     before, level = lowered()
-    levels = {**before.known.levels, level: seen(slower, power, 40)}
+    levels = {**before.estimates.levels, level: seen(slower, power, 40)}
     levels[BASE] = seen(0.03, -0.1, 40)
-    after = before._replace(known=replace(before.known, levels=MappingProxyType(levels)))
+    after = before._replace(estimates=replace(before.estimates, levels=MappingProxyType(levels)))
     assert step_time_certified(after, level) is step_kept
     assert saves_energy(after, level) is saves
 
 
 def test_few_comparisons_prove_nothing() -> None:
     before, level = lowered()
-    levels = {**before.known.levels, level: seen(0.03, -0.2, 2)}
-    after = before._replace(known=replace(before.known, levels=MappingProxyType(levels)))
+    levels = {**before.estimates.levels, level: seen(0.03, -0.2, 2)}
+    after = before._replace(estimates=replace(before.estimates, levels=MappingProxyType(levels)))
     assert not step_time_certified(after, level)
 
 
@@ -278,7 +278,7 @@ def test_one_cap_for_all_is_never_given_back_for_waiting() -> None:
 def changed(*, stage: TunerPhase) -> tuple[TunerState, int]:
     """Less for the last rank is in force, which waits no more."""
     before, level = lowered()
-    before = before._replace(stage=stage, plan=ProbePlan(level, 24))
+    before = before._replace(phase=stage, plan=ProbePlan(level, 24))
     return observe_steps(before, [step(3 + at, 0.9, 0.9, 0.9) for at in range(WINDOW)]), level
 
 
@@ -290,7 +290,7 @@ def test_ranks_that_wait_otherwise_release_all_and_then_have_one_cap(stage: Tune
     assert (after.decision.move, after.decision.reason) == (Move.RELEASE, DecisionReason.CHANGED)
     assert not after.decision.caps
     assert after.plan.level == TOP
-    assert (after.stage, after.candidate, after.certified) == (TunerPhase.HOLD, BASE, BASE)
+    assert (after.phase, after.candidate, after.certified) == (TunerPhase.HOLD, BASE, BASE)
 
 
 def test_while_the_original_stands_to_be_compared_with_it_stays() -> None:
@@ -304,7 +304,7 @@ def test_while_the_original_stands_to_be_compared_with_it_stays() -> None:
 def test_who_waits_is_tried_with_less_after_one_cap_was_held_for_a_while() -> None:
     before = state(plan=ProbePlan(BASE, 24), deepened=2)
     after = decide(before, Observation(now=200 * SECOND, in_force=before.ladder.caps(BASE)))
-    assert (after.stage, after.decision.reason) == (TunerPhase.PROVE, DecisionReason.CERTIFYING)
+    assert (after.phase, after.decision.reason) == (TunerPhase.PROVE, DecisionReason.CERTIFYING)
     assert after.candidate == after.slack.lowered
     assert after.certified == BASE
 
@@ -314,7 +314,7 @@ def test_of_less_for_some_the_one_cap_is_what_another_run_begins_with() -> None:
     told = certified_levels(before)
     assert told is not None
     assert (told.level, told.levels) == (BASE, before.ladder.caps(level))
-    assert relearn(before._replace(resume=level), SECOND).resume == BASE
+    assert relearn(before._replace(resume_level=level), SECOND).resume_level == BASE
 
 
 def test_less_for_some_is_told_with_both_settings() -> None:

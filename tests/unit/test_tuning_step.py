@@ -97,12 +97,12 @@ def test_what_is_certified_is_remembered_and_proved_first_next_time() -> None:
 @pytest.mark.parametrize("level", [TOP, TOP + 5_000])
 def test_a_remembered_level_out_of_range_is_nothing_to_begin_with(level: int) -> None:
     known = CertifiedLevels(Knob.GPU_POWER, level, TOP, 0.03, 0.1, 12)
-    assert begin(QUICK, RANGES, now=0, remembered=known).resume is None
+    assert begin(QUICK, RANGES, now=0, remembered=known).resume_level is None
 
 
 def test_another_knobs_memory_is_not_used() -> None:
     known = CertifiedLevels(Knob.GPU_CLOCK, 1_500, 1_980, 0.03, 0.1, 12)
-    assert begin(QUICK, RANGES, now=0, remembered=known).resume is None
+    assert begin(QUICK, RANGES, now=0, remembered=known).resume_level is None
 
 
 def test_a_held_level_is_compared_with_the_original_now_and_then() -> None:
@@ -150,7 +150,7 @@ def test_units_of_several_ranks_are_steps_of_one_job() -> None:
     one.until(held)
     assert run.state is not None
     assert one.state is not None
-    assert run.state.spending.units == pytest.approx(one.state.spending.units, rel=0.3)
+    assert run.state.account.units == pytest.approx(one.state.account.units, rel=0.3)
 
 
 # ------------------------------------------------------------------------------- not worth it

@@ -403,7 +403,7 @@ class TuningJob:
             draw=draws,
             binding=self._gauges.binding(sight),
             vetoes=frozenset(vetoes),
-            turn=may_explore,
+            may_explore=may_explore,
             ended=self.ended,
         )
 

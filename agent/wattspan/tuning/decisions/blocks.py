@@ -75,13 +75,13 @@ class LevelTime(NamedTuple):
 class SampleBuffer(NamedTuple):
     """What is not yet told as blocks."""
 
-    stretches: tuple[LevelPeriod, ...]
+    periods: tuple[LevelPeriod, ...]
     sums: BlockTotals = _NO_TOTALS
     skipped: int = 0
-    reached: int = 0  # the end of the latest unit
-    passed: int = 0  # time in the first stretch that is not told yet
-    passed_units: int = 0
-    done: int = 0  # blocks that are full, of the first stretch
+    last_end: int = 0  # the end of the latest unit
+    elapsed: int = 0  # time in the first stretch that is not told yet
+    elapsed_units: int = 0
+    completed: int = 0  # blocks that are full, of the first stretch
     waiting: tuple[Block, ...] = ()
     points: tuple[EnergyPoint, ...] = ()
     windows: tuple[Any, ...] = ()  # of requests, in the making
@@ -91,12 +91,12 @@ class SampleBuffer(NamedTuple):
     @property
     def level(self) -> int | None:
         """The level that is in force."""
-        return self.stretches[-1].level
+        return self.periods[-1].level
 
     @property
-    def full(self) -> int:
+    def full_blocks(self) -> int:
         """How many blocks of the level in force are full, with or without energy."""
-        return self.done if len(self.stretches) == 1 else 0
+        return self.completed if len(self.periods) == 1 else 0
 
 
 def empty_buffer(level: int, now: int) -> SampleBuffer:
@@ -104,17 +104,17 @@ def empty_buffer(level: int, now: int) -> SampleBuffer:
     return SampleBuffer((LevelPeriod(level, now, 0),))
 
 
-def set_level(tape: SampleBuffer, level: int | None, since: int) -> SampleBuffer:
+def set_level(samples: SampleBuffer, level: int | None, since: int) -> SampleBuffer:
     """What is in force, and since when."""
-    last = tape.stretches[-1]
+    last = samples.periods[-1]
     if last.level == level and since <= last.since:
-        return tape
+        return samples
     stretch = LevelPeriod(level, max(since, last.since), last.number + 1)
-    return tape._replace(stretches=(*tape.stretches[-7:], stretch))
+    return samples._replace(periods=(*samples.periods[-7:], stretch))
 
 
 def add_units(
-    tape: SampleBuffer,
+    samples: SampleBuffer,
     policy: TunerPolicy,
     units: Sequence[WorkUnit],
     points: Sequence[EnergyPoint],
@@ -122,84 +122,84 @@ def add_units(
 ) -> tuple[SampleBuffer, list[Block], list[LevelTime]]:
     """The tape after these units, the blocks that are finished, and the time that passed."""
     times: list[LevelTime] = []
-    waiting = list(tape.waiting)
+    waiting = list(samples.waiting)
     if units:
-        tape = _run(tape, policy, units, waiting, times)
-    tape, blocks = add_energy(tape, waiting, points, now)
-    return tape, blocks, times
+        samples = _run(samples, policy, units, waiting, times)
+    samples, blocks = add_energy(samples, waiting, points, now)
+    return samples, blocks, times
 
 
 def add_energy(
-    tape: SampleBuffer, waiting: list[Block], points: Sequence[EnergyPoint], now: int
+    samples: SampleBuffer, waiting: list[Block], points: Sequence[EnergyPoint], now: int
 ) -> tuple[SampleBuffer, list[Block]]:
     """The tape with more energy readings, and those that wait whose energy is known by now."""
     if points:
-        tape = tape._replace(points=_thinned(tape.points + tuple(points)))
+        samples = samples._replace(points=_thinned(samples.points + tuple(points)))
     if not waiting:
-        return _drop_used_points(tape) if points else tape, []
-    told = [_with_energy(one, tape.points) for one in waiting]
+        return _drop_used_points(samples) if points else samples, []
+    told = [_with_energy(one, samples.points) for one in waiting]
     count = 0
     while count < len(told) and (
         told[count] is not None or now - waiting[count].end > ENERGY_TIMEOUT
     ):
         count += 1
     blocks = [told[at] or waiting[at] for at in range(count)]
-    return _drop_used_points(tape._replace(waiting=tuple(waiting[count:]))), blocks
+    return _drop_used_points(samples._replace(waiting=tuple(waiting[count:]))), blocks
 
 
 def _run(
-    tape: SampleBuffer,
+    samples: SampleBuffer,
     policy: TunerPolicy,
     units: Sequence[WorkUnit],
     waiting: list[Block],
     times: list[LevelTime],
 ) -> SampleBuffer:
-    stretches = list(tape.stretches)
-    level, since, number = stretches[0]
-    until = stretches[1].since if len(stretches) > 1 else None
+    periods = list(samples.periods)
+    level, since, number = periods[0]
+    until = periods[1].since if len(periods) > 1 else None
     settled = since + policy.settle_time
-    start, n, work, busy, span, squares, paused = tape.sums
-    skipped, reached, done = tape.skipped, tape.reached, tape.done
-    passed, passed_units = tape.passed, tape.passed_units
+    start, n, work, busy, span, squares, paused = samples.sums
+    skipped, last_end, completed = samples.skipped, samples.last_end, samples.completed
+    elapsed, elapsed_units = samples.elapsed, samples.elapsed_units
     wanted, lasting = policy.block_units, policy.block_time
     for unit in units:
         begun, ended, amount, _, _ = unit
         while until is not None and begun >= until:
             if 2 * n >= wanted and level is not None:
                 sums = BlockTotals(start, n, work, busy, span, squares, paused)
-                waiting.append(_block(level, number, sums, reached))
-            times.append(LevelTime(level, passed, passed_units))
-            del stretches[0]
-            level, since, number = stretches[0]
-            until = stretches[1].since if len(stretches) > 1 else None
+                waiting.append(_block(level, number, sums, last_end))
+            times.append(LevelTime(level, elapsed, elapsed_units))
+            del periods[0]
+            level, since, number = periods[0]
+            until = periods[1].since if len(periods) > 1 else None
             settled = since + policy.settle_time
-            n = work = busy = span = skipped = done = passed = passed_units = 0
+            n = work = busy = span = skipped = completed = elapsed = elapsed_units = 0
             squares, paused = 0.0, False
         took = ended - begun
-        gap = begun - reached
+        gap = begun - last_end
         if gap <= 0:  # another unit was under way: what is new of it
-            more = max(ended - reached, 0)
+            more = max(ended - last_end, 0)
         elif gap * 2 <= took:
             more = took + gap
         else:
             more = took
-        passed += more
-        passed_units += 1
+        elapsed += more
+        elapsed_units += 1
         if begun < settled or (until is not None and ended > until):
-            reached = max(reached, ended)
+            last_end = max(last_end, ended)
             continue
         if skipped < policy.settle_units:
             skipped += 1
-            reached = max(reached, ended)
+            last_end = max(last_end, ended)
             continue
         if n == 0:
-            if gap >= 0 and gap * 2 <= took and reached >= settled:
-                start = reached  # what lay before the unit is of the work too
+            if gap >= 0 and gap * 2 <= took and last_end >= settled:
+                start = last_end  # what lay before the unit is of the work too
             else:
                 start, more = begun, took
         elif gap * 2 > took:
             paused = True
-        reached = max(reached, ended)
+        last_end = max(last_end, ended)
         n += 1
         work += amount
         busy += took
@@ -210,20 +210,20 @@ def _run(
             if level is not None:
                 sums = BlockTotals(start, n, work, busy, span, squares, paused)
                 waiting.append(_block(level, number, sums, ended))
-            done += 1
+            completed += 1
             n = busy = span = 0
             work = squares = 0.0
             paused = False
-            times.append(LevelTime(level, passed, passed_units))
-            passed = passed_units = 0
-    return tape._replace(
-        stretches=tuple(stretches),
+            times.append(LevelTime(level, elapsed, elapsed_units))
+            elapsed = elapsed_units = 0
+    return samples._replace(
+        periods=tuple(periods),
         sums=BlockTotals(start, n, work, busy, span, squares, paused) if n else _NO_TOTALS,
         skipped=skipped,
-        reached=reached,
-        passed=passed,
-        passed_units=passed_units,
-        done=done,
+        last_end=last_end,
+        elapsed=elapsed,
+        elapsed_units=elapsed_units,
+        completed=completed,
     )
 
 
@@ -262,14 +262,14 @@ def _thinned(points: tuple[EnergyPoint, ...]) -> tuple[EnergyPoint, ...]:
     return points[:half:2] + points[half:]
 
 
-def _drop_used_points(tape: SampleBuffer) -> SampleBuffer:
+def _drop_used_points(samples: SampleBuffer) -> SampleBuffer:
     """The points that no block will ask for again."""
-    points = tape.points
+    points = samples.points
     if len(points) < 64:
-        return tape
+        return samples
     oldest = min(
-        [one.start for one in (*tape.waiting, *tape.windows)]
-        + [tape.sums.start if tape.sums.units else tape.reached]
+        [one.start for one in (*samples.waiting, *samples.windows)]
+        + [samples.sums.start if samples.sums.units else samples.last_end]
     )
     first = bisect_left(points, (oldest, -1)) - 1
-    return tape._replace(points=points[first:]) if first > 16 else tape
+    return samples._replace(points=points[first:]) if first > 16 else samples

@@ -79,48 +79,48 @@ def allowance(budget: float, elapsed: float) -> float:
 
 
 def charge_time(
-    spending: SlowdownAccount, time: LevelTime, level: int, top: int, *, held: bool
+    account: SlowdownAccount, time: LevelTime, level: int, top: int, *, held: bool
 ) -> SlowdownAccount:
     """After more time at ``level``, and whether it was held by then."""
     if level == top:
         return replace(
-            spending, elapsed=spending.elapsed + time.span, units=spending.units + time.units
+            account, elapsed=account.elapsed + time.span, units=account.units + time.units
         )
-    times = {**spending.times, level: spending.times.get(level, 0) + time.span}
+    times = {**account.times, level: account.times.get(level, 0) + time.span}
     return replace(
-        spending,
-        elapsed=spending.elapsed + time.span,
-        units=spending.units + time.units,
+        account,
+        elapsed=account.elapsed + time.span,
+        units=account.units + time.units,
         times=MappingProxyType(times),
-        held=MappingProxyType({**spending.held, level: spending.held.get(level, 0) + time.span})
+        held=MappingProxyType({**account.held, level: account.held.get(level, 0) + time.span})
         if held
-        else spending.held,
+        else account.held,
     )
 
 
-def charge_energy(spending: SlowdownAccount, block: Block, top: int) -> SlowdownAccount:
+def charge_energy(account: SlowdownAccount, block: Block, top: int) -> SlowdownAccount:
     """After a block whose energy is known."""
     if block.energy is None or block.level == top:
-        return spending
+        return account
     level = block.level
-    energy = {**spending.energy, level: spending.energy.get(level, 0.0) + block.energy}
-    metered = {**spending.metered, level: spending.metered.get(level, 0) + block.end - block.start}
-    return replace(spending, energy=MappingProxyType(energy), metered=MappingProxyType(metered))
+    energy = {**account.energy, level: account.energy.get(level, 0.0) + block.energy}
+    metered = {**account.metered, level: account.metered.get(level, 0) + block.end - block.start}
+    return replace(account, energy=MappingProxyType(energy), metered=MappingProxyType(metered))
 
 
 def close_account(
-    spending: SlowdownAccount,
+    account: SlowdownAccount,
     likely: Callable[[int], float],
     bound: Callable[[int], float],
     saved: tuple[float, float, float],
 ) -> SlowdownAccount:
     """The account is closed: the job changed, and what levels cost now is not known yet."""
-    before = spending.closed_saved
+    before = account.closed_saved
     return replace(
-        spending,
-        closed_lost=spending.lost(likely),
-        closed_bound=spending.bound(bound),
-        closed_explored=spending.explored(likely),
+        account,
+        closed_lost=account.lost(likely),
+        closed_bound=account.bound(bound),
+        closed_explored=account.explored(likely),
         closed_saved=(before[0] + saved[0], before[1] + saved[1], before[2] + saved[2]),
         times=_EMPTY,
         held=_EMPTY,

@@ -30,12 +30,12 @@ class Cusum:
 
     total: float = 0.0
     pairs: int = 0
-    doubtful: bool = False
+    inconclusive: bool = False
 
     @property
     def suspicious(self) -> bool:
         """Whether it would be good to know more soon."""
-        return self.total > 0.3 or self.doubtful
+        return self.total > 0.3 or self.inconclusive
 
     @property
     def alarmed(self) -> bool:
@@ -58,7 +58,7 @@ def add_pair(cusum: Cusum, ratio: float, usual: float, limit: float, deviation: 
 
 def add_inconclusive_pair(cusum: Cusum) -> Cusum:
     """With a pair that says nothing: another one is wanted soon."""
-    return replace(cusum, doubtful=True)
+    return replace(cusum, inconclusive=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class LevelShift:
     blocks: int = 0
 
     @property
-    def hurried(self) -> bool:
+    def suspected(self) -> bool:
         """Whether a comparison should come soon."""
         return self.shifted >= 2
 

@@ -161,7 +161,7 @@ class LevelEstimate:
     pairs: tuple[Pair, ...] = ()
     time: Evidence = NO_EVIDENCE
     power: Evidence = NO_EVIDENCE
-    lying: bool = False
+    misleading: bool = False
 
     @property
     def energy(self) -> float:
@@ -244,8 +244,10 @@ def with_pair(known: Estimates, pair: Pair) -> Estimates:
     expected = known.deviation(pair.weight)
     busy = [one.busy for one in pairs]
     between = evidence([one.span - one.busy for one in pairs], _MIN_DEVIATION)
-    lying = between.mean > 0.01 if between.n < 3 else between.likely(-3.0) > _MAX_DURATION_MISMATCH
-    time = evidence([one.span for one in pairs] if lying else busy, expected)
+    misleading = (
+        between.mean > 0.01 if between.n < 3 else between.likely(-3.0) > _MAX_DURATION_MISMATCH
+    )
+    time = evidence([one.span for one in pairs] if misleading else busy, expected)
     powers = [one.power for one in pairs if one.power is not None]
-    new = LevelEstimate(pairs, time, evidence(powers, expected / 2), lying)
+    new = LevelEstimate(pairs, time, evidence(powers, expected / 2), misleading)
     return replace(known, levels=MappingProxyType({**known.levels, pair.level: new}))

@@ -77,7 +77,7 @@ def level_figures(state: TunerState, level: int, seen: LevelEstimate) -> Mapping
 
 def probe_decision(state: TunerState, reason: DecisionReason, level: int) -> Decision:
     """A level is looked at."""
-    seen = state.known.at(level)
+    seen = state.estimates.at(level)
     name = format_setting(state, level)
     so_far = (
         f"{format_slowdown(seen.time.mean)} so far, {seen.time.n} pairs"
@@ -102,12 +102,10 @@ def probe_decision(state: TunerState, reason: DecisionReason, level: int) -> Dec
 
 def _noise(state: TunerState) -> str:
     """How much units of work differ by themselves; of nothing that was seen there is no figure."""
-    blocks = state.known.blocks
+    blocks = state.estimates.blocks
     if not blocks:
         return "its noise is not known yet"
-    return (
-        f"{blocks} stretch{'es' if blocks > 1 else ''}, {format_percent(state.known.noise)} noise"
-    )
+    return f"{blocks} stretch{'es' if blocks > 1 else ''}, {format_percent(state.estimates.noise)} noise"
 
 
 _REASONS = {
@@ -142,7 +140,7 @@ _REASONS = {
 def release_decision(state: TunerState, reason: DecisionReason, level: int) -> Decision:
     """The original comes back, now."""
     why = _REASONS.get(reason, reason.value.replace("_", " "))
-    seen = state.known.at(level)
+    seen = state.estimates.at(level)
     sentence = f"Release {format_setting(state, level)}: {why}."
     return Decision(Move.RELEASE, reason, sentence, {}, level_figures(state, level, seen))
 
@@ -159,7 +157,7 @@ def advice_decision(state: TunerState, level: int, pairs: float) -> Decision:
     blocks = block_time(state) * 5 * pairs / 60e9
     sentence = (
         f"Advice: try {format_setting(state, level)} first; the job's noise is "
-        f"{format_percent(state.known.noise)}, so certifying a setting would take about "
+        f"{format_percent(state.estimates.noise)}, so certifying a setting would take about "
         f"{blocks:.0f} minutes."
     )
     return Decision(Move.DECLINE, DecisionReason.ADVICE, sentence, {}, {"setting": float(level)})

@@ -43,7 +43,7 @@ _SETTLED = 3  # more pairs of the one cap for all, before anything lower is trie
 
 def observe_steps(state: TunerState, steps: Sequence[SynchronousStep]) -> TunerState:
     """The state with who waited in these steps, if the level that is held was in force."""
-    level, last = state.held, state.tape.stretches[-1]
+    level, last = state.held, state.samples.periods[-1]
     if not (steps and state.policy.slack) or level is None or last.level != level:
         return state
     seen = state.slack
@@ -63,10 +63,10 @@ def lower_waiting_ranks(state: TunerState) -> TunerState | None:
     base, seen = state.certified, state.slack
     if base is None or base != seen.level or state.ladder.base(base) != base:
         return None
-    known = state.known.at(base).time
-    if seen.waiting.steps < STEPS or known.n < state.refined + _SETTLED:
+    estimates = state.estimates.at(base).time
+    if seen.waiting.steps < STEPS or estimates.n < state.refined_pairs + _SETTLED:
         return None
-    if seen.tries >= TRIES or state.tried >= MAX_CANDIDATES or state.cusum.suspicious:
+    if seen.tries >= TRIES or state.failed_candidates >= MAX_CANDIDATES or state.cusum.suspicious:
         return None
     shape = search.fitted_curve(state)
 
@@ -99,7 +99,7 @@ def step_time_certified(state: TunerState, level: int) -> bool:
     if base == level:
         return True
     error = state.error / 2
-    time, before = state.known.at(level).time, state.known.at(base).time
+    time, before = state.estimates.at(level).time, state.estimates.at(base).time
     return time.upper(error) - before.lower(error) <= math.log1p(LONGER)
 
 
@@ -108,7 +108,7 @@ def saves_energy(state: TunerState, level: int) -> bool:
     base = state.ladder.base(level)
     if base == level:
         return True
-    now, before = state.known.at(level), state.known.at(base)
+    now, before = state.estimates.at(level), state.estimates.at(base)
     parts = [one for seen in (now, before) for one in (seen.time, seen.power)]
     doubt = math.hypot(*(one.deviation / math.sqrt(max(one.n, 1)) for one in parts))
     return before.energy - now.energy > _LEAST + doubt

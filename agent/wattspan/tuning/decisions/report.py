@@ -13,23 +13,25 @@ from wattspan.tuning.decisions.values import CertifiedLevels, TunerReport
 
 def report(state: TunerState) -> TunerReport:
     """The figures; asking changes nothing."""
-    spending = state.spending
+    account = state.account
     shape = search.fitted_curve(state)
-    lost = spending.lost(lambda level: search.expected_slowdown(state, level, shape)[0])
-    bound = spending.bound(lambda level: search.slowdown_bound(state, level, shape))
+    lost = account.lost(lambda level: search.expected_slowdown(state, level, shape)[0])
+    bound = account.bound(lambda level: search.slowdown_bound(state, level, shape))
     held = (
-        state.known.at(state.candidate)
-        if state.stage is TunerPhase.HOLD and state.candidate
+        state.estimates.at(state.candidate)
+        if state.phase is TunerPhase.HOLD and state.candidate
         else None
     )
     low, likely, high = phases.saved_energy(state)
-    before = spending.closed_saved
-    metered = bool(spending.metered) or any(before)
+    before = account.closed_saved
+    metered = bool(account.metered) or any(before)
     return TunerReport(
-        exploring=state.stage in (TunerPhase.SCREEN, TunerPhase.PROVE)
-        or (state.stage is TunerPhase.LEARN and state.known.blocks >= phases.MIN_BASELINE_BLOCKS),
-        slowdown=spending.slowdown(lost) if spending.elapsed else None,
-        slowdown_bound=spending.slowdown(bound) if spending.elapsed else None,
+        exploring=state.phase in (TunerPhase.SCREEN, TunerPhase.PROVE)
+        or (
+            state.phase is TunerPhase.LEARN and state.estimates.blocks >= phases.MIN_BASELINE_BLOCKS
+        ),
+        slowdown=account.slowdown(lost) if account.elapsed else None,
+        slowdown_bound=account.slowdown(bound) if account.elapsed else None,
         held_slowdown=math.expm1(held.time.mean) if held else None,
         held_bound=math.expm1(held.time.upper(state.error)) if held else None,
         saving=-math.expm1(held.energy) if held else None,
@@ -37,22 +39,22 @@ def report(state: TunerState) -> TunerReport:
         saved_low=round(low + before[0]) if metered else None,
         saved_high=round(high + before[2]) if metered else None,
         exploration=round(
-            spending.explored(lambda level: search.expected_slowdown(state, level, shape)[0])
+            account.explored(lambda level: search.expected_slowdown(state, level, shape)[0])
         ),
-        pairs=sum(one.time.n for one in state.known.levels.values()),
-        units=spending.units,
+        pairs=sum(one.time.n for one in state.estimates.levels.values()),
+        units=account.units,
         committed=state.committed,
-        noise=state.known.noise if state.known.blocks else None,
+        noise=state.estimates.noise if state.estimates.blocks else None,
         tried=tuple(
-            _tested_settings(state, level) for level in sorted(state.known.levels, reverse=True)
+            _tested_settings(state, level) for level in sorted(state.estimates.levels, reverse=True)
         ),
-        lost=round(lost) if spending.elapsed else None,
-        allowance=round(allowance(state.policy.max_slowdown, spending.elapsed)),
+        lost=round(lost) if account.elapsed else None,
+        allowance=round(allowance(state.policy.max_slowdown, account.elapsed)),
     )
 
 
 def _tested_settings(state: TunerState, level: int) -> SettingResult:
-    seen = state.known.at(level)
+    seen = state.estimates.at(level)
     bound = seen.time.upper(state.error)
     return SettingResult(
         level,
@@ -69,7 +71,7 @@ def certified_levels(state: TunerState) -> CertifiedLevels | None:
     level = state.certified
     if level is None:
         return None
-    seen = state.known.at(level)
+    seen = state.estimates.at(level)
     return CertifiedLevels(
         knob=state.policy.knob,
         level=state.ladder.base(level),
@@ -77,6 +79,6 @@ def certified_levels(state: TunerState) -> CertifiedLevels | None:
         slowdown=math.expm1(seen.time.mean),
         saving=-math.expm1(seen.energy),
         pairs=seen.time.n,
-        noise=state.known.noise,
+        noise=state.estimates.noise,
         levels=state.ladder.caps(level),
     )

@@ -31,36 +31,40 @@ _HOUR = 3600 * SECOND
 _MAX_REST_DOUBLINGS = 6  # doublings of the dwell
 
 
-def check_safety(state: TunerState, seen: Observation) -> TunerState | None:
+def check_safety(state: TunerState, observation: Observation) -> TunerState | None:
     """The state after what comes from outside; None if nothing speaks against going on."""
-    if state.stage is TunerPhase.ENDED:
+    if state.phase is TunerPhase.ENDED:
         return state
-    if seen.ended:
+    if observation.ended:
         return _end_cap(state)
-    if seen.vetoes:
-        return _refuse(state, seen.now, min(seen.vetoes))
+    if observation.vetoes:
+        return _refuse(state, observation.now, min(observation.vetoes))
     capped = state.plan.level != state.top
-    if capped and seen.now - max(state.heard, state.asked_at) > _signal_timeout(state):
-        return pause_until(state, seen.now, DecisionReason.PAUSED, until=seen.now)
+    if capped and observation.now - max(state.last_unit_end, state.requested_at) > _signal_timeout(
+        state
+    ):
+        return pause_until(
+            state, observation.now, DecisionReason.PAUSED, rest_until=observation.now
+        )
     # A cap that lapsed was in force for long: it is asked for again, and has that long anew.
-    since = max(state.asked_at, state.tape.stretches[-1].since)
-    if capped and state.tape.level is None and seen.now - since > ENFORCEMENT_TIMEOUT:
-        return release_and_pause(state, seen.now, DecisionReason.FOREIGN_WRITER)
+    since = max(state.requested_at, state.samples.periods[-1].since)
+    if capped and state.samples.level is None and observation.now - since > ENFORCEMENT_TIMEOUT:
+        return release_and_pause(state, observation.now, DecisionReason.FOREIGN_WRITER)
     return None
 
 
 def _signal_timeout(state: TunerState) -> int:
-    unit = state.spending.elapsed // max(state.spending.units, 1)
+    unit = state.account.elapsed // max(state.account.units, 1)
     return SIGNAL_TIMEOUT + _SIGNAL_TIMEOUT_UNITS * unit
 
 
 def _end_cap(state: TunerState) -> TunerState:
     level = state.plan.level
-    if state.committed is None and state.spending.units < state.policy.least_units:
+    if state.committed is None and state.account.units < state.policy.least_units:
         decision = explanations.decline_decision(DecisionReason.TOO_SHORT)
     else:
         decision = explanations.release_decision(state, DecisionReason.ENDED, level)
-    return state._replace(stage=TunerPhase.ENDED, plan=ProbePlan(state.top, 1), decision=decision)
+    return state._replace(phase=TunerPhase.ENDED, plan=ProbePlan(state.top, 1), decision=decision)
 
 
 def _refuse(state: TunerState, now: int, reason: DecisionReason) -> TunerState:
@@ -75,10 +79,10 @@ def release_and_pause(state: TunerState, now: int, reason: DecisionReason) -> Tu
     """Release, and rest the longer the more often that was so in the last hour."""
     releases = (*(at for at in state.releases if now - at < _HOUR), now)
     wait = state.policy.dwell << min(len(releases) - 1, _MAX_REST_DOUBLINGS)
-    return pause_until(state._replace(releases=releases[-8:]), now, reason, until=now + wait)
+    return pause_until(state._replace(releases=releases[-8:]), now, reason, rest_until=now + wait)
 
 
-def pause_until(state: TunerState, now: int, reason: DecisionReason, until: int) -> TunerState:
+def pause_until(state: TunerState, now: int, reason: DecisionReason, rest_until: int) -> TunerState:
     """Uncapped until then; what was held is proved anew afterwards."""
     level = state.plan.level
     held = state.held
@@ -86,13 +90,13 @@ def pause_until(state: TunerState, now: int, reason: DecisionReason, until: int)
         state, reason, level if level != state.top else held or level
     )
     return state._replace(
-        stage=TunerPhase.REST,
+        phase=TunerPhase.REST,
         plan=ProbePlan(state.top, 1),
-        before=level,
-        asked_at=now,
+        previous_level=level,
+        requested_at=now,
         decision=decision,
-        until=until,
-        resume=state.certified if state.certified is not None else state.resume,
+        rest_until=rest_until,
+        resume_level=state.certified if state.certified is not None else state.resume_level,
     )
 
 
@@ -100,14 +104,14 @@ def decline_for_long(state: TunerState, now: int, decision: Decision) -> TunerSt
     """No more search for a while: the reason will hardly be gone soon."""
     wait = state.policy.dwell << min(state.retries + 1, _MAX_REST_DOUBLINGS)
     return state._replace(
-        stage=TunerPhase.REST,
+        phase=TunerPhase.REST,
         plan=ProbePlan(state.top, 1),
-        before=state.plan.level,
-        asked_at=now,
+        previous_level=state.plan.level,
+        requested_at=now,
         decision=decision,
-        until=now + wait,
+        rest_until=now + wait,
         retries=state.retries + 1,
-        resume=None,
+        resume_level=None,
         candidate=None,
         certified=None,
     )
@@ -129,10 +133,10 @@ def comparison_impossible(state: TunerState, now: int) -> Decision | None:
     """Why settings cannot be compared as requests come; None where they can, or are no requests."""
     if state.policy.kind is WorkloadKind.STEPS:
         return None
-    if state.unmatched >= _UNMATCHED and state.stage in (TunerPhase.SCREEN, TunerPhase.PROVE):
+    if state.unmatched >= _UNMATCHED and state.phase in (TunerPhase.SCREEN, TunerPhase.PROVE):
         more = ", for the load is hardly ever the same twice"
         return explanations.decline_decision(DecisionReason.TOO_NOISY, more)
-    lasted, came = state.spending.elapsed, state.spending.units
+    lasted, came = state.account.elapsed, state.account.units
     if state.limit is None:
         lasted, came = now - state.begun, len(state.latencies)
     if lasted >= _MAX_BLOCK_TIME and came * _MAX_BLOCK_TIME < state.policy.block_units * lasted:
@@ -142,69 +146,75 @@ def comparison_impossible(state: TunerState, now: int) -> Decision | None:
     return None
 
 
-def update_load_shift(raw: LevelShift, state: TunerState, block: Block) -> LevelShift:
+def update_load_shift(level_shift: LevelShift, state: TunerState, block: Block) -> LevelShift:
     """As watch.look, of a setting that is held under requests: was it judged at such a load?
 
     Time and power per request change with the load, which is the clients' affair; only what
     happens at a higher load than was compared nobody knows.
     """
-    judged = state.serving.get(block.level)
-    known = judged is not None and judged.covers(block_load(block))
-    if raw.level != block.level:
-        raw = LevelShift(block.level)
-    return replace(raw, shifted=0 if known else raw.shifted + 1, blocks=raw.blocks + 1)
+    judged_pairs = state.serving.get(block.level)
+    estimates = judged_pairs is not None and judged_pairs.covers(block_load(block))
+    if level_shift.level != block.level:
+        level_shift = LevelShift(block.level)
+    return replace(
+        level_shift,
+        shifted=0 if estimates else level_shift.shifted + 1,
+        blocks=level_shift.blocks + 1,
+    )
 
 
-def learn_latency_limit(state: TunerState, seen: Observation) -> TunerState:
+def learn_latency_limit(state: TunerState, observation: Observation) -> TunerState:
     """The state with the latency that must hold, once enough requests have shown it.
 
     While a setting is held every request is counted that takes longer.
     """
-    if not seen.units:
+    if not observation.units:
         return state
     if state.limit is None:
-        state = state._replace(heard=max(unit.end for unit in seen.units))
-        latencies = state.latencies + tuple(seen.units)
+        state = state._replace(last_unit_end=max(unit.end for unit in observation.units))
+        latencies = state.latencies + tuple(observation.units)
         if len(latencies) < _RELIABLE_SAMPLE_FACTOR * units_to_learn(state.policy):
             return state._replace(latencies=latencies)
         return state._replace(latencies=(), limit=latency_limit(state.policy, latencies))
-    if state.alarm is None or state.tape.level != state.plan.level or state.held is None:
+    if state.miss_alarm is None or state.samples.level != state.plan.level or state.held is None:
         return state
     if state.plan.level == state.top:
         return state
-    late = sum(unit.end - unit.start > state.limit for unit in seen.units)
-    return state._replace(alarm=state.alarm.add(len(seen.units), late))
+    late = sum(unit.end - unit.start > state.limit for unit in observation.units)
+    return state._replace(miss_alarm=state.miss_alarm.add(len(observation.units), late))
 
 
 def add_request_units(
-    state: TunerState, tape: SampleBuffer, seen: Observation
+    state: TunerState, samples: SampleBuffer, observation: Observation
 ) -> tuple[SampleBuffer, list[Block], list[LevelTime]]:
     """As blocks.take, of requests."""
-    waiting = list(tape.waiting)
+    waiting = list(samples.waiting)
     times: list[LevelTime] = []
     if state.limit is not None:
-        tape = tape._replace(served_to=tape.served_to or seen.now)
-        apart = state.spending.elapsed / max(state.spending.units, 1)
-        tape, told, times = add_requests(
-            tape, state.policy, seen.units, seen.now, state.limit, apart
+        samples = samples._replace(served_to=samples.served_to or observation.now)
+        apart = state.account.elapsed / max(state.account.units, 1)
+        samples, told, times = add_requests(
+            samples, state.policy, observation.units, observation.now, state.limit, apart
         )
         waiting += told
-    tape, blocks = add_energy(tape, waiting, seen.energy, seen.now)
-    return tape, blocks, times
+    samples, blocks = add_energy(samples, waiting, observation.energy, observation.now)
+    return samples, blocks, times
 
 
 def compare_latency(state: TunerState, block: Block) -> TunerState:
     """The state with one more block of requests, for the tail of the level in question."""
-    level = state.held if state.held is not None else state.probe
+    level = state.held if state.held is not None else state.probe_level
     if not level or block.level not in (level, state.top):
         return state
     serving = state.serving.get(level, ServingComparison()).add(
         block_load(block), block.level != state.top
     )
-    alarm = state.alarm
-    if alarm is None or state.held is None:
-        alarm = serving.alarm(state.policy)
-    return state._replace(serving=MappingProxyType({**state.serving, level: serving}), alarm=alarm)
+    miss_alarm = state.miss_alarm
+    if miss_alarm is None or state.held is None:
+        miss_alarm = serving.miss_alarm(state.policy)
+    return state._replace(
+        serving=MappingProxyType({**state.serving, level: serving}), miss_alarm=miss_alarm
+    )
 
 
 def latency_holds(state: TunerState, level: int) -> bool:
@@ -218,6 +228,6 @@ def latency_missed(state: TunerState) -> bool:
     """Whether too many requests were late at the level that is held."""
     if state.policy.kind is WorkloadKind.STEPS or state.held is None:
         return False
-    if state.alarm is not None and state.alarm.rings:
+    if state.miss_alarm is not None and state.miss_alarm.alarmed:
         return True
     return state.serving.get(state.held, ServingComparison()).verdict(state.policy).fails

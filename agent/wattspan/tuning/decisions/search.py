@@ -127,7 +127,7 @@ _FIRST_STEP = 0.12  # what the first step down may cost at worst, before anythin
 def start_level(state: TunerState) -> int:
     """The first level to be screened: just above what is drawn nearly always."""
     top = state.top
-    draws = sorted(state.known.draws)
+    draws = sorted(state.estimates.draws)
     if state.policy.knob is not Knob.GPU_CLOCK and draws:
         peak = draws[min(len(draws) * 95 // 100, len(draws) - 1)]
         if 1.03 * peak < (1 - STEP / 2) * top:
@@ -137,7 +137,7 @@ def start_level(state: TunerState) -> int:
 
 def origin(state: TunerState) -> float:
     """Where a cap begins to be felt, at the highest."""
-    draws = state.known.draws
+    draws = state.estimates.draws
     if state.policy.knob is Knob.GPU_CLOCK or not draws:
         return float(state.top)
     return min(float(state.top), 1.25 * max(draws))
@@ -146,7 +146,7 @@ def origin(state: TunerState) -> float:
 def fitted_curve(state: TunerState) -> ResponseCurve:
     """From all levels that were compared, and are the same for all devices."""
     points = []
-    for level, seen in state.known.levels.items():
+    for level, seen in state.estimates.levels.items():
         if seen.time.n and state.ladder.base(level) == level:
             deviation = max(seen.time.deviation, pair_deviation(state))
             points.append(
@@ -160,7 +160,7 @@ def free_blocks(state: TunerState) -> int:
 
     Noise of single units is drowned by more of them; what drifts is not.
     """
-    return 2 if state.known.deviation(1.2 / state.policy.block_units) > 0.008 else 1
+    return 2 if state.estimates.deviation(1.2 / state.policy.block_units) > 0.008 else 1
 
 
 def comparison_variance(state: TunerState) -> float:
@@ -170,7 +170,7 @@ def comparison_variance(state: TunerState) -> float:
 
 def pair_deviation(state: TunerState) -> float:
     """What one pair's log ratio deviates."""
-    return state.known.spread(comparison_variance(state))
+    return state.estimates.spread(comparison_variance(state))
 
 
 def expected_slowdown(
@@ -179,10 +179,10 @@ def expected_slowdown(
     """What the log ratio of time at ``level`` probably is, and its standard error."""
     shape = shape or fitted_curve(state)
     deviation = pair_deviation(state)
-    others = sum(one.time.n for at, one in state.known.levels.items() if at != level)
+    others = sum(one.time.n for at, one in state.estimates.levels.items() if at != level)
     predicted = shape.time(level)
     error2 = 2 * deviation**2 / others + _PREDICTION_ERROR**2 if others else _FIRST_STEP**2
-    direct = state.known.at(level).time
+    direct = state.estimates.at(level).time
     if direct.n:
         own = max(direct.deviation, deviation) ** 2 / direct.n
         weight = error2 / (error2 + own)
@@ -192,7 +192,7 @@ def expected_slowdown(
 
 def slowdown_bound(state: TunerState, level: int, shape: ResponseCurve | None = None) -> float:
     """What it hardly exceeds."""
-    if not state.known.levels:
+    if not state.estimates.levels:
         return _FIRST_STEP
     mean, error = expected_slowdown(state, level, shape)
     return max(mean, 0.0) + _ONE_SIDED_QUANTILE * error
@@ -200,16 +200,16 @@ def slowdown_bound(state: TunerState, level: int, shape: ResponseCurve | None = 
 
 def affordable(state: TunerState, level: int, lasts: float, share: float) -> bool:
     """Whether ``lasts`` more nanoseconds at ``level`` stay within ``share`` of the budget."""
-    spending, budget = state.spending, share * state.policy.max_slowdown
+    account, budget = state.account, share * state.policy.max_slowdown
     shape = fitted_curve(state)
-    lost = spending.bound(lambda one: slowdown_bound(state, one, shape))
+    lost = account.bound(lambda one: slowdown_bound(state, one, shape))
     lost += lasts * lost_part(slowdown_bound(state, level, shape))
-    return lost <= allowance(budget, spending.elapsed + lasts)
+    return lost <= allowance(budget, account.elapsed + lasts)
 
 
 def block_time(state: TunerState) -> float:
     """About how long a block lasts, in nanoseconds."""
-    unit = state.spending.elapsed / max(state.spending.units, 1)
+    unit = state.account.elapsed / max(state.account.units, 1)
     return max(unit * state.policy.block_units, state.policy.block_time)
 
 
@@ -217,7 +217,7 @@ def objective_value(state: TunerState, time: float, power: float) -> float:
     """What is made small, as the logarithm of a ratio to the original setting."""
     policy = state.policy
     if policy.objective is Objective.COST and policy.max_power > 0:
-        energy, lasting = policy.eta * state.known.power, (1 - policy.eta) * policy.max_power
+        energy, lasting = policy.eta * state.estimates.power, (1 - policy.eta) * policy.max_power
         return math.log(
             (energy * math.exp(time + power) + lasting * math.exp(time)) / (energy + lasting)
         )
@@ -232,15 +232,15 @@ def screening_pairs(state: TunerState) -> int:
 
 def next_level(state: TunerState) -> int | None:
     """The next one down, or None if what was seen suffices or there is none."""
-    ladder, level = state.ladder, state.probe
+    ladder, level = state.ladder, state.probe_level
     if level <= ladder.bottom:
         return None
     shape = fitted_curve(state)
     here = shape.time(level)
     if here >= 0.9 * state.budget:
         return None
-    seen = state.known.at(level)
-    upper = [one for at, one in state.known.levels.items() if at > level]
+    seen = state.estimates.at(level)
+    upper = [one for at, one in state.estimates.levels.items() if at > level]
     if upper:
         best = min(objective_value(state, one.time.mean, one.power.mean) for one in upper)
         worse = objective_value(state, shape.time(level), seen.power.mean) - best
@@ -273,7 +273,7 @@ def candidate(state: TunerState, aim: float, above: int = 0) -> int | None:
     best, least = None, -0.004  # less is no saving
     stride = max(ladder.rungs // 400, 1) * ladder.step
     # What lies further below all that was tried than one step is a guess, and may be a cliff.
-    tried = min(state.known.levels, default=ladder.top)
+    tried = min(state.estimates.levels, default=ladder.top)
     lowest = max(ladder.level((1 - STEP) * tried), above + ladder.step)
     for level in range(lowest, ladder.top, stride):
         time = shape.time(level)

@@ -60,12 +60,12 @@ class MissCounts:
         )
 
     @property
-    def part(self) -> float | None:
+    def ratio(self) -> float | None:
         """The part that missed, None without requests."""
         return self.misses / self.requests if self.requests else None
 
     @property
-    def crowding(self) -> float:
+    def dispersion(self) -> float:
         """How many requests weigh no more than one that stood alone, at least 1.
 
         The variance of the groups' misses over what independent ones would have: Pearson's
@@ -78,18 +78,18 @@ class MissCounts:
         excess = self.spread - self.misses**2 / self.requests
         return max(1.0, excess / expected / (self.groups - 1))
 
-    def at_most(self, error: float, crowding: float = 1.0) -> float:
+    def at_most(self, error: float, dispersion: float = 1.0) -> float:
         """What the true part does not exceed, but for a probability of ``error``.
 
         ``crowding`` is what is known of it from elsewhere: crowds that have not come yet cannot
         be seen here, and without it the bound is too good where few groups have most misses.
         """
-        weight = 1 / max(self.crowding, crowding)
+        weight = 1 / max(self.dispersion, dispersion)
         return _at_most(self.requests * weight, self.misses * weight, error)
 
     def at_least(self, error: float) -> float:
         """What the true part does not fall short of, but for a probability of ``error``."""
-        weight = 1 / self.crowding
+        weight = 1 / self.dispersion
         hits = self.requests - self.misses
         return 1 - _at_most(self.requests * weight, hits * weight, error)
 
@@ -97,30 +97,30 @@ class MissCounts:
 @lru_cache(maxsize=128)  # it is asked at every turn, and changes with every block
 def _at_most(requests: float, misses: float, error: float) -> float:
     """The least part that has been refuted, as near as matters; 1 if none has been."""
-    goal = math.log(1 / error)
+    wanted_pairs = math.log(1 / error)
     low, high = (misses / requests if requests else 0.0), 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if _log_wealth(requests, misses, middle) >= goal:
+        if _log_wealth(requests, misses, middle) >= wanted_pairs:
             high = middle
         else:
             low = middle
     return high
 
 
-def _log_wealth(requests: float, misses: float, part: float) -> float:
+def _log_wealth(requests: float, misses: float, ratio: float) -> float:
     """The logarithm of the stake against "at least ``part`` miss"; it rises with ``part``."""
     share = math.log((1 - _ZERO_MISS_STAKE) / len(_ODDS))
-    bets = [share + _gain(requests, misses, part, odds) for odds in _ODDS]
+    bets = [share + _gain(requests, misses, ratio, odds) for odds in _ODDS]
     if not misses:
-        bets.append(math.log(_ZERO_MISS_STAKE) - requests * math.log1p(-part))
+        bets.append(math.log(_ZERO_MISS_STAKE) - requests * math.log1p(-ratio))
     best = max(bets)
     return best + math.log(sum(math.exp(bet - best) for bet in bets))
 
 
-def _gain(requests: float, misses: float, part: float, odds: float) -> float:
+def _gain(requests: float, misses: float, ratio: float, odds: float) -> float:
     """The logarithm of the likelihood ratio of ``odds`` times the odds of ``part``, over it."""
-    return misses * math.log(odds) - requests * math.log1p(part * (odds - 1))
+    return misses * math.log(odds) - requests * math.log1p(ratio * (odds - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class MissAlarm:
         )
 
     @property
-    def rings(self) -> bool:
+    def alarmed(self) -> bool:
         return max(self._sums) >= math.log(self.patience * len(_ALARM_ODDS_FACTORS))
 
 

@@ -55,7 +55,7 @@ class LoadSample(NamedTuple):
     late: int = 0
 
     @property
-    def tells(self) -> bool:
+    def sufficient(self) -> bool:
         """Whether it says anything of speed."""
         return self.ended >= MIN_REQUESTS and self.arrived > 0 and self.work > 0 and self.time > 0
 
@@ -134,7 +134,7 @@ def log_ratio(original: LoadSample, capped: LoadSample) -> float | None:
     the clients' choice, and what becomes of the other is the setting's doing. Fewer served with
     more in flight is no other load either: it is the server that falls behind.
     """
-    if not (original.tells and capped.tells):
+    if not (original.sufficient and capped.sufficient):
         return None
     rate = math.log(capped.rate / original.rate)
     concurrency = math.log(capped.concurrency / original.concurrency)
@@ -195,7 +195,7 @@ class ServingComparison:
 
     def add(self, block: LoadSample, capped: bool) -> ServingComparison:
         """With one more stretch; it counts once one of the other setting had the same load."""
-        if not block.tells:
+        if not block.sufficient:
             return replace(self, unmatched=self.unmatched + 1)
         fresh = tuple(one for one in self._waiting if block.start - one[0].end < REFERENCE_LIFETIME)
         for place in reversed(range(len(fresh))):
@@ -247,7 +247,7 @@ class ServingComparison:
             return LatencyAssessment(passes=False, fails=False, pairs=0)
         bound = _growth(ratios.upper(error))
         allowed = self.allowed(policy)
-        tail_bound = self.capped.at_most(error * (1 - _ORIGINAL), self.original.crowding)
+        tail_bound = self.capped.at_most(error * (1 - _ORIGINAL), self.original.dispersion)
         enough = ratios.n >= policy.least_pairs
         return LatencyAssessment(
             passes=enough and bound <= policy.max_slowdown and tail_bound <= allowed,
@@ -256,7 +256,7 @@ class ServingComparison:
             pairs=ratios.n,
             slowdown=_growth(ratios.mean),
             bound=bound,
-            tail=self.capped.part,
+            tail=self.capped.ratio,
             tail_bound=tail_bound,
             allowed=allowed,
         )
@@ -273,10 +273,10 @@ class ServingComparison:
 
     def _likely_allowed(self, policy: TunerPolicy) -> float:
         """As :meth:`allowed`, by what the original seems to miss: enough for giving up."""
-        allowed, own = 1 - policy.percentile, self.original.part or 0.0
+        allowed, own = 1 - policy.percentile, self.original.ratio or 0.0
         return own + allowed if own > allowed else allowed
 
-    def alarm(self, policy: TunerPolicy) -> MissAlarm:
+    def miss_alarm(self, policy: TunerPolicy) -> MissAlarm:
         """What to feed every request to while the setting is held, to release it at once."""
         return MissAlarm(self.allowed(policy))
 
@@ -307,7 +307,7 @@ class ServingWindow(NamedTuple):
 
 
 def add_requests(
-    tape: SampleBuffer,
+    samples: SampleBuffer,
     policy: TunerPolicy,
     units: Sequence[WorkUnit],
     now: int,
@@ -319,10 +319,10 @@ def add_requests(
     ``limit`` is the latency that must hold, ``apart`` how many nanoseconds lie between requests
     on average.
     """
-    level, since, number = tape.stretches[-1]
+    level, since, number = samples.periods[-1]
     settle, watch = block_times(policy, limit)
     watch = max(watch, round(policy.block_units * apart))
-    windows = [_with(one, units, limit) for one in tape.windows]
+    windows = [_with(one, units, limit) for one in samples.windows]
     start = since + settle
     if windows and windows[-1].number == number:
         start = windows[-1].end
@@ -339,21 +339,21 @@ def add_requests(
             left.append(one)
         elif one.ended:
             told.append(_block(one))
-    done = tape.done if tape.served_number == number else 0
-    done += sum(one.number == number and one.start >= since for one in windows) - sum(
+    completed = samples.completed if samples.served_number == number else 0
+    completed += sum(one.number == number and one.start >= since for one in windows) - sum(
         one.number == number for one in left
     )
-    passed = [] if not units else [LevelTime(level, now - tape.served_to, len(units))]
-    reached = max([tape.reached, *(unit.end for unit in units)])
-    tape = tape._replace(
-        stretches=tape.stretches[-1:],
+    elapsed = [] if not units else [LevelTime(level, now - samples.served_to, len(units))]
+    last_end = max([samples.last_end, *(unit.end for unit in units)])
+    samples = samples._replace(
+        periods=samples.periods[-1:],
         windows=tuple(left),
-        done=done,
+        completed=completed,
         served_number=number,
-        served_to=now if units else tape.served_to,
-        reached=reached,
+        served_to=now if units else samples.served_to,
+        last_end=last_end,
     )
-    return tape, told, passed
+    return samples, told, elapsed
 
 
 def _with(window: ServingWindow, units: Sequence[WorkUnit], limit: int) -> ServingWindow:

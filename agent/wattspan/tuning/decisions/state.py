@@ -54,42 +54,41 @@ class TunerState(NamedTuple):
 
     policy: TunerPolicy
     ladder: LevelLadder
-    stage: TunerPhase
+    phase: TunerPhase
     plan: ProbePlan
-    tape: SampleBuffer
+    samples: SampleBuffer
     decision: Decision
     begun: int
     pairing: Pairing = Pairing()
-    known: Estimates = Estimates()
-    spending: SlowdownAccount = SlowdownAccount()
+    estimates: Estimates = Estimates()
+    account: SlowdownAccount = SlowdownAccount()
     cusum: Cusum = Cusum()
-    raw: LevelShift = LevelShift()
-    before: int = 0  # the level that was asked for before
-    asked_at: int = 0
-    heard: int = 0  # when the last unit ended
-    probe: int = 0  # the level that is screened
-    goal: int = 0  # pairs of it that are wanted before the next decision
+    level_shift: LevelShift = LevelShift()
+    previous_level: int = 0
+    requested_at: int = 0
+    last_unit_end: int = 0  # when the last unit ended
+    probe_level: int = 0  # the level that is screened
+    wanted_pairs: int = 0  # pairs of it that are wanted before the next decision
     candidate: int | None = None
-    judged: int = 0  # pairs of the candidate when it was last judged
-    tried: int = 0  # candidates that failed since the job last changed
-    again: bool = False  # the candidate was good once
+    judged_pairs: int = 0  # pairs of the candidate when it was last judged
+    failed_candidates: int = 0  # candidates that failed since the job last changed
+    recertifying: bool = False  # the candidate was good once
     deepened: int = 0  # lower levels that were tried after one was certified
     certified: int | None = None
-    refined: int = 0  # pairs of the certified level when a lower one was last considered
-    resume: int | None = None  # a level that was good once, to be proved first
+    refined_pairs: int = 0  # pairs of the certified level when a lower one was last considered
+    resume_level: int | None = None  # a level that was good once, to be proved first
     lockstep: Lockstep | None = None  # of several ranks
     slack: RankSlack = RankSlack()  # and who of them waits
     serving: Mapping[int, ServingComparison] = MappingProxyType({})  # of requests, by level
     latencies: tuple[WorkUnit, ...] = ()  # of requests, until the latency that must hold is known
     limit: int | None = None  # that latency
     unmatched: int = 0  # comparisons in a row whose two sides had not the same load
-    alarm: MissAlarm | None = None
-    until: int = 0
+    miss_alarm: MissAlarm | None = None
+    rest_until: int = 0
     releases: tuple[int, ...] = ()
     retries: int = 0
     committed: int | None = None
-    draws_every: int = 0
-    luck: int = 1  # state of the order's randomness
+    random_state: int = 1  # state of the order's randomness
 
     @property
     def top(self) -> int:
@@ -113,7 +112,7 @@ class TunerState(NamedTuple):
     @property
     def held(self) -> int | None:
         """The level that is proved or held now."""
-        return self.candidate if self.stage in (TunerPhase.PROVE, TunerPhase.HOLD) else None
+        return self.candidate if self.phase in (TunerPhase.PROVE, TunerPhase.HOLD) else None
 
 
 def slowdown_allowed(policy: TunerPolicy) -> float:
@@ -127,29 +126,31 @@ def initial_state(
     policy: TunerPolicy, ladder: LevelLadder, now: int, remembered: CertifiedLevels | None
 ) -> TunerState:
     """A tuner that has seen nothing yet."""
-    resume = None
+    resume_level = None
     if remembered is not None and remembered.knob is policy.knob:
-        resume = ladder.level(remembered.level)
+        resume_level = ladder.level(remembered.level)
     return TunerState(
         policy=policy,
         ladder=ladder,
-        stage=TunerPhase.LEARN,
+        phase=TunerPhase.LEARN,
         plan=ProbePlan(ladder.top, 1),
-        tape=empty_buffer(ladder.top, now),
+        samples=empty_buffer(ladder.top, now),
         decision=Decision(Move.DECLINE, DecisionReason.NO_SIGNAL, "No unit of work was seen yet."),
         begun=now,
-        before=ladder.top,
-        asked_at=now,
-        heard=now,
-        resume=resume if resume is not None and resume < ladder.top else None,
-        luck=(policy.seed * 2654435761 + 40503) % 2**32 or 1,
+        previous_level=ladder.top,
+        requested_at=now,
+        last_unit_end=now,
+        resume_level=resume_level
+        if resume_level is not None and resume_level < ladder.top
+        else None,
+        random_state=(policy.seed * 2654435761 + 40503) % 2**32 or 1,
     )
 
 
 def random_choice(state: TunerState, sides: int) -> tuple[TunerState, int]:
     """A number from 0 to ``sides`` - 1, and the state after drawing it (xorshift32)."""
-    luck = state.luck
-    luck ^= (luck << 13) & 0xFFFFFFFF
-    luck ^= luck >> 17
-    luck ^= (luck << 5) & 0xFFFFFFFF
-    return state._replace(luck=luck), luck % sides
+    random_state = state.random_state
+    random_state ^= (random_state << 13) & 0xFFFFFFFF
+    random_state ^= random_state >> 17
+    random_state ^= (random_state << 5) & 0xFFFFFFFF
+    return state._replace(random_state=random_state), random_state % sides

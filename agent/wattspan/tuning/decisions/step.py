@@ -46,48 +46,54 @@ def begin(
     return initial_state(policy, LevelLadder.over(ranges), now, remembered)
 
 
-def step(state: TunerState, seen: Observation) -> tuple[TunerState, Decision]:
+def step(state: TunerState, observation: Observation) -> tuple[TunerState, Decision]:
     """What is to be done now."""
-    state = observe(state, seen)
-    guarded = check_safety(state, seen)
-    state = guarded if guarded is not None else decide(state, seen)
+    state = observe(state, observation)
+    guarded = check_safety(state, observation)
+    state = guarded if guarded is not None else decide(state, observation)
     return state, state.decision
 
 
-def observe(state: TunerState, seen: Observation) -> TunerState:
+def observe(state: TunerState, observation: Observation) -> TunerState:
     """The state with what was seen, nothing decided yet."""
-    level = _enforced_level(state, seen)
-    tape = state.tape
-    last = tape.stretches[-1]
+    level = _enforced_level(state, observation)
+    samples = state.samples
+    last = samples.periods[-1]
     if last.level is not None and last.level != state.plan.level:
-        tape = set_level(tape, None, state.asked_at)
-        last = tape.stretches[-1]
-    if level != last.level or seen.since > last.since:
-        tape = set_level(tape, level, max(seen.since, state.asked_at))
+        samples = set_level(samples, None, state.requested_at)
+        last = samples.periods[-1]
+    if level != last.level or observation.since > last.since:
+        samples = set_level(samples, level, max(observation.since, state.requested_at))
     blocks: list[Block] = []
     times: list[LevelTime] = []
     steps: Sequence[SynchronousStep] = ()
     if state.policy.kind is WorkloadKind.REQUESTS:
-        state = learn_latency_limit(state, seen)
-        tape, blocks, times = add_request_units(state, tape, seen)
-    elif seen.units or seen.energy or tape.waiting:
-        state, units, steps = _synchronized_units(state, seen.units)
-        tape, blocks, times = add_units(tape, state.policy, units, seen.energy, seen.now)
-    if tape is not state.tape:
-        heard = max(state.heard, tape.reached) if seen.units else state.heard
-        state = observe_steps(state._replace(tape=tape, heard=heard), steps)
-    if seen.draw and level == state.top and len(state.known.draws) < _DRAWS:
-        draws = (*state.known.draws, max(seen.draw.values()))
-        state = state._replace(known=replace(state.known, draws=draws))
-    spending = state.spending
+        state = learn_latency_limit(state, observation)
+        samples, blocks, times = add_request_units(state, samples, observation)
+    elif observation.units or observation.energy or samples.waiting:
+        state, units, steps = _synchronized_units(state, observation.units)
+        samples, blocks, times = add_units(
+            samples, state.policy, units, observation.energy, observation.now
+        )
+    if samples is not state.samples:
+        last_unit_end = (
+            max(state.last_unit_end, samples.last_end) if observation.units else state.last_unit_end
+        )
+        state = observe_steps(state._replace(samples=samples, last_unit_end=last_unit_end), steps)
+    if observation.draw and level == state.top and len(state.estimates.draws) < _DRAWS:
+        draws = (*state.estimates.draws, max(observation.draw.values()))
+        state = state._replace(estimates=replace(state.estimates, draws=draws))
+    account = state.account
     for time in times:
-        charged = time.level if time.level is not None else min(state.plan.level, state.before)
-        held = state.stage is TunerPhase.HOLD and charged == state.candidate
-        spending = charge_time(spending, time, charged, state.top, held=held)
+        charged = (
+            time.level if time.level is not None else min(state.plan.level, state.previous_level)
+        )
+        held = state.phase is TunerPhase.HOLD and charged == state.candidate
+        account = charge_time(account, time, charged, state.top, held=held)
     for block in blocks:
-        spending = charge_energy(spending, block, state.top)
-    if spending is not state.spending:
-        state = state._replace(spending=spending)
+        account = charge_energy(account, block, state.top)
+    if account is not state.account:
+        state = state._replace(account=account)
     for block in blocks:
         state = _update_estimates(state, block)
     return state
@@ -105,32 +111,34 @@ def _synchronized_units(
     return state._replace(lockstep=lockstep), [one.unit for one in steps], steps
 
 
-def _enforced_level(state: TunerState, seen: Observation) -> int | None:
+def _enforced_level(state: TunerState, observation: Observation) -> int | None:
     """The level that was asked for, once it is in force; None until then.
 
     What was in force before counts no more from the moment on at which it was to change: when
     it truly changed, between the asking and the reading back, nobody knows.
     """
     level = state.plan.level
-    if not seen.in_force and level == state.top:
+    if not observation.in_force and level == state.top:
         return level
-    return level if state.ladder.stands_at(level, seen.in_force) else None
+    return level if state.ladder.is_in_force(level, observation.in_force) else None
 
 
 def _update_estimates(state: TunerState, block: Block) -> TunerState:
-    known = with_block(state.known, block, state.top)
-    screening = state.stage is TunerPhase.SCREEN
-    raw, before = state.raw, state.pairing
-    if state.stage is TunerPhase.HOLD and block.level == state.candidate:
+    estimates = with_block(state.estimates, block, state.top)
+    screening = state.phase is TunerPhase.SCREEN
+    level_shift, before = state.level_shift, state.pairing
+    if state.phase is TunerPhase.HOLD and block.level == state.candidate:
         if block.arrived:
-            raw = update_load_shift(raw, state, block)
+            level_shift = update_load_shift(level_shift, state, block)
         else:
-            raw = update_level_shift(raw, block, known.deviation(1 / block.units))
+            level_shift = update_level_shift(
+                level_shift, block, estimates.deviation(1 / block.units)
+            )
     # Where units differ little it is drift that counts: what lies next is compared, no more.
     near = screening or free_blocks(state) == 1
     reach = 1 if near else 3 if state.plan.blocks >= 8 else 2
     pairing, pair = add_block(state.pairing, block, state.top, reach=reach, screening=screening)
-    state = state._replace(known=known, raw=raw, pairing=pairing)
+    state = state._replace(estimates=estimates, level_shift=level_shift, pairing=pairing)
     if block.arrived:
         state = compare_latency(state, block)
         ended = pairing.told and (not before.told or pairing.middle is not before.middle)
@@ -141,13 +149,13 @@ def _update_estimates(state: TunerState, block: Block) -> TunerState:
 
 def _compare(state: TunerState, pair: Pair) -> TunerState:
     cusum = state.cusum
-    usual_apart = state.known.deviation(2 * pair.weight)
+    usual_apart = state.estimates.deviation(2 * pair.weight)
     if abs(pair.apart) > max(0.04, 4 * usual_apart):
         # Something began or ended between the two sides: it is no comparison of settings.
         return state._replace(cusum=add_inconclusive_pair(cusum))
     if pair.level == state.held:
-        usual = state.known.at(pair.level).time
-        ratio = pair.span if state.known.at(pair.level).lying else pair.busy
+        usual = state.estimates.at(pair.level).time
+        ratio = pair.span if state.estimates.at(pair.level).misleading else pair.busy
         mean = usual.mean if usual.n >= 4 else 0.8 * state.budget
         cusum = add_pair(cusum, ratio, mean, state.budget, pair_deviation(state))
-    return state._replace(known=with_pair(state.known, pair), cusum=cusum)
+    return state._replace(estimates=with_pair(state.estimates, pair), cusum=cusum)

@@ -141,7 +141,7 @@ class Observation:
     draw: Mapping[str, int] = field(default_factory=lambda: _NO_LEVELS)
     binding: float | None = None
     vetoes: frozenset[DecisionReason] = frozenset()
-    turn: bool = True
+    may_explore: bool = True
     ended: bool = False
 
 
@@ -245,7 +245,7 @@ class LevelLadder:
         """The ladder with its rungs alone."""
         return replace(self, lowered=_NO_SETTINGS)
 
-    def stands_at(self, level: int, in_force: Mapping[str, int]) -> bool:
+    def is_in_force(self, level: int, in_force: Mapping[str, int]) -> bool:
         """Whether what was read back is ``level``, but for rounding by the device."""
         asked = self.caps(level)
         for one in self.ranges:
