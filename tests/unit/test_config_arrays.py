@@ -191,8 +191,8 @@ def test_a_variable_that_would_set_an_array_is_a_fault(value: str) -> None:
 def test_a_variable_that_would_set_a_key_in_an_array_is_ignored_with_the_reason() -> None:
     config = load(None, environ={"WATTSPAN_CAPS_FIXED_0_WATTS": "200"}, default=NOWHERE)
     assert config.warnings == (
-        "WATTSPAN_CAPS_FIXED_0_WATTS is ignored. Tables [[caps.fixed]] can be written in the file "
-        "only. Write them there.",
+        "WATTSPAN_CAPS_FIXED_0_WATTS is ignored. Only the file can contain tables "
+        "[[caps.fixed]]. Write them there.",
     )
 
 
