@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from support.powercap_layouts import LAYOUTS
 from wattspan.clock import SystemClock
-from wattspan.emulation.cpus import CpuLaw, on_sockets, open_cpu_load
-from wattspan.emulation.powercap_engine import PowercapEngine
-from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
+from wattspan.emulation.powercap_engine import CpuLaw, PowercapEngine, on_sockets, open_cpu_load
+from wattspan.emulation.powercap_tree import PowercapTree
 from wattspan.sources.rapl.powercap import PowercapSource
 from wattspan.sources.rapl.pyrapl import PyRaplSensor
 

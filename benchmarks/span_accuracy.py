@@ -159,7 +159,6 @@ def run_workload(agent: SpanAgent, plan: Mapping[str, Any]) -> list[dict[str, An
     environ = dict(os.environ)
     with tempfile.TemporaryDirectory() as folder:
         if plan["zeus"]:
-            sys.path.append(str(ROOT / "tests"))
             from nvml_library import build, environment
 
             # Zeus has /sys hard-coded: it sees the emulated tree there, in a mount namespace.

@@ -26,10 +26,9 @@ from typing import Any
 from benchmarks.harness import family
 from benchmarks.machine import describe
 from benchmarks.tuner.stats import clopper_pearson, mean
-from wattspan.emulation.boards import BOARDS
+from wattspan.emulation.boards import BOARDS, Demand, operate
 from wattspan.emulation.control import ControlClient
 from wattspan.emulation.nvml import EmulatedNvml
-from wattspan.emulation.physics import Demand, operate
 from wattspan.emulation.profiles import profile_named
 from wattspan.emulation.workloads import Training
 from wattspan.ports import WattspanError

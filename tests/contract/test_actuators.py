@@ -20,6 +20,7 @@ from nvml_library import ENVIRONMENT, build
 from support.emulated_faults import FaultyPowercapTree, GpuFaults
 from support.fake_knobs import FakeRapl, KnobNvml
 from support.fake_nvml import FakeGpu
+from support.powercap_layouts import LAYOUTS
 from wattspan.capper.actuators.cpu_power import CpuPower
 from wattspan.capper.actuators.discovery import open_actuators
 from wattspan.capper.actuators.gpu import GpuClock, GpuPower
@@ -27,7 +28,6 @@ from wattspan.capper.actuators.nvml import NvmlBoards
 from wattspan.clock import SystemClock
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.nvml import EmulatedNvml
-from wattspan.emulation.powercap_tree import LAYOUTS
 from wattspan.model import CapKey, Knob, KnobState, Trouble
 from wattspan.ports import Actuator, ActuatorError, Clock
 from wattspan.testing import ManualClock

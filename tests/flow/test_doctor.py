@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from wattspan.clock import SystemClock
-from wattspan.emulation.cpus import CpuLaw
-from wattspan.emulation.powercap_engine import PowercapEngine, PowercapRunner
+from wattspan.emulation.powercap_engine import CpuLaw, PowercapEngine, PowercapRunner
 from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
 
 

@@ -11,8 +11,7 @@ import pytest
 from support.emulated_faults import GpuFaults
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.nvml import EmulatedNvml
-from wattspan.emulation.serving import RequestServing
-from wattspan.emulation.workloads import MemoryResident, StepTiming, Training
+from wattspan.emulation.workloads import MemoryResident, RequestServing, StepTiming, Training
 from wattspan.model import Consumer, PayerInfo, Provenance, Reading
 from wattspan.ports import Batch, SourceContext
 from wattspan.sources.nvml.source import NvmlSettings, new_session

@@ -41,7 +41,7 @@ def test_the_agents_readers_agree_on_the_hosts_own_sys(tmp_path: Path) -> None:
 import json, sys
 from pathlib import Path
 from wattspan.clock import SystemClock
-from wattspan.sources.rapl.cross_check import cross_check
+from wattspan.sources.rapl.powercap import cross_check
 from wattspan.sources.rapl.pyrapl import PyRaplSource
 check = cross_check(Path("/sys"), SystemClock(), duration=10_000_000)
 source = PyRaplSource(Path("/sys"), SystemClock())

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from support.emulated_faults import FaultyPowercapEngine, FaultyPowercapTree
+from support.powercap_layouts import LAYOUTS
 from support.waiting import eventually
 from wattspan.clock import SystemClock
-from wattspan.emulation.cpus import CpuLaw, on_sockets, open_cpu_load
-from wattspan.emulation.powercap_engine import PowercapRunner
-from wattspan.emulation.powercap_tree import LAYOUTS
+from wattspan.emulation.powercap_engine import CpuLaw, PowercapRunner, on_sockets, open_cpu_load
 from wattspan.sources.rapl.powercap import PowercapSource
 
 

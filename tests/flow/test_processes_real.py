@@ -281,7 +281,7 @@ def test_a_really_reused_pid_does_not_inherit() -> None:
 
 def test_what_is_used_and_what_is_not_is_said_with_a_remedy() -> None:
     with watching(False) as watch:
-        capabilities = {one.name: one for one in watch.host.usage.capabilities()}
+        capabilities = {one.name: one for one in watch.host.capabilities}
         assert not capabilities["process events"].active
         assert "CAP_NET_ADMIN" in capabilities["exit accounting (taskstats)"].remedy
         assert capabilities["busy time"].active

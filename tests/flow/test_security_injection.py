@@ -31,9 +31,9 @@ from wattspan.cli.top.rows import snapshot_facts
 from wattspan.cli.top.view import render_snapshot
 from wattspan.ingest.attributes import printable
 from wattspan.model import Failure, Knob, Snapshot
-from wattspan.processes.groups import clean_label as group_name
 from wattspan.service.daemon import FailureReporter
 from wattspan.testing import ManualClock
+from wattspan.util.text import clean_label as group_name
 from wattspan_exporters.page.site import LivePage, PageRequest
 from wattspan_exporters.prometheus.pages import MetricsPages
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer

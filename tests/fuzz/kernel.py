@@ -16,8 +16,13 @@ from wattspan.model import NamePolicy
 from wattspan.processes import netlink
 from wattspan.processes.cgroups import CgroupClocks, CgroupHierarchy, TotalCpuClock, find_hierarchy
 from wattspan.processes.cpus import CpuTopology, parse_cpu_list
-from wattspan.processes.groups import MAX_LABEL, cgroup_paths, groups_of
-from wattspan.processes.identity import HostProcesses, command_of
+from wattspan.processes.identity import (
+    MAX_LABEL,
+    HostProcesses,
+    cgroup_paths,
+    command_of,
+    groups_of,
+)
 from wattspan.processes.inspector import InetDiag, ProcessInspector
 from wattspan.processes.kernel_events import (
     ProcessEvents,
@@ -121,7 +126,7 @@ _STAT = (
     watched=(
         "wattspan.processes.procfs",
         "wattspan.processes.identity",
-        "wattspan.processes.groups",
+        "wattspan.processes.identity",
     ),
     samples=(_STAT, _STAT.replace(b"python3", b"a) S 1 ("), _STAT.replace(b"S 1", b"S 2")),
     words=(b") (", b"\xff", b"\n", b"kworker/0:1-", b"9" * 30, b"-1"),
@@ -243,7 +248,7 @@ def _look(proc: Path) -> None:
     whose="whoever may make cgroups: containers, users, Slurm, Kubernetes",
     holds="at most one group a kind, each with a short printable name; no path leads upwards",
     watched=(
-        "wattspan.processes.groups",
+        "wattspan.processes.identity",
         "wattspan.processes.cgroups",
         "wattspan.ingest.process_lookup",
     ),

@@ -11,14 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.emulated_faults import GpuFaults
-from wattspan.emulation.boards import A40, BOARDS, H100, V100, published_curves
+from wattspan.emulation.boards import (
+    A40,
+    BOARDS,
+    H100,
+    V100,
+    Demand,
+    ModelKernel,
+    operate,
+    published_curves,
+)
 from wattspan.emulation.gpu_file import GpuFile, counter_energy, true_energy
 from wattspan.emulation.gpus import EmulatedGpus
-from wattspan.emulation.physics import Demand, ModelKernel, operate
-from wattspan.emulation.serving import ContinuousBatching, RequestServing
 from wattspan.emulation.workloads import (
+    ContinuousBatching,
     MemoryResident,
     RankWork,
+    RequestServing,
     ScriptedLoad,
     SteadyLoad,
     StepTiming,

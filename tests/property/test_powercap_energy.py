@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.powercap_host import PowercapHost
+from support.powercap_layouts import LAYOUTS
 from wattspan.attribution.energy import energy_between
-from wattspan.emulation.powercap_tree import LAYOUTS, PowercapLayout
+from wattspan.emulation.powercap_tree import PowercapLayout
 from wattspan.model import Gap, GapReason, Interval
 
 STEP = 62  # microjoules: a counter cannot show less

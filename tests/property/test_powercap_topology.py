@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.sources.rapl.topology import ZoneTopology, resolve_topology
-from wattspan.sources.rapl.zones import Zone
+from wattspan.sources.rapl.topology import Zone, ZoneTopology, resolve_topology
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from pathlib import Path
 from types import TracebackType
 
 from support.emulated_faults import FaultyPowercapEngine, FaultyPowercapTree
-from wattspan.emulation.cpus import CpuLaw
-from wattspan.emulation.powercap_tree import LAYOUTS, PowercapLayout
+from support.powercap_layouts import LAYOUTS
+from wattspan.emulation.powercap_engine import CpuLaw
+from wattspan.emulation.powercap_tree import PowercapLayout
 from wattspan.ports import Batch
 from wattspan.sources.rapl.powercap import PowercapSource
 from wattspan.testing import ManualClock

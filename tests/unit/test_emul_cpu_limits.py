@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.powercap_host import PowercapHost
-from wattspan.emulation.cpus import CpuJobs, CpuLaw
-from wattspan.emulation.powercap_limits import CLOCK_EXPONENT, MIN_SPEED
+from wattspan.emulation.powercap_engine import CLOCK_EXPONENT, MIN_SPEED, CpuJobs, CpuLaw
 from wattspan.emulation.powercap_tree import CounterScope
 from wattspan.emulation.workloads import StepTiming, Training
 

@@ -6,8 +6,17 @@ from itertools import pairwise
 
 import pytest
 
-from wattspan.emulation.boards import A40, BOARDS, H100, V100, published_curve, published_curves
-from wattspan.emulation.physics import Demand, ModelKernel, operate
+from wattspan.emulation.boards import (
+    A40,
+    BOARDS,
+    H100,
+    V100,
+    Demand,
+    ModelKernel,
+    operate,
+    published_curve,
+    published_curves,
+)
 from wattspan.emulation.workloads import DECODE
 
 FULL = Demand(1.0, ModelKernel())

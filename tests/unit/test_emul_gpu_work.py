@@ -8,12 +8,13 @@ from itertools import pairwise
 
 import pytest
 
-from wattspan.emulation.serving import ContinuousBatching, RequestServing
 from wattspan.emulation.workloads import (
     FOREVER,
+    ContinuousBatching,
     GpuWork,
     MemoryResident,
     RankWork,
+    RequestServing,
     ScriptedLoad,
     SteadyLoad,
     StepTiming,

@@ -10,11 +10,11 @@ import pytest
 
 from support.emulated_faults import FaultyPowercapTree
 from support.powercap_host import PowercapHost, counters
-from wattspan.emulation.cpus import CpuLaw, on_sockets
+from support.powercap_layouts import LAYOUTS
+from wattspan.emulation.powercap_engine import CpuLaw, on_sockets
 from wattspan.emulation.powercap_tree import (
     COARSE_UNIT,
     FINE_UNIT,
-    LAYOUTS,
     CounterScope,
     EmulatedZone,
     TreeError,

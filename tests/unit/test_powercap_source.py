@@ -11,10 +11,9 @@ import pytest
 from support.powercap_host import PowercapHost, counters, epochs
 from wattspan.model import SECOND, Provenance, Trouble
 from wattspan.ports import Batch
-from wattspan.sources.rapl.failures import access_failure
 from wattspan.sources.rapl.powercap import PowercapSource
-from wattspan.sources.rapl.sysfs import CounterFile
-from wattspan.sources.rapl.zones import Zone
+from wattspan.sources.rapl.sysfs import CounterFile, access_failure
+from wattspan.sources.rapl.topology import Zone
 from wattspan.testing import ManualClock
 
 PACKAGE, MEMORY = "intel-rapl:0", "intel-rapl:0:0"

@@ -7,8 +7,13 @@ from typing import NamedTuple
 import pytest
 
 from wattspan.model import HwType
-from wattspan.sources.rapl.topology import ZoneTopology, modulus_of, resolve_topology
-from wattspan.sources.rapl.zones import Zone, is_same_counter
+from wattspan.sources.rapl.topology import (
+    Zone,
+    ZoneTopology,
+    is_same_counter,
+    modulus_of,
+    resolve_topology,
+)
 
 INTEL = 262_143_328_850
 

@@ -5,8 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.processes.cpus import CpuTopology, parse_cpu_list
-from wattspan.processes.socket_accounting import apportion, weights_of
+from wattspan.processes.cpus import CpuTopology, apportion, parse_cpu_list, weights_of
 
 BOTH = {0: 4, 1: 4}
 

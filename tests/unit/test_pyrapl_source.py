@@ -13,9 +13,12 @@ import pytest
 
 from support.powercap_host import PowercapHost, counters, epochs
 from wattspan.model import Trouble
-from wattspan.sources.rapl.cross_check import ReaderComparison, cross_check
-from wattspan.sources.rapl.powercap import PowercapSource
-from wattspan.sources.rapl.pyrapl import PyRaplError, PyRaplSensor, PyRaplSource
+from wattspan.sources.rapl.powercap import PowercapSource, ReaderComparison, cross_check
+from wattspan.sources.rapl.pyrapl import (
+    PyRaplError,
+    PyRaplSensor,
+    PyRaplSource,
+)
 
 
 def source_on(host: PowercapHost) -> PyRaplSource:

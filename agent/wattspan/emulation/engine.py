@@ -26,10 +26,15 @@ from typing import Any
 
 from wattspan.clock import SystemClock
 from wattspan.emulation.control import ControlServer
-from wattspan.emulation.cpus import CpuJobs, on_sockets, open_cpu_load
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.jobs import JobManager
-from wattspan.emulation.powercap_engine import PowercapEngine, PowercapRunner
+from wattspan.emulation.powercap_engine import (
+    CpuJobs,
+    PowercapEngine,
+    PowercapRunner,
+    on_sockets,
+    open_cpu_load,
+)
 from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
 from wattspan.emulation.profiles import KERNELS, HostProfile, profile_named
 from wattspan.emulation.workload import set_process_name

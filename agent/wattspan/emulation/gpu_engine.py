@@ -23,15 +23,18 @@ from typing import NamedTuple
 
 from wattspan.emulation.boards import (
     PICOJOULES,
+    Allocation,
+    Demand,
     EmulatedBoard,
+    OperatingPoint,
     PowerHistory,
     PowerSegment,
     extended,
     last_edge,
     mean_power,
+    operate,
     picojoules,
 )
-from wattspan.emulation.physics import Allocation, Demand, OperatingPoint, operate
 from wattspan.emulation.workloads import GpuWork
 
 SAMPLES = 72  # the driver's ring of per-process utilisation samples

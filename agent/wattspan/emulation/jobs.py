@@ -12,10 +12,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from wattspan.emulation.boards import EmulatedBoard
-from wattspan.emulation.cpus import CpuJobs
+from wattspan.emulation.boards import Demand, EmulatedBoard, Kernel, operate
 from wattspan.emulation.gpus import EmulatedGpus
-from wattspan.emulation.physics import Demand, Kernel, operate
+from wattspan.emulation.powercap_engine import CpuJobs
 from wattspan.emulation.profiles import KERNELS, DemoJob
 from wattspan.emulation.workload import SpanDistortion
 from wattspan.emulation.workloads import (

@@ -1,23 +1,322 @@
-"""What the zones of an emulated host had counted at any recent moment.
+"""CPU energy of an emulated host: CPU time becomes energy, under power limits.
 
-Makes an emulated powercap tree live: counters that follow CPU time by a declared law.
+The law is pure and linear, so that the energy of any process is known exactly from its CPU time: a
+socket always draws its idle power, and a fixed number of joules for each second that a CPU is
+busy. Under a power limit each busy second costs less, by the same factor for every process, and
+gets less done. No real processor is that simple; the emulation is, so that the truth is known.
 
-Steps an emulated powercap tree in a thread of its own.
+The CPU time of a process is real. Progress of its emulated work is the emulated host's, because
+only there a package's power limit slows a CPU down.
+
+Limits are ordinary files: a write takes effect when the counters are next stepped, within one
+period of the counters (10 ms by default), and only then it is rounded, refused or obeyed. A
+kernel rounds and refuses inside the write; a value of whole hardware units, such as whole watts,
+reads back the same on both.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import itemgetter
+from pathlib import Path
 
-from wattspan.emulation.cpus import CpuLaw
-from wattspan.emulation.powercap_limits import PackageLimits
-from wattspan.emulation.powercap_tree import EmulatedZone, PowercapTree, zone_at
-from wattspan.model import MILLISECOND, Microjoules
+from wattspan.clock import SystemClock
+from wattspan.emulation.powercap_tree import CounterScope, EmulatedZone, PowercapTree, zone_at
+from wattspan.emulation.workloads import GpuWork, WorkLog
+from wattspan.model import MILLISECOND, Microjoules, energy_at
 from wattspan.ports import Clock
+from wattspan.processes.cpus import BusyClock, CpuacctBusyClock, ProcStatBusyClock
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLaw:
+    """Milliwatts: at idle by socket, and on top for each busy CPU (so millijoules a CPU-second).
+
+    ``board_idle`` is what psys sees beyond packages and memory. ``core_percent`` of the active
+    package energy is the cores', ``uncore_percent`` of its idle energy the uncore's.
+    """
+
+    package_idle: int = 42_000
+    package_active: int = 9_000
+    dram_idle: int = 6_000
+    dram_active: int = 1_500
+    board_idle: int = 35_000
+    core_percent: int = 75
+    uncore_percent: int = 10
+
+    def active(self, kind: str, cpu_ns: int) -> Microjoules:
+        """The energy that ``cpu_ns`` of CPU time add to the ``package`` or ``dram`` counters."""
+        power = {"package": self.package_active, "dram": self.dram_active}[kind]
+        return energy_at(power, cpu_ns)
+
+    def picojoules(
+        self,
+        meter: CounterScope,
+        elapsed: int,
+        busy: Sequence[int],
+        cpus: Sequence[int],
+        paid: Sequence[int] | None = None,
+    ) -> int:
+        """What ``meter`` has counted after ``elapsed`` ns, in 1e-12 J, exactly.
+
+        ``busy`` is the CPU time of each socket since the start, ``cpus`` how many CPUs it has.
+        ``paid`` is the part of that time whose active energy the package spent: all of it,
+        unless a power limit slowed its CPUs down.
+        """
+        socket = meter.socket
+        paid = busy if paid is None else paid
+        if meter.kind == "psys":
+            boards = self.board_idle * elapsed
+            return boards + sum(
+                self.picojoules(CounterScope(kind, number), elapsed, busy, cpus, paid)
+                for number in range(len(busy))
+                for kind in ("package", "dram")
+            )
+        whole = {
+            "package": self.package_idle * elapsed + self.package_active * paid[socket],
+            "dram": self.dram_idle * elapsed + self.dram_active * busy[socket],
+            "core": self.package_active * paid[socket] * self.core_percent // 100,
+            "lead-core": self.package_active
+            * paid[socket]
+            * self.core_percent
+            // (100 * max(1, cpus[socket])),
+            "uncore": self.package_idle * elapsed * self.uncore_percent // 100,
+        }[meter.kind]
+        # Cumulative thirds of a whole: the parts add up to it exactly.
+        return whole * (meter.die + 1) // meter.dies - whole * meter.die // meter.dies
+
+
+CpuLoad = Callable[[], Mapping[int, int]]
+"""CPU nanoseconds that each CPU has spent since some fixed moment, by CPU number."""
+
+_CPUACCT = ("fs/cgroup/cpuacct", "fs/cgroup/cpu,cpuacct")
+
+
+def open_cpu_load(
+    clock: Clock | None = None, *, sysfs: Path = Path("/sys"), procfs: Path = Path("/proc")
+) -> CpuLoad:
+    """The most precise account of CPU time this machine has: the one the agent itself uses."""
+    ticking = clock or SystemClock()
+    busy = _open_busy(sysfs, procfs)
+    newest: dict[int, int] = {}
+
+    def load() -> Mapping[int, int]:
+        newest.update(busy.read(ticking.monotonic()) or {})
+        return newest
+
+    return load
+
+
+def _open_busy(sysfs: Path, procfs: Path) -> BusyClock:
+    for name in _CPUACCT:
+        try:
+            return CpuacctBusyClock(sysfs / name)
+        except OSError:
+            continue
+    return ProcStatBusyClock(procfs)
+
+
+def on_sockets(load: CpuLoad, socket_of_cpu: Sequence[int]) -> Callable[[], Sequence[int]]:
+    """The load of each emulated socket: the sum over the real CPUs that stand for it.
+
+    CPUs beyond ``socket_of_cpu`` belong to the last socket. A CPU that goes offline keeps what
+    it had spent, so no sum ever falls.
+    """
+    sockets = max(socket_of_cpu) + 1
+    highest: dict[int, int] = {}
+
+    def sums() -> Sequence[int]:
+        for cpu, busy in load().items():
+            highest[cpu] = max(highest.get(cpu, 0), busy)
+        totals = [0] * sockets
+        for cpu, busy in highest.items():
+            totals[socket_of_cpu[min(cpu, len(socket_of_cpu) - 1)]] += busy
+        return totals
+
+    return sums
+
+
+class CpuJobs:
+    """Work by process. Stepped by whoever steps the counters; asked from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._works: dict[int, tuple[GpuWork, int]] = {}
+        self._deeds: dict[int, WorkLog] = {}
+        self._at: int | None = None
+
+    def attach(self, pid: int, work: GpuWork, socket: int) -> None:
+        """Let a process work on the CPUs of ``socket``."""
+        with self._lock:
+            self._works[pid] = (work, socket)
+            self._deeds[pid] = WorkLog()
+
+    def detach(self, pid: int) -> None:
+        """Its work is over; what it finished stays known."""
+        with self._lock:
+            self._works.pop(pid, None)
+
+    def work_of(self, pid: int) -> GpuWork:
+        """How far a process has come; LookupError if it does not work here."""
+        with self._lock:
+            if pid not in self._works:
+                raise LookupError(f"process {pid} has no work on the CPUs")
+            return self._works[pid][0]
+
+    def change_work(self, pid: int, change: Callable[[GpuWork], GpuWork]) -> None:
+        """Let a process do something else from now on; LookupError if it does not work here."""
+        work = self.work_of(pid)
+        with self._lock:
+            self._works[pid] = (change(work), self._works[pid][1])
+
+    def deeds(self, pid: int) -> WorkLog:
+        """What a process has finished."""
+        with self._lock:
+            return self._deeds.get(pid) or WorkLog()
+
+    def step(self, at: int, speeds: Sequence[float]) -> None:
+        """Time has come to ``at``, and until then the sockets were as fast as ``speeds``."""
+        with self._lock:
+            elapsed = 0 if self._at is None else at - self._at
+            self._at = at
+            for pid, (work, socket) in self._works.items():
+                # Its "GPU" part is what waits for memory, and does not mind the clock.
+                moved = work.after(elapsed, 1.0, speeds[socket])
+                self._deeds[pid].note(at, moved.finished)
+                self._works[pid] = (moved, socket)
+
+
+UNIT = 125_000  # microwatts: the power unit of nearly every processor
+_LARGEST = 0x7FFF * UNIT  # fifteen bits
+_SMOOTHING = 100_000_000  # ns over which the draw is averaged that a limit is held against
+MIN_SPEED = 0.15
+"""The part of its active power that a package spends at its lowest clock. A limit below what that
+draws, the idle power included, is not obeyed."""
+CLOCK_EXPONENT = 2.4
+"""Active power goes with this power of the clock: declared, not measured."""
+
+
+@dataclass(slots=True)
+class _Constraint:
+    """One limit of one zone, with its file held open."""
+
+    fd: int
+    value: int  # microwatts, as it was last accepted
+    text: bytes  # what the file says when it says that
+
+
+@dataclass(slots=True)
+class _Zone:
+    zone: EmulatedZone
+    enabled_fd: int
+    constraints: list[_Constraint] = field(default_factory=list)
+
+
+class PackageLimits:
+    """Reads the limits of every package, and says how much slower they make it."""
+
+    def __init__(self, tree: PowercapTree, law: CpuLaw) -> None:
+        self._tree, self._law = tree, law
+        self.locked = {zone.directory for zone in tree.layout.zones if zone.locked}
+        self._zones: list[_Zone] = []
+        self._generation = -1
+        self._active = [0.0] * tree.layout.sockets  # mean milliwatts above idle that are wanted
+        self._speeds = tuple(1.0 for _ in range(tree.layout.sockets))
+
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """How fast each socket's CPUs are, 1.0 being full speed."""
+        return self._speeds
+
+    def parts(self, elapsed: int, busy: Sequence[int]) -> tuple[float, ...]:
+        """The part of its active power that each socket spends, after ``elapsed`` more ns.
+
+        ``busy`` is the CPU time of each socket in them.
+        """
+        limits = self._limits()
+        weight = min(1.0, elapsed / _SMOOTHING)
+        parts = []
+        for socket, worked in enumerate(busy):
+            wanted = self._law.package_active * worked / elapsed
+            self._active[socket] += weight * (wanted - self._active[socket])
+            parts.append(self._part(self._active[socket], limits[socket]))
+        self._speeds = tuple(part ** (1.0 / CLOCK_EXPONENT) for part in parts)
+        return tuple(parts)
+
+    def _part(self, active: float, limit: float | None) -> float:
+        room = None if limit is None else limit - self._law.package_idle
+        if room is None or active <= max(room, 0):
+            return 1.0
+        return max(MIN_SPEED, room / active)
+
+    def _limits(self) -> list[float | None]:
+        """The milliwatts each socket may draw; None where nothing limits it."""
+        if self._generation != self._tree.generation:
+            self._open()
+        by_die: list[dict[int, float]] = [{} for _ in self._active]
+        for zone in self._zones:
+            limit = self._limit(zone)
+            if limit is not None:
+                dies, meter = by_die[zone.zone.meter.socket], zone.zone.meter
+                dies[meter.die] = min(limit, dies.get(meter.die, limit))
+        # A die without a limit leaves its socket without one.
+        count = {z.zone.meter.socket: z.zone.meter.dies for z in self._zones}
+        return [
+            sum(dies.values()) if dies and len(dies) == count.get(socket) else None
+            for socket, dies in enumerate(by_die)
+        ]
+
+    def _limit(self, zone: _Zone) -> float | None:
+        for constraint in zone.constraints:
+            self._settle(constraint, zone.zone.directory in self.locked)
+        if os.pread(zone.enabled_fd, 8, 0).strip() == b"0":
+            return None
+        return min(constraint.value for constraint in zone.constraints) / 1000
+
+    def _settle(self, constraint: _Constraint, locked: bool) -> None:
+        """Take over what was written, rounded as hardware would; or put back what stood there."""
+        text = os.pread(constraint.fd, 32, 0)
+        if text == constraint.text or not text:  # nothing new; or somebody is about to write
+            return
+        written = text.strip()
+        if written.isdigit() and not locked:
+            value = min(int(written), _LARGEST) // UNIT * UNIT
+            constraint.value = value or constraint.value
+        constraint.text = b"%d\n" % constraint.value
+        if text != constraint.text:
+            os.ftruncate(constraint.fd, len(constraint.text))
+            os.pwrite(constraint.fd, constraint.text, 0)
+
+    def _open(self) -> None:
+        """Open the files of every package that is registered now."""
+        self.close()
+        self._generation = self._tree.generation
+        for zone in self._tree.layout.zones:
+            path = self._tree.path(zone.directory)
+            if zone.meter.kind != "package" or not (path / "enabled").exists():
+                continue
+            opened = _Zone(zone, os.open(path / "enabled", os.O_RDONLY | os.O_CLOEXEC))
+            for file in sorted(path.glob("constraint_*_power_limit_uw")):
+                fd = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+                text = os.pread(fd, 32, 0)
+                opened.constraints.append(_Constraint(fd, int(text), text))
+            if opened.constraints:
+                self._zones.append(opened)
+            else:
+                os.close(opened.enabled_fd)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for zone in self._zones:
+            for fd in (zone.enabled_fd, *(one.fd for one in zone.constraints)):
+                os.close(fd)
+        self._zones = []
+
 
 MAX_LOG_ENTRIES = 60_000  # steps; a minute at a thousand a second
 

@@ -67,7 +67,6 @@ class PowercapLayout:
     """A host's zones and what it says of its processors."""
 
     name: str
-    summary: str
     sockets: int
     zones: tuple[EmulatedZone, ...]
     vendor: str = "intel"
@@ -81,7 +80,7 @@ def zone_at(layout: PowercapLayout, directory: str) -> EmulatedZone:
     raise KeyError(f"{directory}: {layout.name} has {[zone.directory for zone in layout.zones]}")
 
 
-def _package(
+def package_zones(
     socket: int, directory: str, *, dram: int | None = SERVER_DRAM_UNIT
 ) -> list[EmulatedZone]:
     """An Intel server's package with its memory; no memory for ``dram=None``."""
@@ -97,130 +96,41 @@ def _package(
     return zones
 
 
-def _client() -> list[EmulatedZone]:
+def _epyc_zones(socket: int) -> list[EmulatedZone]:
+    package, core = CounterScope("package", socket), CounterScope("lead-core", socket)
+    directory = f"intel-rapl:{socket}"
     return [
-        EmulatedZone("intel-rapl:0", "package-0", CounterScope("package"), spec_watts=65),
-        EmulatedZone("intel-rapl:0:0", "core", CounterScope("core")),
-        EmulatedZone("intel-rapl:0:1", "uncore", CounterScope("uncore")),
-        EmulatedZone("intel-rapl:1", "psys", CounterScope("psys")),
+        EmulatedZone(directory, f"package-{socket}", package, step=FINE_UNIT),
+        EmulatedZone(f"{directory}:0", "core", core, step=FINE_UNIT),
     ]
 
 
-def _dies(mirrored: bool, dies: int, sockets: int, *, dram: bool) -> list[EmulatedZone]:
-    zones = []
-    for number in range(sockets * dies):
-        socket, die = divmod(number, dies)
-        part = (0, 1) if mirrored else (die, dies)
-        directory, name = f"intel-rapl:{number:x}", f"package-{socket}-die-{die}"
-        # Twins stand where their one counter stands; others came from anywhere.
-        start = 400_000_000 * (socket if mirrored else number) + 1_000_000
-        meter = CounterScope("package", socket, *part)
-        zones.append(EmulatedZone(directory, name, meter, start=start, spec_watts=180))
-        if dram:
-            memory = CounterScope("dram", socket, *part)
-            zones.append(
-                EmulatedZone(f"{directory}:0", "dram", memory, step=SERVER_DRAM_UNIT, start=start)
-            )
-    return zones
-
-
-def _build() -> Mapping[str, PowercapLayout]:
-    epyc = [
-        zone
-        for socket in range(2)
-        for zone in (
-            EmulatedZone(
-                f"intel-rapl:{socket}",
-                f"package-{socket}",
-                CounterScope("package", socket),
-                step=FINE_UNIT,
+_XEON = (*package_zones(0, "intel-rapl:0"), *package_zones(1, "intel-rapl:1"))
+CLIENT_ZONES = (
+    EmulatedZone("intel-rapl:0", "package-0", CounterScope("package"), spec_watts=65),
+    EmulatedZone("intel-rapl:0:0", "core", CounterScope("core")),
+    EmulatedZone("intel-rapl:0:1", "uncore", CounterScope("uncore")),
+    EmulatedZone("intel-rapl:1", "psys", CounterScope("psys")),
+)
+LAYOUTS: Mapping[str, PowercapLayout] = MappingProxyType(
+    {
+        layout.name: layout
+        for layout in (
+            PowercapLayout("xeon-2s", 2, _XEON),
+            PowercapLayout("xeon-1s", 1, tuple(package_zones(0, "intel-rapl:0"))),
+            # Counters that wrap every minute or so, as those of no real processor do.
+            PowercapLayout(
+                "wrapping",
+                2,
+                tuple(
+                    replace(zone, turn=2**26 if zone.name != "dram" else 2**25) for zone in _XEON
+                ),
             ),
-            EmulatedZone(
-                f"intel-rapl:{socket}:0", "core", CounterScope("lead-core", socket), step=FINE_UNIT
-            ),
+            PowercapLayout("epyc-2s", 2, (*_epyc_zones(0), *_epyc_zones(1)), "amd"),
+            PowercapLayout("client", 1, CLIENT_ZONES),
         )
-    ]
-    tpmi = [
-        # On these hosts psys registers between the packages, and counts whole joules.
-        *_package(0, "intel-rapl:0", dram=COARSE_UNIT),
-        EmulatedZone("intel-rapl:1", "psys", CounterScope("psys"), step=10**9),
-        *_package(1, "intel-rapl:2", dram=COARSE_UNIT),
-    ]
-    mmio = EmulatedZone("intel-rapl-mmio:0", "package-0", CounterScope("package"), spec_watts=65)
-    many = [zone for socket in range(12) for zone in _package(socket, f"intel-rapl:{socket:x}")]
-    layouts = (
-        PowercapLayout(
-            "xeon-2s",
-            "two-socket Xeon, memory with counters of its own",
-            2,
-            (*_package(0, "intel-rapl:0"), *_package(1, "intel-rapl:1")),
-        ),
-        PowercapLayout(
-            "xeon-1s",
-            "one-socket Xeon, memory with a counter of its own",
-            1,
-            tuple(_package(0, "intel-rapl:0")),
-        ),
-        PowercapLayout(
-            "xeon-1s-locked",
-            "one-socket Xeon whose power limits the firmware has locked",
-            1,
-            tuple(
-                replace(zone, locked=True) if zone.spec_watts else zone
-                for zone in _package(0, "intel-rapl:0")
-            ),
-        ),
-        PowercapLayout(
-            "wrapping",
-            "two-socket Xeon whose counters wrap every minute or so, as none does",
-            2,
-            tuple(
-                replace(zone, turn=2**26 if zone.name != "dram" else 2**25)
-                for socket in range(2)
-                for zone in _package(socket, f"intel-rapl:{socket}")
-            ),
-        ),
-        PowercapLayout(
-            "multi-die",
-            "two sockets of two dies, each die with its own counters",
-            2,
-            tuple(_dies(mirrored=False, dies=2, sockets=2, dram=True)),
-        ),
-        PowercapLayout(
-            "mirrored-dies",
-            "one socket of four dies that all show the package's one counter",
-            1,
-            tuple(_dies(mirrored=True, dies=4, sockets=1, dram=False)),
-            vendor="amd",
-        ),
-        PowercapLayout(
-            "client-mmio",
-            "client whose package the MMIO interface shows a second time",
-            1,
-            (*_client(), mmio),
-        ),
-        PowercapLayout(
-            "tpmi-2s",
-            "two-socket Xeon with TPMI: package, dram, and one psys in joules",
-            2,
-            tuple(tpmi),
-        ),
-        PowercapLayout(
-            "epyc-2s", "two-socket EPYC: package and one core's counter", 2, tuple(epyc), "amd"
-        ),
-        PowercapLayout("client", "client with psys, core and uncore", 1, tuple(_client())),
-        PowercapLayout("many-sockets", "twelve sockets: directory ids reach b", 12, tuple(many)),
-        PowercapLayout(
-            "psys-only",
-            "a platform counter and nothing else",
-            1,
-            (EmulatedZone("intel-rapl:0", "psys", CounterScope("psys")),),
-        ),
-    )
-    return MappingProxyType({layout.name: layout for layout in layouts})
-
-
-LAYOUTS: Mapping[str, PowercapLayout] = _build()
+    }
+)
 
 _DEVICES = "devices/virtual/powercap"
 _CLASS = "class/powercap"

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from wattspan.emulation.boards import published_curve
-from wattspan.emulation.cpus import CpuLaw
-from wattspan.emulation.physics import Kernel
-from wattspan.emulation.serving import ContinuousBatching, RequestServing
+from wattspan.emulation.boards import Kernel, published_curve
+from wattspan.emulation.powercap_engine import CpuLaw
 from wattspan.emulation.workloads import (
     DECODE,
     LARGE_MODEL,
     PREFILL,
     TRAIN,
+    ContinuousBatching,
     GpuWork,
     MemoryResident,
     RankWork,
+    RequestServing,
     StepTiming,
     Training,
 )

@@ -3,8 +3,7 @@
 ``open_processes`` puts a host's usage source and process directory together.
 """
 
-from wattspan.processes.capabilities import Capability
-from wattspan.processes.groups import groups_of
-from wattspan.processes.host import HostUsage, open_processes
+from wattspan.processes.host import Capability, HostUsage, open_processes
+from wattspan.processes.identity import groups_of
 
 __all__ = ["Capability", "HostUsage", "groups_of", "open_processes"]

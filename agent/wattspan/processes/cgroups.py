@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wattspan.attribution.settlement import split
-from wattspan.processes.groups import cgroup_paths
+from wattspan.processes.identity import cgroup_paths
 
 MAX_CGROUPS = 512
 """Cgroups whose clocks are kept open; the rest count with the nearest one above them."""

@@ -1,14 +1,14 @@
-"""Puts the host's usage source together from what this kernel permits."""
+"""Assembly of the process sources of this host, and its capabilities with remedies."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from wattspan.model import SECOND, NamePolicy
 from wattspan.ports import Clock, SourceError
-from wattspan.processes import capabilities
 from wattspan.processes.cgroups import (
     CgroupClocks,
     CgroupHierarchy,
@@ -22,6 +22,17 @@ from wattspan.processes.kernel_events import ProcessConnector, TaskStats
 from wattspan.processes.procfs import ProcFs
 from wattspan.processes.source import CpuUsageSource
 from wattspan.processes.table import ReadClock
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """One means of observing processes; ``detail`` is the consequence of having it or not."""
+
+    name: str
+    active: bool
+    detail: str
+    remedy: str = ""
+
 
 SAFETY_SCAN = 10 * SECOND
 """How often the table is scanned where the kernel reports births anyway."""
@@ -38,10 +49,11 @@ class HostClock(Clock, Protocol):
 
 
 class HostUsage(NamedTuple):
-    """Who used the CPUs of this host, and who is who."""
+    """The usage source and the process directory of this host, and how they observe processes."""
 
     usage: CpuUsageSource
     directory: HostProcesses
+    capabilities: tuple[Capability, ...]
 
 
 def open_processes(
@@ -86,17 +98,59 @@ def open_processes(
         finals=finals,
         cgroups=clocks,
         total=total,
-        capabilities=(
-            capabilities.visible(processes.stat(1) is not None),
-            capabilities.births(births_error),
-            capabilities.finals(finals_error, fallback=clocks is not None),
-            capabilities.cgroups(clocks.name if clocks is not None else None),
-            capabilities.busy(busy.name if busy else None, busy.step if busy else 0),
-        ),
         scan_every=SECOND if births is None else SAFETY_SCAN,
         names=names,
     )
-    return HostUsage(source, HostProcesses(ProcFs(procfs), names))
+    capabilities = (
+        _capability(
+            "processes",
+            "the processes of all users are visible" if processes.stat(1) else None,
+            "other users' processes are hidden, so their work is unattributed",
+            "Grant CAP_SYS_PTRACE, or mount procfs with hidepid=0 (ProtectProc=default).",
+        ),
+        _capability(
+            "process events",
+            "the kernel reports every fork, exec and exit" if births else None,
+            f"new processes are found by the pids given out ({births_error})",
+            _NETLINK_REMEDY,
+        ),
+        _capability(
+            "exit accounting (taskstats)",
+            "work shorter than a poll is charged to its process" if finals else None,
+            f"work shorter than a poll is charged to {'its cgroup' if clocks else 'nobody'} "
+            f"({finals_error})",
+            _NETLINK_REMEDY,
+        ),
+        _capability(
+            "cgroup clocks",
+            f"{clocks.name} bounds the work of each cgroup" if clocks else None,
+            "work of processes never seen is unattributed",
+            "Make /sys/fs/cgroup readable (v2, or v1 with the cpuacct controller).",
+        ),
+        _capability(
+            "busy time",
+            f"from {busy.name}, in steps of {_step(busy.step)}" if busy else None,
+            "the amount of unattributed work is unknown",
+            "Make /proc/stat readable (ProcSubset=all).",
+        ),
+    )
+    return HostUsage(source, HostProcesses(ProcFs(procfs), names), capabilities)
+
+
+_NETLINK_REMEDY = (
+    "Grant CAP_NET_ADMIN and allow AF_NETLINK, in the initial user and pid namespaces."
+)
+
+
+def _capability(name: str, present: str | None, missing: str, remedy: str) -> Capability:
+    """``present`` describes the capability; None where it is missing."""
+    if present is None:
+        return Capability(name, False, missing, remedy)
+    return Capability(name, True, present)
+
+
+def _step(nanoseconds: int) -> str:
+    return "1 ns" if nanoseconds == 1 else f"{nanoseconds // 1_000_000} ms"
 
 
 def _try_open(

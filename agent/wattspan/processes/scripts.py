@@ -14,7 +14,7 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import NamedTuple
 
-from wattspan.processes.groups import clean_label
+from wattspan.util.text import clean_label
 
 
 class OptionKind(Enum):

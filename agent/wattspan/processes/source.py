@@ -22,9 +22,8 @@ from wattspan.model import (
     Trouble,
 )
 from wattspan.ports import Clock, UsageBatch
-from wattspan.processes.capabilities import Capability
 from wattspan.processes.cgroups import CgroupClocks, CgroupExcess, TotalCpuClock
-from wattspan.processes.cpus import BusyClock, CpuTopology
+from wattspan.processes.cpus import BusyClock, CpuTopology, PlacementSampler, SocketAccounting
 from wattspan.processes.identity import groups_in
 from wattspan.processes.kernel_events import EventChannel, ProcessEvents
 from wattspan.processes.lifecycle import (
@@ -36,7 +35,6 @@ from wattspan.processes.lifecycle import (
     ProcessScanner,
 )
 from wattspan.processes.procfs import ProcessReader
-from wattspan.processes.socket_accounting import PlacementSampler, SocketAccounting
 from wattspan.processes.table import (
     GONE,
     IDLE_AFTER,
@@ -81,7 +79,6 @@ class CpuUsageSource:
         finals: EventChannel | None = None,
         cgroups: CgroupClocks | None = None,
         total: TotalCpuClock | None = None,
-        capabilities: tuple[Capability, ...] = (),
         scan_every: int = SECOND,
         names: NamePolicy = NamePolicy.COMMAND,
     ) -> None:
@@ -90,7 +87,6 @@ class CpuUsageSource:
         self._topology = topology
         self._busy = busy
         self._births, self._finals, self._cgroups = births, finals, cgroups
-        self._capabilities = capabilities
         self._scan_every = scan_every
         self._table = ProcessTable(read_clock)
         self._lives = LifecycleTracker(processes, self._table, names)
@@ -112,10 +108,6 @@ class CpuUsageSource:
     def overruns(self) -> int:
         """How often the kernel's reports overran their buffer, each time mended by a scan."""
         return sum(one.overruns for one in (self._births, self._finals) if one is not None)
-
-    def capabilities(self) -> tuple[Capability, ...]:
-        """What is used to see processes, what is not, and how to have it."""
-        return self._capabilities
 
     def poll(self) -> UsageBatch:
         before = self._before

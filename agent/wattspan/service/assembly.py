@@ -76,7 +76,7 @@ def build_agent(
             names=config.processes.names,
         )
         undo.callback(processes.usage.close)
-        for means in processes.usage.capabilities() if config.processes.events else ():
+        for means in processes.capabilities if config.processes.events else ():
             if not means.active:
                 tell(f"Without {means.name}: {means.detail}. {means.remedy}")
         context = SourceContext(

@@ -14,3 +14,15 @@ def printable(text: str, instead: str = "?") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else instead for c in text)
+
+
+def clean_label(text: str, longest: int) -> str:
+    """``text`` as a label: printable, and no longer than ``longest`` characters.
+
+    A longer text loses its middle, because both ends of a path are informative.
+    """
+    text = printable(text)
+    if len(text) <= longest:
+        return text
+    head = (longest - 1) // 2
+    return f"{text[:head]}…{text[-(longest - 1 - head) :]}"

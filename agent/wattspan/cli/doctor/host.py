@@ -116,7 +116,7 @@ def _text(path: Path) -> str:
 def examine_processes(config: Config, clock: SystemClock) -> DiagnosisSection:
     """Open what the agent would open, ask what it can, and close it."""
     try:
-        source = open_processes(clock, events=config.processes.events).usage
+        processes = open_processes(clock, events=config.processes.events)
     except SourceError as error:
         return DiagnosisSection(
             "Processes", (Finding(Severity.FAIL, "process events", str(error)),)
@@ -131,8 +131,8 @@ def examine_processes(config: Config, clock: SystemClock) -> DiagnosisSection:
                     capability.detail,
                     "" if capability.active else capability.remedy,
                 )
-                for capability in source.capabilities()
+                for capability in processes.capabilities
             ),
         )
     finally:
-        source.close()
+        processes.usage.close()

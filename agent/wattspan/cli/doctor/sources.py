@@ -215,7 +215,7 @@ def _compare_readers(
     """pyRAPL against powercap, for the source that can be read by both."""
     if look.name != "rapl" or not look.last:
         return
-    from wattspan.sources.rapl.cross_check import cross_check
+    from wattspan.sources.rapl.powercap import cross_check
 
     sysfs = context.sysfs or Path(str(getattr(settings, "sysfs", "/sys")))
     check = cross_check(sysfs, context.clock, duration=stretch, emulated=context.emulated)

@@ -26,7 +26,7 @@ from wattspan.model import (
 from wattspan.ports import SourceContext
 from wattspan.sources.nvml import calls
 from wattspan.sources.nvml.calls import GpuCalls, NvmlLibrary
-from wattspan.sources.nvml.energy import EnergyMeter
+from wattspan.sources.nvml.energy import EDGE_GUARD, CallInterval, EdgeDetector, EnergyMeter
 from wattspan.sources.nvml.processes import GpuProcesses, UsageMeter
 from wattspan.sources.nvml.status import (
     BoardCondition,
@@ -36,7 +36,6 @@ from wattspan.sources.nvml.status import (
     read_condition,
     read_utilisation,
 )
-from wattspan.sources.nvml.timing import EDGE_GUARD, CallInterval, EdgeDetector
 
 SOURCE = "nvml"
 ENERGY_COUNTER = "energy counter"

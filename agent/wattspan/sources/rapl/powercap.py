@@ -9,26 +9,33 @@ The ``rapl`` source plugin: CPU and memory counters by the reader of choice.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from wattspan.model import MILLISECOND, SECOND, Domain, Failure, Provenance, Reading
+from wattspan.model import MILLISECOND, SECOND, Domain, Failure, Microjoules, Provenance, Reading
 from wattspan.model.settings import Table, about
 from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourceError, SourcePlugin
-from wattspan.sources.rapl import failures as failures
-from wattspan.sources.rapl.failures import LOAD_DRIVER_REMEDY
 from wattspan.sources.rapl.sysfs import (
     ENERGY_FILE,
+    GONE_ERRNOS,
+    LOAD_DRIVER_REMEDY,
     POWERCAP_CLASS,
     CounterFile,
     ZoneScan,
+    access_failure,
     cpu_vendor,
+    invalid_value,
+    masked_zones,
+    no_zones,
+    orphan_zone,
     read_zone,
     scan_zones,
+    stuck_counter,
+    unnamed_zone,
+    vanished_zone,
 )
-from wattspan.sources.rapl.topology import ZoneTopology, resolve_topology
-from wattspan.sources.rapl.zones import Zone
+from wattspan.sources.rapl.topology import Zone, ZoneTopology, resolve_topology
 
 _MIRROR_ROUNDS = 3  # of samples, to tell mirrored dies
 
@@ -107,10 +114,8 @@ class PowercapSource:
                 content = pread(counter.fd, 64, 0)
                 at = now()
             except OSError as error:
-                failed.append(
-                    failures.access_failure(self._name, counter.path, error, counter.domain_id)
-                )
-                if error.errno in failures.GONE_ERRNOS:
+                failed.append(access_failure(self._name, counter.path, error, counter.domain_id))
+                if error.errno in GONE_ERRNOS:
                     intact = counter.give_up(failed[-1])
                 continue
             value = counter.value(content)
@@ -120,18 +125,14 @@ class PowercapSource:
                 if (stood := counter.stands(value, at.mono)) is not None:
                     if counter.is_stuck(stood):
                         failed.append(
-                            failures.stuck_counter(
-                                self._name, counter.path, stood, counter.domain_id
-                            )
+                            stuck_counter(self._name, counter.path, stood, counter.domain_id)
                         )
                     continue
                 readings.append(Reading(counter.domain_id, at, value, counter.epoch))
             elif content:
-                failed.append(
-                    failures.invalid_value(self._name, counter.path, content, counter.domain_id)
-                )
+                failed.append(invalid_value(self._name, counter.path, content, counter.domain_id))
             else:  # sysfs never answers with nothing: the file was emptied under the descriptor
-                failed.append(failures.vanished_zone(self._name, counter.path, counter.domain_id))
+                failed.append(vanished_zone(self._name, counter.path, counter.domain_id))
                 intact = counter.give_up(failed[-1])
         return Batch(self._topology.domains, tuple(readings), tuple(failed)), intact
 
@@ -146,19 +147,15 @@ class PowercapSource:
         self._place(fresh)
         for name, error in closed.items():
             counter = self._counters[name]
-            counter.failure = failures.access_failure(
+            counter.failure = access_failure(
                 self._name, counter.path, error, counter.domain_id or None
             )
         for name in self._topology.orphans:
-            self._counters[name].give_up(
-                failures.orphan_zone(self._name, self._counters[name].path)
-            )
+            self._counters[name].give_up(orphan_zone(self._name, self._counters[name].path))
         if found.masked:
-            wrong.append(
-                failures.masked_zones(self._name, self._sysfs / POWERCAP_CLASS, found.masked)
-            )
+            wrong.append(masked_zones(self._name, self._sysfs / POWERCAP_CLASS, found.masked))
         elif not found.zones:
-            wrong.append(failures.no_zones(self._name, self._sysfs / POWERCAP_CLASS))
+            wrong.append(no_zones(self._name, self._sysfs / POWERCAP_CLASS))
         self._standing = (*wrong, *self._vanished.values())
 
     def _register(self, found: ZoneScan) -> tuple[set[str], list[Failure]]:
@@ -177,9 +174,9 @@ class PowercapSource:
                 self._counters[directory] = CounterFile(path / ENERGY_FILE, read_zone(path))
                 fresh.add(directory)
             except OSError as error:
-                wrong.append(failures.access_failure(self._name, path / "name", error))
+                wrong.append(access_failure(self._name, path / "name", error))
             except ValueError as error:
-                wrong.append(failures.unnamed_zone(self._name, path, error))
+                wrong.append(unnamed_zone(self._name, path, error))
         return fresh, wrong
 
     def _place(self, fresh: set[str]) -> None:
@@ -224,7 +221,7 @@ class PowercapSource:
         here = {domain.id for domain in self._topology.domains}
         for domain in before.domains:
             if domain.id not in here:
-                self._vanished[domain.id] = failures.vanished_zone(
+                self._vanished[domain.id] = vanished_zone(
                     self._name, self._path_of(domain, before), domain.id
                 )
         for domain_id in here & self._vanished.keys():
@@ -304,6 +301,96 @@ def _open_pyrapl(settings: RaplSettings, context: SourceContext, sysfs: Path) ->
                 'Set reader = "powercap" in [sources.rapl].'
             ) from None
     return source
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderComparison:
+    """What two readers saw one domain spend over the same stretch of time.
+
+    None: that reader has no such domain, or could not read it at both ends.
+    """
+
+    domain_id: str
+    powercap: Microjoules | None
+    pyrapl: Microjoules | None
+
+    @property
+    def difference(self) -> int | None:
+        """Microjoules by which pyRAPL saw more."""
+        if self.powercap is None or self.pyrapl is None:
+            return None
+        return self.pyrapl - self.powercap
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether both are within 2 % or 0.1 J: they cannot read at the same instant."""
+        if self.difference is None or self.powercap is None:
+            return None
+        return abs(self.difference) <= max(self.powercap // 50, 100_000)
+
+
+@dataclass(frozen=True, slots=True)
+class CrossCheck:
+    """The comparison of every domain that either reader knows, and what went wrong."""
+
+    comparisons: tuple[ReaderComparison, ...]
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether all that could be compared agree; None if nothing could be."""
+        verdicts = [c.agrees for c in self.comparisons if c.agrees is not None]
+        return all(verdicts) if verdicts else None
+
+
+def cross_check(
+    sysfs: Path, clock: Clock, *, duration: int = SECOND, emulated: bool = False
+) -> CrossCheck:
+    """Read all counters with both readers, twice, ``duration`` nanoseconds apart."""
+    from wattspan.sources.rapl.pyrapl import PyRaplSource
+
+    readers = (
+        PowercapSource(sysfs, clock, emulated=emulated),
+        PyRaplSource(sysfs, clock, emulated=emulated),
+    )
+    try:
+        for reader in readers:
+            reader.read()  # the first turn finds and opens; it takes longer
+        before = [reader.read() for reader in readers]
+        clock.sleep_until(clock.monotonic() + duration)
+        after = [reader.read() for reader in readers]
+    finally:
+        for reader in readers:
+            reader.close()
+    powercap, pyrapl = map(_energy_between, before, after)
+    return CrossCheck(
+        tuple(
+            ReaderComparison(identity, powercap.get(identity), pyrapl.get(identity))
+            for identity in dict.fromkeys([*powercap, *pyrapl])
+        ),
+        tuple(dict.fromkeys(failure for batch in after for failure in batch.failures)),
+    )
+
+
+def _energy_between(before: Batch, after: Batch) -> dict[str, Microjoules]:
+    """What each domain spent between two batches of one reader, wraps undone."""
+    domains = {domain.id: domain for domain in after.domains}
+    start = {reading.domain_id: reading for reading in before.readings}
+    return {
+        end.domain_id: energy
+        for end in after.readings
+        if (energy := _difference(domains[end.domain_id], start.get(end.domain_id), end))
+        is not None
+    }
+
+
+def _difference(domain: Domain, start: Reading | None, end: Reading) -> Microjoules | None:
+    if start is None or start.epoch != end.epoch:
+        return None
+    spent = end.counter - start.counter
+    if spent < 0 and domain.modulus is not None:
+        spent += domain.modulus
+    return Microjoules(spent) if spent >= 0 else None
 
 
 plugin = SourcePlugin(settings=RaplSettings, open=open_rapl)

@@ -1,20 +1,18 @@
-"""pyRAPL, held at arm's length.
+"""The pyRAPL library as a reader (``[sources.rapl] reader = "pyrapl"``).
 
-What the library does and what is done about it here:
+pyRAPL sees packages and memory only, one package for each socket. The agent's own topology finds
+and explains the zones, so that domains keep their ids with either reader.
 
-- importing it logs through the root logger, which installs a handler as a side effect, and its
+Faults of the library, and how this module contains them:
+
+- its import logs through the root logger, which installs a handler as a side effect, and its
   patterns are errors under ``-W error``: imported late, handlers kept, warnings silenced;
 - its paths are fixed to ``/sys``: for another root its ``DeviceAPI`` is given other files;
 - a refusal or a failed read may be an OSError, ValueError, IndexError or an exception of its
   own: all become :class:`PyRaplError`;
 - descriptors are shared between threads and after a fork, offsets included: one lock, and
   opened anew in a child;
-- differences it computes go negative when a counter wraps: only absolute values are taken.
-
-The pyRAPL library as a reader: ``[sources.rapl] reader = "pyrapl"``.
-
-It sees packages and memory only, one package a socket. Zones are found and explained by the
-agent's own topology, so that domains keep their ids whichever reader is chosen.
+- differences that it computes become negative when a counter wraps: only absolute values are used.
 """
 
 from __future__ import annotations
@@ -40,10 +38,14 @@ from wattspan.model import (
     Trouble,
 )
 from wattspan.ports import Batch, Clock
-from wattspan.sources.rapl.failures import GRANT_REMEDY
-from wattspan.sources.rapl.sysfs import POWERCAP_CLASS, cpu_vendor, read_zone, scan_zones
-from wattspan.sources.rapl.topology import resolve_topology
-from wattspan.sources.rapl.zones import Zone
+from wattspan.sources.rapl.sysfs import (
+    GRANT_REMEDY,
+    POWERCAP_CLASS,
+    cpu_vendor,
+    read_zone,
+    scan_zones,
+)
+from wattspan.sources.rapl.topology import Zone, resolve_topology
 
 _REAL_SYSFS = Path("/sys")
 
