@@ -19,9 +19,9 @@ from wattspan.clock import SystemClock
 from wattspan.model import SECOND
 from wattspan.otlp.destination import parse_destination
 from wattspan.otlp.grpc_transport import GrpcTransport
-from wattspan.otlp.messages import MessageField, message_class
 from wattspan.otlp.transport import ExportStatus
 from wattspan.ports import ConfigError
+from wattspan.util.protobuf import encode_status
 
 RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAVAILABLE, UNAUTHENTICATED = 8, 12, 14, 16
 
@@ -33,26 +33,7 @@ def body(*names: str) -> bytes:
 
 def retry_in(seconds: int) -> bytes:
     """google.rpc.Status with a RetryInfo, as a collector writes it."""
-    info = message_class(
-        "RetryInfo",
-        {
-            "RetryInfo": [MessageField(1, "retry_delay", "Delay")],
-            "Delay": [MessageField(1, "seconds", "int64")],
-        },
-    )()
-    info.retry_delay.seconds = seconds
-    status = message_class(
-        "Status",
-        {
-            "Status": [MessageField(3, "details", "Any", repeated=True)],
-            "Any": [MessageField(1, "type_url", "string"), MessageField(2, "value", "bytes")],
-        },
-    )()
-    status.details.add(
-        type_url="type.googleapis.com/google.rpc.RetryInfo", value=info.SerializeToString()
-    )
-    wire: bytes = status.SerializeToString()
-    return wire
+    return encode_status(UNAVAILABLE, "", seconds)
 
 
 def test_requests_arrive_as_they_were_sent():

@@ -29,7 +29,7 @@ from support.otlp import request, span
 from support.receiving import Receiving, receiving
 from support.waiting import eventually
 from wattspan.http.limits import ServerLimits
-from wattspan.ingest import wire
+from wattspan.util.protobuf import encode_retry_info, encode_status
 
 WHOLE = request(*(span(number) for number in range(1, 65)))
 BODY = WHOLE.SerializeToString()
@@ -120,8 +120,8 @@ def test_a_busy_sink_is_unavailable_with_the_time_to_come_again(running: Receivi
     running.sink.busy = 1
     answer = call(running, framed(BODY))
     assert (answer.status, answer.message) == (14, "too many spans wait for their energy")
-    assert answer.binary("grpc-status-details-bin") == wire.status(14, answer.message, 3)
-    assert answer.binary("google.rpc.retryinfo-bin") == wire.retry_info(3)
+    assert answer.binary("grpc-status-details-bin") == encode_status(14, answer.message, 3)
+    assert answer.binary("google.rpc.retryinfo-bin") == encode_retry_info(3)
     assert call(running, framed(BODY)).status == 0
     assert running.sink.count == 64
 

@@ -29,7 +29,7 @@ from wattspan.cli.run import one_line
 from wattspan.cli.top.controls import ViewOptions
 from wattspan.cli.top.rows import snapshot_facts
 from wattspan.cli.top.view import render_snapshot
-from wattspan.ingest.attributes import printable
+from wattspan.ingest.trace_decoder import printable
 from wattspan.model import Failure, Knob, Snapshot
 from wattspan.service.daemon import FailureReporter
 from wattspan.testing import ManualClock

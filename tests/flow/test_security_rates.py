@@ -25,8 +25,8 @@ from support.web import post, read_all, read_answer, statuses
 from wattspan.http.connection_limiter import RejectionCounter
 from wattspan.http.limits import ServerLimits
 from wattspan.http.rate_limiter import BURST_SECONDS
-from wattspan.ingest import wire
 from wattspan.testing import ManualClock
+from wattspan.util.protobuf import encode_retry_info
 
 BODY = request(span()).SerializeToString()
 SPANS = post(BODY, f"Content-Type: {PROTOBUF}", path="/v1/traces")
@@ -146,7 +146,7 @@ def test_a_call_too_many_is_put_off_as_otlp_says(
         answers = [client.call(framed(BODY)) for _ in range(BURST_SECONDS + 1)]
         assert [answer.status for answer in answers] == [0] * BURST_SECONDS + [8]
         assert "More than 1 requests a second" in answers[-1].message
-        assert answers[-1].binary("google.rpc.retryinfo-bin") == wire.retry_info(1)
+        assert answers[-1].binary("google.rpc.retryinfo-bin") == encode_retry_info(1)
         assert refusals.counts()["grpc", "rate"] == 1
         clock.advance(1)
         assert [client.call(framed(BODY)).status for _ in range(2)] == [0, 8]

@@ -10,11 +10,9 @@ from fuzz.registry import target
 from fuzz.supply import Supply, folder, one_line
 from wattspan.attribution.cost import billionths
 from wattspan.footprint.rates import NumberError, parse_number, read_number
-from wattspan.ingest import wire
 from wattspan.model import SECOND
 from wattspan.otlp.destination import LOGS, METRICS, SPANS
 from wattspan.otlp.grpc_response import GrpcReply, result_of_reply
-from wattspan.otlp.messages import retry_delay, status_message
 from wattspan.otlp.transport import (
     MAX_RESPONSE_SIZE,
     MAX_RETRY_DELAY,
@@ -23,6 +21,12 @@ from wattspan.otlp.transport import (
     parse_retry_after,
     result_of_grpc,
     result_of_http,
+)
+from wattspan.util.protobuf import (
+    encode_export_response,
+    encode_status,
+    retry_delay,
+    status_message,
 )
 
 _NOW = 1_700_000_000 * SECOND
@@ -93,8 +97,8 @@ def _http(kind: int, status: int, headers: bytes, body: bytes) -> bytes:
     watched=("wattspan.otlp",),
     samples=(
         _http(0, 0, b"", b'{"partialSuccess":{"rejectedSpans":"3","errorMessage":"too old"}}'),
-        _http(1, 0, b"", wire.response(3, "too old")),
-        _http(1, 7, b"120", wire.status(8, "slow down", 4)),
+        _http(1, 0, b"", encode_export_response(3, "too old")),
+        _http(1, 7, b"120", encode_status(8, "slow down", 4)),
         _http(2, 10, b"Wed, 21 Oct 2026 07:28:00 GMT", b"try later"),
     ),
     words=(b"partialSuccess", b"rejectedSpans", b"1e400", b"9" * 400, b"[" * 3000, b"Infinity"),
@@ -124,9 +128,9 @@ def collector_http(data: bytes) -> None:
     holds="a verdict, one line of words, a bounded delay",
     watched=("wattspan.otlp",),
     samples=(
-        bytes([8]) + wire.status(8, "slow down", 4),
-        bytes([14]) + wire.status(14, "\x1b[31mred", 2**40),
-        bytes([16]) + wire.status(16, "who are you?"),
+        bytes([8]) + encode_status(8, "slow down", 4),
+        bytes([14]) + encode_status(14, "\x1b[31mred", 2**40),
+        bytes([16]) + encode_status(16, "who are you?"),
     ),
     words=(b"type.googleapis.com/google.rpc.RetryInfo", b"\xff" * 9 + b"\1"),
 )
@@ -144,7 +148,7 @@ _GRPC_KINDS = ("application/grpc", "application/grpc+proto", "text/html", None)
 
 
 def _reply(flag: int, message: bytes, *, encoding: int = 0, status: bytes = b"0") -> bytes:
-    details = base64.b64encode(wire.status(14, "slow down", 4))
+    details = base64.b64encode(encode_status(14, "slow down", 4))
     return (
         bytes([0, 0, encoding, 1, flag, len(status)])
         + status
@@ -162,8 +166,8 @@ def _reply(flag: int, message: bytes, *, encoding: int = 0, status: bytes = b"0"
     holds="as `collector-grpc`; OK is taken; a message is read alike, compressed or not",
     watched=("wattspan.otlp", "wattspan.util.encoding"),
     samples=(
-        _reply(0, wire.response(3, "too old")),
-        _reply(1, gzip.compress(wire.response(3, "too old"), mtime=0)),
+        _reply(0, encode_export_response(3, "too old")),
+        _reply(1, gzip.compress(encode_export_response(3, "too old"), mtime=0)),
         _reply(1, gzip.compress(bytes(4 * MAX_RESPONSE_SIZE), mtime=0)),
         _reply(1, b"", encoding=1),
         _reply(0, b"", status=b"14"),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fuzz.registry import target
 from fuzz.supply import Supply
 from support.scrapes import full_host, parse
-from wattspan.ingest.attributes import printable
+from wattspan.ingest.trace_decoder import printable
 from wattspan.model import (
     Consumer,
     Exemplar,

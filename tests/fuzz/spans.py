@@ -22,12 +22,13 @@ from wattspan.ingest.export_request import (
     SpanRecord,
     WorkAttribute,
 )
-from wattspan.ingest.otlp_json import to_protobuf
+from wattspan.ingest.otlp_json import JsonTraceDecoder
 from wattspan.ingest.ring_reader import MAX_RING_RECORDS, RingError, RingReader
 from wattspan.ingest.side_channel import _receive_ring
-from wattspan.ingest.wire import SPAN, FieldBudget, SpanAttributes, count_fields
+from wattspan.ingest.trace_decoder import SPAN, DecoderSettings, FieldBudget, count_fields
 from wattspan.sdk.ring import HELLO, MAGIC, RECORD_SIZE, STARTED, VERSION, WRITE_FORMAT
 from wattspan.util.encoding import BodyEncodingError, BodyTooLongError, gzip_decompress
+from wattspan.util.protobuf import message_class
 
 _NOBODY = Peer()
 _MOST, _MOST_FIELDS = 1000, 1 << 16
@@ -59,8 +60,7 @@ def _taken(body: bytes, *, as_json: bool = False) -> list[SpanRecord] | None:
 def _take(body: bytes, *, as_json: bool = False) -> list[SpanRecord]:
     """The same; MalformedError or TooLargeError."""
     receiver = Receiver(weight="w", work=_WORK)
-    take = receiver.intake.take_json if as_json else receiver.intake.take
-    refused = take(body, _NOBODY)
+    refused = receiver.traces.take(body, _NOBODY, json=as_json)
     parts = [part for delivery in receiver.sink.deliveries for part in delivery.parts]
     spans = [one for part in parts for one in part.spans]
     assert refused.spans == receiver.sink.refused["invalid_id"]
@@ -71,6 +71,14 @@ def _take(body: bytes, *, as_json: bool = False) -> list[SpanRecord]:
         assert (len(one.trace), len(one.id), len(one.parent) in (0, 8)) == (16, 8, True)
         assert len(one.name) <= 200
     return spans
+
+
+def _transcoded(body: bytes) -> bytes:
+    """A request in JSON as it is forwarded; MalformedRequestError or RequestTooLargeError."""
+    settings = DecoderSettings(max_spans=_MOST, max_fields=_MOST_FIELDS, keep_message=True)
+    message = JsonTraceDecoder(settings).decode(body).message
+    assert message is not None
+    return message
 
 
 def _parsed(body: bytes) -> ExportTraceServiceRequest | None:
@@ -109,7 +117,7 @@ def otlp_protobuf(data: bytes) -> None:
     "otlp-fields",
     whose="any application",
     holds="no attribute that the parser sees is left out of the count",
-    watched=("wattspan.ingest.wire",),
+    watched=("wattspan.ingest.trace_decoder",),
     samples=(
         WHOLE.resource_spans[0].scope_spans[0].spans[0].SerializeToString(),
         b"\x40" + b"\xff" * 9 + b"\x7f" + b"\x4a\0" * 20,
@@ -122,7 +130,7 @@ def otlp_fields(data: bytes) -> None:
         return
     counted = count_fields(data, SPAN, most, FieldBudget(1 << 20))
     try:
-        seen = len(SpanAttributes.FromString(data).attributes)
+        seen = len(message_class("SpanAttributes").FromString(data).attributes)
     except DecodeError:
         return
     assert counted >= min(seen, most + 1)
@@ -138,7 +146,7 @@ def otlp_fields(data: bytes) -> None:
 )
 def otlp_json(data: bytes) -> None:
     try:
-        body = to_protobuf(data, _MOST, _MOST_FIELDS)
+        body = _transcoded(data)
     except (MalformedRequestError, RequestTooLargeError) as error:
         told(error)
         return
@@ -160,11 +168,11 @@ def otlp_both(data: bytes) -> None:
         return
     whole.DiscardUnknownFields()
     try:
-        body = to_protobuf(json_of(whole), _MOST, _MOST_FIELDS)
+        body = _transcoded(json_of(whole))
     except MalformedRequestError as error:
         assert "nested" in str(error), error  # noqa: PT017 - deeper than we follow, no more
         return
-    assert _taken(body) == expected(whole)[0]
+    assert _taken(body) == expected(whole)[0] == _taken(json_of(whole), as_json=True)
 
 
 @target(

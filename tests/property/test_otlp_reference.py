@@ -12,9 +12,11 @@ from support.otlp import Receiver, request, span
 from support.otlp_reference import expected, json_of
 from wattspan.http.messages import Peer
 from wattspan.ingest.export_request import WorkAttribute
-from wattspan.ingest.otlp_json import to_protobuf
+from wattspan.ingest.otlp_json import JsonTraceDecoder
+from wattspan.ingest.trace_decoder import DecoderSettings
 
 NOBODY = Peer()
+WORK = [WorkAttribute("nothing", span="idle"), WorkAttribute("w")]
 
 # ---------------------------------------------------------------------------------- requests
 
@@ -58,18 +60,28 @@ def requests(
 
 
 @given(requests())
-def test_reading_no_deeper_than_needed_reads_the_same(whole: ExportTraceServiceRequest) -> None:
-    work = [WorkAttribute("nothing", span="idle"), WorkAttribute("w")]
-    receiver = Receiver(weight="w", work=work)
-    refused = receiver.intake.take(whole.SerializeToString(), NOBODY)
-    told, skipped = expected(whole)
-    parts = [part for delivery in receiver.sink.deliveries for part in delivery.parts]
-    assert [one for part in parts for one in part.spans] == told
-    assert refused.spans == len(skipped) == receiver.sink.refused["invalid_id"]
-    if told:
-        assert receiver.sink.deliveries[0].skipped == skipped
+def test_protobuf_and_json_give_the_records_of_the_complete_schema(
+    whole: ExportTraceServiceRequest,
+) -> None:
+    claims = []
+    for json, body in ((False, whole.SerializeToString()), (True, json_of(whole))):
+        receiver = Receiver(weight="w", work=WORK)
+        rejected = receiver.traces.take(body, NOBODY, json=json)
+        records, skipped = expected(whole)
+        parts = [part for delivery in receiver.sink.deliveries for part in delivery.parts]
+        assert [one for part in parts for one in part.spans] == records
+        assert rejected.spans == len(skipped) == receiver.sink.refused["invalid_id"]
+        if records:
+            assert receiver.sink.deliveries[0].skipped == skipped
+        claims.append([part.claim for part in parts])
+    assert claims[0] == claims[1]
 
 
 @given(requests(plain_values))  # a NaN equals nothing, not even itself
-def test_json_and_protobuf_are_the_same_request(whole: ExportTraceServiceRequest) -> None:
-    assert ExportTraceServiceRequest.FromString(to_protobuf(json_of(whole), 1000, 1 << 16)) == whole
+def test_a_request_in_json_is_forwarded_as_the_same_request(
+    whole: ExportTraceServiceRequest,
+) -> None:
+    settings = DecoderSettings(max_spans=1000, max_fields=1 << 16, keep_message=True)
+    message = JsonTraceDecoder(settings).decode(json_of(whole)).message
+    assert message is not None
+    assert ExportTraceServiceRequest.FromString(message) == whole

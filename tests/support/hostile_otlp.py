@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from wattspan.util.encoding import encode_message, length_delimited
+from wattspan.util.protobuf import encode_message, length_delimited
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 

@@ -86,8 +86,8 @@ class Receiver:
 
     def __init__(self, max_request: int = 1 << 20, **options: Any) -> None:
         self.sink, self.clock = KeptSink(), ManualClock()
-        self.intake = TraceReceiver(self.sink, self.clock, max_request=max_request, **options)
-        self._handler = OtlpHttpHandler(self.intake)
+        self.traces = TraceReceiver(self.sink, self.clock, max_request=max_request, **options)
+        self._handler = OtlpHttpHandler(self.traces)
 
     def ask(
         self,

@@ -7,11 +7,11 @@ import base64
 import pytest
 
 from support.http2 import framed
-from wattspan.ingest import wire
 from wattspan.model import SECOND
 from wattspan.otlp.grpc_response import FRAME_PREFIX, GrpcReply, result_of_reply
 from wattspan.otlp.grpc_response import frame_message as ours
 from wattspan.otlp.transport import ExportStatus
+from wattspan.util.protobuf import encode_status
 
 GRPC = {":status": "200", "content-type": "application/grpc"}
 
@@ -34,7 +34,7 @@ def test_an_ok_after_a_message_is_taken(kind: str) -> None:
 
 
 def test_a_failure_tells_its_reason_and_its_delay_in_headers_or_in_trailers() -> None:
-    details = base64.b64encode(wire.status(14, "busy", 3)).rstrip(b"=").decode()
+    details = base64.b64encode(encode_status(14, "busy", 3)).rstrip(b"=").decode()
     failure = told("14", grpc_message="slow%20down", grpc_status_details_bin=details)
     alone, after = GrpcReply(GRPC | failure), GrpcReply(GRPC, trailers=failure)
     assert alone.headers_say_all

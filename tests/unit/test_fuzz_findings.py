@@ -19,7 +19,6 @@ from wattspan.config import ConfigSchema, load
 from wattspan.config.reading import parse_toml
 from wattspan.model import Failure, Trouble
 from wattspan.otlp.destination import SPANS
-from wattspan.otlp.messages import retry_delay, status_message
 from wattspan.otlp.transport import ExportStatus, result_of_http
 from wattspan.processes.cpus import parse_cpu_list
 from wattspan.processes.inspector import ProcessInspector, TcpConnections
@@ -27,6 +26,7 @@ from wattspan.processes.netlink import raise_error
 from wattspan.sources.nvml.session import MAX_GPUS
 from wattspan.storage.decisions import DecisionLog
 from wattspan.testing import ManualClock
+from wattspan.util.protobuf import retry_delay, status_message
 
 NUMBER_OF_400_DIGITS = "9" * 400
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from support.hostile_otlp import JSONS, PERMITTED, PERMITTED_JSON, PROTOBUFS, bombs
 from support.otlp import KeptSink, Receiver, request, span
 from wattspan.http.messages import Peer
-from wattspan.ingest import wire
 from wattspan.ingest.export_request import (
     MalformedRequestError,
     ReceiverBusyError,
     RequestTooLargeError,
 )
+from wattspan.ingest.trace_decoder import MAX_FIELDS, SPAN, FieldBudget, count_fields
 from wattspan.ingest.trace_receiver import LARGE_REQUEST, RequestReader, TraceReceiver
 from wattspan.testing import ManualClock
 from wattspan.util.encoding import (
@@ -29,10 +29,9 @@ from wattspan.util.encoding import (
     RATIO_EXEMPT_BYTES,
     BodyEncodingError,
     BodyTooLongError,
-    encode_message,
     gzip_decompress,
-    length_delimited,
 )
+from wattspan.util.protobuf import encode_message, length_delimited, message_class
 
 PEER = Peer(pid=7, uid=0)
 MIB = 1 << 20
@@ -45,7 +44,7 @@ FLOODS = [
 
 
 def count(message: bytes, most: int) -> int:
-    return wire.count_fields(message, wire.SPAN, most, wire.FieldBudget(1 << 40))
+    return count_fields(message, SPAN, most, FieldBudget(1 << 40))
 
 
 # -------------------------------------------------------------------------------------- fields
@@ -57,14 +56,14 @@ def test_a_flood_of_fields_is_refused_whatever_their_nesting(name: str) -> None:
     with pytest.raises(
         RequestTooLargeError, match="at most 131072 fields, attributes, events and links"
     ):
-        Receiver(4 * MIB).intake.take(PROTOBUFS[name](4 * MIB), PEER)
+        Receiver(4 * MIB).traces.take(PROTOBUFS[name](4 * MIB), PEER)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PERMITTED)
 def test_a_request_within_the_bounds_is_taken(name: str) -> None:
     receiver = Receiver(16 * MIB)
-    receiver.intake.take(PERMITTED[name](2 * MIB), PEER)
+    receiver.traces.take(PERMITTED[name](2 * MIB), PEER)
     assert receiver.sink.count > 0
 
 
@@ -72,13 +71,13 @@ def test_a_request_within_the_bounds_is_taken(name: str) -> None:
 @pytest.mark.parametrize("name", PERMITTED_JSON)
 def test_a_request_in_json_within_the_bounds_is_taken(name: str) -> None:
     receiver = Receiver(16 * MIB)
-    receiver.intake.take_json(PERMITTED_JSON[name](MIB), PEER)
+    receiver.traces.take(PERMITTED_JSON[name](MIB), PEER, json=True)
     assert receiver.sink.count > 0
 
 
 def test_the_attributes_that_are_searched_in_one_request_are_bounded() -> None:
     with pytest.raises(RequestTooLargeError, match="at most 131072 fields and attributes"):
-        Receiver(MIB).intake.take(PROTOBUFS["searched spans"](2 * MIB), PEER)
+        Receiver(MIB).traces.take(PROTOBUFS["searched spans"](2 * MIB), PEER)
 
 
 def test_a_batch_at_the_limits_of_the_sdk_is_taken() -> None:
@@ -90,11 +89,11 @@ def test_a_batch_at_the_limits_of_the_sdk_is_taken() -> None:
             for _ in range(128)
         ),
     )
-    assert count(event * 128, wire.MAX_FIELDS) <= wire.MAX_FIELDS
+    assert count(event * 128, MAX_FIELDS) <= MAX_FIELDS
     usual = span(1, **{f"attribute_{number}": number for number in range(128)})
     whole = request(*[usual] * 512)
     receiver = Receiver(16 * MIB)
-    receiver.intake.take(whole.SerializeToString(), PEER)
+    receiver.traces.take(whole.SerializeToString(), PEER)
     assert receiver.sink.count == 512
 
 
@@ -117,7 +116,7 @@ _FIELDS = st.lists(
 @given(_FIELDS)
 def test_fields_are_counted_as_the_parser_sees_them(fields: list[bytes]) -> None:
     message = b"".join(fields)
-    wire.Span.FromString(message)
+    message_class("Span").FromString(message)
     most = max(0, len(message) // 2 - 1)
     assert count(message, most) == min(len(fields), most + 1)
 
@@ -128,10 +127,10 @@ def test_no_message_that_the_parser_takes_hides_a_field_from_the_count(
 ) -> None:
     message = prefix + b"\x4a\0" * 300
     try:
-        wire.Span.FromString(message)
+        message_class("Span").FromString(message)
     except DecodeError:
         return
-    seen = len(wire.SpanAttributes.FromString(message).attributes)
+    seen = len(message_class("SpanAttributes").FromString(message).attributes)
     assert count(message, most) == most + 1 or seen <= most
 
 
@@ -148,7 +147,7 @@ def test_a_count_ends_where_a_message_is_malformed(end: bytes) -> None:
     message = length_delimited(5, bytes(100)) + end
     assert count(message, 10) <= 2
     with pytest.raises(DecodeError):
-        wire.Span.FromString(message)
+        message_class("Span").FromString(message)
 
 
 # --------------------------------------------------------------------------------- compression
@@ -169,7 +168,7 @@ def test_a_small_body_may_have_any_ratio() -> None:
 @pytest.mark.parametrize("name", bombs(MIB))
 def test_a_body_that_is_not_what_its_encoding_says_is_refused(name: str) -> None:
     with pytest.raises((BodyTooLongError, BodyEncodingError, MalformedRequestError)):
-        Receiver(4 * MIB).intake.read(gzip_decompress(bombs(16 * MIB)[name], 4 * MIB))
+        Receiver(4 * MIB).traces.decoders.decode(gzip_decompress(bombs(16 * MIB)[name], 4 * MIB))
 
 
 # ------------------------------------------------------------------------ what is kept of them
@@ -186,14 +185,14 @@ def uncollected() -> Iterator[None]:
 
 
 def references(
-    reader: RequestReader, body: bytes, *, json: bool = False, zipped: bool = False
+    reader: RequestReader, body: bytes, *, json: bool = False, gzipped: bool = False
 ) -> int:
     """The references to a body that a refused request leaves behind."""
     before = sys.getrefcount(body)
 
     async def refused() -> None:
         try:
-            await reader.take(body, PEER, json=json, zipped=zipped)
+            await reader.take(body, PEER, json=json, gzipped=gzipped)
         except (
             MalformedRequestError,
             RequestTooLargeError,
@@ -220,8 +219,8 @@ def test_a_refused_body_is_freed_without_the_collector(kind: str, size: int) -> 
         reader = RequestReader(
             TraceReceiver(KeptSink(), ManualClock(), max_request=max(1 << 16, size // 2))
         )
-        assert references(reader, body, json=json, zipped=zipped) == 0
-        assert references(reader, body, json=not json, zipped=not zipped) == 0
+        assert references(reader, body, json=json, gzipped=zipped) == 0
+        assert references(reader, body, json=not json, gzipped=not zipped) == 0
 
 
 @pytest.mark.usefixtures("uncollected")

@@ -19,7 +19,8 @@ from wattspan.ingest.export_request import (
     SpanRecord,
     WorkAttribute,
 )
-from wattspan.ingest.trace_receiver import MAX_NAME, RejectedSpans
+from wattspan.ingest.trace_decoder import MAX_NAME
+from wattspan.ingest.trace_receiver import RejectedSpans
 
 PEER = Peer(pid=7, uid=0)
 
@@ -28,14 +29,14 @@ def told(*spans: Span, service: str = "", **options: Any) -> list[SpanRecord]:
     """What is told of spans that come in one resource."""
     receiver = Receiver(**options)
     whole = request(*spans, resource={"service.name": service})
-    receiver.intake.take(whole.SerializeToString(), PEER)
+    receiver.traces.take(whole.SerializeToString(), PEER)
     return receiver.sink.deliveries[0].parts[0].spans
 
 
 def claim(**resource: str | int) -> ResourceClaim:
     receiver = Receiver()
     named = {name.replace("__", "."): value for name, value in resource.items()}
-    receiver.intake.take(request(resource=named).SerializeToString(), PEER)
+    receiver.traces.take(request(resource=named).SerializeToString(), PEER)
     return receiver.sink.deliveries[0].parts[0].claim
 
 
@@ -138,7 +139,7 @@ def test_work_is_told_in_json_as_in_protobuf() -> None:
         for number in (1, 2)
     ]
     body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}).encode()
-    receiver.intake.take_json(body, PEER)
+    receiver.traces.take(body, PEER, json=True)
     assert [one.work for one in receiver.sink.deliveries[0].parts[0].spans] == [0.5, 17]
 
 
@@ -217,7 +218,7 @@ def test_a_value_written_before_its_key_is_found() -> None:
     raw = span().SerializeToString() + b"\x4a" + bytes([len(pair)]) + pair
     body = b"\x12" + _length(raw) + raw
     body = b"\x12" + _length(body) + body
-    receiver.intake.take(b"\n" + _length(body) + body, PEER)
+    receiver.traces.take(b"\n" + _length(body) + body, PEER)
     assert receiver.sink.deliveries[0].parts[0].spans[0].thread == 5
 
 
@@ -228,14 +229,14 @@ def test_an_attribute_with_a_long_value_is_no_count() -> None:
 def test_an_attribute_that_is_cut_short_is_malformed() -> None:
     body = request(span(thread__id=5)).SerializeToString()
     with pytest.raises(MalformedRequestError):
-        Receiver().intake.take(body.replace(b"\x12\x02\x18\x05", b"\x12\x09\x18\x05"), PEER)
+        Receiver().traces.take(body.replace(b"\x12\x02\x18\x05", b"\x12\x09\x18\x05"), PEER)
 
 
 def test_a_value_that_is_none_is_no_count_and_no_text() -> None:
     body = request(span(thread__id=5), resource={"service.name": "abc"}).SerializeToString()
     receiver = Receiver()
     body = body.replace(b"\x18\x05", b"\x18\xff").replace(b"\n\x03abc", b"\n\x04abc")
-    receiver.intake.take(body, PEER)
+    receiver.traces.take(body, PEER)
     (part,) = receiver.sink.deliveries[0].parts
     assert (part.claim.service, part.spans[0].thread) == ("", 0)
 
@@ -273,7 +274,7 @@ def test_a_name_is_short_and_can_be_shown(name: str, shown: str) -> None:
 def test_a_name_that_is_not_unicode_costs_no_span() -> None:
     body = request().SerializeToString().replace(b"work 1", b"wo\xffk 1")
     receiver = Receiver()
-    receiver.intake.take(body, PEER)
+    receiver.traces.take(body, PEER)
     assert receiver.sink.deliveries[0].parts[0].spans[0].name == "wo\ufffdk 1"
 
 
@@ -303,7 +304,7 @@ def test_spans_are_told_by_resource_in_their_order() -> None:
     whole.resource_spans[0].scope_spans.add().spans.append(span(3))
     whole.MergeFrom(request(span(4), resource={"service.name": "b"}))
     receiver = Receiver()
-    receiver.intake.take(whole.SerializeToString(), PEER)
+    receiver.traces.take(whole.SerializeToString(), PEER)
     (delivery,) = receiver.sink.deliveries
     assert [(part.claim.service, [s.name for s in part.spans]) for part in delivery.parts] == [
         ("a", ["work 1", "work 2", "work 3"]),
@@ -316,7 +317,7 @@ def test_spans_are_told_by_resource_in_their_order() -> None:
 
 def test_a_delivery_says_who_when_and_how_much() -> None:
     receiver, body = Receiver(), request().SerializeToString()
-    receiver.intake.take(body, PEER)
+    receiver.traces.take(body, PEER)
     (delivery,) = receiver.sink.deliveries
     assert delivery.peer == PEER
     assert delivery.received == receiver.clock.monotonic()
@@ -326,7 +327,7 @@ def test_a_delivery_says_who_when_and_how_much() -> None:
 def test_a_request_is_kept_where_it_is_to_be_forwarded() -> None:
     receiver, body = Receiver(keep=True), request(span(1, any="thing")).SerializeToString()
     body += b"\xfa\x01\x04news"  # a field that nobody knows yet
-    receiver.intake.take(body, PEER)
+    receiver.traces.take(body, PEER)
     assert receiver.sink.deliveries[0].message == body
 
 
@@ -338,9 +339,9 @@ def test_spans_with_unusable_ids_are_skipped_and_counted() -> None:
     bad[3].span_id = b""
     receiver = Receiver()
     body = request(span(1), *bad[:2], span(7), *bad[2:]).SerializeToString()
-    refused = receiver.intake.take(body, PEER)
+    refused = receiver.traces.take(body, PEER)
     assert refused.spans == 4
-    assert "neither is all zeros" in refused.why
+    assert "neither is all zeros" in refused.reason
     assert receiver.sink.refused == {"invalid_id": 4}
     (delivery,) = receiver.sink.deliveries
     assert [one.name for one in delivery.parts[0].spans] == ["work 1", "work 7"]
@@ -354,7 +355,7 @@ def test_positions_of_skipped_spans_run_through_all_resources() -> None:
     whole.MergeFrom(request(bad))
     whole.MergeFrom(request(span(4), bad))
     receiver = Receiver()
-    receiver.intake.take(whole.SerializeToString(), PEER)
+    receiver.traces.take(whole.SerializeToString(), PEER)
     (delivery,) = receiver.sink.deliveries
     assert delivery.skipped == {2, 4}
     assert [len(part.spans) for part in delivery.parts] == [2, 1]
@@ -366,15 +367,15 @@ def test_refused_spans_are_counted_once_however_often_they_are_sent() -> None:
     receiver, body = Receiver(), request(span(1), bad).SerializeToString()
     receiver.sink.busy = 1
     with pytest.raises(ReceiverBusyError):
-        receiver.intake.take(body, PEER)
-    receiver.intake.take(body, PEER)
+        receiver.traces.take(body, PEER)
+    receiver.traces.take(body, PEER)
     assert receiver.sink.refused == {"invalid_id": 1}
 
 
 @pytest.mark.parametrize("body", [b"", request().SerializeToString()[:0], b"\n\0", b"\n\2\x12\0"])
 def test_a_request_without_spans_is_no_delivery(body: bytes) -> None:
     receiver = Receiver()
-    assert receiver.intake.take(body, PEER) == RejectedSpans()
+    assert receiver.traces.take(body, PEER) == RejectedSpans()
     assert receiver.sink.deliveries == []
 
 
@@ -383,7 +384,7 @@ def test_a_request_without_spans_is_no_delivery(body: bytes) -> None:
 )
 def test_what_is_no_request_is_malformed(body: bytes) -> None:
     with pytest.raises(MalformedRequestError, match="no ExportTraceServiceRequest"):
-        Receiver().intake.take(body, PEER)
+        Receiver().traces.take(body, PEER)
 
 
 @pytest.mark.parametrize("layer", [b"\n\0", b"\n\2\x12\0"], ids=["resources", "scopes"])
@@ -391,11 +392,11 @@ def test_a_request_of_tiny_messages_is_refused_before_they_are_read(layer: bytes
     sink = KeptSink()
     receiver = Receiver()
     with pytest.raises(RequestTooLargeError, match="at most 8192 spans"):
-        receiver.intake.take(layer * 10_000, PEER)
+        receiver.traces.take(layer * 10_000, PEER)
     tiny = b"\x12\0" * 10_000
     scope = b"\x12" + _length(tiny) + tiny
     with pytest.raises(RequestTooLargeError, match="at most 8192 spans"):
-        receiver.intake.take(b"\n" + _length(scope) + scope, PEER)
+        receiver.traces.take(b"\n" + _length(scope) + scope, PEER)
     assert sink.deliveries == []
 
 

@@ -10,8 +10,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from support.otlp import JSON, PROTOBUF, Receiver, request, span
-from wattspan.ingest import wire
 from wattspan.util.encoding import BodyEncodingError, BodyTooLongError, gzip_decompress
+from wattspan.util.protobuf import encode_export_response, encode_retry_info, encode_status
 
 BODY = request().SerializeToString()
 JSON_BODY = json.dumps(
@@ -102,7 +102,7 @@ def test_nonsense_in_json_is_400_with_a_status_in_json(receiver: Receiver) -> No
     assert (answer.status, answer.content_type) == (400, JSON)
     told = json.loads(answer.body)
     assert told["code"] == 3
-    assert "resourceSpans[0].scopeSpans[0].spans[0].traceId is not hexadecimal" in told["message"]
+    assert "resourceSpans[0].scopeSpans[0].spans[0].traceId is invalid" in told["message"]
 
 
 @pytest.mark.parametrize(
@@ -200,12 +200,12 @@ def test_members_without_number_are_refused() -> None:
 
 
 def test_our_messages_are_those_of_the_protocol() -> None:
-    answer = ExportTraceServiceResponse.FromString(wire.response(3, "why"))
+    answer = ExportTraceServiceResponse.FromString(encode_export_response(3, "why"))
     assert answer.partial_success.rejected_spans == 3
     assert answer.partial_success.error_message == "why"
     # google.rpc.Status{code: 14, message: "m", details: [Any{RetryInfo{Duration{seconds: 5}}}]}
     retry_info = b"\n\x02\x08\x05"
     url = b"type.googleapis.com/google.rpc.RetryInfo"
     detail = b"\n" + bytes([len(url)]) + url + b"\x12\x04" + retry_info
-    assert wire.status(14, "m", 5) == b"\x08\x0e\x12\x01m\x1a" + bytes([len(detail)]) + detail
-    assert wire.retry_info(5) == retry_info
+    assert encode_status(14, "m", 5) == b"\x08\x0e\x12\x01m\x1a" + bytes([len(detail)]) + detail
+    assert encode_retry_info(5) == retry_info

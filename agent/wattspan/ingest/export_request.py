@@ -1,38 +1,43 @@
-"""Why a whole request cannot be taken, in words for its sender.
-
-What a receiver hands on: the spans of one request as they were told, nobody believed yet.
-"""
+"""One accepted trace request as span records, and the errors that reject a whole request."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from wattspan.http.messages import Peer
 
 
 class MalformedRequestError(ValueError):
-    """This is no request; the message says where it is not."""
+    """The body is no trace request; the message names the position."""
 
 
 class RequestTooLargeError(ValueError):
-    """The request is larger than is taken."""
+    """The request exceeds a limit."""
 
 
-def too_many_spans(most: int) -> RequestTooLargeError:
-    """There are more spans, or more of what they are wrapped in, than ``most``."""
-    return RequestTooLargeError(f"a request has at most {most} spans")
+class ReceiverBusyError(Exception):
+    """The agent has no room for the request; the sender may retry after ``seconds``."""
+
+    def __init__(self, seconds: int = 1) -> None:
+        super().__init__(f"retry after {seconds} s")
+        self.seconds = seconds
 
 
-def too_many_fields(what: str, most: int) -> RequestTooLargeError:
-    """``what``, such as "a span", has more fields, attributes, events and links than ``most``."""
+def too_many_spans(limit: int) -> RequestTooLargeError:
+    """The request has more than ``limit`` spans, scopes and resources together."""
+    return RequestTooLargeError(f"a request has at most {limit} spans")
+
+
+def too_many_fields(subject: str, limit: int) -> RequestTooLargeError:
+    """``subject``, such as "a span", has more than ``limit`` fields at any depth."""
     return RequestTooLargeError(
-        f"{what} has at most {most} fields, attributes, events and links together"
+        f"{subject} has at most {limit} fields, attributes, events and links together"
     )
 
 
 class ResourceClaim(NamedTuple):
-    """What a resource says of the process its spans belong to; "" and None are nothing."""
+    """The claims of a resource about the process of its spans; "" and None where it has none."""
 
     service: str = ""
     pid: int | None = None
@@ -41,10 +46,10 @@ class ResourceClaim(NamedTuple):
 
 
 class SpanRecord(NamedTuple):
-    """One span as it was told. Times are Unix nanoseconds, ``parent`` is b"" for none.
+    """One received span. Times are Unix nanoseconds; ``parent`` is b"" for none.
 
-    ``work`` is how much work the span says it did, as the number that was told, also where that
-    cannot be (0, or less); None where it tells none, or where nobody asked.
+    ``work`` is the amount of work that the span reports, as reported, so 0 and negative numbers
+    occur; None where it reports none or no setting asks for it.
     """
 
     trace: bytes
@@ -61,7 +66,7 @@ class SpanRecord(NamedTuple):
 
 
 class WorkAttribute(NamedTuple):
-    """Which spans count their work, and in which attribute; "" is every service, every span."""
+    """The spans that report work, and the attribute with the amount; "" matches all."""
 
     attribute: str
     service: str = ""
@@ -79,17 +84,16 @@ class ResourceSpanRecords(NamedTuple):
 class ExportRequest:
     """One accepted request.
 
-    ``message`` is the request, an ExportTraceServiceRequest as it was received: protobuf bytes.
-    It is kept only where it is to be forwarded; its spans and those of ``parts`` are the same in
-    the same order, except that spans with unusable ids stand in ``message`` alone, and their flat
-    positions in ``skipped``.
+    ``message`` is the request as an ExportTraceServiceRequest in protobuf bytes where it is to be
+    forwarded, else None. It has the spans of ``parts`` in the same order, and in addition the
+    spans with invalid ids, whose flat positions are ``skipped``.
     """
 
     peer: Peer
     received: int  # monotonic nanoseconds
     size: int  # bytes, after decompression
     parts: tuple[ResourceSpanRecords, ...]
-    message: Any = None
+    message: bytes | None = None
     skipped: frozenset[int] = frozenset()
 
     @property
@@ -97,21 +101,13 @@ class ExportRequest:
         return sum(len(part.spans) for part in self.parts)
 
 
-class ReceiverBusyError(Exception):
-    """There is no room now; come again after ``seconds``."""
-
-    def __init__(self, seconds: int = 1) -> None:
-        super().__init__(f"come again in {seconds} s")
-        self.seconds = seconds
-
-
 class SpanSink(Protocol):
-    """Takes deliveries; called in the receivers' thread, returns at once."""
+    """Accepts requests in the thread of the receivers; never blocks."""
 
     def accept(self, delivery: ExportRequest) -> None:
-        """Take it, or raise BusyError. A delivery that was taken is never lost silently."""
+        """Accept a request, or raise ReceiverBusyError. The loss of accepted spans is counted."""
         ...
 
     def refuse(self, reason: str, spans: int = 1) -> None:
-        """Count spans that a receiver could not take: ``invalid_id``, ``malformed``, ..."""
+        """Count spans that a receiver rejected: ``invalid_id``, ``malformed``, ..."""
         ...

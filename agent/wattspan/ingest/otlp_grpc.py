@@ -26,7 +26,6 @@ from wattspan.http.access_policy import OPEN_ACCESS, AccessPolicy
 from wattspan.http.connection_limiter import RejectionReason
 from wattspan.http.limits import ServerCapacity
 from wattspan.http.messages import Peer
-from wattspan.ingest import wire
 from wattspan.ingest.export_request import (
     MalformedRequestError,
     ReceiverBusyError,
@@ -34,6 +33,7 @@ from wattspan.ingest.export_request import (
 )
 from wattspan.ingest.trace_receiver import RequestReader, TraceReceiver
 from wattspan.util.encoding import BodyEncodingError, BodyTooLongError
+from wattspan.util.protobuf import encode_export_response, encode_retry_info, encode_status
 
 EXPORT_METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
@@ -218,9 +218,9 @@ class _GrpcCallHandler(grpclib.protocol.AbstractHandler):  # type: ignore[misc]
         try:
             async with asyncio.timeout(self.room.limits.receive):
                 compressed, body = await self._message(stream, held)
-            zipped = bool(compressed) and _is_gzip(headers)
+            gzipped = bool(compressed) and _is_gzip(headers)
             async with self.room.turn(self.peer.whose):
-                refused = await self._reader.take(body, self.peer, zipped=zipped)
+                refused = await self._reader.take(body, self.peer, gzipped=gzipped)
         except TimeoutError:
             raise GrpcStatusError(
                 Status.DEADLINE_EXCEEDED, "the call took too long to arrive"
@@ -229,14 +229,14 @@ class _GrpcCallHandler(grpclib.protocol.AbstractHandler):  # type: ignore[misc]
             why = "too many spans wait for their energy"
             raise GrpcStatusError(Status.UNAVAILABLE, why, retry_after=busy.seconds) from None
         except (RequestTooLargeError, BodyTooLongError) as error:
-            self._reader.intake.sink.refuse("too_large")
+            self._reader.receiver.sink.refuse("too_large")
             raise GrpcStatusError(Status.RESOURCE_EXHAUSTED, str(error)) from None
         except (MalformedRequestError, BodyEncodingError) as error:
-            self._reader.intake.sink.refuse("malformed")
+            self._reader.receiver.sink.refuse("malformed")
             raise GrpcStatusError(Status.INVALID_ARGUMENT, str(error)) from None
         finally:
             held.give_back()
-        return wire.response(refused.spans, refused.why)
+        return encode_export_response(*refused)
 
     async def _message(
         self, stream: grpclib.protocol.Stream, held: _BodyReservation
@@ -249,9 +249,9 @@ class _GrpcCallHandler(grpclib.protocol.AbstractHandler):  # type: ignore[misc]
             compressed, length = _PREFIX.unpack(prefix)
             if compressed > 1:
                 raise MalformedRequestError("the message's flags are not known")
-            if length > self._reader.intake.max_request:
+            if length > self._reader.receiver.max_request:
                 raise RequestTooLargeError(
-                    f"a request has at most {self._reader.intake.max_request} bytes"
+                    f"a request has at most {self._reader.receiver.max_request} bytes"
                 )
             body = bytearray()
             while len(body) < length:
@@ -281,12 +281,12 @@ class _GrpcCallHandler(grpclib.protocol.AbstractHandler):  # type: ignore[misc]
             *_HEAD,
             ("grpc-status", str(status)),
             ("grpc-message", encode_grpc_message(why)),
-            ("grpc-status-details-bin", _binary(wire.status(status, why, after))),
+            ("grpc-status-details-bin", _binary(encode_status(status, why, after))),
             *failure.headers,
         ]
         if after is not None:
             # Python's exporter looks for the delay here, and nowhere else.
-            trailers.append(("google.rpc.retryinfo-bin", _binary(wire.retry_info(after))))
+            trailers.append(("google.rpc.retryinfo-bin", _binary(encode_retry_info(after))))
         async with asyncio.timeout(self.room.limits.send):
             await stream.send_headers(trailers, end_stream=True)
             if stream.closable:

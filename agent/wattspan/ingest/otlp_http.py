@@ -1,4 +1,4 @@
-"""OTLP/HTTP: what the protocol asks of a server, for traces."""
+"""OTLP/HTTP for traces: routes, content types and responses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import NamedTuple
 import msgspec
 
 from wattspan.http.messages import HttpRequest, HttpResponse
-from wattspan.ingest import wire
 from wattspan.ingest.export_request import (
     MalformedRequestError,
     ReceiverBusyError,
@@ -18,6 +17,7 @@ from wattspan.ingest.export_request import (
 )
 from wattspan.ingest.trace_receiver import RejectedSpans, RequestReader, TraceReceiver
 from wattspan.util.encoding import BodyEncodingError, BodyTooLongError
+from wattspan.util.protobuf import encode_export_response, encode_status
 
 TRACES_PATH = "/v1/traces"
 
@@ -26,124 +26,108 @@ _UNSUPPORTED_SIGNALS = {
     "/v1/logs": ("logs", "OTEL_LOGS_EXPORTER=none"),
     "/v1development/profiles": ("profiles", "no exporter of profiles"),
 }
-_PLAIN_LIMIT = 500  # characters of a message
+_MAX_MESSAGE = 500  # characters
+_INVALID_ARGUMENT, _RESOURCE_EXHAUSTED, _UNAVAILABLE = 3, 8, 14  # google.rpc.Code
 
 
 class _ContentFormat(NamedTuple):
-    """A content type, in which the answer is given as well."""
+    """The content type of a request, and the encoders of its response."""
 
     content_type: str
-    answer: Callable[[RejectedSpans], bytes]
-    status: Callable[[int, str], bytes]
+    encode_response: Callable[[RejectedSpans], bytes]
+    encode_status: Callable[[int, str], bytes]
+
+    def error(
+        self, status: HTTPStatus, code: int, message: str, headers: Mapping[str, str] | None = None
+    ) -> HttpResponse:
+        body = self.encode_status(code, message[:_MAX_MESSAGE])
+        return HttpResponse(status, body, self.content_type, headers or {})
+
+
+def _json_response(rejected: RejectedSpans) -> bytes:
+    if not rejected.spans:
+        return b"{}"
+    partial = {"rejectedSpans": str(rejected.spans), "errorMessage": rejected.reason}
+    return msgspec.json.encode({"partialSuccess": partial})
+
+
+_PROTOBUF = _ContentFormat(
+    "application/x-protobuf", lambda rejected: encode_export_response(*rejected), encode_status
+)
+_JSON = _ContentFormat(
+    "application/json",
+    _json_response,
+    lambda code, message: msgspec.json.encode({"code": code, "message": message}),
+)
+_FORMATS = {each.content_type: each for each in (_PROTOBUF, _JSON)}
 
 
 class OtlpHttpHandler:
-    """Handles requests for one intake."""
+    """Handles the HTTP requests for one receiver."""
 
-    def __init__(self, intake: TraceReceiver) -> None:
-        self._reader = RequestReader(intake)
+    def __init__(self, receiver: TraceReceiver) -> None:
+        self._reader = RequestReader(receiver)
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
         if request.path != TRACES_PATH:
-            return _unsupported_signal(request.path)
+            return _not_found(request.path)
         if request.method != "POST":
             return _plain(
-                HTTPStatus.METHOD_NOT_ALLOWED, "Spans are sent by POST.", {"Allow": "POST"}
+                HTTPStatus.METHOD_NOT_ALLOWED, "Send spans with the method POST.", {"Allow": "POST"}
             )
-        format_ = _FORMATS.get(_first_value(request.headers.get("content-type", "")))
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        format_ = _FORMATS.get(content_type)
         if format_ is None:
             return _plain(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-                f"Spans are sent as {' or '.join(_FORMATS)}.",
+                f"Send spans as {' or '.join(_FORMATS)}.",
                 {"Accept-Post": ", ".join(_FORMATS)},
             )
         encoding = request.headers.get("content-encoding", "").strip().lower()
         if encoding not in ("", "identity", "gzip", "x-gzip"):
             return _plain(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-                "Spans are sent as they are or compressed by gzip.",
+                "Send spans uncompressed or compressed with gzip.",
                 {"Accept-Encoding": "gzip, identity"},
             )
-        return await self._take(request, format_, zipped="gzip" in encoding)
+        return await self._take(request, format_, gzipped="gzip" in encoding)
 
     async def _take(
-        self, request: HttpRequest, format_: _ContentFormat, *, zipped: bool
+        self, request: HttpRequest, format_: _ContentFormat, *, gzipped: bool
     ) -> HttpResponse:
-        intake = self._reader.intake
+        sink = self._reader.receiver.sink
         try:
-            refused = await self._reader.take(
-                request.body, request.peer, json=format_ is _JSON, zipped=zipped
+            rejected = await self._reader.take(
+                request.body, request.peer, json=format_ is _JSON, gzipped=gzipped
             )
         except ReceiverBusyError as busy:
-            return _failed(
-                format_,
+            return format_.error(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 _UNAVAILABLE,
                 "Too many spans wait for their energy.",
                 {"Retry-After": str(max(1, math.ceil(busy.seconds)))},
             )
         except (RequestTooLargeError, BodyTooLongError) as error:
-            intake.sink.refuse("too_large")
-            return _failed(
-                format_, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _RESOURCE_EXHAUSTED, str(error)
+            sink.refuse("too_large")
+            return format_.error(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _RESOURCE_EXHAUSTED, str(error)
             )
         except (MalformedRequestError, BodyEncodingError) as error:
-            intake.sink.refuse("malformed")
-            return _failed(format_, HTTPStatus.BAD_REQUEST, _INVALID_ARGUMENT, str(error))
-        return HttpResponse(HTTPStatus.OK, format_.answer(refused), format_.content_type)
+            sink.refuse("malformed")
+            return format_.error(HTTPStatus.BAD_REQUEST, _INVALID_ARGUMENT, str(error))
+        return HttpResponse(HTTPStatus.OK, format_.encode_response(rejected), format_.content_type)
 
 
-# ------------------------------------------------------------------------------ what is answered
-
-_INVALID_ARGUMENT, _RESOURCE_EXHAUSTED, _UNAVAILABLE = 3, 8, 14  # google.rpc.Code
-
-
-def _protobuf_answer(refused: RejectedSpans) -> bytes:
-    return wire.response(refused.spans, refused.why)
-
-
-def _json_answer(refused: RejectedSpans) -> bytes:
-    if not refused.spans:
-        return b"{}"
-    told = {"rejectedSpans": str(refused.spans), "errorMessage": refused.why}
-    return msgspec.json.encode({"partialSuccess": told})
-
-
-def _json_status(code: int, message: str) -> bytes:
-    return msgspec.json.encode({"code": code, "message": message})
-
-
-_PROTOBUF = _ContentFormat("application/x-protobuf", _protobuf_answer, wire.status)
-_JSON = _ContentFormat("application/json", _json_answer, _json_status)
-_FORMATS = {each.content_type: each for each in (_PROTOBUF, _JSON)}
-
-
-def _failed(
-    format_: _ContentFormat,
-    status: HTTPStatus,
-    code: int,
-    message: str,
-    headers: Mapping[str, str] | None = None,
-) -> HttpResponse:
-    return HttpResponse(
-        status, format_.status(code, message[:_PLAIN_LIMIT]), format_.content_type, headers or {}
-    )
+def _not_found(path: str) -> HttpResponse:
+    if path in _UNSUPPORTED_SIGNALS:
+        signal, remedy = _UNSUPPORTED_SIGNALS[path]
+        sentence = f"wattspan takes spans only, no {signal}: set {remedy} in the application."
+    else:
+        sentence = f"There is nothing here; spans are sent to {TRACES_PATH}."
+    return _plain(HTTPStatus.NOT_FOUND, sentence)
 
 
 def _plain(
     status: HTTPStatus, sentence: str, headers: Mapping[str, str] | None = None
 ) -> HttpResponse:
     return HttpResponse(status, f"{sentence}\n".encode(), headers=headers or {})
-
-
-def _unsupported_signal(path: str) -> HttpResponse:
-    if path in _UNSUPPORTED_SIGNALS:
-        what, remedy = _UNSUPPORTED_SIGNALS[path]
-        sentence = f"wattspan takes spans only, no {what}: set {remedy} in the application."
-    else:
-        sentence = f"There is nothing here; spans are sent to {TRACES_PATH}."
-    return _plain(HTTPStatus.NOT_FOUND, sentence)
-
-
-def _first_value(content_type: str) -> str:
-    return content_type.partition(";")[0].strip().lower()

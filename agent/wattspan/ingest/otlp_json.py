@@ -1,277 +1,332 @@
-"""Values of protobuf's JSON, as OTLP changes it, made what message constructors take.
+"""OTLP/JSON trace requests to span records, and to protobuf bytes where they are forwarded.
 
-OTLP/JSON to the same request in protobuf.
-
-protobuf's own json_format takes ten times as long, and ids for base64. Here the mapping is made
-once of the message types themselves, so it knows every field they have. A request is gone through
-span by span, so that what is decoded at a time is one span.
+The structs are the messages of OTLP. OTLP's JSON differs from protobuf's in its ids, which are
+hexadecimal. A request is decoded span by span, which bounds the memory of decoding.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import functools
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import msgspec
-from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
-from opentelemetry.proto.resource.v1.resource_pb2 import Resource
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.proto.common.v1 import common_pb2
+from opentelemetry.proto.resource.v1 import resource_pb2
+from opentelemetry.proto.trace.v1 import trace_pb2
 
-from wattspan.ingest import wire
-from wattspan.ingest.export_request import MalformedRequestError, too_many_fields, too_many_spans
-from wattspan.util.encoding import encode_message
+from wattspan.ingest.export_request import (
+    MalformedRequestError,
+    ResourceSpanRecords,
+    SpanRecord,
+    too_many_fields,
+    too_many_spans,
+)
+from wattspan.ingest.trace_decoder import (
+    COLUMNS,
+    MAX_ATTRIBUTES,
+    MAX_FIELDS,
+    MAX_NAME,
+    THREAD,
+    TOKENS_IN,
+    TOKENS_OUT,
+    WEIGHT,
+    DecodedRequest,
+    DecoderSettings,
+    FieldBudget,
+    Scalar,
+    as_count,
+    as_decimal,
+    has_valid_ids,
+    printable,
+    resource_claim,
+    valid_parent,
+)
+from wattspan.util.protobuf import encode_message, serialize
 
 MAX_DEPTH = 48
-"""Messages inside messages that are followed. protobuf's own readers follow 100."""
-
-_HEX = ("trace_id", "span_id", "parent_span_id")
-_REALS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
-Convert = Callable[[Any, int], Any]
-"""Converts a value that stands so many messages deep."""
+"""Nested messages of a forwarded span; protobuf's readers accept 100."""
 
 
-class InvalidValueError(Exception):
-    """A value cannot be what it should be; ``where`` grows on the way out."""
+class _Id(bytes):
+    """A trace or span id, hexadecimal in JSON."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.where = ""
-
-    def inside(self, step: str) -> InvalidValueError:
-        self.where = f"{step}{'' if self.where[:1] in ('', '[') else '.'}{self.where}"
-        return self
+    __slots__ = ()
 
 
-def message_arguments(descriptor: Any, value: Any, depth: int = 0) -> dict[str, Any]:
-    """What the constructor of a message of this type takes, of a JSON object. WrongError.
+class _Base64(bytes):
+    """Bytes in either alphabet of base64, with or without padding."""
 
-    Names are lowerCamelCase or as in the protobuf; unknown ones are passed over, null is nothing.
-    """
-    if type(value) is not dict:
-        raise InvalidValueError("is not an object")
-    if depth > MAX_DEPTH:
-        raise InvalidValueError("is nested too deeply")
-    fields = _fields(descriptor)
-    made = {}
-    for key, each in value.items():
-        if each is not None and (field := fields.get(key)) is not None:
-            try:
-                made[field[0]] = field[1](each, depth)
-            except InvalidValueError as error:
-                raise error.inside(key) from None
-    return made
+    __slots__ = ()
 
 
-@functools.cache
-def _fields(descriptor: Any) -> Mapping[str, tuple[str, Convert]]:
-    """For each name a field may have in JSON, its own name and how it is converted."""
-    found = {}
-    for field in descriptor.fields:
-        convert = _converter(field)
-        found[field.name] = found[field.json_name] = (
-            field.name,
-            _repeated(convert) if field.is_repeated else convert,
-        )
-    return found
-
-
-def _converter(field: Any) -> Convert:
-    match field.type:
-        case field.TYPE_MESSAGE:
-            inner = field.message_type
-            return lambda value, depth: message_arguments(inner, value, depth + 1)
-        case field.TYPE_STRING:
-            return _text
-        case field.TYPE_BYTES:
-            return _hexadecimal if field.name in _HEX else _base64
-        case field.TYPE_BOOL:
-            return _bool
-        case field.TYPE_DOUBLE | field.TYPE_FLOAT:
-            return _float
-        case field.TYPE_ENUM:
-            return _enum(dict(field.enum_type.values_by_name))
-        case field.TYPE_FIXED64 | field.TYPE_UINT64:
-            return _integer(0, 1 << 64)
-        case field.TYPE_FIXED32 | field.TYPE_UINT32:
-            return _integer(0, 1 << 32)
-        case field.TYPE_INT64:
-            return _integer(-1 << 63, 1 << 63)
-        case _:
-            return _integer(-1 << 31, 1 << 31)
-
-
-def _repeated(convert: Convert) -> Convert:
-    def array(value: Any, depth: int) -> list[Any]:
-        if type(value) is not list:
-            raise InvalidValueError("is not an array")
-        made: list[Any] = []
-        try:
-            made.extend(convert(each, depth) for each in value)
-        except InvalidValueError as error:
-            raise error.inside(f"[{len(made)}]") from None
-        return made
-
-    return array
-
-
-def _text(value: Any, _: int) -> str:
+def _decode_bytes(kind: type, value: Any) -> bytes:
+    """The hook of msgspec for the two classes above; ValueError."""
     if type(value) is not str:
-        raise InvalidValueError("is not a string")
-    return value
-
-
-def _bool(value: Any, _: int) -> bool:
-    if type(value) is not bool:
-        raise InvalidValueError("is neither true nor false")
-    return value
-
-
-def _hexadecimal(value: Any, _: int) -> bytes:
+        raise ValueError("Expected `str`")
+    if kind is _Id:
+        try:
+            return _Id(binascii.unhexlify(value))
+        except ValueError:
+            raise ValueError("Expected hexadecimal digits, as OTLP/JSON has ids") from None
+    alphabet = b"-_" if "-" in value or "_" in value else None
     try:
-        return binascii.unhexlify(_text(value, 0))
+        return _Base64(base64.b64decode(value + "=" * (-len(value) % 4), alphabet, validate=True))
     except ValueError:
-        raise InvalidValueError("is not hexadecimal, as ids are in OTLP's JSON") from None
+        raise ValueError("Expected base64") from None
 
 
-def _base64(value: Any, _: int) -> bytes:
-    text = _text(value, 0)
-    try:
-        return base64.b64decode(
-            text + "=" * (-len(text) % 4),
-            altchars=b"-_" if "-" in text or "_" in text else None,
-            validate=True,
-        )
-    except ValueError:
-        raise InvalidValueError("is not base64") from None
+_Unsigned = Annotated[int, msgspec.Meta(ge=0)]
+_Signed = Annotated[int, msgspec.Meta(ge=-1 << 63, le=(1 << 63) - 1)]
 
 
-def _float(value: Any, _: int) -> float:
-    if type(value) is str:
-        value = _REALS.get(value, value)
-    if type(value) is bool:
-        raise InvalidValueError("is not a number")
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidValueError("is not a number") from None
+class _Message(msgspec.Struct, rename="camel", gc=False):
+    """Fields have their protobuf names, in JSON lowerCamelCase. A null field is absent."""
 
 
-def _integer(least: int, beyond: int) -> Convert:
-    def convert(value: Any, _: int) -> Any:
-        kind = type(value)
-        if (kind is str and len(value) < 25) or (kind is float and value.is_integer()):
-            try:
-                value = int(value)
-            except ValueError:
-                raise InvalidValueError("is not a whole number") from None
-        elif kind is not int:
-            raise InvalidValueError("is not a whole number")
-        if not least <= value < beyond:
-            raise InvalidValueError("is out of bounds")
-        return value
-
-    return convert
+class _AnyValue(_Message):
+    string_value: str | None = None
+    bool_value: bool | None = None
+    int_value: _Signed | None = None
+    double_value: float | None = None
+    array_value: _ArrayValue | None = None
+    kvlist_value: _KeyValueList | None = None
+    bytes_value: _Base64 | None = None
 
 
-def _enum(names: Mapping[str, Any]) -> Convert:
-    numbers = {name: value.number for name, value in names.items()}
-    whole = _integer(-1 << 31, 1 << 31)
-
-    def convert(value: Any, depth: int) -> Any:
-        if type(value) is str and value in numbers:
-            return numbers[value]
-        return whole(value, depth)
-
-    return convert
+class _ArrayValue(_Message):
+    values: list[_AnyValue] | None = None
 
 
-_Raws = Sequence[msgspec.Raw] | None
-_Field = tuple[int, bytes]  # of a message: its number and what it holds
+class _KeyValue(_Message):
+    key: str | None = None
+    value: _AnyValue | None = None
 
 
-class _Request(msgspec.Struct, gc=False):
-    resourceSpans: _Raws = None  # noqa: N815 - as it is on the wire
-    resource_spans: _Raws = None
+class _KeyValueList(_Message):
+    values: list[_KeyValue] | None = None
 
 
-class _ResourceSpans(msgspec.Struct, gc=False):
-    resource: msgspec.Raw = msgspec.Raw()
-    scopeSpans: _Raws = None  # noqa: N815
-    scope_spans: _Raws = None
-    schemaUrl: str | None = None  # noqa: N815
-    schema_url: str | None = None
+class _Resource(_Message):
+    attributes: list[_KeyValue] | None = None
+    dropped_attributes_count: _Unsigned | None = None
 
 
-class _ScopeSpans(msgspec.Struct, gc=False):
+class _Scope(_Resource):
+    name: str | None = None
+    version: str | None = None
+
+
+class _Event(_Resource):
+    time_unix_nano: _Unsigned | None = None
+    name: str | None = None
+
+
+class _Link(_Resource):
+    trace_id: _Id | None = None
+    span_id: _Id | None = None
+    trace_state: str | None = None
+    flags: _Unsigned | None = None
+
+
+class _Status(_Message):
+    message: str | None = None
+    code: int | str | None = None  # the number or the name of an enum value
+
+
+class _Span(_Resource):
+    trace_id: _Id | None = None
+    span_id: _Id | None = None
+    trace_state: str | None = None
+    parent_span_id: _Id | None = None
+    flags: _Unsigned | None = None
+    name: str | None = None
+    kind: int | str | None = None
+    start_time_unix_nano: _Unsigned | None = None
+    end_time_unix_nano: _Unsigned | None = None
+    events: list[_Event] | None = None
+    dropped_events_count: _Unsigned | None = None
+    links: list[_Link] | None = None
+    dropped_links_count: _Unsigned | None = None
+    status: _Status | None = None
+
+
+class _ScopeSpans(_Message):
     scope: msgspec.Raw = msgspec.Raw()
-    spans: _Raws = None
-    schemaUrl: str | None = None  # noqa: N815
+    spans: list[msgspec.Raw] | None = None
     schema_url: str | None = None
 
 
-def to_protobuf(body: bytes, most: int, fields: int) -> bytes:
-    """An ExportTraceServiceRequest in JSON as protobuf.
-
-    MalformedError names the place; TooLargeError for more than ``most`` spans, or more than
-    ``fields`` names and values.
-    """
-    try:
-        _check_size(body, most, fields)
-        return _ProtobufTranscoder(most).request(body)
-    except InvalidValueError as error:
-        raise MalformedRequestError(f"{error.where or 'the request'} {error}") from None
+class _ResourceSpans(_Message):
+    resource: msgspec.Raw = msgspec.Raw()
+    scope_spans: list[_ScopeSpans] | None = None
+    schema_url: str | None = None
 
 
-class _IgnoredObject(msgspec.Struct, gc=False):
-    """An object of which nothing is kept."""
+class _Request(_Message):
+    resource_spans: list[_ResourceSpans] | None = None
 
 
-class _ScopeOutline(msgspec.Struct, gc=False):
-    spans: Sequence[_IgnoredObject] | None = None
+_CAMEL_CASE = {
+    field.name.encode(): field.encode_name.encode()
+    for kind in (_AnyValue, _Scope, _Event, _Link, _Span, _ScopeSpans, _ResourceSpans, _Request)
+    for field in msgspec.structs.fields(kind)
+    if field.name != field.encode_name
+}
+# A match is always a key: the quotes within a JSON string are escaped.
+_PROTOBUF_NAME = re.compile(rb'"(%s)"(?=\s*:)' % b"|".join(_CAMEL_CASE))
 
+_Decoder = msgspec.json.Decoder
+_REQUEST = _Decoder(_Request, strict=False, dec_hook=_decode_bytes)
+_SPAN = _Decoder(_Span, strict=False, dec_hook=_decode_bytes)
+_RESOURCE = _Decoder(_Resource, strict=False, dec_hook=_decode_bytes)
+_SCOPE = _Decoder(_Scope, strict=False, dec_hook=_decode_bytes)
 
-class _ResourceOutline(msgspec.Struct, gc=False):
-    scopeSpans: Sequence[_ScopeOutline] | None = None  # noqa: N815
-    scope_spans: Sequence[_ScopeOutline] | None = None
-
-
-class _Outline(msgspec.Struct, gc=False):
-    resourceSpans: Sequence[_ResourceOutline] | None = None  # noqa: N815
-    resource_spans: Sequence[_ResourceOutline] | None = None
-
-
-_LARGE = 1 << 20
 _PIECE = 1 << 16
 _MARKS = (b",", b":", b"[", b"{")
 
 
-def _check_size(body: bytes, most: int, fields: int) -> None:
-    """Refuse a request that would take many times its size to read, before it is read."""
-    wire.FieldBudget(fields).spend(_count_values(body, fields))
-    if len(body) < _LARGE:
-        return
-    outline = _decode_json(body, _Outline)  # no item takes more memory in it than in the body
-    spans = 0
-    for resource in outline.resourceSpans or outline.resource_spans or ():
-        for scope in resource.scopeSpans or resource.scope_spans or ():
-            spans += 1 + len(scope.spans or ())
-    if spans > most:
-        raise too_many_spans(most)
+class JsonTraceDecoder:
+    """Decodes trace requests in OTLP/JSON. For one thread."""
+
+    def __init__(self, settings: DecoderSettings) -> None:
+        self._settings = settings
+        self._keys = [(key.column, key.name) for key in settings.keys]
+        self._place = ""  # of the message that is decoded
+
+    def decode(self, body: bytes) -> DecodedRequest:
+        """The spans of a request; RequestTooLargeError, or MalformedRequestError with the place.
+
+        With ``keep_message`` the result contains the same request in protobuf.
+        """
+        budget = FieldBudget(self._settings.max_fields)
+        budget.spend(count_values(body, self._settings.max_fields))
+        self._place = ""
+        body = _PROTOBUF_NAME.sub(lambda key: b'"%s"' % _CAMEL_CASE[key[1]], body)
+        resources = self._parse(_REQUEST, body).resource_spans or []
+        self._check_count(resources)
+        decoded = DecodedRequest([], [])
+        messages: list[tuple[int, bytes]] = []
+        position = 0
+        for number, each in enumerate(resources):
+            place = f"resourceSpans[{number}]"
+            self._place = f"{place}.resource"
+            resource = self._parse(_RESOURCE, each.resource, "a Resource")
+            payload = self._protobuf(resource_pb2.Resource, resource)
+            fields = [(1, payload)] if payload else []
+            attributes = (resource.attributes or [])[:MAX_ATTRIBUTES]
+            claim = resource_claim(_scalars(attributes))
+            work = [(key.name, spans.span) for spans, key in self._settings.work_of(claim.service)]
+            records: list[SpanRecord] = []
+            for scope_number, scope in enumerate(each.scope_spans or ()):
+                scope_place = f"{place}.scopeSpans[{scope_number}]"
+                self._place = f"{scope_place}.scope"
+                parsed = self._parse(_SCOPE, scope.scope, "an InstrumentationScope")
+                payload = self._protobuf(common_pb2.InstrumentationScope, parsed)
+                inner = [(1, payload)] if payload else []
+                for span_number, raw in enumerate(scope.spans or ()):
+                    self._place = f"{scope_place}.spans[{span_number}]"
+                    span = self._parse(_SPAN, raw, "a Span")
+                    inner.append((2, self._protobuf(trace_pb2.Span, span)))
+                    record = self._record(span, work)
+                    if record is None:
+                        decoded.skipped.append(position)
+                    else:
+                        records.append(record)
+                    position += 1
+                fields.append((2, self._joined(inner, scope.schema_url)))
+            if records:
+                decoded.parts.append(ResourceSpanRecords(claim, records))
+            messages.append((1, self._joined(fields, each.schema_url)))
+        if not self._settings.keep_message:
+            return decoded
+        return decoded._replace(message=encode_message(messages))
+
+    def _parse(self, decoder: Any, raw: Any, what: str = "") -> Any:
+        """The message in ``raw``; an empty one for none and null."""
+        if what:
+            if (raw := bytes(raw)) in (b"", b"null"):
+                raw = b"{}"
+            if count_values(raw, MAX_FIELDS) > MAX_FIELDS:
+                raise too_many_fields(what, MAX_FIELDS)
+        try:
+            return decoder.decode(raw)
+        except RecursionError:
+            raise self._malformed("nested too deeply") from None
+        except ValueError as error:  # of JSON, of UTF-8, or of types
+            raise self._malformed(str(error)) from None
+
+    def _check_count(self, resources: Sequence[_ResourceSpans]) -> None:
+        scopes = [scope for each in resources for scope in each.scope_spans or ()]
+        spans = sum(len(scope.spans or ()) for scope in scopes)
+        if len(resources) + len(scopes) + spans > self._settings.max_spans:
+            raise too_many_spans(self._settings.max_spans)
+
+    def _record(self, span: _Span, work: Sequence[tuple[bytes, str]]) -> SpanRecord | None:
+        """The record of a span; None if its ids are invalid."""
+        trace, own, parent = (
+            bytes(each or b"") for each in (span.trace_id, span.span_id, span.parent_span_id)
+        )
+        start, end = span.start_time_unix_nano or 0, span.end_time_unix_nano or 0
+        if (start | end) >> 64:
+            raise self._malformed("a time has more than 64 bits")
+        if not has_valid_ids(trace, own):
+            return None
+        values = _scalars(reversed((span.attributes or [])[:MAX_ATTRIBUTES]))
+        columns: list[int | None] = [None] * COLUMNS
+        for column, key in self._keys:
+            if columns[column] is None:
+                columns[column] = as_count(values.get(key))
+        name = printable((span.name or "").encode(), MAX_NAME)
+        amount = next((values.get(key) for key, matching in work if matching in ("", name)), None)
+        return SpanRecord(
+            trace,
+            own,
+            valid_parent(parent),
+            name,
+            start,
+            end,
+            columns[THREAD] or 0,
+            columns[WEIGHT],
+            columns[TOKENS_IN] or 0,
+            columns[TOKENS_OUT] or 0,
+            as_decimal(amount),
+        )
+
+    def _protobuf(self, kind: Any, message: _Message) -> bytes:
+        """``message`` in protobuf; b"" where requests are not forwarded."""
+        if not self._settings.keep_message:
+            return b""
+        try:
+            return serialize(kind(**_arguments(message)))
+        except (TypeError, ValueError) as error:
+            raise self._malformed(str(error)) from None
+
+    def _joined(self, fields: list[tuple[int, bytes]], schema_url: str | None) -> bytes:
+        """A message of these fields; b"" where requests are not forwarded."""
+        if not self._settings.keep_message:
+            return b""
+        if schema_url:
+            fields.append((3, schema_url.encode()))
+        return encode_message(fields)
+
+    def _malformed(self, error: str) -> MalformedRequestError:
+        """``error`` with the place; msgspec's errors end with the path within the message."""
+        cause, _, path = error.partition(" - at `$")
+        place = f"{self._place}{path.rstrip('`')}".lstrip(".")
+        return MalformedRequestError(f"{place or 'the request'} is invalid: {cause}")
 
 
-def _count_values(raw: bytes, most: int) -> int:
-    """The commas, colons and opening brackets outside of strings: no fewer than the values.
+def count_values(raw: bytes, limit: int) -> int:
+    """The commas, colons and opening brackets outside of strings: at least the number of values.
 
-    JSON too short for more than ``most`` of them is not read and counts 0.
+    JSON too short for more than ``limit`` of them is not read and counts 0.
     """
-    if len(raw) <= most:
+    if len(raw) <= limit:
         return 0
-    raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # what escapes a quote, and such quotes
+    raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # escaped backslashes and quotes
     count, inside = 0, 0
     for at in range(0, len(raw), _PIECE):
         parts = raw[at : at + _PIECE].split(b'"')
@@ -281,83 +336,29 @@ def _count_values(raw: bytes, most: int) -> int:
     return count
 
 
-class _ProtobufTranscoder:
-    """Of one request, layer by layer."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._left = most, most
-
-    def request(self, raw: bytes) -> bytes:
-        told = _decode_json(raw, _Request)
-        outer = told.resourceSpans or told.resource_spans
-        return encode_message(self._each(1, "resourceSpans", outer, self._resource))
-
-    def _resource(self, raw: msgspec.Raw) -> bytes:
-        told = _decode_json(raw, _ResourceSpans)
-        return encode_message(
-            [
-                *_message(1, Resource, told.resource, "resource"),
-                *self._each(2, "scopeSpans", told.scopeSpans or told.scope_spans, self._scope),
-                *_text_bytes(3, told.schemaUrl or told.schema_url),
-            ]
-        )
-
-    def _scope(self, raw: msgspec.Raw) -> bytes:
-        told = _decode_json(raw, _ScopeSpans)
-        return encode_message(
-            [
-                *_message(1, InstrumentationScope, told.scope, "scope"),
-                *self._each(2, "spans", told.spans, _span),
-                *_text_bytes(3, told.schemaUrl or told.schema_url),
-            ]
-        )
-
-    def _each(
-        self, number: int, name: str, raws: _Raws, convert: Callable[[msgspec.Raw], bytes]
-    ) -> list[_Field]:
-        raws = raws or ()
-        self._left -= len(raws)
-        if self._left < 0:
-            raise too_many_spans(self._most)
-        made: list[_Field] = []
-        try:
-            made.extend((number, convert(raw)) for raw in raws)
-        except InvalidValueError as error:
-            raise error.inside(f"{name}[{len(made)}]") from None
-        return made
+def _scalars(attributes: Any) -> Mapping[bytes, Scalar]:
+    return {(each.key or "").encode(): _scalar(each.value) for each in attributes}
 
 
-def _span(raw: msgspec.Raw) -> bytes:
-    return _encoded(Span, raw)
+def _scalar(value: _AnyValue | None) -> Scalar:
+    if value is None:
+        return None
+    if value.string_value is not None:
+        return value.string_value.encode()
+    return value.int_value if value.double_value is None else value.double_value
 
 
-def _text_bytes(number: int, text: str | None) -> list[_Field]:
-    return [(number, text.encode())] if text is not None else []
-
-
-def _message(number: int, kind: Any, raw: msgspec.Raw, name: str) -> list[_Field]:
-    if bytes(raw) in (b"", b"null"):
-        return []
-    try:
-        return [(number, _encoded(kind, raw))]
-    except InvalidValueError as error:
-        raise error.inside(name) from None
-
-
-def _encoded(kind: Any, raw: msgspec.Raw) -> bytes:
-    if _count_values(bytes(raw), wire.MAX_FIELDS) > wire.MAX_FIELDS:
-        raise too_many_fields(f"a {kind.DESCRIPTOR.name}", wire.MAX_FIELDS)
-    told = message_arguments(kind.DESCRIPTOR, _decode_json(raw, Any))
-    try:
-        return wire.encoded(kind(**told))
-    except (TypeError, ValueError) as error:
-        raise InvalidValueError(f"cannot be encoded: {error}") from None
-
-
-def _decode_json(raw: bytes | msgspec.Raw, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except RecursionError:
-        raise InvalidValueError("is nested too deeply") from None
-    except ValueError as error:  # of JSON, of UTF-8, or of types
-        raise InvalidValueError(f"cannot be read: {error}") from None
+def _arguments(message: _Message, depth: int = 0) -> dict[str, Any]:
+    """The arguments of the constructor of the protobuf message; ValueError beyond MAX_DEPTH."""
+    if depth > MAX_DEPTH:
+        raise ValueError("nested too deeply")
+    arguments: dict[str, Any] = {}
+    for name in message.__struct_fields__:
+        value = getattr(message, name)
+        if isinstance(value, _Message):
+            arguments[name] = _arguments(value, depth + 1)
+        elif isinstance(value, list):
+            arguments[name] = [_arguments(each, depth + 1) for each in value]
+        elif value is not None:
+            arguments[name] = value
+    return arguments

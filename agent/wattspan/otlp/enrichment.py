@@ -15,8 +15,9 @@ from itertools import islice
 from typing import Any
 
 from wattspan.model import HwType, Provenance
-from wattspan.otlp.messages import scope_spans, trace_request_class
+from wattspan.otlp.messages import scope_spans
 from wattspan.spans.values import Outcome, SpanEnergy
+from wattspan.util.protobuf import message_class
 
 ATTRIBUTE_PREFIX = "wattspan.energy."
 
@@ -128,7 +129,7 @@ def enrich(
     there, unless ours takes its place. ValueError if the lengths differ.
     """
     body: bytes = message if isinstance(message, bytes) else message.SerializeToString()
-    request = trace_request_class().FromString(body)
+    request = message_class("Request").FromString(body)
     add = attributes.of
     replayed = _ATTRIBUTE_PREFIX_BYTES in body
     rest = iter(energies)

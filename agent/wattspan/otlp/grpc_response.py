@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from wattspan.otlp.destination import SPANS, Signal
-from wattspan.otlp.messages import retry_delay
 from wattspan.otlp.transport import (
     MAX_RESPONSE_SIZE,
     ExportResult,
@@ -24,6 +23,7 @@ from wattspan.otlp.transport import (
     result_of_response,
 )
 from wattspan.util.encoding import BodyEncodingError, BodyTooLongError, gzip_decompress
+from wattspan.util.protobuf import retry_delay
 
 FRAME_PREFIX = struct.Struct(">BI")
 """What is in front of a message: whether it is compressed, and its length as it is sent."""

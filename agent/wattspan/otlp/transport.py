@@ -21,7 +21,7 @@ from typing import Protocol
 
 from wattspan.model import SECOND
 from wattspan.otlp.destination import SPANS, Signal
-from wattspan.otlp.messages import parse_message, status_message
+from wattspan.util.protobuf import parse_message, status_message
 from wattspan.util.text import printable
 
 
@@ -118,13 +118,11 @@ def result_of_response(body: bytes, signal: Signal = SPANS) -> ExportResult:
 
     Those of all signals are the same on the wire, so that of spans is read for all.
     """
-    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
-
-    response = parse_message(trace_service_pb2.ExportTraceServiceResponse, body)
+    response = parse_message("Response", body)
     if response is None:
         return _invalid_response(signal)
     partial = response.partial_success
-    return _accepted(partial.rejected_spans, partial.error_message, signal)
+    return _accepted(partial.rejected, partial.error_message, signal)
 
 
 def _invalid_response(signal: Signal) -> ExportResult:

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from wattspan.model import Exemplar, Snapshot
-from wattspan.util.encoding import length_delimited
+from wattspan.util.protobuf import length_delimited
 from wattspan_exporters.catalogue.metric import (
     Instrument,
     Labels,

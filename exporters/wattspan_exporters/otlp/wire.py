@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from wattspan.model import Exemplar
-from wattspan.util.encoding import length_delimited, varint
+from wattspan.util.protobuf import length_delimited, varint
 
 Value = str | bool
 

@@ -1,0 +1,501 @@
+"""Protobuf trace requests to span records, decoded no deeper than energy needs.
+
+Decoding the eight attributes of a typical span takes three times as long as all else of it, and
+nearly none of them is needed. An encoder writes an attribute as tag and length of its field, then
+the key with tag and length, then the value. The decoder therefore searches a span for the bytes
+of a key with its length, and decodes only the attributes of spans that contain them. A match
+counts only where it begins an attribute of the span itself, because a text value, such as a
+prompt to a model, may contain the same bytes. Other encodings, which protobuf permits, are
+decoded completely.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from wattspan.ingest.export_request import (
+    MalformedRequestError,
+    RequestTooLargeError,
+    ResourceClaim,
+    ResourceSpanRecords,
+    SpanRecord,
+    WorkAttribute,
+    too_many_fields,
+    too_many_spans,
+)
+from wattspan.util.protobuf import length_delimited, message_class
+
+MAX_NAME = 200
+"""Characters of the name of a service or span that are kept."""
+
+MAX_FIELDS = 1 << 17
+"""Fields of one span, resource or scope, at any depth."""
+
+MAX_ATTRIBUTES = 1024
+"""Attributes of one span or resource that are searched."""
+
+_MAX_ID = 128  # characters of a container id or of a time
+_LARGEST_PID = 1 << 22
+_LARGEST = (1 << 63) - 1
+_NO_TRACE, _NO_SPAN = bytes(16), bytes(8)
+_DECIMAL = re.compile(rb"-?[0-9]{1,18}(?:\.[0-9]{1,18})?")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+_MAKE_TUPLE: Any = tuple.__new__  # takes a quarter of the time of SpanRecord()
+
+_Request, _ResourceSpans = message_class("FlatRequest"), message_class("FlatResourceSpans")
+_ScopeSpans, _Span = message_class("ScopeSpans"), message_class("Span")
+_SpanAttributes, _Resource = message_class("SpanAttributes"), message_class("Resource")
+_KeyValue, _AnyValue = message_class("KeyValue"), message_class("AnyValue")
+
+THREAD, WEIGHT, TOKENS_IN, TOKENS_OUT = range(COLUMNS := 4)
+_COLUMN_NAMES = (
+    (THREAD, "thread.id"),
+    (TOKENS_IN, "gen_ai.usage.input_tokens"),
+    (TOKENS_IN, "gen_ai.usage.prompt_tokens"),  # the name until 2024
+    (TOKENS_OUT, "gen_ai.usage.output_tokens"),
+    (TOKENS_OUT, "gen_ai.usage.completion_tokens"),
+)
+
+
+class AttributeKey(NamedTuple):
+    """A searched attribute: its name, and the bytes with which it begins on the wire.
+
+    The attributes of one ``column`` are alternatives, of which the first present one counts.
+    """
+
+    column: int
+    name: bytes
+    prefix: bytes
+
+    @classmethod
+    def of(cls, column: int, name: str) -> AttributeKey:
+        raw = name.encode()
+        return cls(column, raw, length_delimited(1, raw))
+
+
+class _WorkKey(NamedTuple):
+    spans: WorkAttribute
+    key: AttributeKey
+
+
+class DecoderSettings:
+    """The attributes to read, and the limits of a request.
+
+    ``weight`` names the attribute with the weight of a span, "" for none. ``work`` lists the
+    spans that report work; the first entry that matches a span counts. A request has at most
+    ``max_spans`` spans, scopes and resources. ``max_fields`` bounds the fields that the decoder
+    inspects, and so the CPU time of a request: a field costs less than a microsecond. With
+    ``keep_message`` decoded requests contain their protobuf bytes, to be forwarded.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_spans: int,
+        max_fields: int,
+        weight: str = "",
+        work: Collection[WorkAttribute] = (),
+        keep_message: bool = False,
+    ) -> None:
+        self.max_spans, self.max_fields = max_spans, max_fields
+        self.keep_message = keep_message
+        names = (*_COLUMN_NAMES, (WEIGHT, weight)) if weight else _COLUMN_NAMES
+        self.keys = [AttributeKey.of(column, name) for column, name in names]
+        self._work = [_WorkKey(each, AttributeKey.of(0, each.attribute)) for each in work]
+
+    def work_of(self, service: str) -> list[_WorkKey]:
+        return [each for each in self._work if each.spans.service in ("", service)]
+
+
+class DecodedRequest(NamedTuple):
+    """``skipped`` are the flat positions of spans with invalid ids."""
+
+    parts: list[ResourceSpanRecords]
+    skipped: list[int]
+    message: bytes | None = None
+
+
+# ------------------------------------------------------------------------------------- limits
+
+
+class FieldBudget:
+    """The fields of one request that the decoder may still inspect."""
+
+    def __init__(self, fields: int) -> None:
+        self._limit = self._left = fields
+
+    def spend(self, fields: int) -> None:
+        """RequestTooLargeError once the budget is spent."""
+        self._left -= fields
+        if self._left < 0:
+            raise RequestTooLargeError(
+                f"a request has at most {self._limit} fields and attributes; send fewer spans in "
+                "each request"
+            )
+
+
+_LONGEST_VARINT, _LARGEST_VARINT = 10, (1 << 64) - 1
+_VARINT, _FIXED64, _BYTES, _GROUP, _END_GROUP, _FIXED32 = range(6)  # wire types
+_WIDTHS = {_FIXED64: 8, _FIXED32: 4, _GROUP: 0, _END_GROUP: 0}
+
+_Layer = Mapping[int, str]  # the fields of a message that are messages, and their types
+FLAT: _Layer = {}
+_NESTED: Mapping[str, _Layer] = {
+    "Resource": {1: "KeyValue"},
+    "Scope": {3: "KeyValue"},
+    "Span": {9: "KeyValue", 11: "Event", 13: "Link"},
+    "Event": {3: "KeyValue"},
+    "Link": {4: "KeyValue"},
+    "KeyValue": {2: "AnyValue"},
+    "AnyValue": {5: "ArrayValue", 6: "KeyValueList"},
+    "ArrayValue": {1: "AnyValue"},
+    "KeyValueList": {1: "KeyValue"},
+}
+RESOURCE, SCOPE, SPAN = _NESTED["Resource"], _NESTED["Scope"], _NESTED["Span"]
+
+
+def count_fields(message: bytes, layer: _Layer, limit: int, budget: FieldBudget) -> int:
+    """The number of fields of a message, and of the messages in it that ``layer`` names.
+
+    The count ends at the first field beyond ``limit``. A message too short for so many fields
+    (a field takes at least two bytes) is not read and counts 0. A malformed message ends the
+    count; the parser rejects it.
+    """
+    if len(message) <= 2 * limit:
+        return 0
+    count = 0
+    pending = [(0, len(message), layer)]
+    while pending and count <= limit:
+        at, end, layer = pending.pop()
+        try:
+            while at < end and count <= limit:
+                count += 1
+                tag, at = _varint(message, at)
+                kind = tag & 7
+                if kind == _BYTES:
+                    length, at = _varint(message, at)
+                    if (inner := layer.get(tag >> 3)) is not None:
+                        pending.append((at, min(at + length, end), _NESTED[inner]))
+                    at += length
+                elif kind == _VARINT:
+                    _, at = _varint(message, at)
+                else:
+                    at += _WIDTHS[kind]
+        except (IndexError, KeyError, OverflowError):
+            continue
+    budget.spend(count)
+    return count
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """The number at ``at``, and the position of the next field.
+
+    IndexError where the message is truncated, OverflowError beyond 10 bytes.
+    """
+    byte = message[at]
+    if byte < 128:
+        return byte, at + 1
+    value = byte & 127
+    for place in range(1, _LONGEST_VARINT):
+        byte = message[at + place]
+        value |= (byte & 127) << 7 * place
+        if byte < 128:
+            return value & _LARGEST_VARINT, at + place + 1  # the parser drops further bits, too
+    raise OverflowError("a varint has at most 10 bytes")
+
+
+def _check_fields(raw: bytes, layer: _Layer, subject: str, budget: FieldBudget) -> None:
+    """RequestTooLargeError for a message of too many fields at any depth."""
+    if count_fields(raw, layer, MAX_FIELDS, budget) > MAX_FIELDS:
+        raise too_many_fields(subject, MAX_FIELDS)
+
+
+# --------------------------------------------------------------------------- attribute values
+
+Scalar = bytes | int | float | None
+"""The value of an attribute; None for booleans, arrays and other values that are not needed."""
+
+
+def _scalar(value: bytes) -> Scalar:
+    """An AnyValue message as a scalar; None if it is malformed."""
+    try:
+        decoded = _AnyValue.FromString(value)
+    except DecodeError:
+        return None
+    for field in ("text", "real", "whole"):
+        if decoded.HasField(field):
+            scalar: Scalar = getattr(decoded, field)
+            return scalar
+    return None
+
+
+def as_count(value: Scalar) -> int | None:
+    """A value as a non-negative number; text counts if it is digits."""
+    if isinstance(value, bytes):
+        value = int(value) if value.isdigit() and len(value) < 20 else None
+    if value is None:
+        return None
+    return round(value) if 0 <= value <= _LARGEST else None  # None for NaN
+
+
+def as_decimal(value: Scalar) -> float | None:
+    """A value as a number of any sign, to nine decimals; integers stay exact integers."""
+    if isinstance(value, bytes):
+        if not _DECIMAL.fullmatch(value):
+            return None
+        value = float(value) if b"." in value else int(value)
+    if value is None or isinstance(value, int):
+        return value
+    return round(value, 9) if -_LARGEST <= value <= _LARGEST else None  # None for NaN
+
+
+def printable(raw: bytes, limit: int) -> str:
+    """UTF-8 as text without control characters, of at most ``limit`` characters."""
+    return _printable(raw[: 4 * limit], limit)  # truncated first: the cache is bounded in bytes
+
+
+@lru_cache(maxsize=2048)
+def _printable(raw: bytes, limit: int) -> str:
+    text = raw.decode("utf-8", "replace")[:limit]
+    return text if text.isprintable() else _CONTROL.sub("", text)
+
+
+def resource_claim(attributes: Mapping[bytes, Scalar]) -> ResourceClaim:
+    """The claims about a process in the attributes of its resource."""
+    pid = as_count(attributes.get(b"process.pid"))
+
+    def text(name: bytes, limit: int) -> str:
+        value = attributes.get(name)
+        return printable(value, limit) if isinstance(value, bytes) else ""
+
+    return ResourceClaim(
+        service=text(b"service.name", MAX_NAME),
+        pid=pid if pid is not None and 0 < pid <= _LARGEST_PID else None,
+        created=text(b"process.creation.time", _MAX_ID),
+        container=text(b"container.id", _MAX_ID),
+    )
+
+
+def has_valid_ids(trace: bytes, span: bytes) -> bool:
+    return len(trace) == 16 and len(span) == 8 and trace != _NO_TRACE and span != _NO_SPAN
+
+
+def valid_parent(parent: bytes) -> bytes:
+    """The id of a parent; b"" if it is invalid."""
+    return parent if len(parent) == 8 and parent != _NO_SPAN else b""
+
+
+# -------------------------------------------------------------------------------- the decoder
+
+Number = TypeVar("Number", bound=float)
+_CACHE_ENTRIES, _CACHEABLE_SIZE = 4096, 128  # attributes with known numbers, and their bytes
+
+
+def _pairs(attributes: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Name and value of each attribute."""
+    for raw in attributes:
+        pair = _KeyValue.FromString(raw)
+        yield pair.key, pair.value
+
+
+def _attributes_of(raw: bytes, kind: Any) -> Sequence[bytes]:
+    """The searched attributes of a span or a resource."""
+    attributes: Sequence[bytes] = kind.FromString(raw).attributes
+    return attributes if len(attributes) <= MAX_ATTRIBUTES else attributes[:MAX_ATTRIBUTES]
+
+
+class _AttributeFinder(Generic[Number]):
+    """Finds numbers among the attributes of spans; remembers those of recent attributes."""
+
+    def __init__(self, read: Callable[[Scalar], Number | None]) -> None:
+        self._read = read
+        self._numbers: dict[bytes, Number | None] = {}  # by attribute
+
+    def columns(
+        self,
+        spans: Sequence[bytes],
+        keys: Sequence[AttributeKey],
+        count: int,
+        budget: FieldBudget,
+    ) -> list[list[Number | None]]:
+        """``count`` columns with the number of each span, None where it has none."""
+        columns: list[list[Number | None]] = [[None] * len(spans) for _ in range(count)]
+        numbers = self._numbers
+        for i, span in enumerate(spans):
+            attributes: Sequence[bytes] | None = None  # decoded at most once a span
+            values: dict[bytes, bytes] = {}
+            for column_number, name, prefix in keys:
+                at, column = span.find(prefix), columns[column_number]
+                if at < 1 or column[i] is not None:
+                    continue
+                if attributes is None:
+                    attributes = _attributes_of(span, _SpanAttributes)
+                    budget.spend(len(attributes))
+                attribute = span[at : at + span[at - 1]]
+                if attribute not in attributes:
+                    attribute = b""
+                try:
+                    column[i] = numbers[attribute]
+                except KeyError:
+                    pair = _short_pair(attribute)
+                    if pair is None or pair[0] != name:
+                        column[i] = self._search(attributes, name, values, budget)
+                    else:
+                        column[i] = self._remember(attribute, pair[1])
+        return columns
+
+    def _search(
+        self,
+        attributes: Sequence[bytes],
+        name: bytes,
+        values: dict[bytes, bytes],
+        budget: FieldBudget,
+    ) -> Number | None:
+        """The number of the first attribute ``name``; ``values`` are filled once a span."""
+        if not values:
+            budget.spend(len(attributes))
+            values.update(reversed([*_pairs(attributes)]))
+        value = values.get(name)
+        return None if value is None else self._read(_scalar(value))
+
+    def _remember(self, attribute: bytes, value: bytes) -> Number | None:
+        number = self._read(_scalar(value))
+        if len(self._numbers) >= _CACHE_ENTRIES:
+            self._numbers.clear()
+        self._numbers[attribute] = number
+        return number
+
+
+def _short_pair(attribute: bytes) -> tuple[bytes, bytes] | None:
+    """Name and value of an attribute; None if it is malformed or long."""
+    if not 0 < len(attribute) <= _CACHEABLE_SIZE:
+        return None
+    try:
+        return next(_pairs([attribute]))
+    except DecodeError:
+        return None
+
+
+class TraceDecoder:
+    """Decodes ExportTraceServiceRequests. For one thread."""
+
+    def __init__(self, settings: DecoderSettings) -> None:
+        self._settings, self._limit = settings, settings.max_spans
+        self._counts, self._amounts = _AttributeFinder(as_count), _AttributeFinder(as_decimal)
+
+    def decode(self, body: bytes) -> DecodedRequest:
+        """The spans of a request; MalformedRequestError or RequestTooLargeError."""
+        try:
+            parts, skipped = self._decode(body)
+        except DecodeError as error:
+            raise MalformedRequestError(
+                f"the body is no ExportTraceServiceRequest: {error}"
+            ) from None
+        return DecodedRequest(parts, skipped, body if self._settings.keep_message else None)
+
+    def _decode(self, body: bytes) -> tuple[list[ResourceSpanRecords], list[int]]:
+        parts: list[ResourceSpanRecords] = []
+        skipped: list[int] = []
+        budget = FieldBudget(self._settings.max_fields)
+        keys = [each for each in self._settings.keys if each.prefix in body]
+        # Slices: the parser's own copy of a message is released as soon as its parts are read.
+        resources = self._parse(body, _Request, budget).resource_spans[:]
+        seen, position = self._checked(0, resources), 0
+        for each in resources:
+            outer = self._parse(each, _ResourceSpans, budget)
+            resource, scopes = outer.resource, outer.scope_spans[:]
+            del outer
+            seen = self._checked(seen, scopes)
+            if not scopes:
+                continue
+            _check_fields(resource, RESOURCE, "a resource", budget)
+            attributes = _pairs(_attributes_of(resource, _Resource))
+            claim = resource_claim({name: _scalar(value) for name, value in attributes})
+            work = self._settings.work_of(claim.service)
+            records: list[SpanRecord] = []
+            for raw in scopes:
+                inner = self._parse(raw, _ScopeSpans, budget)
+                scope, spans = inner.scope, inner.spans[:]
+                del inner
+                _check_fields(scope, SCOPE, "a scope", budget)
+                seen = self._checked(seen, spans)
+                records += self._records(spans, keys, work, position, skipped, budget)
+                position += len(spans)
+            if records:
+                parts.append(ResourceSpanRecords(claim, records))
+        return parts, skipped
+
+    def _parse(self, raw: bytes, kind: Any, budget: FieldBudget) -> Any:
+        if count_fields(raw, FLAT, self._limit, budget) > self._limit:
+            raise too_many_spans(self._limit)
+        return kind.FromString(raw)
+
+    def _checked(self, seen: int, more: Sequence[bytes]) -> int:
+        """The number of resources, scopes and spans so far."""
+        seen += len(more)
+        if seen > self._limit:
+            raise too_many_spans(self._limit)
+        return seen
+
+    def _records(
+        self,
+        spans: Sequence[bytes],
+        keys: Sequence[AttributeKey],
+        work: Sequence[_WorkKey],
+        position: int,
+        skipped: list[int],
+        budget: FieldBudget,
+    ) -> list[SpanRecord]:
+        """The spans of one scope, the first of which has the flat ``position``."""
+        parse = _Span.FromString
+        valid: list[bytes] = []
+        rows: list[tuple[bytes, bytes, bytes, str, int, int]] = []
+        names: dict[bytes, str] = {}
+        for number, raw in enumerate(spans, position):
+            if len(raw) > MAX_FIELDS:
+                _check_fields(raw, SPAN, "a span", budget)
+            span = parse(raw)
+            trace, own, parent = span.trace_id, span.span_id, span.parent_span_id
+            if len(trace) != 16 or len(own) != 8 or trace == _NO_TRACE or own == _NO_SPAN:
+                skipped.append(number)
+                continue
+            valid.append(raw)
+            name = span.name
+            if name not in names:
+                names[name] = printable(name, MAX_NAME)
+            if len(parent) != 8 or parent == _NO_SPAN:
+                parent = b""
+            rows.append((trace, own, parent, names[name], span.start, span.end))
+        columns = self._counts.columns(valid, keys, COLUMNS, budget)
+        amounts = self._work(valid, [row[3] for row in rows], work, budget)
+        return [
+            _MAKE_TUPLE(
+                SpanRecord, (*row, thread or 0, weight, tokens_in or 0, tokens_out or 0, amount)
+            )
+            for row, thread, weight, tokens_in, tokens_out, amount in zip(
+                rows, *columns, amounts, strict=True
+            )
+        ]
+
+    def _work(
+        self,
+        spans: Sequence[bytes],
+        names: Sequence[str],
+        work: Sequence[_WorkKey],
+        budget: FieldBudget,
+    ) -> list[float | None]:
+        """The amount of work that each span reports."""
+        amounts: list[float | None] = [None] * len(spans)
+        left: Sequence[int] = range(len(spans))
+        for (_, _, span), key in work:
+            matching = [i for i in left if span in ("", names[i])]
+            left = [i for i in left if span not in ("", names[i])]
+            (found,) = self._amounts.columns([spans[i] for i in matching], [key], 1, budget)
+            for i, amount in zip(matching, found, strict=True):
+                amounts[i] = amount
+        return amounts
