@@ -98,7 +98,7 @@ def test_in_a_pipe_it_prints_devices_groups_and_processes_with_watts(
     tmp_path: Path, free_port: Callable[[], int]
 ) -> None:
     with demo(tmp_path, "--listen", f"127.0.0.1:{free_port()}") as shown:
-        printed = shown.prints("beside these: ")
+        printed = shown.prints("not listed: ")
         request = urllib.request.Request(shown.address(), headers={"Accept": OPENMETRICS})
         with urllib.request.urlopen(request, timeout=20) as answer:
             families = list(openmetrics(answer.read().decode()))
@@ -396,7 +396,7 @@ def test_within_minutes_its_trainers_steps_cost_less_and_hardly_more_time(tmp_pa
 def test_untuned_it_starts_no_capper_and_says_nothing_of_it(tmp_path: Path) -> None:
     arguments = ("--plain", "--no-tune", "--listen", "127.0.0.1:0")
     with demo(tmp_path, *arguments, "--profile", "one-socket-h100") as shown:
-        printed = shown.prints("beside these: ")
+        printed = shown.prints("not listed: ")
         assert not cappers(shown.process.pid)
         assert "Watch" not in printed
         assert "TUNING" not in printed

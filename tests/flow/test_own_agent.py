@@ -10,8 +10,14 @@ import pytest
 from support.certificates import Authority
 from support.exporting import serving
 from support.receiving import receiving
-from wattspan.cli.local_agent import AgentCredentials, credentials_for, is_local_agent
-from wattspan.cli.top.scraping import MetricsScrapeError, MetricsScraper, authenticated_fetch
+from wattspan.cli.agent_client import (
+    AgentCredentials,
+    AgentReadError,
+    SnapshotClient,
+    credentials_for,
+    http_fetch,
+    is_local_agent,
+)
 from wattspan.clock import SystemClock
 from wattspan.config import SpansSettings
 from wattspan.model.settings import Listen
@@ -80,12 +86,12 @@ def test_top_comes_in_by_the_token_and_the_certificate(tokens: str, keys: dict[s
     settings = plugin.settings(**keys, token_file=tokens)
     with serving(**keys, token_file=tokens) as served:
         address = f"https://127.0.0.1:{served.port}"
-        assert MetricsScraper(
-            address, SystemClock(), authenticated_fetch(credentials_for(settings))
+        assert SnapshotClient(
+            address, SystemClock(), http_fetch(credentials_for(settings))
         )().domains
         entry = AgentCredentials(context=credentials_for(settings).context)
-        with pytest.raises(MetricsScrapeError, match="It wants a token"):
-            MetricsScraper(address, SystemClock(), authenticated_fetch(entry))()
+        with pytest.raises(AgentReadError, match="It requires a token"):
+            SnapshotClient(address, SystemClock(), http_fetch(entry))()
 
 
 def test_top_gives_its_token_to_nobody_with_another_certificate(
@@ -97,5 +103,5 @@ def test_top_gives_its_token_to_nobody_with_another_certificate(
     entry = credentials_for(plugin.settings(**keys, token_file=tokens))
     with serving(**theirs, token_file=tokens) as served:
         address = f"https://127.0.0.1:{served.port}"
-        with pytest.raises(MetricsScrapeError, match="certificate"):
-            MetricsScraper(address, SystemClock(), authenticated_fetch(entry))()
+        with pytest.raises(AgentReadError, match="certificate"):
+            SnapshotClient(address, SystemClock(), http_fetch(entry))()

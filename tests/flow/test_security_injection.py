@@ -23,6 +23,7 @@ from rich.console import Console
 from support.filing import desk
 from support.program import wattspan
 from support.scrapes import Series, full_host, parse
+from support.top_view import document
 from wattspan.api.requests import sanitized
 from wattspan.capper.protocol import KnobRow, StateReply
 from wattspan.cli.run import one_line
@@ -159,7 +160,9 @@ def test_no_name_reaches_a_terminal_or_a_log_as_it_is(name: str) -> None:
     console = Console(width=200, height=60, color_system=None)
     with console.capture() as captured:
         console.print(
-            render_snapshot(snapshot, ViewOptions(width=200, height=60, notice=name, note=name))
+            render_snapshot(
+                document(snapshot), ViewOptions(width=200, height=60, notice=name, note=name)
+            )
         )
     assert "held down" in captured.get()
     assert not CONTROL.search(captured.get())
@@ -228,7 +231,7 @@ def test_no_name_is_a_formula_or_a_line_of_its_own_in_a_file(
 
 @names
 def test_what_is_told_in_json_is_json(name: str) -> None:
-    assert json.loads(json.dumps(snapshot_facts(called(name))))
+    assert json.loads(json.dumps(snapshot_facts(document(called(name)))))
 
 
 @names

@@ -69,8 +69,8 @@ def test_where_no_agent_runs_one_sentence_says_so() -> None:
         done = top("--once", "--address", f"127.0.0.1:{port}")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        f"wattspan: Cannot read http://127.0.0.1:{port}/metrics: connection refused. "
-        "Start the agent with `wattspan run`, or name one that runs with --address.\n"
+        f"wattspan: Cannot read http://127.0.0.1:{port}/v1/snapshot: connection refused. "
+        "Start the agent with `wattspan run`, or name the address of a running one: --address.\n"
     )
 
 

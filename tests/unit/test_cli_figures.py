@@ -4,13 +4,13 @@ from wattspan.cli import formatting
 
 
 @pytest.mark.parametrize(
-    ("milliwatts", "text"),
-    [(None, "-"), (0, "0.0"), (84_249, "84.2"), (700_000, "700.0"), (12_345_678, "12346")],
+    ("watts", "text"),
+    [(None, "-"), (0, "0.0"), (84.249, "84.2"), (700, "700.0"), (12_345.678, "12346")],
 )
 def test_watts_are_told_to_a_tenth_and_the_unknown_as_a_dash(
-    milliwatts: int | None, text: str
+    watts: float | None, text: str
 ) -> None:
-    assert formatting.watts(milliwatts) == text
+    assert formatting.watts(watts) == text
 
 
 @pytest.mark.parametrize(

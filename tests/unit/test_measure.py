@@ -167,7 +167,7 @@ def test_a_long_run_is_asked_about_piece_by_piece(monkeypatch: pytest.MonkeyPatc
         clock.advance(1)
         return ChildExit(Consumer(5, 5), start, clock.monotonic(), 0, 0.5, False)
 
-    monkeypatch.setattr(child, "run", long)
+    monkeypatch.setattr(child, "run_child", long)
     result = measure.measure(["sleep"], 1, meter, clock)
     edges = [
         start,
@@ -197,7 +197,7 @@ def test_who_does_not_want_to_wait_gets_what_there_is(monkeypatch: pytest.Monkey
 
     clock, meter = ManualClock(), Impatient()
     ended = ChildExit(Consumer(5, 5), clock.monotonic(), clock.advance(1).mono, 4, 0.5, False)
-    monkeypatch.setattr(child, "run", lambda *_, **__: ended)
+    monkeypatch.setattr(child, "run_child", lambda *_, **__: ended)
     result = measure.measure(["sleep"], 5, meter, clock)
     assert len(result.runs) == 1
     assert result.last.command.joules == {"cpu": 1.0}

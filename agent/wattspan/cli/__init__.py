@@ -15,7 +15,7 @@ COMMANDS = {
     "run": "Read the counters and serve joules until told to stop.",
     "demo": "Show everything working on an emulated host.",
     "measure": "Run a command and say what it spends.",
-    "top": "Watch devices, groups and processes, live.",
+    "top": "Show devices, groups, processes, spans and tuning jobs, live.",
     "report": "Say where the joules went, from the store.",
     "tune": "Say how each job's tuning stands, why, and what was decided.",
     "caps": "Say who holds which power limit, or have all of them back.",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from wattspan import __version__
 from wattspan.cli import formatting
 from wattspan.config import AutotuneSettings, CapsSettings, Config, TunedJobSettings
 from wattspan.model import SECOND, DomainAccount, Knob, Microjoules, Snapshot
@@ -25,6 +26,7 @@ from wattspan.service.signals import stop_on_signals
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
+    from wattspan.api.snapshot import SnapshotDocument
     from wattspan.emulation.host import EmulatedHost
     from wattspan.emulation.profiles import DemoJob, HostProfile
     from wattspan.ports import Clock
@@ -262,6 +264,12 @@ class DemoSession:
             return ""
         return self.cost.see(self.agent.view())
 
+    def document(self) -> SnapshotDocument:
+        """The newest snapshot, as ``wattspan top`` shows it."""
+        from wattspan.api.snapshot import snapshot_document
+
+        return snapshot_document(self.agent.view(), __version__)
+
     def left(self, most: int) -> float:
         """Seconds until ``most`` ns are over, or the demo."""
         if self.end is not None:
@@ -286,7 +294,7 @@ def _plain(demo: DemoSession) -> None:
     console, over = Console(), demo.agent.wait(demo.left(SETTLE_TIME))
     while not over:
         click.echo()
-        print_once(demo.agent.view, ViewOptions(brief=True), console)
+        print_once(demo.document, ViewOptions(brief=True), console)
         if step := demo.step():
             click.echo(step)
         over = demo.left(PRINT_INTERVAL) <= 0 or demo.agent.wait(demo.left(PRINT_INTERVAL))
@@ -309,7 +317,7 @@ def _live(demo: DemoSession) -> None:
     where = ", ".join(address.removesuffix("metrics") for address in metrics_addresses(demo.agent))
     with Keyboard() as keys:
         watch(
-            demo.agent.view,
+            demo.document,
             ViewOptions(),
             clock=demo.clock,
             console=Console(),

@@ -1,53 +1,49 @@
-"""Figures for people: a few digits, the unit beside them, and a dash for what is unknown.
-
-What one call or one token costs, for people: three digits and a prefix, however small.
-"""
+"""Figures for people: three or four digits, a unit prefix, and a dash for an unknown value."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from wattspan.model import RatedEnergy
-
 UNKNOWN = "-"
-
-
-def watts(milliwatts: int | None) -> str:
-    """``"84.2"``: watts without the unit, for a column that names it."""
-    if milliwatts is None:
-        return UNKNOWN
-    return f"{milliwatts / 1000:.1f}" if milliwatts < 9_999_950 else f"{milliwatts / 1000:.0f}"
-
-
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
-def joules(microjoules: int | None) -> str:
-    """``"12.3 kJ"``: three digits and a prefix, so that a column of them lines up."""
+def watts(watts: float | None) -> str:
+    """``"84.2"``: without the unit, for a column that names it."""
+    if watts is None:
+        return UNKNOWN
+    return f"{watts:.1f}" if watts < 9999.95 else f"{watts:.0f}"
+
+
+def joules(microjoules: float | None) -> str:
+    """``"12.3 kJ"``: three digits and a prefix."""
     if microjoules is None:
         return UNKNOWN
     value, prefix = microjoules / 1e6, 0
     while value >= 999.5 and prefix < len(_PREFIXES) - 1:
         value, prefix = value / 1000, prefix + 1
-    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
-    return f"{value:.{digits}f} {_PREFIXES[prefix]}J"
+    return f"{_three_digits(value)} {_PREFIXES[prefix]}J"
 
 
-def amount_text(weighed: RatedEnergy) -> str:
-    """``"0.0034 EUR"``, ``"12.3 kg CO2e"``: three digits; ``≥`` where a part is not known."""
-    if weighed.unknown and not weighed.total:
-        return f"{UNKNOWN} {weighed.unit}"
-    value, unit = weighed.total / 1e9, weighed.unit
+def joules_text(joules_: float | None) -> str:
+    """As ``joules``, of an energy in joules."""
+    return joules(None if joules_ is None else joules_ * 1e6)
+
+
+def amount_text(total: float, unit: str, *, partial: bool) -> str:
+    """``"0.0034 EUR"``, ``"12.3 kg CO2e"`` for grams; ``≥`` if ``partial``: a part is unknown."""
+    if partial and not total:
+        return f"{UNKNOWN} {unit}"
     if unit == "g":
-        value, unit = (value / 1000, "kg CO2e") if value >= 999.5 else (value, "g CO2e")
+        total, unit = (total / 1000, "kg CO2e") if total >= 999.5 else (total, "g CO2e")
     digits = 2
-    while digits < 6 and 0 < value < 10 ** (2 - digits):
-        digits += 1  # until three say something
-    return f"{'≥' if weighed.unknown else ''}{value:.{digits}f} {unit}"
+    while digits < 6 and 0 < total < 10 ** (2 - digits):
+        digits += 1  # until there are three significant digits
+    return f"{'≥' if partial else ''}{total:.{digits}f} {unit}"
 
 
-def share(part: int, whole: int) -> str:
-    """``"31%"`` of a whole; a dash if there is no whole."""
+def share(part: float, whole: float) -> str:
+    """``"31%"`` of ``whole``; a dash if ``whole`` is 0."""
     if not whole:
         return UNKNOWN
     percent = 100 * part / whole
@@ -69,12 +65,12 @@ def duration_text(nanoseconds: int) -> str:
 
 
 def clock_time(wall: int) -> str:
-    """Unix nanoseconds as a time of day, in UTC because hosts and people are elsewhere."""
+    """Unix nanoseconds as a time of day in UTC."""
     return f"{datetime.fromtimestamp(wall // 10**9, UTC):%H:%M:%S}Z"
 
 
-def energy_each(microjoules: int, parts: int) -> str:
-    """``"1.23 mJ"`` a part; a dash if there are no parts."""
+def energy_each(microjoules: float, parts: int) -> str:
+    """``"1.23 mJ"`` for each of ``parts``; a dash if there are none."""
     if parts <= 0:
         return UNKNOWN
     portion = microjoules / parts
@@ -85,8 +81,8 @@ def energy_each(microjoules: int, parts: int) -> str:
     return f"{_three_digits(portion)} µJ"
 
 
-def duration_each(nanoseconds: int, parts: int) -> str:
-    """``"12.3 ms"`` a part; a dash if there are no parts."""
+def duration_each(nanoseconds: float, parts: int) -> str:
+    """``"12.3 ms"`` for each of ``parts``; a dash if there are none."""
     if parts <= 0:
         return UNKNOWN
     portion = nanoseconds / parts
@@ -98,18 +94,13 @@ def duration_each(nanoseconds: int, parts: int) -> str:
 
 
 def count(number: int) -> str:
-    """``"51.2k"``: three or four digits and a prefix."""
+    """``"51.2k"``: a prefix from five digits on."""
+    if number <= 9999:
+        return str(number)
     value, prefix = float(number), 0
-    while value >= 9999.5 and prefix < len(_SMALL_PREFIXES) - 1:
+    while value >= 9999.5 and prefix < len(_PREFIXES) - 1:
         value, prefix = value / 1000, prefix + 1
-    return (
-        f"{value:.0f}{_SMALL_PREFIXES[prefix]}"
-        if prefix == 0
-        else f"{_three_digits(value)}{_SMALL_PREFIXES[prefix]}"
-    )
-
-
-_SMALL_PREFIXES = ("", "k", "M", "G", "T", "P")
+    return f"{_three_digits(value)}{_PREFIXES[prefix]}"
 
 
 def _three_digits(value: float) -> str:

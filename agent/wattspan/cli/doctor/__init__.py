@@ -111,7 +111,7 @@ def diagnose(
 
 
 def _answers(table: Table, listen: Listen) -> bool:
-    from wattspan.cli.local_agent import is_local_agent
+    from wattspan.cli.agent_client import is_local_agent
 
     return hasattr(table, "token_file") and is_local_agent(listen, cast("AccessSettings", table))
 

@@ -175,7 +175,7 @@ def _domains(look: SourceProbe) -> Iterator[Finding]:
             continue  # its failure says more
         name = f"{domain.hw_type} {domain.name}"
         power = look.power(domain)
-        figure = "no figure yet" if power is None else f"{formatting.watts(power)} W"
+        figure = "no figure yet" if power is None else f"{formatting.watts(power / 1000)} W"
         stands = power == 0 and domain.in_cover
         if stands:  # some hypervisors show counters that never move
             figure = "it does not move"

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from wattspan.cli.agent_client import is_local_agent
 from wattspan.cli.doctor.configuration import listen_error
 from wattspan.cli.doctor.findings import DiagnosisSection, Finding, Severity
-from wattspan.cli.local_agent import is_local_agent
 from wattspan.config import Config
 from wattspan.model.settings import Listen
 from wattspan.otlp.destination import Destination, OtlpProtocol, check_destination

@@ -276,7 +276,9 @@ def result_lines(result: MeasurementResult) -> Iterator[str]:
         yield _row(result, name, device_energy, key, part.provenance)
     yield _row(result, "together", host_energy, TOTAL)
     if result.idle.mean is not None:
-        yield _LINE.format("of these idle", _joules(result.idle.mean), "", "", "", "").rstrip()
+        yield _LINE.format(
+            "of these idle", formatting.joules_text(result.idle.mean), "", "", "", ""
+        ).rstrip()
     yield ""
     yield from _foot(result)
     yield ""
@@ -290,13 +292,13 @@ def _row(
     how: str = "",
 ) -> str:
     energy, seconds = result.joules(of, key), result.seconds.mean
-    power = energy.mean / seconds * 1000 if energy.mean is not None and seconds else None
+    power = energy.mean / seconds if energy.mean is not None and seconds else None
     return _LINE.format(
         name if len(name) <= _WIDEST else f"{name[: _WIDEST - 3]}...",
-        _joules(energy.mean),
+        formatting.joules_text(energy.mean),
         _spread(energy),
-        _joules(result.doubt(of, key)),
-        f"{formatting.watts(None if power is None else round(power))} W",
+        formatting.joules_text(result.doubt(of, key)),
+        f"{formatting.watts(power)} W",
         how,
     ).rstrip()
 
@@ -327,10 +329,6 @@ def _foot(result: MeasurementResult) -> Iterator[str]:
 def _command(result: MeasurementResult) -> str:
     text = printable(shlex.join(result.command))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
-
-
-def _joules(joules: float | None) -> str:
-    return formatting.joules(None if joules is None else round(joules * 1e6))
 
 
 def _seconds(figure: MeanAndDeviation) -> str:

@@ -1,4 +1,4 @@
-"""``wattspan top``: watch a running agent."""
+"""``wattspan top``: show a running agent, live or once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from wattspan.cli.top.controls import SortKey, ViewOptions, ViewSection
-from wattspan.clock import SystemClock
 from wattspan.model.settings import Duration
 from wattspan.service.configuration import (
     DurationType,
-    agent_directories,
     config_options,
     echo_json,
     json_option,
@@ -21,20 +19,20 @@ from wattspan.service.configuration import (
 )
 
 if TYPE_CHECKING:
-    from wattspan.cli.top.scraping import AgentView
-    from wattspan.config import Config
     from wattspan.config.access import AccessSettings
     from wattspan.model.settings import Table
 
-PORT = "127.0.0.1:9949"
+DEFAULT_LISTEN = "127.0.0.1:9949"
 
 
 @click.command(name="top")
 @click.option("--address", help="The agent's metrics address; by default the configured one.")
 @click.option(
-    "--interval", type=DurationType(), default="2s", show_default=True, help="Time between scrapes."
+    "--interval", type=DurationType(), default="2s", show_default=True, help="Time between reads."
 )
-@click.option("--once", is_flag=True, help="Print one view and end. So it is without a terminal.")
+@click.option(
+    "--once", is_flag=True, help="Print one view and end; the default without a terminal."
+)
 @click.option(
     "--by",
     type=click.Choice([str(by) for by in ViewSection]),
@@ -47,9 +45,9 @@ PORT = "127.0.0.1:9949"
     type=click.Choice([str(sort) for sort in SortKey]),
     default="watts",
     show_default=True,
-    help="What comes first.",
+    help="What to sort rows by.",
 )
-@click.option("--filter", "wanted", default="", help="Only rows that contain this text.")
+@click.option("--filter", "wanted", default="", help="List only rows that contain this text.")
 @config_options
 @json_option
 def command(
@@ -63,45 +61,37 @@ def command(
     settings: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Watch devices, groups and processes, live.
+    """Show devices, groups, processes, spans and tuning jobs, live.
 
-    Reads the metrics of a running agent; the watts of processes and groups are what they spent
-    between two scrapes. Keys: ? tells them.
+    Reads the snapshot of a running agent: /v1/snapshot at its metrics address. The key ? lists
+    all keys.
     """
     if interval <= 0:
-        raise click.BadParameter("must be more than nothing", param_hint="--interval")
-    from wattspan.cli.local_agent import AgentCredentials, credentials_for
-    from wattspan.cli.top.scraping import AgentView, MetricsScraper, authenticated_fetch
-
-    config = load_configuration(config_file, settings).config
-    clock = SystemClock()
-    # Its token is for our own agent alone, never for an address that somebody typed.
-    entry = (
-        AgentCredentials() if address else credentials_for(cast("AccessSettings", _table(config)))
-    )
-    scraper = MetricsScraper(address or _configured(config), clock, authenticated_fetch(entry))
-    view = AgentView(scraper, agent_directories(config))
-    options = ViewOptions(by=ViewSection(by), sort=SortKey(sort), filter=wanted)
-    scraper()
-    # A short first stretch, so that the first view already tells processes' watts.
-    first = interval if once or as_json else min(interval, Duration.parse("500ms"))
-    clock.sleep_until(clock.monotonic() + first)
-    if as_json:
-        from wattspan.cli.top.rows import snapshot_facts
-
-        echo_json(snapshot_facts(view(), options))
-    else:
-        _show(view, options, clock, interval, once=once)
-
-
-def _show(
-    view: AgentView, options: ViewOptions, clock: SystemClock, interval: Duration, *, once: bool
-) -> None:
+        raise click.BadParameter("must be more than 0", param_hint="--interval")
     from rich.console import Console
 
+    from wattspan.cli.agent_client import (
+        AgentCredentials,
+        SnapshotClient,
+        credentials_for,
+        http_fetch,
+    )
     from wattspan.cli.top.controls import Keyboard
+    from wattspan.cli.top.rows import snapshot_facts
     from wattspan.cli.top.view import print_once, watch
+    from wattspan.clock import SystemClock
 
+    clock = SystemClock()
+    table = load_configuration(config_file, settings).config.exporters.get("prometheus")
+    # The token of the configuration is for this host's agent, not for an address of the user.
+    credentials = (
+        AgentCredentials() if address else credentials_for(cast("AccessSettings | None", table))
+    )
+    view = SnapshotClient(address or _configured_address(table), clock, http_fetch(credentials))
+    options = ViewOptions(by=ViewSection(by), sort=SortKey(sort), filter=wanted)
+    if as_json:
+        echo_json(snapshot_facts(view(), options))
+        return
     console = Console()
     if once or not (console.is_terminal and sys.stdin.isatty()):
         print_once(view, options, console, lambda: view.notice)
@@ -118,15 +108,10 @@ def _show(
         )
 
 
-def _table(config: Config) -> Table | None:
-    return config.exporters.get("prometheus")
-
-
-def _configured(config: Config) -> str:
-    """Where the configured Prometheus exporter listens, as this host reaches it."""
-    table = _table(config)
-    listen = str(getattr(table, "listen", "") or PORT)
+def _configured_address(table: Table | None) -> str:
+    """The URL of this host's agent."""
+    listen = str(getattr(table, "listen", "") or DEFAULT_LISTEN)
     host, _, port = listen.rpartition(":")
-    everywhere = host in ("", "*", "0.0.0.0", "[::]")  # noqa: S104 - asked about, not bound
+    everywhere = host in ("", "*", "0.0.0.0", "[::]")  # noqa: S104 - compared, not bound
     scheme = "https" if getattr(table, "tls_certificate", "") else "http"
     return f"{scheme}://{'127.0.0.1' if everywhere else host}:{port}"

@@ -1,42 +1,42 @@
-"""What the tables of the terminal view have in common.
-
-The spans of instrumented applications in the terminal view.
-
-They have no watts: what a span spent is known when it has ended, so figures are since the agent
-first saw the name.
-
-Tuning in the terminal view: a line a job, and its sentence below.
-"""
+"""The tables of the view: devices, groups, processes, spans and tuning jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from wattspan.api.snapshot import DomainEntry, SnapshotDocument, SpanEntry, SpansEntry
 from wattspan.cli import formatting
 from wattspan.cli.formatting import count, duration_each, energy_each
-from wattspan.cli.top.controls import ViewOptions
+from wattspan.cli.top.controls import ViewOptions, ViewSection
+from wattspan.cli.top.rows import ConsumerRow, NestedDomain, hw_types
 from wattspan.cli.tune.text import against_original, budget_text, percent, signed_joules, state_text
-from wattspan.model import HwType, SpanAccounts, SpanRow, TuningAccounts, TuningRow, TuningState
+from wattspan.model import HwType, Provenance, TuningAccounts, TuningRow, TuningState
 from wattspan.util.text import printable
 
 T = TypeVar("T")
 
-WIDE_COLUMNS = 120  # from here on there is room for bars, methods and the state of GPUs
+WIDE_COLUMNS = 120  # from this width on: bars, attribution methods and the state of GPUs
 
-HW_TYPE_LABELS = {
+_HW_TYPE_LABELS = {
     HwType.CPU: "cpu",
     HwType.GPU: "gpu",
     HwType.MEMORY: "mem",
     HwType.ENCLOSURE: "encl",
 }
+_PROVENANCE_COLOURS = {
+    Provenance.MEASURED: "green",
+    Provenance.DERIVED: "cyan",
+    Provenance.ESTIMATED: "yellow",
+    Provenance.EMULATED: "magenta",
+}
 
 
-def plain_table(options: ViewOptions, *columns: Column) -> Table:
+def _table(options: ViewOptions, *columns: Column) -> Table:
     return Table(
         *columns,
         box=None,
@@ -48,181 +48,295 @@ def plain_table(options: ViewOptions, *columns: Column) -> Table:
     )
 
 
-def number(title: str) -> Column:
-    return Column(title, justify="right", no_wrap=True)
+def _text_column(title: str, ratio: int) -> Column:
+    return Column(title, no_wrap=True, overflow="ellipsis", ratio=ratio)
 
 
-def column(energy: int) -> str:
-    """Joules for a column: a blank where others have a prefix, so that digits line up."""
-    text = formatting.joules(energy)
-    return text.replace(" J", "  J")
+def _number_column(title: str, width: int | None = None) -> Column:
+    return Column(title, justify="right", no_wrap=True, width=width)
 
 
-def visible_rows(rows: list[T], offset: int, limit: int | None) -> tuple[list[T], int]:
-    """The rows that fit, from ``offset`` on, and how many do not."""
+def _joules(joules: float | None) -> str:
+    """Joules for a column: a space in place of the prefix, so that digits line up."""
+    return formatting.joules_text(joules).replace(" J", "  J")
+
+
+def _by_type(joules: Mapping[HwType, float], kind: HwType) -> str:
+    return _joules(joules[kind]) if kind in joules else ""
+
+
+def _visible_rows(rows: Sequence[T], offset: int, limit: int | None) -> tuple[Sequence[T], int]:
+    """The rows that fit, from ``offset`` on, and the number of those that do not."""
     if limit is None or len(rows) <= limit:
         return rows, 0
     first = min(offset, len(rows) - (limit - 1))
-    shown = rows[first : first + limit - 1]  # one line goes to "more"
+    shown = rows[first : first + limit - 1]  # the last line is the number of hidden rows
     return shown, len(rows) - len(shown)
 
 
-def hidden_rows_line(hidden: int) -> list[RenderableType]:
-    return [Text(f"  ... and {hidden} more", style="dim")] if hidden else []
+def _with_hidden_rows(table: Table, hidden: int) -> RenderableType:
+    return Group(table, Text(f"  ... and {hidden} more", style="dim")) if hidden else table
 
 
 def one_line(line: Text, options: ViewOptions) -> Text:
-    """Cut to one line where lines are counted; whole where there is room for all."""
+    """``line``, cut to one line if the height is limited."""
     line.no_wrap, line.overflow = options.height is not None, "ellipsis"
     return line
 
 
-def empty_text(options: ViewOptions) -> str:
-    return f"none with {options.filter!r}" if options.filter else "none yet"
+def _empty_text(options: ViewOptions) -> Text:
+    text = f"none with {options.filter!r}" if options.filter else "none yet"
+    return Text(text, style="dim")
+
+
+# ------------------------------------------------------------------------------------- devices
+
+
+def device_table(
+    document: SnapshotDocument, options: ViewOptions, tree: list[NestedDomain], limit: int | None
+) -> RenderableType:
+    wide = options.width >= WIDE_COLUMNS
+    table = _table(
+        options,
+        _text_column("DEVICE", 4),
+        _number_column("watts"),
+        *([Column("", no_wrap=True)] if wide else []),
+        *map(_number_column, ("joules", "procs", "idle", "unattr.")),
+        Column("how", no_wrap=True),
+        *([_text_column("state", 5)] if wide else []),
+    )
+    offset = options.offset if options.by is ViewSection.DEVICE else 0
+    shown, hidden = _visible_rows(tree, offset, limit)
+    for domain, depth in shown:
+        name = printable(domain.hw_name)
+        if domain.provenance is Provenance.EMULATED:  # the column `how` says so
+            name = name.removeprefix("Emulated ")
+        label = f"{'  ' * depth}{_HW_TYPE_LABELS[domain.hw_type]} {name}"
+        part = domain.power_watts if domain.in_cover else None
+        table.add_row(
+            Text(label if domain.in_cover else f"{label} *", "" if domain.in_cover else "dim"),
+            Text(formatting.watts(domain.power_watts), "bold" if domain.in_cover else "dim"),
+            *([_bar(part, document.host.power_watts, options)] if wide else []),
+            _joules(domain.energy_joules),
+            *_shares(domain),
+            Text(domain.provenance, style=_PROVENANCE_COLOURS[domain.provenance]),
+            *([Text(printable(_state(domain)))] if wide else []),
+        )
+    if not tree:
+        table.add_row(Text("no counter is read: see `wattspan doctor`", style="yellow"))
+    return _with_hidden_rows(table, hidden)
+
+
+def _shares(domain: DomainEntry) -> Iterator[str]:
+    """The shares of consumers, idle and unattributed energy."""
+    parts = (domain.consumers_joules, domain.idle_joules, domain.unattributed_joules)
+    settled = sum(part or 0 for part in parts)
+    yield from ("" if part is None else formatting.share(part, settled) for part in parts)
+
+
+def _state(domain: DomainEntry) -> str:
+    """The attribution method of a domain, or the state of a GPU."""
+    if not domain.present:
+        return "gone"
+    gpu = domain.gpu
+    if gpu is None:
+        return "" if domain.method == "none" else f"by {domain.method}"
+    parts = [
+        None if gpu.utilization_ratio is None else f"{gpu.utilization_ratio:.0%}",
+        None if gpu.sm_clock_hertz is None else f"{gpu.sm_clock_hertz / 1e6:.0f} MHz",
+        None if gpu.temperature_celsius is None else f"{gpu.temperature_celsius} °C",
+        None if gpu.limit_watts is None else f"cap {gpu.limit_watts:.0f} W",
+        *(f"held down: {reason}" for reason in gpu.throttling or ()),
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+_BAR = 10
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def _bar(part: float | None, whole: float | None, options: ViewOptions) -> Text:
+    """``part`` of the host's power, ten cells long."""
+    if not part or not whole:
+        return Text(" " * _BAR)
+    eighths = round(8 * _BAR * min(1.0, part / whole))
+    if options.ascii:
+        return Text(("#" * round(eighths / 8)).ljust(_BAR))
+    full, rest = divmod(eighths, 8)
+    return Text(("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(_BAR), style="blue")
+
+
+# ------------------------------------------------------------------------- groups and processes
+
+_SMALL_WATTS = 0.05  # a brief view leaves rows of less out, unless there are few
+
+
+def consumer_table(
+    title: str,
+    document: SnapshotDocument,
+    options: ViewOptions,
+    rows: list[ConsumerRow],
+    offset: int,
+    limit: int | None,
+) -> RenderableType:
+    kinds = hw_types(document)
+    of_process = title == "PROCESS"
+    table = _table(
+        options,
+        *([_number_column("PID")] if of_process else []),
+        _text_column(title, 3),
+        _text_column("group" if of_process else "kind", 2),
+        *(_number_column(f"{_HW_TYPE_LABELS[kind]} W") for kind in kinds),
+        _number_column("watts"),
+        _number_column("joules"),
+    )
+    shown, hidden = _visible_rows(rows, offset, limit)
+    if options.brief and hidden:
+        shown = [row for row in rows if (row.watts or 0) >= _SMALL_WATTS][:limit] or rows[:1]
+        hidden = len(rows) - len(shown)
+    for row in shown:
+        by_type = row.watts_by_type
+        table.add_row(
+            *([row.pid] if of_process else []),
+            Text(printable(row.name) + ("" if row.alive else " (ended)")),
+            Text(printable(row.detail), style="dim"),
+            *(formatting.watts(by_type[kind]) if kind in by_type else "" for kind in kinds),
+            Text(formatting.watts(row.watts), style="bold"),
+            _joules(row.joules),
+            style="" if row.alive else "dim",
+        )
+    if not rows:
+        table.add_row(*([""] if of_process else []), _empty_text(options))
+    return _with_hidden_rows(table, hidden)
+
+
+# --------------------------------------------------------------------------------------- spans
 
 
 def span_table(
-    rows: list[SpanRow], kinds: list[HwType], options: ViewOptions, offset: int, limit: int | None
+    rows: list[SpanEntry], kinds: list[HwType], options: ViewOptions, offset: int, limit: int | None
 ) -> RenderableType:
-    """One line a name: calls, joules, and what a call and an output token cost."""
+    """One line for each name: calls, joules, joules per call and per output token."""
     wide = options.width >= WIDE_COLUMNS
-    table = plain_table(
+    table = _table(
         options,
-        Column("SPAN", no_wrap=True, overflow="ellipsis", ratio=3),
-        Column("service", no_wrap=True, overflow="ellipsis", ratio=2),
-        number("calls"),
-        *(number(f"{HW_TYPE_LABELS[kind]} J") for kind in kinds if wide),
-        number("joules"),
-        number("J/call"),
-        number("time/call"),
-        *([number("tokens out")] if wide else []),
-        number("J/token"),
+        _text_column("SPAN", 3),
+        _text_column("service", 2),
+        _number_column("calls"),
+        *(_number_column(f"{_HW_TYPE_LABELS[kind]} J") for kind in kinds if wide),
+        *map(_number_column, ("joules", "J/call", "time/call")),
+        *([_number_column("tokens out")] if wide else []),
+        _number_column("J/token"),
     )
-    shown, hidden = visible_rows(rows, offset, limit)
+    shown, hidden = _visible_rows(rows, offset, limit)
     for row in shown:
-        energy, made = sum(row.energy.values()), row.tokens.get("output", 0)
+        joules, tokens = sum(row.energy_joules.values()), row.tokens.get("output", 0)
+        energy = joules * 1e6
         table.add_row(
             Text(printable(row.name)),
             Text(printable(row.service), style="dim"),
-            count(row.count),
-            *(_of_kind(row, kind) for kind in kinds if wide),
-            Text(column(energy), style="bold"),
-            energy_each(energy, row.count),
-            duration_each(row.time, row.count),
-            *([count(made) if made else ""] if wide else []),
-            energy_each(energy, made) if made else "",
+            count(row.calls),
+            *(_by_type(row.energy_joules, kind) for kind in kinds if wide),
+            Text(_joules(joules), style="bold"),
+            energy_each(energy, row.calls),
+            duration_each(row.seconds * 1e9, row.calls),
+            *([count(tokens) if tokens else ""] if wide else []),
+            energy_each(energy, tokens) if tokens else "",
         )
     if not rows:
-        table.add_row(Text(empty_text(options), style="dim"))
-    return Group(table, *hidden_rows_line(hidden))
+        table.add_row(_empty_text(options))
+    return _with_hidden_rows(table, hidden)
 
 
-def spans_remainder(spans: SpanAccounts, options: ViewOptions) -> Text:
-    """What services spent outside their spans, and the spans that no row counts."""
-    told = [f"outside spans: {_outside(spans)}"] if any(spans.outside.values()) else []
-    told += [
+def spans_remainder(spans: SpansEntry, options: ViewOptions) -> Text:
+    """The energy of services outside their spans, and the spans that no row counts."""
+    outside = {service: sum(joules.values()) for service, joules in spans.outside_joules.items()}
+    greatest = sorted(outside.items(), key=lambda one: -one[1])
+    services = ", ".join(
+        f"{printable(service)} {formatting.joules_text(joules)}" for service, joules in greatest
+    )
+    parts = [f"outside spans: {services}"] if any(outside.values()) else []
+    parts += [
         f"{count(number)} {reason.replace('_', ' ')}"
         for reason, number in _uncounted(spans)
         if number
     ]
-    return one_line(Text("; ".join(told), style="dim"), options)
+    return one_line(Text("; ".join(parts), style="dim"), options)
 
 
-def _of_kind(row: SpanRow, kind: HwType) -> str:
-    return column(row.energy[kind]) if kind in row.energy else ""
+def _uncounted(spans: SpansEntry) -> Iterator[tuple[str, int]]:
+    counted = {"joined", "partial", "late"}
+    yield from ((reason, n) for reason, n in spans.outcomes.items() if reason not in counted)
+    yield from ((f"refused ({reason})", n) for reason, n in spans.refused.items())
+    yield from ((f"not forwarded ({reason})", n) for reason, n in spans.forward_drops.items())
 
 
-def _outside(spans: SpanAccounts) -> str:
-    services: dict[str, int] = {}
-    for (service, _), energy in spans.outside.items():
-        services[service] = services.get(service, 0) + energy
-    greatest = sorted(services.items(), key=lambda one: -one[1])
-    return ", ".join(
-        f"{printable(service)} {formatting.joules(energy)}" for service, energy in greatest
-    )
-
-
-_IN_ROWS = frozenset({"joined", "partial", "late"})
-
-
-def _uncounted(spans: SpanAccounts) -> Iterator[tuple[str, int]]:
-    yield from ((reason, n) for reason, n in spans.outcomes.items() if reason not in _IN_ROWS)
-    for reason, n in spans.refused.items():
-        yield f"refused ({reason})", n
-    for reason, n in spans.forward_drops.items():
-        yield f"not forwarded ({reason})", n
-
+# -------------------------------------------------------------------------------------- tuning
 
 TUNING_HEADING_LINES = 2  # a blank line and the titles
-TUNING_ROW_LINES = 2  # lines a job
+TUNING_ROW_LINES = 2
 
-_COLOURS = {
+_STATE_COLOURS = {
     TuningState.HOLDING: "green",
     TuningState.EXPLORING: "cyan",
     TuningState.RELEASED: "yellow",
 }
-_ORDER = [*_COLOURS, *(state for state in TuningState if state not in _COLOURS)]
+_STATE_ORDER = [*_STATE_COLOURS, *(one for one in TuningState if one not in _STATE_COLOURS)]
 
 
 def tuning_lines(accounts: TuningAccounts, options: ViewOptions) -> int:
-    """How many lines it takes to show every job; 0 if there is none."""
-    rows = tuning_rows(accounts, options)
+    """The number of lines that show every job; 0 if there is none."""
+    rows = _tuning_rows(accounts, options)
     return TUNING_HEADING_LINES + TUNING_ROW_LINES * len(rows) if rows else 0
 
 
-def tuning_rows(accounts: TuningAccounts, options: ViewOptions) -> list[TuningRow]:
-    """The jobs, those first whose settings are turned."""
+def _tuning_rows(accounts: TuningAccounts, options: ViewOptions) -> list[TuningRow]:
+    """The jobs, those whose settings are applied first."""
     wanted = options.filter.casefold()
-    kept = [row for row in accounts.rows if wanted in row.job.casefold()]
-    return sorted(kept, key=lambda row: (_ORDER.index(row.state), row.job, row.knob))
+    rows = [row for row in accounts.rows if wanted in row.job.casefold()]
+    return sorted(rows, key=lambda row: (_STATE_ORDER.index(row.state), row.job, row.knob))
 
 
 def tuning_table(
     accounts: TuningAccounts, options: ViewOptions, room: int | None = None
 ) -> RenderableType:
-    """As many jobs as ``room`` lines hold, titles included; None is room for all."""
-    rows = tuning_rows(accounts, options)
+    """As many jobs as fit ``room`` lines, titles included; None is unlimited."""
+    rows = _tuning_rows(accounts, options)
     most = len(rows) if room is None else min(len(rows), max(0, room - 1) // TUNING_ROW_LINES)
     title = "TUNING" if most == len(rows) else f"TUNING ({most} of {len(rows)})"
     parts: list[RenderableType] = []
-    # A table a job, so that the sentence between can go over all columns; their widths are alike.
+    # One table of equal widths for each job, because the sentence spans all columns.
     for row in rows[:most]:
-        parts.append(_line(row, accounts, options, "" if parts else title))
+        parts.append(_tuning_line(row, accounts, options, "" if parts else title))
         sentence = Text(f"  {printable(row.decision.sentence)}", style="dim")
         parts.append(one_line(sentence, options))
     return Group(*parts)
 
 
-def _line(
+def _tuning_line(
     row: TuningRow, accounts: TuningAccounts, options: ViewOptions, title: str
 ) -> RenderableType:
     wide = options.width >= WIDE_COLUMNS
-    table = plain_table(
+    table = _table(
         options,
-        Column(title, no_wrap=True, overflow="ellipsis", ratio=1),
+        _text_column(title, 1),
         Column("state", no_wrap=True, width=18 if wide else 10, overflow="ellipsis"),
-        Column("setting", justify="right", no_wrap=True, width=16 if wide else 13),
-        Column("slower", justify="right", no_wrap=True, width=6),
-        Column("bound", justify="right", no_wrap=True, width=6),
-        Column("budget", justify="right", no_wrap=True, width=6),
-        Column("saving", justify="right", no_wrap=True, width=6),
-        *([Column("saved", justify="right", no_wrap=True, width=9)] if wide else []),
-        *([Column("pairs", justify="right", no_wrap=True, width=5)] if wide else []),
+        _number_column("setting", 16 if wide else 13),
+        *(_number_column(name, 6) for name in ("slower", "bound", "budget", "saving")),
+        *([_number_column("saved", 9), _number_column("pairs", 5)] if wide else []),
     )
     table.show_header = bool(title)
     over = row.slowdown is not None and row.slowdown > row.budget
+    state = state_text(row) if wide else state_text(row).partition(" ")[0]
+    saved = "" if row.saved is None else signed_joules(row.saved)
     table.add_row(
         Text(printable(row.job)),
-        Text(
-            state_text(row) if wide else state_text(row).partition(" ")[0],
-            style=_COLOURS.get(row.state, "dim"),
-        ),
+        Text(state, style=_STATE_COLOURS.get(row.state, "dim")),
         Text(against_original(row, accounts.caps), style="bold"),
         Text(percent(row.slowdown), style="yellow" if over else ""),
         percent(row.slowdown_bound),
         budget_text(row.budget),
         Text(percent(row.saving), style="bold green" if (row.saving or 0) > 0 else ""),
-        *(["" if row.saved is None else signed_joules(row.saved)] if wide else []),
-        *([str(row.pairs)] if wide else []),
+        *([saved, str(row.pairs)] if wide else []),
     )
     return table

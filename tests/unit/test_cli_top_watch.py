@@ -3,9 +3,10 @@ from dataclasses import replace
 from rich.console import Console
 
 from support.snapshots import busy_host
+from support.top_view import document
+from wattspan.api.snapshot import SnapshotDocument
 from wattspan.cli.top.controls import SortKey, ViewOptions
 from wattspan.cli.top.view import fit_to_console, print_once, watch
-from wattspan.model import Snapshot
 from wattspan.testing import ManualClock
 
 
@@ -35,10 +36,10 @@ def shown(*waits: str, running: int = 100) -> tuple[list[str], Typist, int]:
     )
     asked = 0
 
-    def view() -> Snapshot:
+    def view() -> SnapshotDocument:
         nonlocal asked
         asked += 1
-        return replace(busy_host(), host=f"host{asked}")
+        return document(replace(busy_host(), host=f"host{asked}"))
 
     with console.capture() as captured:
         watch(
@@ -81,6 +82,6 @@ def test_options_fit_the_terminal() -> None:
 def test_one_print_takes_the_lines_it_needs_and_tells_no_keys() -> None:
     console = Console(width=80, height=10, color_system=None, force_terminal=True)
     with console.capture() as captured:
-        print_once(busy_host, ViewOptions(), console)
+        print_once(lambda: document(busy_host()), ViewOptions(), console)
     assert len(captured.get().splitlines()) > 10
     assert "quit" not in captured.get()

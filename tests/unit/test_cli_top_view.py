@@ -1,12 +1,12 @@
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from support.snapshots import NOON, busy_host
+from support.top_view import document, drawn, line_with
 from wattspan.cli.top.controls import SortKey, ViewOptions, ViewSection
 from wattspan.cli.top.rows import device_tree, group_rows, process_rows, snapshot_facts
-from wattspan.cli.top.view import BANNER, render_snapshot
+from wattspan.cli.top.view import BANNER
 from wattspan.model import (
     Footprint,
     HwType,
@@ -17,22 +17,6 @@ from wattspan.model import (
     RateOrigin,
     Snapshot,
 )
-
-
-def drawn(
-    snapshot: Snapshot, width: int = 100, height: int | None = None, **chosen: object
-) -> list[str]:
-    """The view as lines of plain text."""
-    console = Console(width=width, height=height, color_system=None)
-    options = ViewOptions(width=width, height=height, **chosen)  # type: ignore[arg-type]
-    with console.capture() as captured:
-        console.print(render_snapshot(snapshot, options))
-    return [line.rstrip() for line in captured.get().splitlines()]
-
-
-def line_with(text: str, lines: list[str]) -> str:
-    (found,) = [line for line in lines if text in line]
-    return found
 
 
 def test_devices_groups_and_processes_are_shown_with_watts_and_joules() -> None:
@@ -70,10 +54,10 @@ def test_the_first_line_ends_with_what_that_cost_if_it_is_known() -> None:
 
 def test_money_and_carbon_are_facts_too() -> None:
     cost = RatedEnergy("EUR", RateOrigin.METRIC, None, 2_500_000_000, Microjoules(3_000_000))
-    told = snapshot_facts(replace(busy_host(), footprint=Footprint(cost)))
+    told = snapshot_facts(document(replace(busy_host(), footprint=Footprint(cost))))
     assert told["cost"] == {
-        "unit": "EUR", "origin": "metric", "per_kilowatt_hour": None, "total": 2.5,
-        "unknown_joules": 3.0,
+        "unit": "EUR", "origin": "metric", "per_kilowatt_hour": None, "per_hour": None,
+        "total": 2.5, "unknown_joules": 3.0,
     }  # fmt: skip
     assert told["carbon"] is None
 
@@ -83,7 +67,7 @@ def test_the_power_of_the_host_is_unknown_while_a_part_of_it_is() -> None:
     first, *others = snapshot.domains
     unknown = replace(snapshot, domains=(replace(first, power=None), *others))
     assert " - " in drawn(unknown)[0].replace("  ", " ")
-    assert snapshot_facts(unknown)["power_watts"] is None
+    assert snapshot_facts(document(unknown))["power_watts"] is None
 
 
 def test_a_domain_outside_the_cover_is_marked_and_stands_below_its_parent() -> None:
@@ -99,8 +83,8 @@ def test_an_emulated_host_says_so_before_anything_else() -> None:
 
 
 def test_rows_that_are_not_shown_are_summed_below_them() -> None:
-    assert line_with("beside these", drawn(busy_host())) == (
-        "beside these: other 412 J, ended 95.0 J, idle 25.5 kJ, unattributed 455 J"
+    assert line_with("not listed", drawn(busy_host())) == (
+        "not listed: other 412 J, ended 95.0 J, idle 25.5 kJ, unattributed 455 J"
     )
 
 
@@ -154,7 +138,7 @@ def test_scrolling_shows_the_rows_that_did_not_fit() -> None:
 
 def test_a_filter_keeps_rows_by_name_group_or_pid() -> None:
     def names(text: str) -> list[str]:
-        return [row.name for row in process_rows(busy_host(), ViewOptions(filter=text))]
+        return [row.name for row in process_rows(document(busy_host()), ViewOptions(filter=text))]
 
     assert names("TRITON") == names("serving") == names("4180") == ["tritonserver"]
     assert any("none with 'zzz'" in line for line in drawn(busy_host(), filter="zzz"))
@@ -162,9 +146,9 @@ def test_a_filter_keeps_rows_by_name_group_or_pid() -> None:
 
 def test_rows_are_sorted_by_watts_joules_or_name() -> None:
     def first(sort: SortKey) -> str:
-        return group_rows(busy_host(), ViewOptions(sort=sort))[0].name
+        return group_rows(document(busy_host()), ViewOptions(sort=sort))[0].name
 
-    by_watts = [row.name for row in group_rows(busy_host(), ViewOptions())]
+    by_watts = [row.name for row in group_rows(document(busy_host()), ViewOptions())]
     assert by_watts == ["trainer-7f9c", "serving", "root", "containerd.service"]
     assert (first(SortKey.JOULES), first(SortKey.NAME)) == ("trainer-7f9c", "containerd.service")
 
@@ -176,8 +160,8 @@ def test_parents_that_go_in_a_circle_are_shown_and_not_followed() -> None:
         replace(account, domain=replace(account.domain, id=name, parent=parent))
         for name, parent in (("a", "b"), ("b", "a"))
     )
-    tree = device_tree(replace(snapshot, domains=circle), ViewOptions())
-    assert sorted(nested.account.domain.id for nested in tree) == ["a", "b"]
+    tree = device_tree(document(replace(snapshot, domains=circle)), ViewOptions())
+    assert sorted(nested.domain.hw_id for nested in tree) == ["a", "b"]
 
 
 def test_a_host_without_any_counter_points_to_the_doctor() -> None:
@@ -194,7 +178,7 @@ def test_the_help_tells_the_keys_even_on_a_narrow_terminal() -> None:
 
 
 def test_facts_are_exact_and_typed() -> None:
-    told = snapshot_facts(busy_host(Provenance.EMULATED))
+    told = snapshot_facts(document(busy_host(Provenance.EMULATED)))
     assert told["emulated"] is True
     domain = told["domains"][0]
     assert (domain["energy_joules"], domain["power_watts"]) == (12_421.0, 84.2)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from support.snapshots import busy_host, serving_host
+from support.top_view import document, drawn
 from support.tuned import ACCOUNTS, DECLINED, HELD, HOLD, PROBED
 from wattspan.cli.top.controls import ViewOptions, ViewSection
 from wattspan.cli.top.rows import snapshot_facts
@@ -18,16 +20,6 @@ from wattspan.model import Decision, DecisionReason, Move, Snapshot, TuningAccou
 def host(*rows: TuningRow) -> Snapshot:
     accounts = replace(ACCOUNTS, rows=rows) if rows else ACCOUNTS
     return replace(busy_host(), tuning=accounts)
-
-
-def drawn(
-    snapshot: Snapshot, width: int = 80, height: int | None = None, **chosen: object
-) -> list[str]:
-    console = Console(width=width, height=height, color_system=None)
-    options = ViewOptions(width=width, height=height, **chosen)  # type: ignore[arg-type]
-    with console.capture() as captured:
-        console.print(render_snapshot(snapshot, options))
-    return [line.rstrip() for line in captured.get().splitlines()]
 
 
 def place_of(text: str, lines: list[str]) -> int:
@@ -118,6 +110,15 @@ def test_a_name_cannot_command_the_terminal() -> None:
     assert "\x1b" not in "".join(lines)
 
 
+def test_view_without_tuning_jobs_if_their_description_is_unknown() -> None:
+    unknown = msgspec.structs.replace(document(host()), tuning={"jobs": [{"knob": "fan"}]})
+    console = Console(width=80, color_system=None)
+    with console.capture() as captured:
+        console.print(render_snapshot(unknown, ViewOptions()))
+    assert "tritonserver" in captured.get()
+    assert "TUNING" not in captured.get()
+
+
 def test_programs_are_told_of_tuning_too() -> None:
-    told = snapshot_facts(host())["tuning"]
+    told = snapshot_facts(document(host()))["tuning"]
     assert [job["job"] for job in told["jobs"]] == [row.job for row in ACCOUNTS.rows]
