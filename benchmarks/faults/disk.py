@@ -245,7 +245,7 @@ FAULTS = [
         [down("store")],
         lasts=20.0,
         short=4.0,
-        note=said("keeps it locked"),
+        note=said("holds its lock"),
     ),
     Fault(
         "the store's file is overwritten while it is written, and the agent killed",

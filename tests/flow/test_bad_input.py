@@ -236,7 +236,7 @@ def test_a_store_that_can_be_had_later_is_used_from_then_on(tmp_path: Path) -> N
         assert not used.search(agent.scrape())
         fixed.chmod(0o777)
         eventually(lambda: used.search(agent.scrape()), "it is used")
-        assert "The store can be had now." in agent.said
+        assert "The store is open now." in agent.said
         shown = lasting(agent.totals())
         assert agent.end() == 0
     with Running(tmp_path, within=UNPRIVILEGED) as agent:

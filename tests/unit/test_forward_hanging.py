@@ -235,8 +235,8 @@ def test_health_and_log_say_that_it_does_not_answer_and_the_log_that_it_does(ben
     assert health.up  # the collector's
     assert failure.trouble is Trouble.STUCK
     assert str(failure) == (
-        f"Cannot write waiting spans to {bench.folder}: its disk does not answer. See the kernel's "
-        "log for errors of the disk. They wait in memory, and do not outlive a restart, until it "
+        f"Cannot write waiting spans to {bench.folder}: its disk does not respond. "
+        "Check the kernel log for disk errors. They wait in memory, and do not outlive a restart, until it "
         "does."
     )
     bench.offer(3)

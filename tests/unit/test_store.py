@@ -293,7 +293,7 @@ def test_nobody_but_the_agent_can_open_the_lock_of_its_store(tmp_path: Path, hos
 def test_whoever_has_the_lock_and_writes_nothing_is_named(tmp_path: Path, host: Books) -> None:
     with closing(open_store(tmp_path, host)):
         (tmp_path / "wattspan.sqlite.lock").write_text("1\n")
-        with pytest.raises(StoreError, match=f"process {os.getpid()} has its lock .*End it"):
+        with pytest.raises(StoreError, match=f"process {os.getpid()} holds its lock .*End it"):
             open_store(tmp_path, host)
 
 

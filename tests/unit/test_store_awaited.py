@@ -73,7 +73,7 @@ def test_once_it_can_be_had_the_history_has_what_was_spent_meanwhile(late: Late)
     assert late.spend(4)
     assert late.history() == together(late.others.now(), late.host.now())
     (said,) = late.said
-    assert said.endswith("Its history tells what is spent since this agent began.")
+    assert said.endswith("Its history covers the time since this agent began.")
 
 
 def test_totals_larger_than_those_before_are_counted_from_their_beginning(late: Late) -> None:
@@ -96,7 +96,7 @@ def test_what_another_agent_has_written_meanwhile_is_not_written_twice(late: Lat
     spent.subtract(totals(between))
     assert late.history() == dict(Counter(before) + spent)
     (said,) = late.said
-    assert said.endswith("Its history tells what is spent from now on.")
+    assert said.endswith("Its history covers the time from now on.")
 
 
 def test_books_that_are_gone_on_from_are_left_to_who_kept_them(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_file_of_nonsense_is_moved_aside_and_a_new_one_begun(
         assert [failure.trouble for failure in again.health.failures] == [Trouble.MALFORMED]
     (sentence,) = said
     assert sentence.startswith(f"Cannot use the store {store.path}: it is corrupt (")
-    assert "It was moved to" in sentence
+    assert "The agent renamed it to" in sentence
 
 
 def test_only_the_newest_ruined_files_are_kept(store: Store, host: Books) -> None:
@@ -177,7 +177,7 @@ def test_a_full_disk_costs_nothing_once_there_is_room(
     assert not any(lost)
     assert not store.health.up
     assert "the disk is full" in said[0]
-    assert "kept in memory" in str(store.health.failures[0])
+    assert "keeps new energy in memory" in str(store.health.failures[0])
     host.clock.advance(60)
     assert store.write(host.spend({1: 1}))
     assert store.health.up
@@ -349,7 +349,7 @@ def test_a_store_locked_by_another_program_is_written_later(
     with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         assert not store.write(host.spend({1: 1}))
-    assert "another program keeps it locked" in said[0]
+    assert "another program holds its lock" in said[0]
     host.clock.advance(60)
     assert store.write(host.spend({1: 1}))
     assert history(store.path) == totals(host.now())

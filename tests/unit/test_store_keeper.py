@@ -136,7 +136,7 @@ def test_the_health_of_the_store_says_that_its_disk_hangs(disk: Disk, tmp_path: 
         assert not health.up
         (failure,) = health.failures
         assert str(failure).startswith("Cannot write the store ")
-        assert "its disk does not answer. See the kernel's log" in str(failure)
+        assert "its disk does not respond. Check the kernel log" in str(failure)
         disk.answers.set()
         eventually(lambda: kept.health.up, "well again")
 

@@ -1,8 +1,7 @@
-"""What is to be kept goes to a disk that may not answer; who hands it over does not wait for it.
+"""Writes in a thread, so that callers do not wait for a slow or hanging disk.
 
-A write into the page cache takes microseconds, until a disk is slow enough, or gone: then it takes
-seconds, or for ever. A poller would miss its ticks, and its watchdog would end it; spans would wait
-for a disk that they do not need.
+A write into the page cache takes microseconds, but seconds or forever if the disk is slow or gone.
+The poller would then miss its ticks until the watchdog ends it, and spans would be delayed.
 """
 
 from __future__ import annotations
@@ -17,60 +16,60 @@ from wattspan.ports import Clock
 T = TypeVar("T")
 
 CALLER_WAIT = SECOND // 2
-"""A write is waited for so long, by who wants it done before the next step."""
+"""Longest wait of a caller for its write, in nanoseconds."""
 
 HANG_AFTER = 2 * SECOND
-"""A write that takes so long is told of."""
+"""Duration of a write from which on it is reported as hanging, in nanoseconds."""
 
 CLOSE_TIMEOUT_SECONDS = 1.0
-"""Seconds that a write has when all is to end."""
+"""Longest wait for pending writes at the end of the process."""
 
-DISK_REMEDY = "See the kernel's log for errors of the disk."
+DISK_REMEDY = "Check the kernel log for disk errors."
 
 
 def hang_failure(source: str, thing: str, meanwhile: str) -> Failure:
-    """The disk that ``thing`` is on neither takes what is written nor refuses it."""
+    """Return the failure of a disk that neither completes nor rejects writes of ``thing``."""
     return Failure(
         source,
         thing,
         Trouble.STUCK,
-        "its disk does not answer",
+        "its disk does not respond",
         f"{DISK_REMEDY} {meanwhile}",
         verb="write",
     )
 
 
 class AsyncWriter(Generic[T]):
-    """Writes in a thread of its own, in the order in which things were handed over.
+    """Writes values in its own thread, in order of submission.
 
-    Each thing has a key; of those of one key that had to wait only the newest is written, in the
-    place of the first. Once a write took too long none is waited for, until one is quick again and
-    nothing is left to write.
+    Each value has a key; of the waiting values of one key only the newest is written, at the
+    position of the first. After a slow write, callers do not wait until a write is fast again
+    and the queue is empty.
     """
 
     def __init__(
         self, write: Callable[[T], None], clock: Clock, *, name: str = "wattspan-keeper"
     ) -> None:
-        """``name`` is that of the thread, which begins when there is something to write."""
+        """``name`` is the name of the thread, which starts with the first value."""
         self._write = write
         self._clock = clock
         self._name = name
         self._changed = threading.Condition()
         self._due: dict[Hashable, T] = {}
         self._doing: Hashable = None
-        self._begun: int | None = None  # a write is under way since then, of that key
+        self._begun: int | None = None  # start of the write in progress, of key `_doing`
         self._waits = True
         self._closed = False
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
 
     def keep(self, thing: T) -> None:
-        """Have it written, and wait a moment for it, if that is no waste: as by both below."""
+        """Submit ``thing`` and wait for its write, at most `CALLER_WAIT`."""
         self.hand_over(thing)
         self.wait()
 
     def hand_over(self, thing: T, key: Hashable = None) -> None:
-        """Have it written as soon as that can be. What an earlier write raised is raised here."""
+        """Submit ``thing``. Raises the error of an earlier write."""
         with self._changed:
             if self._error is not None:
                 raise self._error
@@ -83,13 +82,13 @@ class AsyncWriter(Generic[T]):
             self._changed.notify_all()
 
     def take_back(self, key: Hashable) -> None:
-        """Do not write what waits under this key. A write that is under way goes on."""
+        """Remove the waiting value of ``key``. A write in progress continues."""
         with self._changed:
             self._due.pop(key, None)
             self._changed.notify_all()
 
     def wait(self, keys: Iterable[Hashable] = (None,)) -> None:
-        """Until what was handed over under these keys is written, but a moment at most."""
+        """Wait until the values of ``keys`` are written, at most `CALLER_WAIT`."""
         wanted = tuple(keys)
         with self._changed:
             if self._waits and self.overdue() < CALLER_WAIT:
@@ -99,19 +98,19 @@ class AsyncWriter(Generic[T]):
 
     @property
     def idle(self) -> bool:
-        """Whether all that was handed over is written."""
+        """True if every submitted value is written."""
         with self._changed:
             return not self._due and self._begun is None
 
     def overdue(self) -> int:
-        """For how many nanoseconds the write that is under way has been; 0 if none is."""
+        """Return the duration of the write in progress in nanoseconds; 0 without one."""
         begun = self._begun
         return 0 if begun is None else self._clock.monotonic() - begun
 
     def close(self, within: float = CLOSE_TIMEOUT_SECONDS) -> bool:
-        """Write what waits, and end. False if that takes more than ``within`` seconds.
+        """Write the waiting values and end. False if that takes more than ``within`` seconds.
 
-        The disk hangs then, and the thread with it.
+        The disk hangs in that case, and the thread with it.
         """
         with self._changed:
             self._closed = True
@@ -144,6 +143,6 @@ class AsyncWriter(Generic[T]):
     def _written(self, thing: T) -> Exception | None:
         try:
             self._write(thing)
-        except Exception as error:  # noqa: BLE001 - for who hands over the next, not for this thread
+        except Exception as error:  # noqa: BLE001 - raised to the next caller
             return error
         return None

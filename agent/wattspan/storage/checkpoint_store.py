@@ -1,10 +1,9 @@
-"""What is kept of the books: the store and its history, and the newest of all beside it.
+"""Stores of checkpoints: the database with its history, and the files of the newest checkpoint.
 
-Books whose store cannot be had when the agent begins: somebody has it, or its disk is read-only.
-
-The agent measures meanwhile, with totals that begin at zero. They are never added to those of an
-earlier run afterwards: who takes rates of a counter that leaps reads a burst of energy. Its
-history lacks nothing.
+`DeferredCheckpointStore` handles a store that is not available at the start of the agent, because
+another process holds it or its disk is read-only. The agent then counts from zero and never adds
+the totals of an earlier run later: a jump of a counter would look like a burst of energy. The
+history is complete in both cases.
 """
 
 from __future__ import annotations
@@ -23,7 +22,10 @@ from wattspan.storage.store import Store
 
 
 class CheckpointStore:
-    """Books that outlive the process however it ends. One thread writes, one keeps."""
+    """Checkpoints that survive any end of the process.
+
+    One thread calls `write`, another thread calls `keep`.
+    """
 
     def __init__(
         self, store: Store, latest: AlternatingCheckpointFiles, keeper: AsyncWriter[Checkpoint]
@@ -31,7 +33,7 @@ class CheckpointStore:
         """Use :meth:`open`."""
         self._store, self._latest, self._keeper = store, latest, keeper
         self.opening: Checkpoint | None = latest_checkpoint(store.opening(), latest.opening())
-        """What a run before this one came to; None if this is the first."""
+        """The last checkpoint of the previous run; None in the first run."""
         if self.opening is not None:
             store.resume(self.opening)
 
@@ -45,7 +47,7 @@ class CheckpointStore:
         emulated: bool = False,
         log: Callable[[str], None] = lambda _: None,
     ) -> CheckpointStore:
-        """As :meth:`Store.open`, which see."""
+        """Open or create the store in ``state_dir``; see :meth:`Store.open`."""
         store = Store.open(state_dir, settings, clock, emulated=emulated, log=log)
         try:
             latest = AlternatingCheckpointFiles(store.path, log)
@@ -55,9 +57,9 @@ class CheckpointStore:
             raise StoreError(store_failure(error, store.path, "open")) from None
 
     def begin_anew(self, since: Checkpoint | None) -> None:
-        """Go on from no run before: count from ``since``, or from the beginning of the next books.
+        """Ignore earlier runs: count from ``since``, or from the next checkpoint.
 
-        StoreError if that cannot be written.
+        StoreError if the write fails.
         """
         self._store.begin_anew()
         if since is not None:
@@ -65,7 +67,7 @@ class CheckpointStore:
 
     @property
     def health(self) -> SourceHealth:
-        """As the store tells it; and whether its disk answers at all."""
+        """Health of the store, with a failure if its disk hangs."""
         health, overdue = self._store.health, self._keeper.overdue()
         if overdue < HANG_AFTER:
             return health
@@ -73,14 +75,14 @@ class CheckpointStore:
         return replace(health, up=False, failures=(hangs, *health.failures))
 
     def keep(self, opening: Checkpoint) -> None:
-        """Keep the books of a snapshot that is about to be seen. Never raises, cheap.
+        """Write the checkpoint of a snapshot before its publication. Never raises.
 
-        A disk that hangs is waited for a moment only; then they are kept once it answers.
+        The call waits for a hanging disk only shortly; the write completes later.
         """
         self._keeper.keep(opening)
 
     def write(self, opening: Checkpoint) -> bool:
-        """Add what was spent since the last write to the history."""
+        """Add the energy since the last write to the history; see :meth:`Store.write`."""
         return self._store.write(opening)
 
     def close(self) -> None:
@@ -90,7 +92,7 @@ class CheckpointStore:
 
 
 class DeferredCheckpointStore:
-    """Asks for the store at every write until it is had. One thread writes, one keeps."""
+    """Tries to open the store at every write until that succeeds."""
 
     def __init__(
         self,
@@ -100,9 +102,10 @@ class DeferredCheckpointStore:
         *,
         closing: Checkpoint | None = None,
     ) -> None:
-        """``ask`` opens the store, or raises StoreError; ``refusal`` is why it could not so far.
+        """``ask`` opens the store or raises StoreError; ``refusal`` is the first such error.
 
-        ``closing`` are books that this agent goes on from: what they tell is left to who kept them.
+        ``closing`` is a checkpoint from which this agent continues; its energy is not written
+        again.
         """
         self._ask = ask
         self._log = log
@@ -113,7 +116,7 @@ class DeferredCheckpointStore:
         self._failure, self._failed = _failure(refusal), 1
 
     opening = None
-    """What a run before this one came to is not known."""
+    """The last checkpoint of the previous run: unknown without the store."""
 
     @property
     def health(self) -> SourceHealth:
@@ -123,13 +126,13 @@ class DeferredCheckpointStore:
         return SourceHealth(STORE_SOURCE, False, 0, self._failed, (self._failure,))
 
     def keep(self, opening: Checkpoint) -> None:
-        """As :meth:`Kept.keep`, once there is a place for it."""
+        """Write the checkpoint once the store is open; see :meth:`CheckpointStore.keep`."""
         kept = self._kept
         if kept is not None:
             kept.keep(opening)
 
     def write(self, opening: Checkpoint) -> bool:
-        """As :meth:`Kept.write`; False while there is no store."""
+        """Write to the history; False until the store is open."""
         if self._first is None:
             self._first = opening
         if self._kept is None and not self._closed:
@@ -142,11 +145,11 @@ class DeferredCheckpointStore:
             self._kept.close()
 
     def _had(self, opening: Checkpoint, first: Checkpoint) -> CheckpointStore | None:
-        """The store, if it can be had now."""
+        """Return the store if it opens now."""
         kept: CheckpointStore | None = None
         try:
             kept = self._ask()
-            # What another agent of this host wrote since this one began is not written twice.
+            # Energy that another agent of this host wrote meanwhile must not be written again.
             twice = kept.opening is not None and kept.opening.at.wall >= first.at.wall
             kept.begin_anew(opening if twice else self._closing)
         except StoreError as error:
@@ -155,7 +158,7 @@ class DeferredCheckpointStore:
                 kept.close()
             return None
         since = "from now on" if twice else "since this agent began"
-        self._log(f"The store can be had now. Its history tells what is spent {since}.")
+        self._log(f"The store is open now. Its history covers the time {since}.")
         return kept
 
 

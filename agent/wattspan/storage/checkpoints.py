@@ -1,16 +1,14 @@
-"""The ledger's books as bytes, and back.
+"""Checkpoints of the ledger as bytes, and the two files with the newest checkpoint.
 
-JSON, because a person must be able to read it after a disaster and because a lone surrogate (an
-undecodable byte in a process's name) survives it; compressed, because it is written every few
-seconds, and a changed bit then shows in the checksum.
+The format is JSON, because a person must be able to read it after a failure and because JSON keeps
+a lone surrogate (an undecodable byte in a process name). The database holds it compressed: it is
+written every few seconds, and the checksum of the compression detects a changed bit.
 
-The newest books, kept where a killed agent cannot take them along.
-
-The store is written every few seconds, figures are shown twice a second. An agent that is killed
-between the two would go on from books older than what it had shown: its counters would fall,
-which everybody who takes rates of them reads as a reset and a burst. So the books of every
-snapshot are written here before anybody sees it: into the kernel's page cache, which outlives the
-process; nothing is synchronised, so a host that loses its power may lose the last seconds.
+The agent publishes snapshots twice a second and writes the database every few seconds. An agent
+killed in between would resume from a checkpoint older than its published counters: the counters
+would fall, and rates would show a reset and a burst. Therefore the agent writes the checkpoint of
+every snapshot to a file before it publishes the snapshot. The write goes to the page cache, which
+outlives the process; without fsync a power failure may lose the last seconds.
 """
 
 from __future__ import annotations
@@ -47,11 +45,11 @@ from wattspan.model import (
 
 
 class CheckpointError(ValueError):
-    """These bytes are not books."""
+    """The bytes are not a checkpoint."""
 
 
 class _ProcessDocument(msgspec.Struct):
-    """A process: ``payer`` is pid and start time, or the cgroup whose remainder it is."""
+    """A process: ``payer`` is pid and start time, or the cgroup of a remainder."""
 
     payer: tuple[int, int] | str
     command: str
@@ -77,7 +75,7 @@ class _SpanDocument(msgspec.Struct):
 
 
 class _OutsideSpansDocument(msgspec.Struct):
-    """What a service's processes spent while none of their spans was open."""
+    """Energy of a service's processes outside of spans."""
 
     service: str
     energy: dict[HwType, Microjoules]
@@ -194,10 +192,10 @@ _HEADER_BYTES = 24  # sequence, length, checksum: eight bytes each
 
 
 class AlternatingCheckpointFiles:
-    """Two files written in turn, so that one is whole whenever the process may end."""
+    """Two files written alternately, so that one is complete at any end of the process."""
 
     def __init__(self, store: Path, log: Callable[[str], None] = lambda _: None) -> None:
-        """Beside the database ``store``, whose lock the caller holds. OSError if that cannot be."""
+        """Open the files beside the database ``store``, whose lock the caller holds. OSError."""
         self._log = log
         self._paths = [store.with_suffix(f".latest-{n}") for n in (0, 1)]
         self._files: list[int] = []
@@ -213,11 +211,11 @@ class AlternatingCheckpointFiles:
         self._failed = False
 
     def opening(self) -> Checkpoint | None:
-        """The newest books of the run before; None if there are none."""
+        """Return the newest checkpoint of the previous run, or None."""
         return self._found
 
     def write(self, opening: Checkpoint) -> None:
-        """Keep these books. What goes wrong is said once, and the next write tries again."""
+        """Write the checkpoint. Logs the first of consecutive errors."""
         text = checkpoint_to_json(opening)
         sequence = self._sequence + 1
         numbers = (sequence, len(text), _checksum(sequence, text))
@@ -255,7 +253,7 @@ class AlternatingCheckpointFiles:
             self._failed = True
             self._log(
                 f"Cannot write {self._paths[0].parent}: {cause}."
-                " Counters fall by what is measured meanwhile if this agent is killed."
+                " If this agent is killed, its counters fall by the energy measured meanwhile."
             )
 
 
@@ -264,7 +262,7 @@ def _checksum(sequence: int, text: bytes) -> int:
 
 
 def latest_checkpoint(one: Checkpoint | None, other: Checkpoint | None) -> Checkpoint | None:
-    """Of two books of one host, those that were kept longer: energies only ever rise."""
+    """Return the later of two checkpoints of one host: the one with more energy."""
     found = [books for books in (one, other) if books is not None]
     return max(found, key=_total_energy, default=None)
 

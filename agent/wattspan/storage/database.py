@@ -1,13 +1,4 @@
-"""What SQLite's errors mean to an operator, and which of them mean that the file is ruined.
-
-Where the stores are.
-
-One agent a store.
-
-Where a ruined file goes: aside, whole, and not for ever.
-
-One database file, opened for writing: sound, of the present schema, and proved writable.
-"""
+"""The SQLite file of the store: path, lock, opening, integrity, quarantine and error texts."""
 
 from __future__ import annotations
 
@@ -27,11 +18,9 @@ from wattspan.util.files import FileLock, LockHeldError
 STORE_SOURCE = "store"
 
 DAMAGE_ERRORS = (sqlite3.Error, CheckpointError, UnicodeDecodeError)
-"""What a damaged file can raise. The last is sqlite3's, when an error's own text is damaged."""
+"""Errors of a damaged file. sqlite3 raises the last one if an error text is damaged."""
 
-BUFFERED_MEANWHILE = (
-    "What is measured meanwhile is kept in memory and written as soon as that works."
-)
+BUFFERED_MEANWHILE = "The agent keeps new energy in memory and writes it after recovery."
 
 _TRANSIENT_CODES = {
     "SQLITE_BUSY",
@@ -48,16 +37,16 @@ _TRANSIENT_CODES = {
 
 
 def sqlite_error_name(error: BaseException) -> str:
-    """SQLite's name of the primary error code, "" if the error carries none."""
+    """Return SQLite's name of the primary error code; "" without one."""
     name = str(getattr(error, "sqlite_errorname", None) or "")
     return "_".join(name.split("_")[:2])
 
 
 def is_corruption(error: BaseException) -> bool:
-    """Whether the file itself is broken, so that only a new one helps.
+    """Return True if the file is corrupt, so that only a new one helps.
 
-    Nothing here violates a constraint, misses a table or reads text that is no text unless
-    the file was damaged; so all that is not known to pass counts as damage.
+    The store violates no constraint, misses no table and reads no invalid text unless the file
+    is damaged; therefore every error that is not known as transient counts as damage.
     """
     if isinstance(error, CheckpointError | UnicodeDecodeError):
         return True
@@ -70,7 +59,7 @@ def is_corruption(error: BaseException) -> bool:
 
 
 def store_failure(error: BaseException, path: Path, doing: str, meanwhile: str = "") -> Failure:
-    """``error`` as a sentence about the store at ``path``; ``meanwhile`` ends its remedy."""
+    """Return ``error`` as a failure of the store at ``path``; ``meanwhile`` ends its remedy."""
     said = sqlite_error_name(error)
     cause, remedy, trouble = str(error), "", Trouble.RETRY
     if isinstance(error, OSError):
@@ -83,11 +72,11 @@ def store_failure(error: BaseException, path: Path, doing: str, meanwhile: str =
     ):
         trouble = Trouble.DENIED
         remedy = (
-            f"Make {path.parent} writable for the user of the agent, or choose another with"
+            f"Make {path.parent} writable for the user of the agent, or set another directory as"
             " state_dir in [agent]."
         )
     elif said in {"SQLITE_BUSY", "SQLITE_LOCKED"}:
-        cause, remedy = "another program keeps it locked", "End that program."
+        cause, remedy = "another program holds its lock", "End that program."
     elif said == "SQLITE_IOERR":
         remedy = async_writer.DISK_REMEDY
     remedy = " ".join(part for part in (remedy, meanwhile) if part)
@@ -102,12 +91,12 @@ def store_failure(error: BaseException, path: Path, doing: str, meanwhile: str =
 
 
 def store_hang_failure(path: Path) -> Failure:
-    """The disk of the store at ``path`` neither takes what is written nor refuses it."""
+    """Return the failure of a hanging disk of the store at ``path``."""
     return async_writer.hang_failure(STORE_SOURCE, f"the store {path}", BUFFERED_MEANWHILE)
 
 
 def _is_disk_full(directory: Path) -> bool:
-    """SQLite calls it an I/O error when the log's index, 32 KiB at a time, finds no room."""
+    """SQLite reports an I/O error if the index of the log, 32 KiB at a time, finds no space."""
     try:
         found = os.statvfs(directory)
     except OSError:
@@ -123,12 +112,12 @@ _MEASURED, _EMULATED = "wattspan.sqlite", "wattspan-emulated.sqlite"
 
 
 def store_path(state_dir: Path, *, emulated: bool = False) -> Path:
-    """The database in ``state_dir``: an emulated host's joules are kept apart from true ones."""
+    """Return the database in ``state_dir``; emulated hosts have their own."""
     return state_dir / (_EMULATED if emulated else _MEASURED)
 
 
 def file_exists(path: Path) -> bool:
-    """Whether there is such a file; StoreError if one may not even look."""
+    """Return True if the file exists; StoreError without permission to check."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -141,20 +130,20 @@ def file_exists(path: Path) -> bool:
 
 
 def lock_store(path: Path) -> FileLock:
-    """The right to write one store. StoreError names the process that has it, if it is known."""
+    """Take the lock of a store. StoreError names the process that holds it, if known."""
     try:
         return FileLock(path)
     except LockHeldError as error:
         holder = error.holder
     if holder.pid is None:
-        cause = f"it is not known which process has its lock ({holder.doubt})"
+        cause = f"an unknown process holds its lock ({holder.doubt})"
         remedy = f"Find it with `fuser -v {path}`, and end it."
     elif holder.pid == holder.noted:
         cause = f"process {holder.pid} is writing it"
-        remedy = "Stop that agent, or give this one a state_dir of its own."
+        remedy = "Stop that agent, or set another state_dir for this one."
     else:
-        cause = f"process {holder.pid} has its lock {path}, and has not written its number there"
-        remedy = "End it, unless it is an agent that has just begun."
+        cause = f"process {holder.pid} holds its lock {path} and has not written its pid there"
+        remedy = "End it, unless it is an agent that has just started."
     raise StoreError(
         Failure(
             STORE_SOURCE,
@@ -173,10 +162,9 @@ _COMPANIONS = ("-wal", "-shm")
 
 
 def quarantine_database(path: Path) -> Path:
-    """Rename the database at ``path`` to ``NAME.corrupt-<n>`` and return that.
+    """Rename the database at ``path`` to ``NAME.corrupt-<n>`` and return the new path.
 
-    Its write-ahead log goes with it, so that a person may still recover it. Only the newest few
-    are kept.
+    Its write-ahead log is renamed too, for recovery by hand. Only the newest few are kept.
     """
     numbers = sorted(_quarantine_numbers(path))
     aside = _quarantine_path(path, numbers[-1] + 1 if numbers else 1)
@@ -195,9 +183,9 @@ def quarantine_database(path: Path) -> Path:
 
 
 def remove_companions(path: Path) -> None:
-    """Remove what is left of a database whose main file somebody deleted.
+    """Remove the companion files of a database whose main file was deleted.
 
-    A log without its database would be replayed into the new one.
+    SQLite would replay a log without its database into the new one.
     """
     for suffix in _COMPANIONS:
         _with_suffix(path, suffix).unlink(missing_ok=True)
@@ -218,15 +206,15 @@ def _with_suffix(path: Path, suffix: str) -> Path:
 
 
 _CHECK_TIMEOUT = 300 * MILLISECOND
-"""A start must not wait for a large file; what the check does not reach is found when used."""
+"""Time limit of the check at start; damage in the unchecked rest shows in use."""
 
 _WAL_LIMIT_BYTES = 4 << 20
 
 
 def connect(path: Path, clock: Clock) -> sqlite3.Connection:
-    """Open or create the store's database.
+    """Open or create the database of the store.
 
-    Raises sqlite3.Error for what is ruined or cannot be written, and SchemaError.
+    Raises sqlite3.Error for a corrupt or read-only file, and SchemaError.
     """
     if not path.exists():
         remove_companions(path)
@@ -248,11 +236,11 @@ def connect(path: Path, clock: Clock) -> sqlite3.Connection:
 
 
 def _make_index_private(path: Path) -> None:
-    """Have the file with SQLite's locks (``-shm``) be its owner's alone, before SQLite opens it.
+    """Restrict SQLite's lock file (``-shm``) to its owner before SQLite opens it.
 
-    SQLite would give the file the mode of the database, and whoever may read a file may lock it: a
-    member of the group that reads the history could block every write. An earlier version's file
-    may be open elsewhere, so it is replaced. The caller holds the lock of the store.
+    SQLite would give the file the mode of the database, and read permission allows locking: a
+    member of the group that reads the history could block every write. A file of an earlier
+    version may be open elsewhere, so it is replaced. The caller holds the lock of the store.
     """
     index = path.with_name(path.name + "-shm")
     try:
@@ -282,7 +270,7 @@ def _check_integrity(database: sqlite3.Connection, clock: Clock) -> None:
 
 
 def _prove_writable(database: sqlite3.Connection) -> None:
-    """Write something that changes nothing: a full disk or a read-only file shows now."""
+    """Write the schema version again, to detect a full disk or a read-only file."""
     found = schema_version(database)
     database.execute("BEGIN IMMEDIATE")
     try:

@@ -1,7 +1,7 @@
-"""The history's rows: adding to them, rolling them up, keeping them few.
+"""Rows of the energy history: insertion, roll-up to coarser buckets, and retention.
 
-Everything here happens inside the caller's transaction. Whatever was rolled back, ``forget_keys``
-must be called, since keys learned in that transaction may not exist.
+Every function runs in the transaction of the caller. After a rollback the caller calls
+``forget_keys``, because keys of that transaction may not exist.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COARSER = {MINUTE: HOUR, HOUR: DAY}
 
 @dataclass(frozen=True, slots=True)
 class HistoryRetention:
-    """How many buckets each step holds, how many names a bucket, how many bytes it all."""
+    """Limits: buckets of each step, names in a bucket, bytes of the file."""
 
     minutes: int
     hours: int
@@ -34,7 +34,7 @@ class HistoryRetention:
 
 
 class HistoryWriter:
-    """The rows of one database."""
+    """Writer of the history of one database."""
 
     def __init__(self, database: sqlite3.Connection, bounds: HistoryRetention) -> None:
         self._database = database
@@ -46,9 +46,10 @@ class HistoryWriter:
         self._hour: int | None = None
 
     def add(self, delta: CheckpointDelta) -> bool:
-        """Add ``delta`` to its minute; True if a minute was finished and the bounds were kept.
+        """Add ``delta`` to its minute. True if a minute ended and the limits were applied.
 
-        A clock set back adds to minutes that exist already; one set forward leaves a hole.
+        After a backward step of the clock, energy is added to existing minutes; a forward step
+        leaves a hole.
         """
         minute = max(0, delta.wall // 10**9) // MINUTE * MINUTE
         self._add_domains(minute, delta)
@@ -109,7 +110,7 @@ class HistoryWriter:
         )
 
     def _domain_key(self, domain: Domain) -> int:
-        """A domain that changed its provenance or its place is another one from then on."""
+        """Return the key of ``domain``; another provenance or cover makes another row."""
         key = self._domains.get(domain)
         if key is None:
             key = self._domains[domain] = self._key(
@@ -166,7 +167,7 @@ class HistoryWriter:
             self._shed()
 
     def _roll_up(self, step: int, keep: int) -> bool:
-        """Leave the newest ``keep`` buckets, and those that share a coarser one with them."""
+        """Roll up all but the newest ``keep`` buckets and those in the same coarser bucket."""
         edge = self._newest(step, keep)
         if edge is None:
             return False
@@ -180,7 +181,7 @@ class HistoryWriter:
         return rolled
 
     def _roll_bucket(self, step: int, start: int) -> None:
-        """Move all rows of one coarser bucket into it. The sums stay what they were."""
+        """Move all rows of one coarser bucket into it. The sums do not change."""
         coarser = _COARSER[step]
         here = (coarser, start, step, start, start + coarser)
         self._database.execute(
@@ -209,7 +210,7 @@ class HistoryWriter:
         self._fold(coarser, start)
 
     def _fold(self, step: int, start: int) -> None:
-        """Give the energy of all but the greatest owners of a bucket to the rest of their kind."""
+        """Add the energy of all but the largest owners of a bucket to the rest of their kind."""
         self._spans.fold(step, start)
         rows = self._database.execute(
             'SELECT key, kind, hw_type, energy FROM owner_energy JOIN owner ON key = "owner"'
@@ -244,7 +245,7 @@ class HistoryWriter:
         return True
 
     def _shed(self) -> None:
-        """Give up resolution, and at the very last the oldest days, for room."""
+        """Free space: roll up the oldest buckets, and at last delete the oldest days."""
         self._purge_names()
         for _ in range(_BUCKETS_PER_DELETION):
             if self._bytes() <= self._bounds.bytes * 9 // 10:
@@ -260,7 +261,7 @@ class HistoryWriter:
         self._purge_names()
 
     def _purge_names(self) -> None:
-        """Forget the names that no row bears any more."""
+        """Delete the names that no row uses."""
         self._database.execute(
             "DELETE FROM owner WHERE key NOT IN (SELECT owner FROM owner_energy)"
         )
@@ -270,7 +271,7 @@ class HistoryWriter:
     # ---------------------------------------------------------------------------------- asking
 
     def _newest(self, step: int, nth: int) -> int | None:
-        """The start of the ``nth`` newest bucket; None if there are fewer."""
+        """Return the start of the ``nth`` newest bucket; None if there are fewer."""
         return self._start(
             "SELECT DISTINCT start FROM domain_energy WHERE step = ?"
             " ORDER BY start DESC LIMIT 1 OFFSET ?",
@@ -285,7 +286,7 @@ class HistoryWriter:
         if row is None or row[0] is None:
             return None
         if not isinstance(row[0], int):
-            raise sqlite3.DatabaseError(f"{row[0]!r} is no start of a bucket")
+            raise sqlite3.DatabaseError(f"{row[0]!r} is not the start of a bucket")
         return row[0]
 
     def _delete(self, step: int, start: int, end: int) -> None:
@@ -297,7 +298,7 @@ class HistoryWriter:
         self._spans.delete(step, start, end)
 
     def _bytes(self) -> int:
-        """The pages in use; free ones go back to the file system by and by."""
+        """Return the bytes of used pages; free pages return to the file system gradually."""
         pages, free, size = (
             int(self._database.execute(f"PRAGMA {name}").fetchone()[0])
             for name in ("page_count", "freelist_count", "page_size")

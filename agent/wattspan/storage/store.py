@@ -1,4 +1,4 @@
-"""The store: the ledger's books and their history, in one file that only one agent writes."""
+"""The store: checkpoint and energy history in one SQLite file with one writing agent."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from wattspan.util.files import FileLock
 
 _FIRST_RETRY = SECOND
 _LAST_RETRY = 8 * SECOND
-"""So that a disk which works again is written to within ten seconds."""
+"""Longest retry delay: a recovered disk gets a write within ten seconds."""
 _VACUUM_PAGES = 512
 
 
 class Store:
-    """Open for writing. One thread writes; any thread may ask for its health.
+    """The open store. One thread writes; any thread may read ``health``.
 
-    What could not be written is never queued: the next write is the difference between the books
-    as they are then and as they were last written, however long ago that was.
+    The store queues nothing: each write is the difference between the current checkpoint and
+    the last one written, whatever time passed in between.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Store:
             self._detach()
             self._lock.release()
             if isinstance(error, SchemaError):
-                remedy = "Upgrade wattspan, or move the file away to begin a new one."
+                remedy = "Upgrade wattspan, or move the file away to start a new one."
                 raise StoreError(
                     Failure(
                         STORE_SOURCE,
@@ -93,9 +93,9 @@ class Store:
     ) -> Store:
         """Open the store in ``state_dir``, or create it.
 
-        An emulated host has a file of its own, so that its joules never mix with true ones.
-        A ruined file is moved aside with a sentence to ``log``. StoreError if the store is in
-        use, cannot be written to, or was written by a newer wattspan.
+        An emulated host has its own file, so that emulated and measured energy never mix. A
+        corrupt file is renamed and reported to ``log``. StoreError if the store is in use, not
+        writable, or of a newer version of wattspan.
         """
         return cls(store_path(state_dir, emulated=emulated), settings, clock, log)
 
@@ -104,21 +104,21 @@ class Store:
         return self._path
 
     def opening(self) -> Checkpoint | None:
-        """The books as they were last written, by this run or an earlier one; None: never."""
+        """Return the last written checkpoint, of this or an earlier run, or None."""
         return self._last
 
     def resume(self, opening: Checkpoint) -> None:
-        """Go on from books that were kept elsewhere, if the file has none.
+        """Continue from a checkpoint of another file, if the database has none.
 
-        So its history begins there, and not with everything that was ever spent.
+        The history then starts there and does not count all earlier energy as new.
         """
         if self._last is None:
             self._last = opening
 
     def begin_anew(self) -> None:
-        """Take what was spent up to now out of no later books: the next are the first of others.
+        """Forget the last checkpoint: the next one starts a new series. The history stays.
 
-        The history stays. StoreError if that cannot be written.
+        StoreError if the write fails.
         """
         with self._guard:
             try:
@@ -131,10 +131,10 @@ class Store:
             self._last = None
 
     def write(self, opening: Checkpoint) -> bool:
-        """Add what was spent since the last write to the history, and keep the books, at once.
+        """Add the energy since the last write to the history, and write the checkpoint.
 
-        True if they are in the file now. False after a failure, which :attr:`health` describes
-        and after which writes are refused for a growing while; nothing is lost by that.
+        Both are one transaction. True on success. False after a failure, which :attr:`health`
+        describes; writes then pause with backoff, and no energy is lost.
         """
         with self._guard:
             began = self._clock.monotonic()
@@ -155,7 +155,7 @@ class Store:
 
     @property
     def health(self) -> SourceHealth:
-        """Whether the last write succeeded; a file moved aside in this run is told all along."""
+        """Result of the last write, and every corrupt file renamed in this run."""
         now, ruin = self._failure, self._ruin
         return SourceHealth(
             source=STORE_SOURCE,
@@ -167,7 +167,7 @@ class Store:
         )
 
     def close(self) -> None:
-        """Let go of the file. Write the last books before."""
+        """Close the file. Write the last checkpoint before."""
         with self._guard:
             if not self._lock.released:
                 self._detach()
@@ -182,10 +182,10 @@ class Store:
         )
 
     def _write(self, opening: Checkpoint) -> None:
-        """Write to the file that is at the path now: a new one, if the old is gone or ruined."""
+        """Write to the file at the path; create a new one if it is missing or corrupt."""
         if self._opened is not None and self._opened.inode != _inode(self._path):
             self._detach()
-            self._report_loss("it was deleted or replaced", "A new one was begun.")
+            self._report_loss("it was deleted or replaced", "The agent created a new one.")
         try:
             self._commit(opening)
         except DAMAGE_ERRORS as error:
@@ -215,7 +215,7 @@ class Store:
             if database.in_transaction:
                 database.execute("ROLLBACK")
             raise
-        if finished:  # a minute is over: give some free pages back
+        if finished:  # the minute is complete: release some free pages
             database.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
 
     def _fail(self, error: Exception) -> None:
@@ -239,9 +239,9 @@ class Store:
             self._replace(error)
 
     def _attach(self) -> None:
-        """Open the file, and take its books for the last written if it has any.
+        """Open the file; its checkpoint, if any, becomes the last written one.
 
-        So it never matters whether a commit that failed did reach the disk.
+        A failed commit that nevertheless reached the disk is thereby counted once.
         """
         database = connect(self._path, self._clock)
         try:
@@ -260,13 +260,13 @@ class Store:
             self._opened = None
 
     def _replace(self, error: Exception) -> None:
-        """Move a ruined file aside and begin a new one."""
+        """Rename a corrupt file and create a new one."""
         self._detach()
         aside = database.quarantine_database(self._path)
         self._report_loss(
             f"it is corrupt ({error})",
-            f"It was moved to {aside}, from which `sqlite3 {aside.name} .recover` may save its"
-            " history, and a new one was begun.",
+            f"The agent renamed it to {aside} and created a new one;"
+            f" `sqlite3 {aside.name} .recover` may recover its history.",
         )
         self._attach()
 
