@@ -236,8 +236,8 @@ def test_health_and_log_say_that_it_does_not_answer_and_the_log_that_it_does(ben
     assert failure.trouble is Trouble.STUCK
     assert str(failure) == (
         f"Cannot write waiting spans to {bench.folder}: its disk does not respond. "
-        "Check the kernel log for disk errors. They wait in memory, and do not outlive a restart, until it "
-        "does."
+        "Check the kernel log for disk errors. They wait in memory, and do not outlive "
+        "a restart, until it does."
     )
     bench.offer(3)
     assert bench.said == [str(failure)]
