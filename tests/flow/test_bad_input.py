@@ -283,7 +283,7 @@ def test_a_disk_without_room_stops_nothing_but_the_store(tmp_path: Path) -> None
     with Running(tmp_path, within=on_a_disk_of("8k", folder)) as agent:
         agent.measuring()
         (told,) = problems(agent)
-        assert "Going on without a store" in told
+        assert "continues without a store" in told
         assert f"the disk is full. Free some space for {folder}." in told
         assert agent.end() == 0
 

@@ -28,7 +28,7 @@ def test_all_that_was_credited_is_listed_other_or_retired(
             listing.credit(who, HwType.CPU, amount)
             total += amount
         elif what == "leave":
-            listing.leave(who, now)
+            listing.exit(who, now)
         else:
             now += amount * SECOND
             listing.rank(now)
@@ -46,7 +46,7 @@ def test_a_dead_row_lingers_to_be_scraped_once_more_and_is_then_retired() -> Non
     listing.credit(who, HwType.CPU, 5)
     listing.rank(0)
     listing.credit(who, HwType.CPU, 70)
-    listing.leave(who, 0)
+    listing.exit(who, 0)
     listing.rank(EXITED_ROW_LIFETIME - 1)
     assert listing.rows[who].energy == {HwType.CPU: 70}
     listing.rank(EXITED_ROW_LIFETIME)
@@ -95,7 +95,7 @@ def test_a_flood_of_small_ones_makes_no_new_row_come_and_go() -> None:
 
 def test_the_dead_are_never_listed_even_when_their_gpu_time_comes_late() -> None:
     listing, who = TopPayers(3), Consumer(1, 1)
-    listing.leave(who, 0)
+    listing.exit(who, 0)
     listing.credit(who, HwType.GPU, 9)
     listing.rank(SECOND)
     assert not listing.rows

@@ -252,7 +252,8 @@ def test_books_opened_again_are_another_beginning(
         if isinstance(event, dict):
             world.turn(**event)
     now = world.clock.now()
-    heir = Ledger(rules, opening=world.ledger.close(now), boot_id="b", now=now.mono)
+    saved = world.ledger.checkpoint(world.ledger.snapshot(now, "h"))
+    heir = Ledger(rules, checkpoint=saved, boot_id="b", now=now.mono)
     snapshot = heir.snapshot(now, "host")
     memory.look(snapshot)
     recent = memory.recent(snapshot)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.books import Books, buckets, history, totals
-from support.world import GPU, PACKAGE, World
+from support.world import DOMAINS, GPU, PACKAGE, World
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import SECOND, Checkpoint, GroupKind
@@ -68,8 +68,8 @@ class Agent:
         self.store = Store.open(state_dir, settings, self.world.clock)
 
     def write(self) -> None:
-        closing = self.world.ledger.close(self.world.clock.now())
-        self.store.write(closing)
+        snapshot = self.world.ledger.snapshot(self.world.clock.now(), "h")
+        self.store.write(self.world.ledger.checkpoint(snapshot))
 
     def restart(self, *, reboot: bool = False, crash: bool = False) -> None:
         if not crash:
@@ -77,15 +77,13 @@ class Agent:
         self.store.close()
         self.boots += reboot
         self.store = Store.open(self.state_dir, self.settings, self.world.clock)
-        ledger = Ledger(
+        self.world.ledger = Ledger(
             self.rules,
-            opening=self.store.opening(),
+            checkpoint=self.store.opening(),
             boot_id=str(self.boots),
             now=self.world.clock.monotonic(),
         )
-        ledger.register("rapl", [d.domain for d in list(self.world.domains.values())[:3]])
-        ledger.register("nvml", [GPU])
-        self.world.ledger = ledger
+        self.world.apply(domains=DOMAINS)
 
     def turn(self, turn: dict[str, Any]) -> None:
         for pid in {*turn["loads"], *turn["gpu_loads"]} - set(self.world.alive):
@@ -169,7 +167,7 @@ def test_no_difference_of_books_is_negative_and_names_never_outweigh_their_domai
         world.turn(**turn)
         if number % every:
             continue
-        books = world.ledger.close(world.clock.now())
+        books = world.ledger.checkpoint(world.ledger.snapshot(world.clock.now(), "h"))
         delta = delta_between(last, books)
         for spent in delta.domains:
             assert min(spent.energy, spent.consumers, spent.idle, spent.unattributed) >= 0

@@ -45,7 +45,7 @@ def test_every_joule_is_weighed_once_or_told_to_be_unknown(
 ) -> None:
     scales = scale()
     for energy, rate in spent:
-        weighed = scales.put(energy, rate)
+        weighed = scales.add(energy, rate)
     exact = sum(energy * rate for energy, rate in spent if rate is not None)
     assert weighed.total == exact // KILOWATT_HOUR
     assert weighed.unknown == sum(energy for energy, rate in spent if rate is None)
@@ -53,9 +53,9 @@ def test_every_joule_is_weighed_once_or_told_to_be_unknown(
 
 @given(st.lists(st.tuples(ENERGIES, RATES), min_size=1))
 def test_no_total_ever_falls(spent: list[tuple[int, int | None]]) -> None:
-    scales, before = scale(), scale().put(0, None)
+    scales, before = scale(), scale().add(0, None)
     for energy, rate in spent:
-        now = scales.put(energy, rate)
+        now = scales.add(energy, rate)
         assert (now.total, now.unknown) >= (before.total, before.unknown)
         assert now.total >= before.total
         assert now.unknown >= before.unknown
@@ -66,8 +66,8 @@ def test_no_total_ever_falls(spent: list[tuple[int, int | None]]) -> None:
 def test_portions_weigh_what_the_whole_weighs(portions: list[int], rate: int) -> None:
     in_portions, at_once = scale(), scale()
     for energy in portions:
-        last = in_portions.put(energy, rate)
-    assert last == at_once.put(sum(portions), rate)
+        last = in_portions.add(energy, rate)
+    assert last == at_once.add(sum(portions), rate)
 
 
 @given(
@@ -79,12 +79,12 @@ def test_a_restart_goes_on_and_loses_less_than_a_billionth(
 ) -> None:
     unbroken, first = scale(), scale()
     for energy, rate in before:
-        closed = first.put(energy, rate)
+        closed = first.add(energy, rate)
     second = RateAccumulator("EUR", RateOrigin.SCHEDULE, closed)
     for energy, rate in before + after:
-        whole = unbroken.put(energy, rate)
+        whole = unbroken.add(energy, rate)
     for energy, rate in after:
-        resumed = second.put(energy, rate)
+        resumed = second.add(energy, rate)
     assert 0 <= whole.total - resumed.total <= 1
     assert resumed.unknown == whole.unknown
     assert resumed.origin is RateOrigin.SCHEDULE

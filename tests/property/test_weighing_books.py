@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.world import GPU, PACKAGE, World
+from support.world import DOMAINS, GPU, PACKAGE, World
 from wattspan.attribution.cost import KILOWATT_HOUR, CoverEnergy, RateAccumulator
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import SECOND, Checkpoint, Footprint, RatedEnergy, RateOrigin, Snapshot
@@ -53,9 +53,9 @@ class Host:
     def show(self, snapshot: Snapshot, *, known: bool) -> RatedEnergy:
         """A snapshot as the poller publishes it: weighed, closed and kept."""
         rate = KILOWATT_HOUR if known else None
-        weighed = self.scale.put(self.cover.spent(snapshot.domains), rate)
+        weighed = self.scale.add(self.cover.spent(snapshot.domains), rate)
         snapshot = replace(snapshot, footprint=Footprint(cost=weighed))
-        self.kept = self.world.ledger.close(self.world.clock.now(), snapshot)
+        self.kept = self.world.ledger.checkpoint(snapshot)
         return weighed
 
     def happen(self, accident: tuple[str, Any] | None) -> None:
@@ -65,22 +65,19 @@ class Host:
             case ("reset", domain):
                 self.world.reset(domain)
             case ("gone", source):
-                self.world.ledger.register(source, [])
-                self._register(self.world.ledger)
+                self.world.apply(domains={source: []})
+                self.world.apply(domains=DOMAINS)
             case ("pass", seconds):
                 self.world.clock.advance(seconds)
             case (how, _):
                 self.boots += how == "reboot"
                 now = self.world.clock.monotonic()
-                opening = self.kept
-                ledger = Ledger(LedgerSettings(), opening=opening, boot_id=str(self.boots), now=now)
-                self._register(ledger)
-                self.world.ledger = ledger
+                boot_id = str(self.boots)
+                self.world.ledger = Ledger(
+                    LedgerSettings(), checkpoint=self.kept, boot_id=boot_id, now=now
+                )
+                self.world.apply(domains=DOMAINS)
                 self._weigh()
-
-    def _register(self, ledger: Ledger) -> None:
-        ledger.register("rapl", [d.domain for d in list(self.world.domains.values())[:3]])
-        ledger.register("nvml", [GPU])
 
 
 @given(st.lists(st.tuples(turns, accidents, st.booleans()), min_size=2, max_size=25))

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from support.emulated_faults import FaultyHost
-from wattspan.attribution.history import AttributionHistory
+from support.history import spent
 from wattspan.clock import SystemClock
 from wattspan.config import FlagValue, load
 from wattspan.emulation.profiles import profile_named
@@ -59,11 +59,6 @@ class LiveAgent:
             raise
         self._stopped = False
 
-    @property
-    def timeline(self) -> AttributionHistory:
-        """The agent's own; read it once the agent is stopped."""
-        return self.agent.past.timeline
-
     def burn(self, cpu: int, nice: int = 0) -> int:
         """Start a process that keeps ``cpu`` as busy as it may; its pid."""
         process = subprocess.Popen(
@@ -91,13 +86,14 @@ class LiveAgent:
 
     def spent(self, pid: int, hw_type: HwType, start: int, end: int) -> int:
         """The microjoules charged to ``pid`` in a window, over all domains of a kind."""
-        who = {p for p in self.timeline._numbers if isinstance(p, Consumer) and p.pid == pid}
+        history = self.agent.history._attributions  # the agent is stopped
+        who = {p for p in history._numbers if isinstance(p, Consumer) and p.pid == pid}
         domains = [
             account.domain.id
             for account in self.agent.view().domains
             if account.domain.hw_type is hw_type
         ]
-        return sum(self.timeline.spent(d, p, start, end) for d in domains for p in who)
+        return sum(spent(history, d, p, start, end) for d in domains for p in who)
 
     def __enter__(self) -> LiveAgent:
         self.agent.start()

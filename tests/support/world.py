@@ -1,16 +1,18 @@
-"""A host of numbers: domains with true energy, processes with true CPU time, and their accidents.
+"""A simulated host: domains with true energy, processes with true CPU time, and faults.
 
-It knows the truth, deals out readings and usage the way real sources do (late, wrapped, missing),
-and feeds a ledger turn by turn. Property tests drive it with whatever hypothesis thinks of.
+It produces readings and usage with the defects of real sources (late, wrapped, missing) and applies
+them to a ledger tick by tick. Property tests drive it with generated events.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger
 from wattspan.model import (
+    Attribution,
     Consumer,
     Domain,
     Group,
@@ -22,6 +24,7 @@ from wattspan.model import (
     Provenance,
     Reading,
     Snapshot,
+    Tick,
     Usage,
     energy_at,
 )
@@ -72,6 +75,8 @@ GPU = Domain(
     resolution=100_000_000,
 )
 CPUS = 4
+DOMAINS = {"rapl": (PACKAGE, CORE, DRAM), "nvml": (GPU,)}
+"""The domains of the host, by source."""
 
 
 @dataclass
@@ -91,7 +96,7 @@ class TrueDomain:
 
 @dataclass
 class World:
-    """The host, its truth, and the ledger under test."""
+    """The host, its true energy, and the ledger under test."""
 
     ledger: Ledger
     clock: ManualClock = field(default_factory=ManualClock)
@@ -105,20 +110,24 @@ class World:
 
     def __post_init__(self) -> None:
         self.domains = {d.id: TrueDomain(d) for d in (PACKAGE, CORE, DRAM, GPU)}
-        self.ledger.register("rapl", (PACKAGE, CORE, DRAM))
-        self.ledger.register("nvml", (GPU,))
         self._usage_from = self._gpu_from = self.clock.now()
-        self._read()
+        self.apply(domains=DOMAINS, readings=self.readings())
+
+    def apply(self, **facts: Any) -> list[Attribution]:
+        """Apply a tick to the ledger; what it settles is added to the history."""
+        settled = self.ledger.apply(Tick(self.clock.now(), **facts))
+        for attribution in settled:
+            self.timeline.add(attribution)
+        return settled
 
     def born(self, pid: int) -> None:
-        """A process starts, with a pid that may have been somebody else's."""
+        """A process starts, with a pid that an earlier process may have had."""
         self.started += 1
         old = self.alive.get(pid)
-        if old is not None:
-            self.ledger.leave([old], self.clock.now())
         self.alive[pid] = Consumer(pid, self.started)
         groups = (Group(GroupKind.CONTAINER, f"c{pid % 3}"), Group(GroupKind.USER, f"u{pid % 2}"))
-        self.ledger.meet([PayerInfo(self.alive[pid], f"job{pid}", groups, f"u{pid % 2}")])
+        born = PayerInfo(self.alive[pid], f"job{pid}", groups, f"u{pid % 2}")
+        self.apply(births=[born], exits=[] if old is None else [old])
 
     def turn(
         self,
@@ -144,19 +153,18 @@ class World:
         for true in self.domains.values():
             true.spend(energy_at(min(power, true.domain.max_power), nanoseconds))
         self.clock.advance(ns=nanoseconds)
-        self._read()
         now = self.clock.now()
+        usages: list[Usage] = []
         if now.mono > self._usage_from.mono:
-            usage = Usage("cpu:0", self._usage_from, now, spent, unclaimed, CPUS * nanoseconds)
-            self.ledger.use([usage])
+            usages.append(
+                Usage("cpu:0", self._usage_from, now, spent, unclaimed, CPUS * nanoseconds)
+            )
             self._usage_from = now
         if gpu_usage_comes and now.mono > self._gpu_from.mono:
-            self.ledger.use([Usage("gpu:GPU-0", self._gpu_from, now, self.gpu_backlog)])
+            usages.append(Usage("gpu:GPU-0", self._gpu_from, now, self.gpu_backlog))
             self._gpu_from, self.gpu_backlog = now, {}
-        dead = [self.alive.pop(pid) for pid in dying if pid in self.alive]
-        self.ledger.leave(dead, now)
-        for attribution in self.ledger.settle(now):
-            self.timeline.add(attribution)
+        exits = [self.alive.pop(pid) for pid in dying if pid in self.alive]
+        self.apply(readings=self.readings(), usages=usages, exits=exits)
         return self.ledger.snapshot(now, "host")
 
     def reset(self, domain_id: str) -> None:
@@ -167,17 +175,17 @@ class World:
         true = self.domains[domain_id]
         true.counter, true.epoch = 0, true.epoch + 1
 
-    def _read(self) -> None:
+    def readings(self) -> list[Reading]:
         now = self.clock.now()
-        self.ledger.read(
+        return [
             Reading(true.domain.id, now, Microjoules(true.counter), true.epoch)
             for true in self.domains.values()
             if true.readable
-        )
+        ]
 
 
 def imbalances(snapshot: Snapshot) -> list[str]:
-    """Every way in which a snapshot's books do not balance; empty is what a test wants."""
+    """All accounts of a snapshot that do not balance; empty for a valid snapshot."""
     wrong: list[str] = []
     consumers: dict[HwType, int] = {}
     for account in snapshot.domains:
@@ -208,7 +216,7 @@ def imbalances(snapshot: Snapshot) -> list[str]:
 
 
 def steps_back(before: Snapshot, after: Snapshot) -> list[str]:
-    """Every counter of ``after`` that stands lower than in ``before``."""
+    """All counters of ``after`` that are lower than in ``before``."""
     wrong: list[str] = []
     old = {account.domain.id: account for account in before.domains}
     for account in after.domains:

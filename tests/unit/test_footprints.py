@@ -30,7 +30,7 @@ from wattspan.model import (
 from wattspan.ports import Batch, ConfigError
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.footprint import FootprintTracker
-from wattspan.service.poller import Poller
+from wattspan.service.poller import LatestSnapshot, Poller, SnapshotProviders
 from wattspan.storage.store import Store
 from wattspan.testing import FakeDirectory, ManualClock, ReplaySource, ReplayUsage
 
@@ -59,7 +59,7 @@ def footprints(
 
 def test_without_rates_there_is_no_footprint_and_no_thread() -> None:
     none = footprints()
-    assert none.weigh(shot(KILOWATT_HOUR)) == Footprint()
+    assert none.report(shot(KILOWATT_HOUR)) == Footprint()
     assert none.services.parts == []
     assert none.health() == ()
 
@@ -74,7 +74,7 @@ def test_a_rate_that_fails_costs_what_it_weighs_and_nothing_else() -> None:
     both = footprints(CostSettings(price=0.3), CarbonSettings(intensity=380.0))
     assert both._carbon is not None
     both._carbon = both._carbon._replace(rate=Failing())  # type: ignore[arg-type]
-    weighed = both.weigh(shot(KILOWATT_HOUR))
+    weighed = both.report(shot(KILOWATT_HOUR))
     assert weighed.cost is not None
     assert weighed.cost.total == 300_000_000
     assert weighed.carbon is not None
@@ -84,14 +84,14 @@ def test_a_rate_that_fails_costs_what_it_weighs_and_nothing_else() -> None:
 
 def test_a_kilowatt_hour_costs_its_price_and_emits_its_intensity() -> None:
     both = footprints(CostSettings(price=0.3), CarbonSettings(intensity=380.5))
-    assert both.weigh(shot(KILOWATT_HOUR)) == Footprint(
+    assert both.report(shot(KILOWATT_HOUR)) == Footprint(
         RatedEnergy("EUR", RateOrigin.CONSTANT, 300_000_000, 300_000_000),
         RatedEnergy("g", RateOrigin.CONSTANT, 380_500_000_000, 380_500_000_000),
     )
 
 
 def test_a_price_of_nothing_is_configured() -> None:
-    assert footprints(CostSettings(price=0.0)).weigh(shot(5)).cost == RatedEnergy(
+    assert footprints(CostSettings(price=0.0)).report(shot(5)).cost == RatedEnergy(
         "EUR", RateOrigin.CONSTANT, 0
     )
 
@@ -99,7 +99,7 @@ def test_a_price_of_nothing_is_configured() -> None:
 def test_what_was_spent_before_books_were_weighed_is_weighed_by_nobody() -> None:
     opening = Checkpoint(NOW, "boot", accounts=shot(5 * KILOWATT_HOUR).domains)
     weighed = (
-        footprints(CostSettings(price=1.0), opening=opening).weigh(shot(6 * KILOWATT_HOUR)).cost
+        footprints(CostSettings(price=1.0), opening=opening).report(shot(6 * KILOWATT_HOUR)).cost
     )
     assert weighed is not None
     assert (weighed.total, weighed.unknown) == (10**9, 0)
@@ -109,7 +109,7 @@ def test_totals_go_on_after_a_restart() -> None:
     before = RatedEnergy("EUR", RateOrigin.SCHEDULE, None, 7 * 10**9, Microjoules(3))
     opening = Checkpoint(NOW, "boot", accounts=shot(5).domains, footprint=Footprint(before))
     weighed = (
-        footprints(CostSettings(price=1.0), opening=opening).weigh(shot(5 + KILOWATT_HOUR)).cost
+        footprints(CostSettings(price=1.0), opening=opening).report(shot(5 + KILOWATT_HOUR)).cost
     )
     assert weighed == RatedEnergy("EUR", RateOrigin.CONSTANT, 10**9, 8 * 10**9, Microjoules(3))
 
@@ -118,7 +118,7 @@ def test_another_currency_begins_at_nothing() -> None:
     before = RatedEnergy("EUR", RateOrigin.CONSTANT, None, 7 * 10**9, Microjoules(3))
     opening = Checkpoint(NOW, "boot", accounts=shot(5).domains, footprint=Footprint(before))
     weighed = (
-        footprints(CostSettings(price=1.0, currency="CHF"), opening=opening).weigh(shot(5)).cost
+        footprints(CostSettings(price=1.0, currency="CHF"), opening=opening).report(shot(5)).cost
     )
     assert weighed == RatedEnergy("CHF", RateOrigin.CONSTANT, 10**9)
 
@@ -134,7 +134,7 @@ def test_a_schedule_weighs_each_joule_by_when_it_was_booked(tmp_path: Path) -> N
     total = []
     for hour, energy in ((-1, 1), (0, 2), (1, 3)):
         at = Instant(0, (noon + 3600 * hour) * SECOND)
-        total.append(prints.weigh(shot(energy * KILOWATT_HOUR, at)).cost)
+        total.append(prints.report(shot(energy * KILOWATT_HOUR, at)).cost)
     assert [(w.rate, w.total, w.unknown) for w in total if w] == [
         (10**9, 10**9, 0),
         (3 * 10**9, 4 * 10**9, 0),
@@ -148,7 +148,7 @@ def test_a_file_with_a_number_is_followed(tmp_path: Path) -> None:
     path = tmp_path / "intensity"
     path.write_text("412")
     prints = footprints(carbon=CarbonSettings(file=str(path), max_age=CostSettings().max_age))
-    assert prints.weigh(shot(7)).carbon == RatedEnergy(
+    assert prints.report(shot(7)).carbon == RatedEnergy(
         "g", RateOrigin.METRIC, None, 0, Microjoules(7)
     )
     ((start, _),) = prints.services.parts
@@ -168,19 +168,20 @@ def test_the_poller_shows_and_closes_the_footprint_with_the_energy_it_is_of() ->
         return [Batch((domain,), (reading,)) for reading in readings]
 
     kept: list[Checkpoint] = []
+    ledger = Ledger(LedgerSettings(), now=clock.monotonic())
     poller = Poller(
         clock,
-        Ledger(LedgerSettings(), now=clock.monotonic()),
+        ledger,
         EnergyHistory(AttributionHistory(SECOND, 10**6)),
         (ReplaySource(batches()),),
         ReplayUsage([]),
         FakeDirectory({}),
+        LatestSnapshot(ledger.snapshot(clock.now(), "h")),
         interval=SECOND,
-        host="h",
+        providers=SnapshotProviders(footprint=footprints(CostSettings(price=1.0)).report),
         checkpoint_every=SECOND,
-        keep=kept.append,
+        save=kept.append,
     )
-    poller.weigh = footprints(CostSettings(price=1.0)).weigh
     poller.turn()
     clock.advance(1)
     poller.turn()

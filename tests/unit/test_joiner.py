@@ -30,6 +30,7 @@ from wattspan.model import (
     Provenance,
     Share,
     SpanAccounts,
+    Tick,
 )
 from wattspan.otlp.forwarder import ForwardStats
 from wattspan.service.energy_history import EnergyHistory
@@ -103,7 +104,6 @@ class Agent:
     ) -> None:
         self.clock = ManualClock()
         self.past = EnergyHistory(AttributionHistory(HISTORY, 10**7))
-        self.past.register([CPU])
         self.feed, self.collector = Channel(), Collector()
         self.said: list[str] = []
         self.resolver = Resolver()
@@ -114,13 +114,14 @@ class Agent:
             buffer=buffer,
             open_spans=open_spans,
             names=100,
-            history=HISTORY,
+            keep=HISTORY,
             remembered=remembered,
-            feed=self.feed,
-            onward=self.collector,
+            side_channel=self.feed,
+            forwarder=self.collector,
             log=self.said.append,
         )
         self.settled = self.clock.now()
+        self.past.apply(Tick(self.settled, domains={"fake": [CPU]}), ())
         self.late = 5 * TICK
         self.spent: dict[Consumer, int] = {}
         self.run(2.0)
@@ -134,7 +135,7 @@ class Agent:
                 shares = tuple(Share(one, Microjoules(POWER)) for one in (APP, OTHER))
                 interval = Interval("cpu0", start, self.settled, Microjoules(2 * POWER))
                 attribution = Attribution(interval, shares, Microjoules(0), Microjoules(0))
-                self.past.add([attribution], now)
+                self.past.apply(Tick(now), [attribution])
             if turns:
                 self.joiner.turn()
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from support.world import DRAM, GPU, PACKAGE, World, imbalances
+from support.world import DOMAINS, DRAM, GPU, PACKAGE, World, imbalances
 from wattspan.attribution.ledger import RANK_EVERY, Ledger, LedgerSettings
 from wattspan.attribution.top_n import EXIT_GRACE, EXITED_ROW_LIFETIME, STALE_AFTER, UNKNOWN_USER
 from wattspan.model import (
@@ -114,9 +114,10 @@ def test_a_payer_nobody_could_describe_is_charged_to_unknown() -> None:
     host.clock.advance(1)
     now = host.clock.now()
     host.domains[PACKAGE.id].spend(1_000_000)
-    host.ledger.read([Reading(PACKAGE.id, now, Microjoules(1_000_000))])
-    host.ledger.use([Usage("cpu:0", Instant(0, 0), now, {stranger: 5})])
-    host.ledger.settle(now)
+    host.apply(
+        readings=[Reading(PACKAGE.id, now, Microjoules(1_000_000))],
+        usages=[Usage("cpu:0", Instant(0, 0), now, {stranger: 5})],
+    )
     snapshot = host.ledger.snapshot(now, "h")
     assert [(row.group, row.energy) for row in snapshot.groups] == [
         (UNKNOWN_USER, {HwType.CPU: 1_000_000})
@@ -155,9 +156,9 @@ def test_a_device_that_is_lost_does_not_freeze_the_powers_of_its_kind() -> None:
     for _ in range(20):
         host.turn(TICK, {1: 50}, power=80_000)
     other = replace(PACKAGE, id="rapl:package-1", source="second", resource="cpu:1")
-    host.ledger.register("second", [other])
+    host.apply(domains={"second": [other]})
     for _ in range(40):
-        host.ledger.read([Reading(other.id, host.clock.now(), Microjoules(0))])
+        host.apply(readings=[Reading(other.id, host.clock.now(), Microjoules(0))])
         host.turn(TICK, {1: 50}, power=80_000)
     for _ in range(50):  # the second package is never read again
         host.turn(TICK, {1: 50}, power=80_000)
@@ -170,7 +171,7 @@ def test_a_domain_that_is_gone_keeps_its_account_and_shows_no_power() -> None:
     host = world()
     for _ in range(20):
         before = host.turn(TICK, {})
-    host.ledger.register("rapl", (PACKAGE,))
+    host.apply(domains={"rapl": (PACKAGE,)})
     host.domains[DRAM.id].readable = False
     after = host.turn(TICK, {})
     assert not after.account(DRAM.id).present
@@ -209,7 +210,7 @@ def test_a_short_absence_loses_no_energy() -> None:
 
 def test_readings_of_unregistered_domains_are_ignored() -> None:
     host = world()
-    host.ledger.read([Reading("nobody", host.clock.now(), Microjoules(5))])
+    host.apply(readings=[Reading("nobody", host.clock.now(), Microjoules(5))])
     assert "nobody" not in {a.domain.id for a in host.turn(TICK, {}).domains}
 
 
@@ -262,7 +263,7 @@ def test_a_counter_absent_beyond_patience_right_after_a_restart_starts_anew() ->
 def test_provenance_of_a_kind_is_that_of_its_worst_part() -> None:
     host = world()
     estimated = Provenance.ESTIMATED
-    host.ledger.register("estimate", [replace(PACKAGE, id="e", provenance=estimated)])
+    host.apply(domains={"estimate": [replace(PACKAGE, id="e", provenance=estimated)]})
     assert host.turn(TICK, {}).provenance[HwType.CPU] is estimated
     assert host.turn(TICK, {}).provenance[HwType.GPU] is Provenance.MEASURED
     assert not host.turn(TICK, {}).emulated
@@ -271,15 +272,17 @@ def test_provenance_of_a_kind_is_that_of_its_worst_part() -> None:
 # ------------------------------------------------------------------------------- restarts
 
 
-def reopened(host: World, boot_id: str = "boot", opening: Checkpoint | None = None) -> World:
+def checkpoint(host: World) -> Checkpoint:
+    return host.ledger.checkpoint(host.ledger.snapshot(host.clock.now(), "h"))
+
+
+def reopened(host: World, boot_id: str = "boot", saved: Checkpoint | None = None) -> World:
     now = host.clock.now()
-    opening = opening or host.ledger.close(now)
-    heir = Ledger(LedgerSettings(), opening=opening, boot_id=boot_id, now=now.mono)
+    saved = saved or checkpoint(host)
     world = World.__new__(World)
     world.__dict__.update(host.__dict__)
-    world.ledger = heir
-    heir.register("rapl", [t.domain for t in host.domains.values() if t.domain.source == "rapl"])
-    heir.register("nvml", (GPU,))
+    world.ledger = Ledger(LedgerSettings(), checkpoint=saved, boot_id=boot_id, now=now.mono)
+    world.apply(domains=DOMAINS)
     world._usage_from = world._gpu_from = now  # type: ignore[attr-defined]
     return world
 
@@ -289,14 +292,13 @@ def test_energy_spent_while_the_agent_was_down_is_counted_and_charged_to_nobody(
     host.born(1)
     for _ in range(20):
         before = host.turn(TICK, {1: 100})
-    opening = host.ledger.close(host.clock.now())
+    saved = checkpoint(host)
     down = 5 * SECOND
     for true in host.domains.values():
         true.spend(400_000_000 // (4 if true.domain is DRAM else 1))
     host.clock.advance(ns=down)
-    host = reopened(host, opening=opening)
-    host._read()
-    host.ledger.settle(host.clock.now())
+    host = reopened(host, saved=saved)
+    host.apply(readings=host.readings())
     for _ in range(40):
         after = host.turn(TICK, {1: 100})
     old, new = before.account(PACKAGE.id), after.account(PACKAGE.id)

@@ -20,6 +20,7 @@ from wattspan.model import (
     PayerInfo,
     Provenance,
     Share,
+    Tick,
 )
 from wattspan.service.energy_history import BACKFILL, SETTLEMENT_TIMEOUT, EnergyHistory
 
@@ -32,11 +33,14 @@ TICK = 100 * MILLISECOND
 class Host:
     """Two domains whose energy is settled tick by tick; each process spends 1 mJ a tick."""
 
-    def __init__(self, *domains: Domain) -> None:
-        self.past = EnergyHistory(AttributionHistory(300 * SECOND, 10**7))
-        self.past.register(domains)
+    def __init__(self, *domains: Domain, span: int = 300 * SECOND) -> None:
+        self.past = EnergyHistory(AttributionHistory(span, 10**7))
         self.domains = domains
         self.now = 1000 * SECOND
+        self.past.apply(Tick(Instant(self.now, 0), domains={"fake": domains}), ())
+
+    def born(self, *infos: PayerInfo) -> None:
+        self.past.apply(Tick(Instant(self.now, 0), births=infos), ())
 
     def run(self, ticks: int, payers: tuple[Consumer, ...], silent: tuple[Domain, ...] = ()) -> int:
         """Let time go on; the monotonic time at which it began."""
@@ -54,7 +58,7 @@ class Host:
                 for d in self.domains
                 if d not in silent
             ]
-            self.past.add(settled, Instant(self.now, 0))
+            self.past.apply(Tick(Instant(self.now, 0)), settled)
         return began
 
 
@@ -86,7 +90,7 @@ def test_a_process_is_answered_for_whether_it_was_watched_or_not() -> None:
 
 def test_a_family_is_the_process_and_all_that_descend_from_it() -> None:
     host = Host(CPU)
-    host.past.meet(family())
+    host.born(*family())
     start = host.run(20, (SHELL, CHILD, GRANDCHILD, STRANGER))
     alone = host.past.process(SHELL, start, host.now)
     whole = host.past.process(SHELL, start, host.now, family=True)
@@ -95,10 +99,10 @@ def test_a_family_is_the_process_and_all_that_descend_from_it() -> None:
 
 def test_a_watched_family_takes_in_children_born_later() -> None:
     host = Host(CPU)
-    host.past.meet(family()[:1])
+    host.born(*family()[:1])
     start = host.run(10, (SHELL,))
     host.past.watch(SHELL, family=True)
-    host.past.meet(family()[1:])
+    host.born(*family()[1:])
     host.run(10, (SHELL, CHILD, GRANDCHILD, STRANGER))
     whole = host.past.process(SHELL, start, host.now, family=True)
     assert whole.energy[HwType.CPU] == 10_000 + 30_000
@@ -107,14 +111,13 @@ def test_a_watched_family_takes_in_children_born_later() -> None:
 def test_a_pid_used_again_makes_nobody_an_older_processs_child() -> None:
     host = Host(CPU)
     older = Consumer(20, SHELL.started - 50)
-    host.past.meet([*family(), PayerInfo(older, "old", parent=SHELL.pid)])
+    host.born(*family(), PayerInfo(older, "old", parent=SHELL.pid))
     start = host.run(10, (SHELL, older))
     assert host.past.process(SHELL, start, host.now, family=True).energy[HwType.CPU] == 10_000
 
 
 def test_a_watched_process_is_known_for_longer_than_the_history() -> None:
-    host = Host(CPU)
-    host.past.timeline = AttributionHistory(2 * SECOND, 10**7)
+    host = Host(CPU, span=2 * SECOND)
     host.past.watch(SHELL)
     start = host.run(100, (SHELL,))
     assert host.past.process(SHELL, start, host.now).energy == {HwType.CPU: 100_000}
@@ -198,11 +201,11 @@ def test_what_is_pooled_is_settled_when_it_is_told() -> None:
 
 def test_a_family_keeps_what_its_founder_spent_alone() -> None:
     host = Host(CPU, GPU)
-    host.past.meet([PayerInfo(SHELL, "sh", parent=1)])
+    host.born(PayerInfo(SHELL, "sh", parent=1))
     host.run(5, (SHELL,))
     host.past.watch(SHELL, family=True, samples=lambda: [(host.now, host.now // 3)])
     start = host.run(30, (SHELL,))
-    host.past.meet([PayerInfo(CHILD, "make", parent=SHELL.pid)])
+    host.born(PayerInfo(CHILD, "make", parent=SHELL.pid))
     host.run(30, (SHELL, CHILD))
     end = host.past.settled(SHELL)
     alone = host.past.process(SHELL, start, start + 20 * TICK, family=True).energy
@@ -231,5 +234,5 @@ def test_idle_energy_is_unknown_while_processes_are_charged_with_it() -> None:
     interval = Interval("cpu0", Instant(start, 0), Instant(end, 0), Microjoules(1000))
     shares = (Share(SHELL, Microjoules(1000)),)
     charged = Attribution(interval, shares, Microjoules(0), Microjoules(0))
-    host.past.add([charged], Instant(end, 0))
+    host.past.apply(Tick(Instant(end, 0)), [charged])
     assert host.past.idle("cpu0", start, end) is None

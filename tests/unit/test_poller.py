@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -12,6 +12,7 @@ from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import (
     SECOND,
     AgentStats,
+    Attribution,
     Checkpoint,
     Consumer,
     Failure,
@@ -24,13 +25,21 @@ from wattspan.model import (
     Reading,
     Snapshot,
     SourceHealth,
+    Tick,
     Trouble,
     Usage,
 )
 from wattspan.ports import Batch, ExporterError, UsageBatch
-from wattspan.service.agent import Agent, CheckpointRecorder
+from wattspan.service.agent import Agent, CheckpointRecorder, ExporterGroup
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.service.poller import SILENT_SOURCE_AFTER, AgentUsage, MonitoredSource, Poller
+from wattspan.service.poller import (
+    SILENT_SOURCE_AFTER,
+    AgentUsage,
+    LatestSnapshot,
+    MonitoredSource,
+    Poller,
+    SnapshotProviders,
+)
 from wattspan.testing import FakeDirectory, ManualClock, ReplaySource, ReplayUsage
 
 TICK = SECOND // 10
@@ -76,17 +85,28 @@ class Raising:
     def close(self) -> None: ...
 
 
-def poller(clock: ManualClock, sources: list[object], usage: object, **rest: object) -> Poller:
+def poller(
+    clock: ManualClock,
+    sources: list[object],
+    usage: object,
+    exporters: ExporterGroup | None = None,
+    **rest: object,
+) -> Poller:
+    exporters = exporters or ExporterGroup()
+    ledger = Ledger(LedgerSettings(), boot_id="b", now=clock.monotonic())
     return Poller(
         clock,
-        Ledger(LedgerSettings(), boot_id="b", now=clock.monotonic()),
+        ledger,
         EnergyHistory(AttributionHistory(300 * SECOND, 10**6)),
         sources,  # type: ignore[arg-type]
         usage,  # type: ignore[arg-type]
         FakeDirectory([WHO]),
-        interval=TICK,
-        host="h",
-        **rest,  # type: ignore[arg-type]
+        LatestSnapshot(ledger.snapshot(clock.now(), "h")),
+        **{
+            "interval": TICK,
+            "providers": SnapshotProviders(health=exporters.health, exporter_drops=exporters.drops),
+            **rest,
+        },  # type: ignore[arg-type]
     )
 
 
@@ -186,8 +206,10 @@ def test_payers_that_only_a_device_has_seen_are_introduced_by_the_directory() ->
 def test_the_agents_own_cost_is_in_the_snapshot() -> None:
     clock = ManualClock()
     host = Burning(clock)
-    one = poller(clock, [host], host, measure=lambda: AgentUsage(1.5, 40_000_000))
-    one.exporter_drops = lambda: {"otlp": 3}
+    providers = SnapshotProviders(
+        agent_usage=lambda: AgentUsage(1.5, 40_000_000), exporter_drops=lambda: {"otlp": 3}
+    )
+    one = poller(clock, [host], host, providers=providers)
     stats: AgentStats = ticks(clock, one, 30).stats
     assert stats.cpu_seconds == 1.5
     assert stats.rss_bytes == 40_000_000
@@ -198,10 +220,28 @@ def test_the_agents_own_cost_is_in_the_snapshot() -> None:
 def test_exits_reach_the_ledger_after_the_last_usage() -> None:
     clock = ManualClock()
     host = Burning(clock)
-    one = poller(clock, [host], host)
+    exited = False
+
+    class Usage:
+        def poll(self) -> UsageBatch:
+            return UsageBatch(exited=(ME,)) if exited else host.poll()
+
+    one = poller(clock, [host], Usage())
     ticks(clock, one, 40)
-    one._usage = ReplayUsage([UsageBatch(exited=(ME,))])  # type: ignore[assignment]
+    exited = True
     assert not ticks(clock, one, 1).processes[0].alive
+
+
+def test_observers_receive_each_tick_with_its_settled_attributions() -> None:
+    clock = ManualClock()
+    host = Burning(clock)
+    seen: list[tuple[Tick, Sequence[Attribution]]] = []
+    one = poller(clock, [host], host, observers=[lambda *of: seen.append(of)])
+    ticks(clock, one, 3)
+    assert [tick.domains for tick, _ in seen] == [{"rapl": (PACKAGE,)}, {}, {}]
+    assert [tick.births for tick, _ in seen] == [(WHO,)] * 3
+    assert [len(settled) for _, settled in seen] == [0, 1, 1]
+    assert seen[1][1][0].interval.energy == 5_000_000
 
 
 # -------------------------------------------------------------------------- agent, recorder
@@ -270,7 +310,7 @@ def test_what_was_measured_up_to_the_stop_is_kept() -> None:
     polled = threading.Event()
     clock.on_sleep = lambda mono: polled.set() if mono > 10**12 + 5 * SECOND else None
     one = poller(clock, [host], host, checkpoint_every=SECOND)
-    agent = Agent(one, [window], books=shelf, log=print)  # type: ignore[list-item]
+    agent = Agent(one, ExporterGroup([window]), store=shelf, log=print)  # type: ignore[list-item]
     agent.start()
     assert agent.addresses == ("http://127.0.0.1:9949",)
     assert polled.wait(20)
@@ -295,8 +335,9 @@ def test_what_exporters_drop_is_counted_and_one_that_cannot_tell_costs_no_poll()
 
     clock = ManualClock()
     host = Burning(clock)
-    one = poller(clock, [host], host)
-    agent = Agent(one, [Window(), Mute()], log=print)  # type: ignore[list-item]
+    exporters = ExporterGroup([Window(), Mute()])  # type: ignore[list-item]
+    one = poller(clock, [host], host, exporters)
+    agent = Agent(one, exporters, log=print)
     agent.start()
     agent.stop()
     assert one.view().stats.exporter_drops == {"window": 3}
@@ -312,15 +353,16 @@ def test_an_exporter_that_cannot_say_how_it_is_doing_is_down_and_costs_no_poll()
 
     clock = ManualClock()
     host = Burning(clock)
-    one = poller(clock, [host], host)
-    agent = Agent(one, [Window(), Confused()], log=print)  # type: ignore[list-item]
+    exporters = ExporterGroup([Window(), Confused()])  # type: ignore[list-item]
+    one = poller(clock, [host], host, exporters)
+    agent = Agent(one, exporters, log=print)
     agent.start()
     agent.stop()
     assert agent.failure is None
     (health,) = (each for each in one.view().health if each.source == "confused")
     assert not health.up
     assert str(health.failures[0]).startswith(
-        "Cannot read how the exporter 'confused' is doing: RuntimeError: no idea."
+        "Cannot read the health of the exporter 'confused': RuntimeError: no idea."
     )
 
 
@@ -328,7 +370,8 @@ def test_an_exporter_that_cannot_start_leaves_nothing_running() -> None:
     clock = ManualClock()
     host = Burning(clock)
     good, bad = Window(), Window(fails=True)
-    agent = Agent(poller(clock, [host], host), [good, bad], log=print)  # type: ignore[list-item]
+    exporters = ExporterGroup([good, bad])  # type: ignore[list-item]
+    agent = Agent(poller(clock, [host], host), exporters, log=print)
     with pytest.raises(ExporterError, match="'window': OSError: port in use"):
         agent.start()
     assert good.events == ["start", "stop"]
@@ -343,11 +386,12 @@ def test_one_part_that_does_not_end_keeps_no_other_from_ending() -> None:
     clock = ManualClock()
     host, shelf, said = Burning(clock), Shelf(), list[str]()
     one = poller(clock, [host], host, checkpoint_every=SECOND)
-    agent = Agent(one, [Stuck()], books=shelf, log=said.append)  # type: ignore[list-item]
+    exporters = ExporterGroup([Stuck()])  # type: ignore[list-item]
+    agent = Agent(one, exporters, store=shelf, log=said.append)
     agent.start()
     agent.stop()
     agent.stop()
-    assert said == ["Ending the exporter 'window' failed: RuntimeError: it sticks."]
+    assert said == ["Stopping the exporter 'window' failed: RuntimeError: it sticks."]
     assert (shelf.closed, host.closed, agent.failure) == (True, True, None)
 
 
@@ -360,7 +404,7 @@ def test_the_books_of_a_snapshot_are_kept_before_anybody_sees_it() -> None:
         seen = {a.domain.id: a.energy for a in one.view().domains}
         kept.append((sum(a.energy for a in books.accounts), sum(seen.values())))
 
-    one = poller(clock, [host], host, checkpoint_every=SECOND, keep=keep)
+    one = poller(clock, [host], host, checkpoint_every=SECOND, save=keep)
     for _ in range(30):
         one.turn()
         clock.advance(0.1)
@@ -378,7 +422,7 @@ def test_a_thread_that_dies_ends_the_agent_loudly() -> None:
         raise RuntimeError("the clock is broken")
 
     one = poller(clock, [host], host)
-    agent = Agent(one, [], log=said.append)
+    agent = Agent(one, ExporterGroup(), log=said.append)
     clock.on_sleep = explode
     agent.start()
     assert agent.wait(20)

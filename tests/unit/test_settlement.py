@@ -17,12 +17,12 @@ def usage(start: int, end: int, **rest: object) -> Usage:
 
 def test_an_interval_waits_until_its_usage_is_known() -> None:
     settlement = Settlement(PATIENCE, KEEP)
-    settlement.await_usage(interval(0, 100), "r")
+    settlement.add(interval(0, 100), "r")
     assert settlement.due(Instant(200, 0)) == []
     assert settlement.pending("d") == 1000
-    settlement.use(usage(0, 50))
+    settlement.add_usage(usage(0, 50))
     assert settlement.due(Instant(200, 0)) == []
-    settlement.use(usage(50, 100))
+    settlement.add_usage(usage(50, 100))
     (settled,) = settlement.due(Instant(200, 0))
     assert settled.covered == 100
     assert settled.usage is not None
@@ -32,8 +32,8 @@ def test_an_interval_waits_until_its_usage_is_known() -> None:
 
 def test_an_interval_that_waited_long_enough_settles_with_what_is_known() -> None:
     settlement = Settlement(PATIENCE, KEEP)
-    settlement.use(usage(0, 40))
-    settlement.await_usage(interval(0, 100), "r")
+    settlement.add_usage(usage(0, 40))
+    settlement.add(interval(0, 100), "r")
     assert settlement.due(Instant(99 + PATIENCE, 0)) == []
     (settled,) = settlement.due(Instant(100 + PATIENCE, 0))
     assert settled.covered == 40
@@ -41,9 +41,11 @@ def test_an_interval_that_waited_long_enough_settles_with_what_is_known() -> Non
 
 def test_usage_counts_by_the_part_of_it_that_lies_inside_the_interval() -> None:
     settlement = Settlement(PATIENCE, KEEP)
-    settlement.await_usage(interval(75, 125), "r")
-    settlement.use(usage(0, 100, spent={ME: 400}, unclaimed=40, capacity=100))
-    settlement.use(usage(100, 200, spent={ME: 40, YOU: 80}, capacity=100, present=frozenset({YOU})))
+    settlement.add(interval(75, 125), "r")
+    settlement.add_usage(usage(0, 100, spent={ME: 400}, unclaimed=40, capacity=100))
+    settlement.add_usage(
+        usage(100, 200, spent={ME: 40, YOU: 80}, capacity=100, present=frozenset({YOU}))
+    )
     (settled,) = settlement.due(Instant(200, 0))
     assert settled.usage is not None
     assert settled.usage.spent == {ME: 110, YOU: 20}
@@ -55,9 +57,9 @@ def test_usage_counts_by_the_part_of_it_that_lies_inside_the_interval() -> None:
 
 def test_usage_of_unknown_capacity_stays_so_when_merged() -> None:
     settlement = Settlement(PATIENCE, KEEP)
-    settlement.await_usage(interval(0, 200), "r")
-    settlement.use(usage(0, 100, capacity=100))
-    settlement.use(usage(100, 200, capacity=None))
+    settlement.add(interval(0, 200), "r")
+    settlement.add_usage(usage(0, 100, capacity=100))
+    settlement.add_usage(usage(100, 200, capacity=None))
     (settled,) = settlement.due(Instant(200, 0))
     assert settled.usage is not None
     assert settled.usage.capacity is None
@@ -65,36 +67,36 @@ def test_usage_of_unknown_capacity_stays_so_when_merged() -> None:
 
 def test_usage_that_comes_after_the_settlement_is_late_and_charges_nobody() -> None:
     settlement = Settlement(PATIENCE, KEEP)
-    settlement.await_usage(interval(0, 100), "r")
+    settlement.add(interval(0, 100), "r")
     (settled,) = settlement.due(Instant(100 + PATIENCE, 0))
     assert settled.usage is None
-    settlement.use(usage(0, 100))
+    settlement.add_usage(usage(0, 100))
     assert settlement.late == 1
-    settlement.use(usage(100, 200))
+    settlement.add_usage(usage(100, 200))
     assert settlement.late == 1
 
 
 def test_usage_that_took_no_time_is_ignored() -> None:
     settlement = Settlement(PATIENCE, KEEP)
-    settlement.use(usage(100, 100))
-    settlement.await_usage(interval(0, 100), "r")
+    settlement.add_usage(usage(100, 100))
+    settlement.add(interval(0, 100), "r")
     assert settlement.due(Instant(100, 0)) == []
 
 
 def test_old_usage_is_forgotten() -> None:
     settlement = Settlement(PATIENCE, KEEP)
-    settlement.use(usage(0, 100))
+    settlement.add_usage(usage(0, 100))
     settlement.due(Instant(101 + KEEP, 0))
-    settlement.await_usage(interval(0, 100), "r")
+    settlement.add(interval(0, 100), "r")
     (settled,) = settlement.due(Instant(101 + KEEP, 0))
     assert settled.usage is None
 
 
 def test_a_resource_that_is_never_heard_of_does_not_hold_up_another() -> None:
     settlement = Settlement(PATIENCE, KEEP)
-    settlement.await_usage(interval(0, 100), "silent")
+    settlement.add(interval(0, 100), "silent")
     other = Interval("e", Instant(0, 0), Instant(100, 0), Microjoules(7))
-    settlement.await_usage(other, "r")
-    settlement.use(usage(0, 100))
+    settlement.add(other, "r")
+    settlement.add_usage(usage(0, 100))
     (settled,) = settlement.due(Instant(100, 0))
     assert settled.interval is other

@@ -1,1 +1,1 @@
-"""Energy arithmetic: readings, intervals, shares, totals and history. Pure."""
+"""Energy arithmetic: readings, intervals, shares, totals and history. No I/O, no clock."""

@@ -1,10 +1,9 @@
-"""What a device draws while it does nothing, learned from watching it.
+"""Baselines: the power of a device without load, learned from observations.
 
-Two ways, because devices differ. A CPU is hardly ever quite idle, but its load varies, and power
-over load has an intercept: :class:`LoadIntercept`. A GPU is either held by somebody, which keeps
-its clocks up even when it rests, or it is free: only then is its draw its idle draw, as
-:class:`FreeDevice` has it. Neither guesses: with too little seen there is no baseline, and
-attribution then treats all energy as active.
+A CPU is hardly ever completely idle, but its load varies: :class:`LoadIntercept` is the intercept
+of its power over load. A GPU with a user keeps its clocks up even while it rests, so only an unused
+one shows its idle power: :class:`UnusedDevicePower`. With too few observations there is no
+baseline, and attribution treats all energy as active.
 """
 
 from __future__ import annotations
@@ -15,45 +14,43 @@ from typing import NamedTuple, Protocol
 from wattspan.model import SECOND, HwType, Milliwatts, Usage
 
 WINDOW = SECOND
-"""Shorter observations are added up to this: counters and clocks are not read at one moment."""
+"""Shorter observations are added up to this: counters and clocks are read at different moments."""
 
-HALF_LIFE = 900.0  # windows; what has not been seen again for long counts for less and less
+HALF_LIFE = 900.0  # windows, of the weight of an observation
 MAX_WEIGHT = 120.0
-"""Windows: no mean rests on more, so that half of a lasting change is in it after 83 of them and
-95 % after 360, and one window that errs moves it by a 120th of its error."""
+"""The largest weight of a mean, in windows. A mean includes half of a lasting change after 83
+windows and 95 % after 360; one wrong window moves it by a 120th of its error."""
 
-FULL_CONFIDENCE_WEIGHT = (
-    30.0  # windows: a mean that rests on fewer is helped out, or believed in part
-)
+FULL_CONFIDENCE_WEIGHT = 30.0  # windows; a mean of fewer is combined with other evidence
 _BINS = 20
-_LOW_LOAD = 0.05  # below this load the intercept is nearly seen, not extrapolated
-_MIN_LOAD_RANGE = 0.20  # the least range of load that a line may be drawn through
-_MIN_WEIGHT = 2.5  # windows before anything is said: three, a little faded
-_MIN_BIN_WEIGHT = 0.25  # a bin whose windows have faded to this says nothing any more
-_STEADY_LOAD_CHANGE = 0.1  # a window over which the load changes by this counts half
+_LOW_LOAD = 0.05  # below this load the intercept is observed, not extrapolated
+_MIN_LOAD_RANGE = 0.20  # the least range of load for a fitted line
+_MIN_WEIGHT = 2.5  # windows before the first result: three, slightly decayed
+_MIN_BIN_WEIGHT = 0.25  # bins with less weight are ignored
+_STEADY_LOAD_CHANGE = 0.1  # a window with this change of load has half the weight
 
 
 class IdleModel(Protocol):
-    """Learns an idle power from observations of power and use."""
+    """Learns an idle power from observations of energy and usage."""
 
     def observe(self, energy: int, duration: int, usage: Usage) -> None:
-        """``energy`` uJ were spent in ``duration`` ns, while ``usage`` was made."""
+        """Add the ``energy`` in microjoules of ``duration`` nanoseconds with ``usage``."""
         ...
 
     @property
     def power(self) -> Milliwatts | None:
-        """The idle draw; None until it is known."""
+        """The idle power; None while it is unknown."""
         ...
 
 
 def idle_model(hw_type: HwType, remembered: Milliwatts | None = None) -> IdleModel:
-    """The model that suits a kind of hardware, starting from what an earlier life learned."""
+    """The model for a hardware type; ``remembered`` is the result of an earlier run."""
     return (UnusedDevicePower if hw_type is HwType.GPU else LoadIntercept)(remembered)
 
 
 @dataclass(slots=True)
 class _Bin:
-    """The decaying mean load and power of the windows whose load fell in one twentieth."""
+    """The decaying mean load and power of the windows with a load in one twentieth."""
 
     weight: float = 0.0
     load: float = 0.0
@@ -68,14 +65,14 @@ class _Bin:
 class LoadIntercept:
     """Idle power as the intercept of power over load.
 
-    Windows are gathered in bins of load so that an hour at full load does not outvote the one
-    quiet minute; old ones fade. Near zero load the lowest bin is all but the answer and the
-    line only corrects it; otherwise the line itself answers, if it rests on a fair range of load.
+    Windows are collected in bins of load, so that an hour at full load does not outweigh one quiet
+    minute; old windows decay. Near zero load the lowest bin, corrected by the fitted line, is the
+    result; otherwise the intercept of the line, if its range of load suffices.
 
-    Energy and use are never read at quite the same moment, and a lag between them is an error in
-    proportion to how far the load ends from where it began: such windows count little. A counter
-    that comes late shows a window of little energy and makes up for it in the next, perhaps at
-    another load: whatever is said rests on means, and no window weighs more than its part of one.
+    Energy and usage are read at slightly different moments. The resulting error is proportional to
+    the change of load in the window, so such windows have little weight. A counter that is updated
+    late shows too little energy in one window and too much in the next, perhaps at another load;
+    therefore all results are means in which the weight of one window is limited.
     """
 
     def __init__(self, remembered: Milliwatts | None = None) -> None:
@@ -97,7 +94,7 @@ class LoadIntercept:
         began = self._began = ends if self._began is None else self._began
         self._energy += energy
         self._duration += duration
-        # Usage and interval rarely have quite the same length: bring them to the same one.
+        # Usage and interval rarely have the same length: scale usage to the interval.
         self._busy += usage.busy * duration // max(1, span)
         self._capacity += usage.capacity * duration // max(1, span)
         if self._duration < WINDOW or not self._capacity:
@@ -115,30 +112,30 @@ class LoadIntercept:
             self._power = Milliwatts(round(learned))
 
     def _fit(self) -> float | None:
-        """The intercept, or None while too little was seen."""
+        """The intercept; None with too few observations."""
         seen = [one for one in self._bins if one.weight >= _MIN_BIN_WEIGHT]
         if not seen:
             return None
         line = _line(seen)
         lowest = min(seen, key=lambda one: one.load)
         quiet = lowest.weight if lowest.load < _LOW_LOAD else 0.0
-        steep = line.slope if line is not None and line.sure else 0.0
-        near = lowest.power - steep * lowest.load
-        if line is not None and line.worth >= 1 and quiet < FULL_CONFIDENCE_WEIGHT:
-            told = min(line.worth, FULL_CONFIDENCE_WEIGHT - quiet)
-            idle = (quiet * near + told * line.intercept) / (quiet + told)
+        slope = line.slope if line is not None and line.reliable else 0.0
+        corrected = lowest.power - slope * lowest.load
+        if line is not None and line.weight >= 1 and quiet < FULL_CONFIDENCE_WEIGHT:
+            weight = min(line.weight, FULL_CONFIDENCE_WEIGHT - quiet)
+            idle = (quiet * corrected + weight * line.intercept) / (quiet + weight)
         elif quiet >= _MIN_WEIGHT:
-            idle = near
+            idle = corrected
         else:
             return None
         return max(0.0, idle - _excess(idle, seen))
 
 
 def _excess(idle: float, bins: list[_Bin]) -> float:
-    """By how much ``idle`` is above the power seen at some load, which no idle power can be.
+    """The amount by which ``idle`` exceeds the observed power at any load, an impossible value.
 
-    So it is once the device has come to draw less and was not quiet since. A bin of few windows
-    is hardly believed: one window of a counter that came late shows no lower idle power.
+    This occurs if the device has come to draw less and was not quiet since. A bin of few windows
+    has little effect: one window of a counter that is updated late does not lower the idle power.
     """
     return max(
         0.0,
@@ -149,14 +146,14 @@ def _excess(idle: float, bins: list[_Bin]) -> float:
 class _FittedLine(NamedTuple):
     slope: float
     intercept: float
-    worth: float  # so many windows at no load would tell the intercept as surely
-    sure: bool  # whether the slope rests on more than a few windows at the other end
+    weight: float  # number of windows without load that would give an intercept as precise
+    reliable: bool  # the slope depends on more than a few windows at the far end
 
 
 def _line(bins: list[_Bin]) -> _FittedLine | None:
-    """Power over load by weighted least squares; not falling.
+    """Power over load by weighted least squares, with a slope of at least 0.
 
-    None where the loads are too close together: a short line points anywhere.
+    None if the range of load is too small for a slope.
     """
     loads = [one.load for one in bins]
     if max(loads) - min(loads) < _MIN_LOAD_RANGE:
@@ -167,14 +164,13 @@ def _line(bins: list[_Bin]) -> _FittedLine | None:
     rise = sum(one.weight * (one.load - load) * (one.power - power) for one in bins)
     run = sum(one.weight * (one.load - load) ** 2 for one in bins)
     slope = max(0.0, rise / run)
-    worth = 1 / (1 / whole + load**2 / run)
-    return _FittedLine(
-        slope, power - slope * load, worth, run >= FULL_CONFIDENCE_WEIGHT * _MIN_LOAD_RANGE**2
-    )
+    weight = 1 / (1 / whole + load**2 / run)
+    reliable = run >= FULL_CONFIDENCE_WEIGHT * _MIN_LOAD_RANGE**2
+    return _FittedLine(slope, power - slope * load, weight, reliable)
 
 
 class UnusedDevicePower:
-    """Idle power as the decaying mean draw while nobody holds the device."""
+    """Idle power as the decaying mean power while the device has no user."""
 
     def __init__(self, remembered: Milliwatts | None = None) -> None:
         self._mean = float(remembered) if remembered is not None else 0.0
@@ -187,7 +183,7 @@ class UnusedDevicePower:
 
     def observe(self, energy: int, duration: int, usage: Usage) -> None:
         if usage.present or usage.busy:
-            self._energy = self._duration = 0  # the draw settles some time after the last user
+            self._energy = self._duration = 0  # power settles some time after the last user
             return
         self._energy += energy
         self._duration += duration

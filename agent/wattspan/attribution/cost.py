@@ -1,8 +1,7 @@
-"""What energy costs and emits: rates by the kilowatt-hour, and totals that lose nothing. Pure.
+"""Cost and emissions of energy, at rates per kilowatt-hour.
 
-Everything is whole numbers: rates and totals in billionths of a unit, energy in microjoules. What
-is less than a billionth is carried to the next energy, so that however often the energy is asked
-for, and however small its portions are, the total is that of the whole.
+All figures are integers: rates and totals in billionths of a unit, energy in microjoules. Fractions
+of a billionth are carried over, so a total does not depend on the number and size of the portions.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ KILOWATT_HOUR = 3_600_000_000_000
 BILLION = 10**9
 
 MAX_RATE = 1_000_000
-"""No rate is more than this, in units by the kilowatt-hour: what claims to be is a mistake."""
+"""The largest valid rate, in units per kilowatt-hour."""
 
 
 def billionths(rate: float) -> int | None:
-    """``rate`` as it is written, in billionths; None if it is below zero, beyond all, or no number.
+    """``rate`` in billionths by its decimal digits; None if negative, above ``MAX_RATE`` or NaN.
 
-    0.3 is 300000000, and not what the nearest binary fraction would come to.
+    0.3 is 300000000, not the rounded value of the nearest binary fraction.
     """
     if not 0 <= rate <= MAX_RATE:
         return None
@@ -32,22 +31,22 @@ def billionths(rate: float) -> int | None:
 
 
 class RateAccumulator:
-    """Weighs energy as it is spent, at a rate that may change or not be known.
+    """The total cost of energy at a rate that may change or be unknown.
 
-    ``before`` is what the scale of an earlier run showed; it counts if it was of the same unit.
+    ``before`` is the total of an earlier run; it is continued if its unit is the same.
     """
 
     __slots__ = ("_origin", "_rest", "_total", "_unit", "_unknown")
 
     def __init__(self, unit: str, origin: RateOrigin, before: RatedEnergy | None = None) -> None:
         self._unit, self._origin = unit, origin
-        self._rest = 0  # of a billionth, in microjoules times billionths
+        self._rest = 0  # fraction of a billionth, in microjoules times billionths
         self._total = self._unknown = 0
         if before is not None and before.unit == unit:
             self._total, self._unknown = before.total, int(before.unknown)
 
-    def put(self, energy: int, rate: int | None) -> RatedEnergy:
-        """``energy`` more was spent, at ``rate``; how it all stands now."""
+    def add(self, energy: int, rate: int | None) -> RatedEnergy:
+        """Add ``energy`` at ``rate`` (None: unknown); returns the totals."""
         if rate is None:
             self._unknown += energy
         else:
@@ -57,16 +56,16 @@ class RateAccumulator:
 
 
 class CoverEnergy:
-    """How much the cover has spent since it was last asked for.
+    """The energy of the cover since the last call.
 
-    ``accounts`` are the books that were opened: what they hold was spent, and weighed, before.
+    ``accounts`` are from a checkpoint; their energy was added by an earlier run.
     """
 
     def __init__(self, accounts: Iterable[DomainAccount] = ()) -> None:
         self._seen = {account.domain.id: int(account.energy) for account in accounts}
 
     def spent(self, accounts: Iterable[DomainAccount]) -> int:
-        """The rise of the cover's members; what others spend is theirs once they are members."""
+        """The increase of the cover's members; other domains count once they are members."""
         spent = 0
         for account in accounts:
             rise = account.energy - self._seen.get(account.domain.id, 0)

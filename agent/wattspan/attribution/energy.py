@@ -1,11 +1,8 @@
-"""From counter readings to joules, or to a gap that says why there are none.
+"""Counter readings to intervals of energy or to named gaps, and mean powers.
 
-A counter tells how far it has come, nothing else. Whether it wrapped, was reset, slept with the
-host or lapped while nobody looked is told apart by *plausibility*: no domain spends more than its
-``max_power`` times the monotonic time that passed. What cannot be told is a named gap, never a
-guess and never a spike.
-
-Powers from energies that only ever grow: means over at least a second.
+A wrap, a reset, a suspend and a lapse of a counter are distinguished by *plausibility*: no domain
+uses more than its ``max_power`` times the elapsed monotonic time. Ambiguous energy becomes a gap,
+never a guess and never a spike. Powers are means over at least a second.
 """
 
 from __future__ import annotations
@@ -31,13 +28,13 @@ from wattspan.model import (
 )
 
 SUSPENDED = 50 * MILLISECOND
-"""A host asleep for less has not been asleep: the two clocks are not read at one moment."""
+"""A shorter suspend is not one: the two clocks cannot be read at the same moment."""
 
 
 def energy_between(domain: Domain, earlier: Reading, later: Reading) -> Interval | Gap:
-    """The energy two readings of one counter imply, or the gap between them.
+    """The energy between two readings of one counter, or the gap between them.
 
-    ``later`` must be later on the monotonic clock; ValueError if it is not.
+    ``later`` must be later on the monotonic clock; ValueError otherwise.
     """
     start, end = earlier.at, later.at
     elapsed = end.mono - start.mono
@@ -50,19 +47,19 @@ def energy_between(domain: Domain, earlier: Reading, later: Reading) -> Interval
     if later.epoch != earlier.epoch:
         return gap(GapReason.LOST)
     if end.asleep - start.asleep > SUSPENDED:
-        # RAPL may be saved, cleared or counting through a suspend, by platform; nobody can say.
+        # By platform, RAPL is saved, cleared or counts on through a suspend.
         return gap(GapReason.SUSPEND)
     if domain.modulus is not None and energy_at(domain.max_power, elapsed) >= domain.modulus:
-        return gap(GapReason.MISSED)  # it may have lapped, once or oftener
+        return gap(GapReason.MISSED)  # the counter may have lapped, once or more often
 
-    # A counter that moves in steps may show, just after a step, what was spent before `start`.
+    # Just after a step, a counter that moves in steps may show energy from before `start`.
     plausible = energy_at(domain.max_power, elapsed + 2 * domain.resolution)
     energy = later.counter - earlier.counter
     if energy < 0:
         if domain.modulus is None or energy + domain.modulus > plausible:
             return gap(GapReason.RESET)
         energy += domain.modulus
-        if energy < 0:  # it stood above its own modulus: the counter is not what it says
+        if energy < 0:  # the earlier value was above the modulus: an invalid counter
             return gap(GapReason.RESET)
     if energy > plausible:
         return gap(GapReason.IMPLAUSIBLE)
@@ -70,16 +67,15 @@ def energy_between(domain: Domain, earlier: Reading, later: Reading) -> Interval
 
 
 class CounterMeter:
-    """One domain's counter followed through time.
+    """The state of one domain's counter.
 
-    Every stretch between two calls becomes exactly one interval or one gap: the intervals and
-    gaps of a meter tile the time from its first reading on, without overlap.
+    Intervals and gaps of a meter tile the time from its first reading on, without overlap.
     """
 
     def __init__(self, domain: Domain, patience: int, last: Reading | None = None) -> None:
-        """``patience``: nanoseconds without a reading after which its time is a gap.
+        """``patience``: nanoseconds without a reading after which the time is a gap.
 
-        ``last`` is a reading from an earlier life of the agent in the same boot.
+        ``last`` is a reading of an earlier run of the agent in the same boot.
         """
         self._domain = domain
         self._patience = patience
@@ -88,15 +84,15 @@ class CounterMeter:
 
     @property
     def last(self) -> Reading | None:
-        """The newest reading that a difference may be taken from."""
+        """The newest reading from which a difference may be taken."""
         return self._last
 
     def redefine(self, domain: Domain) -> None:
-        """The source learned more of the domain (its resolution, its ceiling)."""
+        """Replace the properties of the domain, such as its resolution or maximum power."""
         self._domain = domain
 
     def advance(self, reading: Reading) -> Interval | Gap | None:
-        """Take the next reading. None for the first, and for one that is not newer."""
+        """Add a reading; None for the first one and for one that is not newer."""
         if self._absent_since is not None:
             since, self._absent_since = self._absent_since, None
             self._last = reading
@@ -113,9 +109,9 @@ class CounterMeter:
         return energy_between(self._domain, last, reading)
 
     def absent(self, now: Instant) -> Gap | None:
-        """Tell that time passed without a reading; a gap once that lasted beyond patience.
+        """The gap up to ``now`` once readings have been absent for longer than the patience.
 
-        The energy of a shorter absence is not lost: the next reading still tells it.
+        The energy of a shorter absence is not lost: the next reading includes it.
         """
         since = self._absent_since
         if since is None:
@@ -144,21 +140,21 @@ class AveragePower:
     power: Milliwatts | None = None
 
     def add(self, energy: int, duration: int) -> None:
-        """``energy`` uJ were spent in the next ``duration`` ns."""
+        """Add the ``energy`` of the next ``duration`` nanoseconds, in microjoules."""
         self.energy += energy
         self.duration += duration
         if self.duration >= POWER_WINDOW:
             self.power = mean_power(self.energy, self.duration)
             self.energy = self.duration = 0
 
-    def unknown(self) -> None:
-        """There is a gap: the power is not known until another window is full."""
+    def reset(self) -> None:
+        """After a gap the power is unknown until another window is full."""
         self.energy, self.duration, self.power = 0, 0, None
 
 
 @dataclass(frozen=True, slots=True)
 class _EnergyMark(Generic[K]):
-    """The energies that the powers were last computed from."""
+    """The energies from which the powers were last computed."""
 
     at: int
     energy: dict[K, int]
@@ -167,8 +163,8 @@ class _EnergyMark(Generic[K]):
 class AveragePowers(Generic[K]):
     """The mean powers of many accounts, one hardware type at a time.
 
-    Each type has a time of its own, the instant up to which it is settled: GPU energy is booked
-    later than CPU energy, and a mean over anything else would swing.
+    Each type has its own watermark, because GPU energy is settled later than CPU energy; a mean
+    over another period would oscillate.
     """
 
     def __init__(self) -> None:
@@ -176,13 +172,13 @@ class AveragePowers(Generic[K]):
         self._powers: dict[K, dict[HwType, Milliwatts]] = {}
 
     def of(self, account: K) -> dict[HwType, Milliwatts]:
-        """The account's powers as far as they are known, in a dictionary of the caller's own."""
+        """The account's known powers, in a new dictionary."""
         return dict(self._powers.get(account, {}))
 
     def update(self, kind: HwType, settled: int, energies: Mapping[K, int]) -> None:
-        """These are all accounts' energies of ``kind``, settled up to ``settled`` ns.
+        """Update from all accounts' energies of ``kind``, settled up to ``settled``.
 
-        Nothing happens until a window has passed since the last one that counted.
+        Without effect until a window has passed since the last update.
         """
         mark = self._marks.get(kind)
         if mark is not None and 0 <= settled - mark.at < POWER_WINDOW:

@@ -1,8 +1,7 @@
-"""The recent past of the ledger, for everything that asks about a stretch of time.
+"""The recent attributions of all domains, bounded in time and bytes.
 
-Settled attributions of one domain follow each other in time. They are kept as flat arrays of
-integers (16 bytes a share), because a busy host makes thousands of shares a second, and they are
-bounded both in time and in bytes: what falls out is counted.
+Shares are kept as flat arrays of integers (16 bytes a share), because a busy host produces
+thousands of shares a second. Entries that are removed for want of room are counted.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ class HistoryEntry(NamedTuple):
     shares: array[int]
 
 
-_ENTRY_BYTES = 600  # an Entry, its Interval and its two Instants, measured by sys.getsizeof
+_ENTRY_BYTES = 600  # an entry, its Interval and its two Instants, measured by sys.getsizeof
 _PAYER_BYTES = 250
 
 
 class AttributionHistory:
-    """The last attributions of every domain, within ``span`` nanoseconds and ``limit`` bytes."""
+    """The last attributions of each domain, within ``span`` nanoseconds and ``limit`` bytes."""
 
     def __init__(self, span: int, limit: int) -> None:
         self._span = span
@@ -47,25 +46,16 @@ class AttributionHistory:
 
     @property
     def size(self) -> int:
-        """About how many bytes are held."""
+        """The approximate memory in bytes."""
         return self._bytes + _PAYER_BYTES * len(self._payers)
 
-    @property
-    def domains(self) -> tuple[str, ...]:
-        return tuple(self._entries)
-
     def watermark(self, domain_id: str) -> Instant | None:
-        """The domain is settled up to here; None if nothing of it is."""
+        """The time up to which the domain is settled; None without an entry."""
         entries = self._entries.get(domain_id)
         return entries[-1].interval.end if entries else None
 
-    def horizon(self, domain_id: str) -> Instant | None:
-        """Nothing before this is remembered of the domain."""
-        entries = self._entries.get(domain_id)
-        return entries[0].interval.start if entries else None
-
     def add(self, attribution: Attribution) -> None:
-        """Append the domain's next settled interval and let the oldest go."""
+        """Append the next settled interval of its domain; remove entries beyond the bounds."""
         shares = array("q")
         for payer, energy in attribution.shares:
             shares.append(self._number(payer))
@@ -77,7 +67,7 @@ class AttributionHistory:
         self._trim(interval.end.mono)
 
     def entries(self, domain_id: str, start: int, end: int) -> list[HistoryEntry]:
-        """The entries that overlap the monotonic window, in order of time."""
+        """The entries that overlap the monotonic period, in order of time."""
         found: list[HistoryEntry] = []
         for entry in reversed(self._entries.get(domain_id, ())):
             if entry.interval.end.mono <= start:
@@ -87,29 +77,8 @@ class AttributionHistory:
         found.reverse()
         return found
 
-    def spent(self, domain_id: str, payer: Payer, start: int, end: int) -> Microjoules:
-        """What ``payer`` spent of the domain in a window, entries at the edges counted in part.
-
-        Rounded down at each edge, so that windows side by side never exceed the whole.
-        """
-        number = self._numbers.get(payer)
-        total = 0
-        for interval, _, _, shares in self.entries(domain_id, start, end):
-            inside = min(end, interval.end.mono) - max(start, interval.start.mono)
-            for i in range(0, len(shares), 2):
-                if shares[i] == number:
-                    total += shares[i + 1] * inside // interval.duration
-        return Microjoules(total)
-
-    def payers(self, entry: HistoryEntry) -> list[tuple[Payer, Microjoules]]:
-        """An entry's shares by name."""
-        shares = entry.shares
-        return [
-            (self._payers[shares[i]], Microjoules(shares[i + 1])) for i in range(0, len(shares), 2)
-        ]
-
     def numbers(self, payers: Iterable[Payer]) -> set[int]:
-        """The numbers by which entries know these payers; the unknown have none."""
+        """The numbers of these payers in entries; payers without an entry have none."""
         return {number for one in payers if (number := self._numbers.get(one)) is not None}
 
     def _number(self, payer: Payer) -> int:

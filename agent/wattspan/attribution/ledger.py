@@ -1,11 +1,10 @@
-"""The double-entry book: every joule a counter showed stands in exactly one account.
+"""The double-entry account of all energy since the first reading.
 
-For each attributed domain ``energy = consumers + idle + unattributed``, always; the consumers'
-side is booked once more by process and by group. An interval is booked when it is *settled*, all
-at once, so that every snapshot balances; until then it is pending.
+For each attributed domain ``energy = consumers + idle + unattributed``, always. The energy of
+consumers is also booked by process and by group. An interval is booked completely when it is
+settled, so that every snapshot balances; until then it is pending.
 
-The ledger is a plain state machine. It is told what was read, who did what and what time it is;
-it asks nothing of the world.
+:class:`Ledger` is a state machine without I/O: ticks go in, attributions and snapshots come out.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from wattspan.model import (
     DomainAccount,
     Gap,
     GapReason,
-    GpuStatus,
     HwType,
     IdlePolicy,
     Instant,
@@ -45,10 +43,7 @@ from wattspan.model import (
     Provenance,
     Reading,
     Snapshot,
-    SourceHealth,
-    SpanAccounts,
-    TuningAccounts,
-    Usage,
+    Tick,
     energy_at,
 )
 
@@ -57,19 +52,19 @@ RANK_EVERY = 2 * SECOND
 
 @dataclass(frozen=True, slots=True)
 class LedgerSettings:
-    """How the ledger keeps its books. Times in nanoseconds."""
+    """Parameters of the ledger; times in nanoseconds."""
 
     idle: IdlePolicy = IdlePolicy.SEPARATE
     top: int = 50
-    groups: int = 1000  # beyond, groups share the `other` of their kind
-    usage_patience: int = 3 * SECOND  # how long an interval waits for usage
-    absence: int = 10 * SECOND  # without a reading for longer, time is a gap
+    groups: int = 1000  # further groups share the account `other` of their kind
+    usage_patience: int = 3 * SECOND  # time for which an interval waits for usage
+    absence: int = 10 * SECOND  # a longer time without a reading is a gap
     keep_usage: int = 15 * SECOND
 
 
 @dataclass(slots=True)
 class _DomainState:
-    """Everything about one domain."""
+    """The account of one domain and the state of its counter."""
 
     domain: Domain
     meter: CounterMeter
@@ -79,239 +74,241 @@ class _DomainState:
     idle: int = 0
     unattributed: int = 0
     gaps: dict[GapReason, int] = field(default_factory=dict)
-    rate: AveragePower = field(default_factory=AveragePower)
+    power: AveragePower = field(default_factory=AveragePower)
     settled: Instant | None = None
     settled_reading: Reading | None = None
     unsettled: deque[Reading] = field(default_factory=deque)
     present: bool = True
-    resumed: bool = False  # the meter's last reading is from an earlier life of the agent
-    idle_owed: int = 0
+    resumed: bool = False  # the last reading of the meter is from a checkpoint
+    idle_deficit: int = 0
 
-    def take_idle(self, interval: Interval) -> int:
-        """What idle takes of the interval: its draw over it, and what it is still owed.
+    def idle_energy(self, interval: Interval) -> int:
+        """The idle energy of the interval: baseline power × time, plus the deficit.
 
-        A counter that moves in steps shows nothing in one interval and twice as much in the
-        next. What idle could not take from the first it takes from the second, or half of it
-        would be charged to others; but it is owed no more than two steps, so that a device
-        which really draws less than its baseline for a while makes nobody else pay for it.
+        A counter that moves in steps shows no energy in one interval and twice as much in the
+        next. The deficit of the first interval is added to the second; otherwise half of the idle
+        energy would be charged to consumers. The deficit is at most that of two steps, so that a
+        device which draws less than its baseline for a while causes no later overcharge.
         """
         power = self.idle_model.power
         if not power:
             return 0
-        due = energy_at(power, interval.duration) + self.idle_owed
+        due = energy_at(power, interval.duration) + self.idle_deficit
         most = energy_at(power, 2 * self.domain.resolution)
-        self.idle_owed = min(max(0, due - interval.energy), most)
+        self.idle_deficit = min(max(0, due - interval.energy), most)
         return due
 
 
 class Ledger:
-    """The books of one host."""
+    """The accounts of one host."""
 
     def __init__(
         self,
-        rules: LedgerSettings,
+        settings: LedgerSettings,
         *,
-        opening: Checkpoint | None = None,
+        checkpoint: Checkpoint | None = None,
         boot_id: str = "",
         now: int = 0,
     ) -> None:
-        """Begin new books, or go on with those that an earlier run closed.
+        """Begin new accounts, or continue from the ``checkpoint`` of an earlier run.
 
-        The raw readings and processes of ``opening`` count only within one and the same boot.
+        Raw readings and processes of the checkpoint are used only within the same boot.
         """
-        self._rules = rules
+        self._settings = settings
         self._boot_id = boot_id
-        self._books: dict[str, _DomainState] = {}
-        self._settlement = Settlement(rules.usage_patience, rules.keep_usage)
-        self._listing = TopPayers(rules.top)
-        self._groups = GroupAccounts(rules.groups)
+        self._domains: dict[str, _DomainState] = {}
+        self._settlement = Settlement(settings.usage_patience, settings.keep_usage)
+        self._rows = TopPayers(settings.top)
+        self._groups = GroupAccounts(settings.groups)
         self._infos: dict[Payer, PayerInfo] = {}
-        self._dead: deque[tuple[int, Payer]] = deque()
+        self._exited: deque[tuple[int, Payer]] = deque()
         self._charges: dict[HwType, dict[Payer, int]] = {}
         self._row_powers: AveragePowers[Payer] = AveragePowers()
         self._ranked = now
         self._sequence = 0
         self._since: Instant | None = None
-        if opening is not None:
-            self._open(opening, now)
+        if checkpoint is not None:
+            self._resume(checkpoint, now)
 
-    # ------------------------------------------------------------------------------ being told
+    # ------------------------------------------------------------------------------- updates
 
-    def register(self, source: str, domains: Iterable[Domain]) -> None:
-        """Learn which domains ``source`` knows now; those it knew and no longer does are gone."""
-        known = {domain.id: domain for domain in domains}
-        for book in self._books.values():
-            if book.domain.source == source and book.domain.id not in known:
-                book.present = False
-                book.rate.unknown()
-        for domain in known.values():
-            book_ = self._books.get(domain.id)
-            if book_ is None:
-                meter = CounterMeter(domain, self._rules.absence)
-                self._books[domain.id] = _DomainState(domain, meter, idle_model(domain.hw_type))
-            else:
-                book_.domain = domain
-                book_.present = True
-                book_.meter.redefine(domain)
+    def apply(self, tick: Tick) -> list[Attribution]:
+        """Update all accounts; returns the attributions of the intervals that are now settled.
 
-    def read(self, readings: Iterable[Reading]) -> None:
-        """Take readings of registered domains; others are ignored."""
-        for reading in readings:
-            book = self._books.get(reading.domain_id)
-            if book is None:
-                continue
-            if book.resumed:  # epochs are counted anew by each run of the agent
-                book.resumed = False
-                last = book.meter.last
-                if last is not None:
-                    book.meter = CounterMeter(
-                        book.domain, self._rules.absence, last._replace(epoch=reading.epoch)
-                    )
-            self._book_stretch(book, book.meter.advance(reading), reading)
-
-    def use(self, usages: Iterable[Usage]) -> None:
-        """Take what was done with resources."""
-        for usage in usages:
-            self._settlement.use(usage)
-
-    def meet(self, infos: Iterable[PayerInfo]) -> None:
-        """Learn who payers are, before or in the same turn as their first usage."""
-        for info in infos:
+        Readings of domains that no source has listed are ignored.
+        """
+        for source, domains in tick.domains.items():
+            self._register(source, domains)
+        for reading in tick.readings:
+            state = self._domains.get(reading.domain_id)
+            if state is not None:
+                self._update(state, reading)
+        for info in tick.births:
             self._infos[info.payer] = info
+        for usage in tick.usages:
+            self._settlement.add_usage(usage)
+        if tick.exits:
+            self._post_charges(tick.at.mono)
+            for payer in tick.exits:
+                self._rows.exit(payer, tick.at.mono)
+                self._exited.append((tick.at.mono, payer))
+        for state in self._domains.values():
+            self._book(state, state.meter.absent(tick.at), None)
+        return [self._settle(settled) for settled in self._settlement.due(tick.at)]
 
     def knows(self, payer: Payer) -> bool:
+        """Whether ``payer`` has been described."""
         return payer in self._infos
 
-    def leave(self, payers: Iterable[Payer], now: Instant) -> None:
-        """These payers are dead; what they still owe may settle later."""
-        self._fold(now.mono)
-        for payer in payers:
-            self._listing.leave(payer, now.mono)
-            self._dead.append((now.mono, payer))
+    def _register(self, source: str, domains: Iterable[Domain]) -> None:
+        """Replace the list of domains of ``source``; accounts of absent domains remain."""
+        known = {domain.id: domain for domain in domains}
+        for state in self._domains.values():
+            if state.domain.source == source and state.domain.id not in known:
+                state.present = False
+                state.power.reset()
+        for domain in known.values():
+            registered = self._domains.get(domain.id)
+            if registered is None:
+                meter = CounterMeter(domain, self._settings.absence)
+                self._domains[domain.id] = _DomainState(domain, meter, idle_model(domain.hw_type))
+            else:
+                registered.domain = domain
+                registered.present = True
+                registered.meter.redefine(domain)
 
-    def settle(self, now: Instant) -> list[Attribution]:
-        """Book everything that is due, and return it for the timeline."""
-        for book in self._books.values():
-            self._book_stretch(book, book.meter.absent(now), None)
-        return [self._post(settled) for settled in self._settlement.due(now)]
+    def _update(self, state: _DomainState, reading: Reading) -> None:
+        if state.resumed:  # each run of the agent counts epochs anew
+            state.resumed = False
+            last = state.meter.last
+            if last is not None:
+                last = last._replace(epoch=reading.epoch)
+                state.meter = CounterMeter(state.domain, self._settings.absence, last)
+        self._book(state, state.meter.advance(reading), reading)
 
-    # -------------------------------------------------------------------------------- booking
-
-    def _book_stretch(
-        self, book: _DomainState, stretch: Interval | Gap | None, to: Reading | None
+    def _book(
+        self, state: _DomainState, period: Interval | Gap | None, reading: Reading | None
     ) -> None:
-        if isinstance(stretch, Gap):
-            book.gaps[stretch.reason] = book.gaps.get(stretch.reason, 0) + stretch.duration
-            book.rate.unknown()
-            book.settled = stretch.end  # nothing will ever be known of it: others need not wait
-        elif stretch is not None:
-            book.rate.add(stretch.energy, stretch.duration)
-            if book.domain.resource is not None and to is not None:
-                book.unsettled.append(to)
-                self._settlement.await_usage(stretch, book.domain.resource)
+        """Book a gap or an interval of an unattributed domain; others wait for settlement."""
+        if isinstance(period, Gap):
+            state.gaps[period.reason] = state.gaps.get(period.reason, 0) + period.duration
+            state.power.reset()
+            state.settled = period.end  # its energy stays unknown: nothing waits for it
+        elif period is not None:
+            state.power.add(period.energy, period.duration)
+            if state.domain.resource is not None and reading is not None:
+                state.unsettled.append(reading)
+                self._settlement.add(period, state.domain.resource)
                 return
-            book.energy += stretch.energy
-            book.settled = stretch.end
-        if to is not None and not book.unsettled:
-            book.settled_reading = to
+            state.energy += period.energy
+            state.settled = period.end
+        if reading is not None and not state.unsettled:
+            state.settled_reading = reading
 
-    def _post(self, settled: SettledInterval) -> Attribution:
+    def _settle(self, settled: SettledInterval) -> Attribution:
         interval, usage, covered = settled
-        book = self._books[interval.domain_id]
+        state = self._domains[interval.domain_id]
         if usage is not None and covered * 10 >= interval.duration * 9:
-            book.idle_model.observe(interval.energy, interval.duration, usage)
+            state.idle_model.observe(interval.energy, interval.duration, usage)
         attribution = attribute(
             interval,
             usage,
             covered=covered,
-            idle_due=book.take_idle(interval),
-            policy=self._rules.idle,
+            idle_due=state.idle_energy(interval),
+            policy=self._settings.idle,
         )
-        spent = interval.energy - attribution.idle - attribution.unattributed
-        book.energy += interval.energy
-        book.consumers += spent
-        book.idle += attribution.idle
-        book.unattributed += attribution.unattributed
-        if book.settled is None or book.settled.mono < interval.end.mono:
-            book.settled = interval.end
-        while book.unsettled and book.unsettled[0].at.mono <= interval.end.mono:
-            book.settled_reading = book.unsettled.popleft()
-        charges = self._charges.setdefault(book.domain.hw_type, {})
+        state.energy += interval.energy
+        state.consumers += interval.energy - attribution.idle - attribution.unattributed
+        state.idle += attribution.idle
+        state.unattributed += attribution.unattributed
+        if state.settled is None or state.settled.mono < interval.end.mono:
+            state.settled = interval.end
+        while state.unsettled and state.unsettled[0].at.mono <= interval.end.mono:
+            state.settled_reading = state.unsettled.popleft()
+        charges = self._charges.setdefault(state.domain.hw_type, {})
         for payer, energy in attribution.shares:
             charges[payer] = charges.get(payer, 0) + energy
         return attribution
 
-    def _fold(self, now: int) -> None:
-        """Carry what was charged since the last fold to rows and groups."""
+    def _post_charges(self, now: int) -> None:
+        """Post the charges since the last call to rows and groups."""
         for kind, charges in self._charges.items():
             for payer, energy in charges.items():
-                self._listing.credit(payer, kind, energy)
+                self._rows.credit(payer, kind, energy)
                 self._groups.charge(self._infos.get(payer), kind, energy, now)
         self._charges = {}
 
-    # ------------------------------------------------------------------------------- showing
+    # ------------------------------------------------------------------------------- reports
 
-    def snapshot(
-        self,
-        now: Instant,
-        host: str,
-        *,
-        gpus: tuple[GpuStatus, ...] = (),
-        health: tuple[SourceHealth, ...] = (),
-        stats: AgentStats | None = None,
-        spans: SpanAccounts | None = None,
-        tuning: TuningAccounts | None = None,
-    ) -> Snapshot:
-        """The books as they stand, for everybody to read."""
-        self._fold(now.mono)
-        if now.mono - self._ranked >= RANK_EVERY or not self._listing.rows:
+    def snapshot(self, now: Instant, host: str) -> Snapshot:
+        """All accounts at ``now``; the caller adds the state of other parts of the agent."""
+        self._post_charges(now.mono)
+        if now.mono - self._ranked >= RANK_EVERY or not self._rows.rows:
             self._ranked = now.mono
-            self._listing.rank(now.mono)
-            self._bury(now.mono)
-        self._rate()
+            self._rows.rank(now.mono)
+            self._forget_exited(now.mono)
+        self._update_powers()
         self._sequence += 1
         self._since = self._since or now
         return Snapshot(
             at=now,
             sequence=self._sequence,
             host=host,
-            domains=tuple(self._account(book) for book in self._books.values()),
-            processes=tuple(self._row(payer, row) for payer, row in self._listing.rows.items()),
-            other=self._listing.other,
-            retired=self._listing.retired,
+            domains=tuple(self._account(state) for state in self._domains.values()),
+            processes=tuple(self._row(payer, row) for payer, row in self._rows.rows.items()),
+            other=frozen_energies(self._rows.other),
+            retired=frozen_energies(self._rows.retired),
             groups=self._groups.rows(),
             provenance=self._provenance(),
-            gpus=gpus,
-            health=health,
-            stats=stats if stats is not None else AgentStats(now),
-            spans=spans if spans is not None else SpanAccounts(),
-            tuning=tuning if tuning is not None else TuningAccounts(),
+            stats=AgentStats(now),
             since=self._since,
+        )
+
+    def checkpoint(self, snapshot: Snapshot) -> Checkpoint:
+        """The state from which the next run continues.
+
+        ``snapshot`` must be newer than the last applied tick. Pending energy and the readings
+        behind it are left out: the next run measures that energy again.
+        """
+        readings = (state.settled_reading for state in self._domains.values())
+        return Checkpoint(
+            at=snapshot.at,
+            boot_id=self._boot_id,
+            accounts=snapshot.domains,
+            readings=tuple(reading for reading in readings if reading is not None),
+            groups=snapshot.groups,
+            processes=snapshot.processes,
+            other=snapshot.other,
+            retired=snapshot.retired,
+            spans=snapshot.spans.rows,
+            outside=snapshot.spans.outside,
+            footprint=snapshot.footprint,
+            since=snapshot.since,
         )
 
     @property
     def late_usages(self) -> int:
-        """How often usage came after its interval had been settled."""
+        """Number of usages that arrived after the settlement of their interval."""
         return self._settlement.late
 
     @property
     def unnamed_groups(self) -> int:
-        """How often a group was charged as `other` for want of room."""
+        """Number of charges to an account `other` of groups, for want of room."""
         return self._groups.unnamed
 
-    def _account(self, book: _DomainState) -> DomainAccount:
+    def _account(self, state: _DomainState) -> DomainAccount:
         return DomainAccount(
-            domain=book.domain,
-            energy=Microjoules(book.energy),
-            consumers=Microjoules(book.consumers),
-            idle=Microjoules(book.idle),
-            unattributed=Microjoules(book.unattributed),
-            pending=Microjoules(self._settlement.pending(book.domain.id)),
-            gaps=dict(book.gaps),
-            power=book.rate.power if book.present else None,
-            idle_power=book.idle_model.power if book.domain.resource is not None else None,
-            settled=book.settled,
-            present=book.present,
+            domain=state.domain,
+            energy=Microjoules(state.energy),
+            consumers=Microjoules(state.consumers),
+            idle=Microjoules(state.idle),
+            unattributed=Microjoules(state.unattributed),
+            pending=Microjoules(self._settlement.pending(state.domain.id)),
+            gaps=dict(state.gaps),
+            power=state.power.power if state.present else None,
+            idle_power=state.idle_model.power if state.domain.resource is not None else None,
+            settled=state.settled,
+            present=state.present,
         )
 
     def _row(self, payer: Payer, row: ListedPayer) -> ProcessRow:
@@ -319,89 +316,54 @@ class Ledger:
             self._infos.get(payer) or PayerInfo(payer, "unknown"),
             frozen_energies(row.energy),
             self._row_powers.of(payer),
-            alive=row.died is None,
+            alive=row.exited is None,
         )
 
     def _provenance(self) -> dict[HwType, Provenance]:
-        """What may be said of a sum over one hardware type: the worst of its parts."""
+        """The provenance of a sum over one hardware type: the worst of its parts."""
         worst: dict[HwType, Provenance] = {}
-        for book in self._books.values():
-            kind, one = book.domain.hw_type, book.domain.provenance
-            if book.domain.in_cover:
-                worst[kind] = one.worse(worst[kind]) if kind in worst else one
+        for state in self._domains.values():
+            kind, one = state.domain.hw_type, state.domain.provenance
+            if state.domain.in_cover:
+                worst[kind] = one.worse(worst.get(kind, one))
         return worst
 
-    def _rate(self) -> None:
-        """Bring the powers of rows and groups up to date, one hardware type at a time."""
+    def _update_powers(self) -> None:
+        """Update the powers of rows and groups, each hardware type up to its watermark."""
         for kind in HwType:
             settled = [
-                book.settled.mono
-                for book in self._books.values()
-                if book.domain.hw_type is kind
-                and book.domain.resource is not None
-                and book.present
-                and book.settled is not None
+                state.settled.mono
+                for state in self._domains.values()
+                if state.domain.hw_type is kind
+                and state.domain.resource is not None
+                and state.present
+                and state.settled is not None
             ]
             if not settled:
                 continue
-            at = min(settled)
-            rows = self._listing.rows.items()
+            at, rows = min(settled), self._rows.rows.items()
             self._row_powers.update(kind, at, {p: row.energy.get(kind, 0) for p, row in rows})
-            self._groups.settle(kind, at)
+            self._groups.update_powers(kind, at)
 
-    def _bury(self, now: int) -> None:
-        """Forget who the dead were, once nothing can be charged to them and no row names them.
-
-        A host that runs a thousand short commands a second has as many dead as it has seconds
-        to remember them.
-        """
-        while self._dead and now - self._dead[0][0] > EXIT_GRACE:
-            _, payer = self._dead.popleft()
-            if payer in self._listing.rows:
-                self._dead.append((now, payer))
+    def _forget_exited(self, now: int) -> None:
+        """Forget exited payers once nothing can be charged to them and no row shows them."""
+        while self._exited and now - self._exited[0][0] > EXIT_GRACE:
+            _, payer = self._exited.popleft()
+            if payer in self._rows.rows:
+                self._exited.append((now, payer))
             else:
                 self._infos.pop(payer, None)
 
-    # -------------------------------------------------------------------- opening and closing
-
-    def close(self, now: Instant, shot: Snapshot | None = None) -> Checkpoint:
-        """The books as the next run can open them; the ledger itself goes on.
-
-        ``shot`` saves some work: a snapshot taken since the ledger was last told anything.
-
-        What is pending is left out, and so are the readings behind it: the next run measures
-        that energy again.
-        """
-        shot = shot or self.snapshot(now, "")
-        return Checkpoint(
-            at=now,
-            boot_id=self._boot_id,
-            accounts=shot.domains,
-            readings=tuple(
-                book.settled_reading
-                for book in self._books.values()
-                if book.settled_reading is not None
-            ),
-            groups=shot.groups,
-            processes=shot.processes,
-            other=shot.other,
-            retired=shot.retired,
-            spans=shot.spans.rows,
-            outside=shot.spans.outside,
-            footprint=shot.footprint,
-            since=shot.since,
-        )
-
-    def _open(self, opening: Checkpoint, now: int) -> None:
-        # The books of older releases do not tell: they are at least as old as their closing.
-        self._since = opening.since or opening.at
-        same_boot = bool(self._boot_id) and opening.boot_id == self._boot_id
-        readings = {r.domain_id: r for r in opening.readings} if same_boot else {}
-        for account in opening.accounts:
+    def _resume(self, checkpoint: Checkpoint, now: int) -> None:
+        # Checkpoints of older releases have no `since`: their accounts are at least as old as they.
+        self._since = checkpoint.since or checkpoint.at
+        same_boot = bool(self._boot_id) and checkpoint.boot_id == self._boot_id
+        readings = {r.domain_id: r for r in checkpoint.readings} if same_boot else {}
+        for account in checkpoint.accounts:
             domain, last = account.domain, readings.get(account.domain.id)
-            self._books[domain.id] = _DomainState(
+            self._domains[domain.id] = _DomainState(
                 domain,
-                CounterMeter(domain, self._rules.absence, last),
+                CounterMeter(domain, self._settings.absence, last),
                 idle_model(domain.hw_type, account.idle_power),
                 account.energy,
                 account.consumers,
@@ -412,11 +374,11 @@ class Ledger:
                 present=False,
                 resumed=last is not None,
             )
-        self._listing = TopPayers(self._rules.top, opening.other, opening.retired)
-        for row in opening.processes:
-            if same_boot and row.alive and len(self._listing.rows) < self._rules.top:
+        self._rows = TopPayers(self._settings.top, checkpoint.other, checkpoint.retired)
+        for row in checkpoint.processes:
+            if same_boot and row.alive and len(self._rows.rows) < self._settings.top:
                 self._infos[row.info.payer] = row.info
-                self._listing.restore(row.info.payer, row.energy, now)
+                self._rows.restore(row.info.payer, row.energy, now)
             else:
-                self._listing.retire(row.energy)
-        self._groups = GroupAccounts(self._rules.groups, opening.groups, now)
+                self._rows.retire(row.energy)
+        self._groups = GroupAccounts(self._settings.groups, checkpoint.groups, now)

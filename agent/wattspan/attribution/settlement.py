@@ -1,13 +1,11 @@
-"""From an interval and what was done in it to exact shares.
+"""Settlement of intervals: exact shares of the energy once the usage is known.
 
-Nothing is rounded away: every division is by largest remainder in integer microjoules, and the
-account *unattributed* holds what nobody can be shown to have spent.
+Energy is divided by largest remainder in integer microjoules, so nothing is lost by rounding;
+active energy without a known user is *unattributed*.
 
-Intervals wait until it is known what was done in them.
-
-Energy comes at once; GPU utilisation comes up to a second later. An interval is *due* when the
-usage of its domain's resource reaches past its end, or when it has waited long enough. Usage
-that comes after that is counted as late and charged to nobody.
+Energy is known at once, GPU utilisation up to a second later. An interval is *due* when the usage
+of its domain's resource reaches past its end, or when its wait has timed out. Usage that arrives
+after that is counted as late and charged to nobody.
 """
 
 from __future__ import annotations
@@ -57,37 +55,36 @@ def attribute(
     idle_due: int = 0,
     policy: IdlePolicy = IdlePolicy.SEPARATE,
 ) -> Attribution:
-    """Divide one interval's energy among who spent it, idle, and nobody.
+    """Divide the energy of one interval among consumers, idle and unattributed.
 
-    Idle takes ``idle_due`` microjoules, at most all there are; with no baseline learned there is
-    no idle and all energy counts as active. Active energy goes to payers by what they spent and
-    to *unattributed* by what was spent unclaimed; where ``usage`` covers only ``covered``
-    nanoseconds of the interval, the rest of the active energy is unattributed as well. Idle is
-    then an account of its own, or divided as ``policy`` says when there is anybody to pay it.
+    Idle energy is ``idle_due`` microjoules, at most the whole; without a baseline there is none and
+    all energy is active. Active energy is divided by ``spent``; the part of unclaimed use is
+    *unattributed*, as is the active energy of the time beyond the ``covered`` nanoseconds of
+    ``usage``. Idle energy is an account of its own, or is divided by ``policy`` among the present
+    payers.
     """
     duration = interval.duration
     idle = min(int(interval.energy), idle_due)
     active = interval.energy - idle
-
     if usage is None:
         return Attribution(interval, (), Microjoules(idle), Microjoules(active))
 
     known = active if covered is None else active * min(covered, duration) // duration
     payers: list[Payer] = [payer for payer, spent in usage.spent.items() if spent > 0]
     weights = [usage.spent[payer] for payer in payers]
-    unattributed = active - known
+    parts, unclaimed = list[int](), known
     if payers or usage.unclaimed > 0:
-        *parts, nobody = split(known, [*weights, max(0, usage.unclaimed)])
-        unattributed += nobody
-    else:
-        parts = []
-        unattributed += known
+        *parts, unclaimed = split(known, [*weights, max(0, usage.unclaimed)])
+    unattributed = active - known + unclaimed
 
     if idle and policy is not IdlePolicy.SEPARATE:
-        idlers, idle_parts = _idle_shares(idle, usage, payers, weights, policy)
+        idlers = payers
+        if policy is IdlePolicy.EQUAL:
+            idlers = [*payers, *sorted(usage.present.difference(payers), key=repr)]
+            weights = [1] * len(idlers)
         if idlers:
             merged = dict(zip(payers, parts, strict=True))
-            for payer, share in zip(idlers, idle_parts, strict=True):
+            for payer, share in zip(idlers, split(idle, weights), strict=True):
                 merged[payer] = merged.get(payer, 0) + share
             payers, parts, idle = list(merged), list(merged.values()), 0
 
@@ -95,18 +92,8 @@ def attribute(
     return Attribution(interval, shares, Microjoules(idle), Microjoules(unattributed))
 
 
-def _idle_shares(
-    idle: int, usage: Usage, payers: list[Payer], weights: list[int], policy: IdlePolicy
-) -> tuple[list[Payer], list[int]]:
-    """Who pays how much of ``idle``; nobody when nobody is there."""
-    if policy is IdlePolicy.EQUAL:
-        everyone = list(dict.fromkeys([*payers, *sorted(usage.present - set(payers), key=repr)]))
-        return everyone, split(idle, [1] * len(everyone)) if everyone else []
-    return payers, split(idle, weights) if payers else []
-
-
 class SettledInterval(NamedTuple):
-    """An interval, the usage made in it, and for how many of its nanoseconds that is known."""
+    """An interval, the usage in it, and the nanoseconds of it that the usage covers."""
 
     interval: Interval
     usage: Usage | None
@@ -114,12 +101,12 @@ class SettledInterval(NamedTuple):
 
 
 class Settlement:
-    """The intervals of all domains and the usage of all resources, until they meet."""
+    """The queues of intervals of all domains and of usages of all resources."""
 
     def __init__(self, patience: int, keep: int) -> None:
         """Both in nanoseconds: an interval waits ``patience`` for usage after its end.
 
-        Usage is kept ``keep`` after *its* end, for intervals that took long to measure.
+        Usage is kept for ``keep`` after its end, for intervals that took long to measure.
         """
         self._patience = patience
         self._keep = keep
@@ -130,16 +117,16 @@ class Settlement:
         self.late = 0
 
     def pending(self, domain_id: str) -> int:
-        """The microjoules of ``domain_id`` that wait."""
+        """The microjoules of ``domain_id`` that are not settled."""
         return sum(interval.energy for interval in self._waiting.get(domain_id, ()))
 
-    def await_usage(self, interval: Interval, resource: str) -> None:
-        """Put an interval in the queue; those of one domain come in order of time."""
+    def add(self, interval: Interval, resource: str) -> None:
+        """Append an interval; those of one domain come in order of time."""
         self._waiting.setdefault(interval.domain_id, deque()).append(interval)
         self._resource[interval.domain_id] = resource
 
-    def use(self, usage: Usage) -> None:
-        """Take what was done with a resource; usages of one resource come in order of time."""
+    def add_usage(self, usage: Usage) -> None:
+        """Append a usage; those of one resource come in order of time."""
         if usage.end.mono <= usage.start.mono:
             return
         if usage.end.mono <= self._settled.get(usage.resource, -1):
@@ -148,33 +135,27 @@ class Settlement:
         self._usages.setdefault(usage.resource, deque()).append(usage)
 
     def due(self, now: Instant) -> list[SettledInterval]:
-        """Take out every interval that can be settled now, in order of time for each domain."""
+        """Remove and return all intervals that are due, in order of time for each domain."""
         ready: list[SettledInterval] = []
         for domain_id, queue in self._waiting.items():
             resource = self._resource[domain_id]
             usages = self._usages.get(resource, ())
             known_to = usages[-1].end.mono if usages else -1
             while queue:
-                interval = queue[0]
-                end = interval.end.mono
-                if known_to < end and now.mono - end < self._patience:
-                    break
-                queue.popleft()
-                settled = _usage_inside(interval, usages)
+                end = queue[0].end.mono
                 if known_to < end:
+                    if now.mono - end < self._patience:
+                        break
                     self._settled[resource] = max(end, self._settled.get(resource, -1))
-                ready.append(settled)
-        self._forget(now.mono - self._keep)
+                ready.append(_with_usage(queue.popleft(), usages))
+        for kept in self._usages.values():
+            while kept and kept[0].end.mono < now.mono - self._keep:
+                kept.popleft()
         return ready
 
-    def _forget(self, before: int) -> None:
-        for usages in self._usages.values():
-            while usages and usages[0].end.mono < before:
-                usages.popleft()
 
-
-def _usage_inside(interval: Interval, usages: deque[Usage] | tuple[()]) -> SettledInterval:
-    """The usage inside an interval: each record counts by the part of it that lies inside."""
+def _with_usage(interval: Interval, usages: deque[Usage] | tuple[()]) -> SettledInterval:
+    """The interval with its usage: each record counts by its overlap with the interval."""
     start, end = interval.start.mono, interval.end.mono
     inside: list[tuple[Usage, int]] = []
     for usage in reversed(usages):

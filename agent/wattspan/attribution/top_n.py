@@ -1,13 +1,16 @@
-"""Which processes are shown by name.
+"""Accounts of processes and groups in bounded number.
 
-A host has thousands of processes and a time series has a price, so at most ``top`` of them are
-listed and the rest are ``other``. Three rules keep every exported counter honest. A process is
-charged to its row from the moment it is listed and to ``other`` before, so nothing counts twice.
-A row that ends is not poured into ``other``, which would look like a burst of power, but retired.
-And a row, once given, is kept for a while, so that series do not flicker, unless somebody spends
-far more.
+A host has thousands of processes and each time series has a cost, so at most ``top`` processes
+have a row and all others share the account ``other``. Three rules keep exported counters
+monotonic and steady:
 
-Energy by group: containers, pods, jobs, units, users; the dead stay counted in theirs.
+- A process is charged to its row from its listing on and to ``other`` before.
+- The energy of a row that ends goes to the account ``retired``; in ``other`` it would look like a
+  burst of power.
+- A new row is safe from displacement for a while, except by a process that spends far more.
+
+:class:`GroupAccounts` holds the energy of containers, pods, jobs, units and users; energy of
+exited processes stays in their groups.
 """
 
 from __future__ import annotations
@@ -18,29 +21,33 @@ from dataclasses import dataclass, field
 from wattspan.attribution.energy import AveragePowers
 from wattspan.model import SECOND, Group, GroupKind, GroupRow, HwType, Microjoules, Payer, PayerInfo
 
-EXITED_ROW_LIFETIME = 60 * SECOND  # a dead process's row stays long enough to be scraped once more
-EXIT_GRACE = 10 * SECOND  # the dead may be charged as long: GPU time is known late
-MIN_LISTED_TIME = 60 * SECOND  # a living one's row is safe from displacement for as long
-_DISPLACEMENT_FACTOR = 2  # a newcomer must have spent this many times as much as the row it takes
-_IMMEDIATE_DISPLACEMENT_FACTOR = (
-    16  # so many times as much, and its share of all, for a row that is still safe
-)
+EXITED_ROW_LIFETIME = 60 * SECOND
+"""A row stays for this time after the exit of its process, so that it is scraped once more."""
+
+EXIT_GRACE = 10 * SECOND
+"""Exited payers can be charged for this time: devices report usage late."""
+
+MIN_LISTED_TIME = 60 * SECOND
+"""A row of a running process is safe from displacement for this time."""
+
+_DISPLACEMENT_FACTOR = 2  # least ratio of the newcomer's energy to that of the displaced row
+_IMMEDIATE_DISPLACEMENT_FACTOR = 16  # the same for a row that is still safe
 
 
 @dataclass(slots=True)
 class ListedPayer:
-    """One listed payer's energy since it was listed."""
+    """The energy of one listed payer since its listing."""
 
     since: int
     energy: dict[HwType, int] = field(default_factory=dict)
-    died: int | None = None
+    exited: int | None = None
 
 
 class TopPayers:
-    """Rows for at most ``top`` payers, and the accounts of everybody else.
+    """Rows of at most ``top`` payers, and the accounts of all others.
 
-    At all times, for each hardware type, all that was ever credited equals the rows plus
-    ``other`` plus ``retired``.
+    At all times, for each hardware type, the sum of all credits equals the rows plus ``other``
+    plus ``retired``.
     """
 
     def __init__(
@@ -52,135 +59,128 @@ class TopPayers:
         self._top = top
         self._rows: dict[Payer, ListedPayer] = {}
         self._score: dict[Payer, float] = {}
-        self._dead: dict[Payer, int] = {}
-        self._other = dict(other or {})
-        self._retired = dict(retired or {})
+        self._exited: dict[Payer, int] = {}
+        self.other = dict(other or {})
+        self.retired = dict(retired or {})
 
     @property
     def rows(self) -> Mapping[Payer, ListedPayer]:
         return self._rows
 
-    @property
-    def other(self) -> dict[HwType, Microjoules]:
-        return {kind: Microjoules(energy) for kind, energy in self._other.items()}
-
-    @property
-    def retired(self) -> dict[HwType, Microjoules]:
-        return {kind: Microjoules(energy) for kind, energy in self._retired.items()}
-
     def restore(self, payer: Payer, energy: Mapping[HwType, int], now: int) -> None:
-        """Give back a row that an earlier life of the agent had listed."""
+        """Restore the row of a checkpoint."""
         self._rows[payer] = ListedPayer(now, dict(energy))
 
     def retire(self, energy: Mapping[HwType, int]) -> None:
-        """Count what was spent under a row that no longer is."""
+        """Book the energy of a row that has ended."""
         for kind, amount in energy.items():
-            self._retired[kind] = self._retired.get(kind, 0) + amount
+            self.retired[kind] = self.retired.get(kind, 0) + amount
 
     def credit(self, payer: Payer, kind: HwType, energy: int) -> None:
-        """Charge ``energy`` to the payer's row, or to ``other`` if it has none."""
+        """Charge ``energy`` to the payer's row, or to ``other`` without a row."""
         row = self._rows.get(payer)
-        account = self._other if row is None else row.energy
+        account = self.other if row is None else row.energy
         account[kind] = account.get(kind, 0) + energy
-        if payer not in self._dead:  # GPU time of the dead comes late, and makes no candidate
+        if payer not in self._exited:  # late GPU time of an exited payer makes no candidate
             self._score[payer] = self._score.get(payer, 0.0) + energy
 
-    def leave(self, payer: Payer, now: int) -> None:
-        """The payer is dead: its row, if any, lingers; it is no candidate any more."""
+    def exit(self, payer: Payer, now: int) -> None:
+        """Record the exit of a payer; its row stays for ``EXITED_ROW_LIFETIME``."""
         self._score.pop(payer, None)
-        self._dead[payer] = now
+        self._exited[payer] = now
         row = self._rows.get(payer)
-        if row is not None and row.died is None:
-            row.died = now
+        if row is not None and row.exited is None:
+            row.exited = now
 
     def rank(self, now: int) -> None:
-        """Retire rows of the long dead; list the payers that spend most, as far as there is room.
+        """Retire expired rows and list the payers with the most energy, as far as room permits.
 
-        Call every few seconds: what was spent before fades by half at each call.
+        To be called every few seconds: scores decay by half with each call.
         """
-        for payer in [p for p, row in self._rows.items() if _is_expired(row, now)]:
+        expired = [
+            payer
+            for payer, row in self._rows.items()
+            if row.exited is not None and now - row.exited >= EXITED_ROW_LIFETIME
+        ]
+        for payer in expired:
             self.retire(self._rows.pop(payer).energy)
-        self._dead = {p: died for p, died in self._dead.items() if now - died < EXIT_GRACE}
-        waiting = sorted(
+        self._exited = {
+            p: exited for p, exited in self._exited.items() if now - exited < EXIT_GRACE
+        }
+        candidates = sorted(
             (payer for payer, score in self._score.items() if score and payer not in self._rows),
             key=lambda payer: self._score[payer],
             reverse=True,
         )
-        for payer in waiting[: self._top]:
-            if len(self._rows) >= self._top and not self._make_room(payer, now):
+        for payer in candidates[: self._top]:
+            if len(self._rows) >= self._top and not self._displace(payer, now):
                 break
             self._rows[payer] = ListedPayer(now)
-        # What has faded below a microjoule has spent nothing of late: forget it, stay bounded.
+        # A score below a microjoule has decayed to nothing: removal keeps memory bounded.
         self._score = {p: score / 2 for p, score in self._score.items() if score >= 1}
 
-    def _make_room(self, newcomer: Payer, now: int) -> bool:
-        """Displace the least row that had its time, if the newcomer is clearly above it.
+    def _displace(self, newcomer: Payer, now: int) -> bool:
+        """Retire the row of least energy if it may be displaced and ``newcomer`` is far above it.
 
-        One that had not is displaced by who is far above it and has spent more than an equal
-        share: whoever draws most is seen at once, and so few are that many that no flood of
-        small ones can make rows come and go.
+        A safe row is displaced only by a payer that has spent more than an equal share: the
+        largest consumer is listed at once, and a flood of small ones cannot make rows flicker.
         """
         score = self._score[newcomer]
         settled, safe = [], []
         for payer, row in self._rows.items():
             if now - row.since >= MIN_LISTED_TIME:
                 settled.append(payer)
-            elif row.died is None:
+            elif row.exited is None:
                 safe.append(payer)
         dominant = score * self._top >= sum(self._score.values())
-        for rows, times in (
+        for rows, factor in (
             (settled, _DISPLACEMENT_FACTOR),
             (safe if dominant else [], _IMMEDIATE_DISPLACEMENT_FACTOR),
         ):
             if not rows:
                 continue
             least = min(rows, key=lambda payer: self._score.get(payer, 0.0))
-            if score >= times * self._score.get(least, 0.0):
+            if score >= factor * self._score.get(least, 0.0):
                 self.retire(self._rows.pop(least).energy)
                 return True
         return False
 
 
-def _is_expired(row: ListedPayer, now: int) -> bool:
-    return row.died is not None and now - row.died >= EXITED_ROW_LIFETIME
-
-
 UNKNOWN_USER = Group(GroupKind.USER, "unknown")
-"""The group of a payer that died before anybody could look who it was."""
-
+"""The group of payers without a known user: processes that ended before discovery."""
 
 STALE_AFTER = 600 * SECOND
-"""A group that nobody was charged in for as long may make room for another."""
+"""An account without charges for this time may be removed for another."""
 
 OTHER = "other"
-"""The name of what groups without an account share, one for each kind."""
+"""The name of the account, one for each kind, of all groups without an account."""
 
 
 @dataclass(slots=True)
 class _GroupAccount:
     energy: dict[HwType, int] = field(default_factory=dict)
-    charged: int = 0  # when last, on the monotonic clock
+    charged: int = 0  # monotonic time of the last charge
 
 
 class GroupAccounts:
-    """At most ``limit`` accounts, and one more for each kind, which all further groups share.
+    """At most ``limit`` accounts, and one of each kind that all further groups share.
 
-    When there is no room, a stale account is let go, and begins at zero should it ever return;
-    it is not poured into another, which would look like a burst of power. With none stale, a new
-    group is charged to its kind's ``other``: nothing is lost from any sum.
+    For want of room, stale accounts are removed; they begin at zero if their group returns. They
+    are not added to another account, where they would look like a burst of power. Without a stale
+    account, a new group is charged to ``other`` of its kind: no energy is lost from any sum.
     """
 
     def __init__(self, limit: int, rows: Iterable[GroupRow] = (), now: int = 0) -> None:
-        """``rows`` are accounts from an earlier life."""
+        """``rows`` are from a checkpoint."""
         self._limit = limit
         self._accounts = {row.group: _GroupAccount(dict(row.energy), now) for row in rows}
         self._powers: AveragePowers[Group] = AveragePowers()
-        self.unnamed = 0  # charges that went to an `other` for want of room
+        self.unnamed = 0  # charges to `other` for want of room
 
     def charge(self, info: PayerInfo | None, kind: HwType, energy: int, now: int) -> None:
-        """Charge every group of a payer; its user is nobody as long as none is known.
+        """Charge all groups of a payer; without a known user also ``UNKNOWN_USER``.
 
-        So all consumers are among the users, whoever dies before anybody could look who it was.
+        The energy of all users is therefore the energy of all consumers.
         """
         groups = info.groups if info is not None else ()
         if all(group.kind is not GroupKind.USER for group in groups):
@@ -190,33 +190,30 @@ class GroupAccounts:
             account.energy[kind] = account.energy.get(kind, 0) + energy
             account.charged = now
 
-    def settle(self, kind: HwType, settled: int) -> None:
-        """All of ``kind`` is charged up to ``settled``: bring the powers up to date."""
+    def update_powers(self, kind: HwType, settled: int) -> None:
+        """Update the powers of ``kind``, whose charges are complete up to ``settled``."""
         self._powers.update(
             kind, settled, {g: one.energy.get(kind, 0) for g, one in self._accounts.items()}
         )
 
     def rows(self) -> tuple[GroupRow, ...]:
-        """Every account as it stands."""
+        """All accounts."""
         return tuple(
             GroupRow(group, frozen_energies(account.energy), self._powers.of(group))
             for group, account in self._accounts.items()
         )
 
     def _open(self, group: Group, now: int) -> _GroupAccount:
-        if len(self._accounts) >= self._limit and group.name != OTHER and not self._let_go(now):
-            self.unnamed += 1
-            return self._accounts.setdefault(Group(group.kind, OTHER), _GroupAccount())
+        if len(self._accounts) >= self._limit and group.name != OTHER:
+            stale = [g for g, one in self._accounts.items() if now - one.charged >= STALE_AFTER]
+            for each in stale:
+                del self._accounts[each]
+            if not stale:
+                self.unnamed += 1
+                group = Group(group.kind, OTHER)
         return self._accounts.setdefault(group, _GroupAccount())
-
-    def _let_go(self, now: int) -> bool:
-        """Let go of all stale accounts, if any."""
-        stale = [g for g, one in self._accounts.items() if now - one.charged >= STALE_AFTER]
-        for group in stale:
-            del self._accounts[group]
-        return bool(stale)
 
 
 def frozen_energies(energy: Mapping[HwType, int]) -> dict[HwType, Microjoules]:
-    """A copy that may be shown to others."""
+    """A copy for a snapshot."""
     return {kind: Microjoules(amount) for kind, amount in energy.items()}

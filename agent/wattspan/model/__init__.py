@@ -1,132 +1,64 @@
-"""The words of wattspan, as values.
+"""The values of wattspan, which all parts of the agent share.
 
 Energy is a whole number of microjoules, power a whole number of milliwatts, time a whole number
-of nanoseconds. Everything here is immutable, knows no clock and does no I/O. ``None`` always
+of nanoseconds. All values are immutable; this package uses no clock and does no I/O. ``None``
 means *unknown*; zero is a measurement.
 """
 
-from wattspan.model.consumers import (
-    Attribution,
-    Consumer,
-    Group,
-    GroupKind,
-    IdlePolicy,
-    NamePolicy,
-    Payer,
-    PayerInfo,
-    Remainder,
-    Share,
-    Usage,
-)
-from wattspan.model.health import (
-    Failure,
-    GpuStatus,
-    PowerLimits,
-    SourceHealth,
-    Trouble,
-)
-from wattspan.model.measurements import (
-    MILLISECOND,
-    SECOND,
-    Domain,
-    Gap,
-    GapReason,
-    HwType,
-    Instant,
-    Interval,
-    Microjoules,
-    Milliwatts,
-    ModelEnum,
-    Nanoseconds,
-    Provenance,
-    Reading,
-    energy_at,
-    mean_power,
-)
-from wattspan.model.snapshot import (
-    AgentStats,
-    Checkpoint,
-    DomainAccount,
-    Exemplar,
-    Footprint,
-    GroupRow,
-    ProcessRow,
-    RatedEnergy,
-    RateOrigin,
-    Snapshot,
-    SpanAccounts,
-    SpanRow,
-)
-from wattspan.model.tuning import (
-    CapKey,
-    CapRow,
-    Decision,
-    DecisionReason,
-    Knob,
-    KnobState,
-    Move,
-    RecordedDecision,
-    SettingResult,
-    TuningAccounts,
-    TuningRow,
-    TuningState,
-)
-
-__all__ = [
-    "MILLISECOND",
-    "SECOND",
-    "AgentStats",
-    "Attribution",
-    "CapKey",
-    "CapRow",
-    "Checkpoint",
-    "Consumer",
-    "Decision",
-    "DecisionReason",
-    "Domain",
-    "DomainAccount",
-    "Exemplar",
-    "Failure",
-    "Footprint",
-    "Gap",
-    "GapReason",
-    "GpuStatus",
-    "Group",
-    "GroupKind",
-    "GroupRow",
-    "HwType",
-    "IdlePolicy",
-    "Instant",
-    "Interval",
-    "Knob",
-    "KnobState",
-    "Microjoules",
-    "Milliwatts",
-    "ModelEnum",
-    "Move",
-    "NamePolicy",
-    "Nanoseconds",
-    "Payer",
-    "PayerInfo",
-    "PowerLimits",
-    "ProcessRow",
-    "Provenance",
-    "RateOrigin",
-    "RatedEnergy",
-    "Reading",
-    "RecordedDecision",
-    "Remainder",
-    "SettingResult",
-    "Share",
-    "Snapshot",
-    "SourceHealth",
-    "SpanAccounts",
-    "SpanRow",
-    "Trouble",
-    "TuningAccounts",
-    "TuningRow",
-    "TuningState",
-    "Usage",
-    "energy_at",
-    "mean_power",
-]
+from wattspan.model.consumers import Attribution as Attribution
+from wattspan.model.consumers import Consumer as Consumer
+from wattspan.model.consumers import Group as Group
+from wattspan.model.consumers import GroupKind as GroupKind
+from wattspan.model.consumers import IdlePolicy as IdlePolicy
+from wattspan.model.consumers import NamePolicy as NamePolicy
+from wattspan.model.consumers import Payer as Payer
+from wattspan.model.consumers import PayerInfo as PayerInfo
+from wattspan.model.consumers import Remainder as Remainder
+from wattspan.model.consumers import Share as Share
+from wattspan.model.consumers import Tick as Tick
+from wattspan.model.consumers import Usage as Usage
+from wattspan.model.health import Failure as Failure
+from wattspan.model.health import GpuStatus as GpuStatus
+from wattspan.model.health import PowerLimits as PowerLimits
+from wattspan.model.health import SourceHealth as SourceHealth
+from wattspan.model.health import Trouble as Trouble
+from wattspan.model.measurements import MILLISECOND as MILLISECOND
+from wattspan.model.measurements import SECOND as SECOND
+from wattspan.model.measurements import Domain as Domain
+from wattspan.model.measurements import Gap as Gap
+from wattspan.model.measurements import GapReason as GapReason
+from wattspan.model.measurements import HwType as HwType
+from wattspan.model.measurements import Instant as Instant
+from wattspan.model.measurements import Interval as Interval
+from wattspan.model.measurements import Microjoules as Microjoules
+from wattspan.model.measurements import Milliwatts as Milliwatts
+from wattspan.model.measurements import ModelEnum as ModelEnum
+from wattspan.model.measurements import Nanoseconds as Nanoseconds
+from wattspan.model.measurements import Provenance as Provenance
+from wattspan.model.measurements import Reading as Reading
+from wattspan.model.measurements import energy_at as energy_at
+from wattspan.model.measurements import mean_power as mean_power
+from wattspan.model.snapshot import AgentStats as AgentStats
+from wattspan.model.snapshot import Checkpoint as Checkpoint
+from wattspan.model.snapshot import DomainAccount as DomainAccount
+from wattspan.model.snapshot import Exemplar as Exemplar
+from wattspan.model.snapshot import Footprint as Footprint
+from wattspan.model.snapshot import GroupRow as GroupRow
+from wattspan.model.snapshot import ProcessRow as ProcessRow
+from wattspan.model.snapshot import RatedEnergy as RatedEnergy
+from wattspan.model.snapshot import RateOrigin as RateOrigin
+from wattspan.model.snapshot import Snapshot as Snapshot
+from wattspan.model.snapshot import SpanAccounts as SpanAccounts
+from wattspan.model.snapshot import SpanRow as SpanRow
+from wattspan.model.tuning import CapKey as CapKey
+from wattspan.model.tuning import CapRow as CapRow
+from wattspan.model.tuning import Decision as Decision
+from wattspan.model.tuning import DecisionReason as DecisionReason
+from wattspan.model.tuning import Knob as Knob
+from wattspan.model.tuning import KnobState as KnobState
+from wattspan.model.tuning import Move as Move
+from wattspan.model.tuning import RecordedDecision as RecordedDecision
+from wattspan.model.tuning import SettingResult as SettingResult
+from wattspan.model.tuning import TuningAccounts as TuningAccounts
+from wattspan.model.tuning import TuningRow as TuningRow
+from wattspan.model.tuning import TuningState as TuningState

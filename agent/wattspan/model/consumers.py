@@ -1,19 +1,29 @@
-"""Who spends: processes and their groups, what they did, and what they are charged."""
+"""Processes and their groups, their use of resources, and the energy that they are charged.
+
+A :class:`Tick` is the input of the core: all facts that one cycle of the agent has sampled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple
 
-from wattspan.model.measurements import Instant, Interval, Microjoules, ModelEnum
+from wattspan.model.measurements import (
+    Domain,
+    Instant,
+    Interval,
+    Microjoules,
+    ModelEnum,
+    Reading,
+)
 
 
 class Consumer(NamedTuple):
     """A process: its pid, and its start time in clock ticks since boot (field 22 of stat).
 
-    The pair is never used twice in one boot; a pid alone is.
+    The kernel reuses a pid within one boot, but never the pair.
     """
 
     pid: int
@@ -21,7 +31,7 @@ class Consumer(NamedTuple):
 
 
 class Remainder(NamedTuple):
-    """Work that a cgroup's own clock saw, by processes too short-lived to be seen themselves."""
+    """CPU time of a cgroup from processes that ended before they were discovered."""
 
     cgroup: str
 
@@ -30,7 +40,7 @@ Payer = Consumer | Remainder
 
 
 class GroupKind(ModelEnum):
-    """What a group is; the order is from the most to the least specific."""
+    """Kinds of groups, from the most to the least specific."""
 
     CONTAINER = "container"
     POD = "pod"
@@ -47,7 +57,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PayerInfo:
-    """Who a payer is. ``groups`` holds at most one group of each kind, most specific first."""
+    """Metadata of a payer. ``groups`` holds at most one group of each kind, most specific first."""
 
     payer: Payer
     command: str
@@ -57,21 +67,18 @@ class PayerInfo:
 
     @property
     def group(self) -> str:
-        """The name of the most specific group, the one shown beside a process."""
+        """The name of the most specific group; "" without groups."""
         return self.groups[0].name if self.groups else ""
-
-
-# -------------------------------------------------------------------------------------- usage
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What each payer did with one resource in one stretch of time.
+    """The use of one resource by each payer in one period.
 
     ``spent`` and ``unclaimed`` are nanoseconds of the resource: CPU time, or GPU time weighted
-    by utilisation. ``unclaimed`` was spent by nobody that can be named; it keeps its share of
-    the energy, as *unattributed*. ``capacity`` is what could have been spent (CPUs times
-    duration). ``present`` hold the resource without necessarily using it (GPU contexts).
+    by utilisation. ``unclaimed`` is use by unknown processes; its share of the energy is
+    *unattributed*. ``capacity`` is the largest possible use (CPUs times duration). ``present``
+    lists the payers that hold the resource, used or not (GPU contexts).
     """
 
     resource: str
@@ -87,20 +94,37 @@ class Usage:
         return sum(self.spent.values()) + self.unclaimed
 
 
-class NamePolicy(ModelEnum):
-    """What a process is called wherever it is shown."""
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """All facts that one cycle of the agent has sampled.
 
-    COMMAND = "command"  # what the kernel calls it
-    SCRIPT = "script"  # the same, but for interpreters, which are told with their script
-    NONE = "none"  # nothing: it is told apart by its pid alone
+    ``domains`` holds the complete list of domains of each source whose list has changed, by
+    source. ``births`` describe payers not later than their first usage; the last usage of
+    ``exits`` is in this tick or in an earlier one, except usage that devices report late.
+    """
+
+    at: Instant
+    domains: Mapping[str, Sequence[Domain]] = field(default_factory=dict)
+    readings: Sequence[Reading] = ()
+    births: Sequence[PayerInfo] = ()
+    usages: Sequence[Usage] = ()
+    exits: Sequence[Payer] = ()
+
+
+class NamePolicy(ModelEnum):
+    """The displayed name of a process."""
+
+    COMMAND = "command"  # the kernel's name of the process
+    SCRIPT = "script"  # the same; for interpreters with the name of their script
+    NONE = "none"  # no name: processes differ by pid only
 
 
 class IdlePolicy(ModelEnum):
-    """Who pays for the energy a device draws while it does nothing."""
+    """The account of idle energy."""
 
-    SEPARATE = "separate"  # nobody: it is an account of its own
-    PROPORTIONAL = "proportional"  # whoever uses the device, by use
-    EQUAL = "equal"  # whoever uses or holds the device, in equal parts
+    SEPARATE = "separate"  # an account of its own
+    PROPORTIONAL = "proportional"  # the users of the device, in proportion to their use
+    EQUAL = "equal"  # all users and holders of the device, in equal parts
 
 
 class Share(NamedTuple):

@@ -1,9 +1,4 @@
-"""Parts that live and die together, in order.
-
-Carries closed books from the poller to the store, at the store's own pace.
-
-The running agent: its threads, and the order in which they live and die.
-"""
+"""The running agent: its threads and parts, started in order and stopped in reverse."""
 
 from __future__ import annotations
 
@@ -15,16 +10,47 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from wattspan.model import Checkpoint, Failure, Snapshot, SourceHealth, Trouble
-from wattspan.ports import Exporter, ExporterError, MonitoredExporter, WattspanError
+from wattspan.ports import (
+    Exporter,
+    ExporterError,
+    MonitoredExporter,
+    SnapshotView,
+    WattspanError,
+)
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import Poller
+
+STOP_TIMEOUT = 1.5
+"""Seconds to wait for a thread. A thread that hangs in a driver is left behind as a daemon."""
+
+WRITE_TIMEOUT = 10.0
+"""Seconds for the last checkpoint. A disk that hangs is left behind as well."""
+
+
+class Service(Protocol):
+    """A part with threads of its own."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Its addresses, once started."""
+        ...
+
+    def start(self) -> None:
+        """Start; raises a WattspanError if it cannot."""
+        ...
+
+    def stop(self) -> None: ...
 
 
 @dataclass(slots=True)
 class ServiceGroup:
-    """Implements agent.Service over parts that are started in order and stopped in reverse.
+    """Implements Service over parts that are started in order and stopped in reverse.
 
-    What cannot start takes down what was started before it; stopping goes on whatever fails.
+    If a part cannot start, the parts before it are stopped; an error of one does not keep the
+    others from stopping.
     """
 
     name: str
@@ -33,15 +59,26 @@ class ServiceGroup:
     _undo: ExitStack = field(default_factory=ExitStack)
 
     def add(self, start: Callable[[], object], stop: Callable[[], object]) -> None:
-        """Another part, started after those that were added before."""
+        """Append a part."""
         self.parts.append((start, stop))
+
+    def add_thread(self, name: str, run: Callable[[threading.Event], object]) -> None:
+        """Append a thread of ``run``, which returns once its event is set."""
+        stop = threading.Event()
+        thread = threading.Thread(target=run, args=(stop,), name=name, daemon=True)
+
+        def end() -> None:
+            stop.set()
+            thread.join()
+
+        self.add(thread.start, end)
 
     @property
     def addresses(self) -> tuple[str, ...]:
         return tuple(self.reached)
 
     def start(self) -> None:
-        """Begin; the first error is passed on."""
+        """Start all parts; the first error is passed on."""
         with ExitStack() as undo:
             for start, stop in self.parts:
                 start()
@@ -49,14 +86,66 @@ class ServiceGroup:
             self._undo = undo.pop_all()
 
     def stop(self) -> None:
-        """End every part. Again: nothing."""
+        """Stop all parts. Idempotent."""
         self._undo.close()
 
 
-class CheckpointWriter(Protocol):
-    """Where closed books are kept. Writing never raises; trouble shows in ``health``."""
+class ExporterGroup:
+    """The exporters of an agent. An exporter's bug does not affect the poller."""
 
-    def write(self, opening: Checkpoint) -> bool: ...
+    def __init__(self, exporters: Sequence[Exporter] = ()) -> None:
+        self._exporters = exporters
+        self._started: list[Exporter] = []
+
+    @property
+    def started(self) -> Sequence[Exporter]:
+        return self._started
+
+    def start(self, view: SnapshotView) -> None:
+        """Start all exporters; ExporterError for the first one that cannot start."""
+        for exporter in self._exporters:
+            try:
+                exporter.start(view)
+            except WattspanError:
+                raise
+            except Exception as error:
+                raise ExporterError(
+                    f"Cannot start the exporter {exporter.name!r}: {type(error).__name__}: "
+                    f"{error}. Report it to its authors, or turn it off in the configuration."
+                ) from error
+            self._started.append(exporter)
+
+    def drops(self) -> dict[str, int]:
+        """Dropped exports by exporter, of those that report them."""
+        drops: dict[str, int] = {}
+        for exporter in self._started:
+            with suppress(Exception):
+                drops[exporter.name] = exporter.drops
+        return drops
+
+    def health(self) -> tuple[SourceHealth, ...]:
+        """The health of the exporters that report it."""
+        health: list[SourceHealth] = []
+        for exporter in self._started:
+            try:
+                if isinstance(exporter, MonitoredExporter):
+                    health.append(exporter.health)
+            except Exception as error:  # noqa: BLE001 - a plugin's bug must not end the poller
+                failure = Failure(
+                    exporter.name,
+                    f"the health of the exporter {exporter.name!r}",
+                    Trouble.MALFORMED,
+                    f"{type(error).__name__}: {error}",
+                    "Report it to its authors, or turn it off in the configuration.",
+                )
+                health.append(SourceHealth(exporter.name, False, 0, 1, (failure,)))
+        return tuple(health)
+
+
+class CheckpointWriter(Protocol):
+    """The store of checkpoints. Writing never raises; failures are in ``health``."""
+
+    def write(self, checkpoint: Checkpoint, /) -> bool: ...
 
     @property
     def health(self) -> SourceHealth: ...
@@ -65,139 +154,95 @@ class CheckpointWriter(Protocol):
 
 
 class CheckpointRecorder:
-    """Writes the newest books, each at most once. Older ones need not be written at all."""
+    """Writes the newest checkpoint, each at most once; older ones may be skipped."""
 
-    def __init__(self, books: CheckpointWriter, newest: Callable[[], Checkpoint | None]) -> None:
-        self._books = books
+    def __init__(self, store: CheckpointWriter, newest: Callable[[], Checkpoint | None]) -> None:
+        self._store = store
         self._newest = newest
         self._written: Checkpoint | None = None
 
     def turn(self) -> None:
-        """Write the newest books if they are not yet written."""
-        opening = self._newest()
-        if opening is None or opening is self._written:
+        """Write the newest checkpoint unless it is already written."""
+        checkpoint = self._newest()
+        if checkpoint is None or checkpoint is self._written:
             return
-        if self._books.write(opening):
-            self._written = opening
+        if self._store.write(checkpoint):
+            self._written = checkpoint
 
     def run(self, stop: threading.Event, interval: int) -> None:
-        """Turn at once, and every ``interval`` nanoseconds until ``stop``.
+        """Write at once, then every ``interval`` nanoseconds until ``stop``.
 
-        What an earlier run could not write any more is so in the history before anybody asks.
+        The first write puts energy that an earlier run could not store into the history before
+        the first query.
         """
         self.turn()
         while not stop.wait(interval / 1e9):
             self.turn()
 
 
-STOP_TIMEOUT = 1.5
-"""Seconds a thread is waited for. One that hangs in a driver is left behind: it is a daemon."""
-
-WRITE_TIMEOUT = 10.0
-"""Seconds that the last books have to be written in. A disk that hangs is left behind as well."""
-
-
-class Service(Protocol):
-    """Something that runs beside the poller, in threads of its own."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Where it can be reached once started."""
-        ...
-
-    def start(self) -> None:
-        """Begin. Raises a WattspanError with one clear sentence if it cannot."""
-        ...
-
-    def stop(self) -> None: ...
-
-
 class Agent:
-    """One poller thread, one recorder thread, and whatever the exporters run.
+    """One poller thread, one recorder thread, and the threads of exporters and services.
 
-    Nothing starts before ``start``; after ``stop`` nothing of the agent is left but threads that
-    a driver holds. What was measured up to the stop is in the store.
+    ``start`` starts all threads; after ``stop`` only threads that hang in a driver are left. All
+    energy measured before the stop is in the store.
     """
 
     def __init__(
         self,
         poller: Poller,
-        exporters: Sequence[Exporter],
+        exporters: ExporterGroup,
         services: Sequence[Service] = (),
         *,
-        books: CheckpointWriter | None = None,
+        store: CheckpointWriter | None = None,
         record_every: int = 5 * 10**9,
         log: Callable[[str], None],
     ) -> None:
         self._poller = poller
         self._exporters = exporters
         self._services = services
-        self._books = books
-        self._recorder = None if books is None else CheckpointRecorder(books, poller.checkpoint)
+        self._store = store
+        self._recorder = None if store is None else CheckpointRecorder(store, poller.checkpoint)
         self._record_every = record_every
         self._log = log
         self._stop = threading.Event()
         self._ended = False
-        # Not an Event: its lock is no place for a signal handler to find the main thread in.
+        # A queue, not an Event: a signal handler may interrupt the main thread inside its lock.
         self._bell: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._started: list[Exporter] = []
         self._serving: list[Service] = []
         self.failure: BaseException | None = None
         self.left_behind = False
-        """Whether a thread did not end when it was told to: something hangs, for ever perhaps."""
-        poller.exporter_drops = self._drops
-        poller.exporter_health = self._health
+        """Whether a thread did not end in time and may hang forever."""
 
     @property
     def view(self) -> Callable[[], Snapshot]:
         return self._poller.view
 
     @property
-    def past(self) -> EnergyHistory:
-        """What was spent in stretches of the recent past; implements ports.Past."""
-        return self._poller.past
+    def history(self) -> EnergyHistory:
+        """The energy of recent periods; implements ports.EnergyQueries."""
+        return self._poller.history
 
     @property
     def closing(self) -> Checkpoint | None:
-        """After ``stop``: the books as they stood, for an agent that goes on from there."""
+        """The final checkpoint after ``stop``, from which another agent continues."""
         return self._poller.checkpoint()
-
-    def watch(self, alive: Callable[[], None]) -> None:
-        """Call ``alive`` from the poller's loop, often: where it hangs, the calls end."""
-        self._poller.alive = alive
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where the started exporters and services can be reached."""
-        exporters = tuple(one.address for one in self._started if one.address is not None)
-        return exporters + tuple(each for one in self._serving for each in one.addresses)
-
-    def _drops(self) -> dict[str, int]:
-        """What each exporter has dropped; one that cannot tell is left out, and costs no poll."""
-        told: dict[str, int] = {}
-        for exporter in self._started:
-            with suppress(Exception):
-                told[exporter.name] = exporter.drops
-        return told
-
-    def _health(self) -> tuple[SourceHealth, ...]:
-        """How those exporters are doing that can tell; one that fails to costs no poll."""
-        told = map(_health_of, self._started)
-        return tuple(health for health in told if health is not None)
+        """Addresses of the started exporters and services."""
+        exporters = (one.address for one in self._exporters.started)
+        services = (each for one in self._serving for each in one.addresses)
+        return (*(address for address in exporters if address is not None), *services)
 
     def start(self) -> None:
-        """Begin. An exporter that cannot start is passed on, after those started are stopped."""
+        """Start all parts; if one fails, those started before are stopped."""
         try:
             self._poller.turn()
             self._poller.publish()
-            # What takes long to start, such as a capper, must not make one interval of that time.
+            # First of all: a part that starts slowly, such as a capper, must not delay a tick.
             self._run("poller", lambda: self._poller.run(self._stop))
-            for exporter in self._exporters:
-                self._open(exporter)
+            self._exporters.start(self._poller.view)
             for service in self._services:
                 service.start()
                 self._serving.append(service)
@@ -208,22 +253,10 @@ class Agent:
         if recorder is not None:
             self._run("recorder", lambda: recorder.run(self._stop, self._record_every))
 
-    def _open(self, exporter: Exporter) -> None:
-        try:
-            exporter.start(self._poller.view)
-        except WattspanError:
-            raise
-        except Exception as error:
-            raise ExporterError(
-                f"Cannot start the exporter {exporter.name!r}: {type(error).__name__}: {error}. "
-                "Report it to its authors, or turn it off in the configuration."
-            ) from error
-        self._started.append(exporter)
-
     def wait(self, timeout: float | None = None) -> bool:
-        """Until ``request_stop``, or a thread's failure; True if so, False after ``timeout``.
+        """Wait for ``request_stop`` or a failure: True; False after ``timeout`` or ``wake``.
 
-        ``wake`` ends it sooner. For one thread at a time.
+        For one thread at a time.
         """
         if not self._ended:
             with suppress(queue.Empty):
@@ -231,24 +264,24 @@ class Agent:
         return self._ended
 
     def request_stop(self) -> None:
-        """Make ``wait`` return, for good. Safe in a signal handler."""
+        """Make ``wait`` return True from now on. Safe in a signal handler."""
         self._bell.put(True)
 
     def fail(self, part: str, error: BaseException) -> None:
-        """End because a part of it did, by an error that nobody expected."""
+        """End because of an unexpected error in a part."""
         self.failure = error
         self._log(f"{part} failed: {type(error).__name__}: {error}.")
         self.request_stop()
 
     def wake(self) -> None:
-        """Make ``wait`` return once: there is something to look at. Safe in a signal handler."""
+        """Make ``wait`` return once. Safe in a signal handler."""
         self._bell.put(False)
 
     def stop(self) -> None:
-        """End everything, and keep what was measured, whatever of it fails. Again: nothing."""
+        """Stop all parts and store the last checkpoint, whichever part fails. Idempotent."""
         if self._stop.is_set():
             return
-        # What runs beside the poller ends while energy still settles for it.
+        # Services end while energy still settles for them.
         for service in reversed(self._serving):
             self._attempt(f"service {service.name!r}", service.stop)
         self._stop.set()
@@ -259,21 +292,21 @@ class Agent:
         if "wattspan-poller" in alive:
             self._log("The poller does not return and is left behind; a driver call hangs.")
         else:
-            self.failure = self._attempt("last books", self._poller.finish) or self.failure
+            self.failure = self._attempt("last checkpoint", self._poller.finish) or self.failure
         recorder = self._recorder
         written = recorder is None or self._in_time("recorder", recorder.turn)
         if not written:
-            self._log("The disk of the store does not answer; the last books are left behind.")
+            self._log("The disk of the store does not respond; the last checkpoint is not stored.")
             self.left_behind = True
-        for exporter in self._started:
+        for exporter in self._exporters.started:
             self._attempt(f"exporter {exporter.name!r}", exporter.stop)
         if not alive:
             self._attempt("sources", self._poller.close)
-        if self._books is not None and written:
-            self.left_behind |= not self._in_time("store", self._books.close)
+        if self._store is not None and written:
+            self.left_behind |= not self._in_time("store", self._store.close)
 
     def _in_time(self, what: str, act: Callable[[], object]) -> bool:
-        """Attempt what a disk may hang in; whether it came to an end."""
+        """Attempt an action that may hang on a disk; whether it has returned."""
 
         def attempt() -> None:
             self.failure = self._attempt(what, act) or self.failure
@@ -286,8 +319,8 @@ class Agent:
     def _attempt(self, what: str, act: Callable[[], object]) -> Exception | None:
         try:
             act()
-        except Exception as error:  # noqa: BLE001 - the rest must be ended all the same
-            self._log(f"Ending the {what} failed: {type(error).__name__}: {error}.")
+        except Exception as error:  # noqa: BLE001 - all other parts must be stopped as well
+            self._log(f"Stopping the {what} failed: {type(error).__name__}: {error}.")
             return error
         return None
 
@@ -295,23 +328,9 @@ class Agent:
         def guarded() -> None:
             try:
                 work()
-            except BaseException as error:  # noqa: BLE001 - a dead thread must end the agent, loudly
+            except BaseException as error:  # noqa: BLE001 - a dead thread must end the agent
                 self.fail(f"The {name}", error)
 
         thread = threading.Thread(target=guarded, name=f"wattspan-{name}", daemon=True)
         self._threads.append(thread)
         thread.start()
-
-
-def _health_of(exporter: Exporter) -> SourceHealth | None:
-    try:
-        return exporter.health if isinstance(exporter, MonitoredExporter) else None
-    except Exception as error:  # noqa: BLE001 - an exporter's fault must not end the poller
-        failure = Failure(
-            exporter.name,
-            f"how the exporter {exporter.name!r} is doing",
-            Trouble.MALFORMED,
-            f"{type(error).__name__}: {error}",
-            "Report it to its authors, or turn it off in the configuration.",
-        )
-        return SourceHealth(exporter.name, False, 0, 1, (failure,))

@@ -1,4 +1,4 @@
-"""The composition root: from a configuration to an agent, every part handed what it needs."""
+"""The composition root: builds an agent from a configuration."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from wattspan.ports import (
     StoreError,
 )
 from wattspan.processes.host import open_processes
-from wattspan.service.agent import Agent, ServiceGroup
+from wattspan.service.agent import Agent, ExporterGroup, ServiceGroup
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.footprint import FootprintTracker
-from wattspan.service.poller import AgentUsage, Poller
+from wattspan.service.poller import AgentUsage, LatestSnapshot, Poller, SnapshotProviders
 from wattspan.service.span_assembly import ConnectionOwnerLookup, SpanAssembly
 from wattspan.service.tuning_assembly import TuningAssembly
 from wattspan.storage.checkpoint_store import CheckpointStore, DeferredCheckpointStore
@@ -59,12 +59,14 @@ def build_agent(
     emulated: EmulatedHost | None = None,
     closing: Checkpoint | None = None,
     health: Callable[[], tuple[SourceHealth, ...]] = lambda: (),
+    alive: Callable[[], None] = lambda: None,
 ) -> Agent:
-    """An agent that is ready to start. SourceError if there is no counter at all to read.
+    """An agent that is ready to start. SourceError if no counter can be read.
 
-    ``log`` is told what goes wrong, ``tell`` what is done without. ``closing`` are the books of
-    an agent of this process that has ended: its totals go on, with a store or without. ``health``
-    is shown beside that of the agent's own parts.
+    ``log`` receives failures, ``tell`` the capabilities that are missing. ``closing`` is the
+    checkpoint of a stopped agent of this process, from which totals continue with or without a
+    store. ``health`` is shown with that of the agent's own parts. ``alive`` is called from the
+    poller's loop, for a watchdog.
     """
     clock = SystemClock()
     sysfs = emulated.sysfs if emulated is not None else None
@@ -90,87 +92,95 @@ def build_agent(
         opened = _open_counters(config, plugins, context, log)
         for source in opened.sources.values():
             undo.callback(source.close)
-        kept = _open_store(config, clock, log, closing, emulated=emulated is not None)
-        if kept is not None:
-            undo.callback(kept.close)
-        opening = latest_checkpoint(closing, kept.opening if kept is not None else None)
-        if opening is not None:
-            named = processes.directory.rename(opening.processes)
-            opening = replace(opening, processes=named)
+        store = _open_store(config, clock, log, closing, emulated=emulated is not None)
+        if store is not None:
+            undo.callback(store.close)
+        checkpoint = latest_checkpoint(closing, store.opening if store is not None else None)
+        if checkpoint is not None:
+            named = processes.directory.rename(checkpoint.processes)
+            checkpoint = replace(checkpoint, processes=named)
         ledger = Ledger(
             LedgerSettings(
                 idle=config.processes.idle,
                 top=config.processes.top,
                 groups=config.processes.groups,
             ),
-            opening=opening,
+            checkpoint=checkpoint,
             boot_id=_boot_id() if emulated is None else f"{emulated.directory} {_boot_id()}",
             now=clock.monotonic(),
         )
+        latest = LatestSnapshot(ledger.snapshot(clock.now(), _host_name(emulated)))
         refusals = RejectionCounter()
         uid_of = ConnectionOwnerLookup(clock)
-        exporters = open_exporters(
+        opened_exporters = open_exporters(
             plugins, config, ExporterContext(clock, __version__, log, refusals.of, uid_of)
         )
-        broken = _plugin_health(opened.failures + exporters.failures)
-        past = EnergyHistory(AttributionHistory(config.agent.history, config.agent.history_bytes))
-        workshop = TuningAssembly(
-            config, clock, past, processes.directory, log, emulated, host=_host_name(emulated)
+        exporters = ExporterGroup(tuple(opened_exporters.exporters.values()))
+        broken = _plugin_health(opened.failures + opened_exporters.failures)
+        history = EnergyHistory(
+            AttributionHistory(config.agent.history, config.agent.history_bytes)
         )
-        desk = SpanAssembly(
+        tuning = TuningAssembly(
+            config, clock, history, processes.directory, latest.view, log, emulated
+        )
+        spans = SpanAssembly(
             config,
             clock,
-            past,
+            history,
             processes.directory,
-            host=_host_name(emulated),
-            log=log,
-            view=lambda: poller.view(),
-            opening=opening,
-            workshop=workshop,
+            latest.view,
+            log,
+            checkpoint=checkpoint,
+            tuning=tuning,
             refusals=refusals,
             uid_of=uid_of,
         )
-        services, joiner = desk.services()
-        footprints = FootprintTracker(config, clock, opening)
+        footprint = FootprintTracker(config, clock, checkpoint)
         poller = Poller(
             clock,
             ledger,
-            past,
+            history,
             tuple(opened.sources.values()),
             processes.usage,
             processes.directory,
+            latest,
             interval=config.agent.interval,
-            host=_host_name(emulated),
-            measure=measure_self,
-            extra_health=lambda: (
-                *broken,
-                *((kept.health,) if kept is not None else ()),
-                *desk.health(),
-                *footprints.health(),
-                *health(),
+            providers=SnapshotProviders(
+                agent_usage=measure_self,
+                health=lambda: (
+                    *broken,
+                    *((store.health,) if store is not None else ()),
+                    *spans.health(),
+                    *footprint.health(),
+                    *health(),
+                    *exporters.health(),
+                ),
+                exporter_drops=exporters.drops,
+                refusals=refusals.counts,
+                spans=spans.accounts,
+                tuning=tuning.accounts,
+                footprint=footprint.report,
             ),
-            checkpoint_every=config.store.interval if kept is not None else None,
-            keep=kept.keep if kept is not None else lambda _: None,
+            observers=tuning.observers,
+            checkpoint_every=config.store.interval if store is not None else None,
+            save=store.keep if store is not None else lambda _: None,
+            alive=alive,
         )
-        if joiner is not None:
-            poller.span_accounts = joiner.accounts
-        poller.weigh = footprints.weigh
-        poller.refusals = refusals.counts
         owners = ServiceGroup("owners of connections")
         owners.add(lambda: None, uid_of.close)
         undo.pop_all()
         return Agent(
             poller,
-            tuple(exporters.exporters.values()),
-            (owners, footprints.services, services, workshop.services(poller)),
-            books=kept,
+            exporters,
+            (owners, footprint.services, spans.services, tuning.services),
+            store=store,
             record_every=config.store.interval,
             log=log,
         )
 
 
 def measure_self() -> AgentUsage:
-    """What this process has cost so far."""
+    """CPU time and memory of this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     try:
         rss = int(STATM.read_text().split()[1]) * resource.getpagesize()
@@ -193,24 +203,24 @@ def _open_counters(
 def _open_store(
     config: Config, clock: SystemClock, log: Log, closing: Checkpoint | None, *, emulated: bool
 ) -> CheckpointStore | DeferredCheckpointStore | None:
-    """The store, now or as soon as it can be had; None if it is off. StoreError if one insists."""
+    """The store, or one that opens later; None if it is off. StoreError with ``enabled = true``."""
     if config.store.enabled is False:
         return None
-    place = Path(config.agent.state_dir)
+    state_dir = Path(config.agent.state_dir)
 
-    def ask() -> CheckpointStore:
-        return CheckpointStore.open(place, config.store, clock, emulated=emulated, log=log)
+    def open_store() -> CheckpointStore:
+        return CheckpointStore.open(state_dir, config.store, clock, emulated=emulated, log=log)
 
     try:
-        return ask()
+        return open_store()
     except StoreError as error:
         if config.store.enabled is True:
             raise
         log(
-            f"Going on without a store until it can be had; until then totals are lost with the "
-            f"agent. {error}"
+            f"The agent continues without a store and retries; until the store opens, totals are "
+            f"lost with the agent. {error}"
         )
-        return DeferredCheckpointStore(ask, error, log, closing=closing)
+        return DeferredCheckpointStore(open_store, error, log, closing=closing)
 
 
 def _plugin_health(failures: tuple[Failure, ...]) -> tuple[SourceHealth, ...]:

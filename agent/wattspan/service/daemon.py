@@ -208,9 +208,9 @@ class AgentDaemon:
             emulated=emulated,
             closing=self._closings.get(config.emulation),
             health=lambda: self._health,
+            alive=Watchdog(self._notify, self._clock),
         )
         self._agent = agent
-        agent.watch(Watchdog(self._notify, self._clock))
         life = RunningAgent(loaded, agent, _failure_reporter(loaded, self._warn))
         with ExitStack() as undo:
             undo.callback(self._end, life)

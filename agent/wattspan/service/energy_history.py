@@ -1,7 +1,7 @@
-"""The recent past, for everybody who asks about a stretch of it.
+"""The energy history, which answers queries about recent periods.
 
-The poller adds what has settled; questions come from other threads. One lock, held for as long
-as an answer takes, keeps them apart.
+The poller adds each tick with its settled attributions; queries come from other threads. One lock
+protects the state and is held for the duration of an answer.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ from wattspan.model import (
     Attribution,
     Consumer,
     Domain,
-    Instant,
     Interval,
     Microjoules,
     Payer,
-    PayerInfo,
+    Tick,
 )
 from wattspan.spans.profiles import EnergyProfile
 from wattspan.spans.values import IntervalEnergy
 
 SETTLEMENT_TIMEOUT = 5 * SECOND
-"""A domain that has not settled for so long is not waited for: it is gone, or its driver hangs."""
+"""A domain without settlement for longer is not waited for: it is gone, or its driver hangs."""
 
 MAX_KNOWN_PARENTS = 20_000
-"""Processes whose parent is remembered, so that a family can be told after its members' end."""
+"""Processes with a remembered parent, so that a family is known after its members' exits."""
 
 BACKFILL = 60 * SECOND
-"""How far back a newly watched process is looked up: spans are sent seconds after their end."""
+"""The past that a new profile includes: spans are sent seconds after their end."""
 
 
 Samples = Callable[[], Iterable[tuple[int, int]]] | None
@@ -43,109 +42,101 @@ Samples = Callable[[], Iterable[tuple[int, int]]] | None
 
 @dataclass(slots=True)
 class _WatchedProcess:
+    """The profiles of a process and, if wanted, of its family."""
+
     own: EnergyProfile
-    members: set[Payer]  # itself and, if its family is wanted, its descendants
+    members: set[Payer]  # the process and, if its family is wanted, its descendants
     with_family: bool = False
     descended: EnergyProfile | None = None  # the family's, from the first descendant on
     holders: dict[str, Samples] = field(default_factory=dict)
 
-    @property
-    def family(self) -> EnergyProfile | None:
-        """What it and its descendants spent, if that is wanted: its own until it has some."""
-        return (self.descended or self.own) if self.with_family else None
-
-    def join(self, child: Consumer) -> None:
-        """A descendant is born."""
+    def add_descendant(self, child: Consumer) -> None:
         if self.descended is None:
             shared = {id(self.own.lanes): self.own.lanes}
             self.descended = deepcopy(self.own, shared)
         self.members.add(child)
 
     def sample(self) -> None:
-        """Take new samples of the process's clock, from the first who has any."""
-        for samples in self.holders.values():
-            if samples is not None:
-                for mono, cpu in samples():
-                    self.own.sample(mono, cpu)
-                return
+        """Add new samples of the process's CPU clock, from the first holder that has any."""
+        source = next(filter(None, self.holders.values()), None)
+        for mono, cpu in source() if source is not None else ():
+            self.own.sample(mono, cpu)
 
 
 @dataclass(slots=True)
 class _ProcessFamilies:
-    """Who descends from whom, as far as was told; the longest unheard of are forgotten."""
+    """Parents of processes; the least recently described are removed for want of room."""
 
     parents: OrderedDict[Consumer, int] = field(default_factory=OrderedDict)
 
-    def meet(self, info: PayerInfo) -> None:
-        if isinstance(info.payer, Consumer) and info.parent is not None:
-            self.parents[info.payer] = info.parent
-            self.parents.move_to_end(info.payer)
-            if len(self.parents) > MAX_KNOWN_PARENTS:
-                self.parents.popitem(last=False)
+    def add(self, consumer: Consumer, parent: int) -> None:
+        self.parents[consumer] = parent
+        self.parents.move_to_end(consumer)
+        if len(self.parents) > MAX_KNOWN_PARENTS:
+            self.parents.popitem(last=False)
 
     def family(self, root: Consumer) -> set[Payer]:
-        """``root`` and its descendants. A pid used again is not mistaken: no child is older."""
+        """``root`` and its descendants. A reused pid has no children older than itself."""
         children: dict[int, list[Consumer]] = {}
         for consumer, parent in self.parents.items():
             children.setdefault(parent, []).append(consumer)
         found: set[Payer] = {root}
-        rest = [root]
-        while rest:
-            one = rest.pop()
+        queue = [root]
+        while queue:
+            one = queue.pop()
             for child in children.get(one.pid, ()):
                 if child not in found and child.started >= one.started:
                     found.add(child)
-                    rest.append(child)
+                    queue.append(child)
         return found
 
 
 class EnergyHistory:
-    """Implements ports.Past over the timeline; the poller calls ``meet`` and ``add``."""
+    """Implements ports.EnergyQueries over the recent attributions."""
 
-    def __init__(self, timeline: AttributionHistory) -> None:
-        self.timeline = timeline
+    def __init__(self, attributions: AttributionHistory) -> None:
         self.lock = threading.RLock()
+        self._attributions = attributions
         self._domains: dict[str, Domain] = {}
         self._devices: dict[str, EnergyProfile] = {}
         self._watched: dict[Consumer, _WatchedProcess] = {}
-        self._kin = _ProcessFamilies()
+        self._families = _ProcessFamilies()
         self._now = 0
 
     # ------------------------------------------------------------------------- for the poller
 
-    def register(self, domains: Iterable[Domain]) -> None:
-        """Learn of domains, or of their changed properties."""
-        with self.lock:
-            self._domains |= {domain.id: domain for domain in domains if domain.in_cover}
+    @property
+    def dropped(self) -> int:
+        """Number of attributions removed for want of room."""
+        return self._attributions.dropped
 
-    def meet(self, infos: Iterable[PayerInfo]) -> None:
-        """Learn who payers are, before what they spend settles."""
+    def apply(self, tick: Tick, settled: Sequence[Attribution]) -> None:
+        """Add a tick and the attributions that it has settled."""
         with self.lock:
-            for info in infos:
-                self._kin.meet(info)
-                if self._watched and isinstance(info.payer, Consumer) and info.parent is not None:
-                    for watched in self._watched.values():
-                        if watched.with_family and any(
-                            isinstance(one, Consumer)
-                            and one.pid == info.parent
-                            and one.started <= info.payer.started
-                            for one in watched.members
-                        ):
-                            watched.join(info.payer)
-
-    def add(self, settled: Sequence[Attribution], now: Instant) -> None:
-        """Append what has settled, in order of time for each domain."""
-        with self.lock:
-            self._now = now.mono
+            self._now = tick.at.mono
+            for domains in tick.domains.values():
+                self._domains |= {domain.id: domain for domain in domains if domain.in_cover}
+            for info in tick.births:
+                if isinstance(info.payer, Consumer) and info.parent is not None:
+                    self._add_process(info.payer, info.parent)
             for watched in self._watched.values():
                 watched.sample()
             for attribution in settled:
-                self.timeline.add(attribution)
-                self._tell_device(attribution.interval)
-                if self._watched:
-                    self._tell_watched(attribution)
+                self._attributions.add(attribution)
+                self._add_energy(attribution)
 
-    def _tell_device(self, interval: Interval) -> None:
+    def _add_process(self, consumer: Consumer, parent: int) -> None:
+        self._families.add(consumer, parent)
+        for watched in self._watched.values():
+            if watched.with_family and any(
+                isinstance(one, Consumer) and one.pid == parent and one.started <= consumer.started
+                for one in watched.members
+            ):
+                watched.add_descendant(consumer)
+
+    def _add_energy(self, attribution: Attribution) -> None:
+        """Add an attribution to the profiles of its device and of watched processes."""
+        interval = attribution.interval
         domain = self._domains.get(interval.domain_id)
         if domain is None:
             return
@@ -154,45 +145,34 @@ class EnergyHistory:
             device = self._devices[domain.id] = EnergyProfile()
         noise = _counter_edge_error(domain, interval)
         device.add(domain.id, domain.hw_type, interval, interval.energy, noise)
-
-    def _tell_watched(self, attribution: Attribution) -> None:
-        interval = attribution.interval
-        domain = self._domains.get(interval.domain_id)
-        if domain is None:
+        if not self._watched:
             return
-        step = _counter_edge_error(domain, interval)
-        active = max(1, interval.energy - attribution.idle)
         shares = dict(attribution.shares)
         for consumer, watched in self._watched.items():
-            own = shares.get(consumer, 0)
-            noise = step * own // active + _payer_edge_error(domain, interval, own, active)
-            watched.own.add(domain.id, domain.hw_type, interval, own, noise)
+            _add_share(watched.own, domain, interval, attribution.idle, shares.get(consumer, 0))
             if watched.descended is not None:
-                all_of_it = sum(shares[one] for one in watched.members & shares.keys())
-                noise = step * all_of_it // active + _payer_edge_error(
-                    domain, interval, all_of_it, active
-                )
-                watched.descended.add(domain.id, domain.hw_type, interval, all_of_it, noise)
+                own = sum(shares[one] for one in watched.members & shares.keys())
+                _add_share(watched.descended, domain, interval, attribution.idle, own)
 
-    # ----------------------------------------------------------------------------- for others
+    # ---------------------------------------------------------------------------- for queries
 
     def settled(self, consumer: Consumer | None = None) -> int:
-        """Every domain that still answers is settled up to here, and told for ``consumer``."""
+        """The watermark of all domains that still settle, and of the profile of ``consumer``."""
         with self.lock:
             ends = [
                 mark.mono
                 for domain_id, domain in self._domains.items()
                 if domain.resource is not None
-                and (mark := self.timeline.watermark(domain_id)) is not None
+                and (mark := self._attributions.watermark(domain_id)) is not None
             ]
-            fresh = [end for end in ends if self._fresh(end)]
-            told = []  # what is watched is pooled, and told up to a second later
+            fresh = [end for end in ends if self._is_fresh(end)]
+            profiled = []  # profiles pool intervals and may be a second late
             if consumer is not None and (watched := self._watched.get(consumer)) is not None:
                 profiles = (watched.own, watched.descended)
-                told = [one.watermark for one in profiles if one is not None and one.watermark]
-            return min((fresh or ends or [0]) + told)
+                profiled = [one.watermark for one in profiles if one is not None and one.watermark]
+            return min((fresh or ends or [0]) + profiled)
 
-    def _fresh(self, settled: int) -> bool:
+    def _is_fresh(self, settled: int) -> bool:
         return self._now - settled < SETTLEMENT_TIMEOUT
 
     def domains(self) -> Mapping[str, Domain]:
@@ -201,28 +181,28 @@ class EnergyHistory:
             return {key: one for key, one in self._domains.items() if one.resource is not None}
 
     def family(self, consumer: Consumer) -> frozenset[Payer]:
-        """``consumer`` and whatever descends from it."""
+        """``consumer`` and its descendants."""
         with self.lock:
-            return frozenset(self._kin.family(consumer))
+            return frozenset(self._families.family(consumer))
 
     def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
-        """What one device spent, whoever caused it."""
+        """The energy of a device."""
         with self.lock:
             profile = self._devices.get(domain_id)
             return profile.between(start, end) if profile is not None else IntervalEnergy({}, {}, 0)
 
     def idle(self, domain_id: str, start: int, end: int) -> Microjoules | None:
-        """What of a device's energy was idle; None where that was not told from the rest."""
+        """The idle energy of a device; None where it was not separated from active energy."""
         with self.lock:
-            entries = self.timeline.entries(domain_id, start, end)
+            entries = self._attributions.entries(domain_id, start, end)
         if not entries or entries[0].interval.start.mono > start:
             return None
         total = 0
         for interval, idle, _, _ in entries:
-            inside = min(end, interval.end.mono) - max(start, interval.start.mono)
+            overlap = min(end, interval.end.mono) - max(start, interval.start.mono)
             if not idle and interval.energy:
                 return None
-            total += idle * inside // interval.duration
+            total += idle * overlap // interval.duration
         return Microjoules(total)
 
     def watch(
@@ -233,10 +213,10 @@ class EnergyHistory:
         samples: Samples = None,
         holder: str = "spans",
     ) -> EnergyProfile:
-        """Keep what ``consumer`` spends, and with ``family`` what its descendants do.
+        """Keep a profile of ``consumer``, and with ``family`` one of its family.
 
-        ``samples`` yields its CPU clock at finer times, new ones at each call. The profile may
-        be read with the lock held.
+        ``samples`` yields new samples of its CPU clock at each call. The profile may be read with
+        the lock held.
         """
         with self.lock:
             since = self._now - BACKFILL
@@ -245,14 +225,14 @@ class EnergyHistory:
                 own = _profile(self._find({consumer}, since, self._now))
                 watched = self._watched[consumer] = _WatchedProcess(own, {consumer})
             if family and not watched.with_family:
-                watched.with_family, watched.members = True, self._kin.family(consumer)
+                watched.with_family, watched.members = True, self._families.family(consumer)
                 if len(watched.members) > 1:
                     watched.descended = _profile(self._find(watched.members, since, self._now))
             watched.holders[holder] = samples or watched.holders.get(holder)
             return watched.own
 
     def forget(self, consumer: Consumer, *, holder: str = "spans") -> None:
-        """``holder`` does not ask about ``consumer`` any more; once nobody does, it is let go."""
+        """End a ``watch``; the profile is removed with its last holder. Idempotent."""
         with self.lock:
             watched = self._watched.get(consumer)
             if watched is not None:
@@ -268,28 +248,28 @@ class EnergyHistory:
     def process(
         self, consumer: Consumer, start: int, end: int, *, family: bool = False
     ) -> IntervalEnergy:
-        """What a process spent; with ``family``, and whatever descends from it."""
+        """The energy of a process, or of its family."""
         with self.lock:
             watched = self._watched.get(consumer)
-            if watched is not None:
-                profile = watched.family if family else watched.own
-                if profile is not None and profile.watermark and profile.horizon <= start:
+            if watched is not None and (watched.with_family or not family):
+                profile = (watched.descended if family else None) or watched.own
+                if profile.watermark and profile.horizon <= start:
                     return profile.between(start, end)
-            members: set[Payer] = self._kin.family(consumer) if family else {consumer}
+            members: set[Payer] = self._families.family(consumer) if family else {consumer}
             found = self._find(members, start - SECOND, end + SECOND)
-        # Without the lock: entries do not change, and there may be thousands.
+        # Without the lock: entries are immutable, and there may be thousands.
         profile = _profile(found)
         profile.finish()
         return profile.between(start, end)
 
     def _find(self, members: set[Payer], start: int, end: int) -> _MatchedEntries:
-        """What the timeline still knows of some payers together."""
-        found = _MatchedEntries(self.timeline.numbers(members))
+        """The recorded attributions of a period, for the sum of some payers."""
+        found = _MatchedEntries(self._attributions.numbers(members))
         for domain_id, domain in self._domains.items():
-            entries = self.timeline.entries(domain_id, start, end)
+            entries = self._attributions.entries(domain_id, start, end)
             found.entries += [(entry.interval.end.mono, domain, entry) for entry in entries]
-            mark = self.timeline.watermark(domain_id)
-            if domain.resource is not None and mark is not None and self._fresh(mark.mono):
+            mark = self._attributions.watermark(domain_id)
+            if domain.resource is not None and mark is not None and self._is_fresh(mark.mono):
                 since = entries[0].interval.start.mono if entries else mark.mono
                 found.expected.append((domain, since))
         return found
@@ -297,7 +277,7 @@ class EnergyHistory:
 
 @dataclass(slots=True)
 class _MatchedEntries:
-    """Entries of the timeline, and the numbers by which they know the payers that are meant."""
+    """Entries of the history, and the numbers of the wanted payers in them."""
 
     numbers: set[int]
     entries: list[tuple[int, Domain, HistoryEntry]] = field(default_factory=list)
@@ -308,40 +288,38 @@ def _profile(found: _MatchedEntries) -> EnergyProfile:
     profile = EnergyProfile()
     for domain, since in found.expected:
         profile.expect(domain.id, domain.hw_type, since)
-    # in order of time, for a profile does not wait for ever for one domain
+    # In order of time, because a profile does not wait long for one domain.
     for _, domain, entry in sorted(found.entries, key=itemgetter(0)):
-        own = _shares_of(entry, found.numbers)
-        step = _counter_edge_error(domain, entry.interval)
-        active = max(1, entry.interval.energy - entry.idle)
-        noise = step * own // active + _payer_edge_error(domain, entry.interval, own, active)
-        profile.add(domain.id, domain.hw_type, entry.interval, own, noise)
+        _add_share(profile, domain, entry.interval, entry.idle, _share_of(entry, found.numbers))
     return profile
 
 
-_FEW = 4  # payers that are quicker looked for one by one
+_FEW = 4  # for fewer payers, a search for each is faster
 
 
-def _shares_of(entry: HistoryEntry, numbers: set[int]) -> int:
-    """What some payers' shares come to; each payer has one at most."""
+def _share_of(entry: HistoryEntry, numbers: set[int]) -> int:
+    """The sum of some payers' shares; each payer has at most one."""
     payers, energies = entry.shares[::2], entry.shares[1::2]
     if len(numbers) > _FEW:
         return sum(energy for one, energy in zip(payers, energies, strict=True) if one in numbers)
     return sum(energies[payers.index(one)] for one in numbers.intersection(payers))
 
 
+def _add_share(
+    profile: EnergyProfile, domain: Domain, interval: Interval, idle: int, own: int
+) -> None:
+    """Add the energy ``own`` of a payer in an interval, with its error at the edges."""
+    active = max(1, interval.energy - idle)
+    noise = _counter_edge_error(domain, interval) * own // active
+    if own < active and domain.usage_step:
+        # Usage at a resolution of a sixth of a second distinguishes payers, but not their times:
+        # where two alternate, each has some energy of the other on both sides of an edge.
+        exchanged = own * (active - own) // active
+        noise += exchanged * 3 * domain.usage_step // max(1, interval.duration)
+    profile.add(domain.id, domain.hw_type, interval, own, noise)
+
+
 def _counter_edge_error(domain: Domain, interval: Interval) -> int:
-    """What the counter's last step may have put on the wrong side of an edge, in microjoules."""
+    """The energy that the counter's last step may put on the wrong side of an edge, in uJ."""
     stale = domain.resolution if domain.staleness is None else domain.staleness
     return interval.energy * stale // max(1, interval.duration)
-
-
-def _payer_edge_error(domain: Domain, interval: Interval, own: int, active: int) -> int:
-    """What of a payer's share may be somebody else's at an edge, in microjoules.
-
-    Usage that is known by the sixth of a second says who had the device in that time together,
-    not who had it when: where two take turns, each has some of the other's, on both sides.
-    """
-    if own >= active or not domain.usage_step:
-        return 0
-    others = active - own
-    return own * others // active * 3 * domain.usage_step // max(1, interval.duration)

@@ -1,4 +1,4 @@
-"""A part of the composition root: what a kilowatt-hour comes to, and what weighs energy by it."""
+"""The part of the composition root for cost and carbon: rates and their accumulators."""
 
 from __future__ import annotations
 
@@ -25,43 +25,41 @@ GRAM = "g"
 
 class _FootprintRate(NamedTuple):
     rate: EnergyRate
-    scale: RateAccumulator
+    total: RateAccumulator
 
-    def put(self, spent: int, snapshot: Snapshot) -> RatedEnergy:
-        return self.scale.put(spent, self._known(snapshot.at))
-
-    def _known(self, at: Instant) -> int | None:
+    def add(self, spent: int, at: Instant) -> RatedEnergy:
         try:
-            return self.rate.at(at)
-        except Exception:  # noqa: BLE001 - one missing column, not the end of the poller
-            return None
+            rate = self.rate.at(at)
+        except Exception:  # noqa: BLE001 - a failing rate is unknown and must not end the poller
+            rate = None
+        return self.total.add(spent, rate)
 
 
 class FootprintTracker:
-    """Weighs the cover of every snapshot; and the threads in which rates are looked up."""
+    """Cost and carbon of the cover's energy, and the threads that look up rates."""
 
-    def __init__(self, config: Config, clock: Clock, opening: Checkpoint | None) -> None:
+    def __init__(self, config: Config, clock: Clock, checkpoint: Checkpoint | None) -> None:
         self.services = ServiceGroup("footprint")
         self._clock = clock
         self._lookups: list[PolledRate] = []
-        self._cover = CoverEnergy(opening.accounts if opening is not None else ())
-        before = opening.footprint if opening is not None else Footprint()
+        self._cover = CoverEnergy(checkpoint.accounts if checkpoint is not None else ())
+        before = checkpoint.footprint if checkpoint is not None else Footprint()
         self._cost = self._open("cost", config.cost, config.cost.currency, before.cost)
         self._carbon = self._open("carbon", config.carbon, GRAM, before.carbon)
 
-    def weigh(self, snapshot: Snapshot) -> Footprint:
-        """What the cover has come to. For one thread, and every snapshot once."""
+    def report(self, snapshot: Snapshot) -> Footprint:
+        """The totals up to a snapshot. To be called once per snapshot, by one thread."""
         cost, carbon = self._cost, self._carbon
         if cost is None and carbon is None:
             return Footprint()
         spent = self._cover.spent(snapshot.domains)
         return Footprint(
-            cost=None if cost is None else cost.put(spent, snapshot),
-            carbon=None if carbon is None else carbon.put(spent, snapshot),
+            cost=None if cost is None else cost.add(spent, snapshot.at),
+            carbon=None if carbon is None else carbon.add(spent, snapshot.at),
         )
 
     def health(self) -> tuple[SourceHealth, ...]:
-        """How the rates that are looked up are doing."""
+        """The health of the rates that are looked up."""
         return tuple(lookup.health() for lookup in self._lookups)
 
     def _open(
@@ -81,7 +79,7 @@ class FootprintTracker:
 def open_rate(
     name: str, table: CostSettings | CarbonSettings, clock: Clock
 ) -> ConstantRate | TariffRate | ExternalRate | None:
-    """What the table says a kilowatt-hour comes to; None: nothing. Asks nobody yet."""
+    """The rate that a table configures, without a lookup yet; None if it configures none."""
     from wattspan.footprint.rates import (
         ConstantRate,
         ExternalRate,
@@ -99,7 +97,7 @@ def open_rate(
     path, timeout = Path(table.file), table.timeout / 1e9
     return ExternalRate(
         name,
-        f"what a kilowatt-hour comes to from {table.url or path}",
+        f"the rate per kilowatt-hour from {table.url or path}",
         (lambda: query_number(table.url, table.query, timeout))
         if table.url
         else (lambda: read_number(path, clock.now().wall)),
@@ -111,5 +109,5 @@ def open_rate(
 
 
 def configured_rate(table: CostSettings | CarbonSettings) -> float | None:
-    """The figure that stands in the configuration itself."""
+    """The constant rate of a table; None if it configures none."""
     return table.price if isinstance(table, CostSettings) else table.intensity

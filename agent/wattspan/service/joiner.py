@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -119,37 +120,37 @@ class SpanJoiner:
     def __init__(
         self,
         clock: Clock,
-        past: EnergyHistory,
+        history: EnergyHistory,
         resolver: ProcessResolver,
         *,
         buffer: int,
         open_spans: int,
         names: int,
-        history: int,
+        keep: int,
         weight: str = "cpu",
-        feed: SideChannel | None = None,
-        fine: CpuSampleSource | None = None,
-        onward: SpanForwarding | None = None,
+        side_channel: SideChannel | None = None,
+        sampler: CpuSampleSource | None = None,
+        forwarder: SpanForwarding | None = None,
         tap: SpanConsumer | None = None,
-        opening: Checkpoint | None = None,
+        checkpoint: Checkpoint | None = None,
         remembered: int = MAX_REMEMBERED_IDS,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._clock = clock
-        self._past = past
+        self._history = history
         self._resolver = resolver
         self._room = FairQuota(buffer)  # by user: one of them may not take all of it
         self._open_spans = open_spans
-        self._history = history
+        self._keep = keep
         self._remembered = remembered
         self._by_cpu = weight == "cpu"
-        self._feed = feed
-        self._fine = fine
-        self._onward = onward
+        self._side_channel = side_channel
+        self._sampler = sampler
+        self._forwarder = forwarder
         self._tap = tap
         self._totals = (
-            SpanAggregator(names, opening.spans, opening.outside, clock.monotonic())
-            if opening is not None
+            SpanAggregator(names, checkpoint.spans, checkpoint.outside, clock.monotonic())
+            if checkpoint is not None
             else SpanAggregator(names)
         )
         self._wall = WallClockConverter()
@@ -253,8 +254,8 @@ class SpanJoiner:
                 open=self._open,
                 senders=self._senders(),
             )
-        if self._onward is not None:
-            stats = self._onward.stats
+        if self._forwarder is not None:
+            stats = self._forwarder.stats
             others = replace(
                 others,
                 forwarded=stats.forwarded,
@@ -262,8 +263,8 @@ class SpanJoiner:
                 forward_queue=stats.queue_bytes,
                 forward_repeats=stats.perhaps_twice,
             )
-        if self._feed is not None:
-            counts = self._feed.counts
+        if self._side_channel is not None:
+            counts = self._side_channel.counts
             others = replace(
                 others,
                 announcers=counts.connected,
@@ -282,9 +283,9 @@ class SpanJoiner:
 
     def _listen(self, now: int) -> None:
         """Take what processes told of their own spans, at once and by themselves."""
-        if self._feed is None:
+        if self._side_channel is None:
             return
-        for report in self._feed.drain():
+        for report in self._side_channel.drain():
             consumer = self._announcer(report)
             if consumer is None:
                 continue
@@ -301,7 +302,7 @@ class SpanJoiner:
                 else:
                     process.spans.close(record)
             self._open = self._open_spans - room
-        self._origins.age(now, self._history, self._awaits)
+        self._origins.age(now, self._keep, self._awaits)
 
     def _announcer(self, report: AnnouncedRecords) -> Consumer | None:
         """Who told it. What a process told last is often read when it has ended."""
@@ -383,14 +384,10 @@ class SpanJoiner:
             if len(self._processes) >= MAX_PROCESSES:
                 self._forget(min(self._processes.values(), key=lambda one: one.heard), now)
             samples = None
-            if self._fine is not None:
-                fine = self._fine
-                fine.watch(consumer)
-
-                def samples() -> Iterable[tuple[int, int]]:
-                    return fine.take(consumer)
-
-            profile = self._past.watch(consumer, samples=samples)
+            if self._sampler is not None:
+                self._sampler.watch(consumer)
+                samples = partial(self._sampler.take, consumer)
+            profile = self._history.watch(consumer, samples=samples)
             spans = ProcessSpans(by_cpu=self._by_cpu, announced=self._open_spans)
             process = _SendingProcess(consumer, spans, profile, now)
             self._processes[consumer] = process
@@ -404,7 +401,7 @@ class SpanJoiner:
         if not waiting:
             return
         ready: list[_PendingSpans] = []
-        with self._past.lock:
+        with self._history.lock:
             settled = process.profile.watermark
             while waiting and (waiting[0].end <= settled or waiting[0].due <= now.mono or not wait):
                 ready.append(waiting.popleft())
@@ -417,7 +414,7 @@ class SpanJoiner:
             own = results[at : at + len(chunk.spans)]
             at += len(chunk.spans)
             chunk.held.left -= len(own)
-            if self._onward is not None:
+            if self._forwarder is not None:
                 for position, result in zip(chunk.positions, own, strict=True):
                     chunk.held.energies[position] = result
         self._totals.add(results, now)
@@ -426,7 +423,7 @@ class SpanJoiner:
         """What each of ``spans`` spent; nothing is known of any, and never lost, if that fails."""
         try:
             # Only who is forwarded to is told inclusive energies.
-            inclusive = self._onward is not None
+            inclusive = self._forwarder is not None
             return process.spans.settle(spans, process.profile, now, inclusive=inclusive)
         except Exception as error:  # noqa: BLE001 - one process's spans are not everybody's
             self._failures.failure(
@@ -442,18 +439,18 @@ class SpanJoiner:
         """
         if not process.waiting and (
             (process.gone and now - process.heard > EXITED_PROCESS_TIMEOUT)
-            or now - process.heard > self._history + IDLE_PROCESS_TIMEOUT
+            or now - process.heard > self._keep + IDLE_PROCESS_TIMEOUT
         ):
             self._forget(process, now)
             return
         given_up = process.spans.expire(0, now - UNEXPORTED_SPAN_TIMEOUT)
         self._totals.outcome(Outcome.ABANDONED, given_up)
-        self._close(process, now - (EXITED_PROCESS_TIMEOUT if process.announces else self._history))
+        self._close(process, now - (EXITED_PROCESS_TIMEOUT if process.announces else self._keep))
 
     def _forget_ids(self, now: int) -> None:
         """Keep ids no longer than the energy they could claim; too many, those of who has most."""
         for process in self._processes.values():
-            process.spans.age(now, self._history)
+            process.spans.age(now, self._keep)
         most_last = sorted((p.spans for p in self._processes.values()), key=_REMEMBERED)
         total = sum(map(_REMEMBERED, most_last))
         while total > self._remembered and most_last:
@@ -467,7 +464,7 @@ class SpanJoiner:
         return process is not None and process.spans.awaits(span)
 
     def _close(self, process: _SendingProcess, before: int) -> None:
-        with self._past.lock:
+        with self._history.lock:
             outside = process.spans.outside(process.profile, before)
         for kind, energy in outside.items():
             if energy:
@@ -477,9 +474,9 @@ class SpanJoiner:
         del self._processes[process.consumer]
         self._totals.outcome(Outcome.ABANDONED, process.spans.expire(now, now))
         self._close(process, now)
-        self._past.forget(process.consumer)
-        if self._fine is not None:
-            self._fine.unwatch(process.consumer)
+        self._history.forget(process.consumer)
+        if self._sampler is not None:
+            self._sampler.unwatch(process.consumer)
 
     def _send_on(self) -> None:
         """Let go of deliveries in the order in which they came."""
@@ -487,8 +484,8 @@ class SpanJoiner:
         while self._held and self._held[0].left <= 0:
             held = self._held.popleft()
             done.append(held)
-            if self._onward is not None:
-                self._onward.offer(held.delivery, held.energies)
+            if self._forwarder is not None:
+                self._forwarder.offer(held.delivery, held.energies)
         if done:
             with self._lock:
                 for held in done:

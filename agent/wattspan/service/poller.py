@@ -1,18 +1,14 @@
-"""Deadlines that do not drift.
+"""The cycle of the agent: sample sources and processes, update the ledger, publish snapshots.
 
-How each source is doing: the one place where a broken source is caught and counted.
-
-One poll: sources, then usage, then the books, then the next snapshot.
-
-The poller is the only owner of the ledger. Everybody else reads its newest snapshot, which is
-replaced by one assignment and never changed.
+The poller is the only owner of the ledger. All others read its newest snapshot, which is immutable
+and is replaced by one assignment.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from wattspan.attribution.ledger import Ledger
@@ -20,16 +16,18 @@ from wattspan.model import (
     MILLISECOND,
     SECOND,
     AgentStats,
+    Attribution,
     Checkpoint,
     Consumer,
     Failure,
     Footprint,
-    GpuStatus,
     Payer,
     PayerInfo,
+    Reading,
     Snapshot,
     SourceHealth,
     SpanAccounts,
+    Tick,
     Trouble,
     TuningAccounts,
     Usage,
@@ -38,11 +36,16 @@ from wattspan.ports import Batch, Clock, CounterSource, ProcessDirectory, UsageB
 from wattspan.service.energy_history import EnergyHistory
 
 MAX_SLEEP = 200 * MILLISECOND
-"""Nobody who wants it to stop waits for longer than this."""
+"""The longest time until a request to stop is noticed."""
+
+SILENT_SOURCE_AFTER = 5 * SECOND
+"""A source without readings for longer is down."""
+
+PUBLISH_EVERY = SECOND // 2
 
 
 class Ticker:
-    """Wakes at absolute multiples of an interval; what was missed is counted, never replayed."""
+    """Wakes at absolute multiples of an interval; missed ticks are counted and never replayed."""
 
     def __init__(self, clock: Clock, interval: int) -> None:
         self._clock = clock
@@ -52,7 +55,7 @@ class Ticker:
         self.missed = 0
 
     def wait(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Return at the next deadline, at once if it has just passed, or soon if ``stopped``."""
+        """Return at the next deadline, at once if it has just passed, or soon after ``stopped``."""
         self._next += self._interval
         late = self._clock.monotonic() - self._next
         if late >= self._interval:
@@ -64,25 +67,20 @@ class Ticker:
         self.ticks += 1
 
 
-SILENT_SOURCE_AFTER = 5 * SECOND
-"""A source that yielded no reading for longer is down, whatever it says."""
-
-
 class MonitoredSource:
-    """A counter source whose every turn is timed, counted and survived."""
+    """A counter source whose reads are timed and counted and whose exceptions are caught."""
 
     def __init__(self, source: CounterSource, clock: Clock) -> None:
         self.source = source
+        self.batch = Batch(domains=())
         self._clock = clock
         self._reads = 0
         self._failed = 0
-        self._failures: tuple[Failure, ...] = ()
         self._last_reading: int | None = None
-        self._took = 0
-        self._batch = Batch(domains=())
+        self._duration = 0
 
     def read(self) -> Batch:
-        """One turn. What the source raises becomes a failure of the source as a whole."""
+        """Read once. An exception of the source becomes a failure of the whole source."""
         before = self._clock.monotonic()
         try:
             batch = self.source.read()
@@ -94,105 +92,151 @@ class MonitoredSource:
                 f"it raised {type(error).__name__}: {error}",
                 "This is a bug in the source; its energy counts as a gap meanwhile.",
             )
-            batch = Batch(domains=self._batch.domains, failures=(failure,))
-        self._took = self._clock.monotonic() - before
+            batch = Batch(domains=self.batch.domains, failures=(failure,))
+        self._duration = self._clock.monotonic() - before
         self._reads += 1
         self._failed += len(batch.failures)
-        self._failures = batch.failures
         if batch.readings:
             self._last_reading = batch.readings[-1].at.mono
-        self._batch = batch
+        self.batch = batch
         return batch
 
     def health(self) -> SourceHealth:
-        """Whether it is up, and what fails."""
         up = (
             self._last_reading is not None
             and self._clock.monotonic() - self._last_reading <= SILENT_SOURCE_AFTER
         )
         return SourceHealth(
-            self.source.name, up, self._reads, self._failed, self._failures, self._took
+            self.source.name, up, self._reads, self._failed, self.batch.failures, self._duration
         )
 
 
-PUBLISH_EVERY = SECOND // 2
+class MonitoredUsage:
+    """The usage source; its polls are counted and its exceptions are caught."""
+
+    def __init__(self, source: UsageSource) -> None:
+        self.source = source
+        self.batch = UsageBatch()
+        self._polls = 0
+        self._failed = 0
+
+    def poll(self) -> UsageBatch:
+        """Poll once. Energy is measured even if no usage is known."""
+        self._polls += 1
+        try:
+            self.batch = self.source.poll()
+        except Exception as error:  # noqa: BLE001 - energy is measured even without usage
+            failure = Failure(
+                "processes",
+                "the processes' CPU time",
+                Trouble.MALFORMED,
+                f"{type(error).__name__}: {error}",
+                "This is a bug; energy goes to unattributed meanwhile.",
+            )
+            self.batch = UsageBatch(failures=(failure,))
+        self._failed += len(self.batch.failures)
+        return self.batch
+
+    def health(self) -> SourceHealth:
+        failures = self.batch.failures
+        up = all(failure.trouble is not Trouble.MALFORMED for failure in failures)
+        return SourceHealth("processes", up, self._polls, self._failed, failures)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentUsage:
-    """What the agent itself costs: CPU seconds since it began, resident bytes."""
+    """Resource usage of the agent itself: CPU seconds since its start, resident bytes."""
 
     cpu_seconds: float
     rss_bytes: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotProviders:
+    """The parts of a snapshot that the poller does not own; each is called once per snapshot."""
+
+    agent_usage: Callable[[], AgentUsage] = lambda: AgentUsage(0.0, None)
+    health: Callable[[], tuple[SourceHealth, ...]] = tuple
+    exporter_drops: Callable[[], Mapping[str, int]] = dict
+    refusals: Callable[[], Mapping[tuple[str, str], int]] = dict
+    spans: Callable[[], SpanAccounts] = SpanAccounts
+    tuning: Callable[[], TuningAccounts] = TuningAccounts
+    footprint: Callable[[Snapshot], Footprint] = lambda _: Footprint()
+
+
+class LatestSnapshot:
+    """The newest snapshot. The poller replaces it; reading is safe from any thread."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def view(self) -> Snapshot:
+        return self._snapshot
+
+    def publish(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+
+TickObserver = Callable[[Tick, Sequence[Attribution]], None]
+"""Receives each tick and the attributions that it has settled, in the poller's thread."""
+
+
 class Poller:
-    """Drives sources and ledger; ``turn`` is one poll and can be called by a test."""
+    """Samples, updates the ledger and the energy history, and publishes snapshots."""
 
     def __init__(
         self,
         clock: Clock,
         ledger: Ledger,
-        past: EnergyHistory,
+        history: EnergyHistory,
         sources: Sequence[CounterSource],
         usage: UsageSource,
         directory: ProcessDirectory,
+        latest: LatestSnapshot,
         *,
         interval: int,
-        host: str,
-        measure: Callable[[], AgentUsage] = lambda: AgentUsage(0.0, None),
-        extra_health: Callable[[], tuple[SourceHealth, ...]] = lambda: (),
+        providers: SnapshotProviders,
+        observers: Sequence[TickObserver] = (),
         checkpoint_every: int | None = None,
-        keep: Callable[[Checkpoint], None] = lambda _: None,
+        save: Callable[[Checkpoint], None] = lambda _: None,
+        alive: Callable[[], None] = lambda: None,
     ) -> None:
+        """``save`` receives each checkpoint before its snapshot is published.
+
+        ``alive`` is called in every cycle, and at least every ``MAX_SLEEP`` between cycles.
+        """
         self._clock = clock
         self._ledger = ledger
-        self.past = past
+        self.history = history
         self._sources = [MonitoredSource(source, clock) for source in sources]
-        self._usage = usage
+        self._usage = MonitoredUsage(usage)
         self._directory = directory
-        self._host = host
-        self._measure = measure
-        self._extra_health = extra_health
+        self._latest = latest
+        self._providers = providers
+        self._observers = (history.apply, *observers)
         self._checkpoint_every = checkpoint_every
-        self._keep = keep
+        self._save = save
+        self._alive = alive
         self._ticker = Ticker(clock, interval)
         self._started = clock.now()
-        self._domains: dict[int, object] = {}
-        self._gpus: dict[int, tuple[GpuStatus, ...]] = {}
-        self._usage_failures: tuple[Failure, ...] = ()
-        self._usage_reads = self._usage_failed = self._processes = 0
         self._published = self._checkpointed = self._started.mono
-        self._self = AgentUsage(0.0, None)
+        self._agent_usage = AgentUsage(0.0, None)
         self._checkpoint: Checkpoint | None = None
         self._any_settled = False
-        self.exporter_drops: Callable[[], dict[str, int]] = dict
-        self.refusals: Callable[[], Mapping[tuple[str, str], int]] = dict
-        self.exporter_health: Callable[[], tuple[SourceHealth, ...]] = tuple
-        self.span_accounts: Callable[[], SpanAccounts] = SpanAccounts
-        self.tuning_accounts: Callable[[], TuningAccounts] = TuningAccounts
-        self.weigh: Callable[[Snapshot], Footprint] = lambda _: Footprint()
-        self.see_gpu_use: Callable[[Sequence[Usage]], None] = lambda _: None
-        self.see_cpu_use: Callable[[Sequence[Usage]], None] = lambda _: None
-        self.alive: Callable[[], None] = lambda: None
-        self._snapshot = ledger.snapshot(self._started, host, stats=AgentStats(self._started))
 
     def view(self) -> Snapshot:
         """The newest snapshot. Safe from any thread."""
-        return self._snapshot
+        return self._latest.view()
 
     def checkpoint(self) -> Checkpoint | None:
-        """The newest closed books. Safe from any thread."""
+        """The newest checkpoint that is due for the store. Safe from any thread."""
         return self._checkpoint
 
     def run(self, stop: threading.Event) -> None:
-        """Poll at every tick until ``stop``; closes nothing.
-
-        ``alive`` is called at every turn, and often enough between turns that are far apart.
-        """
+        """Run a cycle at every tick until ``stop``; closes nothing."""
 
         def stopped() -> bool:
-            self.alive()
+            self._alive()
             return stop.is_set()
 
         while not stopped():
@@ -200,131 +244,97 @@ class Poller:
             self._ticker.wait(stopped)
 
     def turn(self) -> None:
-        """One poll."""
-        usages: list[Usage] = []
-        for position, source in enumerate(self._sources):
-            batch = source.read()
-            if self._domains.get(position) is not batch.domains:
-                self._domains[position] = batch.domains
-                self._ledger.register(source.source.name, batch.domains)
-                self.past.register(batch.domains)
-            self._ledger.read(batch.readings)
-            self._gpus[position] = batch.gpus
-            usages.extend(batch.usages)
-        did = self._poll_usage()
-        self._ledger.meet(did.infos)
-        self.past.meet(did.infos)
-        self._introduce(usages)
-        self.see_gpu_use(usages)
-        self.see_cpu_use(did.usages)
-        self._ledger.use(did.usages)
-        self._ledger.use(usages)
-        if did.exited:
-            self._ledger.leave(did.exited, self._clock.now())
-        now = self._clock.now()
-        settled = self._ledger.settle(now)
-        self.past.add(settled, now)
+        """Run one cycle."""
+        tick = self._sample()
+        settled = self._ledger.apply(tick)
+        for observe in self._observers:
+            observe(tick, settled)
         first = bool(settled) and not self._any_settled
-        if first or now.mono - self._published >= PUBLISH_EVERY:
+        if first or tick.at.mono - self._published >= PUBLISH_EVERY:
             self._any_settled |= first
             self.publish()
 
     def publish(self) -> None:
-        """Replace the snapshot by one of now.
+        """Replace the newest snapshot.
 
-        Its books are kept before anybody sees it, so that no counter that was ever seen falls.
+        Its checkpoint is saved before, so that no published counter is lower after a restart.
         """
         now = self._clock.now()
         self._published = now.mono
-        if now.mono // SECOND != self._snapshot.at.mono // SECOND:
-            self._self = self._measure()
-        snapshot = self._ledger.snapshot(
-            now,
-            self._host,
-            gpus=tuple(status for gpus in self._gpus.values() for status in gpus),
+        latest = self._latest.view()
+        if now.mono // SECOND != latest.at.mono // SECOND:
+            self._agent_usage = self._providers.agent_usage()
+        snapshot = replace(
+            self._ledger.snapshot(now, latest.host),
+            gpus=tuple(status for source in self._sources for status in source.batch.gpus),
             health=(
                 *(source.health() for source in self._sources),
-                self._usage_health(),
-                *self._extra_health(),
-                *self.exporter_health(),
+                self._usage.health(),
+                *self._providers.health(),
             ),
             stats=AgentStats(
                 started=self._started,
                 ticks=self._ticker.ticks,
                 missed_ticks=self._ticker.missed,
-                cpu_seconds=self._self.cpu_seconds,
-                rss_bytes=self._self.rss_bytes,
-                processes=self._processes,
+                cpu_seconds=self._agent_usage.cpu_seconds,
+                rss_bytes=self._agent_usage.rss_bytes,
+                processes=self._usage.batch.processes,
                 late_usages=self._ledger.late_usages,
                 unnamed_groups=self._ledger.unnamed_groups,
-                dropped_history=self.past.timeline.dropped,
-                exporter_drops=self.exporter_drops(),
-                refusals=self.refusals(),
+                dropped_history=self.history.dropped,
+                exporter_drops=self._providers.exporter_drops(),
+                refusals=self._providers.refusals(),
             ),
-            spans=self.span_accounts(),
-            tuning=self.tuning_accounts(),
+            spans=self._providers.spans(),
+            tuning=self._providers.tuning(),
         )
-        snapshot = replace(snapshot, footprint=self.weigh(snapshot))
+        snapshot = replace(snapshot, footprint=self._providers.footprint(snapshot))
         if self._checkpoint_every is not None:
-            books = self._ledger.close(now, snapshot)
-            self._keep(books)
+            checkpoint = self._ledger.checkpoint(snapshot)
+            self._save(checkpoint)
             due = now.mono - self._checkpointed >= self._checkpoint_every
             if due or self._checkpoint is None:
-                self._checkpointed, self._checkpoint = now.mono, books
-        self._snapshot = snapshot
+                self._checkpointed, self._checkpoint = now.mono, checkpoint
+        self._latest.publish(snapshot)
 
     def finish(self) -> None:
-        """Show and close the books as they stand, after the last turn."""
+        """Publish the final snapshot and its checkpoint, after the last cycle."""
         self.publish()
-        self._checkpoint = self._ledger.close(self._snapshot.at, self._snapshot)
+        self._checkpoint = self._ledger.checkpoint(self.view())
 
     def close(self) -> None:
-        """Let go of sources; each closes whatever the others do."""
+        """Close all sources, whether or not others fail."""
         with contextlib.ExitStack() as every:
-            every.callback(self._usage.close)
+            every.callback(self._usage.source.close)
             for source in self._sources:
                 every.callback(source.source.close)
 
-    # ------------------------------------------------------------------------------- details
-
-    def _poll_usage(self) -> UsageBatch:
-        self._usage_reads += 1
-        try:
-            did = self._usage.poll()
-        except Exception as error:  # noqa: BLE001 - energy is measured even when nobody is charged
-            did = UsageBatch(
-                failures=(
-                    Failure(
-                        "processes",
-                        "the processes' CPU time",
-                        Trouble.MALFORMED,
-                        f"{type(error).__name__}: {error}",
-                        "This is a bug; energy goes to unattributed meanwhile.",
-                    ),
-                )
-            )
-        self._usage_failures = did.failures
-        self._usage_failed += len(did.failures)
-        self._processes = did.processes
-        return did
-
-    def _usage_health(self) -> SourceHealth:
-        broken = any(failure.trouble is Trouble.MALFORMED for failure in self._usage_failures)
-        return SourceHealth(
-            "processes", not broken, self._usage_reads, self._usage_failed, self._usage_failures
+    def _sample(self) -> Tick:
+        domains, readings, usages = {}, list[Reading](), list[Usage]()
+        for source in self._sources:
+            before, batch = source.batch.domains, source.read()
+            if batch.domains is not before:
+                domains[source.source.name] = batch.domains
+            readings += batch.readings
+            usages += batch.usages
+        polled = self._usage.poll()
+        births = (*polled.infos, *self._unknown_users(usages, polled.infos))
+        return Tick(
+            self._clock.now(), domains, readings, births, (*polled.usages, *usages), polled.exited
         )
 
-    def _introduce(self, usages: Iterable[Usage]) -> None:
-        """Tell the ledger who the payers are that only a device has seen so far."""
-        strangers: dict[Payer, PayerInfo] = {}
+    def _unknown_users(
+        self, usages: Sequence[Usage], known: Sequence[PayerInfo]
+    ) -> list[PayerInfo]:
+        """Descriptions of the payers that only a device has reported so far."""
+        seen: set[Payer] = {info.payer for info in known} if usages else set()
+        found: list[PayerInfo] = []
         for usage in usages:
             for payer in usage.spent:
-                if payer not in strangers and not self._ledger.knows(payer):
-                    info = self._describe(payer)
-                    if info is not None:
-                        strangers[payer] = info
-        self._ledger.meet(strangers.values())
-        self.past.meet(strangers.values())
-
-    def _describe(self, payer: Payer) -> PayerInfo | None:
-        return self._directory.describe(payer) if isinstance(payer, Consumer) else None
+                if payer in seen or self._ledger.knows(payer) or not isinstance(payer, Consumer):
+                    continue
+                info = self._directory.describe(payer)
+                if info is not None:
+                    seen.add(payer)
+                    found.append(info)
+        return found

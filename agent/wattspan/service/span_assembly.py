@@ -1,22 +1,22 @@
-"""The second half of the composition root: what receives spans, joins them, answers questions."""
+"""The part of the composition root for spans and queries: receivers, joiner, query service."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wattspan import __version__
 from wattspan.clock import SystemClock
 from wattspan.config import Config
-from wattspan.http.connection_limiter import Endpoint, RejectionCounter, UidOf, unknown_uid
-from wattspan.model import Checkpoint, SourceHealth
+from wattspan.http.connection_limiter import Endpoint, RejectionCounter
+from wattspan.model import Checkpoint, SourceHealth, SpanAccounts
 from wattspan.ports import Clock, ListenError, ProcessDirectory, SnapshotView
 from wattspan.service.agent import ServiceGroup
 from wattspan.service.configuration import is_explicit, run_directory
 from wattspan.service.energy_history import EnergyHistory
+from wattspan.service.tuning_assembly import TuningAssembly
 
 if TYPE_CHECKING:
     from wattspan.http.server import HttpServer
@@ -25,33 +25,32 @@ if TYPE_CHECKING:
     from wattspan.processes.cpu_sampler import CpuSampler
     from wattspan.processes.inspector import TcpConnections
     from wattspan.service.joiner import SpanJoiner
-    from wattspan.service.tuning_assembly import TuningAssembly
 
 Log = Callable[[str], None]
 
 
 _LOOKUP_TIME_SHARE = 4
-"""Part of the time that may go into looking up the owners of TCP connections: one in so many."""
+"""Lookups of the owners of TCP connections may take one part in so many of the time."""
 
 
 class ConnectionOwnerLookup:
-    """Looks up the owner of a TCP socket of this host; None for no owner. Safe from any thread.
+    """The user who owns a TCP socket of this host; None if unknown. Safe from any thread.
 
-    A kernel that cannot be asked directly has its table of all connections read, which takes
-    milliseconds: where that becomes too much, the owner is None as well.
+    If the kernel does not support a direct query, the table of all connections is read, which takes
+    milliseconds; beyond the share of time for lookups the result is None.
     """
 
     def __init__(self, clock: Clock) -> None:
         from wattspan.ingest.process_lookup import LookupBudget
 
-        self._looking = LookupBudget(clock, _LOOKUP_TIME_SHARE)
+        self._budget = LookupBudget(clock, _LOOKUP_TIME_SHARE)
         self._lock = threading.Lock()
         self._connections: TcpConnections | None = None
 
     def __call__(self, end: Endpoint, other: Endpoint) -> int | None:
         from wattspan.processes.inspector import TcpConnections
 
-        with self._lock, self._looking as allowed:
+        with self._lock, self._budget as allowed:
             if not allowed:
                 return None
             if self._connections is None:
@@ -60,206 +59,186 @@ class ConnectionOwnerLookup:
         return None if owner is None else owner.user
 
     def close(self) -> None:
-        """Let go of the connection to the kernel; the next look-up makes another."""
+        """Close the connection to the kernel; the next lookup opens another."""
         with self._lock:
             if self._connections is not None:
                 self._connections.close()
                 self._connections = None
 
 
-@dataclass(slots=True)
 class SpanAssembly:
-    """Everything that spans and questions need, put together, and started as one service."""
+    """All parts of spans and queries as one service, not started yet."""
 
-    config: Config
-    clock: SystemClock
-    past: EnergyHistory
-    directory: ProcessDirectory
-    host: str
-    log: Log
-    view: SnapshotView
-    opening: Checkpoint | None = None
-    workshop: TuningAssembly | None = None
-    forwarder: Forwarder | None = None
-    refusals: RejectionCounter = field(default_factory=RejectionCounter)
-    uid_of: UidOf = unknown_uid
+    def __init__(
+        self,
+        config: Config,
+        clock: SystemClock,
+        history: EnergyHistory,
+        directory: ProcessDirectory,
+        view: SnapshotView,
+        log: Log,
+        *,
+        checkpoint: Checkpoint | None,
+        tuning: TuningAssembly,
+        refusals: RejectionCounter,
+        uid_of: ConnectionOwnerLookup,
+    ) -> None:
+        self._config, self._clock, self._history = config, clock, history
+        self._directory, self._view, self._log = directory, view, log
+        self._tuning, self._refusals, self._uid_of = tuning, refusals, uid_of
+        self._run_dir = run_directory(config)
+        self.services = ServiceGroup("spans")
+        self._forwarder: Forwarder | None = None
+        self._joiner: SpanJoiner | None = None
+        if config.spans.enabled:
+            self._forwarder = self._open_forwarder()
+            self._joiner = self._add_joiner(checkpoint)
+        if config.spans.enabled or config.agent.api:
+            self._add_server()
 
     def health(self) -> tuple[SourceHealth, ...]:
-        """How what is written to is doing."""
-        mine = () if self.forwarder is None else (self.forwarder.health(),)
-        return mine if self.workshop is None else (*mine, *self.workshop.health())
+        """The health of the forwarder and of tuning."""
+        forwarder = () if self._forwarder is None else (self._forwarder.health(),)
+        return (*forwarder, *self._tuning.health())
 
-    def services(self) -> tuple[ServiceGroup, SpanJoiner | None]:
-        """The services, not started yet; and who knows the totals, if spans are received."""
-        spans = self.config.spans.enabled
-        if not spans and not self.config.agent.api:
-            return ServiceGroup("spans"), None
-        services = ServiceGroup("spans")
-        joiner = self._add_spans(services) if spans else None
-        self._add_web(services, joiner)
-        return services, joiner
+    def accounts(self) -> SpanAccounts:
+        """The newest totals of spans. Safe from any thread."""
+        return SpanAccounts() if self._joiner is None else self._joiner.accounts()
 
-    # ---------------------------------------------------------------------------------- parts
-
-    def _add_spans(self, services: ServiceGroup) -> SpanJoiner:
+    def _add_joiner(self, checkpoint: Checkpoint | None) -> SpanJoiner:
         from wattspan.ingest.identity_verification import IdentityResolver
         from wattspan.processes.cpu_sampler import CpuSampler
         from wattspan.processes.inspector import ProcessInspector
         from wattspan.service.joiner import SpanJoiner
 
-        settings = self.config.spans
-        fine = CpuSampler(self.clock, settings.resolution)
-        services.add(fine.start, fine.stop)
-        witness = ProcessInspector()
-        services.add(lambda: None, witness.close)
-        self.forwarder = self._open_forwarder()
-        if self.forwarder is not None:
-            services.add(self.forwarder.start, self.forwarder.stop)
-        feed = self._feed(services) if settings.unix else None
+        settings = self._config.spans
+        sampler = CpuSampler(self._clock, settings.resolution)
+        self.services.add(sampler.start, sampler.stop)
+        inspector = ProcessInspector()
+        self.services.add(lambda: None, inspector.close)
+        if self._forwarder is not None:
+            self.services.add(self._forwarder.start, self._forwarder.stop)
         joiner = SpanJoiner(
-            self.clock,
-            self.past,
-            IdentityResolver(self.clock, witness),
+            self._clock,
+            self._history,
+            IdentityResolver(self._clock, inspector),
             buffer=settings.buffer,
             open_spans=settings.open_spans,
             names=settings.names,
-            history=self.config.agent.history,
+            keep=self._config.agent.history,
             weight=settings.weight,
-            feed=feed,
-            fine=fine,
-            onward=self.forwarder,
-            tap=self.workshop.tap if self.workshop is not None else None,
-            opening=self.opening,
-            log=self.log,
+            side_channel=self._open_side_channel() if settings.unix else None,
+            sampler=sampler,
+            forwarder=self._forwarder,
+            tap=self._tuning.tap,
+            checkpoint=checkpoint,
+            log=self._log,
         )
-        stop = threading.Event()
-        thread = threading.Thread(
-            target=joiner.run, args=(stop,), name="wattspan-joiner", daemon=True
-        )
-
-        def end() -> None:
-            stop.set()
-            thread.join()
-
-        services.add(thread.start, end)
+        self.services.add_thread("wattspan-joiner", joiner.run)
         return joiner
 
     def _open_forwarder(self) -> Forwarder | None:
-        if not self.config.spans.forward:
+        if not self._config.spans.forward:
             return None
         from wattspan.otlp.forwarder import Forwarder
 
         return Forwarder(
-            self.config.spans,
-            self.clock,
-            self.log,
-            Path(self.config.agent.state_dir) / "forward",
-            provenance=lambda: self.view().provenance,
+            self._config.spans,
+            self._clock,
+            self._log,
+            Path(self._config.agent.state_dir) / "forward",
+            provenance=lambda: self._view().provenance,
             version=__version__,
         )
 
-    def _feed(self, services: ServiceGroup) -> SideChannelServer:
+    def _open_side_channel(self) -> SideChannelServer:
         from wattspan.ingest.side_channel import SideChannelServer
 
-        feed = SideChannelServer(self.run_dir / "feed.sock")
+        server = SideChannelServer(self._run_dir / "feed.sock")
 
         def start() -> None:
             try:
-                feed.start()
+                server.start()
             except ListenError as error:
-                self._without("spans.unix", error)
+                self._continue_without("spans.unix", error)
 
-        services.add(start, feed.stop)
-        return feed
+        self.services.add(start, server.stop)
+        return server
 
-    def _add_web(self, services: ServiceGroup, joiner: SpanJoiner | None) -> None:
+    def _add_server(self) -> None:
         from wattspan.http.limits import ServerLimits
         from wattspan.http.server import HttpServer
         from wattspan.processes.cpu_sampler import CpuSampler
 
-        settings = self.config
-        limits = ServerLimits(body=settings.spans.max_request, rate=settings.agent.max_rate)
-        server = HttpServer(self.clock, log=self.log, limits=limits, uid_of=self.uid_of)
+        agent, spans = self._config.agent, self._config.spans
+        limits = ServerLimits(body=spans.max_request, rate=agent.max_rate)
+        server = HttpServer(self._clock, log=self._log, limits=limits, uid_of=self._uid_of)
 
-        # Not the spans' own: who is let go by one of them is not by the other.
-        fine = CpuSampler(self.clock, self.config.spans.resolution)
-        if self.config.agent.api:
-            services.add(fine.start, fine.stop)
+        # Not the joiner's sampler: the two release processes independently of each other.
+        sampler = CpuSampler(self._clock, spans.resolution)
+        if agent.api:
+            self.services.add(sampler.start, sampler.stop)
 
         def start() -> None:
-            if joiner is not None:
-                self._listen_for_spans(server, joiner, services)
-            if self.config.agent.api:
-                self._listen_for_questions(server, services, fine)
+            if self._joiner is not None:
+                self._listen_for_spans(server, self._joiner)
+            if agent.api:
+                self._listen_for_queries(server, sampler)
             server.start()
 
-        # The server makes its sockets while it starts: whatever fails then, they are removed.
-        services.add(lambda: None, server.stop)
-        services.add(start, lambda: None)
+        # The server creates its sockets in `start`: if a later part fails, they are removed.
+        self.services.add(lambda: None, server.stop)
+        self.services.add(start, lambda: None)
 
-    def _listen_for_spans(
-        self, server: HttpServer, joiner: SpanJoiner, services: ServiceGroup
-    ) -> None:
+    def _listen_for_spans(self, server: HttpServer, joiner: SpanJoiner) -> None:
         from wattspan.ingest.listeners import open_receivers
-
-        addresses = open_receivers(
-            server,
-            self.config.spans,
-            self.run_dir,
-            joiner,
-            self.clock,
-            asked=lambda key: self._asked(f"spans.{key}"),
-            log=self.log,
-            work=self.workshop.counted if self.workshop is not None else (),
-            refusals=self.refusals,
-        )
-        services.reached.extend(addresses)
         from wattspan.otlp.destination import check_destination
         from wattspan.service.destinations import destinations
 
-        for destination in destinations(self.config):
+        addresses = open_receivers(
+            server,
+            self._config.spans,
+            self._run_dir,
+            joiner,
+            self._clock,
+            asked=lambda key: is_explicit(self._config, f"spans.{key}"),
+            log=self._log,
+            work=self._tuning.counted,
+            refusals=self._refusals,
+        )
+        self.services.reached.extend(addresses)
+        for destination in destinations(self._config):
             check_destination(destination, addresses)
 
-    def _listen_for_questions(
-        self, server: HttpServer, services: ServiceGroup, fine: CpuSampler
-    ) -> None:
+    def _listen_for_queries(self, server: HttpServer, sampler: CpuSampler) -> None:
         from wattspan.api.service import QueryService
         from wattspan.http.access_policy import AccessPolicy
 
         service = QueryService(
-            self.past,
-            self.directory,
-            self.clock,
-            view=self.view,
-            host=self.host,
+            self._history,
+            self._directory,
+            self._clock,
+            view=self._view,
+            host=self._view().host,
             version=__version__,
-            resolution=self.config.agent.api_resolution,
-            fine=fine,
-            tuning=self.workshop.accounts if self.workshop is not None else None,
-            history=self.workshop.history if self.workshop is not None else None,
+            resolution=self._config.agent.api_resolution,
+            fine=sampler,
+            tuning=self._tuning.accounts,
+            history=self._tuning.history,
         )
         try:
-            at = server.listen_unix(
-                self.run_dir / "api.sock",
+            address = server.listen_unix(
+                self._run_dir / "api.sock",
                 service,
                 what="questions",
-                door=AccessPolicy(self.refusals.of("api")),
+                door=AccessPolicy(self._refusals.of("api")),
             )
         except ListenError as error:
-            self._without("agent.api", error)
+            self._continue_without("agent.api", error)
         else:
-            services.reached.append(at)
+            self.services.reached.append(address)
 
-    # -------------------------------------------------------------------------------- details
-
-    @property
-    def run_dir(self) -> Path:
-        return run_directory(self.config)
-
-    def _asked(self, key: str) -> bool:
-        return is_explicit(self.config, key)
-
-    def _without(self, key: str, error: ListenError) -> None:
-        if self._asked(key):
+    def _continue_without(self, key: str, error: ListenError) -> None:
+        if is_explicit(self._config, key):
             raise error
-        self.log(f"Going on without it: {error}")
+        self._log(f"Going on without it: {error}")

@@ -6,7 +6,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,18 +16,26 @@ from wattspan import __version__
 from wattspan.clock import SystemClock
 from wattspan.config import AgentSettings, Config
 from wattspan.ingest.export_request import WorkAttribute
-from wattspan.model import Consumer, Knob, RecordedDecision, SourceHealth, TuningAccounts
-from wattspan.ports import Caps, ProcessDirectory
+from wattspan.model import (
+    Attribution,
+    Consumer,
+    Knob,
+    RecordedDecision,
+    SourceHealth,
+    Tick,
+    TuningAccounts,
+)
+from wattspan.ports import Caps, ProcessDirectory, SnapshotView
 from wattspan.service.agent import ServiceGroup
 from wattspan.service.capper_health import CapperHealth
 from wattspan.service.configuration import is_explicit, run_directory
 from wattspan.service.energy_history import EnergyHistory
+from wattspan.service.poller import TickObserver
 from wattspan.tuning.work_units import ReceivedSpanQueue
 
 if TYPE_CHECKING:
     from wattspan.emulation.host import EmulatedHost
     from wattspan.otlp.logs import LogForwarder
-    from wattspan.service.poller import Poller
     from wattspan.storage.decisions import DecisionLog
     from wattspan.tuning.tuner import DecisionStore, Tuner
 
@@ -45,9 +53,11 @@ class TuningAssembly:
     clock: SystemClock
     past: EnergyHistory
     directory: ProcessDirectory
+    view: SnapshotView
     log: Log
     emulated: EmulatedHost | None = None
-    host: str = ""
+    services: ServiceGroup = field(default_factory=lambda: ServiceGroup("tuning"))
+    observers: list[TickObserver] = field(default_factory=list)
     tap: ReceivedSpanQueue | None = None
     tuner: Tuner | None = None
     book: DecisionLog | None = None
@@ -55,8 +65,18 @@ class TuningAssembly:
     capper: CapperHealth | None = None
 
     def __post_init__(self) -> None:
+        services = self.services
         if self.config.autotune.mode != "off":
             self.tap = ReceivedSpanQueue()
+        if self.wants_caps or self.tap is not None:
+            self._add_records(services)
+        if self.wants_caps:
+            self._add_audit(services)
+            self._add_capper(services)
+            self.capper = CapperHealth(self._client)
+            services.add(self.capper.start, self.capper.stop)
+        if self.tap is not None:
+            self._add_tuner(services, self.tap)
 
     @property
     def wants_caps(self) -> bool:
@@ -68,20 +88,6 @@ class TuningAssembly:
             or any(job.mode == "apply" for job in tuned.job if tuned.mode != "off")
             or bool(caps.fixed or caps.budget_watts or caps.budget_file)
         )
-
-    def services(self, poller: Poller) -> ServiceGroup:
-        """The services, not started yet; ``poller`` shows their state from now on."""
-        services = ServiceGroup("tuning")
-        if self.wants_caps or self.tap is not None:
-            self._add_records(services, poller)
-        if self.wants_caps:
-            self._add_audit(services)
-            self._add_capper(services)
-            self.capper = CapperHealth(self._client)
-            services.add(self.capper.start, self.capper.stop)
-        if self.tap is not None:
-            self._add_tuner(services, poller, self.tap)
-        return services
 
     def accounts(self) -> TuningAccounts:
         """The newest state of tuning. Safe from any thread."""
@@ -124,7 +130,7 @@ class TuningAssembly:
 
         return capper_socket_path(run_directory(self.config), emulated=self.emulated is not None)
 
-    def _add_records(self, services: ServiceGroup, poller: Poller) -> None:
+    def _add_records(self, services: ServiceGroup) -> None:
         """The way to the user's collector, for what is decided and what is written."""
         spans = self.config.spans
         if not (spans.enabled and spans.forward and spans.forward_decisions):
@@ -134,13 +140,12 @@ class TuningAssembly:
         resource: dict[str, str | bool] = {
             "service.name": "wattspan",
             "service.version": __version__,
-            "host.name": self.host,
+            "host.name": self.view().host,
         }
         if self.emulated is not None:
             resource["wattspan.emulated"] = True
         self.records = LogForwarder(spans, self.clock, self.log, resource, version=__version__)
         services.add(self.records.start, self.records.stop)
-        poller.tuning_accounts = self.accounts
 
     def _add_audit(self, services: ServiceGroup) -> None:
         """Before the capper, so that nothing is missed of it from its first line to its last."""
@@ -214,16 +219,19 @@ class TuningAssembly:
         who = f"tuner {os.getpid()}"
         return CapperClient(self.socket, self.clock, who=who, timeout=timeout)
 
-    def _add_tuner(self, services: ServiceGroup, poller: Poller, tap: ReceivedSpanQueue) -> None:
+    def _add_tuner(self, services: ServiceGroup, tap: ReceivedSpanQueue) -> None:
         from wattspan.storage.decisions import CertificationStore, DecisionLog, decisions_path
         from wattspan.tuning.host_view import DeviceUsers
         from wattspan.tuning.tuner import Tuner
 
         tuned = self.config.autotune
         tenants = DeviceUsers()
-        poller.see_gpu_use = tenants.see
-        if Knob.CPU_POWER in tuned.knobs:
-            poller.see_cpu_use = tenants.see
+        cpu = Knob.CPU_POWER in tuned.knobs
+
+        def observe(tick: Tick, _: Sequence[Attribution]) -> None:
+            tenants.see(u for u in tick.usages if cpu or not u.resource.startswith("cpu"))
+
+        self.observers.append(observe)
         state_dir = Path(self.config.agent.state_dir)
         emulated = self.emulated is not None
         self.book = DecisionLog(
@@ -235,7 +243,7 @@ class TuningAssembly:
             tap,
             past=self.past,
             tenants=tenants,
-            view=poller.view,
+            view=self.view,
             directory=self.directory,
             caps=self._client() if self.wants_caps else None,
             book=self._told(self.book),
@@ -245,17 +253,7 @@ class TuningAssembly:
             seed=uuid.getnode() & 0xFFFF,
             log=self.log,
         )
-        stop = threading.Event()
-        thread = threading.Thread(
-            target=self.tuner.run, args=(stop,), name="wattspan-tuner", daemon=True
-        )
-
-        def end() -> None:
-            stop.set()
-            thread.join()
-
-        services.add(thread.start, end)
-        poller.tuning_accounts = self.accounts
+        services.add_thread("wattspan-tuner", self.tuner.run)
 
     def _told(self, book: DecisionLog) -> DecisionStore:
         """``book``, by which the user's collector is told too, if there is one."""

@@ -95,7 +95,7 @@ class InProcessAgentClient:
     def ready(self) -> None:
         """Until every counter has been read twice, or it is clear that one is not going to."""
         begun = self._clock.monotonic()
-        past = self._agent.past
+        past = self._agent.history
 
         def all_known() -> bool:
             now = self._clock.monotonic()
@@ -107,11 +107,11 @@ class InProcessAgentClient:
     def watch(self, consumer: Consumer) -> None:
         self._fine.watch(consumer)
         samples = partial(self._fine.take, consumer)
-        self._agent.past.watch(consumer, family=True, samples=samples, holder="measure")
+        self._agent.history.watch(consumer, family=True, samples=samples, holder="measure")
 
     def read(self, consumer: Consumer, start: int, end: int, wait: float) -> Measurement:
-        self._until(lambda: self._agent.past.settled(consumer) >= end, round(wait * SECOND))
-        told = energy.energy_response(self._agent.past, start, end, consumer, family=True)
+        self._until(lambda: self._agent.history.settled(consumer) >= end, round(wait * SECOND))
+        told = energy.energy_response(self._agent.history, start, end, consumer, family=True)
         return Measurement.of({"host_name": self._agent.view().host, **told})
 
     def _until(self, reached: Callable[[], bool], patience: int) -> None:

@@ -1,0 +1,24 @@
+"""Queries of an attribution history for tests."""
+
+from __future__ import annotations
+
+from wattspan.attribution.history import AttributionHistory, HistoryEntry
+from wattspan.model import Payer
+
+
+def shares(history: AttributionHistory, entry: HistoryEntry) -> dict[Payer, int]:
+    """The shares of an entry, by payer."""
+    numbers = iter(entry.shares)
+    return {
+        history._payers[number]: energy for number, energy in zip(numbers, numbers, strict=True)
+    }
+
+
+def spent(history: AttributionHistory, domain_id: str, payer: Payer, start: int, end: int) -> int:
+    """The energy of a payer in a period; entries at the edges count by their overlap."""
+    total = 0
+    for entry in history.entries(domain_id, start, end):
+        interval = entry.interval
+        overlap = min(end, interval.end.mono) - max(start, interval.start.mono)
+        total += shares(history, entry).get(payer, 0) * overlap // interval.duration
+    return total

@@ -1,0 +1,81 @@
+"""The attribution history: order, bounds, and the numbers of payers."""
+
+import tracemalloc
+
+from wattspan.attribution.history import AttributionHistory
+from wattspan.model import (
+    SECOND,
+    Attribution,
+    Consumer,
+    Instant,
+    Interval,
+    Microjoules,
+    Share,
+)
+
+ME, YOU = Consumer(1, 1), Consumer(2, 2)
+
+
+def settled(start: int, end: int, domain: str = "d", **shares: int) -> Attribution:
+    parts = tuple(
+        Share({"me": ME, "you": YOU}[who], Microjoules(energy)) for who, energy in shares.items()
+    )
+    energy = Microjoules(sum(shares.values()) + 3)
+    interval = Interval(domain, Instant(start, 0), Instant(end, 0), energy)
+    return Attribution(interval, parts, Microjoules(1), Microjoules(2))
+
+
+def test_watermark_is_the_end_of_the_last_entry() -> None:
+    history = AttributionHistory(300 * SECOND, 10**6)
+    assert history.watermark("d") is None
+    history.add(settled(0, 100))
+    history.add(settled(100, 200))
+    assert history.watermark("d") == Instant(200, 0)
+
+
+def test_entries_older_than_the_span_are_removed_with_their_payers() -> None:
+    history = AttributionHistory(SECOND, 10**6)
+    history.add(settled(0, 100, you=5))
+    size = history.size
+    history.add(settled(2 * SECOND, 2 * SECOND + 100, me=5))
+    assert len(history) == 1
+    assert history.size == size
+    assert history.numbers([ME, YOU]) == history.numbers([ME])
+    assert history.dropped == 0
+
+
+def test_entries_beyond_the_byte_limit_are_dropped_oldest_first_and_counted() -> None:
+    history = AttributionHistory(300 * SECOND, 3_000)
+    for i in range(20):
+        history.add(settled(i * 100, (i + 1) * 100, domain=f"d{i % 2}", me=5))
+    assert history.size <= 3_000
+    assert history.dropped == 20 - len(history)
+    watermark = history.watermark("d1")
+    assert watermark == Instant(2000, 0)
+
+
+def test_last_entry_of_a_domain_is_never_dropped() -> None:
+    history = AttributionHistory(300 * SECOND, 1)
+    history.add(settled(0, 100, domain="a", me=5))
+    history.add(settled(0, 100, domain="b", me=5))
+    assert len(history) == 2
+
+
+def test_size_is_close_to_the_memory_in_use() -> None:
+    history = AttributionHistory(300 * SECOND, 10**9)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for i in range(2_000):  # ten new processes each time: a host of short commands
+            shares = tuple(
+                Share(Consumer(100_000 + 10 * i + n, 10**6 + i), Microjoules(10**6 + i))
+                for n in range(10)
+            )
+            start, end = Instant(10**12 + i, 10**18 + i), Instant(10**12 + i + 1, 10**18 + i + 1)
+            energy = Microjoules(sum(share.energy for share in shares))
+            interval = Interval("d", start, end, energy)
+            history.add(Attribution(interval, shares, Microjoules(0), Microjoules(0)))
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert 0.7 < history.size / taken < 1.3
