@@ -1,6 +1,5 @@
 """The ledger under everything a host can do to it: invariants 1, 2, 3 and 8."""
 
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
