@@ -233,7 +233,9 @@ def test_a_default_that_cannot_be_had_is_done_without(running: Receiving, tmp_pa
     taken = Listen(Listen.written(*running.http))
     addresses, log = opened(tmp_path / "other", SpansSettings(http=taken))
     assert addresses == (f"http+unix://{tmp_path}/other/otlp.sock",)
-    assert log[0].startswith("Going on without it: Cannot receive OTLP/HTTP on 127.0.0.1:")
+    assert log[0].startswith(
+        "The agent continues without this listener: Cannot receive OTLP/HTTP on 127.0.0.1:"
+    )
 
 
 def test_what_was_asked_for_must_be_had(running: Receiving, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_what_a_process_spends_is_told_to_its_user_and_to_root(folder: Path) -> 
 
 
 def test_who_announces_spans_has_half_of_the_places_at_most(folder: Path) -> None:
-    feed = SideChannelServer(folder / "feed.sock", most_processes=8)
+    feed = SideChannelServer(folder / "feed.sock", max_processes=8)
     feed.start()
     (folder / "feed.sock").chmod(0o666)
     try:

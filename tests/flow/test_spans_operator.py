@@ -78,7 +78,10 @@ def test_the_port_that_nobody_asked_for_is_done_without(tmp_path: Path) -> None:
             lambda: (text := (tmp_path / "said").read_text()).count("Serving") >= 2 and text,
             "it serves what it can",
         )
-        assert "Going on without it: Cannot receive OTLP/HTTP on 127.0.0.1:4318" in told
+        assert (
+            "The agent continues without this listener: Cannot receive OTLP/HTTP on 127.0.0.1:4318"
+            in told
+        )
         now = time.time_ns()
         assert send(tmp_path / "run", [made("by the socket", now - 10**8, now)]) == 200
         process.send_signal(signal.SIGTERM)
@@ -101,7 +104,10 @@ def test_a_directory_that_cannot_hold_sockets_costs_only_the_sockets(
         assert agent.spans_address()
         said = agent.said
         for what in ("spans as they begin", "OTLP/HTTP", "questions"):
-            assert f"Going on without it: Cannot receive {what} on {run_dir}" in said
+            assert (
+                f"The agent continues without this listener: Cannot receive {what} on {run_dir}"
+                in said
+            )
         assert said.count("run_dir.") >= 3  # the remedy
         assert agent.end() == 0
 

@@ -23,8 +23,7 @@ from wattspan.ingest.export_request import (
     WorkAttribute,
 )
 from wattspan.ingest.otlp_json import JsonTraceDecoder
-from wattspan.ingest.ring_reader import MAX_RING_RECORDS, RingError, RingReader
-from wattspan.ingest.side_channel import _receive_ring
+from wattspan.ingest.side_channel import MAX_RING_RECORDS, RingError, RingReader, receive_ring
 from wattspan.ingest.trace_decoder import SPAN, DecoderSettings, FieldBudget, count_fields
 from wattspan.sdk.ring import HELLO, MAGIC, RECORD_SIZE, STARTED, VERSION, WRITE_FORMAT
 from wattspan.util.encoding import BodyEncodingError, BodyTooLongError, gzip_decompress
@@ -220,7 +219,7 @@ def _memfd(content: bytes, seals: int) -> Iterator[int]:
     "ring",
     whose="any local process",
     holds="refused, or read in bounded steps; every record told stands in the ring",
-    watched=("wattspan.ingest.ring_reader", "wattspan.ingest.side_channel"),
+    watched=("wattspan.ingest.side_channel",),
     samples=(
         b"\2" + HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 4) + bytes(48) + _record(1) + _record(2),
         b"\2" + HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 2) + _record(6) + _record(5),
@@ -233,7 +232,7 @@ def ring(data: bytes) -> None:
     seals, hello, content = supply.byte() & 0x0F, supply.bytes(HELLO.size), supply.rest()
     with _memfd(content, seals) as memory:
         try:
-            made = _receive_ring(hello, [memory], cut=False)
+            made = receive_ring(hello, [memory], truncated=False)
         except RingError:
             return
         assert isinstance(made, RingReader)

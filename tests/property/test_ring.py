@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.ingest.ring_reader import MAX_RING_RECORDS, RingError, RingReader
+from wattspan.ingest.side_channel import MAX_RING_RECORDS, RingError, RingReader
 from wattspan.sdk.ring import ENDED, RECORD_SIZE, STARTED, WRITE_FORMAT
 from wattspan.spans.values import SpanEnd, SpanStart
 

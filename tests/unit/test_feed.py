@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.telling import ends, listening, processor_of, starts, telling
-from wattspan.ingest.ring_reader import MAX_RING_RECORDS
-from wattspan.ingest.side_channel import SideChannelServer
+from wattspan.ingest.side_channel import MAX_RING_RECORDS, SideChannelServer
 from wattspan.ports import ListenError
 from wattspan.sdk.ring import HELLO, MAGIC, RECORD_SIZE, RECORDS, STARTED, VERSION, WRITE_FORMAT
 from wattspan.spans.values import SpanStart
@@ -242,7 +241,7 @@ def test_many_who_come_at_once_are_let_in_bit_by_bit(
 
 
 def test_there_is_room_again_when_somebody_goes(tmp_path: Path) -> None:
-    with listening(tmp_path, most_processes=1) as feed:
+    with listening(tmp_path, max_processes=1) as feed:
         with telling(tmp_path) as first:
             first.get_tracer("application").start_span("work").end()
             assert len(starts(feed.drain())) == 1
@@ -284,7 +283,7 @@ def test_every_user_may_connect(feed: SideChannelServer, tmp_path: Path) -> None
 
 
 def test_only_so_much_is_taken_at_once_and_nobody_is_forgotten(tmp_path: Path) -> None:
-    with listening(tmp_path, most_records=600) as feed, ExitStack() as stack:
+    with listening(tmp_path, max_records=600) as feed, ExitStack() as stack:
         for first in (0, 1 << 20):
             ring = stack.enter_context(memory(4096 * RECORD_SIZE))
             hello = HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 4096)
@@ -300,7 +299,7 @@ def test_only_so_much_is_taken_at_once_and_nobody_is_forgotten(tmp_path: Path) -
 
 
 def test_what_the_dead_have_told_is_heard_to_its_end_before_they_are_gone(tmp_path: Path) -> None:
-    with listening(tmp_path, most_records=600) as feed:
+    with listening(tmp_path, max_records=600) as feed:
         with memory(4096 * RECORD_SIZE) as ring:
             hello = HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 4096)
             with guest(tmp_path, hello, [ring]):

@@ -263,7 +263,7 @@ def test_an_agent_that_has_no_room_is_as_good_as_none(
     tmp_path: Path, provider: TracerProvider
 ) -> None:
     tracer, processor = provider.get_tracer("application"), processor_of(provider)
-    with listening(tmp_path, most_processes=0) as feed:
+    with listening(tmp_path, max_processes=0) as feed:
         tracer.start_span("unheard").end()
         feed.drain()
         processor._due = 0

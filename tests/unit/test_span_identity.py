@@ -462,9 +462,9 @@ def test_any_number_of_claims_takes_bounded_room(host: Host) -> None:
     for number in range(3 * MAX_IDENTITIES):
         host.whose(peer, ResourceClaim("x" * number, pid=number, container="y" * number))
         host.whose(peer._replace(address=("127.0.0.1", number % 65536), local=("::1", 1)))
-    assert len(host.identities._answers) <= MAX_IDENTITIES
-    assert len(host.identities._senders._known) <= 1024
-    assert max(len(key[3]) for key in host.identities._answers) <= MAX_CLAIM_LENGTH
+    assert len(host.identities._identities) <= MAX_IDENTITIES
+    assert len(host.identities._senders._senders) <= 1024
+    assert max(len(key[3]) for key in host.identities._identities) <= MAX_CLAIM_LENGTH
 
 
 def test_a_process_is_known_by_its_pid(host: Host) -> None:

@@ -1,20 +1,17 @@
-"""Whether what a resource says of its process is true, given who sends it.
+"""The process that spans belong to: kernel evidence first, then checked claims.
 
-The kernel's word goes before the sender's. A sender may speak for others, as collectors and
-sidecars do, as far as it could act for them: for its own user's processes, root for all.
-
-Which process spans belong to.
-
-In order of trust: the credentials of a Unix socket's peer; the kernel's owner of a TCP
-connection on this host; a claimed pid whose time of birth fits; a pid in a claimed container.
-What cannot be true is not believed, and where nothing tells, nobody is charged.
+In order of trust: the credentials of the peer of a Unix socket; the kernel's owner of a TCP
+connection of this host; a claimed pid whose start time matches; a pid in a claimed container.
+Impossible claims are not believed, and without evidence no process is charged. A sender may speak
+for other processes, as collectors and sidecars do, if it could act for them: a user for its own
+processes, root for all.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wattspan.http.messages import Peer
 from wattspan.ingest.export_request import ResourceClaim
@@ -22,208 +19,341 @@ from wattspan.ingest.process_lookup import (
     ContainerProcesses,
     LookupBudget,
     ProcessLookup,
-    ProcessSnapshot,
     StartTimeMatcher,
     container_id,
     find_by_pid,
     unix_time,
 )
-from wattspan.ingest.senders import UNKNOWN_AGE, Sender, SenderResolver
-from wattspan.model import MILLISECOND, SECOND, Consumer
+from wattspan.model import MILLISECOND, SECOND, Consumer, Instant
 from wattspan.ports import Clock
+from wattspan.processes.inspector import LiveProcess, SocketOwner
 from wattspan.spans.values import Outcome
 
+# ------------------------------------------------------------------------------------ senders
+
+RETRY_AFTER = SECOND
+"""Delay of a search for which there was no time."""
+
+UNKNOWN_AGE = 5 * SECOND
+"""Time for which a TCP connection of unknown age is identified by its two ends."""
+
+_NEVER_EXPIRES = 2**63
+_TICK = 10 * MILLISECOND
+_MAX_CONNECTIONS = 1024
+_MAX_RECENT_SENDERS = 16
 _MAX_ANCESTORS = 64
+
+
+class Sender(NamedTuple):
+    """The evidence of the kernel. ``user`` is None for an unknown user, perhaps remote."""
+
+    process: LiveProcess | None
+    user: int | None
+
+
+class SenderResolver:
+    """Finds the sender of a connection. The owner of a TCP connection is looked up once."""
+
+    def __init__(self, kernel: ProcessLookup, owners: LookupBudget, searches: LookupBudget) -> None:
+        """``owners`` bounds lookups of the owner of a connection, ``searches`` of its process."""
+        self._kernel = kernel
+        self._owners = owners
+        self._searches = searches
+        self._senders: dict[Peer, tuple[Sender, int]] = {}  # on TCP, with the time of expiry
+        self._recent: dict[int, None] = {}  # pids of senders over TCP, the latest last
+
+    def resolve(self, peer: Peer, claimed: int | None, now: Instant) -> Sender | None:
+        """The sender; None if the budget of lookups is spent.
+
+        ``claimed`` is the pid that the spans name, which is tried first.
+        """
+        if peer.address is None or peer.local is None:
+            return Sender(self._connected_by(peer, now), peer.uid)
+        known = self._senders.get(peer)
+        if known is not None and now.mono < known[1]:
+            return known[0]
+        with self._owners as allowed:
+            if not allowed:
+                return None
+            owner = self._kernel.owner_of(peer.address, peer.local)
+        until = _NEVER_EXPIRES if peer.accepted is not None else now.mono + UNKNOWN_AGE
+        sender = Sender(None, None)
+        if owner is not None:
+            process, complete = self._holder(owner, claimed, peer.accepted, now)
+            sender = Sender(process, owner.user)
+            until = until if complete else now.mono + RETRY_AFTER
+        _store(self._senders, peer, (sender, until), _MAX_CONNECTIONS)
+        return sender
+
+    def _connected_by(self, peer: Peer, now: Instant) -> LiveProcess | None:
+        """The process that opened a connection of a Unix socket, if it still runs.
+
+        The kernel keeps the pid of the process that connected, also after another process
+        inherited the connection, or got the pid.
+        """
+        if peer.pid is None:
+            return None
+        process = self._kernel.look(peer.pid)
+        if process is None or process.kernel:
+            return None
+        if peer.accepted is None:
+            return process if peer.uid is None or peer.uid in process.users else None
+        return process if _started_before(peer.accepted, process, now) else None
+
+    def _holder(
+        self, owner: SocketOwner, claimed: int | None, accepted: int | None, now: Instant
+    ) -> tuple[LiveProcess | None, bool]:
+        """The process with the socket, and whether the search was complete.
+
+        The claimed process is tried first, then recent senders, then all processes.
+        """
+        kernel, inode = self._kernel, owner.inode
+        if claimed is not None and kernel.holds(claimed, inode):
+            return self._remembered(kernel.look(claimed)), True
+        with self._searches as allowed:
+            if not allowed:
+                return None, False
+            for pid in reversed(self._recent):
+                if kernel.holds(pid, inode):
+                    return self._remembered(self._eldest(pid, inode)), True
+            return self._remembered(self._search(owner, accepted, now)), True
+
+    def _search(self, owner: SocketOwner, accepted: int | None, now: Instant) -> LiveProcess | None:
+        """The process that opened a socket, among those of its user, the newest first.
+
+        The other holders of the socket were forked from it. If it has ended, a single remaining
+        holder counts.
+        """
+        kernel, inode = self._kernel, owner.inode
+        heirs: dict[Consumer, LiveProcess] = {}
+        for pid in sorted(kernel.pids(), reverse=True):
+            if kernel.owner(pid) in (owner.user, 0) and kernel.holds(pid, inode):
+                eldest = self._eldest(pid, inode)
+                if eldest is None:
+                    continue
+                if accepted is None or _started_before(accepted, eldest, now):
+                    return eldest
+                heirs[eldest.consumer] = eldest
+        return next(iter(heirs.values())) if len(heirs) == 1 else None
+
+    def _remembered(self, process: LiveProcess | None) -> LiveProcess | None:
+        if process is not None:
+            _store(self._recent, process.consumer.pid, None, _MAX_RECENT_SENDERS)
+        return process
+
+    def _eldest(self, pid: int, inode: int) -> LiveProcess | None:
+        """The eldest of the ancestors of ``pid`` that have the socket in an unbroken line."""
+        eldest = process = self._kernel.look(pid)
+        for _ in range(_MAX_ANCESTORS):
+            if process is None or not self._kernel.holds(process.parent, inode):
+                break
+            eldest = process = self._kernel.look(process.parent)
+        return eldest
+
+
+def _started_before(accepted: int, process: LiveProcess, now: Instant) -> bool:
+    return process.born <= accepted + now.asleep + _TICK
+
+
+def _store(cache: dict[Any, Any], key: Any, value: Any, limit: int) -> None:
+    """Make ``key`` the newest entry; beyond ``limit``, remove the oldest."""
+    cache.pop(key, None)
+    cache[key] = value
+    if len(cache) > limit:
+        del cache[next(iter(cache))]
+
+
+# ------------------------------------------------------------------------------------- claims
+
 _MAX_FORWARDERS = 256
 
 
 class ClaimVerifier:
-    """Judges claims; knows who has been seen to speak for others."""
+    """Verifies the claims of resources; remembers which processes forward spans of others."""
 
     def __init__(
-        self, kernel: ProcessLookup, containers: ContainerProcesses, births: StartTimeMatcher
+        self, kernel: ProcessLookup, containers: ContainerProcesses, starts: StartTimeMatcher
     ) -> None:
         self._kernel = kernel
         self._containers = containers
-        self._births = births
+        self._starts = starts
         self._forwarders: dict[Consumer, None] = {}
 
-    def judge(self, sender: Sender, claim: ResourceClaim) -> Consumer | Outcome:
-        """Whose the spans are; NOT_BELIEVED, or UNKNOWN_PROCESS where nothing tells."""
+    def verify(self, sender: Sender, claim: ResourceClaim) -> Consumer | Outcome:
+        """The process of the spans; NOT_BELIEVED, or UNKNOWN_PROCESS without evidence."""
         container = container_id(claim.container)
         created = unix_time(claim.created) if claim.created else None
-        me = sender.living
+        process = sender.process
         if claim.pid is None:
             return self._without_pid(sender, container)
-        if me is not None and (
-            self._is_itself(me, claim.pid, container, created)
-            or self._is_copy_of(me, claim.pid, created)
+        if process is not None and (
+            self._is_sender(process, claim.pid, container, created)
+            or self._is_ancestor(process, claim.pid, created)
         ):
-            return me.consumer
-        found = self._named(claim.pid, container, me)
-        if found is None and me is not None and self._is_orphan(me, container, created):
-            return me.consumer
+            return process.consumer
+        found = self._claimed(claim.pid, container, process)
+        if (
+            found is None
+            and process is not None
+            and self._is_ended_ancestor(process, container, created)
+        ):
+            return process.consumer
         if isinstance(found, Outcome):
             return found
-        if found is None or not self._believable(found, sender, created, container):
+        if found is None or not self._is_believable(found, sender, created, container):
             return Outcome.NOT_BELIEVED
-        if me is not None:
-            self._note_forwarder(me, found)
+        if process is not None:
+            self._remember_forwarder(process, found)
         return found.consumer
 
-    def forwards(self, consumer: Consumer) -> bool:
-        """Whether this process has been seen to speak for others."""
+    def is_forwarder(self, consumer: Consumer) -> bool:
+        """Whether the process has sent spans of other processes."""
         return consumer in self._forwarders
 
-    # ---------------------------------------------------------------- the sender's own spans
-
     def _without_pid(self, sender: Sender, container: str) -> Consumer | Outcome:
-        """The sender itself, unless it is known to speak for others, or says it does."""
-        me = sender.living
-        if me is not None and (not container or self._may_be_in(container, me)):
-            return Outcome.UNKNOWN_PROCESS if self.forwards(me.consumer) else me.consumer
+        """The sender itself, unless it forwards spans or claims another container."""
+        process = sender.process
+        if process is not None and (not container or self._may_be_in(container, process)):
+            forwards = self.is_forwarder(process.consumer)
+            return Outcome.UNKNOWN_PROCESS if forwards else process.consumer
         members = self._containers.members(container) if container else None
         if not members or len(members) > 1:
             return Outcome.UNKNOWN_PROCESS
-        if not self._believable(members[0], sender, None, container):
+        if not self._is_believable(members[0], sender, None, container):
             return Outcome.NOT_BELIEVED
         return members[0].consumer
 
-    def _is_itself(
-        self, me: ProcessSnapshot, pid: int, container: str, created: int | None
+    def _is_sender(
+        self, process: LiveProcess, pid: int, container: str, created: int | None
     ) -> bool:
-        """Whether the sender is called ``pid``, by us or in a pid namespace of its own.
+        """Whether ``pid`` is the sender's in the agent's pid namespace or in an inner one.
 
-        Small pids are the same in every container, so there all that is told must fit.
+        Every container has the same small pids, so there the start time must match as well.
         """
-        if pid not in me.pids or (container and not self._may_be_in(container, me)):
+        if pid not in process.pids or (container and not self._may_be_in(container, process)):
             return False
-        return len(me.pids) == 1 or created is None or self._births.fits(me, created)
+        return len(process.pids) == 1 or created is None or self._starts.matches(process, created)
 
-    def _is_copy_of(self, me: ProcessSnapshot, pid: int, created: int | None) -> bool:
-        """Whether the sender was forked from ``pid`` and still has the resource of then.
+    def _is_ancestor(self, process: LiveProcess, pid: int, created: int | None) -> bool:
+        """Whether ``pid`` is a process of whose memory the sender's is a copy.
 
-        As long as it runs no program of its own its memory is a copy, stale pid and all.
+        Until a forked process executes a program, its resource has the pid of its ancestor.
         """
         return any(
-            pid in above.pids and (created is None or self._births.fits(above, created))
-            for above in self._originals(me)
+            pid in ancestor.pids and (created is None or self._starts.matches(ancestor, created))
+            for ancestor in self._copied_ancestors(process)
         )
 
-    def _is_orphan(self, me: ProcessSnapshot, container: str, created: int | None) -> bool:
-        """Whether the pid that nobody has can be that of the process the sender is a copy of."""
+    def _is_ended_ancestor(self, process: LiveProcess, container: str, created: int | None) -> bool:
+        """Whether an unused pid can be that of an ended ancestor of the sender."""
         return (
-            me.copied
-            and not self.forwards(me.consumer)
-            and (created is None or self._births.before(created, me))
-            and (not container or self._may_be_in(container, me))
+            process.copied
+            and not self.is_forwarder(process.consumer)
+            and (created is None or self._starts.is_before(created, process))
+            and (not container or self._may_be_in(container, process))
         )
 
-    def _originals(self, living: ProcessSnapshot) -> Iterator[ProcessSnapshot]:
+    def _copied_ancestors(self, process: LiveProcess) -> Iterator[LiveProcess]:
         """The processes of whose memory this one's is a copy, the nearest first."""
         for _ in range(_MAX_ANCESTORS):
-            above = self._kernel.look(living.parent) if living.copied else None
-            if above is None:
+            parent = self._kernel.look(process.parent) if process.copied else None
+            if parent is None:
                 return
-            yield above
-            living = above
+            yield parent
+            process = parent
 
-    # ------------------------------------------------------------------------- those of others
-
-    def _named(
-        self, pid: int, container: str, me: ProcessSnapshot | None
-    ) -> ProcessSnapshot | Outcome | None:
-        """Who is called ``pid`` where the claim, or else the sender, is at home; None: nobody."""
+    def _claimed(
+        self, pid: int, container: str, sender: LiveProcess | None
+    ) -> LiveProcess | Outcome | None:
+        """The process ``pid`` in the claimed container, else in the sender's pid namespace."""
         if container:
             members = self._containers.members(container)
-        elif me is not None and len(me.pids) > 1:
-            members = self._containers.neighbours(me)
+        elif sender is not None and len(sender.pids) > 1:
+            members = self._containers.neighbours(sender)
         else:
             return self._kernel.look(pid)
         return find_by_pid(pid, members) if members else Outcome.UNKNOWN_PROCESS
 
-    def _believable(
-        self, found: ProcessSnapshot, sender: Sender, created: int | None, container: str
+    def _is_believable(
+        self, found: LiveProcess, sender: Sender, created: int | None, container: str
     ) -> bool:
-        """Whether it can be true, and whether this sender may say it."""
-        if found.kernel or (created is not None and not self._births.fits(found, created)):
+        """Whether the claim is possible, and the sender may speak for the process."""
+        if found.kernel or (created is not None and not self._starts.matches(found, created)):
             return False
-        vouched = created is not None or bool(container)
+        corroborated = created is not None or bool(container)
         if sender.user is None:
-            return vouched
+            return corroborated
         if sender.user == 0:
-            # Containers are full of a pid 1 of root's; the host's own sends no spans.
-            return vouched or sender.living is not None or found.pids != (1,)
+            # Most containers have a pid 1 of root; the pid 1 of the host sends no spans.
+            return corroborated or sender.process is not None or found.pids != (1,)
         return sender.user in found.users
 
-    # --------------------------------------------------------------------------------- small
-
-    def _may_be_in(self, container: str, me: ProcessSnapshot) -> bool:
-        """Whether the sender is in the container, or in one that cannot be told."""
-        inside = self._containers.has(container, me)
+    def _may_be_in(self, container: str, process: LiveProcess) -> bool:
+        """Whether the process is in the container, or its container is unknown."""
+        inside = self._containers.contains(container, process)
         return not self._containers.members(container) if inside is None else inside
 
-    def _note_forwarder(self, me: ProcessSnapshot, other: ProcessSnapshot) -> None:
-        """Remember who speaks for others; not for its own copies, to whom it left a connection."""
-        if any(above.consumer == me.consumer for above in self._originals(other)):
-            return
-        self._forwarders[me.consumer] = None
-        if len(self._forwarders) > _MAX_FORWARDERS:
-            del self._forwarders[next(iter(self._forwarders))]
+    def _remember_forwarder(self, sender: LiveProcess, other: LiveProcess) -> None:
+        """Unless ``other`` is a forked copy of the sender that inherited its connection."""
+        if all(above.consumer != sender.consumer for above in self._copied_ancestors(other)):
+            _store(self._forwarders, sender.consumer, None, _MAX_FORWARDERS)
 
+
+# --------------------------------------------------------------------------------- identities
 
 CERTAIN_TTL = 250 * MILLISECOND
-"""How long an answer stands unchecked: no host gives out all of its pids in so short a time."""
+"""Time for which an identity holds unchecked: no host reuses a pid in so short a time."""
 
 UNCERTAIN_TTL = 2 * SECOND
-"""How long it stands that nobody can be named, before all is looked at again."""
+"""Time until an unknown identity is resolved again."""
 
 KEEP_AFTER_EXIT = 60 * SECOND
-"""How long spans may come after the end of their process, over somebody else's connection."""
+"""Time after the end of a process in which a forwarder may still send its spans."""
 
 MAX_IDENTITIES = 4096
 MAX_CLAIM_LENGTH = 512
-"""Characters of a claim that are read and kept: more than any true one has."""
+"""Characters of a claim that are read: more than any genuine one has."""
 
 _IdentityKey = tuple[Peer, int | None, str, str]
-"""Who sends, and what is said of the process: its pid, its birth, its container."""
+"""The sender, and the claimed pid, start time and container."""
 
 
 class _CachedIdentity(NamedTuple):
     found: Consumer | Outcome
-    judged: int
+    resolved_at: int
     until: int
-    ended: int | None = None  # when its process was first found to be gone
+    ended_at: int | None = None  # time at which the end of the process was first noticed
 
 
 class IdentityResolver:
     """Resolves senders and claims to processes. Safe from any thread.
 
-    An answer is a pid with its start time, so whoever is given the same pid later is another
-    process. A sender is best asked about while it waits for the response: then it lives.
+    An identity is a pid with its start time, so a process that gets the same pid later is another
+    one. The best time to resolve a sender is while it waits for the response, because then it
+    still runs.
     """
 
     def __init__(self, clock: Clock, kernel: ProcessLookup) -> None:
-        looking = LookupBudget(clock)
+        searches = LookupBudget(clock)
         self._clock = clock
         self._kernel = kernel
-        self._births = StartTimeMatcher()
-        self._senders = SenderResolver(kernel, LookupBudget(clock), looking)
+        self._starts = StartTimeMatcher()
+        self._senders = SenderResolver(kernel, LookupBudget(clock), searches)
         self._claims = ClaimVerifier(
-            kernel, ContainerProcesses(kernel, clock, looking), self._births
+            kernel, ContainerProcesses(kernel, clock, searches), self._starts
         )
-        self._answers: dict[_IdentityKey, _CachedIdentity] = {}
+        self._identities: dict[_IdentityKey, _CachedIdentity] = {}
         self._lock = threading.Lock()
-        self._births.observe(clock.now())
+        self._starts.observe(clock.now())
 
     def identify(self, pid: int) -> Consumer | None:
         """The process that has ``pid`` now."""
         return self._kernel.identify(pid)
 
     def resolve(self, peer: Peer, claim: ResourceClaim) -> Consumer | Outcome:
-        """The process of spans that ``peer`` sends and of which ``claim`` is said.
+        """The process of the spans that ``peer`` sends with ``claim``.
 
-        Outcome.NOT_BELIEVED for what cannot be true, UNKNOWN_PROCESS where nothing tells.
+        Outcome.NOT_BELIEVED for an impossible claim, UNKNOWN_PROCESS without evidence.
         """
         _, pid, created, container = claim
         if len(created) + len(container) > MAX_CLAIM_LENGTH:
@@ -232,44 +362,39 @@ class IdentityResolver:
                 container[: MAX_CLAIM_LENGTH // 2],
             )
         key = (peer, pid, created, container)
-        answer = self._answers.get(key)
-        if answer is not None and self._clock.monotonic() < answer.until:
-            return answer.found
+        known = self._identities.get(key)
+        if known is not None and self._clock.monotonic() < known.until:
+            return known.found
         with self._lock:
-            return self._renew(key, answer).found
+            return self._resolve(key, known).found
 
-    # ------------------------------------------------------------------------------- details
-
-    def _renew(self, key: _IdentityKey, old: _CachedIdentity | None) -> _CachedIdentity:
+    def _resolve(self, key: _IdentityKey, known: _CachedIdentity | None) -> _CachedIdentity:
         peer, pid, created, container = key
         claim = ResourceClaim("", pid, created, container)
         now = self._clock.now()
-        self._births.observe(now)
-        answer = self._still(peer, claim, old, now.mono)
-        if answer is None:
-            sender = self._senders.of(peer, claim.pid, now)
-            found = self._claims.judge(sender, claim) if sender else Outcome.UNKNOWN_PROCESS
-            stands = CERTAIN_TTL if isinstance(found, Consumer) else UNCERTAIN_TTL
-            answer = _CachedIdentity(found, now.mono, now.mono + stands)
-        self._answers.pop(key, None)
-        self._answers[key] = answer
-        if len(self._answers) > MAX_IDENTITIES:
-            self._answers = dict(list(self._answers.items())[MAX_IDENTITIES // 4 :])
-        return answer
+        self._starts.observe(now)
+        identity = self._renewed(peer, claim, known, now.mono)
+        if identity is None:
+            sender = self._senders.resolve(peer, claim.pid, now)
+            found = self._claims.verify(sender, claim) if sender else Outcome.UNKNOWN_PROCESS
+            ttl = CERTAIN_TTL if isinstance(found, Consumer) else UNCERTAIN_TTL
+            identity = _CachedIdentity(found, now.mono, now.mono + ttl)
+        _store(self._identities, key, identity, MAX_IDENTITIES)
+        return identity
 
-    def _still(
-        self, peer: Peer, claim: ResourceClaim, old: _CachedIdentity | None, now: int
+    def _renewed(
+        self, peer: Peer, claim: ResourceClaim, known: _CachedIdentity | None, now: int
     ) -> _CachedIdentity | None:
-        """The old answer, where its process still lives, or has only just died."""
-        if old is None or not isinstance(old.found, Consumer):
+        """The known identity if its process still runs or has ended recently."""
+        if known is None or not isinstance(known.found, Consumer):
             return None
-        present = self._kernel.identify(old.found.pid)
-        if present == old.found:
-            # An undated connection may be another one by now.
-            undated = peer.accepted is None and now - old.judged >= UNKNOWN_AGE
-            disowned = claim.pid is None and self._claims.forwards(old.found)
-            return None if undated or disowned else old._replace(until=now + CERTAIN_TTL)
-        ended = now if old.ended is None else old.ended
-        if present is None and now - ended < KEEP_AFTER_EXIT:
-            return old._replace(until=now + CERTAIN_TTL, ended=ended)
+        present = self._kernel.identify(known.found.pid)
+        if present == known.found:
+            # A connection of unknown age may be another one by now.
+            stale = peer.accepted is None and now - known.resolved_at >= UNKNOWN_AGE
+            ambiguous = claim.pid is None and self._claims.is_forwarder(known.found)
+            return None if stale or ambiguous else known._replace(until=now + CERTAIN_TTL)
+        ended_at = now if known.ended_at is None else known.ended_at
+        if present is None and now - ended_at < KEEP_AFTER_EXIT:
+            return known._replace(until=now + CERTAIN_TTL, ended_at=ended_at)
         return None

@@ -1,4 +1,4 @@
-"""Opens what spans come in by, as it is configured."""
+"""Opens the configured receivers of spans."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ from wattspan.model.settings import Listen
 from wattspan.ports import Clock, ConfigError, ListenError
 
 HTTP_SOCKET, GRPC_SOCKET = "otlp.sock", "otlp-grpc.sock"
+CONFIG_TABLE = "[spans]"
+EXPOSURE_RISK = "whoever reaches it may send spans and be believed"
+"""The risk of a listener for spans that is open to the network."""
 
 Log = Callable[[str], None]
 
 _HTTP, _GRPC = "OTLP/HTTP", "OTLP/gRPC"
-
-CONFIG_TABLE = "[spans]"
-EXPOSURE_RISK = "whoever reaches it may send spans and be believed"
-"""What a listener for spans lets anybody do."""
-
 _BUILTIN_WEIGHTS = ("equal", "cpu")
 
 
@@ -43,18 +41,16 @@ def open_receivers(
     work: Collection[WorkAttribute] = (),
     refusals: RejectionCounter | None = None,
 ) -> tuple[str, ...]:
-    """Have ``server`` listen for spans, wherever ``settings`` say; the addresses.
+    """Add listeners for spans to ``server``; returns their addresses.
 
-    ``work`` says which spans count their work, and in which attribute.
-
-    ``asked`` tells whether a key was set by somebody: what was asked for is had or a ListenError,
-    what is only the default is done without, and logged. ConfigError if gRPC is not
-    installed, or for files of TLS or tokens that cannot be used. Neither is asked for on Unix
-    sockets, where the kernel says who sends. ``refusals`` counts who is turned away.
+    ``work`` lists the spans that report work. ``asked`` returns whether the operator set a key:
+    a failure to listen is a ListenError for such a key, and else logged. ConfigError if gRPC is
+    not installed, or for invalid files of TLS or tokens. Unix sockets need neither TLS nor
+    tokens, because the kernel identifies the sender. ``refusals`` counts rejected connections.
     """
     if not settings.enabled:
         return ()
-    intake = TraceReceiver(
+    receiver = TraceReceiver(
         sink,
         clock,
         max_request=settings.max_request,
@@ -70,72 +66,67 @@ def open_receivers(
         except ListenError as error:
             if asked(key):
                 raise
-            log(f"Going on without it: {error}")
+            log(f"The agent continues without this listener: {error}")
 
-    doors = _ListenerPolicies(settings, log, refusals or RejectionCounter())
-    http = OtlpHttpHandler(intake)
+    refusals = refusals or RejectionCounter()
+    unix_policy = AccessPolicy(refusals.of("unix"))
+    http = OtlpHttpHandler(receiver)
     if settings.http:
-        door = doors.tcp("http", "http/1.1", settings.http)
+        policy = _tcp_policy(settings, "http", "http/1.1", settings.http, log, refusals)
         tcp = partial(server.listen_tcp, settings.http.host, settings.http.port, http)
         attempt(
             "http",
-            _is_protected("http", door),
-            partial(tcp, what=_HTTP, setting="[spans] http", door=door),
+            f"http{'s' * (policy.tls is not None)}",
+            partial(tcp, what=_HTTP, setting="[spans] http", door=policy),
             TRACES_PATH,
         )
     if settings.unix:
         unix = partial(
-            server.listen_unix, run_dir / HTTP_SOCKET, http, what=_HTTP, door=doors.unix()
+            server.listen_unix, run_dir / HTTP_SOCKET, http, what=_HTTP, door=unix_policy
         )
         attempt("unix", "http+unix", unix)
     if settings.grpc:
-        door = doors.tcp("grpc", "h2", settings.grpc)
-        grpc, grpc_unix = _grpc(intake, log, door), _grpc(intake, log, doors.unix())
+        policy = _tcp_policy(settings, "grpc", "h2", settings.grpc, log, refusals)
+        grpc, grpc_unix = _grpc(receiver, log, policy), _grpc(receiver, log, unix_policy)
 
         def tcp_grpc() -> str:
-            where = settings.grpc
-            listening = listen_tcp(where.host, where.port, what=_GRPC, setting="[spans] grpc")
-            return server.add(listening, grpc, door)
+            host, port = settings.grpc.host, settings.grpc.port
+            listening = listen_tcp(host, port, what=_GRPC, setting="[spans] grpc")
+            return server.add(listening, grpc, policy)
 
         def unix_grpc() -> str:
             return server.add(listen_unix(run_dir / GRPC_SOCKET, 0o666, what=_GRPC), grpc_unix)
 
-        attempt("grpc", _is_protected("grpc", door), tcp_grpc)
+        attempt("grpc", f"grpc{'s' * (policy.tls is not None)}", tcp_grpc)
         if settings.unix:
             attempt("unix", "grpc+unix", unix_grpc)
     return tuple(opened)
 
 
-class _ListenerPolicies:
-    """What is asked of senders, by listener."""
-
-    def __init__(self, settings: SpansSettings, log: Log, refusals: RejectionCounter) -> None:
-        self._settings, self._log, self._refusals = settings, log, refusals
-
-    def tcp(self, listener: str, speaks: str, listen: Listen) -> AccessPolicy:
-        """ConfigError if what is asked for cannot be."""
-        settings, log, count = self._settings, self._log, self._refusals.of(listener)
-        try:
-            tls = server_tls(
-                settings, what="Cannot receive spans", where=f"in {CONFIG_TABLE}", log=log,
-                speaks=(speaks,), count=count,
-            )  # fmt: skip
-            admits = token_check(settings, where=f"in {CONFIG_TABLE}", log=log)
-        except AccessError as error:
-            raise ConfigError(str(error)) from None
-        if warning := exposure_warning(listen, settings, where=CONFIG_TABLE, risk=EXPOSURE_RISK):
-            log(warning)
-        return AccessPolicy(count, tls, admits or admit_all, browsers=False)
-
-    def unix(self) -> AccessPolicy:
-        return AccessPolicy(self._refusals.of("unix"))
+def _tcp_policy(
+    settings: SpansSettings,
+    listener: str,
+    protocol: str,
+    listen: Listen,
+    log: Log,
+    refusals: RejectionCounter,
+) -> AccessPolicy:
+    """The requirements for senders over TCP; ConfigError for invalid files."""
+    count = refusals.of(listener)
+    try:
+        tls = server_tls(
+            settings, what="Cannot receive spans", where=f"in {CONFIG_TABLE}", log=log,
+            speaks=(protocol,), count=count,
+        )  # fmt: skip
+        admits = token_check(settings, where=f"in {CONFIG_TABLE}", log=log)
+    except AccessError as error:
+        raise ConfigError(str(error)) from None
+    if warning := exposure_warning(listen, settings, where=CONFIG_TABLE, risk=EXPOSURE_RISK):
+        log(warning)
+    return AccessPolicy(count, tls, admits or admit_all, browsers=False)
 
 
-def _is_protected(scheme: str, door: AccessPolicy) -> str:
-    return scheme if door.tls is None else f"{scheme}s"
-
-
-def _grpc(intake: TraceReceiver, log: Log, door: AccessPolicy) -> LimitedProtocolFactory:
+def _grpc(receiver: TraceReceiver, log: Log, policy: AccessPolicy) -> LimitedProtocolFactory:
     try:
         from wattspan.ingest.otlp_grpc import OtlpGrpcFactory
     except ImportError as error:
@@ -143,4 +134,4 @@ def _grpc(intake: TraceReceiver, log: Log, door: AccessPolicy) -> LimitedProtoco
             f"[spans] grpc needs grpclib, which is not installed ({error}); "
             'run `pip install "wattspan[grpc]"`, or set grpc = "".'
         ) from error
-    return OtlpGrpcFactory(intake, log, door)
+    return OtlpGrpcFactory(receiver, log, policy)

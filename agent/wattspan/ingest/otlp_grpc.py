@@ -1,8 +1,8 @@
-"""OTLP/gRPC, on grpclib's HTTP/2: an extra, imported only where it is asked for.
+"""OTLP/gRPC on grpclib's HTTP/2: an extra, imported only if it is configured.
 
-grpclib's own server knows no compression, no limit to a message and no peer credentials, so what
-gRPC writes into HTTP/2 streams is read and written here: a message with its length in front, and
-trailers that say how it went.
+grpclib's own server has no compression, no limit of a message and no peer credentials. This module
+therefore reads and writes gRPC's content of HTTP/2 streams itself: a message after its length, and
+trailers with the status.
 """
 
 from __future__ import annotations
@@ -41,45 +41,45 @@ _UNSUPPORTED_SIGNALS = {
     "metrics": "OTEL_METRICS_EXPORTER=none",
     "logs": "OTEL_LOGS_EXPORTER=none",
 }
-_PREFIX = struct.Struct(">BI")  # whether it is compressed, and how long a message is
+_PREFIX = struct.Struct(">BI")  # of a message: the compressed flag and the length
 _READ_CHUNK = 1 << 16
 _FRAME = 1 << 17
 _WINDOW = 1 << 20  # bytes a client may send before they are read, on all streams together
-_UNREAD = 1 << 20  # bytes that wait for a client to read them before it is given up
-_MAX_REASON = 500  # characters
+_MAX_UNREAD = 1 << 20  # bytes that a client has not read, beyond which it is disconnected
+_MAX_MESSAGE = 500  # characters
 
 Log = Callable[[str], None]
 Headers = Sequence[tuple[str, str]]
 
 
 class GrpcStatusError(Exception):
-    """A call ends with this status."""
+    """Ends a call with a status."""
 
-    def __init__(
-        self, status: Status, why: str, *, retry_after: int | None = None, headers: Headers = ()
-    ) -> None:
-        super().__init__(why)
-        self.status, self.why = status, why[:_MAX_REASON]
-        self.retry_after, self.headers = retry_after, headers
+    def __init__(self, status: Status, message: str, *, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message[:_MAX_MESSAGE]
+        self.retry_after = retry_after
 
 
 class OtlpGrpcFactory:
-    """Makes a connection for each client; what the web server is given to speak gRPC."""
+    """Makes the protocol of each connection, for the HTTP server."""
 
-    def __init__(self, intake: TraceReceiver, log: Log, door: AccessPolicy = OPEN_ACCESS) -> None:
-        self._reader, self._log, self._door = RequestReader(intake), log, door
+    def __init__(
+        self, receiver: TraceReceiver, log: Log, policy: AccessPolicy = OPEN_ACCESS
+    ) -> None:
+        self._reader, self._log, self._policy = RequestReader(receiver), log, policy
         self._config = Configuration(
             http2_connection_window_size=_WINDOW, http2_stream_window_size=_WINDOW
         ).__for_server__()
         self._h2_config = H2Configuration(client_side=False, header_encoding="ascii")
 
     def __call__(self, room: ServerCapacity) -> asyncio.Protocol:
-        calls = _GrpcCallHandler(self._reader, room, self._log, self._door)
+        calls = _GrpcCallHandler(self._reader, room, self._log, self._policy)
         return _GrpcServerConnection(calls, self._config, self._h2_config)
 
 
 class _GrpcServerConnection(grpclib.protocol.H2Protocol):  # type: ignore[misc]
-    """One client's connection, a guest of the server's room."""
+    """The connection of one client."""
 
     def __init__(
         self, calls: _GrpcCallHandler, config: Configuration, h2_config: H2Configuration
@@ -94,32 +94,32 @@ class _GrpcServerConnection(grpclib.protocol.H2Protocol):  # type: ignore[misc]
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         self._calls.peer = self._calls.room.peer(transport)
-        self._calls.quiet = lambda: self._calls.room.rest(self)
-        self._calls.hold = transport.pause_reading
-        self._calls.let_go = transport.resume_reading
+        self._calls.on_idle = lambda: self._calls.room.rest(self)
+        self._calls.pause_reading = transport.pause_reading
+        self._calls.resume_reading = transport.resume_reading
         super().connection_made(transport)
-        # A batch in one frame takes less time than one in frames of the usual 16 KiB.
+        # A batch in one frame takes less time than in frames of the default 16 KiB.
         h2_connection = self.connection._connection  # noqa: SLF001 - grpclib has no setting for it
         h2_connection.update_settings({SettingCodes.MAX_FRAME_SIZE: _FRAME})
-        # Otherwise h2 refuses such a frame that comes together with the setting's acknowledgement.
+        # Otherwise h2 rejects such a frame that arrives with the acknowledgement of the setting.
         h2_connection.max_inbound_frame_size = _FRAME
         self.connection.flush()
         if self._calls.room.enter(self, self._calls.peer.whose):
             self._calls.room.rest(self)
         else:
-            self._calls.door.refused(RejectionReason.CROWDED)
+            self._calls.policy.refused(RejectionReason.CROWDED)
             self.close()
 
     def data_received(self, data: bytes) -> None:
         try:
             super().data_received(data)
-        except Exception:  # noqa: BLE001 - whatever h2 and grpclib make of a hostile client's frames
-            self._calls.door.refused(RejectionReason.MALFORMED)
+        except Exception:  # noqa: BLE001 - any error of h2 and grpclib on hostile frames
+            self._calls.policy.refused(RejectionReason.MALFORMED)
             self.close()
         if self._calls.tasks:
             self._calls.room.wake(self)
-        if self._transport.get_write_buffer_size() > _UNREAD:
-            self.close()  # it asks and does not listen
+        if self._transport.get_write_buffer_size() > _MAX_UNREAD:
+            self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._calls.room.leave(self)
@@ -134,17 +134,17 @@ class _GrpcCallHandler(grpclib.protocol.AbstractHandler):  # type: ignore[misc]
     """The calls of one connection."""
 
     def __init__(
-        self, reader: RequestReader, room: ServerCapacity, log: Log, door: AccessPolicy
+        self, reader: RequestReader, room: ServerCapacity, log: Log, policy: AccessPolicy
     ) -> None:
-        self._reader, self.room, self._log, self.door = reader, room, log, door
+        self._reader, self.room, self._log, self.policy = reader, room, log, policy
         self.peer = Peer()
         self.tasks: dict[Any, asyncio.Task[None]] = {}
-        self.answering = 0  # of them, those whose message is taken
-        self.quiet: Callable[[], None] = lambda: None
-        self.hold: Callable[[], None] = lambda: None
-        self.let_go: Callable[[], None] = lambda: None
+        self.answering = 0  # calls whose response is being sent
+        self.on_idle: Callable[[], None] = lambda: None
+        self.pause_reading: Callable[[], None] = lambda: None
+        self.resume_reading: Callable[[], None] = lambda: None
 
-    # ------------------------------------------------------------------- what grpclib tells
+    # ------------------------------------------------------------------ called by grpclib
 
     def accept(
         self,
@@ -152,17 +152,19 @@ class _GrpcCallHandler(grpclib.protocol.AbstractHandler):  # type: ignore[misc]
         headers: Headers,
         release_stream: Callable[[], None],
     ) -> None:
-        heard = self.room.hears(self.peer.whose)
-        if not heard:
-            self.hold()  # what else it sends waits with this call
-        task = asyncio.get_running_loop().create_task(self._call(stream, dict(headers), heard))
+        within_rate = self.room.hears(self.peer.whose)
+        if not within_rate:
+            self.pause_reading()  # further data waits with this call
+        task = asyncio.get_running_loop().create_task(
+            self._call(stream, dict(headers), within_rate)
+        )
         self.tasks[stream] = task
 
         def done(_: object) -> None:
             self.tasks.pop(stream, None)
             release_stream()
             if not self.tasks and not stream.connection.is_closing():
-                self.quiet()
+                self.on_idle()
 
         task.add_done_callback(done)
 
@@ -177,57 +179,57 @@ class _GrpcCallHandler(grpclib.protocol.AbstractHandler):  # type: ignore[misc]
     # ------------------------------------------------------------------------------ one call
 
     async def _call(
-        self, stream: grpclib.protocol.Stream, headers: dict[str, str], heard: bool
+        self, stream: grpclib.protocol.Stream, headers: dict[str, str], within_rate: bool
     ) -> None:
-        with suppress(H2Error, TimeoutError, ConnectionError):  # it is gone, or as good as
+        with suppress(
+            H2Error, TimeoutError, ConnectionError
+        ):  # the client is gone or does not read
             try:
-                if not heard:
-                    await self._put_off()
-                answer = await self._answer(stream, headers)
+                if not within_rate:
+                    await self._reject_late()
+                response = await self._respond(stream, headers)
             except GrpcStatusError as failure:
                 await self._fail(stream, failure)
-            except Exception as error:  # noqa: BLE001 - one call's trouble is not the server's
-                self._log(f"A call could not be answered: {error!r}.")
+            except Exception as error:  # noqa: BLE001 - an error ends one call only
+                self._log(f"An OTLP/gRPC call failed: {error!r}. Please report this.")
                 await self._fail(
                     stream,
-                    GrpcStatusError(
-                        Status.INTERNAL, "something went wrong in the agent; its log says what"
-                    ),
+                    GrpcStatusError(Status.INTERNAL, "internal error; see the agent's log"),
                 )
             else:
-                await self._succeed(stream, answer)
+                await self._succeed(stream, response)
 
-    async def _put_off(self) -> None:
-        """Of a peer that asks too often: refused, but not at once."""
+    async def _reject_late(self) -> None:
+        """Reject the call of a peer that exceeds its rate, after a delay."""
         await asyncio.sleep(self.room.limits.hold)
-        self.let_go()
-        self.door.refused(RejectionReason.RATE)
-        # By OTLP it is to be sent again only because of the delay.
+        self.resume_reading()
+        self.policy.refused(RejectionReason.RATE)
+        # OTLP clients retry this status only because of its delay.
         raise GrpcStatusError(Status.RESOURCE_EXHAUSTED, self.room.too_often, retry_after=1)
 
-    async def _answer(self, stream: grpclib.protocol.Stream, headers: dict[str, str]) -> bytes:
+    async def _respond(self, stream: grpclib.protocol.Stream, headers: dict[str, str]) -> bytes:
         _check_method(headers)
-        if not self.door.admits(headers.get("authorization", "")):
-            self.door.refused(RejectionReason.TOKEN)
+        if not self.policy.admits(headers.get("authorization", "")):
+            self.policy.refused(RejectionReason.TOKEN)
             raise GrpcStatusError(
                 Status.UNAUTHENTICATED,
                 "a token of the agent's token_file is needed, as metadata "
                 '"authorization: Bearer TOKEN"',
             )
-        held = _BodyReservation(self.room, self.peer.whose)
+        reservation = _BodyReservation(self.room, self.peer.whose)
         try:
             async with asyncio.timeout(self.room.limits.receive):
-                compressed, body = await self._message(stream, held)
+                compressed, body = await self._message(stream, reservation)
             gzipped = bool(compressed) and _is_gzip(headers)
             async with self.room.turn(self.peer.whose):
-                refused = await self._reader.take(body, self.peer, gzipped=gzipped)
+                rejected = await self._reader.take(body, self.peer, gzipped=gzipped)
         except TimeoutError:
             raise GrpcStatusError(
                 Status.DEADLINE_EXCEEDED, "the call took too long to arrive"
             ) from None
         except ReceiverBusyError as busy:
-            why = "too many spans wait for their energy"
-            raise GrpcStatusError(Status.UNAVAILABLE, why, retry_after=busy.seconds) from None
+            message = "too many spans wait for their energy"
+            raise GrpcStatusError(Status.UNAVAILABLE, message, retry_after=busy.seconds) from None
         except (RequestTooLargeError, BodyTooLongError) as error:
             self._reader.receiver.sink.refuse("too_large")
             raise GrpcStatusError(Status.RESOURCE_EXHAUSTED, str(error)) from None
@@ -235,20 +237,20 @@ class _GrpcCallHandler(grpclib.protocol.AbstractHandler):  # type: ignore[misc]
             self._reader.receiver.sink.refuse("malformed")
             raise GrpcStatusError(Status.INVALID_ARGUMENT, str(error)) from None
         finally:
-            held.give_back()
-        return encode_export_response(*refused)
+            reservation.give_back()
+        return encode_export_response(*rejected)
 
     async def _message(
-        self, stream: grpclib.protocol.Stream, held: _BodyReservation
+        self, stream: grpclib.protocol.Stream, reservation: _BodyReservation
     ) -> tuple[int, bytes]:
-        """The call's one message, and whether it is compressed."""
+        """The compressed flag and the message of the call."""
         try:
             prefix = await stream.recv_data(_PREFIX.size)
             if len(prefix) < _PREFIX.size:
                 raise MalformedRequestError("the call has no message")
             compressed, length = _PREFIX.unpack(prefix)
             if compressed > 1:
-                raise MalformedRequestError("the message's flags are not known")
+                raise MalformedRequestError("the message has unknown flags")
             if length > self._reader.receiver.max_request:
                 raise RequestTooLargeError(
                     f"a request has at most {self._reader.receiver.max_request} bytes"
@@ -258,39 +260,38 @@ class _GrpcCallHandler(grpclib.protocol.AbstractHandler):  # type: ignore[misc]
                 piece = await stream.recv_data(min(_READ_CHUNK, length - len(body)))
                 if not piece:
                     raise MalformedRequestError("the message ends too early")
-                if not held.take(len(piece)):
+                if not reservation.take(len(piece)):
                     raise ReceiverBusyError
                 body += piece
-        except AssertionError:  # grpclib's word for a stream that ends too early
+        except AssertionError:  # grpclib's error for a truncated stream
             raise MalformedRequestError("the message ends too early") from None
         return compressed, bytes(body)
 
-    async def _succeed(self, stream: grpclib.protocol.Stream, answer: bytes) -> None:
+    async def _succeed(self, stream: grpclib.protocol.Stream, response: bytes) -> None:
         self.answering += 1
         try:
             async with asyncio.timeout(self.room.limits.send):
                 await stream.send_headers(_HEAD)
-                await stream.send_data(_PREFIX.pack(0, len(answer)) + answer)
+                await stream.send_data(_PREFIX.pack(0, len(response)) + response)
                 await stream.send_headers([("grpc-status", "0")], end_stream=True)
         finally:
             self.answering -= 1
 
     async def _fail(self, stream: grpclib.protocol.Stream, failure: GrpcStatusError) -> None:
-        status, why, after = failure.status.value, failure.why, failure.retry_after
+        status, message, after = failure.status.value, failure.message, failure.retry_after
         trailers = [
             *_HEAD,
             ("grpc-status", str(status)),
-            ("grpc-message", encode_grpc_message(why)),
-            ("grpc-status-details-bin", _binary(encode_status(status, why, after))),
-            *failure.headers,
+            ("grpc-message", encode_grpc_message(message)),
+            ("grpc-status-details-bin", _base64(encode_status(status, message, after))),
         ]
         if after is not None:
-            # Python's exporter looks for the delay here, and nowhere else.
-            trailers.append(("google.rpc.retryinfo-bin", _binary(encode_retry_info(after))))
+            # The exporter for Python reads the delay only here.
+            trailers.append(("google.rpc.retryinfo-bin", _base64(encode_retry_info(after))))
         async with asyncio.timeout(self.room.limits.send):
             await stream.send_headers(trailers, end_stream=True)
             if stream.closable:
-                stream.reset_nowait()  # what is still to come of it is not wanted
+                stream.reset_nowait()  # the rest of the request is not read
 
 
 _HEAD = (
@@ -301,7 +302,7 @@ _HEAD = (
 
 
 class _BodyReservation:
-    """What one call holds of the room for bodies."""
+    """The bytes of one call within the limit of the server for bodies."""
 
     def __init__(self, room: ServerCapacity, whose: Hashable) -> None:
         self._room, self._whose, self._size = room, whose, 0
@@ -317,33 +318,33 @@ class _BodyReservation:
 
 
 def _check_method(headers: dict[str, str]) -> None:
-    """Whether this is a call that is known here."""
+    """GrpcStatusError for any other method."""
     path = headers.get(":path", "")
     kind = headers.get("content-type", "")
     if headers.get(":method") != "POST" or not kind.startswith("application/grpc"):
         raise GrpcStatusError(Status.INVALID_ARGUMENT, "this is no gRPC call")
     if path == EXPORT_METHOD:
         return
-    for what, remedy in _UNSUPPORTED_SIGNALS.items():
-        if path.startswith(f"/opentelemetry.proto.collector.{what}."):
-            why = f"wattspan takes spans only, no {what}: set {remedy} in the application"
-            raise GrpcStatusError(Status.UNIMPLEMENTED, why)
-    raise GrpcStatusError(Status.UNIMPLEMENTED, f"only {EXPORT_METHOD} is known here")
+    for signal, remedy in _UNSUPPORTED_SIGNALS.items():
+        if path.startswith(f"/opentelemetry.proto.collector.{signal}."):
+            message = f"wattspan takes spans only, no {signal}: set {remedy} in the application"
+            raise GrpcStatusError(Status.UNIMPLEMENTED, message)
+    raise GrpcStatusError(Status.UNIMPLEMENTED, f"the only method is {EXPORT_METHOD}")
 
 
 def _is_gzip(headers: dict[str, str]) -> bool:
-    """Whether a message that is compressed is so by gzip."""
+    """Whether the encoding of a compressed message is gzip; GrpcStatusError for any other."""
     encoding = headers.get("grpc-encoding", "identity")
     if encoding == "gzip":
         return True
     if encoding == "identity":
         raise GrpcStatusError(
-            Status.INTERNAL, "a message is compressed, and grpc-encoding names no way"
+            Status.INTERNAL, "the message is compressed, but grpc-encoding names no encoding"
         )
     raise GrpcStatusError(
-        Status.UNIMPLEMENTED, "messages are sent as they are or compressed by gzip"
+        Status.UNIMPLEMENTED, "send messages uncompressed or compressed with gzip"
     )
 
 
-def _binary(value: bytes) -> str:
+def _base64(value: bytes) -> str:
     return base64.b64encode(value).rstrip(b"=").decode()

@@ -1,9 +1,4 @@
-"""What may be asked of the kernel about processes and connections, and at what expense.
-
-Whether a process was born when somebody says it was.
-
-Which processes run in a container, and which of them has a pid there.
-"""
+"""Lookups of processes and containers, bounded in time, and comparison of start times."""
 
 from __future__ import annotations
 
@@ -15,53 +10,14 @@ from typing import Protocol
 
 from wattspan.model import MILLISECOND, SECOND, Consumer, Instant
 from wattspan.ports import Clock
-
-
-class ProcessSnapshot(Protocol):
-    """A process that lives."""
-
-    @property
-    def consumer(self) -> Consumer: ...
-    @property
-    def parent(self) -> int: ...
-    @property
-    def born(self) -> int:
-        """Nanoseconds since boot, in which the host's sleep counts; a clock tick too early."""
-        ...
-
-    @property
-    def users(self) -> frozenset[int]:
-        """Real, effective, saved and of the file system."""
-        ...
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Its pid in each pid namespace, from ours inwards."""
-        ...
-
-    @property
-    def copied(self) -> bool:
-        """It was forked and runs no program of its own since."""
-        ...
-
-    @property
-    def kernel(self) -> bool: ...
-
-
-class SocketOwner(Protocol):
-    """Whose a socket is."""
-
-    @property
-    def user(self) -> int: ...
-    @property
-    def inode(self) -> int: ...
+from wattspan.processes.inspector import LiveProcess, SocketOwner
 
 
 class ProcessLookup(Protocol):
-    """Process lookups; None for a process that is gone or hidden (``ProcessInspector``)."""
+    """Process lookups; None for an ended or hidden process (``ProcessInspector``)."""
 
     def identify(self, pid: int) -> Consumer | None: ...
-    def look(self, pid: int) -> ProcessSnapshot | None: ...
+    def look(self, pid: int) -> LiveProcess | None: ...
     def pids(self) -> list[int]: ...
     def owner(self, pid: int) -> int | None: ...
     def cgroup(self, pid: int) -> str: ...
@@ -70,43 +26,42 @@ class ProcessLookup(Protocol):
 
 
 class LookupBudget:
-    """Keeps what is slow from being asked for without end: time, earned at a rate.
+    """Bounds the time of slow lookups; a context manager, true if a lookup may start.
 
-    A sender can make us look through every process of the host, so all such looking together
-    may take one part in ``share`` of the time, and ``most`` nanoseconds at a stretch.
+    A sender can cause a search through every process of the host. All searches together may take
+    one part in ``share`` of the time, and ``limit`` nanoseconds at a stretch. A lookup that has
+    started may overdraw the budget.
     """
 
-    def __init__(self, clock: Clock, share: int = 20, most: int = SECOND // 4) -> None:
+    def __init__(self, clock: Clock, share: int = 20, limit: int = SECOND // 4) -> None:
         self._clock = clock
         self._share = share
-        self._most = most
-        self._left = most
-        self._earned = clock.monotonic()
-        self._began = 0
+        self._limit = self._left = limit
+        self._refilled_at = clock.monotonic()
+        self._started_at = 0
         self.refused = 0
 
     def __enter__(self) -> bool:
-        """Whether there is time for one more look; what follows is paid for, and may overdraw."""
-        self._began = self._clock.monotonic()
-        self._left = min(self._most, self._left + (self._began - self._earned) // self._share)
-        self._earned = self._began
+        self._started_at = now = self._clock.monotonic()
+        self._left = min(self._limit, self._left + (now - self._refilled_at) // self._share)
+        self._refilled_at = now
         if self._left <= 0:
             self.refused += 1
         return self._left > 0
 
     def __exit__(self, *_: object) -> None:
-        self._left -= self._clock.monotonic() - self._began
+        self._left -= self._clock.monotonic() - self._started_at
 
 
 START_TIME_TOLERANCE = 1500 * MILLISECOND
-"""The kernel counts births in hundredths of a second, many libraries the boot in whole ones."""
+"""The kernel counts start times in 1/100 s, many libraries count the boot time in seconds."""
 
 _MAX_BOOT_TIMES = 8
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def unix_time(text: str) -> int | None:
-    """Unix nanoseconds of an ISO 8601 date and time, UTC unless it says; None if it is none."""
+    """Unix nanoseconds of an ISO 8601 time, UTC without an offset; None if it is malformed."""
     try:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:
@@ -117,14 +72,14 @@ def unix_time(text: str) -> int | None:
 
 
 class StartTimeMatcher:
-    """Compares times of birth by the wall with those since boot.
+    """Compares claimed start times, by the wall clock, with the kernel's, since boot.
 
-    A time by the wall is as good as the clock was when it was taken: where the clock was set
-    since, what fits its former setting, as far as it was seen, is right as well.
+    Wall-clock times depend on the setting of the clock. After the clock was set, times that match
+    one of its last settings are correct as well.
     """
 
     def __init__(self) -> None:
-        self._boots: list[int] = []  # Unix nanoseconds, by each setting of the clock
+        self._boots: list[int] = []  # Unix nanoseconds, one for each setting of the clock
 
     def observe(self, now: Instant) -> None:
         boot = now.wall - now.mono - now.asleep
@@ -132,19 +87,19 @@ class StartTimeMatcher:
             self._boots.append(boot)
             del self._boots[:-_MAX_BOOT_TIMES]
 
-    def fits(self, living: ProcessSnapshot, created: int) -> bool:
-        """Whether ``living`` can have been born at Unix time ``created``."""
+    def matches(self, process: LiveProcess, created: int) -> bool:
+        """Whether ``process`` can have started at Unix time ``created``."""
         return any(
-            abs(boot + living.born - created) <= START_TIME_TOLERANCE for boot in self._boots
+            abs(boot + process.born - created) <= START_TIME_TOLERANCE for boot in self._boots
         )
 
-    def before(self, created: int, living: ProcessSnapshot) -> bool:
-        """Whether Unix time ``created`` was, by any setting, before ``living`` was born."""
-        return any(created <= boot + living.born + START_TIME_TOLERANCE for boot in self._boots)
+    def is_before(self, created: int, process: LiveProcess) -> bool:
+        """Whether Unix time ``created`` is before the start of ``process`` by any setting."""
+        return any(created <= boot + process.born + START_TIME_TOLERANCE for boot in self._boots)
 
 
 CACHE_TTL = SECOND
-"""How long a look at all processes serves."""
+"""Age up to which a search through all processes is reused."""
 
 _SHORT_ID_LENGTH = 12
 _ID = re.compile(r"(?<![0-9a-f])(?:[0-9a-f]{64}|[0-9a-f]{32}-[0-9]{1,20})(?![0-9a-f])")
@@ -152,9 +107,9 @@ _SHORT_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{12}(?![0-9a-f])")
 
 
 def container_id(text: str) -> str:
-    """The id in a claim, whatever a runtime puts around it; "" if there is none.
+    """The id in a claim, without the decoration of runtimes; "" if there is none.
 
-    64 hexadecimal digits, the first 12 of them, or as Amazon's tasks have it.
+    64 hexadecimal digits, the first 12 of them, or the id of an Amazon ECS task.
     """
     text = text.lower()
     match = _ID.search(text) or _SHORT_ID.search(text)
@@ -162,68 +117,66 @@ def container_id(text: str) -> str:
 
 
 class ContainerProcesses:
-    """Containers by the names of their cgroups.
+    """The processes of containers, by the names of their cgroups.
 
-    Nested containers have both ids in their path: who runs in the inner one runs in both.
+    The path of a nested container has both ids: a process of the inner one belongs to both.
     """
 
-    def __init__(self, kernel: ProcessLookup, clock: Clock, allowance: LookupBudget) -> None:
+    def __init__(self, kernel: ProcessLookup, clock: Clock, budget: LookupBudget) -> None:
         self._kernel = kernel
         self._clock = clock
-        self._allowance = allowance
-        self._pids: dict[str, list[tuple[str, int]]] = {}  # by short id: whole id and pid
-        self._looked: int | None = None
+        self._budget = budget
+        self._pids: dict[str, list[tuple[str, int]]] = {}  # by short id: complete id and pid
+        self._searched_at: int | None = None
 
-    def has(self, container: str, living: ProcessSnapshot) -> bool | None:
-        """Whether ``living`` runs in the container; None: its cgroup names none at all."""
-        ids = _ID.findall(self._kernel.cgroup(living.consumer.pid))
+    def contains(self, container: str, process: LiveProcess) -> bool | None:
+        """Whether ``process`` runs in the container; None if its cgroup names no container."""
+        ids = _ID.findall(self._kernel.cgroup(process.consumer.pid))
         return any(_same_container(each, container) for each in ids) if ids else None
 
-    def members(self, container: str) -> Sequence[ProcessSnapshot] | None:
-        """The processes of a container; none if it is not here, None if now is no time to look."""
-        looked = self._look()
+    def members(self, container: str) -> Sequence[LiveProcess] | None:
+        """The processes of a container, none for an unknown one; None if the budget is spent."""
+        complete = self._search()
         pids = [
             pid
             for whole, pid in self._pids.get(container[:_SHORT_ID_LENGTH], ())
             if _same_container(whole, container)
         ]
-        living = [one for pid in pids if (one := self._kernel.look(pid)) is not None]
-        # a pid may have another process by now
-        living = [one for one in living if self.has(container, one)]
-        return living if looked or living else None
+        found = [one for pid in pids if (one := self._kernel.look(pid)) is not None]
+        # the pid may have been reused since the search
+        found = [one for one in found if self.contains(container, one)]
+        return found if complete or found else None
 
-    def neighbours(self, living: ProcessSnapshot) -> Sequence[ProcessSnapshot] | None:
-        """Who is in the same cgroup; None if now is no time to look."""
-        with self._allowance as allowed:
+    def neighbours(self, process: LiveProcess) -> Sequence[LiveProcess] | None:
+        """The processes of the same cgroup; None if the budget is spent."""
+        with self._budget as allowed:
             if not allowed:
                 return None
             kernel = self._kernel
-            text = kernel.cgroup(living.consumer.pid)
-            pids = [pid for pid in kernel.pids() if kernel.cgroup(pid) == text]
+            cgroup = kernel.cgroup(process.consumer.pid)
+            pids = [pid for pid in kernel.pids() if kernel.cgroup(pid) == cgroup]
             return [found for pid in pids if (found := kernel.look(pid)) is not None]
 
-    # ------------------------------------------------------------------------------- details
-
-    def _look(self) -> bool:
-        """Look at the cgroup of every process, unless that was done just now."""
+    def _search(self) -> bool:
+        """Read the cgroup of every process, unless that was done within ``CACHE_TTL``."""
         now = self._clock.monotonic()
-        if self._looked is not None and now - self._looked < CACHE_TTL:
+        if self._searched_at is not None and now - self._searched_at < CACHE_TTL:
             return True
-        with self._allowance as allowed:
+        with self._budget as allowed:
             if allowed:
                 pids: dict[str, list[tuple[str, int]]] = defaultdict(list)
                 for pid in self._kernel.pids():
                     for whole in set(_ID.findall(self._kernel.cgroup(pid))):
                         pids[whole[:_SHORT_ID_LENGTH]].append((whole, pid))
-                self._pids, self._looked = dict(pids), now
+                self._pids, self._searched_at = dict(pids), now
         return allowed
 
 
-def find_by_pid(pid: int, among: Iterable[ProcessSnapshot]) -> ProcessSnapshot | None:
-    """The only one that calls itself ``pid``, or else the only one that is called so by others."""
-    all_of_them = list(among)
-    innermost = [living for living in all_of_them if living.pids[-1] == pid]
-    found = innermost or [living for living in all_of_them if pid in living.pids]
+def find_by_pid(pid: int, processes: Iterable[LiveProcess]) -> LiveProcess | None:
+    """The only process with ``pid`` in its own namespace, else the only one with it in any."""
+    candidates = list(processes)
+    innermost = [process for process in candidates if process.pids[-1] == pid]
+    found = innermost or [process for process in candidates if pid in process.pids]
     return found[0] if len(found) == 1 else None
 
 

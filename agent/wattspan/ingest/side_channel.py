@@ -1,15 +1,23 @@
-"""The agent's end of the side channel: who is connected, and what they tell.
+"""The agent's end of the side channel: connected processes, and their rings of span records.
 
-Nobody waits here: :meth:`Feed.drain` takes in who has come, reads every ring and sees who has
-gone, a few system calls a process. Whoever breaks the protocol is put out.
+No call blocks: :meth:`SideChannelServer.drain` accepts new processes, reads every ring and notices
+ended processes, with a few system calls a process. A client that violates the protocol is
+disconnected.
+
+A ring is shared memory that an untrusted process writes while the agent reads it. The agent reads
+it by ``pread`` and never maps it, so no action of its owner can fault the agent, and a missing
+page reads as zeros. A record is valid if it has the expected number *and* two consecutive reads
+agree on all of its bytes, so a half-written or overwritten record is never taken.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import socket
+import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,27 +25,170 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wattspan.http.sockets import ListeningSocket, listen_unix
-from wattspan.ingest.ring_reader import RingError, RingReader, RingRecord
-from wattspan.sdk.ring import HELLO, MAGIC, RECORD_SIZE, VERSION
+from wattspan.sdk.ring import ENDED, HELLO, MAGIC, READ_FORMAT, RECORD_SIZE, STARTED, VERSION
+from wattspan.spans.values import SpanEnd, SpanStart
+from wattspan.util.files import process_exists
 from wattspan.util.peer_credentials import peer_credentials
 
-MAX_RECORDS = 1 << 16
-"""Records taken in one turn, of all processes: more would hold up every other span, and swell."""
+# -------------------------------------------------------------------------------------- rings
 
-_MAX_ACCEPTED = 64  # connections taken in one turn
-_HELLO_TURNS = 20  # turns that a hello may take; it is sent with the connection
-_RINGS_PER_PROCESS = 4  # rings: one for each of its tracer providers, and it has one
+MAX_RING_RECORDS = 1 << 16
+"""Records of the largest accepted ring; bounds the cost of reading one."""
+
+_FIRST, _CHUNK = 16, 512  # records of the first read, which finds most rings empty, and the next
+_NUMBER = RECORD_SIZE - 8  # offset of the number in a record
+_MAX_SKIP = 1 << 40  # no process writes as many records between two reads of its ring
+_NO_PARENT = bytes(8)
+
+RingRecord = SpanStart | SpanEnd
+
+
+class RingError(ValueError):
+    """A violation of the protocol of the side channel."""
+
+
+class RingReader:
+    """Reads one ring; owns the descriptor once it is constructed."""
+
+    def __init__(self, descriptor: int, count: int) -> None:
+        """``descriptor`` is a sealed memfd of ``count`` records.
+
+        RingError if it is anything else; then the caller keeps the descriptor.
+        """
+        if not 1 <= count <= MAX_RING_RECORDS:
+            raise RingError(f"a ring of {count} records")
+        try:
+            status = os.fstat(descriptor)
+            seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        except OSError as error:
+            raise RingError(f"no memfd: {error}") from None
+        if not stat.S_ISREG(status.st_mode) or status.st_size < count * RECORD_SIZE:
+            raise RingError(f"{status.st_size} bytes are no ring of {count} records")
+        if not seals & fcntl.F_SEAL_SHRINK:
+            raise RingError("not sealed against shrinking")
+        self._descriptor = descriptor
+        self._count = count
+        self._next = 1
+        self._hole = 0  # number of a missing record that was waited for
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def drain(
+        self, limit: int = MAX_RING_RECORDS, *, last: bool = False
+    ) -> tuple[list[RingRecord], int]:
+        """The unread records, about ``limit`` of them, and the number of lost ones.
+
+        A record whose number was allocated but is not written yet is waited for once, until the
+        next call; not if this is the ``last`` call.
+        """
+        records: list[RingRecord] = []
+        lost, size = 0, _FIRST
+        # Enough rounds to read the whole ring and more; a faster writer is left for the next call.
+        for _ in range(2 * self._count // _CHUNK + 16):
+            before = self._next
+            lost += self._read(size, records)
+            if self._next == before:
+                skipped = self._skip(last=last)
+                lost += skipped
+                if not skipped:
+                    break
+            if len(records) >= limit:
+                break
+            size = _CHUNK
+        return records, lost
+
+    def _read(self, size: int, records: list[RingRecord]) -> int:
+        """Append those of the next ``size`` records that are there; returns the invalid ones."""
+        once = self._bytes(size)
+        if _number(once, 0) != self._next:
+            return 0
+        again = self._bytes(size)
+        if once != again:
+            once = once[: _common_prefix(once, again) * RECORD_SIZE]
+        new, number, invalid = tuple.__new__, self._next, 0
+        for id_, parent, at, cpu, thread, kind, written in READ_FORMAT.iter_unpack(once):
+            if written != number:
+                break
+            number += 1
+            if kind == STARTED:
+                known = b"" if parent == _NO_PARENT else parent
+                records.append(new(SpanStart, (id_, known, at, thread, cpu)))
+            elif kind == ENDED:
+                records.append(new(SpanEnd, (id_, at, thread, cpu)))
+            else:
+                invalid += 1
+        self._next = number
+        return invalid
+
+    def _skip(self, *, last: bool) -> int:
+        """Skip a missing record if later ones are there; returns the number of lost records."""
+        ahead = self._bytes(_FIRST)
+        numbers = [_number(ahead, slot) for slot in range(len(ahead) // RECORD_SIZE)]
+        if numbers[0] > self._next:
+            return self._catch_up(numbers[0])
+        written = (n for n, number in enumerate(numbers) if n and number == self._next + n)
+        hole = next(written, 0)
+        if hole and not last and self._hole != self._next:
+            self._hole = self._next
+            return 0
+        self._next += hole
+        return hole
+
+    def _catch_up(self, number: int) -> int:
+        """The writer has overwritten unread records; returns the number of lost records."""
+        if number - self._next > _MAX_SKIP or (number - self._next) % self._count:
+            raise RingError(f"record {number} stands in the place of {self._next}")
+        # The oldest records will be overwritten next, so reading continues behind them.
+        first = number - self._count + 1 + self._count // 8
+        lost, self._next = first - self._next, first
+        return lost
+
+    def _bytes(self, size: int) -> bytes:
+        """The next ``size`` slots, fewer at the end of the ring."""
+        slot = self._next % self._count
+        wanted = min(size, self._count - slot) * RECORD_SIZE
+        read = os.pread(self._descriptor, wanted, slot * RECORD_SIZE)
+        if len(read) != wanted:
+            raise RingError("the ring was truncated")
+        return read
+
+
+def _number(slots: bytes, slot: int) -> int:
+    return int.from_bytes(slots[slot * RECORD_SIZE + _NUMBER : (slot + 1) * RECORD_SIZE])
+
+
+def _common_prefix(once: bytes, again: bytes) -> int:
+    """The number of leading records that are equal in both, by bisection."""
+    low, high = 0, len(once) // RECORD_SIZE
+    while low < high:
+        middle = (low + high + 1) // 2
+        if once[: middle * RECORD_SIZE] == again[: middle * RECORD_SIZE]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+# ------------------------------------------------------------------------------------- server
+
+MAX_RECORDS = 1 << 16
+"""Records read in one turn, of all processes; bounds its time and memory."""
+
+_MAX_ACCEPTED = 64  # connections accepted in one turn
+_HELLO_TURNS = 20  # turns until the hello must have arrived; clients send it with the connection
+_RINGS_PER_PROCESS = 4  # one for each tracer provider; a usual process has one
 
 _INT = struct.Struct("i")
 
 
 class ProcessRecords(NamedTuple):
-    """What one process told since the last time.
+    """The records of one process since the last turn.
 
-    The kernel says that it is ``pid`` of ``uid``. Records stand in the order in which they were
-    made, except that those of different threads may be a little out of order; what they say is
-    the process's own word. ``lost`` records were overwritten before they could be read. After
-    ``gone`` comes nothing more from this process, unless it connects anew.
+    ``pid`` and ``uid`` are the kernel's; the records are claims of the process. They are in
+    the order of their creation, except that those of different threads may be slightly out of
+    order. ``lost`` records were overwritten before they were read. After ``gone``, nothing
+    follows from this process unless it connects anew.
     """
 
     pid: int
@@ -47,8 +198,8 @@ class ProcessRecords(NamedTuple):
     gone: bool
 
 
-class _SideChannelClient:
-    """Somebody connected: before the hello ``ring`` is None."""
+class _Client:
+    """A connected process; ``ring`` is None before its hello."""
 
     def __init__(self, connection: socket.socket, pid: int, uid: int) -> None:
         self.connection, self.pid, self.uid = connection, pid, uid
@@ -63,85 +214,79 @@ class _SideChannelClient:
 
 @dataclass(slots=True)
 class SideChannelCounters:
-    """What became of those who came, since the start."""
+    """Connections and records since the start."""
 
-    connected: int = 0  # now
+    connected: int = 0  # at present
     admitted: int = 0
-    crowded_out: int = 0  # there was no room
-    put_out: int = 0  # they broke the protocol
-    lost: int = 0  # records that were overwritten before they could be read, or meant nothing
+    crowded_out: int = 0  # rejected for lack of room
+    put_out: int = 0  # disconnected for a violation of the protocol
+    lost: int = 0  # records that were invalid, or overwritten before they were read
 
 
 class SideChannelServer:
     """Listens at ``path``, a Unix socket that every user may connect to.
 
-    At most ``most_processes`` are heard at a time. A user other than root may have as many as
-    are left: one user gets half, and something is left for the next.
+    At most ``max_processes`` are connected at a time. Each user other than root may have as many
+    connections as are free, so one user gets half of them at most.
     """
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        most_processes: int = 256,
-        most_records: int = MAX_RECORDS,
-        log: logging.Logger | None = None,
+        self, path: Path, *, max_processes: int = 256, max_records: int = MAX_RECORDS
     ) -> None:
         self._path = path
-        self._most = most_processes
-        self._most_records = most_records
-        self._log = log or logging.getLogger(__name__)
+        self._max_processes, self._max_records = max_processes, max_records
+        self._log = logging.getLogger(__name__)
         self._listening: ListeningSocket | None = None
-        self._guests: list[_SideChannelClient] = []
+        self._clients: list[_Client] = []
         self.counts = SideChannelCounters()
 
     def start(self) -> None:
-        """Listen. ListenError if that cannot be; a socket that nobody listens at is replaced."""
-        # Every user may: whoever connects is told by the kernel, and may only be read.
+        """Listen; replaces a stale socket. ListenError."""
+        # Every user may connect: the kernel names the user, and the agent only reads.
         listening = listen_unix(self._path, 0o666, what="spans as they begin")
         listening.socket.setblocking(False)
         self._listening = listening
 
     def stop(self) -> None:
-        """Listen no more; the applications notice within a second of their next span."""
+        """Disconnect; applications notice it within a second of their next span."""
         if self._listening is not None:
             self._listening.remove()
             self._listening.socket.close()
             self._listening = None
-        for guest in self._guests:
-            guest.close()
-        self._guests.clear()
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
 
     def drain(self) -> list[ProcessRecords]:
-        """What processes told since the last time, of those that told anything or are gone.
+        """The records since the last turn, of processes with records and of ended processes.
 
-        About ``most_records`` at once; who has not been heard then is heard first the next time.
+        At most about ``max_records``; the next turn begins with the processes left over.
         """
-        self._admit()
+        self._accept()
         reports: list[ProcessRecords] = []
-        left = self._most_records
-        waiting = list(self._guests)
-        for heard, guest in enumerate(waiting, 1):
+        left = self._max_records
+        clients = list(self._clients)
+        for read, client in enumerate(clients, 1):
             try:
-                report = self._hear(guest, left)
+                report = self._read(client, left)
             except (OSError, RingError) as error:
-                self._put_out(guest, str(error))
-                report = (
-                    ProcessRecords(guest.pid, guest.uid, [], 0, gone=True) if guest.ring else None
-                )
+                self._disconnect(client, str(error))
+                report = None
+                if client.ring:
+                    report = ProcessRecords(client.pid, client.uid, [], 0, gone=True)
             if report is not None:
                 reports.append(report)
                 left -= len(report.records)
                 self.counts.lost += report.lost
             if left <= 0:
-                ahead = set(waiting[heard:])
-                self._guests.sort(key=ahead.__contains__, reverse=True)
+                left_over = set(clients[read:])
+                self._clients.sort(key=left_over.__contains__, reverse=True)
                 break
-        self.counts.connected = len(self._guests)
-        return _merge_exits(reports, {guest.pid for guest in self._guests})
+        self.counts.connected = len(self._clients)
+        return _merge_exits(reports, {client.pid for client in self._clients})
 
-    def _admit(self) -> None:
-        for connection in self._arrivals():
+    def _accept(self) -> None:
+        for connection in self._new_connections():
             pid, uid = peer_credentials(connection)
             if pid is None or uid is None or not self._has_room(pid, uid):
                 self.counts.crowded_out += 1
@@ -149,9 +294,9 @@ class SideChannelServer:
                 continue
             connection.setblocking(False)
             self.counts.admitted += 1
-            self._guests.append(_SideChannelClient(connection, pid, uid))
+            self._clients.append(_Client(connection, pid, uid))
 
-    def _arrivals(self) -> Iterator[socket.socket]:
+    def _new_connections(self) -> Iterator[socket.socket]:
         if self._listening is None:
             return
         for _ in range(_MAX_ACCEPTED):
@@ -159,101 +304,91 @@ class SideChannelServer:
                 yield self._listening.socket.accept()[0]
             except BlockingIOError:
                 return
-            except OSError as error:  # they gave up meanwhile, or we have no descriptor left
+            except OSError as error:  # the client has disconnected, or no descriptor is free
                 if error.errno != errno.ECONNABORTED:
                     return
 
     def _has_room(self, pid: int, uid: int) -> bool:
-        of_user = sum(guest.uid == uid for guest in self._guests)
-        of_process = sum(guest.pid == pid for guest in self._guests)
-        return (
-            len(self._guests) < self._most
-            and (uid == 0 or of_user < self._most - len(self._guests))
-            and of_process < _RINGS_PER_PROCESS
-        )
+        of_user = sum(client.uid == uid for client in self._clients)
+        of_process = sum(client.pid == pid for client in self._clients)
+        free = self._max_processes - len(self._clients)
+        return free > 0 and (uid == 0 or of_user < free) and of_process < _RINGS_PER_PROCESS
 
-    def _hear(self, guest: _SideChannelClient, most: int) -> ProcessRecords | None:
-        if guest.ring is None and not self._welcome(guest):
+    def _read(self, client: _Client, limit: int) -> ProcessRecords | None:
+        ring = client.ring = client.ring or self._receive_hello(client)
+        if ring is None:
             return None
-        assert guest.ring is not None  # noqa: S101 - it has been welcomed
-        gone = _has_ended(guest)  # first, so that what it told before is all there
-        records, lost = guest.ring.drain(most, last=gone)
-        gone = gone and len(records) < most  # or there may be more
+        gone = _has_ended(client)  # before the ring is read, so that the ring is complete
+        records, lost = ring.drain(limit, last=gone)
+        gone = gone and len(records) < limit  # else there may be more
         if gone:
-            self._guests.remove(guest)
-            guest.close()
+            self._clients.remove(client)
+            client.close()
         if not records and not lost and not gone:
             return None
-        return ProcessRecords(guest.pid, guest.uid, records, lost, gone)
+        return ProcessRecords(client.pid, client.uid, records, lost, gone)
 
-    def _welcome(self, guest: _SideChannelClient) -> bool:
-        """Take the guest's hello, if it is there; OSError or RingError if it is not one."""
+    def _receive_hello(self, client: _Client) -> RingReader | None:
+        """The ring of the client's hello; None before it arrives. OSError or RingError."""
         descriptors: list[int] = []
         try:
             try:
-                hello, ancillary, flags, _ = guest.connection.recvmsg(
+                hello, ancillary, flags, _ = client.connection.recvmsg(
                     HELLO.size, socket.CMSG_SPACE(_INT.size), socket.MSG_CMSG_CLOEXEC
                 )
             except BlockingIOError:
-                guest.turns += 1
-                if guest.turns > _HELLO_TURNS:
+                client.turns += 1
+                if client.turns > _HELLO_TURNS:
                     raise RingError("no hello") from None
-                return False
+                return None
             for _, _, data in ancillary:
                 descriptors += (fd for (fd,) in _INT.iter_unpack(data[: len(data) // 4 * 4]))
-            guest.ring = _receive_ring(hello, descriptors, cut=bool(flags & socket.MSG_CTRUNC))
+            ring = receive_ring(hello, descriptors, truncated=bool(flags & socket.MSG_CTRUNC))
             descriptors.clear()  # the ring owns it now
-            return True
+            return ring
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _put_out(self, guest: _SideChannelClient, why: str) -> None:
-        self._log.debug("pid %d (uid %d) is no longer heard: %s", guest.pid, guest.uid, why)
+    def _disconnect(self, client: _Client, reason: str) -> None:
+        self._log.debug(
+            "The side channel disconnects pid %d (uid %d): %s", client.pid, client.uid, reason
+        )
         self.counts.put_out += 1
-        self._guests.remove(guest)
-        guest.close()
+        self._clients.remove(client)
+        client.close()
 
 
-def _receive_ring(hello: bytes, descriptors: list[int], *, cut: bool) -> RingReader:
+def receive_ring(hello: bytes, descriptors: list[int], *, truncated: bool) -> RingReader:
+    """The ring of a hello and the descriptors that came with it; RingError."""
     if len(hello) != HELLO.size:
         raise RingError(f"a hello of {len(hello)} bytes")
     magic, version, size, count = HELLO.unpack(hello)
     if (magic, version, size) != (MAGIC, VERSION, RECORD_SIZE):
         raise RingError(f"{magic!r} version {version} with records of {size} bytes is not ours")
-    if len(descriptors) != 1 or cut:
+    if len(descriptors) != 1 or truncated:
         raise RingError("a hello comes with one descriptor")
     return RingReader(descriptors[0], count)
 
 
-def _has_ended(guest: _SideChannelClient) -> bool:
-    """Whether the guest hung up, or is dead with its connection in a child's hands."""
+def _has_ended(client: _Client) -> bool:
+    """Whether the client disconnected, or is dead and a child has inherited its connection."""
     try:
-        if guest.connection.recv(1, socket.MSG_PEEK) != b"":
-            raise RingError("it speaks after its hello")
+        if client.connection.recv(1, socket.MSG_PEEK) != b"":
+            raise RingError("data after the hello")
     except BlockingIOError:
-        return _is_dead(guest.pid)
+        return not process_exists(client.pid)
     except ConnectionError:
         pass
     return True
 
 
-def _is_dead(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass
-    return False
-
-
-def _merge_exits(reports: list[ProcessRecords], present: set[int]) -> list[ProcessRecords]:
-    """A process is gone when the last of its connections is."""
-    told = set(present)
+def _merge_exits(reports: list[ProcessRecords], connected: set[int]) -> list[ProcessRecords]:
+    """Keep ``gone`` only in the last report of a process without another connection."""
+    seen = set(connected)
     for index in reversed(range(len(reports))):
         report = reports[index]
-        if report.gone and report.pid in told:
+        if report.gone and report.pid in seen:
             reports[index] = report._replace(gone=False)
-        told.add(report.pid)
+        seen.add(report.pid)
     return reports

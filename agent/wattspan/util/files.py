@@ -87,7 +87,7 @@ class LockHolder(NamedTuple):
         """What is to be said of the number in the file where the kernel tells nothing."""
         if self.noted is None:
             return "no number is in it"
-        said = "may be it" if _process_exists(self.noted) else "has ended"
+        said = "may be it" if process_exists(self.noted) else "has ended"
         return f"process {self.noted}, whose number is in it, {said}"
 
 
@@ -165,7 +165,7 @@ def _lock_owner(descriptor: int) -> int | None:
     file = f"{_device(descriptor)}:{os.fstat(descriptor).st_ino}"
     for line in _LOCKS.read_text(encoding="ascii").splitlines():
         words = line.split()  # 1: FLOCK ADVISORY WRITE PID DEVICE:INODE 0 EOF; one who waits: 1: ->
-        if words[1] == "FLOCK" and words[5] == file and _process_exists(pid := int(words[4])):
+        if words[1] == "FLOCK" and words[5] == file and process_exists(pid := int(words[4])):
             return pid
     return None
 
@@ -185,8 +185,8 @@ def _device(descriptor: int) -> str:
     return ""
 
 
-def _process_exists(pid: int) -> bool:
-    """Whether there is such a process, whoever's it is."""
+def process_exists(pid: int) -> bool:
+    """Whether the process exists, of whichever user."""
     if pid <= 0:  # of a namespace that we do not see into
         return False
     try:
