@@ -142,7 +142,7 @@ def oracle(profile: str, budget: float) -> tuple[float, int]:
     board = BOARDS[chosen.gpus[0]]
     work = next(job.gpus[0] for job in chosen.jobs if job.name == JOB)
     assert isinstance(work, Training)
-    host, demands, silicon = work.of.host, [Demand(work.load, work.kernel)], board.silicon
+    host, demands, silicon = work.timing.host, [Demand(work.load, work.kernel)], board.silicon
 
     def cost(limit: int) -> tuple[float, float]:
         point = operate(silicon, demands, limit)
@@ -180,7 +180,7 @@ def run(terms: Terms, seed: int) -> Score:
         time.sleep(0.1)
         last = host.ask(do="work", job=JOB)
         energy = host.energy(ended) - spent
-        host.ask(do="end", job=JOB)
+        os.kill(last["pid"], signal.SIGTERM)
         _until(lambda: board.limit == original, 30)
         took, ideal = (last[key] - first[key] for key in ("took", "ideal"))
         # What the same steps would have cost at the original limit; edges go with the whole.

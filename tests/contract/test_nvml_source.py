@@ -47,7 +47,7 @@ class Host:
     def run(self, seconds: float) -> Batch:
         for _ in range(round(seconds * 10)):
             self.gpus.run(0.1, every=0.05)
-            self.batch = self.session.turn()
+            self.batch = self.session.sample()
             self.readings += self.batch.readings
             self.usages += self.batch.usages
             self.statuses += self.batch.gpus
@@ -90,7 +90,7 @@ def test_an_emulated_board_gives_itself_away_in_the_real_librarys_place(host: Ho
     context = SourceContext(host.clock, FakeDirectory(), emulated=False)
     nvml = EmulatedNvml(host.gpus.path, host.clock)
     session = new_session(nvml, NvmlSettings(), context)
-    assert {d.provenance for d in session.turn().domains} == {Provenance.EMULATED}
+    assert {d.provenance for d in session.sample().domains} == {Provenance.EMULATED}
     session.close()
 
 

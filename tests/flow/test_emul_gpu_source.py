@@ -36,7 +36,7 @@ class Agent:
     def run(self, seconds: float) -> None:
         for _ in range(round(seconds * 10)):
             self.gpus.run(0.1)
-            self.batch = self.session.turn()
+            self.batch = self.session.sample()
             for reading in self.batch.readings:
                 self.readings[reading.domain_id].append(reading)
             for usage in self.batch.usages:

@@ -95,7 +95,7 @@ def test_the_truth_between_two_steps_is_exact(tmp_path: Path) -> None:
 def test_what_a_zone_had_counted_is_told_between_the_steps_that_are_kept() -> None:
     log = CounterLog(kept=2)
     for time in (0, 10, 20):
-        log.note(time, {"package": time * 3})
+        log.record(time, {"package": time * 3})
     assert log.at(15) == {"package": 45}
     assert log.at(99) == {"package": 60}
     with pytest.raises(LookupError, match="not remembered"):

@@ -56,8 +56,8 @@ def test_what_a_killed_one_left_is_removed_by_the_next_and_nothing_else(
             dead = FaultyHost(profile_named("laptop"))
             dead._process.kill()
             dead._process.wait()
-            os.close(dead._hold)  # as the end of its owner does
-            dead._hold = -1
+            os.close(dead._lock_fd)  # as the end of its owner does
+            dead._lock_fd = -1
             assert dead.directory.exists()
             with FaultyHost(profile_named("laptop")):
                 assert not dead.directory.exists()

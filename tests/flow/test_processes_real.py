@@ -184,7 +184,7 @@ def test_without_events_brief_work_is_charged_to_its_cgroup(own_cgroup: Path) ->
         watch.host.usage._audited.clear()
         row = watch.host.usage._table.get(os.getpid())
         assert row is not None
-        row.text = Path("/proc/self/cgroup").read_text()
+        row.cgroup_text = Path("/proc/self/cgroup").read_text()
         burn(MS)
         watch.poll()  # and our cgroup is known from here on
         truth = brief_lives(watch)

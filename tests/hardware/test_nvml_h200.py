@@ -149,7 +149,7 @@ def test_the_source_reads_it_without_a_stumble(nvml: Any, record_property: Recor
     for _ in range(100):
         CLOCK.sleep_until(due)
         began = CLOCK.monotonic()
-        batches.append(session.turn())
+        batches.append(session.sample())
         taken.append((CLOCK.monotonic() - began) / 1000)
         due += 100_000_000
     session.close()

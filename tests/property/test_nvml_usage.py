@@ -28,7 +28,7 @@ def instant(milliseconds: int) -> Instant:
 
 def fed(made: list[tuple[int, int, int]], load: list[tuple[int, int]]) -> UsageMeter:
     meter = UsageMeter("gpu:x", instant(0))
-    meter.take(
+    meter.add_samples(
         [ProcessSample(instant(at).mono, pid, PAYERS[pid], share) for at, pid, share in made]
     )
     at = 0

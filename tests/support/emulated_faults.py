@@ -391,9 +391,9 @@ class FaultyHostEngine(HostEngine):
                     return {"error": f"no such fault: {fault}"}
                 self._runner.between_steps(lambda engine: getattr(engine, fault)(zone))
             case {"do": "fault", "gpu": int(gpu), "fault": str(fault)}:
-                break_gpu(self._boards(), gpu, fault, question.get("on", True))
+                break_gpu(self._require_gpus(), gpu, fault, question.get("on", True))
             case {"do": "fault", "fault": str(fault)}:
-                break_driver(self._boards(), fault, question.get("on", True))
+                break_driver(self._require_gpus(), fault, question.get("on", True))
             case _:
                 return super()._answer(question)
         return {"done": fault}

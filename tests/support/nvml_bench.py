@@ -45,7 +45,7 @@ class Bench:
         return self.gpus[0]
 
     def turn(self) -> Batch:
-        self.batch = self.session.turn()
+        self.batch = self.session.sample()
         self.readings += self.batch.readings
         self.usages += self.batch.usages
         self.statuses += self.batch.gpus

@@ -40,11 +40,11 @@ class Channel:
     def drain(self, news: ProcessEvents) -> None:
         for note in self.waiting:
             if isinstance(note, ExitRecord):
-                news.add_final(note)
+                news.add_exit(note)
             elif isinstance(note, tuple):
                 news.born[note[0]] = note[1]
             else:
-                news.died.add(note)
+                news.exited.add(note)
         self.waiting.clear()
         if self._lost:
             self.overruns += 1

@@ -1,4 +1,4 @@
-"""What a demo's jobs tell of their work: as many spans as pieces of work, when they were."""
+"""Spans of the jobs of a demo: one for each finished unit of work, with its exact times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 from wattspan.emulation.workload import (
     EmulatedSpan,
     RequestSpans,
-    SpanDistortion,
     SpanSender,
     StepSpans,
     UnixTimeMapping,
@@ -26,57 +25,53 @@ STEP = CompletedUnit(
 )
 
 
-def test_a_log_numbers_what_was_finished_and_forgets_the_oldest() -> None:
+def test_work_log_numbers_units_and_forgets_the_oldest() -> None:
     log = WorkLog(kept=3)
     for second in range(1, 6):
-        log.note(second * SECOND, [FinishedUnit(0.5, 0.25, 0.25, 0.2, 10)])
+        log.record(second * SECOND, [FinishedUnit(0.5, 0.25, 0.25, 0.2, 10)])
     assert (log.units, log.took, log.ideal, log.work) == (5, 1_250_000_000, SECOND, 50)
-    assert [deed.ended for deed in log.since(4)] == [4_750_000_000]
+    assert [unit.ended for unit in log.since(4)] == [4_750_000_000]
     assert len(log.since(0)) == 3, "two are forgotten, and counted"
     assert log.since(5) == log.since(9) == ()
-    assert log.told(4)["deeds"] == [[4_500_000_000, 4_750_000_000, 4_750_000_000, 200_000_000, 10]]
+    assert log.summary(4)["finished"] == [
+        [4_500_000_000, 4_750_000_000, 4_750_000_000, 200_000_000, 10]
+    ]
 
 
-def test_a_step_is_told_as_it_was() -> None:
-    (call,) = StepSpans().see(STEP, SpanDistortion())
+def test_training_step_becomes_one_span() -> None:
+    (call,) = StepSpans().spans_of(STEP)
     assert call == EmulatedSpan("train_step", 3 * SECOND, 5 * SECOND, {"samples": 256})
 
 
-def test_a_rank_tells_its_own_part_below_the_step() -> None:
-    (call,) = StepSpans(rank=1).see(STEP, SpanDistortion())
+def test_rank_has_a_child_span_for_its_own_part() -> None:
+    (call,) = StepSpans(rank=1).spans_of(STEP)
     assert call.attributes == {"samples": 256, "rank": 1}
     assert call.parts == (EmulatedSpan("compute", 3 * SECOND, 4 * SECOND, {"rank": 1}),)
 
 
-def test_a_lie_is_told_in_place_of_the_truth() -> None:
-    (call,) = StepSpans().see(STEP, SpanDistortion(took=SECOND // 10, samples=0))
-    assert (call.end - call.start, call.end) == (SECOND // 10, STEP.ended)
-    assert call.attributes["samples"] == 0
-
-
-def test_every_request_is_told_with_its_tokens() -> None:
-    (call,) = RequestSpans().see(STEP, SpanDistortion())
+def test_request_span_has_token_counts() -> None:
+    (call,) = RequestSpans().spans_of(STEP)
     assert (call.name, call.start, call.end) == ("chat", STEP.began, STEP.ended)
     assert call.attributes["gen_ai.usage.output_tokens"]
 
 
-def test_spans_that_touch_still_do_in_unix_time_and_follow_a_clock_that_is_set() -> None:
+def test_unix_times_of_adjacent_spans_stay_adjacent_and_follow_a_clock_step() -> None:
     unix = UnixTimeMapping(Instant(100, 1_000, 100))
     calls = [EmulatedSpan("step", start, start + 10, {}) for start in (100, 110, 120)]
     told = []
     for turn, call in enumerate(calls):
-        unix.follow(Instant(100 + turn, 1_000 + turn * 300, 100 + turn))  # slewed a little
-        told.append(unix.of(call))
+        unix.update(Instant(100 + turn, 1_000 + turn * 300, 100 + turn))  # slewed a little
+        told.append(unix.convert(call))
     assert all(before.end == after.start for before, after in pairwise(told))
-    unix.follow(Instant(200, 1_100 + SECOND, 200))
-    assert unix.of(calls[0]).start == 1_000 + SECOND
+    unix.update(Instant(200, 1_100 + SECOND, 200))
+    assert unix.convert(calls[0]).start == 1_000 + SECOND
 
 
-def test_a_job_goes_on_without_an_agent(tmp_path: Path) -> None:
+def test_span_sender_queues_spans_without_an_agent(tmp_path: Path) -> None:
     teller = SpanSender(tmp_path / "nobody.sock", "trainer")
     for number in range(3):
-        for call in StepSpans(rank=0).see(STEP._replace(work=number), SpanDistortion()):
-            teller.tell(call)
+        for call in StepSpans(rank=0).spans_of(STEP._replace(work=number)):
+            teller.add(call)
     teller.send(1)
     waiting = list(teller._waiting)
     assert len(waiting) == 6
@@ -137,9 +132,9 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 def teller(agent: Agent, tmp_path: Path) -> Iterator[SpanSender]:
     """It has sent the agent one span, and has one more."""
     one = SpanSender(tmp_path / "otlp.sock", "trainer")
-    one.tell(EmulatedSpan("first", 0, 1, {}))
+    one.add(EmulatedSpan("first", 0, 1, {}))
     one.send(SECOND)
-    one.tell(EmulatedSpan("second", 1, 2, {}))
+    one.add(EmulatedSpan("second", 1, 2, {}))
     yield one
     agent.answer("200 OK")
     one.send(60 * SECOND)

@@ -34,5 +34,5 @@ def test_a_host_that_ends_is_said_to_have_ended_whatever_it_was_saying(
     host.sendall(said)
     host.close()
     with pytest.raises(WattspanError, match=r"^The emulated host has ended\.$"):
-        conversation.ask(do="deeds")
+        conversation.ask(do="finished")
     conversation.close()

@@ -45,7 +45,7 @@ def watts(host: PowercapHost, zone: str = ZONE, cpus: float = 10) -> float:
 def test_limits_as_they_come_bind_nothing(host: PowercapHost) -> None:
     assert watts(host) == pytest.approx(132)
     assert host.engine.speeds == (1.0, 1.0)
-    assert host.engine.paid == host.engine.busy
+    assert host.engine.charged == host.engine.busy
 
 
 def test_a_package_draws_no_more_than_its_long_term_limit_and_is_slower_for_it(
@@ -134,12 +134,12 @@ def test_the_parts_of_a_slowed_package_still_add_up(tmp_path: Path) -> None:
         busy(host, 2)
         engine = host.engine
         whole = LAW.picojoules(
-            CounterScope("package", 0), engine.elapsed, engine.busy, (1, 1), engine.paid
+            CounterScope("package", 0), engine.elapsed, engine.busy, (1, 1), engine.charged
         )
         dies = [engine.energy(f"intel-rapl:{die}") for die in (0, 1)]
         assert 0 <= whole // 1_000_000 - sum(dies) <= 1
-        assert engine.paid[0] < engine.busy[0]
-        assert engine.paid[1] == engine.busy[1]
+        assert engine.charged[0] < engine.busy[0]
+        assert engine.charged[1] == engine.busy[1]
         busy(host, 1)
         assert engine.speeds[0] < 1.0, "both dies' limits are the socket's"
 
@@ -168,9 +168,9 @@ def test_a_job_on_a_slowed_socket_takes_longer_steps(host: PowercapHost) -> None
     jobs.attach(7, Training(StepTiming(0.1, host=0.5)), socket=0)
     for at in range(0, 2_000_000_000, 10_000_000):
         jobs.step(at, (0.5, 1.0))
-    first = jobs.deeds(7).since(0)[0]
+    first = jobs.work_log(7).since(0)[0]
     assert first.ended - first.began == pytest.approx(1.5 * first.ideal, rel=1e-6)
     jobs.detach(7)
     with pytest.raises(LookupError, match="process 7 has no work"):
         jobs.work_of(7)
-    assert jobs.deeds(7).units > 0
+    assert jobs.work_log(7).units > 0

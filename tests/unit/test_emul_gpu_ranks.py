@@ -29,7 +29,7 @@ def attach(gpus: EmulatedGpus, *steps: float) -> None:
 def test_a_step_ends_for_all_when_the_slowest_has_computed(gpus: EmulatedGpus) -> None:
     attach(gpus, 0.100, 0.113)
     gpus.run(20, every=0.02)
-    fast, slow = (gpus.deeds(rank, 100 + rank).since(1) for rank in (0, 1))
+    fast, slow = (gpus.work_log(rank, 100 + rank).since(1) for rank in (0, 1))
     assert len(fast) == len(slow) == 175
     for one, other in zip(fast, slow, strict=True):
         assert one.ended == pytest.approx(other.ended, abs=5)
@@ -42,13 +42,17 @@ def test_a_step_ends_for_all_when_the_slowest_has_computed(gpus: EmulatedGpus) -
 def test_a_cap_on_a_rank_that_waits_costs_the_job_no_time(gpus: EmulatedGpus) -> None:
     attach(gpus, 0.100, 0.115)
     gpus.run(5)
-    free, spent, units = gpus.deeds(1, 101).took, gpus.truth(0).energy, gpus.deeds(1, 101).units
+    free, spent, units = (
+        gpus.work_log(1, 101).took,
+        gpus.truth(0).energy,
+        gpus.work_log(1, 101).units,
+    )
     GpuFaults(gpus).foreign_limit(0, 480_000)
     gpus.run(1)
-    before = gpus.deeds(1, 101)
+    before = gpus.work_log(1, 101)
     took, begun, energy = before.took, before.units, gpus.truth(0).energy
     gpus.run(10)
-    after = gpus.deeds(1, 101)
+    after = gpus.work_log(1, 101)
     assert (after.took - took) / (after.units - begun) == pytest.approx(free / units)
     assert (gpus.truth(0).energy - energy) / 10 < 0.9 * spent / 5
 
@@ -59,12 +63,12 @@ def test_a_rank_that_is_gone_leaves_the_others_waiting(gpus: EmulatedGpus) -> No
     gpus.detach(1, 101)
     gpus.attach(1, 200, SteadyLoad(0.1))
     gpus.run(1)
-    units = gpus.deeds(0, 100).units
+    units = gpus.work_log(0, 100).units
     gpus.run(5)
-    assert gpus.deeds(0, 100).units == units
+    assert gpus.work_log(0, 100).units == units
     assert gpus.state(0).tenants[0].work.demand == pytest.approx(0.25), "it spins"
 
 
 def test_only_a_rank_that_waits_can_be_let_go() -> None:
     with pytest.raises(ValueError, match="does not wait"):
-        RankWork("job", 0, 1).let_go(0.1)
+        RankWork("job", 0, 1).released(0.1)

@@ -143,7 +143,7 @@ def test_a_reading_is_stamped_in_the_midst_of_the_time_it_took(
 
 def test_no_more_are_watched_than_there_is_room_for(fine: CpuSampler, clock: Clocks) -> None:
     watch(fine, clock, A, B, C)
-    assert (fine.take(C), fine.crowded) == ([], 1)
+    assert (fine.take(C), fine.rejected) == ([], 1)
     fine.unwatch(A)
     watch(fine, clock, C)
     assert len(fine.take(C)) == 1
@@ -155,7 +155,7 @@ def test_the_dead_make_room_for_the_living(fine: CpuSampler, clock: Clocks) -> N
     look(fine, clock)
     watch(fine, clock, C)
     assert len(fine.take(C)) == 1
-    assert fine.crowded == 0
+    assert fine.rejected == 0
 
 
 def test_samples_that_nobody_takes_are_bounded_and_counted(fine: CpuSampler, clock: Clocks) -> None:

@@ -33,9 +33,9 @@ class Bench:
         end = self.now + round(seconds * SECOND)
         while self.now < end:
             value = self.edge() // self.period if self.busy else 0
-            look = self.finder.next_look(self.now)
+            look = self.finder.next_read(self.now)
             if self.now >= self._due or (look is not None and look <= self.now):
-                self.finder.saw(self.now, value)
+                self.finder.observe(self.now, value)
             if self.now >= self._due:
                 self._due += TURN
                 made = self.finder.moved_at(self.now)
@@ -46,7 +46,7 @@ class Bench:
                     self._due += 13 * MILLISECOND
             else:
                 self.looks += 1
-            look = self.finder.next_look(self.now)
+            look = self.finder.next_read(self.now)
             to = self._due if look is None else min(self._due, look)
             self.now = max(self.now + 1000, to) + self._draw.randint(0, self._jitter)
 

@@ -203,7 +203,7 @@ def test_a_late_poll_or_two_do_not_change_the_resolution() -> None:
     mono = 0
     for count in range(60):
         mono += 300 * MILLISECOND if count % 10 == 3 else 100 * MILLISECOND
-        step.saw(mono, mono)
+        step.observe(mono, mono)
     assert step.resolution == 100 * MILLISECOND
 
 

@@ -360,8 +360,8 @@ def test_what_is_no_longer_of_the_cover_may_stand_still(tmp_path: Path) -> None:
         path = host.tree.path(PACKAGE)
         counter = CounterFile(path / "energy_uj", Zone(PACKAGE, "package-0"))
         counter.assign(domain, 0)
-        counter.told(1, 0)
-        counter.told(2, SECOND)
-        assert counter.stands(2, 2 * SECOND) == SECOND
+        counter.record(1, 0)
+        counter.record(2, SECOND)
+        assert counter.unchanged_for(2, 2 * SECOND) == SECOND
         counter.assign(replace(domain, in_cover=False, resource=None), 0)
-        assert counter.stands(2, 2 * SECOND) is None
+        assert counter.unchanged_for(2, 2 * SECOND) is None

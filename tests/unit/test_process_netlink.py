@@ -68,7 +68,7 @@ def test_a_fork_tells_child_and_parent_and_a_new_thread_is_no_birth() -> None:
 def test_exec_and_exit_are_told_of_processes_not_of_threads() -> None:
     news = heard(event(2, 12, 10), event(0x80000000, 12, 10, 0, 0), event(0x80000000, 9, 9, 0, 0))
     assert news.execed == {10}
-    assert news.died == {9}
+    assert news.exited == {9}
 
 
 def test_an_acknowledgement_carries_its_error() -> None:
@@ -117,9 +117,9 @@ def test_exit_records_cut_short_are_ignored(length: int) -> None:
 
 def test_the_sum_over_a_group_replaces_what_its_leader_said_alone() -> None:
     news = ProcessEvents()
-    news.add_final(ExitRecord(42, 1, 5, 1, "x", 0, certain=False))
-    news.add_final(ExitRecord(42, 1, 9, 1, "x", 0))
-    assert [final.cpu for final in news.finals[42]] == [9]
+    news.add_exit(ExitRecord(42, 1, 5, 1, "x", 0, certain=False))
+    news.add_exit(ExitRecord(42, 1, 9, 1, "x", 0))
+    assert [final.cpu for final in news.exits[42]] == [9]
 
 
 def test_messages_end_where_one_is_cut() -> None:

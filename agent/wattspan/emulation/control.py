@@ -187,18 +187,18 @@ class EmulatedTraining(Closeable):
     def step(self) -> tuple[int, int]:
         """Return when the next step is done: when exactly it began and ended, monotonic."""
         waiting = threading.Event()
-        while not (deeds := self._told(self._done)["deeds"]):
+        while not (finished := self._ask_units(self._done)["finished"]):
             waiting.wait(self._pause)
         self._done += 1
-        began, _, ended, *_ = deeds[0]
+        began, _, ended, *_ = finished[0]
         return began, ended
 
     def truth(self) -> dict[str, Any]:
         """What is true of the steps so far: ``units``, and nanoseconds ``took`` and ``ideal``."""
-        return self._told(1 << 62)
+        return self._ask_units(1 << 62)
 
-    def _told(self, since: int) -> dict[str, Any]:
-        return self._host.ask(do="deeds", gpu=self._index, since=since)
+    def _ask_units(self, since: int) -> dict[str, Any]:
+        return self._host.ask(do="finished", gpu=self._index, since=since)
 
     def close(self) -> None:
         self._host.close()
@@ -222,13 +222,13 @@ class EmulatedGpu(Closeable):
     @contextmanager
     def busy(self, load: float) -> Iterator[None]:
         """Keep ``load`` of the board busy for the length of the block; blocks add up, to 1."""
-        self._change(self._loads.append, load)
+        self._change_load(self._loads.append, load)
         try:
             yield
         finally:
-            self._change(self._loads.remove, load)
+            self._change_load(self._loads.remove, load)
 
-    def _change(self, change: Any, load: float) -> None:
+    def _change_load(self, change: Any, load: float) -> None:
         with self._lock:
             change(load)
             self._host.ask(do="load", gpu=self._index, load=min(1.0, sum(self._loads, 0.0)))

@@ -8,8 +8,7 @@ it ends, and its directory with it. It speaks JSON, a line each way::
     {"do": "truth"}                  ->  {"zones": {...}, "gpus": [...]}
     {"do": "truth", "at": [MONO...]} ->  {"at": [{"zones": {...}, "gpus": [...]}, ...]}
     {"do": "work", "job": NAME, "since": 0}  ->  {"units": 9, "took": NS, "ideal": NS, ...}
-    {"do": "steer", "job": NAME, "paused": true, ...}    {"do": "end", "job": NAME}
-    {"do": "neighbour", "gpu": 0, "load": 0.4}           ->  {"job": NAME, "pid": ...}
+    {"do": "steer", "job": NAME, "paused": true, ...}
 
 Its owner talks to it by standard input; guests, who may ask for less, come by its door.
 """
@@ -46,9 +45,7 @@ GPU_STEP = 0.02  # seconds; the boards' own periods are 100 ms
 PERIOD = 10 * MILLISECOND  # of the CPU counters, unless another is asked for
 
 
-CLIENT_QUESTIONS = frozenset(
-    {"truth", "attach", "load", "deeds", "start-jobs", "work", "steer", "end", "neighbour"}
-)
+CLIENT_QUESTIONS = frozenset({"truth", "attach", "load", "finished", "start-jobs", "work", "steer"})
 """Guests are processes of the same user. They may not break hardware, nor act for another."""
 
 
@@ -79,7 +76,7 @@ class HostEngine:
             self._gpus = EmulatedGpus(directory / "gpus", profile.gpus, clock, hosts)
             self._gpus.start(GPU_STEP)
         self._jobs = JobManager(directory, self._gpus, cpus, sockets)
-        self._door = ControlServer(directory, self.answer_guest)
+        self._control = ControlServer(directory, self.answer_client)
 
     def answer(self, line: str) -> dict[str, Any]:
         """The answer to one line of the conversation. Nothing that is asked ends the host."""
@@ -88,7 +85,7 @@ class HostEngine:
         except (LookupError, TypeError, ValueError, WattspanError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
-    def answer_guest(self, pid: int, line: str) -> dict[str, Any]:
+    def answer_client(self, pid: int, line: str) -> dict[str, Any]:
         """The answer to a guest: about jobs and the truth, and for himself a board's time."""
         try:
             question = json.loads(line)
@@ -117,23 +114,21 @@ class HostEngine:
                 kernel, steps = question.get("kernel", "train"), question.get("steps")
                 return self._attach(gpu, pid, load, kernel, steps)
             case {"do": "load", "gpu": int(gpu), "pid": int(pid), "load": float() | int() as load}:
-                self._boards().drive(gpu, pid, load)
+                self._require_gpus().set_load(gpu, pid, load)
                 return {"done": "load"}
-            case {"do": "deeds", "gpu": int() | None as gpu, "pid": int(pid), "since": int(since)}:
-                told = self._jobs.deeds(pid, gpu).told(since)
-                return {**told, "lie": self._jobs.lie(pid)._asdict()}
+            case {
+                "do": "finished",
+                "gpu": int() | None as gpu,
+                "pid": int(pid),
+                "since": int(since),
+            }:
+                return self._jobs.work_log(pid, gpu).summary(since)
             case {"do": "work", "job": str(name)}:
                 return self._jobs.truth(name, question.get("since"))
             case {"do": "steer", "job": str(name), **changes}:
                 changes.pop("pid", None)  # the guest's own, which steers nothing
                 self._jobs.steer(name, changes)
                 return {"done": "steer"}
-            case {"do": "end", "job": str(name)}:
-                self._jobs.end(name)
-                return {"done": "end"}
-            case {"do": "neighbour", "gpu": int(gpu), "load": float() | int() as load}:
-                name, pid = self._jobs.neighbour(gpu, load)
-                return {"job": name, "pid": pid}
         return {"error": f"not understood: {question}"}
 
     def _attach(
@@ -141,10 +136,10 @@ class HostEngine:
     ) -> dict[str, Any]:
         work = SteadyLoad(load, KERNELS[kernel])
         training = None if steps is None else Training(StepTiming(**steps), load, KERNELS[kernel])
-        self._boards().attach(gpu, pid, training or work, until_exit=True)
+        self._require_gpus().attach(gpu, pid, training or work, until_exit=True)
         return {"done": "attach"}
 
-    def _boards(self) -> EmulatedGpus:
+    def _require_gpus(self) -> EmulatedGpus:
         if self._gpus is None:
             raise ValueError("this host has no GPU")
         return self._gpus
@@ -187,7 +182,7 @@ class HostEngine:
 
     def close(self) -> None:
         """Nobody comes in any more, jobs end when their input does; then the physics stops."""
-        self._door.close()
+        self._control.close()
         self._jobs.close()
         if self._gpus is not None:
             self._gpus.close()

@@ -103,7 +103,7 @@ class GpuState:
     at: int
     point: OperatingPoint
     controls: Controls  # in force
-    asked: Controls  # what was last asked, which takes effect at ``due``
+    requested: Controls  # what was last asked, which takes effect at ``due``
     due: int
     tenants: tuple[GpuTenant, ...] = ()
     departed: tuple[tuple[int, int], ...] = ()  # pid and energy of detached processes
@@ -159,7 +159,7 @@ def new_gpu(board: EmulatedBoard, now: int) -> GpuState:
         at=now,
         point=point,
         controls=controls,
-        asked=controls,
+        requested=controls,
         due=now,
         power_instant=point.power,
         power_average=average,
@@ -171,22 +171,22 @@ def step(
     gpu: GpuState,
     now: int,
     wall: int,
-    asked: Controls | None = None,
+    requested: Controls | None = None,
     hosts: Sequence[float] = (),
 ) -> GpuState:
     """The GPU at ``now``; ``wall`` is Unix time in nanoseconds, for the samples' stamps.
 
-    ``asked`` is what clients ask at this moment; a change takes effect a cap latency later.
+    ``requested`` is the present request of clients; a change takes effect a cap latency later.
     ``hosts`` is how fast the CPUs of each socket were since the last step; 1.0 if it is unknown.
     """
     if now < gpu.at:
         raise ValueError(f"time ran backwards: from {gpu.at} to {now}")
-    return _operating_point(_control_applied(_accounted(gpu, now, wall, hosts), asked))
+    return _operating_point(_control_applied(_accounted(gpu, now, wall, hosts), requested))
 
 
 def next_change(gpu: GpuState, hosts: Sequence[float] = ()) -> float:
     """Seconds until something about the GPU changes by itself, if nobody asks for anything."""
-    pending = (gpu.due - gpu.at) / 1e9 if gpu.asked != gpu.controls else math.inf
+    pending = (gpu.due - gpu.at) / 1e9 if gpu.requested != gpu.controls else math.inf
     works = (
         tenant.work.lasts(tenant.grant.speed, _host_of(tenant, hosts)) for tenant in gpu.tenants
     )
@@ -254,7 +254,7 @@ def _accounted(gpu: GpuState, now: int, wall: int, hosts: Sequence[float]) -> Gp
         energy=energy,
         latched=_latched(gpu, now),
         history=extended(gpu.history, PowerSegment(gpu.at, now, power), keep),
-        tenants=tuple(_worked(tenant, elapsed, hosts) for tenant in gpu.tenants),
+        tenants=tuple(_work_advanced(tenant, elapsed, hosts) for tenant in gpu.tenants),
         used=gpu.used + share * elapsed,
         capped_ns=gpu.capped_ns + elapsed * gpu.point.capped,
         throttled_ns=tuple(throttled.items()),
@@ -275,7 +275,7 @@ def _host_of(tenant: GpuTenant, hosts: Sequence[float]) -> float:
     return hosts[tenant.socket] if tenant.socket < len(hosts) else 1.0
 
 
-def _worked(tenant: GpuTenant, elapsed: int, hosts: Sequence[float]) -> GpuTenant:
+def _work_advanced(tenant: GpuTenant, elapsed: int, hosts: Sequence[float]) -> GpuTenant:
     grant = tenant.grant
     return replace(
         tenant,
@@ -293,12 +293,12 @@ def _sensed(gpu: GpuState, before: int) -> GpuState:
         return gpu
     return replace(
         gpu,
-        power_instant=_shown(gpu, edge, sensor.instant_window) or 0,
-        power_average=_shown(gpu, edge, sensor.average_window),
+        power_instant=_sensor_value(gpu, edge, sensor.instant_window) or 0,
+        power_average=_sensor_value(gpu, edge, sensor.average_window),
     )
 
 
-def _shown(gpu: GpuState, edge: int, window: int | None) -> int | None:
+def _sensor_value(gpu: GpuState, edge: int, window: int | None) -> int | None:
     mean = None if window is None else mean_power(gpu.history, edge - window, edge)
     return None if mean is None else mean + mean * gpu.board.sensor.gain_ppm // 1_000_000
 
@@ -355,11 +355,11 @@ def _warmed(gpu: GpuState, elapsed: int) -> float:
     return gpu.temperature + (target - gpu.temperature) * part
 
 
-def _control_applied(gpu: GpuState, asked: Controls | None) -> GpuState:
+def _control_applied(gpu: GpuState, requested: Controls | None) -> GpuState:
     """A change of what is asked takes effect a cap latency after it is noticed."""
-    if asked is not None and asked != gpu.asked:
-        gpu = replace(gpu, asked=asked, due=gpu.at + gpu.board.cap_latency)
-    return replace(gpu, controls=gpu.asked) if gpu.at >= gpu.due else gpu
+    if requested is not None and requested != gpu.requested:
+        gpu = replace(gpu, requested=requested, due=gpu.at + gpu.board.cap_latency)
+    return replace(gpu, controls=gpu.requested) if gpu.at >= gpu.due else gpu
 
 
 def _operating_point(gpu: GpuState) -> GpuState:
@@ -399,7 +399,7 @@ class GpuEnergyLog:
     def __init__(self, kept: int = MAX_LOG_ENTRIES) -> None:
         self._states: deque[_EnergyEntry] = deque(maxlen=kept)
 
-    def note(self, gpu: GpuState) -> None:
+    def record(self, gpu: GpuState) -> None:
         """Remember a state. States come in the order of time."""
         processes = dict(gpu.departed)
         for tenant in gpu.tenants:

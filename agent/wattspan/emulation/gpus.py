@@ -83,15 +83,15 @@ class EmulatedGpus(Closeable):
         kinds = [board_named(board) if isinstance(board, str) else board for board in boards]
         self._clock = clock
         self._hosts = hosts
-        self._deeds: dict[tuple[int, int], WorkLog] = {}
+        self._work_logs: dict[tuple[int, int], WorkLog] = {}
         self._lock = threading.RLock()
-        self._followed: set[tuple[int, int]] = set()
+        self._until_exit: set[tuple[int, int]] = set()
         self._outside = [Controls(limit=board.limits[1]) for board in kinds]
         born = clock.monotonic()
         self._gpus = [new_gpu(board, born) for board in kinds]
         self._logs = [GpuEnergyLog() for _ in kinds]
         for log, gpu in zip(self._logs, self._gpus, strict=True):
-            log.note(gpu)
+            log.record(gpu)
 
         def fill(host: HostRecord) -> None:
             host.header.gpus = len(kinds)
@@ -173,7 +173,7 @@ class EmulatedGpus(Closeable):
             tenant = GpuTenant(pid, work, memory, kind, socket)
             self._advance(gpu, lambda state: attached(state, tenant))
             if until_exit:
-                self._followed.add((gpu, pid))
+                self._until_exit.add((gpu, pid))
 
     def work_of(self, gpu: int, pid: int) -> GpuWork:
         """How far a process's work on a GPU has come; LookupError if it has none there."""
@@ -184,7 +184,7 @@ class EmulatedGpus(Closeable):
                     return tenant.work
         raise LookupError(f"process {pid} is not on GPU {gpu}")
 
-    def drive(self, gpu: int, pid: int, demand: float) -> None:
+    def set_load(self, gpu: int, pid: int, demand: float) -> None:
         """Let a process with steady work want another share of a GPU, from now on.
 
         ValueError if it is not there, or if its work decides for itself.
@@ -209,18 +209,18 @@ class EmulatedGpus(Closeable):
         with self._lock:
             self._advance(gpu, change)
 
-    def deeds(self, gpu: int, pid: int) -> WorkLog:
+    def work_log(self, gpu: int, pid: int) -> WorkLog:
         """The units of work that a process has finished on a GPU, those of the dead too."""
         with self._lock:
             if any(tenant.pid == pid for tenant in self._gpus[gpu].tenants):
                 self._advance(gpu)
-            return self._deeds.get((gpu, pid)) or WorkLog()
+            return self._work_logs.get((gpu, pid)) or WorkLog()
 
     def detach(self, gpu: int, pid: int) -> None:
         """Take a process off a GPU; what it spent stays in the truth."""
         with self._lock:
             self._advance(gpu, lambda state: detached(state, pid))
-            self._followed.discard((gpu, pid))
+            self._until_exit.discard((gpu, pid))
 
     # -------------------------------------------------------------------------------- time
 
@@ -229,7 +229,7 @@ class EmulatedGpus(Closeable):
         with self._lock:
             for index in range(len(self._gpus)):
                 self._advance(index)
-            self._meet()
+            self._release_ranks()
 
     def run(self, seconds: float, every: float = 0.01) -> None:
         """Let ``seconds`` of the clock pass, stepping; with a manual clock, at once."""
@@ -262,15 +262,15 @@ class EmulatedGpus(Closeable):
             self.step()
             now = self._clock.monotonic()
             if now >= follow:
-                self._follow()
+                self._detach_exited()
                 follow = now + 10 * period
             with self._lock:
                 hosts = self._hosts()
                 change = min(next_change(gpu, hosts) for gpu in self._gpus)
             self._clock.sleep_until(now + max(least, min(period, math.ceil(min(1, change) * 1e9))))
 
-    def _follow(self) -> None:
-        for gpu, pid in tuple(self._followed):
+    def _detach_exited(self) -> None:
+        for gpu, pid in tuple(self._until_exit):
             if not _alive(pid):
                 self.detach(gpu, pid)
 
@@ -284,22 +284,22 @@ class EmulatedGpus(Closeable):
         record = self.file.record(index)
         with self.file.writing(index) as live:
             now = self._clock.now()
-            asked = self._asked(index)
+            asked = self._requested(index)
             before = self._gpus[index]
             gpu = step(before, max(now.mono, before.at), now.wall, asked, self._hosts())
             self._gpus[index] = gpu = gpu if change is None else change(gpu)
-            self._note_deeds(index)
-            self._logs[index].note(gpu)
+            self._record_finished(index)
+            self._logs[index].record(gpu)
             publish(live, gpu, record.mig != 0, before)
 
-    def _note_deeds(self, index: int) -> None:
+    def _record_finished(self, index: int) -> None:
         gpu = self._gpus[index]
         for tenant in gpu.tenants:
             if tenant.work.finished:
-                log = self._deeds.setdefault((index, tenant.pid), WorkLog())
-                log.note(gpu.at, tenant.work.finished)
+                log = self._work_logs.setdefault((index, tenant.pid), WorkLog())
+                log.record(gpu.at, tenant.work.finished)
 
-    def _meet(self) -> None:
+    def _release_ranks(self) -> None:
         """Let synchronous ranks that all have computed their step begin the next."""
         places: dict[str, list[tuple[int, int, RankWork]]] = {}
         for index, gpu in enumerate(self._gpus):
@@ -311,16 +311,16 @@ class EmulatedGpus(Closeable):
                 continue
             last = max(self._gpus[index].at - waiting_time(work) for index, _, work in found)
             for index, pid, _ in found:
-                self._let_go(index, pid, last)
+                self._release_rank(index, pid, last)
 
-    def _let_go(self, index: int, pid: int, last: int) -> None:
+    def _release_rank(self, index: int, pid: int, last: int) -> None:
         def go(gpu: GpuState) -> GpuState:
             ago = (gpu.at - last) / 1e9
-            return changed(gpu, pid, lambda work: cast("RankWork", work).let_go(ago))
+            return changed(gpu, pid, lambda work: cast("RankWork", work).released(ago))
 
         self._advance(index, go)
 
-    def _asked(self, index: int) -> Controls:
+    def _requested(self, index: int) -> Controls:
         record = self.file.record(index)
         lock = int(record.clock_request) & 0xFF_FFFF
         return replace(

@@ -35,7 +35,7 @@ class EmulatedHost(Closeable):
         """
         self.profile = profile
         self._period = int(period)
-        self.directory, self._hold = _make_directory()
+        self.directory, self._lock_fd = _make_directory()
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             (
                 *self._engine_command(),
@@ -47,10 +47,10 @@ class EmulatedHost(Closeable):
             text=True,
             # Ctrl-C in a terminal reaches the whole process group; the owner alone decides.
             start_new_session=True,
-            pass_fds=(self._hold,),
+            pass_fds=(self._lock_fd,),
         )
         try:
-            self._hear()
+            self._read_answer()
         except BaseException:
             self.close()
             raise
@@ -95,7 +95,7 @@ class EmulatedHost(Closeable):
         with contextlib.suppress(BrokenPipeError):  # then it will not be heard either
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
-        answer = self._hear()
+        answer = self._read_answer()
         if "error" in answer:
             raise WattspanError(f"The emulated host refuses: {answer['error']}.")
         return answer
@@ -113,11 +113,11 @@ class EmulatedHost(Closeable):
         if self._process.stdout is not None:
             self._process.stdout.close()
         shutil.rmtree(self.directory, ignore_errors=True)
-        if self._hold >= 0:
-            os.close(self._hold)
-            self._hold = -1
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
 
-    def _hear(self) -> dict[str, Any]:
+    def _read_answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None  # noqa: S101 - it was asked for
         line = self._process.stdout.readline()
         if not line:

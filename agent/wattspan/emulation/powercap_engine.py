@@ -60,7 +60,7 @@ class CpuLaw:
         elapsed: int,
         busy: Sequence[int],
         cpus: Sequence[int],
-        paid: Sequence[int] | None = None,
+        charged: Sequence[int] | None = None,
     ) -> int:
         """What ``meter`` has counted after ``elapsed`` ns, in 1e-12 J, exactly.
 
@@ -69,20 +69,20 @@ class CpuLaw:
         unless a power limit slowed its CPUs down.
         """
         socket = meter.socket
-        paid = busy if paid is None else paid
+        charged = busy if charged is None else charged
         if meter.kind == "psys":
             boards = self.board_idle * elapsed
             return boards + sum(
-                self.picojoules(CounterScope(kind, number), elapsed, busy, cpus, paid)
+                self.picojoules(CounterScope(kind, number), elapsed, busy, cpus, charged)
                 for number in range(len(busy))
                 for kind in ("package", "dram")
             )
         whole = {
-            "package": self.package_idle * elapsed + self.package_active * paid[socket],
+            "package": self.package_idle * elapsed + self.package_active * charged[socket],
             "dram": self.dram_idle * elapsed + self.dram_active * busy[socket],
-            "core": self.package_active * paid[socket] * self.core_percent // 100,
+            "core": self.package_active * charged[socket] * self.core_percent // 100,
             "lead-core": self.package_active
-            * paid[socket]
+            * charged[socket]
             * self.core_percent
             // (100 * max(1, cpus[socket])),
             "uncore": self.package_idle * elapsed * self.uncore_percent // 100,
@@ -147,14 +147,14 @@ class CpuJobs:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._works: dict[int, tuple[GpuWork, int]] = {}
-        self._deeds: dict[int, WorkLog] = {}
+        self._work_logs: dict[int, WorkLog] = {}
         self._at: int | None = None
 
     def attach(self, pid: int, work: GpuWork, socket: int) -> None:
         """Let a process work on the CPUs of ``socket``."""
         with self._lock:
             self._works[pid] = (work, socket)
-            self._deeds[pid] = WorkLog()
+            self._work_logs[pid] = WorkLog()
 
     def detach(self, pid: int) -> None:
         """Its work is over; what it finished stays known."""
@@ -174,10 +174,10 @@ class CpuJobs:
         with self._lock:
             self._works[pid] = (change(work), self._works[pid][1])
 
-    def deeds(self, pid: int) -> WorkLog:
+    def work_log(self, pid: int) -> WorkLog:
         """What a process has finished."""
         with self._lock:
-            return self._deeds.get(pid) or WorkLog()
+            return self._work_logs.get(pid) or WorkLog()
 
     def step(self, at: int, speeds: Sequence[float]) -> None:
         """Time has come to ``at``, and until then the sockets were as fast as ``speeds``."""
@@ -187,7 +187,7 @@ class CpuJobs:
             for pid, (work, socket) in self._works.items():
                 # Its "GPU" part is what waits for memory, and does not mind the clock.
                 moved = work.after(elapsed, 1.0, speeds[socket])
-                self._deeds[pid].note(at, moved.finished)
+                self._work_logs[pid].record(at, moved.finished)
                 self._works[pid] = (moved, socket)
 
 
@@ -233,7 +233,7 @@ class PackageLimits:
         """How fast each socket's CPUs are, 1.0 being full speed."""
         return self._speeds
 
-    def parts(self, elapsed: int, busy: Sequence[int]) -> tuple[float, ...]:
+    def power_shares(self, elapsed: int, busy: Sequence[int]) -> tuple[float, ...]:
         """The part of its active power that each socket spends, after ``elapsed`` more ns.
 
         ``busy`` is the CPU time of each socket in them.
@@ -244,11 +244,11 @@ class PackageLimits:
         for socket, worked in enumerate(busy):
             wanted = self._law.package_active * worked / elapsed
             self._active[socket] += weight * (wanted - self._active[socket])
-            parts.append(self._part(self._active[socket], limits[socket]))
+            parts.append(self._power_share(self._active[socket], limits[socket]))
         self._speeds = tuple(part ** (1.0 / CLOCK_EXPONENT) for part in parts)
         return tuple(parts)
 
-    def _part(self, active: float, limit: float | None) -> float:
+    def _power_share(self, active: float, limit: float | None) -> float:
         room = None if limit is None else limit - self._law.package_idle
         if room is None or active <= max(room, 0):
             return 1.0
@@ -273,12 +273,12 @@ class PackageLimits:
 
     def _limit(self, zone: _Zone) -> float | None:
         for constraint in zone.constraints:
-            self._settle(constraint, zone.zone.directory in self.locked)
+            self._apply_write(constraint, zone.zone.directory in self.locked)
         if os.pread(zone.enabled_fd, 8, 0).strip() == b"0":
             return None
         return min(constraint.value for constraint in zone.constraints) / 1000
 
-    def _settle(self, constraint: _Constraint, locked: bool) -> None:
+    def _apply_write(self, constraint: _Constraint, locked: bool) -> None:
         """Take over what was written, rounded as hardware would; or put back what stood there."""
         text = os.pread(constraint.fd, 32, 0)
         if text == constraint.text or not text:  # nothing new; or somebody is about to write
@@ -329,7 +329,7 @@ class CounterLog:
     def __init__(self, kept: int = MAX_LOG_ENTRIES) -> None:
         self._steps: deque[tuple[int, Mapping[str, int]]] = deque(maxlen=kept)
 
-    def note(self, time: int, energies: Mapping[str, int]) -> None:
+    def record(self, time: int, energies: Mapping[str, int]) -> None:
         self._steps.append((time, energies))
 
     def at(self, time: int) -> dict[str, int]:
@@ -376,7 +376,7 @@ class PowercapEngine:
         self._elapsed = 0
         self._busy: tuple[int, ...] = tuple(0 for _ in self._load_start)
         self.limits = PackageLimits(tree, law)
-        self._paid: tuple[int, ...] = self._busy
+        self._charged: tuple[int, ...] = self._busy
         self._zero = {zone.directory: zone.start for zone in tree.layout.zones}  # in steps
         self._write_all()
 
@@ -387,10 +387,10 @@ class PowercapEngine:
             return
         busy = tuple(now - then for now, then in zip(self._load(), self._load_start, strict=True))
         worked = tuple(now - then for now, then in zip(busy, self._busy, strict=True))
-        parts = self.limits.parts(elapsed - self._elapsed, worked)
-        self._paid = tuple(
+        parts = self.limits.power_shares(elapsed - self._elapsed, worked)
+        self._charged = tuple(
             paid + (now if part == 1.0 else int(now * part))
-            for paid, now, part in zip(self._paid, worked, parts, strict=True)
+            for paid, now, part in zip(self._charged, worked, parts, strict=True)
         )
         self._elapsed, self._busy = elapsed, busy
         self._write_all()
@@ -401,9 +401,9 @@ class PowercapEngine:
         return self._busy
 
     @property
-    def paid(self) -> tuple[int, ...]:
+    def charged(self) -> tuple[int, ...]:
         """The part of ``busy`` whose active energy was spent; less than all of it under limits."""
-        return self._paid
+        return self._charged
 
     @property
     def speeds(self) -> tuple[float, ...]:
@@ -439,7 +439,7 @@ class PowercapEngine:
     # ------------------------------------------------------------------------------ values
 
     def _picojoules(self, zone: EmulatedZone) -> int:
-        return self.law.picojoules(zone.meter, self._elapsed, self._busy, self._cpus, self._paid)
+        return self.law.picojoules(zone.meter, self._elapsed, self._busy, self._cpus, self._charged)
 
     def _steps(self, zone: EmulatedZone) -> int:
         return self._picojoules(zone) // (zone.step * 1000)
@@ -503,7 +503,7 @@ class PowercapRunner:
     def _step(self) -> None:
         self._engine.step()
         self._also(self._engine.at, self._engine.speeds)
-        self._log.note(self._engine.at, self._engine.energies())
+        self._log.record(self._engine.at, self._engine.energies())
 
     def _run(self) -> None:
         deadline = self._clock.monotonic()

@@ -47,16 +47,8 @@ class EmulatedSpan(NamedTuple):
     parts: tuple[EmulatedSpan, ...] = ()  # spans below it
 
 
-class SpanDistortion(NamedTuple):
-    """In what spans differ from the truth; by default in nothing."""
-
-    took: int | None = None  # nanoseconds that every unit is said to have taken
-    samples: int | None = None  # that every step is said to have had
-    silent: bool = False  # nothing is told at all
-
-
 class SpanGenerator(Protocol):
-    def see(self, deed: CompletedUnit, lie: SpanDistortion) -> Iterator[EmulatedSpan]:
+    def spans_of(self, unit: CompletedUnit) -> Iterator[EmulatedSpan]:
         """What is told of a unit of work."""
         ...
 
@@ -67,13 +59,13 @@ class StepSpans:
 
     rank: int | None = None
 
-    def see(self, deed: CompletedUnit, lie: SpanDistortion) -> Iterator[EmulatedSpan]:
-        start = deed.began if lie.took is None else deed.ended - lie.took
-        samples = deed.work if lie.samples is None else lie.samples
+    def spans_of(self, unit: CompletedUnit) -> Iterator[EmulatedSpan]:
         who: dict[str, int | str] = {} if self.rank is None else {"rank": self.rank}
-        own = EmulatedSpan("compute", start, min(deed.computed, deed.ended), dict(who))
+        own = EmulatedSpan("compute", unit.began, min(unit.computed, unit.ended), dict(who))
         parts = () if self.rank is None else (own,)
-        yield EmulatedSpan("train_step", start, deed.ended, {"samples": samples, **who}, parts)
+        yield EmulatedSpan(
+            "train_step", unit.began, unit.ended, {"samples": unit.work, **who}, parts
+        )
 
 
 @dataclass(slots=True)
@@ -82,9 +74,8 @@ class RequestSpans:
 
     draw: random.Random = field(default_factory=lambda: random.Random(5))  # noqa: S311
 
-    def see(self, deed: CompletedUnit, lie: SpanDistortion) -> Iterator[EmulatedSpan]:
-        start = deed.began if lie.took is None else deed.ended - lie.took
-        yield EmulatedSpan("chat", start, deed.ended, self._tokens())
+    def spans_of(self, unit: CompletedUnit) -> Iterator[EmulatedSpan]:
+        yield EmulatedSpan("chat", unit.began, unit.ended, self._tokens())
 
     def _tokens(self) -> dict[str, int | str]:
         return {
@@ -101,18 +92,18 @@ class UnixTimeMapping:
     def __init__(self, now: Instant) -> None:
         self._offset = now.wall - now.mono
 
-    def follow(self, now: Instant) -> None:
+    def update(self, now: Instant) -> None:
         """Follow a clock that was set; a slew of less than a millisecond is let be."""
         offset = now.wall - now.mono
         if abs(offset - self._offset) > _DRIFT:
             self._offset = offset
 
-    def of(self, call: EmulatedSpan) -> EmulatedSpan:
+    def convert(self, call: EmulatedSpan) -> EmulatedSpan:
         """A call in Unix time that was told in monotonic time."""
         return call._replace(
             start=call.start + self._offset,
             end=call.end + self._offset,
-            parts=tuple(self.of(part) for part in call.parts),
+            parts=tuple(self.convert(part) for part in call.parts),
         )
 
 
@@ -124,20 +115,22 @@ class SpanSender:
     """
 
     def __init__(self, path: Path, service: str, every: int = SECOND // 2) -> None:
-        self._path, self._service, self._every = path, service, every
+        self._path, self._service, self._interval = path, service, every
         self._trace = os.urandom(12)
         self._number = 0
         self._waiting: deque[dict[str, object]] = deque(maxlen=_MAX_QUEUED)
         self._due = 0
-        self._asked: _AgentConnection | None = None  # has been sent spans, and has not answered yet
+        self._connection: _AgentConnection | None = (
+            None  # has been sent spans, and has not answered yet
+        )
         self._sent: list[dict[str, object]] = []  # those
-        self._given_up = 0  # when it is waited for no more
+        self._timeout_at = 0  # when it is waited for no more
 
-    def tell(self, call: EmulatedSpan) -> None:
+    def add(self, call: EmulatedSpan) -> None:
         self._number += 1
-        self._tell(call, (self._trace + self._number.to_bytes(4, "big")).hex(), "")
+        self._add(call, (self._trace + self._number.to_bytes(4, "big")).hex(), "")
 
-    def _tell(self, call: EmulatedSpan, trace: str, parent: str) -> None:
+    def _add(self, call: EmulatedSpan, trace: str, parent: str) -> None:
         span = os.urandom(8).hex()
         self._waiting.append(
             {
@@ -154,29 +147,29 @@ class SpanSender:
             }
         )
         for part in call.parts:
-            self._tell(part, trace, span)
+            self._add(part, trace, span)
 
     def send(self, now: int) -> None:
         """Send what waits, if it is time to. ``now`` is of any clock, always the same."""
-        if self._asked is not None:
-            self._hear(self._asked, now)
-        if self._asked is not None or now < self._due or not self._waiting:
+        if self._connection is not None:
+            self._check_response(self._connection, now)
+        if self._connection is not None or now < self._due or not self._waiting:
             return
-        self._due, self._given_up = now + self._every, now + _RETRY_TIMEOUT
+        self._due, self._timeout_at = now + self._interval, now + _RETRY_TIMEOUT
         self._sent = list(self._waiting)
         self._waiting.clear()
-        self._asked = connection = _AgentConnection(self._path)
+        self._connection = connection = _AgentConnection(self._path)
         try:
             headers = {"Content-Type": "application/json"}
             connection.request("POST", "/v1/traces", self._body(), headers)
         except (OSError, http.client.HTTPException):
-            self._end(connection, taken=False)
+            self._finish(connection, taken=False)
 
-    def _hear(self, connection: _AgentConnection, now: int) -> None:
+    def _check_response(self, connection: _AgentConnection, now: int) -> None:
         """See whether the agent has answered."""
         if not select.select([connection.sock], [], [], 0)[0]:
-            if now >= self._given_up:
-                self._end(connection, taken=False)
+            if now >= self._timeout_at:
+                self._finish(connection, taken=False)
             return
         try:
             answer = connection.getresponse()
@@ -184,13 +177,13 @@ class SpanSender:
             taken = answer.status == http.HTTPStatus.OK
         except (OSError, http.client.HTTPException):
             taken = False
-        self._end(connection, taken=taken)
+        self._finish(connection, taken=taken)
 
-    def _end(self, connection: _AgentConnection, *, taken: bool) -> None:
+    def _finish(self, connection: _AgentConnection, *, taken: bool) -> None:
         connection.close()
         if not taken:
             self._waiting = deque([*self._sent, *self._waiting], maxlen=_MAX_QUEUED)
-        self._asked, self._sent = None, []
+        self._connection, self._sent = None, []
 
     def _body(self) -> str:
         resource = {"attributes": [{"key": "service.name", "value": _value(self._service)}]}
@@ -244,32 +237,32 @@ def span_generator(kind: str, rank: int | None) -> SpanGenerator:
 
 def span_reporter(
     service: str,
-    follower: SpanGenerator,
+    generator: SpanGenerator,
     gpu: int | None,
     host: Path,
     agent: Path,
     clock: SystemClock,
 ) -> Callable[[], None]:
     """Tells ``agent`` of what this process has finished on a board, or on none, at each call."""
-    teller, unix = SpanSender(agent, service), UnixTimeMapping(clock.now())
-    conversation: ControlClient | None = None
-    told = 0
+    sender, unix = SpanSender(agent, service), UnixTimeMapping(clock.now())
+    client: ControlClient | None = None
+    seen = 0
 
-    def look() -> None:
-        nonlocal conversation, told
+    def report() -> None:
+        nonlocal client, seen
         try:
-            conversation = conversation or ControlClient(host)
-            answer = conversation.ask(do="deeds", gpu=gpu, since=told)
+            client = client or ControlClient(host)
+            answer = client.ask(do="finished", gpu=gpu, since=seen)
         except WattspanError:
             return  # not on its board yet; or the host is about to end, and this process with it
-        now, told, lie = clock.now(), answer["units"], SpanDistortion(**answer["lie"])
-        unix.follow(now)
-        for deed in answer["deeds"] if not lie.silent else ():
-            for call in follower.see(CompletedUnit(*deed), lie):
-                teller.tell(unix.of(call))
-        teller.send(now.mono)
+        now, seen = clock.now(), answer["units"]
+        unix.update(now)
+        for unit in answer["finished"]:
+            for span in generator.spans_of(CompletedUnit(*unit)):
+                sender.add(unix.convert(span))
+        sender.send(now.mono)
 
-    return look
+    return report
 
 
 def main() -> None:

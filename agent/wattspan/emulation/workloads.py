@@ -210,7 +210,7 @@ class Training:
     While it is ``paused`` no step begins; the present one is finished first.
     """
 
-    of: StepTiming = field(default_factory=StepTiming)
+    timing: StepTiming = field(default_factory=StepTiming)
     load: float = 1.0  # demand while computing
     kernel: Kernel = TRAIN
     paused: bool = False
@@ -226,7 +226,7 @@ class Training:
 
     @property
     def done(self) -> float:
-        whole = self.of.seconds(self.steps, computing=True)
+        whole = self.timing.seconds(self.steps, computing=True)
         left = whole if self.left is None or not self.computing else self.left
         return self.steps + 1.0 - left / whole
 
@@ -239,7 +239,7 @@ class Training:
                 if self.paused and not computing:
                     since = 0.0
                     break
-                left = self.of.seconds(steps, computing=computing)
+                left = self.timing.seconds(steps, computing=computing)
             rate = speed if computing else host
             if left > time * rate:
                 left, since = left - time * rate, since + time
@@ -250,7 +250,7 @@ class Training:
                 steps, since = steps + 1, 0.0
             computing = not computing
         finished = tuple(
-            FinishedUnit(ago + took, ago, ago, self.of.whole(step), self.of.work(step))
+            FinishedUnit(ago + took, ago, ago, self.timing.whole(step), self.timing.work(step))
             for ago, took, step in ended
         )
         return replace(
@@ -260,7 +260,7 @@ class Training:
     def lasts(self, speed: float, host: float = 1.0) -> float:
         if self.left is None and self.paused and not self.computing:
             return FOREVER
-        left = self.of.seconds(self.steps, computing=self.computing)
+        left = self.timing.seconds(self.steps, computing=self.computing)
         return (left if self.left is None else self.left) / (speed if self.computing else host)
 
 
@@ -274,7 +274,7 @@ class RankWork:
     group: str
     rank: int
     ranks: int
-    of: StepTiming = field(default_factory=StepTiming)
+    timing: StepTiming = field(default_factory=StepTiming)
     load: float = 1.0
     spinning: float = 0.25
     kernel: Kernel = TRAIN
@@ -309,7 +309,7 @@ class RankWork:
                 if self.paused and not computing:
                     since = 0.0
                     break
-                left = self.of.seconds(self.steps, computing=computing)
+                left = self.timing.seconds(self.steps, computing=computing)
             rate = speed if computing else host
             if left > time * rate:
                 left, since = left - time * rate, since + time
@@ -327,18 +327,18 @@ class RankWork:
     def lasts(self, speed: float, host: float = 1.0) -> float:
         if self.arrived is not None or (self.left is None and self.paused and not self.computing):
             return FOREVER
-        left = self.of.seconds(self.steps, computing=self.computing)
+        left = self.timing.seconds(self.steps, computing=self.computing)
         left = left if self.left is None else self.left
         return max(0.0, left / (speed if self.computing else host) - self.late)
 
-    def let_go(self, ago: float) -> RankWork:
+    def released(self, ago: float) -> RankWork:
         """The rank after a step that all had finished ``ago`` seconds before now."""
         if self.arrived is None:
             raise ValueError("a rank that does not wait cannot be let go")
         ended = min(ago, self.arrived)
         done = FinishedUnit(
             self.since + self.arrived, self.arrived, ended,
-            self.of.whole(self.steps), self.of.work(self.steps),
+            self.timing.whole(self.steps), self.timing.work(self.steps),
         )  # fmt: skip
         return replace(
             self, steps=self.steps + 1, since=0.0, arrived=None, late=ended, finished=(done,)
@@ -376,34 +376,34 @@ class WorkLog:
     """The units that one process has finished: the latest in full, all of them in sums."""
 
     def __init__(self, kept: int = MAX_UNITS) -> None:
-        self._deeds: deque[CompletedUnit] = deque(maxlen=kept)
+        self._finished: deque[CompletedUnit] = deque(maxlen=kept)
         self.units = 0
         self.took = 0
         self.ideal = 0
         self.work = 0
 
-    def note(self, at: int, finished: Iterable[FinishedUnit]) -> None:
+    def record(self, at: int, finished: Iterable[FinishedUnit]) -> None:
         """Remember what was finished up to the time ``at``."""
         for one in finished:
             began, computed, ended = (
                 at - round(ago * _SECOND) for ago in (one.began, one.computed, one.ended)
             )
-            deed = CompletedUnit(began, computed, ended, round(one.ideal * _SECOND), one.work)
-            self._deeds.append(deed)
+            unit = CompletedUnit(began, computed, ended, round(one.ideal * _SECOND), one.work)
+            self._finished.append(unit)
             self.units += 1
             self.took += ended - began
-            self.ideal += deed.ideal
-            self.work += deed.work
+            self.ideal += unit.ideal
+            self.work += unit.work
 
     def since(self, number: int) -> tuple[CompletedUnit, ...]:
         """The units from number ``number`` on, as far as they are remembered."""
-        wanted = min(max(0, self.units - number), len(self._deeds))
-        return tuple(self._deeds)[len(self._deeds) - wanted :] if wanted else ()
+        wanted = min(max(0, self.units - number), len(self._finished))
+        return tuple(self._finished)[len(self._finished) - wanted :] if wanted else ()
 
-    def told(self, number: int | None) -> dict[str, Any]:
+    def summary(self, number: int | None) -> dict[str, Any]:
         """As an answer of the engine: the sums, and what is new since ``number``."""
         return {
-            "deeds": [] if number is None else [list(deed) for deed in self.since(number)],
+            "finished": [] if number is None else [list(unit) for unit in self.since(number)],
             "units": self.units,
             "took": self.took,
             "ideal": self.ideal,

@@ -56,17 +56,17 @@ class _CpuSeries:
             self.idle = mono
             return
         self.worked = mono
-        self._rest()
+        self._flush_idle()
         self.samples.append(mono)
         self.samples.append(cpu)
         self.cpu = cpu
 
-    def rests(self, now: int) -> bool:
+    def is_idle(self, now: int) -> bool:
         """Whether it has done nothing for long."""
         return now - self.worked >= _LONG
 
     def take(self) -> array[int]:
-        self._rest()
+        self._flush_idle()
         taken, self.samples = self.samples, array("q")
         return taken
 
@@ -77,7 +77,7 @@ class _CpuSeries:
         del self.samples[:MAX_SAMPLES]
         return MAX_SAMPLES // 2
 
-    def _rest(self) -> None:
+    def _flush_idle(self) -> None:
         if self.idle:
             self.samples.append(self.idle)
             self.samples.append(self.cpu)
@@ -99,15 +99,15 @@ class CpuSampler:
         self._least_period = period
         self._most = most
         self._lock = threading.Lock()
-        self._courses: dict[Consumer, _CpuSeries] = {}
+        self._series: dict[Consumer, _CpuSeries] = {}
         self._awake: list[_CpuSeries] = []
-        self._resting: list[list[_CpuSeries]] = [[] for _ in range(_TURNS)]
+        self._idle_groups: list[list[_CpuSeries]] = [[] for _ in range(_TURNS)]
         self._sweeps = 0
         self._wanted = threading.Event()
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._cost = 0.0  # CPU time of one look, its waking included, smoothed
-        self.crowded = 0  # processes not watched for want of room
+        self.rejected = 0  # processes not watched for want of room
         self.dropped = 0  # samples that nobody took in time
 
     @property
@@ -129,19 +129,19 @@ class CpuSampler:
     def watch(self, consumer: Consumer) -> None:
         """Know the course of ``consumer``'s CPU time from now on; at most ``most`` are watched."""
         with self._lock:
-            if consumer in self._courses:
+            if consumer in self._series:
                 return
-            if len(self._courses) >= self._most and not self._forget_a_dead_one():
-                self.crowded += 1
+            if len(self._series) >= self._most and not self._evict_exited():
+                self.rejected += 1
                 return
-            course = self._courses[consumer] = _CpuSeries(consumer)
+            course = self._series[consumer] = _CpuSeries(consumer)
             self._awake.append(course)
-            self._look([course])
+            self._read([course])
             self._wanted.set()
 
     def unwatch(self, consumer: Consumer) -> None:
         with self._lock:
-            course = self._courses.pop(consumer, None)
+            course = self._series.pop(consumer, None)
             if course is not None:
                 self._drop(course)
 
@@ -151,7 +151,7 @@ class CpuSampler:
         Between two samples it worked evenly, as far as anybody knows.
         """
         with self._lock:
-            course = self._courses.get(consumer)
+            course = self._series.get(consumer)
             if course is None:
                 return []
             taken = course.take()
@@ -161,19 +161,19 @@ class CpuSampler:
         """Look at every clock whose turn it is."""
         with self._lock:
             self._sweeps += 1
-            self._look(self._awake)
+            self._read(self._awake)
             now = self._clock.monotonic()
-            resting = self._resting[self._sweeps % _TURNS]
+            resting = self._idle_groups[self._sweeps % _TURNS]
             if resting:
-                self._look(resting)
-                for course in [one for one in resting if not one.rests(now)]:
+                self._read(resting)
+                for course in [one for one in resting if not one.is_idle(now)]:
                     resting.remove(course)
                     self._awake.append(course)
             if len(self._awake) > MAX_FAST_PROCESSES and self._sweeps % _TURNS == 0:
-                for course in [one for one in self._awake if one.rests(now)]:
+                for course in [one for one in self._awake if one.is_idle(now)]:
                     self._awake.remove(course)
-                    self._resting[course.consumer.pid % _TURNS].append(course)
-            if not any(self._everyone):
+                    self._idle_groups[course.consumer.pid % _TURNS].append(course)
+            if not any(self._groups):
                 self._wanted.clear()
 
     # ------------------------------------------------------------------------------- details
@@ -183,16 +183,16 @@ class CpuSampler:
         return max(self._least_period, MAX_PERIOD)
 
     @property
-    def _everyone(self) -> tuple[list[_CpuSeries], ...]:
+    def _groups(self) -> tuple[list[_CpuSeries], ...]:
         """All that are looked at, by whose turn it is."""
-        return (self._awake, *self._resting)
+        return (self._awake, *self._idle_groups)
 
-    def _look(self, courses: list[_CpuSeries]) -> None:
+    def _read(self, group: list[_CpuSeries]) -> None:
         """Read each clock, stamped between the time before and the time after."""
         monotonic, read = self._clock.monotonic, self._clock.read_cpu_clock
         dead = []
         before = monotonic()
-        for course in courses:
+        for course in group:
             try:
                 cpu = read(course.clock)
             except OSError:
@@ -208,18 +208,18 @@ class CpuSampler:
         for course in dead:
             self._drop(course)
 
-    def _drop(self, course: _CpuSeries) -> None:
-        for courses in self._everyone:
-            if course in courses:
-                courses.remove(course)
+    def _drop(self, series: _CpuSeries) -> None:
+        for courses in self._groups:
+            if series in courses:
+                courses.remove(series)
 
-    def _forget_a_dead_one(self) -> bool:
+    def _evict_exited(self) -> bool:
         """Make room at the expense of a process that has died; False if all are alive."""
-        alive = {course.consumer for courses in self._everyone for course in courses}
-        dead = next((consumer for consumer in self._courses if consumer not in alive), None)
+        alive = {course.consumer for courses in self._groups for course in courses}
+        dead = next((consumer for consumer in self._series if consumer not in alive), None)
         if dead is None:
             return False
-        del self._courses[dead]
+        del self._series[dead]
         return True
 
     def _run(self) -> None:

@@ -335,14 +335,14 @@ class PlacementSampler:
         due = [
             (amount, row)
             for row, amount in active
-            if row is not None and row.rank is not None and now >= row.look
+            if row is not None and row.clock_list is not None and now >= row.next_placement
         ]
         if len(due) > MAX_SAMPLES:
             due.sort(key=itemgetter(0), reverse=True)
         for amount, row in due[:MAX_SAMPLES]:
             row.weights = self._sample(row.consumer.pid, dict(cpus)) or row.weights
             roams = row.weights is not None and len(row.weights) > 1 and amount > MIN_CPU_TIME
-            row.look = now + (FAST_INTERVAL if roams else SLOW_INTERVAL)
+            row.next_placement = now + (FAST_INTERVAL if roams else SLOW_INTERVAL)
         return [(row.weights if row is not None else None) or anywhere for row, _ in active]
 
     def _sample(self, pid: int, cpus: dict[int, int]) -> dict[int, float] | None:
@@ -404,7 +404,7 @@ class SocketAccounting:
                     start,
                     end,
                     spent,
-                    self._nobodys(socket) if complete else 0,
+                    self._unclaimed_time(socket) if complete else 0,
                     cpus.get(socket, 0) * duration,
                 )
             )
@@ -439,7 +439,7 @@ class SocketAccounting:
             for socket in sockets
         }
 
-    def _nobodys(self, socket: int) -> int:
+    def _unclaimed_time(self, socket: int) -> int:
         if self._busy is None:
             return 0
         account = self._unclaimed.setdefault(socket, UnattributedTime())

@@ -121,7 +121,7 @@ class TcpConnections:
     def __init__(self, root: Path = Path("/proc")) -> None:
         self._root = root
         self._diag: InetDiag | None = None
-        self._answers = False  # whether the kernel is known to answer at all
+        self._kernel_answers = False  # whether the kernel is known to answer at all
         if root == Path("/proc"):
             try:
                 self._diag = InetDiag()
@@ -139,7 +139,7 @@ class TcpConnections:
         except ValueError:
             return None
         found = self._ask(here, there)
-        if found is None and not self._answers:
+        if found is None and not self._kernel_answers:
             found = self._look_up(here, there)
         return found if found is not None and found.inode else None
 
@@ -157,11 +157,11 @@ class TcpConnections:
             found = self._diag.find(here, there)
         except OSError:
             self.close()
-            self._answers = False
+            self._kernel_answers = False
             return None
         if found is None:  # or the kernel was built without: it says the same
             return None
-        self._answers = True
+        self._kernel_answers = True
         return SocketOwner(found.user, found.inode)
 
     def _look_up(self, here: _Endpoint6, there: _Endpoint6) -> SocketOwner | None:

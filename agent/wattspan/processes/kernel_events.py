@@ -51,13 +51,13 @@ class ProcessEvents:
 
     born: dict[int, int] = field(default_factory=dict)  # pid to its parent's
     execed: set[int] = field(default_factory=set)
-    died: set[int] = field(default_factory=set)
-    finals: dict[int, list[ExitRecord]] = field(default_factory=dict)
+    exited: set[int] = field(default_factory=set)
+    exits: dict[int, list[ExitRecord]] = field(default_factory=dict)
     lost: bool = False
 
-    def add_final(self, final: ExitRecord) -> None:
+    def add_exit(self, final: ExitRecord) -> None:
         """Note a final; the sum over a group replaces what its first thread said alone."""
-        finals = self.finals.setdefault(final.pid, [])
+        finals = self.exits.setdefault(final.pid, [])
         if final.certain and finals and not finals[-1].certain:
             finals.pop()
         finals.append(final)
@@ -65,14 +65,14 @@ class ProcessEvents:
     def merge(self, later: ProcessEvents) -> None:
         self.born.update(later.born)
         self.execed |= later.execed
-        self.died |= later.died
-        for pid, finals in later.finals.items():
-            self.finals.setdefault(pid, []).extend(finals)
+        self.exited |= later.exited
+        for pid, finals in later.exits.items():
+            self.exits.setdefault(pid, []).extend(finals)
         self.lost = self.lost or later.lost
 
     @property
     def churn(self) -> bool:
-        return bool(self.born or self.died or self.finals or self.lost)
+        return bool(self.born or self.exited or self.exits or self.lost)
 
 
 class EventChannel(Protocol):
@@ -83,7 +83,7 @@ class EventChannel(Protocol):
         """How often the kernel had to drop messages because nobody took them in time."""
         ...
 
-    def drain(self, news: ProcessEvents) -> None:
+    def drain(self, events: ProcessEvents) -> None:
         """Add everything reported so far to ``news``; never waits, never raises."""
         ...
 
@@ -101,7 +101,7 @@ _LISTEN = 1  # PROC_CN_MCAST_LISTEN
 _ACK_TIMEOUT_MS = 500  # milliseconds for the kernel's answer to a subscription
 
 
-def record_event(datagram: bytes, news: ProcessEvents) -> None:
+def record_event(datagram: bytes, events: ProcessEvents) -> None:
     """Note the one event of a datagram. Threads are left out: a process's clock has them all.
 
     Thousands of these come in a second on a busy host, so it is taken apart in one go.
@@ -113,12 +113,12 @@ def record_event(datagram: bytes, news: ProcessEvents) -> None:
         return
     if what == _FORKED:
         if third == fourth:  # the child's task and group
-            news.born[third] = second
+            events.born[third] = second
     elif what == _EXITED:
         if first == second:
-            news.died.add(second)
+            events.exited.add(second)
     elif what == _EXECED:
-        news.execed.add(second)
+        events.execed.add(second)
 
 
 def acknowledgement(datagram: bytes) -> int | None:
@@ -155,15 +155,15 @@ class ProcessConnector:
     def overruns(self) -> int:
         return self._drain.overruns
 
-    def drain(self, news: ProcessEvents) -> None:
+    def drain(self, events: ProcessEvents) -> None:
         try:
             for datagram in self._drain.datagrams():
-                record_event(datagram, news)
+                record_event(datagram, events)
         except OSError:
-            news.lost = True
+            events.lost = True
         if self._drain.overruns != self._seen:
             self._seen = self._drain.overruns
-            news.lost = True
+            events.lost = True
 
     def close(self) -> None:
         self._link.close()
@@ -287,18 +287,18 @@ class TaskStats:
     def overruns(self) -> int:
         return self._drain.overruns
 
-    def drain(self, news: ProcessEvents) -> None:
+    def drain(self, events: ProcessEvents) -> None:
         try:
             for datagram in self._drain.datagrams():
                 for kind, payload in netlink.messages(datagram):
                     final = parse_exit(payload) if kind == self._family else None
                     if final is not None:
-                        news.add_final(final)
+                        events.add_exit(final)
         except OSError:
-            news.lost = True
+            events.lost = True
         if self._drain.overruns != self._seen:
             self._seen = self._drain.overruns
-            news.lost = True
+            events.lost = True
 
     def close(self) -> None:
         self._link.close()

@@ -57,18 +57,18 @@ class ProcessScanner:
         self._next_scan = 0
         self._too_wide = False
 
-    def look(self, mono: int, news: ProcessEvents, heard: bool) -> ScanResult:
+    def scan(self, mono: int, events: ProcessEvents, events_complete: bool) -> ScanResult:
         """``heard``: the kernel reports births, so ``news`` is complete unless it was lost."""
-        result = ScanResult(born=set(news.born), churn=news.churn)
-        if not heard:
+        result = ScanResult(born=set(events.born), churn=events.churn)
+        if not events_complete:
             self._try_new_pids(result)
-        if mono >= self._next_scan or news.lost or self._too_wide:
+        if mono >= self._next_scan or events.lost or self._too_wide:
             self._too_wide = False
             self._next_scan = mono + self._every
             shown = self._processes.pids()
             result.found = {pid for pid in shown if pid not in self._table} - result.born
             result.complete = result.scanned = True
-            if news.lost:
+            if events.lost:
                 result.suspects.update(self._table)
         return result
 
@@ -126,9 +126,9 @@ class LifecycleUpdate:
     """What one poll brings to light."""
 
     def __init__(
-        self, news: ProcessEvents, found: ScanResult, before: Instant | None, now: Instant
+        self, events: ProcessEvents, found: ScanResult, before: Instant | None, now: Instant
     ) -> None:
-        self.news, self.found, self.before, self.now = news, found, before, now
+        self.events, self.found, self.before, self.now = events, found, before, now
         self.charges: list[CpuCharge] = []
         self.infos: list[PayerInfo] = []
         self.exited: list[Payer] = []
@@ -136,7 +136,7 @@ class LifecycleUpdate:
         self.tails_unknown = False  # somebody ended and nobody said how much it had done
         self.seen: set[int] = set()  # pids that have been looked into
         self.newcomers: set[int] = set()  # those of them that are under watch now
-        self.buried: Counter[int] = Counter()  # how many lives of a pid began and ended in it
+        self.exits_of_pid: Counter[int] = Counter()  # how many lives of a pid began and ended in it
         self.texts: dict[int, str] = {}  # cgroups of the dead, for their orphans
 
 
@@ -152,58 +152,58 @@ class LifecycleTracker:
         self._processes, self._table, self._names = processes, table, names
         self._scanned: Instant | None = None
 
-    def turn(self, turn: LifecycleUpdate, moved: CpuDeltas) -> None:
+    def process(self, update: LifecycleUpdate, moved: CpuDeltas) -> None:
         """Work through one poll: ends and work first, then newcomers, then the unseen dead.
 
         May be called again in the same turn, with others who moved and what was heard since.
         """
-        new = (turn.found.born | turn.found.found) - turn.seen
-        turn.seen |= new
-        replaced = self._replace_reused(turn, new | turn.found.suspects)
-        turn.found.suspects.clear()
-        ended = self._follow(turn, moved)
-        turn.newcomers |= {pid for pid in new | replaced | ended if self._admit(turn, pid)}
-        self._hear_finals(turn)
-        if turn.found.scanned:
-            self._scanned = turn.now
+        new = (update.found.born | update.found.found) - update.seen
+        update.seen |= new
+        replaced = self._replace_reused(update, new | update.found.suspects)
+        update.found.suspects.clear()
+        ended = self._charge_work(update, moved)
+        update.newcomers |= {pid for pid in new | replaced | ended if self._track(update, pid)}
+        self._apply_exit_records(update)
+        if update.found.scanned:
+            self._scanned = update.now
 
-    def _follow(self, turn: LifecycleUpdate, moved: CpuDeltas) -> set[int]:
+    def _charge_work(self, update: LifecycleUpdate, moved: CpuDeltas) -> set[int]:
         """Charge what was done; returns the pids of those that have ended."""
         ended = set()
         for row, value in moved:
-            if row.rank is None:
+            if row.clock_list is None:
                 continue  # replaced already
             if value >= row.charged:
-                self._work(turn, row, value - row.charged)
+                self._work(update, row, value - row.charged)
                 self._table.worked(row, value)
             elif value == GONE or not self._is_same(row):
                 ended.add(row.consumer.pid)
-                self._end(turn, row)
+                self._end(update, row)
         return ended
 
-    def describe(self, turn: LifecycleUpdate, row: TrackedProcess) -> None:
+    def describe(self, update: LifecycleUpdate, row: TrackedProcess) -> None:
         """Say who a process is, if that is news; what it did so far is not affected."""
         pid = row.consumer.pid
         stat = self._processes.stat(pid)
         if stat is not None and stat.started == row.consumer.started:
-            row.text = self._processes.cgroup(pid) or row.text
+            row.cgroup_text = self._processes.cgroup(pid) or row.cgroup_text
             known = row.info.command if row.info and row.command == stat.comm else None
             row.command, row.parent = stat.comm, stat.parent
-            info = info_of(stat, self._processes, row.text, self._names, known)
+            info = info_of(stat, self._processes, row.cgroup_text, self._names, known)
         else:
-            text = row.text or self._text_of(turn, row.parent)
-            info = row.info or self._obituary(row.consumer, row.command, text, "", row.parent)
+            text = row.cgroup_text or self._text_of(update, row.parent)
+            info = row.info or self._info_of_exited(row.consumer, row.command, text, "", row.parent)
         if info != row.info:
             row.info = info
-            turn.infos.append(info)
+            update.infos.append(info)
 
-    def _replace_reused(self, turn: LifecycleUpdate, suspects: set[int]) -> set[int]:
+    def _replace_reused(self, update: LifecycleUpdate, suspects: set[int]) -> set[int]:
         """End every watched process whose pid was given to another; returns those pids."""
         reborn = set()
         for pid in suspects:
             row = self._table.get(pid)
             if row is not None and not self._is_same(row):
-                self._end(turn, row)
+                self._end(update, row)
                 reborn.add(pid)
         return reborn
 
@@ -211,43 +211,47 @@ class LifecycleTracker:
         stat = self._processes.stat(row.consumer.pid)
         return stat is not None and stat.started == row.consumer.started
 
-    def _work(self, turn: LifecycleUpdate, row: TrackedProcess, amount: int) -> CpuCharge:
+    def _work(self, update: LifecycleUpdate, row: TrackedProcess, amount: int) -> CpuCharge:
         if row.info is None and amount > 0:
-            self.describe(turn, row)
-        charge = CpuCharge(row.consumer, amount, row.text, row)
+            self.describe(update, row)
+        charge = CpuCharge(row.consumer, amount, row.cgroup_text, row)
         if amount > 0:
-            turn.charges.append(charge)
+            update.charges.append(charge)
         return charge
 
-    def _end(self, turn: LifecycleUpdate, row: TrackedProcess) -> None:
+    def _end(self, update: LifecycleUpdate, row: TrackedProcess) -> None:
         pid = row.consumer.pid
-        finals = turn.news.finals.get(pid)
+        finals = update.events.exits.get(pid)
         said = finals.pop(0) if finals else None
-        total = said.cpu if said is not None else row.final
+        total = said.cpu if said is not None else row.exit_cpu
         if total is None:
-            turn.tails_unknown = True
+            update.tails_unknown = True
         if row.info is None and said is not None and said.cpu > row.charged:
-            self._introduce(turn, row, said)
-        charge = self._work(turn, row, max(0, (total or 0) - row.charged))
+            self._describe_exited(update, row, said)
+        charge = self._work(update, row, max(0, (total or 0) - row.charged))
         self._table.remove(row)
-        turn.exited.append(row.consumer)
-        turn.texts[pid] = row.text
+        update.exited.append(row.consumer)
+        update.texts[pid] = row.cgroup_text
         if total is not None and row.info is not None:
             size = said.footprint if said is not None else row.footprint
-            turn.ended.setdefault(row.text, []).append(ExitedProcess(charge, size))
+            update.ended.setdefault(row.cgroup_text, []).append(ExitedProcess(charge, size))
 
-    def _introduce(self, turn: LifecycleUpdate, row: TrackedProcess, said: ExitRecord) -> None:
+    def _describe_exited(
+        self, update: LifecycleUpdate, row: TrackedProcess, record: ExitRecord
+    ) -> None:
         """Describe one who did nothing while it was watched, but at its end."""
-        row.text = row.text or self._text_of(turn, said.parent)
-        user = user_name(said.user_id) if said.user_id is not None else ""
-        row.info = self._obituary(row.consumer, said.command, row.text, user, said.parent)
-        turn.infos.append(row.info)
+        row.cgroup_text = row.cgroup_text or self._text_of(update, record.parent)
+        user = user_name(record.user_id) if record.user_id is not None else ""
+        row.info = self._info_of_exited(
+            row.consumer, record.command, row.cgroup_text, user, record.parent
+        )
+        update.infos.append(row.info)
 
-    def _admit(self, turn: LifecycleUpdate, pid: int) -> bool:
+    def _track(self, update: LifecycleUpdate, pid: int) -> bool:
         """Watch a newcomer. All it did is ours if it was born under our eyes, else nothing."""
         if pid in self._table:
             return False
-        born = pid not in turn.found.found
+        born = pid not in update.found.found
         stat = self._processes.stat(pid)
         value = self._table.clock(pid) if stat is not None else None
         if stat is None or value is None:
@@ -255,13 +259,13 @@ class LifecycleTracker:
         row = TrackedProcess(
             Consumer(pid, stat.started), value, stat.comm, stat.parent, kernel=stat.kernel
         )
-        finals = turn.news.finals.get(pid)
+        finals = update.events.exits.get(pid)
         if stat.exiting and finals:
             final = finals.pop()
-            row.final, row.footprint = final.cpu, final.footprint
+            row.exit_cpu, row.footprint = final.cpu, final.footprint
         self._table.add(row)
-        if turn.before is not None and (born or self._since_scan(stat)):
-            self._work(turn, row, value)
+        if update.before is not None and (born or self._since_scan(stat)):
+            self._work(update, row, value)
         return True
 
     def _since_scan(self, stat: Stat) -> bool:
@@ -269,55 +273,57 @@ class LifecycleTracker:
         scanned = self._scanned
         return scanned is not None and (stat.started + 1) * TICK > scanned.mono + scanned.asleep
 
-    def _hear_finals(self, turn: LifecycleUpdate) -> None:
+    def _apply_exit_records(self, update: LifecycleUpdate) -> None:
         """Charge the dead that were never seen alive; keep the word of those who linger."""
-        for pid, finals in turn.news.finals.items():
+        for pid, finals in update.events.exits.items():
             row = self._table.get(pid)
-            if row is not None and pid not in turn.newcomers:
+            if row is not None and pid not in update.newcomers:
                 if finals:
-                    row.final = max(row.final or 0, finals[-1].cpu)
+                    row.exit_cpu = max(row.exit_cpu or 0, finals[-1].cpu)
                     row.footprint = finals[-1].footprint
             else:
                 for final in finals:
-                    if final.certain or pid in turn.news.born:
-                        self._bury(turn, final)
+                    if final.certain or pid in update.events.born:
+                        self._charge_unseen(update, final)
             finals.clear()
 
-    def _bury(self, turn: LifecycleUpdate, final: ExitRecord) -> None:
-        if turn.before is None:
+    def _charge_unseen(self, update: LifecycleUpdate, record: ExitRecord) -> None:
+        if update.before is None:
             return
-        watch = turn.now.mono - turn.before.mono + _MAX_EXIT_DELAY
-        if final.elapsed > watch:
+        watch = update.now.mono - update.before.mono + _MAX_EXIT_DELAY
+        if record.elapsed > watch:
             return  # it was hidden from us so far: its work has been accounted for as nobody's
         # It was not there to be asked for its start. No two of one pid get the same one.
-        boot = turn.now.mono + turn.now.asleep
-        consumer = Consumer(final.pid, (boot - final.elapsed) // TICK + turn.buried[final.pid])
-        turn.buried[final.pid] += 1
-        parent = turn.news.born.get(final.pid, final.parent)
-        text = self._text_of(turn, parent)
-        turn.texts[final.pid] = text
-        user = user_name(final.user_id) if final.user_id is not None else ""
-        turn.infos.append(self._obituary(consumer, final.command, text, user, parent))
-        charge = CpuCharge(consumer, final.cpu, text)
-        turn.charges.append(charge)
-        turn.exited.append(consumer)
-        turn.ended.setdefault(text, []).append(ExitedProcess(charge, final.footprint))
+        boot = update.now.mono + update.now.asleep
+        consumer = Consumer(
+            record.pid, (boot - record.elapsed) // TICK + update.exits_of_pid[record.pid]
+        )
+        update.exits_of_pid[record.pid] += 1
+        parent = update.events.born.get(record.pid, record.parent)
+        text = self._text_of(update, parent)
+        update.texts[record.pid] = text
+        user = user_name(record.user_id) if record.user_id is not None else ""
+        update.infos.append(self._info_of_exited(consumer, record.command, text, user, parent))
+        charge = CpuCharge(consumer, record.cpu, text)
+        update.charges.append(charge)
+        update.exited.append(consumer)
+        update.ended.setdefault(text, []).append(ExitedProcess(charge, record.footprint))
 
-    def _obituary(
+    def _info_of_exited(
         self, consumer: Consumer, command: str, text: str, user: str, parent: int
     ) -> PayerInfo:
         return info_of_exited(consumer, command, text, user, parent, self._names)
 
-    def _text_of(self, turn: LifecycleUpdate, pid: int) -> str:
+    def _text_of(self, update: LifecycleUpdate, pid: int) -> str:
         """The cgroups of a process or, if it is not known, of its nearest known ancestor."""
         for _ in range(_MAX_ANCESTORS):
             row = self._table.get(pid)
             if row is not None:
-                row.text = row.text or self._processes.cgroup(pid) or ""
-                return row.text
-            if turn.texts.get(pid):
-                return turn.texts[pid]
-            if pid not in turn.news.born:
+                row.cgroup_text = row.cgroup_text or self._processes.cgroup(pid) or ""
+                return row.cgroup_text
+            if update.texts.get(pid):
+                return update.texts[pid]
+            if pid not in update.events.born:
                 return ""
-            pid = turn.news.born[pid]
+            pid = update.events.born[pid]
         return ""

@@ -86,49 +86,51 @@ class CpuUsageSource:
         self._processes = processes
         self._topology = topology
         self._busy = busy
-        self._births, self._finals, self._cgroups = births, finals, cgroups
+        self._fork_events, self._exit_events, self._cgroups = births, finals, cgroups
         self._scan_every = scan_every
         self._table = ProcessTable(read_clock)
-        self._lives = LifecycleTracker(processes, self._table, names)
-        self._discovery = ProcessScanner(processes, self._table, scan_every)
+        self._lifecycle = LifecycleTracker(processes, self._table, names)
+        self._scanner = ProcessScanner(processes, self._table, scan_every)
         self._accounts = SocketAccounting(topology, PlacementSampler(processes, topology), busy)
-        self._book = CgroupExcess()
-        self._vigil = IdleScanner(total)
+        self._excess = CgroupExcess()
+        self._idle_scanner = IdleScanner(total)
         self._new_cgroups: set[str] = set()
         self._remainders: set[str] = set()
         self._removed: list[Remainder] = []
-        self._young: deque[tuple[int, TrackedProcess]] = deque()
+        self._recent: deque[tuple[int, TrackedProcess]] = deque()
         self._audited: deque[TrackedProcess] = deque(maxlen=_MAX_AUDITED)
         self._before: Instant | None = None
         self._churn = False
-        self._next_envelope = 0
+        self._next_cgroup_read = 0
         self._next_topology = 0
 
     @property
     def overruns(self) -> int:
         """How often the kernel's reports overran their buffer, each time mended by a scan."""
-        return sum(one.overruns for one in (self._births, self._finals) if one is not None)
+        return sum(
+            one.overruns for one in (self._fork_events, self._exit_events) if one is not None
+        )
 
     def poll(self) -> UsageBatch:
         before = self._before
         if before is None:
-            return self._begin()
+            return self._first_poll()
         now = self._clock.now()
         self._refresh_topology(now)
         self._accounts.read_busy(now.mono)
-        self._vigil.read()
-        news = self._hear()
-        found = self._discovery.look(now.mono, news, heard=self._births is not None)
+        self._idle_scanner.read()
+        news = self._read_events()
+        found = self._scanner.scan(now.mono, news, events_complete=self._fork_events is not None)
         self._churn = self._churn or found.churn or bool(self._new_cgroups)
         measured = self._churn and self._measure_cgroups()
-        for pid in (*news.finals, *news.died):
+        for pid in (*news.exits, *news.exited):
             self._table.wake(pid)
         turn = LifecycleUpdate(news, found, before, now)
-        self._lives.turn(turn, self._ask(self._table.awake, turn))
-        if self._sleepers_due(turn):
-            self._lives.turn(turn, self._ask(self._table.asleep, turn))
+        self._lifecycle.process(turn, self._read_clocks(self._table.awake, turn))
+        if self._idle_due(turn):
+            self._lifecycle.process(turn, self._read_clocks(self._table.asleep, turn))
             self._table.sweep(IDLE_AFTER)
-            self._vigil.asked(now.mono)
+            self._idle_scanner.scanned(now.mono)
         if turn.exited and not measured:
             self._churn = True
             measured = self._measure_cgroups()
@@ -145,19 +147,19 @@ class CpuUsageSource:
             processes=len(self._table),
         )
 
-    def _ask(self, rank: ClockList, turn: LifecycleUpdate) -> CpuDeltas:
+    def _read_clocks(self, rank: ClockList, turn: LifecycleUpdate) -> CpuDeltas:
         moved = rank.moved()
-        if self._finals is not None and any(value == GONE for _, value in moved):
+        if self._exit_events is not None and any(value == GONE for _, value in moved):
             # The kernel reports an exit before it frees the pid: the rest is there by now.
-            turn.news.merge(self._hear())
-            turn.found.born |= turn.news.born.keys()
+            turn.events.merge(self._read_events())
+            turn.found.born |= turn.events.born.keys()
         return moved
 
-    def _sleepers_due(self, turn: LifecycleUpdate) -> bool:
+    def _idle_due(self, turn: LifecycleUpdate) -> bool:
         """Whether the sleepers must be asked in this turn."""
-        total = self._vigil.total
+        total = self._idle_scanner.total
         if total is not None:
-            self._vigil.explained(
+            self._idle_scanner.charged(
                 sum(
                     charge.amount
                     for charge in turn.charges
@@ -166,39 +168,39 @@ class CpuUsageSource:
             )
         began = turn.before.mono if turn.before is not None else turn.now.mono
         capacity = sum(self._topology.capacity().values()) * (turn.now.mono - began)
-        return self._vigil.due(turn.now.mono, capacity)
+        return self._idle_scanner.due(turn.now.mono, capacity)
 
-    def _begin(self) -> UsageBatch:
+    def _first_poll(self) -> UsageBatch:
         """The first poll: who is there. Nothing that was done up to its end is charged."""
-        news = self._hear()
+        news = self._read_events()
         now = self._clock.now()
-        found = self._discovery.look(now.mono, news, heard=self._births is not None)
-        self._lives.turn(LifecycleUpdate(news, found, None, now), ())
+        found = self._scanner.scan(now.mono, news, events_complete=self._fork_events is not None)
+        self._lifecycle.process(LifecycleUpdate(news, found, None, now), ())
         # Looking took its time. Every account begins now, at one moment as nearly as may be.
         now = self._before = self._clock.now()
         self._accounts.read_busy(now.mono)
         self._table.rebase()
-        self._vigil.read()
-        self._vigil.asked(now.mono)
+        self._idle_scanner.read()
+        self._idle_scanner.scanned(now.mono)
         self._measure_cgroups()
-        self._book.settle()
+        self._excess.settle()
         return UsageBatch(failures=self._failures(), processes=len(self._table))
 
     def close(self) -> None:
         for part in (
-            self._births,
-            self._finals,
+            self._fork_events,
+            self._exit_events,
             self._cgroups,
-            self._vigil.total,
+            self._idle_scanner.total,
             self._busy,
             self._processes,
         ):
             if part is not None:
                 part.close()
 
-    def _hear(self) -> ProcessEvents:
+    def _read_events(self) -> ProcessEvents:
         news = ProcessEvents()
-        for channel in (self._births, self._finals):
+        for channel in (self._fork_events, self._exit_events):
             if channel is not None:
                 channel.drain(news)
         return news
@@ -229,17 +231,17 @@ class CpuUsageSource:
         if cgroups is None:
             return False
         began = self._clock.monotonic()
-        if began < self._next_envelope:
+        if began < self._next_cgroup_read:
             return False
         change, gone = cgroups.read()
-        self._book.measured(change)
+        self._excess.measured(change)
         for cgroup, above in gone.items():
-            self._book.folded(cgroup, above)
+            self._excess.folded(cgroup, above)
             if cgroup in self._remainders:
                 self._remainders.remove(cgroup)
                 self._removed.append(Remainder(cgroup))
         took = self._clock.monotonic() - began
-        self._next_envelope = began + CGROUP_COST_DIVISOR * took
+        self._next_cgroup_read = began + CGROUP_COST_DIVISOR * took
         return True
 
     def _settle_cgroups(self, turn: LifecycleUpdate, measured: bool) -> None:
@@ -257,10 +259,10 @@ class CpuUsageSource:
         for charge in turn.charges:
             covering = self._covering(charge.cgroup)
             if covering is not None:
-                self._book.charged(covering, charge.amount)
+                self._excess.charged(covering, charge.amount)
         if measured:
             self._churn = False
-            for cgroup, excess in self._book.settle().items():
+            for cgroup, excess in self._excess.settle().items():
                 self._charge_excess(turn, cgroup, excess, ended.get(cgroup, ()))
             for path in self._new_cgroups:
                 cgroups.add(path)
@@ -273,7 +275,7 @@ class CpuUsageSource:
 
         But to the cgroup's remainder if anybody may have come and gone unreported.
         """
-        silent = self._finals is None or turn.news.lost or turn.tails_unknown
+        silent = self._exit_events is None or turn.events.lost or turn.tails_unknown
         if ended and not silent:
             weights = [BASE_FOOTPRINT + footprint for _, footprint in ended]
             for (charge, _), part in zip(ended, split(excess, weights), strict=True):
@@ -307,30 +309,30 @@ class CpuUsageSource:
 
     def _redescribe(self, turn: LifecycleUpdate) -> None:
         """Look again at who became another program, at the young, and at some of the rest."""
-        again = {row for pid in turn.news.execed if (row := self._table.get(pid)) is not None}
-        while self._young and self._young[0][0] <= turn.now.mono:
-            row = self._young.popleft()[1]
+        again = {row for pid in turn.events.execed if (row := self._table.get(pid)) is not None}
+        while self._recent and self._recent[0][0] <= turn.now.mono:
+            row = self._recent.popleft()[1]
             again.add(row)
             self._audited.append(row)
         if turn.found.scanned:
             for _ in range(min(AUDIT_BATCH, len(self._audited))):
                 row = self._audited.popleft()
-                if row.rank is not None:
+                if row.clock_list is not None:
                     again.add(row)
                     self._audited.append(row)
         for row in again:
-            if row.rank is not None and row.info is not None:
-                before = row.text
-                self._lives.describe(turn, row)
-                self._note_move(before, row.text)
+            if row.clock_list is not None and row.info is not None:
+                before = row.cgroup_text
+                self._lifecycle.describe(turn, row)
+                self._note_move(before, row.cgroup_text)
         for charge in turn.charges:
-            if charge.row is not None and not charge.row.known:
-                charge.row.known = True
-                self._young.append((turn.now.mono + RESCAN_INTERVAL, charge.row))
+            if charge.row is not None and not charge.row.reviewed:
+                charge.row.reviewed = True
+                self._recent.append((turn.now.mono + RESCAN_INTERVAL, charge.row))
 
     def _note_move(self, old: str, new: str) -> None:
         """What was charged to the cgroup it had left is set right."""
         if old != new:
             was, now = self._covering(old), self._covering(new)
             if was is not None and now is not None:
-                self._book.moved(was, now)
+                self._excess.moved(was, now)

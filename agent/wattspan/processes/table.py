@@ -34,19 +34,19 @@ class TrackedProcess:
 
     __slots__ = (
         "active",
+        "cgroup_text",
         "charged",
+        "clock_list",
         "command",
         "consumer",
-        "final",
+        "exit_cpu",
         "footprint",
         "index",
         "info",
         "kernel",
-        "known",
-        "look",
+        "next_placement",
         "parent",
-        "rank",
-        "text",
+        "reviewed",
         "weights",
     )
 
@@ -59,15 +59,15 @@ class TrackedProcess:
         self.kernel = kernel
         self.charged = charged  # how far its clock has been accounted for
         self.active = 0  # the sweep in which it last did something
-        self.rank: ClockList | None = None  # the rank it stands in; None once it is gone
+        self.clock_list: ClockList | None = None  # the rank it stands in; None once it is gone
         self.index = -1
         self.info: PayerInfo | None = None  # None until it has used a CPU
-        self.text = ""  # its /proc/PID/cgroup
-        self.known = False  # whether it has been looked at for the second time
+        self.cgroup_text = ""  # its /proc/PID/cgroup
+        self.reviewed = False  # whether it has been looked at for the second time
         self.footprint = 0  # bytes of memory it gave back at its end
-        self.final: int | None = None  # what the kernel said of its end, while it is still there
+        self.exit_cpu: int | None = None  # what the kernel said of its end, while it is still there
         self.weights: dict[int, float] | None = None  # by socket
-        self.look = 0  # when to see again where it runs, on the monotonic clock
+        self.next_placement = 0  # when to see again where it runs, on the monotonic clock
 
 
 class ClockList:
@@ -90,7 +90,7 @@ class ClockList:
         return iter(self._rows)
 
     def add(self, row: TrackedProcess) -> None:
-        row.rank, row.index = self, len(self._rows)
+        row.clock_list, row.index = self, len(self._rows)
         self._rows.append(row)
         self._clocks.append(clock_id(row.consumer.pid))
         self._values.append(row.charged)
@@ -102,7 +102,7 @@ class ClockList:
         if moved is not row:
             self._rows[at], self._clocks[at], self._values[at] = moved, clock, value
             moved.index = at
-        row.rank, row.index = None, -1
+        row.clock_list, row.index = None, -1
 
     def moved(self) -> list[tuple[TrackedProcess, int]]:
         """Ask every clock: the rows whose clock is not where it was, and where it is now."""
@@ -164,21 +164,21 @@ class ProcessTable:
         self.awake.add(row)
 
     def remove(self, row: TrackedProcess) -> None:
-        if row.rank is not None:
-            row.rank.remove(row)
+        if row.clock_list is not None:
+            row.clock_list.remove(row)
             del self._by_pid[row.consumer.pid]
 
     def worked(self, row: TrackedProcess, value: int) -> None:
         """Note that a process did something: its clock is at ``value``, all accounted for."""
         row.charged = value
         row.active = self._sweep
-        if row.rank is self.asleep:
+        if row.clock_list is self.asleep:
             self.wake(row.consumer.pid)
 
     def wake(self, pid: int) -> None:
         """Have this process asked at the next poll."""
         row = self._by_pid.get(pid)
-        if row is not None and row.rank is self.asleep:
+        if row is not None and row.clock_list is self.asleep:
             self.asleep.remove(row)
             self.awake.add(row)
 
@@ -217,7 +217,7 @@ class IdleScanner:
         self._total = total
         self._now: int | None = None
         self._since: int | None = None
-        self._explained = 0
+        self._charged = 0
         self._next = 0
 
     @property
@@ -228,19 +228,19 @@ class IdleScanner:
         """To be called before any process is asked."""
         self._now = self._total.read() if self._total is not None else None
 
-    def explained(self, amount: int) -> None:
+    def charged(self, amount: int) -> None:
         """So much of the sum has been charged."""
-        self._explained += amount
+        self._charged += amount
 
     def due(self, mono: int, capacity: int) -> bool:
         """Whether the sleepers must be asked now."""
         if self._now is None or self._since is None or mono >= self._next:
             return True
-        return self._now - self._since - self._explained > tolerance(capacity)
+        return self._now - self._since - self._charged > tolerance(capacity)
 
-    def asked(self, mono: int) -> None:
+    def scanned(self, mono: int) -> None:
         """Everybody has been asked: what is not explained by now is nobody's in the table."""
         self._next = mono + IDLE_SCAN_INTERVAL
-        self._since, self._explained = self._now, 0
+        self._since, self._charged = self._now, 0
         if self._total is not None:
             self._total.refresh()

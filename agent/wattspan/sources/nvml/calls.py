@@ -174,12 +174,12 @@ class GpuCalls:
         self.handle = handle
         self._refused: dict[str, UnavailableField] = {}
         self._failing: dict[str, int] = {}  # what failed last time, with a code that may pass
-        self._told: set[str] = set()
+        self._answered: set[str] = set()
         self._unknowns = 0
 
     def ask(self, what: str, name: str, *arguments: Any) -> Any:
         """The answer of the function ``name``, or None. ``what`` is what it tells, in words."""
-        return self._take(what, name, arguments, nothing=None)
+        return self._ask(what, name, arguments, nothing=None)
 
     def ask_list(self, what: str, name: str, *arguments: Any) -> Iterable[Any] | None:
         """The list that ``name`` answers with, or None where there cannot be one.
@@ -188,22 +188,22 @@ class GpuCalls:
         found" where nobody used the GPU, and "insufficient size" where the list grew between
         the two calls it takes.
         """
-        answer = self._take(what, name, arguments, nothing=())
+        answer = self._ask(what, name, arguments, nothing=())
         return None if answer is None else list(answer)
 
-    def _take(self, what: str, name: str, arguments: tuple[Any, ...], nothing: Any) -> Any:
+    def _ask(self, what: str, name: str, arguments: tuple[Any, ...], nothing: Any) -> Any:
         refusal = self._refused.get(what)
         if refusal is not None and self._clock.monotonic() < refusal.until:
             return None
         try:
-            answer = self._grown(name, arguments, nothing)
+            answer = self._call(name, arguments, nothing)
         except self._library.error as error:
             code = code_of(error)
             self._count_unknown(code)
-            self.judge(what, code)
+            self.record_error(what, code)
             return None
         self._unknowns = 0
-        self.answered(what)
+        self.record_answer(what)
         return answer
 
     def _count_unknown(self, code: int) -> None:
@@ -212,7 +212,7 @@ class GpuCalls:
         if self._unknowns >= MAX_UNKNOWN_ERRORS:
             raise GpuLostError(code)
 
-    def _grown(self, name: str, arguments: tuple[Any, ...], nothing: Any) -> Any:
+    def _call(self, name: str, arguments: tuple[Any, ...], nothing: Any) -> Any:
         if not self._library.has(name):
             return self._none_of_it(FUNCTION_NOT_FOUND)
         left = MAX_LIST_RETRIES
@@ -232,15 +232,15 @@ class GpuCalls:
         error.value = code  # type: ignore[attr-defined]
         raise error
 
-    def answered(self, what: str) -> None:
+    def record_answer(self, what: str) -> None:
         """``what`` was told: nothing is wrong with it any longer."""
-        self._told.add(what)
+        self._answered.add(what)
         if self._refused:
             self._refused.pop(what, None)
         if self._failing:
             self._failing.pop(what, None)
 
-    def judge(self, what: str, code: int) -> None:
+    def record_error(self, what: str, code: int) -> None:
         """Take the error ``code`` for ``what``: remember it, or raise what it means."""
         if code in SESSION_ERRORS:
             raise SessionLostError(code)
@@ -260,7 +260,7 @@ class GpuCalls:
         return None if refusal is None else refusal.code
 
     @property
-    def refuses(self) -> bool:
+    def any_refused(self) -> bool:
         """Whether anything at all was refused."""
         return bool(self._refused)
 
@@ -288,12 +288,12 @@ class GpuCalls:
         return [of(", ".join(sorted(whats)), code) for code, whats in sorted(by_code.items())]
 
     @property
-    def told(self) -> frozenset[str]:
+    def answered_fields(self) -> frozenset[str]:
         """Everything that was answered, the last time it was asked for."""
-        return frozenset(self._told - self._refused.keys() - self._failing.keys())
+        return frozenset(self._answered - self._refused.keys() - self._failing.keys())
 
     @property
-    def not_told(self) -> dict[str, str]:
+    def unanswered_fields(self) -> dict[str, str]:
         """Everything that was asked for in vain, and why."""
         codes = {refusal.what: refusal.code for refusal in self._refused.values()}
         return {what: cause_of(code) for what, code in sorted({**codes, **self._failing}.items())}
@@ -335,7 +335,7 @@ FIELD_VALUES = "field values"
 def read_fields(calls: GpuCalls, fields: tuple[int, ...]) -> dict[int, int]:
     """The fields that answered. Those that are not to be had are left out, and remembered."""
     asked = list(fields)
-    if calls.refuses:
+    if calls.any_refused:
         asked = [field for field in fields if calls.is_due(FIELDS[field])]
     if not asked:
         return {}
@@ -345,12 +345,12 @@ def read_fields(calls: GpuCalls, fields: tuple[int, ...]) -> dict[int, int]:
     values: dict[int, int] = {}
     for field, entry in zip(asked, entries, strict=False):
         if entry.nvmlReturn != SUCCESS:
-            calls.judge(FIELDS[field], entry.nvmlReturn)
+            calls.record_error(FIELDS[field], entry.nvmlReturn)
             continue
         value = _field_value(entry)
         if value is not None:
             values[field] = value
-            calls.answered(FIELDS[field])
+            calls.record_answer(FIELDS[field])
     return values
 
 

@@ -139,7 +139,7 @@ class GpuSampler:
         self._condition_pace = CallInterval(pace.condition, clock)
         self._process_pace = CallInterval(pace.processes, clock)
         self._usage_pace = CallInterval(pace.usage, clock, MAX_USAGE_INTERVAL)
-        self._defined_by = self._what_may_change()
+        self._defined_by = self._mutable_traits()
         self.domain = self._define()
 
     @property
@@ -150,7 +150,7 @@ class GpuSampler:
         """The library was initialised anew while this GPU was well."""
         self._calls.rebind(handle)
 
-    def turn(self, into: GpuFindings) -> None:
+    def sample(self, into: GpuFindings) -> None:
         """Ask what is due. Raises GpuLostError or SessionLostError; the rest costs one field."""
         energy, self._at = self._energy()
         at = self._at
@@ -166,7 +166,7 @@ class GpuSampler:
         self._count(at, energy, self._power.draw if looks else None, into)
         if self._process_pace.begin(at.mono):
             with self._process_pace:
-                self._present = self._processes.look()
+                self._present = self._processes.list_holders()
         if looks:
             self._measure_use(at, into, settle=usage_due)
         if condition_due:
@@ -182,28 +182,28 @@ class GpuSampler:
         refused = self._calls.refused(ENERGY_COUNTER) is not None
         counter = self._meter.read(at, energy, power, refused=refused)
         if energy is not None:
-            self._edges.saw(at.mono, energy)
-        made = at if self._meter.derived else self._made(at)
+            self._edges.observe(at.mono, energy)
+        made = at if self._meter.derived else self._value_time(at)
         self.near_an_edge = made is None
         if counter is not None and made is not None:
             into.readings.append(Reading(self.domain.id, made, counter, self._meter.epoch))
 
-    def _made(self, at: Instant) -> Instant | None:
+    def _value_time(self, at: Instant) -> Instant | None:
         """When the counter's value was made that was read at ``at``; None if that is not clear."""
         if self._edges.period is None:
             return at
         moved = self._edges.moved_at(at.mono)
         return None if moved is None else _before(at, at.mono - moved)
 
-    def next_look(self, now: int) -> int | None:
+    def next_edge_read(self, now: int) -> int | None:
         """When to look at the energy counter beside the turns, if that is of use."""
-        return None if self._meter.derived is not False else self._edges.next_look(now)
+        return None if self._meter.derived is not False else self._edges.next_read(now)
 
-    def look(self) -> None:
+    def read_edge(self) -> None:
         """Look at the energy counter, to learn when it moves."""
         energy, at = self._energy()
         if energy is not None:
-            self._edges.saw(at.mono, energy)
+            self._edges.observe(at.mono, energy)
 
     def _energy(self) -> tuple[Microjoules | None, Instant]:
         """The counter, stamped half-way through its call."""
@@ -219,7 +219,7 @@ class GpuSampler:
         if settle:
             with self._usage_pace:
                 samples = self._processes.samples()
-            self._usage.take(samples or [])
+            self._usage.add_samples(samples or [])
         named = self._processes.named
         # A device that tells nothing of its use owes no remainder beside processes that do;
         # where they tell nothing either, all of it may have been in use.
@@ -237,9 +237,9 @@ class GpuSampler:
 
     def report(self) -> GpuReport:
         """What was told and what was not, in the turns so far."""
-        return GpuReport(self.domain, self._calls.told, self._calls.not_told)
+        return GpuReport(self.domain, self._calls.answered_fields, self._calls.unanswered_fields)
 
-    def part(self, into: GpuFindings) -> None:
+    def flush_usage(self, into: GpuFindings) -> None:
         """The GPU is lost: tell what is known of its use up to now, as nothing more will come."""
         if self._usage is not None:
             self._record(self._usage, self._at, into)
@@ -310,12 +310,12 @@ class GpuSampler:
 
     def _redefine(self) -> None:
         """A new domain only if something about it changed, so that callers may compare."""
-        traits = self._what_may_change()
+        traits = self._mutable_traits()
         if traits != self._defined_by:
             self._defined_by = traits
             self.domain = self._define()
 
-    def _what_may_change(self) -> tuple[object, ...]:
+    def _mutable_traits(self) -> tuple[object, ...]:
         return (
             self._meter.derived,
             self._resolution,
@@ -329,10 +329,10 @@ class GpuSampler:
 
     def failures(self) -> list[Failure]:
         """Everything that is wrong with this GPU, as long as it is."""
-        found = self._calls.failures(self._failure)
+        found = self._calls.failures(self._call_failure)
         if self._meter.derived is None and self._calls.refused(ENERGY_COUNTER) is not None:
             found.append(
-                self._told(
+                self._failure(
                     "energy and power",
                     Trouble.ABSENT,
                     "the GPU offers neither an energy counter nor its power",
@@ -340,17 +340,17 @@ class GpuSampler:
             )
         if self._meter.frozen:
             found.append(
-                self._told(
+                self._failure(
                     ENERGY_COUNTER,
                     Trouble.MALFORMED,
                     "it stands still while the GPU draws power",
                     "Its power is integrated instead; a newer driver may help.",
                 )
             )
-        found.extend(self._blind_spots())
+        found.extend(self._attribution_failures())
         return found
 
-    def _blind_spots(self) -> list[Failure]:
+    def _attribution_failures(self) -> list[Failure]:
         """Why energy cannot be charged to processes, or not to all of them."""
         found = []
         refusal = self._processes.refusal
@@ -359,10 +359,10 @@ class GpuSampler:
             remedy = "All of its energy stays unattributed."
             if self._condition.mig:
                 cause = "MIG is on, and the driver tells no process's share of a divided GPU"
-            found.append(self._told("process utilisation", Trouble.ABSENT, cause, remedy))
+            found.append(self._failure("process utilisation", Trouble.ABSENT, cause, remedy))
         if self._nested:
             found.append(
-                self._told(
+                self._failure(
                     "all processes",
                     Trouble.DENIED,
                     "the agent runs in a pid namespace of its own",
@@ -372,7 +372,7 @@ class GpuSampler:
             )
         if self._processes.misdated:
             found.append(
-                self._told(
+                self._failure(
                     "process utilisation",
                     Trouble.MALFORMED,
                     f"{self._processes.misdated} samples are from the future or beyond 100 %",
@@ -380,15 +380,15 @@ class GpuSampler:
             )
         return found
 
-    def _failure(self, what: str, code: int) -> Failure:
-        return self._told(
+    def _call_failure(self, what: str, code: int) -> Failure:
+        return self._failure(
             what,
             calls.trouble_of(code),
             calls.cause_of(code),
             calls.remedy_of(code),
         )
 
-    def _told(self, what: str, trouble: Trouble, cause: str, remedy: str = "") -> Failure:
+    def _failure(self, what: str, trouble: Trouble, cause: str, remedy: str = "") -> Failure:
         return Failure(
             source=SOURCE,
             thing=f"{what} of {self.domain.name}",

@@ -115,9 +115,9 @@ class EdgeDetector:
         self._plan: list[int] = []  # looks of the next check: inside a step, and at its end
         self._looked = 0  # when the last check was
         self._pause = 0  # until the next; the longer, the less there was to correct
-        self._way = 0  # of the last corrections: how many, negative for earlier
+        self._direction = 0  # of the last corrections: how many, negative for earlier
 
-    def saw(self, mono: int, counter: int) -> None:
+    def observe(self, mono: int, counter: int) -> None:
         """The counter stood at ``counter`` at ``mono``; looks come in the order of time."""
         last, self._last = self._last, (mono, counter)
         while self._plan and mono >= self._plan[0]:
@@ -130,7 +130,7 @@ class EdgeDetector:
         elif counter != value and mono - before <= 3 * SEARCH_INTERVAL:
             self._seen.append((before + mono) // 2)
 
-    def next_look(self, now: int) -> int | None:
+    def next_read(self, now: int) -> int | None:
         """When a look would tell most, if one is of use before the usual ones."""
         if self.period is None:
             return self._search(now)
@@ -177,7 +177,7 @@ class EdgeDetector:
         if typical < FINE_PERIOD or uneven > 3 * SEARCH_INTERVAL:
             return
         self.step = self.period = (edges[-1] - edges[0]) // sum(steps)
-        self._phase, self._plan, self._pause, self._way = edges[-1], [], 0, 0
+        self._phase, self._plan, self._pause, self._direction = edges[-1], [], 0, 0
 
     # ------------------------------------------------------------------------------ following
 
@@ -195,16 +195,16 @@ class EdgeDetector:
             self._correct(edge, late, -1 if moved else 1, period)
 
     def _correct(self, edge: int, late: int, way: int, period: int) -> None:
-        self._way = self._way + way if self._way * way > 0 else way
-        if abs(self._way) > MAX_SAME_DIRECTION:
+        self._direction = self._direction + way if self._direction * way > 0 else way
+        if abs(self._direction) > MAX_SAME_DIRECTION:
             self.period, self._search_again = None, 0
             return
         further = late if late * way > 0 else 0  # it is at least so far off
-        shift = further + way * min(CORRECTION << (abs(self._way) - 1), MAX_CORRECTION)
+        shift = further + way * min(CORRECTION << (abs(self._direction) - 1), MAX_CORRECTION)
         cycles = max(1, (edge - self._phase + period // 2) // period)
         self.period = period + shift // ((2 if cycles > 4 else 8) * cycles)
         self._phase = edge + shift
-        if abs(self._way) > 2:
+        if abs(self._direction) > 2:
             self._pause //= 2
         else:
             self._pause = min(self._pause + period // 4, CHECK_INTERVAL)
@@ -282,7 +282,7 @@ class CounterPeriod:
         self._last: int | None = None
         self.resolution = self.START
 
-    def saw(self, mono: int, counter: int) -> None:
+    def observe(self, mono: int, counter: int) -> None:
         last, self._last = self._last, counter
         if last is None or counter == last:
             return
@@ -320,8 +320,8 @@ class EnergyMeter:
         """
         bridged = power is None or self.integral.feed(at, power, counter)
         if counter is not None:
-            self.step.saw(at.mono, counter)
-            self._watch_for_frost(at, counter)
+            self.step.observe(at.mono, counter)
+            self._check_frozen(at, counter)
         if counter is not None and not self.frozen:
             self._choose(derived=False)
             return counter
@@ -337,7 +337,7 @@ class EnergyMeter:
             self.epoch += 1
         self.derived = derived
 
-    def _watch_for_frost(self, at: Instant, counter: int) -> None:
+    def _check_frozen(self, at: Instant, counter: int) -> None:
         """Some stacks have a counter that answers and never moves."""
         if self._moved is None or self._moved[0] != counter:
             self._moved = (counter, at.mono, self.integral.energy)

@@ -67,7 +67,7 @@ class SamplePeriod:
         self._distances: deque[int] = deque(maxlen=64)
         self.nanoseconds: int = INITIAL_SAMPLE_PERIOD
 
-    def saw(self, distance: int) -> None:
+    def observe(self, distance: int) -> None:
         self._distances.append(distance)
         quartile = sorted(self._distances)[len(self._distances) // 4]
         self.nanoseconds = min(quartile, MAX_SAMPLE_PERIOD)
@@ -111,7 +111,7 @@ class UsageMeter:
             known = mono - begin <= OBSERVATION_WINDOW
             self._device.append(UtilisationInterval(begin, mono, None, percent if known else 100))
 
-    def take(self, samples: list[ProcessSample]) -> None:
+    def add_samples(self, samples: list[ProcessSample]) -> None:
         for sample in sorted(samples):
             last = self._last_sample.get(sample.pid)
             if last is not None and sample.mono <= last:
@@ -130,7 +130,7 @@ class UsageMeter:
         if last is not None:
             distance = mono - last
             if distance <= MAX_SAMPLE_PERIOD * 3 // 2:
-                self._period.saw(distance)
+                self._period.observe(distance)
             if distance * 2 <= self._period.nanoseconds * 3:
                 return distance
         return self._period.nanoseconds
@@ -224,7 +224,7 @@ class GpuProcesses:
         self._known: dict[int, Consumer] = {}
         self.misdated = 0  # samples of the last look whose stamps cannot be
 
-    def look(self) -> frozenset[Payer]:
+    def list_holders(self) -> frozenset[Payer]:
         """Who holds a context on the GPU now; asks all three lists of running processes."""
         pids: set[int] = set()
         for what, name in _LIST_CALLS.items():

@@ -98,21 +98,21 @@ class NvmlSession:
         self._gpus: dict[str, GpuSampler] = {}  # by UUID: indices change when a GPU goes
         self._lost: dict[str | int, LostGpu] = {}  # by UUID, or by index where that is not known
         self._epochs: dict[str, int] = {}  # of GPUs that were lost: their next epoch
-        self._patience: dict[
+        self._recovery_backoff: dict[
             str, SessionBackoff
         ] = {}  # with GPUs that were lost and did not answer yet
         self._backoff = SessionBackoff()
         self._down: Failure | None = None
         self._domains: tuple[Domain, ...] = ()
 
-    def turn(self) -> Batch:
+    def sample(self) -> Batch:
         """Ask every GPU what is due, and look after what was lost."""
         found = GpuFindings()
         now = self._clock.monotonic()
         if not self._initialised and self._backoff.is_due(now):
-            self._begin(now, found)
+            self._initialise(now, found)
         if self._initialised:
-            self._seek_lost(now, found)
+            self._recover_lost(now, found)
             self._ask_all(found)
         if self._initialised and not self._gpus:
             self._shut_down()
@@ -130,18 +130,18 @@ class NvmlSession:
             gpus=tuple(found.gpus),
         )
 
-    def next_look(self, now: int) -> int | None:
+    def next_edge_read(self, now: int) -> int | None:
         """When a look between turns would tell of a counter's steps, if any is needed."""
-        wanted = [at for gpu in self._gpus.values() if (at := gpu.next_look(now)) is not None]
+        wanted = [at for gpu in self._gpus.values() if (at := gpu.next_edge_read(now)) is not None]
         return min(wanted, default=None)
 
-    def look(self, now: int) -> None:
+    def read_edges(self, now: int) -> None:
         """Have the looks that are due. What is wrong with a GPU, its next turn finds out."""
         for gpu in list(self._gpus.values()):
-            at = gpu.next_look(now)
+            at = gpu.next_edge_read(now)
             if at is not None and at <= now:
                 with contextlib.suppress(GpuLostError, SessionLostError):
-                    gpu.look()
+                    gpu.read_edge()
 
     @property
     def near_an_edge(self) -> bool:
@@ -162,7 +162,7 @@ class NvmlSession:
     def _ask_all(self, found: GpuFindings) -> None:
         for uuid, gpu in list(self._gpus.items()):
             try:
-                gpu.turn(found)
+                gpu.sample(found)
             except GpuLostError as error:
                 self._lose(uuid, error.code, found)
             except SessionLostError as error:
@@ -171,18 +171,18 @@ class NvmlSession:
             except Exception as error:  # noqa: BLE001 - a surprise costs one GPU one turn
                 found.failures.append(_unexpected_failure(gpu.domain.name, error, gpu.domain.id))
             else:
-                self._patience.pop(uuid, None)
+                self._recovery_backoff.pop(uuid, None)
                 found.failures.extend(gpu.failures())
 
     def _lose(self, uuid: str, code: int, found: GpuFindings) -> None:
         gpu = self._gpus.pop(uuid)
-        gpu.part(found)
+        gpu.flush_usage(found)
         self._epochs[uuid] = gpu.epoch + 1
-        backoff = self._patience.setdefault(uuid, SessionBackoff())
+        backoff = self._recovery_backoff.setdefault(uuid, SessionBackoff())
         backoff.failed(self._clock.monotonic())
         self._lost[uuid] = LostGpu(gpu.identity.index, gpu.identity, gpu.domain, code, backoff)
 
-    def _seek_lost(self, now: int, found: GpuFindings) -> None:
+    def _recover_lost(self, now: int, found: GpuFindings) -> None:
         """Try to get a new handle of each lost GPU: the old one is void for good."""
         for key, lost in list(self._lost.items()):
             if not lost.backoff.is_due(now):
@@ -197,7 +197,7 @@ class NvmlSession:
                     return
                 lost.backoff.failed(now)
                 if lost.backoff.attempts % REINITIALISE_AFTER == 0:
-                    self._begin_afresh(found)
+                    self._reinitialise(found)
                     return
                 continue
             del self._lost[key]
@@ -236,7 +236,7 @@ class NvmlSession:
 
     # ----------------------------------------------------------------- session
 
-    def _begin(self, now: int, found: GpuFindings) -> None:
+    def _initialise(self, now: int, found: GpuFindings) -> None:
         try:
             self._library.call("nvmlInit")
             self._initialised = True
@@ -249,10 +249,10 @@ class NvmlSession:
             self._backoff.failed(now)
             self._down = _unexpected_failure("NVML", error, None)
 
-    def _begin_afresh(self, found: GpuFindings) -> None:
+    def _reinitialise(self, found: GpuFindings) -> None:
         """Initialise anew for the sake of the lost; GPUs that are well keep their counters."""
         self._shut_down()
-        self._begin(self._clock.monotonic(), found)
+        self._initialise(self._clock.monotonic(), found)
 
     def _driver_version(self) -> str:
         try:

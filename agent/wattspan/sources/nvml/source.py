@@ -161,14 +161,14 @@ class NvmlSource:
         while not self._stop.is_set():
             now = self._clock.monotonic()
             if now >= due:
-                self.deliver(self._session.turn())
+                self.deliver(self._session.sample())
                 now = self._clock.monotonic()
                 aside = EDGE_DELAY if self._session.near_an_edge else 0
                 due = max(due + self._settings.interval + aside, now)  # none is made up for
             else:
-                self._session.look(now)
+                self._session.read_edges(now)
                 now = self._clock.monotonic()
-            look = self._session.next_look(now)
+            look = self._session.next_edge_read(now)
             self._stop.wait(max(0, (due if look is None else min(due, look)) - now) / 1e9)
         self._session.close()
 
@@ -220,7 +220,7 @@ def describe_gpus(context: SourceContext) -> tuple[tuple[GpuReport, ...], tuple[
         return (), ()
     session = new_session(nvml, NvmlSettings(), context)
     try:
-        failures = session.turn().failures
+        failures = session.sample().failures
         return session.reports(), failures
     finally:
         session.close()

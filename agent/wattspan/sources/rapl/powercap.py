@@ -81,13 +81,13 @@ class PowercapSource:
 
     def read(self) -> Batch:
         if self._due is None or self._clock.monotonic() >= self._due:
-            self._walk()
+            self._discover()
         batch, intact = self._sweep()
         if not intact:
-            self._walk()
+            self._discover()
             batch, _ = self._sweep()
         for reading in batch.readings:
-            self._counter_of[reading.domain_id].told(reading.counter, reading.at.mono)
+            self._counter_of[reading.domain_id].record(reading.counter, reading.at.mono)
         return batch
 
     def close(self) -> None:
@@ -116,13 +116,13 @@ class PowercapSource:
             except OSError as error:
                 failed.append(access_failure(self._name, counter.path, error, counter.domain_id))
                 if error.errno in GONE_ERRNOS:
-                    intact = counter.give_up(failed[-1])
+                    intact = counter.close_with(failed[-1])
                 continue
-            value = counter.value(content)
+            value = counter.parse(content)
             if value is not None:
                 # A value that is told again says that nothing was counted since, which no counter
                 # of the cover can mean: the next one that moves tells of all the time in between.
-                if (stood := counter.stands(value, at.mono)) is not None:
+                if (stood := counter.unchanged_for(value, at.mono)) is not None:
                     if counter.is_stuck(stood):
                         failed.append(
                             stuck_counter(self._name, counter.path, stood, counter.domain_id)
@@ -133,25 +133,25 @@ class PowercapSource:
                 failed.append(invalid_value(self._name, counter.path, content, counter.domain_id))
             else:  # sysfs never answers with nothing: the file was emptied under the descriptor
                 failed.append(vanished_zone(self._name, counter.path, counter.domain_id))
-                intact = counter.give_up(failed[-1])
+                intact = counter.close_with(failed[-1])
         return Batch(self._topology.domains, tuple(readings), tuple(failed)), intact
 
     # ------------------------------------------------------------------- every few seconds
 
-    def _walk(self) -> None:
+    def _discover(self) -> None:
         """Find what is there now, open what is new, and say what is wrong with the rest."""
         self._due = self._clock.monotonic() + self._rediscover
         found = scan_zones(self._sysfs)
         fresh, wrong = self._register(found)
         closed = {name: error for name, c in self._counters.items() if (error := c.open())}
-        self._place(fresh)
+        self._resolve(fresh)
         for name, error in closed.items():
             counter = self._counters[name]
             counter.failure = access_failure(
                 self._name, counter.path, error, counter.domain_id or None
             )
         for name in self._topology.orphans:
-            self._counters[name].give_up(orphan_zone(self._name, self._counters[name].path))
+            self._counters[name].close_with(orphan_zone(self._name, self._counters[name].path))
         if found.masked:
             wrong.append(masked_zones(self._name, self._sysfs / POWERCAP_CLASS, found.masked))
         elif not found.zones:
@@ -179,7 +179,7 @@ class PowercapSource:
                 wrong.append(unnamed_zone(self._name, path, error))
         return fresh, wrong
 
-    def _place(self, fresh: set[str]) -> None:
+    def _resolve(self, fresh: set[str]) -> None:
         """Work out the domains; count up the epoch of each that was registered anew."""
         before = self._topology
         known = before.domain_of.keys() | before.orphans

@@ -222,17 +222,17 @@ class PyRaplSource:
     def read(self) -> Batch:
         if self._sensor is None:
             if self._clock.monotonic() < self._due:
-                return self._nothing()
+                return self._empty_batch()
             try:
                 self.open()
             except PyRaplError as error:
-                return self._nothing(error)
+                return self._empty_batch(error)
         assert self._sensor is not None  # noqa: S101 - opened just above
         try:
             values = self._sensor.read()
         except PyRaplError as error:
             self._drop()
-            return self._nothing(error)
+            return self._empty_batch(error)
         at = self._clock.now()
         readings, failures = [], []
         for place, domain in self._columns:
@@ -253,7 +253,7 @@ class PyRaplSource:
             self._sensor = None
             self._due = self._clock.monotonic() + self._retry
 
-    def _nothing(self, error: PyRaplError | None = None) -> Batch:
+    def _empty_batch(self, error: PyRaplError | None = None) -> Batch:
         if error is not None:
             denied = "permission denied" in str(error)
             self._failure = Failure(

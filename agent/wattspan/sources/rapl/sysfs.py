@@ -323,13 +323,13 @@ class CounterFile:
             self.readable_now = True
         return None
 
-    def give_up(self, failure: Failure) -> bool:
+    def close_with(self, failure: Failure) -> bool:
         """Close it because of ``failure``, which stands until it is opened again. Always False."""
         self.close()
         self.failure = failure
         return False
 
-    def value(self, content: bytes) -> Microjoules | None:
+    def parse(self, content: bytes) -> Microjoules | None:
         """The counter value ``content`` stands for; None if it is none that this one can have."""
         digits = content.strip()
         if not digits.isdigit():
@@ -337,7 +337,7 @@ class CounterFile:
         value = int(digits)
         return Microjoules(value) if value < self._limit else None
 
-    def stands(self, value: int, now: int) -> int | None:
+    def unchanged_for(self, value: int, now: int) -> int | None:
         """For how long the counter has stood still, if it is one that moves; None if it moved.
 
         One that never moved is not known to be one that does.
@@ -346,7 +346,7 @@ class CounterFile:
             return None
         return now - self._moved
 
-    def told(self, value: int, now: int) -> None:
+    def record(self, value: int, now: int) -> None:
         """Its value was handed on, for the next one to be compared with."""
         if self._moves and value != self._value and self._value is not None:
             if self._moved is not None and not self.is_stuck(now - self._moved):
@@ -363,7 +363,7 @@ class CounterFile:
         if self.fd is None:
             return None
         try:
-            return self.value(os.pread(self.fd, 64, 0))
+            return self.parse(os.pread(self.fd, 64, 0))
         except OSError:
             return None
 
