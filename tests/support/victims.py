@@ -11,7 +11,7 @@ from typing import Any
 from support.past import PACKAGE, ConstantPast
 from wattspan.api.service import QueryService
 from wattspan.http.messages import HttpRequest, Peer
-from wattspan.model import MILLISECOND, HwType, Microjoules
+from wattspan.model import MILLISECOND, HwType, Microjoules, Snapshot
 from wattspan.spans.values import IntervalEnergy
 from wattspan.testing import FakeDirectory, ManualClock
 
@@ -54,7 +54,13 @@ def told(
     clock = ManualClock()
     clock.advance(past.until / 1e9)
     service = QueryService(
-        past, FakeDirectory(), clock, host="h", version="1", resolution=resolution
+        past,
+        FakeDirectory(),
+        clock,
+        view=lambda: Snapshot(clock.now(), 1, "h"),
+        host="h",
+        version="1",
+        resolution=resolution,
     )
     query = {"start": f"mono:{start}", "end": f"mono:{end}"}
 
