@@ -146,7 +146,7 @@ def test_without_spans_it_says_so_and_shows_the_rest(
     with closing(Store.open(tmp_path, Settings(), host.clock)) as store:
         store.write(host.spend({1: 10}))
     out = report().stdout
-    assert "No span ended in this time whose energy is known" in out
+    assert "No span with known energy ended in this time" in out
     assert "unattributed" in out
     assert json.loads(report("--json").stdout)["lines"]
 

@@ -203,7 +203,7 @@ def test_a_program_is_named_by_its_whole_path(root: Path) -> None:
         cli, ["service", "install", "--root", str(root), "--program", "wattspan"]
     )
     assert done.exit_code == 2
-    assert "services need the whole path" in done.stderr
+    assert "not an absolute path" in done.stderr
 
 
 def test_where_nothing_is_installed_there_is_nothing_to_remove(root: Path) -> None:

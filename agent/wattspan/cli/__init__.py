@@ -12,16 +12,16 @@ from wattspan import __version__
 from wattspan.cli.lazy import LazyGroup
 
 COMMANDS = {
-    "run": "Read the counters and serve joules until told to stop.",
+    "run": "Run the agent: read counters, attribute energy, export metrics.",
     "demo": "Show everything working on an emulated host.",
-    "measure": "Run a command and say what it spends.",
+    "measure": "Run a command and print its energy.",
     "top": "Show devices, groups, processes, spans and tuning jobs, live.",
-    "report": "Say where the joules went, from the store.",
+    "report": "Report past energy by process, group or span, from the store.",
     "tune": "Say how each job's tuning stands, why, and what was decided.",
     "caps": "Say who holds which power limit, or have all of them back.",
     "capper": "Set power limits for those who may ask, and give the original ones back.",
-    "service": "Install, remove or look at the systemd services.",
-    "doctor": "Say what can be read here, what cannot, why, and the remedy.",
+    "service": "Install, remove or show the systemd services.",
+    "doctor": "Examine this host: readable counters, problems and remedies.",
     "config": "Check or show the configuration.",
     "completion": "Print the completion script of a shell.",
 }

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wattspan.cli.options import config_options, load_without_plugins
 from wattspan.model import SECOND
 from wattspan.ports import WattspanError
-from wattspan.service.configuration import config_options, load_without_plugins
 from wattspan.service.signals import hangup_reloads, stop_on_signals
 
 if TYPE_CHECKING:

@@ -13,6 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from wattspan.cli.capper import emulated_option, open_isolated_actuators
+from wattspan.cli.options import (
+    config_options,
+    echo_json,
+    json_option,
+    load_without_plugins,
+)
 from wattspan.config import (
     DEFAULT_PATH,
     TABLES,
@@ -26,12 +32,6 @@ from wattspan.config import (
 from wattspan.config.tables import FAMILIES
 from wattspan.model.settings import keys
 from wattspan.ports import ConfigError
-from wattspan.service.configuration import (
-    config_options,
-    echo_json,
-    json_option,
-    load_without_plugins,
-)
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:

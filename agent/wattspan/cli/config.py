@@ -14,6 +14,12 @@ from typing import Any, cast
 import click
 
 from wattspan.cli.doctor.configuration import schedule_faults
+from wattspan.cli.options import (
+    config_options,
+    echo_json,
+    json_option,
+    load_configuration,
+)
 from wattspan.config import Config, writing
 from wattspan.config.access import AccessSettings
 from wattspan.config.tables import FAMILIES
@@ -22,12 +28,6 @@ from wattspan.http.tls import AccessError, server_tls
 from wattspan.model.settings import Table, redacted
 from wattspan.plugins import discover, exporter_faults
 from wattspan.ports import ConfigError
-from wattspan.service.configuration import (
-    config_options,
-    echo_json,
-    json_option,
-    load_configuration,
-)
 from wattspan.service.destinations import forward_faults
 from wattspan.util.text import printable
 

@@ -17,11 +17,11 @@ import click
 
 from wattspan import __version__
 from wattspan.cli import formatting
+from wattspan.cli.options import DurationType
 from wattspan.config import AutotuneSettings, CapsSettings, Config, TunedJobSettings
 from wattspan.model import SECOND, DomainAccount, Knob, Microjoules, Snapshot
 from wattspan.model.settings import Duration
 from wattspan.ports import ExporterError, WattspanError
-from wattspan.service.configuration import DurationType
 from wattspan.service.signals import stop_on_signals
 from wattspan.util.text import printable
 

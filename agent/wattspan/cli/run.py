@@ -1,4 +1,4 @@
-"""``wattspan run``: the agent, until it is told to stop."""
+"""``wattspan run``: the agent as a daemon, and its log."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wattspan.service.configuration import (
-    LoadedConfiguration,
+from wattspan.cli.options import (
     config_options,
     emulate_option,
     emulation_flags,
     load_configuration,
 )
+from wattspan.service.configuration import LoadedConfiguration
 from wattspan.service.signals import hangup_reloads, stop_on_signals
 from wattspan.util.text import printable
 
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 @config_options
 @emulate_option
 def command(config_file: Path | None, settings: tuple[str, ...], emulate: str | None) -> None:
-    """Read the counters and serve joules until told to stop (SIGTERM, SIGINT).
+    """Run the agent: read counters, attribute energy, export metrics.
 
-    SIGHUP has a service read its configuration again; on a terminal it ends the agent.
+    SIGTERM and SIGINT end it. SIGHUP reloads the configuration of a service; on a terminal it
+    ends the agent.
     """
     from wattspan.service.systemd import SystemdNotifier
 
@@ -54,18 +55,18 @@ Log = Callable[[str], None]
 
 
 def one_line(record: logging.LogRecord) -> bool:
-    """Make the record's message one printable line; a filter that lets everything through."""
+    """A log filter that makes each message one printable line."""
     record.msg, record.args = printable(record.getMessage().replace("\n", " ")), None
     return True
 
 
 def loggers(level: str) -> tuple[Log, Log]:
-    """What goes on, and what goes wrong: sentences to standard error, where systemd finds them."""
+    """The functions that log information and warnings to standard error."""
     import logging
 
-    # Not everybody's level: libraries of HTTP/2 log every header at theirs, tokens among them.
+    # The root level stays: HTTP/2 libraries log every header at lower levels, including tokens.
     logging.basicConfig(format="wattspan: %(message)s", level="WARNING")
-    # Every message quotes what others named: one line each, so that none of it passes for ours.
+    # Messages quote external names: one line each, so that a name cannot forge a log line.
     logging.getLogger().handlers[0].addFilter(one_line)
     log = logging.getLogger("wattspan")
     log.setLevel(level.upper())

@@ -1,4 +1,4 @@
-"""``wattspan service``: the files of the systemd services, put in place and taken away."""
+"""``wattspan service``: install, remove and show the systemd services."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from wattspan.cli.options import echo_json, json_option
 from wattspan.ports import WattspanError
-from wattspan.service.configuration import echo_json, json_option
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
@@ -21,45 +21,45 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _placing(function: F) -> F:
-    """``--root`` and ``--program``, which say where the files and the program are."""
+    """Add ``--root`` and ``--program``."""
     function = click.option(
         "--program",
         metavar="PATH",
-        help="What the services run, as they see it.  [default: this very program]",
+        help="Absolute path of the program that the services run.  [default: this program]",
     )(function)
     return click.option(
         "--root",
         metavar="DIR",
         type=click.Path(path_type=Path, exists=True, file_okay=False, resolve_path=True),
         default=Path("/"),
-        help="The root of another system, whose files are written; no command is run for it.",
+        help="The root directory of another system: write its files, run no command.",
     )(function)
 
 
 _dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Say what would be done, and change nothing."
+    "--dry-run", is_flag=True, help="Print the actions, and change nothing."
 )
 
 
 @click.group(name="service")
 def command() -> None:
-    """Install, remove or look at the systemd services of this wattspan.
+    """Install, remove or show the systemd services.
 
-    Files go below /usr/local/lib, never to /etc, which is the administrator's; a file that somebody
-    else wrote or has changed is left alone. Where wattspan came as a package of the system, that
-    has brought the services, and this has nothing to do.
+    Unit files are written below /usr/local/lib, never to /etc, which belongs to the administrator.
+    Files that another program wrote, or that were edited, stay unchanged. A system package of
+    wattspan brings its own services; these commands then change nothing.
     """
 
 
 @command.command()
 @_dry_run_option
-@click.option("--print", "print_only", is_flag=True, help="Print the files, and write none.")
+@click.option("--print", "print_only", is_flag=True, help="Print the files, and write nothing.")
 @_placing
 @json_option
 def install(
     dry_run: bool, print_only: bool, root: Path, program: str | None, as_json: bool
 ) -> None:
-    """Write the units, make their user, and have systemd look. Starts nothing. For root."""
+    """Write the units, create their user and reload systemd. Starts nothing. Requires root."""
     from wattspan.service.installation import inspection, plan
     from wattspan.service.installation.inspection import program_files
     from wattspan.service.installation.program import requirement_faults, writable_by_others
@@ -71,7 +71,7 @@ def install(
     found = inspection.inspect_host(root, files)
     trusted = inspection.trusted_owners(root)
     why_not = requirement_faults(inspection.required_files(root, program), trusted)
-    # Only what can be run at all is walked: somebody's home may hold anything.
+    # Search directories for files of other users only if the program can run.
     refused = plan.refusals(
         found, why_not or writable_by_others(program_files(root, program), trusted)
     )
@@ -84,13 +84,13 @@ def install(
 
 @command.command()
 @_dry_run_option
-@click.option("--purge", is_flag=True, help="Remove what was measured as well.")
+@click.option("--purge", is_flag=True, help="Remove the measured data as well.")
 @_placing
 @json_option
 def uninstall(dry_run: bool, purge: bool, root: Path, program: str | None, as_json: bool) -> None:
-    """Stop the services, give every limit back, and remove what `install` wrote. For root.
+    """Stop the services, restore power limits and remove installed files. Requires root.
 
-    Exits with 6, and removes nothing, if a limit could not be given back.
+    Exits with 6, and removes nothing, if a limit cannot be restored.
     """
     from wattspan.service.installation import inspection, plan
 
@@ -104,9 +104,9 @@ def uninstall(dry_run: bool, purge: bool, root: Path, program: str | None, as_js
 @_placing
 @json_option
 def status(root: Path, program: str | None, as_json: bool) -> None:
-    """Say of each file and unit how it stands.
+    """Show the state of each file and unit.
 
-    Exits with 1 if a file is not as it should be, or is read in place of a package's.
+    Exits with 1 if a file differs from the installed one, or replaces a file of a package.
     """
     from wattspan.service.installation.inspection import service_status
 
@@ -127,7 +127,7 @@ def _files(program: str | None) -> tuple[str, tuple[ServiceFile, ...]]:
 
     chosen = program or own_program()
     if not chosen.startswith("/"):
-        raise click.UsageError(f"--program {chosen}: services need the whole path, from /.")
+        raise click.UsageError(f"--program {chosen}: not an absolute path. Begin it with /.")
     return chosen, service_files(service_files_directory(), chosen)
 
 
@@ -144,8 +144,8 @@ def _carry_out(actions: Sequence[Action], root: Path, *, dry_run: bool, as_json:
 
     if not dry_run and root == Path("/") and os.geteuid() != 0:
         raise InstallationError(
-            "Only root may change the services of this host: call it by sudo, or see what it would "
-            "do with --dry-run."
+            "Only root may change the services of this host. Use sudo, or print the actions with "
+            "--dry-run."
         )
     failed: tuple[str, ...] = ()
     if dry_run:

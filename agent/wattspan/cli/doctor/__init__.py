@@ -1,4 +1,4 @@
-"""``wattspan doctor``: what can be read here, what cannot, why, and the remedy."""
+"""``wattspan doctor``: readable counters, problems and their remedies."""
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ from wattspan.cli.doctor.host import examine_host, examine_processes
 from wattspan.cli.doctor.sources import EmptyProcessDirectory, examine_sources
 from wattspan.cli.doctor.telemetry import examine_exporters, examine_spans
 from wattspan.cli.doctor.tuning import examine_tuning
-from wattspan.clock import SystemClock
-from wattspan.ports import ConfigError, SourceContext, SourceError
-from wattspan.service.configuration import (
-    LoadedConfiguration,
+from wattspan.cli.options import (
     config_options,
     echo_json,
     emulate_option,
     emulation_flags,
     json_option,
     load_configuration,
-    selected_emulated_host,
 )
+from wattspan.clock import SystemClock
+from wattspan.ports import ConfigError, SourceContext, SourceError
+from wattspan.service.configuration import LoadedConfiguration, selected_emulated_host
 
 if TYPE_CHECKING:
     from wattspan.config.access import AccessSettings
@@ -57,15 +56,14 @@ def command(
     as_json: bool,
     emulate: str | None,
 ) -> None:
-    """Say what can be read here, what cannot, why, and the remedy.
+    """Examine this host: readable counters, problems and remedies.
 
-    Reads every counter twice, a second apart, with the rights of whoever calls it: call it as
-    the user that runs the agent. A broken configuration is a finding; the rest is examined with
-    the default in place of each value at fault. The exit code is then 2. It is 3 if no counter can
-    be read.
+    Reads every counter twice, one second apart, with the rights of the calling user: run it as
+    the user that runs the agent. A faulty configuration is a finding, and the default replaces
+    each value at fault; the exit code is then 2. It is 3 if no counter can be read.
     """
     flags, faults = emulation_flags(emulate), list[str]()
-    loaded = load_configuration(config_file, settings, flags, quiet=True, faults=faults)
+    loaded = load_configuration(config_file, settings, flags, faults=faults)
     with selected_emulated_host(loaded.config.emulation) as host:
         diagnosis = diagnose(loaded, host=host, faults=faults)
     if as_json:

@@ -1,20 +1,17 @@
-"""``wattspan measure -- CMD``: what a command spends, as ``perf stat`` tells what it does."""
+"""``wattspan measure -- CMD``: the energy of a command, as ``perf stat`` shows its counters."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from wattspan.model import SECOND, Consumer
-from wattspan.model.settings import Duration
-from wattspan.ports import WattspanError
-from wattspan.service.configuration import (
+from wattspan.cli.options import (
     DurationType,
     config_options,
     emulate_option,
@@ -22,24 +19,15 @@ from wattspan.service.configuration import (
     json_option,
     load_configuration,
 )
+from wattspan.model.settings import Duration
+from wattspan.ports import SourceError, WattspanError
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
-    from wattspan.cli.measure.meter import MeasurementClient
-    from wattspan.cli.measure.results import CommandRun, MeasurementResult
+    from wattspan.cli.measure.runs import MeasurementClient
     from wattspan.clock import SystemClock
     from wattspan.config import FlagValue
-    from wattspan.ports import Clock
     from wattspan.service.configuration import LoadedConfiguration
-
-READ_INTERVAL = 10 * SECOND
-"""A long run is asked about piece by piece, while who belongs to whom is fresh in memory."""
-
-SETTLEMENT_LAG = 4 * SECOND
-"""How far behind a piece stays, so that it has settled when it is asked about."""
-
-READ_TIMEOUT = 10.0
-"""Seconds that the last figures are waited for."""
 
 
 @click.command(
@@ -49,7 +37,9 @@ READ_TIMEOUT = 10.0
     "if there is no such command, 126 if it cannot be executed. Of several runs it is the first "
     "that is not 0.",
 )
-@click.option("-r", "--repeat", type=click.IntRange(min=1), default=1, help="Run it so many times.")
+@click.option(
+    "-r", "--repeat", type=click.IntRange(min=1), default=1, help="Run it this number of times."
+)
 @click.option(
     "-o",
     "--output",
@@ -59,7 +49,7 @@ READ_TIMEOUT = 10.0
 @click.option(
     "--interval",
     type=DurationType(),
-    help="Measure without the running agent, and read the counters this often.",
+    help="Measure without the running agent, and read the counters at this interval.",
 )
 @click.option("--alone", is_flag=True, help="Measure without the running agent.")
 @config_options
@@ -79,11 +69,15 @@ def command(
     as_json: bool,
     emulate: str | None,
 ) -> None:
-    """Run a command and say what it spends: its processes, and the host's devices meanwhile.
+    """Run a command and print its energy.
 
-    A running agent is asked, which any user may do for commands of their own. Without one the
-    counters are read for the time, which needs the rights for it: `wattspan doctor` tells.
+    A second figure is the energy of all devices of the host during the run.
+
+    Any user may measure own commands with a running agent. Without one, this reads the counters
+    itself, which needs the rights for it: see `wattspan doctor`.
     """
+    from wattspan.cli.measure.results import result_lines
+    from wattspan.cli.measure.runs import measure
     from wattspan.clock import SystemClock
 
     clock = SystemClock()
@@ -91,9 +85,13 @@ def command(
         _require_writable(output)
     loaded = load_configuration(config_file, settings, _flags(interval, emulate))
     alone = alone or interval is not None or bool(loaded.config.emulation.profile)
-    with _exit_on_sigterm(), _meter(loaded, clock, alone=alone) as meter:
-        result = measure(words, repeat, meter, clock)
-    text = _result_text(result, as_json=as_json)
+    with _exit_on_sigterm(), _measurement_client(loaded, clock, alone=alone) as client:
+        result = measure(words, repeat, client, clock)
+    text = (
+        json.dumps(result.plain(), indent=2, ensure_ascii=False)
+        if as_json
+        else "\n".join(result_lines(result))
+    )
     if output is None:
         click.echo(text, err=True)
     else:
@@ -101,58 +99,9 @@ def command(
     context.exit(next((run.code for run in result.runs if run.code), 0))
 
 
-def measure(
-    words: Sequence[str], repeat: int, meter: MeasurementClient, clock: Clock
-) -> MeasurementResult:
-    """Run ``words`` so many times, or until somebody interrupts it."""
-    from wattspan.cli.measure.results import MeasurementResult
-
-    runs: list[CommandRun] = []
-    while len(runs) < repeat and not (runs and runs[-1].interrupted):
-        runs.append(_measure_run(words, meter, clock))
-    notes = (meter.note, *(run.trouble for run in runs))
-    return MeasurementResult(words, runs, meter.about, [*dict.fromkeys(filter(None, notes))])
-
-
-def _measure_run(words: Sequence[str], meter: MeasurementClient, clock: Clock) -> CommandRun:
-    from wattspan.cli.measure.child import run_child
-    from wattspan.cli.measure.results import CommandRun
-    from wattspan.sdk.agent import MeasurementError
-
-    told, since = CommandRun(), 0
-
-    def meanwhile(whom: Consumer, start: int) -> None:
-        nonlocal since
-        begin, end = max(since, start), clock.monotonic() - SETTLEMENT_LAG
-        if end > begin:
-            with contextlib.suppress(MeasurementError):
-                piece = meter.read(whom, begin, end, 0.0)
-                if piece.complete:  # else it is asked about with the next
-                    told.add(piece)
-                    since = end
-
-    ended = run_child(words, clock, begun=meter.watch, meanwhile=meanwhile, every=READ_INTERVAL)
-    told.seconds = (ended.end - ended.start) / 1e9
-    told.cpu_seconds, told.code = ended.cpu_seconds, ended.code
-    told.interrupted = ended.interrupted
-    rest = max(since, ended.start), ended.end
-    try:
-        try:
-            told.add(meter.read(ended.whom, *rest, READ_TIMEOUT))
-        except KeyboardInterrupt:  # somebody does not want to wait
-            told.interrupted = True
-            told.add(meter.read(ended.whom, *rest, 0.0))
-    except MeasurementError as error:
-        told.miss(rest[1] - rest[0], str(error))
-    return told
-
-
 @contextlib.contextmanager
 def _exit_on_sigterm() -> Iterator[None]:
-    """Be told to end by SIGTERM as by Ctrl-C, so that nothing of ours is left behind.
-
-    While the command runs, signals are the command's.
-    """
+    """Clean up at SIGTERM as at Ctrl-C. While the command runs, it receives the signals."""
 
     def end(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -165,60 +114,52 @@ def _exit_on_sigterm() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _meter(
+def _measurement_client(
     loaded: LoadedConfiguration, clock: SystemClock, *, alone: bool
 ) -> Iterator[MeasurementClient]:
-    """The running agent, or one of our own."""
-    from wattspan.cli.measure.meter import RunningAgentClient, in_process_agent
+    """The running agent; a standalone one if there is none."""
+    from wattspan.cli.measure.runs import RunningAgentClient
     from wattspan.sdk.agent import AgentUnavailableError, MeasurementError
     from wattspan.service.configuration import agent_directories
+    from wattspan.service.standalone import standalone_agent
 
-    why = ""
+    unavailable = ""
     if not alone:
         try:
-            meter = RunningAgentClient(agent_directories(loaded.config))
+            client = RunningAgentClient(agent_directories(loaded.config))
         except AgentUnavailableError as error:
-            why = f"{error} Nor can it be measured without an agent. "
+            unavailable = f"{error} Nor can it be measured without an agent. "
         except MeasurementError as error:
             raise WattspanError(str(error)) from None
         else:
-            yield meter
+            yield client
             return
-    with in_process_agent(loaded, clock, _print_notice, why) as own:
+    with contextlib.ExitStack() as stack:
+        try:
+            own = stack.enter_context(standalone_agent(loaded, clock, _print_warning))
+        except SourceError as error:
+            raise SourceError(f"{unavailable}{error}") from None
         yield own
 
 
-def _print_notice(sentence: str) -> None:
+def _print_warning(sentence: str) -> None:
     click.echo(f"wattspan: {printable(sentence)}", err=True)
 
 
 def _flags(interval: Duration | None, emulate: str | None) -> dict[str, FlagValue]:
-    """What an agent of our own is set to: it keeps nothing and serves nobody."""
+    """The settings of a standalone agent."""
     from wattspan.config import FlagValue
 
     flags = {
-        "store.enabled": FlagValue("measure", False),
-        "spans.enabled": FlagValue("measure", False),
-        "agent.api": FlagValue("measure", False),
-        **emulation_flags(emulate),
+        key: FlagValue("measure", False) for key in ("store.enabled", "spans.enabled", "agent.api")
     }
-    return (
-        flags
-        if interval is None
-        else flags | {"agent.interval": FlagValue("--interval", str(interval))}
-    )
-
-
-def _result_text(result: MeasurementResult, *, as_json: bool) -> str:
-    if as_json:
-        return json.dumps(result.plain(), indent=2, ensure_ascii=False)
-    from wattspan.cli.measure.results import result_lines
-
-    return "\n".join(result_lines(result))
+    if interval is not None:
+        flags["agent.interval"] = FlagValue("--interval", str(interval))
+    return flags | emulation_flags(emulate)
 
 
 def _require_writable(output: Path) -> None:
-    """WattspanError if the figures could not be written: told before the command runs."""
+    """WattspanError, before the command runs, if the figures cannot be written."""
     try:
         output.open("a", encoding="utf-8").close()
     except OSError as error:

@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from wattspan.cli import formatting
+from wattspan.cli.tables import table_lines
 from wattspan.sdk.measurement import Energy, Measurement
 from wattspan.util.text import printable
 
@@ -247,13 +248,13 @@ def _device_facts(key: str, part: MeasuredDevice, told: EnergySum) -> dict[str, 
     }
 
 
-_LINE = "  {:<36} {:>8} {:>8} {:>8} {:>9}   {}"
 _LONGEST = 60  # letters of the command that are repeated
-_WIDEST = 36  # letters of a device's name
+_WIDEST = 40  # letters of a device's name
+_Row = tuple[str, str, str, str, str, str]
 
 
 def result_lines(result: MeasurementResult) -> Iterator[str]:
-    """The table, line by line."""
+    """The figures for people, line by line."""
     last = result.last
     yield ""
     if not result.kinds:
@@ -262,26 +263,30 @@ def result_lines(result: MeasurementResult) -> Iterator[str]:
         return
     yield f" Energy of `{_command(result)}` on {printable(last.host_name)}:"
     if last.emulated:
-        yield " EMULATED HOST: these figures are true of no machine"
+        yield " EMULATED HOST: no figure is of real hardware"
     yield ""
-    spread = "stdev" if len(result.runs) > 1 else ""
-    yield _LINE.format("", "energy", spread, "off by", "power", "how")
-    yield " the command's processes"
-    for kind in result.kinds:
-        yield _row(result, kind, command_energy, kind, last.provenance.get(kind, ""))
-    yield _row(result, "together", command_energy, TOTAL)
-    yield " the host's devices, whoever used them"
-    for key, part in result.parts.items():
-        name = printable(f"{part.kind} {part.name}")
-        yield _row(result, name, device_energy, key, part.provenance)
-    yield _row(result, "together", host_energy, TOTAL)
-    if result.idle.mean is not None:
-        yield _LINE.format(
-            "of these idle", formatting.joules_text(result.idle.mean), "", "", "", ""
-        ).rstrip()
+    yield from table_lines(_rows(result), left=(0, 5), max_width=_WIDEST)
     yield ""
     yield from _foot(result)
     yield ""
+
+
+def _rows(result: MeasurementResult) -> Iterator[_Row]:
+    yield "", "energy", "stdev" if len(result.runs) > 1 else "", "off by", "power", "how"
+    yield " the command's processes", *_BLANK
+    for kind in result.kinds:
+        how = result.last.provenance.get(kind, "")
+        yield _row(result, f"  {kind}", command_energy, kind, how)
+    yield _row(result, "  together", command_energy, TOTAL)
+    yield " the host's devices, whoever used them", *_BLANK
+    for key, part in result.parts.items():
+        yield _row(result, f"  {part.kind} {part.name}", device_energy, key, part.provenance)
+    yield _row(result, "  together", host_energy, TOTAL)
+    if result.idle.mean is not None:
+        yield "  of these idle", formatting.joules_text(result.idle.mean), "", "", "", ""
+
+
+_BLANK = ("", "", "", "", "")
 
 
 def _row(
@@ -290,17 +295,17 @@ def _row(
     of: Callable[[CommandRun], EnergySum],
     key: str,
     how: str = "",
-) -> str:
+) -> _Row:
     energy, seconds = result.joules(of, key), result.seconds.mean
     power = energy.mean / seconds if energy.mean is not None and seconds else None
-    return _LINE.format(
-        name if len(name) <= _WIDEST else f"{name[: _WIDEST - 3]}...",
+    return (
+        name,
         formatting.joules_text(energy.mean),
         _spread(energy),
         formatting.joules_text(result.doubt(of, key)),
         f"{formatting.watts(power)} W",
         how,
-    ).rstrip()
+    )
 
 
 def _foot(result: MeasurementResult) -> Iterator[str]:

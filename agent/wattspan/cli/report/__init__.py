@@ -1,4 +1,4 @@
-"""``wattspan report``: where the joules went, from the store, with no server and no agent."""
+"""``wattspan report``: past energy, from the store."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 import click
 
-from wattspan.cli.report import cost, export, table
-from wattspan.clock import SystemClock
-from wattspan.model import GroupKind, HwType
-from wattspan.model.settings import Duration
-from wattspan.ports import WattspanError
-from wattspan.service.configuration import (
+from wattspan.cli.options import (
     config_options,
     json_option,
     json_text,
     load_configuration,
 )
+from wattspan.cli.report import cost, export, table
+from wattspan.clock import SystemClock
+from wattspan.model import GroupKind, HwType
+from wattspan.model.settings import Duration
+from wattspan.ports import WattspanError
 from wattspan.storage.breakdown import Breakdown, break_down, kind_totals
 from wattspan.storage.database import file_exists, store_path
 from wattspan.storage.deltas import PROCESS, SPAN
@@ -46,7 +46,7 @@ def _parse_duration(
 
 
 def _parse_time(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
-    """A time in Unix seconds; local time unless it says otherwise."""
+    """A time in Unix seconds; local time by default."""
     try:
         return None if text is None else int(datetime.fromisoformat(text).timestamp())
     except (ValueError, OverflowError, OSError):
@@ -60,52 +60,50 @@ def _parse_time(_context: click.Context, _option: click.Parameter, text: str | N
 @click.option(
     "--since", callback=_parse_duration, metavar="DURATION", help="How far back. [default: 24h]"
 )
-@click.option("--from", "start", callback=_parse_time, metavar="TIME", help="From this time on.")
-@click.option(
-    "--to", "end", callback=_parse_time, metavar="TIME", help="Up to this time, else now."
-)
+@click.option("--from", "start", callback=_parse_time, metavar="TIME", help="Start time.")
+@click.option("--to", "end", callback=_parse_time, metavar="TIME", help="End time. [default: now]")
 @click.option(
     "--by",
     type=click.Choice(list(_KINDS)),
     default=PROCESS,
     show_default=True,
-    help="Whose energy: `group` is every kind of group, `kind` how much each kind holds, `span` "
-    "the spans of instrumented applications, with joules a call and a token.",
+    help="Division of the energy: `group` is every kind of group, `kind` the sum of each kind, "
+    "`span` the spans of instrumented applications, with joules per call and per token.",
 )
 @click.option("--hw-type", type=click.Choice([t.value for t in HwType]), help="Only this hardware.")
 @click.option(
     "--limit",
     type=click.IntRange(min=0),
-    help=f"Lines named; 0: all. [default: {_LINES}; all as data]",
+    help=f"Number of lines; 0: all. [default: {_LINES}; all in data formats]",
 )
 @click.option(
     "--unit",
     type=click.Choice(["auto", *table.UNITS]),
     default="auto",
     show_default=True,
-    help="Of the energies in the table.",
+    help="Unit of the energies in the table.",
 )
 @click.option(
     "--format",
     "form",
     type=click.Choice(export.FORMATS),
-    help="A table for people, all of the report as JSON, or its rows as JSON Lines, CSV or "
-    "Parquet. [default: what --output ends in; table for .txt or nothing]",
+    help="A table for people, the whole report as JSON, or its rows as JSON Lines, CSV or "
+    "Parquet. [default: the suffix of --output; table for .txt or none]",
 )
 @click.option(
     "--output",
     "-o",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write the report there, all of it or nothing.",
+    help="Write the report to this file, atomically.",
 )
 @json_option
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
-@click.option("--emulated", is_flag=True, help="Report of an emulated host's own store.")
+@click.option("--emulated", is_flag=True, help="Read the store of an emulated host.")
 @click.option(
     "--state-dir",
     type=click.Path(path_type=Path),
-    help="Where the store is, instead of what the configuration says.",
+    help="The directory of the store, instead of the configured one.",
 )
 @config_options
 def command(
@@ -125,17 +123,17 @@ def command(
     config_file: Path | None,
     settings: tuple[str, ...],
 ) -> None:
-    """Say where the joules went, from the store.
+    """Report past energy by process, group or span, from the store.
 
-    Idle, unattributed and what could not be measured are lines of their own; every way of
-    dividing the energy adds up to the same total. Where [cost] and [carbon] say what a
-    kilowatt-hour comes to, so does every line. Works while the agent runs, and without it.
+    Idle and unattributed energy and unmeasured time have lines of their own; every division of
+    the energy adds up to the same total. With [cost] or [carbon] configured, every line has its
+    cost or emissions. Works with and without a running agent.
     """
     form = export.choose_format(form, output, as_json=as_json, as_csv=as_csv)
     if since is not None and start is not None:
         raise click.UsageError("--since and --from: choose one.")
     now = SystemClock().now().wall // 10**9
-    last = now + 60 if end is None else end  # the minute that is not over counts too
+    last = now + 60 if end is None else end  # includes the current minute
     first = start if start is not None else min(last, now) - (since or 86400)
     if first >= last:
         raise click.UsageError("--from is not before --to.")
@@ -171,7 +169,7 @@ def _report(
 
 
 def _store(state_dir: Path, emulated: bool) -> Path:
-    """The host's own store; if there is none, an emulated host's, which the report then says."""
+    """The host's store; an emulated host's if there is no other. The report names it."""
     true, other = store_path(state_dir), store_path(state_dir, emulated=True)
     return other if emulated or (not file_exists(true) and file_exists(other)) else true
 
@@ -188,8 +186,8 @@ def _of_hw_type(found: HistoryExtract, hw_type: HwType) -> HistoryExtract:
 def _no_data_text(nothing: NoHistory, path: Path, start: int, end: int) -> str:
     if nothing.reach is None:
         return (
-            f"The store {path} holds no energy yet: the agent writes every few seconds, once it"
-            " has measured something."
+            f"The store {path} holds no energy yet. A running agent writes its first figures within"
+            " seconds."
         )
     moment = table.local_time
     return (

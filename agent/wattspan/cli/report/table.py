@@ -9,8 +9,14 @@ from typing import NamedTuple
 
 from wattspan.cli.formatting import UNKNOWN, count, duration_text, energy_each, share
 from wattspan.cli.report.cost import FootprintColumns, footprint_notes
+from wattspan.cli.tables import table_lines
 from wattspan.model import Provenance
-from wattspan.storage.breakdown import Breakdown, BreakdownLine, worst_provenance
+from wattspan.storage.breakdown import (
+    Breakdown,
+    BreakdownLine,
+    BreakdownSection,
+    worst_provenance,
+)
 from wattspan.storage.deltas import PROCESS, SPAN
 from wattspan.storage.query import DomainTotal, HistoryExtract
 from wattspan.storage.schema import DAY, HOUR, MINUTE
@@ -39,40 +45,35 @@ _STEPS = {MINUTE: "minute", HOUR: "hour", DAY: "day"}
 def report_lines(
     path: Path, by: str, extract: HistoryExtract, breakdown: Breakdown, unit: str = "auto"
 ) -> Iterator[str]:
-    """The lines of the report: what and when, the table, the gaps."""
+    """The lines of the report: its subject and time, the tables, the gaps."""
     total = breakdown.total.whole
     name = _fitting_unit(total) if unit == "auto" else unit
-    weighed = FootprintColumns(extract.reckonings, total)
+    footprint = FootprintColumns(extract.reckonings, total)
     steps = " and ".join(_STEPS[step] for step in extract.steps)
     interval = f"{local_time(extract.start)} to {local_time(extract.end)}"
     yield f"Energy from {interval}, by the {steps}, in {name}"
     yield f"from {path}"
     if Provenance.EMULATED in breakdown.provenance.values():
-        yield "EMULATED: these are figures of an emulated host and true of no machine."
+        yield "EMULATED: these are figures of an emulated host, not of real hardware."
+    yield ""
+    sections = breakdown.sections
     if by == "domain":
-        yield ""
-        yield from _align(_domain_table(extract.domains, total, name, weighed), left=(0, 1, 2))
+        yield from _domain_table(extract.domains, total, name, footprint)
     elif by == SPAN:
-        lines = [*(line for section in breakdown.sections for line in section.lines)]
-        lines += [*breakdown.besides, breakdown.total]
-        yield ""
-        yield from _align(_span_table(lines, breakdown, name, weighed), left=(0, 1))
-        if not breakdown.sections:
+        lines = [line for section in sections for line in section.lines]
+        yield from _table(SPAN, lines, breakdown, name, footprint)
+        if not sections:
             yield ""
-            yield "No span ended in this time whose energy is known: see docs/how-to/see-spans.md."
-        yield from _gaps(extract.domains)
+            yield "No span with known energy ended in this time: see docs/how-to/see-spans.md."
     else:
-        for section in breakdown.sections:
-            lines = [*section.lines, *breakdown.besides, breakdown.total]
-            yield ""
-            yield from _align(_table(section.kind, lines, breakdown, name, weighed), left=(0, 1))
-        if not breakdown.sections:
-            lines = [*breakdown.besides, breakdown.total]
-            yield ""
-            yield from _align(_table(by, lines, breakdown, name, weighed), left=(0, 1))
+        for place, section in enumerate(sections or [BreakdownSection(by, ())]):
+            if place:
+                yield ""
+            yield from _table(section.kind, section.lines, breakdown, name, footprint)
+    if by != "domain":
         yield from _gaps(extract.domains)
-    if found := [*footprint_notes(extract.reckonings, total, extract.steps)]:
-        yield from ("", *found)
+    if notes := [*footprint_notes(extract.reckonings, total, extract.steps)]:
+        yield from ("", *notes)
 
 
 def local_time(seconds: int) -> str:
@@ -82,99 +83,88 @@ def local_time(seconds: int) -> str:
 
 def _table(
     kind: str,
-    lines: Iterable[BreakdownLine],
+    named: Sequence[BreakdownLine],
     breakdown: Breakdown,
     unit: str,
-    weighed: FootprintColumns,
-) -> Iterator[tuple[str, ...]]:
+    footprint: FootprintColumns,
+) -> list[str]:
+    """One kind's lines and those without a kind; spans with calls, times and tokens."""
+    of_spans = kind == SPAN
     types = list(breakdown.provenance)
     whole = breakdown.total.whole
-    several = ("total",) if len(types) > 1 else ()
-    detail = ("group",) if kind == PROCESS else ("",)
-    yield (kind, *detail, *types, *several, "share", *weighed.headings)
+    several = len(types) > 1
     worst = max(breakdown.provenance.values(), key=lambda one: one.doubt, default=None)
-    labels = [breakdown.provenance[hw_type].value for hw_type in types]
-    yield ("", "", *labels, *((worst.value,) if several and worst else ()), "", *weighed.blank)
-    for line in lines:
-        figures = [_energy(line.energy.get(hw_type, 0), unit) for hw_type in types]
-        sums = (_energy(line.whole, unit),) if several else ()
-        parts = (*sums, share(line.whole, whole), *weighed.cells(line.whole))
-        yield (_name(line.name), _name(line.group), *figures, *parts)
-
-
-def _span_table(
-    lines: Sequence[BreakdownLine], breakdown: Breakdown, unit: str, weighed: FootprintColumns
-) -> Iterator[tuple[str, ...]]:
-    """As ``_table``, with what spans did and what each call and each output token cost."""
-    types = list(breakdown.provenance)
-    whole = breakdown.total.whole
-    several = ("total",) if len(types) > 1 else ()
-    tokens = any(line.use and line.use.tokens_in + line.use.tokens_out for line in lines)
-    told = ("tokens in", "out", "J/token") if tokens else ()
-    yield (
-        "service",
-        "span",
-        "calls",
-        *types,
-        *several,
-        "share",
-        *weighed.headings,
-        "J/call",
-        "time",
-        *told,
-    )
-    worst = max(breakdown.provenance.values(), key=lambda one: one.doubt, default=None)
-    labels = [breakdown.provenance[hw_type].value for hw_type in types]
-    sums = (worst.value,) if several and worst else ()
-    yield ("", "", "", *labels, *sums, "", *weighed.blank, "", "", *("" for _ in told))
-    for line in lines:
-        use, energy = line.use, line.whole
-        did: tuple[str, ...] = ("",) * (2 + len(told))
-        if use is not None:
-            did = (energy_each(energy, use.calls), duration_text(use.nanoseconds))
-            if use.tokens_in or use.tokens_out:
-                did += (
-                    count(use.tokens_in),
-                    count(use.tokens_out),
-                    energy_each(energy, use.tokens_out),
-                )
-            did += ("",) * (2 + len(told) - len(did))
-        yield (
-            *(_name(line.group), _name(line.name), str(use.calls) if use else ""),
-            *(_energy(line.energy.get(hw_type, 0), unit) for hw_type in types),
-            *((_energy(energy, unit),) if several else ()),
-            *(share(energy, whole), *weighed.cells(energy), *did),
+    names = ("service", SPAN, "calls") if of_spans else (kind, "group" if kind == PROCESS else "")
+    usage = ("J/call", "time", "tokens in", "out", "J/token") if of_spans else ()
+    total = ("total",) if several else ()
+    rows = [
+        (*names, *types, *total, "share", *footprint.headings, *usage),
+        (
+            *("" for _ in names),
+            *(breakdown.provenance[hw_type] for hw_type in types),
+            *((worst or "",) if several else ()),
+            *("" for _ in ("share", *footprint.headings, *usage)),
+        ),
+    ]
+    for line in (*named, *breakdown.besides, breakdown.total):
+        calls = str(line.use.calls) if line.use else ""
+        rows.append(
+            (
+                *((line.group, line.name, calls) if of_spans else (line.name, line.group)),
+                *(_energy(line.energy.get(hw_type, 0), unit) for hw_type in types),
+                *((_energy(line.whole, unit),) if several else ()),
+                share(line.whole, whole),
+                *footprint.cells(line.whole),
+                *(_span_usage(line) if of_spans else ()),
+            )
         )
+    # a column of tokens without any token is not shown
+    if of_spans and all(not any(row[-3:]) for row in rows[1:]):
+        rows = [row[:-3] for row in rows]
+    return table_lines(rows, left=(0, 1), max_width=_WIDEST)
+
+
+def _span_usage(line: BreakdownLine) -> tuple[str, ...]:
+    use = line.use
+    if use is None:
+        return ("",) * 5
+    tokens = ("",) * 3
+    if use.tokens_in or use.tokens_out:
+        each = energy_each(line.whole, use.tokens_out)
+        tokens = count(use.tokens_in), count(use.tokens_out), each
+    return energy_each(line.whole, use.calls), duration_text(use.nanoseconds), *tokens
 
 
 def _domain_table(
-    domains: Sequence[DomainTotal], total: int, unit: str, weighed: FootprintColumns
-) -> Iterator[tuple[str, ...]]:
-    yield (
-        *("domain", "type", "provenance", "energy", "consumers", "idle", "unattributed"),
-        *("share", *weighed.headings, "gap"),
-    )
+    domains: Sequence[DomainTotal], total: int, unit: str, footprint: FootprintColumns
+) -> list[str]:
+    names = ("domain", "type", "provenance", "energy", "consumers", "idle", "unattributed", "share")
+    rows = [(*names, *footprint.headings, "gap")]
     for domain in domains:
         parts = (domain.consumers, domain.idle, domain.unattributed)
-        yield (
-            _name(domain.id),
-            domain.hw_type,
-            domain.provenance,
-            _energy(domain.energy, unit),
-            *(_energy(part, unit) if domain.attributed else UNKNOWN for part in parts),
-            share(domain.energy, total) if domain.in_cover else "part",
-            *weighed.cells(domain.energy),
-            _gap(domain),
+        rows.append(
+            (
+                *(domain.id, domain.hw_type, domain.provenance, _energy(domain.energy, unit)),
+                *(_energy(part, unit) if domain.attributed else UNKNOWN for part in parts),
+                share(domain.energy, total) if domain.in_cover else "part",
+                *footprint.cells(domain.energy),
+                _gap(domain),
+            )
         )
     cover = [domain for domain in domains if domain.in_cover]
-    worst = max(worst_provenance(cover).values(), key=lambda one: one.doubt, default=None)
-    yield (
-        *("total", "", worst.value if worst else "", _energy(total, unit)),
-        *(_energy(sum(d.consumers for d in cover), unit),),
-        *(_energy(sum(d.idle for d in cover), unit),),
-        *(_energy(sum(d.unattributed for d in cover), unit),),
-        *(share(total, total), *weighed.cells(total), ""),
+    worst = max(worst_provenance(cover).values(), key=lambda one: one.doubt, default="")
+    sums = (
+        sum(d.consumers for d in cover),
+        sum(d.idle for d in cover),
+        sum(d.unattributed for d in cover),
     )
+    rows.append(
+        (
+            *("total", "", worst, *(_energy(part, unit) for part in (total, *sums))),
+            *(share(total, total), *footprint.cells(total), ""),
+        )
+    )
+    return table_lines(rows, left=(0, 1, 2), max_width=_WIDEST)
 
 
 def _gaps(domains: Iterable[DomainTotal]) -> Iterator[str]:
@@ -202,21 +192,3 @@ def _energy(microjoules: int, name: str) -> str:
     text = f"{microjoules / unit.microjoules:.{unit.digits}f}"
     least = f"{10**-unit.digits:.{unit.digits}f}"
     return f"<{least}" if microjoules and float(text) == 0 else text
-
-
-def _name(text: str) -> str:
-    shown = printable(text)
-    return shown if len(shown) <= _WIDEST else f"{shown[: _WIDEST - 1]}…"
-
-
-def _align(rows: Iterable[tuple[str, ...]], left: Sequence[int]) -> Iterator[str]:
-    """Columns wide enough; those in ``left`` flush left, figures flush right; empty ones gone."""
-    table = list(rows)
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        cells = (
-            f"{cell:<{width}}" if place in left else f"{cell:>{width}}"
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-            if width
-        )
-        yield "  ".join(cells).rstrip()

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from wattspan.cli.top.controls import SortKey, ViewOptions, ViewSection
-from wattspan.model.settings import Duration
-from wattspan.service.configuration import (
+from wattspan.cli.options import (
     DurationType,
     config_options,
     echo_json,
     json_option,
     load_configuration,
 )
+from wattspan.cli.top.controls import SortKey, ViewOptions, ViewSection
+from wattspan.model.settings import Duration
 
 if TYPE_CHECKING:
     from wattspan.config.access import AccessSettings

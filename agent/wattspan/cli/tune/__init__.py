@@ -11,17 +11,17 @@ from typing import Any, TypeVar
 
 import click
 
-from wattspan.clock import SystemClock
-from wattspan.config import Config
-from wattspan.model import RecordedDecision, TuningAccounts, TuningRow
-from wattspan.ports import WattspanError
-from wattspan.sdk.agent import AgentUnavailableError, MeasurementError
-from wattspan.service.configuration import (
+from wattspan.cli.options import (
     config_options,
     echo_json,
     json_option,
     load_configuration,
 )
+from wattspan.clock import SystemClock
+from wattspan.config import Config
+from wattspan.model import RecordedDecision, TuningAccounts, TuningRow
+from wattspan.ports import WattspanError
+from wattspan.sdk.agent import AgentUnavailableError, MeasurementError
 from wattspan.util.text import printable
 
 DEFAULT_LIMIT = 20
