@@ -73,7 +73,7 @@ def test_the_page_and_all_that_it_asks_for_are_served(served: Served) -> None:
 def test_every_answer_is_guarded(served: Served, path: str) -> None:
     answer = served.ask(path)
     assert answer.status == 200
-    for name, value in SECURITY_HEADERS:
+    for name, value in SECURITY_HEADERS.items():
         assert answer.headers[name] == value
     assert "unsafe" not in answer.headers["Content-Security-Policy"]
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
@@ -257,6 +257,6 @@ def test_a_memory_that_fails_is_told_once_and_serves_on() -> None:
         served.before = looked.release
         for _ in range(3):
             assert looked.acquire(timeout=20)
-        assert len([line for line in served.log if "beside serving" in line]) == 1
+        assert len([line for line in served.log if "periodic work failed" in line]) == 1
         served.snapshot = full_host()
         assert served.ask("/live.json").status == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
@@ -30,12 +31,13 @@ from wattspan.cli.run import one_line
 from wattspan.cli.top.controls import ViewOptions
 from wattspan.cli.top.rows import snapshot_facts
 from wattspan.cli.top.view import render_snapshot
+from wattspan.http.messages import HttpRequest, Peer
 from wattspan.ingest.trace_decoder import printable
 from wattspan.model import Failure, Knob, Snapshot
 from wattspan.service.daemon import FailureReporter
 from wattspan.testing import ManualClock
 from wattspan.util.text import clean_label as group_name
-from wattspan_exporters.page.site import LivePage, PageRequest
+from wattspan_exporters.page.site import LivePage
 from wattspan_exporters.prometheus.pages import MetricsPages
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 from wattspan_exporters.prometheus.self_metrics import SelfMetrics
@@ -115,11 +117,11 @@ def called(name: str) -> Snapshot:
     return made
 
 
-def pages(snapshot: Snapshot) -> Callable[[str], bytes]:
+def pages(snapshot: Snapshot, *, page: bool = True) -> Callable[[str], bytes]:
     clock = ManualClock()
-    site = LivePage(lambda: snapshot, clock, "1")
+    site = LivePage(lambda: snapshot, clock, "1") if page else None
     made = MetricsPages(lambda: snapshot, clock, "1", SelfMetrics("1"), site)
-    return lambda path: made.get(PageRequest(path)).body
+    return lambda path: asyncio.run(made(HttpRequest("GET", path, {}, {}, b"", Peer()))).body
 
 
 @cache
@@ -145,11 +147,12 @@ def test_no_name_changes_what_a_scrape_says(name: str, form: ExpositionFormat) -
 @names
 def test_no_name_is_more_than_text_on_the_page(name: str) -> None:
     snapshot = called(name)
-    live = pages(snapshot)("/live.json")
-    assert isinstance(json.loads(live), dict)
-    assert len(live) < len(pages(called("benign"))("/live.json")) + LONGEST
-    made = MetricsPages(lambda: snapshot, ManualClock(), "1", SelfMetrics("1"))
-    landing = made.get(PageRequest("/")).body.decode("utf-8", "strict")
+    for path in ("/live.json", "/v1/snapshot"):
+        body = pages(snapshot)(path)
+        assert isinstance(json.loads(body), dict)
+        assert not CONTROL.search(body.decode())
+        assert len(body) < len(pages(called("benign"))(path)) + LONGEST
+    landing = pages(snapshot, page=False)("/").decode("utf-8", "strict")
     assert "<script" not in landing
     assert "<img" not in landing
 

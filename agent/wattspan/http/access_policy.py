@@ -1,19 +1,16 @@
-"""Bearer tokens from a file, and whether a client has sent one of them.
-
-What an operator should know of a listener that the network reaches.
-
-What a listener asks of whoever comes in, before anything is read.
-"""
+"""Access policy of a listener: TLS, bearer tokens, and the names by which it may be called."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import hmac
+import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from wattspan.config.access import AccessSettings
 from wattspan.http.connection_limiter import CountRejection, ignore_rejection
@@ -151,13 +148,75 @@ def exposure_warning(listen: Listen, settings: AccessSettings, *, where: str, ri
     )
 
 
+LOCAL_HOST_NAMES = frozenset(
+    {"localhost.localdomain", "localhost6", "ip6-localhost", "ip6-loopback"}
+)
+"""Other names that distributions give the loopback addresses; no public name server has them."""
+
+
+def is_local_host_header(host: str) -> bool:
+    """Whether a Host header can be that of a client on this machine.
+
+    By DNS rebinding, a web page can make its own name resolve to 127.0.0.1 and read in the
+    visitor's browser what is served there. The Host header then holds that name; an address or
+    ``localhost`` belongs to nobody else.
+    """
+    if not host:  # no browser omits it
+        return True
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        if f".{name}".endswith(".localhost") or name in LOCAL_HOST_NAMES:
+            return True
+        return bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
+
+
+class Refusal(NamedTuple):
+    """The response to a request that the policy does not admit."""
+
+    status: int
+    sentence: str
+    headers: Mapping[str, str] = {}
+
+
+_FROM_PAGE = Refusal(403, "Requests of web pages are not accepted here.")
+_WRONG_NAME = Refusal(
+    421,
+    "Requests are accepted from this machine only, for the name localhost or an address; a proxy "
+    'in front has to send "Host: localhost".',
+)
+_NO_TOKEN = Refusal(
+    401,
+    "A token of the agent's token_file is needed, as a bearer token or as the password of any "
+    "user.",
+    {"WWW-Authenticate": CHALLENGES},
+)
+
+
 class AccessPolicy(NamedTuple):
-    """One listener's. ``refused`` is told of everybody who is turned away, and why."""
+    """The policy of one listener. ``refused`` counts rejections by reason.
+
+    Requests for ``open_paths`` need no token, and are delayed instead of refused if they exceed
+    the rate.
+    """
 
     refused: CountRejection = ignore_rejection
     tls: TlsContexts | None = None
     admits: TokenCheck = admit_all  # by the Authorization header
-    browsers: bool = True  # whether a request may come from a page
+    browsers: bool = True  # whether requests of web pages (with an Origin header) are accepted
+    local_names: bool = False  # whether only this machine's own names are accepted
+    open_paths: frozenset[str] = frozenset()
+
+    def refusal(self, path: str, headers: Mapping[str, str]) -> Refusal | None:
+        """Why a request with these headers (names in lower case) is not admitted."""
+        if "origin" in headers and not self.browsers:
+            return _FROM_PAGE  # DNS rebinding, see is_local_host_header
+        if self.local_names and not is_local_host_header(headers.get("host", "")):
+            return _WRONG_NAME
+        if path not in self.open_paths and not self.admits(headers.get("authorization", "")):
+            return _NO_TOKEN
+        return None
 
 
 OPEN_ACCESS = AccessPolicy()

@@ -8,19 +8,30 @@ socket closed in the face of a sender would take the answer with it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import h11
 
-from wattspan.http.access_policy import CHALLENGES, OPEN_ACCESS, AccessPolicy
+from wattspan import __version__
+from wattspan.http.access_policy import OPEN_ACCESS, AccessPolicy
 from wattspan.http.connection_limiter import RejectionReason
 from wattspan.http.limits import ServerCapacity
-from wattspan.http.messages import Handler, HttpRequest, HttpResponse, framing_fault, request_head
+from wattspan.http.messages import (
+    Handler,
+    HttpRequest,
+    HttpResponse,
+    framing_fault,
+    plain_response,
+    request_head,
+)
 
 Log = Callable[[str], None]
+
+_SERVER = f"wattspan/{__version__}"
 
 _MANY, _TINY = 1000, 16
 """A body of more than many pieces that are tiny on average takes more time than it is worth."""
@@ -29,11 +40,12 @@ _MANY, _TINY = 1000, 16
 _REJECTION_REASONS = {
     401: RejectionReason.TOKEN,
     403: RejectionReason.NAME,
+    421: RejectionReason.NAME,
     408: RejectionReason.SLOW,
     413: RejectionReason.TOO_LARGE,
     429: RejectionReason.RATE,
     431: RejectionReason.TOO_LARGE,
-    503: RejectionReason.CROWDED,
+    503: RejectionReason.CROWDED,  # too many bodies at a time
 }
 
 
@@ -56,6 +68,7 @@ class HttpConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._request: h11.Request | None = None
         self._head = bytearray()  # what was received of a request until its head is whole
+        self._headers: Mapping[str, str] = {}
         self._body = bytearray()
         self._pieces = 0
         self._held = 0
@@ -83,13 +96,12 @@ class HttpConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._peer = self._room.peer(transport)
         self._whose = self._peer.whose
-        if self._room.enter(self, self._whose):
+        if self._room.enter(self, self._whose, self._door.refused):
             self._rest()
         elif self._room.overrun:
-            self._door.refused(RejectionReason.CROWDED)
             self.close()
         else:
-            self._refuse(503, "Too many connections are open.", {"Retry-After": "1"})
+            self._answer_last(503, "Too many connections are open.", {"Retry-After": "1"})
 
     def data_received(self, data: bytes) -> None:
         if self._ending or self._held_off:
@@ -98,7 +110,7 @@ class HttpConnection(asyncio.Protocol):
             # It talks on while it is answered: it must wait, for what it says is to be kept.
             self._h11.receive_data(data)
             self._transport.pause_reading()
-        elif not self._room.wake(self) or self._begins():
+        elif not self._room.wake(self) or self._begins(data):
             self._receive(data)
             self._advance()
 
@@ -128,16 +140,28 @@ class HttpConnection(asyncio.Protocol):
 
     # ---------------------------------------------------------------------------- receiving
 
-    def _begins(self) -> bool:
-        """The first bytes of a request are here: whether it is heard at all."""
+    def _begins(self, data: bytes | bytearray) -> bool:
+        """Whether the request that begins with ``data`` is read now, by the rate of its owner."""
         if self._room.hears(self._whose):
             self._await(self._limits.receive, self._too_slow)
             return True
-        # Nothing of it is kept, and what it costs to refuse it is not spent before its time.
+        # A refusal costs as much as an answer, so it waits, and nothing more is read until then.
         self._held_off, self._h11 = True, self._parser()
         self._transport.pause_reading()
-        self._await(self._limits.hold, self._too_often)
+        late = bytes(data) if _path(bytes(data[:256])) in self._door.open_paths else b""
+        self._head = bytearray()
+        self._await(self._limits.hold, partial(self._read_late, late) if late else self._too_often)
         return False
+
+    def _read_late(self, data: bytes) -> None:
+        """Read a request of an open path that exceeded the rate."""
+        self._held_off = False
+        self._await(self._limits.receive, self._too_slow)
+        self._transport.resume_reading()
+        self._receive(data)
+        if self._peer_done:
+            self._h11.receive_data(b"")
+        self._advance()
 
     def _receive(self, data: bytes) -> None:
         if self._request is None:
@@ -171,30 +195,19 @@ class HttpConnection(asyncio.Protocol):
     def _begin(self, request: h11.Request) -> None:
         self._request = request
         fault, self._head = framing_fault(request_head(self._head)), bytearray()
-        length = None
-        size = len(request.target)
-        authorization, origin = "", False
-        for name, value in request.headers:
-            size += len(name) + len(value)
-            if name == b"content-length":
-                length = int(value)
-            elif name == b"authorization":
-                authorization = value.decode("latin-1")
-            elif name == b"origin":
-                origin = True
+        self._headers = _joined_headers(request)
+        size = len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
+        length = int(self._headers.get("content-length", 0))
+        path = request.target.partition(b"?")[0].decode("latin-1")
         if fault:
             self._refuse(400, f"This is not HTTP as it should be: {fault}.")
         elif request.http_version not in (b"1.0", b"1.1"):
             self._refuse(505, "Only HTTP/1.1 is spoken here.")
-        elif origin and not self._door.browsers:
-            # A page from anywhere may let its own name lead to this machine.
-            self._refuse(403, "Requests of web pages are not taken here.")
-        elif not self._door.admits(authorization):
-            challenge = {"WWW-Authenticate": CHALLENGES}
-            self._refuse(401, "A token of the agent's token_file is needed.", challenge)
+        elif refusal := self._door.refusal(path, self._headers):
+            self._refuse(*refusal)
         elif size > self._limits.head:  # h11 looks at what arrives in pieces only
             self._refuse(431, f"A request's head has at most {self._limits.head} bytes.")
-        elif length is not None and length > self._limits.body:
+        elif length > self._limits.body:
             self._too_large()
 
     def _gather(self, data: bytes) -> None:
@@ -223,16 +236,12 @@ class HttpConnection(asyncio.Protocol):
     def _whole(self) -> HttpRequest:
         head = cast(h11.Request, self._request)  # a body that ends has a head
         target = urlsplit(head.target.decode("latin-1"))
-        headers: dict[str, str] = {}
-        for raw, value in head.headers:
-            name, text = raw.decode("latin-1"), value.decode("latin-1")
-            headers[name] = f"{headers[name]}, {text}" if name in headers else text
         body, self._body = bytes(self._body), bytearray()
         return HttpRequest(
             method=head.method.decode("latin-1"),
             path=unquote(target.path),
             query=dict(parse_qsl(target.query, keep_blank_values=True)),
-            headers=headers,
+            headers=self._headers,
             body=body,
             peer=self._peer,
         )
@@ -261,10 +270,12 @@ class HttpConnection(asyncio.Protocol):
     def _respond(self, response: HttpResponse) -> None:
         headers = [
             ("Date", self._date()),
+            ("Server", _SERVER),
+            ("X-Content-Type-Options", "nosniff"),
             ("Content-Type", response.content_type),
             *response.headers.items(),
         ]
-        if response.status != HTTPStatus.NO_CONTENT:
+        if response.status not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
             headers.append(("Content-Length", str(len(response.body))))
         head = h11.Response(
             status_code=response.status, headers=headers, reason=_rejection_reason(response.status)
@@ -288,19 +299,25 @@ class HttpConnection(asyncio.Protocol):
         self._head = bytearray(self._h11.trailing_data[0])
         if not self._head:
             self._rest()
-        elif not self._begins():
+        elif not self._begins(self._head):
             return
         self._transport.resume_reading()
         self._advance()
 
-    def _refuse(self, status: int, sentence: str, headers: dict[str, str] | None = None) -> None:
-        """Answer in the handler's place, for the last time."""
+    def _refuse(self, status: int, sentence: str, headers: Mapping[str, str] | None = None) -> None:
+        """Count a rejection, and answer in the handler's place."""
         self._door.refused(_REJECTION_REASONS.get(status, RejectionReason.MALFORMED))
+        self._answer_last(status, sentence, headers)
+
+    def _answer_last(
+        self, status: int, sentence: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Answer in the handler's place, and end the connection."""
         if self._h11.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.close()
             return
-        headers = {**(headers or {}), "Connection": "close"}
-        self._respond(HttpResponse(status, f"{sentence}\n".encode(), headers=headers))
+        closing = {**(headers or {}), "Connection": "close"}
+        self._respond(plain_response(status, sentence, closing))
 
     def _too_large(self) -> None:
         self._refuse(413, f"A request has at most {self._limits.body} bytes.")
@@ -361,3 +378,19 @@ def _rejection_reason(status: int) -> str:
         return HTTPStatus(status).phrase
     except ValueError:
         return ""
+
+
+def _joined_headers(request: h11.Request) -> dict[str, str]:
+    """The headers by name; the values of a repeated one as a list."""
+    headers: dict[str, str] = {}
+    for raw, value in request.headers:
+        name, text = raw.decode("latin-1"), value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {text}" if name in headers else text
+    return headers
+
+
+def _path(data: bytes) -> str:
+    """The path of the request line that ``data`` begins with; "" if it is not whole."""
+    _, _, rest = data.partition(b" ")
+    target, end, _ = rest.partition(b" ")
+    return target.partition(b"?")[0].decode("latin-1") if end else ""

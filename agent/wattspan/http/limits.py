@@ -9,16 +9,21 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from wattspan.http.connection_limiter import (
+    SLOW_REQUEST,
     ConnectionLimiter,
     ConnectionState,
+    CountRejection,
     FairQueue,
     FairQuota,
+    RejectionReason,
     UidOf,
+    ignore_rejection,
     unknown_uid,
 )
 from wattspan.http.messages import Peer
 from wattspan.http.rate_limiter import BURST_SECONDS, RateLimiter
 from wattspan.http.sockets import transport_peer
+from wattspan.model import SECOND
 from wattspan.ports import Clock
 
 MIB = 1 << 20
@@ -37,7 +42,9 @@ class ServerLimits:
     idle: float = 75.0  # between two requests
     send: float = 30.0  # until the client has taken its answer
     linger: float = 5.0  # for a client that still sends to notice that it was refused
-    hold: float = 1.0  # until who asks too often is told so: to refuse costs as much as to answer
+    hold: float = 1.0  # until a request beyond the rate is refused: a refusal is not free
+    slow: float = SLOW_REQUEST / SECOND  # age of an incomplete request that makes way for anybody
+    too_often: str = "send more in each, or have max_rate raised in [agent]"  # remedy
 
 
 class LimitedConnection(Protocol):
@@ -87,7 +94,9 @@ class ServerCapacity:
 
     def __init__(self, limits: ServerLimits, clock: Clock, uid_of: UidOf = unknown_uid) -> None:
         self.limits, self.clock, self._uid_of = limits, clock, uid_of
-        self._crowd: ConnectionLimiter[LimitedConnection] = ConnectionLimiter(limits.connections)
+        self._crowd: ConnectionLimiter[LimitedConnection] = ConnectionLimiter(
+            limits.connections, round(limits.slow * SECOND)
+        )
         self._turned_away: set[LimitedConnection] = (
             set()
         )  # they have no place, and are being told so
@@ -105,14 +114,21 @@ class ServerCapacity:
         """The peer of a connection that was accepted just now."""
         return transport_peer(transport, self.clock.monotonic(), self._uid_of)
 
-    def enter(self, guest: LimitedConnection, peer: Hashable) -> bool:
-        """Whether ``guest`` may stay; if it is crowded, somebody else makes way."""
+    def enter(
+        self, guest: LimitedConnection, peer: Hashable, refused: CountRejection = ignore_rejection
+    ) -> bool:
+        """Whether ``guest`` may stay; if the server is full, another connection makes way.
+
+        ``refused`` counts a connection that makes way, and a guest that may not stay.
+        """
         now = self.clock.monotonic()
         leaving = self._crowd.makes_way(peer, now)
         if leaving is not None:
+            refused(RejectionReason.CROWDED)
             leaving.close()
         if self._crowd.enter(guest, peer, now):
             return True
+        refused(RejectionReason.CROWDED)
         self._turned_away.add(guest)
         return False
 
@@ -146,11 +162,8 @@ class ServerCapacity:
 
     @property
     def too_often(self) -> str:
-        """What whoever is not heard is told, once ``hold`` has passed."""
-        return (
-            f"More than {self.limits.rate} "
-            "requests a second: send more in each, or have max_rate raised in [agent]."
-        )
+        """The response to a request beyond the rate."""
+        return f"More than {self.limits.rate} requests a second: {self.limits.too_often}."
 
     def take(self, size: int, peer: Hashable) -> bool:
         """True if there is room for ``size`` more bytes of bodies; if so they are taken."""

@@ -111,5 +111,12 @@ class HttpResponse:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+def plain_response(
+    status: int, sentence: str, headers: Mapping[str, str] | None = None
+) -> HttpResponse:
+    """One line of text."""
+    return HttpResponse(status, f"{sentence}\n".encode(), headers=headers or {})
+
+
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 """Answers a request; awaits nothing for long without need, for all share one thread."""

@@ -168,8 +168,10 @@ class HttpServer:
         log: Log,
         limits: ServerLimits | None = None,
         uid_of: UidOf = unknown_uid,
+        name: str = "web",
     ) -> None:
-        self._clock, self._log, self._uid_of = clock, log, uid_of
+        self._clock, self._log, self._uid_of, self._name = clock, log, uid_of, name
+        self._periodic: list[tuple[float, Callable[[], object]]] = []
         self._limits = limits or ServerLimits()
         self._listeners: list[tuple[ListeningSocket, LimitedProtocolFactory, AccessPolicy]] = []
         self._open = ExitStack()
@@ -187,10 +189,11 @@ class HttpServer:
         *,
         what: str,
         setting: str,
+        verb: str = "receive",
         door: AccessPolicy = OPEN_ACCESS,
     ) -> str:
         """Listen on TCP; the actual ``HOST:PORT``. Port 0 takes any, host "" is every address."""
-        listening = listen_tcp(host, port, what=what, setting=setting)
+        listening = listen_tcp(host, port, what=what, setting=setting, verb=verb)
         return self.add(listening, self._http(handler, door), door)
 
     def listen_unix(
@@ -223,11 +226,17 @@ class HttpServer:
         self._listeners.append((listening, make, door))
         return listening.address
 
+    def every(self, seconds: float, work: Callable[[], object]) -> None:
+        """Do ``work`` in a worker thread at the start and ``seconds`` after each time."""
+        self._periodic.append((seconds, work))
+
     def start(self) -> None:
         """Answer from now on, in a thread of its own."""
         ready = threading.Event()
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve(ready)), name="wattspan-web", daemon=True
+            target=lambda: asyncio.run(self._serve(ready)),
+            name=f"wattspan-{self._name}",
+            daemon=True,
         )
         self._thread.start()
         ready.wait()
@@ -253,7 +262,10 @@ class HttpServer:
             ]
         finally:
             ready.set()
+        repeating = [asyncio.create_task(self._repeat(*each)) for each in self._periodic]
         await self._stop.wait()
+        for task in repeating:
+            task.cancel()
         # A connection that has just been accepted would be lost, unclosed, with a closed server.
         for listening, _, _ in self._listeners:
             self._loop.remove_reader(listening.socket)
@@ -262,6 +274,14 @@ class HttpServer:
         for server in servers:
             server.close()
         await self._see_off(room)
+
+    async def _repeat(self, seconds: float, work: Callable[[], object]) -> None:
+        while True:
+            try:
+                await asyncio.to_thread(work)
+            except Exception as error:  # noqa: BLE001 - it must not end the server
+                self._trouble(None, {"message": "periodic work failed", "exception": error})
+            await asyncio.sleep(seconds)
 
     async def _serving(
         self, listener: socket.socket, make: Callable[[], asyncio.Protocol], door: AccessPolicy
@@ -295,7 +315,7 @@ class HttpServer:
             self._date = second, formatdate(second, usegmt=True)
         return self._date[1]
 
-    def _trouble(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def _trouble(self, _: object, context: dict[str, Any]) -> None:
         error = context.get("exception")
         told = f"The web server: {context['message']}{f' ({error!r})' if error else ''}."
         now = self._clock.monotonic()

@@ -30,7 +30,9 @@ class ListeningSocket(NamedTuple):
     warning: str = ""  # what the operator should know of it
 
 
-def listen_tcp(host: str, port: int, *, what: str, setting: str) -> ListeningSocket:
+def listen_tcp(
+    host: str, port: int, *, what: str, setting: str, verb: str = "receive"
+) -> ListeningSocket:
     """Listen on TCP; port 0 takes any, the host "" every address. ListenError."""
     where = Listen.written(host, port)
     try:
@@ -44,7 +46,7 @@ def listen_tcp(host: str, port: int, *, what: str, setting: str) -> ListeningSoc
             )[0]
             listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:
-        raise ListenError(_tcp_sentence(error, where, port, what, setting)) from None
+        raise ListenError(_tcp_sentence(error, where, port, f"{verb} {what}", setting)) from None
     actual = Listen.written(host, listener.getsockname()[1])
     return ListeningSocket(listener, actual, lambda: None)
 
@@ -185,7 +187,7 @@ def _tcp_sentence(
         cause, remedy = "this host has no such address", another
     else:
         cause, remedy = str((code and os.strerror(code)) or error), another
-    return f"Cannot receive {what} on {where}: {cause}; {remedy}."
+    return f"Cannot {what} on {where}: {cause}; {remedy}."
 
 
 def _unix_sentence(error: OSError, path: Path) -> str:

@@ -117,7 +117,7 @@ def server_tls(
     """
     if not settings.tls_certificate:
         return None
-    sslobject, sslsocket = _counting_ssl_types(count)
+    ssl_object = _counting_ssl_object(count)
 
     def read() -> ssl.SSLContext:
         context = _context(settings, what, where)
@@ -125,7 +125,7 @@ def server_tls(
         # Told and not refused, unlike tokens: where keys are mounted, modes are often not ours.
         if is_world_accessible(Path(key).stat().st_mode):
             log(f"Other users can read or change the key in {key}: run `chmod 0640 {key}`.")
-        context.sslobject_class, context.sslsocket_class = sslobject, sslsocket
+        context.sslobject_class = ssl_object
         if speaks:
             context.set_alpn_protocols(list(speaks))
         return context
@@ -179,10 +179,10 @@ def _readable(setting: str, path: str, where: str) -> str:
     return path
 
 
-def _counting_ssl_types(count: CountRejection) -> tuple[type[ssl.SSLObject], type[ssl.SSLSocket]]:
-    """Kinds of connection that count handshakes that fail."""
+def _counting_ssl_object(count: CountRejection) -> type[ssl.SSLObject]:
+    """A TLS connection type that counts failed handshakes."""
 
-    class CountedObject(ssl.SSLObject):
+    class CountingSslObject(ssl.SSLObject):
         def do_handshake(self) -> None:
             try:
                 super().do_handshake()
@@ -192,12 +192,4 @@ def _counting_ssl_types(count: CountRejection) -> tuple[type[ssl.SSLObject], typ
                 count(RejectionReason.TLS)
                 raise
 
-    class CountedSocket(ssl.SSLSocket):
-        def do_handshake(self, block: bool = False) -> None:
-            try:
-                super().do_handshake(block)
-            except OSError:
-                count(RejectionReason.TLS)
-                raise
-
-    return CountedObject, CountedSocket
+    return CountingSslObject

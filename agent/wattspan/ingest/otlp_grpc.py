@@ -104,10 +104,9 @@ class _GrpcServerConnection(grpclib.protocol.H2Protocol):  # type: ignore[misc]
         # Otherwise h2 rejects such a frame that arrives with the acknowledgement of the setting.
         h2_connection.max_inbound_frame_size = _FRAME
         self.connection.flush()
-        if self._calls.room.enter(self, self._calls.peer.whose):
+        if self._calls.room.enter(self, self._calls.peer.whose, self._calls.policy.refused):
             self._calls.room.rest(self)
         else:
-            self._calls.policy.refused(RejectionReason.CROWDED)
             self.close()
 
     def data_received(self, data: bytes) -> None:

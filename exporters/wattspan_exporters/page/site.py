@@ -1,6 +1,4 @@
-"""A request and the answer to it, apart from how they are sent.
-
-What the live page consists of, as answers to requests: its own files, and its figures.
+"""The live page's responses: its static files, and its figures.
 
 The files are read once, when the exporter starts, and only they can be asked for: a path is
 looked up, never opened. They need nothing from elsewhere, and the policy sent with each of them
@@ -15,37 +13,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
+from wattspan.http.messages import HttpResponse
 from wattspan.model import SECOND, Snapshot
 from wattspan.ports import Clock, SnapshotView
 from wattspan_exporters.page.document_builder import build_document
 from wattspan_exporters.page.history import PageHistory
-
-Headers = tuple[tuple[str, str], ...]
-
-
-class PageRequest(NamedTuple):
-    """What is asked for: a path, and those headers that matter to any answer."""
-
-    path: str
-    accept: str = ""
-    accept_encoding: str = ""
-    if_none_match: str = ""
-    host: str = ""
-    authorization: str = ""
-
-
-class PageResponse(NamedTuple):
-    """An answer: its status, its headers but for the length, its body."""
-
-    status: int
-    headers: Headers
-    body: bytes
-
-
-def plain_response(status: int, sentence: str, *headers: tuple[str, str]) -> PageResponse:
-    kind = ("Content-Type", "text/plain; charset=utf-8")
-    return PageResponse(status, (kind, *headers), f"{sentence}\n".encode())
-
 
 CONTENT_TYPES = {
     "html": "text/html; charset=utf-8",
@@ -62,13 +34,13 @@ CONTENT_SECURITY_POLICY = (
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
-SECURITY_HEADERS: Headers = (
-    ("Content-Security-Policy", CONTENT_SECURITY_POLICY),
-    ("Referrer-Policy", "no-referrer"),
-    ("Cross-Origin-Opener-Policy", "same-origin"),
-    ("Cross-Origin-Resource-Policy", "same-origin"),
-    ("X-Frame-Options", "DENY"),
-)
+SECURITY_HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+}
 """With every answer: nothing from elsewhere comes in, and nobody elsewhere embeds or reads it."""
 
 STATIC_DIRECTORY = Path(__file__).with_name("static")
@@ -103,38 +75,19 @@ class LivePage:
         """Take note of the newest snapshot, if it is time; to be called about every second."""
         self._memory.look(self._view())
 
-    def get(self, path: str, zipped: bool, known: str = "") -> PageResponse | None:
+    def get(self, path: str, zipped: bool, known: str = "") -> HttpResponse | None:
         """The answer for ``path``, None if it is none of the page's; ``known`` is If-None-Match."""
         if path == LIVE_JSON_PATH:
-            return self._live(zipped)
+            with self._lock:
+                body = self._body(zipped)
+            return _response(body, "application/json", "no-store", zipped)
         file = self._files.get(path)
         if file is None:
             return None
-        headers: Headers = (
-            ("Content-Type", file.kind),
-            ("Cache-Control", "no-cache"),
-            ("ETag", file.tag),
-            ("Vary", "Accept-Encoding"),
-            *SECURITY_HEADERS,
-        )
         if file.tag in known:
-            return PageResponse(304, headers, b"")
-        if zipped:
-            return PageResponse(200, (*headers, ("Content-Encoding", "gzip")), file.zipped)
-        return PageResponse(200, headers, file.body)
-
-    def _live(self, zipped: bool) -> PageResponse:
-        with self._lock:
-            body = self._body(zipped)
-        headers: Headers = (
-            ("Content-Type", "application/json"),
-            ("Cache-Control", "no-store"),
-            ("Vary", "Accept-Encoding"),
-            *SECURITY_HEADERS,
-        )
-        return PageResponse(
-            200, (*headers, ("Content-Encoding", "gzip")) if zipped else headers, body
-        )
+            return _response(b"", file.kind, "no-cache", False, status=304, ETag=file.tag)
+        body = file.zipped if zipped else file.body
+        return _response(body, file.kind, "no-cache", zipped, ETag=file.tag)
 
     def _body(self, zipped: bool) -> bytes:
         snapshot = self._view()
@@ -146,6 +99,15 @@ class LivePage:
             # Level 1 takes a fraction of the default's time for a few more bytes.
             self._bodies[True] = gzip.compress(self._bodies[False], compresslevel=1, mtime=0)
         return self._bodies[zipped]
+
+
+def _response(
+    body: bytes, kind: str, caching: str, zipped: bool, *, status: int = 200, **more: str
+) -> HttpResponse:
+    headers = {"Cache-Control": caching, "Vary": "Accept-Encoding", **SECURITY_HEADERS, **more}
+    if zipped:
+        headers["Content-Encoding"] = "gzip"
+    return HttpResponse(status, body, kind, headers)
 
 
 def _load(folder: Path, path: str) -> dict[str, _StaticFile]:

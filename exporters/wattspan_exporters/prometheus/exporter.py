@@ -1,40 +1,43 @@
-"""The exporter: pages on a server in a thread of its own."""
+"""The exporter: metrics, snapshot and live page on the agent's HTTP server."""
 
 from __future__ import annotations
 
-import errno
 import socket
-import threading
 
-from wattspan.http.access_policy import admit_all, exposure_warning, token_check
+from wattspan.http.access_policy import AccessPolicy, admit_all, exposure_warning, token_check
+from wattspan.http.connection_limiter import RejectionReason
+from wattspan.http.limits import ServerLimits
+from wattspan.http.server import HttpServer
 from wattspan.http.tls import AccessError, server_tls
-from wattspan.model.settings import Listen
-from wattspan.ports import ExporterContext, ExporterError, SnapshotView
+from wattspan.model import SECOND
+from wattspan.ports import ExporterContext, ExporterError, ListenError, SnapshotView
 from wattspan_exporters.page.site import LivePage
 from wattspan_exporters.prometheus.dcgm import DCGM
-from wattspan_exporters.prometheus.pages import MetricsPages
+from wattspan_exporters.prometheus.pages import HEALTH_PATH, MetricsPages
 from wattspan_exporters.prometheus.self_metrics import SelfMetrics
-from wattspan_exporters.prometheus.server import MetricsServer, ScrapeLimits
 from wattspan_exporters.prometheus.settings import PrometheusSettings
 
 _WHERE = "[exporters.prometheus]"
 
 EXPOSURE_RISK = "whoever reaches it sees every process and what it spends"
-"""What a listener for metrics gives away."""
+"""The consequence of a listener for metrics that is open to the network."""
 
-GRACE_SECONDS = 2.0
-"""What a request in hand is given when the agent stops."""
+MAX_BODY = 4096
+"""Bytes of a request's body, which is ignored."""
+
+REMEMBER_SECONDS = 1.0
+"""Interval of the page's look at the newest snapshot."""
 
 
 class PrometheusExporter:
-    """Serves ``/metrics``, ``/healthz`` and the live page."""
+    """Serves ``/metrics``, ``/v1/snapshot``, ``/healthz`` and the live page."""
 
     def __init__(self, settings: PrometheusSettings, context: ExporterContext) -> None:
         self._settings, self._context = settings, context
-        self._listen = settings.listen
         self._itself = SelfMetrics(context.version)
-        self._server: MetricsServer | None = None
-        self._thread: threading.Thread | None = None
+        self._rejected = context.refusals(self.name)
+        self._server: HttpServer | None = None
+        self._address: str | None = None
 
     @property
     def name(self) -> str:
@@ -43,11 +46,7 @@ class PrometheusExporter:
     @property
     def address(self) -> str | None:
         """The URL of the metrics; None until started."""
-        if self._server is None:
-            return None
-        scheme = "https" if self._server.tls else "http"
-        host = self._listen.host or socket.gethostname()
-        return f"{scheme}://{Listen.written(host, self._server.server_port)}/metrics"
+        return self._address
 
     @property
     def drops(self) -> int:
@@ -55,9 +54,62 @@ class PrometheusExporter:
         return self._itself.refusals
 
     def start(self, view: SnapshotView) -> None:
-        clock, version = self._context.clock, self._context.version
-        settings = self._settings
-        log, count = self._context.log, self._context.refusals("prometheus")
+        context, settings, listen = self._context, self._settings, self._settings.listen
+        policy = self._policy()
+        site = LivePage(view, context.clock, context.version) if settings.page else None
+        server = HttpServer(
+            context.clock,
+            log=context.log,
+            limits=ServerLimits(
+                body=MAX_BODY,
+                connections=settings.max_connections,
+                rate=settings.max_rate,
+                receive=settings.request_timeout / SECOND,
+                send=settings.request_timeout / SECOND,
+                idle=settings.idle_timeout / SECOND,
+                slow=0.0,  # a scrape has no body: its request arrives at once
+                too_often=f"ask less often, or have max_rate raised in {_WHERE}",
+            ),
+            uid_of=context.uid_of,
+            name=self.name,
+        )
+        pages = MetricsPages(
+            view,
+            context.clock,
+            context.version,
+            self._itself,
+            site,
+            DCGM if "dcgm" in settings.aliases else (),
+        )
+        try:
+            at = server.listen_tcp(
+                listen.host,
+                listen.port,
+                pages,
+                verb="serve",
+                what="metrics",
+                setting=f"{_WHERE} listen",
+                door=policy,
+            )
+        except ListenError as error:
+            raise ExporterError(str(error)) from None
+        if site is not None:
+            server.every(REMEMBER_SECONDS, site.remember)
+        if warning := exposure_warning(listen, settings, where=_WHERE, risk=EXPOSURE_RISK):
+            context.log(warning)
+        server.start()
+        self._server = server
+        scheme = "http" if policy.tls is None else "https"
+        host = at if listen.host else f"{socket.gethostname()}{at}"
+        self._address = f"{scheme}://{host}/metrics"
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+        self._server = self._address = None
+
+    def _policy(self) -> AccessPolicy:
+        settings, log = self._settings, self._context.log
         try:
             tls = server_tls(
                 settings,
@@ -65,82 +117,20 @@ class PrometheusExporter:
                 where=f"in {_WHERE}",
                 log=log,
                 speaks=("http/1.1",),
-                count=count,
+                count=self._count,
             )
             admits = token_check(settings, where=f"in {_WHERE}", log=log) or admit_all
         except AccessError as error:
             raise ExporterError(str(error)) from None
-        itself = self._itself
-        site = LivePage(view, clock, version) if settings.page else None
-        aliases = DCGM if "dcgm" in settings.aliases else ()
-        pages = MetricsPages(
-            view,
-            clock,
-            version,
-            itself,
-            site,
-            aliases,
-            guarded=tls is None and self._listen.loopback,  # TLS proves the name
-            admits=admits,
-            count=count,
+        return AccessPolicy(
+            self._count,
+            tls,
+            admits,
+            local_names=tls is None and settings.listen.loopback,  # TLS proves the name
+            open_paths=frozenset({HEALTH_PATH}),
         )
-        limits = ScrapeLimits(
-            settings.max_connections,
-            settings.request_timeout,
-            settings.idle_timeout,
-            settings.max_rate,
-        )
-        try:
-            family, _, _, _, address = socket.getaddrinfo(
-                self._listen.host or None,
-                self._listen.port,
-                type=socket.SOCK_STREAM,
-                flags=socket.AI_PASSIVE,
-            )[0]
-            self._server = MetricsServer(
-                address,
-                family,
-                pages.get,
-                limits,
-                clock,
-                log,
-                itself.refused,
-                count,
-                tls,
-                f"wattspan/{version}",
-                site.remember if site is not None else lambda: None,
-                self._context.uid_of,
-            )
-        except OSError as error:
-            raise ExporterError(self._sentence(error)) from None
-        if warning := exposure_warning(self._listen, settings, where=_WHERE, risk=EXPOSURE_RISK):
-            log(warning)
-        self._thread = threading.Thread(
-            target=self._server.serve, name="wattspan-prometheus", daemon=True
-        )
-        self._thread.start()
 
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.stop(GRACE_SECONDS)
-            self._server = None
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-
-    def _sentence(self, error: OSError) -> str:
-        listen = self._listen
-        another = "choose another address in [exporters.prometheus] listen"
-        if error.errno == errno.EADDRINUSE:
-            cause = "the port is in use"
-            remedy = f"stop its user (`ss -ltnp sport = :{listen.port}` names it) or {another}"
-        elif error.errno == errno.EACCES:
-            cause = "ports below 1024 are privileged"
-            remedy = f"{another}, or give the service CAP_NET_BIND_SERVICE"
-        elif isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-            cause = "this host has no such address"
-            remedy = another
-        else:
-            cause = error.strerror or str(error)
-            remedy = another
-        return f"Cannot serve metrics on {listen}: {cause}; {remedy}."
+    def _count(self, reason: str) -> None:
+        if reason == RejectionReason.CROWDED:
+            self._itself.refused()
+        self._rejected(reason)

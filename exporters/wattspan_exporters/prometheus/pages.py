@@ -1,15 +1,13 @@
-"""What a client wants and whom it means, by its headers.
+"""The exporter's HTTP handler: the scrape, the snapshot, the state of health, the live page.
 
-Not prometheus-client's chooser: that one takes the first format it knows and leaves out the
-quality values, by which a client says that it would rather have another.
-
-What is served, apart from how: the scrape, the state of health, the live page.
+Formats are negotiated here and not by prometheus-client, which takes the first format it knows
+and ignores the quality values by which a client states its preference.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gzip
-import ipaddress
 import threading
 from base64 import b64encode
 from collections.abc import Callable, Sequence
@@ -17,18 +15,16 @@ from functools import partial
 from hashlib import sha256
 from html import escape
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 import msgspec
 
 from wattspan.api.snapshot import SNAPSHOT_PATH, snapshot_document
-from wattspan.http.access_policy import CHALLENGES, TokenCheck, admit_all
-from wattspan.http.connection_limiter import CountRejection, RejectionReason, ignore_rejection
+from wattspan.http.messages import HttpRequest, HttpResponse, plain_response
 from wattspan.model import SECOND, Snapshot
 from wattspan.ports import Clock, SnapshotView
 from wattspan_exporters.catalogue.metric import Metric, sanitize
 from wattspan_exporters.catalogue.metrics import CATALOGUE
-from wattspan_exporters.page.site import LivePage, PageRequest, PageResponse, plain_response
+from wattspan_exporters.page.site import LivePage
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer, format_number
 from wattspan_exporters.prometheus.self_metrics import SelfMetrics
 
@@ -56,30 +52,6 @@ def accepts_gzip(accept_encoding: str) -> bool:
     """Whether a client takes gzip; what it says of gzip itself outweighs what it says of ``*``."""
     said = {offer.value: offer.quality for offer in _offers(accept_encoding)}
     return said.get("gzip", said.get("*", 0.0)) > 0
-
-
-LOCAL_HOST_NAMES = frozenset(
-    {"localhost.localdomain", "localhost6", "ip6-localhost", "ip6-loopback"}
-)
-"""Other names that distributions give the loopback addresses; no name server gives them away."""
-
-
-def is_local_host_header(host: str) -> bool:
-    """Whether a Host header can be that of a client on this machine.
-
-    A page from anywhere may let its own name lead to 127.0.0.1 and then read, in the visitor's
-    browser, what is served there as if it were its own. The browser tells by which name it asks:
-    an address, or ``localhost``, is nobody else's.
-    """
-    if not host:  # no browser leaves it out
-        return True
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        if f".{name}".endswith(".localhost") or name in LOCAL_HOST_NAMES:
-            return True
-        return bool(ipaddress.ip_address(name))
-    except ValueError:
-        return False
 
 
 def _offered_format(offer: AcceptOffer) -> ExpositionFormat | None:
@@ -117,26 +89,14 @@ def _quality(text: str) -> float:
 HEALTH_PATH = "/healthz"
 
 STALE_AFTER = 60 * SECOND
-"""Older than this, the newest snapshot is news of the past and the agent is not well."""
-
-
-_WRONG_HOST = (
-    "Only this machine is served here, by the name localhost or an address; a proxy in front "
-    'has to send "Host: localhost".'
-)
-
-
-_AUTHENTICATION_REQUIRED = (
-    "A token is needed, of those in the agent's token_file: as a bearer token, or as the password "
-    "of any user."
-)
+"""Age of the newest snapshot beyond which the agent is not healthy."""
 
 
 class MetricsPages:
-    """Makes the pages from the newest snapshot, which asking for them never changes.
+    """Handles requests by the newest snapshot; a request changes nothing.
 
-    A scrape is rendered once for each snapshot and format: whoever asks meanwhile gets the same
-    bytes. Safe from any thread.
+    A scrape is rendered once for each snapshot and format, in a worker thread: all clients in the
+    meantime get the same bytes.
     """
 
     def __init__(
@@ -147,48 +107,38 @@ class MetricsPages:
         itself: SelfMetrics,
         site: LivePage | None = None,
         aliases: Sequence[Metric] = (),
-        *,
-        guarded: bool = False,
-        admits: TokenCheck = admit_all,
-        count: CountRejection = ignore_rejection,
     ) -> None:
-        """``guarded``: only this machine is served, so only its own names are right.
-
-        ``admits`` says whether an Authorization header is that of a client; how an agent is
-        anybody may ask.
-        """
         self._view, self._clock, self._version, self._itself = view, clock, version, itself
-        self._site, self._guarded = site, guarded
-        self._admits, self._count = admits, count
+        self._site = site
         self._renderer = Renderer((*CATALOGUE, *aliases))
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
         self._bodies: dict[tuple[str, bool], bytes] = {}
 
-    def get(self, request: PageRequest) -> PageResponse:
-        """The answer to a request."""
-        path, zipped = request.path, accepts_gzip(request.accept_encoding)
-        if self._guarded and not is_local_host_header(request.host):
-            self._count(RejectionReason.NAME)
-            return plain_response(421, _WRONG_HOST)
-        if path == HEALTH_PATH:
+    async def __call__(self, request: HttpRequest) -> HttpResponse:
+        if request.method not in ("GET", "HEAD"):
+            return plain_response(405, "Use GET or HEAD.", {"Allow": "GET, HEAD"})
+        if request.path == HEALTH_PATH:
             return self._health()
-        if not self._admits(request.authorization):
-            self._count(RejectionReason.TOKEN)
-            return plain_response(401, _AUTHENTICATION_REQUIRED, ("WWW-Authenticate", CHALLENGES))
+        return await asyncio.to_thread(self._get, request)
+
+    def _get(self, request: HttpRequest) -> HttpResponse:
+        path, headers = request.path, request.headers
+        zipped = accepts_gzip(headers.get("accept-encoding", ""))
         if path == "/metrics":
-            return self._metrics(choose_format(request.accept), zipped)
+            return self._metrics(choose_format(headers.get("accept", "")), zipped)
         if path == SNAPSHOT_PATH:
-            return self._snapshot_document(zipped)
+            body = self._body("snapshot", zipped, self._encode)
+            return _negotiated("application/json", body, zipped, **{"Cache-Control": "no-store"})
         if self._site is not None:
-            page = self._site.get(path, zipped, request.if_none_match)
+            page = self._site.get(path, zipped, headers.get("if-none-match", ""))
             if page is not None:
                 return page
         if path == "/":
             return _landing(self._view(), self._version)
         return plain_response(404, "There is nothing here; the metrics are at /metrics.")
 
-    def _metrics(self, form: ExpositionFormat, zipped: bool) -> PageResponse:
+    def _metrics(self, form: ExpositionFormat, zipped: bool) -> HttpResponse:
         body = self._body(form, zipped, partial(self._render, form))
         self._itself.answered(form)
         return _negotiated(form.value, body, zipped)
@@ -198,10 +148,6 @@ class MetricsPages:
         body = self._renderer.render(snapshot, form, self._itself.render(form))
         self._itself.rendered(self._clock.monotonic() - began)
         return body
-
-    def _snapshot_document(self, zipped: bool) -> PageResponse:
-        body = self._body("snapshot", zipped, self._encode)
-        return _negotiated("application/json", body, zipped, ("Cache-Control", "no-store"))
 
     def _encode(self, snapshot: Snapshot) -> bytes:
         return msgspec.json.encode(snapshot_document(snapshot, self._version))
@@ -213,30 +159,26 @@ class MetricsPages:
             if snapshot is not self._snapshot:
                 self._bodies.clear()
                 self._snapshot = snapshot
-            plain = self._bodies.get((name, False))
-            if plain is None:
-                plain = self._bodies[name, False] = make(snapshot)
-            if not zipped:
-                return plain
-            body = self._bodies.get((name, True))
-            if body is None:
+            if (name, False) not in self._bodies:
+                self._bodies[name, False] = make(snapshot)
+            if (name, zipped) not in self._bodies:
                 # Level 1 takes a tenth of the default's time for a fifth more bytes.
-                body = gzip.compress(plain, compresslevel=1, mtime=0)
+                body = gzip.compress(self._bodies[name, False], compresslevel=1, mtime=0)
                 self._bodies[name, True] = body
-            return body
+            return self._bodies[name, zipped]
 
-    def _health(self) -> PageResponse:
+    def _health(self) -> HttpResponse:
         age = self._clock.monotonic() - self._view().at.mono
         if age > STALE_AFTER:
             return plain_response(503, f"The newest snapshot is {age // SECOND} s old.")
         return plain_response(200, "ok")
 
 
-def _negotiated(
-    content_type: str, body: bytes, zipped: bool, *more: tuple[str, str]
-) -> PageResponse:
-    headers = (("Content-Type", content_type), ("Vary", "Accept, Accept-Encoding"), *more)
-    return PageResponse(200, (*headers, ("Content-Encoding", "gzip")) if zipped else headers, body)
+def _negotiated(content_type: str, body: bytes, zipped: bool, **more: str) -> HttpResponse:
+    headers = {"Vary": "Accept, Accept-Encoding", **more}
+    if zipped:
+        headers["Content-Encoding"] = "gzip"
+    return HttpResponse(200, body, content_type, headers)
 
 
 _STYLE = (
@@ -245,7 +187,7 @@ _STYLE = (
 )
 
 
-def _landing(snapshot: Snapshot, version: str) -> PageResponse:
+def _landing(snapshot: Snapshot, version: str) -> HttpResponse:
     """A page for people: no script, nothing from elsewhere."""
     cover = snapshot.cover
     powers = [account.power for account in cover if account.power is not None]
@@ -270,9 +212,5 @@ def _landing(snapshot: Snapshot, version: str) -> PageResponse:
         f"default-src 'none'; style-src 'sha256-{style}'; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'none'"
     )
-    headers = (
-        ("Content-Type", "text/html; charset=utf-8"),
-        ("Content-Security-Policy", policy),
-        ("Referrer-Policy", "no-referrer"),
-    )
-    return PageResponse(200, headers, page.encode())
+    headers = {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"}
+    return HttpResponse(200, page.encode(), "text/html; charset=utf-8", headers)
