@@ -44,7 +44,9 @@ class ServerLimits:
     linger: float = 5.0  # for a client that still sends to notice that it was refused
     hold: float = 1.0  # until a request beyond the rate is refused: a refusal is not free
     slow: float = SLOW_REQUEST / SECOND  # age of an incomplete request that makes way for anybody
-    too_often: str = "send more in each, or have max_rate raised in [agent]"  # remedy
+    too_often: str = (
+        "More than {rate} requests a second: send more in each, or have max_rate raised in [agent]."
+    )
 
 
 class LimitedConnection(Protocol):
@@ -163,7 +165,7 @@ class ServerCapacity:
     @property
     def too_often(self) -> str:
         """The response to a request beyond the rate."""
-        return f"More than {self.limits.rate} requests a second: {self.limits.too_often}."
+        return self.limits.too_often.format(rate=self.limits.rate)
 
     def take(self, size: int, peer: Hashable) -> bool:
         """True if there is room for ``size`` more bytes of bodies; if so they are taken."""

@@ -68,7 +68,8 @@ class PrometheusExporter:
                 send=settings.request_timeout / SECOND,
                 idle=settings.idle_timeout / SECOND,
                 slow=0.0,  # a scrape has no body: its request arrives at once
-                too_often=f"ask less often, or have max_rate raised in {_WHERE}",
+                too_often="More than {rate} requests a second: ask less often, or have max_rate "
+                "raised in [exporters.prometheus].",
             ),
             uid_of=context.uid_of,
             name=self.name,
