@@ -282,7 +282,7 @@ class Host:
         ]
         self.groups: dict[Consumer, tuple[Group, ...]] = {}
         self.jobs: list[Job] = []
-        self.tap, self.tenants = ReceivedSpanQueue(), DeviceUsers()
+        self.tap, self.device_users = ReceivedSpanQueue(), DeviceUsers()
         self.capper = MemoryCapper(self) if capper else None
         self.memory, self.book = Memory(), Book()
         self.logged: list[str] = []
@@ -292,13 +292,13 @@ class Host:
             self.clock,
             settings or quick(),
             self.tap,
-            past=self,
-            tenants=self.tenants,
-            view=self.view,
+            energies=self,
+            device_users=self.device_users,
+            snapshot=self.view,
             directory=self,
             caps=self.capper if caps is None else caps(self.clock),
-            book=self.book,
-            memory=self.memory,
+            decisions=self.book,
+            certified=self.memory,
             command=lambda consumer: "python train.py",
             seed=7,
             log=self.logged.append,
@@ -329,7 +329,7 @@ class Host:
         for tick in range(round(seconds * 1e9 / TICK)):
             self._pass()
             if tick % 2:
-                self.tuner.turn()
+                self.tuner.step()
                 if until():
                     return
 
@@ -406,7 +406,7 @@ class Host:
             busy = any(one.gpu is gpu and one.alive and not one.paused for one in self.jobs)
             gpu.energy += energy_at(gpu.power if busy else 70_000, TICK)
             usage = Usage(gpu.resource, Instant(start, 0), Instant(end, 0), {})
-            self.tenants.see([replace(usage, spent=dict.fromkeys(users, TICK // 2))])
+            self.device_users.add([replace(usage, spent=dict.fromkeys(users, TICK // 2))])
         self.clock.advance(ns=TICK)
         self._record()
 

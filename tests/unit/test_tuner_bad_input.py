@@ -23,7 +23,7 @@ from wattspan.model import (
 )
 from wattspan.spans.values import Span
 from wattspan.tuning.job import TuningJob
-from wattspan.tuning.missing_jobs import MISSING_AFTER
+from wattspan.tuning.job_policy import MISSING_AFTER
 from wattspan.tuning.tuner import MAX_JOBS
 from wattspan.tuning.work_units import MAX_DETECTED_JOBS as SEARCHED
 
@@ -36,8 +36,8 @@ def held(host: Host) -> bool:
     return row is not None and row.decision.move is Move.HOLD
 
 
-def course(host: Host, name: str = "trainer/train_step") -> TuningJob:
-    return host.tuner._courses[name]
+def tuning_job(host: Host, name: str = "trainer/train_step") -> TuningJob:
+    return host.tuner._jobs[name]
 
 
 def send(host: Host, consumer: Consumer, *times: tuple[int, int], name: str = "train_step") -> None:
@@ -60,7 +60,7 @@ def test_a_configured_job_that_was_never_heard_of_is_shown_with_what_to_check() 
     assert row is not None
     assert row.state is TuningState.WAITING
     assert row.decision.reason is DecisionReason.NO_SIGNAL
-    assert 'No span of the service "trainer" has come yet' in row.decision.sentence
+    assert 'No span of the service "trainer" was received yet' in row.decision.sentence
     assert "OTEL_EXPORTER_OTLP_ENDPOINT" in row.decision.sentence
 
 
@@ -71,7 +71,7 @@ def test_what_came_instead_of_the_span_is_named() -> None:
     row = host.row()
     assert row is not None
     assert row.decision.sentence.startswith(
-        'No span "train_step" of the service "trainer" has come yet; what came is "trian_step".'
+        'No span "train_step" of the service "trainer" was received yet; received: "trian_step".'
     )
 
 
@@ -173,13 +173,13 @@ def test_spans_that_come_twice_count_once() -> None:
     host = Host()
     job = host.train()
     host.run(20)
-    before = course(host).row().units
+    before = tuning_job(host).row().units
     now = host.clock.monotonic()
     times = [(now - 10**9 + n * 10**8, now - 10**9 + (n + 1) * 10**8) for n in range(10)]
     for _ in range(100):
         send(host, job.consumer, *times)
     host.run(1)
-    assert course(host).row().units - before < 40
+    assert tuning_job(host).row().units - before < 40
 
 
 # ---------------------------------------------------------------------------------- jobs that rest
@@ -210,8 +210,8 @@ def test_processes_that_come_and_go_every_second_leave_nothing_behind() -> None:
         host.run(1)
         job.alive = False
         if number > 60:
-            assert len(course(host).ranks) <= 2
-            assert len(course(host)._units) < 100
+            assert len(tuning_job(host).ranks) <= 2
+            assert len(tuning_job(host)._units) < 100
     host.run(30)
     row = host.row()
     assert row is not None
@@ -224,7 +224,7 @@ def test_units_of_a_job_that_cannot_be_tuned_are_not_kept() -> None:
     host = Host(settings=quick(gpus=("7",)))
     host.train()
     host.run(300)
-    assert len(course(host)._units) < 100
+    assert len(tuning_job(host)._units) < 100
 
 
 # ------------------------------------------------------------------------------- too many of them
@@ -242,7 +242,7 @@ def test_a_thousand_jobs_are_bounded_and_that_is_said_once() -> None:
     assert len(host.tuner.accounts().rows) == MAX_JOBS
     assert len(host.tuner._search.jobs) <= SEARCHED
     (line,) = host.logged
-    assert f"{MAX_JOBS} jobs are known already" in line
+    assert f"{MAX_JOBS} jobs are known" in line
 
 
 def test_jobs_that_have_ended_make_room() -> None:
@@ -269,7 +269,7 @@ def test_a_gpu_that_the_host_does_not_have_is_named_at_the_start() -> None:
     assert line == (
         "[autotune] gpus names GPU-nowhere, which this host does not have; it has GPU 0 (GPU-0)."
     )
-    assert course(host).decision.reason is not DecisionReason.NOT_ALLOWED
+    assert tuning_job(host).decision.reason is not DecisionReason.NOT_ALLOWED
 
 
 @pytest.mark.parametrize("named", ["training", "unit:training"])
@@ -281,12 +281,11 @@ def test_only_jobs_of_the_named_groups_are_tuned(named: str) -> None:
     host.groups[mine.consumer] = (Group(GroupKind.UNIT, "training"), Group(GroupKind.USER, "ann"))
     host.groups[other.consumer] = (Group(GroupKind.UNIT, "serving"), Group(GroupKind.USER, "ann"))
     host.run(20)
-    assert course(host, "mine/train_step").decision.move is Move.PROBE
-    left = course(host, "other/train_step").decision
+    assert tuning_job(host, "mine/train_step").decision.move is Move.PROBE
+    left = tuning_job(host, "other/train_step").decision
     assert left.reason is DecisionReason.NOT_ALLOWED
     assert left.sentence == (
-        "other/train_step is left alone: process 101 is in none of the groups that [autotune] "
-        f"groups names ({named})."
+        f"other/train_step is not tuned: process 101 is in none of [autotune] groups ({named})."
     )
 
 
@@ -298,7 +297,7 @@ def test_a_process_of_another_group_that_joins_a_held_job_ends_its_cap() -> None
     host.run(HOUR, until=lambda: held(host))
     host.train()
     host.run(3)
-    assert course(host).decision.reason is DecisionReason.NOT_ALLOWED
+    assert tuning_job(host).decision.reason is DecisionReason.NOT_ALLOWED
     assert host.gpus[0].cap == DEFAULT
 
 
@@ -322,7 +321,7 @@ def test_a_tuner_stands_back_from_what_another_one_holds() -> None:
     host.capper.hold("elsewhere/step", other, "it was there first")
     host.train()
     host.run(600)
-    decision = course(host).decision
+    decision = tuning_job(host).decision
     assert decision.reason is DecisionReason.HELD
     assert "elsewhere/step holds the cap" in decision.sentence
     assert host.gpus[0].cap == 500_000
@@ -343,12 +342,12 @@ def test_a_turn_that_fails_does_not_renew_the_lease() -> None:
     def fail() -> None:
         raise RuntimeError
 
-    host.tuner._pass_the_turn = fail  # type: ignore[method-assign]
+    host.tuner._choose_explorer = fail  # type: ignore[method-assign]
     with pytest.raises(RuntimeError):
-        host.tuner.turn()
+        host.tuner.step()
     renewed = host.capper.renewed
     with pytest.raises(RuntimeError):
-        host.tuner.turn()
+        host.tuner.step()
     assert host.capper.renewed == renewed
 
 
@@ -369,7 +368,7 @@ def test_what_the_capper_refuses_is_asked_for_ever_more_seldom() -> None:
     host.run(HOUR / 3)
     assert 3 < len(asked) < 12
     assert asked[-1] - asked[-2] > 80 * 10**9
-    decision = course(host).decision
+    decision = tuning_job(host).decision
     assert host.gpus[0].cap == DEFAULT
     assert len(host.book.decided) < 60
     assert decision.reason in {
@@ -458,7 +457,7 @@ def test_where_no_knob_was_of_use_the_first_is_tried_again_after_a_long_while() 
     host.gpus[0].draw = MINIMUM // 2
     host.train()
     host.run(200)
-    assert course(host).decision.reason is DecisionReason.INERT
+    assert tuning_job(host).decision.reason is DecisionReason.INERT
     host.gpus[0].draw = 640_000
     host.run(HOUR, until=lambda: held(host))
     row = host.row()

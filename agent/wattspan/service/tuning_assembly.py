@@ -1,9 +1,8 @@
-"""The third part of the composition root: the tuner, and the capper it speaks to."""
+"""Composition root, part three: the tuner, the capper, and the log records of both."""
 
 from __future__ import annotations
 
 import os
-import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,17 +36,17 @@ if TYPE_CHECKING:
     from wattspan.emulation.host import EmulatedHost
     from wattspan.otlp.logs import LogForwarder
     from wattspan.storage.decisions import DecisionLog
-    from wattspan.tuning.tuner import DecisionStore, Tuner
+    from wattspan.tuning.tuner import Tuner
 
 Log = Callable[[str], None]
 
 CAPPER_TIMEOUT = 5.0
-"""Seconds in which a capper answers that its service manager starts when somebody knocks."""
+"""Seconds within which a capper answers that its service manager starts on demand."""
 
 
 @dataclass(slots=True)
 class TuningAssembly:
-    """Everything that tuning and caps need, put together, and started as one service."""
+    """The services of tuning and caps; ``services`` are not started yet."""
 
     config: Config
     clock: SystemClock
@@ -60,29 +59,26 @@ class TuningAssembly:
     observers: list[TickObserver] = field(default_factory=list)
     tap: ReceivedSpanQueue | None = None
     tuner: Tuner | None = None
-    book: DecisionLog | None = None
+    decisions: DecisionLog | None = None
     records: LogForwarder | None = None
     capper: CapperHealth | None = None
 
     def __post_init__(self) -> None:
-        services = self.services
         if self.config.autotune.mode != "off":
             self.tap = ReceivedSpanQueue()
-        if self.wants_caps or self.tap is not None:
-            self._add_records(services)
-        if self.wants_caps:
-            self._add_audit(services)
-            self._add_capper(services)
+        if self._needs_capper or self.tap is not None:
+            self._add_records()
+        if self._needs_capper:
+            self._add_audit()  # first, so that it sees the capper from its start to its end
+            self._add_capper()
             self.capper = CapperHealth(self._client)
-            services.add(self.capper.start, self.capper.stop)
+            self.services.add(self.capper.start, self.capper.stop)
         if self.tap is not None:
-            self._add_tuner(services, self.tap)
+            self._add_tuner(self.tap)
 
     @property
-    def wants_caps(self) -> bool:
-        """Whether anything is configured for which a capper is needed."""
-        tuned = self.config.autotune
-        caps = self.config.caps
+    def _needs_capper(self) -> bool:
+        tuned, caps = self.config.autotune, self.config.caps
         return (
             tuned.mode == "apply"
             or any(job.mode == "apply" for job in tuned.job if tuned.mode != "off")
@@ -92,15 +88,15 @@ class TuningAssembly:
     def accounts(self) -> TuningAccounts:
         """The newest state of tuning. Safe from any thread."""
         if self.tuner is None:
-            known = TuningAccounts(self.config.autotune.mode)
+            accounts = TuningAccounts(self.config.autotune.mode)
         else:
-            known = self.tuner.accounts()
+            accounts = self.tuner.accounts()
         if self.records is None:
-            return known
-        return replace(known, forwarded=self.records.sent, forward_drops=self.records.drops)
+            return accounts
+        return replace(accounts, forwarded=self.records.sent, forward_drops=self.records.drops)
 
     def health(self) -> tuple[SourceHealth, ...]:
-        """How what is written to is doing, whoever carries caps out, and the tuner itself."""
+        """Health of the log forwarding, the capper and the tuner. Safe from any thread."""
         return (
             *((self.records.health(),) if self.records is not None else ()),
             *(self.capper.health() if self.capper is not None else ()),
@@ -110,12 +106,12 @@ class TuningAssembly:
     def history(
         self, job: str = "", limit: int = 100, since: int | None = None
     ) -> Sequence[RecordedDecision]:
-        """Decisions of the past, oldest first. Safe from any thread."""
-        return () if self.book is None else self.book.recent(job, limit, since)
+        """Past decisions, oldest first. Safe from any thread."""
+        return () if self.decisions is None else self.decisions.recent(job, limit, since)
 
     @property
     def counted(self) -> tuple[WorkAttribute, ...]:
-        """Which spans count their work, and in which attribute."""
+        """The attributes of spans that count their work."""
         return tuple(
             WorkAttribute(job.work, job.service, job.span)
             for job in self.config.autotune.job
@@ -125,13 +121,11 @@ class TuningAssembly:
     # ---------------------------------------------------------------------------------- parts
 
     @property
-    def socket(self) -> Path:
-        from wattspan.capper.paths import capper_socket_path
+    def _is_emulated(self) -> bool:
+        return self.emulated is not None
 
-        return capper_socket_path(run_directory(self.config), emulated=self.emulated is not None)
-
-    def _add_records(self, services: ServiceGroup) -> None:
-        """The way to the user's collector, for what is decided and what is written."""
+    def _add_records(self) -> None:
+        """Forward decisions and the capper's actions to the user's collector, if configured."""
         spans = self.config.spans
         if not (spans.enabled and spans.forward and spans.forward_decisions):
             return
@@ -142,13 +136,12 @@ class TuningAssembly:
             "service.version": __version__,
             "host.name": self.view().host,
         }
-        if self.emulated is not None:
+        if self._is_emulated:
             resource["wattspan.emulated"] = True
         self.records = LogForwarder(spans, self.clock, self.log, resource, version=__version__)
-        services.add(self.records.start, self.records.stop)
+        self.services.add(self.records.start, self.records.stop)
 
-    def _add_audit(self, services: ServiceGroup) -> None:
-        """Before the capper, so that nothing is missed of it from its first line to its last."""
+    def _add_audit(self) -> None:
         if self.records is None:
             return
         from wattspan.capper.paths import audit_path
@@ -157,38 +150,28 @@ class TuningAssembly:
 
         offer = self.records.offer
         tail = AuditTail(
-            audit_path(Path(self.config.agent.state_dir), emulated=self.emulated is not None),
+            audit_path(Path(self.config.agent.state_dir), emulated=self._is_emulated),
             lambda event: offer(audit_record(event)),
             self.clock,
             self.log,
         )
-        stop = threading.Event()
-        thread = threading.Thread(
-            target=tail.run, args=(stop,), name="wattspan-audited", daemon=True
-        )
+        self.services.add(tail.begin, lambda: None)
+        self.services.add_thread("wattspan-audited", tail.run)
 
-        def start() -> None:
-            tail.begin()
-            thread.start()
-
-        def end() -> None:
-            stop.set()
-            thread.join()
-
-        services.add(start, end)
-
-    def _add_capper(self, services: ServiceGroup) -> None:
+    def _add_capper(self) -> None:
+        """Start a capper as a child process, where the agent may and no service does."""
         caps = self.config.caps
-        mine = caps.capper is True or (
-            caps.capper == "auto" and (self.emulated is not None or os.geteuid() == 0)
-        )
-        if not mine:
+        if not (
+            caps.capper is True
+            or (caps.capper == "auto" and (self._is_emulated or os.geteuid() == 0))
+        ):
             return
         from wattspan.config.writing import to_toml
         from wattspan.service.capper_process import CapperProcess
 
         if not is_explicit(self.config, "caps.users"):
-            # Its own user always may; the default names the service's, which may not be there.
+            # The capper's own user is always permitted; the default names the service's user,
+            # which may not exist.
             caps = msgspec.structs.replace(caps, users=())
         agent = _absolute(self.config.agent)
         child = CapperProcess(
@@ -198,10 +181,10 @@ class TuningAssembly:
             answered=self._answered,
             log=self.log,
         )
-        services.add(child.start, child.stop)
+        self.services.add(child.start, child.stop)
 
     def _answered(self) -> bool:
-        """Whether a capper listens already: the system's, which is nobody's child."""
+        """Whether a capper listens already, for example the system's service."""
         from wattspan.ports import CapsError
 
         client = self._client(CAPPER_TIMEOUT)
@@ -215,63 +198,58 @@ class TuningAssembly:
 
     def _client(self, timeout: float = 1.0) -> Caps:
         from wattspan.capper.client import CapperClient
+        from wattspan.capper.paths import capper_socket_path
 
-        who = f"tuner {os.getpid()}"
-        return CapperClient(self.socket, self.clock, who=who, timeout=timeout)
+        path = capper_socket_path(run_directory(self.config), emulated=self._is_emulated)
+        return CapperClient(path, self.clock, who=f"tuner {os.getpid()}", timeout=timeout)
 
-    def _add_tuner(self, services: ServiceGroup, tap: ReceivedSpanQueue) -> None:
+    def _add_tuner(self, spans: ReceivedSpanQueue) -> None:
+        from wattspan.service.decision_events import ForwardedDecisions
         from wattspan.storage.decisions import CertificationStore, DecisionLog, decisions_path
         from wattspan.tuning.host_view import DeviceUsers
         from wattspan.tuning.tuner import Tuner
 
-        tuned = self.config.autotune
-        tenants = DeviceUsers()
-        cpu = Knob.CPU_POWER in tuned.knobs
+        settings = self.config.autotune
+        device_users = DeviceUsers()
+        cpu = Knob.CPU_POWER in settings.knobs
 
         def observe(tick: Tick, _: Sequence[Attribution]) -> None:
-            tenants.see(u for u in tick.usages if cpu or not u.resource.startswith("cpu"))
+            device_users.add(u for u in tick.usages if cpu or not u.resource.startswith("cpu"))
 
         self.observers.append(observe)
-        state_dir = Path(self.config.agent.state_dir)
-        emulated = self.emulated is not None
-        self.book = DecisionLog(
+        state_dir, emulated = Path(self.config.agent.state_dir), self._is_emulated
+        decisions = self.decisions = DecisionLog(
             decisions_path(state_dir, emulated=emulated), self.clock, log=self.log
         )
         self.tuner = Tuner(
             self.clock,
-            tuned,
-            tap,
-            past=self.past,
-            tenants=tenants,
-            view=self.view,
+            settings,
+            spans,
+            energies=self.past,
+            device_users=device_users,
+            snapshot=self.view,
             directory=self.directory,
-            caps=self._client() if self.wants_caps else None,
-            book=self._told(self.book),
-            memory=CertificationStore.open(state_dir, emulated=emulated, log=self.log),
-            command=command_line,
+            caps=self._client() if self._needs_capper else None,
+            decisions=decisions
+            if self.records is None
+            else ForwardedDecisions(decisions, self.records.offer),
+            certified=CertificationStore.open(state_dir, emulated=emulated, log=self.log),
+            command=_job_command,
             floor=self.config.caps.floor_watts * 1000,
             seed=uuid.getnode() & 0xFFFF,
             log=self.log,
         )
-        services.add_thread("wattspan-tuner", self.tuner.run)
-
-    def _told(self, book: DecisionLog) -> DecisionStore:
-        """``book``, by which the user's collector is told too, if there is one."""
-        if self.records is None:
-            return book
-        from wattspan.service.decision_events import ForwardedDecisions
-
-        return ForwardedDecisions(book, self.records.offer)
+        self.services.add_thread("wattspan-tuner", self.tuner.run)
 
 
 def _absolute(agent: AgentSettings) -> AgentSettings:
-    """The directories from /, because a child process has another working directory."""
-    places = {name: str(Path(getattr(agent, name)).absolute()) for name in ("state_dir", "run_dir")}
-    return msgspec.structs.replace(agent, **places)
+    """The directories from /: the child process has another working directory."""
+    paths = {name: str(Path(getattr(agent, name)).absolute()) for name in ("state_dir", "run_dir")}
+    return msgspec.structs.replace(agent, **paths)
 
 
-def command_line(consumer: Consumer) -> str:
-    """What tells one job from another: the digest of its command line; "" if it cannot be read."""
+def _job_command(consumer: Consumer) -> str:
+    """The digest of a process's command line; "" if it cannot be read."""
     from wattspan.tuning.decisions.certified import command_digest
 
     try:

@@ -1,9 +1,4 @@
-"""What the tuner sees of the host at one turn, and what of it speaks against turning anything.
-
-Which processes use which device, as far as is told of use: the devices' own word for GPUs.
-
-What is read of a job's devices at each turn: their caps, their energy, how caps bind.
-"""
+"""The host as the tuner sees it at one step: devices, caps, and the users and energy of devices."""
 
 from __future__ import annotations
 
@@ -32,7 +27,7 @@ from wattspan.ports import EnergyQueries
 from wattspan.tuning import EnergyPoint, KnobRange
 
 _THERMAL_THROTTLES = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", "power_brake"})
-"""Throttling that has nothing to do with a power cap."""
+"""Causes of throttling other than a power cap."""
 
 _REFUSAL_REASONS = {
     "no_permission": DecisionReason.NO_PERMISSION,
@@ -48,16 +43,16 @@ _REFUSAL_REASONS = {
 
 
 def refusal_reason(refusal: str) -> DecisionReason:
-    """What a refusal of the capper is to a job; silence is no capper."""
+    """The decision reason for a refusal of the capper; "" is no answer."""
     return _REFUSAL_REASONS.get(refusal, DecisionReason.NO_CAPPER)
 
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """The host at ``now``. ``settled``: the energy of every device is known up to there.
+    """The host at ``now``; the energy of every device is known up to ``settled``.
 
-    ``rows`` are the capper's, by key; empty while it does not answer, and then ``trouble`` says
-    why in one word.
+    ``rows`` are the capper's, by key. They are empty while it does not answer; ``trouble`` is the
+    reason then.
     """
 
     now: Instant
@@ -66,13 +61,18 @@ class HostView:
     settled: int
     rows: Mapping[CapKey, CapRow] = field(default_factory=dict)
     trouble: DecisionReason | None = None
-    index: Mapping[str, int] = field(default_factory=dict)  # of GPUs, by domain id
+
+    @property
+    def gpu_indices(self) -> dict[str, int]:
+        """The driver's index of each GPU, by domain id."""
+        gpus = [gpu.domain_id for gpu in self.snapshot.gpus if gpu.domain_id in self.domains]
+        return {device: index for index, device in enumerate(gpus)}
 
     def gpu(self, device: str) -> GpuStatus | None:
         return next((one for one in self.snapshot.gpus if one.domain_id == device), None)
 
     def draw(self, device: str) -> int | None:
-        """What a device draws just now, in milliwatts."""
+        """The present power of a device in milliwatts."""
         gpu = self.gpu(device)
         if gpu is not None and gpu.power_instant is not None:
             return gpu.power_instant
@@ -82,7 +82,7 @@ class HostView:
         return None
 
     def knob(self, key: CapKey) -> KnobState | None:
-        """One knob, from the capper or, where it is only read, from what the device shows."""
+        """A knob's state from the capper, or else from the device's own limits."""
         row = self.rows.get(key)
         if row is not None:
             return row.state
@@ -100,141 +100,124 @@ class HostView:
             limits.enforced,
         )
 
-    def vetoes(self, knob: Knob, devices: Collection[str]) -> frozenset[DecisionReason]:
-        """What the devices themselves say against it."""
-        found: set[DecisionReason] = set()
+    def vetoes(self, knob: Knob, devices: Collection[str]) -> set[DecisionReason]:
+        """Reasons in the state of the devices not to tune them."""
+        reasons: set[DecisionReason] = set()
         for device in devices:
             row, gpu = self.rows.get(CapKey(knob, device)), self.gpu(device)
             if row is not None and row.foreign:
-                found.add(DecisionReason.FOREIGN_WRITER)
+                reasons.add(DecisionReason.FOREIGN_WRITER)
             if gpu is not None and gpu.mig:
-                found.add(DecisionReason.MIG)
+                reasons.add(DecisionReason.MIG)
             if gpu is not None and _THERMAL_THROTTLES.intersection(gpu.throttling or ()):
-                found.add(DecisionReason.THROTTLED)
-        return frozenset(found)
+                reasons.add(DecisionReason.THROTTLED)
+        return reasons
 
     def devices_of(self, knob: Knob, used: Collection[str]) -> list[str]:
-        """Of the domains whose resources are ``used``, those that have ``knob``."""
+        """The domains that have ``knob`` among those of the resources ``used``."""
         kind = HwType.CPU if knob is Knob.CPU_POWER else HwType.GPU
         return sorted(
             one.id for one in self.domains.values() if one.hw_type is kind and one.resource in used
         )
 
-    def allowed(self, device: str, named: Sequence[str]) -> bool:
-        """Whether the configuration lets a device be capped; only GPUs are chosen from."""
-        if not named or (device in self.domains and self.domains[device].hw_type is HwType.CPU):
+    def allowed(self, device: str, gpus: Sequence[str]) -> bool:
+        """Whether the configured ``gpus`` permit caps on a device; they only restrict GPUs."""
+        if not gpus or (device in self.domains and self.domains[device].hw_type is HwType.CPU):
             return True
-        return bool(self._names(device).intersection(named))
+        return bool(self._names(device).intersection(gpus))
 
-    def unknown(self, named: Sequence[str]) -> tuple[str, ...]:
-        """Those of the ``named`` that are no GPU of this host, by UUID or index."""
-        here = set().union(*map(self._names, self.index))
-        return tuple(one for one in named if one not in here)
+    def unknown_gpus(self, gpus: Sequence[str]) -> tuple[str, ...]:
+        """The ``gpus`` that are neither UUID nor index of a GPU of this host."""
+        known = set().union(*map(self._names, self.gpu_indices))
+        return tuple(one for one in gpus if one not in known)
 
-    def called(self, device: str) -> str:
-        """A device as an operator may write it: with its index, if it is a GPU."""
-        at = self.index.get(device)
+    def display_name(self, device: str) -> str:
+        """A device's name for operators: with its index, if it is a GPU."""
+        index = self.gpu_indices.get(device)
         name = device.removeprefix("gpu:")
-        return name if at is None else f"GPU {at} ({name})"
+        return name if index is None else f"GPU {index} ({name})"
 
     def _names(self, device: str) -> set[str]:
-        return {device, device.removeprefix("gpu:"), str(self.index.get(device))}
-
-
-def gpu_indices(domains: Mapping[str, Domain], gpus: Sequence[GpuStatus]) -> dict[str, int]:
-    """The order in which the driver lists GPUs, by domain id."""
-    known = [gpu.domain_id for gpu in gpus if gpu.domain_id in domains]
-    return {device: at for at, device in enumerate(known)}
-
-
-def cap_binding_ratio(before: GpuStatus | None, after: GpuStatus | None) -> float | None:
-    """The part of the time between two looks in which a power cap held the clock down."""
-    if before is None or after is None or after.at.mono <= before.at.mono:
-        return None
-    first, last = before.throttled.get("power_cap"), after.throttled.get("power_cap")
-    if first is None or last is None:
-        return None
-    return min(1.0, max(0.0, (last - first) / (after.at.mono - before.at.mono)))
+        return {device, device.removeprefix("gpu:"), str(self.gpu_indices.get(device))}
 
 
 RECENT_USE = 10 * SECOND
-"""A process that did not use a device for so long does not use it."""
+"""A process that has not used a device for this time is not a user of it."""
 
 
 @dataclass(slots=True)
 class _ResourceUse:
-    """Use of one resource in this stretch of ``RECENT`` and in the one before."""
+    """Use of one resource in the present period of ``RECENT_USE`` and in the one before."""
 
-    stretch: int = 0
-    now: Counter[Payer] = field(default_factory=Counter)
-    before: Counter[Payer] = field(default_factory=Counter)
+    period: int = 0
+    present: Counter[Payer] = field(default_factory=Counter)
+    previous: Counter[Payer] = field(default_factory=Counter)
 
-    def turn_to(self, stretch: int) -> None:
-        if stretch > self.stretch:
-            self.before = self.now if stretch == self.stretch + 1 else Counter()
-            self.now, self.stretch = Counter(), stretch
+    def advance(self, period: int) -> None:
+        if period > self.period:
+            self.previous = self.present if period == self.period + 1 else Counter()
+            self.present, self.period = Counter(), period
 
 
 class DeviceUsers:
-    """Fed by the poller, asked by the tuner."""
+    """The recent users of devices. The poller adds usages, the tuner reads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._used: dict[str, _ResourceUse] = {}
+        self._uses: dict[str, _ResourceUse] = {}
 
-    def see(self, usages: Iterable[Usage]) -> None:
-        """What processes did with devices."""
+    def add(self, usages: Iterable[Usage]) -> None:
         with self._lock:
             for usage in usages:
-                used = self._used.setdefault(usage.resource, _ResourceUse())
-                used.turn_to(usage.end.mono // RECENT_USE)
+                use = self._uses.setdefault(usage.resource, _ResourceUse())
+                use.advance(usage.end.mono // RECENT_USE)
                 for payer, spent in usage.spent.items():
                     if spent > 0:
-                        used.now[payer] += spent
+                        use.present[payer] += spent
 
     def of(self, resource: str, now: int) -> frozenset[Payer]:
-        """Who used ``resource`` of late."""
+        """The recent users of ``resource``."""
         with self._lock:
-            used = self._at(resource, now)
-            return frozenset(used.now.keys() | used.before.keys())
+            use = self._at(resource, now)
+            return frozenset(use.present.keys() | use.previous.keys())
 
     def used_by(self, payers: Collection[Payer], now: int) -> dict[str, set[Payer]]:
-        """The resources that ``payers`` used of late, and which of them did."""
+        """The resources that ``payers`` used recently, and these users of each."""
         found: dict[str, set[Payer]] = {}
         with self._lock:
-            for resource in self._used:
-                used = self._at(resource, now)
-                users = {one for one in payers if used.now[one] or used.before[one]}
+            for resource in self._uses:
+                use = self._at(resource, now)
+                users = {one for one in payers if use.present[one] or use.previous[one]}
                 if users:
                     found[resource] = users
         return found
 
     def share(self, resource: str, payers: Collection[Payer], now: int) -> float:
-        """The part of ``resource``'s use that was ``payers``' of late; 0 if it had none."""
+        """The share of ``payers`` in the recent use of ``resource``; 0 if it had none."""
         with self._lock:
-            used = self._at(resource, now)
-            everything = used.now + used.before
-            return sum(everything[one] for one in payers) / max(1, everything.total())
+            use = self._at(resource, now)
+            total = use.present + use.previous
+            return sum(total[one] for one in payers) / max(1, total.total())
 
     def _at(self, resource: str, now: int) -> _ResourceUse:
-        used = self._used.get(resource, _ResourceUse())
-        used.turn_to(now // RECENT_USE)
-        return used
+        use = self._uses.get(resource, _ResourceUse())
+        use.advance(now // RECENT_USE)
+        return use
 
 
 _MAX_HISTORY = 600 * SECOND
-"""What was not asked for so long is not in the history any more."""
+"""Energy that was not read for this time may have left the energy history."""
 
-STALL = 2 * SECOND
-"""Between two looks so far apart a lease may have lapsed at any time."""
+MAX_STALL = 2 * SECOND
+"""Time between two steps in which a lease may have expired unnoticed."""
 
 
 @dataclass(slots=True)
 class DeviceSampler:
-    """Of the devices of one tuner. ``in_force`` has stood unchanged since ``changed``.
+    """Caps and energy of one tuner's devices; ``in_force`` is unchanged since ``changed``.
 
-    A cap that is found to have gone after a stall counts as gone since the last look before it: a
-    process that was stopped must not take what was done without its cap for work under it.
+    A cap that is missing after a stall counts as missing since the step before it: work of a job
+    while the agent was stopped, and its cap expired, must not count as work under the cap.
     """
 
     knob: Knob
@@ -242,45 +225,31 @@ class DeviceSampler:
     changed: int
     settled: int
     in_force: Mapping[str, int] = field(default_factory=dict)
-    _looked: int | None = None
+    _read_at: int | None = None
     _energy: int = 0
-    _gpus: dict[str, GpuStatus] = field(default_factory=dict)
 
-    def look_at_caps(self, sight: HostView) -> None:
-        """Take note of what is in force, and since when it has been."""
-        looked, self._looked = self._looked, sight.now.mono
+    def read_caps(self, host: HostView) -> None:
+        last, self._read_at = self._read_at, host.now.mono
         in_force: dict[str, int] = {}
         for one in self.ranges:
-            row = sight.rows.get(CapKey(self.knob, one.device))
+            row = host.rows.get(CapKey(self.knob, one.device))
             if row is None:
                 continue
             value = row.state.requested if self.knob is not Knob.GPU_CLOCK else row.wanted
             if value is not None and value < one.original:
                 in_force[one.device] = value
         if in_force != self.in_force:
-            gone = looked is not None and sight.now.mono - looked > STALL and not in_force
-            self.changed = looked if looked is not None and gone else sight.now.mono
+            expired = last is not None and host.now.mono - last > MAX_STALL and not in_force
+            self.changed = last if last is not None and expired else host.now.mono
             self.in_force = in_force
 
-    def spent(self, sight: HostView, past: EnergyQueries) -> tuple[EnergyPoint, ...]:
-        """One more point of what the devices have spent, if more has settled."""
-        start, end = self.settled, sight.settled
+    def read_energy(self, host: HostView, energies: EnergyQueries) -> tuple[EnergyPoint, ...]:
+        """A further point of the devices' cumulative energy, if more has settled."""
+        start, end = self.settled, host.settled
         if end - start < 50 * MILLISECOND:
             return ()
         start = max(start, end - _MAX_HISTORY)
         for one in self.ranges:
-            self._energy += sum(past.device(one.device, start, end).energy.values())
+            self._energy += sum(energies.device(one.device, start, end).energy.values())
         self.settled = end
         return (EnergyPoint(end, self._energy),)
-
-    def binding(self, sight: HostView) -> float | None:
-        """The part of the time since the last look in which a cap held clocks down."""
-        found = []
-        for one in self.ranges:
-            status = sight.gpu(one.device)
-            part = cap_binding_ratio(self._gpus.get(one.device), status)
-            if status is not None and (part is not None or one.device not in self._gpus):
-                self._gpus[one.device] = status
-            if part is not None:
-                found.append(part)
-        return sum(found) / len(found) if found else None

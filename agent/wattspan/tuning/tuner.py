@@ -1,7 +1,7 @@
-"""The tuner's thread: it looks at every job, lets one of them explore, and keeps the caps alive.
+"""The tuner's thread: decides for every job, lets one job explore at a time, and renews leases.
 
-The capper gives the originals back when this thread stops renewing, so it renews only after a
-turn in which every job was looked at.
+The capper restores the original limits when this thread stops renewing the lease. It therefore
+renews only after a pass over all jobs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from wattspan.model import (
     CapKey,
     CapRow,
     Consumer,
-    Decision,
     DecisionReason,
     Failure,
     Instant,
@@ -30,40 +29,41 @@ from wattspan.model import (
 )
 from wattspan.ports import Caps, CapsError, CapTotals, Clock, EnergyQueries, ProcessDirectory
 from wattspan.tuning import CertifiedLevels, Fingerprint, WorkloadKind
-from wattspan.tuning.host_view import DeviceUsers, HostView, gpu_indices, refusal_reason
+from wattspan.tuning.host_view import DeviceUsers, HostView, refusal_reason
 from wattspan.tuning.job import TuningJob
-from wattspan.tuning.job_policy import JobPolicy, TuningPermissions
-from wattspan.tuning.missing_jobs import MissingJobs
+from wattspan.tuning.job_policy import JobPolicy, MissingJobs, TuningPermissions
 from wattspan.tuning.work_units import ReceivedSpanQueue, ReceivedSpans, UnitSearch, matching_job
 from wattspan.util.rate_limited_log import RateLimitedLog
 
 TUNER_INTERVAL = SECOND // 2
 PROCESS_GONE_AFTER = 5 * SECOND
-"""A job whose last process ended so long ago has ended: its last spans have come by then."""
+"""Time after the end of its last process at which a job has ended: its last spans have arrived."""
 
 _TRANSIENT_REFUSALS = frozenset({"", "ending"})
-"""Refusals of a capper that is not there, or soon will be another one."""
+"""Refusals of a capper that does not run, or will soon be replaced."""
 
 TROUBLE_LOG_INTERVAL = 600 * SECOND
-"""The same trouble with the capper is told no more often than this."""
+"""Minimum time between two log lines of the same trouble with the capper."""
 
 HANG_TIMEOUT = 30 * SECOND
-"""A turn takes milliseconds, and a second more where the capper does not answer."""
+"""A pass takes milliseconds, and a second more if the capper does not answer."""
 
 MAX_JOBS = 64
-"""Jobs that are known at once; beyond, those that have ended go first, then nobody new comes."""
+"""Known jobs; ended ones are removed first, then new ones are ignored."""
+
+_FORGOTTEN_REASONS = frozenset({DecisionReason.OVER_BUDGET, DecisionReason.TAIL})
 
 Log = Callable[[str], None]
 
 
 class DecisionStore(Protocol):
-    """Keeps decisions, each once."""
+    """Stores each decision once."""
 
     def add(self, decided: RecordedDecision) -> object: ...
 
 
 class CertifiedStore(Protocol):
-    """Keeps what was certified, by fingerprint."""
+    """Stores certified settings by fingerprint."""
 
     def recall(self, fingerprint: Fingerprint, knob: Knob) -> CertifiedLevels | None: ...
 
@@ -73,358 +73,317 @@ class CertifiedStore(Protocol):
 
 
 class Tuner:
-    """``turn`` is one pass and can be called by a test; ``accounts`` may be called by anybody."""
+    """``run`` is the thread, ``step`` one pass; ``accounts`` and ``health`` are for any thread."""
 
     def __init__(
         self,
         clock: Clock,
         settings: AutotuneSettings,
-        tap: ReceivedSpanQueue,
+        spans: ReceivedSpanQueue,
         *,
-        past: EnergyQueries,
-        tenants: DeviceUsers,
-        view: Callable[[], Snapshot],
+        energies: EnergyQueries,
+        device_users: DeviceUsers,
+        snapshot: Callable[[], Snapshot],
         directory: ProcessDirectory,
         caps: Caps | None,
-        book: DecisionStore,
-        memory: CertifiedStore,
+        decisions: DecisionStore,
+        certified: CertifiedStore,
         command: Callable[[Consumer], str] = lambda _: "",
         floor: int = 0,
         seed: int = 0,
         log: Log = lambda _: None,
     ) -> None:
-        self._clock, self._settings, self._tap = clock, settings, tap
-        self._past, self._tenants, self._view = past, tenants, view
+        self._clock, self._settings, self._spans = clock, settings, spans
+        self._energies, self._device_users, self._snapshot = energies, device_users, snapshot
         self._directory, self._caps = directory, caps
-        self._search, self._book, self._memory = UnitSearch(settings.job), book, memory
+        self._decisions, self._certified = decisions, certified
         self._command, self._log = command, log
-        self._terms = JobPolicy(settings, floor, seed)
-        self._courses: dict[str, TuningJob] = {}
-        self._alive: dict[TuningJob, int] = {}
-        self._held: dict[str, dict[CapKey, int]] = {}
+        self._search = UnitSearch(settings.job)
+        self._job_policy = JobPolicy(settings, floor, seed)
+        self._permissions = TuningPermissions(directory, settings.groups)
+        self._missing = MissingJobs(settings, clock.now(), log)
+        self._jobs: dict[str, TuningJob] = {}
+        self._explorer: TuningJob | None = None
         self._rows: Mapping[CapKey, CapRow] = {}
-        self._trouble: DecisionReason | None = None
-        self._told_trouble = ""
-        self._told_at: dict[str, int] = {}
-        self._permitted = TuningPermissions(directory, settings.groups)
-        self._awaited = MissingJobs(settings, clock.now(), log)
-        self._turn_of: TuningJob | None = None
-        self._told_unknown = self._told_full = False
         self._totals = CapTotals()
-        self._accounts = TuningAccounts(settings.mode)
+        self._trouble: DecisionReason | None = None
+        self._trouble_text = ""
+        self._trouble_log = RateLimitedLog(clock.monotonic, log, TROUBLE_LOG_INTERVAL)
         self._failures = RateLimitedLog(clock.monotonic, log)
-        self._turned: int | None = None
+        self._checked_gpus = self._logged_full = False
+        self._accounts = TuningAccounts(settings.mode)
+        self._completed_at: int | None = None
         self._pass_completed = False
 
     def accounts(self) -> TuningAccounts:
-        """The newest state of everything. Safe from any thread."""
         return self._accounts
 
     # ------------------------------------------------------------------------------ the thread
 
     def run(self, stop: threading.Event) -> None:
-        """Turn until ``stop``, then give everything back."""
-        self._turned = self._clock.monotonic()
+        """Step until ``stop`` is set, then restore every cap."""
+        self._completed_at = self._clock.monotonic()
         while not stop.wait(TUNER_INTERVAL / 1e9):
-            self._guarded(self.turn)
-            self._turned = self._clock.monotonic()
+            self._guarded(self.step)
+            self._completed_at = self._clock.monotonic()
         self._guarded(self.finish)
 
     def health(self) -> tuple[SourceHealth, ...]:
-        """That the thread hangs or has ended, if so. Safe from any thread.
-
-        Nothing is harmed by it: caps that nobody renews are given back. But nobody tunes.
-        """
-        if self._turned is None or self._clock.monotonic() - self._turned < HANG_TIMEOUT:
+        """A failure if the thread hangs or has ended; its caps are restored then."""
+        now = self._clock.monotonic()
+        if self._completed_at is None or now - self._completed_at < HANG_TIMEOUT:
             return ()
         failure = Failure(
             "tuner",
             "the tuner",
             Trouble.STUCK,
-            f"it has not turned for {HANG_TIMEOUT // SECOND} s; caps were given back meanwhile",
+            f"its thread has not completed a pass for {HANG_TIMEOUT // SECOND} s; the capper has "
+            "restored its caps",
             "Restart the agent, and report what it logged.",
             verb="use",
         )
         return (SourceHealth("tuner", False, 0, 1, (failure,)),)
 
-    def _guarded(self, act: Callable[[], None]) -> None:
+    def _guarded(self, action: Callable[[], None]) -> None:
         try:
-            act()
-        except Exception as error:  # noqa: BLE001 - not renewing gives the originals back
-            self._failures.failure("A turn of the tuner", error)
+            action()
+        except Exception as error:  # noqa: BLE001 - caps expire if the lease is not renewed
+            self._failures.failure("A pass of the tuner", error)
 
-    def turn(self) -> None:
+    def step(self) -> None:
         """One pass over every job."""
         now = self._clock.now()
-        self._listen(now)
-        sight = self._look(now)
-        self._see_who_lives(now)
-        self._pass_the_turn()
-        for course in self._courses.values():
-            self._tune(course, sight)
+        for received in self._spans.drain():
+            try:
+                self._add_spans(received, now)
+            except Exception as error:  # noqa: BLE001 - one sender must not affect other jobs
+                self._failures.failure(f"Reading spans of {received.service}", error)
+        self._read_capper()
+        snapshot = self._snapshot()
+        domains, settled = self._energies.domains(), self._energies.settled()
+        host = HostView(now, snapshot, domains, settled, self._rows, self._trouble)
+        self._check_gpus(host)
+        self._update_living(now)
+        self._choose_explorer()
+        for job in self._jobs.values():
+            self._step_job(job, host)
         self._pass_completed = True
-        self._show()
+        self._update_accounts()
 
     def finish(self) -> None:
-        """Give back what is held; nothing is decided any more."""
-        for course in self._courses.values():
-            self._keep_in_mind(course)
-        self._held.clear()
+        """Restore every cap and store what was certified."""
+        for job in self._jobs.values():
+            self._store_certified(job)
+            job.held = {}
         if self._caps is not None:
             try:
                 self._caps.release()
             except CapsError as error:
-                self._log(f"Caps are given back when their lease lapses: {error}")
+                self._log(f"The capper restores the limits when their lease expires: {error}")
             finally:
                 self._caps.close()
-        self._show()
+        self._update_accounts()
 
-    # --------------------------------------------------------------------------- what is heard
+    # --------------------------------------------------------------------------------- jobs
 
-    def _listen(self, now: Instant) -> None:
-        for handed in self._tap.drain():
-            try:
-                self._hear(handed, now)
-            except Exception as error:  # noqa: BLE001 - one sender's fault is not every job's
-                self._failures.failure(f"Hearing spans of {handed.service}", error)
+    def _add_spans(self, received: ReceivedSpans, now: Instant) -> None:
+        self._missing.add(received)
+        self._search.add(received, now.mono)
+        for span, kind in self._search.of(received.service):
+            self._add_job(received.service, span, kind, now)
+        for job in self._jobs.values():
+            if job.service == received.service:
+                job.add_spans(received, now.mono)
+                if job.has_units:
+                    job.last_alive = now.mono
 
-    def _hear(self, handed: ReceivedSpans, now: Instant) -> None:
-        self._awaited.hear(handed)
-        self._search.look(handed, now.mono)
-        for span, kind in self._search.of(handed.service):
-            self._meet(handed.service, span, kind, now)
-        for course in self._courses.values():
-            if course.service == handed.service:
-                course.take(handed, now.mono)
-                if course.heard:
-                    self._alive[course] = now.mono
-
-    def _meet(self, service: str, span: str, kind: WorkloadKind, now: Instant) -> None:
+    def _add_job(self, service: str, span: str, kind: WorkloadKind, now: Instant) -> None:
+        """Add a job, or replace it if it has ended."""
         name = f"{service}/{span}"
-        course = self._courses.get(name)
-        if course is not None and not course.ended:
+        previous = self._jobs.get(name)
+        if previous is not None and not previous.ended:
             return
-        job = matching_job(self._settings.job, service, span)
-        if course is None and not self._room(name):
+        if previous is None and not self._has_room(name):
             return
-        found = TuningJob(
+        settings = matching_job(self._settings.job, service, span)
+        self._jobs[name] = TuningJob(
             name,
             service,
             span,
-            job or TunedJobSettings(service=service, span=span),
-            self._terms,
+            settings or TunedJobSettings(service=service, span=span),
+            self._job_policy,
             kind=kind,
-            found=job is None,
+            detected=settings is None,
             now=now,
-            earned=course.earned if course is not None else None,
+            savings=previous.savings if previous is not None else None,
         )
-        if course is not None:
-            self._alive.pop(course, None)
-        self._courses[name], self._alive[found] = found, now.mono
 
-    def _room(self, name: str) -> bool:
-        """Whether one more job may be known, if need be in place of one that has ended."""
-        if len(self._courses) < MAX_JOBS:
+    def _has_room(self, name: str) -> bool:
+        """Whether one more job can be added; removes an ended one if necessary."""
+        if len(self._jobs) < MAX_JOBS:
             return True
-        ended = next((name for name, one in self._courses.items() if one.ended), None)
+        ended = next((name for name, job in self._jobs.items() if job.ended), None)
         if ended is not None:
-            self._alive.pop(self._courses.pop(ended), None)
-        elif not self._told_full:
-            self._told_full = True
+            del self._jobs[ended]
+        elif not self._logged_full:
+            self._logged_full = True
             self._log(
-                f"{name} is not tuned, nor any job after it: {MAX_JOBS} jobs are known "
-                "already, and none of them has ended. Name those that matter as [[autotune.job]]."
+                f"{name} and further jobs are not tuned: {MAX_JOBS} jobs are known, and none of "
+                "them has ended. Name the important ones as [[autotune.job]]."
             )
         return ended is not None
 
-    def _see_who_lives(self, now: Instant) -> None:
-        for course in self._courses.values():
-            alive = [one for one in course.ranks if self._directory.identify(one.pid) == one]
-            if len(alive) < len(course.ranks):
-                course.keep_only(alive)
-            if alive:
-                self._alive[course] = now.mono
-            if (
-                not course.ended
-                and now.mono - self._alive.get(course, now.mono) > PROCESS_GONE_AFTER
-            ):
-                course.ended = True
-                self._keep_in_mind(course)
+    def _update_living(self, now: Instant) -> None:
+        for job in self._jobs.values():
+            living = [one for one in job.ranks if self._directory.identify(one.pid) == one]
+            if len(living) < len(job.ranks):
+                job.keep_ranks(living)
+            if living:
+                job.last_alive = now.mono
+            if not job.ended and now.mono - job.last_alive > PROCESS_GONE_AFTER:
+                job.ended = True
+                self._store_certified(job)
 
-    # -------------------------------------------------------------------------- what is decided
-
-    def _look(self, now: Instant) -> HostView:
-        self._ask_capper()
-        snapshot = self._view()
-        domains = self._past.domains()
-        sight = HostView(
-            now,
-            snapshot,
-            domains,
-            self._past.settled(),
-            self._rows,
-            self._trouble,
-            gpu_indices(domains, snapshot.gpus),
-        )
-        if sight.index and not self._told_unknown:
-            self._told_unknown = True
-            unknown = sight.unknown(self._settings.gpus)
-            if unknown:
-                self._log(
-                    f"[autotune] gpus names {', '.join(unknown)}, which this host does not have; "
-                    f"it has {', '.join(map(sight.called, sight.index))}."
-                )
-        return sight
-
-    def _pass_the_turn(self) -> None:
-        """One explorer a host: whoever has the turn keeps it until it needs it no more."""
-        if self._turn_of is not None and self._turn_of.exploring and not self._turn_of.ended:
+    def _choose_explorer(self) -> None:
+        """One job explores at a time, until it has finished exploring."""
+        explorer = self._explorer
+        if explorer is not None and explorer.exploring and not explorer.ended:
             return
-        courses = list(self._courses.values())
-        at = courses.index(self._turn_of) + 1 if self._turn_of in courses else 0
-        waiting = [one for one in courses[at:] + courses[:at] if one.exploring]
-        self._turn_of = waiting[0] if waiting else None
+        jobs = list(self._jobs.values())
+        start = jobs.index(explorer) + 1 if explorer in jobs else 0
+        self._explorer = next((one for one in jobs[start:] + jobs[:start] if one.exploring), None)
 
-    def _tune(self, course: TuningJob, sight: HostView) -> None:
-        before = course.decision.same_as
-        held = self._held.get(course.name, {})
+    def _check_gpus(self, host: HostView) -> None:
+        """Log once which configured GPUs do not exist, when GPUs are known."""
+        if self._checked_gpus or not host.gpu_indices:
+            return
+        self._checked_gpus = True
+        unknown = host.unknown_gpus(self._settings.gpus)
+        if unknown:
+            self._log(
+                f"[autotune] gpus names {', '.join(unknown)}, which this host does not have; "
+                f"it has {', '.join(map(host.display_name, host.gpu_indices))}."
+            )
+
+    # ---------------------------------------------------------------------------- decisions
+
+    def _step_job(self, job: TuningJob, host: HostView) -> None:
+        before = job.decision.same_as
         try:
-            course.turn(
-                sight,
-                self._past,
-                self._tenants,
-                may_explore=self._turn_of in (None, course),
-                remembered=self._recall,
-                barred=self._permitted.refusal(course.name, course.ranks),
+            job.decide(
+                host,
+                self._energies,
+                self._device_users,
+                may_explore=self._explorer in (None, job),
+                recall=self._recall,
+                refusal=self._permissions.refusal(job.name, job.ranks),
             )
-        except Exception as error:  # noqa: BLE001 - one job's fault is not every job's
-            self._failures.failure(f"Tuning {course.name}", error)
-            course.failed(
-                DecisionReason.CHANGED, f"Tuning {course.name} failed; see the log.", sight.now
-            )
-        self._carry_out(course, held, sight.now)
-        decision = course.decision
-        if decision.same_as != before:
-            self._book.add(
-                RecordedDecision(sight.now, course.name, course.decided, decision, course.applied)
-            )
-            if decision.reason is DecisionReason.CERTIFIED:
-                self._keep_in_mind(course)
-            if decision.move is Move.RELEASE and course.fingerprint is not None:
-                self._forgive_or_forget(course, decision)
+        except Exception as error:  # noqa: BLE001 - one job must not affect the others
+            self._failures.failure(f"Tuning {job.name}", error)
+            job.fail(DecisionReason.CHANGED, f"Tuning {job.name} failed; see the log.", host.now)
+        self._apply(job, host.now)
+        decision = job.decision
+        if decision.same_as == before:
+            return
+        self._decisions.add(
+            RecordedDecision(host.now, job.name, job.decided_knob, decision, job.applied)
+        )
+        if decision.reason is DecisionReason.CERTIFIED:
+            self._store_certified(job)
+        if (
+            decision.move is Move.RELEASE
+            and decision.reason in _FORGOTTEN_REASONS
+            and job.fingerprint is not None
+        ):
+            self._certified.failed(job.fingerprint, job.knob)
 
-    def _carry_out(self, course: TuningJob, held: Mapping[CapKey, int], now: Instant) -> None:
-        """Have the capper hold what was decided, or give back what was held."""
-        caps, wanted = self._caps, course.caps()
+    def _apply(self, job: TuningJob, now: Instant) -> None:
+        """Let the capper hold the job's caps, or restore the limits."""
+        caps, wanted, held = self._caps, job.caps, job.held
         if caps is None or (not wanted and not held):
             return
         try:
             if not wanted:
-                del self._held[course.name]
-                caps.release(course.name)
-            elif wanted != held or not self._stands(wanted):
-                self._held[course.name] = wanted
-                self._know(caps.hold(course.name, wanted, course.decision.sentence))
+                job.held = {}
+                caps.release(job.name)
+            elif wanted != held or not self._is_reached(wanted):
+                job.held = wanted
+                self._set_rows(caps.hold(job.name, wanted, job.decision.sentence))
         except CapsError as error:
-            # The lease ends what could not be given back.
-            self._held.pop(course.name, None)
-            # Whoever does not answer is looked for anyway; whoever refuses will do so again.
-            course.failed(
-                refusal_reason(error.refusal),
-                str(error),
-                now,
-                rest=error.refusal not in _TRANSIENT_REFUSALS,
-            )
+            job.held = {}  # the end of the lease restores what could not be released
+            # A capper that does not answer is retried anyway; one that refuses will do so again.
+            back_off = error.refusal not in _TRANSIENT_REFUSALS
+            job.fail(refusal_reason(error.refusal), str(error), now, back_off=back_off)
 
-    def _stands(self, wanted: Mapping[CapKey, int]) -> bool:
-        """Whether the largest step has let every cap arrive."""
+    def _is_reached(self, wanted: Mapping[CapKey, int]) -> bool:
+        """Whether every cap is in force; the capper limits the size of one step."""
         for key, value in wanted.items():
             row = self._rows.get(key)
             if row is None or row.wanted is None or row.wanted > value:
                 return False
-            most = value if row.ceiling is None else min(value, row.ceiling)
+            highest = value if row.ceiling is None else min(value, row.ceiling)
             # A register rounds down, never up.
-            if row.state.requested is not None and row.state.requested > most:
+            if row.state.requested is not None and row.state.requested > highest:
                 return False
         return True
 
-    # ---------------------------------------------------------------------------- the capper
+    # ------------------------------------------------------------------------------- capper
 
-    def _ask_capper(self) -> None:
+    def _read_capper(self) -> None:
+        """Read every knob, and renew the lease if the last pass was completed."""
         if self._caps is None:
             return
         try:
-            # A turn that fails on its way renews nothing, so that its caps lapse.
-            renew, self._pass_completed = self._pass_completed and bool(self._held), False
-            self._know(self._caps.rows(renew=renew))
+            # A pass that fails renews nothing, so that its caps expire.
+            renew = self._pass_completed and any(job.held for job in self._jobs.values())
+            self._pass_completed = False
+            self._set_rows(self._caps.rows(renew=renew))
         except CapsError as error:
             self._rows, self._trouble = {}, refusal_reason(error.refusal)
-            self._tell_trouble(str(error))
+            if str(error) != self._trouble_text:
+                self._trouble_text = str(error)
+                self._trouble_log.write(
+                    f"The tuner only advises until the capper answers. {error}", key=str(error)
+                )
         else:
-            self._trouble, self._told_trouble = None, ""
+            self._trouble, self._trouble_text = None, ""
 
-    def _tell_trouble(self, sentence: str) -> None:
-        """Each once, and one that comes and goes not all the time."""
-        now = self._clock.monotonic()
-        told = (
-            self._told_at.get(sentence, now - TROUBLE_LOG_INTERVAL)
-            if sentence != self._told_trouble
-            else now
-        )
-        if now - told >= TROUBLE_LOG_INTERVAL:
-            self._told_at = {
-                one: at for one, at in self._told_at.items() if now - at < TROUBLE_LOG_INTERVAL
-            }
-            self._told_at[sentence] = now
-            self._log(f"Only advice is given meanwhile. {sentence}")
-        self._told_trouble = sentence
-
-    def _know(self, rows: Sequence[CapRow]) -> None:
+    def _set_rows(self, rows: Sequence[CapRow]) -> None:
         self._rows = {row.state.key: row for row in rows}
         if self._caps is not None:
             self._totals = self._caps.totals
 
-    # ---------------------------------------------------------------------------- the memory
+    # ------------------------------------------------------------------- certified settings
 
-    def _recall(self, course: TuningJob) -> CertifiedLevels | None:
-        if course.fingerprint is None:
-            gpus = [one for one in self._view().gpus if one.domain_id in course.devices]
-            leader = next(iter(course.ranks), None)
-            course.identify(
+    def _recall(self, job: TuningJob) -> CertifiedLevels | None:
+        if job.fingerprint is None:
+            gpus = [one for one in self._snapshot().gpus if one.domain_id in job.devices]
+            leader = next(iter(job.ranks), None)
+            job.identify(
                 Fingerprint(
                     command=self._command(leader) if leader is not None else "",
                     model=gpus[0].model if gpus else "",
                     driver=gpus[0].driver if gpus else "",
-                    devices=len(course.devices),
+                    devices=len(job.devices),
                 )
             )
-        assert course.fingerprint is not None  # noqa: S101 - identified above
-        return self._memory.recall(course.fingerprint, course.knob)
+        assert job.fingerprint is not None  # noqa: S101 - identified above
+        return self._certified.recall(job.fingerprint, job.knob)
 
-    def _keep_in_mind(self, course: TuningJob) -> None:
-        remembered = course.remember()
-        if remembered is not None and course.fingerprint is not None:
-            self._memory.certified(course.fingerprint, remembered)
+    def _store_certified(self, job: TuningJob) -> None:
+        if job.certified is not None and job.fingerprint is not None:
+            self._certified.certified(job.fingerprint, job.certified)
 
-    def _forgive_or_forget(self, course: TuningJob, decision: Decision) -> None:
-        """What broke the budget is not begun with again."""
-        if course.fingerprint is not None and decision.reason in {
-            DecisionReason.OVER_BUDGET,
-            DecisionReason.TAIL,
-        }:
-            self._memory.failed(course.fingerprint, course.knob)
-
-    def _show(self) -> None:
-        capper = None if self._caps is None else self._trouble is None
-        courses = self._courses.values()
-        known = [(one.service, one.span) for one in courses]
-        awaited = self._awaited.rows(known, self._clock.now())
+    def _update_accounts(self) -> None:
+        jobs = self._jobs.values()
+        known = [(one.service, one.span) for one in jobs]
+        missing = self._missing.rows(known, self._clock.now())
         self._accounts = TuningAccounts(
             mode=self._settings.mode,
-            rows=(*(one.row() for one in courses), *awaited),
+            rows=(*(one.row() for one in jobs), *missing),
             caps=tuple(self._rows.values()),
-            capper=capper,
-            capper_trouble=self._told_trouble,
+            capper=None if self._caps is None else self._trouble is None,
+            capper_trouble=self._trouble_text,
             writes=self._totals.writes,
             restores=self._totals.restores,
             ceiling=self._totals.ceiling,

@@ -105,7 +105,8 @@ def _noise(state: TunerState) -> str:
     blocks = state.estimates.blocks
     if not blocks:
         return "its noise is not known yet"
-    return f"{blocks} stretch{'es' if blocks > 1 else ''}, {format_percent(state.estimates.noise)} noise"
+    stretches = "1 stretch" if blocks == 1 else f"{blocks} stretches"
+    return f"{stretches}, {format_percent(state.estimates.noise)} noise"
 
 
 _REASONS = {

@@ -1,9 +1,9 @@
-"""Which span is the unit of work, where nobody said.
+"""Detection of the span that is the unit of work, where the configuration does not name it.
 
-A training loop opens the same span over and over, one after the other, about equally long, and
-hardly anything happens outside of it; a server has many of one name open at once. Inside of
-either are smaller spans, outside of it a few long ones that come once. All that is kept of a
-name are sums, and of so many names only: what is looked at is one process for a few minutes.
+A training loop opens the same span again and again, one after the other and of about equal
+duration, and spends little time outside of it; a server has many spans of one name open at once.
+Both contain shorter spans, and may be contained in a few long spans. Each name is reduced to
+sums, and the number of names is limited. One process is observed for a few minutes.
 """
 
 from __future__ import annotations
@@ -13,46 +13,35 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from wattspan.model import MILLISECOND, SECOND, ModelEnum
+from wattspan.model import MILLISECOND, SECOND
 from wattspan.tuning.decisions.values import WorkloadKind
 
 MAX_NAMES = 32
-"""Names of one process that are looked at; in what else comes nothing is found."""
+"""Observed names of one process; spans of other names are ignored."""
 
 MIN_SPANS = 20
-"""Spans of a name that must have been seen before it can be told what they are."""
+"""Spans of a name that are needed to classify it."""
 
 MIN_OBSERVATION = 10 * SECOND
-"""A process must have been seen for so long: what is outermost ends last."""
+"""Minimum time of observation: the outermost span ends last."""
 
 RARE_NAME_TIMEOUT = 120 * SECOND
-"""A rare name is waited for, before a layer of it is chosen, if it would do by then."""
+"""A rare name delays the choice of a name inside of it if it would be frequent in this time."""
 
 MIN_DURATION = 1 * MILLISECOND
 MAX_DURATION = 60 * SECOND
-"""Units beyond either are of no use: their edges are unsure, or too few would come."""
+"""Durations of usable units: below, their edges are inaccurate; above, they are too few."""
 
-_MIN_COVERAGE = 0.5  # steps fill at least this part of the time
-_MAX_VARIATION = 0.5  # coefficient of variation of the durations of steps, at most
-_MAX_OVERLAP = 0.05  # so many that begin before another ended are no accident
-_MIN_CONTAINED = 0.9  # so many within spans of another name make it a layer of that one
-_NOTICED = 64  # of so many spans each one's surroundings are looked at, then
-_SELDOM = 31  # only of those whose number has none of these bits
-
-
-class UnitRejection(ModelEnum):
-    """Why a name is not the unit of work."""
-
-    RARE = "rare"  # it was not seen often or long enough, or a name around it was not
-    SHORT = "short"  # its spans are too short
-    LONG = "long"  # its spans are too long
-    NESTED = "nested"  # it is a layer of another name that is looked at
-    SPARSE = "sparse"  # one after the other and regular, but most of the time is spent outside
-    LESSER = "lesser"  # it could be, and another one fills more of the time
+_MIN_COVERAGE = 0.5  # of the time, by steps
+_MAX_VARIATION = 0.5  # coefficient of variation of the durations of steps
+_MAX_OVERLAP = 0.05  # ratio of steps that begin before another one ended
+_MIN_CONTAINED = 0.9  # ratio of spans inside spans of another name, of which they are a layer
+_FULLY_OBSERVED = 64  # the surroundings of this many spans of a name are examined, then
+_SAMPLING_MASK = 31  # only those of one span in 32
 
 
 class DetectedUnit(NamedTuple):
-    """A span that is a unit of work. Times are in nanoseconds, ``cover`` is a part of 1."""
+    """A span that is a unit of work. ``mean`` is in nanoseconds, ``cover`` a ratio of the time."""
 
     name: str
     kind: WorkloadKind
@@ -63,15 +52,14 @@ class DetectedUnit(NamedTuple):
 
 
 class DetectionResult(NamedTuple):
-    """What was found in one process, and why not what was passed over, by name."""
+    """The unit of one process, and the names that may be one but were not seen often enough."""
 
     found: DetectedUnit | None
-    passed: dict[str, UnitRejection]
-    crowded_out: int = 0  # spans of names for which there was no room
+    rare: frozenset[str] = frozenset()
 
 
 class _NameStatistics:
-    """All spans of one name, in sums."""
+    """Sums over all spans of one name."""
 
     __slots__ = (
         "end",
@@ -90,10 +78,10 @@ class _NameStatistics:
         self.start = self.end = start  # of the span that ended last
         self.spans = 0
         self.time = 0
-        self.squares = 0.0  # of durations in seconds: integers so large are slow
+        self.squares = 0.0  # of durations in seconds: large integers are slow
         self.overlaps = 0
         self.overlapped = 0
-        self.inside: dict[str, list[int]] = {}  # by outer name: how often it was not, and was
+        self.inside: dict[str, list[int]] = {}  # by outer name: spans outside of it, inside of it
 
     @property
     def mean(self) -> float:
@@ -109,143 +97,121 @@ class _NameStatistics:
         """The time in which at least one was open."""
         return self.time - self.overlapped
 
-    @property
-    def side_by_side(self) -> float:
-        return self.overlaps / self.spans
-
     def within(self, outer: str) -> bool:
-        """Whether nearly all of its spans of late lay within spans of the name ``outer``."""
-        out, in_ = self.inside.get(outer, (0, 0))
-        return in_ >= _MIN_CONTAINED * (out + in_) > 0
+        """Whether nearly all of its recent spans lay within spans of the name ``outer``."""
+        outside, inside = self.inside.get(outer, (0, 0))
+        return inside >= _MIN_CONTAINED * (outside + inside) > 0
+
+    def is_rare(self, elapsed: int) -> bool:
+        return self.spans < MIN_SPANS or elapsed < MIN_OBSERVATION
+
+    @property
+    def is_becoming_frequent(self) -> bool:
+        return 1 < self.spans < MIN_SPANS and self.mean * MIN_SPANS <= RARE_NAME_TIMEOUT
+
+    def fits_into(self, outer: _NameStatistics) -> bool:
+        """Whether the other name has room for all of it; else it also occurs elsewhere."""
+        return (
+            outer.time >= _MIN_CONTAINED * self.time
+            or outer.covered >= _MIN_CONTAINED * self.covered
+        )
 
 
 class UnitDetector:
-    """Looks at the spans of one service in one process.
+    """Observes the spans of one service in one process; replace it every few minutes."""
 
-    Start a new one every few minutes: what a process did long ago says little.
-    """
-
-    __slots__ = ("_names", "crowded_out")
+    __slots__ = ("_names",)
 
     def __init__(self) -> None:
         self._names: dict[str, _NameStatistics] = {}
-        self.crowded_out = 0
 
     def add(self, name: str, start: int, end: int) -> None:
-        """One ended span; those of a name come in the order of their ends, or nearly so."""
-        seen = self._names.get(name)
-        if seen is None:
+        """Add an ended span; spans of one name come about in the order of their ends."""
+        stats = self._names.get(name)
+        if stats is None:
             if len(self._names) >= MAX_NAMES:
-                self.crowded_out += 1
                 return
-            seen = self._names[name] = _NameStatistics(start)
-        spans = seen.spans
-        if spans < _NOTICED or not spans & _SELDOM:
-            self._look_around(name, seen, start, end)
+            stats = self._names[name] = _NameStatistics(start)
+        spans = stats.spans
+        if spans < _FULLY_OBSERVED or not spans & _SAMPLING_MASK:
+            self._observe_nesting(name, stats, start, end)
         time = end - start
         seconds = time * 1e-9
-        seen.spans = spans + 1
-        seen.time += time
-        seen.squares += seconds * seconds
-        last = seen.end
+        stats.spans = spans + 1
+        stats.time += time
+        stats.squares += seconds * seconds
+        last = stats.end
         if start < last:
-            seen.overlaps += 1
-            seen.overlapped += min(end, last) - start
+            stats.overlaps += 1
+            stats.overlapped += min(end, last) - start
         if end > last:
-            seen.end = end
-        seen.start = start
+            stats.end = end
+        stats.start = start
 
-    def _look_around(self, outer: str, seen: _NameStatistics, start: int, end: int) -> None:
-        """Whether the last span of each other name was within this one.
+    def _observe_nesting(self, outer: str, stats: _NameStatistics, start: int, end: int) -> None:
+        """Record for each other name whether its last span was within this one.
 
-        An outer span ends after what is in it. One that lies wholly before this span, and after
-        the one before this, was outside of both; one that is older says nothing.
+        An outer span ends after the spans within it. A span between this one and the one before
+        was outside of both; older spans are ignored.
         """
         for other in self._names.values():
-            if other is seen or not other.spans or other.end <= seen.end:
+            if other is stats or not other.spans or other.end <= stats.end:
                 continue
             tally = other.inside.get(outer)
             if tally is None:
                 tally = other.inside[outer] = [0, 0]
             tally[start <= other.start and other.end <= end] += 1
 
-    def findings(self) -> DetectionResult:
-        """The unit of work, if there is one."""
+    def result(self) -> DetectionResult:
         names = self._names
-        begin = min((seen.first for seen in names.values()), default=0)
-        elapsed = max((seen.end for seen in names.values()), default=0) - begin
-        passed = {name: why for name, seen in names.items() if (why := _rejection(seen, elapsed))}
-        outer = _outermost({k: v for k, v in names.items() if k not in passed}, passed)
-        coming = [name for name, seen in names.items() if _becoming_frequent(seen)]
-        best: DetectedUnit | None = None
-        for name in outer:
-            if any(names[name].within(rare) for rare in coming):
-                passed[name] = UnitRejection.RARE
-                continue
-            found = _workload_kind(name, names[name], elapsed)
-            if found is None:
-                passed[name] = UnitRejection.SPARSE
-                continue
-            if best is not None:
-                passed[min(best, found, key=_time).name] = UnitRejection.LESSER
-            best = found if best is None else max(best, found, key=_time)
-        return DetectionResult(best, passed, self.crowded_out)
+        begin = min((one.first for one in names.values()), default=0)
+        elapsed = max((one.end for one in names.values()), default=0) - begin
+        rare = {name for name, one in names.items() if one.is_rare(elapsed)}
+        usable = {
+            name: one
+            for name, one in names.items()
+            if name not in rare and MIN_DURATION <= one.mean <= MAX_DURATION
+        }
+        coming = [name for name, one in names.items() if one.is_becoming_frequent]
+        units = []
+        for name in _outermost(usable):
+            if any(names[name].within(other) for other in coming):
+                rare.add(name)
+            elif (unit := _classify(name, names[name], elapsed)) is not None:
+                units.append(unit)
+        return DetectionResult(max(units, key=_total_time, default=None), frozenset(rare))
 
 
-def _time(found: DetectedUnit) -> tuple[float, str]:
-    return found.spans * found.mean, found.name
+def _total_time(unit: DetectedUnit) -> tuple[float, str]:
+    return unit.spans * unit.mean, unit.name
 
 
-def _rejection(seen: _NameStatistics, elapsed: int) -> UnitRejection | None:
-    if seen.spans < MIN_SPANS or elapsed < MIN_OBSERVATION:
-        return UnitRejection.RARE
-    if seen.mean < MIN_DURATION:
-        return UnitRejection.SHORT
-    return UnitRejection.LONG if seen.mean > MAX_DURATION else None
-
-
-def _becoming_frequent(seen: _NameStatistics) -> bool:
-    """Whether a name that is rare as yet came more than once, and will have come often soon."""
-    return 1 < seen.spans < MIN_SPANS and seen.mean * MIN_SPANS <= RARE_NAME_TIMEOUT
-
-
-def _outermost(
-    candidates: dict[str, _NameStatistics], passed: dict[str, UnitRejection]
-) -> list[str]:
-    """The candidates that are in no other, longest first; the rest are passed over."""
+def _outermost(names: dict[str, _NameStatistics]) -> list[str]:
+    """The names that are in no other one, longest first."""
     outer: list[str] = []
-    for name in sorted(candidates, key=lambda one: (-candidates[one].mean, one)):
-        seen = candidates[name]
-        if any(seen.within(other) and _contained_in(seen, candidates[other]) for other in outer):
-            passed[name] = UnitRejection.NESTED
-        else:
+    for name in sorted(names, key=lambda one: (-names[one].mean, one)):
+        one = names[name]
+        if not any(one.within(other) and one.fits_into(names[other]) for other in outer):
             outer.append(name)
     return outer
 
 
-def _contained_in(inner: _NameStatistics, outer: _NameStatistics) -> bool:
-    """Whether all of a name has room in the other: it may also come where the other does not."""
-    return (
-        outer.time >= _MIN_CONTAINED * inner.time or outer.covered >= _MIN_CONTAINED * inner.covered
-    )
-
-
-def _workload_kind(name: str, seen: _NameStatistics, elapsed: int) -> DetectedUnit | None:
-    """What sort of unit it is; None for what comes like clockwork but fills little time."""
-    cover = min(1.0, seen.covered / elapsed)
-    variation = seen.variation
-    if seen.side_by_side > _MAX_OVERLAP or variation > _MAX_VARIATION:
+def _classify(name: str, stats: _NameStatistics, elapsed: int) -> DetectedUnit | None:
+    """The unit with its kind; None for a regular span that covers little of the time."""
+    cover = min(1.0, stats.covered / elapsed)
+    variation = stats.variation
+    if stats.overlaps > _MAX_OVERLAP * stats.spans or variation > _MAX_VARIATION:
         kind = WorkloadKind.REQUESTS
     elif cover >= _MIN_COVERAGE:
         kind = WorkloadKind.STEPS
     else:
         return None
-    return DetectedUnit(name, kind, seen.spans, seen.mean, variation, cover)
+    return DetectedUnit(name, kind, stats.spans, stats.mean, variation, cover)
 
 
-def majority_result(findings: Iterable[DetectionResult]) -> DetectedUnit | None:
-    """What most processes of a service were found to do, where there is such a majority."""
-    found = [one.found for one in findings]
+def majority_result(units: Iterable[DetectedUnit | None]) -> DetectedUnit | None:
+    """The unit that was detected in most processes of a service, if there is such a majority."""
+    found = list(units)
     votes = Counter((one.name, one.kind) for one in found if one is not None)
     if not votes:
         return None
@@ -253,4 +219,4 @@ def majority_result(findings: Iterable[DetectionResult]) -> DetectedUnit | None:
     if 2 * count <= len(found):
         return None
     agreeing = [one for one in found if one is not None and (one.name, one.kind) == most]
-    return max(agreeing, key=_time)
+    return max(agreeing, key=_total_time)

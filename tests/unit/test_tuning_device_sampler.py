@@ -1,4 +1,4 @@
-"""What is in force on a job's devices, and since when, as the tuner's thread reads it."""
+"""Caps in force on a job's devices, as the tuner's thread reads them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from wattspan import tuning
 from wattspan.model import SECOND, CapKey, CapRow, Instant, Knob, KnobState, Move, Snapshot
 from wattspan.tuning import EnergyPoint, KnobRange, Observation, TunerPolicy, WorkUnit
 from wattspan.tuning.decisions.blocks import set_level
-from wattspan.tuning.host_view import STALL, DeviceSampler, HostView
+from wattspan.tuning.host_view import MAX_STALL, DeviceSampler, HostView
 
 ORIGINAL, CAP = 700_000, 600_000
 BOARD = KnobRange("gpu:0", ORIGINAL, 200_000)
@@ -16,54 +16,54 @@ KEY = CapKey(Knob.GPU_POWER, "gpu:0")
 TURN = SECOND // 2
 
 
-def sight(now: int, requested: int) -> HostView:
+def host(now: int, requested: int) -> HostView:
     at = Instant(now, now)
     row = CapRow(KnobState(KEY, "board", requested=requested))
     return HostView(at, Snapshot(at, 0, "host"), {}, now, {KEY: row})
 
 
-def gauges() -> DeviceSampler:
+def sampler() -> DeviceSampler:
     return DeviceSampler(Knob.GPU_POWER, (BOARD,), 0, 0)
 
 
-def test_a_cap_is_in_force_from_the_look_that_shows_it() -> None:
-    seen = gauges()
+def test_cap_is_in_force_from_the_step_that_reads_it() -> None:
+    seen = sampler()
     for now, requested in ((0, ORIGINAL), (TURN, CAP), (2 * TURN, CAP)):
-        seen.look_at_caps(sight(now, requested))
+        seen.read_caps(host(now, requested))
     assert (seen.in_force, seen.changed) == ({"gpu:0": CAP}, TURN)
-    seen.look_at_caps(sight(3 * TURN, ORIGINAL))
+    seen.read_caps(host(3 * TURN, ORIGINAL))
     assert (seen.in_force, seen.changed) == ({}, 3 * TURN)
 
 
-def test_a_cap_that_has_gone_after_a_stall_counts_as_gone_since_before_it() -> None:
-    seen = gauges()
-    seen.look_at_caps(sight(0, CAP))
-    seen.look_at_caps(sight(TURN, CAP))
-    seen.look_at_caps(sight(TURN + STALL + 1, ORIGINAL))
+def test_cap_missing_after_a_stall_counts_as_missing_since_before() -> None:
+    seen = sampler()
+    seen.read_caps(host(0, CAP))
+    seen.read_caps(host(TURN, CAP))
+    seen.read_caps(host(TURN + MAX_STALL + 1, ORIGINAL))
     assert (seen.in_force, seen.changed) == ({}, TURN)
 
 
-def test_a_cap_that_stands_after_a_stall_has_stood_all_the_time() -> None:
-    seen = gauges()
-    seen.look_at_caps(sight(0, CAP))
-    seen.look_at_caps(sight(10 * STALL, CAP))
+def test_cap_in_force_after_a_stall_was_in_force_throughout() -> None:
+    seen = sampler()
+    seen.read_caps(host(0, CAP))
+    seen.read_caps(host(10 * MAX_STALL, CAP))
     assert (seen.in_force, seen.changed) == ({"gpu:0": CAP}, 0)
 
 
-def test_work_done_while_the_lease_had_lapsed_is_no_work_under_the_cap() -> None:
-    """The agent was stopped for 20 s: its cap was given back, the job went on and is heard."""
+def test_work_after_an_expired_lease_is_not_charged_to_the_cap() -> None:
+    """The agent was stopped for 20 s: its cap was restored while the job continued."""
     step, last, end = SECOND // 10, 40 * SECOND, 60 * SECOND
     policy = TunerPolicy(block_units=5, block_time=SECOND, settle_units=0, settle_time=0)
     state = tuning.begin(policy, (BOARD,), now=0, remembered=None)
     tape = set_level(state.samples, CAP, 0)
     state = state._replace(samples=tape, plan=replace(state.plan, level=CAP, blocks=100))
-    seen = gauges()
-    seen.look_at_caps(sight(last, CAP))
-    seen.look_at_caps(sight(end, ORIGINAL))
+    seen = sampler()
+    seen.read_caps(host(last, CAP))
+    seen.read_caps(host(end, ORIGINAL))
     units = tuple(WorkUnit(at, at + step, 1) for at in range(0, end, step))
     energy = tuple(EnergyPoint(at, at // 1000) for at in range(0, end + 1, step))
     state, decision = tuning.step(
         state, Observation(end, units, energy, in_force=seen.in_force, since=seen.changed)
     )
     assert 0 < state.account.metered[CAP] <= last
-    assert decision.move is not Move.RELEASE, "it is asked for again"
+    assert decision.move is not Move.RELEASE, "the cap is requested again"
