@@ -1,4 +1,4 @@
-"""From sums to the lines of a report: every way of dividing the same joules adds up. Pure."""
+"""Lines of a report from sums of the history; each breakdown has the same total. Pure."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from wattspan.storage.query import DomainTotal, HistoryExtract
 
 
 class LineRole(StrEnum):
-    """What a line is."""
+    """Role of a line."""
 
-    NAMED = "named"  # a process's command, a group, a kind of groups
-    OTHER = "other"  # named ones that a bucket, or the report, had no room for
-    OUTSIDE = "outside"  # spent by consumers in no group of that kind, or while no span was open
-    EARLIER = "earlier"  # negative: spent before, by spans that ended in this time
+    NAMED = "named"  # a command, a group or a kind of groups
+    OTHER = "other"  # names beyond the limit of a bucket or of the report
+    OUTSIDE = "outside"  # consumers in no group of the kind, or outside of spans
+    EARLIER = "earlier"  # negative: earlier energy of spans that ended in this time
     IDLE = "idle"
     UNATTRIBUTED = "unattributed"
-    COUNTED = "counted"  # of domains whose energy is counted and never attributed
+    COUNTED = "counted"  # domains with counted, unattributed energy
     TOTAL = "total"
 
 
 @dataclass(frozen=True, slots=True)
 class BreakdownLine:
-    """So much energy, by hardware type in microjoules, in somebody's name."""
+    """Energy of one name, by hardware type in microjoules."""
 
     role: LineRole
     kind: str  # "process", "span" or a GroupKind; "" for idle, unattributed, counted, total
     name: str
     energy: Mapping[HwType, int]
-    group: str = ""  # of a span its service
-    use: SpanUsage | None = None  # what spans did for it; None of what is no span
+    group: str = ""  # of a span: its service
+    use: SpanUsage | None = None  # of a span: calls, time and tokens
 
     @property
     def whole(self) -> int:
@@ -51,7 +51,7 @@ class BreakdownLine:
 
 @dataclass(frozen=True, slots=True)
 class BreakdownSection:
-    """One way of dividing what the consumers spent: its lines sum to that."""
+    """One breakdown of the consumers' energy: the lines sum to it."""
 
     kind: str
     lines: tuple[BreakdownLine, ...]
@@ -59,7 +59,7 @@ class BreakdownSection:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Each section, together with ``besides``, sums to ``total``, which is the cover's energy."""
+    """Each section plus ``besides`` sums to ``total``, the energy of the cover."""
 
     sections: tuple[BreakdownSection, ...]
     besides: tuple[BreakdownLine, ...]
@@ -68,9 +68,9 @@ class Breakdown:
 
 
 def break_down(extract: HistoryExtract, kinds: Iterable[str], *, limit: int = 0) -> Breakdown:
-    """A section for each of ``kinds``, its greatest lines first and at most ``limit`` of them.
+    """Return a section for each of ``kinds``, with at most ``limit`` lines, largest first.
 
-    Without a limit (0) every name that was kept has its line.
+    With a limit of 0 every stored name has a line.
     """
     cover = [domain for domain in extract.domains if domain.in_cover]
     consumers = _sum((domain.hw_type, domain.consumers) for domain in cover)
@@ -91,7 +91,7 @@ def break_down(extract: HistoryExtract, kinds: Iterable[str], *, limit: int = 0)
 
 
 def worst_provenance(domains: Iterable[DomainTotal]) -> dict[HwType, Provenance]:
-    """What may be said of a sum over each hardware type: the worst of its parts."""
+    """Return the provenance of a sum over each hardware type: the worst of its parts."""
     worst: dict[HwType, Provenance] = {}
     for domain in domains:
         known = worst.get(domain.hw_type, domain.provenance)
@@ -100,7 +100,7 @@ def worst_provenance(domains: Iterable[DomainTotal]) -> dict[HwType, Provenance]
 
 
 def kind_totals(breakdown: Breakdown) -> Breakdown:
-    """Only what each section's names hold together, and what is outside of it."""
+    """Return each section reduced to the sum of its names and the energy outside of them."""
     return Breakdown(
         tuple(
             BreakdownSection(
@@ -204,7 +204,7 @@ def _span_section(
 def _largest_lines(
     lines: Iterable[BreakdownLine], limit: int
 ) -> tuple[list[BreakdownLine], list[BreakdownLine]]:
-    """The greatest lines first, no more than ``limit`` if that is not 0; and all the others."""
+    """Return the largest lines, at most ``limit`` unless that is 0, and the other lines."""
     found = sorted(lines, key=lambda line: (-line.whole, line.group, line.name))
     return found[: limit or None], found[limit:] if limit else []
 
@@ -230,7 +230,7 @@ def _pairs(lines: Iterable[BreakdownLine]) -> Iterable[tuple[HwType, int]]:
 
 
 def _sum(pairs: Iterable[tuple[HwType, int]]) -> dict[HwType, int]:
-    """By hardware type; what comes to nothing is left out."""
+    """Return sums by hardware type, without zeros."""
     sums: dict[HwType, int] = {}
     for hw_type, energy in pairs:
         if energy:

@@ -1,9 +1,8 @@
-"""The book of decisions: what was decided about which job, when and why, over restarts.
+"""Decision log and certified settings of the tuner on disk.
 
-One JSON object a line, as :mod:`wattspan.tuning.serialization` tells a decision. When the file
-is full it becomes ``NAME.1`` in place of the one before, and a new one is begun.
-
-What was certified, on disk: a job that comes again need not be explored again.
+The log has one JSON object per line, in the format of :mod:`wattspan.tuning.serialization`. A full
+file replaces ``NAME.1``, and a new file starts. Certified settings let the tuner skip the search
+for a job that it has tuned before.
 """
 
 from __future__ import annotations
@@ -35,33 +34,33 @@ from wattspan.tuning.decisions.certified import CertifiedSettings, from_json, to
 from wattspan.tuning.serialization import recorded_decision_from_json, recorded_decision_to_json
 
 MAX_LOG_BYTES = 2**20
-"""Bytes of one file, of which there are two."""
+"""Bytes of one of the two files."""
 
 REPEAT_INTERVAL = 3600 * SECOND
-"""That decisions cannot be written is said no more often than this."""
+"""Shortest interval of log messages about failed writes, in nanoseconds."""
 
 MAX_UNWRITTEN = 200
-"""Decisions that are kept in memory while they cannot be written."""
+"""Decisions in memory while writes fail."""
 
-_MAX_JOBS = 1000  # whose last decision is remembered, so that it is not written twice
+_MAX_JOBS = 1000  # jobs with a remembered last decision, against duplicate rows
 _MAX_LINE_BYTES = 64 * 1024
 
 _DECODE_ERRORS = (
     *(LookupError, TypeError, ValueError, AttributeError),
-    *(OverflowError, RecursionError),  # of numbers and of nesting without end
+    *(OverflowError, RecursionError),  # of huge numbers and of deep nesting
 )
 
 _DecisionIdentity = tuple[object, ...]
 
 
 def decisions_path(state_dir: Path, *, emulated: bool = False) -> Path:
-    """The book in ``state_dir``: what was decided on an emulated host is kept apart."""
+    """Return the log in ``state_dir``; emulated hosts have their own."""
     name = "decisions-emulated.jsonl" if emulated else "decisions.jsonl"
     return state_dir / "tuning" / name
 
 
 class DecisionLog:
-    """Adds decisions, from one thread, and tells them, to any. Neither ever raises."""
+    """The decision log: one thread adds, any thread reads. Neither raises."""
 
     def __init__(
         self,
@@ -76,16 +75,16 @@ class DecisionLog:
         self._unwritten: deque[RecordedDecision] = deque(maxlen=MAX_UNWRITTEN)
         self._said: int | None = None
         self.missed = 0
-        """Decisions that could not be written when they were made."""
+        """Number of decisions whose first write failed."""
         self.failure: Failure | None = None
-        """Why the last one could not; None if it was."""
+        """Failure of the last write, or None."""
 
     def add(self, decided: RecordedDecision) -> None:
-        """Write ``decided`` down, unless it says no more than the job's last one.
+        """Append ``decided``, unless it repeats the last decision about the job.
 
-        To compare is to go back and forth: the halves at the original setting are not told, nor
-        is it told each time that a held setting is compared and held again. What cannot be
-        written is kept in memory until it can.
+        A paired comparison alternates between two settings: the log omits the half at the
+        original setting, and repeated comparisons of a held setting. Decisions whose write
+        fails stay in memory until a write succeeds.
         """
         with self._lock:
             last = self._known()
@@ -110,9 +109,9 @@ class DecisionLog:
     def recent(
         self, job: str = "", limit: int = 100, since: int | None = None
     ) -> list[RecordedDecision]:
-        """The last ``limit`` decisions, oldest first: of ``job``, if one is named.
+        """Return the last ``limit`` decisions, oldest first, of ``job`` if it is not empty.
 
-        ``since`` is Unix nanoseconds.
+        ``since`` is in Unix nanoseconds.
         """
         with self._lock:
             known = [*read_decisions(self._path, self._size), *self._unwritten]
@@ -133,14 +132,14 @@ class DecisionLog:
                 file = os.open(self._path, flags, 0o640)
                 end = 0
             if end and os.pread(file, 1, end - 1) != b"\n":
-                line = b"\n" + line  # the last one was torn, and tears no other
+                line = b"\n" + line  # end an incomplete last line
             if os.write(file, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(file)
 
     def _known(self) -> OrderedDict[tuple[str, Knob], _DecisionIdentity]:
-        """The last decision about each job: read when the first one is added."""
+        """Return the last decision about each job; read at the first addition."""
         if self._last is None:
             self._last = OrderedDict()
             for one in read_decisions(self._path, self._size):
@@ -162,14 +161,14 @@ class DecisionLog:
 
 
 def read_decisions(path: Path, size: int = MAX_LOG_BYTES) -> list[RecordedDecision]:
-    """What the book at ``path`` holds, in the order in which it was written down."""
+    """Return the decisions of the log at ``path`` in order of writing."""
     return [*_read_file(_rotated_path(path), size), *_read_file(path, size)]
 
 
 def select_decisions(
     decisions: Iterable[RecordedDecision], job: str = "", limit: int = 100, since: int | None = None
 ) -> list[RecordedDecision]:
-    """The last ``limit`` of them, oldest first: of ``job``, if one is named, from ``since`` on."""
+    """Return the last ``limit`` of ``decisions``, oldest first, filtered by job and time."""
     found = [
         one for one in decisions if job in ("", one.job) and (since is None or one.at.wall >= since)
     ]
@@ -186,7 +185,7 @@ def _decision_identity(decided: RecordedDecision) -> _DecisionIdentity:
 
 
 def _is_routine(decision: Decision, last: _DecisionIdentity | None) -> bool:
-    """Whether ``decision`` is but a step of what the ``last`` one said."""
+    """Return True if ``decision`` is a routine step of the ``last`` one."""
     if last is None or decision.move is not Move.PROBE:
         return False
     if decision.reason is DecisionReason.SENTINEL:
@@ -195,10 +194,10 @@ def _is_routine(decision: Decision, last: _DecisionIdentity | None) -> bool:
 
 
 def _read_file(path: Path, size: int) -> Iterator[RecordedDecision]:
-    """Those that can be read: a line that was torn, or that a later version wrote, cannot."""
+    """Yield the readable decisions; skip incomplete lines and lines of later versions."""
     try:
         with path.open("rb") as file:
-            # Somebody else may have made it longer than we ever would; the end is what is told.
+            # Another program may have made the file longer; read its end.
             start = max(0, file.seek(0, os.SEEK_END) - size - _MAX_LINE_BYTES)
             file.seek(start)
             lines = file.read(size + _MAX_LINE_BYTES).split(b"\n")
@@ -216,20 +215,20 @@ def _failure(error: OSError, path: Path) -> Failure:
     remedy = (
         f"Free some space for {path.parent}."
         if full
-        else "Make it writable for the user of the agent, or choose another state_dir in [agent]."
+        else "Make it writable for the user of the agent, or set another state_dir in [agent]."
     )
     return Failure(
         "tuning",
-        f"the history of decisions {path}",
+        f"the decision log {path}",
         Trouble.DENIED if denied else Trouble.RETRY,
         cause,
-        f"{remedy} Tuning goes on without it.",
+        f"{remedy} Tuning continues without it.",
         verb="write",
     )
 
 
 class CertificationStore:
-    """Belongs to the tuner's thread. What cannot be read or written is done without, and said."""
+    """Certified settings on disk, for the thread of the tuner. Logs errors and never raises."""
 
     def __init__(self, path: Path, memory: CertifiedSettings, log: Callable[[str], None]) -> None:
         self._path, self._memory, self._log = path, memory, log
@@ -239,27 +238,30 @@ class CertificationStore:
     def open(
         cls, state_dir: Path, *, emulated: bool, log: Callable[[str], None]
     ) -> CertificationStore:
-        """The book in ``state_dir``; an emulated host's settings are no real host's."""
+        """Open the file in ``state_dir``; emulated hosts have their own."""
         path = state_dir / "tuning" / ("certified-emulated.json" if emulated else "certified.json")
         try:
             memory = from_json(json.loads(path.read_text("utf-8")))
         except FileNotFoundError:
             memory = CertifiedSettings()
         except (OSError, ValueError, RecursionError) as error:
-            log(f"Jobs are explored anew: {path} cannot be read ({error}). It is written afresh.")
+            log(
+                f"Cannot read certified settings from {path} ({error}). The tuner searches "
+                "again and writes a new file."
+            )
             memory = CertifiedSettings()
         return cls(path, memory, log)
 
     def recall(self, fingerprint: Fingerprint, knob: Knob) -> CertifiedLevels | None:
-        """What was certified for it; None for nothing."""
+        """Return the certified levels, or None."""
         return self._memory.recall(fingerprint, knob)
 
     def certified(self, fingerprint: Fingerprint, remembered: CertifiedLevels) -> None:
-        """A job's setting was proved to keep its budget."""
+        """Record a setting that keeps the budget of a job."""
         self._become(self._memory.certified(fingerprint, remembered))
 
     def failed(self, fingerprint: Fingerprint, knob: Knob) -> None:
-        """It did not, later: trust it less, or no more."""
+        """Record a later failure of the certified setting; it loses trust or is removed."""
         self._become(self._memory.failed(fingerprint, knob))
 
     def _become(self, memory: CertifiedSettings) -> None:
@@ -280,6 +282,6 @@ class CertificationStore:
             if not self._said:
                 self._said = True
                 self._log(
-                    f"What is certified is forgotten at the next start: {self._path} cannot be "
-                    f"written ({error.strerror})."
+                    f"Cannot write certified settings to {self._path} ({error.strerror}): "
+                    "the tuner loses them at its next start."
                 )

@@ -1,10 +1,8 @@
-"""What spans spent between two closings of the same books, name by name. Pure.
+"""Energy between two checkpoints of one ledger, by domain, owner and span name. Pure.
 
-What was spent between two closings of the same books. Pure.
-
-The totals of a ledger only rise, so no difference is negative. Where one did fall the books were
-begun anew, and what they show now is what was spent since. Detail never outweighs the whole: if
-names claim more than their domains gave, they are dropped, and the whole stands without names.
+Totals of a ledger only rise. A lower total means a restart from zero: the delta is then the later
+total. The sum of owners never exceeds the energy of their domains: owners of a kind that claim
+more are dropped, and the energy of the domains stays.
 """
 
 from __future__ import annotations
@@ -28,18 +26,18 @@ from wattspan.model import (
 )
 
 SPAN = "span"
-"""The kind of a section of a report that is about spans."""
+"""Kind of a report section about spans."""
 
 MAX_STORED_INTEGER = 2**61
-"""Of seconds and tokens, which spans only claim: two of these still fit a database's integer."""
+"""Limit of claimed times and tokens: the sum of two still fits an SQLite integer."""
 
 
 class SpanRole(StrEnum):
-    """What energy is kept for."""
+    """Role of a row of span energy."""
 
-    NAMED = "named"  # the spans of one name in one service
-    REST = "rest"  # those of all names that have no account, or no room in the bucket
-    OUTSIDE = "outside"  # a service's processes while none of their spans was open
+    NAMED = "named"  # spans of one name in one service
+    REST = "rest"  # spans of all names without an account or beyond the limit of the bucket
+    OUTSIDE = "outside"  # energy of a service's processes outside of spans
 
 
 class SpanName(NamedTuple):
@@ -55,7 +53,7 @@ _NO_ENERGY: Mapping[HwType, int] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class SpanUsage:
-    """What was done under one name: spans that ended, and what they spent and told of."""
+    """Spans of one name that ended: their energy, number, duration and tokens."""
 
     energy: Mapping[HwType, int] = field(default_factory=lambda: _NO_ENERGY)
     calls: int = 0
@@ -76,7 +74,7 @@ class SpanUsage:
         )
 
     def only(self, kind: HwType) -> SpanUsage:
-        """The same spans, of whose energy only one type is looked at."""
+        """Return a copy with the energy of one hardware type only."""
         return replace(self, energy={k: e for k, e in self.energy.items() if k is kind})
 
     def __bool__(self) -> bool:
@@ -84,9 +82,9 @@ class SpanUsage:
 
 
 def spans_between(earlier: Checkpoint | None, later: Checkpoint) -> dict[SpanName, SpanUsage]:
-    """What every name spent; from the very beginning if there are no earlier books.
+    """Return the usage of every name since ``earlier``, or in total if that is None.
 
-    Energy is booked when its span has ended and settled, so it may have been spent long before.
+    Energy counts when its span has ended and settled, so it may be older than ``earlier``.
     """
     before = {(row.service, row.name): row for row in earlier.spans} if earlier else {}
     found: dict[SpanName, SpanUsage] = {}
@@ -107,7 +105,9 @@ def total_usage(uses: Iterable[SpanUsage]) -> SpanUsage:
 
 
 def _span_rise(before: SpanRow | None, after: SpanRow) -> SpanUsage:
-    if before is None or after.count < before.count:  # let go meanwhile, and back at zero
+    if (
+        before is None or after.count < before.count
+    ):  # the account was removed meanwhile and restarted at zero
         before = SpanRow(after.service, after.name, {})
     energy = {
         kind: rise
@@ -123,21 +123,21 @@ def _span_rise(before: SpanRow | None, after: SpanRow) -> SpanUsage:
 
 
 def _increase(before: int, after: int) -> int:
-    return min(MAX_STORED_INTEGER, after - before if after >= before else after)
+    return min(MAX_STORED_INTEGER, _rise(before, after))
 
 
 PROCESS = "process"
-"""The kind of an owner that is a command; every other kind is a GroupKind."""
+"""Kind of an owner that is a command; every other kind is a GroupKind."""
 
 
 class EnergyOwner(NamedTuple):
-    """In whose name energy is kept: a command in a group, a group, or the rest of a kind."""
+    """Owner of energy in the history: a command in a group, a group, or the rest of a kind."""
 
     kind: str
     hw_type: HwType
     name: str
-    group: str = ""  # of a command: the name of its most specific group
-    rest: bool = False  # all that have no name of their own here
+    group: str = ""  # of a command: name of its most specific group
+    rest: bool = False  # all owners of the kind without a row of their own
 
     @classmethod
     def others(cls, kind: str, hw_type: HwType) -> EnergyOwner:
@@ -146,7 +146,7 @@ class EnergyOwner(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DomainDelta:
-    """What one domain spent; ``energy == consumers + idle + unattributed`` if it is attributed."""
+    """Energy of one domain; attributed: ``energy == consumers + idle + unattributed``."""
 
     domain: Domain
     energy: int
@@ -161,10 +161,10 @@ class DomainDelta:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDelta:
-    """What was spent in one stretch of time that ended at Unix time ``wall``.
+    """Energy of an interval that ended at Unix time ``wall`` (nanoseconds), in microjoules.
 
     For each hardware type the owners of kind ``process`` sum to the consumers of the domains;
-    those of every other kind sum to no more. What ``spans`` spent may be older than the stretch.
+    owners of every other kind sum to at most that. Energy in ``spans`` may be older.
     """
 
     wall: int
@@ -174,7 +174,7 @@ class CheckpointDelta:
 
 
 def delta_between(earlier: Checkpoint | None, later: Checkpoint) -> CheckpointDelta:
-    """What was spent from ``earlier`` to ``later``; from the very beginning if it is None."""
+    """Return the energy from ``earlier`` to ``later``; in total if ``earlier`` is None."""
     before = {account.domain.id: account for account in earlier.accounts} if earlier else {}
     domains = tuple(
         spent
@@ -216,10 +216,10 @@ def _rise(before: int, after: int) -> int:
 def _processes(
     earlier: Checkpoint | None, later: Checkpoint, consumers: Mapping[HwType, int]
 ) -> dict[EnergyOwner, int]:
-    """The listed by name, and as the rest what their domains' consumers spent besides.
+    """Return the listed processes by command, and the rest of the consumers' energy.
 
-    The rest is found by subtraction: it holds the unlisted, and the last of those that were
-    listed and are no more, whose own last reading nobody saw.
+    The rest is a difference: it holds unlisted processes, and the final energy of formerly
+    listed ones.
     """
     before: dict[Payer, ProcessRow] = {}
     if earlier is not None and earlier.boot_id == later.boot_id:
@@ -254,7 +254,7 @@ def _groups(
 def _plausible(
     named: dict[EnergyOwner, int], consumers: Mapping[HwType, int]
 ) -> dict[EnergyOwner, int]:
-    """``named`` without those kinds and types that claim more than there was."""
+    """Return ``named`` without kinds and types that claim more than the consumers' energy."""
     claimed: dict[tuple[str, HwType], int] = {}
     for owner, energy in named.items():
         key = owner.kind, owner.hw_type

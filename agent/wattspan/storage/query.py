@@ -1,4 +1,4 @@
-"""Reading the history, while an agent writes it or none does."""
+"""Queries of the history, with or without a writing agent."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from wattspan.storage.rates import Weighting, select_buckets
 from wattspan.storage.schema import DAY, HOUR, MIGRATIONS, MINUTE, SchemaError, supported_version
 
 _COPY_ATTEMPTS = 5
-"""How often a copy is tried: the agent begins its log anew every few minutes at most."""
+"""Attempts of a copy: the agent restarts its log at most every few minutes."""
 
 _WAL_HEADER_BYTES = 32
-"""Bytes of a write-ahead log that change when it begins anew: its numbers and salts."""
+"""Bytes of a write-ahead log that change at its restart: its numbers and salts."""
 
 
 @dataclass(frozen=True, slots=True)
 class DomainTotal:
-    """One domain's energy in a stretch of time, in microjoules; its gaps in nanoseconds.
+    """Energy of one domain in an interval, in microjoules; its gaps in nanoseconds.
 
-    A domain whose provenance changed is two of these.
+    A domain with a changed provenance has two totals.
     """
 
     id: str
@@ -46,7 +46,7 @@ class DomainTotal:
     gaps: Mapping[GapReason, int]
 
     def plus(self, other: DomainTotal) -> DomainTotal:
-        """The same domain's energy of other times."""
+        """Return the sum with the energy of the same domain in ``other``."""
         return replace(
             self,
             energy=self.energy + other.energy,
@@ -58,10 +58,10 @@ class DomainTotal:
 
 @dataclass(frozen=True, slots=True)
 class HistoryExtract:
-    """What the history holds of a stretch of time, widened to whole buckets.
+    """Sums of the history over an interval, widened to whole buckets.
 
-    ``start`` and ``end`` are Unix seconds, ``steps`` the lengths of the buckets that were summed.
-    Where it was asked what energy weighs, by ``reckonings``, every energy is an ``Amount``.
+    ``start`` and ``end`` are Unix seconds, ``steps`` the lengths of the summed buckets. With
+    ``reckonings``, every energy is an ``EnergyWithWeights``.
     """
 
     start: int
@@ -75,7 +75,7 @@ class HistoryExtract:
 
 @dataclass(frozen=True, slots=True)
 class NoHistory:
-    """The history holds nothing of that time; ``reach`` is what it does hold, if anything."""
+    """The history has no data of the interval; ``reach`` is its whole range, or None."""
 
     reach: tuple[int, int] | None
 
@@ -87,10 +87,10 @@ def extract_history(
     kinds: Iterable[str] = (),
     reckonings: Sequence[Weighting] = (),
 ) -> HistoryExtract | NoHistory:
-    """The sums from ``start`` to before ``end`` (Unix seconds), owners of ``kinds`` included.
+    """Return the sums from ``start`` to before ``end`` (Unix seconds), with owners of ``kinds``.
 
-    Energies are told with what they weigh by each of ``reckonings``. All sums are of one moment,
-    whatever the agent writes meanwhile. StoreError if the store cannot be read.
+    Energies carry their weight by each of ``reckonings``. All sums are of one transaction.
+    StoreError if the store is not readable.
     """
     try:
         with _connected(path) as database:
@@ -98,14 +98,14 @@ def extract_history(
             database.execute("BEGIN")
             return _extract(database, start, end, frozenset(kinds), reckonings)
     except (sqlite3.Error, ValueError, TypeError) as error:
-        # A value of no known kind is as corrupt as a page of no known kind.
+        # An unknown value is a sign of corruption, as a malformed page is.
         raise StoreError(_sentence(error, path)) from None
 
 
 _WITHIN = " OR ".join(
     f"(step = {step} AND start > :start - {step} AND start < :end)" for step in (MINUTE, HOUR, DAY)
 )
-"""Every bucket that has a part in the stretch, at each step by its primary key."""
+"""Condition for every bucket that overlaps the interval, by primary key."""
 
 _STEPS = "SELECT step, min(start), max(start) + step FROM domain_energy"
 
@@ -114,7 +114,7 @@ _REACH = f"{_STEPS} GROUP BY step"
 _GAPS = f"""
 SELECT domain, reason, sum(nanoseconds) FROM gap WHERE {_WITHIN} GROUP BY domain, reason
 """  # noqa: S608
-# A cross join is never turned round: few buckets are looked up, not all of the history read.
+# SQLite keeps the order of a cross join: it looks up few buckets instead of the whole history.
 _DOMAINS = """
 SELECT key, id, hw_type, name, provenance, method, in_cover, attributed, class, energy, consumers,
        idle, unattributed
@@ -136,7 +136,7 @@ _SPAN_ENERGY = """
 SELECT span, hw_type, class, sum(energy)
 FROM bucket CROSS JOIN span_energy USING (step, start) GROUP BY span, hw_type, class
 """
-# Floats where spans claim: a sum of integers fails where it is more than an integer holds.
+# total() returns floats: the sum of claimed integers may exceed an SQLite integer.
 _SPANS = f"""
 SELECT key, role, service, name, calls, nanoseconds, tokens_in, tokens_out
 FROM span JOIN (
@@ -225,16 +225,16 @@ def _domain_total(row: list[Any], sums: list[int], gaps: Mapping[GapReason, int]
 
 @contextmanager
 def _connected(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that writes nothing to the store and takes no lock that blocks its writer.
+    """Yield a read-only connection that never blocks the writer.
 
-    The index of the write-ahead log, and the locks in it, are the agent's alone: its user and root
-    read beside it, others read a copy. Where the agent closed the store there is no log, and who
-    may not create one reads the file as it is: nobody is writing it.
+    Only the agent's user and root can open the index of the write-ahead log, with its locks; other
+    users read a copy. A closed store has no log; a user without permission to create one reads
+    the file as immutable.
     """
     if not file_exists(path):
         raise StoreError(
-            f"There is no store at {path}: no agent has kept one there. Start `wattspan run`,"
-            " or name the state directory of one that runs with --state-dir."
+            f"There is no store at {path}. Start `wattspan run`, or name the state directory of a"
+            " running agent with --state-dir."
         )
     address = f"{path.absolute().as_uri()}?mode=ro"
     with ExitStack() as stack:
@@ -252,10 +252,10 @@ def _connected(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _copied(path: Path, folder: Path) -> Path | None:
-    """A copy of one moment's database in ``folder``; None if it cannot be had.
+    """Return a consistent copy of the database in ``folder``; None if that fails.
 
-    The database is copied first, then its log: whatever a checkpoint writes to the database in
-    between is in the log as well, until the log begins anew, which changes its header.
+    The copy of the log follows the copy of the database: the log contains everything that
+    SQLite writes to the database in between, until a restart of the log, which changes its header.
     """
     copy = folder / path.name
     for _ in range(_COPY_ATTEMPTS):
@@ -286,7 +286,7 @@ def _wal_header(log: Path) -> bytes:
 
 def _opened(address: str) -> sqlite3.Connection:
     database = sqlite3.connect(address, uri=True, timeout=5.0, isolation_level=None)
-    database.text_factory = lambda text: text.decode("utf-8", "replace")  # a spoilt name is one
+    database.text_factory = lambda text: text.decode("utf-8", "replace")  # for damaged names
     try:
         database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     except sqlite3.Error:
@@ -305,7 +305,7 @@ def _require_present(database: sqlite3.Connection, path: Path) -> None:
     if found < len(MIGRATIONS):
         raise StoreError(
             f"Cannot read the store {path}: it was written by an older wattspan. Restart the"
-            " agent, which brings it up to date."
+            " agent, which migrates it."
         )
 
 
@@ -315,8 +315,8 @@ def _sentence(error: Exception, path: Path) -> str:
             f"Cannot read the store {path}: {error}. Run this as root or as the user of the agent."
         )
     if sqlite_error_name(error) in {"SQLITE_BUSY", "SQLITE_LOCKED"}:
-        return f"Cannot read the store {path}: another program keeps it locked. Try again."
+        return f"Cannot read the store {path}: another program holds its lock. Try again."
     return (
-        f"Cannot read the store {path}: it is corrupt ({error}). Restart the agent, which moves"
-        " it aside and begins a new one."
+        f"Cannot read the store {path}: it is corrupt ({error}). Restart the agent, which"
+        " renames it and creates a new one."
     )

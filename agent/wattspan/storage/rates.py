@@ -1,14 +1,11 @@
-"""Energy that remembers what it weighs, so that every sum of it does. Pure.
+"""Cost and carbon rates of the history: recorded rate changes, and energy with its weights.
 
-However a report divides energy, lists, folds and subtracts it, each of its figures is a sum of
-energies or a difference of such: what they cost and emitted goes the same ways.
+Every figure of a report is a sum or difference of energies. `EnergyWithWeights` carries cost and
+carbon through the same sums.
 
-Which rates were in force when: written down whenever one changes, with the books.
-
-A report of an earlier time takes them where the configuration does not say what held then: where
-a rate is asked of somebody. Everything here happens inside the caller's transaction.
-
-The buckets that a question is about, told apart by what energy was worth in them.
+The store records each change of a rate with the checkpoint. Reports use the record for rates that
+come from a server or file, and the configuration for others. Every function runs in the
+transaction of the caller.
 """
 
 from __future__ import annotations
@@ -23,13 +20,13 @@ from wattspan.footprint.schedule import RatePeriod
 from wattspan.model import Checkpoint, Footprint, RatedEnergy
 
 DAY_SECONDS = 86400
-"""Seconds; every bucket's length divides it."""
+"""Seconds of a day, a multiple of every bucket length."""
 
 
 class BucketRate(NamedTuple):
-    """What a bucket's energy weighs: the mean rate while one was known, and how long none was.
+    """Rate of a bucket: mean known rate, and time without a known rate.
 
-    In billionths times seconds, and seconds, of a day as a whole: so that both stay integers.
+    Both are scaled to a whole day (billionths times seconds, and seconds) to remain integers.
     """
 
     rate: int
@@ -37,10 +34,10 @@ class BucketRate(NamedTuple):
 
 
 def bucket_rate(pieces: Iterable[RatePeriod]) -> BucketRate:
-    """Of a bucket that was measured in these pieces, and whose energy is taken as spent evenly.
+    """Return the rate of a bucket with evenly distributed energy, measured in ``pieces``.
 
-    They are all of it, or less: what is left out was not measured, so nothing was spent in it.
-    Whole but for what is less than one where they are no divisor of a day.
+    The pieces may leave out unmeasured time, which has no energy. Rounding is below one unit
+    where the measured time does not divide a day.
     """
     rate = unknown = measured = 0
     for length, one in pieces:
@@ -49,22 +46,19 @@ def bucket_rate(pieces: Iterable[RatePeriod]) -> BucketRate:
             unknown += length
         else:
             rate += one * length
-    if not measured:  # then where its energy comes from is not known, and nor is its rate
+    if not measured:  # no measured time: the rate is unknown
         return BucketRate(0, DAY_SECONDS)
     return BucketRate(rate * DAY_SECONDS // measured, unknown * DAY_SECONDS // measured)
 
 
 class EnergyWithWeights(int):
-    """Microjoules, and their weights, one for each kind. Adds, subtracts and negates as both.
-
-    It is an int to whoever does not ask.
-    """
+    """Microjoules with one weight for each kind; sums, differences and negation keep both."""
 
     weights: tuple[BucketRate, ...]
 
     @classmethod
     def of(cls, energy: int, worths: Iterable[BucketRate]) -> EnergyWithWeights:
-        """So much energy, all of it spent in buckets of these worths."""
+        """Return ``energy`` of buckets with these rates."""
         return cls.made(
             energy, tuple(BucketRate(energy * w.rate, energy * w.unknown) for w in worths)
         )
@@ -100,22 +94,19 @@ class EnergyWithWeights(int):
 
 
 def weights_of(energy: int) -> tuple[BucketRate, ...]:
-    """None of plain energy, which is nothing's: a zero that a sum began with."""
+    """Return the weights; empty for a plain int, such as the zero at the start of a sum."""
     return energy.weights if isinstance(energy, EnergyWithWeights) else ()
 
 
 class RatedTotal(NamedTuple):
-    """What some energy came to: billionths of a unit, and the microjoules whose rate nobody knows.
-
-    Whatever is less than one of these is rounded.
-    """
+    """Cost or carbon of energy: billionths of a unit, and microjoules without a known rate."""
 
     billionths: int
     unknown: int
 
 
 def rated_totals(energy: int) -> tuple[RatedTotal, ...]:
-    """What ``energy`` came to, in each kind that was asked for."""
+    """Return the total of ``energy`` for each requested kind, rounded."""
     return tuple(
         RatedTotal(_rounded(w.rate, DAY_SECONDS * KILOWATT_HOUR), _rounded(w.unknown, DAY_SECONDS))
         for w in weights_of(energy)
@@ -127,13 +118,13 @@ def _rounded(number: int, by: int) -> int:
 
 
 MAX_RATE_CHANGES = 100_000
-"""Changes that are kept of a kind; the oldest are forgotten. A price an hour is eleven years."""
+"""Kept changes of a kind, newest first: eleven years of hourly prices."""
 
 COST, CARBON = "cost", "carbon"
 
 
 UNKNOWN_UNIT = "-"
-"""In place of a unit: nothing was measured until the next change. No currency is written so."""
+"""Unit of an interval without measurement. No currency has this name."""
 
 _UnitAndRate = tuple[str, int | None]
 """A unit and a rate."""
@@ -142,7 +133,7 @@ _NO_RATE: _UnitAndRate = ("", None)
 
 
 class RateChange(NamedTuple):
-    """From this Unix second on so many billionths of a unit were in force; None: not known."""
+    """Rate from the Unix second ``start`` on, in billionths of ``unit``; None if unknown."""
 
     start: int
     unit: str
@@ -155,16 +146,16 @@ def record_rates(
     before: Checkpoint | None = None,
     most: int = MAX_RATE_CHANGES,
 ) -> None:
-    """Add what the books that are about to be written say, if it is anything new.
+    """Record changed rates of the checkpoint ``opening``; ``before`` is the last written one.
 
-    ``before`` are the books that were written last. To be called before what these books add to
-    the history is added, for time in which nothing was measured is noted as such.
+    Call this before the delta of ``opening`` is added to the history: the first record marks
+    earlier time as unmeasured only if the history is empty.
     """
     now = _seconds(opening)
     then = min(now, _seconds(before)) if before is not None else now
     earlier = dict(_kinds(before.footprint)) if before is not None else {}
     for kind, weighed in _kinds(opening.footprint):
-        # A clock that was set back begins anew there: what was said of later was of another time.
+        # After a backward step of the clock, later records belong to another time.
         database.execute("DELETE FROM rate WHERE kind = ? AND start > ?", (kind, now))
         last = database.execute(
             "SELECT unit, rate FROM rate WHERE kind = ? ORDER BY start DESC LIMIT 1", (kind,)
@@ -187,10 +178,10 @@ def _new_changes(
     then: int,
     now: int,
 ) -> list[RateChange]:
-    """What ``weighed`` says, and of the time since the books before it if they kept silent.
+    """Return the changes at ``now``, and at ``then`` if the previous checkpoint had no rate.
 
-    That a rate is not known says nothing while nothing is spent: an agent that begins has not
-    asked yet. Once something was, none was known from where that was first seen.
+    An unknown rate without energy is no change: a starting agent has not queried it yet. With
+    energy, the rate is unknown from the first such checkpoint on.
     """
     if weighed is None:
         return [RateChange(now, *_NO_RATE)]
@@ -220,7 +211,7 @@ def _write_change(database: sqlite3.Connection, kind: str, change: RateChange, m
 
 
 def rate_changes(database: sqlite3.Connection, kind: str, end: int) -> tuple[RateChange, ...]:
-    """All that is known of ``kind`` before ``end``, in order."""
+    """Return the recorded changes of ``kind`` before ``end``, in order."""
     rows = database.execute(
         "SELECT start, unit, rate FROM rate WHERE kind = ? AND start < ? ORDER BY start",
         (kind, end),
@@ -229,7 +220,7 @@ def rate_changes(database: sqlite3.Connection, kind: str, end: int) -> tuple[Rat
 
 
 class RateHistory:
-    """The rates of one unit as pieces of time, for stretches that are asked for in any order."""
+    """The rates of one unit as periods, for intervals in any order."""
 
     def __init__(self, changes: Sequence[RateChange], unit: str) -> None:
         self._starts = [change.start for change in changes]
@@ -237,10 +228,10 @@ class RateHistory:
         self._measured = [change.unit != UNKNOWN_UNIT for change in changes]
 
     def pieces(self, start: int, end: int) -> Iterator[RatePeriod]:
-        """The time from ``start`` to ``end`` in pieces of one rate each, in order.
+        """Yield the periods of constant rate from ``start`` to ``end``, in order.
 
-        Time in which nothing was measured is left out. Before all that was written down, or is
-        still kept, something may have been: no rate is known of it.
+        Unmeasured time is left out. The rate before the first kept record is
+        unknown.
         """
         at, place = start, bisect_right(self._starts, start)
         while at < end:
@@ -264,7 +255,7 @@ RatePieces = Callable[[int, int], Iterable[RatePeriod]]
 
 
 class Weighting(NamedTuple):
-    """What a kilowatt-hour came to when; without ``pieces`` it was what was written down then."""
+    """Rate of a kilowatt-hour over time: ``pieces``, or without them the recorded rates."""
 
     kind: str  # "cost" or "carbon"
     unit: str
@@ -273,7 +264,7 @@ class Weighting(NamedTuple):
 
 
 EnergyWeigher = Callable[[int, int], int]
-"""Microjoules, and the class of buckets they were spent in, as energy that knows its weight."""
+"""From microjoules and the class of their buckets to energy with weights."""
 
 
 def select_buckets(
@@ -282,10 +273,9 @@ def select_buckets(
     stretch: Mapping[str, int],
     reckonings: Sequence[Weighting],
 ) -> EnergyWeigher:
-    """Put every bucket of the stretch into a table of this connection's own, each in its class.
+    """Write every bucket of the interval and its class to a temporary table.
 
-    Buckets in which a kilowatt-hour came to the same are of one class, so that what comes of a
-    question is little, however many buckets it is about.
+    Buckets with equal rates share a class, so that results stay small for any number of buckets.
     """
     tables = ("domain_energy", "span_energy")
     found = database.execute(

@@ -1,10 +1,8 @@
-"""The tables, and how an older file becomes a present one.
+"""Database schema and migrations of the store.
 
-Every joule of the history stands once, at one ``step``: in its minute until the minute is old,
-then in its hour, then in its day. So a sum over a stretch of time is a sum over rows, whatever
-their step, and no roll-up can count anything twice.
-
-Names as the database takes them.
+The history holds every joule once, at one ``step``: first in a minute, later in an hour, then in a
+day. The sum over an interval is therefore a sum over rows of any step, and a roll-up counts
+nothing twice.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-APPLICATION_ID = 0x77617474  # "watt", so that nobody mistakes another program's file for ours
+APPLICATION_ID = 0x77617474  # "watt"; distinguishes the store from databases of other programs
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
@@ -114,15 +112,15 @@ CREATE TABLE rate (
 """
 
 MIGRATIONS: tuple[str, ...] = (_FIRST, _SPANS, _RATES)
-"""The script at index ``n`` makes version ``n + 1`` of version ``n``."""
+"""The script at index ``n`` migrates version ``n`` to ``n + 1``."""
 
 
 class SchemaError(Exception):
-    """The file is sound, and not for us: the message is a clause without a subject."""
+    """The file has another schema. The message is a clause without a subject."""
 
 
 def schema_version(database: sqlite3.Connection) -> int:
-    """The version of a store's schema, 0 for an empty file; SchemaError if it is no store."""
+    """Return the schema version, 0 for an empty file; SchemaError for another database."""
     found = _pragma(database, "user_version")
     if _pragma(database, "application_id") == APPLICATION_ID:
         return found
@@ -133,18 +131,18 @@ def schema_version(database: sqlite3.Connection) -> int:
 
 
 def supported_version(database: sqlite3.Connection) -> int:
-    """The version, if it is not newer than this program; SchemaError if it is."""
+    """Return the schema version; SchemaError if it is newer than this program."""
     found = schema_version(database)
     if found > len(MIGRATIONS):
         raise SchemaError(
-            f"was written by a newer wattspan (its schema is {found}, this one knows"
-            f" {len(MIGRATIONS)})"
+            f"was written by a newer wattspan (schema {found}; this version"
+            f" supports {len(MIGRATIONS)})"
         )
     return found
 
 
 def migrate(database: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:
-    """Bring the schema to the present version, each step whole or not at all."""
+    """Migrate the schema to the current version, each step in one transaction."""
     present = schema_version(database)
     for number, script in enumerate(migrations[present:], start=present + 1):
         try:
@@ -164,9 +162,9 @@ def _pragma(database: sqlite3.Connection, name: str) -> int:
 
 
 MAX_NAME_LENGTH = 200
-"""Names are cut here; the books keep them whole."""
+"""Limit of names in the database; the checkpoint keeps whole names."""
 
 
 def database_text(name: str) -> str:
-    """``name`` as SQLite takes it: what is not Unicode is written as an escape."""
+    """Return ``name`` for SQLite: escaped where it is not Unicode, and shortened."""
     return name.encode("utf-8", "backslashreplace").decode()[:MAX_NAME_LENGTH]
