@@ -54,7 +54,7 @@ def test_it_is_the_port(client: CapperClient) -> None:
 def test_rows_come_back_as_they_are_kept(client: CapperClient, bench: Bench) -> None:
     client.hold("job", {bench.key(): 500 * W}, "because")
     told = client.rows()
-    assert told == bench.keeper.rows()
+    assert told == bench.manager.rows()
     assert (told[0].holder, told[0].wanted, told[0].why) == ("job", 500 * W, "because")
 
 
@@ -255,7 +255,7 @@ def test_a_line_that_is_no_request_is_answered_so(
 def test_who_holds_says_hello_first(server: CapperServer, path: Path) -> None:
     hold = b'{"do":"hold","job":"x","caps":[{"knob":"gpu_power","device":"gpu0","value":500000}]}'
     refused, greeted, held = spoken(path, hold, b'{"do":"hello","who":"me"}', hold)
-    assert refused["sentence"] == "Say hello first."
+    assert refused["sentence"] == "Send hello first."
     assert greeted["is"] == held["is"] == "state"
 
 
@@ -286,4 +286,4 @@ def test_one_peer_cannot_take_every_connection(server: CapperServer, path: Path)
     for peer in opened:
         peer.close()
     eventually(lambda: is_answered(path), "it answers again")
-    assert server.bench.keeper.leases.longest == 10 * SECOND
+    assert server.bench.manager.leases.longest == 10 * SECOND

@@ -313,7 +313,7 @@ def test_what_somebody_else_sets_is_never_touched_again(capper: CapperProcess, g
     gpu.set(THEIRS)
     eventually(lambda: capper.row(gpu.key).foreign, "it is noticed")
     assert capper.row(gpu.key).holder == ""
-    with pytest.raises(CapsError, match="somebody else has set") as refused:
+    with pytest.raises(CapsError, match="another program has set") as refused:
         client.hold("job", {gpu.key: 320_000}, "why")
     assert refused.value.refusal == "foreign"
     client.close()

@@ -16,8 +16,8 @@ from wattspan.capper import protocol
 from wattspan.capper.audit import AuditEvent
 from wattspan.capper.ceiling_file import CeilingFile
 from wattspan.capper.ceilings import PowerCeilings
-from wattspan.capper.journal_records import encode_journal
-from wattspan.capper.limits import OperatorLimits
+from wattspan.capper.journal_entries import encode_journal
+from wattspan.capper.planner import OperatorLimits
 from wattspan.capper.requests import RequestHandler
 from wattspan.capper.server import CapperSocketServer, _ClientConnection
 from wattspan.config import CapsSettings
@@ -34,11 +34,11 @@ class _Conversation:
     """A server, its desk and two boards, with one connection whose other end is ours."""
 
     def __init__(self, path: Path, uid: int) -> None:
-        self.bench = Bench(path, rules=OperatorLimits(_FLOOR / (700 * W), 0, 1.0))
+        self.bench = Bench(path, limits=OperatorLimits(_FLOOR / (700 * W), 0, 1.0))
         clock, settings = self.bench.clock, CapsSettings()
         self.desk = RequestHandler(
-            self.bench.keeper,
-            self.bench.writer,
+            self.bench.manager,
+            self.bench.reconciler,
             PowerCeilings(settings, path / "ceilings.json", BOOT, clock),
             settings,
             clock,
@@ -188,7 +188,7 @@ def capper_files(data: bytes) -> None:
             (path / "ceilings.json").write_bytes(content)
         talk = _Conversation(path, 0)
         try:
-            talk.bench.keeper.turn()
+            talk.bench.manager.turn()
             for _ in range(2):
                 talk.bench.clock.advance(1.0)
                 talk.desk.turn()

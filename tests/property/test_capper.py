@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from support.capper_bench import Bench, Killed, W
-from wattspan.capper.limits import OperatorLimits
-from wattspan.capper.resolver import ImposedLimits
+from wattspan.capper.planner import ImposedLimits, OperatorLimits
 from wattspan.model import CapKey, Trouble
 from wattspan.ports import CapsError
 
@@ -31,7 +30,7 @@ class Host(RuleBasedStateMachine):
     def begin(self, step: float) -> None:
         self.folder = Path(tempfile.mkdtemp())
         rules = OperatorLimits(FLOOR / DEFAULT, LOWEST // W, step)
-        self.bench = Bench(self.folder, rules=rules)
+        self.bench = Bench(self.folder, limits=rules)
         self.theirs = dict.fromkeys(self.bench.actuator.boards, ORIGINAL)
         """What the last writer who is not us has set."""
         self.ours: dict[str, set[int]] = {name: set() for name in self.theirs}
@@ -89,20 +88,20 @@ class Host(RuleBasedStateMachine):
 
     @rule(holder=HOLDERS)
     def renew(self, holder: int) -> None:
-        self.bench.keeper.renew(holder)
+        self.bench.manager.renew(holder)
 
     @rule(holder=HOLDERS)
     def release(self, holder: int) -> None:
-        self.attempt(lambda: self.bench.keeper.release(holder))
+        self.attempt(lambda: self.bench.manager.release(holder))
 
     @rule(holder=HOLDERS)
     def hang_up(self, holder: int) -> None:
-        self.attempt(lambda: self.bench.keeper.gone(holder))
+        self.attempt(lambda: self.bench.manager.gone(holder))
 
     @rule(seconds=st.sampled_from([0, 1, 4, 11, 70, 4000]))
     def time_passes(self, seconds: int) -> None:
         self.bench.clock.advance(seconds)
-        self.attempt(self.bench.keeper.turn)
+        self.attempt(self.bench.manager.turn)
 
     @rule(number=BOARDS, value=THEIRS)
     def somebody_writes(self, number: int, value: int) -> None:
@@ -139,7 +138,7 @@ class Host(RuleBasedStateMachine):
             {} if share is None else dict.fromkeys(keys, share),
             None if share is None else 2 * share,
         )
-        self.bench.keeper.impose(self.imposed)
+        self.bench.manager.impose(self.imposed)
 
     @rule()
     def crash(self) -> None:
@@ -153,11 +152,11 @@ class Host(RuleBasedStateMachine):
 
     @rule()
     def accept(self) -> None:
-        self.attempt(self.bench.keeper.accept)
+        self.attempt(self.bench.manager.accept)
 
     @rule()
     def restore_and_start_again(self) -> None:
-        self.attempt(self.bench.keeper.restore)
+        self.attempt(self.bench.manager.restore)
         self.restart()
 
     @invariant()
@@ -187,8 +186,8 @@ class Host(RuleBasedStateMachine):
         while True:
             try:
                 self.bench.start()
-                self.bench.keeper.impose(self.imposed)
-                self.bench.keeper.turn()
+                self.bench.manager.impose(self.imposed)
+                self.bench.manager.turn()
             except Killed:
                 continue
             return
@@ -199,7 +198,7 @@ class Host(RuleBasedStateMachine):
         for board in self.bench.actuator.boards.values():
             board.fault, board.late, board.inert, board.locked = None, False, False, False
         self.bench.journal.full = self.bench.journal.cut = False
-        assert self.bench.keeper.restore() == ()
+        assert self.bench.manager.restore() == ()
         assert dict(zip(self.theirs, self.bench.stands, strict=True)) == self.theirs
         left = self.bench.on_disk.values()
         assert all(entry["foreign"] is not None for entry in left)

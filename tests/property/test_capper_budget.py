@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from support.capper_bench import Bench, Killed, W
-from wattspan.capper.ceilings import imposed_limits
-from wattspan.capper.limits import OperatorLimits
+from wattspan.capper.budget import imposed_limits
+from wattspan.capper.planner import OperatorLimits
 from wattspan.config import CapsSettings
 from wattspan.model import CapKey, Trouble
 from wattspan.ports import CapsError
@@ -31,7 +31,7 @@ class BudgetedHost(RuleBasedStateMachine):
     @initialize(budget=BUDGETS, step=st.sampled_from([0.25, 1.0]))
     def begin(self, budget: int, step: float) -> None:
         self.folder = Path(tempfile.mkdtemp())
-        self.bench = Bench(self.folder, boards=BOARDS, rules=OperatorLimits(0.0, 0, step))
+        self.bench = Bench(self.folder, boards=BOARDS, limits=OperatorLimits(0.0, 0, step))
         self.bench.actuator.watch = lambda key, value: self.count_down(late=False)
         self.bench.actuator.after = self.after_write
         self.kill_at: int | None = None
@@ -54,7 +54,7 @@ class BudgetedHost(RuleBasedStateMachine):
 
     @rule(number=NUMBERS)
     def release(self, number: int) -> None:
-        self.attempt(lambda: self.bench.keeper.gone(number))
+        self.attempt(lambda: self.bench.manager.gone(number))
 
     @rule()
     def turn(self) -> None:
@@ -79,7 +79,7 @@ class BudgetedHost(RuleBasedStateMachine):
 
     @rule()
     def stop_and_start(self) -> None:
-        self.attempt(self.bench.keeper.stop)
+        self.attempt(self.bench.manager.stop)
         self.recover(restored_between=True)
 
     @invariant()
@@ -107,9 +107,9 @@ class BudgetedHost(RuleBasedStateMachine):
             raise Killed
 
     def impose_and_turn(self) -> None:
-        keeper = self.bench.keeper
-        keeper.look()
-        keeper.impose(imposed_limits(CapsSettings(), self.budget, keeper))
+        keeper = self.bench.manager
+        keeper.find_devices()
+        keeper.impose(imposed_limits(CapsSettings(), keeper.budget_host(), self.budget))
         keeper.turn()
 
     def settle(self) -> None:
@@ -139,13 +139,13 @@ class BudgetedHost(RuleBasedStateMachine):
 
     def restore_tuned(self) -> None:
         self.bench.start()
-        self.bench.writer.assume_recorded()
-        self.bench.keeper.impose_retained()
-        self.bench.keeper.stop()
+        self.bench.reconciler.assume_recorded()
+        self.bench.manager.impose_retained()
+        self.bench.manager.stop()
 
     def start(self) -> None:
         self.bench.start()
-        self.bench.writer.assume_recorded()
+        self.bench.reconciler.assume_recorded()
         self.impose_and_turn()
 
 

@@ -9,27 +9,21 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
+from typing import Any
 
+from wattspan.capper.devices import ConcurrentActuator
 from wattspan.cli import capper
-from wattspan.model import Knob, KnobState
-from wattspan.ports import Actuator
+from wattspan.model import KnobState
 
 
 class Blocking:
     """An actuator that writes, or does not, and then stands still."""
 
-    def __init__(self, real: Actuator, when: str) -> None:
+    def __init__(self, real: ConcurrentActuator, when: str) -> None:
         self._real, self._when = real, when
 
-    @property
-    def knob(self) -> Knob:
-        return self._real.knob
-
-    def devices(self) -> tuple[KnobState, ...]:
-        return self._real.devices()
-
-    def read(self, device: str) -> KnobState:
-        return self._real.read(device)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
 
     def write(self, device: str, value: int | None) -> KnobState:
         state = self._real.write(device, value) if self._when == "after" else None
@@ -38,14 +32,11 @@ class Blocking:
         assert state is not None
         return state
 
-    def close(self) -> None:
-        self._real.close()
-
 
 def main() -> None:
     when, real = sys.argv.pop(1), capper.open_isolated_actuators
 
-    def blocking(*arguments: object) -> Sequence[Actuator]:
+    def blocking(*arguments: object) -> Sequence[ConcurrentActuator]:
         return [Blocking(one, when) for one in real(*arguments)]  # type: ignore[arg-type]
 
     capper.open_isolated_actuators = blocking

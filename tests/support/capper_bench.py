@@ -10,10 +10,11 @@ from pathlib import Path
 from support.journals import journal_entries
 from wattspan.capper.audit import AuditEvent
 from wattspan.capper.devices import ManagedDevices
-from wattspan.capper.journal import Journal, JournalEntry
-from wattspan.capper.limits import OperatorLimits
+from wattspan.capper.journal import Journal
+from wattspan.capper.journal_entries import JournalEntry
 from wattspan.capper.manager import CapManager
-from wattspan.capper.writer import LimitWriter
+from wattspan.capper.planner import OperatorLimits
+from wattspan.capper.reconciler import Reconciler
 from wattspan.model import SECOND, CapKey, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError
 from wattspan.testing import ManualClock
@@ -136,11 +137,11 @@ class Bench:
         *,
         boards: int = 2,
         knob: Knob = Knob.GPU_POWER,
-        rules: OperatorLimits = OperatorLimits(0.6, 0, 1.0),  # noqa: B008 - frozen
+        limits: OperatorLimits = OperatorLimits(0.6, 0, 1.0),  # noqa: B008 - frozen
         tunable: tuple[str, ...] = (),
         knobs: tuple[Knob, ...] = (),
     ) -> None:
-        self.folder, self.rules, self.tunable, self.knobs = folder, rules, tunable, knobs
+        self.folder, self.limits, self.tunable, self.knobs = folder, limits, tunable, knobs
         self.clock = ManualClock()
         self.actuator = FakeActuator({f"gpu{n}": Board(650 * W) for n in range(boards)}, knob)
         self.events: list[AuditEvent] = []
@@ -148,24 +149,23 @@ class Bench:
 
     def start(self) -> None:
         self.journal = Disk(self.folder, BOOT)
-        self.devices = ManagedDevices([self.actuator])
-        self.writer = LimitWriter(self.devices, self.journal, self.clock, self.events.append)
-        self.keeper = CapManager(
-            self.writer,
+        devices = ManagedDevices([self.actuator])
+        self.reconciler = Reconciler(devices, self.journal, self.clock, self.events.append)
+        self.manager = CapManager(
+            self.reconciler,
             self.clock,
-            self.rules,
+            self.limits,
             longest=10 * SECOND,
-            record=self.events.append,
             tunable=self.tunable,
             knobs=self.knobs,
         )
-        self.devices.look()
-        self.writer.name_lost()
+        self.reconciler.find_devices()
+        self.reconciler.name_lost()
 
     def crash(self) -> None:
         """As after SIGKILL: what was not on disk is gone."""
         self.start()
-        self.keeper.turn()
+        self.manager.turn()
 
     def key(self, number: int = 0) -> CapKey:
         return CapKey(self.actuator.knob, f"gpu{number}")
@@ -174,11 +174,11 @@ class Bench:
         return self.actuator.boards[f"gpu{number}"]
 
     def hold(self, value: int, *numbers: int, holder: int = 1, job: str = "job") -> None:
-        self.keeper.hold(holder, job, {self.key(n): value for n in numbers or (0,)}, "why")
+        self.manager.hold(holder, job, {self.key(n): value for n in numbers or (0,)}, "why")
 
     def turn(self, seconds: float = 0.0) -> None:
         self.clock.advance(seconds)
-        self.keeper.turn()
+        self.manager.turn()
 
     @property
     def stands(self) -> list[int]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from support.capper_bench import Bench
-from wattspan.capper.access import allowed_users
 from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.client import CapperClient
 from wattspan.capper.requests import RequestHandler
@@ -37,12 +37,12 @@ class CapperServer:
         settings = CapsSettings()
         self.ceilings = PowerCeilings(settings, bench.folder / "ceilings.json", "boot", clock)
         self.desk = RequestHandler(
-            bench.keeper, bench.writer, self.ceilings, settings, clock, bench.events.append
+            bench.manager, bench.reconciler, self.ceilings, settings, clock, bench.events.append
         )
         listening = listen_unix(path, 0o666, what="requests for caps")
-        uids = allowed_users(())[0] if allowed is None else allowed
+        uids = frozenset({0, os.geteuid()}) if allowed is None else allowed
         self._server = CapperSocketServer(listening.socket, self.desk, clock, uids)
-        self.ask, self.admit = self._server.ask, self._server.admit
+        self.ask, self.permit = self._server.ask, self._server.permit
         self._remove = listening.remove
         self._thread = threading.Thread(target=self._server.run, name="capper", daemon=True)
 

@@ -20,11 +20,11 @@ from wattspan.capper.audit import (
     AuditRowLimiter,
 )
 from wattspan.capper.ceilings import PowerCeilings
-from wattspan.capper.journal_recovery import audited_writes
+from wattspan.capper.journal_entries import audited_writes
 from wattspan.capper.paths import CapperHost
 from wattspan.capper.process import open_engine
 from wattspan.capper.protocol import RefusalReason, RefusedReply
-from wattspan.capper.requests import MOVES_A_SECOND, MOVES_AT_ONCE, RequestHandler
+from wattspan.capper.requests import MOVE_BURST, MOVES_PER_SECOND, RequestHandler
 from wattspan.config import CapsSettings, load
 from wattspan.model import SECOND, CapKey, Knob
 from wattspan.testing import ManualClock
@@ -182,7 +182,7 @@ def test_a_damaged_row_of_the_oldest_file_is_dropped(tmp_path: Path) -> None:
 
 def test_each_new_file_begins_with_the_caps_in_force(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    audit = AuditLog(tmp_path / "audit.jsonl", 4000, outstanding=bench.writer.outstanding)
+    audit = AuditLog(tmp_path / "audit.jsonl", 4000, outstanding=bench.reconciler.outstanding)
     bench.hold(500 * W, 0)
     fill(audit, 2)
     for name in ("audit.jsonl", "audit.jsonl.1"):
@@ -197,7 +197,7 @@ def test_each_new_file_begins_with_the_caps_in_force(tmp_path: Path) -> None:
 
 def test_a_snapshot_tells_recovery_of_a_cap_whose_write_was_rotated_away(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    audit = AuditLog(tmp_path / "audit.jsonl", 4000, outstanding=bench.writer.outstanding)
+    audit = AuditLog(tmp_path / "audit.jsonl", 4000, outstanding=bench.reconciler.outstanding)
     bench.hold(500 * W, 0)
     for number in range(GENERATIONS * 100):
         audit.record(AuditEvent(at=number, deed=AuditAction.START))
@@ -209,7 +209,7 @@ def test_a_snapshot_tells_recovery_of_a_cap_whose_write_was_rotated_away(tmp_pat
 
 def test_the_capper_restates_its_caps_and_limits_its_rows(tmp_path: Path) -> None:
     clock = ManualClock()
-    workings = open_engine(
+    engine = open_engine(
         CapperHost(tmp_path, BOOT),
         load(Path(os.devnull), environ={}),
         [FakeActuator({"gpu0": Board(650 * W)})],
@@ -217,10 +217,10 @@ def test_the_capper_restates_its_caps_and_limits_its_rows(tmp_path: Path) -> Non
         lambda sentence: None,
     )
     key = CapKey(Knob.GPU_POWER, "gpu0")
-    workings.audit.size = 100 * ROW_BURST
+    engine.audit.size = 100 * ROW_BURST
     for number in range(ROW_BURST + 20):
-        workings.keeper.hold(1, "job", {key: (500 + number) * W}, "why", peer=BUSY)
-    workings.close()
+        engine.manager.hold(1, "job", {key: (500 + number) * W}, "why", peer=BUSY)
+    engine.close()
     found = rows(tmp_path / "audit.jsonl")
     assert (found[0].deed, found[0].old) == (AuditAction.SNAPSHOT, 650 * W)
     assert found[-1].why.startswith("20 writes")
@@ -238,7 +238,7 @@ class Asked:
         clock, settings = self.bench.clock, CapsSettings()
         ceilings = PowerCeilings(settings, folder / "ceilings.json", BOOT, clock)
         self.desk = RequestHandler(
-            self.bench.keeper, self.bench.writer, ceilings, settings, clock, lambda event: None
+            self.bench.manager, self.bench.reconciler, ceilings, settings, clock, lambda event: None
         )
 
     def hold(
@@ -261,9 +261,9 @@ def test_a_peer_that_holds_and_releases_quickly_is_refused_and_writes_little(
     for holder in range(500):  # another connection each time does not help
         answers.append(asked.hold(500, holder=holder))
         asked.desk.gone(holder)
-    assert answers.count("") == MOVES_AT_ONCE
+    assert answers.count("") == MOVE_BURST
     assert set(answers) == {"", RefusalReason.TOO_OFTEN}
-    assert len(asked.bench.actuator.written) == 2 * MOVES_AT_ONCE
+    assert len(asked.bench.actuator.written) == 2 * MOVE_BURST
     assert asked.bench.stands == [650 * W, 650 * W]
     assert asked.hold(500, OTHER, holder=501) == ""
     asked.desk.gone(501)
@@ -272,14 +272,14 @@ def test_a_peer_that_holds_and_releases_quickly_is_refused_and_writes_little(
 
 def test_a_tuner_that_moves_at_every_turn_is_never_refused(tmp_path: Path) -> None:
     asked = Asked(tmp_path)
-    for number in range(2 * MOVES_AT_ONCE):
+    for number in range(2 * MOVE_BURST):
         assert asked.hold(500 + number % 2) == ""
-        asked.bench.clock.advance(1 / MOVES_A_SECOND)
+        asked.bench.clock.advance(1 / MOVES_PER_SECOND)
 
 
 def test_asking_for_what_is_held_already_is_no_move(tmp_path: Path) -> None:
     asked = Asked(tmp_path)
-    assert {asked.hold(500) for _ in range(10 * MOVES_AT_ONCE)} == {""}
+    assert {asked.hold(500) for _ in range(10 * MOVE_BURST)} == {""}
 
 
 def test_a_refused_move_leaves_what_is_held(tmp_path: Path) -> None:
@@ -299,9 +299,9 @@ def test_a_ceiling_user_that_asks_too_often_is_refused(tmp_path: Path) -> None:
     settings = CapsSettings(ceiling_users=(str(BUSY.uid),))
     ceilings = PowerCeilings(settings, tmp_path / "ceilings.json", BOOT, bench.clock)
     desk = RequestHandler(
-        bench.keeper, bench.writer, ceilings, settings, bench.clock, lambda event: None
+        bench.manager, bench.reconciler, ceilings, settings, bench.clock, lambda event: None
     )
     request = protocol.CeilingRequest(1000 * W, "", 60 * SECOND)
-    answers = [desk.answer(1, BUSY, request) for _ in range(MOVES_AT_ONCE + 5)]
+    answers = [desk.answer(1, BUSY, request) for _ in range(MOVE_BURST + 5)]
     assert [isinstance(one, RefusedReply) for one in answers].count(True) == 5
     assert not isinstance(desk.answer(2, PeerCredentials(1, 0), request), RefusedReply)

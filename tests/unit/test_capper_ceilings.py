@@ -10,8 +10,9 @@ import pytest
 from support.capper_bench import Bench, W
 from wattspan.capper import protocol
 from wattspan.capper.audit import AuditEvent
-from wattspan.capper.ceilings import MAX_OWNERS, MAX_TTL, PowerCeilings, imposed_limits
-from wattspan.capper.limits import OperatorLimits
+from wattspan.capper.budget import imposed_limits
+from wattspan.capper.ceilings import MAX_OWNERS, MAX_TTL, PowerCeilings
+from wattspan.capper.planner import OperatorLimits
 from wattspan.capper.protocol import RefusalReason, RefusedReply, StateReply
 from wattspan.capper.requests import RequestHandler
 from wattspan.config import CapsSettings
@@ -44,9 +45,9 @@ def test_the_lowest_of_all_ceilings_holds(tmp_path: Path) -> None:
     )
     told.poll()
     assert told.limit == 900 * W
-    told.ask(800 * W, "why", HOUR, POWER_MANAGER)
+    told.request(800 * W, "why", HOUR, POWER_MANAGER)
     assert told.limit == 800 * W
-    told.ask(None, "", None, POWER_MANAGER)
+    told.request(None, "", None, POWER_MANAGER)
     assert told.limit == 900 * W
 
 
@@ -57,7 +58,7 @@ def test_nothing_configured_is_no_ceiling(tmp_path: Path) -> None:
 def test_a_ceiling_falls_back_to_the_configured_one_when_its_time_is_up(tmp_path: Path) -> None:
     clock = ManualClock()
     told = ceilings(tmp_path, clock, budget_watts=1500)
-    told.ask(800 * W, "why", 60 * SECOND, POWER_MANAGER)
+    told.request(800 * W, "why", 60 * SECOND, POWER_MANAGER)
     clock.advance(59)
     told.poll()
     assert told.limit == 800 * W
@@ -68,7 +69,7 @@ def test_a_ceiling_falls_back_to_the_configured_one_when_its_time_is_up(tmp_path
 
 def test_a_restarted_capper_knows_the_ceiling_and_how_long_it_lasts(tmp_path: Path) -> None:
     clock = ManualClock()
-    ceilings(tmp_path, clock).ask(800 * W, "why", 60 * SECOND, POWER_MANAGER)
+    ceilings(tmp_path, clock).request(800 * W, "why", 60 * SECOND, POWER_MANAGER)
     clock.advance(30)
     clock.step_wall(10_000)  # within a boot the wall clock means nothing
     restarted = ceilings(tmp_path, clock)
@@ -81,7 +82,7 @@ def test_a_restarted_capper_knows_the_ceiling_and_how_long_it_lasts(tmp_path: Pa
 
 def test_a_ceiling_outlives_a_reboot(tmp_path: Path) -> None:
     before = ManualClock(mono=10**15)
-    ceilings(tmp_path, before).ask(800 * W, "why", 600 * SECOND, POWER_MANAGER)
+    ceilings(tmp_path, before).request(800 * W, "why", 600 * SECOND, POWER_MANAGER)
     after = ManualClock(mono=10**9, wall=before.now().wall + 300 * SECOND)
     booted = ceilings(tmp_path, after, boot="another")
     booted.poll()
@@ -93,7 +94,7 @@ def test_a_ceiling_outlives_a_reboot(tmp_path: Path) -> None:
 
 def test_a_wall_clock_set_back_over_a_reboot_does_not_extend_a_ceiling(tmp_path: Path) -> None:
     before = ManualClock(mono=10**15)
-    ceilings(tmp_path, before).ask(800 * W, "why", HOUR, POWER_MANAGER)
+    ceilings(tmp_path, before).request(800 * W, "why", HOUR, POWER_MANAGER)
     after = ManualClock(mono=10**9, wall=before.now().wall - 1000 * MAX_TTL)
     booted = ceilings(tmp_path, after, boot="another")
     after.advance(MAX_TTL / SECOND)
@@ -103,29 +104,29 @@ def test_a_wall_clock_set_back_over_a_reboot_does_not_extend_a_ceiling(tmp_path:
 
 def refusal(told: PowerCeilings, limit: int | None, ttl: int | None, peer: PeerCredentials) -> str:
     with pytest.raises(CapsError) as refused:
-        told.ask(limit, "", ttl, peer)
+        told.request(limit, "", ttl, peer)
     return refused.value.refusal
 
 
 def test_only_root_and_ceiling_users_set_or_lift_a_ceiling(tmp_path: Path) -> None:
     told = ceilings(tmp_path, ManualClock(), users=("1000",))
-    told.ask(800 * W, "why", HOUR, ROOT)
+    told.request(800 * W, "why", HOUR, ROOT)
     for limit, ttl in ((1, HOUR), (1, None), (None, None)):
         for peer in (AGENT, PeerCredentials(40, None)):
             assert refusal(told, limit, ttl, peer) == RefusalReason.NOT_ALLOWED
     assert told.limit == 800 * W
-    told.ask(700 * W, "why", HOUR, POWER_MANAGER)
+    told.request(700 * W, "why", HOUR, POWER_MANAGER)
     assert told.limit == 700 * W
 
 
 def test_each_owner_sets_raises_and_lifts_its_own_ceiling_only(tmp_path: Path) -> None:
     told = ceilings(tmp_path, ManualClock())
-    told.ask(800 * W, "root's", HOUR, ROOT)
-    told.ask(500 * W, "lower", HOUR, POWER_MANAGER)
+    told.request(800 * W, "root's", HOUR, ROOT)
+    told.request(500 * W, "lower", HOUR, POWER_MANAGER)
     assert told.limit == 500 * W
-    told.ask(900 * W, "higher", HOUR, POWER_MANAGER)
+    told.request(900 * W, "higher", HOUR, POWER_MANAGER)
     assert told.limit == 800 * W
-    told.ask(None, "", None, ROOT)
+    told.request(None, "", None, ROOT)
     assert told.limit == 900 * W
     assert [(row.uid, row.limit, row.why) for row in told.rows] == [(2000, 900 * W, "higher")]
     stored = json.loads((tmp_path / "ceilings.json").read_bytes())
@@ -139,21 +140,21 @@ def test_the_number_of_owners_is_bounded_and_root_always_has_a_place(tmp_path: P
         CapsSettings(ceiling_users=users), tmp_path / "ceilings.json", "boot", clock
     )
     for uid in users[:MAX_OWNERS]:
-        told.ask(900 * W, "", HOUR, PeerCredentials(1, int(uid)))
+        told.request(900 * W, "", HOUR, PeerCredentials(1, int(uid)))
     assert (
         refusal(told, 800 * W, HOUR, PeerCredentials(1, int(users[-1])))
         == RefusalReason.NOT_ALLOWED
     )
-    told.ask(850 * W, "", HOUR, PeerCredentials(1, 3000))
-    told.ask(800 * W, "", HOUR, ROOT)
+    told.request(850 * W, "", HOUR, PeerCredentials(1, 3000))
+    told.request(800 * W, "", HOUR, ROOT)
     assert told.limit == 800 * W
 
 
 def test_an_owner_that_is_not_configured_any_more_loses_its_ceiling(tmp_path: Path) -> None:
     told = ceilings(tmp_path, ManualClock())
-    told.ask(500 * W, "", HOUR, POWER_MANAGER)
-    told.ask(800 * W, "", HOUR, ROOT)
-    told.settle_for(CapsSettings())
+    told.request(500 * W, "", HOUR, POWER_MANAGER)
+    told.request(800 * W, "", HOUR, ROOT)
+    told.reconfigure(CapsSettings())
     assert told.limit == 800 * W
     assert b"2000" not in (tmp_path / "ceilings.json").read_bytes()
 
@@ -226,7 +227,7 @@ class Asked:
         path = folder / "ceilings.json"
         told = PowerCeilings(caps, path, "boot", self.bench.clock, record=record)
         self.desk = RequestHandler(
-            self.bench.keeper, self.bench.writer, told, caps, self.bench.clock, record
+            self.bench.manager, self.bench.reconciler, told, caps, self.bench.clock, record
         )
 
     def ask(
@@ -305,7 +306,7 @@ def test_a_device_is_raised_to_its_floor_while_a_ceiling_cannot_be_kept(tmp_path
     asked.turn()
     assert asked.bench.stands == [250 * W, 250 * W]
     asked.ask(ROOT, protocol.CeilingRequest(1, "", HOUR))
-    asked.desk.settle_for(CapsSettings())
+    asked.desk.reconfigure(CapsSettings())
     for _ in range(9):
         asked.turn()
     assert asked.bench.stands == [420 * W, 420 * W]
@@ -386,26 +387,26 @@ def test_a_fixed_cap_is_named_by_id_index_or_star(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     for device, meant in (("gpu1", [1]), ("0", [0]), ("*", [0, 1]), ("gpu7", [])):
         settings = CapsSettings(fixed=(FixedCapSettings(device=device, watts=500),))
-        fixed = imposed_limits(settings, None, bench.keeper).fixed
+        fixed = imposed_limits(settings, bench.manager.budget_host(), None).fixed
         assert fixed == {bench.key(n): 500 * W for n in meant}
 
 
 def test_a_fixed_cap_of_one_knob_is_none_of_another(tmp_path: Path) -> None:
     settings = CapsSettings(fixed=(FixedCapSettings(device="*", watts=100, knob=Knob.CPU_POWER),))
-    assert imposed_limits(settings, None, Bench(tmp_path).keeper).fixed == {}
+    assert imposed_limits(settings, Bench(tmp_path).manager.budget_host(), None).fixed == {}
 
 
 def test_shares_keep_the_limit_and_go_by_priority(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     settings = CapsSettings(priority=(PrioritySettings(device="1", priority=200),))
-    shares = imposed_limits(settings, 900 * W, bench.keeper).shares
+    shares = imposed_limits(settings, bench.manager.budget_host(), 900 * W).shares
     assert shares == {bench.key(0): 250 * W, bench.key(1): 650 * W}
 
 
 def test_what_a_tuner_does_not_want_the_others_get(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, rules=OperatorLimits(0.3, 0, 1.0))
+    bench = Bench(tmp_path, limits=OperatorLimits(0.3, 0, 1.0))
     bench.hold(300 * W, 0)
-    shares = imposed_limits(CapsSettings(), 900 * W, bench.keeper).shares
+    shares = imposed_limits(CapsSettings(), bench.manager.budget_host(), 900 * W).shares
     assert shares[bench.key(1)] == 600 * W
 
 
@@ -414,25 +415,27 @@ def test_a_device_that_somebody_else_has_set_counts_with_what_it_has(tmp_path: P
     bench.hold(500 * W, 0)
     bench.board(0).stands = 640 * W
     bench.turn(1)
-    shares = imposed_limits(CapsSettings(), 900 * W, bench.keeper).shares
+    shares = imposed_limits(CapsSettings(), bench.manager.budget_host(), 900 * W).shares
     assert shares == {bench.key(1): 260 * W}
 
 
 def test_a_ceiling_below_what_devices_take_at_least_is_said_to_be_short(tmp_path: Path) -> None:
-    imposed = imposed_limits(CapsSettings(), 300 * W, Bench(tmp_path).keeper)
+    imposed = imposed_limits(CapsSettings(), Bench(tmp_path).manager.budget_host(), 300 * W)
     assert imposed.short == 100 * W
     assert set(imposed.shares.values()) == {200 * W}
 
 
 def test_the_budget_is_kept_and_everything_comes_back(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, boards=4, rules=OperatorLimits(0.6, 0, 0.25))
+    bench = Bench(tmp_path, boards=4, limits=OperatorLimits(0.6, 0, 0.25))
     for limit in (2000, 1200, 900, 2400):
         for _ in range(5):
             before = sum(bench.stands)
-            bench.keeper.impose(imposed_limits(CapsSettings(), limit * W, bench.keeper))
+            bench.manager.impose(
+                imposed_limits(CapsSettings(), bench.manager.budget_host(), limit * W)
+            )
             bench.turn(1)
             assert sum(bench.stands) <= max(before, limit * W)
         assert sum(bench.stands) <= limit * W
-    bench.keeper.impose(imposed_limits(CapsSettings(), None, bench.keeper))
+    bench.manager.impose(imposed_limits(CapsSettings(), bench.manager.budget_host(), None))
     bench.turn(1)
     assert bench.stands == [650 * W] * 4

@@ -15,7 +15,7 @@ from support.capper_bench import BOOT, Bench, W
 from support.journal_corruption import corrupt_audit, corrupt_journal, snapshot
 from wattspan.capper.audit import AuditLog
 from wattspan.capper.paths import CapperHost
-from wattspan.capper.restore import RestoreContext, RestoreReport, restore_limits
+from wattspan.capper.process import RestoreContext, RestoreReport, restore_limits
 from wattspan.config import Config
 from wattspan.model import CapKey
 
@@ -41,7 +41,7 @@ class Killed:
         for name, board in self.bench.actuator.boards.items():
             board.stands = self.originals[name] = self.rng.choice(ORIGINALS)
         audit = AuditLog(self.folder / "audit.jsonl", 1 << 20)
-        self.bench.devices.look()
+        self.bench.reconciler.find_devices()
         for _ in range(self.rng.randint(2, 4)):
             number = self.rng.randrange(3)  # the fourth board is never touched
             self.bench.hold(self.rng.randint(43, 60) * 10 * W, number, job=f"job{number}")

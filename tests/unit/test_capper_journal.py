@@ -13,8 +13,9 @@ import pytest
 
 from support.capper_bench import BOOT, Disk, W, entry
 from wattspan.capper.audit import GENERATIONS, AuditAction, AuditEvent, AuditLog
-from wattspan.capper.journal import EntrySource, Journal, JournalError, open_capper_directory
-from wattspan.capper.paths import CapperHost, CapperLock
+from wattspan.capper.journal import Journal, JournalError
+from wattspan.capper.journal_entries import EntrySource
+from wattspan.capper.paths import CapperHost, CapperLock, open_capper_directory
 from wattspan.model import Knob
 
 EARLIER = "00000000-1111-4000-8000-000000000000"

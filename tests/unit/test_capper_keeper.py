@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from support.capper_bench import Bench, W
-from wattspan.capper.limits import OperatorLimits
+from wattspan.capper.planner import ImposedLimits, OperatorLimits
 from wattspan.capper.protocol import RefusalReason
-from wattspan.capper.resolver import ImposedLimits
 from wattspan.model import Knob, Trouble
 from wattspan.ports import CapsError
 from wattspan.util.peer_credentials import PeerCredentials
@@ -34,7 +33,7 @@ def test_a_hold_stands_and_is_on_disk(bench: Bench) -> None:
     assert bench.stands == [500 * W, 650 * W]
     (told,) = bench.on_disk.values()
     assert (told["original"], told["value"], told["written"]) == (650 * W, 500 * W, True)
-    row = bench.keeper.rows()[0]
+    row = bench.manager.rows()[0]
     assert (row.holder, row.wanted, row.original, row.why) == ("job", 500 * W, 650 * W, "why")
     assert row.expires == bench.clock.monotonic() + 10 * 10**9
 
@@ -47,7 +46,7 @@ def test_what_a_new_hold_does_not_name_is_given_back(bench: Bench) -> None:
 
 def test_a_hold_of_nothing_gives_everything_back(bench: Bench) -> None:
     bench.hold(500 * W)
-    bench.keeper.hold(1, "job", {}, "why")
+    bench.manager.hold(1, "job", {}, "why")
     assert bench.stands == [650 * W, 650 * W]
     assert bench.on_disk == {}
 
@@ -59,17 +58,17 @@ def test_a_cap_at_or_above_the_original_is_no_cap_and_writes_nothing(bench: Benc
 
 
 def test_the_way_down_takes_several_askings(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, rules=OperatorLimits(0.3, 0, 0.2))
+    bench = Bench(tmp_path, limits=OperatorLimits(0.3, 0, 0.2))
     for stands in (510, 370, 300, 300):
         bench.hold(300 * W)
         assert bench.board().stands == stands * W
-    assert bench.keeper.rows()[0].wanted == 300 * W
+    assert bench.manager.rows()[0].wanted == 300 * W
 
 
 def test_one_job_at_a_time_holds_a_device(bench: Bench) -> None:
     bench.hold(500 * W)
     assert refusal(bench, 550 * W, holder=2, job="other") == RefusalReason.HELD
-    bench.keeper.gone(1)
+    bench.manager.gone(1)
     bench.hold(550 * W, holder=2, job="other")
     assert bench.stands[0] == 550 * W
 
@@ -90,7 +89,7 @@ def test_a_device_that_fails_is_refused_in_its_own_words(
 ) -> None:
     bench.board().fault = fault
     assert refusal(bench, 500 * W) == word
-    assert bench.keeper.rows()[0].usable is False
+    assert bench.manager.rows()[0].usable is False
 
 
 def test_a_device_that_refuses_is_not_asked_again_at_once(bench: Bench) -> None:
@@ -101,7 +100,7 @@ def test_a_device_that_refuses_is_not_asked_again_at_once(bench: Bench) -> None:
         assert refusal(bench, 500 * W) == RefusalReason.LOCKED
     assert len(seen) == 1
     bench.clock.advance(60)
-    assert bench.keeper.rows()[0].usable is True  # as far as is known, so that it is tried again
+    assert bench.manager.rows()[0].usable is True  # as far as is known, so that it is tried again
     assert refusal(bench, 500 * W) == RefusalReason.LOCKED
     assert len(seen) == 2
     assert bench.deeds().count("fail") == 1
@@ -116,7 +115,7 @@ def test_a_device_that_keeps_its_old_value_is_not_honouring_it(bench: Bench) -> 
 def test_a_write_that_fails_and_arrives_is_known_to_have_arrived(bench: Bench) -> None:
     bench.board().late = True
     bench.hold(500 * W)
-    bench.keeper.release(1)
+    bench.manager.release(1)
     assert bench.stands[0] == 650 * W
     assert bench.on_disk == {}
 
@@ -126,8 +125,8 @@ def test_a_device_that_rounds_down_is_given_back(bench: Bench) -> None:
     bench.hold(500_100)
     assert bench.stands[0] == 500_000
     bench.turn(1)
-    assert bench.keeper.rows()[0].foreign is False
-    bench.keeper.release(1)
+    assert bench.manager.rows()[0].foreign is False
+    bench.manager.release(1)
     assert bench.stands[0] == 650 * W
 
 
@@ -180,7 +179,7 @@ def test_a_cap_lapses_with_its_lease(bench: Bench) -> None:
 def test_a_renewed_cap_stands(bench: Bench) -> None:
     bench.hold(500 * W)
     for _ in range(5):
-        bench.keeper.renew(1)
+        bench.manager.renew(1)
         bench.turn(9)
     assert bench.stands[0] == 500 * W
 
@@ -194,10 +193,10 @@ def test_after_a_crash_the_original_comes_back(bench: Bench) -> None:
 
 def test_after_a_crash_what_is_imposed_never_rises_in_between(bench: Bench) -> None:
     imposed = ImposedLimits(fixed={bench.key(): 500 * W})
-    bench.keeper.impose(imposed)
+    bench.manager.impose(imposed)
     bench.turn()
     bench.start()
-    bench.keeper.impose(imposed)
+    bench.manager.impose(imposed)
     bench.actuator.written.clear()
     bench.turn()
     assert bench.stands[0] == 500 * W
@@ -207,7 +206,7 @@ def test_after_a_crash_what_is_imposed_never_rises_in_between(bench: Bench) -> N
 def test_a_lost_device_is_given_back_when_it_returns(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.board().fault = Trouble.RETRY
-    bench.keeper.release(1)
+    bench.manager.release(1)
     assert "gpu0" in bench.on_disk
     bench.board().fault = None
     bench.turn(60)
@@ -218,7 +217,7 @@ def test_a_lost_device_is_given_back_when_it_returns(bench: Bench) -> None:
 def test_restoring_says_what_could_not_be_restored(bench: Bench) -> None:
     bench.hold(500 * W, 0, 1)
     bench.board(1).fault = Trouble.RETRY
-    (trouble,) = bench.keeper.restore()
+    (trouble,) = bench.manager.restore()
     assert trouble.device == "gpu1"
     assert bench.stands[0] == 650 * W
     assert set(bench.on_disk) == {"gpu1"}
@@ -226,16 +225,16 @@ def test_restoring_says_what_could_not_be_restored(bench: Bench) -> None:
 
 def test_the_record_says_who_wanted_what_and_why_it_ended(bench: Bench) -> None:
     def held() -> None:
-        bench.keeper.hold(
+        bench.manager.hold(
             1, "job", {bench.key(): 500 * W}, "3 % slower", peer=PeerCredentials(42, 1000)
         )
 
     held()
     bench.turn(10)
     held()
-    bench.keeper.gone(1)
+    bench.manager.gone(1)
     held()
-    bench.keeper.restore()
+    bench.manager.restore()
     told = [(str(e.deed), e.old, e.new, e.why, e.job) for e in bench.events]
     down, up = (650 * W, 500 * W), (500 * W, 650 * W)
     assert told == [
@@ -257,10 +256,10 @@ def test_a_foreign_value_is_adopted_and_its_knob_left_alone(bench: Bench) -> Non
     bench.hold(500 * W)
     bench.board().stands = 333 * W
     bench.turn(1)
-    row = bench.keeper.rows()[0]
+    row = bench.manager.rows()[0]
     assert (row.foreign, row.holder) == (True, "")
     assert refusal(bench, 450 * W) == RefusalReason.FOREIGN
-    assert bench.keeper.restore() == ()
+    assert bench.manager.restore() == ()
     assert bench.stands[0] == 333 * W
 
 
@@ -278,7 +277,7 @@ def test_a_foreign_write_while_the_capper_was_dead_stands(bench: Bench) -> None:
     bench.board().stands = 333 * W
     bench.crash()
     assert bench.stands[0] == 333 * W
-    assert bench.keeper.rows()[0].foreign is True
+    assert bench.manager.rows()[0].foreign is True
 
 
 def test_a_foreign_write_in_the_middle_of_ours_stands(bench: Bench) -> None:
@@ -292,7 +291,7 @@ def test_an_original_that_somebody_put_back_must_stand_a_minute(bench: Bench) ->
     bench.hold(500 * W)
     bench.board().stands = 650 * W
     bench.turn(1)
-    assert bench.keeper.rows()[0].foreign is True
+    assert bench.manager.rows()[0].foreign is True
     bench.turn(59)
     assert refusal(bench, 500 * W) == RefusalReason.FOREIGN
     bench.turn(2)
@@ -305,7 +304,7 @@ def test_a_value_of_somebody_else_is_theirs_however_long_it_stands(bench: Bench)
     bench.board().stands = 333 * W
     for _ in range(10):
         bench.turn(3600)
-        assert bench.keeper.rows()[0].foreign is True
+        assert bench.manager.rows()[0].foreign is True
     assert refusal(bench, 300 * W) == RefusalReason.FOREIGN
 
 
@@ -315,9 +314,9 @@ def test_each_time_somebody_interferes_calm_must_last_longer(bench: Bench) -> No
         bench.board().stands = 650 * W
         bench.turn(1)
         bench.turn(calm - 1)
-        assert bench.keeper.rows()[0].foreign is True
+        assert bench.manager.rows()[0].foreign is True
         bench.turn(1)
-        assert bench.keeper.rows()[0].foreign is False
+        assert bench.manager.rows()[0].foreign is False
 
 
 def test_a_driver_that_was_reloaded_leaves_its_default_as_the_original(bench: Bench) -> None:
@@ -326,7 +325,7 @@ def test_a_driver_that_was_reloaded_leaves_its_default_as_the_original(bench: Be
     bench.turn(1)
     bench.turn(60)
     bench.hold(500 * W)
-    bench.keeper.release(1)
+    bench.manager.release(1)
     assert bench.stands[0] == 700 * W
 
 
@@ -334,9 +333,9 @@ def test_what_somebody_set_is_accepted_when_root_says_so(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.board().stands = 600 * W
     bench.turn(1)
-    assert bench.keeper.accept() == 1
+    assert bench.manager.accept() == 1
     bench.hold(450 * W)
-    bench.keeper.release(1)
+    bench.manager.release(1)
     assert bench.stands[0] == 600 * W
 
 
@@ -351,27 +350,27 @@ def test_the_least_of_tuner_operator_and_budget_stands(bench: Bench) -> None:
         (ImposedLimits(shares={key: 480 * W}, limit=2000 * W), 480, "job"),
         (ImposedLimits(fixed={key: 600 * W}), 550, "job"),
     ):
-        bench.keeper.impose(imposed)
+        bench.manager.impose(imposed)
         bench.turn()
         assert bench.stands[0] == stands * W
-        assert bench.keeper.rows()[0].holder == holder
+        assert bench.manager.rows()[0].holder == holder
 
 
 def test_what_is_imposed_outlives_every_lease(bench: Bench) -> None:
-    bench.keeper.impose(ImposedLimits(fixed={bench.key(): 500 * W}))
+    bench.manager.impose(ImposedLimits(fixed={bench.key(): 500 * W}))
     bench.hold(450 * W)
     bench.turn(11)
     assert bench.stands[0] == 500 * W
-    assert bench.keeper.rows()[0].holder == "operator"
+    assert bench.manager.rows()[0].holder == "operator"
 
 
 def test_nothing_rises_before_what_it_rises_by_was_given_up(bench: Bench) -> None:
     one, two = bench.key(0), bench.key(1)
-    bench.keeper.impose(ImposedLimits(shares={one: 600 * W, two: 300 * W}, limit=900 * W))
+    bench.manager.impose(ImposedLimits(shares={one: 600 * W, two: 300 * W}, limit=900 * W))
     bench.turn()
     assert bench.stands == [600 * W, 300 * W]
     bench.board(0).fault = Trouble.RETRY
-    bench.keeper.impose(ImposedLimits(shares={one: 300 * W, two: 600 * W}, limit=900 * W))
+    bench.manager.impose(ImposedLimits(shares={one: 300 * W, two: 600 * W}, limit=900 * W))
     bench.turn()
     assert bench.stands == [600 * W, 300 * W]
     bench.board(0).fault = None
@@ -381,10 +380,10 @@ def test_nothing_rises_before_what_it_rises_by_was_given_up(bench: Bench) -> Non
 
 def test_a_device_that_does_not_obey_has_given_up_nothing(bench: Bench) -> None:
     one, two = bench.key(0), bench.key(1)
-    bench.keeper.impose(ImposedLimits(shares={one: 600 * W, two: 300 * W}, limit=900 * W))
+    bench.manager.impose(ImposedLimits(shares={one: 600 * W, two: 300 * W}, limit=900 * W))
     bench.turn()
     bench.board(0).obeys = 600 * W
-    bench.keeper.impose(ImposedLimits(shares={one: 300 * W, two: 600 * W}, limit=900 * W))
+    bench.manager.impose(ImposedLimits(shares={one: 300 * W, two: 600 * W}, limit=900 * W))
     bench.turn()
     assert bench.stands == [300 * W, 300 * W]
     bench.board(0).obeys = None
@@ -397,26 +396,26 @@ def test_a_cap_that_is_shown_and_not_obeyed_is_taken_back(bench: Bench) -> None:
     bench.board().obeys = 650 * W
     bench.turn(1)
     assert bench.stands[0] == 500 * W
-    bench.keeper.renew(1)
+    bench.manager.renew(1)
     bench.turn(6)
     assert bench.stands[0] == 650 * W
-    row = bench.keeper.rows()[0]
+    row = bench.manager.rows()[0]
     assert row.usable is False
-    assert "the cap does nothing" in row.trouble
+    assert "the cap has no effect" in row.trouble
 
 
 def test_restoring_lets_go_of_what_is_imposed_as_well(bench: Bench) -> None:
-    bench.keeper.impose(ImposedLimits(fixed={bench.key(): 500 * W}))
+    bench.manager.impose(ImposedLimits(fixed={bench.key(): 500 * W}))
     bench.turn()
-    assert bench.keeper.restore() == ()
+    assert bench.manager.restore() == ()
     bench.turn(1)
     assert bench.stands[0] == 650 * W
 
 
 def test_after_restoring_on_request_nothing_is_set_any_more(bench: Bench) -> None:
-    bench.keeper.restore()
+    bench.manager.restore()
     assert refusal(bench, 500 * W) == RefusalReason.NOT_ALLOWED
-    bench.keeper.hold(1, "job", {}, "nothing is always had")
+    bench.manager.hold(1, "job", {}, "nothing is always had")
     assert bench.actuator.written == []
 
 
@@ -429,7 +428,7 @@ def test_only_knobs_that_are_named_may_be_tuned(tmp_path: Path) -> None:
 
 
 def test_a_locked_clock_is_reset_for_it_has_no_original(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, knob=Knob.GPU_CLOCK, rules=OperatorLimits(0.3, 0, 1.0))
+    bench = Bench(tmp_path, knob=Knob.GPU_CLOCK, limits=OperatorLimits(0.3, 0, 1.0))
     board = bench.board()
     board.minimum, board.default, board.maximum, board.stands = 210, 1980, 1980, 1980
     bench.start()

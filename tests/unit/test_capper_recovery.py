@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from support.capper_bench import BOOT, Bench, W, entry
 from wattspan.capper.audit import AuditAction, AuditEvent, AuditLog
-from wattspan.capper.journal import EntrySource, Journal, JournalEntry
-from wattspan.capper.journal_recovery import audited_writes
+from wattspan.capper.journal import Journal
+from wattspan.capper.journal_entries import EntrySource, JournalEntry, audited_writes
+from wattspan.capper.planner import CapDemand, ImposedLimits, OperatorLimits
 from wattspan.capper.protocol import RefusalReason
 from wattspan.model import CapKey, Knob, Trouble
 from wattspan.ports import CapsError
@@ -76,9 +77,9 @@ def test_an_earlier_boot_is_kept_until_the_device_answers(tmp_path: Path) -> Non
 
 def test_a_device_that_is_gone_since_an_earlier_boot_may_be_given_up(tmp_path: Path) -> None:
     bench = left(tmp_path, entry(device="gpu7"), boot=EARLIER)
-    assert [trouble.device for trouble in bench.keeper.restore()] == ["gpu7"]
-    assert bench.keeper.accept() == 1
-    assert (bench.keeper.restore(), bench.on_disk) == ((), {})
+    assert [trouble.device for trouble in bench.manager.restore()] == ["gpu7"]
+    assert bench.manager.accept() == 1
+    assert (bench.manager.restore(), bench.on_disk) == ((), {})
 
 
 def test_the_journal_of_another_emulated_host_is_removed(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_clocks_of_an_earlier_boot_are_reset_once(tmp_path: Path) -> None:
 def test_an_implausible_original_is_not_written(tmp_path: Path, original: int) -> None:
     bench = left(tmp_path, entry(original=original))
     bench.board().stands = 500 * W
-    (trouble,) = bench.keeper.restore()
+    (trouble,) = bench.manager.restore()
     assert trouble.refusal == RefusalReason.UNRECOVERED
     assert "gpu0" in str(trouble)
     assert (bench.stands, bench.actuator.written) == ([500 * W], [])
@@ -118,7 +119,7 @@ def test_a_range_that_follows_the_limit_does_not_make_an_original_implausible(
 ) -> None:
     bench = left(tmp_path, entry())
     bench.board().stands = bench.board().maximum = 500 * W
-    assert bench.keeper.restore() == ()
+    assert bench.manager.restore() == ()
     assert bench.stands == [650 * W]
 
 
@@ -129,14 +130,14 @@ def test_devices_of_a_lost_journal_are_named_and_not_written(tmp_path: Path) -> 
     bench = damaged(tmp_path)
     bench.board(1).stands = 700 * W  # its maximum: no cap can be in force
     bench.turn()
-    assert "gpu_power of GPU0" in bench.writer.unrecovered
-    assert "GPU1" not in bench.writer.unrecovered
+    assert "gpu_power of GPU0" in bench.reconciler.unrecovered
+    assert "GPU1" not in bench.reconciler.unrecovered
     with pytest.raises(CapsError, match="its original is unknown") as refused:
         bench.hold(500 * W, 0)
     assert refused.value.refusal == RefusalReason.UNRECOVERED
     bench.hold(500 * W, 1)
     assert bench.stands == [650 * W, 500 * W]
-    rows = {row.state.key.device: row for row in bench.keeper.rows()}
+    rows = {row.state.key.device: row for row in bench.manager.rows()}
     assert rows["gpu0"].lost
     assert "caps accept" in rows["gpu0"].trouble
     assert not rows["gpu1"].lost
@@ -145,7 +146,7 @@ def test_devices_of_a_lost_journal_are_named_and_not_written(tmp_path: Path) -> 
 def test_a_lost_original_stays_lost_over_restarts(tmp_path: Path) -> None:
     bench = damaged(tmp_path)
     for _ in range(2):
-        assert [trouble.device for trouble in bench.keeper.restore() if trouble.device != "*"] == [
+        assert [trouble.device for trouble in bench.manager.restore() if trouble.device != "*"] == [
             "gpu0",
             "gpu1",
         ]
@@ -155,8 +156,8 @@ def test_a_lost_original_stays_lost_over_restarts(tmp_path: Path) -> None:
 def test_accepting_makes_the_present_limit_the_original(tmp_path: Path) -> None:
     bench = damaged(tmp_path)
     bench.turn()
-    assert bench.keeper.accept() == 4  # two boards, and "every device" of the two other knobs
-    assert bench.writer.unrecovered == ""
+    assert bench.manager.accept() == 4  # two boards, and "every device" of the two other knobs
+    assert bench.reconciler.unrecovered == ""
     bench.hold(500 * W, 0)
     assert bench.on_disk["gpu0"]["original"] == 650 * W
 
@@ -166,7 +167,7 @@ def test_a_limit_that_is_set_by_hand_ends_the_loss(tmp_path: Path) -> None:
     bench.turn()
     bench.board().stands = 600 * W
     bench.turn(1)
-    assert "GPU0" not in bench.writer.unrecovered
+    assert "GPU0" not in bench.reconciler.unrecovered
     assert AuditAction.VOID in [event.deed for event in bench.events]
     bench.hold(500 * W, 0)
     assert bench.on_disk["gpu0"]["original"] == 600 * W
@@ -174,19 +175,20 @@ def test_a_limit_that_is_set_by_hand_ends_the_loss(tmp_path: Path) -> None:
 
 def test_devices_that_cannot_be_listed_are_lost_as_one(tmp_path: Path) -> None:
     bench = damaged(tmp_path)
-    assert "cpu_power of every device" in bench.writer.unrecovered
-    assert "gpu_power of every device" not in bench.writer.unrecovered
+    assert "cpu_power of every device" in bench.reconciler.unrecovered
+    assert "gpu_power of every device" not in bench.reconciler.unrecovered
     bench.turn()
-    with pytest.raises(CapsError) as refused:
-        bench.writer.look(CapKey(Knob.CPU_POWER, "rapl:package-0"), wanted=True)
-    assert refused.value.refusal == RefusalReason.UNRECOVERED
+    package = CapKey(Knob.CPU_POWER, "rapl:package-0")
+    demand = CapDemand({}, ImposedLimits(), OperatorLimits())
+    errors = bench.reconciler.observe([package], demand)
+    assert errors[package].refusal == RefusalReason.UNRECOVERED
 
 
 def test_a_lost_device_that_does_not_answer_is_named_until_it_does(tmp_path: Path) -> None:
     lost = JournalEntry(knob=Knob.GPU_POWER, device="gpu0", name="GPU0", source=EntrySource.LOST)
     bench = left(tmp_path, lost)
     bench.board().fault = Trouble.RETRY
-    assert [str(one) for one in bench.keeper.restore()] == ["gpu0 does not answer."]
+    assert [str(one) for one in bench.manager.restore()] == ["gpu0 does not answer."]
     bench.board().fault = None
     bench.turn(2)
     assert bench.on_disk["gpu0"]["foreign"] == 650 * W
@@ -198,7 +200,7 @@ def test_a_lost_device_that_does_not_answer_is_named_until_it_does(tmp_path: Pat
 def test_a_salvaged_entry_is_lost_where_the_device_shows_another_limit(tmp_path: Path) -> None:
     bench = left(tmp_path, entry(source=EntrySource.SALVAGED))
     bench.board().stands = 333 * W
-    (trouble,) = bench.keeper.restore()
+    (trouble,) = bench.manager.restore()
     assert trouble.refusal == RefusalReason.UNRECOVERED
     assert bench.stands == [333 * W]
 
@@ -230,7 +232,7 @@ def test_a_crash_between_the_removals_of_the_copies_is_no_damage(tmp_path: Path)
     bench, events, lines = held(tmp_path)
     second = tmp_path / f"journal-{BOOT}.b.jsonl"
     before = second.read_bytes()
-    bench.keeper.release(1)
+    bench.manager.release(1)
     audit = AuditLog(tmp_path / "audit.jsonl", 1 << 20)
     for event in events[len(lines) :]:
         audit.record(event)
@@ -245,7 +247,7 @@ def test_audit_rows_tell_the_original_and_our_value(tmp_path: Path) -> None:
     assert claim is not None
     assert (claim.original, claim.value) == (650 * W, 500 * W)
     assert audited_writes(lines, EARLIER) == {}
-    bench.keeper.release(1)
+    bench.manager.release(1)
     bench.turn(1)
     rest = [replace(event) for event in events[len(lines) :]]
     audit = AuditLog(tmp_path / "audit.jsonl", 1 << 20)

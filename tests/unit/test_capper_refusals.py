@@ -10,8 +10,14 @@ import pytest
 
 from support.capper_bench import BOOT, Bench, W
 from wattspan.capper import protocol
-from wattspan.capper.access import PERIOD, ROWS_PER_PERIOD
-from wattspan.capper.audit import REFUSAL_DIVISOR, AuditAction, AuditEvent, AuditLog
+from wattspan.capper.audit import (
+    REFUSAL_DIVISOR,
+    REFUSAL_PERIOD,
+    REFUSAL_ROWS,
+    AuditAction,
+    AuditEvent,
+    AuditLog,
+)
 from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.protocol import MAX_NAME_LENGTH, RefusedReply
 from wattspan.capper.requests import RequestHandler
@@ -31,9 +37,9 @@ class Asked:
         self.audit = AuditLog(folder / "audit.jsonl", SIZE)
         clock, settings = self.bench.clock, CapsSettings()
         ceilings = PowerCeilings(settings, folder / "ceilings.json", BOOT, clock)
-        self.bench.writer._record = self.audit.record
+        self.bench.reconciler._record = self.audit.record
         self.desk = RequestHandler(
-            self.bench.keeper, self.bench.writer, ceilings, settings, clock, self.audit.record
+            self.bench.manager, self.bench.reconciler, ceilings, settings, clock, self.audit.record
         )
         self.holder = 0
 
@@ -53,7 +59,7 @@ class Asked:
         assert isinstance(answer, RefusedReply) == refused
 
     def minute(self) -> None:
-        self.bench.clock.advance(PERIOD / SECOND)
+        self.bench.clock.advance(REFUSAL_PERIOD / SECOND)
         self.desk.turn()
 
     def rows(self, deed: AuditAction = AuditAction.REFUSE) -> list[AuditEvent]:
@@ -71,13 +77,13 @@ def asked(tmp_path: Path) -> Asked:
 
 def test_of_one_user_so_many_are_listed_however_many_connections_he_opens(asked: Asked) -> None:
     asked.refused(100)
-    assert len(asked.rows()) == ROWS_PER_PERIOD
+    assert len(asked.rows()) == REFUSAL_ROWS
     asked.minute()
-    rest = asked.rows()[ROWS_PER_PERIOD:]
+    rest = asked.rows()[REFUSAL_ROWS:]
     assert [(row.uid, row.why) for row in rest] == [
         (
             ONE.uid,
-            f"{100 - ROWS_PER_PERIOD} more requests of this user were refused; they have no rows.",
+            f"{100 - REFUSAL_ROWS} more requests of this user were refused; they have no rows.",
         )
     ]
 
@@ -85,28 +91,28 @@ def test_of_one_user_so_many_are_listed_however_many_connections_he_opens(asked:
 def test_another_users_refusals_are_listed_all_the_same(asked: Asked) -> None:
     asked.refused(100)
     asked.refused(1, OTHER)
-    assert [row.uid for row in asked.rows()] == [*[ONE.uid] * ROWS_PER_PERIOD, OTHER.uid]
+    assert [row.uid for row in asked.rows()] == [*[ONE.uid] * REFUSAL_ROWS, OTHER.uid]
 
 
 def test_a_minute_later_refusals_are_listed_again_after_what_there_was_more(asked: Asked) -> None:
-    asked.refused(ROWS_PER_PERIOD + 1)
-    asked.bench.clock.advance(PERIOD / SECOND)
+    asked.refused(REFUSAL_ROWS + 1)
+    asked.bench.clock.advance(REFUSAL_PERIOD / SECOND)
     asked.refused(1)
-    assert [row.why.startswith("1 more request") for row in asked.rows()[ROWS_PER_PERIOD:]] == [
+    assert [row.why.startswith("1 more request") for row in asked.rows()[REFUSAL_ROWS:]] == [
         True,
         False,
     ]
 
 
 def test_as_many_as_are_listed_have_no_rest_to_tell_of(asked: Asked) -> None:
-    asked.refused(ROWS_PER_PERIOD)
+    asked.refused(REFUSAL_ROWS)
     asked.minute()
     asked.minute()
-    assert len(asked.rows()) == ROWS_PER_PERIOD
+    assert len(asked.rows()) == REFUSAL_ROWS
 
 
 def test_what_is_not_told_yet_is_told_at_the_end(asked: Asked) -> None:
-    asked.refused(ROWS_PER_PERIOD + 3)
+    asked.refused(REFUSAL_ROWS + 3)
     asked.desk.close()
     assert asked.rows()[-1].why.startswith("3 more")
 

@@ -15,8 +15,8 @@ import pytest
 from support.capper_bench import BOOT, Bench, W
 from wattspan.capper.journal import JournalError
 from wattspan.capper.paths import CapperHost, CapperLock
+from wattspan.capper.process import RestoreContext, accept_foreign_limits, restore_limits
 from wattspan.capper.protocol import RefusalReason, RefusedReply
-from wattspan.capper.restore import RestoreContext, accept_foreign_limits, restore_limits
 from wattspan.config import Config
 from wattspan.ports import CapsError
 from wattspan.testing import ManualClock

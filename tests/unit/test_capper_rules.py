@@ -6,8 +6,8 @@ import pytest
 
 from support.capper_bench import W, entry
 from wattspan.capper.devices import SettingOwner, setting_owner
-from wattspan.capper.leases import CapGrant, LeaseRegistry
-from wattspan.capper.limits import CapBounds, OperatorLimits, cap_bounds, limit_step
+from wattspan.capper.manager import CapGrant, LeaseRegistry
+from wattspan.capper.planner import CapBounds, OperatorLimits, cap_bounds, limit_step
 from wattspan.model import SECOND, CapKey, Instant, Knob, KnobState
 
 KEY = CapKey(Knob.GPU_POWER, "gpu0")
@@ -107,20 +107,20 @@ def grant(job: str, *keys: CapKey) -> CapGrant:
     return CapGrant(job, "why", Instant(0, 0), caps, caps)
 
 
-def test_a_lease_lapses_as_a_whole_unless_it_is_renewed() -> None:
+def test_a_lease_expires_as_a_whole_unless_it_is_renewed() -> None:
     leases = LeaseRegistry(10 * SECOND)
     leases.grant(1, grant("a", KEY), length=0, now=0)
     leases.grant(1, grant("b", OTHER), length=0, now=4 * SECOND)
     leases.renew(1, 9 * SECOND)
-    assert leases.lapse(18 * SECOND) == ()
-    assert [gone.job for gone in leases.lapse(19 * SECOND)] == ["a", "b"]
-    assert leases.held() == set()
+    assert leases.expire(18 * SECOND) == {}
+    assert [cause.job for cause in leases.expire(19 * SECOND).values()] == ["a", "b"]
+    assert leases.limits() == {}
 
 
-def test_a_lapsed_lease_cannot_be_renewed() -> None:
+def test_an_expired_lease_cannot_be_renewed() -> None:
     leases = LeaseRegistry(10 * SECOND)
     leases.grant(1, grant("a", KEY), length=0, now=0)
-    leases.lapse(10 * SECOND)
+    leases.expire(10 * SECOND)
     leases.renew(1, 10 * SECOND)
     assert leases.holding(KEY) is None
 
@@ -128,23 +128,23 @@ def test_a_lapsed_lease_cannot_be_renewed() -> None:
 def test_a_lease_is_never_longer_than_the_configured_one() -> None:
     leases = LeaseRegistry(10 * SECOND)
     leases.grant(1, grant("a", KEY), length=3600 * SECOND, now=0)
-    assert leases.next_lapse == 10 * SECOND
+    assert leases.next_expiry == 10 * SECOND
     leases.grant(1, grant("a", KEY), length=2 * SECOND, now=0)
-    assert leases.next_lapse == 2 * SECOND
+    assert leases.next_expiry == 2 * SECOND
 
 
-def test_one_job_is_released_and_the_other_holds_on() -> None:
+def test_the_release_of_one_job_leaves_the_other_its_limits() -> None:
     leases = LeaseRegistry(10 * SECOND)
     leases.grant(1, grant("a", KEY), length=0, now=0)
     leases.grant(1, grant("b", OTHER), length=0, now=0)
-    assert [gone.job for gone in leases.release(1, "a")] == ["a"]
-    assert leases.held() == {OTHER}
-    assert leases.release(2) == ()
+    assert [cause.job for cause in leases.release(1, "a").values()] == ["a"]
+    assert leases.limits().keys() == {OTHER}
+    assert leases.release(2) == {}
 
 
-def test_a_knob_that_is_lost_is_dropped_from_every_lease() -> None:
+def test_a_foreign_knob_is_dropped_from_every_lease() -> None:
     leases = LeaseRegistry(10 * SECOND)
     leases.grant(1, grant("a", KEY, OTHER), length=0, now=0)
     leases.drop([KEY])
-    assert leases.held() == {OTHER}
-    assert leases.jobs(1) == {"a"}
+    assert leases.limits().keys() == {OTHER}
+    assert leases.grants(1).keys() == {"a"}

@@ -7,20 +7,18 @@ import socket
 from pathlib import Path
 
 from support.capper_bench import W
-from wattspan.capper.access import allowed_users
-from wattspan.capper.journal import capper_directory
-from wattspan.capper.paths import capper_socket_path
+from wattspan.capper.paths import capper_directory, capper_socket_path
 from wattspan.capper.protocol import CeilingRow, KnobRow, StateReply
 from wattspan.cli.caps import state_lines
 from wattspan.config import AgentSettings
 from wattspan.model import SECOND, Knob
 from wattspan.testing import ManualClock
-from wattspan.util.peer_credentials import peer_credentials
+from wattspan.util.peer_credentials import peer_credentials, uids_of
 
 
-def test_root_and_its_own_user_may_always_speak() -> None:
-    uids, unknown = allowed_users(("root", "4711", "nobody-of-this-name"))
-    assert uids == {0, os.geteuid(), 4711}
+def test_users_are_named_by_name_or_number() -> None:
+    uids, unknown = uids_of(("root", "4711", "nobody-of-this-name"))
+    assert uids == {0, 4711}
     assert unknown == ("nobody-of-this-name",)
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from support.fake_knobs import ENFORCED, KnobNvml
 from support.fake_nvml import FakeGpu
-from wattspan.capper.journal import Journal, JournalEntry
+from wattspan.capper.journal import Journal
+from wattspan.capper.journal_entries import JournalEntry
 from wattspan.capper.protocol import KnobRow, RefusalReason, RefusedReply, StateReply
 from wattspan.cli.doctor.findings import Finding, Severity
 from wattspan.cli.doctor.sources import EmptyProcessDirectory

@@ -12,7 +12,6 @@ import pytest
 
 from support.service_manager import ServiceManager
 from support.world import PACKAGE
-from wattspan.capper.activation import inherited_unix_socket
 from wattspan.config import Config, SpansSettings, changed_keys
 from wattspan.model import (
     SECOND,
@@ -24,6 +23,7 @@ from wattspan.model import (
 )
 from wattspan.ports import ListenError
 from wattspan.service.signals import StopRequest, hangup_reloads
+from wattspan.service.socket_activation import inherited_unix_socket
 from wattspan.service.systemd import LONGEST_STATUS, SystemdNotifier, Watchdog, agent_status
 from wattspan.testing import ManualClock
 

@@ -13,9 +13,10 @@ from support.capper_bench import BOOT, Bench, W
 from support.capper_server import CapperServer
 from support.service_manager import ServiceManager
 from support.waiting import eventually
-from wattspan.capper.ceilings import PowerCeilings, imposed_limits
+from wattspan.capper.budget import imposed_limits
+from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.client import CapperClient
-from wattspan.capper.limits import OperatorLimits
+from wattspan.capper.planner import OperatorLimits
 from wattspan.capper.process import needs_restart
 from wattspan.capper.protocol import RefusalReason
 from wattspan.cli.capper import CapperReload, CapperStatus
@@ -105,7 +106,7 @@ def test_a_capper_that_was_told_to_give_everything_back_is_of_no_use() -> None:
 
 def test_what_is_held_and_still_permitted_stands_through_a_reload(bench: Bench) -> None:
     bench.hold(500 * W, 0)
-    bench.keeper.settle_for(RULES, longest=5 * SECOND, tunable=("gpu0",))
+    bench.manager.reconfigure(RULES, longest=5 * SECOND, tunable=("gpu0",))
     bench.turn()
     assert bench.stands == [500 * W, 650 * W]
     assert len(bench.actuator.written) == 1  # nothing was written anew
@@ -113,7 +114,7 @@ def test_what_is_held_and_still_permitted_stands_through_a_reload(bench: Bench) 
 
 def test_a_higher_floor_lifts_what_is_held_below_it(bench: Bench) -> None:
     bench.hold(450 * W, 0)
-    bench.keeper.settle_for(replace(RULES, floor_watts=550), longest=10 * SECOND)
+    bench.manager.reconfigure(replace(RULES, floor_watts=550), longest=10 * SECOND)
     bench.turn()
     assert bench.stands == [550 * W, 650 * W]
 
@@ -123,7 +124,7 @@ def test_what_is_not_to_be_tuned_any_more_is_given_back(
     bench: Bench, narrower: dict[str, tuple[str, ...]]
 ) -> None:
     bench.hold(500 * W, 0)
-    bench.keeper.settle_for(RULES, longest=10 * SECOND, **narrower)  # type: ignore[arg-type]
+    bench.manager.reconfigure(RULES, longest=10 * SECOND, **narrower)  # type: ignore[arg-type]
     assert bench.stands == [650 * W, 650 * W]
     with pytest.raises(CapsError, match="not to be tuned"):
         bench.hold(500 * W, 0)
@@ -131,8 +132,8 @@ def test_what_is_not_to_be_tuned_any_more_is_given_back(
 
 def test_a_shorter_lease_holds_from_the_next_renewal_on(bench: Bench) -> None:
     bench.hold(500 * W, 0)
-    bench.keeper.settle_for(RULES, longest=2 * SECOND)
-    bench.keeper.renew(1)
+    bench.manager.reconfigure(RULES, longest=2 * SECOND)
+    bench.manager.renew(1)
     bench.turn(3.0)
     assert bench.stands == [650 * W, 650 * W]
 
@@ -142,12 +143,13 @@ def test_a_ceiling_that_was_asked_for_outlives_a_reload_and_the_configured_one_i
 ) -> None:
     settings = CapsSettings(budget_watts=1200)
     ceilings = PowerCeilings(settings, tmp_path / "ceilings.json", BOOT, bench.clock)
-    ceilings.ask(1_000 * W, "a test", 60 * SECOND, PeerCredentials(1, 0))
-    ceilings.settle_for(CapsSettings(budget_watts=900))
+    ceilings.request(1_000 * W, "a test", 60 * SECOND, PeerCredentials(1, 0))
+    ceilings.reconfigure(CapsSettings(budget_watts=900))
     assert ceilings.limit == 900 * W
-    ceilings.settle_for(CapsSettings())
+    ceilings.reconfigure(CapsSettings())
     assert ceilings.limit == 1_000 * W
-    assert imposed_limits(CapsSettings(), ceilings.limit, bench.keeper).limit == 1_000 * W
+    imposed = imposed_limits(CapsSettings(), bench.manager.budget_host(), ceilings.limit)
+    assert imposed.limit == 1_000 * W
 
 
 def test_another_budget_file_takes_the_place_of_the_one_before(
@@ -159,11 +161,11 @@ def test_another_budget_file_takes_the_place_of_the_one_before(
     ceilings = PowerCeilings(settings, tmp_path / "ceilings.json", BOOT, bench.clock)
     ceilings.poll()
     assert ceilings.limit == 1000 * W
-    ceilings.settle_for(CapsSettings(budget_file=str(tmp_path / "two")))
+    ceilings.reconfigure(CapsSettings(budget_file=str(tmp_path / "two")))
     assert ceilings.limit == 1000 * W  # until the other one was read
     ceilings.poll()
     assert ceilings.limit == 800 * W
-    ceilings.settle_for(CapsSettings())
+    ceilings.reconfigure(CapsSettings())
     assert ceilings.limit is None
 
 
@@ -182,7 +184,7 @@ def test_whoever_may_not_speak_any_more_is_put_out_and_its_caps_given_back(tmp_p
         try:
             client.hold("job", {bench.key(): 500 * W}, "why")
             assert bench.stands[0] == 500 * W
-            server.ask(lambda: server.admit(frozenset({4711})))
+            server.ask(lambda: server.permit(frozenset({4711})))
             eventually(lambda: refused(client), "it is put out")
             eventually(lambda: bench.stands[0] == 650 * W, "its cap is given back")
         finally:

@@ -20,7 +20,8 @@ from msgspec.structs import replace
 
 from wattspan.http.rate_limiter import RateLimiter
 from wattspan.model import SECOND, Knob, ModelEnum
-from wattspan.ports import Clock
+from wattspan.ports import CapsError, Clock
+from wattspan.util.peer_credentials import PeerCredentials
 
 
 class AuditAction(ModelEnum):
@@ -163,6 +164,75 @@ class AuditRowLimiter:
                 why = f"{one.count} writes and restores of this user; the last: {event.why}"
                 event = replace(event, old=one.first.old, why=why)
             self._record(event)
+
+
+REFUSAL_ROWS: Final = 10
+"""Refusals of one user that have a row each, in one period; the others share one row."""
+REFUSAL_PERIOD: Final = 60 * SECOND
+
+
+@dataclass(slots=True)
+class _RefusalPeriod:
+    since: int
+    listed: int = 0
+    more: int = 0
+
+
+class RefusalLog:
+    """Puts refusals on record, by whoever's connection they came."""
+
+    def __init__(self, clock: Clock, record: Callable[[AuditEvent], None]) -> None:
+        self._clock, self._record = clock, record
+        self._told: dict[int, str] = {}
+        self._periods: dict[int | None, _RefusalPeriod] = {}
+
+    def refused(self, holder: int, peer: PeerCredentials, job: str, error: CapsError) -> None:
+        """A tuner that asks the same again every second is on record once."""
+        if self._told.get(holder) == str(error):
+            return
+        self._told[holder] = str(error)
+        now = self._clock.now()
+        self.turn()
+        period = self._periods.setdefault(peer.uid, _RefusalPeriod(now.mono))
+        if period.listed == REFUSAL_ROWS:
+            period.more += 1
+            return
+        period.listed += 1
+        self._record(
+            AuditEvent(
+                at=now.wall,
+                deed=AuditAction.REFUSE,
+                device=error.device,
+                why=str(error),
+                job=job,
+                pid=peer.pid,
+                uid=peer.uid,
+            )
+        )
+
+    def granted(self, holder: int) -> None:
+        """What ``holder`` asked for was carried out, or it has gone: a refusal is news again."""
+        self._told.pop(holder, None)
+
+    def turn(self) -> None:
+        """Tell of the rest of every period that is over."""
+        now = self._clock.monotonic()
+        for uid, period in list(self._periods.items()):
+            if now - period.since >= REFUSAL_PERIOD:
+                self._close(uid)
+
+    def close(self) -> None:
+        """Tell of the rest."""
+        for uid in list(self._periods):
+            self._close(uid)
+
+    def _close(self, uid: int | None) -> None:
+        more = self._periods.pop(uid).more
+        if more:
+            why = f"{more} more requests of this user were refused; they have no rows."
+            self._record(
+                AuditEvent(at=self._clock.now().wall, deed=AuditAction.REFUSE, why=why, uid=uid)
+            )
 
 
 class AuditLog:

@@ -15,28 +15,20 @@ from typing import Annotated, Final
 
 import msgspec
 
-from wattspan.capper.access import uids_of
 from wattspan.capper.audit import AuditAction, AuditEvent, AuditHook, ignore_event
 from wattspan.capper.ceiling_file import CeilingFile, CeilingValue
-from wattspan.capper.devices import is_power_knob, matches_device
 from wattspan.capper.journal import JournalError
-from wattspan.capper.limits import BudgetDevice, cap_bounds, reference_setting, share_budget
-from wattspan.capper.manager import CapManager
 from wattspan.capper.protocol import CeilingRow, RefusalReason
-from wattspan.capper.resolver import ImposedLimits
 from wattspan.config import CapsSettings
-from wattspan.model import SECOND, CapKey, KnobState
+from wattspan.model import SECOND
 from wattspan.ports import CapsError, Clock
-from wattspan.util.peer_credentials import PeerCredentials
+from wattspan.util.peer_credentials import PeerCredentials, uids_of
 
 VERSION: Final = 2
 MAX_TTL: Final = 24 * 3600 * SECOND
 MAX_OWNERS: Final = 16
 """Users who have a ceiling at a time, beside root."""
 _MILLIWATTS_PER_WATT = 1_000
-_DEFAULT_MINIMUM_DIVISOR = 4
-"""A device that tells no minimum, as most packages, is left its default divided by this. On next
-to nothing a host would hardly be able to have its limits raised again."""
 
 
 _Int = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
@@ -99,7 +91,7 @@ class PowerCeilings:
         file = "" if self._file is None else self._file.trouble
         return " ".join(filter(None, (self._load_trouble, file)))
 
-    def settle_for(self, settings: CapsSettings) -> None:
+    def reconfigure(self, settings: CapsSettings) -> None:
         """Keep to other settings from now on; the ceilings of permitted users stay."""
         self._owners = _ceiling_users(settings)
         if settings.budget_file != self._settings.budget_file:
@@ -113,7 +105,7 @@ class PowerCeilings:
         self._settings = settings
         self._drop_strangers()
 
-    def ask(self, limit: int | None, why: str, ttl: int | None, peer: PeerCredentials) -> None:
+    def request(self, limit: int | None, why: str, ttl: int | None, peer: PeerCredentials) -> None:
         """Set the ceiling of ``peer``'s user, or lift it. CapsError, JournalError."""
         if peer.uid is None or peer.uid not in self._owners:
             raise CapsError(
@@ -173,7 +165,7 @@ class PowerCeilings:
         return max(0, self._settings.budget_watts * _MILLIWATTS_PER_WATT - self._reserve)
 
     @property
-    def imposed_by_others(self) -> int | None:
+    def requested(self) -> int | None:
         """The lowest ceiling of the file and of users, in milliwatts."""
         limits = [one.limit for one in self._requested.values()]
         if self._kept_of_file is not None:
@@ -183,7 +175,7 @@ class PowerCeilings:
     @property
     def limit(self) -> int | None:
         """The lowest ceiling of all, in milliwatts."""
-        both = (self.configured, self.imposed_by_others)
+        both = (self.configured, self.requested)
         return min((limit for limit in both if limit is not None), default=None)
 
     @property
@@ -367,103 +359,3 @@ def _decode_ceilings(content: bytes) -> _CeilingsFile:
     if file.version != VERSION:
         raise ValueError(f"version {file.version} is not {VERSION}")
     return file
-
-
-def imposed_limits(
-    settings: CapsSettings, limit: int | None, keeper: CapManager, *, others: int | None = None
-) -> ImposedLimits:
-    """Limits of the present devices by the operator's fixed caps and the ceilings.
-
-    ``limit`` is the configuration's ceiling, ``others`` the least of the file's and the users'.
-    """
-    standing = keeper.standing()
-    fixed: dict[CapKey, int] = {}
-    for one in settings.fixed:
-        for key, state in standing.items():
-            if (
-                key.knob is one.knob
-                and is_power_knob(key.knob)
-                and matches_device([one.device], state)
-            ):
-                fixed[key] = min(
-                    one.watts * _MILLIWATTS_PER_WATT,
-                    fixed.get(key, one.watts * _MILLIWATTS_PER_WATT),
-                )
-    limits = [one for one in (limit, others) if one is not None]
-    if not limits:
-        return ImposedLimits(fixed)
-    sharers = _budget_devices(settings, standing, keeper, fixed)
-    if limit is not None:
-        sharers = _limited_by_shares(sharers, limit)
-    if others is not None:
-        sharers = _limited_by_shares(_with_floors(sharers, standing, keeper), others)
-    shares = {key: one.maximum for key, one in sharers.items()}
-    short = max(0, sum(shares.values()) - min(limits))
-    stuck = keeper.stuck
-    free = {key: value for key, value in shares.items() if key not in stuck}
-    return ImposedLimits(fixed, free, min(limits), short)
-
-
-def _limited_by_shares(
-    sharers: Mapping[CapKey, BudgetDevice], limit: int
-) -> dict[CapKey, BudgetDevice]:
-    """The devices, each with its share of ``limit`` as its maximum."""
-    caps = share_budget(list(sharers.values()), limit).caps
-    return {
-        key: one._replace(maximum=caps[one.device], minimum=min(one.minimum, caps[one.device]))
-        for key, one in sharers.items()
-    }
-
-
-def _with_floors(
-    sharers: Mapping[CapKey, BudgetDevice], standing: Mapping[CapKey, KnobState], keeper: CapManager
-) -> dict[CapKey, BudgetDevice]:
-    """The devices, none of which gets less than the operator's floors leave it."""
-    raised = {}
-    for key, one in sharers.items():
-        state = standing[key]
-        found = cap_bounds(state, state.requested, keeper.rules, tuned=True)
-        floor = one.minimum if found is None else max(one.minimum, found.lowest)
-        raised[key] = one._replace(minimum=min(floor, one.maximum))
-    return raised
-
-
-def _budget_devices(
-    settings: CapsSettings,
-    standing: Mapping[CapKey, KnobState],
-    keeper: CapManager,
-    fixed: Mapping[CapKey, int],
-) -> dict[CapKey, BudgetDevice]:
-    stuck = keeper.stuck
-    wanted = keeper.wants()
-    sharers: dict[CapKey, BudgetDevice] = {}
-    for key, state in standing.items():
-        original = state.requested
-        if not is_power_knob(key.knob) or original is None:
-            continue
-        if key in stuck:  # it has what it has, and the others share the rest
-            sharers[key] = BudgetDevice(key.device, stuck[key], stuck[key], 1_000_000)
-            continue
-        lowest = max(_lowest(state), settings.floor_watts * _MILLIWATTS_PER_WATT)
-        wants = [w for w in (wanted.get(key), fixed.get(key)) if w is not None]
-        sharers[key] = BudgetDevice(
-            key.device,
-            min(lowest, original),
-            original,
-            _priority(settings, state),
-            min(wants, default=None),
-        )
-    return sharers
-
-
-def _lowest(state: KnobState) -> int:
-    return (
-        state.minimum
-        if state.minimum is not None
-        else (reference_setting(state) or 0) // _DEFAULT_MINIMUM_DIVISOR
-    )
-
-
-def _priority(settings: CapsSettings, state: KnobState) -> int:
-    chosen = [one.priority for one in settings.priority if matches_device([one.device], state)]
-    return chosen[0] if chosen else 100

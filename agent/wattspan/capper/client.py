@@ -10,13 +10,13 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from wattspan.capper import protocol
-from wattspan.capper.protocol import KnobRow, RefusedReply, StateReply
-from wattspan.model import SECOND, CapKey, CapRow, Instant, KnobState
+from wattspan.capper.protocol import RefusedReply, StateReply
+from wattspan.model import SECOND, CapKey, CapRow
 from wattspan.ports import CapsError, CapTotals, Clock
 
 SOCKET_UNIT: Final = "wattspan-capper.socket"
@@ -48,13 +48,6 @@ _FIRST, _LONGEST = SECOND // 2, 30 * SECOND
 _MAX_REPLY_BYTES = 4 * 1024 * 1024
 
 _Reply = StateReply | RefusedReply
-
-
-class RestoreReply(NamedTuple):
-    """What a capper says after giving everything back."""
-
-    restored: int
-    rows: tuple[CapRow, ...]
 
 
 class CapperClient:
@@ -96,24 +89,24 @@ class CapperClient:
         return CapTotals(state.writes, state.restores, state.ceiling, state.suspended)
 
     def rows(self, *, renew: bool = False) -> tuple[CapRow, ...]:
-        return _cap_rows(self._ask(protocol.RenewRequest() if renew else protocol.StatusRequest()))
+        return self._rows(protocol.RenewRequest() if renew else protocol.StatusRequest())
 
     def hold(self, job: str, caps: Mapping[CapKey, int], why: str) -> tuple[CapRow, ...]:
-        wishes = [protocol.RequestedCap(key.knob, key.device, value) for key, value in caps.items()]
-        return _cap_rows(self._ask(protocol.HoldRequest(job, wishes, why)))
+        requested = [protocol.RequestedCap(*key, value) for key, value in caps.items()]
+        return self._rows(protocol.HoldRequest(job, requested, why))
 
     def release(self, job: str = "") -> None:
         self._ask(protocol.ReleaseRequest(job))
 
     def accept(self) -> tuple[CapRow, ...]:
-        """Have what somebody else has set taken as the original. For root."""
-        return _cap_rows(self._ask(protocol.AcceptRequest()))
+        """Take foreign limits as the originals. For root."""
+        return self._rows(protocol.AcceptRequest())
 
-    def restore(self) -> RestoreReply:
-        """Have everything given back, whoever holds it. For root."""
+    def restore(self) -> tuple[int, tuple[CapRow, ...]]:
+        """Restore everything: the number of restored limits, and all rows. For root."""
         before = self._ask(protocol.StatusRequest()).restores
         after = self._ask(protocol.RestoreRequest())
-        return RestoreReply(after.restores - before, _cap_rows(after))
+        return after.restores - before, tuple(map(protocol.cap_row, after.rows))
 
     def close(self) -> None:
         """End the connection, and with it every lease."""
@@ -123,6 +116,9 @@ class CapperClient:
         self._received.clear()
 
     # --------------------------------------------------------------------------- inner workings
+
+    def _rows(self, request: protocol.CapperRequest) -> tuple[CapRow, ...]:
+        return tuple(map(protocol.cap_row, self._ask(request).rows))
 
     def _ask(self, request: protocol.CapperRequest) -> StateReply:
         deadline = self._clock.monotonic() + round(self._timeout * SECOND)
@@ -216,38 +212,3 @@ def _cause(error: Exception) -> str:
     if isinstance(error, OSError):
         return (error.strerror or str(error)).lower()
     return f"it talks nonsense ({error})"
-
-
-def _cap_rows(state: StateReply) -> tuple[CapRow, ...]:
-    """What a capper tells of its knobs, in the model's words."""
-    return tuple(_cap_row(one) for one in state.rows)
-
-
-def _cap_row(told: KnobRow) -> CapRow:
-    state = KnobState(
-        CapKey(told.knob, told.device),
-        told.name,
-        minimum=told.minimum,
-        default=told.default,
-        maximum=told.maximum,
-        requested=told.requested,
-        enforced=told.enforced,
-        aliases=told.aliases,
-    )
-    since = None
-    if told.since_mono is not None and told.since_wall is not None:
-        since = Instant(told.since_mono, told.since_wall)
-    return CapRow(
-        state,
-        original=told.original,
-        wanted=told.wanted,
-        ceiling=told.ceiling,
-        holder=told.holder,
-        why=told.why,
-        since=since,
-        expires=told.expires,
-        foreign=told.foreign,
-        lost=told.lost,
-        usable=told.usable,
-        trouble=told.trouble,
-    )

@@ -1,31 +1,23 @@
-"""Every knob that can be turned here, as it was last seen.
-
-Whose is the setting that stands on a device? Pure.
-"""
+"""The devices behind the actuators, and the owner of the setting that a device shows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from itertools import groupby
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
+
+from msgspec.structs import replace
 
 from wattspan.capper.actuators.common import is_honoured
-from wattspan.capper.journal import EntrySource, JournalEntry
+from wattspan.capper.audit import AuditAction
+from wattspan.capper.journal_entries import EntrySource, JournalEntry
 from wattspan.capper.protocol import RefusalReason
 from wattspan.model import CapKey, Knob, KnobState, ModelEnum, Trouble
-from wattspan.ports import Actuator, ActuatorError
-
-_REFUSAL_REASONS = {
-    Trouble.DENIED: RefusalReason.NO_PERMISSION,
-    Trouble.MALFORMED: RefusalReason.NOT_HONOURED,
-}
-_POWER_KNOBS = (Knob.GPU_POWER, Knob.CPU_POWER)
+from wattspan.ports import Actuator, ActuatorError, CapsError
 
 
-@runtime_checkable
-class ConcurrentActuator(Protocol):
-    """An actuator that can read several devices at once, and list them although some hang."""
+class ConcurrentActuator(Actuator, Protocol):
+    """An actuator that reads several devices at once, and lists them although some hang."""
 
     @property
     def unidentified(self) -> int | None:
@@ -38,140 +30,209 @@ class ConcurrentActuator(Protocol):
 
 
 class ManagedDevices:
-    """The actuators, and each knob's state and trouble as of the last call that told."""
+    """Calls the actuator of a knob. Errors are ActuatorErrors."""
 
-    def __init__(self, actuators: Sequence[Actuator]) -> None:
+    def __init__(self, actuators: Sequence[ConcurrentActuator]) -> None:
         self._actuators = {actuator.knob: actuator for actuator in actuators}
-        self.states: dict[CapKey, KnobState] = {}
-        self.troubles: dict[CapKey, ActuatorError] = {}
-        self.deaf: dict[Knob, ActuatorError] = {}
-        """Kinds of knobs of which no device could be listed, and why."""
+        self._unlisted: dict[Knob, ActuatorError] = {}
 
-    def look(self) -> None:
-        """Find what is there; a device that does not answer now keeps what was known of it."""
+    def find(self) -> tuple[KnobState, ...]:
+        """The devices that answer now, of the knobs that can be listed."""
+        found: list[KnobState] = []
         for knob, actuator in self._actuators.items():
             try:
-                found = actuator.devices()
+                found += actuator.devices()
             except ActuatorError as error:
-                self.deaf[knob] = error
-                continue
-            self.deaf.pop(knob, None)
-            self.states.update((state.key, state) for state in found)
+                self._unlisted[knob] = error
+            else:
+                self._unlisted.pop(knob, None)
+        return tuple(found)
 
-    def listed(self, knob: Knob) -> bool:
-        """True if the last look could list the devices with this knob."""
-        return knob in self._actuators and knob not in self.deaf
-
-    def assume(self, state: KnobState) -> None:
-        """Take ``state``, which a journal records, until the device is read."""
-        self.states.setdefault(state.key, state)
+    def is_listed(self, knob: Knob) -> bool:
+        """True if the devices of the knob could be listed last time."""
+        return knob in self._actuators and knob not in self._unlisted
 
     @property
     def listing_stuck(self) -> bool:
         """True if the devices of a knob are unknown because the driver does not answer."""
-        return any(error.trouble is Trouble.STUCK for error in self.deaf.values())
+        return any(error.trouble is Trouble.STUCK for error in self._unlisted.values())
 
-    @property
-    def hidden(self) -> bool:
-        """True if there are devices that hang and are not known, so that their limits are not."""
+    def hides(self, known: Iterable[CapKey]) -> bool:
+        """True if there are devices that hang and are not among the ``known``."""
+        knobs = [key.knob for key in known]
         return self.listing_stuck or any(
-            count > sum(key.knob is knob for key in self.states)
+            (count := actuator.unidentified) is not None and count > knobs.count(knob)
             for knob, actuator in self._actuators.items()
-            if isinstance(actuator, ConcurrentActuator)
-            and (count := actuator.unidentified) is not None
         )
 
     def prefetch(self, keys: Iterable[CapKey]) -> None:
         """Begin to read ``keys``, so that several devices that hang share one deadline."""
         for knob, group in groupby(sorted(keys), key=lambda key: key.knob):
-            actuator: object = self._actuators.get(knob)
-            if isinstance(actuator, ConcurrentActuator):
-                actuator.prefetch(key.device for key in group)
+            if knob in self._actuators:
+                self._actuators[knob].prefetch(key.device for key in group)
 
     def read(self, key: CapKey) -> KnobState:
-        """One knob as it is now; ActuatorError."""
-        return self._told(key, self._actuator(key).read(key.device))
-
-    def stuck(self, key: CapKey) -> bool:
-        """True if the newest call on a knob did not return within its deadline."""
-        error = self.troubles.get(key)
-        return error is not None and error.trouble is Trouble.STUCK
-
-    def refresh(self, key: CapKey) -> None:
-        """Read a knob that is known, if it answers now."""
-        if key in self.states:
-            with suppress(ActuatorError):
-                self.read(key)
+        return self._actuator(key).read(key.device)
 
     def write(self, key: CapKey, value: int | None) -> KnobState:
-        """Set one knob, and read it back; ActuatorError."""
-        return self._told(key, self._actuator(key).write(key.device, value))
-
-    def failed(self, key: CapKey, error: ActuatorError) -> None:
-        """Remember why a knob could not be read or written."""
-        self.troubles[key] = error
+        """Set one knob, and read it back."""
+        return self._actuator(key).write(key.device, value)
 
     def close(self) -> None:
         for actuator in self._actuators.values():
             actuator.close()
 
-    def _told(self, key: CapKey, state: KnobState) -> KnobState:
-        self.states[key] = state
-        self.troubles.pop(key, None)
-        return state
-
-    def _actuator(self, key: CapKey) -> Actuator:
-        actuator = self._actuators.get(key.knob)
-        if actuator is None:
+    def _actuator(self, key: CapKey) -> ConcurrentActuator:
+        if key.knob not in self._actuators:
             raise ActuatorError(
-                f"Cannot set {key.knob} of {key.device}: no such knob is in use here; name it in"
+                f"Cannot set {key.knob} of {key.device}: the knob is not in use; name it in"
                 " [autotune] knobs.",
                 Trouble.ABSENT,
             )
-        return actuator
+        return self._actuators[key.knob]
 
 
-def is_power_knob(knob: Knob) -> bool:
-    """Whether the knob counts towards a budget of watts."""
-    return knob in _POWER_KNOBS
-
-
-def refusal_reason(error: ActuatorError) -> RefusalReason:
-    """What the trouble of a device is in the protocol's words."""
-    return (
-        RefusalReason.LOCKED
-        if error.locked
-        else _REFUSAL_REASONS.get(error.trouble, RefusalReason.LOST)
-    )
-
-
-def matches_device(chosen: Iterable[str], state: KnobState) -> bool:
-    """Whether any of ``chosen`` means this device: its id, UUID, index, zone, or "*"."""
-    known = {"*", state.key.device, *state.aliases}
-    return any(one in known for one in chosen)
-
-
-class SettingOwner(ModelEnum):
-    """Whose it is."""
-
-    OURS = "ours"
-    ORIGINAL = "original"  # what stood there before us, or what the device starts with
-    FOREIGN = "foreign"  # neither
-    UNKNOWN = "unknown"  # the device does not tell now
+def matches_device(names: Iterable[str], state: KnobState) -> bool:
+    """Whether any of ``names`` is this device's: its id, UUID, index or zone, or "*"."""
+    return not {"*", state.key.device, *state.aliases}.isdisjoint(names)
 
 
 def is_readable(knob: Knob) -> bool:
-    """Whether what stands can be read back. Locked clocks can be set and reset, and no more."""
+    """Whether the setting can be read back. Locked clocks can only be set and reset."""
     return knob is not Knob.GPU_CLOCK
 
 
-def setting_owner(entry: JournalEntry, state: KnobState) -> SettingOwner:
-    """Whose the setting is that ``state`` shows, where the journal has ``entry``.
+class SettingOwner(ModelEnum):
+    """The last writer of a setting."""
 
-    As long as a write may not have arrived, what stood there before it is ours as well, and a
-    value just below it, for devices round down to their unit. A knob that cannot be read is
-    ours as far as anybody can tell. Of an earlier boot our value is the device's own if it is the
-    default, at which the device starts.
+    OURS = "ours"
+    ORIGINAL = "original"  # the setting before the first write, or the one after a start
+    FOREIGN = "foreign"
+    UNKNOWN = "unknown"  # the device does not report its setting now
+
+
+class OwnershipChange(NamedTuple):
+    """An event of the audit log."""
+
+    action: AuditAction
+    old: int | None
+    new: int | None
+    why: str = ""
+
+
+class Ownership(NamedTuple):
+    """Result of comparing a journal entry with its device.
+
+    ``entry`` is the entry from now on, None if the capper holds nothing there. With an ``error``
+    the knob must not be written now.
+    """
+
+    entry: JournalEntry | None
+    error: CapsError | None = None
+    change: OwnershipChange | None = None
+
+
+def review_entry(
+    entry: JournalEntry, state: KnobState, *, inherited: bool, wanted: bool, quiet: bool, now: int
+) -> Ownership:
+    """Compare an entry with its device. Pure.
+
+    ``inherited``: a former capper made the entry, and this is the first comparison. ``wanted``: a
+    cap is wanted, so another program restored the original. ``quiet``: no other program changed
+    the setting for a while. ``now`` is Unix time in nanoseconds.
+    """
+    if entry.lost:
+        return _review_lost(entry, state)
+    if entry.foreign is not None:
+        return _review_foreign(entry, state, quiet=quiet)
+    owner = setting_owner(entry, state)
+    if owner is SettingOwner.UNKNOWN:
+        return Ownership(entry, unreadable_error(state))
+    if inherited:
+        if owner is SettingOwner.OURS:
+            if not is_original_plausible(entry, state):
+                return _lost(state, now)
+        elif entry.source is EntrySource.EARLIER:
+            why = "the limit of an earlier boot is not in force any more"
+            change = OwnershipChange(AuditAction.VOID, entry.value, state.requested, why)
+            return Ownership(None, change=change)
+        elif owner is SettingOwner.FOREIGN and entry.source is EntrySource.SALVAGED:
+            return _lost(state, now)
+    if owner is SettingOwner.OURS:
+        return Ownership(entry)
+    if owner is SettingOwner.ORIGINAL and (inherited or not (wanted and entry.written)):
+        return Ownership(None)
+    return release_to_other(entry, state)
+
+
+def release_to_other(entry: JournalEntry, state: KnobState) -> Ownership:
+    """Leave a knob to the other program that has set it."""
+    left = replace(entry, foreign=state.requested, before=None, written=True)
+    change = OwnershipChange(AuditAction.FOREIGN, entry.value, state.requested)
+    return Ownership(left, foreign_limit_error(left), change)
+
+
+def _review_lost(entry: JournalEntry, state: KnobState) -> Ownership:
+    """A lost entry ends once another limit is set."""
+    present = state.requested
+    changed = None not in (entry.foreign, present) and present != entry.foreign
+    if changed or not may_be_capped(state):
+        why = "a limit was set on it after the loss of its original"
+        return Ownership(
+            None, change=OwnershipChange(AuditAction.VOID, entry.foreign, present, why)
+        )
+    known = present if entry.foreign is None else entry.foreign
+    return Ownership(replace(entry, foreign=known), unrecovered_limit_error(entry))
+
+
+def _review_foreign(entry: JournalEntry, state: KnobState, *, quiet: bool) -> Ownership:
+    """A foreign entry ends once an original was in force undisturbed for a while."""
+    present = state.requested
+    if present is None:
+        return Ownership(entry, unreadable_error(state))
+    if present != entry.foreign:
+        entry = replace(entry, foreign=present)
+        change = OwnershipChange(AuditAction.FOREIGN, None, present)
+        return Ownership(entry, foreign_limit_error(entry), change)
+    if quiet and present in (entry.original, entry.default):
+        return Ownership(None)
+    return Ownership(entry, foreign_limit_error(entry))
+
+
+def _lost(state: KnobState, now: int) -> Ownership:
+    """The original is unknown: the knob must not be written if a cap may be in force there."""
+    entry = lost_entry(state, now)
+    if entry is None:
+        return Ownership(None)
+    error = unrecovered_limit_error(entry)
+    change = OwnershipChange(AuditAction.FAIL, None, state.requested, str(error))
+    return Ownership(entry, error, change)
+
+
+def lost_entry(state: KnobState, now: int) -> JournalEntry | None:
+    """The entry of a knob with an unknown original; None if no cap can be in force there."""
+    if not may_be_capped(state):
+        return None
+    return JournalEntry(
+        knob=state.key.knob,
+        device=state.key.device,
+        name=state.name,
+        default=state.default,
+        minimum=state.minimum,
+        maximum=state.maximum,
+        foreign=state.requested,
+        since=now,
+        source=EntrySource.LOST,
+    )
+
+
+def setting_owner(entry: JournalEntry, state: KnobState) -> SettingOwner:
+    """The owner of the setting that a device with this entry shows.
+
+    Until a write is known to have arrived, the setting before it is ours as well, and so is a
+    value just below ours, because devices round down to their unit. A knob that cannot be read is
+    taken for ours. Our value of an earlier boot is the device's own if it is the default, with
+    which the device starts.
     """
     if not is_readable(entry.knob):
         return SettingOwner.OURS
@@ -200,13 +261,13 @@ def is_original_plausible(entry: JournalEntry, state: KnobState) -> bool:
     """
     if not is_readable(entry.knob):
         return entry.original is None
-    original, highest = entry.original, _highest(state.maximum, entry.maximum)
-    if original is None or entry.value is None:
+    if entry.original is None or entry.value is None:
         return False
-    if highest is None:  # the device reports no range: only a checksum can vouch for the original
-        return entry.source is not EntrySource.SALVAGED and original >= entry.value
+    maxima = [value for value in (state.maximum, entry.maximum) if value is not None]
+    if not maxima:  # without a range, only a checksum can vouch for the original
+        return entry.source is not EntrySource.SALVAGED and entry.original >= entry.value
     lowest = min(state.minimum or 0, entry.minimum or 0)
-    return max(lowest, entry.value, 1) <= original <= highest
+    return max(lowest, entry.value, 1) <= entry.original <= max(maxima)
 
 
 def may_be_capped(state: KnobState) -> bool:
@@ -215,10 +276,62 @@ def may_be_capped(state: KnobState) -> bool:
     return present is None or maximum is None or present < maximum
 
 
-def is_adoptable(entry: JournalEntry, present: int | None) -> bool:
-    """Whether a knob somebody else has written is back to where anybody may begin anew."""
-    return present is not None and present in (entry.original, entry.default)
+# -------------------------------------------------------------------------------------- refusals
 
 
-def _highest(*values: int | None) -> int | None:
-    return max((value for value in values if value is not None), default=None)
+_REASONS = {
+    Trouble.DENIED: RefusalReason.NO_PERMISSION,
+    Trouble.MALFORMED: RefusalReason.NOT_HONOURED,
+}
+
+
+class DeviceError(CapsError):
+    """The error of a device as a refusal."""
+
+    def __init__(self, key: CapKey, error: ActuatorError) -> None:
+        reason = _REASONS.get(error.trouble, RefusalReason.LOST)
+        super().__init__(str(error), RefusalReason.LOCKED if error.locked else reason, key.device)
+        self.trouble = error.trouble
+
+
+def foreign_limit_error(entry: JournalEntry) -> CapsError:
+    """Another program has set the knob of ``entry``."""
+    if entry.lost:
+        return unrecovered_limit_error(entry)
+    return CapsError(
+        f"The {entry.knob} of {entry.name or entry.device} is not written: another program has set"
+        f" it to {entry.foreign} {entry.knob.unit}. Find that program (`nvidia-smi`, DCGM, a Slurm"
+        " prolog), or take its limit as the new original with `wattspan caps accept`.",
+        RefusalReason.FOREIGN,
+        entry.device,
+    )
+
+
+def unrecovered_limit_error(entry: JournalEntry) -> CapsError:
+    """The original of ``entry`` is unknown."""
+    return CapsError(
+        f"The {entry.knob} of {entry.name} ({entry.device}) is not written: its original is"
+        " unknown, because the journal was damaged. Set the limit by hand, or take the present one"
+        " as the original with `wattspan caps accept`.",
+        RefusalReason.UNRECOVERED,
+        entry.device,
+    )
+
+
+def unreadable_error(state: KnobState) -> CapsError:
+    return CapsError(
+        f"{state.name} does not report its {state.key.knob}, so it could not be restored;"
+        " it is not written. Look for errors of the driver in the kernel's log.",
+        RefusalReason.LOST,
+        state.key.device,
+    )
+
+
+def not_honoured_error(state: KnobState, value: int | None, shown: int | None) -> CapsError:
+    unit = state.key.knob.unit
+    return CapsError(
+        f"{state.name} was set to {value} {unit} and reports {shown} {unit}. Look for another"
+        " power manager, or a limit set outside this system.",
+        RefusalReason.NOT_HONOURED,
+        state.key.device,
+    )

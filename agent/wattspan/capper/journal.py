@@ -9,22 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
-import shlex
-import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from wattspan.capper.journal_records import EntrySource as EntrySource
-from wattspan.capper.journal_records import JournalEntry as JournalEntry
-from wattspan.capper.journal_records import encode_journal
-from wattspan.capper.journal_recovery import (
+from wattspan.capper.journal_entries import (
     COPIES,
     PREFIX,
-    AuditedWrites,
+    JournalEntry,
     RecoveredEntries,
-    audited_writes,
-    recover_entries,
+    encode_journal,
+    read_journal,
+    safe_file_name,
 )
 from wattspan.model import CapKey
 from wattspan.ports import WattspanError
@@ -66,7 +61,7 @@ class Journal:
         """
         self._directory, self.boot_id, self._stamp = directory, boot_id, stamp
         self._paths = tuple(
-            directory / f"{PREFIX}{_safe_file_name(boot_id)}{suffix}" for suffix in COPIES
+            directory / f"{PREFIX}{safe_file_name(boot_id)}{suffix}" for suffix in COPIES
         )
         found = read_journal(directory, boot_id, audit)
         self.trouble, self.complete = _recovery_warning(found), found.complete
@@ -148,21 +143,6 @@ class Journal:
                 path.with_name(f"damaged-{path.name}").write_bytes(path.read_bytes())
 
 
-def read_journal(directory: Path, boot_id: str, audit: Path | None = None) -> RecoveredEntries:
-    """Entries of the journals in ``directory`` and of the audit log; nothing is changed."""
-
-    def claims(boot: str) -> AuditedWrites:
-        return audited_writes(_audit_lines(audit), boot) if audit is not None else {}
-
-    return recover_entries(directory, boot_id, _safe_file_name(boot_id), claims)
-
-
-def _audit_lines(audit: Path) -> Iterator[bytes]:
-    for path in (audit.with_name(f"{audit.name}.1"), audit):
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            yield from file
-
-
 def _recovery_warning(found: RecoveredEntries) -> str:
     if found.complete and not found.damaged:
         return ""
@@ -177,74 +157,3 @@ def _recovery_warning(found: RecoveredEntries) -> str:
         " held is not written before you set that limit by hand or run `wattspan caps accept`;"
         " `wattspan caps status` names the devices. Check the disk."
     )
-
-
-SYSTEM_STATE = Path("/var/lib/wattspan")
-SYSTEM_CAPPER_STATE = Path("/var/lib/wattspan-capper")
-
-
-def capper_directory(state_dir: Path, *, emulated: bool) -> Path:
-    """Where the capper's own directory is, whether there or not.
-
-    Of the system's agent it stands beside the state directory: who owns a directory may rename
-    what is in it, and the agent is not trusted with what the capper believes.
-    """
-    if emulated:
-        return state_dir / "capper-emulated"
-    return SYSTEM_CAPPER_STATE if state_dir == SYSTEM_STATE else state_dir / "capper"
-
-
-def open_capper_directory(state_dir: Path, *, emulated: bool = False) -> Path:
-    """The capper's own directory in ``state_dir``; JournalError if it cannot be had or trusted.
-
-    What it holds is believed by a process with every right, so nobody else may write it. An
-    emulated host's limits are kept apart from true ones.
-    """
-    directory = capper_directory(state_dir, emulated=emulated)
-    remedy = "Make it writable, or set another [agent] state_dir."
-    try:
-        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-        found = directory.lstat()
-    except OSError as error:
-        raise JournalError(
-            f"Cannot keep a journal in {directory}: {error.strerror}. {remedy}"
-        ) from None
-    if remedy := _distrust_reason(directory, found):
-        raise JournalError(f"Cannot keep a journal in {directory}: {remedy}")
-    return directory
-
-
-def _distrust_reason(directory: Path, found: os.stat_result) -> str:
-    """Why what the directory holds cannot be believed, and what helps; "" if it can.
-
-    A journal that says what is to be given back is nothing that anybody is told to remove.
-    """
-    user = os.geteuid()
-    if found.st_uid != user and user != 0:
-        owner = _user_name(found.st_uid)
-        how = "Use sudo." if found.st_uid == 0 else f"Run this as {owner}."
-        return f"it belongs to {owner}, and only {owner} may. {how}"
-    whole = stat.S_ISDIR(found.st_mode)
-    if whole and found.st_uid == user and not found.st_mode & 0o022:
-        return ""
-    others = "others may write what is believed there."
-    if not any(directory.glob(f"{PREFIX}*")):
-        return f"{others} Remove it, and let the capper make its own."
-    if not whole:
-        return f"{others} It is a link to what holds a journal: put that in its place."
-    place = shlex.quote(str(directory))
-    return (
-        f"{others} It holds a journal of limits that are to be given back: if what that says is"
-        f" true, run `chown -R {user} {place} && chmod -R go-w {place}`."
-    )
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
-
-
-def _safe_file_name(boot_id: str) -> str:
-    return "".join(c if c.isalnum() or c == "-" else "_" for c in boot_id)[:100] or "unknown"

@@ -1,25 +1,22 @@
-"""The one place where caps are asked for, held, let go of and shown."""
+"""Leases, grants and commands: everything that is wanted of the knobs, and what it led to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from wattspan.capper.audit import AuditEvent
-from wattspan.capper.devices import matches_device
-from wattspan.capper.journal import EntrySource
-from wattspan.capper.leases import CapGrant, LeaseRegistry
-from wattspan.capper.limits import OperatorLimits
+from wattspan.capper.budget import BudgetHost
+from wattspan.capper.devices import foreign_limit_error, matches_device
+from wattspan.capper.planner import CapDemand, ImposedLimits, OperatorLimits, TunedLimit, WriteCause
 from wattspan.capper.protocol import RefusalReason
-from wattspan.capper.reconciler import Reconciler
-from wattspan.capper.resolver import UNKNOWN_PEER, CapResolver, ImposedLimits
-from wattspan.capper.writer import LimitWriter, WriteCause, foreign_limit_error
-from wattspan.model import MILLISECOND, SECOND, CapKey, CapRow, Knob, KnobState
+from wattspan.capper.reconciler import FOREIGN_REASONS, KnobErrors, Reconciler
+from wattspan.model import MILLISECOND, SECOND, CapKey, CapRow, Instant, Knob, KnobState
 from wattspan.ports import SUSPENDED, CapsError, Clock
 from wattspan.util.peer_credentials import PeerCredentials
 
-READ_INTERVAL = 10 * SECOND
-"""How often devices that nobody holds are looked at, and new ones looked for."""
+LISTING_INTERVAL = 10 * SECOND
+"""How often new devices are looked for, and devices without a lease are read."""
+UNKNOWN_PEER = PeerCredentials()
 _UNUSABLE = (
     RefusalReason.NO_PERMISSION,
     RefusalReason.LOCKED,
@@ -28,260 +25,370 @@ _UNUSABLE = (
 )
 
 
-class CapManager:
-    """Answers for every cap; belongs to one thread.
+@dataclass(frozen=True, slots=True)
+class CapGrant:
+    """The limits of one job: as ``requested``, and as ``granted`` so far.
 
-    ``turn`` is to be called every second or so, whatever else happens.
+    ``granted`` is above ``requested`` while the way down is longer than the largest step.
+    """
+
+    job: str
+    why: str
+    since: Instant
+    requested: Mapping[CapKey, int]
+    granted: Mapping[CapKey, int]
+
+    def without(self, keys: Collection[CapKey]) -> CapGrant:
+        def left(limits: Mapping[CapKey, int]) -> dict[CapKey, int]:
+            return {key: value for key, value in limits.items() if key not in keys}
+
+        return replace(self, requested=left(self.requested), granted=left(self.granted))
+
+
+@dataclass(slots=True)
+class Lease:
+    """The grants of one connection, until the monotonic time ``until``."""
+
+    peer: PeerCredentials = UNKNOWN_PEER
+    length: int = 0
+    until: int = 0
+    grants: dict[str, CapGrant] = field(default_factory=dict)
+
+    def cause(self, grant: CapGrant) -> WriteCause:
+        return WriteCause(grant.job, grant.why, *self.peer)
+
+
+class LeaseRegistry:
+    """All leases, by the connection that renews them.
+
+    A lease expires as a whole: its holder is one loop, which runs or does not.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self.longest = longest
+        """The length of a lease at most, from its next renewal on."""
+        self._leases: dict[int, Lease] = {}
+
+    def grant(
+        self,
+        holder: int,
+        grant: CapGrant,
+        *,
+        length: int,
+        now: int,
+        peer: PeerCredentials = UNKNOWN_PEER,
+    ) -> None:
+        """Let ``holder`` hold exactly ``grant`` for its job; renews all its grants."""
+        lease = self._leases.setdefault(holder, Lease())
+        lease.peer, lease.grants[grant.job] = peer, grant
+        lease.length = min(length, self.longest) if length > 0 else self.longest
+        lease.until = now + lease.length
+
+    def renew(self, holder: int, now: int) -> None:
+        """Begin the lease anew. An expired lease is gone, and is not renewed."""
+        if lease := self._leases.get(holder):
+            lease.length = min(lease.length, self.longest)
+            lease.until = now + lease.length
+
+    def release(self, holder: int, job: str = "") -> dict[CapKey, WriteCause]:
+        """End the grant of one job, or all of ``holder``; their knobs and causes."""
+        lease = self._leases.get(holder)
+        if lease is None:
+            return {}
+        ended = [lease.grants.pop(name) for name in list(lease.grants) if job in ("", name)]
+        if not lease.grants:
+            del self._leases[holder]
+        return {key: lease.cause(grant) for grant in ended for key in grant.granted}
+
+    def expire(self, now: int) -> dict[CapKey, WriteCause]:
+        """End the leases that are over; their knobs and causes."""
+        ended = [holder for holder, lease in self._leases.items() if lease.until <= now]
+        return {key: cause for holder in ended for key, cause in self.release(holder).items()}
+
+    def clear(self) -> None:
+        self._leases.clear()
+
+    def drop(self, keys: Collection[CapKey]) -> None:
+        """End the grants of ``keys``; other knobs of the same jobs stay granted."""
+        for lease in self._leases.values():
+            lease.grants = {job: grant.without(keys) for job, grant in lease.grants.items()}
+
+    def holding(self, key: CapKey) -> tuple[int, Lease, CapGrant] | None:
+        """The connection, the lease and the grant that hold ``key``."""
+        for holder, lease in self._leases.items():
+            for grant in lease.grants.values():
+                if key in grant.granted:
+                    return holder, lease, grant
+        return None
+
+    def limits(self) -> dict[CapKey, TunedLimit]:
+        """Every granted limit."""
+        return {
+            key: TunedLimit(value, lease.cause(grant))
+            for lease in self._leases.values()
+            for grant in lease.grants.values()
+            for key, value in grant.granted.items()
+        }
+
+    def grants(self, holder: int) -> Mapping[str, CapGrant]:
+        """The grants of ``holder``, by job."""
+        lease = self._leases.get(holder)
+        return lease.grants if lease else {}
+
+    @property
+    def next_expiry(self) -> int | None:
+        """When the next lease expires unless it is renewed."""
+        return min((lease.until for lease in self._leases.values()), default=None)
+
+
+class CapManager:
+    """Grants, holds, restores and reports caps. Belongs to one thread.
+
+    ``turn`` is to be called about every second.
     """
 
     def __init__(
         self,
-        writer: LimitWriter,
+        reconciler: Reconciler,
         clock: Clock,
-        rules: OperatorLimits,
+        limits: OperatorLimits,
         *,
         longest: int,
-        record: Callable[[AuditEvent], None],
         tunable: Collection[str] = (),
         knobs: Collection[Knob] = (),
     ) -> None:
-        """``tunable`` and ``knobs`` are what a tuner may hold; none named: all."""
-        self._writer, self._devices = writer, writer.devices
-        self._clock, self._tunable, self._knobs = clock, tunable, knobs
-        self._wishes = CapResolver(writer, rules, longest)
-        self._settler = Reconciler(writer, self._wishes, clock, record)
-        self._looked: int | None = None
+        """``longest`` is the length of a lease; tuners may hold ``tunable`` devices and ``knobs``.
 
-    @property
-    def leases(self) -> LeaseRegistry:
-        return self._wishes.leases
+        An empty collection permits all.
+        """
+        self.leases = LeaseRegistry(longest)
+        self.suspended = False
+        """True once everything was restored on request; then nothing is set any more."""
+        self._reconciler, self._clock = reconciler, clock
+        self._limits, self._tunable, self._knobs = limits, tunable, knobs
+        self._imposed = ImposedLimits()
+        self._listed: int | None = None
 
-    @property
-    def journal_trouble(self) -> str:
-        """Why the journal is not as it should be, if it is not."""
-        return self._settler.journal_trouble
-
-    @property
-    def rules(self) -> OperatorLimits:
-        """The operator's floors and steps."""
-        return self._wishes.rules
-
-    def settle_for(
+    def reconfigure(
         self,
-        rules: OperatorLimits,
+        limits: OperatorLimits,
         *,
         longest: int,
         tunable: Collection[str] = (),
         knobs: Collection[Knob] = (),
     ) -> None:
-        """Keep to other rules from now on. What is held and still permitted stays as it is."""
-        self._wishes.rules, self.leases.longest = rules, longest
+        """Apply other settings from now on. Limits that are still permitted stay."""
+        self._limits, self.leases.longest = limits, longest
         self._tunable, self._knobs = tunable, knobs
-        for key in self.leases.held():
-            held, state = self.leases.holding(key), self._devices.states.get(key)
-            if held is not None and state is not None and self._barred(state) is not None:
-                self._let_go(held[0], held[2].job, "it is not to be tuned any more")
+        for key, state in self._reconciler.knobs.items():
+            held = self.leases.holding(key)
+            if held is not None and self._forbidden(state) is not None:
+                self._release(held[0], held[2].job, "it is not to be tuned any more")
 
-    # ---------------------------------------------------------------------------- what is asked
+    # ---------------------------------------------------------------------------- requests
 
     def hold(
         self,
         holder: int,
         job: str,
-        wishes: Mapping[CapKey, int],
+        requested: Mapping[CapKey, int],
         why: str,
         *,
         lease: int = 0,
         peer: PeerCredentials = UNKNOWN_PEER,
         within: int = 500 * MILLISECOND,
     ) -> None:
-        """Hold exactly ``wishes`` for ``job``, or nothing: CapsError says what was refused.
+        """Hold exactly these limits for ``job``, or none: CapsError with the refusal.
 
         It returns after about ``within`` nanoseconds even if not every device is set by then; the
-        next turn goes on.
+        next turn continues.
         """
-        now = self._clock.now()
-        self._refuse(holder, job, wishes)
-        had = self.leases.grant_of(holder, job)
-        self._wishes.peers[holder] = peer
-        caps = {key: self._wishes.one_step(key, value) for key, value in wishes.items()}
-        since = had.since if had is not None and had.asked == wishes else now
-        grant = CapGrant(job, why, since, dict(wishes), caps)
-        self.leases.grant(holder, grant, length=lease, now=now.mono)
-        concerned = {*wishes, *(had.caps if had is not None else ())}
-        troubles = self._settler.settle(concerned, until=now.mono + within)
-        refused = next((troubles[key] for key in wishes if key in troubles), None)
+        now, former = self._clock.now(), self.leases.grants(holder).get(job)
+        concerned = {*requested, *(former.granted if former else ())}
+        if not concerned <= self._reconciler.knobs.keys():
+            self._reconciler.find_devices()
+        self._check(holder, job, requested)
+        errors = self._reconciler.observe(concerned & self._reconciler.knobs.keys(), self._demand())
+        planner = self._reconciler.planner(self._demand())
+        granted = {key: planner.grant(key, value) for key, value in requested.items()}
+        since = former.since if former and former.requested == requested else now
+        grant = CapGrant(job, why, since, dict(requested), granted)
+        self.leases.grant(holder, grant, length=lease, now=now.mono, peer=peer)
+        self._drop_foreign(errors)
+        errors |= self._apply(concerned - errors.keys(), until=now.mono + within)
+        refused = next((errors[key] for key in requested if key in errors), None)
         if refused is not None:
-            self._let_go(holder, job, "the hold could not be had whole")
+            self._release(holder, job, "the hold could not be had whole")
             raise refused
 
     def renew(self, holder: int) -> None:
-        """The holder's loop runs."""
+        """Begin the lease of a connection anew."""
         self.leases.renew(holder, self._clock.monotonic())
 
     def release(self, holder: int, job: str = "") -> None:
-        """Give back what ``holder`` holds for ``job``, or all it holds."""
-        self._let_go(holder, job, "its holder let go")
+        """Restore the limits that ``holder`` holds for ``job``, or all of them."""
+        self._release(holder, job, "its holder let go")
 
     def gone(self, holder: int) -> None:
         """The connection has ended, and its leases with it."""
-        self._let_go(holder, "", "its holder has gone")
-        self._wishes.peers.pop(holder, None)
+        self._release(holder, "", "its holder has gone")
 
     def impose(self, imposed: ImposedLimits) -> None:
-        """What holds from the next turn on, whoever holds what."""
-        self._wishes.asked_for = imposed
+        """Set the limits that apply from the next turn on without any lease."""
+        self._imposed = imposed
 
     def accept(self) -> int:
-        """Take what somebody else has written as the original from now on; how many knobs.
-
-        An entry of an earlier boot is dropped if its device has not answered yet.
-        """
-        theirs = [
-            key
-            for key, entry in self._writer.entries.items()
-            if entry.left_alone or entry.source is EntrySource.EARLIER
-        ]
-        for key in theirs:
-            self._writer.accept(key)
-        self._settler.settle(theirs)
-        return len(theirs)
+        """Take foreign limits as the originals; the number of knobs."""
+        accepted = self._reconciler.accept_foreign()
+        self._reconcile(accepted)
+        return len(accepted)
 
     def restore(self) -> tuple[CapsError, ...]:
-        """Give everything back, imposed caps too; what could not be given back, and why.
+        """Restore everything, imposed limits too; the failures. Nothing is set again later.
 
-        What somebody else has written is left. Nothing is set again by this keeper.
+        Foreign limits stay.
         """
-        self._wishes.suspended = True
-        return self._release_all("everything is given back")
+        self.suspended = True
+        return self._restore_all("everything is given back")
 
     def stop(self) -> tuple[CapsError, ...]:
         """End every lease: each knob goes to its imposed limit, or to its original.
 
         Returns the failures. Fixed caps and budgets stay in force until the operator lifts them.
         """
-        return self._release_all("the capper stops")
+        return self._restore_all("the capper stops")
 
     def impose_retained(self) -> None:
-        """Impose the limits that the journal retains, for there is nobody else to say."""
-        entries = self._writer.entries.items()
+        """Impose the limits that the journal retains, without a configuration."""
+        entries = self._reconciler.entries.items()
         limits = {key: entry.imposed for key, entry in entries if entry.imposed is not None}
         self.impose(ImposedLimits(fixed=limits))
 
-    # ------------------------------------------------------------------------ what time brings
+    # -------------------------------------------------------------------------------- time
 
     def turn(self) -> None:
-        """Let leases lapse, look at every knob that anybody holds, and set what is to be set."""
+        """Expire leases, observe every knob with a limit, and bring it there."""
         ended = {
-            key: WriteCause(grant.job, "its lease lapsed")
-            for grant in self.leases.lapse(self._clock.monotonic())
-            for key in grant.caps
+            key: cause._replace(why="its lease lapsed")
+            for key, cause in self.leases.expire(self._clock.monotonic()).items()
         }
-        self.look()
-        self._settler.settle({*self._writer.entries, *self._wishes.keys()}, ended=ended)
-        self._settler.see_whether_obeyed()
+        self.find_devices()
+        wanted = self._reconciler.planner(self._demand()).wanted()
+        self._reconcile({*self._reconciler.entries, *wanted}, ended)
+        for key, error in self._reconciler.disobeying().items():
+            self.leases.drop([key])
+            self._reconcile([key], {key: WriteCause(why=str(error))})
+            self._reconciler.fail(key, error)
 
-    def look(self) -> None:
-        """Look for devices, if that was not done of late."""
+    def find_devices(self) -> None:
+        """Look for devices, if the last time was long ago."""
         now = self._clock.monotonic()
-        due = self._looked is None or now - self._looked >= READ_INTERVAL
-        if due or self._devices.listing_stuck:
-            self._looked = now
-            self._devices.look()
+        due = self._listed is None or now - self._listed >= LISTING_INTERVAL
+        if due or self._reconciler.listing_stuck:
+            self._listed = now
+            self._reconciler.find_devices()
 
-    # ------------------------------------------------------------------------------ what is so
+    # ------------------------------------------------------------------------------- reports
 
-    @property
-    def suspended(self) -> bool:
-        """Whether everything was given back, and nothing is set any more."""
-        return self._wishes.suspended
-
-    def standing(self) -> dict[CapKey, KnobState]:
-        """Every knob with its range as it was before we wrote, ``requested`` being the original."""
-        found = {}
-        for key, state in self._devices.states.items():
-            entry = self._writer.entries.get(key)
+    def budget_host(self) -> BudgetHost:
+        """Every knob as a power budget is divided among them."""
+        reconciler, planner = self._reconciler, self._reconciler.planner(self._demand())
+        originals = {}
+        for key, state in reconciler.knobs.items():
+            entry = reconciler.entries.get(key)
             ours = entry is not None and not entry.left_alone
             original = entry.original if entry is not None and ours else state.requested
-            found[key] = replace(self._wishes.ranged(state), requested=original)
-        return found
-
-    @property
-    def stuck(self) -> dict[CapKey, int]:
-        """Knobs that cannot be turned now, somebody else's or broken, and what stands on them."""
-        return {
+            originals[key] = replace(planner.ranged(key), requested=original)
+        stuck = {
             key: max(state.requested or 0, state.enforced or 0)
-            for key, state in self._devices.states.items()
-            if self._theirs(key) or self._settler.broken(key)
+            for key, state in reconciler.knobs.items()
+            if reconciler.is_unwritable(key)
         }
-
-    def wants(self) -> dict[CapKey, int]:
-        """What tuners hold."""
-        held = ((key, self.leases.holding(key)) for key in self.leases.held())
-        return {key: grant[2].caps[key] for key, grant in held if grant is not None}
+        tuned = {key: limit.value for key, limit in self.leases.limits().items()}
+        return BudgetHost(originals, stuck, tuned, self._limits)
 
     def rows(self) -> tuple[CapRow, ...]:
-        """Every knob as it was last seen, and who holds it."""
-        return tuple(self._row(state) for _, state in sorted(self._devices.states.items()))
+        """Every knob as last read, and its holder."""
+        demand = self._demand()
+        planner = self._reconciler.planner(demand)
+        return tuple(
+            self._row(planner.ranged(key), demand) for key in sorted(self._reconciler.knobs)
+        )
 
-    # --------------------------------------------------------------------------- inner workings
+    # ------------------------------------------------------------------------- inner workings
 
-    def _release_all(self, why: str) -> tuple[CapsError, ...]:
+    def _demand(self) -> CapDemand:
+        imposed = ImposedLimits() if self.suspended else self._imposed
+        return CapDemand(self.leases.limits(), imposed, self._limits)
+
+    def _reconcile(
+        self, keys: Iterable[CapKey], ended: Mapping[CapKey, WriteCause] | None = None
+    ) -> KnobErrors:
+        keys = set(keys)
+        errors = self._reconciler.observe(keys, self._demand())
+        self._drop_foreign(errors)
+        return errors | self._apply(keys - errors.keys(), ended=ended)
+
+    def _apply(
+        self,
+        keys: Iterable[CapKey],
+        *,
+        until: int | None = None,
+        ended: Mapping[CapKey, WriteCause] | None = None,
+    ) -> KnobErrors:
+        errors = self._reconciler.apply(self._demand(), keys, until=until, ended=ended or {})
+        self._drop_foreign(errors)
+        return errors
+
+    def _drop_foreign(self, errors: KnobErrors) -> None:
+        """End the grants of knobs that another program has set."""
+        self.leases.drop([k for k, error in errors.items() if error.refusal in FOREIGN_REASONS])
+
+    def _restore_all(self, why: str) -> tuple[CapsError, ...]:
         self.leases.clear()
-        self._settler.rested()
-        keys = set(self._writer.entries)
-        troubles = self._settler.settle(keys, ended=dict.fromkeys(keys, WriteCause(why=why)))
-        return tuple(e for e in troubles.values() if e.refusal != RefusalReason.FOREIGN)
+        self._reconciler.retry_now()
+        keys = set(self._reconciler.entries)
+        errors = self._reconcile(keys, dict.fromkeys(keys, WriteCause(why=why)))
+        return tuple(e for e in errors.values() if e.refusal != RefusalReason.FOREIGN)
 
-    def _let_go(self, holder: int, job: str, why: str) -> None:
-        ended = {
-            key: self._wishes.cause_of(holder, grant)._replace(why=why)
-            for grant in self.leases.release(holder, job)
-            for key in grant.caps
-        }
-        self._settler.settle(ended, ended=ended)
+    def _release(self, holder: int, job: str, why: str) -> None:
+        released = self.leases.release(holder, job).items()
+        ended = {key: cause._replace(why=why) for key, cause in released}
+        self._reconcile(ended, ended)
 
-    def _theirs(self, key: CapKey) -> bool:
-        entry = self._writer.entries.get(key)
-        return entry is not None and entry.left_alone
-
-    def _refuse(self, holder: int, job: str, wishes: Mapping[CapKey, int]) -> None:
-        """CapsError if the wishes cannot be granted; nothing has been changed then."""
-        if self.suspended and wishes:
+    def _check(self, holder: int, job: str, requested: Mapping[CapKey, int]) -> None:
+        """CapsError if the limits cannot be granted; nothing has been changed then."""
+        if self.suspended and requested:
             raise CapsError(SUSPENDED, RefusalReason.NOT_ALLOWED)
-        if any(key not in self._devices.states for key in wishes):
-            self._devices.look()
-        for key, value in wishes.items():
-            self._devices.refresh(key)
-            state = self._devices.states.get(key)
+        for key, value in requested.items():
+            state, held = self._reconciler.knobs.get(key), self.leases.holding(key)
             if state is None:
                 raise CapsError(
                     f"No {key.knob} of {key.device!r} can be set here; `wattspan caps status`"
-                    " lists what can.",
+                    " lists the knobs of this host.",
                     RefusalReason.UNKNOWN_DEVICE,
                     key.device,
                 )
-            if (why := self._barred(state)) is not None:
+            if (why := self._forbidden(state)) is not None:
                 raise CapsError(why, RefusalReason.NOT_ALLOWED, key.device)
             if value <= 0:
                 raise CapsError(
-                    f"A cap of {value} {key.knob.unit} on {state.name} makes no sense.",
+                    f"Cannot cap {state.name} to {value} {key.knob.unit}: ask for more than 0.",
                     RefusalReason.MALFORMED,
                     key.device,
                 )
-            held = self.leases.holding(key)
             if held is not None and (held[0], held[2].job) != (holder, job):
                 raise CapsError(
                     f"{state.name} is held for {held[2].job!r}; one job at a time holds a device.",
                     RefusalReason.HELD,
                     key.device,
                 )
-            entry = self._writer.entries.get(key)
+            entry = self._reconciler.entries.get(key)
             if entry is not None and entry.left_alone:
                 raise foreign_limit_error(entry)
 
-    def _barred(self, state: KnobState) -> str | None:
-        """Why no tuner may hold a knob, if none may."""
+    def _forbidden(self, state: KnobState) -> str | None:
+        """Why no tuner may hold a knob; None if one may."""
         if self._knobs and state.key.knob not in self._knobs:
             return (
                 f"The {state.key.knob} of {state.name} is not to be tuned: [autotune] knobs does"
@@ -291,27 +398,23 @@ class CapManager:
             return f"{state.name} is not to be tuned: [autotune] gpus does not name it."
         return None
 
-    def _row(self, state: KnobState) -> CapRow:
-        key, entry = state.key, self._writer.entries.get(state.key)
-        held, cause, imposed = (
-            self.leases.holding(key),
-            self._wishes.cause(key),
-            self._wishes.imposed,
-        )
-        rest = self._settler.resting(key)
-        if rest is None and entry is not None and entry.left_alone:
-            rest = foreign_limit_error(entry)
+    def _row(self, state: KnobState, demand: CapDemand) -> CapRow:
+        key, entry = state.key, self._reconciler.entries.get(state.key)
+        held, cause, imposed = self.leases.holding(key), demand.cause(key), demand.imposed
+        foreign, error = entry is not None and entry.left_alone, self._reconciler.resting(key)
+        if error is None and entry is not None and foreign:
+            error = foreign_limit_error(entry)
         return CapRow(
-            state=self._wishes.ranged(state),
+            state=state,
             original=entry.original if entry is not None else state.requested,
-            wanted=held[2].asked[key] if held is not None else imposed.fixed.get(key),
+            wanted=held[2].requested[key] if held is not None else imposed.fixed.get(key),
             ceiling=imposed.shares.get(key),
             holder=cause.job,
             why=cause.why,
             since=held[2].since if held is not None else None,
             expires=held[1].until if held is not None else None,
-            foreign=self._theirs(key),
+            foreign=foreign,
             lost=entry is not None and entry.lost,
-            usable=rest is None or rest.refusal not in _UNUSABLE,
-            trouble="" if rest is None else str(rest),
+            usable=error is None or error.refusal not in _UNUSABLE,
+            trouble="" if error is None else str(error),
         )

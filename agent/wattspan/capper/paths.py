@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+import shlex
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from wattspan.capper.journal import JournalError, capper_directory, open_capper_directory
+from wattspan.capper.journal import JournalError
+from wattspan.capper.journal_entries import PREFIX
 from wattspan.util.files import FileLock, LockHeldError, LockHolder
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+SYSTEM_STATE = Path("/var/lib/wattspan")
+SYSTEM_CAPPER_STATE = Path("/var/lib/wattspan-capper")
 SOCKET_FILE = "capper.sock"
 SYSTEM_RUN = Path("/run/wattspan")
 SYSTEM_CAPPER_RUN = Path("/run/wattspan-capper")
@@ -63,6 +70,69 @@ def open_capper_host(state_dir: Path, emulated: Path | None = None) -> CapperHos
     if emulated is not None:
         boot_id = f"{boot_id} {emulated.name}"
     return CapperHost(directory, boot_id)
+
+
+def capper_directory(state_dir: Path, *, emulated: bool) -> Path:
+    """Where the capper's own directory is, whether there or not.
+
+    Of the system's agent it stands beside the state directory: who owns a directory may rename
+    what is in it, and the agent is not trusted with what the capper believes.
+    """
+    if emulated:
+        return state_dir / "capper-emulated"
+    return SYSTEM_CAPPER_STATE if state_dir == SYSTEM_STATE else state_dir / "capper"
+
+
+def open_capper_directory(state_dir: Path, *, emulated: bool = False) -> Path:
+    """The capper's own directory in ``state_dir``; JournalError if it cannot be had or trusted.
+
+    What it holds is believed by a process with every right, so nobody else may write it. An
+    emulated host's limits are kept apart from true ones.
+    """
+    directory = capper_directory(state_dir, emulated=emulated)
+    remedy = "Make it writable, or set another [agent] state_dir."
+    try:
+        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        found = directory.lstat()
+    except OSError as error:
+        raise JournalError(
+            f"Cannot keep a journal in {directory}: {error.strerror}. {remedy}"
+        ) from None
+    if remedy := _distrust_reason(directory, found):
+        raise JournalError(f"Cannot keep a journal in {directory}: {remedy}")
+    return directory
+
+
+def _distrust_reason(directory: Path, found: os.stat_result) -> str:
+    """Why what the directory holds cannot be believed, and what helps; "" if it can.
+
+    A journal that says what is to be given back is nothing that anybody is told to remove.
+    """
+    user = os.geteuid()
+    if found.st_uid != user and user != 0:
+        owner = _user_name(found.st_uid)
+        how = "Use sudo." if found.st_uid == 0 else f"Run this as {owner}."
+        return f"it belongs to {owner}, and only {owner} may. {how}"
+    whole = stat.S_ISDIR(found.st_mode)
+    if whole and found.st_uid == user and not found.st_mode & 0o022:
+        return ""
+    others = "others may write what is believed there."
+    if not any(directory.glob(f"{PREFIX}*")):
+        return f"{others} Remove it, and let the capper make its own."
+    if not whole:
+        return f"{others} It is a link to what holds a journal: put that in its place."
+    place = shlex.quote(str(directory))
+    return (
+        f"{others} It holds a journal of limits that are to be given back: if what that says is"
+        f" true, run `chown -R {user} {place} && chmod -R go-w {place}`."
+    )
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
 
 
 class CapperLock:

@@ -1,14 +1,13 @@
-"""The capper from its first line to its last: what is put together, and in which order it ends."""
+"""Assembly of the capper, its end, and its work without it: restoring by the journal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from wattspan.capper.access import allowed_users, uids_of
-from wattspan.capper.activation import InheritedSocket
 from wattspan.capper.audit import (
     GENERATIONS,
     AuditAction,
@@ -19,39 +18,42 @@ from wattspan.capper.audit import (
     ignore_event,
 )
 from wattspan.capper.ceilings import PowerCeilings
-from wattspan.capper.devices import ManagedDevices
-from wattspan.capper.journal import Journal
-from wattspan.capper.limits import OperatorLimits
+from wattspan.capper.client import CapperClient
+from wattspan.capper.devices import ConcurrentActuator, ManagedDevices
+from wattspan.capper.journal import Journal, JournalError
 from wattspan.capper.manager import CapManager
 from wattspan.capper.paths import CapperHost, CapperLock
+from wattspan.capper.planner import OperatorLimits
 from wattspan.capper.protocol import RefusalReason
+from wattspan.capper.reconciler import Reconciler
 from wattspan.capper.requests import RequestHandler
 from wattspan.capper.server import CapperSocketServer
-from wattspan.capper.writer import LimitWriter
 from wattspan.config import Config, changed_keys
 from wattspan.http.sockets import ListeningSocket, listen_unix
-from wattspan.model import MILLISECOND, SECOND, Knob
-from wattspan.ports import Actuator, CapsError, Clock
+from wattspan.model import MILLISECOND, SECOND, CapRow, Knob
+from wattspan.ports import CapsError, Clock
+from wattspan.util.peer_credentials import PeerCredentials, uids_of
 
 SOCKET_MODE = 0o666
-"""Anybody may knock: who is let in is decided by what the kernel says of them."""
-_TRIES, _BETWEEN = 5, 300 * MILLISECOND
-_STUCK_WITHIN = 6 * SECOND
+"""Every user may connect; the server accepts by the credentials that the kernel reports."""
+_TRIES, _RETRY_INTERVAL = 5, 300 * MILLISECOND
+_STUCK_TIMEOUT = 6 * SECOND
 """How long the end of a capper waits for a device that hangs. The first call on a GPU wakes its
 driver, which can take seconds."""
+_LOCK_TIMEOUT, _LOCK_INTERVAL = 10 * SECOND, 100 * MILLISECOND
+"""How long a capper that is ending may keep the lock."""
 
 Log = Callable[[str], None]
 
 
 def enabled_knobs(config: Config) -> frozenset[Knob]:
-    """The knobs in use: those that may be tuned, those of fixed caps, all of power for a budget."""
-    caps = config.caps
-    power = {Knob.GPU_POWER, Knob.CPU_POWER}
-    return frozenset({*config.autotune.knobs, *(one.knob for one in caps.fixed), *power})
+    """The knobs in use: those to be tuned, those of fixed caps, and all of power for a budget."""
+    fixed = (one.knob for one in config.caps.fixed)
+    return frozenset({*config.autotune.knobs, *fixed, Knob.GPU_POWER, Knob.CPU_POWER})
 
 
 def needs_restart(old: Config, new: Config) -> tuple[str, ...]:
-    """Which keys that differ a running capper cannot take over."""
+    """The changed keys that a running capper cannot apply."""
     places = {"agent.run_dir", "agent.state_dir"} & changed_keys(old, new)
     knobs = {"autotune.knobs"} if enabled_knobs(new) - enabled_knobs(old) else set()
     return tuple(sorted(places | knobs))
@@ -59,35 +61,23 @@ def needs_restart(old: Config, new: Config) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CapEngine:
-    """A keeper with its journal and its record, and nobody who asks."""
+    """The capper without its socket."""
 
-    keeper: CapManager
-    writer: LimitWriter
+    manager: CapManager
+    reconciler: Reconciler
     journal: Journal
     audit: AuditLog
     rows: AuditRowLimiter
 
-    @property
-    def stuck(self) -> tuple[str, ...]:
-        """The names of devices whose driver call does not return."""
-        devices = self.writer.devices
-        names = {state.name for key, state in devices.states.items() if devices.stuck(key)}
-        return tuple(sorted(names))
-
-    @property
-    def retained(self) -> int:
-        """The number of limits that stay in force when the capper ends."""
-        return sum(entry.imposed is not None for entry in self.writer.entries.values())
-
     def close(self) -> None:
         self.rows.close()
-        self.writer.devices.close()
+        self.reconciler.close()
 
 
 def open_engine(
-    place: CapperHost,
+    host: CapperHost,
     config: Config,
-    actuators: Sequence[Actuator],
+    actuators: Sequence[ConcurrentActuator],
     clock: Clock,
     log: Log,
     hook: AuditHook = ignore_event,
@@ -98,54 +88,52 @@ def open_engine(
 
     The journal names its devices: restoring them needs no enumeration, unless it is damaged.
     """
-    audit = AuditLog(place.audit, _file_size(config), hook)
+    audit = AuditLog(host.audit, _file_size(config), hook)
     rows = AuditRowLimiter(clock, audit.record)
-    journal = Journal(place.directory, place.boot_id, place.audit, stamp=clock.monotonic)
+    journal = Journal(host.directory, host.boot_id, host.audit, stamp=clock.monotonic)
     if journal.trouble:
         log(journal.trouble)
         audit.record(AuditEvent(at=clock.now().wall, deed=AuditAction.FAIL, why=journal.trouble))
-    devices = ManagedDevices(actuators)
-    writer = LimitWriter(devices, journal, clock, rows.record)
-    audit.outstanding = writer.outstanding
-    keeper = CapManager(
-        writer,
+    reconciler = Reconciler(ManagedDevices(actuators), journal, clock, rows.record)
+    audit.outstanding = reconciler.outstanding
+    manager = CapManager(
+        reconciler,
         clock,
         _operator_limits(config),
         longest=int(config.caps.lease),
-        record=rows.record,
         tunable=config.autotune.gpus,
         knobs=config.autotune.knobs,
     )
-    writer.assume_recorded()
-    if enumerate_devices or writer.needs_enumeration:
-        devices.look()
-    writer.name_lost()
-    return CapEngine(keeper, writer, journal, audit, rows)
+    reconciler.assume_recorded()
+    if enumerate_devices or reconciler.needs_enumeration:
+        reconciler.find_devices()
+    reconciler.name_lost()
+    return CapEngine(manager, reconciler, journal, audit, rows)
 
 
 def retry_release(
-    workings: CapEngine, clock: Clock, log: Log, release: Callable[[], tuple[CapsError, ...]]
+    engine: CapEngine, clock: Clock, log: Log, release: Callable[[], tuple[CapsError, ...]]
 ) -> tuple[CapsError, ...]:
     """Call ``release`` until nothing fails, for a second or two; returns the last failures.
 
-    ``release`` is the keeper's ``restore`` or ``stop``. A device that hangs gets a few seconds.
+    ``release`` is the manager's ``restore`` or ``stop``. A device that hangs gets a few seconds.
     """
     began, tries = clock.monotonic(), 0
-    while troubles := release():
+    while errors := release():
         tries += 1
-        patient = workings.stuck and clock.monotonic() - began < _STUCK_WITHIN
-        hopeless = all(trouble.refusal == RefusalReason.UNRECOVERED for trouble in troubles)
-        if hopeless or (tries >= _TRIES and not patient):
+        waiting = engine.reconciler.stuck_devices and clock.monotonic() - began < _STUCK_TIMEOUT
+        hopeless = all(error.refusal == RefusalReason.UNRECOVERED for error in errors)
+        if hopeless or (tries >= _TRIES and not waiting):
             break
-        clock.sleep_until(clock.monotonic() + _BETWEEN)
-    for trouble in troubles:
-        log(str(trouble))
-    if troubles:
+        clock.sleep_until(clock.monotonic() + _RETRY_INTERVAL)
+    for error in errors:
+        log(str(error))
+    if errors:
         log(
-            f"{workings.journal.path} keeps what was not given back; `wattspan caps restore`, or"
-            " the next capper, tries again."
+            f"{engine.journal.path} keeps the limits that were not restored; `wattspan caps"
+            " restore`, or the next capper, tries again."
         )
-    return troubles
+    return errors
 
 
 def _operator_limits(config: Config) -> OperatorLimits:
@@ -153,24 +141,20 @@ def _operator_limits(config: Config) -> OperatorLimits:
 
 
 def _file_size(config: Config) -> int:
-    """Bytes of each file of the record: all of them together take twice [caps] log_size."""
+    """Bytes of each file of the audit log: all of them take twice [caps] log_size."""
     return 2 * int(config.caps.log_size) // (GENERATIONS + 1)
 
 
 def _permitted_users(config: Config, log: Log) -> frozenset[int]:
-    """Who may speak; names that were set and are nobody's are told."""
+    """The users who may connect. Unknown names that the operator set are logged."""
+    permitted = {0, os.geteuid()}
     for key, names in (("users", config.caps.users), ("ceiling_users", config.caps.ceiling_users)):
-        _, unknown = uids_of(names)
+        uids, unknown = uids_of(names)
+        permitted |= uids
         origin = config.origins.get(f"caps.{key}")
         if unknown and origin is not None and origin.kind != "default":
-            log(f"[caps] {key} names {', '.join(unknown)}, whom this host does not know.")
-    return allowed_users((*config.caps.users, *config.caps.ceiling_users))[0]
-
-
-def _open_socket(path: Path, inherited: InheritedSocket | None) -> ListeningSocket:
-    if inherited is None:
-        return listen_unix(path, SOCKET_MODE, what="requests for caps")
-    return ListeningSocket(inherited.socket, inherited.address, lambda: None)
+            log(f"[caps] {key} names {', '.join(unknown)}: this host has no such user.")
+    return frozenset(permitted)
 
 
 class Capper:
@@ -178,123 +162,253 @@ class Capper:
 
     def __init__(
         self,
-        place: CapperHost,
+        host: CapperHost,
         socket: Path,
         config: Config,
-        actuators: Callable[[], Sequence[Actuator]],
+        actuators: Callable[[], Sequence[ConcurrentActuator]],
         clock: Clock,
         log: Log,
         *,
         hook: AuditHook = ignore_event,
         alive: Callable[[], None] = lambda: None,
-        inherited: InheritedSocket | None = None,
+        inherited: ListeningSocket | None = None,
     ) -> None:
-        """Take the lock, give back or take over what the last one left, and listen.
+        """Take the lock, read the journal, and listen.
 
         JournalError if there is another capper, or no place for a journal; ListenError. An
-        ``inherited`` socket is served in place of one of our own, and stays where it is.
+        ``inherited`` socket is served instead of one of our own, and is not removed.
         """
-        self._clock, self._log = clock, log
+        self._clock, self._log, self._alive = clock, log, alive
         self._troubles: set[str] = set()
         with ExitStack() as stack:
-            lock = CapperLock(place)
-            stack.callback(lock.release)
-            listening = _open_socket(socket, inherited)
+            stack.callback(CapperLock(host).release)
+            listening = inherited or listen_unix(socket, SOCKET_MODE, what="requests for caps")
             stack.callback(listening.remove)
             stack.callback(listening.socket.close)
-            workings = open_engine(place, config, actuators(), clock, log, hook)
-            stack.callback(workings.close)
+            self._engine = open_engine(host, config, actuators(), clock, log, hook)
+            stack.callback(self._engine.close)
             self._stack = stack.pop_all()
-        self._workings, self.address = workings, listening.address
-        ceilings = PowerCeilings(
-            config.caps, place.ceilings, place.boot_id, clock, record=workings.rows.record
+        self.address, record = listening.address, self._engine.rows.record
+        self._ceilings = PowerCeilings(
+            config.caps, host.ceilings, host.boot_id, clock, record=record
         )
-        self._desk = RequestHandler(
-            workings.keeper, workings.writer, ceilings, config.caps, clock, workings.rows.record
+        self._requests = RequestHandler(
+            self._engine.manager,
+            self._engine.reconciler,
+            self._ceilings,
+            config.caps,
+            clock,
+            record,
         )
-
-        def turned() -> None:
-            alive()
-            workings.rows.turn()
-            self._tell_troubles(ceilings)
-
+        permitted = _permitted_users(config, log)
         self.server = CapperSocketServer(
-            listening.socket, self._desk, clock, _permitted_users(config, log), alive=turned
+            listening.socket, self._requests, clock, permitted, alive=self._turned
         )
 
     @property
     def status(self) -> str:
-        """How it stands, in one sentence."""
-        keeper = self._workings.keeper
-        usable = sum(row.usable for row in keeper.rows())
-        knobs = f"{usable} knob{'s' * (usable != 1)} can be turned" if usable else "no knob answers"
-        capped = sum(not entry.lost for entry in self._workings.writer.entries.values())
+        """The state of the capper in one line."""
+        manager, reconciler = self._engine.manager, self._engine.reconciler
+        usable = sum(row.usable for row in manager.rows())
+        knobs = f"{usable} knob{'s' * (usable != 1)} can be set" if usable else "no knob answers"
+        capped = sum(not entry.lost for entry in reconciler.entries.values())
         caps = f"{capped} cap{'s' * (capped != 1)} in force"
-        suspended = "; nothing is set before a restart, as asked" * keeper.suspended
-        stuck = self._workings.stuck
-        hung = f"; {', '.join(stuck)} does not answer" if stuck else ""
+        suspended = "; nothing is set before a restart, as requested" * manager.suspended
+        stuck = ", ".join(reconciler.stuck_devices)
+        hung = f"; {stuck} does not answer" if stuck else ""
         trouble = f" {'; '.join(sorted(self._troubles))}" if self._troubles else ""
         return f"Answering on {self.address}; {knobs}, {caps}{suspended}{hung}.{trouble}"
 
-    def settle_for(self, config: Config) -> None:
-        """Keep to another configuration from now on; for the thread that runs it.
+    def reconfigure(self, config: Config) -> None:
+        """Apply another configuration from now on; for the thread that runs the capper.
 
-        What is held stays, unless its user or its knob is not named any more.
+        Limits stay, unless their user or their knob is not named any more.
         """
-        caps, workings = config.caps, self._workings
-        workings.audit.size = _file_size(config)
-        self.server.admit(_permitted_users(config, self._log))
-        workings.keeper.settle_for(
+        self._engine.audit.size = _file_size(config)
+        self.server.permit(_permitted_users(config, self._log))
+        self._engine.manager.reconfigure(
             _operator_limits(config),
-            longest=int(caps.lease),
+            longest=int(config.caps.lease),
             tunable=config.autotune.gpus,
             knobs=config.autotune.knobs,
         )
-        self._desk.settle_for(caps)
-        self._desk.turn()
+        self._requests.reconfigure(config.caps)
+        self._requests.turn()
 
     def run(self, *, ending: Callable[[], None] = lambda: None) -> tuple[CapsError, ...]:
-        """Serve until stopped, then restore all tuned limits; what could not be restored.
+        """Serve until stopped, then restore all tuned limits; the failures.
 
-        Limits of fixed caps and of a power budget stay in force: the next capper takes them over.
-
-        ``ending`` is called when the end begins.
-
-        Before anybody is answered, what the last capper left is given back, or stays because it
-        is imposed.
+        Before the first request is answered, the limits of the former capper are restored, or
+        stay because they are imposed. Limits of fixed caps and of a power budget stay in force at
+        the end, and the next capper takes them over. ``ending`` is called when the end begins.
         """
+        engine = self._engine
         self._record(AuditAction.START)
         try:
             self.server.run()
         finally:
-            self._desk.ending = True
+            self._requests.ending = True
             ending()
-            workings = self._workings
-            troubles = retry_release(workings, self._clock, self._log, workings.keeper.stop)
-            if retained := workings.retained:
+            errors = retry_release(engine, self._clock, self._log, engine.manager.stop)
+            if retained := engine.reconciler.retained:
                 self._log(
                     f"{retained} limit{'s' * (retained != 1)} of fixed caps or of the power budget"
                     " stay in force while no capper runs; `wattspan caps restore` lifts them."
                 )
-            self._desk.close()
+            self._requests.close()
             self._record(AuditAction.END)
             self.server.close()
             self._stack.close()
-        return troubles
+        return errors
 
-    def _record(self, deed: AuditAction) -> None:
-        self._workings.rows.record(AuditEvent(at=self._clock.now().wall, deed=deed))
+    def _record(self, action: AuditAction) -> None:
+        self._engine.rows.record(AuditEvent(at=self._clock.now().wall, deed=action))
 
-    def _tell_troubles(self, ceilings: PowerCeilings) -> None:
-        """Say once what has begun to go wrong."""
-        workings = self._workings
-        now = {
-            workings.keeper.journal_trouble,
-            workings.audit.trouble,
-            ceilings.trouble,
-            self._desk.trouble,
-            workings.writer.unrecovered,
+    def _turned(self) -> None:
+        """After every turn of the loop: log each trouble once, when it begins."""
+        self._alive()
+        engine = self._engine
+        engine.rows.turn()
+        troubles = {
+            engine.reconciler.journal_trouble,
+            engine.audit.trouble,
+            self._ceilings.trouble,
+            self._requests.trouble,
+            engine.reconciler.unrecovered,
         } - {""}
-        for trouble in sorted(now - self._troubles):
+        for trouble in sorted(troubles - self._troubles):
             self._log(trouble)
-        self._troubles = now
+        self._troubles = troubles
+
+
+# --------------------------------------------------------------------------- without a capper
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """The numbers of restored and retained limits, the foreign limits, and the failures."""
+
+    by: str  # "capper" or "journal"
+    restored: int
+    foreign: tuple[CapRow, ...] = ()
+    troubles: tuple[str, ...] = ()
+    retained: int = 0
+    """Limits of fixed caps and of a power budget that stay in force."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreContext:
+    """Where a capper runs or ran, and the means to do its work."""
+
+    host: Callable[[], CapperHost]
+    socket: Path
+    config: Config
+    actuators: Callable[[], Sequence[ConcurrentActuator]]
+    clock: Clock
+    log: Log
+    ended: bool = False
+    """Whether the capper has ended, or is about to: its socket may be open all the same."""
+
+    def client(self, who: str) -> CapperClient:
+        return CapperClient(self.socket, self.clock, who=who, timeout=5.0)
+
+    @contextmanager
+    def engine(self) -> Iterator[CapEngine]:
+        """The journal and the devices, under the lock. JournalError if another process has it."""
+        host = self.host()
+        with ExitStack() as stack:
+            stack.callback(self._lock(host).release)
+            actuators = self.actuators()
+            engine = open_engine(
+                host, self.config, actuators, self.clock, self.log, enumerate_devices=False
+            )
+            stack.callback(engine.close)
+            yield engine
+
+    def without(self, error: CapsError) -> RestoreContext:
+        """The context to go on in after no capper has answered; ``error`` if one has refused.
+
+        A capper that refuses because it ends, or cannot start, has the lock for a moment and
+        restores as well.
+        """
+        if error.refusal == RefusalReason.ENDING:
+            return replace(self, ended=True)
+        if error.refusal:
+            raise error
+        return self
+
+    def _lock(self, host: CapperHost) -> CapperLock:
+        deadline = self.clock.monotonic() + (_LOCK_TIMEOUT if self.ended else 0)
+        while True:
+            try:
+                return CapperLock(host)
+            except JournalError:
+                if self.clock.monotonic() >= deadline:
+                    raise
+            self.clock.sleep_until(self.clock.monotonic() + _LOCK_INTERVAL)
+
+
+def restore_limits(context: RestoreContext, *, tuned_only: bool = False) -> RestoreReport:
+    """Ask the running capper to restore; where none runs, restore by the journal of this boot.
+
+    ``tuned_only`` is for the moment after a capper has ended: limits of fixed caps and of a power
+    budget stay in force, and a running capper has nothing to do. Only limits that are still the
+    capper's are written. CapsError or JournalError if neither way is possible.
+    """
+    tuned_only = tuned_only or context.ended  # as a service manager runs it after the end
+    if not tuned_only:
+        client = context.client("wattspan caps restore")
+        try:
+            restored, rows = client.restore()
+            return RestoreReport("capper", restored, _foreign_rows(rows))
+        except CapsError as error:
+            context = context.without(error)
+        finally:
+            client.close()
+    with context.engine() as engine:
+        manager, reconciler = engine.manager, engine.reconciler
+        if tuned_only:
+            manager.impose_retained()
+        release = manager.stop if tuned_only else manager.restore
+        errors = retry_release(engine, context.clock, context.log, release)
+        if not tuned_only:
+            _lift_ceilings(context, engine)
+        for unwritten in filter(None, (reconciler.journal_trouble, engine.audit.trouble)):
+            context.log(unwritten)
+        return RestoreReport(
+            "journal",
+            reconciler.restores,
+            _foreign_rows(manager.rows()),
+            tuple(map(str, errors)),
+            reconciler.retained,
+        )
+
+
+def _lift_ceilings(context: RestoreContext, engine: CapEngine) -> None:
+    """Remove the ceilings that users set on the socket of the missing capper."""
+    host, record = context.host(), engine.audit.record
+    ceilings = PowerCeilings(
+        context.config.caps, host.ceilings, host.boot_id, context.clock, record=record
+    )
+    try:
+        ceilings.lift_all(PeerCredentials(os.getpid(), os.getuid()))
+    except JournalError as error:
+        context.log(str(error))
+
+
+def accept_foreign_limits(context: RestoreContext) -> int:
+    """Take foreign limits as the originals from now on; the number of knobs."""
+    client = context.client("wattspan caps accept")
+    try:
+        before = sum(row.foreign for row in client.rows())
+        return before - sum(row.foreign for row in client.accept())
+    except CapsError as error:
+        context = context.without(error)
+    finally:
+        client.close()
+    with context.engine() as engine:
+        return engine.manager.accept()
+
+
+def _foreign_rows(rows: Sequence[CapRow]) -> tuple[CapRow, ...]:
+    return tuple(row for row in rows if row.foreign and not row.lost)

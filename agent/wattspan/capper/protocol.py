@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from wattspan.model import Knob, ModelEnum
+from wattspan.model import CapKey, CapRow, Instant, Knob, KnobState, ModelEnum
 
 VERSION: Final = 1
 MAX_LINE_BYTES: Final = 64 * 1024
@@ -147,6 +147,36 @@ class KnobRow(msgspec.Struct, frozen=True, kw_only=True):
     lost: bool = False
     usable: bool = True
     trouble: str = ""
+
+
+_STATE_FIELDS = ("name", "aliases", "minimum", "default", "maximum", "requested", "enforced")
+_ROW_FIELDS = (
+    *("original", "wanted", "ceiling", "holder", "why", "expires"),
+    *("foreign", "lost", "usable", "trouble"),
+)
+
+
+def knob_row(row: CapRow) -> KnobRow:
+    """A row as it is sent."""
+    fields = {name: getattr(row.state, name) for name in _STATE_FIELDS}
+    fields |= {name: getattr(row, name) for name in _ROW_FIELDS}
+    return KnobRow(
+        knob=row.state.key.knob,
+        device=row.state.key.device,
+        since_mono=None if row.since is None else row.since.mono,
+        since_wall=None if row.since is None else row.since.wall,
+        **fields,
+    )
+
+
+def cap_row(sent: KnobRow) -> CapRow:
+    """A row as it was received."""
+    since = None
+    if sent.since_mono is not None and sent.since_wall is not None:
+        since = Instant(sent.since_mono, sent.since_wall)
+    state = {name: getattr(sent, name) for name in _STATE_FIELDS}
+    fields = {name: getattr(sent, name) for name in _ROW_FIELDS}
+    return CapRow(KnobState(CapKey(sent.knob, sent.device), **state), since=since, **fields)
 
 
 class CeilingRow(msgspec.Struct, frozen=True, kw_only=True):

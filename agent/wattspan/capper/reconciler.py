@@ -1,29 +1,55 @@
-"""Brings each knob to where it is to be: what goes down first, what failed not too often."""
+"""Brings knobs to their limits: observe, plan, journal, write, verify.
+
+A limit is on disk before it is written. A device has no compare-and-swap: it is read just before
+each write, and a foreign write in the microseconds between is noticed in the readback. So a write
+takes three reads of a device: the observation that the plan needs, one before and one after.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from wattspan.capper.audit import AuditAction, AuditEvent
-from wattspan.capper.devices import is_power_knob
-from wattspan.capper.journal import JournalError
+from msgspec.structs import replace
+
+from wattspan.capper.actuators.common import is_honoured
+from wattspan.capper.audit import AuditAction, AuditEvent, row_checksum
+from wattspan.capper.devices import (
+    DeviceError,
+    ManagedDevices,
+    Ownership,
+    foreign_limit_error,
+    is_readable,
+    lost_entry,
+    not_honoured_error,
+    release_to_other,
+    review_entry,
+    unreadable_error,
+    unrecovered_limit_error,
+)
+from wattspan.capper.journal import Journal, JournalError
+from wattspan.capper.journal_entries import ALL_DEVICES, EntrySource, JournalEntry
+from wattspan.capper.planner import CapDemand, Planner, WriteCause
 from wattspan.capper.protocol import RefusalReason
-from wattspan.capper.resolver import CapResolver
-from wattspan.capper.writer import LimitWriter, WriteCause, foreign_limit_error
-from wattspan.model import SECOND, CapKey
-from wattspan.ports import CapsError, Clock
+from wattspan.model import SECOND, CapKey, KnobState, Trouble
+from wattspan.ports import ActuatorError, CapsError, Clock
 
-_FIRST_REST, _LONGEST_REST = SECOND, 60 * SECOND
-_FIRST_OF_LASTING, _LONGEST_OF_LASTING = 60 * SECOND, 3600 * SECOND
+QUIET_PERIOD: Final = 60 * SECOND
+"""How long a restored original must stand, after a foreign write, before the knob is used again."""
+MAX_QUIET_PERIOD: Final = 3600 * SECOND
+_FIRST_DELAY, _MAX_DELAY = SECOND, 60 * SECOND
+_FIRST_PERSISTENT_DELAY, _MAX_PERSISTENT_DELAY = 60 * SECOND, 3600 * SECOND
 _PERSISTENT = (RefusalReason.NO_PERMISSION, RefusalReason.LOCKED, RefusalReason.NOT_HONOURED)
-"""Nobody mends a permission within seconds, and a locked register stays so until the boot."""
+"""A missing permission is not corrected within seconds; a locked register stays so until boot."""
+FOREIGN_REASONS = (RefusalReason.FOREIGN, RefusalReason.UNRECOVERED)
+_NOT_WRITTEN = (Trouble.DENIED, Trouble.ABSENT)
+"""A write that ends in one of these has certainly not been carried out."""
 _ENFORCEMENT_TIMEOUT = 5 * SECOND
+_NOTHING_PLANNED: Mapping[CapKey, int] = MappingProxyType({})
 _UNWANTED = WriteCause(why="no cap is wanted any more")
-
-NOTHING_PLANNED: Mapping[CapKey, int] = MappingProxyType({})
 
 KnobErrors = dict[CapKey, CapsError]
 
@@ -34,165 +60,237 @@ class _RetryDelay(NamedTuple):
     error: CapsError
 
 
+class _QuietPeriod(NamedTuple):
+    since: int
+    needed: int
+
+
+@dataclass(slots=True)
+class CapperState:
+    """The capper's knowledge of every knob. Only the reconciler changes it."""
+
+    entries: dict[CapKey, JournalEntry]
+    inherited: set[CapKey]
+    """Entries of a former capper that were not compared with their device yet."""
+    knobs: dict[CapKey, KnobState] = field(default_factory=dict)
+    """As last read."""
+    stuck: set[CapKey] = field(default_factory=set)
+    """Knobs whose last call did not return within its deadline."""
+    delays: dict[CapKey, _RetryDelay] = field(default_factory=dict)
+    quiet: dict[CapKey, _QuietPeriod] = field(default_factory=dict)
+    disobeyed_since: dict[CapKey, int] = field(default_factory=dict)
+
+    def forget(self, key: CapKey) -> None:
+        self.entries.pop(key, None)
+        self.inherited.discard(key)
+
+
 class Reconciler:
-    """Moves knobs to what ``wishes`` say, as far as the devices let it."""
+    """Owns the state of all knobs and is the only writer of the journal and of the devices."""
 
     def __init__(
         self,
-        writer: LimitWriter,
-        wishes: CapResolver,
+        devices: ManagedDevices,
+        journal: Journal,
         clock: Clock,
         record: Callable[[AuditEvent], None],
     ) -> None:
+        self.writes = 0
+        self.restores = 0
         self.journal_trouble = ""
-        self._writer, self._wishes = writer, wishes
+        self._devices, self._journal = devices, journal
         self._clock, self._record = clock, record
-        self._rests: dict[CapKey, _RetryDelay] = {}
-        self._disobeyed: dict[CapKey, int] = {}
+        self._state = CapperState(dict(journal.entries), set(journal.entries))
 
-    def settle(
+    # ------------------------------------------------------------------------------ knowledge
+
+    @property
+    def knobs(self) -> Mapping[CapKey, KnobState]:
+        """Every known knob as last read."""
+        return MappingProxyType(self._state.knobs)
+
+    @property
+    def entries(self) -> Mapping[CapKey, JournalEntry]:
+        return MappingProxyType(self._state.entries)
+
+    def planner(self, demand: CapDemand) -> Planner:
+        state = self._state
+        hidden = self._devices.hides(state.knobs)
+        return Planner(demand, dict(state.knobs), dict(state.entries), hidden)
+
+    def resting(self, key: CapKey) -> CapsError | None:
+        """Why a knob is not tried before its retry delay ends."""
+        delay = self._state.delays.get(key)
+        return delay.error if delay and self._clock.monotonic() < delay.until else None
+
+    def is_unwritable(self, key: CapKey) -> bool:
+        """Whether the knob is foreign, or failed when it was last tried."""
+        entry, delay = self._state.entries.get(key), self._state.delays.get(key)
+        failed = delay is not None and delay.error.refusal != RefusalReason.NO_JOURNAL
+        return failed or (entry is not None and entry.left_alone)
+
+    def retry_now(self) -> None:
+        """End all retry delays."""
+        self._state.delays.clear()
+
+    @property
+    def stuck_devices(self) -> tuple[str, ...]:
+        """The names of devices with a driver call that does not return."""
+        return tuple(
+            sorted({self._state.knobs[k].name for k in self._state.stuck & self.knobs.keys()})
+        )
+
+    @property
+    def listing_stuck(self) -> bool:
+        return self._devices.listing_stuck
+
+    @property
+    def retained(self) -> int:
+        """The number of limits that stay in force when the capper ends."""
+        return sum(entry.imposed is not None for entry in self._state.entries.values())
+
+    @property
+    def unrecovered(self) -> str:
+        """Names the devices with lost originals; "" if there are none."""
+        entries = self._state.entries.values()
+        lost = ", ".join(f"{one.knob} of {one.name}" for one in entries if one.lost)
+        return lost and (
+            f"The journal was damaged, and the original limit is unknown: {lost}. Set each limit by"
+            " hand, or take the present ones as the originals with `wattspan caps accept`."
+        )
+
+    def outstanding(self) -> Iterator[AuditEvent]:
+        """A row for each cap in force, from the original to the present value."""
+        for entry in self._state.entries.values():
+            value = entry.value if entry.written else entry.before
+            if value is not None and not entry.left_alone:
+                yield self._event(AuditAction.WRITE, entry, entry.original, value)
+
+    # -------------------------------------------------------------------------------- devices
+
+    def find_devices(self) -> None:
+        """List the devices; one that does not answer now keeps its last state."""
+        self._state.knobs.update((state.key, state) for state in self._devices.find())
+
+    def assume_recorded(self) -> None:
+        """Show devices that do not answer as their entries record them, until they are read."""
+        for key, entry in self._state.entries.items():
+            if entry.device == ALL_DEVICES:
+                continue
+            limit = entry.value if entry.source is EntrySource.RECORDED else entry.original
+            state = KnobState(
+                key,
+                entry.name or entry.device,
+                minimum=entry.minimum,
+                default=entry.default,
+                maximum=entry.maximum,
+                requested=limit if entry.foreign is None else entry.foreign,
+            )
+            self._state.knobs.setdefault(key, state)
+
+    @property
+    def needs_enumeration(self) -> bool:
+        """True if a damaged journal leaves it to the hardware to name the devices."""
+        return any(key.device == ALL_DEVICES for key in self._state.entries)
+
+    def name_lost(self) -> None:
+        """Replace "every device", where devices can be listed, by those that may be capped."""
+        state, now = self._state, self._clock.now().wall
+        for knob in [key.knob for key in state.entries if key.device == ALL_DEVICES]:
+            if not self._devices.is_listed(knob):
+                continue
+            del state.entries[CapKey(knob, ALL_DEVICES)]
+            for key, found in state.knobs.items():
+                if (
+                    key.knob is knob
+                    and key not in state.entries
+                    and (lost := lost_entry(found, now))
+                ):
+                    state.entries[key] = lost
+                    error = str(unrecovered_limit_error(lost))
+                    self._note(AuditAction.FAIL, lost, None, found.requested, WriteCause(why=error))
+
+    def close(self) -> None:
+        self._devices.close()
+
+    # -------------------------------------------------------------------------- reconciliation
+
+    def observe(self, keys: Iterable[CapKey], demand: CapDemand) -> KnobErrors:
+        """Read knobs and compare them with the journal. Knobs that must not be written now."""
+        errors: KnobErrors = {}
+        wanted, keys = self.planner(demand).wanted(), sorted(keys)
+        self._devices.prefetch(key for key in keys if self.resting(key) is None)
+        for key in keys:
+            rest = self.resting(key)
+            # A restore needs no journal and does not wait for one.
+            if rest is not None and rest.refusal != RefusalReason.NO_JOURNAL:
+                errors[key] = rest
+            else:
+                self._attempt(key, errors, partial(self._observe, key, wanted=key in wanted))
+        return errors
+
+    def apply(
         self,
+        demand: CapDemand,
         keys: Iterable[CapKey],
         *,
         until: int | None = None,
-        ended: Mapping[CapKey, WriteCause] | None = None,
+        ended: Mapping[CapKey, WriteCause],
     ) -> KnobErrors:
-        """Bring ``keys`` to where they are to be: those that go down first. What failed, and why.
+        """Bring observed knobs to their limits. The errors by knob.
 
-        A move that was not reached by ``until`` is left to the next time. ``ended`` says why
-        some of them are wanted no more.
+        Writes that are not begun by the monotonic time ``until`` are left to the next call.
+        ``ended`` has the causes of restores.
         """
-        down: dict[CapKey, int] = {}
-        up: dict[CapKey, int] = {}
-        back: list[CapKey] = []
-        troubles: KnobErrors = {}
-        wanted = self._wishes.keys()
-        keys = sorted(keys)
-        self._writer.devices.prefetch(key for key in keys if self.resting(key) is None)
-        for key in keys:
-            rest = self.resting(key)
-            # What needs no journal, giving back, is not kept waiting by the want of one.
-            if rest is not None and rest.refusal != RefusalReason.NO_JOURNAL:
-                troubles[key] = rest
-                continue
-            with self._trying(key, troubles):
-                self._plan(key, key in wanted, down, up, back)
-        self._move(down, troubles, until)
-        for key, value in up.items():  # one by one: two that fit may not fit together
-            if self._fits(key, value):
-                self._move({key: value}, troubles, until)
-        for key in back:
-            original = self._writer.entries[key].original
-            if self._fits(key, original):
-                if self._budget is not None and original is not None:
-                    self._flush({key: original})
-                with self._trying(key, troubles):
-                    self._writer.give_back(key, (ended or {}).get(key, _UNWANTED))
-                    self._rests.pop(key, None)
-        self._flush()
-        return troubles
+        keys, errors = set(keys), KnobErrors()
+        plan = self.planner(demand).plan(keys)
+        for key in self._state.entries.keys() & keys - {*plan.lower, *plan.increase, *plan.restore}:
+            self._state.delays.pop(key, None)  # its limit is in force
+        self._write_all(demand, plan.lower, errors, until)
+        for key, value in plan.increase.items():  # each alone: two that fit may not fit together
+            if self.planner(demand).fits(key, value):
+                self._write_all(demand, {key: value}, errors, until)
+        for key in plan.restore:
+            original = self._state.entries[key].original
+            if self.planner(demand).fits(key, original):
+                if demand.imposed.budget is not None and original is not None:
+                    self._save(demand, {key: original})
+                cause = ended.get(key, _UNWANTED)
+                self._attempt(key, errors, partial(self._restore, key, cause))
+        self._save(demand)
+        return errors
 
-    def resting(self, key: CapKey) -> CapsError | None:
-        """Why a knob is left alone for now, if it is."""
-        rest = self._rests.get(key)
-        return rest.error if rest is not None and self._clock.monotonic() < rest.until else None
-
-    def broken(self, key: CapKey) -> bool:
-        """Whether a knob could not be turned when that was last tried."""
-        rest = self._rests.get(key)
-        return rest is not None and rest.error.refusal != RefusalReason.NO_JOURNAL
-
-    def rested(self) -> None:
-        """Try everything again, whatever happened."""
-        self._rests.clear()
-
-    def see_whether_obeyed(self) -> None:
-        """Take back a cap that a device shows and does not obey."""
-        now = self._clock.monotonic()
-        for key in list(self._writer.entries):
-            if self._writer.obeyed(key):
-                self._disobeyed.pop(key, None)
-            elif now - self._disobeyed.setdefault(key, now) >= _ENFORCEMENT_TIMEOUT:
-                state = self._writer.devices.states[key]
-                error = CapsError(
-                    f"{state.name} shows {state.requested} {key.knob.unit} and obeys"
-                    f" {state.enforced}: the cap does nothing.",
+    def disobeying(self) -> KnobErrors:
+        """Devices that show a cap and do not obey it, for longer than they may take."""
+        now, since, errors = self._clock.monotonic(), self._state.disobeyed_since, KnobErrors()
+        for key in self._state.entries:
+            if self._obeys(key):
+                since.pop(key, None)
+            elif now - since.setdefault(key, now) >= _ENFORCEMENT_TIMEOUT:
+                state = self._state.knobs[key]
+                errors[key] = CapsError(
+                    f"{state.name} shows a limit of {state.requested} {key.knob.unit} and obeys"
+                    f" {state.enforced}: the cap has no effect and is restored. Look for another"
+                    " power manager.",
                     RefusalReason.NOT_HONOURED,
                     key.device,
                 )
-                self._wishes.leases.drop([key])
-                self.settle([key], ended={key: WriteCause(why=str(error))})
-                self._failed(key, error, {})
+        return errors
 
-    # --------------------------------------------------------------------------- inner workings
-
-    def _plan(
-        self,
-        key: CapKey,
-        wanted: bool,
-        down: dict[CapKey, int],
-        up: dict[CapKey, int],
-        back: list[CapKey],
-    ) -> None:
-        """Look at one knob, and put it where its move belongs, if there is one. CapsError."""
-        state = self._writer.look(key, wanted=wanted)
-        entry = self._writer.entries.get(key)
-        if entry is not None and entry.left_alone:
-            raise foreign_limit_error(entry)
-        target = self._wishes.target(state)
-        if target is None:
-            if entry is not None:
-                back.append(key)
-        elif entry is None or not entry.written or entry.value != target:
-            present = self._wishes.present(state)
-            (down if present is None or target < present else up)[key] = target
-        else:
-            self._rests.pop(key, None)
-
-    def _move(self, targets: Mapping[CapKey, int], troubles: KnobErrors, until: int | None) -> None:
-        waiting = {key: rest for key in targets if (rest := self.resting(key)) is not None}
-        troubles |= waiting
-        targets = {key: value for key, value in targets.items() if key not in waiting}
-        if not targets:
+    def fail(self, key: CapKey, error: CapsError) -> None:
+        """Do not try a knob before a delay that grows with each failure."""
+        if (
+            error.refusal in FOREIGN_REASONS
+        ):  # nothing is written, and the knob is observed every time
             return
-        try:
-            self._writer.intend(targets, self._retained(targets))
-        except JournalError as error:
-            for key in targets:
-                self._failed(
-                    key, CapsError(str(error), RefusalReason.NO_JOURNAL, key.device), troubles
-                )
-            return
-        for key in targets:
-            if until is not None and self._clock.monotonic() > until:
-                return
-            with self._trying(key, troubles):
-                self._writer.put(key, self._wishes.cause(key))
-                self._rests.pop(key, None)
-
-    @contextmanager
-    def _trying(self, key: CapKey, troubles: KnobErrors) -> Iterator[None]:
-        try:
-            yield
-        except CapsError as error:
-            self._failed(key, error, troubles)
-
-    def _failed(self, key: CapKey, error: CapsError, troubles: KnobErrors) -> None:
-        """Leave the knob alone for a while."""
-        troubles[key] = error
-        if error.refusal in (RefusalReason.FOREIGN, RefusalReason.UNRECOVERED):
-            # It is looked at every turn all the same, for nothing is written; and whoever held
-            # it learns that it is not theirs any more.
-            self._wishes.leases.drop([key])
-            return
-        lasting = error.refusal in _PERSISTENT
-        first = _FIRST_OF_LASTING if lasting else _FIRST_REST
-        longest = _LONGEST_OF_LASTING if lasting else _LONGEST_REST
-        if self._writer.devices.stuck(key):  # asking again costs nothing: its worker still waits
-            longest = _FIRST_REST
-        earlier = self._rests.get(key)
-        length: int = first if earlier is None else max(first, min(2 * earlier.length, longest))
-        self._rests[key] = _RetryDelay(self._clock.monotonic() + length, length, error)
+        persistent = error.refusal in _PERSISTENT
+        first = _FIRST_PERSISTENT_DELAY if persistent else _FIRST_DELAY
+        longest = _MAX_PERSISTENT_DELAY if persistent else _MAX_DELAY
+        if key in self._state.stuck:  # another call costs nothing: its worker still waits
+            longest = _FIRST_DELAY
+        earlier = self._state.delays.get(key)
+        length = first if earlier is None else max(first, min(2 * earlier.length, longest))
+        self._state.delays[key] = _RetryDelay(self._clock.monotonic() + length, length, error)
         if earlier is None or str(earlier.error) != str(error):
             self._record(
                 AuditEvent(
@@ -204,61 +302,263 @@ class Reconciler:
                 )
             )
 
-    def _fits(self, key: CapKey, value: int | None) -> bool:
-        """Whether the budget allows ``key`` to be raised to ``value``, as the others stand now.
+    def accept_foreign(self) -> list[CapKey]:
+        """Forget the entries of foreign limits and of earlier boots; their knobs."""
+        accepted = [
+            key
+            for key, entry in self._state.entries.items()
+            if entry.left_alone or entry.source is EntrySource.EARLIER
+        ]
+        for key in accepted:
+            self._state.forget(key)
+        return accepted
 
-        What one device is to gain, another must have lost already, and have been seen to obey.
-        """
-        budget = self._budget
-        if budget is None or value is None or not is_power_knob(key.knob):
+    # ---------------------------------------------------------------------------- observation
+
+    def _observe(self, key: CapKey, *, wanted: bool) -> None:
+        """Read one knob, and update its entry. CapsError if it must not be written now."""
+        state = self._state
+        entry, every = state.entries.get(key), state.entries.get(CapKey(key.knob, ALL_DEVICES))
+        if entry is None and every is not None:
+            raise unrecovered_limit_error(every)
+        found, now = self._read(key), self._clock.monotonic()
+        if entry is None:
+            return
+        quiet = state.quiet.get(key)
+        if entry.foreign is not None and not entry.lost and quiet is None:
+            quiet = state.quiet[key] = _QuietPeriod(now, QUIET_PERIOD)
+        result = review_entry(
+            entry,
+            found,
+            inherited=key in state.inherited,
+            wanted=wanted,
+            quiet=quiet is not None and now - quiet.since >= quiet.needed,
+            now=self._clock.now().wall,
+        )
+        if found.requested is not None or not is_readable(key.knob):
+            state.inherited.discard(key)
+        self._adopt(key, entry, result)
+        if result.error is not None:
+            raise result.error
+
+    def _adopt(self, key: CapKey, entry: JournalEntry, result: Ownership) -> None:
+        if result.entry is None:
+            self._state.forget(key)
+        else:
+            self._state.entries[key] = result.entry
+        change = result.change
+        if change is None:
+            return
+        if change.action is AuditAction.FOREIGN:  # the next quiet period must be longer
+            quiet = self._state.quiet.get(key)
+            needed = QUIET_PERIOD if quiet is None else min(2 * quiet.needed, MAX_QUIET_PERIOD)
+            self._state.quiet[key] = _QuietPeriod(self._clock.monotonic(), needed)
+        about = result.entry if change.action is AuditAction.FAIL and result.entry else entry
+        self._note(change.action, about, change.old, change.new, WriteCause(why=change.why))
+
+    def _obeys(self, key: CapKey) -> bool:
+        """Whether the device is not known to obey a limit above ours."""
+        entry, state = self._state.entries[key], self._state.knobs.get(key)
+        if state is None or not entry.written or entry.left_alone or not is_readable(key.knob):
             return True
-        if self._writer.devices.hidden:  # their limits are unknown
-            return False
-        states = self._writer.devices.states.items()
-        others = (state for one, state in states if one != key and is_power_knob(one.knob))
-        return value + sum(max(s.requested or 0, s.enforced or 0) for s in others) <= budget
+        return entry.value is None or state.enforced is None or state.enforced <= entry.value
 
-    @property
-    def _budget(self) -> int | None:
-        """The sum of the shares: the imposed limit, or more where the devices' floors take more."""
-        imposed = self._wishes.imposed
-        return None if imposed.limit is None else imposed.limit + imposed.short
+    # ---------------------------------------------------------------------------------- writes
 
-    def _retained(self, planned: Mapping[CapKey, int]) -> dict[CapKey, int]:
-        """The limit that each knob keeps, or is raised to, if this process ends from now on.
-
-        ``planned`` are limits that are about to be written. Where going to all those limits at
-        once could exceed the budget, because a device is not lowered yet or is lent the power
-        that a tuned one does not use, each knob keeps the limit that it has.
-        """
-        states = self._writer.devices.states
-        ours = {key: one for key, one in self._writer.entries.items() if not one.left_alone}
-        keys = [key for key in {*ours, *planned} if key in states]
-        kept = {
-            key: limit
-            for key in keys
-            if (limit := self._wishes.imposed_limit(states[key])) is not None
-        }
-        kept |= {k: one.imposed for k, one in ours.items() if k not in states and one.imposed}
-        budget = self._budget
-        if budget is None:
-            return kept
-        total = 0
-        for key, state in states.items():
-            if is_power_knob(key.knob):
-                original = ours[key].original if key in ours else None
-                after = kept.get(key, original) or 0
-                present = max(state.requested or 0, state.enforced or 0)
-                total += max(present, planned.get(key, 0), after)
-        if total <= budget:
-            return kept
-        values = {key: planned[key] if key in planned else ours[key].value for key in keys}
-        return {key: v for key, v in values.items() if v is not None and is_power_knob(key.knob)}
-
-    def _flush(self, planned: Mapping[CapKey, int] = NOTHING_PLANNED) -> None:
-        self._writer.retain(self._retained(planned))
+    def _write_all(
+        self,
+        demand: CapDemand,
+        targets: Mapping[CapKey, int],
+        errors: KnobErrors,
+        until: int | None,
+    ) -> None:
+        """Journal all ``targets`` at once, then write and verify each."""
+        waiting = {key: rest for key in targets if (rest := self.resting(key)) is not None}
+        errors |= waiting
+        targets = {key: value for key, value in targets.items() if key not in waiting}
+        if not targets:
+            return
         try:
-            self._writer.flush()
+            self._journal_intent(demand, targets)
+        except JournalError as error:
+            for key in targets:
+                errors[key] = CapsError(str(error), RefusalReason.NO_JOURNAL, key.device)
+                self.fail(key, errors[key])
+            return
+        for key in targets:
+            if until is not None and self._clock.monotonic() > until:
+                return
+            self._attempt(key, errors, partial(self._write, key, demand.cause(key)))
+
+    def _journal_intent(self, demand: CapDemand, targets: Mapping[CapKey, int]) -> None:
+        """Have on disk that these knobs are about to be written. JournalError."""
+        draft = dict(self._state.entries)
+        for key, value in targets.items():
+            entry, state = draft.get(key), self._state.knobs[key]
+            if entry is None:
+                draft[key] = self._new_entry(state, value)
+            else:
+                draft[key] = replace(
+                    entry,
+                    before=state.requested,
+                    value=value,
+                    written=False,
+                    source=EntrySource.RECORDED,
+                )
+        draft = _with_imposed(draft, self.planner(demand).retained(targets))
+        self._journal.save(draft)
+        self._state.entries = draft
+
+    def _new_entry(self, state: KnobState, value: int) -> JournalEntry:
+        if is_readable(state.key.knob) and state.requested is None:
+            raise JournalError(str(unreadable_error(state)))
+        return JournalEntry(
+            knob=state.key.knob,
+            device=state.key.device,
+            name=state.name,
+            original=state.requested if is_readable(state.key.knob) else None,
+            default=state.default,
+            minimum=state.minimum,
+            maximum=state.maximum,
+            value=value,
+            since=self._clock.now().wall,
+        )
+
+    def _write(self, key: CapKey, cause: WriteCause) -> None:
+        """Write the journaled limit, unless another program wrote the knob, and verify it."""
+        entry, state = self._state.entries[key], self._read(key)
+        present = entry.original if entry.before is None else entry.before
+        if is_readable(key.knob) and state.requested != present:
+            raise self._overtaken(entry, state)
+        value, failure = entry.value, None
+        try:
+            shown = self._call(key, partial(self._devices.write, key, value)).requested
+        except DeviceError as error:
+            failure = error
+            if not is_readable(key.knob):
+                if error.trouble in _NOT_WRITTEN:
+                    self._undo(entry)
+                raise
+            shown = self._read(key).requested  # the write may have arrived all the same
+        if is_readable(key.knob):
+            if value is None or not is_honoured(value, shown):
+                if shown == present:
+                    self._undo(entry)
+                raise failure or not_honoured_error(state, value, shown)
+            value = shown
+        self._state.entries[key] = replace(entry, value=value, before=None, written=True)
+        self._state.delays.pop(key, None)
+        self.writes += 1
+        self._note(AuditAction.WRITE, entry, present, value, cause)
+
+    def _restore(self, key: CapKey, cause: WriteCause) -> None:
+        """Restore the original if the present value is ours; verify it."""
+        self._observe(key, wanted=False)
+        entry = self._state.entries.get(key)
+        if entry is None:  # the original is in force already
+            self._state.delays.pop(key, None)
+            return
+        original, present = entry.original, self._state.knobs[key].requested
+        try:
+            shown = self._call(key, partial(self._devices.write, key, original)).requested
+        except DeviceError:
+            if not is_readable(key.knob) or (shown := self._read(key).requested) == present:
+                raise
+        if is_readable(key.knob) and not (original is not None and is_honoured(original, shown)):
+            raise not_honoured_error(self._state.knobs[key], original, shown)
+        self._state.forget(key)
+        self._state.delays.pop(key, None)
+        self.restores += 1
+        self._note(AuditAction.RESTORE, entry, entry.value, original, cause)
+
+    def _undo(self, entry: JournalEntry) -> None:
+        """The write was not carried out: the entry is as before it."""
+        if entry.before is None:
+            self._state.forget(entry.key)
+        else:
+            undone = replace(entry, value=entry.before, before=None, written=True)
+            self._state.entries[entry.key] = undone
+
+    def _overtaken(self, entry: JournalEntry, state: KnobState) -> CapsError:
+        """Another program wrote between the observation and the write."""
+        if entry.before is None:  # nothing of ours was there
+            self._state.forget(entry.key)
+        else:
+            self._adopt(entry.key, entry, release_to_other(entry, state))
+        return foreign_limit_error(replace(entry, foreign=state.requested))
+
+    def _save(self, demand: CapDemand, planned: Mapping[CapKey, int] = _NOTHING_PLANNED) -> None:
+        """Have the present entries on disk, with the limits that stay if this process ends."""
+        retained = self.planner(demand).retained(planned)
+        self._state.entries = _with_imposed(self._state.entries, retained)
+        try:
+            self._journal.save(self._state.entries)
             self.journal_trouble = ""
         except JournalError as error:
             self.journal_trouble = str(error)
+
+    # -------------------------------------------------------------------------------- calls
+
+    def _attempt(self, key: CapKey, errors: KnobErrors, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except CapsError as error:
+            errors[key] = error
+            self.fail(key, error)
+
+    def _read(self, key: CapKey) -> KnobState:
+        return self._call(key, partial(self._devices.read, key))
+
+    def _call(self, key: CapKey, call: Callable[[], KnobState]) -> KnobState:
+        """The state that a call on a device returns. DeviceError."""
+        try:
+            found = call()
+        except ActuatorError as error:
+            self._state.stuck.discard(key)
+            if error.trouble is Trouble.STUCK:
+                self._state.stuck.add(key)
+            raise DeviceError(key, error) from None
+        self._state.stuck.discard(key)
+        self._state.knobs[key] = found
+        return found
+
+    def _note(
+        self,
+        action: AuditAction,
+        entry: JournalEntry,
+        old: int | None,
+        new: int | None,
+        cause: WriteCause,
+    ) -> None:
+        self._record(self._event(action, entry, old, new, cause))
+
+    def _event(
+        self,
+        action: AuditAction,
+        entry: JournalEntry,
+        old: int | None,
+        new: int | None,
+        cause: WriteCause = WriteCause(),  # noqa: B008 - immutable
+    ) -> AuditEvent:
+        event = AuditEvent(
+            at=self._clock.now().wall,
+            deed=action,
+            knob=entry.knob,
+            device=entry.device,
+            name=entry.name,
+            old=old,
+            new=new,
+            original=entry.original,
+            **cause._asdict(),
+        )
+        return replace(event, check=row_checksum(self._journal.boot_id, event))
+
+
+def _with_imposed(
+    entries: Mapping[CapKey, JournalEntry], limits: Mapping[CapKey, int]
+) -> dict[CapKey, JournalEntry]:
+    """The entries with the limits that stay in force if this process ends."""
+    return {
+        key: entry if entry.imposed == limits.get(key) else replace(entry, imposed=limits.get(key))
+        for key, entry in entries.items()
+    }

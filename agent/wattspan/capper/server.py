@@ -77,14 +77,14 @@ class CapperSocketServer:
     def __init__(
         self,
         listener: socket.socket,
-        desk: RequestHandler,
+        requests: RequestHandler,
         clock: Clock,
         allowed: frozenset[int],
         *,
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         """``alive`` is called every turn: whoever watches this loop sees that it runs."""
-        self._listener, self._desk, self._clock = listener, desk, clock
+        self._listener, self._requests, self._clock = listener, requests, clock
         self._allowed, self._alive = allowed, alive
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, _ClientConnection] = {}
@@ -114,7 +114,7 @@ class CapperSocketServer:
         with suppress(OSError):
             self._wake.send(b"x")
 
-    def admit(self, allowed: frozenset[int]) -> None:
+    def permit(self, allowed: frozenset[int]) -> None:
         """Let these users in from now on; whoever is not of them any more is put out."""
         self._allowed = allowed
         for connection in list(self._connections.values()):
@@ -137,12 +137,12 @@ class CapperSocketServer:
         """Serve; returns once stopped."""
         due = self._clock.monotonic()
         while not self.stopped():
-            lapse = self._desk.next_lapse
+            lapse = self._requests.next_expiry
             if self._clock.monotonic() >= (due if lapse is None else min(due, lapse)):
-                self._desk.turn()
+                self._requests.turn()
                 self._alive()
                 due = self._clock.monotonic() + TICK
-                lapse = self._desk.next_lapse
+                lapse = self._requests.next_expiry
             until = due if lapse is None else min(due, lapse)
             wait = max(0, until - self._clock.monotonic())
             for key, mask in self._selector.select(wait / SECOND):
@@ -246,7 +246,7 @@ class CapperSocketServer:
             return RefusedReply(
                 reason=RefusalReason.MALFORMED, sentence=f"This is no request: {cause}."
             )
-        return self._desk.answer(connection.number, connection.peer, request)
+        return self._requests.answer(connection.number, connection.peer, request)
 
     def _send(self, connection: _ClientConnection) -> None:
         if connection.unsent:
@@ -263,4 +263,4 @@ class CapperSocketServer:
         with suppress(KeyError, ValueError):
             self._selector.unregister(connection.socket)
         connection.socket.close()
-        self._desk.gone(connection.number)
+        self._requests.gone(connection.number)

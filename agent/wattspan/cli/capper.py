@@ -17,9 +17,10 @@ from wattspan.ports import WattspanError
 from wattspan.service.signals import hangup_reloads, stop_on_signals
 
 if TYPE_CHECKING:
+    from wattspan.capper.devices import ConcurrentActuator
     from wattspan.config import Config
     from wattspan.model import Knob
-    from wattspan.ports import Actuator, Clock
+    from wattspan.ports import Clock
     from wattspan.service.systemd import SystemdNotifier, Watchdog
 
 STARTUP_TIMEOUT = 60 * SECOND
@@ -50,7 +51,7 @@ def command(
     directory, and restores every limit when it ends, when its tuner does, and when it starts
     after a crash. SIGHUP has a service read its configuration again; what is held stays.
     """
-    from wattspan.capper.activation import inherited_unix_socket
+    from wattspan.service.socket_activation import inherited_unix_socket
     from wattspan.service.systemd import SystemdNotifier, Watchdog
 
     notify, listening = SystemdNotifier.taken(os.environ), inherited_unix_socket(os.environ)
@@ -90,7 +91,7 @@ def command(
             alive=turned,
             inherited=listening,
         )
-        reloading = CapperReload(config, load, capper.settle_for, turned, tell, warn, clock)
+        reloading = CapperReload(config, load, capper.reconfigure, turned, tell, warn, clock)
         if follow_stdin:
             capper.server.follow(0)
         request.tell(capper.server.stop, lambda: capper.server.ask(reloading))
@@ -135,7 +136,7 @@ class CapperReload:
 
     config: Config
     load: Callable[[], Config]
-    settle_for: Callable[[Config], None]
+    apply: Callable[[Config], None]
     turned: CapperStatus
     tell: Log
     warn: Log
@@ -160,7 +161,7 @@ class CapperReload:
 
         waiting = needs_restart(self.config, fresh)
         logging.getLogger("wattspan").setLevel(fresh.agent.log_level.upper())
-        self.settle_for(fresh)
+        self.apply(fresh)
         self.turned.refused = ""
         if waiting:
             self.turned.refused = f"{', '.join(waiting)} changed and needs a restart."
@@ -173,7 +174,7 @@ class CapperReload:
 
 def open_isolated_actuators(
     knobs: Collection[Knob], emulated: Path | None, clock: Clock
-) -> Sequence[Actuator]:
+) -> Sequence[ConcurrentActuator]:
     """``knobs`` of this host, or of the emulated one in ``emulated``, each device isolated."""
     from wattspan.capper.actuators.discovery import open_actuators
     from wattspan.capper.workers import isolate_actuators

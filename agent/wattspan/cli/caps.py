@@ -35,8 +35,8 @@ from wattspan.ports import ConfigError
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
+    from wattspan.capper.process import RestoreContext
     from wattspan.capper.protocol import KnobRow, StateReply
-    from wattspan.capper.restore import RestoreContext
     from wattspan.model import CapRow
     from wattspan.ports import Clock
 
@@ -176,8 +176,8 @@ def restore(
     to be given back, or if nothing was and the configuration is
     so broken that the journal's directory had to be guessed.
     """
-    from wattspan.capper.journal import capper_directory
-    from wattspan.capper.restore import restore_limits as give_back
+    from wattspan.capper.paths import capper_directory
+    from wattspan.capper.process import restore_limits as give_back
 
     config, guessed = _load_or_fallback(config_file, settings)
     done = give_back(_restore_context(config, emulated), tuned_only=tuned)
@@ -221,7 +221,7 @@ def accept(
     They are left alone otherwise, until the original has stood for a while. Nothing is written to
     a device by this; but it may be capped again.
     """
-    from wattspan.capper.restore import accept_foreign_limits as take
+    from wattspan.capper.process import accept_foreign_limits as take
 
     config = load_without_plugins(config_file, settings)
     count = take(_restore_context(config, emulated))
@@ -250,7 +250,7 @@ def _load_or_fallback(config_file: Path | None, settings: tuple[str, ...]) -> tu
 
 def _restore_context(config: Config, emulated: Path | None) -> RestoreContext:
     from wattspan.capper.paths import open_capper_host
-    from wattspan.capper.restore import RestoreContext
+    from wattspan.capper.process import RestoreContext
     from wattspan.clock import SystemClock
     from wattspan.model import Knob
     from wattspan.service.configuration import capper_socket

@@ -1,9 +1,11 @@
-"""The process and the user at the other end of a Unix socket, as the kernel proves them."""
+"""The process and the user at the other end of a Unix socket, as the kernel reports them."""
 
 from __future__ import annotations
 
+import pwd
 import socket
 import struct
+from collections.abc import Iterable
 from typing import NamedTuple
 
 _UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid
@@ -22,3 +24,17 @@ def peer_credentials(connection: socket.socket) -> PeerCredentials:
     ucred = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _ = _UCRED.unpack(ucred)
     return PeerCredentials(pid or None, None if uid == _UNKNOWN_UID else uid)
+
+
+def uids_of(names: Iterable[str]) -> tuple[frozenset[int], tuple[str, ...]]:
+    """The uids of users, given by name or number, and the names that no user has."""
+    uids, unknown = set[int](), []
+    for name in names:
+        try:
+            uids.add(pwd.getpwnam(name).pw_uid)
+        except KeyError:
+            if name.isdecimal():
+                uids.add(int(name))
+            else:
+                unknown.append(name)
+    return frozenset(uids), tuple(unknown)

@@ -6,9 +6,8 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from wattspan.capper.journal import EntrySource, JournalEntry, capper_directory
-from wattspan.capper.journal import read_journal as read_journal
-from wattspan.capper.journal_recovery import boot_ids
+from wattspan.capper.journal_entries import EntrySource, JournalEntry, boot_ids, read_journal
+from wattspan.capper.paths import capper_directory
 from wattspan.cli.doctor.findings import DiagnosisSection, Finding, Severity
 from wattspan.cli.doctor.host import capabilities
 from wattspan.cli.tune.text import setting_text

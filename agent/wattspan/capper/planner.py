@@ -1,0 +1,274 @@
+"""Plans limits: from leases, imposed limits, the power budget and device ranges. Pure.
+
+The limit of a knob is the lowest of the tuned limit, the fixed cap and the share of the budget,
+within the bounds of hardware and operator and never above the original. A plan lists the writes in
+a safe order: first the limits that go down, then those that go up, last the originals. A budget
+allows a raise only once other devices have released that power and were observed to obey.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+from wattspan.capper.journal_entries import JournalEntry
+from wattspan.model import CapKey, Knob, KnobState
+
+_MILLIWATTS_PER_WATT = 1_000
+_NO_LIMITS: Mapping[CapKey, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorLimits:
+    """Bounds that the operator sets.
+
+    ``floor`` and ``largest_step`` are fractions of a device's default setting; ``floor_watts``
+    applies to every cap on power, tuned or imposed.
+    """
+
+    floor: float = 0.0
+    floor_watts: int = 0
+    largest_step: float = 1.0
+
+
+class CapBounds(NamedTuple):
+    """The range of limits that may be written; ``highest`` is the original or less."""
+
+    lowest: int
+    highest: int
+
+    def clamp(self, value: int) -> int:
+        """The allowed limit next to ``value``; ``highest`` if the range is empty."""
+        return min(max(value, self.lowest), self.highest)
+
+
+class WriteCause(NamedTuple):
+    """The job, the reason and the peer of a write."""
+
+    job: str = ""
+    why: str = ""
+    pid: int | None = None
+    uid: int | None = None
+
+
+class TunedLimit(NamedTuple):
+    """A limit that a lease holds."""
+
+    value: int
+    cause: WriteCause
+
+
+@dataclass(frozen=True, slots=True)
+class ImposedLimits:
+    """Limits without a lease: the ``fixed`` caps, and each device's share of the budget.
+
+    ``limit`` is the budget in milliwatts; ``short`` is the power by which the floors of the
+    devices exceed it.
+    """
+
+    fixed: Mapping[CapKey, int] = field(default_factory=lambda: _NO_LIMITS)
+    shares: Mapping[CapKey, int] = field(default_factory=lambda: _NO_LIMITS)
+    limit: int | None = None
+    short: int = 0
+
+    @property
+    def budget(self) -> int | None:
+        """The sum of the shares: the limit, or more where the devices' floors exceed it."""
+        return None if self.limit is None else self.limit + self.short
+
+
+@dataclass(frozen=True, slots=True)
+class CapDemand:
+    """All wanted limits, and the bounds that the operator sets on them."""
+
+    tuned: Mapping[CapKey, TunedLimit]
+    imposed: ImposedLimits
+    limits: OperatorLimits
+
+    def cause(self, key: CapKey) -> WriteCause:
+        """The cause of a cap on ``key``."""
+        if key in self.tuned:
+            return self.tuned[key].cause
+        fixed, share = self.imposed.fixed.get(key), self.imposed.shares.get(key)
+        if fixed is not None and (share is None or fixed <= share):
+            return WriteCause("operator", "fixed by [caps] fixed")
+        if share is not None:
+            return WriteCause("budget", "its share of the host's power budget")
+        return WriteCause()
+
+
+class Plan(NamedTuple):
+    """Writes in their order: limits to lower, limits to raise, knobs to restore."""
+
+    lower: Mapping[CapKey, int]
+    increase: Mapping[CapKey, int]
+    restore: tuple[CapKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Computes limits from the demand, the last observed states and the journal entries.
+
+    ``hidden`` is True if the host has devices whose limits are unknown.
+    """
+
+    demand: CapDemand
+    states: Mapping[CapKey, KnobState]
+    entries: Mapping[CapKey, JournalEntry]
+    hidden: bool = False
+
+    def wanted(self) -> set[CapKey]:
+        """Every present knob for which a cap is wanted."""
+        imposed = self.demand.imposed
+        return {*self.demand.tuned, *imposed.fixed, *imposed.shares} & self.states.keys()
+
+    def plan(self, keys: Iterable[CapKey]) -> Plan:
+        """The writes that bring ``keys`` to their limits."""
+        lower: dict[CapKey, int] = {}
+        increase: dict[CapKey, int] = {}
+        restore = []
+        for key in sorted(keys):
+            entry, target = self.entries.get(key), self.target(key)
+            if target is None:
+                if entry is not None:
+                    restore.append(key)
+            elif entry is None or not entry.written or entry.value != target:
+                present = self._present(key)
+                (lower if present is None or target < present else increase)[key] = target
+        return Plan(lower, increase, tuple(restore))
+
+    def grant(self, key: CapKey, value: int) -> int:
+        """The part of a requested limit that is granted: within bounds, one step down at most."""
+        bounds = self._bounds(key, tuned=True)
+        return value if bounds is None else self._step(key, bounds.clamp(value))
+
+    def target(self, key: CapKey) -> int | None:
+        """The limit of a knob; None for the original."""
+        tuned, imposed = self._bounds(key, tuned=True), self._bounds(key, tuned=False)
+        if tuned is None or imposed is None:
+            return None
+        limits = [self._step(key, value) for value in self._imposed(key, imposed)]
+        if key in self.demand.tuned:
+            limits.append(tuned.clamp(self.demand.tuned[key].value))
+        return _below(imposed.highest, limits)
+
+    def imposed_limit(self, key: CapKey) -> int | None:
+        """The limit that remains on a knob without any lease; None for the original."""
+        bounds = self._bounds(key, tuned=False)
+        return None if bounds is None else _below(bounds.highest, self._imposed(key, bounds))
+
+    def ranged(self, key: CapKey) -> KnobState:
+        """The state with the range found before the first write.
+
+        Some drivers derive the range from the present limit.
+        """
+        state, entry = self.states[key], self.entries.get(key)
+        if entry is None:
+            return state
+        return replace(state, minimum=entry.minimum, default=entry.default, maximum=entry.maximum)
+
+    def fits(self, key: CapKey, value: int | None) -> bool:
+        """Whether the budget allows ``key`` to be raised to ``value``, as the others are now."""
+        budget = self.demand.imposed.budget
+        if budget is None or value is None or not is_power_knob(key.knob):
+            return True
+        others = [one for other, one in self.states.items() if other != key]
+        return not self.hidden and value + sum(map(_power_limit, others)) <= budget
+
+    def retained(self, planned: Mapping[CapKey, int]) -> dict[CapKey, int]:
+        """The limit of each knob that stays in force if this process ends from now on.
+
+        ``planned`` are limits that are about to be written. Each knob keeps its present limit if
+        the change of all knobs to their imposed limits at once could exceed the budget: because
+        a device is not lowered yet, or was lent the power that a tuned one does not use.
+        """
+        ours = {key: one for key, one in self.entries.items() if not one.left_alone}
+        keys = {*ours, *planned} & self.states.keys()
+        kept = {key: limit for key in keys if (limit := self.imposed_limit(key)) is not None}
+        kept |= {k: e.imposed for k, e in ours.items() if k not in self.states and e.imposed}
+        budget = self.demand.imposed.budget
+        if budget is None:
+            return kept
+        total = 0
+        for key, state in self.states.items():
+            if is_power_knob(key.knob):
+                original = ours[key].original if key in ours else None
+                after = kept.get(key, original) or 0
+                total += max(_power_limit(state), planned.get(key, 0), after)
+        if total <= budget:
+            return kept
+        values = {key: planned[key] if key in planned else ours[key].value for key in keys}
+        return {key: v for key, v in values.items() if v is not None and is_power_knob(key.knob)}
+
+    def _step(self, key: CapKey, value: int) -> int:
+        return limit_step(self.ranged(key), self._present(key), value, self.demand.limits)
+
+    def _present(self, key: CapKey) -> int | None:
+        """The limit from which steps are counted."""
+        state, entry = self.states[key], self.entries.get(key)
+        if entry is not None and entry.written and not entry.left_alone:
+            return entry.value
+        return state.requested if state.requested is not None else state.maximum
+
+    def _imposed(self, key: CapKey, bounds: CapBounds) -> list[int]:
+        imposed = (self.demand.imposed.fixed, self.demand.imposed.shares)
+        return [bounds.clamp(limits[key]) for limits in imposed if key in limits]
+
+    def _bounds(self, key: CapKey, *, tuned: bool) -> CapBounds | None:
+        entry = self.entries.get(key)
+        original = self.states[key].requested if entry is None else entry.original
+        return cap_bounds(self.ranged(key), original, self.demand.limits, tuned=tuned)
+
+
+def cap_bounds(
+    state: KnobState, original: int | None, limits: OperatorLimits, *, tuned: bool
+) -> CapBounds | None:
+    """The limits that may be written to a knob with this original; None if that is not known.
+
+    A clock has no readable original: its highest setting takes the place. With ``tuned`` the
+    floor of the tuner applies beside that of the operator.
+    """
+    candidates = [value for value in (original, state.maximum) if value is not None]
+    if not candidates:
+        return None
+    highest, lowest = min(candidates), state.minimum or 0
+    if is_power_knob(state.key.knob):
+        lowest = max(lowest, limits.floor_watts * _MILLIWATTS_PER_WATT)
+    default = reference_setting(state)
+    if tuned and default is not None:
+        lowest = max(lowest, math.ceil(limits.floor * default))
+    return CapBounds(min(lowest, highest), highest)
+
+
+def reference_setting(state: KnobState) -> int | None:
+    """The setting to which fractions refer: the default, or the highest where there is none."""
+    return state.default if state.default is not None else state.maximum
+
+
+def limit_step(state: KnobState, present: int | None, value: int, limits: OperatorLimits) -> int:
+    """``value``, or the lowest setting on the way down to it that one step may reach."""
+    whole = reference_setting(state)
+    if present is None or whole is None:
+        return value
+    return max(value, present - max(1, math.floor(limits.largest_step * whole)))
+
+
+def is_power_knob(knob: Knob) -> bool:
+    """Whether the knob counts towards a budget of watts."""
+    return knob in (Knob.GPU_POWER, Knob.CPU_POWER)
+
+
+def _power_limit(state: KnobState) -> int:
+    """The milliwatts that a device may draw now; 0 for a knob other than power."""
+    if not is_power_knob(state.key.knob):
+        return 0
+    return max(state.requested or 0, state.enforced or 0)
+
+
+def _below(highest: int, limits: Iterable[int]) -> int | None:
+    """The lowest of ``limits`` if it is below ``highest``."""
+    lowest = min(limits, default=highest)
+    return None if lowest >= highest else lowest
