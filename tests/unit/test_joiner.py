@@ -346,7 +346,7 @@ def test_a_flood_of_open_spans_is_bounded() -> None:
         agent.feed.reports.append(Heard(10, flood))
         agent.run(0.1)
     assert 0 < agent.accounts.open <= 50
-    assert len(agent.joiner._origins) <= 3 * 50 + 25
+    assert len(agent.joiner._announced) <= 3 * 50 + 25
 
 
 def test_ids_are_remembered_as_long_as_energy_and_no_longer() -> None:

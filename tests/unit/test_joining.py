@@ -7,15 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from wattspan.model import SECOND, HwType, Instant, Interval, Microjoules
-from wattspan.spans.joining import (
-    MAX_WEIGHT,
-    CoveredStretch,
-    CoveredTime,
-    GenerationalCache,
-    ProcessSpans,
-)
+from wattspan.spans.fair_division import CoveredStretch, CoveredTime
+from wattspan.spans.joining import ProcessSpans
 from wattspan.spans.profiles import EnergyProfile
 from wattspan.spans.values import Outcome, Span, SpanEnd, SpanEnergy, SpanStart
+from wattspan.spans.weights import MAX_WEIGHT, GenerationalCache
 
 CPU, GPU, MEMORY = HwType.CPU, HwType.GPU, HwType.MEMORY
 MS = 1_000_000
@@ -688,3 +684,26 @@ def test_a_span_that_comes_again_when_it_is_forgotten_gets_nothing_again() -> No
     (again,) = process.settle([span(1, 100, 200)], profile, NEVER)
     assert again.outcome is Outcome.LATE
     assert not any(again.exclusive.values())
+
+
+def test_kept_keys_outlive_their_generation() -> None:
+    recent: GenerationalCache[int] = GenerationalCache(1000, keep=lambda key, value: key == b"open")
+    recent[b"open"] = recent[b"closed"] = 1
+    for now in range(50):
+        recent.age(now * 100, 100)
+    assert recent.get(b"open") == 1
+    assert recent.get(b"closed") is None
+
+
+def test_kept_keys_take_no_room_from_others() -> None:
+    asked: list[bytes] = []
+
+    def keep(key: bytes, value: int) -> bool:
+        asked.append(key)
+        return True
+
+    recent: GenerationalCache[int] = GenerationalCache(20, keep)
+    for number in range(100):
+        recent[bytes([number])] = number
+    assert len(recent) == 100
+    assert len(asked) < 1000  # and not the square of the number of keys

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from wattspan.model import SECOND, HwType, Instant, Interval, Microjoules
-from wattspan.spans.profiles import GPU_MASK, EnergyProfile, lanes_of
+from wattspan.spans.packed_energy import GPU_MASK, lanes_of
+from wattspan.spans.profiles import EnergyProfile
 
 CPU, GPU, MEMORY, ENCLOSURE = HwType.CPU, HwType.GPU, HwType.MEMORY, HwType.ENCLOSURE
 MS = 1_000_000

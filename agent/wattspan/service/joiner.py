@@ -1,9 +1,9 @@
-"""From deliveries to joules: the thread in which spans meet the energy of their processes.
+"""The joiner: the thread that joins received spans with the energy of their processes.
 
-Receivers hand deliveries in, and are told to come again when too much waits. Here each resource
-is led to its process, each span's times are brought to the monotonic clock, and when everything
-up to a span's end has settled, its process's spans are joined with its energy. Totals, and the
-user's collector, get the result.
+Receivers pass export requests on, and ask senders to retry when too many wait. The joiner finds
+the process of each resource, converts span times to the monotonic clock, and joins spans with the
+energy of their process once it has settled past their end. The results go to the totals and to the
+user's collector.
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ from wattspan.service.joiner_protocols import (
     SideChannel,
     SpanConsumer,
     SpanForwarding,
-    SpanOrigins,
 )
 from wattspan.spans.aggregator import SpanAggregator, shortened_name
 from wattspan.spans.joining import ProcessSpans
 from wattspan.spans.profiles import NO_ENERGY, EnergyProfile
 from wattspan.spans.values import Outcome, Span, SpanEnergy, SpanStart
 from wattspan.spans.wall_time import WallClockConverter
+from wattspan.spans.weights import GenerationalCache
 from wattspan.util.rate_limited_log import RateLimitedLog
 
 JOIN_INTERVAL = SECOND // 20
 SETTLEMENT_TIMEOUT = 6 * SECOND
-"""Energy that has not settled so long after a span was received is not waited for."""
+"""A span is joined without further wait this long after its receipt."""
 
 IDLE_PROCESS_TIMEOUT = 60 * SECOND
-"""A process is no longer watched so long after its history went by without a span of it."""
+"""A process without spans is released this long after the end of the history."""
 
 EXITED_PROCESS_TIMEOUT = 10 * SECOND
-"""After its end the last spans of a process may be under way for so long."""
+"""The last spans of an exited process may arrive for this time."""
 
 UNEXPORTED_SPAN_TIMEOUT = 60 * SECOND
-"""A span that its process announced and closed comes within so long, or never."""
+"""An announced and ended span arrives within this time or never."""
 
-SHOW_EVERY = SECOND // 4
-"""How often the totals are made anew: as often as anybody can see the difference."""
+REPORT_EVERY = SECOND // 4
+"""The period of new totals; snapshots are published half as often."""
 
 TIDY_EVERY = SECOND
-"""How often it is seen to what no span has claimed, and to who is gone."""
+"""The period of outside energy and of checks for exited processes."""
 
 MAX_REMEMBERED_IDS = 131_072
-"""Ids of spans that are kept over all processes, to know what is sent twice: 12 MB."""
+"""Span ids of all processes that are kept for the detection of duplicates: 12 MB."""
 
 MAX_PROCESSES = 1024
-"""Span-sending processes that are watched at once; beyond, the longest quiet is let go."""
+"""Sending processes that are watched; the one without spans for longest is released."""
 
 BYTES_PER_SPAN = 700
-"""Bytes that a waiting span takes beside its share of the request, measured."""
+"""Memory of a waiting span beside its part of the request, measured."""
 
 _TUPLE: Any = tuple.__new__
 _START, _END = attrgetter("start"), attrgetter("end")
@@ -71,33 +71,33 @@ _REMEMBERED = attrgetter("remembered")
 
 
 @dataclass(slots=True)
-class _PendingDelivery:
-    """A delivery whose spans are not all joined yet."""
+class _PendingRequest:
+    """A request with spans that are not joined yet."""
 
-    delivery: ExportRequest
+    request: ExportRequest
     cost: int
     energies: list[SpanEnergy | None]
     left: int
 
 
 @dataclass(frozen=True, slots=True)
-class _NewDelivery:
-    """A delivery that has only been taken; ``whose`` are its parts, by their claims."""
+class _NewRequest:
+    """A request in the inbox; ``processes`` are those of its parts by their claims."""
 
-    delivery: ExportRequest
+    request: ExportRequest
     cost: int
-    whose: tuple[Consumer | Outcome, ...]
+    processes: tuple[Consumer | Outcome, ...]
 
 
 @dataclass(slots=True)
 class _PendingSpans:
-    """Spans of one process from one delivery, and where their results go."""
+    """Spans of one process from one request, and the positions of their results."""
 
-    held: _PendingDelivery
+    pending: _PendingRequest
     positions: Sequence[int]
     spans: list[Span]
     end: int
-    due: int  # joined by then, settled or not
+    due: int  # time at which they are joined, settled or not
 
 
 @dataclass(slots=True)
@@ -107,15 +107,15 @@ class _SendingProcess:
     consumer: Consumer
     spans: ProcessSpans
     profile: EnergyProfile
-    heard: int
+    last_seen: int
     service: str = ""
     waiting: deque[_PendingSpans] = field(default_factory=deque)
     announces: bool = False
-    gone: bool = False
+    exited: bool = False
 
 
 class SpanJoiner:
-    """Implements SpanSink; ``turn`` is one pass and can be called by a test."""
+    """Implements SpanSink; ``turn`` is one pass."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class SpanJoiner:
         self._clock = clock
         self._history = history
         self._resolver = resolver
-        self._room = FairQuota(buffer)  # by user: one of them may not take all of it
+        self._quota = FairQuota(buffer)  # by user, so that no user can take all room
         self._open_spans = open_spans
         self._keep = keep
         self._remembered = remembered
@@ -155,45 +155,45 @@ class SpanJoiner:
         )
         self._wall = WallClockConverter()
         self._lock = threading.Lock()
-        self._inbox: deque[_NewDelivery] = deque()
+        self._inbox: deque[_NewRequest] = deque()
         self._refused: Counter[str] = Counter()
         self._deferred = 0
-        self._held: deque[_PendingDelivery] = deque()
+        self._pending: deque[_PendingRequest] = deque()
         self._processes: dict[Consumer, _SendingProcess] = {}
-        self._origins = SpanOrigins(open_spans)
+        self._announced: GenerationalCache[Consumer] = GenerationalCache(
+            2 * open_spans, keep=self._awaits
+        )
         self._accounts = SpanAccounts()
         self._open = 0
-        self._announcers: dict[int, Consumer] = {}  # by pid, as long as they are connected
-        self._tidied = self._shown = 0
+        self._announcers: dict[int, Consumer] = {}  # connected processes, by pid
+        self._tidied = self._reported = 0
         self._failures = RateLimitedLog(clock.monotonic, log)
 
     # ---------------------------------------------------------------- for the receivers' thread
 
-    def accept(self, delivery: ExportRequest) -> None:
-        """Take a delivery, or ask to come again while too much waits."""
-        cost = delivery.size + BYTES_PER_SPAN * delivery.count
+    def accept(self, request: ExportRequest) -> None:
+        """Add a request; ReceiverBusyError while too many wait."""
+        cost = request.size + BYTES_PER_SPAN * request.count
         with self._lock:
-            if self._room.idle:  # then a delivery of any size is taken
-                self._room.force(delivery.peer.whose, cost)
-            elif not self._room.take(delivery.peer.whose, cost):
-                self._deferred += delivery.count
+            if self._quota.idle:  # then a request of any size is accepted
+                self._quota.force(request.peer.whose, cost)
+            elif not self._quota.take(request.peer.whose, cost):
+                self._deferred += request.count
                 raise ReceiverBusyError
         try:
-            # Now, while the sender waits for the answer, it lives and can be looked at.
-            whose = tuple(self._resolver.resolve(delivery.peer, p.claim) for p in delivery.parts)
+            # At once, because the sender still runs while it waits for the response.
+            processes = tuple(self._resolver.resolve(request.peer, p.claim) for p in request.parts)
         except BaseException:
             with self._lock:
-                self._room.give_back(delivery.peer.whose, cost)
+                self._quota.give_back(request.peer.whose, cost)
             raise
         with self._lock:
-            self._inbox.append(_NewDelivery(delivery, cost, whose))
+            self._inbox.append(_NewRequest(request, cost, processes))
 
     def refuse(self, reason: str, spans: int = 1) -> None:
-        """Count spans that could not be taken."""
+        """Count spans that are not accepted."""
         with self._lock:
             self._refused[reason] += spans
-
-    # --------------------------------------------------------------------------- for everybody
 
     def accounts(self) -> SpanAccounts:
         """The newest totals. Safe from any thread."""
@@ -202,7 +202,7 @@ class SpanJoiner:
     # ------------------------------------------------------------------------------ the thread
 
     def run(self, stop: threading.Event) -> None:
-        """Turn until ``stop``, then finish. A turn that fails is told, and others follow."""
+        """Run passes until ``stop``, then finish. Failures of a pass are logged."""
         while not stop.wait(JOIN_INTERVAL / 1e9):
             self._guarded(self.turn)
         self._guarded(self.finish)
@@ -210,19 +210,19 @@ class SpanJoiner:
     def _guarded(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception as error:  # noqa: BLE001 - without this thread nobody's spans are joined
-            self._failures.failure("A turn of the spans", error)
+        except Exception as error:  # noqa: BLE001 - the joining of other spans continues
+            self._failures.failure("A pass of the joiner", error)
 
     def turn(self) -> None:
-        """One pass over everything that came and everything that settled."""
+        """Process all new requests and all spans whose energy has settled."""
         now = self._clock.now()
         self._wall.observe(now)
-        self._listen(now.mono)
+        self._read_side_channel(now.mono)
         with self._lock:
-            taken = list(self._inbox)
+            received = list(self._inbox)
             self._inbox.clear()
-        for fresh in taken:
-            self._introduce(fresh)
+        for new in received:
+            self._distribute(new)
         for process in self._processes.values():
             self._join(process, now)
         if now.mono - self._tidied >= TIDY_EVERY:
@@ -231,22 +231,22 @@ class SpanJoiner:
                 self._tidy(process, now.mono)
             self._open = sum(one.spans.announced for one in self._processes.values())
             self._forget_ids(now.mono)
-        self._send_on()
-        if now.mono - self._shown >= SHOW_EVERY:
-            self._shown = now.mono
-            self._show()
+        self._forward()
+        if now.mono - self._reported >= REPORT_EVERY:
+            self._reported = now.mono
+            self._report()
 
     def finish(self) -> None:
-        """Join what waits with what is known, and give up the rest: nothing more will come."""
+        """Join all waiting spans with the known energy and release all processes."""
         self.turn()
         now = self._clock.now()
         for process in list(self._processes.values()):
             self._join(process, now, wait=False)
             self._forget(process, now.mono)
-        self._send_on()
-        self._show()
+        self._forward()
+        self._report()
 
-    def _show(self) -> None:
+    def _report(self) -> None:
         with self._lock:
             others = SpanAccounts(
                 refused=dict(self._refused),
@@ -279,10 +279,10 @@ class SpanJoiner:
             senders.setdefault(shortened_name(process.service), []).append(process.consumer)
         return {service: tuple(consumers) for service, consumers in senders.items()}
 
-    # --------------------------------------------------------------------------- what is heard
+    # ------------------------------------------------------------------------------- receiving
 
-    def _listen(self, now: int) -> None:
-        """Take what processes told of their own spans, at once and by themselves."""
+    def _read_side_channel(self, now: int) -> None:
+        """Read announced starts and ends of spans."""
         if self._side_channel is None:
             return
         for report in self._side_channel.drain():
@@ -290,73 +290,72 @@ class SpanJoiner:
             if consumer is None:
                 continue
             process = self._process(consumer, now)
-            process.heard = now
+            process.last_seen = now
             process.announces = process.announces or bool(report.records)
-            process.gone = process.gone or report.gone
+            process.exited = process.exited or report.gone
             room = self._open_spans - self._open
             for record in report.records:
                 if isinstance(record, SpanStart):
-                    self._origins.remember(record.id, consumer)
+                    if record.id not in self._announced:
+                        self._announced[record.id] = consumer
                     if room > 0 and process.spans.open(record):
                         room -= 1
                 else:
                     process.spans.close(record)
             self._open = self._open_spans - room
-        self._origins.age(now, self._keep, self._awaits)
+        self._announced.age(now, self._keep)
 
     def _announcer(self, report: AnnouncedRecords) -> Consumer | None:
-        """Who told it. What a process told last is often read when it has ended."""
+        """The process of a report, which may have ended since."""
         known = self._announcers.pop(report.pid, None)
         consumer = self._resolver.identify(report.pid) or known
         if consumer is not None and not report.gone:
             self._announcers[report.pid] = consumer
         return consumer
 
-    def _introduce(self, fresh: _NewDelivery) -> None:
-        """Lead every span of a delivery to its process, and let it wait there."""
-        delivery = fresh.delivery
-        total = delivery.count + len(delivery.skipped)
-        held = _PendingDelivery(delivery, fresh.cost, [None] * total, delivery.count)
-        self._held.append(held)
-        self._totals.received(delivery.count)
+    def _distribute(self, new: _NewRequest) -> None:
+        """Queue all spans of a request at their processes."""
+        request = new.request
+        total = request.count + len(request.skipped)
+        pending = _PendingRequest(request, new.cost, [None] * total, request.count)
+        self._pending.append(pending)
+        self._totals.received(request.count)
         positions: Sequence[int] = range(total)
-        if delivery.skipped:
-            positions = [at for at in positions if at not in delivery.skipped]
+        if request.skipped:
+            positions = [at for at in positions if at not in request.skipped]
         at = 0
-        for part, claimed in zip(delivery.parts, fresh.whose, strict=True):
+        for part, claimed in zip(request.parts, new.processes, strict=True):
             own = positions[at : at + len(part.spans)]
             at += len(part.spans)
             if part.spans:
-                self._await(held, part, own, self._announced(part) or claimed)
+                self._enqueue(pending, part, own, self._announcer_of(part) or claimed)
 
-    def _await(
+    def _enqueue(
         self,
-        held: _PendingDelivery,
+        pending: _PendingRequest,
         part: ResourceSpanRecords,
         positions: Sequence[int],
-        whose: Consumer | Outcome,
+        consumer: Consumer | Outcome,
     ) -> None:
-        if isinstance(whose, Outcome):
-            self._totals.outcome(whose, len(part.spans))
-            held.left -= len(part.spans)
+        if isinstance(consumer, Outcome):
+            self._totals.outcome(consumer, len(part.spans))
+            pending.left -= len(part.spans)
             return
-        now = held.delivery.received
-        process = self._process(whose, now)
-        process.heard = now
+        now = pending.request.received
+        process = self._process(consumer, now)
+        process.last_seen = now
         process.service = part.claim.service
         spans = self._spans(part)
         if self._tap is not None:
-            self._tap.hand(whose, part.claim.service, spans, part.spans)
+            self._tap.hand(consumer, part.claim.service, spans, part.spans)
         end = max(map(_END, spans))
-        process.waiting.append(_PendingSpans(held, positions, spans, end, now + SETTLEMENT_TIMEOUT))
+        due = now + SETTLEMENT_TIMEOUT
+        process.waiting.append(_PendingSpans(pending, positions, spans, end, due))
 
-    def _announced(self, part: ResourceSpanRecords) -> Consumer | None:
-        """The process that announced these spans itself: no claim is as good."""
-        for told in (part.spans[0], part.spans[-1]):
-            consumer = self._origins.of(told.id)
-            if consumer is not None:
-                return consumer
-        return None
+    def _announcer_of(self, part: ResourceSpanRecords) -> Consumer | None:
+        """The process that announced these spans, which is better evidence than any claim."""
+        first, last = part.spans[0].id, part.spans[-1].id
+        return self._announced.get(first) or self._announced.get(last)
 
     def _spans(self, part: ResourceSpanRecords) -> list[Span]:
         """The spans of a part, on the monotonic clock."""
@@ -364,10 +363,10 @@ class SpanJoiner:
         offset = self._wall.offset(min(map(_START, part.spans)), max(map(_END, part.spans)))
         if offset is None:
             monotonic = self._wall.monotonic
-            times = [(monotonic(told.start), monotonic(told.end)) for told in part.spans]
+            times = [(monotonic(span.start), monotonic(span.end)) for span in part.spans]
         else:
-            times = [(told.start - offset, told.end - offset) for told in part.spans]
-        # A named tuple's own constructor is written in Python and takes three times as long.
+            times = [(span.start - offset, span.end - offset) for span in part.spans]
+        # The constructor of a named tuple takes three times as long.
         return [
             _TUPLE(
                 Span,
@@ -382,7 +381,7 @@ class SpanJoiner:
         process = self._processes.get(consumer)
         if process is None:
             if len(self._processes) >= MAX_PROCESSES:
-                self._forget(min(self._processes.values(), key=lambda one: one.heard), now)
+                self._forget(min(self._processes.values(), key=lambda one: one.last_seen), now)
             samples = None
             if self._sampler is not None:
                 self._sampler.watch(consumer)
@@ -393,10 +392,10 @@ class SpanJoiner:
             self._processes[consumer] = process
         return process
 
-    # -------------------------------------------------------------------------- what is joined
+    # --------------------------------------------------------------------------------- joining
 
     def _join(self, process: _SendingProcess, now: Instant, *, wait: bool = True) -> None:
-        """Join what has settled, or has waited long enough."""
+        """Join the spans that have settled or timed out; all spans without ``wait``."""
         waiting = process.waiting
         if not waiting:
             return
@@ -413,57 +412,58 @@ class SpanJoiner:
         for chunk in ready:
             own = results[at : at + len(chunk.spans)]
             at += len(chunk.spans)
-            chunk.held.left -= len(own)
+            chunk.pending.left -= len(own)
             if self._forwarder is not None:
                 for position, result in zip(chunk.positions, own, strict=True):
-                    chunk.held.energies[position] = result
+                    chunk.pending.energies[position] = result
         self._totals.add(results, now)
 
     def _settled(self, process: _SendingProcess, spans: list[Span], now: int) -> list[SpanEnergy]:
-        """What each of ``spans`` spent; nothing is known of any, and never lost, if that fails."""
+        """The energies of ``spans``; after a failure they have no energy and are not lost."""
         try:
-            # Only who is forwarded to is told inclusive energies.
+            # Only forwarded spans need inclusive energies.
             inclusive = self._forwarder is not None
             return process.spans.settle(spans, process.profile, now, inclusive=inclusive)
-        except Exception as error:  # noqa: BLE001 - one process's spans are not everybody's
+        except Exception as error:  # noqa: BLE001 - one process must not affect others
             self._failures.failure(
                 f"Joining {len(spans)} spans of process {process.consumer.pid}", error
             )
             return [SpanEnergy(span, {}, NO_ENERGY, Outcome.NO_ENERGY) for span in spans]
 
     def _tidy(self, process: _SendingProcess, now: int) -> None:
-        """Close the account of what no span has claimed, and let go of who is gone.
+        """Count outside energy, and release a process that has exited or sends no spans.
 
-        Who announces spans is known to have none open when it has announced none. Of others
-        there may always be one that has not ended, so theirs is closed as late as may be.
+        A process that announces its spans has no unknown open span. Others may always have one, so
+        their outside energy is counted at the end of the history.
         """
         if not process.waiting and (
-            (process.gone and now - process.heard > EXITED_PROCESS_TIMEOUT)
-            or now - process.heard > self._keep + IDLE_PROCESS_TIMEOUT
+            (process.exited and now - process.last_seen > EXITED_PROCESS_TIMEOUT)
+            or now - process.last_seen > self._keep + IDLE_PROCESS_TIMEOUT
         ):
             self._forget(process, now)
             return
-        given_up = process.spans.expire(0, now - UNEXPORTED_SPAN_TIMEOUT)
-        self._totals.outcome(Outcome.ABANDONED, given_up)
-        self._close(process, now - (EXITED_PROCESS_TIMEOUT if process.announces else self._keep))
+        abandoned = process.spans.expire(0, now - UNEXPORTED_SPAN_TIMEOUT)
+        self._totals.outcome(Outcome.ABANDONED, abandoned)
+        wait = EXITED_PROCESS_TIMEOUT if process.announces else self._keep
+        self._count_outside(process, now - wait)
 
     def _forget_ids(self, now: int) -> None:
-        """Keep ids no longer than the energy they could claim; too many, those of who has most."""
+        """Remove span ids older than the history, and beyond the limit half of the most."""
         for process in self._processes.values():
             process.spans.age(now, self._keep)
-        most_last = sorted((p.spans for p in self._processes.values()), key=_REMEMBERED)
-        total = sum(map(_REMEMBERED, most_last))
-        while total > self._remembered and most_last:
-            spans = most_last.pop()
+        ascending = sorted((p.spans for p in self._processes.values()), key=_REMEMBERED)
+        total = sum(map(_REMEMBERED, ascending))
+        while total > self._remembered and ascending:
+            spans = ascending.pop()
             total -= spans.remembered
             spans.forget_half()
             total += spans.remembered
 
-    def _awaits(self, consumer: Consumer, span: bytes) -> bool:
+    def _awaits(self, span: bytes, consumer: Consumer) -> bool:
         process = self._processes.get(consumer)
         return process is not None and process.spans.awaits(span)
 
-    def _close(self, process: _SendingProcess, before: int) -> None:
+    def _count_outside(self, process: _SendingProcess, before: int) -> None:
         with self._history.lock:
             outside = process.spans.outside(process.profile, before)
         for kind, energy in outside.items():
@@ -473,20 +473,20 @@ class SpanJoiner:
     def _forget(self, process: _SendingProcess, now: int) -> None:
         del self._processes[process.consumer]
         self._totals.outcome(Outcome.ABANDONED, process.spans.expire(now, now))
-        self._close(process, now)
+        self._count_outside(process, now)
         self._history.forget(process.consumer)
         if self._sampler is not None:
             self._sampler.unwatch(process.consumer)
 
-    def _send_on(self) -> None:
-        """Let go of deliveries in the order in which they came."""
+    def _forward(self) -> None:
+        """Forward and release completed requests in the order of their receipt."""
         done = []
-        while self._held and self._held[0].left <= 0:
-            held = self._held.popleft()
-            done.append(held)
+        while self._pending and self._pending[0].left <= 0:
+            pending = self._pending.popleft()
+            done.append(pending)
             if self._forwarder is not None:
-                self._forwarder.offer(held.delivery, held.energies)
+                self._forwarder.offer(pending.request, pending.energies)
         if done:
             with self._lock:
-                for held in done:
-                    self._room.give_back(held.delivery.peer.whose, held.cost)
+                for pending in done:
+                    self._quota.give_back(pending.request.peer.whose, pending.cost)

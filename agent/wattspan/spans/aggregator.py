@@ -1,9 +1,9 @@
-"""Energy by span name: what all spans of one name in one service have spent.
+"""Energy by service and span name, in a bounded number of accounts.
 
-Names are chosen by applications, and some put an identifier into every one, so only so many have
-an account; the spans of all others share one. Three rules keep every counter honest, as in
-:mod:`wattspan.grouping`: no account ever falls, none is poured into another (which would look
-like a burst of power), and one that is let go begins at zero should its name return.
+Applications choose span names, and some put an identifier into each one. Names without an account
+share one account. As in :mod:`wattspan.attribution.top_n`, no account ever falls, none is added to
+another (which would look like a burst of power), and a removed one begins at zero if its name
+returns.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from wattspan.model import (
 from wattspan.spans.values import Outcome, Span, SpanEnergy
 
 MAX_NAME_LENGTH = 128
-"""Characters of a service's or a span's name; a longer one is cut and marked with a digest."""
+"""Characters of a service or span name; a longer one is cut and marked with a digest."""
 
 EXEMPLAR_LIFETIME = 15 * SECOND
-"""An exemplar is the span of most energy in as long; after that any later one takes its place."""
+"""An exemplar is the span with the most energy in this time; any later span may replace it."""
 
 RANK_EVERY = 10 * SECOND
-"""How often, while there is no room, names without an account may take the place of others."""
+"""The period in which names without an account may displace others."""
 
 MIN_LISTED_TIME = 60 * SECOND
-"""An account is safe from that for as long."""
+"""An account is safe from displacement for this time."""
 
 RELEASED_ROW_LIFETIME = 60 * SECOND
-"""An account that has to go is shown for as long, unchanged: its last joules are scraped."""
+"""A displaced account stays for this time, unchanged, so that it is scraped once more."""
 
-_DISPLACEMENT_FACTOR = 2  # a newcomer must have spent this many times as much of late
-_MAX_TOKENS = 10**7  # of one span and direction: no context is longer, but a claim may be
-_MAX_TOTAL = 2**62  # sums of tokens may become anything: what is shown fits 64 bits
+_DISPLACEMENT_FACTOR = 2  # least ratio of the recent energies of newcomer and displaced
+_MAX_TOKENS = 10**7  # of one span and direction: more than any context length
+_MAX_TOTAL = 2**62  # totals fit in 64 bits
 
 _MEASURED = frozenset({Outcome.JOINED, Outcome.PARTIAL, Outcome.LATE})
-"""Spans that count. Of the rest no energy is known, so they would spoil every quotient."""
+"""Outcomes of spans with known energy; others are left out of counts and times."""
 
 _NO_ACCOUNTS = SpanAccounts()
 
@@ -57,7 +57,7 @@ SpanKey = tuple[str, str]
 
 @dataclass(slots=True)
 class _TypeTotal:
-    """One account's energy of one hardware type, and the span that stands for it."""
+    """The energy of one hardware type in an account, and its exemplar."""
 
     energy: int = 0
     most: int = 0
@@ -65,14 +65,14 @@ class _TypeTotal:
     stale: int = 0
     exemplar: Exemplar | None = None
 
-    def show(self, span: Span, energy: int, wall: int) -> None:
+    def set_exemplar(self, span: Span, energy: int, wall: int) -> None:
         self.most, self.end, self.stale = energy, span.end, span.end + EXEMPLAR_LIFETIME
         self.exemplar = Exemplar(span.trace.hex(), span.id.hex(), Microjoules(energy), wall)
 
 
 @dataclass(slots=True)
 class _SpanNameAccount:
-    """All spans of one name; ``row`` shows them as they are, None when they have changed."""
+    """All spans of one name; ``row`` is the current row, None after a change."""
 
     since: int
     used: int
@@ -81,8 +81,8 @@ class _SpanNameAccount:
     count: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
-    ranked: int = 0  # the energy there was at the last ranking
-    recent: float = 0.0  # spent of late: what was spent before fades at each ranking
+    ranked: int = 0  # energy at the last ranking
+    recent: float = 0.0  # energy that decays by half with each ranking
     row: SpanRow | None = None
 
     @property
@@ -91,7 +91,7 @@ class _SpanNameAccount:
 
 
 class _EvictedAccount(NamedTuple):
-    """An account that has to go: its name's spans are counted with all others already."""
+    """A displaced account; spans of its name are counted with all others."""
 
     account: _SpanNameAccount
     since: int
@@ -99,9 +99,9 @@ class _EvictedAccount(NamedTuple):
 
 
 class SpanAggregator:
-    """Accounts for at most ``names`` pairs of service and span name, and one for all others.
+    """Accounts of at most ``names`` pairs of service and span name, and one of all others.
 
-    Not to be used by two threads at once; what ``accounts`` returns may go anywhere.
+    For one thread; results of ``accounts`` are immutable.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class SpanAggregator:
         outside: Mapping[tuple[str, HwType], int] = MappingProxyType({}),
         now: int = 0,
     ) -> None:
-        """``rows`` and ``outside`` are from an earlier life, ``now`` is monotonic nanoseconds."""
+        """``rows`` and ``outside`` are from a checkpoint; ``now`` is monotonic nanoseconds."""
         self._names = names
         self._accounts = {(row.service, row.name): _restored(row, now) for row in rows}
-        self._leaving: dict[SpanKey, _EvictedAccount] = {}
+        self._displaced: dict[SpanKey, _EvictedAccount] = {}
         self._waiting: dict[SpanKey, int] = {}
         self._outside = dict(outside)
         self._services = {service for service, _ in outside}
@@ -122,18 +122,15 @@ class SpanAggregator:
         self._outcomes = {str(outcome): 0 for outcome in Outcome}
         self._released: dict[HwType, int] = {}
         self._ranked = self._swept = self._now = now
-        self._shown: SpanAccounts | None = None
         self._rows: tuple[SpanRow, ...] | None = None
 
     @property
     def released(self) -> Mapping[HwType, int]:
-        """The energy of accounts that were let go: with it, no joule is ever missing."""
+        """The energy of removed accounts; with it no energy is missing from the sum."""
         return dict(self._released)
 
-    # ------------------------------------------------------------------------------ being told
-
     def add(self, results: Sequence[SpanEnergy], now: Instant) -> None:
-        """Count spans that were joined with their energy."""
+        """Add joined spans."""
         accounts, joined = self._accounts, Outcome.JOINED
         mono, to_wall = now.mono, now.wall - now.mono
         self._now = mono
@@ -159,9 +156,9 @@ class SpanAggregator:
                 except KeyError:
                     spent = of_kind[kind] = _TypeTotal()
                 spent.energy += energy
-                # Later ends only: Prometheus refuses an exemplar older than the one it has.
+                # Prometheus rejects an exemplar that is older than its predecessor.
                 if (energy > spent.most or end > spent.stale) and end > spent.end and energy:
-                    spent.show(span, energy, end + to_wall)
+                    spent.set_exemplar(span, energy, end + to_wall)
             if measured:
                 account.count += 1
                 length = end - start
@@ -174,72 +171,57 @@ class SpanAggregator:
                 if tokens_out > 0:
                     account.tokens_out += min(_MAX_TOKENS, tokens_out)
         self._outcomes[joined] += len(results) - others
-        self._rows = self._shown = None
+        self._rows = None
 
     def outside(self, service: str, kind: HwType, energy: int) -> None:
-        """Count what a process of ``service`` spent while none of its spans was open."""
+        """Add outside energy of a process of ``service``."""
         service = shortened_name(service)
         if service not in self._services:
-            # A service is never let go: there are few, and each was believed to be a process.
+            # Services are never removed: they are few, and each belongs to a verified process.
             if len(self._services) >= self._names:
                 service = OTHER
             self._services.add(service)
         self._outside[service, kind] = self._outside.get((service, kind), 0) + energy
-        self._shown = None
 
     def received(self, spans: int) -> None:
-        """Count spans that a receiver has taken."""
+        """Count received spans."""
         self._received += spans
 
     def outcome(self, outcome: Outcome, spans: int = 1) -> None:
-        """Count spans that never were joined."""
+        """Count spans that were not joined."""
         self._outcomes[outcome] += spans
-        self._shown = None
-
-    # --------------------------------------------------------------------------------- showing
 
     def accounts(self, others: SpanAccounts = _NO_ACCOUNTS) -> SpanAccounts:
-        """Everything as it stands, with the figures that others keep; the same while nothing moves.
+        """All accounts, with the figures of ``others``.
 
-        Only the rows of names that were used since are made anew.
+        Only the rows of names that were used since the last call are made anew.
         """
-        self._part()
+        self._remove_displaced()
         self._rank()
         if self._rows is None:
-            leaving = ((key, one.account) for key, one in self._leaving.items())
+            leaving = ((key, one.account) for key, one in self._displaced.items())
             self._rows = tuple(
-                account.row or _show(key, account)
+                account.row or _row(key, account)
                 for key, account in (*self._accounts.items(), *leaving)
             )
-        last = self._shown
-        shown = replace(
+        return replace(
             others,
             rows=self._rows,
-            outside=(
-                {key: Microjoules(energy) for key, energy in self._outside.items()}
-                if last is None
-                else last.outside
-            ),
-            outcomes=dict(self._outcomes) if last is None else last.outcomes,
+            outside={key: Microjoules(energy) for key, energy in self._outside.items()},
+            outcomes=dict(self._outcomes),
             received=self._received,
         )
-        if last is None or shown != last:
-            self._shown = shown
-            return shown
-        return last
-
-    # ------------------------------------------------------------------------------- few names
 
     def _find(self, service: str, name: str, exclusive: Mapping[HwType, int]) -> _SpanNameAccount:
-        """The account of a name that has none as it is spelled; perhaps that of all others."""
+        """The account of a shortened or new name; the account of all others for want of room."""
         key = shortened_name(service), shortened_name(name)
         account = self._accounts.get(key)
         if account is not None:
             return account
-        room = self._has_room() or (self._let_go() and self._has_room())
-        if room and key not in self._leaving:
+        room = self._has_room() or (self._remove_stale() and self._has_room())
+        if room and key not in self._displaced:
             return self._open(key)
-        # So that a name that matters can be told from those that are used once.
+        # Waiting names are ranked by energy, so that important ones get an account.
         if key in self._waiting or len(self._waiting) < 4 * self._names:
             self._waiting[key] = self._waiting.get(key, 0) + sum(exclusive.values())
         other = OTHER, OTHER
@@ -247,14 +229,14 @@ class SpanAggregator:
 
     def _has_room(self) -> bool:
         named = len(self._accounts) - ((OTHER, OTHER) in self._accounts)
-        return named + len(self._leaving) < self._names
+        return named + len(self._displaced) < self._names
 
     def _open(self, key: SpanKey) -> _SpanNameAccount:
         account = self._accounts[key] = _SpanNameAccount(self._now, self._now)
         return account
 
-    def _let_go(self) -> bool:
-        """Let go of accounts that were not used for long; looked for once a second at most."""
+    def _remove_stale(self) -> bool:
+        """Remove accounts without use for ``STALE_AFTER``; searched at most once a second."""
         if self._now - self._swept < SECOND:
             return False
         self._swept = self._now
@@ -266,23 +248,23 @@ class SpanAggregator:
     def _release(self, account: _SpanNameAccount) -> None:
         for kind, spent in account.spent.items():
             self._released[kind] = self._released.get(kind, 0) + spent.energy
-        self._rows = self._shown = None
+        self._rows = None
 
-    def _part(self) -> None:
-        """Let go of accounts that have lingered; their successors begin."""
-        over = [
+    def _remove_displaced(self) -> None:
+        """Remove expired displaced accounts; their successors begin."""
+        expired = [
             key
-            for key, one in self._leaving.items()
+            for key, one in self._displaced.items()
             if self._now - one.since >= RELEASED_ROW_LIFETIME
         ]
-        for key in over:
-            account, _, successor = self._leaving.pop(key)
+        for key in expired:
+            account, _, successor = self._displaced.pop(key)
             self._release(account)
             if successor not in self._accounts:
                 self._open(successor)
 
     def _rank(self) -> None:
-        """While names wait for room: let those that spend most take the place of the least."""
+        """Let waiting names with the most energy displace the accounts with the least."""
         if self._now - self._ranked < RANK_EVERY:
             return
         self._ranked = self._now
@@ -295,24 +277,24 @@ class SpanAggregator:
             for key, account in self._accounts.items()
             if key != (OTHER, OTHER) and self._now - account.since >= MIN_LISTED_TIME
         )
-        expected = {one.successor for one in self._leaving.values()}
+        expected = {one.successor for one in self._displaced.values()}
         waiting = sorted(
             (
                 (spent, key)
                 for key, spent in self._waiting.items()
-                if key not in expected and key not in self._leaving
+                if key not in expected and key not in self._displaced
             ),
             reverse=True,
         )
         for (spent, newcomer), (recent, least) in zip(waiting, settled, strict=False):
             if spent <= _DISPLACEMENT_FACTOR * recent:
                 break
-            self._leaving[least] = _EvictedAccount(self._accounts.pop(least), self._now, newcomer)
+            self._displaced[least] = _EvictedAccount(self._accounts.pop(least), self._now, newcomer)
         self._waiting = {}
 
 
 def shortened_name(name: str) -> str:
-    """``name``, or as much of it as there is room for, told apart by a digest of the whole."""
+    """``name`` within ``MAX_NAME_LENGTH``; a cut name ends with a digest of the whole."""
     if len(name) <= MAX_NAME_LENGTH:
         return name
     digest = blake2s(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
@@ -328,7 +310,7 @@ def _restored(row: SpanRow, now: int) -> _SpanNameAccount:
     return account
 
 
-def _show(key: SpanKey, account: _SpanNameAccount) -> SpanRow:
+def _row(key: SpanKey, account: _SpanNameAccount) -> SpanRow:
     tokens = {"input": account.tokens_in, "output": account.tokens_out}
     spent = account.spent.items()
     account.row = SpanRow(

@@ -1,6 +1,6 @@
-"""Time whose energy has been divided, and is never divided again.
+"""Division of energy among spans by weighted fair queueing, and the time that has been divided.
 
-A fair queue: the energy of some time, divided among spans as they come and go.
+Covered time is time whose energy has been divided; it is never divided again.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from wattspan.spans.profiles import GPU_MASK, SHARE, EnergyProfile, ProfileRows
+from wattspan.spans.packed_energy import GPU_MASK, SHARE, ProfileRows
+from wattspan.spans.profiles import EnergyProfile
 
 
 class CoveredStretch(NamedTuple):
-    """A stretch of time, and the process's energy up to its edges, in lanes."""
+    """A covered period, and the process's packed energy up to its edges."""
 
     start: int
     end: int
@@ -22,7 +23,7 @@ class CoveredStretch(NamedTuple):
 
 
 class CoveredTime:
-    """The time whose energy has been divided: disjoint stretches, in order, bounded in number."""
+    """All covered time: disjoint stretches in order, at most ``limit``."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -33,26 +34,26 @@ class CoveredTime:
         return iter(self._stretches)
 
     def inside(self, start: int, end: int) -> list[CoveredStretch]:
-        """What is covered of a stretch; the first and the last may reach beyond it."""
+        """The covered parts of a period; the first and the last may reach beyond it."""
         first = max(0, bisect_right(self._starts, start) - 1)
         if first < len(self._stretches) and self._stretches[first].end <= start:
             first += 1
         return self._stretches[first : bisect_left(self._starts, end, first)]
 
     def around(self, start: int, end: int) -> tuple[int, int | None]:
-        """The energy, in lanes, that has been divided before ``start`` and from ``end`` on.
+        """The packed energy that is divided before ``start`` and, if any, from ``end`` on.
 
-        A thinned profile may say otherwise of these times: what was divided stays so.
+        A thinned profile may differ at these times; the divided energy stays the same.
         """
         first, last = bisect_right(self._starts, start), bisect_left(self._starts, end)
         before = self._stretches[first - 1].after if first else 0
         return before, self._stretches[last].before if last < len(self._starts) else None
 
     def add(self, new: CoveredStretch) -> None:
-        """Cover a stretch; where it touches others they become one.
+        """Cover a stretch; adjacent stretches become one.
 
-        Beyond the limit the shortest time between two stretches is covered too: nobody gets its
-        energy, which is the safe side.
+        Beyond the limit the shortest time between two stretches is covered as well; its energy is
+        given to no span, never to two.
         """
         starts, stretches = self._starts, self._stretches
         first = max(0, bisect_left(starts, new.start) - 1)
@@ -72,68 +73,59 @@ class CoveredTime:
                 range(1, len(stretches)),
                 key=lambda i: stretches[i].start - stretches[i - 1].end,
             )
-            self._bridge(i)
-
-    def _bridge(self, i: int) -> None:
-        left, right = self._stretches[i - 1 : i + 1]
-        self._stretches[i - 1 : i + 1] = [
-            CoveredStretch(left.start, right.end, left.before, right.after)
-        ]
-        del self._starts[i]
+            left, right = stretches[i - 1 : i + 1]
+            stretches[i - 1 : i + 1] = [
+                CoveredStretch(left.start, right.end, left.before, right.after)
+            ]
+            del starts[i]
 
     def close(self, profile: EnergyProfile, until: int) -> None:
-        """Cover all that is left open between the first stretch and ``until``."""
-        keep: list[CoveredStretch] = []
-        for stretch in self._stretches:
-            if keep and keep[-1].end < until:
-                last = keep[-1]
-                if stretch.start <= until:
-                    keep[-1] = CoveredStretch(last.start, stretch.end, last.before, stretch.after)
-                    continue
-                energy = profile.locate(until)[0]
-                if until < profile.thinned:
-                    energy = profile.lanes.clamp(energy, last.after, stretch.before)
-                keep[-1] = CoveredStretch(last.start, until, last.before, energy)
-            keep.append(stretch)
-        if keep and keep[-1].end < until:
-            energy, last = profile.locate(until)[0], keep[-1]
+        """Cover all time between the first stretch and ``until``."""
+        inside = bisect_right(self._starts, until)
+        if not inside:
+            return
+        first, last = self._stretches[0], self._stretches[inside - 1]
+        end, energy = last.end, last.after
+        if end < until:
+            end, energy = until, profile.locate(until)[0]
             if until < profile.thinned:
-                energy = profile.lanes.clamp(energy, last.after, energy)
-            keep[-1] = CoveredStretch(last.start, until, last.before, energy)
-        self._stretches = keep
-        self._starts = [stretch.start for stretch in keep]
+                beyond = self._stretches[inside].before if inside < len(self._starts) else energy
+                energy = profile.lanes.clamp(energy, last.after, beyond)
+        self._stretches[:inside] = [CoveredStretch(first.start, end, first.before, energy)]
+        self._starts[:inside] = [first.start]
 
 
 ONE = 1 << SHARE
 NEVER = 1 << 80
-BLOCK = 1 << 60  # codes of events: covered time begins,
-UNBLOCK = BLOCK + 1  # or ends,
-TICK = BLOCK + 2  # or nothing happens but that time passes
+BLOCK = 1 << 60  # codes of events: covered time begins
+UNBLOCK = BLOCK + 1  # covered time ends
+TICK = BLOCK + 2  # time passes
 
 
 class FairDivision:
-    """Energy divided among numbered spans as time goes on.
+    """Division of energy among numbered spans as time passes.
 
-    ``gained`` of a number is its part of the virtual account so far: what the account stood at
-    whenever it ceased to be a leaf, less what it stood at whenever it became one. The lowest lane
-    of the account is a clock that runs only in covered time, where nothing is left to divide.
+    A *virtual account* grows by the energy divided by the weight of all leaf spans. ``gained`` of a
+    span is the growth of the account while it was a leaf: the account at each end as a leaf less
+    the account at each beginning. The lowest lane of the account is a clock that runs only in
+    covered time, in which no energy is divided.
     """
 
     def __init__(self) -> None:
         self.gained: list[int] = []
-        self.children: list[int] = []  # how many are open now
+        self.children: list[int] = []  # number of open ones
         self.open: list[bool] = []
         self.parent: list[int] = []  # -1: none
-        self.cpu: list[int] = []  # weights: of CPU and memory energy
-        self.gpu: list[int] = []  # and of GPU energy
+        self.cpu: list[int] = []  # weights for CPU and memory energy
+        self.gpu: list[int] = []  # weights for GPU energy
         self.at = -NEVER
         self.energy = 0
-        self.passed = 0  # energy of covered time, in lanes, since the beginning
+        self.passed = 0  # packed energy of covered time since the beginning
         self._virtual = 0
         self._cpu_weight = self._gpu_weight = 0
 
     def join(self, count: int) -> int:
-        """Make room for ``count`` more spans; the number of the first of them."""
+        """Add ``count`` spans; returns the number of the first."""
         first = len(self.gained)
         self.gained += [0] * count
         self.children += [0] * count
@@ -152,11 +144,11 @@ class FairDivision:
         covered: Sequence[CoveredStretch],
         beyond: int | None,
     ) -> tuple[list[CoveredStretch], list[tuple[int, int]]]:
-        """Let time pass over events: ``codes`` is a span that begins, or ``~`` one that ends.
+        """Process events: a code is the number of a span that begins, or ``~`` of one that ends.
 
-        ``order`` sorts ``times``. ``beyond``: the energy up to the next covered stretch after them.
-        Returns the stretches in which there was a leaf, and for each
-        event where the profile has it.
+        ``order`` sorts ``times``. ``beyond`` is the packed energy up to the next covered stretch
+        after the events. Returns the stretches with a leaf span, and for each event its location in
+        the profile.
         """
         rows, thinned = profile.rows, profile.thinned
         located: list[tuple[int, int]] = [(0, 0)] * len(times)
@@ -171,14 +163,14 @@ class FairDivision:
         blocked, caps = False, iter(covered)
         cap = next(caps, None)
         ceiling = cap.before if cap else beyond
-        place = (energy, 0)
+        location = (energy, 0)
         for event in order:
             time, code = times[event], codes[event]
             if time > at:
                 if time >= edge:
                     row, base, slope, begin, edge = _row(rows, time, row)
                 now = base + slope * (time - begin)
-                place = now, row
+                location = now, row
                 if time < thinned:
                     now = profile.lanes.clamp(now, energy, now if ceiling is None else ceiling)
                 if cpu_weight:
@@ -199,7 +191,7 @@ class FairDivision:
                     stretches.append(CoveredStretch(since[0], at, since[1], energy))
                     since = None
                 at, energy = time, now
-            located[event] = place
+            located[event] = location
             if code < 0:
                 span = ~code
                 opened[span] = False
@@ -241,7 +233,7 @@ class FairDivision:
         return stretches, located
 
     def leave(self, span: int) -> None:
-        """End a span where time stands now."""
+        """End a span at the present time."""
         self.open[span] = False
         if not self.children[span]:
             self.gained[span] += self._virtual
@@ -256,7 +248,7 @@ class FairDivision:
                 self._gpu_weight += self.gpu[parent]
 
     def keep(self, spans: Sequence[int]) -> None:
-        """Forget all but ``spans``, which are numbered anew in their order."""
+        """Remove all but ``spans``, which are renumbered in their order."""
         number = {old: new for new, old in enumerate(spans)}
         self.parent = [number.get(self.parent[span], -1) for span in spans]
         for values in (self.gained, self.children, self.cpu, self.gpu):
@@ -264,7 +256,7 @@ class FairDivision:
         self.open = [self.open[span] for span in spans]
 
     def share(self, span: int) -> int:
-        """What a closed span got, in lanes: microjoules times 2**104."""
+        """The packed share of a closed span: microjoules times 2**104."""
         gained, cpu, gpu = self.gained[span], self.cpu[span], self.gpu[span]
         if cpu == gpu:
             return gained * cpu
@@ -273,7 +265,7 @@ class FairDivision:
 
 
 def _row(rows: ProfileRows, time: int, row: int) -> tuple[int, int, int, int, int]:
-    """The row ``time`` lies in, as ``run`` needs it, at or after ``row``."""
+    """The row of ``time`` as ``run`` needs it, at or after ``row``."""
     times = rows.times
     row = bisect_right(times, time, max(0, row)) - 1
     edge = times[row + 1] if row + 1 < len(times) else NEVER
@@ -283,7 +275,7 @@ def _row(rows: ProfileRows, time: int, row: int) -> tuple[int, int, int, int, in
 def exclude_covered_time(
     times: list[int], codes: list[int], covered: Sequence[CoveredStretch], first: int, last: int
 ) -> None:
-    """Add to events those at which covered time begins and ends."""
+    """Add the events at which covered time begins and ends."""
     for stretch in covered:
         times.append(max(first, stretch.start))
         codes.append(BLOCK)

@@ -1,6 +1,7 @@
-"""The payer's CPU time, as far as it was sampled: the course of its energy.
+"""Intervals of one domain, pooled until the error at their edges is small.
 
-One domain's intervals, pooled until their edges can be trusted.
+The energy of a CPU or of memory inside a pool follows the payer's sampled CPU time; the energy of a
+GPU is spread evenly.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import NamedTuple
 
 from wattspan.model import SECOND, HwType
 
-_MAX_SAMPLES = 2048  # of the CPU clock, at least the newest so many
+_MAX_SAMPLES = 2048  # of the CPU clock; up to twice as many are kept
 
 
 class CpuTimeCurve:
-    """The payer's CPU time, sampled: a function that only rises, linear between samples."""
+    """The sampled CPU time of a payer: monotonic, linear between samples."""
 
     def __init__(self) -> None:
         self._mono: list[int] = []
@@ -33,14 +34,14 @@ class CpuTimeCurve:
             del self._mono[:_MAX_SAMPLES], self._cpu[:_MAX_SAMPLES]
 
     def reaches(self, time: int) -> bool:
-        """Whether anything is known of the time after ``time``."""
+        """Whether a sample is later than ``time``."""
         return bool(self._mono) and self._mono[-1] > time
 
-    def course(self, start: int, end: int) -> tuple[list[int], list[int]] | None:
-        """Times from ``start`` to ``end`` and the clock at each.
+    def between(self, start: int, end: int) -> tuple[list[int], list[int]] | None:
+        """Times from ``start`` to ``end`` and the CPU time at each.
 
-        Where samples end inside the stretch, the rest is taken to go on at their mean rate. None
-        where nothing is known, or the clock stood still.
+        Beyond the samples the mean rate is extrapolated. None without samples in the period, and if
+        no CPU time was used.
         """
         mono, cpu = self._mono, self._cpu
         first, beyond = bisect_right(mono, start), bisect_left(mono, end)
@@ -62,60 +63,57 @@ class CpuTimeCurve:
         return [start, *mono[first:beyond], end], [begin, *cpu[first:beyond], stop]
 
 
-POOL_NOISE = 50  # pool where the noise exceeds one part in so many
-_EVEN = (HwType.GPU,)
+POOL_NOISE = 50  # intervals with more noise than one part in so many are pooled
 
-# A counter's step puts the error of an edge anywhere between none and the whole noise; the
-# difference of two such errors stays within 0.78 of the noise in 95 % of cases, and what it
-# moves between two intervals has a variance of a twelfth: 0.32 for two standard deviations.
+# The error of an edge from a counter's step is uniform between zero and the noise; the difference
+# of two such errors is within 0.78 of the noise in 95 % of cases, and the energy that it moves
+# between two intervals has a variance of a twelfth: 0.32 for two standard deviations.
 _EDGE = 0.6
 _EDGE_WITHIN = 0.85
 _RANDOM_WALK_ERROR = 0.32
-# Where the power inside a slice is unknown it is taken to differ from the mean about as much as
-# that of the slice's neighbours does, times a factor, and by no less than a least part: more
-# where energy was spread evenly than where it followed the CPU clock.
+# An unknown power inside a slice is assumed to differ from the mean as much as that of the
+# neighbouring slices does, times a factor, and by at least a minimum: more for evenly spread energy
+# than for energy that follows the CPU clock.
 _CURVE_ERROR = 0.35
 _FOLLOWED = 0.03, 1.0
 _SPREAD = 0.1, 2.0
-# Of a GPU nothing but its intervals is known. Where its load begins or ends a part of an interval
-# before that interval's end, spreading evenly is wrong by that part of what the interval differs
-# from the one before.
+# For a GPU only intervals are known. If its load begins or ends inside an interval, even spreading
+# is wrong by that part of the difference to the previous interval.
 _SUDDEN = 1.0
 
 
 class EnergySlice(NamedTuple):
-    """From the slice before it to ``end`` the energy rises to ``energy``, in a straight line.
+    """A line from the end of the previous slice to the cumulative ``energy`` at ``end``.
 
-    A stretch that begins or ends in the slice may be wrong by ``step`` microjoules for what the
-    counter's step misplaced, and by ``course`` for what is unknown of the course inside; one that
-    lies wholly inside by ``rate`` microjoules a nanosecond. ``walk`` is the variance of what the
-    steps have misplaced since the beginning: what one interval takes from the next costs the
-    payer nothing only if its shares of both are the same.
+    A period that begins or ends in the slice has an error of ``step`` microjoules from the
+    counter's step and of ``curve`` from the unknown power curve; a period inside the slice has one
+    of ``rate`` microjoules per nanosecond. ``walk`` is the variance of all energy that steps have
+    moved between intervals: moved energy is an error of the payer if its shares of the two
+    intervals differ.
     """
 
     end: int
     energy: int
     step: float = 0.0
-    course: float = 0.0
+    curve: float = 0.0
     rate: float = 0.0
     walk: float = 0.0
 
 
 def _flat_slice(last: EnergySlice, end: int) -> EnergySlice:
-    """Nothing is told from ``last`` to ``end``."""
+    """A slice without energy from ``last`` to ``end``."""
     return EnergySlice(end, last.energy, walk=last.walk)
 
 
 class IntervalPool:
-    """One domain: intervals that wait to be pooled, and slices that wait to be merged."""
+    """One domain: intervals that are pooled, and slices that wait to be merged into rows."""
 
-    def __init__(self, kind: HwType, start: int, *, silent: bool) -> None:
+    def __init__(self, kind: HwType, start: int) -> None:
         self.kind = kind
-        self.silent = silent  # expected, not heard of yet
-        self.known = start  # intervals are known up to here
-        self.gone = False  # the rows went on without it, and it is not waited for
-        self.gone_since: int | None = None  # nothing has been told of it from here
-        self.slices = [EnergySlice(start, 0)]  # the first one is where the merged rows end
+        self.known = start  # end of the last interval
+        self.gone = False  # rows continue without the domain
+        self.gone_since: int | None = None  # beginning of the time without intervals
+        self.slices = [EnergySlice(start, 0)]  # the first one ends with the merged rows
         self.pool_start = start
         self._pool: list[tuple[int, int, int]] = []  # (end, energy, noise)
         self._power: float | None = None  # of the last slice
@@ -127,68 +125,65 @@ class IntervalPool:
         return self.slices[-1].end
 
     def add(self, start: int, end: int, energy: int, noise: int, clock: CpuTimeCurve) -> None:
-        """Take the next interval; what lies between it and the one before is a hole."""
+        """Append an interval; time between it and its predecessor is a gap."""
         if start > self.known:
             self.release(clock)
             self.slices.append(_flat_slice(self.slices[-1], start))
             self.pool_start, self._power, self._noise = start, None, None
-        self.known, self.silent = end, False
+        self.known = end
         self._pool.append((end, energy, noise))
         if self._complete(clock):
             self.release(clock)
 
-    def course(self, knots: Sequence[int]) -> Iterator[EnergySlice]:
-        """For each knot the energy there, and the doubts about the slice it ends or lies in."""
+    def cut(self, knots: Sequence[int]) -> Iterator[EnergySlice]:
+        """For each knot the energy there, with the uncertainties of the slice around it."""
         slices, at = self.slices, 0
         for knot in knots:
             while at < len(slices) and slices[at].end < knot:
                 at += 1
-            if at == len(slices):
-                yield _flat_slice(slices[-1], knot)
-                continue
-            right = slices[at]
+            right = slices[min(at, len(slices) - 1)]
             if right.end == knot:
                 yield right
-                continue
-            if at == 0:  # the domain had not told anything by then
+            elif at in (0, len(slices)):  # before the first or after the last interval
                 yield _flat_slice(right, knot)
-                continue
-            left = slices[at - 1]
-            risen = (right.energy - left.energy) * (knot - left.end) // (right.end - left.end)
-            yield right._replace(end=knot, energy=left.energy + risen)
+            else:
+                left = slices[at - 1]
+                rise = (right.energy - left.energy) * (knot - left.end) // (right.end - left.end)
+                yield right._replace(end=knot, energy=left.energy + rise)
 
     def trim(self, until: int) -> None:
-        """The rows end at ``until`` now."""
-        (here,) = self.course([until])
-        if self.front < until:  # nothing before `until` can be told any more
+        """Remove the slices before ``until``, the new end of the rows."""
+        (last,) = self.cut([until])
+        if self.front < until:  # rows before `until` are final
             if self.gone_since is None:
                 self.gone_since = self.front
             self.gone = True
             self.known = self.pool_start = until
             self._power = self._noise = None
-        self.slices[: self.released(until)] = [here]
+        self.slices[: self.released(until)] = [last]
 
     def released(self, until: int) -> int:
-        """How many slices end by ``until``."""
+        """Number of slices that end by ``until``."""
         return bisect_right(self.slices, until, key=itemgetter(0))
 
     def _complete(self, clock: CpuTimeCurve) -> bool:
         noise = max(noise for _, _, noise in self._pool)
         energy = sum(energy for _, energy, _ in self._pool)
         return (
-            self.kind in _EVEN
+            self.kind is HwType.GPU
             or noise * POOL_NOISE <= energy
             or self.known - self.pool_start >= SECOND
             or not clock.reaches(self.pool_start)
         )
 
     def release(self, clock: CpuTimeCurve) -> None:
-        """Turn the pool into slices."""
+        """Convert the pool to slices."""
         if not self._pool:
             return
         times, sums, walk = [self.pool_start], [0], 0.0
-        # Who shares a GPU is mistaken for its neighbours before its load shows, and after.
-        noisy = (self._noise or 0) if self.kind in _EVEN else 0
+        # Payers of a shared GPU are confused with each other before their load shows, and after.
+        even = self.kind is HwType.GPU
+        noisy = (self._noise or 0) if even else 0
         for end, energy, noise in self._pool:
             times.append(end)
             sums.append(sums[-1] + energy)
@@ -196,12 +191,11 @@ class IntervalPool:
                 walk += _RANDOM_WALK_ERROR * (noise - self._noise) ** 2
             self._noise = noise
         noise = max(noisy, *(noise for _, _, noise in self._pool))
-        course = None if self.kind in _EVEN else clock.course(self.pool_start, self.known)
-        if course is not None:
-            times, spent = course
+        samples = None if even else clock.between(self.pool_start, self.known)
+        if samples is not None:
+            times, spent = samples
             sums = [sums[-1] * (each - spent[0]) // (spent[-1] - spent[0]) for each in spent]
-        changes = _FOLLOWED if course is not None else _SPREAD
-        self._append(times, sums, noise, walk, changes)
+        self._append(times, sums, noise, walk, _SPREAD if samples is None else _FOLLOWED)
         self._pool.clear()
         self.pool_start = self.known
 
@@ -223,16 +217,16 @@ class IntervalPool:
             most = max(before, power, after)
             change = factor * (1 - min(before, power, after) / most) if most > 0 else 0.0
             unknown = max(least, min(change, 1.0)) * power
-            course = _CURVE_ERROR * unknown
-            if self.kind in _EVEN:
-                course = max(_CURVE_ERROR * least * power, _SUDDEN * abs(power - before))
+            curve = _CURVE_ERROR * unknown
+            if self.kind is HwType.GPU:
+                curve = max(_CURVE_ERROR * least * power, _SUDDEN * abs(power - before))
                 unknown = max(unknown, abs(power - before))
             self.slices.append(
                 EnergySlice(
                     times[i + 1],
                     base + sums[i + 1],
                     _EDGE * noise,
-                    course * length,
+                    curve * length,
                     hypot(within, unknown),
                     walked + walk * (i + 1) / len(powers),
                 )

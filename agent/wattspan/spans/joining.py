@@ -1,23 +1,20 @@
-"""A process's energy divided among its spans, exactly.
+"""Joining: the exact division of a process's energy among its spans.
 
-At every instant the power of a process belongs to its active *leaf* spans: those that are open
-and have no open child in the same process. They divide it by weight. Energy is thus divided as
-a fair queue divides a line: while energy flows, a *virtual* account grows by energy divided by
-the weight of all leaves, and what a span gets is its weight times the growth of that account
-while it was a leaf. So a span costs a few steps when it begins and ends, however many others
-there are.
+At every instant the power of a process is divided by weight among its *leaf* spans: open spans
+without an open child in the same process. The method is weighted fair queueing: a virtual account
+grows by the energy divided by the weight of all leaves, and a span's share is its weight times the
+growth of the account while it was a leaf. The cost of a span is therefore a few steps at its start
+and end, independent of the number of other spans.
 
-A plain OTLP span is told when it is over, in batches, parents after their children. Time whose
-energy was divided is *covered* and never divided again: a span that comes later shares only what
-is not covered yet. What no span ever claims is the process's own, *outside*.
+Plain OTLP spans arrive after their end, in batches, parents after their children. Time whose energy
+has been divided is *covered* and never divided again: a late span shares only the rest. Energy that
+no span claims is the *outside* energy of the process.
 
-A process that announces its spans when they open (:class:`Started`, :class:`Ended`) gets more:
-an open span takes part from its start, and its energy is held for it until it comes.
+An announced span (:class:`SpanStart`, :class:`SpanEnd`) shares energy from its start on; the energy
+is held until the span is received.
 
-Every division rounds down, in units of 2**-104 microjoules; what is lost so is far less than a
-microjoule a span, and falls to *outside*.
-
-The spans of one process.
+Each division rounds down in units of 2**-104 microjoules. The loss is far less than a microjoule
+per span and becomes outside energy.
 """
 
 from __future__ import annotations
@@ -27,22 +24,10 @@ from collections.abc import Sequence
 from operator import le, lt, mul
 
 from wattspan.model import HwType, Microjoules
-from wattspan.spans.fair_division import (
-    CoveredStretch,
-    CoveredTime,
-    FairDivision,
-    exclude_covered_time,
-)
+from wattspan.spans.fair_division import CoveredTime, FairDivision, exclude_covered_time
 from wattspan.spans.open_spans import OpenSpans
-from wattspan.spans.profiles import (
-    CLOCK_MASK,
-    NO_ENERGY,
-    SHARE,
-    SHARE_WHOLE,
-    WHOLE,
-    EnergyProfile,
-    Lanes,
-)
+from wattspan.spans.packed_energy import CLOCK_MASK, SHARE, SHARE_WHOLE, WHOLE, Lanes
+from wattspan.spans.profiles import NO_ENERGY, EnergyProfile
 from wattspan.spans.values import IntervalEnergy, Outcome, Span, SpanEnd, SpanEnergy, SpanStart
 from wattspan.spans.weights import (
     END,
@@ -56,17 +41,15 @@ from wattspan.spans.weights import (
     SpanWeights,
 )
 
-__all__ = ["MAX_WEIGHT", "CoveredStretch", "CoveredTime", "GenerationalCache", "ProcessSpans"]
-
-_new_result = functools.partial(tuple.__new__, SpanEnergy)  # as in `profiles`
+_new_result = functools.partial(tuple.__new__, SpanEnergy)  # faster, see `profiles`
 
 
 class ProcessSpans:
-    """The spans of one process; the energy of its profile is divided among them.
+    """The spans of one process, among which the energy of its profile is divided.
 
-    ``by_cpu``: spans are weighed by their thread's CPU time where that is known, as far as CPU
-    and memory are concerned. ``stretches``, ``ids`` and ``announced`` bound what is kept: covered
-    stretches of time, span ids to know duplicates by, and announced spans.
+    With ``by_cpu``, CPU and memory energy is divided by the CPU time of the spans' threads where it
+    is known. ``stretches``, ``ids`` and ``announced`` limit the numbers of covered stretches, of
+    span ids for the detection of duplicates, and of announced spans.
     """
 
     def __init__(
@@ -83,52 +66,50 @@ class ProcessSpans:
         self._orphans = OrphanSpans(ids)
         self._weights = SpanWeights(self._orphans, by_cpu=by_cpu)
         self._announced = OpenSpans(self._covered, self._weights, announced)
-        self._given = 0  # in lanes, microjoules times 2**104
+        self._assigned = 0  # packed microjoules times 2**104
         self._returned: dict[HwType, int] = {}
 
     @property
     def announced(self) -> int:
-        """How many spans have been announced and not come yet."""
+        """Number of announced spans that have not been received."""
         return len(self._announced)
 
     def awaits(self, span: bytes) -> bool:
-        """Whether the span of this id was announced and has not come yet."""
+        """Whether the span of this id is announced and has not been received."""
         return span in self._announced.records
 
     @property
     def remembered(self) -> int:
-        """How many ids are kept of spans that came, and of parents that did not."""
+        """Number of remembered ids of received spans and of missing parents."""
         return len(self._seen) + len(self._orphans)
 
     def age(self, now: int, memory: int) -> None:
-        """Forget the ids that came longer ago than ``memory``; asked often, by twice that.
+        """Remove ids older than ``memory``; called often, at the latest at twice that age.
 
-        A span that comes twice gets nothing the second time in any case, for its time is taken:
-        with its id forgotten it is LATE, or had NO_ENERGY, and no more a DUPLICATE.
+        The outcome of a repeated span whose id is removed is LATE or NO_ENERGY instead of
+        DUPLICATE; its time is covered in any case.
         """
         self._seen.age(now, memory)
         self._orphans.age(now, memory)
 
     def forget_half(self) -> None:
-        """Forget the older half of the remembered ids."""
+        """Remove the older half of the remembered ids."""
         self._seen.turn()
         self._orphans.turn()
 
-    # ---------------------------------------------------------------------------- side channel
-
     def open(self, started: SpanStart) -> bool:
-        """A span was opened. False if it cannot be kept: it will be a span like any other."""
+        """Add an announced start; False if it is ignored, for a known id or for want of room."""
         return started.id not in self._seen and self._announced.open(started)
 
     def close(self, ended: SpanEnd) -> bool:
-        """A span was closed. False if it was never opened, or closed before."""
+        """Add an announced end; False without an open span of its id."""
         return self._announced.close(ended)
 
     def expire(self, opened: int, ended: int) -> int:
-        """Give up announced spans; how many they were.
+        """Remove announced spans that are overdue; returns their number.
 
-        Given up are those opened before ``opened`` that have not ended, and those that ended
-        before ``ended`` and never came. What was held for them falls to *outside*.
+        Overdue are spans that started before ``opened`` without an end, and those that ended
+        before ``ended`` and were not received. Energy held for them becomes outside energy.
         """
         return self._announced.expire(opened, ended)
 
@@ -137,13 +118,13 @@ class ProcessSpans:
     def settle(
         self, spans: Sequence[Span], profile: EnergyProfile, now: int, *, inclusive: bool = True
     ) -> list[SpanEnergy]:
-        """What each of ``spans`` spent, in their order.
+        """The energies of ``spans``, in their order.
 
-        Ask when the profile's watermark has passed their ends: what lies beyond it is not known
-        and never will be theirs. ``now`` is the present; a span that ends later is FUTURE. Without
-        ``inclusive`` no inclusive energy is told, only how much was covered: that is quicker.
+        To be called when the profile's watermark has passed their ends: energy beyond it is never
+        theirs. A span that ends after ``now`` is FUTURE. Without ``inclusive``, results have the
+        covered time but no inclusive energy, which is faster.
         """
-        # Who asks may have looked at the clock a while ago: what has settled is no future.
+        # `now` may be older than the watermark; settled time is never in the future.
         refused = self._refused(spans, max(now, profile.watermark))
         accepted = [s for i, s in enumerate(spans) if i not in refused] if refused else spans
         if not accepted or profile.watermark <= profile.horizon:
@@ -161,7 +142,7 @@ class ProcessSpans:
         ]
 
     def _refused(self, spans: Sequence[Span], now: int) -> dict[int, Outcome]:
-        """The positions of spans that cannot have energy, and why; the others' ids are kept."""
+        """The outcomes of invalid spans, by position; ids of valid ones are remembered."""
         seen, ids = self._seen, list(map(ID, spans))
         starts, ends = list(map(START, spans)), list(map(END, spans))
         if (
@@ -187,22 +168,23 @@ class ProcessSpans:
     def _join(
         self, spans: Sequence[Span], profile: EnergyProfile, *, inclusive: bool
     ) -> list[SpanEnergy]:
-        """Settle a batch of a process that announces nothing."""
+        """Settle a batch of a process without announced spans."""
         batch = SpanBatch(spans, profile.horizon, profile.watermark)
-        self._weights.notice(spans)
+        self._weights.observe(spans)
         division, located = self._divide(batch, batch.starts, batch.ends, profile)
         count = len(spans)
         starts, ends = list(map(START, spans)), list(map(END, spans))
         if inclusive:
-            inclusives = profile.spent(starts, located[:count], ends, located[count : 2 * count])
+            stops = located[count : 2 * count]
+            inclusives = profile.energies(starts, located[:count], ends, stops)
         else:
-            inclusives = profile.measured(starts, ends)
+            inclusives = profile.coverages(starts, ends)
         shares = list(map(mul, division.gained, division.cpu))
         if division.cpu != division.gpu:
             shares = [division.share(i) for i in range(count)]
         taken = [gained & CLOCK_MASK for gained in division.gained]
-        told = profile.told(starts, ends)
-        return self._results(spans, shares, taken, inclusives, told, profile.lanes)
+        known = profile.known_types(starts, ends)
+        return self._results(spans, shares, taken, inclusives, known, profile.lanes)
 
     def _results(
         self,
@@ -210,28 +192,28 @@ class ProcessSpans:
         shares: Sequence[int],
         taken: Sequence[int],
         inclusives: Sequence[IntervalEnergy],
-        told: Sequence[Sequence[HwType]] | None,
+        known: Sequence[Sequence[HwType]] | None,
         lanes: Lanes,
     ) -> list[SpanEnergy]:
-        """``taken``: how long each was a leaf while others had been given the energy."""
-        self._given += sum([share & SHARE_WHOLE for share in shares])
+        """``taken``: the covered time in which each span was a leaf."""
+        self._assigned += sum([share & SHARE_WHOLE for share in shares])
         exclusives = lanes.each_share(shares)
-        if told is not None:
+        if known is not None:
             exclusives = [
                 {kind: energy[kind] for kind in kinds}
-                for energy, kinds in zip(exclusives, told, strict=True)
+                for energy, kinds in zip(exclusives, known, strict=True)
             ]
         joined = Outcome.JOINED
         outcomes = [
             joined
-            if not gone and inclusive[2] >= span.end - span.start
-            else self._outcome(span, gone, inclusive)
-            for span, gone, inclusive in zip(spans, taken, inclusives, strict=True)
+            if not late and inclusive[2] >= span.end - span.start
+            else self._outcome(span, late, inclusive)
+            for span, late, inclusive in zip(spans, taken, inclusives, strict=True)
         ]
         return list(map(_new_result, zip(spans, exclusives, inclusives, outcomes, strict=True)))
 
     def _outcome(self, span: Span, taken: int, inclusive: IntervalEnergy) -> Outcome:
-        """What became of a span that is not simply JOINED."""
+        """The outcome of a span that is not simply JOINED."""
         covered, length = inclusive.covered, span.end - span.start
         if not covered and length:
             return Outcome.NO_ENERGY
@@ -244,7 +226,7 @@ class ProcessSpans:
     def _divide(
         self, batch: SpanBatch, starts: Sequence[int], ends: Sequence[int], profile: EnergyProfile
     ) -> tuple[FairDivision, list[tuple[int, int]]]:
-        """Divide what is not covered of the time of spans that nobody announced."""
+        """Divide the energy of uncovered time among unannounced spans."""
         count = len(starts)
         division = FairDivision()
         division.join(count)
@@ -252,7 +234,7 @@ class ProcessSpans:
         times = [*starts, *ends]
         order = sorted(range(2 * count), key=times.__getitem__)
         codes = [*range(count), *range(-1, -count - 1, -1)]
-        self._weights.of(batch, division, order)
+        self._weights.assign(batch, division, order)
         first, last = times[order[0]], times[order[-1]]
         covered = self._covered.inside(first, last)
         division.energy, beyond = self._covered.around(first, last)
@@ -270,10 +252,10 @@ class ProcessSpans:
     def _join_announced(
         self, spans: Sequence[Span], profile: EnergyProfile, *, inclusive: bool
     ) -> list[SpanEnergy]:
-        """Settle a batch of a process that announces its spans.
+        """Settle a batch of a process with announced spans.
 
-        Time passes once, for all its open spans together, up to the latest end in the batch; what
-        is left before that is divided as if nothing had been announced.
+        All open spans are settled together up to the latest end in the batch; the uncovered rest
+        before that is divided as without announcements.
         """
         announced = self._announced
         batch = SpanBatch(spans, profile.horizon, profile.watermark)
@@ -299,9 +281,9 @@ class ProcessSpans:
                 ends[i] = max(starts[i], min(since, profile.watermark))
             elif front < ends[i]:
                 ends[i] = max(starts[i], front)
-        if self._weights.notice(spans):
-            # So that the usual one is known.
-            self._weights.completed(list(map(WEIGHT, spans)), MAX_WEIGHT)
+        if self._weights.observe(spans):
+            # Announced spans of the batch need the mean weight.
+            self._weights.filled(list(map(WEIGHT, spans)), MAX_WEIGHT)
         before = FairDivision()
         before.join(len(spans))
         if any(map(lt, starts, ends)):
@@ -322,11 +304,11 @@ class ProcessSpans:
         announced.tidy()
         if inclusive:
             begins, stops = map(profile.locate, began), map(profile.locate, ended)
-            inclusives = profile.spent(began, list(begins), ended, list(stops))
+            inclusives = profile.energies(began, list(begins), ended, list(stops))
         else:
-            inclusives = profile.measured(began, ended)
-        told = profile.told(began, ended)
-        return self._results(spans, shares, taken, inclusives, told, profile.lanes)
+            inclusives = profile.coverages(began, ended)
+        known = profile.known_types(began, ended)
+        return self._results(spans, shares, taken, inclusives, known, profile.lanes)
 
     # --------------------------------------------------------------------------------- outside
 
@@ -336,11 +318,11 @@ class ProcessSpans:
         return next((stretch.start for stretch in self._covered), None)
 
     def outside(self, profile: EnergyProfile, before: int) -> dict[HwType, Microjoules]:
-        """What the process spent before ``before`` that no span has claimed, since last asked.
+        """The energy before ``before`` that no span has claimed, since the last call.
 
-        From then on nobody can: a span that comes later and was open then is LATE. It begins with
-        the first span. Once everything is settled and asked for, all exclusive energies and
-        this add up to what the profile says of the time in between, to the microjoule.
+        Afterwards no span can claim it: a later span of that time is LATE. Outside energy begins
+        with the first span. Once all is settled, exclusive and outside energies add up to the
+        energy of the profile, to the microjoule.
         """
         before = min(before, profile.watermark)
         if self._announced.active:
@@ -353,9 +335,9 @@ class ProcessSpans:
         for first in self._covered:
             divided += first.before - (first.before & WHOLE)
             break
-        unclaimed = (divided << SHARE) - self._given - self._announced.held
+        unclaimed = (divided << SHARE) - self._assigned - self._announced.held
         totals = dict(zip(lanes.kinds, lanes.shares(unclaimed), strict=True))
-        # A span that extends the account backwards may take back a fraction of a microjoule.
+        # A span that extends covered time backwards may reclaim a fraction of a microjoule.
         returned = self._returned
         new = {kind: max(0, total - returned.get(kind, 0)) for kind, total in totals.items()}
         self._returned = {kind: returned.get(kind, 0) + energy for kind, energy in new.items()}

@@ -1,4 +1,4 @@
-"""Spans whose opening was told: they take part from their start."""
+"""Announced spans of a process, which share energy from their start on."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from wattspan.spans.fair_division import TICK, CoveredTime, FairDivision, exclude_covered_time
-from wattspan.spans.profiles import SHARE, EnergyProfile
+from wattspan.spans.packed_energy import SHARE
+from wattspan.spans.profiles import EnergyProfile
 from wattspan.spans.values import SpanEnd, SpanStart
 from wattspan.spans.weights import MAX_PARENT_CHAIN, MILLION, SpanBatch, SpanWeights
 
-_REMOVED = -2  # the number of one that was dropped before its time came
-_MAX_UNCLAIMED = 1024  # so much may be kept that is nobody's, before it is looked through
+_REMOVED = -2  # number of a span that was removed before its start was processed
+_MAX_UNUSED = 1024  # unused numbers or events that trigger a compaction
 
 
 class OpenSpan:
-    """A span whose opening was told. ``number`` is its place in the running division."""
+    """An announced span. ``number`` is its number in the running division, -1 before its start."""
 
     __slots__ = (
         "began",
@@ -38,13 +39,13 @@ class OpenSpan:
         self.end: int | None = None
         self.cpu: int | None = None
         self.number = -1
-        self.since = 0  # it takes part from here on
+        self.since = 0  # time from which it shares energy
         self.child_time = self.child_cpu = 0
         self.child_until = self.start
 
     @property
     def rate(self) -> int | None:
-        """The CPU time of its thread, in millionths of a core, while it was a leaf."""
+        """The CPU usage of its thread while it was a leaf, in millionths of a core."""
         if self.end is None or self.cpu is None:
             return None
         alone = max(1, self.end - self.start - self.child_time)
@@ -52,10 +53,10 @@ class OpenSpan:
 
 
 class OpenSpans:
-    """The announced spans of one process, and the division that goes on among them.
+    """The announced spans of one process, and the running division among them.
 
-    ``front``: time has passed for them up to here. ``held``: what has been divided among them and
-    was not given to any yet, in lanes, microjoules times 2**104.
+    ``front`` is the time up to which events are processed. ``held`` is the energy that has been
+    divided and not yet assigned to a received span: packed microjoules times 2**104.
     """
 
     def __init__(self, covered: CoveredTime, weights: SpanWeights, limit: int) -> None:
@@ -68,18 +69,18 @@ class OpenSpans:
         self.held = 0
         self._events: list[tuple[int, int, int, OpenSpan]] = []  # a heap
         self._sequence = 0
-        self._numbered = 0  # those that take part in the division
+        self._numbered = 0  # spans in the division
 
     def __len__(self) -> int:
         return len(self.records)
 
     @property
     def active(self) -> bool:
-        """Whether time passes for announced spans, or will."""
+        """Whether there is or was an announced span."""
         return bool(self.records) or self.front is not None
 
     def open(self, started: SpanStart) -> bool:
-        """A span was opened. False if it cannot be kept."""
+        """Add an announced start; False for want of room or a known id."""
         if len(self.records) >= self._limit or started.id in self.records:
             return False
         record = self.records[started.id] = OpenSpan(started)
@@ -87,18 +88,18 @@ class OpenSpans:
         return True
 
     def close(self, ended: SpanEnd) -> bool:
-        """A span was closed. False if it was never opened, or closed before."""
+        """Add an announced end; False without an open span of its id."""
         record = self.records.get(ended.id)
         if record is None or record.end is not None:
             return False
-        # Zero is a thread that was not asked: it was alone, and then it was not.
+        # Zero is CPU time that was not read.
         known = record.began and ended.cpu and ended.thread == record.thread
         cpu = max(0, ended.cpu - record.began) if known else None
         self.end(record, ended.at, cpu)
         return True
 
     def end(self, record: OpenSpan, at: int, cpu: int | None) -> None:
-        """Its end is known, and what its thread computed until then."""
+        """Set the end of a span and the CPU time of its thread, and update its parent."""
         record.end = end = max(record.start, at)
         record.cpu = cpu
         self._push(end, 1, record)
@@ -114,7 +115,7 @@ class OpenSpans:
         heappush(self._events, (at, self._sequence, closes, record))
 
     def begin(self, profile: EnergyProfile, until: int) -> int:
-        """The time up to which announced spans have been settled; at first, their beginning."""
+        """The time up to which announced spans are settled; at first, their first start."""
         if self.front is None and self._events and self._events[0][0] < until:
             self.front = max(self._events[0][0], profile.horizon)
         if self.front is None:
@@ -132,9 +133,9 @@ class OpenSpans:
         records: Sequence[OpenSpan | None],
         numbers: list[int],
     ) -> None:
-        """Let time pass for announced spans, and those of a batch that were not announced.
+        """Settle announced spans, and the unannounced ones of a batch, up to ``until``.
 
-        Their numbers in the running division are put into ``numbers``.
+        The numbers of the latter in the running division are written to ``numbers``.
         """
         front, running = self.front, self.division
         if front is None:
@@ -146,10 +147,10 @@ class OpenSpans:
                 numbers[i] = running.join(1)
                 times += [max(front, batch.starts[i]), min(batch.ends[i], until)]
                 codes += [numbers[i], ~numbers[i]]
-                self._weights.alone(running, numbers[i], span.weight, None)
+                self._weights.assign_one(running, numbers[i], span.weight, None)
                 self._adopt(numbers[i], span.parent, span.start)
             elif record is not None and record.number >= 0 and (record.end or 0) > until:
-                times.append(until)  # more is not known of its end; this is all it gets
+                times.append(until)  # energy after this is not known
                 codes.append(~record.number)
         times.append(until)
         codes.append(TICK)
@@ -192,22 +193,24 @@ class OpenSpans:
         self._numbered += len(opened)
         for record in opened:
             self._adopt(record.number, record.parent, record.start)
-            self._weights.alone(self.division, record.number, weights.get(record.id), record.rate)
+            self._weights.assign_one(
+                self.division, record.number, weights.get(record.id), record.rate
+            )
         return times, codes
 
     def _adopt(self, number: int, parent: bytes, start: int) -> None:
-        """Let an announced span be the parent, if it can be."""
+        """Set the parent of a span if it is announced and the chain has no cycle."""
         above = self.records.get(parent)
         if above is None or not 0 <= above.number != number or above.start > start:
             return
         if above.start == start:
-            at: OpenSpan | None = above
+            ancestor: OpenSpan | None = above
             for _ in range(MAX_PARENT_CHAIN):
-                if at is None or at.start != start:
+                if ancestor is None or ancestor.start != start:
                     break
-                if at.number == number:
+                if ancestor.number == number:
                     return
-                at = self.records.get(at.parent)
+                ancestor = self.records.get(ancestor.parent)
             else:
                 return
         self.division.parent[number] = above.number
@@ -218,30 +221,30 @@ class OpenSpans:
         record.number = _REMOVED
 
     def tidy(self) -> None:
-        """Forget numbers and events that are nobody's any more."""
+        """Remove numbers and events of removed spans."""
         if not self._numbered:
             self.held = 0
-        if len(self.division.gained) > 2 * self._numbered + _MAX_UNCLAIMED:
+        if len(self.division.gained) > 2 * self._numbered + _MAX_UNUSED:
             live = [record for record in self.records.values() if record.number >= 0]
             self.division.keep([record.number for record in live])
             for number, record in enumerate(live):
                 record.number = number
-        if len(self._events) > 2 * len(self.records) + _MAX_UNCLAIMED:
+        if len(self._events) > 2 * len(self.records) + _MAX_UNUSED:
             self._events = [event for event in self._events if event[3].number != _REMOVED]
             heapify(self._events)
 
     def expire(self, opened: int, ended: int) -> int:
-        """Give up announced spans; how many they were.
+        """Remove announced spans that are overdue; returns their number.
 
-        Given up are those opened before ``opened`` that have not ended, and those that ended
-        before ``ended`` and never came. What was held for them falls to *outside*.
+        Overdue are spans that started before ``opened`` without an end, and those that ended
+        before ``ended`` and were not received. Energy held for them becomes outside energy.
         """
-        given_up = [
+        overdue = [
             record
             for record in self.records.values()
             if (record.start < opened if record.end is None else record.end < ended)
         ]
-        for record in given_up:
+        for record in overdue:
             number = record.number
             if number >= 0:
                 if self.division.open[number]:
@@ -249,4 +252,4 @@ class OpenSpans:
                 self.held -= self.division.share(number)
             self.drop(record)
         self.tidy()
-        return len(given_up)
+        return len(overdue)

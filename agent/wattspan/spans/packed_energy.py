@@ -1,8 +1,8 @@
-"""All kinds of energy side by side in one integer, each in a lane of its own.
+"""The energies of all hardware types in one integer, and the rows of profiles with uncertainties.
 
-The merged function, what is doubtful of it, and how it is thinned.
-
-How far off an answer may be.
+Each hardware type has a *lane* of bits, wide enough that sums, differences and products by one
+number never carry into the next. One operation therefore computes all types, which makes it
+possible to join a span in microseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from wattspan.model import MILLISECOND, SECOND, HwType, Microjoules
 KINDS = (HwType.CPU, HwType.MEMORY, HwType.GPU, HwType.ENCLOSURE)
 LANE_OF = {kind: lane for lane, kind in enumerate(KINDS)}
 
-# Sizes are whole bytes, so that lanes can be read by `struct`.
+# Sizes are whole bytes, so that `struct` can read lanes.
 _CLOCK_BYTES = 12  # the lowest lane holds nanoseconds; the others begin above it
 _LANE_BYTES = 24
 _FRACTION_BYTES = 4  # energies are in microjoules times 2**32
@@ -30,7 +30,7 @@ SHARE = 8 * (_SHARE_BYTES - _FRACTION_BYTES)
 
 
 def shift_of(kind: HwType) -> int:
-    """How far the lane of ``kind`` is shifted: its microjoules times 2**32 begin there."""
+    """The lowest bit of the lane of ``kind``, which holds microjoules times 2**32."""
     return 8 * (_CLOCK_BYTES + _LANE_BYTES * LANE_OF[kind])
 
 
@@ -44,7 +44,7 @@ GPU_MASK = ((1 << 8 * _LANE_BYTES) - 1) << shift_of(HwType.GPU)
 
 
 def _dict_builder(kinds: tuple[HwType, ...]) -> Callable[..., dict[HwType, Microjoules]]:
-    """What turns values into a dictionary by kind. A display is five times faster than dict()."""
+    """A function from energies to a dictionary; a display is five times faster than dict()."""
     match kinds:
         case (one,):
             return lambda x: {one: x}
@@ -56,7 +56,7 @@ def _dict_builder(kinds: tuple[HwType, ...]) -> Callable[..., dict[HwType, Micro
 
 
 class Lanes:
-    """Reads the lanes of some kinds of energy out of an integer."""
+    """Packs and unpacks the lanes of some hardware types."""
 
     def __init__(self, kinds: frozenset[HwType]) -> None:
         self.kinds = tuple(kind for kind in KINDS if kind in kinds)
@@ -74,55 +74,55 @@ class Lanes:
         return f"{layout}{self._size - at}x"
 
     def energies(self, packed: int) -> tuple[Microjoules, ...]:
-        """Whole microjoules of each kind, rounded down."""
+        """Whole microjoules of each type, rounded down."""
         return self._energy.unpack(packed.to_bytes(self._size, "little"))
 
     def shares(self, packed: int) -> tuple[Microjoules, ...]:
-        """Whole microjoules of each kind in a product of energy and a share times 2**72."""
+        """Whole microjoules of each type in a product of energy and a share times 2**72."""
         return self._share.unpack(packed.to_bytes(self._size, "little"))
 
     def each_energy(self, packed: Iterable[int]) -> Iterable[dict[HwType, Microjoules]]:
-        """As ``energies``, of many at once and by kind."""
+        """As ``energies``, for many values, as dictionaries."""
         return self._each(self._energy, packed)
 
     def each_share(self, packed: Iterable[int]) -> Iterable[dict[HwType, Microjoules]]:
-        """As ``shares``, of many at once and by kind."""
+        """As ``shares``, for many values, as dictionaries."""
         return self._each(self._share, packed)
 
     def _each(self, layout: Struct, packed: Iterable[int]) -> Iterable[dict[HwType, Microjoules]]:
-        # Column by column, for speed: nearly all of it happens in C.
+        # Column by column, because nearly all of it runs in C.
         size = self._size
         line = b"".join([each.to_bytes(size, "little") for each in packed])
         return map(self.named, *zip(*layout.iter_unpack(line), strict=True))
 
     def pack(self, energies: Iterable[int]) -> int:
-        """Microjoules of each kind, put side by side."""
+        """Microjoules of each type, packed."""
         pairs = zip(energies, self.numbers, strict=True)
         return sum(energy << _SHIFTS[number] for energy, number in pairs)
 
     def clamp(self, energy: int, least: int, most: int) -> int:
-        """In each lane ``energy``, but not below ``least`` and not above ``most``."""
+        """``energy`` between ``least`` and ``most``, in each lane."""
         clamped = 0
         for number in self.numbers:
             shift = _SHIFTS[number] - FRACTION
-            low, here, high = (lane >> shift & _LANE_MASK for lane in (least, energy, most))
-            clamped |= max(low, min(here, high)) << shift
+            low, value, high = (lane >> shift & _LANE_MASK for lane in (least, energy, most))
+            clamped |= max(low, min(value, high)) << shift
         return clamped
 
     def pack_rates(self, rates: Iterable[int]) -> int:
-        """Microjoules times 2**32 a nanosecond, likewise."""
+        """Microjoules times 2**32 per nanosecond, packed."""
         return self.pack(rates) >> FRACTION
 
 
 lanes_of = functools.cache(Lanes)
 
-FULL_RESOLUTION_AGE = 20 * SECOND  # rows younger than this are never thinned while there is room
+FULL_RESOLUTION_AGE = 20 * SECOND  # younger rows are thinned only for want of room
 
 
 class ProfileRows(NamedTuple):
-    """The merged function, all in lanes; the last row is the watermark.
+    """Cumulative energy over time, packed; the last row is the watermark.
 
-    From ``times[i]`` on the energy is ``energy[i]`` and rises by ``slope[i]`` a nanosecond.
+    From ``times[i]`` on the energy is ``energy[i]`` and rises by ``slope[i]`` per nanosecond.
     """
 
     times: list[int]
@@ -131,10 +131,10 @@ class ProfileRows(NamedTuple):
 
 
 class RowUncertainties(NamedTuple):
-    """The doubts of one lane, as in a slice, for each row."""
+    """The uncertainties of one lane for each row, with the fields of an EnergySlice."""
 
     step: array[float]
-    course: array[float]
+    curve: array[float]
     rate: array[float]
     walk: array[float]
 
@@ -144,7 +144,7 @@ def empty_uncertainties() -> tuple[RowUncertainties, ...]:
 
 
 def thinned_indices(times: Sequence[int], scale: int) -> list[int]:
-    """The rows that stay: those of one age lie about as far apart."""
+    """The rows that remain; their distances grow with their age."""
     last = len(times) - 1
     kept = [last]
     for i in range(last - 1, 0, -1):
@@ -160,11 +160,11 @@ def thinned_indices(times: Sequence[int], scale: int) -> list[int]:
 
 
 def merged_uncertainties(
-    lanes: Lanes, old: ProfileRows, blurs: Sequence[RowUncertainties], left: int, right: int
+    lanes: Lanes, old: ProfileRows, errors: Sequence[RowUncertainties], left: int, right: int
 ) -> list[tuple[float, ...]]:
-    """The doubts about rows ``left`` to ``right`` once they are one straight line.
+    """The uncertainties of rows ``left`` to ``right`` replaced by one straight line.
 
-    What the line misses of the course that was known adds to what was not known before.
+    The deviation of the line from the rows adds to the uncertainties of the rows.
     """
     begin, length = old.times[left], old.times[right] - old.times[left]
     known = [lanes.energies(energy) for energy in old.energy[left : right + 1]]
@@ -172,60 +172,60 @@ def merged_uncertainties(
     for number, lane in enumerate(lanes.numbers):
         energies = [each[number] for each in known]
         power = (energies[-1] - energies[0]) / length
-        off = slant = 0.0
+        offset = slope = 0.0
         for i in range(left, right):
             line = energies[0] + power * (old.times[i] - begin)
-            off = max(off, abs(energies[i - left] - line))
-            risen = energies[i - left + 1] - energies[i - left]
-            slant = max(slant, abs(risen / (old.times[i + 1] - old.times[i]) - power))
-        step, course, rate, walk = (max(values[left:right]) for values in blurs[lane])
-        merged.append((step, off + course, slant + rate, walk))
+            offset = max(offset, abs(energies[i - left] - line))
+            rise = energies[i - left + 1] - energies[i - left]
+            slope = max(slope, abs(rise / (old.times[i + 1] - old.times[i]) - power))
+        step, curve, rate, walk = (max(values[left:right]) for values in errors[lane])
+        merged.append((step, offset + curve, slope + rate, walk))
     return merged
 
 
-UNCERTAINTY_CACHE_SIZE = 4096  # kept at a time
+UNCERTAINTY_CACHE_SIZE = 4096
 
 
 class Uncertainty(NamedTuple):
-    """By how many microjoules stretches between two rows may be wrong.
+    """The uncertainty in microjoules of periods between two rows.
 
-    What counters misplace at far edges is independent. What is unknown of the course is not:
-    who works from one edge to the other is blurred alike at both. Together they make ``edges``.
-    Within one slice the error grows with the length, by ``rates`` (times 2**32) a nanosecond.
-    From the length ``far`` on the former holds for all kinds.
+    Errors of counter steps at two edges are independent. Errors of the power curve are not, because
+    one activity between the edges affects both. ``edges`` combines the two. Within one slice the
+    error grows with the length, by ``rates`` (times 2**32) per nanosecond; from the length ``far``
+    on ``edges`` is the smaller one for all types.
     """
 
     far: int
     edges: dict[HwType, Microjoules]
     rates: list[int]
-    near: dict[int, dict[HwType, Microjoules]]  # by minus the length, as far as asked for
+    near: dict[int, dict[HwType, Microjoules]]  # computed values, by minus the length
 
 
 def uncertainty_between(
-    lanes: Lanes, blurs: Sequence[RowUncertainties], first: int, last: int, newest: int
+    lanes: Lanes, errors: Sequence[RowUncertainties], first: int, last: int, newest: int
 ) -> Uncertainty:
-    """What is doubtful of stretches from one row to another; ``newest`` is the last there is."""
-    # The newest row is empty: it only ends the one before.
+    """The uncertainty of periods from row ``first`` to row ``last``; ``newest`` is the last row."""
+    # The newest row is empty: it only ends its predecessor.
     until = last - 1 if last == newest > first else last
     edges, rates = [], []
     for lane in lanes.numbers:
-        steps, courses, slants, walks = blurs[lane]
+        steps, curves, slopes, walks = errors[lane]
         walked = sqrt(max(0.0, walks[until] - walks[first]))
         step = hypot(steps[first], steps[until], walked)
-        # One microjoule more, for what is rounded.
-        edges.append(ceil(hypot(step, courses[first] + courses[until])) + 1)
-        rates.append(ceil(max(slants[first], slants[until]) * 2**32) + 1)
+        # One microjoule more, for rounding.
+        edges.append(ceil(hypot(step, curves[first] + curves[until])) + 1)
+        rates.append(ceil(max(slopes[first], slopes[until]) * 2**32) + 1)
     far = max((e << 32) // r + 1 for e, r in zip(edges, rates, strict=True))
     return Uncertainty(far, lanes.named(*edges), rates, {})
 
 
-def short_stretch_uncertainty(
-    lanes: Lanes, doubt: Uncertainty, length: int
+def short_period_uncertainty(
+    lanes: Lanes, uncertainty: Uncertainty, length: int
 ) -> dict[HwType, Microjoules]:
-    """The uncertainty of a stretch shorter than ``far``, its length rounded to three bits."""
+    """The uncertainty of a period shorter than ``far``, its length rounded to three bits."""
     size = (length | 7).bit_length() - 3
     rounded = -length >> size << size  # away from zero, whichever sign
-    edges = zip(doubt.edges.values(), doubt.rates, strict=True)
+    edges = zip(uncertainty.edges.values(), uncertainty.rates, strict=True)
     found = lanes.named(*(min(e, (r * -rounded >> 32) + 1) for e, r in edges))
-    doubt.near[rounded] = found
+    uncertainty.near[rounded] = found
     return found

@@ -1,27 +1,20 @@
-"""What one payer spent, and when: cumulative energy over time, in bounded memory.
+"""The profile of one payer: cumulative energy over time, in bounded memory.
 
-A domain tells a payer's energy in intervals of 100 ms or so. Their edges are the *knots* of a
-function that only rises: energy since the beginning. Inside an interval the energy of a CPU or
-of memory follows the payer's CPU clock, where that was sampled, and is spread evenly where not;
-a GPU's is always spread evenly.
+Each domain reports a payer's energy in intervals of about 100 ms. Their edges are the *knots* of a
+monotonic function: energy since the beginning. Inside an interval the energy of a CPU or of memory
+follows the payer's sampled CPU clock and is spread evenly without samples; the energy of a GPU is
+always spread evenly.
 
-A counter that moves in steps misplaces up to a step's energy at each edge. Where that is more
-than a fiftieth of what the payer spent, neighbouring intervals are *pooled*, the fewest that
-bring it below and at most a second of them, and the whole pool follows the CPU clock: the edges
-of pools are trusted, those inside are not. A pool is released when it is complete, so the newest
-energy may wait up to a second, and what was answered once is never answered differently. (To
-release at once and correct afterwards would be quicker, and would move energy that spans have
-already been given.)
+A counter that moves in steps misplaces up to a step's energy at each edge. Where that is more than
+a fiftieth of the payer's energy, neighbouring intervals are *pooled* until it is less, for at most
+a second, and the whole pool follows the CPU clock: only the edges of pools are exact. A pool is
+released when it is complete, so the newest energy may be late by a second, and answers never
+change. (An immediate release with a later correction would move energy that spans have already
+received.)
 
-The domains' functions are merged, up to the *watermark*, into rows that hold every kind of
-energy at one time. Rows of the recent past stay as they are; older ones are thinned, ever more
-coarsely, and what that changes is added to the uncertainty.
-
-The energies of a row stand side by side in one integer, each in a *lane* of its own, wide enough
-that sums, differences and products by one number never touch the neighbour. One operation
-then counts for all kinds: that is what lets spans be joined in microseconds.
-
-The energy of one payer: domains merged into rows, and answers from them.
+The functions of all domains are merged, up to the *watermark*, into rows with the energies of all
+hardware types, each row packed into one integer (:mod:`wattspan.spans.packed_energy`). Recent rows
+stay; older ones are thinned progressively, and the deviation is added to the uncertainty.
 """
 
 from __future__ import annotations
@@ -36,54 +29,35 @@ from operator import itemgetter, sub
 from wattspan.model import SECOND, HwType, Interval
 from wattspan.spans.interval_pool import CpuTimeCurve, EnergySlice, IntervalPool
 from wattspan.spans.packed_energy import (
-    CLOCK_MASK,
     FRACTION,
-    GPU_MASK,
     KINDS,
     LANE_OF,
-    SHARE,
-    SHARE_WHOLE,
     UNCERTAINTY_CACHE_SIZE,
     WHOLE,
-    Lanes,
     ProfileRows,
     RowUncertainties,
     Uncertainty,
     empty_uncertainties,
     lanes_of,
     merged_uncertainties,
-    short_stretch_uncertainty,
+    short_period_uncertainty,
     thinned_indices,
     uncertainty_between,
 )
 from wattspan.spans.values import IntervalEnergy
 
-__all__ = [
-    "CLOCK_MASK",
-    "GPU_MASK",
-    "NO_ENERGY",
-    "SHARE",
-    "SHARE_WHOLE",
-    "WHOLE",
-    "EnergyProfile",
-    "Lanes",
-    "ProfileRows",
-    "lanes_of",
-]
-
 NO_ENERGY = IntervalEnergy({}, {}, 0)
 _MAX_GAPS = 256
-_new_spent = functools.partial(
-    tuple.__new__, IntervalEnergy
-)  # its own constructor takes twice as long
+# The constructor of a named tuple takes twice as long.
+_new_energy = functools.partial(tuple.__new__, IntervalEnergy)
 
 
 class EnergyProfile:
     """The energy of one payer over time.
 
-    ``limit`` bounds the rows. A domain that lags behind the others by more than ``patience``
-    nanoseconds is not waited for; what it tells afterwards of times already passed is lost to the
-    profile (and counted, in ``lost``), for answers never change.
+    ``limit`` is the largest number of rows. A domain more than ``patience`` nanoseconds behind the
+    others is not waited for; its energy before the watermark is counted in ``lost``, because
+    answers never change.
     """
 
     def __init__(self, limit: int = 4096, *, patience: int = 5 * SECOND) -> None:
@@ -93,39 +67,38 @@ class EnergyProfile:
         self._patience = patience
         self._clock = CpuTimeCurve()
         self._tracks: dict[str, IntervalPool] = {}
-        self._lives: dict[HwType, tuple[int, int]] = {}  # kind -> told of from, up to
-        self._all_from = self._all_until = 0  # every kind is told of from, up to
-        self._whole_from = self._whole_until = 0  # without a hole from, up to
-        self._holes: list[tuple[int, int]] = []
-        self._blurs = empty_uncertainties()
-        self._doubts: dict[tuple[int, int], Uncertainty] = {}
+        self._known: dict[HwType, tuple[int, int]] = {}  # first and last time with energy
+        self._all_from = self._all_until = 0  # period with energy of all types
+        self._whole_from = self._whole_until = 0  # period without gaps
+        self._gaps: list[tuple[int, int]] = []
+        self._errors = empty_uncertainties()
+        self._cached: dict[tuple[int, int], Uncertainty] = {}
         self._thin_at = limit // 4
         self.lanes = lanes_of(frozenset())
         self.rows = ProfileRows([], [], [])
         self.thinned = -1
-        """Before this time energies are not what they once were: rows have been thinned."""
+        """Before this time rows have been thinned, so energies may differ from earlier answers."""
         self.lost = 0
-        """Microjoules that came too late to be told."""
+        """Microjoules that arrived too late."""
 
     # ----------------------------------------------------------------------------------- input
 
     def expect(self, domain_id: str, kind: HwType, since: int) -> None:
-        """Wait for a domain that has told nothing yet: its intervals come later than others'."""
+        """Wait for a domain whose intervals arrive later than those of others."""
         if domain_id not in self._tracks:
-            self._tracks[domain_id] = IntervalPool(kind, since, silent=True)
+            self._tracks[domain_id] = IntervalPool(kind, since)
 
     def sample(self, mono: int, cpu: int) -> None:
-        """The payer's CPU clock stood at ``cpu`` nanoseconds at the time ``mono``."""
+        """Add a sample of the payer's CPU clock: ``cpu`` nanoseconds at the time ``mono``."""
         self._clock.add(mono, cpu)
 
     def add(
         self, domain_id: str, kind: HwType, interval: Interval, energy: int, noise: int
     ) -> None:
-        """Take the payer's ``energy`` in a domain's next settled interval; 0 is a figure too.
+        """Add the payer's ``energy`` (also 0) in the next settled interval of a domain.
 
-        ``noise``: the microjoules by which the counter's step may misplace energy, for this
-        payer, at the interval's edges. Intervals of one domain come in order of time; what one
-        tells of times already told is not taken, and counts as ``lost``.
+        ``noise`` is the error at the interval's edges in microjoules. Intervals of one domain come
+        in order of time; energy of a time that is already known counts as ``lost``.
         """
         start, end = interval.start.mono, interval.end.mono
         track = self._tracks.get(domain_id)
@@ -136,28 +109,28 @@ class EnergyProfile:
             self.lost += energy
             return
         if start < track.known:
-            kept = energy * (end - track.known) // (end - start)
-            self.lost += energy - kept
-            start, energy = track.known, kept
+            rest = energy * (end - track.known) // (end - start)
+            self.lost += energy - rest
+            start, energy = track.known, rest
         if start > track.known or track.gone_since is not None:
             since = track.known if track.gone_since is None else track.gone_since
-            self._hole(since, start)
+            self._add_gap(since, start)
             track.gone_since = None
-        self._tell(kind, start, end)
+        self._extend(kind, start, end)
         track.add(start, end, energy, noise, self._clock)
         self._merge(self._patience)
 
     def finish(self) -> None:
-        """Release what waits for more: nothing more will come."""
-        if self._lives:
+        """Release all pools: no more intervals will come."""
+        if self._known:
             self._merge(patience=-1)
 
     def _join(self, domain_id: str, kind: HwType, start: int) -> IntervalPool:
-        """Begin with a domain that nobody expected.
+        """Begin an unexpected domain.
 
-        One that appears soon after the first was there before; a later one was plugged in.
+        If it appears soon after the first one, it existed before; a later one was plugged in.
         """
-        track = self._tracks[domain_id] = IntervalPool(kind, start, silent=False)
+        track = self._tracks[domain_id] = IntervalPool(kind, start)
         if self.rows.times:
             begin, front = self.horizon, self.watermark
             if start - begin <= self._patience:
@@ -167,38 +140,38 @@ class EnergyProfile:
                 track.slices = [EnergySlice(front, 0)]
         return track
 
-    def _tell(self, kind: HwType, start: int, end: int) -> None:
-        first, last = self._lives.get(kind, (start, end))
-        if kind not in self._lives:
-            self.lanes = lanes_of(frozenset([*self._lives, kind]))
-        self._lives[kind] = min(first, start), max(last, end)
-        self._all_from = max(first for first, _ in self._lives.values())
-        self._all_until = min(last for _, last in self._lives.values())
+    def _extend(self, kind: HwType, start: int, end: int) -> None:
+        first, last = self._known.get(kind, (start, end))
+        if kind not in self._known:
+            self.lanes = lanes_of(frozenset([*self._known, kind]))
+        self._known[kind] = min(first, start), max(last, end)
+        self._all_from = max(first for first, _ in self._known.values())
+        self._all_until = min(last for _, last in self._known.values())
 
-    def _hole(self, start: int, end: int) -> None:
-        """Remember that ``start`` to ``end`` was not measured; too many holes become fewer."""
-        holes = self._holes
-        first = bisect_left(holes, start, key=itemgetter(1))
-        last = bisect_right(holes, end, key=itemgetter(0))
+    def _add_gap(self, start: int, end: int) -> None:
+        """Record an unmeasured period; beyond ``_MAX_GAPS`` the closest two become one."""
+        gaps = self._gaps
+        first = bisect_left(gaps, start, key=itemgetter(1))
+        last = bisect_right(gaps, end, key=itemgetter(0))
         if first < last:
-            start, end = min(start, holes[first][0]), max(end, holes[last - 1][1])
-        holes[first:last] = [(start, end)]
-        if len(holes) > _MAX_GAPS:
-            i = min(range(1, len(holes)), key=lambda i: holes[i][0] - holes[i - 1][1])
-            holes[i - 1 : i + 1] = [(holes[i - 1][0], holes[i][1])]
+            start, end = min(start, gaps[first][0]), max(end, gaps[last - 1][1])
+        gaps[first:last] = [(start, end)]
+        if len(gaps) > _MAX_GAPS:
+            i = min(range(1, len(gaps)), key=lambda i: gaps[i][0] - gaps[i - 1][1])
+            gaps[i - 1 : i + 1] = [(gaps[i - 1][0], gaps[i][1])]
 
     # ----------------------------------------------------------------------------------- merge
 
     def _merge(self, patience: int) -> None:
-        """Append rows up to where every domain that still moves has been released."""
+        """Append rows up to the earliest end of the released slices of all active domains."""
         tracks = list(self._tracks.values())
         newest = max(track.known for track in tracks)
         for track in tracks:
             if newest - track.front > patience:
                 track.release(self._clock)
         newest = max(track.front for track in tracks)
-        moving = [t.front for t in tracks if not t.gone and newest - t.front <= patience]
-        until = min(moving, default=newest)
+        active = [t.front for t in tracks if not t.gone and newest - t.front <= patience]
+        until = min(active, default=newest)
         times = self.rows.times
         if not times:
             self._begin(min(track.slices[0].end for track in tracks))
@@ -207,15 +180,15 @@ class EnergyProfile:
             return
         knots = sorted({s.end for t in tracks for s in t.slices[1 : t.released(until)]} | {until})
         sums = [[0] * len(knots) for _ in KINDS]
-        blurs = [[[0.0] * len(knots) for _ in RowUncertainties._fields] for _ in KINDS]
+        errors = [[[0.0] * len(knots) for _ in RowUncertainties._fields] for _ in KINDS]
         for track in tracks:
             lane = LANE_OF[track.kind]
-            steps, courses, rates, walks = blurs[lane]
-            for i, (_, energy, step, course, rate, walk) in enumerate(track.course(knots)):
+            steps, curves, rates, walks = errors[lane]
+            for i, (_, energy, step, curve, rate, walk) in enumerate(track.cut(knots)):
                 sums[lane][i] += energy
                 # Errors of different counters are independent.
                 steps[i] = hypot(steps[i], step)
-                courses[i] = hypot(courses[i], course)
+                curves[i] = hypot(curves[i], curve)
                 rates[i] = hypot(rates[i], rate)
                 walks[i] += walk
             track.trim(until)
@@ -223,10 +196,10 @@ class EnergyProfile:
             self._row(
                 knot,
                 [sums[lane][i] for lane in self.lanes.numbers],
-                [tuple(values[i] for values in blurs[lane]) for lane in self.lanes.numbers],
+                [tuple(values[i] for values in errors[lane]) for lane in self.lanes.numbers],
             )
-        self._doubts.clear()
-        self._whole_from = self._holes[-1][1] if self._holes else times[0]
+        self._cached.clear()
+        self._whole_from = self._gaps[-1][1] if self._gaps else times[0]
         self._whole_until = until
         if len(times) > self._thin_at:
             self._thin()
@@ -235,20 +208,20 @@ class EnergyProfile:
         self.rows.times.append(at)
         self.rows.energy.append(0)
         self.rows.slope.append(0)
-        for blurs in self._blurs:
-            for values in blurs:
+        for lane in self._errors:
+            for values in lane:
                 values.append(0.0)
 
-    def _row(self, knot: int, energies: Sequence[int], blurs: Sequence[tuple[float, ...]]) -> None:
-        """End the last row at ``knot`` and open the next one there."""
+    def _row(self, knot: int, energies: Sequence[int], errors: Sequence[tuple[float, ...]]) -> None:
+        """End the last row at ``knot`` and begin the next one there."""
         times, bases, slopes = self.rows
         length = knot - times[-1]
         before = self.lanes.energies(bases[-1])
         slopes[-1] = self.lanes.pack_rates(
             ((b - a << FRACTION) // length for a, b in zip(before, energies, strict=True))
         )
-        for lane, blur in zip(self.lanes.numbers, blurs, strict=True):
-            for values, value in zip(self._blurs[lane], blur, strict=True):
+        for lane, error in zip(self.lanes.numbers, errors, strict=True):
+            for values, value in zip(self._errors[lane], error, strict=True):
                 values[-1] = value
         self._begin(knot)
         bases[-1] = self.lanes.pack(energies)
@@ -256,12 +229,12 @@ class EnergyProfile:
     # ------------------------------------------------------------------------------------ thin
 
     def _thin(self) -> None:
-        """Merge old rows until there is room again."""
+        """Merge old rows until a quarter of the limit is free."""
         room, scale = self._limit * 3 // 4, 1
         while len(kept := thinned_indices(self.rows.times, scale)) > room:
             scale *= 2
-        old, blurs = self.rows, self._blurs
-        self.rows, self._blurs = ProfileRows([], [], []), empty_uncertainties()
+        old, errors = self.rows, self._errors
+        self.rows, self._errors = ProfileRows([], [], []), empty_uncertainties()
         self._begin(old.times[0])
         self.rows.energy[0] = old.energy[0]
         for left, right in pairwise(kept):
@@ -270,7 +243,7 @@ class EnergyProfile:
             self._row(
                 old.times[right],
                 self.lanes.energies(old.energy[right]),
-                merged_uncertainties(self.lanes, old, blurs, left, right),
+                merged_uncertainties(self.lanes, old, errors, left, right),
             )
         self._thin_at = min(self._limit, len(kept) + self._limit // 8)
 
@@ -278,16 +251,16 @@ class EnergyProfile:
 
     @property
     def watermark(self) -> int:
-        """Energy is told up to here, and what was told stays; 0 while nothing is."""
+        """The time up to which energy is known and final; 0 without any."""
         return self.rows.times[-1] if self.rows.times else 0
 
     @property
     def horizon(self) -> int:
-        """Nothing is known of the time before; 0 while nothing is known at all."""
+        """The time from which energy is known; 0 without any."""
         return self.rows.times[0] if self.rows.times else 0
 
     def locate(self, time: int) -> tuple[int, int]:
-        """The energy up to ``time``, in lanes, and the row it lies in."""
+        """The energy up to ``time``, packed, and its row."""
         times, energy, slope = self.rows
         row = bisect_right(times, time) - 1
         if row < 0:
@@ -297,91 +270,90 @@ class EnergyProfile:
         return energy[row] + slope[row] * (time - times[row]), row
 
     def between(self, start: int, end: int) -> IntervalEnergy:
-        """What the payer spent from ``start`` to ``end``, as far as it is known.
+        """The known energy of the payer from ``start`` to ``end``.
 
-        Answers for neighbouring stretches add up to the answer for both, to the microjoule. A
-        kind of energy that nobody told of in the stretch is not in the answer.
+        Answers for neighbouring periods add up to the answer for both, to the microjoule. Hardware
+        types without a known energy in the period are left out.
         """
         if not self.rows.times:
             return NO_ENERGY
         end = max(start, end)
-        (spent,) = self.spent([start], [self.locate(start)], [end], [self.locate(end)])
-        return spent
+        (energy,) = self.energies([start], [self.locate(start)], [end], [self.locate(end)])
+        return energy
 
-    def spent(
+    def energies(
         self,
         starts: Sequence[int],
         begins: Sequence[tuple[int, int]],
         ends: Sequence[int],
         stops: Sequence[tuple[int, int]],
     ) -> list[IntervalEnergy]:
-        """What ``between`` says of many stretches, whose edges have been located."""
+        """``between`` for many periods with located edges."""
         lengths = list(map(sub, ends, starts))
         energies = self.lanes.each_energy(
             [(s[0] & WHOLE) - (b[0] & WHOLE) for b, s in zip(begins, stops, strict=True)]
         )
-        doubts = [
-            self._doubts.get((b[1], s[1])) or self._doubt(b[1], s[1])
+        between_rows = [
+            self._cached.get((b[1], s[1])) or self._uncertainty(b[1], s[1])
             for b, s in zip(begins, stops, strict=True)
         ]
         uncertainties = [
-            doubt.edges
-            if length >= doubt.far
-            else doubt.near.get(-length >> (n := (length | 7).bit_length() - 3) << n)
-            or short_stretch_uncertainty(self.lanes, doubt, length)
-            for doubt, length in zip(doubts, lengths, strict=True)
+            one.edges
+            if length >= one.far
+            else one.near.get(-length >> (n := (length | 7).bit_length() - 3) << n)
+            or short_period_uncertainty(self.lanes, one, length)
+            for one, length in zip(between_rows, lengths, strict=True)
         ]
         covered = self._coverage(starts, ends)
-        told = self.told(starts, ends)
-        if told is not None:
-            energies = [{kind: e[kind] for kind in t} for e, t in zip(energies, told, strict=True)]
+        known = self.known_types(starts, ends)
+        if known is not None:
+            energies = [{kind: e[kind] for kind in k} for e, k in zip(energies, known, strict=True)]
             uncertainties = [
-                {kind: u[kind] for kind in t} for u, t in zip(uncertainties, told, strict=True)
+                {kind: u[kind] for kind in k} for u, k in zip(uncertainties, known, strict=True)
             ]
-        return list(map(_new_spent, zip(energies, uncertainties, covered, strict=True)))
+        return list(map(_new_energy, zip(energies, uncertainties, covered, strict=True)))
 
-    def measured(self, starts: Sequence[int], ends: Sequence[int]) -> list[IntervalEnergy]:
-        """What ``spent`` says of how much was covered, without energies: much quicker."""
+    def coverages(self, starts: Sequence[int], ends: Sequence[int]) -> list[IntervalEnergy]:
+        """``energies`` with the covered times only, which is much faster."""
         covered = self._coverage(starts, ends)
-        return list(map(_new_spent, zip(repeat({}), repeat({}), covered)))
+        return list(map(_new_energy, zip(repeat({}), repeat({}), covered)))
 
     def _coverage(self, starts: Sequence[int], ends: Sequence[int]) -> list[int]:
         if min(starts) < self._whole_from or max(ends) > self._whole_until:
             return list(map(self.covered, starts, ends))
         return list(map(sub, ends, starts))
 
-    def told(self, starts: Sequence[int], ends: Sequence[int]) -> list[list[HwType]] | None:
-        """The kinds of energy of which anything was told in stretches; None: all, in all."""
-        if min(starts) < self._all_from or max(ends) > self._all_until:
-            return list(map(self._told, starts, ends))
-        return None
-
-    def _told(self, start: int, end: int) -> list[HwType]:
-        """The kinds of energy of which anything was told in a stretch."""
+    def known_types(self, starts: Sequence[int], ends: Sequence[int]) -> list[list[HwType]] | None:
+        """The hardware types with known energy in each period; None: all types in all periods."""
+        if min(starts) >= self._all_from and max(ends) <= self._all_until:
+            return None
+        known = [(kind, *self._known[kind]) for kind in self.lanes.kinds]
         return [
-            kind
-            for kind in self.lanes.kinds
-            if (self._lives[kind][0] < end and self._lives[kind][1] > start)
-            or self._lives[kind][0] <= start == end <= self._lives[kind][1]
+            [
+                kind
+                for kind, first, last in known
+                if (first < end and last > start) or first <= start == end <= last
+            ]
+            for start, end in zip(starts, ends, strict=True)
         ]
 
     def covered(self, start: int, end: int) -> int:
-        """For how many nanoseconds of a stretch every domain was measured."""
+        """The nanoseconds of a period in which all domains were measured."""
         start, end = max(start, self.horizon), min(end, self.watermark)
         if end <= start:
             return 0
         missing = 0
-        for begin, stop in reversed(self._holes):
+        for begin, stop in reversed(self._gaps):
             if stop <= start:
                 break
             missing += max(0, min(end, stop) - max(start, begin))
         return end - start - missing
 
-    def _doubt(self, first: int, last: int) -> Uncertainty:
-        """What is doubtful of stretches from one row to another, kept for the next one."""
-        if len(self._doubts) >= UNCERTAINTY_CACHE_SIZE:
-            self._doubts.clear()
+    def _uncertainty(self, first: int, last: int) -> Uncertainty:
+        """The uncertainty of periods between two rows; cached."""
+        if len(self._cached) >= UNCERTAINTY_CACHE_SIZE:
+            self._cached.clear()
         newest = len(self.rows.times) - 1
-        doubt = uncertainty_between(self.lanes, self._blurs, first, last, newest)
-        self._doubts[first, last] = doubt
-        return doubt
+        found = uncertainty_between(self.lanes, self._errors, first, last, newest)
+        self._cached[first, last] = found
+        return found

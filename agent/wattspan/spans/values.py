@@ -1,7 +1,7 @@
-"""Spans as energy sees them: what was told of one, and what it turns out to have spent.
+"""Spans and their energy, as values.
 
-Values only. :mod:`wattspan.spans.profiles` says what a process spent and when,
-:mod:`wattspan.spans.joining` divides it among the process's spans.
+:mod:`wattspan.spans.profiles` has the energy of a process over time, :mod:`wattspan.spans.joining`
+divides it among the spans of the process.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from wattspan.model import HwType, Microjoules, ModelEnum
 
 
 class Outcome(ModelEnum):
-    """What became of a span; each is counted, none is silent."""
+    """The result of a span; each span is counted once."""
 
     JOINED = "joined"  # the whole span was measured
-    PARTIAL = "partial"  # some of it fell into gaps, or before the history
-    LATE = "late"  # its time had been settled among other spans: only what was left is its own
-    NO_ENERGY = "no_energy"  # its process is known, its time is wholly outside the history
-    UNKNOWN_PROCESS = "unknown_process"  # nothing says which process it belongs to
-    NOT_BELIEVED = "not_believed"  # it claims a process that cannot be the sender's
+    PARTIAL = "partial"  # a part of it is in gaps or before the history
+    LATE = "late"  # its energy had been divided among other spans, except for a rest
+    NO_ENERGY = "no_energy"  # its process is known, its time is completely outside the history
+    UNKNOWN_PROCESS = "unknown_process"  # no evidence of its process
+    NOT_BELIEVED = "not_believed"  # it claims a process that cannot be the sender
     INVERTED = "inverted"  # it ends before it begins
-    FUTURE = "future"  # it begins or ends later than now
-    DUPLICATE = "duplicate"  # the same span id of the same process came before
-    ABANDONED = "abandoned"  # announced, never ended: its process is gone or its time is up
-    CROWDED_OUT = "crowded_out"  # there was no room to wait in
+    FUTURE = "future"  # it ends later than now
+    DUPLICATE = "duplicate"  # the process has sent the same span id before
+    ABANDONED = "abandoned"  # announced and not received: its process is gone or it timed out
+    CROWDED_OUT = "crowded_out"  # no room to wait for its energy
 
 
 class Span(NamedTuple):
-    """One ended span of one known process. Times are monotonic nanoseconds.
+    """One ended span of a known process. Times are monotonic nanoseconds.
 
-    ``thread`` is the native id of the thread it began on, 0 if unknown. ``cpu`` is the CPU time
-    of that thread between its start and its end, None if unknown or if it ended on another.
-    ``weight`` is its claim beside other spans, None for the usual one.
+    ``thread`` is the native id of its first thread, 0 if unknown. ``cpu`` is the CPU time of that
+    thread between start and end, None if unknown or if the span ended on another thread.
+    ``weight`` is None for the mean weight.
     """
 
     trace: bytes  # 16
@@ -51,17 +51,17 @@ class Span(NamedTuple):
 
 
 class SpanStart(NamedTuple):
-    """A span was opened: told by the process itself, at once."""
+    """The start of a span, announced by its process."""
 
     id: bytes  # 8
     parent: bytes  # 8, or b"" for none or a parent in another process
     at: int  # monotonic nanoseconds
     thread: int
-    cpu: int  # the thread's CPU time so far, nanoseconds; 0 if it was not asked for
+    cpu: int  # CPU time of the thread since its start, nanoseconds; 0 if not read
 
 
 class SpanEnd(NamedTuple):
-    """A span was closed: told by the process itself, before its export."""
+    """The end of a span, announced by its process before the export."""
 
     id: bytes
     at: int
@@ -70,11 +70,11 @@ class SpanEnd(NamedTuple):
 
 
 class IntervalEnergy(NamedTuple):
-    """The energy of a stretch of time, by kind.
+    """The energy of a period, by hardware type.
 
-    ``covered`` nanoseconds of it were measured, in every kind there is. ``uncertainty`` is how
-    far off each figure may be, in microjoules: what the counter's steps and the unknown course
-    of power inside an interval leave open at the edges.
+    ``covered`` nanoseconds of it were measured, for all hardware types. ``uncertainty`` is the
+    half-width of the 95 % range of each energy, from the steps of counters and the unknown power
+    curve inside intervals at the edges.
     """
 
     energy: Mapping[HwType, Microjoules]
@@ -83,7 +83,7 @@ class IntervalEnergy(NamedTuple):
 
 
 class SpanEnergy(NamedTuple):
-    """What one span spent. ``exclusive`` adds up over a process's spans, ``inclusive`` does not."""
+    """The energy of one span. Exclusive energies of a process add up; inclusive ones overlap."""
 
     span: Span
     exclusive: Mapping[HwType, Microjoules]
@@ -92,6 +92,6 @@ class SpanEnergy(NamedTuple):
 
     @property
     def coverage(self) -> float:
-        """The part of the span's time that was measured, 0 to 1."""
+        """The measured fraction of the span's time (0–1)."""
         length = self.span.end - self.span.start
         return self.inclusive.covered / length if length > 0 else 0.0

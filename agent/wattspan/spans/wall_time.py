@@ -1,8 +1,7 @@
-"""Unix time to monotonic time, by the offset between the two that was in force at that time.
+"""Conversion of Unix time to monotonic time, by the offset of the clocks at that time.
 
-Spans are told in Unix time, energy is known in monotonic time. The offset between the clocks
-changes when somebody sets the wall clock, when it is slewed towards a better one, and when the
-host sleeps, for then the wall goes on and the monotonic clock does not: to this module a
+Spans have Unix times, energy has monotonic times. The offset between the clocks changes when the
+wall clock is set or slewed, and when the host is suspended, because the monotonic clock stops: a
 suspend is a step forward.
 """
 
@@ -14,25 +13,25 @@ from typing import NamedTuple
 from wattspan.model import MILLISECOND, Instant
 
 CLOCK_STEP = MILLISECOND
-"""A change of the offset beyond this is a step."""
+"""A larger change of the offset is a step."""
 
 IMMEDIATE_STEP = 100 * MILLISECOND
-"""A change beyond this is believed at first sight.
+"""A larger change is accepted at once; a smaller one has to last.
 
-Between the readings of two clocks the reader may have been interrupted, which makes the wall
-look ahead: by milliseconds on a busy host, hardly ever by so much.
+A reader that is interrupted between the two clocks observes the wall clock too far ahead: by
+milliseconds on a busy host, hardly ever by this much.
 """
 
 DRIFT = MILLISECOND // 4
-"""A slew is followed in steps of this."""
+"""The step by which a slew is followed."""
 
-_PATIENCE = 3  # observations in a row that must show a slew forward
+_PATIENCE = 3  # consecutive observations of a slew forward before it is followed
 _MAX_OFFSETS = 512
 _FOREVER = 2**63
 
 
 class _OffsetPeriod(NamedTuple):
-    """One offset, and the wall times and monotonic times in which it may have been in force."""
+    """One offset with its possible wall times (``first`` to ``last``) and monotonic times."""
 
     first: int
     last: int
@@ -42,59 +41,55 @@ class _OffsetPeriod(NamedTuple):
 
 
 class WallClockConverter:
-    """Brings Unix nanoseconds to the monotonic clock; to be shown the clocks at every tick.
+    """Converts Unix nanoseconds to monotonic ones; observes the clocks at every tick.
 
-    A change happened somewhere between two observations, so there both offsets hold, and a time
-    may be mistaken by the change, though by no more than the time between the two. A wall
-    clock that was set back shows some times twice: the later one is meant, unless that was not
-    observed yet. One that was set forward leaves some times out: they are the moment of the change.
-    Before the first observation the first offset holds, after the last the last.
+    A change occurs at an unknown time between two observations, so a time between them may be
+    wrong by the change, but not by more than the time between the two. After a step back some wall
+    times occur twice: the later one applies once it has been observed. Wall times that a step
+    forward skips are converted to the moment of the change. The first and the last offset also
+    apply before the first and after the last observation.
     """
 
     def __init__(self) -> None:
         self._past: deque[_OffsetPeriod] = deque(maxlen=_MAX_OFFSETS)  # oldest first
-        self._highest = -_FOREVER  # the latest wall time of any past era
-        self._offset = self._since = 0  # of the present era
+        self._highest = -_FOREVER  # the latest wall time of all past periods
+        self._offset = self._since = 0  # of the present period
         self._from, self._to = 1, 0  # the wall times that need no search: none yet
-        self._seen = 0  # monotonic time of the newest observation
-        self._calm = 0  # and of the newest that showed no step
-        self._ahead: list[int] = []  # how far the wall was ahead of what is believed, lately
+        self._steady = 0  # monotonic time of the newest observation without a step
+        self._ahead: list[int] = []  # recent leads of the wall clock over the present offset
 
     def observe(self, now: Instant) -> None:
-        """Note the clocks of one moment; moments come in order."""
+        """Record the clocks of one moment; moments come in order."""
         ahead = now.wall - now.mono - self._offset
         if self._from > self._to:
             self._offset, self._since, self._from = ahead, now.mono, -_FOREVER
-        elif change := self._certain(ahead):
+        elif change := self._confirmed(ahead):
             since, until, offset = self._since, now.mono, self._offset
             self._past.append(_OffsetPeriod(since + offset, until + offset, offset, since, until))
             self._highest = max(self._highest, until + offset)
             self._offset += change
-            self._since = self._calm
+            self._since = self._steady
             self._from = self._since + self._offset
             self._ahead.clear()
-        self._seen = now.mono
         if now.wall - now.mono - self._offset <= CLOCK_STEP:
-            self._calm = now.mono
+            self._steady = now.mono
         self._to = now.mono + self._offset + CLOCK_STEP
 
     def monotonic(self, unix: int) -> int:
-        """The monotonic time that was at Unix time ``unix``; ValueError before any observation."""
+        """The monotonic time at Unix time ``unix``; ValueError before any observation."""
         if self._from <= unix <= self._to:
             return unix - self._offset
         return self._search(unix)
 
     def offset(self, first: int, last: int) -> int | None:
-        """Unix time less monotonic time for all of a stretch; None if it needs a search."""
+        """Unix time less monotonic time in a whole period; None if a search is needed."""
         return self._offset if self._from <= first and last <= self._to else None
 
-    # ------------------------------------------------------------------------------- details
+    def _confirmed(self, ahead: int) -> int:
+        """The confirmed change of the offset.
 
-    def _certain(self, ahead: int) -> int:
-        """By how much the offset has changed, as far as that is beyond doubt.
-
-        Who is interrupted between two readings sees the wall too far ahead, never behind: so
-        what is behind is true at once, and what is ahead only if it stays so.
+        An interrupted reader observes the wall clock too far ahead, never behind: a change back
+        is confirmed at once, a change forward only if it lasts.
         """
         if ahead < -DRIFT or ahead > IMMEDIATE_STEP:
             return ahead
@@ -107,9 +102,9 @@ class WallClockConverter:
         return least if least > DRIFT and len(self._ahead) == _PATIENCE else 0
 
     def _search(self, unix: int) -> int:
-        """For times before the present era, or so late that an earlier one may have had them."""
+        """Conversion of times before the present period, or possibly of an earlier one."""
         if self._from > self._to:
-            raise ValueError("no moment was observed yet")
+            raise ValueError("the clocks have not been observed yet")
         if unix > self._highest + CLOCK_STEP and unix >= self._from:
             return unix - self._offset
         after = self._since

@@ -1,15 +1,8 @@
-"""What was seen of late, in bounded memory.
-
-Children whose parents have not come yet.
-
-Spans that are settled together.
-
-How much of a process each of its spans is, beside the others.
-"""
+"""Weights of the spans of a process, and the batches and caches that they are computed from."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import repeat
 from operator import itemgetter
 from typing import Generic, TypeVar
@@ -21,16 +14,20 @@ T = TypeVar("T")
 
 
 class GenerationalCache(Generic[T]):
-    """A dictionary of two generations: it forgets the older one when it is full, or with age.
+    """A dictionary of two generations, of which the older is dropped for want of room or by age.
 
-    At most ``limit`` keys are kept, beside those of one ``update``.
+    It holds at most ``limit`` keys, beside those of one ``update`` and those that ``keep`` selects.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(
+        self, limit: int, keep: Callable[[bytes, T], bool] = lambda key, value: False
+    ) -> None:
         self._half = max(1, limit // 2)
+        self._keep = keep
+        self._kept = 0  # keys of the older generation in the younger one
         self._young: dict[bytes, T] = {}
         self._old: dict[bytes, T] = {}
-        self._since: int | None = None  # the younger generation is not older than this
+        self._since: int | None = None  # beginning of the younger generation
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
@@ -43,23 +40,21 @@ class GenerationalCache(Generic[T]):
         self._bound()
 
     def isdisjoint(self, keys: Collection[bytes]) -> bool:
-        """Whether none of ``keys`` is remembered."""
+        """Whether it holds none of ``keys``."""
         return self._young.keys().isdisjoint(keys) and self._old.keys().isdisjoint(keys)
 
     def update(self, values: Mapping[bytes, T]) -> None:
-        """Remember each of ``values`` under its key."""
         self._young.update(values)
         self._bound()
 
     def get(self, key: bytes) -> T | None:
-        """What is remembered under ``key``, if anything is."""
         found = self._young.get(key)
         return self._old.get(key) if found is None else found
 
     def age(self, now: int, memory: int) -> None:
-        """Forget by time what fullness has not: asked often, all that is twice ``memory`` old.
+        """Drop keys by age: called often, all that are older than twice ``memory``.
 
-        Nothing that was remembered less than ``memory`` ago is forgotten so.
+        Keys younger than ``memory`` are kept.
         """
         if self._since is None:
             self._since = now
@@ -68,17 +63,19 @@ class GenerationalCache(Generic[T]):
             self._since = now
 
     def turn(self) -> None:
-        """Forget the older generation; what is young is the older one from now on."""
-        self._old, self._young = self._young, {}
+        """Drop the older generation except for kept keys; the younger becomes the older."""
+        kept = {key: value for key, value in self._old.items() if self._keep(key, value)}
+        self._kept = len(kept)
+        self._old, self._young = self._young, kept
         self._since = None
 
     def _bound(self) -> None:
-        if len(self._young) >= self._half:
+        if len(self._young) - self._kept >= self._half:
             self.turn()
 
 
 class OrphanChildren:
-    """What is known of the children of a span that has not come yet."""
+    """The sums over the children of a span that has not been received yet."""
 
     __slots__ = ("cpu", "first", "last", "time")
 
@@ -95,25 +92,24 @@ class OrphanChildren:
 
 
 class OrphanSpans(GenerationalCache[OrphanChildren]):
-    """Children that came before their parents, by the parent's id."""
+    """Children that were received before their parents, by the parent's id."""
 
     def remember(self, span: Span, start: int, end: int) -> None:
-        """Remember a child for the parent that has not come yet."""
         children = self.get(span.parent)
         if children is None:
             children = self[span.parent] = OrphanChildren(start)
         children.add(start, end, span.thread, span.cpu)
 
 
-# Fields of a span, read by C functions: there are many spans.
+# C functions that read fields of a span, because there are many spans.
 ID, PARENT, START, END, CPU, WEIGHT = map(
     itemgetter, map(Span._fields.index, ("id", "parent", "start", "end", "cpu", "weight"))
 )
-MAX_PARENT_CHAIN = 64  # ancestors that began at the same nanosecond: more are not followed
+MAX_PARENT_CHAIN = 64  # ancestors with the same start that are followed
 
 
 class SpanBatch:
-    """The spans of one call that can have energy, and their time as far as it is known."""
+    """Spans that are settled together, with their times clipped to the profile."""
 
     def __init__(self, spans: Sequence[Span], horizon: int, watermark: int) -> None:
         self.spans = spans
@@ -125,14 +121,13 @@ class SpanBatch:
             self.ends = [max(horizon, min(end, watermark)) for end in self.ends]
 
     def parents(self) -> list[int]:
-        """The place of each span's parent in the batch, -1 for none.
+        """The position of each span's parent in the batch, -1 for none.
 
-        A parent begins no later than its child; one that claims to is not believed, so that
-        there are no circles.
+        A parent that begins later than its child is ignored, so that there are no cycles.
         """
         spans = self.spans
-        place = dict(zip(self.ids, range(len(spans)), strict=True))
-        parents = list(map(place.get, map(PARENT, spans), repeat(-1)))
+        positions = dict(zip(self.ids, range(len(spans)), strict=True))
+        parents = list(map(positions.get, map(PARENT, spans), repeat(-1)))
         for i, parent in enumerate(parents):
             if parent >= 0 and self.starts[parent] >= self.starts[i]:
                 above, below = spans[parent].start, spans[i].start
@@ -142,7 +137,7 @@ class SpanBatch:
 
 
 def _circular(i: int, parents: Sequence[int], spans: Sequence[Span]) -> bool:
-    """Whether following parents that began at the same time leads back, or too far."""
+    """Whether the chain of parents with the same start is a cycle or too long."""
     at = parents[i]
     for _ in range(MAX_PARENT_CHAIN):
         if at < 0 or spans[at].start != spans[i].start:
@@ -153,48 +148,48 @@ def _circular(i: int, parents: Sequence[int], spans: Sequence[Span]) -> bool:
     return True
 
 
-MILLION = 1_000_000  # parts of a core: the weight of a thread that computes all the time
+MILLION = 1_000_000  # weights by CPU time are in millionths of a core
 MAX_WEIGHT = 1 << 24
 
 
 class SpanWeights:
-    """Weighs the spans of one process: by attribute, by CPU time, or alike."""
+    """The weights of one process's spans: by attribute, by CPU time, or equal."""
 
     def __init__(self, orphans: OrphanSpans, *, by_cpu: bool) -> None:
         self._orphans = orphans
         self._by_cpu = by_cpu
-        self.by_weight = False  # from the first span on that has a weight
-        self.usual = MILLION  # the weight of a span of which none is known
+        self.by_weight = False  # True from the first span with a weight on
+        self._default = MILLION  # the weight of spans without a known weight
 
-    def notice(self, spans: Sequence[Span]) -> bool:
-        """Whether any of ``spans`` has a weight; from the first one on, weights are what counts."""
-        weighed = any(map(WEIGHT, spans))
-        self.by_weight = self.by_weight or weighed
-        return weighed
+    def observe(self, spans: Sequence[Span]) -> bool:
+        """Whether any of ``spans`` has a weight; from the first one on weights are by attribute."""
+        weighted = any(map(WEIGHT, spans))
+        self.by_weight = self.by_weight or weighted
+        return weighted
 
-    def of(self, batch: SpanBatch, division: FairDivision, order: Sequence[int]) -> None:
-        """Give the spans of a batch their weights: by attribute, by CPU time, or alike."""
+    def assign(self, batch: SpanBatch, division: FairDivision, order: Sequence[int]) -> None:
+        """Set the weights of a batch in ``division``."""
         if self.by_weight:
             weights = list(map(WEIGHT, batch.spans))
-            division.gpu[:] = division.cpu[:] = self.completed(weights, MAX_WEIGHT)
+            division.gpu[:] = division.cpu[:] = self.filled(weights, MAX_WEIGHT)
         elif self._by_cpu and any(map(CPU, batch.spans)):
             rates = self._cpu_rates(batch, division.parent, order)
-            division.cpu[:] = self.completed(rates, MILLION)
+            division.cpu[:] = self.filled(rates, MILLION)
 
-    def completed(self, weights: Sequence[int | None], most: int) -> list[int]:
-        """Weights within bounds; the usual one where none is known."""
+    def filled(self, weights: Sequence[int | None], most: int) -> list[int]:
+        """Weights from 1 to ``most``; unknown ones become the mean of the known ones."""
         known = [max(1, min(weight, most)) for weight in weights if weight is not None]
         if known:
-            self.usual = max(1, sum(known) // len(known))
-        usual = min(self.usual, most)
-        return [usual if w is None else max(1, min(w, most)) for w in weights]
+            self._default = max(1, sum(known) // len(known))
+        default = min(self._default, most)
+        return [default if w is None else max(1, min(w, most)) for w in weights]
 
     def _cpu_rates(
         self, batch: SpanBatch, parents: Sequence[int], order: Sequence[int]
     ) -> list[int | None]:
-        """The CPU time of each span's thread, in millionths of a core, while it was a leaf.
+        """The CPU usage of each span's thread while it was a leaf, in millionths of a core.
 
-        What its children used on the same thread, and the time they were open, is theirs.
+        The CPU time of children on the same thread and the time of open children are subtracted.
         """
         spans, starts, ends = batch.spans, batch.starts, batch.ends
         time, cpu, until = [0] * len(spans), [0] * len(spans), list(starts)
@@ -217,16 +212,16 @@ class SpanWeights:
             rates.append(None if span.cpu is None else (span.cpu - cpu[i]) * MILLION // alone)
         return rates
 
-    def alone(
+    def assign_one(
         self, division: FairDivision, number: int, weight: int | None, rate: int | None
     ) -> None:
-        """The weight of one span in the running division, which knows only some of them."""
+        """Set the weight of one span in a running division."""
         if self.by_weight:
             division.cpu[number] = division.gpu[number] = min(
-                MAX_WEIGHT, self.usual if weight is None else max(1, weight)
+                MAX_WEIGHT, self._default if weight is None else max(1, weight)
             )
         elif self._by_cpu:
-            division.cpu[number] = min(self.usual, MILLION)
+            division.cpu[number] = min(self._default, MILLION)
             if rate is not None:
                 division.cpu[number] = rate = max(1, min(rate, MILLION))
-                self.usual = max(1, self.usual + (rate - self.usual) // 16)
+                self._default = max(1, self._default + (rate - self._default) // 16)
