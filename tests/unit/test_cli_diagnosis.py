@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from support.exporting import serving
+from support.query_server import QueryServer
 from wattspan.cli.doctor.configuration import (
     allowed_owners,
     examine_configuration,
     examine_directories,
-    examine_ports,
     other_writers,
 )
 from wattspan.cli.doctor.findings import (
@@ -19,10 +20,12 @@ from wattspan.cli.doctor.findings import (
     DiagnosisSection,
     Finding,
     Severity,
-    diagnosis_lines,
+    render,
 )
-from wattspan.cli.doctor.host import container, examine_host, hypervisor
+from wattspan.cli.doctor.host import container, examine_agent, examine_host, hypervisor
+from wattspan.cli.doctor.network import examine_ports
 from wattspan.cli.doctor.sources import examine_sources
+from wattspan.cli.tables import text_lines
 from wattspan.config import AgentSettings, Config, StoreSettings
 from wattspan.config.loading import DEFAULT_PATH
 from wattspan.model import (
@@ -39,46 +42,55 @@ from wattspan.model.settings import Listen, Size, Table
 from wattspan.plugins import BrokenPlugin, Plugins
 from wattspan.ports import Batch, CounterSource, SourceContext, SourceError, SourcePlugin
 from wattspan.testing import FakeDirectory, ManualClock, ReplaySource
+from wattspan_exporters.prometheus import plugin
 
 
 def report(*findings: Finding, width: int = 80, readable: int = 1) -> list[str]:
     diagnosis = Diagnosis((DiagnosisSection("Things", findings),), readable)
-    return [line.text for line in diagnosis_lines(diagnosis, width)]
+    return text_lines(render(diagnosis, name_width=width // 3), width)
 
 
-# ------------------------------------------------------------------------------- how it reads
+# ------------------------------------------------------------------------------------ the report
 
 
-def test_each_thing_is_one_line_with_its_mark_in_words() -> None:
-    told = report(
+def test_report_has_a_line_for_each_finding_with_its_mark_in_words() -> None:
+    assert report(
         Finding(Severity.OK, "alpha", "fine"), Finding(Severity.FAIL, "b", "bad", "Mend it.")
-    )
-    assert told[:4] == [
+    )[:4] == [
         "Things",
         "  ok    alpha  fine",
         "  FAIL  b      bad",
-        "        -> Mend it.",
+        "               -> Mend it.",
     ]
 
 
-def test_a_long_name_is_followed_by_its_matter() -> None:
+def test_report_folds_a_long_name_on_a_terminal_only() -> None:
     path = "/sys/class/powercap/intel-rapl:0/intel-rapl:0:0/energy_uj"
-    told = report(Finding(Severity.FAIL, path, "permission denied"), width=100)
-    assert told[1] == f"  FAIL  {path}: permission denied"
+    diagnosis = Diagnosis(
+        (DiagnosisSection("T", (Finding(Severity.FAIL, path, "permission denied"),)),), 1
+    )
+    assert text_lines(render(diagnosis))[1] == f"  FAIL  {path}  permission denied"
+    folded = text_lines(render(diagnosis, name_width=30), 80)
+    assert folded[1] == f"  FAIL  {path[:30]}  permission denied"
+    assert folded[2] == f"        {path[30:]}"
 
 
-def test_long_lines_are_wrapped_under_where_they_began() -> None:
-    told = report(Finding(Severity.WARN, "x", "word " * 30, "remedy " * 20), width=60)
-    assert max(map(len, told)) <= 60
-    assert told[2].startswith(" " * 11 + "word")
-    assert next(line for line in told if "->" in line).startswith("        -> remedy")
+def test_report_wraps_long_details_in_their_column() -> None:
+    lines = report(Finding(Severity.WARN, "x", "word " * 30, "remedy " * 20), width=60)
+    assert max(map(len, lines)) <= 60
+    assert lines[2].startswith(" " * 11 + "word")
+    assert next(line for line in lines if "->" in line).startswith(" " * 11 + "-> remedy")
 
 
-def test_the_last_line_counts_and_advises_where_nothing_can_be_read() -> None:
+def test_report_cannot_command_the_terminal() -> None:
+    assert "\x1b" not in "".join(report(Finding(Severity.WARN, "a\x1b[2J", "\x1b[1m", "\x1b")))
+
+
+def test_report_ends_with_counts_and_with_advice_if_no_counter_is_readable() -> None:
     assert report(Finding(Severity.OK, "a"))[-1] == "1 counter can be read; nothing to do."
-    told = " ".join(report(Finding(Severity.WARN, "a"), readable=0))
-    assert "0 counters can be read; 1 to look at." in told
-    assert NO_COUNTER_ADVICE in told
+    summary = " ".join(report(Finding(Severity.WARN, "a"), readable=0))
+    assert "0 counters can be read; 1 to look at." in summary
+    assert NO_COUNTER_ADVICE in summary
 
 
 def test_what_it_tells_a_program() -> None:
@@ -120,10 +132,10 @@ def test_a_container_is_told_by_what_its_runtime_leaves_there(tmp_path: Path) ->
 
 
 def test_a_kernel_without_powercap_is_told_with_the_remedy(tmp_path: Path) -> None:
-    (finding,) = [f for f in examine_host(tmp_path).findings if f.what == "powercap"]
+    (finding,) = [f for f in tuple(examine_host(tmp_path)) if f.what == "powercap"]
     assert (finding.mark, "intel_rapl_msr" in finding.remedy) == (Severity.WARN, True)
     (tmp_path / "sys/class/powercap").mkdir(parents=True)
-    (finding,) = [f for f in examine_host(tmp_path).findings if f.what == "powercap"]
+    (finding,) = [f for f in tuple(examine_host(tmp_path)) if f.what == "powercap"]
     assert finding.mark is Severity.OK
 
 
@@ -135,16 +147,43 @@ def install_units(root: Path) -> None:
 
 def test_root_is_told_that_the_service_may_not_read_all_that_root_can(tmp_path: Path) -> None:
     install_units(tmp_path)
-    (finding,) = [f for f in examine_host(tmp_path, euid=0).findings if f.what == "service"]
+    (finding,) = [f for f in tuple(examine_host(tmp_path, euid=0)) if f.what == "service"]
     assert finding.mark is Severity.NOTE
     assert "reads as user wattspan" in finding.detail
     assert "`sudo -u wattspan wattspan doctor`" in finding.remedy
 
 
 def test_nobody_else_is_told_of_the_service_nor_root_where_there_is_none(tmp_path: Path) -> None:
-    assert "service" not in [f.what for f in examine_host(tmp_path, euid=0).findings]
+    assert "service" not in [f.what for f in tuple(examine_host(tmp_path, euid=0))]
     install_units(tmp_path)
-    assert "service" not in [f.what for f in examine_host(tmp_path, euid=1000).findings]
+    assert "service" not in [f.what for f in tuple(examine_host(tmp_path, euid=1000))]
+
+
+# ------------------------------------------------------------------------------ a running agent
+
+
+@pytest.fixture
+def agents(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Config:
+    """A configuration whose agent has its sockets in ``tmp_path``."""
+    monkeypatch.setenv("WATTSPAN_RUN_DIR", str(tmp_path))
+    return Config(agent=AgentSettings(run_dir=str(tmp_path)))
+
+
+def test_agent_that_does_not_run_is_a_note(agents: Config) -> None:
+    (finding,) = examine_agent(agents)
+    assert (finding.mark, finding.what) == (Severity.NOTE, "running agent")
+    assert "No wattspan agent answers" in finding.detail
+
+
+def test_agent_findings_show_version_uptime_and_failing_sources(
+    agents: Config, tmp_path: Path
+) -> None:
+    with QueryServer(tmp_path):
+        about, *sources = examine_agent(agents)
+    assert about.detail.startswith("wattspan 1.2.3, up 4m 12s, ")
+    assert about.mark is Severity.WARN  # another release
+    assert [one.mark for one in sources] == [Severity.WARN]
+    assert "Give the service CAP_DAC_READ_SEARCH" in sources[0].detail
 
 
 # --------------------------------------------------------------------------- the configuration
@@ -152,7 +191,7 @@ def test_nobody_else_is_told_of_the_service_nor_root_where_there_is_none(tmp_pat
 
 def told_of_file(path: Path, *owners: int) -> list[Finding]:
     config = Config(path=path)
-    found = examine_configuration(config, Plugins(), owners or (os.geteuid(),)).findings
+    found = examine_configuration(config, Plugins(), owners or (os.geteuid(),))
     return [finding for finding in found if finding.what == "file"]
 
 
@@ -176,7 +215,7 @@ def test_a_file_that_others_change_is_warned_of(mode: int, who: str, written: Pa
     written.chmod(mode)
     (finding,) = told_of_file(written)
     assert (finding.mark, finding.remedy) == (Severity.WARN, f"Run `chmod go-w {written}`.")
-    assert f"can be changed by {who}, and a capper of root's obeys" in finding.detail
+    assert f"can be changed by {who}, and a capper of root obeys" in finding.detail
 
 
 def test_a_folder_in_which_others_can_replace_the_file_is_warned_of(written: Path) -> None:
@@ -331,7 +370,7 @@ class Listening(Table, frozen=True):
 def directories(state: Path, **store: object) -> list[Finding]:
     agent = AgentSettings(state_dir=str(state), run_dir=str(state))
     config = Config(agent=agent, store=StoreSettings(**store))  # type: ignore[arg-type]
-    return [f for f in examine_directories(config).findings if f.what != "run_dir"]
+    return [f for f in tuple(examine_directories(config)) if f.what != "run_dir"]
 
 
 def test_a_directory_that_can_be_written_is_well(tmp_path: Path) -> None:
@@ -354,9 +393,7 @@ def test_a_file_in_the_place_of_a_directory_is_a_failure(tmp_path: Path) -> None
 def test_a_run_directory_that_others_can_write_is_a_failure(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     agent = AgentSettings(state_dir=str(tmp_path), run_dir=str(tmp_path))
-    (finding,) = [
-        f for f in examine_directories(Config(agent=agent)).findings if f.what == "run_dir"
-    ]
+    (finding,) = [f for f in tuple(examine_directories(Config(agent=agent))) if f.what == "run_dir"]
     assert finding.mark is Severity.FAIL
     assert "can be written by its group and every user" in finding.detail
     assert finding.remedy.startswith("Set [agent] run_dir to a directory inside it")
@@ -367,16 +404,21 @@ def test_a_disk_without_room_for_the_store_is_told(tmp_path: Path) -> None:
     assert [f.what for f in told] == ["state_dir", "disk space"]
 
 
-@pytest.mark.parametrize("agent", [True, False])
-def test_a_port_in_use_is_well_if_an_agent_is_behind_it(agent: bool) -> None:
+def test_port_in_use_by_another_program_is_a_failure() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         listen = Listen(f"127.0.0.1:{server.getsockname()[1]}")
-        config = Config(exporters={"p": Listening(listen=listen)})
-        (finding,) = examine_ports(config, lambda table, at: agent).findings
-    assert finding.mark is (Severity.OK if agent else Severity.FAIL)
-    assert agent or f"cannot listen at {listen}: address already in use" in finding.detail
+        (finding,) = examine_ports(Config(exporters={"p": Listening(listen=listen)}))
+    assert finding.mark is Severity.FAIL
+    assert f"cannot listen at {listen}: address already in use" in finding.detail
+
+
+def test_port_in_use_by_a_running_agent_is_ok() -> None:
+    with serving() as agent:
+        listen = Listen(f"127.0.0.1:{agent.port}")
+        (finding,) = examine_ports(Config(exporters={"p": plugin.settings(listen=listen)}))
+    assert finding == Finding(Severity.OK, "exporters.p", f"a running agent answers at {listen}")
 
 
 def test_an_exporter_that_is_off_needs_no_port() -> None:
     config = Config(exporters={"p": Listening()})
-    assert examine_ports(config, lambda table, at: False).findings == ()
+    assert list(examine_ports(config)) == []

@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 from wattspan.cli.doctor.findings import Finding, Severity
-from wattspan.cli.doctor.telemetry import examine_exporters
+from wattspan.cli.doctor.network import examine_exporters
 from wattspan.config import AgentSettings, Config, SpansSettings
 from wattspan.model.settings import Listen
 from wattspan_exporters.otlp.settings import OtlpSettings
@@ -14,13 +14,13 @@ from wattspan_exporters.otlp.settings import OtlpSettings
 
 def told(**settings: object) -> Finding:
     table = OtlpSettings(**settings)  # type: ignore[arg-type]
-    (finding,) = examine_exporters(Config(exporters={"otlp": table})).findings
+    (finding,) = examine_exporters(Config(exporters={"otlp": table}))
     return finding
 
 
 def test_nothing_is_said_to_be_wrong_where_nothing_is_pushed() -> None:
     assert told().mark is Severity.NOTE
-    (without,) = examine_exporters(Config()).findings
+    (without,) = examine_exporters(Config())
     assert without.mark is Severity.NOTE
 
 
@@ -48,6 +48,6 @@ def test_the_agents_own_receiver_is_no_receiver_of_metrics(tmp_path: Path) -> No
         spans=SpansSettings(http=Listen("")),
         exporters={"otlp": table},
     )
-    (finding,) = examine_exporters(config).findings
+    (finding,) = examine_exporters(config)
     assert finding.mark is Severity.FAIL
     assert "where this agent itself receives spans" in finding.detail

@@ -17,7 +17,7 @@ ALWAYS = 'zone = "UTC"\notherwise = 0.25\n'
 
 def found(cost: CostSettings | None = None, carbon: CarbonSettings | None = None) -> list[Finding]:
     config = Config(cost=cost or CostSettings(), carbon=carbon or CarbonSettings())
-    return list(examine_footprint(config, ManualClock()).findings)
+    return list(examine_footprint(config, ManualClock()))
 
 
 def test_nothing_configured_is_a_note() -> None:

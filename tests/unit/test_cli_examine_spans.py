@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from wattspan.cli.doctor.findings import Finding, Severity
-from wattspan.cli.doctor.telemetry import examine_spans
+from wattspan.cli.doctor.network import examine_spans
 from wattspan.config import AgentSettings, Config, SettingOrigin, SpansSettings
 from wattspan.model.settings import Listen
 
@@ -19,7 +19,7 @@ def told(run_dir: Path, *asked: str, **spans: object) -> dict[str, Finding]:
     settings = SpansSettings(**({"http": NOWHERE} | spans))  # type: ignore[arg-type]
     origins = {key: SettingOrigin("file", "a file") for key in asked}
     config = Config(agent=AgentSettings(run_dir=str(run_dir)), spans=settings, origins=origins)
-    return {finding.what: finding for finding in examine_spans(config).findings}
+    return {finding.what: finding for finding in examine_spans(config)}
 
 
 def test_where_nothing_is_in_the_way_all_is_well_and_nothing_is_made(tmp_path: Path) -> None:

@@ -1,7 +1,4 @@
-"""What is wrong with the files by which listeners know who may come in.
-
-``wattspan config``: is the configuration right, and what does it come to?
-"""
+"""``wattspan config``: check and show the configuration."""
 
 from __future__ import annotations
 
@@ -9,11 +6,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 
 from wattspan.cli.doctor.configuration import schedule_faults
+from wattspan.cli.doctor.network import access_error, tcp_listeners
 from wattspan.cli.options import (
     config_options,
     echo_json,
@@ -23,8 +21,6 @@ from wattspan.cli.options import (
 from wattspan.config import Config, writing
 from wattspan.config.access import AccessSettings
 from wattspan.config.tables import FAMILIES
-from wattspan.http.access_policy import token_check
-from wattspan.http.tls import AccessError, server_tls
 from wattspan.model.settings import Table, redacted
 from wattspan.plugins import discover, exporter_faults
 from wattspan.ports import ConfigError
@@ -33,29 +29,10 @@ from wattspan.util.text import printable
 
 
 def access_faults(config: Config) -> Iterator[str]:
-    """A sentence for each fault that would keep the agent from listening.
-
-    Files that are there, and not for us to read, are the agent's user's affair.
-    """
-    for name, table in _tcp_listeners(config):
-        if not _is_readable(table):
-            continue
-        where = f"in [{name}]"
-        try:
-            token_check(table, where=where, log=_ignore)
-            server_tls(table, what="Cannot listen", where=where, log=_ignore)
-        except AccessError as error:
-            yield str(error)
-
-
-def _tcp_listeners(config: Config) -> Iterator[tuple[str, AccessSettings]]:
-    """The tables that listen on TCP."""
-    spans = config.spans
-    if spans.enabled and (spans.http or spans.grpc):
-        yield "spans", spans
-    for name, table in config.exporters.items():
-        if getattr(table, "listen", None) and hasattr(table, "token_file"):
-            yield f"exporters.{name}", cast("AccessSettings", table)
+    """A sentence for each fault of tokens and certificates, unless this user cannot read them."""
+    for name, settings, _ in tcp_listeners(config):
+        if _is_readable(settings) and (error := access_error(name, settings)):
+            yield error
 
 
 def _is_readable(table: AccessSettings) -> bool:
@@ -67,14 +44,10 @@ def _exists(path: Path) -> bool:
     try:
         path.stat()
     except PermissionError:
-        return True  # or not: we may not know
+        return True
     except OSError:
         return False
     return True
-
-
-def _ignore(_: str) -> None:
-    pass
 
 
 @click.group(name="config")
@@ -89,10 +62,10 @@ def command() -> None:
 def check(
     file: Path | None, config_file: Path | None, settings: tuple[str, ...], as_json: bool
 ) -> None:
-    """Check FILE, or what `wattspan run` would read, with the environment on top.
+    """Check FILE, or the file of `wattspan run`, with the environment on top.
 
-    Everything that is wrong is said at once, in the files that it names as well: tariffs, tokens,
-    certificates, headers. The exit code is then 2. No port is opened, and nobody is called.
+    Lists all faults at once, including those of the tariff, token, certificate and header files
+    that it names. The exit code is then 2. Opens no port and no connection.
     """
     loaded = load_configuration(file or config_file, settings)
     tariffs = (loaded.config.cost, loaded.config.carbon)
@@ -109,12 +82,12 @@ def check(
 
 @command.command()
 @config_options
-@click.option("--origin", is_flag=True, help="Say of each value where it comes from.")
+@click.option("--origin", is_flag=True, help="Show the origin of each value.")
 @json_option
 def show(config_file: Path | None, settings: tuple[str, ...], origin: bool, as_json: bool) -> None:
-    """Show the whole configuration, defaults included, as TOML that can be read back.
+    """Show the whole configuration, including defaults, as TOML that can be read back.
 
-    Where a secret is set, "..." stands for it.
+    "..." replaces secrets.
     """
     config = _without_secrets(load_configuration(config_file, settings).config)
     if not as_json:
@@ -146,5 +119,5 @@ def _without_secrets(config: Config) -> Config:
 
 @command.command(name="reference")
 def reference_page() -> None:
-    """Print every key that can be set here, with its meaning, in Markdown."""
+    """Print all keys of the installed plugins, with their meaning, in Markdown."""
     click.echo(writing.reference_page(discover().schema.tables), nl=False)

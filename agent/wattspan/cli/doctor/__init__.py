@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,13 +14,16 @@ from wattspan.cli.doctor.configuration import (
     examine_configuration,
     examine_directories,
     examine_footprint,
+)
+from wattspan.cli.doctor.findings import Diagnosis, DiagnosisSection, render
+from wattspan.cli.doctor.host import examine_agent, examine_host, examine_processes
+from wattspan.cli.doctor.network import (
+    examine_exporters,
     examine_ports,
     examine_security,
+    examine_spans,
 )
-from wattspan.cli.doctor.findings import COLOURS, Diagnosis, DiagnosisLine, diagnosis_lines
-from wattspan.cli.doctor.host import examine_host, examine_processes
 from wattspan.cli.doctor.sources import EmptyProcessDirectory, examine_sources
-from wattspan.cli.doctor.telemetry import examine_exporters, examine_spans
 from wattspan.cli.doctor.tuning import examine_tuning
 from wattspan.cli.options import (
     config_options,
@@ -32,16 +33,14 @@ from wattspan.cli.options import (
     json_option,
     load_configuration,
 )
+from wattspan.cli.tables import text_lines
 from wattspan.clock import SystemClock
 from wattspan.ports import ConfigError, SourceContext, SourceError
 from wattspan.service.configuration import LoadedConfiguration, selected_emulated_host
+from wattspan.util.text import printable
 
 if TYPE_CHECKING:
-    from wattspan.config.access import AccessSettings
     from wattspan.emulation.host import EmulatedHost
-    from wattspan.model.settings import Listen, Table
-
-NO_COUNTER_EXIT_CODE = SourceError.exit_code
 
 
 @click.command(name="doctor")
@@ -73,7 +72,7 @@ def command(
     if faults:
         context.exit(ConfigError.exit_code)
     if not diagnosis.readable:
-        context.exit(NO_COUNTER_EXIT_CODE)
+        context.exit(SourceError.exit_code)
 
 
 def diagnose(
@@ -82,50 +81,43 @@ def diagnose(
     host: EmulatedHost | None = None,
     faults: Iterable[str] = (),
 ) -> Diagnosis:
-    """Look at everything; takes a second for each source that can be read."""
+    """The findings of all checks; each readable source takes a second."""
     config, plugins = loaded.config, loaded.plugins
     clock = SystemClock()
     context = SourceContext(clock, EmptyProcessDirectory())
     if host is not None:
         context = SourceContext(clock, EmptyProcessDirectory(), True, host.nvml(), host.sysfs)
     sources = examine_sources(plugins, config, context)
+    checks = {
+        "Processes": examine_processes(config, clock),
+        "Agent": examine_agent(config),
+        "Configuration": examine_configuration(config, plugins, faults=faults),
+        "Directories": examine_directories(config),
+        "Ports": examine_ports(config),
+        "Security": examine_security(config),
+        "Spans and API": examine_spans(config),
+        "Exporters": examine_exporters(config),
+    }
     return Diagnosis(
         sections=(
-            examine_host(root),
+            DiagnosisSection("Host", tuple(examine_host(root))),
             *sources.sections,
-            examine_processes(config, clock),
-            examine_configuration(config, plugins, faults=faults),
-            examine_directories(config),
-            examine_ports(config, _answers),
-            examine_security(config),
-            examine_spans(config),
-            examine_exporters(config),
+            *(DiagnosisSection(title, tuple(found)) for title, found in checks.items()),
             examine_tuning(config, context, sources.domains, root),
-            examine_footprint(config, clock),
+            DiagnosisSection("Cost and carbon", tuple(examine_footprint(config, clock))),
         ),
         readable=sources.readable,
         emulated=sources.emulated,
     )
 
 
-def _answers(table: Table, listen: Listen) -> bool:
-    from wattspan.cli.agent_client import is_local_agent
-
-    return hasattr(table, "token_file") and is_local_agent(listen, cast("AccessSettings", table))
-
-
 def _print(diagnosis: Diagnosis) -> None:
-    colour = False if os.environ.get("NO_COLOR") else None  # None: if it is a terminal
-    width = min(110, shutil.get_terminal_size((100, 24)).columns)
-    click.echo(f"wattspan {__version__} on {platform.node()}\n")
-    for line in diagnosis_lines(diagnosis, width):
-        click.echo(_styled(line), color=colour)
+    from rich.console import Console
 
-
-def _styled(line: DiagnosisLine) -> str:
-    if line.heading:
-        return click.style(line.text, bold=True)
-    if line.mark is None:
-        return line.text
-    before, mark, after = line.text.partition(line.mark)
-    return before + click.style(mark, fg=COLOURS[line.mark]) + after
+    console = Console(highlight=False)
+    click.echo(f"wattspan {__version__} on {printable(platform.node())}\n")
+    if console.is_terminal:
+        width = min(110, console.width)
+        console.print(render(diagnosis, name_width=width // 3), width=width)
+    else:
+        click.echo("\n".join(text_lines(render(diagnosis))))

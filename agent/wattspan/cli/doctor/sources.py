@@ -1,17 +1,16 @@
-"""Which counters can be read: every source is opened and read twice, as the agent would."""
+"""Checks of the sources: each is opened as the agent opens it, and read twice."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from wattspan.attribution.energy import energy_between
 from wattspan.cli import formatting
-from wattspan.cli.doctor.findings import DiagnosisSection, Finding, Severity
+from wattspan.cli.doctor.findings import DiagnosisSection, Finding, failure, note, ok, warning
 from wattspan.config import Config
 from wattspan.model import (
     MILLISECOND,
@@ -32,11 +31,11 @@ from wattspan.plugins import Plugins
 from wattspan.ports import Clock, CounterSource, SourceContext, SourcePlugin, WattspanError
 
 _TIMEOUT = 3 * SECOND  # for a source whose first reading comes from a thread of its own
-_STEP = 100 * MILLISECOND
+_POLL_INTERVAL = 100 * MILLISECOND
 
 
 class EmptyProcessDirectory:
-    """The directory of processes for a look at counters alone."""
+    """A process directory for sources whose counters alone are read."""
 
     def identify(self, pid: int) -> Consumer | None:
         return None
@@ -47,9 +46,8 @@ class EmptyProcessDirectory:
 
 @dataclass(slots=True)
 class SourceProbe:
-    """What two looks at one source showed."""
+    """The result of two reads of a source."""
 
-    name: str
     domains: tuple[Domain, ...] = ()
     first: dict[str, Reading] = field(default_factory=dict)
     last: dict[str, Reading] = field(default_factory=dict)
@@ -58,22 +56,35 @@ class SourceProbe:
 
     @property
     def readable(self) -> int:
-        """How many counters gave a figure. An estimate is not a counter."""
+        """The number of counters with a reading; an estimate is not a counter."""
         estimated = {d.id for d in self.domains if d.provenance is Provenance.ESTIMATED}
         return len(self.last.keys() - estimated)
 
     def power(self, domain: Domain) -> int | None:
-        """Milliwatts between the two looks; None if they do not tell."""
+        """Milliwatts between the two reads; None if unknown."""
         first, last = self.first.get(domain.id), self.last.get(domain.id)
         if first is None or last is None or last.at.mono <= first.at.mono:
             return None
         change = energy_between(domain, first, last)
         return mean_power(change.energy, change.duration) if isinstance(change, Interval) else None
 
+    def read(self, source: CounterSource, clock: Clock, done: Callable[[], bool]) -> None:
+        """Read until ``done``, or until the timeout."""
+        deadline = clock.monotonic() + _TIMEOUT
+        while True:
+            batch = source.read()
+            self.domains = batch.domains
+            self.last |= {reading.domain_id: reading for reading in batch.readings}
+            self.failures |= dict.fromkeys(batch.failures)
+            self.gpus |= {gpu.domain_id: gpu for gpu in batch.gpus}
+            if done() or clock.monotonic() >= deadline:
+                return
+            clock.sleep_until(clock.monotonic() + _POLL_INTERVAL)
+
 
 @dataclass(frozen=True, slots=True)
 class SourceExamination:
-    """The sections of all sources, how many counters can be read, and what they measure."""
+    """The sections of all sources, the number of readable counters, and their domains."""
 
     sections: tuple[DiagnosisSection, ...]
     readable: int
@@ -82,147 +93,128 @@ class SourceExamination:
 
 
 def examine_sources(
-    plugins: Plugins, config: Config, context: SourceContext, stretch: int = SECOND
+    plugins: Plugins, config: Config, context: SourceContext, interval: int = SECOND
 ) -> SourceExamination:
-    """Open every source, look twice, ``stretch`` nanoseconds apart, and close it."""
-    sections: list[DiagnosisSection] = []
+    """Open each source, read it twice, ``interval`` nanoseconds apart, and close it."""
+    sections = [
+        DiagnosisSection(
+            f"Source {broken.table.partition('.')[2]}",
+            (failure("plugin", broken.cause, broken.remedy),),
+        )
+        for broken in plugins.broken
+        if broken.table.startswith("sources.")
+    ]
     domains: list[Domain] = []
     readable, emulated = 0, context.emulated
-    for broken in plugins.broken:
-        if broken.table.startswith("sources."):
-            finding = Finding(Severity.FAIL, "plugin", broken.cause, broken.remedy)
-            sections.append(
-                DiagnosisSection(f"Source {broken.table.partition('.')[2]}", (finding,))
-            )
     for name, plugin in plugins.sources.items():
-        look = SourceProbe(name)
         settings = config.sources[name]
-        opened = _open(plugin, settings, context)
-        if isinstance(opened, Finding):
-            findings = [opened]
-        else:
-            _probe(look, opened, context.clock, stretch)
-            findings = [*_domains(look), *map(_failure, look.failures)]
-            readable += look.readable
-            domains += look.domains
-            emulated |= any(d.provenance is Provenance.EMULATED for d in look.domains)
-            if not look.domains and not look.failures:
-                findings.append(
-                    Finding(Severity.WARN, "counters", "it has none, and does not say why")
-                )
+        source = _open(plugin, settings, context)
+        if isinstance(source, Finding):
+            sections.append(DiagnosisSection(f"Source {name}", (source,)))
+            continue
+        probe = _probe(name, source, context.clock, interval)
+        findings = [*_domains(probe), *map(_failure, probe.failures)]
+        if not findings:
+            findings.append(warning("counters", "it has none, and reports no reason"))
         sections.append(DiagnosisSection(f"Source {name}", tuple(findings)))
-        if not isinstance(opened, Finding):
-            sections += _compare_readers(settings, context, look, stretch)
+        if name == "rapl" and probe.last:
+            sections.append(_compare_readers(settings, context, probe, interval))
+        readable += probe.readable
+        domains += probe.domains
+        emulated |= any(d.provenance is Provenance.EMULATED for d in probe.domains)
     return SourceExamination(tuple(sections), readable, emulated, tuple(domains))
 
 
 def _open(plugin: SourcePlugin, settings: Table, context: SourceContext) -> CounterSource | Finding:
-    """The source; or why there is none, in its own words."""
-    if getattr(settings, "enabled", None) is False:
-        return Finding(Severity.NOTE, "off", "enabled = false")
+    """The source, or the reason why there is none."""
+    enabled = getattr(settings, "enabled", None)
+    if enabled is False:
+        return note("off", "enabled = false")
     try:
-        source = plugin.open(settings, context)
-        if source is not None:
+        if (source := plugin.open(settings, context)) is not None:
             return source
-        # Left to `auto` it found nothing and kept quiet; asked for by name it says what.
-        insisting = msgspec.structs.replace(settings, enabled=True)
-        source = plugin.open(insisting, context)
+        # With `auto` an absent device is no error; with `true` the source tells the reason.
+        source = plugin.open(msgspec.structs.replace(settings, enabled=True), context)
     except WattspanError as error:
-        wanted = getattr(settings, "enabled", None) is True
-        return Finding(Severity.FAIL if wanted else Severity.NOTE, "nothing to read", str(error))
-    except Exception as error:  # noqa: BLE001 - a plugin may fail in any way, and only itself
-        cause = f"{type(error).__name__}: {error}"
-        return Finding(Severity.FAIL, "does not open", cause, "Report this fault to its authors.")
+        return (failure if enabled is True else note)("nothing to read", str(error))
+    except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+        return failure("does not open", _fault(error), "Report this fault to its authors.")
     if source is not None:
         source.close()
-    return Finding(Severity.NOTE, "nothing to read", "it finds nothing here")
+    return note("nothing to read", "it finds nothing here")
 
 
-def _probe(look: SourceProbe, source: CounterSource, clock: Clock, stretch: int) -> None:
-    """Look twice at what ``source`` counts, and close it."""
+def _probe(name: str, source: CounterSource, clock: Clock, interval: int) -> SourceProbe:
+    """Read ``source`` twice and close it."""
+    probe = SourceProbe()
     try:
-        _read_until(look, source, clock, _TIMEOUT, lambda: bool(look.last or look.failures))
-        look.first = dict(look.last)
-        clock.sleep_until(clock.monotonic() + stretch)
-        look.failures.clear()  # what still fails at the end is what counts
-        _read_until(look, source, clock, _TIMEOUT, lambda: look.last != look.first or not look.last)
-    except Exception as error:  # noqa: BLE001 - a plugin may fail in any way, and only itself
-        cause = f"{type(error).__name__}: {error}"
-        look.failures[Failure(look.name, "the source", Trouble.MALFORMED, cause)] = None
+        probe.read(source, clock, lambda: bool(probe.last or probe.failures))
+        probe.first = dict(probe.last)
+        clock.sleep_until(clock.monotonic() + interval)
+        probe.failures.clear()  # those of the second read count
+        probe.read(source, clock, lambda: probe.last != probe.first or not probe.last)
+    except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+        probe.failures[Failure(name, "the source", Trouble.MALFORMED, _fault(error))] = None
     finally:
         source.close()
+    return probe
 
 
-def _read_until(
-    look: SourceProbe, source: CounterSource, clock: Clock, patience: int, done: Any
-) -> None:
-    deadline = clock.monotonic() + patience
-    while True:
-        batch = source.read()
-        look.domains = batch.domains
-        look.last |= {reading.domain_id: reading for reading in batch.readings}
-        look.failures |= dict.fromkeys(batch.failures)
-        look.gpus |= {gpu.domain_id: gpu for gpu in batch.gpus}
-        if done() or clock.monotonic() >= deadline:
-            return
-        clock.sleep_until(clock.monotonic() + _STEP)
+def _fault(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
-def _domains(look: SourceProbe) -> Iterator[Finding]:
-    failed = {failure.domain_id for failure in look.failures}
-    for domain in look.domains:
-        if domain.id in failed and domain.id not in look.last:
-            continue  # its failure says more
-        name = f"{domain.hw_type} {domain.name}"
-        power = look.power(domain)
+def _domains(probe: SourceProbe) -> Iterator[Finding]:
+    failed = {failure.domain_id for failure in probe.failures}
+    for domain in probe.domains:
+        if domain.id in failed and domain.id not in probe.last:
+            continue  # its failure is a finding
+        power = probe.power(domain)
         figure = "no figure yet" if power is None else f"{formatting.watts(power / 1000)} W"
-        stands = power == 0 and domain.in_cover
-        if stands:  # some hypervisors show counters that never move
+        constant = power == 0 and domain.in_cover  # some hypervisors show counters like this
+        if constant:
             figure = "it does not move"
         place = "counted" if domain.in_cover else "not summed"
-        why = f": {domain.why}" if domain.why else ""
-        mark = Severity.WARN if stands or domain.id not in look.last else Severity.OK
-        detail = f"{figure}, {domain.provenance}, {place}{why}{_gpu(look.gpus, domain)}"
-        yield Finding(mark, name, detail)
+        reason = f": {domain.why}" if domain.why else ""
+        gpu = _gpu(probe.gpus.get(domain.id))
+        problem = constant or domain.id not in probe.last
+        yield (warning if problem else ok)(
+            f"{domain.hw_type} {domain.name}",
+            f"{figure}, {domain.provenance}, {place}{reason}{gpu}",
+        )
 
 
-def _gpu(gpus: Mapping[str, GpuStatus], domain: Domain) -> str:
-    """What a GPU's line has to add."""
-    gpu = gpus.get(domain.id)
+def _gpu(gpu: GpuStatus | None) -> str:
     if gpu is None:
         return ""
-    parts = [gpu.model, f"driver {gpu.driver}" if gpu.driver else ""]
-    if gpu.limits.enforced is not None:
-        parts.append(f"power limit {gpu.limits.enforced / 1000:.0f} W")
-    if gpu.mig:
-        parts.append("split into MIG instances: energy is of the whole board")
-    told = ", ".join(part for part in parts if part)
-    return f"; {told}" if told else ""
+    limit = gpu.limits.enforced
+    parts = [
+        gpu.model,
+        f"driver {gpu.driver}" if gpu.driver else "",
+        f"power limit {limit / 1000:.0f} W" if limit is not None else "",
+        "split into MIG instances: energy is of the whole board" if gpu.mig else "",
+    ]
+    text = ", ".join(filter(None, parts))
+    return f"; {text}" if text else ""
 
 
-def _failure(failure: Failure) -> Finding:
-    permanent = failure.trouble in (Trouble.DENIED, Trouble.STUCK, Trouble.MALFORMED)
-    mark = Severity.FAIL if permanent else Severity.WARN
-    return Finding(mark, failure.thing, f"{failure.cause} ({failure.trouble})", failure.remedy)
-
-
-# ----------------------------------------------------------------------- both readers of RAPL
+def _failure(found: Failure) -> Finding:
+    permanent = found.trouble in (Trouble.DENIED, Trouble.STUCK, Trouble.MALFORMED)
+    detail = f"{found.cause} ({found.trouble})"
+    return (failure if permanent else warning)(found.thing, detail, found.remedy)
 
 
 def _compare_readers(
-    settings: Table, context: SourceContext, look: SourceProbe, stretch: int
-) -> Iterator[DiagnosisSection]:
-    """pyRAPL against powercap, for the source that can be read by both."""
-    if look.name != "rapl" or not look.last:
-        return
+    settings: Table, context: SourceContext, probe: SourceProbe, interval: int
+) -> DiagnosisSection:
+    """The RAPL counters as powercap and pyRAPL read them."""
     from wattspan.sources.rapl.powercap import cross_check
 
     sysfs = context.sysfs or Path(str(getattr(settings, "sysfs", "/sys")))
-    check = cross_check(sysfs, context.clock, duration=stretch, emulated=context.emulated)
-    names = {domain.id: f"{domain.hw_type} {domain.name}" for domain in look.domains}
+    check = cross_check(sysfs, context.clock, duration=interval, emulated=context.emulated)
+    names = {domain.id: f"{domain.hw_type} {domain.name}" for domain in probe.domains}
     findings = [
-        Finding(
-            Severity.OK if each.agrees else Severity.WARN,
+        (ok if each.agrees else warning)(
             names.get(each.domain_id, each.domain_id),
             f"{formatting.joules(each.powercap)} and {formatting.joules(each.pyrapl)}, "
             f"difference {'-' if each.difference < 0 else '+'}"
@@ -232,7 +224,7 @@ def _compare_readers(
         if each.difference is not None
     ]
     if check.agrees is None:
-        reasons = [str(failure) for failure in check.failures] or ["nothing in common to compare"]
-        findings.append(Finding(Severity.NOTE, "not compared", reasons[0]))
-    title = f"Both readers of rapl, powercap and pyRAPL, over {formatting.duration_text(stretch)}"
-    yield DiagnosisSection(title, tuple(findings))
+        reasons = [str(one) for one in check.failures] or ["nothing in common to compare"]
+        findings.append(note("not compared", reasons[0]))
+    title = f"RAPL by powercap and by pyRAPL, over {formatting.duration_text(interval)}"
+    return DiagnosisSection(title, tuple(findings))
