@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from fuzz.registry import target
 from fuzz.supply import Supply, folder, one_line
-from wattspan.capper.actuators.powercap import find_packages
+from wattspan.capper.actuators.cpu import find_packages
 from wattspan.ingest.process_lookup import container_id
 from wattspan.model import NamePolicy
 from wattspan.processes import netlink
@@ -58,7 +58,7 @@ def _files(*files: tuple[int, int, bytes]) -> bytes:
     "powercap",
     whose="the kernel and its firmware, or whoever binds another tree",
     holds="a batch with a domain for each reading, unique ids, counters within their range",
-    watched=("wattspan.sources", "wattspan.capper.actuators.powercap"),
+    watched=("wattspan.sources", "wattspan.capper.actuators.cpu"),
     samples=(
         _files((1, 0, b"package-0\n"), (1, 1, b"12345\n"), (1, 2, b"262143328850\n")),
         _files(

@@ -52,6 +52,7 @@ class FakeActuator:
     watch: Callable[[CapKey, int | None], None] = lambda key, value: None
     after: Callable[[CapKey], None] = lambda key: None
     written: list[tuple[str, int | None]] = field(default_factory=list)
+    reads: int = 0
     closed: bool = False
 
     def devices(self) -> tuple[KnobState, ...]:
@@ -68,6 +69,7 @@ class FakeActuator:
 
     def read(self, device: str) -> KnobState:
         board = self._board(device)
+        self.reads += 1
         return KnobState(
             CapKey(self.knob, device),
             device.upper(),

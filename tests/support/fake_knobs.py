@@ -10,7 +10,7 @@ from typing import Any
 import pynvml
 
 from support.fake_nvml import FakeGpu, FakeNvml
-from wattspan.capper.actuators.cpu_power import write_number
+from wattspan.capper.actuators.cpu import write_number
 from wattspan.ports import Clock
 
 REQUESTED, ENFORCED = 192, 190  # the numbers of NVML's fields

@@ -1,19 +1,18 @@
-"""GPU boards' power management limits, in milliwatts.
+"""GPU boards' power limits and locked SM clocks, through NVML.
 
-Set by NVML's first setter: nvidia-ml-py's binding of the second one drops the return code and
-reports success for what was refused.
+Power limits, in milliwatts, are set by NVML's first setter: nvidia-ml-py's binding of the second
+one drops the return code and reports success for a refusal.
 
-GPUs' locked SM clocks, in megahertz: an upper bound, which cannot be read back.
-
-NVML can lock clocks and unlock them, and does not tell whether they are locked. So what stood
-before is never known: the original is "not locked", and taking a lock away is all that can be
-done for it. What is told of a lock is what this process set itself, as long as the driver has
-not been away since.
+A locked SM clock, in megahertz, is an upper bound that cannot be read back: NVML locks and unlocks
+clocks, and does not report whether they are locked. So the original is "not locked", and a reset is
+all that can restore it. The reported lock is the one that this process set, as long as the driver
+has not been reloaded since.
 """
 
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 
 from wattspan.capper.actuators.common import (
     actuator_error,
@@ -28,15 +27,17 @@ from wattspan.capper.actuators.nvml import NvmlBoard, NvmlBoards
 from wattspan.model import CapKey, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock
 
+_SM_CLOCK = 1  # NVML_CLOCK_SM
 
-class GpuPower:
-    """The Actuator of GPU_POWER."""
 
-    knob = Knob.GPU_POWER
+class _GpuActuator(ABC):
+    """What both knobs of a board have in common."""
+
+    knob: Knob
 
     def __init__(self, boards: NvmlBoards, clock: Clock) -> None:
-        self._boards = boards
-        self._clock = clock
+        self._boards, self._clock = boards, clock
+        self._last: dict[str, KnobState] = {}
 
     def devices(self) -> tuple[KnobState, ...]:
         states = []
@@ -52,18 +53,49 @@ class GpuPower:
         return self._boards.id_at(slot)
 
     def read(self, device: str) -> KnobState:
-        return self._state(self._boards.board(device))
+        state = self._last[device] = self._state(self._boards.board(device))
+        return state
+
+    def close(self) -> None:
+        self._boards.close()
+
+    @abstractmethod
+    def _state(self, board: NvmlBoard) -> KnobState: ...
+
+    def _before(self, device: str) -> KnobState:
+        """The state before a write: the caller has just read it."""
+        return self._last.get(device) or self.read(device)
+
+    def _check_range(self, state: KnobState, lowest: int, value: int) -> None:
+        """Name the range, which the driver's own refusal does not."""
+        if lowest <= value <= (state.maximum or value):
+            return
+        setting, low, high = (
+            format_setting(self.knob, one) for one in (value, lowest, state.maximum)
+        )
+        raise actuator_error(
+            f"set the {self.knob.value} of {state.name} to {setting}",
+            f"the range is {low} to {high}",
+            "Ask for a value in that range.",
+            Trouble.MALFORMED,
+        )
+
+
+class GpuPower(_GpuActuator):
+    """The Actuator of GPU_POWER."""
+
+    knob = Knob.GPU_POWER
 
     def write(self, device: str, value: int | None) -> KnobState:
-        """Set it and read it back; ``enforced`` is waited for, for a fifth of a second at most.
+        """Set the limit and read it back.
 
-        If ``enforced`` is still higher then, the device has not yet obeyed.
+        ``enforced`` is waited for; if it is still higher after that, the device does not obey yet.
         """
         name = self._boards.name(device)
         if value is None:
             raise not_removable_error(self.knob, name)
-        before = self.read(device)
-        self._refuse_outside(before, value)
+        before = self._before(device)
+        self._check_range(before, before.minimum or 0, value)
         self._boards.ask(
             device, "set the power limit of", "nvmlDeviceSetPowerManagementLimit", value
         )
@@ -74,24 +106,22 @@ class GpuPower:
             raise not_honoured_error(self.knob, state.name, value, state.requested)
         return state
 
-    def close(self) -> None:
-        self._boards.close()
-
     def _state(self, board: NvmlBoard) -> KnobState:
-        ask, maybe = self._boards.ask, self._boards.ask_maybe
-        requested = ask(board.id, "read the power limit of", "nvmlDeviceGetPowerManagementLimit")
+        maybe = self._boards.ask_maybe
+        requested = self._boards.ask(
+            board.id, "read the power limit of", "nvmlDeviceGetPowerManagementLimit"
+        )
         enforced = maybe(
             board.id, "read the enforced power limit of", "nvmlDeviceGetEnforcedPowerLimit"
         )
         default = maybe(
             board.id, "read the default limit of", "nvmlDeviceGetPowerManagementDefaultLimit"
         )
-        constraints = maybe(
+        minimum, maximum = maybe(
             board.id,
             "read the range of the power limit of",
             "nvmlDeviceGetPowerManagementLimitConstraints",
-        )
-        minimum, maximum = constraints or (None, None)
+        ) or (None, None)
         return KnobState(
             CapKey(self.knob, board.id),
             board.name,
@@ -103,114 +133,67 @@ class GpuPower:
             aliases=board.aliases,
         )
 
-    def _refuse_outside(self, state: KnobState, value: int) -> None:
-        """Say what the range is, which the driver's own refusal does not."""
-        low, high = state.minimum or 0, state.maximum
-        if low <= value and (high is None or value <= high):
-            return
-        raise actuator_error(
-            f"set the power limit of {state.name} to {format_setting(self.knob, value)}",
-            f"it can be {format_setting(self.knob, low)} to {format_setting(self.knob, high)}",
-            "Ask for something within that range.",
-            Trouble.MALFORMED,
-        )
 
-
-_SM_CLOCK = 1  # NVML_CLOCK_SM
-
-
-class GpuClock:
-    """The Actuator of GPU_CLOCK. ``enforced`` is told while the SM clock is seen to obey."""
+class GpuClock(_GpuActuator):
+    """The Actuator of GPU_CLOCK. ``enforced`` is reported while the SM clock obeys the lock."""
 
     knob = Knob.GPU_CLOCK
 
     def __init__(self, boards: NvmlBoards, clock: Clock) -> None:
-        self._boards = boards
-        self._clock = clock
-        self._ours: dict[str, int] = {}
-        self._generation = boards.generation
+        super().__init__(boards, clock)
+        self._locks: dict[str, int] = {}
+        self._session = boards.generation
         self._ranges: dict[str, tuple[int | None, int]] = {}  # they never change
-
-    def devices(self) -> tuple[KnobState, ...]:
-        states = []
-        for board in self._boards.all():
-            with contextlib.suppress(ActuatorError):
-                states.append(self._state(board))
-        return tuple(states)
-
-    def slots(self) -> int:
-        return self._boards.slots()
-
-    def id_at(self, slot: int) -> str | None:
-        return self._boards.id_at(slot)
-
-    def read(self, device: str) -> KnobState:
-        return self._state(self._boards.board(device))
 
     def write(self, device: str, value: int | None) -> KnobState:
         """Lock the clock to ``value`` at most; None unlocks it, whoever locked it."""
         if value is None:
             self._boards.ask(device, "unlock the clocks of", "nvmlDeviceResetGpuLockedClocks")
-            self._ours.pop(device, None)
+            self._locks.pop(device, None)
             return self.read(device)
-        before = self.read(device)
+        before = self._before(device)
         lowest = before.minimum or 0
-        if not max(1, lowest) <= value <= (before.maximum or value):
-            raise actuator_error(
-                f"lock the clocks of {before.name} to {format_setting(self.knob, value)}",
-                f"they can be {lowest} to {before.maximum} MHz",
-                "Ask for something within that range.",
-                Trouble.MALFORMED,
-            )
-        # The lower bound is the lowest clock there is: an idle board may go on to sleep.
+        self._check_range(before, max(1, lowest), value)
+        # The lower bound is the lowest clock there is, so that an idle board can still sleep.
         self._boards.ask(
             device, "lock the clocks of", "nvmlDeviceSetGpuLockedClocks", lowest, value
         )
-        self._ours[device] = value
+        self._locks[device] = value
         return wait_for_state(
             self._clock, lambda: self.read(device), lambda now: now.enforced == value
         )
 
-    def close(self) -> None:
-        self._boards.close()
-
     def _state(self, board: NvmlBoard) -> KnobState:
-        minimum, maximum = self._range(board.id)
+        if board.id not in self._ranges:
+            self._ranges[board.id] = self._range(board.id)
+        minimum, maximum = self._ranges[board.id]
         clock = self._boards.ask_maybe(
             board.id, "read the SM clock of", "nvmlDeviceGetClockInfo", _SM_CLOCK
         )
-        ours = self._lock(board.id)
-        obeyed = ours is not None and clock is not None and clock <= ours
+        if self._session != self._boards.generation:
+            self._session = self._boards.generation
+            self._locks.clear()  # the driver was reloaded, and no clock is locked any more
+        lock = self._locks.get(board.id)
+        obeyed = lock is not None and clock is not None and clock <= lock
         return KnobState(
             CapKey(self.knob, board.id),
             board.name,
             minimum=minimum,
             default=maximum,
             maximum=maximum,
-            requested=ours,
-            enforced=ours if obeyed else None,
+            requested=lock,
+            enforced=lock if obeyed else None,
             aliases=board.aliases,
         )
 
-    def _lock(self, device: str) -> int | None:
-        if self._generation != self._boards.generation:
-            self._generation = self._boards.generation
-            self._ours.clear()  # the driver was away, and clocks are not locked any more
-        return self._ours.get(device)
-
     def _range(self, device: str) -> tuple[int | None, int]:
-        known = self._ranges.get(device)
-        if known is None:
-            known = self._ranges[device] = self._ask_range(device)
-        return known
-
-    def _ask_range(self, device: str) -> tuple[int | None, int]:
-        ask = self._boards.ask
-        highest = int(ask(device, "read the clocks of", "nvmlDeviceGetMaxClockInfo", _SM_CLOCK))
+        highest = self._boards.ask(
+            device, "read the clocks of", "nvmlDeviceGetMaxClockInfo", _SM_CLOCK
+        )
         memory = self._boards.ask_maybe(
             device, "read the memory clocks of", "nvmlDeviceGetSupportedMemoryClocks"
         )
         clocks = memory and self._boards.ask_maybe(
             device, "list the clocks of", "nvmlDeviceGetSupportedGraphicsClocks", max(memory)
         )
-        return (min(clocks) if clocks else None), highest
+        return (min(clocks) if clocks else None), int(highest)

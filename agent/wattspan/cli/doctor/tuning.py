@@ -119,7 +119,7 @@ def _states(
     knob: Knob, context: SourceContext, domains: Collection[Domain]
 ) -> Iterator[KnobState | ActuatorError]:
     """What each device says of itself; why not, if it is measured here and has such a knob."""
-    from wattspan.capper.actuators.discovery import SYSFS, open_actuators
+    from wattspan.capper.actuators import SYSFS, open_actuators
 
     kind = HwType.CPU if knob is Knob.CPU_POWER else HwType.GPU
     for actuator in open_actuators(

@@ -15,7 +15,7 @@ import pytest
 from support.emulated_faults import FaultyPowercapTree
 from support.fake_knobs import FakeRapl
 from support.powercap_layouts import LAYOUTS
-from wattspan.capper.actuators.cpu_power import CpuPower
+from wattspan.capper.actuators.cpu import CpuPower
 from wattspan.model import KnobState, Trouble
 from wattspan.ports import ActuatorError
 from wattspan.testing import ManualClock

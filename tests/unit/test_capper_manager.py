@@ -38,6 +38,15 @@ def test_a_hold_stands_and_is_on_disk(bench: Bench) -> None:
     assert row.expires == bench.clock.monotonic() + 10 * 10**9
 
 
+def test_a_write_takes_three_reads_of_its_device(bench: Bench) -> None:
+    bench.actuator.reads = 0
+    bench.hold(500 * W)
+    assert bench.actuator.reads == 3
+    bench.manager.release(1)
+    assert bench.actuator.reads == 6
+    assert bench.actuator.written == [("gpu0", 500 * W), ("gpu0", 650 * W)]
+
+
 def test_what_a_new_hold_does_not_name_is_given_back(bench: Bench) -> None:
     bench.hold(500 * W, 0, 1)
     bench.hold(550 * W, 1)

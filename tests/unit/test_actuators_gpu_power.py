@@ -52,6 +52,13 @@ def test_a_board_without_a_name_is_still_told_from_others(host: Host) -> None:
     assert host.power.read(B).name == "GPU 1"
 
 
+def test_a_write_after_a_read_reads_the_board_once(host: Host) -> None:
+    host.power.read(A)
+    host.nvml.calls.clear()
+    host.power.write(A, 300_000)
+    assert host.nvml.calls.count("nvmlDeviceGetPowerManagementLimit") == 1
+
+
 def test_only_the_first_setter_is_called(host: Host) -> None:
     host.power.write(A, 300_000)
     setters = [call for call in host.nvml.calls if call.startswith("nvmlDeviceSet")]
@@ -100,7 +107,7 @@ def test_success_that_changes_nothing_is_found_out(host: Host) -> None:
 
 def test_what_is_out_of_range_is_refused_with_the_range(host: Host) -> None:
     for value in (199_999, 700_001):
-        assert "it can be 200 W to 700 W" in str(host.refused(A, value))
+        assert "the range is 200 W to 700 W" in str(host.refused(A, value))
     assert "nvmlDeviceSetPowerManagementLimit" not in host.nvml.calls
 
 

@@ -1,0 +1,423 @@
+"""CPU packages' long-term power limits (RAPL's PL1), through Linux's powercap tree.
+
+The kernel numbers zones in hexadecimal in the order of their registration, psys among the packages,
+and a constraint's number does not tell its limit. So both are found by name. Zones of a package's
+parts and of memory have limits of their own on some processors, and psys is the limit of the whole
+board: they are not written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from wattspan.capper.actuators.common import (
+    actuator_error,
+    is_enforced,
+    is_honoured,
+    not_honoured_error,
+    not_removable_error,
+    wait_for_state,
+)
+from wattspan.model import CapKey, Knob, KnobState, Trouble
+from wattspan.ports import ActuatorError, Clock
+
+POWERCAP_CLASS = "class/powercap"
+LONG_TERM = "long_term"
+_PACKAGE = re.compile(r"package-\d+(-die-\d+)?")
+_DIRECTORY = re.compile(r"intel-rapl(-mmio)?:[0-9a-f]+")
+_CONSTRAINT = re.compile(r"constraint_(\d+)_name")
+_LOCK_ERRORS = frozenset({errno.ENODATA, errno.EIO})
+"""What writing to a locked register ends in: the kernel makes ENODATA of its own EACCES."""
+
+
+@dataclass(frozen=True, slots=True)
+class PowerConstraint:
+    """One zone's long-term constraint."""
+
+    directory: Path
+    number: int
+
+    def path(self, what: str) -> Path:
+        return self.directory / f"constraint_{self.number}_{what}"
+
+    @property
+    def power(self) -> Path:
+        return self.path("power_limit_uw")
+
+    @property
+    def enabled(self) -> Path:
+        return self.directory / "enabled"
+
+
+@dataclass(frozen=True, slots=True)
+class CpuPackage:
+    """A package, or a die with a zone of its own.
+
+    ``mirrors`` are the same package's limits in other interfaces: separate registers, of which
+    the processor obeys the lowest. They are read and never written.
+    """
+
+    name: str
+    limit: PowerConstraint
+    mirrors: tuple[PowerConstraint, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """The id of its energy's domain."""
+        return f"rapl:{self.name}"
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its files are still its own: directories are numbered anew on hot-plug."""
+        return (
+            read_line(self.limit.directory / "name") == self.name
+            and read_line(self.limit.path("name")) == LONG_TERM
+        )
+
+
+def find_packages(sysfs: Path) -> tuple[CpuPackage, ...]:
+    """Every package that has a long-term limit, in the order of names.
+
+    Two drivers (of MSR and of TPMI) may both register a package. Either limit holds, so the
+    first is taken and the other counts as a mirror.
+    """
+    found: dict[str, list[PowerConstraint]] = {}
+    for directory in _zones(sysfs):
+        name = read_line(directory / "name") or ""
+        number = _long_term(directory) if _PACKAGE.fullmatch(name) else None
+        if number is not None:
+            found.setdefault(name, []).append(PowerConstraint(directory, number))
+    return tuple(
+        CpuPackage(name, limits[0], tuple(limits[1:]))
+        for name, limits in sorted(found.items(), key=lambda entry: _natural_sort_key(entry[0]))
+        if not limits[0].directory.name.startswith("intel-rapl-mmio")
+    )
+
+
+def read_line(path: Path) -> str | None:
+    """The one line in ``path``; None if it cannot be read."""
+    try:
+        return path.read_bytes().decode(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _zones(sysfs: Path) -> list[Path]:
+    """Directories of zones at the top of their control type; those of MMIO come last."""
+    entries = [
+        entry for entry in _entries(sysfs / POWERCAP_CLASS) if _DIRECTORY.fullmatch(entry.name)
+    ]
+    return sorted(entries, key=lambda entry: ("mmio" in entry.name, _natural_sort_key(entry.name)))
+
+
+def _long_term(directory: Path) -> int | None:
+    for entry in _entries(directory):
+        match = _CONSTRAINT.fullmatch(entry.name)
+        if match and read_line(entry) == LONG_TERM:
+            return int(match[1])
+    return None
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return []
+
+
+def _natural_sort_key(text: str) -> tuple[tuple[int, str], ...]:
+    """A sort key that puts package-2 before package-10, and intel-rapl:9 before intel-rapl:a."""
+    parts = re.split(r"(?<=[-:])([0-9a-f]+)(?![0-9a-z])", text)
+    return tuple(
+        (int(part, 16), "") if place % 2 else (-1, part) for place, part in enumerate(parts)
+    )
+
+
+class CpuPower:
+    """The Actuator of CPU_POWER.
+
+    The kernel reports no default. It is the part's thermal specification (``max_power_uw``), with
+    which processors start; where that is 0 or missing, the limit that this process read first.
+    """
+
+    knob = Knob.CPU_POWER
+
+    def __init__(
+        self,
+        sysfs: Path,
+        clock: Clock,
+        *,
+        put: Callable[[Path, int], None] | None = None,
+        answers_after: int = 0,
+    ) -> None:
+        """``put`` writes a number into a file; OSError if the kernel refuses it.
+
+        A kernel rounds or refuses within the write. An emulated host has ordinary files, and
+        applies them within ``answers_after`` nanoseconds.
+        """
+        self._sysfs = sysfs
+        self._answers_after = answers_after
+        self._put_number = put or write_number
+        self._clock = clock
+        self._first: dict[str, int] = {}
+        self._packages: dict[str, CpuPackage] = {}
+        self._last: dict[str, KnobState] = {}
+
+    def devices(self) -> tuple[KnobState, ...]:
+        states = []
+        for package in self._find():
+            with contextlib.suppress(ActuatorError):
+                states.append(self._state(package))
+        return tuple(states)
+
+    def slots(self) -> int:
+        return len(self._find())
+
+    def id_at(self, slot: int) -> str | None:
+        packages = tuple(self._packages)
+        return packages[slot] if slot < len(packages) else None
+
+    def read(self, device: str) -> KnobState:
+        state = self._last[device] = self._state(self._package(device))
+        return state
+
+    def write(self, device: str, value: int | None) -> KnobState:
+        """Set the limit and read back the result: the hardware rounds down to its unit.
+
+        A locked register is reported as ``locked``, whether the kernel refuses the write or the
+        value just stays.
+        """
+        package = self._package(device)
+        if value is None:
+            raise not_removable_error(self.knob, package.name)
+        if value <= 0:
+            raise actuator_error(
+                f"set {package.name} to {value / 1000:g} W",
+                "a limit must be above 0 W",
+                "Ask for more.",
+                Trouble.MALFORMED,
+            )
+        before = self._last.get(device) or self.read(device)  # the caller has just read it
+        thing = f"set the power limit of {package.name}"
+        if before.requested is None:
+            raise unset_limit_error(thing)
+        if value < before.requested and not _enabled(package.limit):
+            self._refuse_without_force(package, thing)
+        self._put(package, thing, value * 1000)
+        self._clock.sleep_until(self._clock.monotonic() + self._answers_after)
+        state = wait_for_state(
+            self._clock, lambda: self.read(device), lambda now: is_enforced(before, now, value)
+        )
+        if is_honoured(value, state.requested):
+            return state
+        if state.requested == before.requested:
+            raise locked_error(thing, "it took a value and kept the old one")
+        raise not_honoured_error(self.knob, package.name, value, state.requested)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _find(self) -> tuple[CpuPackage, ...]:
+        packages = find_packages(self._sysfs)
+        self._packages = {package.id: package for package in packages}
+        return packages
+
+    def _package(self, device: str) -> CpuPackage:
+        known = self._packages.get(device)
+        if known is not None and known.is_there:
+            return known
+        self._find()
+        if device in self._packages:
+            return self._packages[device]
+        seen = device in self._first
+        raise actuator_error(
+            f"find {device}",
+            "its zone has vanished" if seen else "no such package has a long-term power limit",
+            "A package taken offline, or an unloaded driver, takes its zones with it."
+            if seen
+            else f"See {self._sysfs / POWERCAP_CLASS}.",
+            Trouble.RETRY if seen else Trouble.ABSENT,
+        )
+
+    def _state(self, package: CpuPackage) -> KnobState:
+        requested = _power(package.limit, package.name)
+        first = self._first.get(package.id) or requested
+        if first is not None:
+            self._first[package.id] = first
+        specified = _milliwatts(_microwatts(package.limit.path("max_power_uw")))
+        minimum = _milliwatts(_microwatts(package.limit.path("min_power_uw")))
+        return KnobState(
+            CapKey(self.knob, package.id),
+            package.name,
+            minimum=minimum,
+            default=specified or first,
+            maximum=max(specified or 0, first or 0) or None,
+            requested=requested,
+            enforced=_enforced(package, requested),
+            aliases=(package.limit.directory.name, package.name),
+        )
+
+    def _refuse_without_force(self, package: CpuPackage, thing: str) -> None:
+        """ActuatorError: the limits are switched off or locked, which the kernel reports alike.
+
+        A write of the present value distinguishes them and changes nothing.
+        """
+        present = _microwatts(package.limit.power)
+        if present:
+            self._put(package, thing, present)
+        raise disabled_error(thing, str(package.limit.directory))
+
+    def _put(self, package: CpuPackage, thing: str, microwatts: int) -> None:
+        try:
+            self._put_number(package.limit.power, microwatts)
+        except OSError as error:
+            if error.errno in _LOCK_ERRORS and _microwatts(package.limit.power) is not None:
+                how = f"the driver refuses every value ({errno.errorcode[error.errno]})"
+                raise locked_error(thing, how) from None
+            raise powercap_error(thing, error) from None
+
+
+def write_number(path: Path, number: int) -> None:
+    """Write ``number`` into the file at ``path``, in one piece, as ``echo`` would."""
+    fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+    try:
+        os.write(fd, b"%d\n" % number)
+    finally:
+        os.close(fd)
+
+
+def _power(limit: PowerConstraint, name: str) -> int | None:
+    """The limit in milliwatts; None for 0, which a register shows that was never set."""
+    thing = f"read the power limit of {name}"
+    try:
+        content = limit.power.read_bytes()
+    except OSError as error:
+        raise powercap_error(thing, error) from None
+    text = content.strip()
+    if not text.isdigit():
+        raise actuator_error(
+            thing,
+            f"{text[:32].decode(errors='replace')!r} is no number of microwatts",
+            "It is read again.",
+            Trouble.MALFORMED,
+        )
+    return _milliwatts(int(text))
+
+
+def _enforced(package: CpuPackage, requested: int | None) -> int | None:
+    """The lowest of the package's limits that are in force; None if none is known to be."""
+    limits = [requested] if _enabled(package.limit) else []
+    for mirror in package.mirrors:
+        with contextlib.suppress(ActuatorError):
+            limits.append(_power(mirror, package.name) if _enabled(mirror) else None)
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _enabled(limit: PowerConstraint) -> bool:
+    """Whether the zone's limits are in force; a zone that does not tell has no switch."""
+    return read_line(limit.enabled) != "0"
+
+
+def _microwatts(path: Path) -> int | None:
+    text = read_line(path)
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _milliwatts(microwatts: int | None) -> int | None:
+    """None for 0 too: parts that specify nothing say 0.
+
+    Rounded up, for the hardware rounds down: what was read can be written back exactly.
+    """
+    return -(-microwatts // 1000) if microwatts else None
+
+
+DEVICE_GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.ENOENT, errno.ESTALE})
+
+_ROOT_REMEDY = "Limits may be written by root only; run `wattspan capper` as root."
+_CAUSES: dict[int, tuple[Trouble, str, str]] = {
+    errno.EACCES: (Trouble.DENIED, "permission denied (EACCES)", _ROOT_REMEDY),
+    errno.EPERM: (Trouble.DENIED, "operation not permitted (EPERM)", _ROOT_REMEDY),
+    errno.EROFS: (
+        Trouble.DENIED,
+        "sysfs is mounted read-only (EROFS)",
+        "Run `wattspan capper` outside the container, or without ProtectKernelTunables=.",
+    ),
+    errno.ENODATA: (
+        Trouble.RETRY,
+        "the driver could not read or write the register (ENODATA)",
+        "It is tried again; a package that is offline answers so.",
+    ),
+    errno.EIO: (
+        Trouble.RETRY,
+        "the register could not be reached (EIO)",
+        "It is tried again; if it stays so, look at the kernel's log for MSR errors.",
+    ),
+    errno.EBUSY: (
+        Trouble.RETRY,
+        "the device is busy (EBUSY)",
+        "It is tried again; firmware or another driver holds the interface.",
+    ),
+    errno.EINVAL: (
+        Trouble.MALFORMED,
+        "the driver says that this is no value of it (EINVAL)",
+        "Ask for something within the range that `wattspan caps status` shows.",
+    ),
+    errno.ENODEV: (
+        Trouble.RETRY,
+        "the package is gone (ENODEV)",
+        "A package taken offline answers so; it is looked for again.",
+    ),
+    errno.ENOENT: (
+        Trouble.RETRY,
+        "the zone has vanished",
+        "A package taken offline, or an unloaded driver, takes its zones with it.",
+    ),
+}
+
+
+def powercap_error(thing: str, error: OSError) -> ActuatorError:
+    """Why ``thing``, as in "set the power limit of package-0", ended in ``error``."""
+    number = error.errno or 0
+    trouble, cause, remedy = _CAUSES.get(
+        number, (Trouble.RETRY, os.strerror(number).lower(), "It is tried again.")
+    )
+    return actuator_error(thing, cause, remedy, trouble)
+
+
+def locked_error(thing: str, how: str) -> ActuatorError:
+    """Firmware has locked the register; ``how`` it showed."""
+    return actuator_error(
+        thing,
+        f"{how}: firmware has locked the register until the next boot",
+        "Look for a power limit lock (package power limit lock, RAPL lock) in the firmware's "
+        "setup, and reboot.",
+        Trouble.DENIED,
+        locked=True,
+    )
+
+
+def disabled_error(thing: str, directory: str) -> ActuatorError:
+    """The zone's limits are there and not in force."""
+    return actuator_error(
+        thing,
+        "its limits are switched off, so a lower one would change nothing",
+        f"Switch them on with `echo 1 > {directory}/enabled`, if they are to hold.",
+        Trouble.ABSENT,
+    )
+
+
+def unset_limit_error(thing: str) -> ActuatorError:
+    """The zone shows a limit of 0, which could not be given back."""
+    return actuator_error(
+        thing,
+        "it shows a limit of 0 W, as registers do that were never set, so nothing could be "
+        "given back",
+        "Write the limit that should stand there into its power_limit_uw once, as root.",
+        Trouble.ABSENT,
+    )
