@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from wattspan.clock import SystemClock
+from wattspan.emulation.boards import EnergyLog
 from wattspan.emulation.control import HOST_VARIABLE, ControlClient, EmulatedGpu, running_host
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.powercap_engine import CounterLog
 from wattspan.emulation.profiles import profile_named
 from wattspan.emulation.workloads import ScriptedLoad
 from wattspan.ports import WattspanError
@@ -56,7 +56,8 @@ def test_a_guest_may_not_break_the_host_or_act_for_another() -> None:
 
 def test_a_guest_that_ends_leaves_its_board() -> None:
     with EmulatedHost(profile_named("epyc-a40")) as host:
-        code = "from wattspan.emulation.control import EmulatedGpu; EmulatedGpu(0)"
+        code = "from wattspan.emulation.boards import EnergyLog
+from wattspan.emulation.control import EmulatedGpu; EmulatedGpu(0)"
         environ = {**os.environ, HOST_VARIABLE: str(host.directory)}
         for _ in range(2):
             subprocess.run([sys.executable, "-c", code], env=environ, check=True)
@@ -92,11 +93,11 @@ def test_the_truth_between_two_steps_is_exact(tmp_path: Path) -> None:
             gpus.spent_at(0, [start - 1_000_000_000])
 
 
-def test_what_a_zone_had_counted_is_told_between_the_steps_that_are_kept() -> None:
-    log = CounterLog(kept=2)
+def test_energy_log_interpolates_between_recorded_times() -> None:
+    log = EnergyLog[str](2)
     for time in (0, 10, 20):
         log.record(time, {"package": time * 3})
     assert log.at(15) == {"package": 45}
-    assert log.at(99) == {"package": 60}
-    with pytest.raises(LookupError, match="not remembered"):
-        log.at(5)
+    for time in (5, 99):
+        with pytest.raises(LookupError, match="not remembered"):
+            log.at(time)

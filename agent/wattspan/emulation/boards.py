@@ -17,12 +17,15 @@ model everywhere: fitted to published sweeps for V100 and A40, assumed for the r
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from itertools import pairwise
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Generic, NamedTuple, TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +312,41 @@ def picojoules(power: int, duration: int) -> int:
     return power * duration
 
 
+K = TypeVar("K", bound=Hashable)
+
+
+class EnergyLog(Generic[K]):
+    """Cumulative energies by key at recent times; linear between two recorded times.
+
+    Power is constant between two steps of an emulated board or package, so the energies at a time
+    in between are exact.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._entries: deque[tuple[int, Mapping[K, int]]] = deque(maxlen=most)
+
+    def record(self, time: int, energies: Mapping[K, int]) -> None:
+        """Times must not decrease; the newest entry of a time counts."""
+        if self._entries and self._entries[-1][0] == time:
+            self._entries.pop()
+        self._entries.append((time, energies))
+
+    def at(self, time: int) -> dict[K, int]:
+        """The energies at ``time``; LookupError outside the recorded times."""
+        entries = self._entries
+        if not entries or not entries[0][0] <= time <= entries[-1][0]:
+            known = f"{entries[0][0]} to {entries[-1][0]}" if entries else "nothing"
+            raise LookupError(f"the truth about {time} is not remembered, only {known}")
+        place = bisect_left(entries, time, key=itemgetter(0))
+        (end, after), (start, before) = entries[place], entries[max(0, place - 1)]
+        part, whole = time - start, max(1, end - start)
+        return {
+            key: early + (late - early) * part // whole
+            for key, late in after.items()
+            for early in (before.get(key, 0),)
+        }
+
+
 _ORIGIN = "published measurement, ml-energy/zeus (NSDI '23), Apache-2.0"
 
 
@@ -399,21 +437,14 @@ H100 = EmulatedBoard(
     sensor=_HOPPER,
     basis=_ASSUMED,
 )
-H200 = EmulatedBoard(
+H200 = replace(
+    H100,
     key="h200",
     name="NVIDIA H200",
-    architecture=9,
-    compute=(9, 0),
-    brand=14,
     pci_device=0x2335_10DE,
-    multiprocessors=132,
     memory=141 * _GIB,
-    reserved_memory=_GIB // 2,
-    limits=(200_000, 700_000, 700_000),
     silicon=Silicon(78_000, 120_000, 507_000, 345, 1980, knee=0.6, flat_voltage=0.8),
     memory_mhz=3201,
-    sensor=_HOPPER,
-    basis=_ASSUMED,
 )
 A40 = EmulatedBoard(
     key="a40",
@@ -449,20 +480,17 @@ V100 = EmulatedBoard(
     counter_step=20 * _MS,
     basis=_FITTED,
 )
-P100 = EmulatedBoard(  # Pascal: power, but no energy counter
+P100 = replace(  # Pascal: power, but no energy counter
+    V100,
     key="p100",
     name="Tesla P100-PCIE-16GB",
     architecture=4,
     compute=(6, 0),
-    brand=2,
     pci_device=0x15F8_10DE,
     multiprocessors=56,
-    memory=16 * _GIB,
-    reserved_memory=_GIB // 4,
     limits=(125_000, 250_000, 250_000),
     silicon=Silicon(28_000, 50_000, 190_000, 544, 1324, knee=0.75, flat_voltage=0.86),
     memory_mhz=715,
-    sensor=_VOLTA,
     counter_step=None,
     basis="model: limits captured, shape assumed",
 )

@@ -3,22 +3,14 @@
 Pure: the caller brings the time. Between two steps power is constant, and it is the power that
 was published; a step first accounts for that stretch, then lets controls and demands decide the
 next. So whatever a client read in between was true, and the energy is the exact integral of it.
-
-Where the energy of an emulated GPU had gone at any recent moment.
-
-Power changes only when the board's state advances, so between two noted states every energy is
-a straight line: what is told of a time in between is exact, not an estimate.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from operator import itemgetter
 from typing import NamedTuple
 
 from wattspan.emulation.boards import (
@@ -373,59 +365,3 @@ def _operating_point(gpu: GpuState) -> GpuState:
         for tenant, grant in zip(gpu.tenants, point.grants, strict=True)
     )
     return replace(gpu, point=point, tenants=tenants)
-
-
-MAX_LOG_ENTRIES = 15_000  # states; five minutes at 50 a second
-
-_AT = itemgetter(0)
-
-
-class GpuEnergyTotals(NamedTuple):
-    """What a GPU had spent at one time, in microjoules, and on which processes."""
-
-    energy: int
-    processes: dict[int, int]
-
-
-class _EnergyEntry(NamedTuple):
-    at: int
-    energy: int  # picojoules, like those of the processes
-    processes: dict[int, int]
-
-
-class GpuEnergyLog:
-    """The recent states of one GPU, as far as energy is concerned."""
-
-    def __init__(self, kept: int = MAX_LOG_ENTRIES) -> None:
-        self._states: deque[_EnergyEntry] = deque(maxlen=kept)
-
-    def record(self, gpu: GpuState) -> None:
-        """Remember a state. States come in the order of time."""
-        processes = dict(gpu.departed)
-        for tenant in gpu.tenants:
-            processes[tenant.pid] = processes.get(tenant.pid, 0) + tenant.energy
-        noted = _EnergyEntry(gpu.at, gpu.energy, processes)
-        if self._states and self._states[-1].at == noted.at:
-            self._states.pop()
-        self._states.append(noted)
-
-    def at(self, time: int) -> GpuEnergyTotals:
-        """What had been spent at ``time``; LookupError before or after what is remembered."""
-        states = self._states
-        if not states or not states[0].at <= time <= states[-1].at:
-            known = f"{states[0].at} to {states[-1].at}" if states else "nothing"
-            raise LookupError(f"the truth about {time} is not remembered, only {known}")
-        place = bisect_left(states, time, key=_AT)
-        after, before = states[place], states[max(0, place - 1)]
-        elapsed, since = max(1, after.at - before.at), time - before.at
-
-        def between(early: int, late: int) -> int:
-            return (early + (late - early) * since // elapsed) // PICOJOULES
-
-        return GpuEnergyTotals(
-            between(before.energy, after.energy),
-            {
-                pid: between(before.processes.get(pid, 0), energy)
-                for pid, energy in after.processes.items()
-            },
-        )

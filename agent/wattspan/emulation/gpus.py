@@ -15,15 +15,15 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
-from wattspan.emulation.boards import BOARDS, PICOJOULES, EmulatedBoard
+import psutil
+
+from wattspan.emulation.boards import BOARDS, PICOJOULES, EmulatedBoard, EnergyLog
 from wattspan.emulation.control import Closeable
 from wattspan.emulation.gpu_engine import (
     Controls,
     EnergySplit,
-    GpuEnergyLog,
-    GpuEnergyTotals,
     GpuState,
     GpuTenant,
     ProcessKind,
@@ -61,7 +61,25 @@ DRIVER_VERSION = "580.95.05"
 NVML_VERSION = "13.580.95.05"
 CUDA_VERSION = 13000
 _GIB = 1 << 30
-_PROC = Path("/proc")
+
+
+MAX_LOG_ENTRIES = 15_000  # states; five minutes at 50 a second
+_BOARD = 0  # the key of the whole board's energy, beside those of pids
+
+
+class GpuEnergyTotals(NamedTuple):
+    """The energy of a GPU at one time, in microjoules, and that of its processes."""
+
+    energy: int
+    processes: dict[int, int]
+
+
+def _energies(gpu: GpuState) -> dict[int, int]:
+    """Picojoules of the whole board and of each process."""
+    energies = {_BOARD: gpu.energy, **dict(gpu.departed)}
+    for tenant in gpu.tenants:
+        energies[tenant.pid] = energies.get(tenant.pid, 0) + tenant.energy
+    return energies
 
 
 class EmulatedGpus(Closeable):
@@ -89,9 +107,9 @@ class EmulatedGpus(Closeable):
         self._outside = [Controls(limit=board.limits[1]) for board in kinds]
         born = clock.monotonic()
         self._gpus = [new_gpu(board, born) for board in kinds]
-        self._logs = [GpuEnergyLog() for _ in kinds]
+        self._logs = [EnergyLog[int](MAX_LOG_ENTRIES) for _ in kinds]
         for log, gpu in zip(self._logs, self._gpus, strict=True):
-            log.record(gpu)
+            log.record(gpu.at, _energies(gpu))
 
         def fill(host: HostRecord) -> None:
             host.header.gpus = len(kinds)
@@ -139,13 +157,20 @@ class EmulatedGpus(Closeable):
             return energy_split(self._gpus[gpu])
 
     def spent_at(self, gpu: int, times: Sequence[int]) -> list[GpuEnergyTotals]:
-        """Where the GPU's energy had gone at each of some monotonic times, exactly.
+        """The GPU's energy at each of some monotonic times, exactly.
 
-        LookupError for a time that is yet to come, or longer ago than is remembered.
+        LookupError for a future time, or one before the recorded times.
         """
         with self._lock:
             self._advance(gpu)
-            return [self._logs[gpu].at(time) for time in times]
+            found = [self._logs[gpu].at(time) for time in times]
+        return [
+            GpuEnergyTotals(
+                energies.pop(_BOARD) // PICOJOULES,
+                {pid: energy // PICOJOULES for pid, energy in energies.items()},
+            )
+            for energies in found
+        ]
 
     # --------------------------------------------------------------------------- processes
 
@@ -289,7 +314,7 @@ class EmulatedGpus(Closeable):
             gpu = step(before, max(now.mono, before.at), now.wall, asked, self._hosts())
             self._gpus[index] = gpu = gpu if change is None else change(gpu)
             self._record_finished(index)
-            self._logs[index].record(gpu)
+            self._logs[index].record(gpu.at, _energies(gpu))
             publish(live, gpu, record.mig != 0, before)
 
     def _record_finished(self, index: int) -> None:
@@ -340,10 +365,9 @@ def board_named(key: str) -> EmulatedBoard:
 def _alive(pid: int) -> bool:
     """Whether the process still runs: a zombie holds no GPU context."""
     try:
-        stat = (_PROC / str(pid) / "stat").read_text()
-    except OSError:
+        return psutil.Process(pid).status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+    except psutil.Error:
         return False
-    return stat.rpartition(")")[2].split()[0] not in {"Z", "X"}
 
 
 _IDLE, _LOCKED, _POWER_CAP, _HW_SLOWDOWN = 0x1, 0x2, 0x4, 0x8

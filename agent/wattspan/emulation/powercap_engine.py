@@ -18,14 +18,12 @@ from __future__ import annotations
 
 import os
 import threading
-from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from pathlib import Path
 
 from wattspan.clock import SystemClock
+from wattspan.emulation.boards import EnergyLog
 from wattspan.emulation.powercap_tree import CounterScope, EmulatedZone, PowercapTree, zone_at
 from wattspan.emulation.workloads import GpuWork, WorkLog
 from wattspan.model import MILLISECOND, Microjoules, energy_at
@@ -320,32 +318,6 @@ class PackageLimits:
 
 MAX_LOG_ENTRIES = 60_000  # steps; a minute at a thousand a second
 
-_AT = itemgetter(0)
-
-
-class CounterLog:
-    """The recent steps of a powercap engine: time, and what each zone had spent."""
-
-    def __init__(self, kept: int = MAX_LOG_ENTRIES) -> None:
-        self._steps: deque[tuple[int, Mapping[str, int]]] = deque(maxlen=kept)
-
-    def record(self, time: int, energies: Mapping[str, int]) -> None:
-        self._steps.append((time, energies))
-
-    def at(self, time: int) -> dict[str, int]:
-        """Microjoules by zone at ``time``, a straight line between two steps.
-
-        After the last step it is that step's; LookupError before the first that is kept.
-        """
-        steps = self._steps
-        if not steps or time < steps[0][0]:
-            raise LookupError(f"the truth about {time} is not remembered")
-        place = min(bisect_left(steps, time, key=_AT), len(steps) - 1)
-        (late, after), (early, before) = steps[place], steps[max(0, place - 1)]
-        part, whole = min(time, late) - early, max(1, late - early)
-        return {zone: before[zone] + (after[zone] - before[zone]) * part // whole for zone in after}
-
-
 SocketLoad = Callable[[], Sequence[int]]
 """CPU nanoseconds spent on each emulated socket since some fixed moment."""
 
@@ -469,7 +441,7 @@ class PowercapRunner:
         self._also = also
         self._clock = clock
         self._period = period
-        self._log = CounterLog()
+        self._log = EnergyLog[str](MAX_LOG_ENTRIES)
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -498,7 +470,7 @@ class PowercapRunner:
         """
         with self._lock:
             self._step()
-            return [self._log.at(time) for time in times]
+            return [self._log.at(min(time, self._engine.at)) for time in times]
 
     def _step(self) -> None:
         self._engine.step()

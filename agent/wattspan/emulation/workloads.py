@@ -203,6 +203,35 @@ class StepTiming:
         return max(1, round(self.samples * (1.0 + self.spread * draw)))
 
 
+class _StepPart(NamedTuple):
+    """A position inside one training step."""
+
+    timing: StepTiming
+    number: int
+    paused: bool
+    computing: bool
+    left: float | None  # of the present phase: host seconds, or GPU seconds at full speed
+    since: float  # seconds since the step began
+
+    def advanced(self, time: float, speed: float, host: float) -> tuple[float, _StepPart, bool]:
+        """The seconds of ``time`` that are left, the position then, and whether the step ended."""
+        _, _, paused, computing, left, since = self
+        while time > 0.0:
+            if left is None:
+                if paused and not computing:
+                    return 0.0, self._replace(left=None, since=0.0), False
+                left = self.timing.seconds(self.number, computing=computing)
+            rate = speed if computing else host
+            if left > time * rate:
+                left, since, time = left - time * rate, since + time, 0.0
+                break
+            time, since, left = time - left / rate, since + left / rate, None
+            if computing:
+                return time, self._replace(computing=False, left=None, since=since), True
+            computing = True
+        return 0.0, self._replace(computing=computing, left=left, since=since), False
+
+
 @dataclass(frozen=True, slots=True)
 class Training:
     """Steps, one after the other: the host prepares, then the GPU computes.
@@ -235,20 +264,12 @@ class Training:
         steps, computing, left = self.steps, self.computing, self.left
         ended: list[tuple[float, float, int]] = []  # seconds left then, seconds it took, number
         while time > 0.0:
-            if left is None:
-                if self.paused and not computing:
-                    since = 0.0
-                    break
-                left = self.timing.seconds(steps, computing=computing)
-            rate = speed if computing else host
-            if left > time * rate:
-                left, since = left - time * rate, since + time
-                break
-            time, since, left = time - left / rate, since + left / rate, None
-            if computing:
+            part = _StepPart(self.timing, steps, self.paused, computing, left, since)
+            time, part, done = part.advanced(time, speed, host)
+            since, computing, left = part.since, part.computing, part.left
+            if done:
                 ended.append((time, since, steps))
                 steps, since = steps + 1, 0.0
-            computing = not computing
         finished = tuple(
             FinishedUnit(ago + took, ago, ago, self.timing.whole(step), self.timing.work(step))
             for ago, took, step in ended
@@ -301,27 +322,13 @@ class RankWork:
         time = elapsed / _SECOND
         if self.arrived is not None:
             return replace(self, arrived=self.arrived + time, finished=())
-        time += self.late
-        since, computing, left = self.since, self.computing, self.left
-        arrived = None
-        while time > 0.0:
-            if left is None:
-                if self.paused and not computing:
-                    since = 0.0
-                    break
-                left = self.timing.seconds(self.steps, computing=computing)
-            rate = speed if computing else host
-            if left > time * rate:
-                left, since = left - time * rate, since + time
-                break
-            time, since, left = time - left / rate, since + left / rate, None
-            if computing:
-                arrived = time
-                break
-            computing = True
+        part = _StepPart(
+            self.timing, self.steps, self.paused, self.computing, self.left, self.since
+        )
+        time, part, done = part.advanced(time + self.late, speed, host)
         return replace(
-            self, since=since, computing=computing and arrived is None, left=left,
-            arrived=arrived, late=0.0, finished=(),
+            self, since=part.since, computing=part.computing, left=part.left,
+            arrived=time if done else None, late=0.0, finished=(),
         )  # fmt: skip
 
     def lasts(self, speed: float, host: float = 1.0) -> float:

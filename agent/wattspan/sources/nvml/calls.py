@@ -18,6 +18,7 @@ from typing import Any
 from wattspan.model import SECOND, Failure, Trouble
 from wattspan.ports import Clock
 
+SOURCE = "nvml"
 SUCCESS = 0
 UNINITIALIZED = 1
 NOT_SUPPORTED = 3
@@ -86,17 +87,14 @@ def cause_of(code: int) -> str:
     return _CAUSES.get(code, f"NVML answers with error {code}")
 
 
-def remedy_of(code: int) -> str:
-    """What a person can do about ``code``; empty where there is nothing."""
-    return _REMEDIES.get(code, "")
-
-
-def trouble_of(code: int) -> Trouble:
+def call_failure(thing: str, code: int, domain_id: str | None = None) -> Failure:
+    """The failure of ``thing`` by NVML's error ``code``."""
+    trouble = Trouble.RETRY
     if code == NO_PERMISSION:
-        return Trouble.DENIED
-    if code in FIELD_ERRORS or code in {DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND}:
-        return Trouble.ABSENT
-    return Trouble.RETRY
+        trouble = Trouble.DENIED
+    elif code in FIELD_ERRORS or code in {DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND}:
+        trouble = Trouble.ABSENT
+    return Failure(SOURCE, thing, trouble, cause_of(code), _REMEDIES.get(code, ""), domain_id)
 
 
 class SessionLostError(Exception):

@@ -381,12 +381,7 @@ class GpuSampler:
         return found
 
     def _call_failure(self, what: str, code: int) -> Failure:
-        return self._failure(
-            what,
-            calls.trouble_of(code),
-            calls.cause_of(code),
-            calls.remedy_of(code),
-        )
+        return calls.call_failure(f"{what} of {self.domain.name}", code, self.domain.id)
 
     def _failure(self, what: str, trouble: Trouble, cause: str, remedy: str = "") -> Failure:
         return Failure(

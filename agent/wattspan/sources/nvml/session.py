@@ -22,6 +22,7 @@ from wattspan.sources.nvml.device import (
     GpuSampler,
     SamplingIntervals,
 )
+from wattspan.util.backoff import RetryBackoff
 from wattspan.util.text import printable
 
 FIRST_DELAY = SECOND
@@ -37,21 +38,8 @@ MAX_GPUS = 256
 _MAX_TEXT = 96  # NVML's own buffers for names and UUIDs
 
 
-class SessionBackoff:
-    """When to try again: after a second, and after twice as long each time up to half a minute."""
-
-    def __init__(self) -> None:
-        self._delay: int = FIRST_DELAY
-        self._due: int | None = None
-        self.attempts = 0
-
-    def is_due(self, now: int) -> bool:
-        return self._due is None or now >= self._due
-
-    def failed(self, now: int) -> None:
-        self.attempts += 1
-        self._due = now + self._delay
-        self._delay = min(2 * self._delay, MAX_DELAY)
+def _new_backoff() -> RetryBackoff:
+    return RetryBackoff(FIRST_DELAY, MAX_DELAY)
 
 
 @dataclass(slots=True)
@@ -62,18 +50,13 @@ class LostGpu:
     identity: GpuIdentity | None
     domain: Domain | None
     code: int
-    backoff: SessionBackoff = field(default_factory=SessionBackoff)
+    backoff: RetryBackoff = field(default_factory=_new_backoff)
 
     @property
     def failure(self) -> Failure:
-        return Failure(
-            source=SOURCE,
-            thing=f"GPU {self.index}" if self.domain is None else self.domain.name,
-            trouble=calls.trouble_of(self.code),
-            cause=calls.cause_of(self.code),
-            remedy=calls.remedy_of(self.code),
-            domain_id=None if self.domain is None else self.domain.id,
-        )
+        if self.domain is None:
+            return calls.call_failure(f"GPU {self.index}", self.code)
+        return calls.call_failure(self.domain.name, self.code, self.domain.id)
 
 
 class NvmlSession:
@@ -98,10 +81,9 @@ class NvmlSession:
         self._gpus: dict[str, GpuSampler] = {}  # by UUID: indices change when a GPU goes
         self._lost: dict[str | int, LostGpu] = {}  # by UUID, or by index where that is not known
         self._epochs: dict[str, int] = {}  # of GPUs that were lost: their next epoch
-        self._recovery_backoff: dict[
-            str, SessionBackoff
-        ] = {}  # with GPUs that were lost and did not answer yet
-        self._backoff = SessionBackoff()
+        # Of GPUs with a new handle that have not answered yet.
+        self._recovery_backoff: dict[str, RetryBackoff] = {}
+        self._backoff = _new_backoff()
         self._down: Failure | None = None
         self._domains: tuple[Domain, ...] = ()
 
@@ -117,8 +99,8 @@ class NvmlSession:
         if self._initialised and not self._gpus:
             self._shut_down()
             self._backoff.failed(now)
-        if found.readings and self._backoff.attempts:
-            self._backoff = SessionBackoff()
+        if found.readings:
+            self._backoff.reset()
         if self._down is not None:
             found.failures.append(self._down)
         found.failures.extend(lost.failure for lost in self._lost.values())
@@ -178,7 +160,7 @@ class NvmlSession:
         gpu = self._gpus.pop(uuid)
         gpu.flush_usage(found)
         self._epochs[uuid] = gpu.epoch + 1
-        backoff = self._recovery_backoff.setdefault(uuid, SessionBackoff())
+        backoff = self._recovery_backoff.setdefault(uuid, _new_backoff())
         backoff.failed(self._clock.monotonic())
         self._lost[uuid] = LostGpu(gpu.identity.index, gpu.identity, gpu.domain, code, backoff)
 
@@ -196,7 +178,7 @@ class NvmlSession:
                     self._fail(lost.code, found)
                     return
                 lost.backoff.failed(now)
-                if lost.backoff.attempts % REINITIALISE_AFTER == 0:
+                if lost.backoff.failures % REINITIALISE_AFTER == 0:
                     self._reinitialise(found)
                     return
                 continue
@@ -300,13 +282,7 @@ class NvmlSession:
         """The driver or the library's connection to it is gone, and every handle with it."""
         self._end(code, found)
         self._backoff.failed(self._clock.monotonic())
-        self._down = Failure(
-            source=SOURCE,
-            thing="NVML",
-            trouble=calls.trouble_of(code),
-            cause=calls.cause_of(code),
-            remedy=calls.remedy_of(code),
-        )
+        self._down = calls.call_failure("NVML", code)
 
     def _end(self, code: int, found: GpuFindings) -> None:
         for uuid in list(self._gpus):
