@@ -56,8 +56,7 @@ def test_a_guest_may_not_break_the_host_or_act_for_another() -> None:
 
 def test_a_guest_that_ends_leaves_its_board() -> None:
     with EmulatedHost(profile_named("epyc-a40")) as host:
-        code = "from wattspan.emulation.boards import EnergyLog
-from wattspan.emulation.control import EmulatedGpu; EmulatedGpu(0)"
+        code = "from wattspan.emulation.control import EmulatedGpu; EmulatedGpu(0)"
         environ = {**os.environ, HOST_VARIABLE: str(host.directory)}
         for _ in range(2):
             subprocess.run([sys.executable, "-c", code], env=environ, check=True)

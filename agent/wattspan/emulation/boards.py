@@ -101,9 +101,9 @@ class CurvePoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PublishedCurve:
-    """Work that behaves as somebody measured it under each power limit.
+    """Work with the power and the duration that were measured under each power limit.
 
-    Nobody published it under locked clocks too, so a lock acts as the limit at which the model
+    There are no measurements under locked clocks, so a lock acts as the limit at which the model
     would choose that clock. Outside the measured limits the nearest measured one holds.
     """
 
@@ -144,10 +144,10 @@ class Demand(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """What one process gets.
+    """The allocation of one process.
 
-    Its dynamic power in milliwatts, its share of the GPU's time in millionths, and how fast it
-    works relative to having its wish at the highest clock.
+    Its dynamic power in milliwatts, its share of the GPU's time in millionths, and its speed
+    relative to the whole of its demand at the highest clock.
     """
 
     power: int
@@ -157,10 +157,10 @@ class Allocation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """Where a GPU runs. ``power == idle + sum(grant.power)``, in milliwatts, exactly.
+    """The operating point of a GPU. ``power == idle + sum(grant.power)``, in milliwatts, exactly.
 
-    ``capped``: the limit holds the clock below what was asked for. ``at_floor``: even the
-    lowest point draws more than the limit, which is therefore not obeyed.
+    ``capped``: the limit holds the clock below the demand. ``at_floor``: even the lowest point
+    draws more than the limit, which is therefore exceeded.
     """
 
     mhz: int
@@ -174,7 +174,7 @@ class OperatingPoint:
 def operate(
     silicon: Silicon, demands: Sequence[Demand], limit: int, ceiling_mhz: int | None = None
 ) -> OperatingPoint:
-    """Where ``silicon`` settles under ``limit`` milliwatts and, if given, a clock ceiling.
+    """The operating point of ``silicon`` under ``limit`` milliwatts and, if given, a clock ceiling.
 
     Demands beyond the whole GPU are scaled down in proportion, as time slicing does.
     """
@@ -303,7 +303,7 @@ def mean_power(history: PowerHistory, start: int, end: int) -> int | None:
 
 
 def last_edge(born: int, period: int, now: int) -> int:
-    """The latest time not after ``now`` that lies whole periods after ``born``."""
+    """The latest time up to ``now`` that is a whole number of periods after ``born``."""
     return born + (now - born) // period * period
 
 
@@ -380,7 +380,7 @@ _MS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class PowerSensor:
-    """How a board measures its power. Times in nanoseconds; ``None``: it has no such reading.
+    """The power sensor of a board. Times in nanoseconds; ``None``: it has no such reading.
 
     Every ``period`` it publishes the mean of the last ``window``; ``gain_ppm`` is its error.
     """
@@ -397,7 +397,7 @@ class EmulatedBoard:
     """One kind of GPU board. Power in milliwatts, memory in bytes, time in nanoseconds."""
 
     key: str
-    name: str  # what NVML says, and third-party clients parse
+    name: str  # as in NVML; third-party clients parse it
     architecture: int  # NVML_DEVICE_ARCH_*
     compute: tuple[int, int]
     brand: int  # NVML_BRAND_*

@@ -1,13 +1,9 @@
-"""What is used in a ``with`` block and closed at its end.
+"""Clients of an emulated host: a Unix socket by which other processes use its boards.
 
-Where processes that are not its owner's reach an emulated host: a Unix socket.
-
-A job that somebody starts himself cannot be given work on an emulated board by the profile; it
-comes here, takes a board and says how busy it keeps it, as a program with a real GPU would by
-launching kernels. JSON, a line each way, one thread a guest. The kernel says who the guest is,
-so nobody works in another's name. The host's directory is private to its user.
-
-How a program works on an emulated GPU: in place of the CUDA it would otherwise call.
+A program that is not a job of the profile attaches itself to a board here and sets its load, as a
+program with a real GPU would by launching kernels. The protocol is JSON, one line for each request
+and answer, with one thread for each client. The kernel proves the client's pid, so no client can
+act for another. The host's directory is private to its user.
 
 ::
 
@@ -15,8 +11,8 @@ How a program works on an emulated GPU: in place of the CUDA it would otherwise 
         with gpu.busy(0.8):      # as a kernel that fills four fifths of the board
             time.sleep(0.05)
 
-The program appears among the board's processes, draws energy by what it keeps busy, and leaves
-when it ends. It needs an emulated host that is running: ``wattspan run --emulate two-socket-h100``.
+The program appears among the board's processes, draws energy by its load, and is detached when it
+ends. It needs a running emulated host: ``wattspan run --emulate two-socket-h100``.
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ from wattspan.util.peer_credentials import peer_credentials
 
 
 class Closeable:
-    """Whoever owns something of an emulated host: leaving the block is ``close``."""
+    """A context manager that calls ``close`` at its end."""
 
     def close(self) -> None:
         """End it; again: nothing."""
@@ -146,7 +142,7 @@ class ControlClient:
         return answer
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # what was not sent to who has ended
+        with contextlib.suppress(OSError):  # unsent data to a host that has ended
             self._file.close()
         self._socket.close()
 
@@ -194,7 +190,7 @@ class EmulatedTraining(Closeable):
         return began, ended
 
     def truth(self) -> dict[str, Any]:
-        """What is true of the steps so far: ``units``, and nanoseconds ``took`` and ``ideal``."""
+        """The truth about the steps so far: ``units``, and nanoseconds ``took`` and ``ideal``."""
         return self._ask_units(1 << 62)
 
     def _ask_units(self, since: int) -> dict[str, Any]:
@@ -234,9 +230,9 @@ class EmulatedGpu(Closeable):
             self._host.ask(do="load", gpu=self._index, load=min(1.0, sum(self._loads, 0.0)))
 
     def spent(self, times: Sequence[int]) -> list[int]:
-        """The truth, for whom it concerns: what this process's GPU work had cost at each time.
+        """The true energy of this process's GPU work at each time.
 
-        Microjoules at monotonic nanoseconds of the last minutes. No real board can tell.
+        Microjoules at monotonic nanoseconds of the last minutes. No real board provides it.
         """
         pid = str(os.getpid())
         answer = self._host.ask(do="truth", at=list(times))

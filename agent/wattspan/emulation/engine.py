@@ -1,16 +1,16 @@
-"""The process in which an emulated host lives: it owns the physics and the truth.
+"""The process of an emulated host: it owns the physics and the truth.
 
 Run as ``python -m wattspan.emulation.engine PROFILE DIRECTORY [PERIOD]``, the period being that of
-the CPU counters in nanoseconds. It is a process of its own so that the agent's cost stays the
-agent's, and so that an agent that is killed leaves nothing behind: when its standard input ends,
-it ends, and its directory with it. It speaks JSON, a line each way::
+the CPU counters in nanoseconds. It is a separate process so that its cost is not the agent's, and
+so that an agent that is killed leaves nothing behind: when its standard input ends, it ends, and
+removes its directory. Requests and answers are JSON, one line each::
 
     {"do": "truth"}                  ->  {"zones": {...}, "gpus": [...]}
     {"do": "truth", "at": [MONO...]} ->  {"at": [{"zones": {...}, "gpus": [...]}, ...]}
     {"do": "work", "job": NAME, "since": 0}  ->  {"units": 9, "took": NS, "ideal": NS, ...}
     {"do": "steer", "job": NAME, "paused": true, ...}
 
-Its owner talks to it by standard input; guests, who may ask for less, come by its door.
+Its owner uses standard input and output; clients, with fewer requests, use ``control``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from wattspan.model import MILLISECOND
 from wattspan.ports import WattspanError
 
 GPU_STEP = 0.02  # seconds; the boards' own periods are 100 ms
-PERIOD = 10 * MILLISECOND  # of the CPU counters, unless another is asked for
+PERIOD = 10 * MILLISECOND  # of the CPU counters, by default
 
 
 CLIENT_QUESTIONS = frozenset({"truth", "attach", "load", "finished", "start-jobs", "work", "steer"})
@@ -79,7 +79,7 @@ class HostEngine:
         self._control = ControlServer(directory, self.answer_client)
 
     def answer(self, line: str) -> dict[str, Any]:
-        """The answer to one line of the conversation. Nothing that is asked ends the host."""
+        """The answer to one request. No request ends the host."""
         try:
             return self._answer(json.loads(line))
         except (LookupError, TypeError, ValueError, WattspanError) as error:
@@ -181,7 +181,7 @@ class HostEngine:
         return {"zones": packages, "gpus": gpus}
 
     def close(self) -> None:
-        """Nobody comes in any more, jobs end when their input does; then the physics stops."""
+        """Close the control socket, end the jobs, then stop the physics."""
         self._control.close()
         self._jobs.close()
         if self._gpus is not None:

@@ -42,7 +42,7 @@ class ProcessKind(StrEnum):
 
 
 class Throttle(StrEnum):
-    """Why, beside the power cap, a clock is held down."""
+    """The reason of a clock reduction beside the power cap."""
 
     SW_THERMAL = "sw_thermal"
     HW_THERMAL = "hw_thermal"
@@ -57,14 +57,14 @@ class GpuTenant:
     work: GpuWork
     memory: int
     kind: ProcessKind = ProcessKind.COMPUTE
-    socket: int = 0  # whose CPUs do the host's part of its work
+    socket: int = 0  # with the CPUs that do the host's part of its work
     grant: Allocation = _NO_GRANT
     energy: int = 0
     used: int = 0  # since the last utilisation sample, in millionths times nanoseconds
 
 
 class UtilisationSample(NamedTuple):
-    """What NVML's GetProcessUtilization reports: percent, stamped in Unix microseconds."""
+    """A sample of NVML's GetProcessUtilization: percent, stamped in Unix microseconds."""
 
     stamp: int
     pid: int
@@ -74,7 +74,7 @@ class UtilisationSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """What clients and the outside world ask of the GPU. Power in milliwatts, clocks in MHz.
+    """Requests of clients and of the outside world. Power in milliwatts, clocks in MHz.
 
     ``ceiling`` is a limit that no client sees or sets (a BMC's): the enforced limit is the lower.
     """
@@ -95,12 +95,12 @@ class GpuState:
     at: int
     point: OperatingPoint
     controls: Controls  # in force
-    requested: Controls  # what was last asked, which takes effect at ``due``
+    requested: Controls  # the latest request, which takes effect at ``due``
     due: int
     tenants: tuple[GpuTenant, ...] = ()
     departed: tuple[tuple[int, int], ...] = ()  # pid and energy of detached processes
     energy: int = 0
-    origin: int = 0  # the energy at which the counter last stood at zero
+    origin: int = 0  # the energy at which the counter was last zero
     latched: int = 0  # the energy at the counter's latest edge
     history: PowerHistory = ()
     power_instant: int = 0
@@ -127,7 +127,7 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True)
 class EnergySplit:
-    """Where the energy of one GPU went, in microjoules.
+    """The division of the energy of one GPU, in microjoules.
 
     Exactly ``energy == idle + sum(processes.values())``. A process's energy is the dynamic energy
     it caused, kept after it left; ``idle`` is the rest and takes the roundings, less than a
@@ -141,7 +141,7 @@ class EnergySplit:
 
 
 def new_gpu(board: EmulatedBoard, now: int) -> GpuState:
-    """An idle GPU whose driver was just loaded."""
+    """An idle GPU after the load of its driver."""
     controls = Controls(limit=board.limits[1])
     point = operate(board.silicon, (), controls.limit)
     average = None if board.sensor.average_window is None else point.power
@@ -177,7 +177,7 @@ def step(
 
 
 def next_change(gpu: GpuState, hosts: Sequence[float] = ()) -> float:
-    """Seconds until something about the GPU changes by itself, if nobody asks for anything."""
+    """Seconds until the GPU changes by itself, without further requests."""
     pending = (gpu.due - gpu.at) / 1e9 if gpu.requested != gpu.controls else math.inf
     works = (
         tenant.work.lasts(tenant.grant.speed, _host_of(tenant, hosts)) for tenant in gpu.tenants
@@ -193,7 +193,7 @@ def attached(gpu: GpuState, tenant: GpuTenant) -> GpuState:
 
 
 def detached(gpu: GpuState, pid: int) -> GpuState:
-    """The GPU without that process, whose energy stays known; ValueError if it is not there."""
+    """The GPU without that process, whose energy is kept; ValueError if it is not there."""
     leaving = [tenant for tenant in gpu.tenants if tenant.pid == pid]
     if not leaving:
         raise ValueError(f"process {pid} is not on this GPU")
@@ -215,7 +215,7 @@ def changed(gpu: GpuState, pid: int, change: Callable[[GpuWork], GpuWork]) -> Gp
 
 
 def energy_split(gpu: GpuState) -> EnergySplit:
-    """Where the energy went until ``gpu.at``."""
+    """The division of the energy until ``gpu.at``."""
     spent = dict(gpu.departed)
     for tenant in gpu.tenants:
         spent[tenant.pid] = spent.get(tenant.pid, 0) + tenant.energy
@@ -348,7 +348,7 @@ def _warmed(gpu: GpuState, elapsed: int) -> float:
 
 
 def _control_applied(gpu: GpuState, requested: Controls | None) -> GpuState:
-    """A change of what is asked takes effect a cap latency after it is noticed."""
+    """A changed request takes effect a cap latency after it is noticed."""
     if requested is not None and requested != gpu.requested:
         gpu = replace(gpu, requested=requested, due=gpu.at + gpu.board.cap_latency)
     return replace(gpu, controls=gpu.requested) if gpu.at >= gpu.due else gpu

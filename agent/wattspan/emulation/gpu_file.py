@@ -53,7 +53,7 @@ class SampleEntry(ctypes.LittleEndianStructure):
 
 
 class Identity(ctypes.LittleEndianStructure):
-    """What never changes."""
+    """The constant properties."""
 
     _fields_ = (
         ("name", ctypes.c_char * 96),
@@ -87,7 +87,7 @@ class Identity(ctypes.LittleEndianStructure):
 
 
 class Live(ctypes.LittleEndianStructure):
-    """What the owner rewrites at every step. ``counter`` is what a client may see of energy."""
+    """The state that the owner rewrites at every step. ``counter`` is the energy for clients."""
 
     _fields_ = (
         ("at", ctypes.c_uint64),  # ns of the monotonic clock
@@ -97,7 +97,7 @@ class Live(ctypes.LittleEndianStructure):
         ("energy_rest", ctypes.c_uint32),  # pJ beyond ``energy``
         ("counter_rest", ctypes.c_uint32),  # pJ beyond ``counter``
         ("power", ctypes.c_uint32),  # mW from ``at`` on, the truth
-        ("power_instant", ctypes.c_uint32),  # mW, as the sensor says
+        ("power_instant", ctypes.c_uint32),  # mW, the sensor's value
         ("power_average", ctypes.c_uint32),
         ("enforced", ctypes.c_uint32),  # mW
         ("clock", ctypes.c_uint32),  # MHz
@@ -219,7 +219,7 @@ class GpuFile:
         host.header.magic, host.header.version = MAGIC, VERSION
         fresh = path.with_name(f".{path.name}.{os.getpid()}")
         fresh.write_bytes(bytes(host))
-        fresh.chmod(0o666)  # clients write their requests into it, whoever they are
+        fresh.chmod(0o666)  # clients of any user write their requests into it
         fresh.replace(path)
         return cls(path)
 
@@ -266,7 +266,7 @@ class GpuFile:
     def close(self) -> None:
         """Unmap. What was read as a copy stays valid."""
         del self._host
-        # If somebody still holds a record, the mapping goes when it does.
+        # The mapping lives as long as a record is referenced.
         with suppress(BufferError):
             self._map.close()
 
@@ -279,7 +279,7 @@ def true_energy(moment: GpuSnapshot) -> int:
 
 
 def counter_energy(identity: Identity, moment: GpuSnapshot) -> int:
-    """What the board's counter shows at the moment, in microjoules: the value at its last edge."""
+    """The value of the board's energy counter, in microjoules: that of its last edge."""
     live = moment.live
     edge = last_edge(identity.born, identity.counter_step, moment.now)
     if edge < live.at:

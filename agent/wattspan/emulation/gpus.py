@@ -1,11 +1,11 @@
-"""The emulated GPUs of a host: who owns them gives them work, faults and time, and knows the truth.
+"""The emulated GPUs of a host, as their owner sees them: work, time and the truth.
 
 One object owns a file; any number of NVML clients, in any process, see the same boards through
 it. Time comes from the given clock. Call ``step`` often (10 ms is good), or ``start`` a thread.
 
-What clients ask for is noticed at the next step, so within 20 ms on a host that is running, and
-in force the board's ``cap_latency`` later (50 ms, a parameter): draw, speed, enforced limit and
-the counters of throttling all change at that moment, and not before.
+A client's request is noticed at the next step, so within 20 ms on a running host, and takes effect
+the board's ``cap_latency`` later (50 ms, a parameter): power, speed, enforced limit and the
+counters of throttling all change at that moment.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ class EmulatedGpus(Closeable):
         clock: Clock,
         hosts: Callable[[], Sequence[float]] = tuple,
     ) -> None:
-        """Create ``path``. ``boards`` are values of ``gpu_boards`` or their keys ("h100").
+        """Create ``path``. ``boards`` are values of ``BOARDS`` or their keys ("h100").
 
-        ``hosts`` tells how fast the CPUs of each socket are just now, 1.0 being full speed.
+        ``hosts`` returns the present speed of the CPUs of each socket, 1.0 being full speed.
         """
         if not 0 < len(boards) <= MAX_GPUS:
             raise EmulationError(f"A host has 1 to {MAX_GPUS} emulated GPUs, not {len(boards)}.")
@@ -141,7 +141,7 @@ class EmulatedGpus(Closeable):
         return self._gpus[gpu].board
 
     def label(self, gpu: int) -> str:
-        """A name that says it is emulated, and from what its physics was made."""
+        """A name that includes "Emulated" and the basis of the physics."""
         board = self.board(gpu)
         return f"Emulated {board.name} ({board.basis})"
 
@@ -151,7 +151,7 @@ class EmulatedGpus(Closeable):
             return self._gpus[gpu]
 
     def truth(self, gpu: int) -> EnergySplit:
-        """Where the GPU's energy went until now, in microjoules, exactly."""
+        """The division of the GPU's energy until now, in microjoules, exactly."""
         with self._lock:
             self._advance(gpu)
             return energy_split(self._gpus[gpu])
@@ -201,7 +201,7 @@ class EmulatedGpus(Closeable):
                 self._until_exit.add((gpu, pid))
 
     def work_of(self, gpu: int, pid: int) -> GpuWork:
-        """How far a process's work on a GPU has come; LookupError if it has none there."""
+        """The progress of a process's work on a GPU; LookupError if it has none there."""
         with self._lock:
             self._advance(gpu)
             for tenant in self._gpus[gpu].tenants:
@@ -217,7 +217,7 @@ class EmulatedGpus(Closeable):
 
         def driven(work: GpuWork) -> GpuWork:
             if not isinstance(work, SteadyLoad):
-                raise ValueError(  # noqa: TRY004 - no error of type, but of what was asked
+                raise ValueError(  # noqa: TRY004 - a wrong request, not a wrong type
                     f"process {pid} has no steady work on this GPU"
                 )
             return replace(work, demand=demand)
@@ -235,7 +235,7 @@ class EmulatedGpus(Closeable):
             self._advance(gpu, change)
 
     def work_log(self, gpu: int, pid: int) -> WorkLog:
-        """The units of work that a process has finished on a GPU, those of the dead too."""
+        """The finished units of work of a process on a GPU, also after its exit."""
         with self._lock:
             if any(tenant.pid == pid for tenant in self._gpus[gpu].tenants):
                 self._advance(gpu)
@@ -363,7 +363,7 @@ def board_named(key: str) -> EmulatedBoard:
 
 
 def _alive(pid: int) -> bool:
-    """Whether the process still runs: a zombie holds no GPU context."""
+    """True if the process runs: a zombie holds no GPU context."""
     try:
         return psutil.Process(pid).status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
     except psutil.Error:
@@ -379,7 +379,7 @@ _REASONS = {
 
 
 def write_identity(record: GpuRecord, gpu: GpuState, index: int) -> None:
-    """What never changes, and the requests as a freshly loaded driver has them."""
+    """Write the constant properties, and the requests as after the load of a driver."""
     board, identity = gpu.board, record.identity
     bus = 0x10 + index
     identity.name = board.name.encode()
@@ -406,7 +406,7 @@ def write_identity(record: GpuRecord, gpu: GpuState, index: int) -> None:
 
 
 def publish(live: Live, gpu: GpuState, mig: bool, before: GpuState | None = None) -> None:
-    """What the GPU is now; ``before`` is what was last published, if anything was."""
+    """Write the present state; ``before`` is the state published last, if any."""
     live.at, live.power = gpu.at, gpu.point.power
     live.energy, live.energy_rest = divmod(gpu.energy, PICOJOULES)
     live.counter, live.counter_rest = divmod(gpu.energy - gpu.origin, PICOJOULES)

@@ -1,4 +1,4 @@
-"""An emulated host as its owner sees it: a sysfs root, an NVML, and somebody to ask for truth."""
+"""An emulated host as its owner sees it: a sysfs root, an NVML, jobs and the truth."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wattspan.util.child_process import module_command
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - counters change a hundred times a second: no disk
 _PREFIX = "wattspan-emulated-"
-_STARTUP_GRACE = 10  # seconds; a directory that young may not be held yet
+_STARTUP_GRACE = 10  # seconds; a younger directory may not be locked yet
 
 
 class EmulatedHost(Closeable):
@@ -65,10 +65,10 @@ class EmulatedHost(Closeable):
 
     @property
     def resolution(self) -> int:
-        """How often its CPU counters move, in nanoseconds.
+        """The interval of its CPU counters' moves, in nanoseconds.
 
-        However short their period: they follow this machine's CPU time, which the kernel charges
-        to a process that keeps running only at its tick.
+        However short their period: they follow this machine's CPU time, which the kernel charges to
+        a process that keeps running only at its tick.
         """
         return max(self._period, SystemClock.tick())
 
@@ -91,7 +91,7 @@ class EmulatedHost(Closeable):
 
     def ask(self, **question: object) -> dict[str, Any]:
         """Ask the engine: ``ask(do="truth")``."""
-        assert self._process.stdin is not None  # noqa: S101 - it was asked for
+        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
         with contextlib.suppress(BrokenPipeError):  # then it will not be heard either
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
@@ -118,7 +118,7 @@ class EmulatedHost(Closeable):
             self._lock_fd = -1
 
     def _read_answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None  # noqa: S101 - it was asked for
+        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
         line = self._process.stdout.readline()
         if not line:
             raise WattspanError(
@@ -130,7 +130,7 @@ class EmulatedHost(Closeable):
 
 
 def _make_directory() -> tuple[Path, int]:
-    """A new directory, and a descriptor that holds it for as long as anybody has it open."""
+    """A new directory, and a descriptor that locks it while any process has it open."""
     where = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
     _remove_stale_hosts(where)
     try:
@@ -148,7 +148,7 @@ def _make_directory() -> tuple[Path, int]:
 def _remove_stale_hosts(where: Path) -> None:
     """Remove what emulated hosts left behind that were killed together with their owner."""
     for directory in where.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # somebody else's, or held, or gone
+        with contextlib.suppress(OSError):  # of another user, locked, or gone
             hold = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -84,7 +84,7 @@ class JobManager:
             self._require_gpus().change_work(index, pid, change)
 
     def work_log(self, pid: int, gpu: int | None) -> WorkLog:
-        """What a process has finished, on a board or on the CPUs."""
+        """The finished work of a process, on a board or on the CPUs."""
         return self._cpus.work_log(pid) if gpu is None else self._require_gpus().work_log(gpu, pid)
 
     def truth(self, name: str, since: int | None = None) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class JobManager:
     def close(self) -> None:
         """Jobs end when their input does."""
         for process in self._processes.values():
-            assert process.stdin is not None  # noqa: S101 - it was asked for
+            assert process.stdin is not None  # noqa: S101 - it is a pipe
             process.stdin.close()
         for process in self._processes.values():
             try:
@@ -132,7 +132,7 @@ class JobManager:
 
 
 def free_power(board: EmulatedBoard, work: GpuWork) -> int | None:
-    """What a board draws under its default limit over one whole step; None if not of steps."""
+    """Mean power of a board under its default limit over one step; None for work without steps."""
     if not isinstance(work, Training):
         return None
     busy = operate(board.silicon, [Demand(work.load, work.kernel)], board.limits[1]).power
@@ -140,7 +140,7 @@ def free_power(board: EmulatedBoard, work: GpuWork) -> int | None:
 
 
 def _work_updater(changes: Mapping[str, Any]) -> Callable[[GpuWork], GpuWork]:
-    """What makes of one work the same with ``changes``; ValueError for what cannot be set."""
+    """A function that applies ``changes`` to work; ValueError for an impossible change."""
 
     def change(work: GpuWork) -> GpuWork:
         own: dict[str, Any] = {}

@@ -60,10 +60,10 @@ class CpuLaw:
         cpus: Sequence[int],
         charged: Sequence[int] | None = None,
     ) -> int:
-        """What ``meter`` has counted after ``elapsed`` ns, in 1e-12 J, exactly.
+        """The energy counted by ``meter`` after ``elapsed`` ns, in 1e-12 J, exactly.
 
-        ``busy`` is the CPU time of each socket since the start, ``cpus`` how many CPUs it has.
-        ``paid`` is the part of that time whose active energy the package spent: all of it,
+        ``busy`` is the CPU time of each socket since the start, ``cpus`` its number of CPUs.
+        ``charged`` is the part of that time whose active energy the package spent: all of it,
         unless a power limit slowed its CPUs down.
         """
         socket = meter.socket
@@ -120,10 +120,10 @@ def _open_busy(sysfs: Path, procfs: Path) -> BusyClock:
 
 
 def on_sockets(load: CpuLoad, socket_of_cpu: Sequence[int]) -> Callable[[], Sequence[int]]:
-    """The load of each emulated socket: the sum over the real CPUs that stand for it.
+    """The CPU time of each emulated socket: the sum over the real CPUs that represent it.
 
-    CPUs beyond ``socket_of_cpu`` belong to the last socket. A CPU that goes offline keeps what
-    it had spent, so no sum ever falls.
+    CPUs beyond ``socket_of_cpu`` belong to the last socket. A CPU that goes offline keeps its time,
+    so no sum ever decreases.
     """
     sockets = max(socket_of_cpu) + 1
     highest: dict[int, int] = {}
@@ -140,7 +140,7 @@ def on_sockets(load: CpuLoad, socket_of_cpu: Sequence[int]) -> Callable[[], Sequ
 
 
 class CpuJobs:
-    """Work by process. Stepped by whoever steps the counters; asked from any thread."""
+    """Work by process, advanced with the counters. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -160,7 +160,7 @@ class CpuJobs:
             self._works.pop(pid, None)
 
     def work_of(self, pid: int) -> GpuWork:
-        """How far a process has come; LookupError if it does not work here."""
+        """The progress of a process; LookupError if it has no work here."""
         with self._lock:
             if pid not in self._works:
                 raise LookupError(f"process {pid} has no work on the CPUs")
@@ -173,7 +173,7 @@ class CpuJobs:
             self._works[pid] = (change(work), self._works[pid][1])
 
     def work_log(self, pid: int) -> WorkLog:
-        """What a process has finished."""
+        """The finished work of a process."""
         with self._lock:
             return self._work_logs.get(pid) or WorkLog()
 
@@ -205,7 +205,7 @@ class _Constraint:
 
     fd: int
     value: int  # microwatts, as it was last accepted
-    text: bytes  # what the file says when it says that
+    text: bytes  # content of the file for that value
 
 
 @dataclass(slots=True)
@@ -216,7 +216,7 @@ class _Zone:
 
 
 class PackageLimits:
-    """Reads the limits of every package, and says how much slower they make it."""
+    """Reads the limits of every package, and computes its speed under them."""
 
     def __init__(self, tree: PowercapTree, law: CpuLaw) -> None:
         self._tree, self._law = tree, law
@@ -228,7 +228,7 @@ class PackageLimits:
 
     @property
     def speeds(self) -> tuple[float, ...]:
-        """How fast each socket's CPUs are, 1.0 being full speed."""
+        """The speed of each socket's CPUs, 1.0 being full speed."""
         return self._speeds
 
     def power_shares(self, elapsed: int, busy: Sequence[int]) -> tuple[float, ...]:
@@ -277,9 +277,9 @@ class PackageLimits:
         return min(constraint.value for constraint in zone.constraints) / 1000
 
     def _apply_write(self, constraint: _Constraint, locked: bool) -> None:
-        """Take over what was written, rounded as hardware would; or put back what stood there."""
+        """Accept a written value, rounded as hardware would, or restore the value before."""
         text = os.pread(constraint.fd, 32, 0)
-        if text == constraint.text or not text:  # nothing new; or somebody is about to write
+        if text == constraint.text or not text:  # unchanged, or truncated by a writer
             return
         written = text.strip()
         if written.isdigit() and not locked:
@@ -379,7 +379,7 @@ class PowercapEngine:
 
     @property
     def speeds(self) -> tuple[float, ...]:
-        """How fast each socket's CPUs are under its power limits; 1.0 without them."""
+        """The speed of each socket's CPUs under its power limits; 1.0 without them."""
         return self.limits.speeds
 
     @property
@@ -397,7 +397,7 @@ class PowercapEngine:
         return self.law.active(kind, cpu_ns)
 
     def energy(self, zone: str) -> Microjoules:
-        """What the hardware behind ``zone`` has spent since the start, faults regardless."""
+        """The energy of the hardware behind ``zone`` since the start, regardless of faults."""
         return Microjoules(self._picojoules(zone_at(self.tree.layout, zone)) // 1_000_000)
 
     def energies(self) -> Mapping[str, Microjoules]:
@@ -436,7 +436,7 @@ class PowercapRunner:
         period: int = 10 * MILLISECOND,
         also: Callable[[int, Sequence[float]], object] = lambda _at, _speeds: None,
     ) -> None:
-        """``also`` is told of each step: its time, and how fast the sockets were until then."""
+        """``also`` is called with the time of each step and the speeds until then."""
         self._engine = engine
         self._also = also
         self._clock = clock
@@ -452,7 +452,7 @@ class PowercapRunner:
         self._thread.start()
 
     def stop(self) -> None:
-        """Return when the thread has ended; the counters then stand still."""
+        """Return when the thread has ended; the counters no longer move."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -464,9 +464,9 @@ class PowercapRunner:
             return act(self._engine)
 
     def spent_at(self, times: Sequence[int]) -> list[dict[str, int]]:
-        """What each zone had spent at each of some monotonic times, to within a period.
+        """The energy of each zone at each of some monotonic times, to within a period.
 
-        LookupError for a time longer ago than is remembered.
+        LookupError for a time before the recorded ones.
         """
         with self._lock:
             self._step()

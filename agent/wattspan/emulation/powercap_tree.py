@@ -1,14 +1,12 @@
-"""Named powercap trees, as the kernel shows them on real hosts.
+"""A sysfs tree of powercap zones in an ordinary directory, and layouts of real hosts.
 
 A layout is a declaration: zones with the kernel's directory ids, and for each the meter whose
 energy it shows. Zones that mirror one hardware counter share a meter.
 
-A sysfs tree of powercap zones in an ordinary directory.
-
-Built like the kernel's: ``class/powercap`` links into ``devices/virtual/powercap``, every zone
-links back to its subsystem, and the CPU topology stands beside, so that programs with
-hard-coded paths run on it unchanged once it is mounted over ``/sys`` in a namespace of theirs.
-Counters are written in place, in a fixed width, because readers hold descriptors.
+The tree is built like the kernel's: ``class/powercap`` links into ``devices/virtual/powercap``,
+every zone links back to its subsystem, and the CPU topology is there as well, so that programs
+with hard-coded paths run on it unchanged once it is mounted over ``/sys`` in a namespace of
+theirs. Counters are written in place, in a fixed width, because readers hold descriptors.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ SERVER_DRAM_UNIT = 15_300  # fixed for the memory of Intel's servers, Haswell-X 
 
 @dataclass(frozen=True, slots=True)
 class CounterScope:
-    """What a counter counts on the emulated host.
+    """The scope of a counter on the emulated host.
 
     ``kind`` is package, core, lead-core, uncore, dram or psys; ``die`` of ``dies`` equal parts
     of the socket, where a socket has counters by die.
@@ -40,11 +38,11 @@ class CounterScope:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedZone:
-    """One zone: its directory id, its name, and how its counter behaves.
+    """One zone: its directory id, its name, and the properties of its counter.
 
-    The counter counts ``step`` nanojoules at a time and wraps after ``turn`` steps; ``start``
-    is where it stands when the host starts, in steps. ``spec_watts`` is PL1's thermal
-    specification; 0 for a zone without constraints. ``locked``: firmware keeps its constraints.
+    The counter counts ``step`` nanojoules at a time and wraps after ``turn`` steps; ``start`` is
+    its first value, in steps. ``spec_watts`` is PL1's thermal specification; 0 for a zone without
+    constraints. ``locked``: firmware keeps its constraints.
     """
 
     directory: str
@@ -64,7 +62,7 @@ class EmulatedZone:
 
 @dataclass(frozen=True, slots=True)
 class PowercapLayout:
-    """A host's zones and what it says of its processors."""
+    """A host's zones and processors."""
 
     name: str
     sockets: int
@@ -144,7 +142,7 @@ class TreeError(ValueError):
 
 
 class PowercapTree:
-    """The tree of one layout. ``root`` stands for ``/sys``; it is made, and must be empty.
+    """The tree of one layout. ``root`` represents ``/sys``; it is created, and must be empty.
 
     ``cpus`` are spread over the sockets in consecutive blocks; each socket gets at least one.
     """

@@ -44,7 +44,7 @@ class DemoJob:
     cpu: int | None = None  # pinned there, as training jobs are
     gpus: Mapping[int, GpuWork] = field(default_factory=dict)
     memory: int = 4 << 30  # bytes on each of its GPUs
-    spans: Literal["", "steps", "requests"] = ""  # what it tells of its work, on its first GPU
+    spans: Literal["", "steps", "requests"] = ""  # of the work on its first GPU
     service: str = ""  # under which service; "" is its name
     work: GpuWork | None = None
 
@@ -65,7 +65,7 @@ _SERVER = CpuLaw(package_idle=62_000, package_active=11_000, dram_idle=7_000, dr
 _LAPTOP = CpuLaw(package_idle=3_000, package_active=6_000, dram_idle=800, dram_active=500)
 
 _BATCH = CpuLaw(package_idle=55_000, package_active=150_000, dram_idle=7_000, dram_active=1_800)
-"""Each of this machine's CPUs stands for many of the emulated package's."""
+"""Each of this machine's CPUs represents many of the emulated package's."""
 
 _STEP = StepTiming(step=0.12, host=0.03, noise=0.03, seed=1)
 _TRAINER = DemoJob(

@@ -1,13 +1,11 @@
-"""Spans of a demo's jobs: what instrumented programs would say of the work on the emulated GPUs.
+"""The process of a demo's job: real CPU time, and spans of its emulated work.
 
-The work goes on inside the emulated host; a job asks what it has finished and exactly when, and
-tells of each training step and each request as a span, in OTLP/JSON over the agent's Unix socket,
-as any program in any language could.
+It keeps one CPU busy to a given degree until its standard input ends, so that there is a process
+to measure: its CPU time is real, and so, by the emulated law, its energy is known.
 
-A real process that keeps one CPU busy to a given degree, until its standard input ends.
-
-It exists to have something to measure: its CPU time is real, and so, by the emulated law, its
-energy is known. With ``--spans`` it also tells an agent what it does on the emulated host.
+The emulated work is inside the emulated host. With ``--spans`` the process asks for its finished
+units and sends each training step and each request as a span, in OTLP/JSON over the agent's Unix
+socket, as any program in any language could.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ _DRIFT = MILLISECOND  # between the two clocks, before the one is set by the oth
 
 
 class EmulatedSpan(NamedTuple):
-    """One finished piece of work, as a span will tell of it. Nanoseconds."""
+    """One finished unit of work as a span. Nanoseconds."""
 
     name: str
     start: int
@@ -49,7 +47,7 @@ class EmulatedSpan(NamedTuple):
 
 class SpanGenerator(Protocol):
     def spans_of(self, unit: CompletedUnit) -> Iterator[EmulatedSpan]:
-        """What is told of a unit of work."""
+        """The spans of a unit of work."""
         ...
 
 
@@ -99,7 +97,7 @@ class UnixTimeMapping:
             self._offset = offset
 
     def convert(self, call: EmulatedSpan) -> EmulatedSpan:
-        """A call in Unix time that was told in monotonic time."""
+        """A span with monotonic times, converted to Unix time."""
         return call._replace(
             start=call.start + self._offset,
             end=call.end + self._offset,
@@ -215,7 +213,7 @@ def set_process_name(name: str) -> None:
 
 
 def work(duty: float, clock: SystemClock, look: Callable[[], object]) -> None:
-    """Work ``duty`` of every period, rest the rest of it; ``look`` in between."""
+    """Keep the CPU busy for ``duty`` of every period; call ``look`` in between."""
     start = clock.monotonic()
     while True:
         work_until = start + round(duty * PERIOD)
@@ -231,7 +229,7 @@ def work(duty: float, clock: SystemClock, look: Callable[[], object]) -> None:
 
 
 def span_generator(kind: str, rank: int | None) -> SpanGenerator:
-    """Who makes spans of what is finished, by what it is."""
+    """The generator for one kind of work."""
     return StepSpans(rank) if kind == "steps" else RequestSpans()
 
 

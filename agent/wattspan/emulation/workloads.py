@@ -47,10 +47,10 @@ FOREVER = math.inf
 
 
 class FinishedUnit(NamedTuple):
-    """A unit of work that is done; times in seconds before the time that the work has come to.
+    """A finished unit of work; times in seconds before the present time of the work.
 
-    ``computed``: when its own part was done, where it then waited for others. ``ideal`` is how
-    long it would have taken with nothing to slow it, 0 where nobody can know.
+    ``computed``: the end of its own part, if it then waited for others. ``ideal`` is its duration
+    at full speed, 0 if unknown.
     """
 
     began: float
@@ -78,7 +78,7 @@ class GpuWork(Protocol):
 
     @property
     def finished(self) -> tuple[FinishedUnit, ...]:
-        """What the latest ``after`` finished."""
+        """The units finished by the latest ``after``."""
         ...
 
     def after(self, elapsed: int, speed: float, host: float = 1.0) -> GpuWork:
@@ -165,7 +165,7 @@ class ScriptedLoad:
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """How long each step of a training job takes, and how much work is in it.
+    """The duration and the amount of work of each training step.
 
     ``step`` is a step's seconds at full speed, ``host`` the host's share of them; ``noise`` is
     the coefficient of variation from step to step, drawn from ``seed``. The work of a step is
@@ -196,7 +196,7 @@ class StepTiming:
         return math.exp(self.noise * draw)
 
     def work(self, step: int) -> int:
-        """How many samples are in step number ``step``."""
+        """The number of samples in step number ``step``."""
         if not self.spread:
             return self.samples
         draw = random.Random(self.seed * 1_000_033 + step).uniform(-1.0, 1.0)  # noqa: S311
@@ -305,7 +305,7 @@ class RankWork:
     left: float | None = None
     since: float = 0.0  # seconds from the begin of the step to where it has come
     arrived: float | None = None  # seconds ago that it began to wait; None: it does not
-    late: float = 0.0  # seconds to make up for: the others were there before anybody looked
+    late: float = 0.0  # seconds by which the release came late, to be made up for
     finished: tuple[FinishedUnit, ...] = ()
 
     @property
@@ -353,12 +353,12 @@ class RankWork:
 
 
 def all_arrived(ranks: Sequence[RankWork]) -> bool:
-    """Whether all the ranks of a job wait for one another."""
+    """True if all the ranks of a job wait for one another."""
     return len(ranks) == ranks[0].ranks and all(rank.arrived is not None for rank in ranks)
 
 
 def waiting_time(rank: RankWork) -> int:
-    """How many nanoseconds a rank has been waiting."""
+    """Nanoseconds for which a rank has been waiting."""
     return round((rank.arrived or 0.0) * _SECOND)
 
 
@@ -368,8 +368,8 @@ MAX_UNITS = 20_000  # units of work by process: forty minutes of steps of 0.12 s
 class CompletedUnit(NamedTuple):
     """A finished unit of work, in nanoseconds of the monotonic clock.
 
-    ``computed``: when its own part was done, where it then waited for other ranks. ``ideal`` is
-    how long it would have taken with nothing to slow it, 0 where nobody can know.
+    ``computed``: the end of its own part, if it then waited for other ranks. ``ideal`` is its
+    duration at full speed, 0 if unknown.
     """
 
     began: int
@@ -489,7 +489,7 @@ class RequestServing:
         return self.backlog / speed if self.queue else self.until_next
 
     def _burst(self, index: int) -> tuple[int, float]:
-        """How many requests burst ``index`` brings, and the seconds until the next one."""
+        """The number of requests in burst ``index``, and the seconds until the next burst."""
         draw = random.Random(self.seed * 1_000_003 + index)  # noqa: S311
         # Geometric: at least one, ``burst`` on average.
         more = 1.0 - 1.0 / max(self.burst, 1.0)
@@ -568,11 +568,11 @@ class ContinuousBatching:
         return min(first, self.until_next)
 
     def _rate(self, companions: int) -> float:
-        """How fast each of so many goes, compared with one alone."""
+        """The speed of each of so many requests, relative to one alone."""
         return 1.0 / (1.0 + self.crowding * max(0, companions - 1))
 
     def _request(self, index: int) -> tuple[float, float]:
-        """How long request ``index`` takes alone, and the seconds until the next one."""
+        """The duration of request ``index`` alone, and the seconds until the next one."""
         draw = random.Random(self.seed * 1_000_003 + index)  # noqa: S311
         cost = self.cost * (1.0 + self.spread * draw.uniform(-1.0, 1.0))
         return cost, max(1e-6, draw.expovariate(self.rate))

@@ -1,6 +1,6 @@
-"""Who used the CPUs: identity, CPU clocks, cgroups, exits.
+"""Usage of the CPUs by process: identity, CPU clocks, cgroups, exits.
 
-``open_processes`` puts a host's usage source and process directory together.
+``open_processes`` assembles a host's usage source and process directory.
 """
 
 from wattspan.processes.host import Capability, HostUsage, open_processes

@@ -1,9 +1,8 @@
-"""The clocks of cgroups: what all processes in one did, also those nobody saw.
+"""CPU clocks of cgroups, and their excess over the processes known in them.
 
-A cgroup's clock includes its descendants', so what is measured here is each known cgroup's time
-less that of the known cgroups directly below it.
-
-What a cgroup's own clock shows beyond the processes known in it.
+A cgroup's clock includes all its processes, also those that were never observed, and its
+descendants'; the measure here is each known cgroup's time less that of the known cgroups directly
+below it.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from wattspan.attribution.settlement import split
 from wattspan.processes.identity import cgroup_paths
 
 MAX_CGROUPS = 512
-"""Cgroups whose clocks are kept open; the rest count with the nearest one above them."""
+"""Largest number of open cgroup clocks; the rest count with the nearest one above them."""
 
 _MAX_REMEMBERED = 2048
 
 
 class CgroupHierarchy(NamedTuple):
-    """Where cgroups' clocks are: under ``root``, named by one controller's paths."""
+    """Location of the cgroups' clocks: below ``root``, in the paths of one controller."""
 
     root: Path
     unified: bool
@@ -52,7 +51,7 @@ def find_hierarchy(root: Path) -> CgroupHierarchy | None:
 
 
 def is_host_root(hierarchy: CgroupHierarchy) -> bool:
-    """Whether this is the whole host's hierarchy, or what a container is shown of it."""
+    """True for the whole host's hierarchy, False for the part that a container is shown."""
     if hierarchy.unified:
         return not (hierarchy.root / "cgroup.type").exists()
     return (hierarchy.root / "cgroup.sane_behavior").exists()
@@ -115,14 +114,14 @@ class TotalCpuClock:
 
 
 class CgroupClocks:
-    """Persistent descriptors on the clocks of the cgroups that processes were seen in."""
+    """Persistent descriptors on the clocks of the cgroups in which processes were found."""
 
     def __init__(self, hierarchy: CgroupHierarchy) -> None:
         self._hierarchy = hierarchy
         self._fds: dict[str, int] = {}
         self._last: dict[str, int] = {}
         self._above: dict[str, str | None] = {}
-        self._paths: dict[str, str | None] = {}  # by text: few, and asked for all the time
+        self._paths: dict[str, str | None] = {}  # by text: there are few, with frequent lookups
         self._refused: set[str] = set()
         if not hierarchy.unified:
             self.add("/")  # v2 shows only ticks at the root, and every process as its own child
@@ -142,7 +141,7 @@ class CgroupClocks:
             return path
 
     def wanted(self, path: str) -> bool:
-        """Whether ``path`` is worth adding: not known, and not refused before."""
+        """True if ``path`` is worth adding: it is not known, and was not refused before."""
         return path not in self._fds and path not in self._refused
 
     def covering(self, path: str | None) -> str | None:
@@ -174,9 +173,9 @@ class CgroupClocks:
         return True
 
     def read(self) -> tuple[Mapping[str, int], Mapping[str, str | None]]:
-        """What each known cgroup did itself since the last read, and those that are gone.
+        """The own CPU time of each known cgroup since the last read, and the removed cgroups.
 
-        The gone come with the cgroup they counted with, into which their books are to be folded.
+        Removed cgroups come with the cgroup they counted with, which inherits their excess.
         """
         change: dict[str, int] = {}
         dead: list[str] = []
@@ -243,12 +242,12 @@ def _ancestors(path: str) -> str | None:
 
 
 class CgroupExcess:
-    """Cumulative excess of each cgroup's clock over what its known processes were charged.
+    """Cumulative excess of each cgroup's clock over the charges of its known processes.
 
-    An excess is work of processes that came and went unseen, and of the last moments of those
-    that ended. A deficit is kept as a debt: the clocks are not read at one moment, and a process
-    may have moved from one cgroup to another unnoticed. All excess together is therefore settled
-    only as far as it is not matched by debt elsewhere, so that nothing is charged twice.
+    An excess is work of processes that were never observed, and of the last moments of those that
+    ended. A deficit is carried as debt: the clocks are not read at one moment, and a process may
+    have moved from one cgroup to another unnoticed. All excess together is therefore settled only
+    as far as it is not matched by debt elsewhere, so that nothing is charged twice.
     """
 
     def __init__(self) -> None:

@@ -1,10 +1,10 @@
-"""The course of a few processes' CPU time, finer than the agent's ticks.
+"""CPU time of a few processes, sampled more finely than the agent's ticks.
 
-Spans are shorter than an interval. Looking at the CPU clock of their process every few
-milliseconds tells when in the interval the process worked, and so when its energy was spent.
+Spans are shorter than an interval. Reading the CPU clock of their process every few milliseconds
+shows the part of the interval in which the process worked and its energy was spent.
 
-The kernel brings the clock of a process that runs up to date at its scheduler's ticks: a figure
-may be one of them old, 4 ms at the 250 Hz of most distributions.
+The kernel updates the clock of a running process at its scheduler's ticks: a value may be one
+tick old, 4 ms at the 250 Hz of most distributions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LONG = SECOND
 _TURNS = 8
 
 MAX_SAMPLES = 1024
-"""Samples kept of a process that nobody takes: 10 s at the usual period."""
+"""Largest number of samples of a process that are not taken: 10 s at the usual period."""
 
 _OWN_THREAD = 3  # CLOCK_THREAD_CPUTIME_ID
 _INTERRUPTED = MILLISECOND // 2  # between two readings: which of both times is meant is open
@@ -51,7 +51,7 @@ class _CpuSeries:
         self.worked = 0  # when it was last seen to have worked
 
     def add(self, mono: int, cpu: int) -> None:
-        """Note a reading. Of a stretch without work the first and the last are kept."""
+        """Record a value. Of a period without work the first and the last value are kept."""
         if cpu == self.cpu:
             self.idle = mono
             return
@@ -62,7 +62,7 @@ class _CpuSeries:
         self.cpu = cpu
 
     def is_idle(self, now: int) -> bool:
-        """Whether it has done nothing for long."""
+        """True if the process has not worked for a second."""
         return now - self.worked >= _LONG
 
     def take(self) -> array[int]:
@@ -85,13 +85,13 @@ class _CpuSeries:
 
 
 class CpuSampler:
-    """Looks at the CPU clocks of watched processes every ``period`` nanoseconds.
+    """Reads the CPU clocks of watched processes every ``period`` nanoseconds.
 
-    ``watch``, ``unwatch`` and ``take`` are safe from any thread. The thread sleeps while there
-    is nobody to watch, and looks less often when looking would take more than two percent
-    of a core. Of many processes those that have done nothing for a second are looked at every
-    eighth time, so it is known a little less finely when they begin again. A process that has
-    died keeps its last samples until it is unwatched.
+    ``watch``, ``unwatch`` and ``take`` are safe from any thread. The thread sleeps while no process
+    is watched, and reads less often when reading would take more than two percent of a core. If
+    there are many processes, those idle for a second are read at every eighth sweep, so the begin
+    of their next work is known less finely. The last samples of an exited process remain until
+    ``unwatch``.
     """
 
     def __init__(self, clock: HostClock, period: int = PERIOD, most: int = 256) -> None:
@@ -106,17 +106,17 @@ class CpuSampler:
         self._wanted = threading.Event()
         self._stopped = False
         self._thread: threading.Thread | None = None
-        self._cost = 0.0  # CPU time of one look, its waking included, smoothed
+        self._cost = 0.0  # CPU time of one sweep, its wake-up included, smoothed
         self.rejected = 0  # processes not watched for want of room
-        self.dropped = 0  # samples that nobody took in time
+        self.dropped = 0  # samples that were not taken in time
 
     @property
     def period(self) -> int:
-        """How often the clocks are looked at now, in nanoseconds."""
+        """The present interval of the sweeps, in nanoseconds."""
         return min(max(self._least_period, round(self._cost * MAX_COST_DIVISOR)), self._slowest)
 
     def start(self) -> None:
-        """Begin to look, in a thread of its own."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name="wattspan-fine", daemon=True)
         self._thread.start()
 
@@ -146,9 +146,9 @@ class CpuSampler:
                 self._drop(course)
 
     def take(self, consumer: Consumer) -> list[tuple[int, int]]:
-        """The samples of ``consumer`` since the last time: monotonic time, CPU time so far.
+        """The samples of ``consumer`` since the last call: monotonic time, cumulative CPU time.
 
-        Between two samples it worked evenly, as far as anybody knows.
+        Between two samples, work is assumed to be even.
         """
         with self._lock:
             course = self._series.get(consumer)
@@ -158,7 +158,7 @@ class CpuSampler:
         return list(zip(taken[::2], taken[1::2], strict=True))
 
     def sweep(self) -> None:
-        """Look at every clock whose turn it is."""
+        """Read every clock that is due."""
         with self._lock:
             self._sweeps += 1
             self._read(self._awake)
@@ -184,7 +184,7 @@ class CpuSampler:
 
     @property
     def _groups(self) -> tuple[list[_CpuSeries], ...]:
-        """All that are looked at, by whose turn it is."""
+        """All watched processes, by the sweep in which they are due."""
         return (self._awake, *self._idle_groups)
 
     def _read(self, group: list[_CpuSeries]) -> None:
@@ -214,7 +214,7 @@ class CpuSampler:
                 courses.remove(series)
 
     def _evict_exited(self) -> bool:
-        """Make room at the expense of a process that has died; False if all are alive."""
+        """Remove a process that has exited to make room; False if all are alive."""
         alive = {course.consumer for courses in self._groups for course in courses}
         dead = next((consumer for consumer in self._series if consumer not in alive), None)
         if dead is None:

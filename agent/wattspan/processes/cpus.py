@@ -49,7 +49,7 @@ class CpuTopology:
         return self._sockets.get(cpu, self.sockets[-1])
 
     def capacity(self) -> Mapping[int, int]:
-        """How many CPUs of each socket are online."""
+        """The number of online CPUs of each socket."""
         count = dict.fromkeys(self.sockets, 0)
         for cpu in self.online:
             count[self.socket_of(cpu)] += 1
@@ -65,7 +65,7 @@ class CpuTopology:
         for path in self._cpus.glob("cpu[0-9]*/topology/physical_package_id"):
             cpu = int(re.sub(r"\D", "", path.parent.parent.name))
             try:
-                # -1 is the kernel's word for "the firmware does not say".
+                # -1: the firmware does not know the socket
                 self._sockets[cpu] = max(0, int(path.read_text()))
             except (OSError, ValueError):
                 continue
@@ -114,10 +114,10 @@ class BusyClock(Protocol):
 
 
 class CpuacctBusyClock:
-    """The root of cgroup v1's ``cpuacct``: what the scheduler charged, to the nanosecond.
+    """The root of cgroup v1's ``cpuacct``: the scheduler's charges, to the nanosecond.
 
-    The very figures that process clocks are sums of, so a difference is real. Every CPU the
-    host can have stands in its place, online or not.
+    Process clocks are sums of these very figures, so a difference is real. The file has a value for
+    every possible CPU, online or not.
     """
 
     name = "cpuacct.usage_percpu"
@@ -146,9 +146,9 @@ class CpuacctBusyClock:
 class ProcStatBusyClock:
     """The time that ``/proc/stat`` does not call idle, waiting for input, or stolen.
 
-    A kernel that stops its tick on idle CPUs measures idle time exactly, but samples busy time
-    at the tick: the complement has no sampling error, only the 10 ms steps of the file. It may
-    therefore fall by a step; whoever sums it must bear that.
+    A kernel that stops its tick on idle CPUs measures idle time exactly, but samples busy time at
+    the tick: the complement has no sampling error, only the 10 ms steps of the file. It may
+    therefore decrease by a step.
     """
 
     name = "/proc/stat"
@@ -187,7 +187,7 @@ def _idle_ticks(raw: bytes) -> dict[int, int]:
     for line in raw.split(b"\n"):
         if not line.startswith(b"cpu"):
             if rows:
-                break  # the CPUs stand first; the interrupts after them are long
+                break  # the rows of CPUs come first; the interrupts after them are long
             continue
         fields = line.split()
         if len(fields[0]) > 3:
@@ -197,13 +197,13 @@ def _idle_ticks(raw: bytes) -> dict[int, int]:
 
 
 class UnattributedTime:
-    """Busy time that nobody can be charged with, never negative and not biased by steps.
+    """Busy time that no process can be charged with, never negative and not biased by steps.
 
-    What is emitted is the growth of the running maximum of ``busy - spent``. A step that makes
-    the difference too large is emitted once and is then the new mark, so noise of amplitude
-    ``a`` adds at most ``a`` in all, however long it lasts, where clipping each difference at
-    zero would add some of it every time. The price: after a stretch in which ``spent`` ran
-    ahead, as much must be unclaimed before it shows.
+    ``settle`` returns the growth of the running maximum of ``busy - spent``. A step that makes the
+    difference too large is returned once and is then the new maximum, so noise of amplitude ``a``
+    adds at most ``a`` in all, where clipping each difference at zero would add a part of it every
+    time. The cost: after a period in which ``spent`` ran ahead, as much unattributed time is
+    hidden.
     """
 
     def __init__(self) -> None:
@@ -232,10 +232,10 @@ Weights = Mapping[int, float]
 def weights_of(
     seen: int | None, allowed: Iterable[int], cpus: Mapping[int, int], threads: int
 ) -> dict[int, float]:
-    """How likely a process ran on each socket.
+    """The likelihood of each socket for a process.
 
-    ``seen`` is where its main thread was, ``allowed`` where it may run, ``cpus`` the number of
-    CPUs of each. The place of one thread says little about many.
+    ``seen`` is the socket of its main thread, ``allowed`` the permitted sockets, ``cpus`` the
+    number of CPUs of each. The place of one thread is weak evidence for many.
     """
     open_to = [socket for socket in allowed if cpus.get(socket)] or list(cpus)
     if threads > 1 or seen not in open_to:
@@ -248,7 +248,7 @@ def apportion(
 ) -> list[dict[int, int]]:
     """Divide each of ``spent`` over the sockets, by weight and so as to fill their ``room`` evenly.
 
-    A socket's room is its busy time that nobody was charged with yet.
+    A socket's room is its busy time that is not charged to any process yet.
     """
     bound = dict.fromkeys(room, 0.0)
     free: list[tuple[int, Weights]] = []
@@ -314,7 +314,8 @@ MAX_SAMPLES = 24
 
 FAST_INTERVAL, SLOW_INTERVAL = 300 * MILLISECOND, SECOND
 """Schedulers move a process between sockets reluctantly, and never one that is bound to its own:
-who is bound, or did little since the last poll, is looked at seldom."""
+a bound process, or one that did little since the last poll, is sampled less often.
+"""
 
 MIN_CPU_TIME = 2 * MILLISECOND
 
@@ -329,7 +330,7 @@ class PlacementSampler:
     def weights(
         self, active: Sequence[tuple[TrackedProcess | None, int]], now: int
     ) -> list[Weights]:
-        """The weights of each of ``active`` (with what it did); None is nobody in particular."""
+        """The weights of each of ``active`` (with its CPU time); None is an unknown process."""
         cpus = self._topology.capacity()
         anywhere = {socket: float(count or 1) for socket, count in cpus.items()}
         due = [
@@ -359,7 +360,7 @@ HOST_RESOURCE = "cpu"
 
 
 class SocketAccounting:
-    """Keeps, for each socket, what it did in all, who was charged, and what nobody claims."""
+    """CPU time of each socket: total, charged to processes, and unclaimed."""
 
     def __init__(
         self, topology: CpuTopology, placement: PlacementSampler, busy: BusyClock | None
@@ -389,8 +390,8 @@ class SocketAccounting:
     ) -> tuple[Usage, ...]:
         """One usage for the host and one for each socket.
 
-        Where the picture is not ``complete`` (somebody may yet turn up whose work this is),
-        nothing is called unclaimed; it will be, if so, with the next complete one.
+        If the process table is not ``complete``, a process may yet be found for the remaining time,
+        so no time is unclaimed; it will be at the next complete poll.
         """
         divided = self._divide(active, end.mono)
         cpus = self._topology.capacity()
@@ -429,7 +430,7 @@ class SocketAccounting:
         return divided
 
     def _room(self, sockets: Sequence[int]) -> Mapping[int, int]:
-        """Each socket's busy time that nobody was charged with yet."""
+        """Each socket's busy time that is not charged to any process yet."""
         if self._busy is None:
             return dict.fromkeys(sockets, 0)
         return {

@@ -35,7 +35,7 @@ class Capability:
 
 
 SAFETY_SCAN = 10 * SECOND
-"""How often the table is scanned where the kernel reports births anyway."""
+"""Interval of full scans of the process table if the kernel reports births."""
 
 _REAL_SYSFS = Path("/sys")
 _T = TypeVar("_T")
@@ -67,9 +67,9 @@ def open_processes(
 ) -> HostUsage:
     """The usage source and the process directory of this host.
 
-    ``sysfs`` tells only which CPU sits in which socket, so an emulated host may bring its own.
-    ``events``: ``"auto"`` uses the kernel's
-    reports where they are permitted, True insists (SourceError), False does without.
+    ``sysfs`` is needed for the sockets of CPUs only, so an emulated host may bring its own.
+    ``events``: ``"auto"`` uses the kernel's reports if permitted, True requires them (SourceError),
+    False does not use them.
     """
     births, births_error = _try_open(ProcessConnector.open, events)
     possible = CpuTopology(_REAL_SYSFS).possible

@@ -44,11 +44,11 @@ _ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})")
 
 
 def groups_of(cgroup_text: str) -> tuple[Group, ...]:
-    """The groups in the text of ``/proc/PID/cgroup``: at most one a kind, most specific first.
+    """The groups in the text of ``/proc/PID/cgroup``: at most one of a kind, most specific first.
 
-    Every hierarchy is looked at, since on a hybrid host each manager uses another one; the
-    first that says something about a kind is believed. A process in no known kind of group
-    belongs to its bare path, unless that is the root.
+    Every hierarchy is searched, since on a hybrid host each manager uses another one; the first
+    match of a kind counts. A process in no known kind of group belongs to its bare path, unless
+    that is the root.
     """
     found: dict[GroupKind, str] = {}
     bare = ""
@@ -65,8 +65,8 @@ def groups_of(cgroup_text: str) -> tuple[Group, ...]:
 def cgroup_paths(cgroup_text: str) -> dict[str, str]:
     """Path by controllers (``""`` is the unified hierarchy), the unified and systemd's first.
 
-    A path may contain colons and, escaped by nobody, newlines: a line that does not begin with
-    a hierarchy number continues the one before.
+    A path may contain colons and unescaped newlines: a line that does not begin with a hierarchy
+    number continues the one before.
     """
     paths: dict[str, str] = {}
     last: str | None = None
@@ -154,7 +154,7 @@ def _label(name: str) -> str:
 
 MAX_COMMAND = 64
 UNNAMED = "process"
-"""What every process is called where names are not to be told."""
+"""Name of every process if names are not to be shown."""
 
 _COMM = 15  # the kernel cuts names here
 _TITLE = re.compile(r"[\s:=]")
@@ -185,10 +185,10 @@ def command_of(
 ) -> str:
     """A short name: never the command line, which may hold secrets.
 
-    Kernel threads stand in brackets, workers without the work they happen to do. A name the
-    kernel has cut is completed from the first argument, if that begins with it. ``known`` is the
-    name from an earlier look: to read a command line of one who hangs in the kernel is to hang
-    with it, so nobody's is read meanwhile.
+    Names of kernel threads are in brackets, those of workers without their present work. A name cut
+    by the kernel is completed from the first argument, if that begins with it. ``known`` is the
+    name from an earlier read: reading the command line of a process that hangs in the kernel hangs
+    too, so it is not read meanwhile.
     """
     if names is NamePolicy.NONE:
         return UNNAMED
@@ -206,10 +206,10 @@ def command_of(
 
 
 def _untruncated(comm: str, line: bytes) -> str:
-    """A name that the kernel has cut, whole if the first argument is the path of its program.
+    """A name cut by the kernel, completed if the first argument is the path of its program.
 
-    Some write a title over their command line, arguments and all, into one word: of such a one
-    only the part before the first space, colon or equals sign is looked at.
+    Some programs write a title over their command line, arguments included, into one word: of such
+    a word only the part before the first space, colon or equals sign counts.
     """
     first = line.partition(b"\0")[0].decode("utf-8", "replace")
     base = _TITLE.split(first, maxsplit=1)[0].rpartition("/")[2]
@@ -223,7 +223,7 @@ def info_of(
     names: NamePolicy = NamePolicy.COMMAND,
     known: str | None = None,
 ) -> PayerInfo:
-    """Describe a living process; ``known`` is its name from an earlier look."""
+    """Describe a running process; ``known`` is its name from an earlier read."""
     user_id = procfs.user_id(stat.pid)
     user = user_name(user_id) if user_id is not None else ""
     return PayerInfo(
@@ -249,10 +249,10 @@ def info_of_exited(
 
 
 class HostProcesses:
-    """The process directory of a host: any thread may ask.
+    """The process directory of a host. Thread-safe.
 
-    What was found is kept for a bounded number of processes and is read anew when the process
-    has changed its name, as it does on ``exec``.
+    Results are cached for a bounded number of processes and are read anew when a process has
+    changed its name, as it does on ``exec``.
     """
 
     def __init__(self, procfs: ProcessReader, names: NamePolicy = NamePolicy.COMMAND) -> None:

@@ -1,10 +1,8 @@
-"""Asks the kernel for one TCP socket by its two ends: microseconds, however many there are.
+"""Kernel evidence about processes and TCP connections, for the identity of senders.
 
-Reading ``/proc/net/tcp`` walks the kernel's whole hash table, milliseconds even on an idle host.
-
-Whose a TCP connection is, by the kernel's own directory of sockets.
-
-What the kernel testifies of processes: who they are in every namespace, and what they hold.
+``InetDiag`` asks the kernel for one TCP socket by its two ends: microseconds, however many there
+are. Reading ``/proc/net/tcp`` instead walks the kernel's whole hash table: milliseconds even on
+an idle host.
 """
 
 from __future__ import annotations
@@ -77,7 +75,7 @@ class InetDiag:
                     break
                 if payload[0] == socket.AF_INET6:  # the IPv4 connection of an IPv6 socket, or not
                     ends = _packed_endpoints(end, other, plain=False)
-                # Where there is no such connection the kernel tells of who listens at that port.
+                # If there is no such connection the kernel answers with the listener of that port.
                 same = payload[_ENDPOINTS_OFFSET : _ENDPOINTS_OFFSET + len(ends)] == ends
                 return SocketInfo(*_REPLY.unpack_from(payload)) if same else None
         raise OSError(errno.EBADMSG, "the kernel's answer is none")
@@ -105,7 +103,7 @@ Endpoint = tuple[str, int]
 
 
 class SocketOwner(NamedTuple):
-    """Whose a socket is: the user who made it, and the number by which processes hold it."""
+    """The owner of a socket: its user, and the inode in the descriptors of processes."""
 
     user: int
     inode: int
@@ -114,8 +112,8 @@ class SocketOwner(NamedTuple):
 class TcpConnections:
     """The TCP connections of this network namespace, from either end.
 
-    The kernel is asked directly where it can be, otherwise its table below the procfs root is
-    read. The table alone is believed where ``root`` is not the host's own.
+    The kernel is asked directly if possible, otherwise its table below the procfs root is read.
+    Only the table counts if ``root`` is not the host's own.
     """
 
     def __init__(self, root: Path = Path("/proc")) -> None:
@@ -131,7 +129,7 @@ class TcpConnections:
     def owner_of(self, end: Endpoint, other: Endpoint) -> SocketOwner | None:
         """The owner of the socket at ``end``.
 
-        None if that end is not in this network namespace, or if nobody holds it any more: the
+        None if that end is not in this network namespace, or if no process holds it any more: the
         kernel then shows user 0, which would be root.
         """
         try:
@@ -159,7 +157,7 @@ class TcpConnections:
             self.close()
             self._kernel_answers = False
             return None
-        if found is None:  # or the kernel was built without: it says the same
+        if found is None:  # a kernel without the feature gives the same answer
             return None
         self._kernel_answers = True
         return SocketOwner(found.user, found.inode)
@@ -178,7 +176,7 @@ class TcpConnections:
 
 
 def holds_socket(root: Path, pid: int, inode: int) -> bool | None:
-    """Whether a process has the socket open; None if we may not see what it has."""
+    """True if the process has the socket open; None if its descriptors are not visible."""
     name = f"socket:[{inode}]"
     folder = f"{root}/{pid}/fd"
     try:
@@ -208,10 +206,10 @@ def _address(text: str) -> ipaddress.IPv6Address:
 
 
 def _needles(here: _Endpoint6, there: _Endpoint6) -> list[tuple[str, bytes]]:
-    """In which table to look for which beginning of a row.
+    """Tables to search, each with the beginning of the wanted row.
 
-    The IPv4 connection of an IPv6 socket stands among IPv6's, and its other end need not be
-    such a socket.
+    The IPv4 connection of an IPv6 socket is in the table of IPv6, and its other end may be a plain
+    IPv4 socket.
     """
     found = []
     if here[0].ipv4_mapped and there[0].ipv4_mapped:
@@ -232,7 +230,7 @@ def _hex_address(address: ipaddress.IPv4Address | ipaddress.IPv6Address, port: i
 
 
 def _find_row(table: Path, needle: bytes) -> bytes | None:
-    """What follows ``needle`` in its line."""
+    """The rest of the line behind ``needle``."""
     try:
         text = table.read_bytes()
     except OSError:
@@ -257,7 +255,7 @@ class LiveProcess(NamedTuple):
 
 
 class ProcessInspector:
-    """Reads below one procfs root. Who is gone, or hidden, is None: no error."""
+    """Reads below one procfs root. None for a process that is gone or hidden; never an error."""
 
     def __init__(self, root: Path = Path("/proc")) -> None:
         self._root = root
@@ -274,7 +272,7 @@ class ProcessInspector:
         stat = self._procfs.stat(pid)
         status = self._procfs.status(pid) if stat is not None else None
         if stat is None or status is None or _numbers(status, b"\nTgid:") != (pid,):
-            return None  # threads are shown to those who know their ids, and are no processes
+            return None  # threads have directories too, and are no processes
         return LiveProcess(
             Consumer(pid, stat.started),
             stat.parent,
@@ -289,7 +287,7 @@ class ProcessInspector:
         return self._procfs.pids()
 
     def owner(self, pid: int) -> int | None:
-        """The process's user; cheaper than to look at all of it."""
+        """The process's user; cheaper than ``look``."""
         return self._procfs.user_id(pid)
 
     def cgroup(self, pid: int) -> str:
@@ -301,7 +299,7 @@ class ProcessInspector:
         return self._connections.owner_of(end, other)
 
     def holds(self, pid: int, inode: int) -> bool | None:
-        """Whether a process has a socket open; None if we may not see what it has."""
+        """True if a process has a socket open; None if its descriptors are not visible."""
         return holds_socket(self._root, pid, inode)
 
     def close(self) -> None:
@@ -316,5 +314,5 @@ def _numbers(status: bytes, name: bytes) -> tuple[int, ...]:
         return ()
     line, ended, _ = status[at + len(name) :].partition(b"\n")
     words = line.split()
-    # A line that is cut off would tell another number.
+    # A truncated line would yield another number.
     return tuple(map(int, words)) if ended and all(map(bytes.isdigit, words)) else ()

@@ -1,16 +1,12 @@
-"""What the kernel says about births, execs and deaths, in one place for both its channels.
+"""Kernel events of processes: the process connector (fork, exec, exit) and taskstats (CPU time).
 
-The kernel's process connector: fork, exec and exit as they happen.
+Layout of the connector from the kernel's ``uapi/linux/connector.h`` and ``uapi/linux/cn_proc.h``.
+A subscription needs CAP_NET_ADMIN before Linux 6.6, and the initial user and pid namespaces.
 
-Layout from the kernel's ``uapi/linux/connector.h`` and ``uapi/linux/cn_proc.h``. Subscribing
-needs CAP_NET_ADMIN before Linux 6.6, and the initial user and pid namespaces always.
-
-Taskstats: the CPU time of a process that has just ended, from the kernel's own books.
-
-Layout from ``uapi/linux/taskstats.h``, which only ever grows at the end, but for version 15,
-where fields were put in the middle and taken out again. So nothing is believed before a
-question about this very process has been answered rightly. Needs CAP_NET_ADMIN and the initial
-user and pid namespaces.
+Layout of taskstats from ``uapi/linux/taskstats.h``, which only ever grows at the end, except for
+version 15, where fields were put in the middle and taken out again. Therefore the layout is
+verified with a query about this process. Needs CAP_NET_ADMIN and the initial user and pid
+namespaces.
 """
 
 from __future__ import annotations
@@ -27,12 +23,11 @@ from wattspan.processes import netlink
 
 
 class ExitRecord(NamedTuple):
-    """The last words of a process: its total CPU time, nearly.
+    """The accounting record of an exited process: nearly all of its CPU time.
 
-    The kernel writes this down before the process gives back its memory, so the time of that
-    (some tenths of a millisecond, more for a large process) is missing from ``cpu``.
-    ``certain`` is False where an old kernel does not say whether it speaks of a process or of
-    one of its threads.
+    The kernel writes it before the process frees its memory, so the time of that (some tenths of a
+    millisecond, more for a large process) is missing from ``cpu``. ``certain`` is False on an old
+    kernel, whose record may be of a process or of one of its threads.
     """
 
     pid: int
@@ -47,7 +42,7 @@ class ExitRecord(NamedTuple):
 
 @dataclass(slots=True)
 class ProcessEvents:
-    """What happened since the last time somebody asked. ``lost``: and more than that."""
+    """Events since the last drain. ``lost``: there were more events than these."""
 
     born: dict[int, int] = field(default_factory=dict)  # pid to its parent's
     execed: set[int] = field(default_factory=set)
@@ -80,7 +75,7 @@ class EventChannel(Protocol):
 
     @property
     def overruns(self) -> int:
-        """How often the kernel had to drop messages because nobody took them in time."""
+        """The number of times at which the kernel dropped messages because the buffer was full."""
         ...
 
     def drain(self, events: ProcessEvents) -> None:
@@ -314,7 +309,7 @@ def _request_stats(link: socket.socket, kind: int, payload: bytes) -> bytes:
 
 
 def _check_layout(link: socket.socket, family: int) -> None:
-    """Ask for our own figures and look whether our own pid stands where it should."""
+    """Verify the layout: query this process, and compare the pid in the answer."""
     own = netlink.attribute(_ASK_PID, struct.pack("=I", os.getpid()))
     answer = _request_stats(link, family, _GENL.pack(_GET, 1, 0) + own)
     stats = dict(netlink.attributes(dict(netlink.attributes(answer[4:]))[_AGGR_PID]))[_STATS]

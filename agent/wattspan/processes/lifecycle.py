@@ -1,14 +1,12 @@
-"""Who has been born since we last looked.
+"""Births, CPU time and exits of processes, turned into charges.
 
-Three ways that complete each other. The kernel's events name every newborn. Without them, the
-pid given out last tells, in one read a poll, in which range of pids to look. A scan of the whole
-table, now and then, finds what both may miss.
+New processes are found in three complementary ways: the kernel's events report every birth;
+without them, the last pid given out shows, in one read for each poll, the range of new pids; a
+scan of the whole table, now and then, finds processes that both may miss.
 
-Births, work and deaths of processes, turned into charges.
-
-What is charged to a process over its life is what its clock showed at the end, less what it
-showed when it was first seen if it was older than our watch. A pid that is given out again never
-inherits: its clock falls, or its birth is reported, and then its start time decides.
+The charge of a process over its life is the final value of its clock, less the value at the first
+observation if it is older than our watch. A reused pid never inherits: its clock decreases, or
+its birth is reported, and then its start time decides.
 """
 
 from __future__ import annotations
@@ -30,11 +28,11 @@ MAX_PID_RANGE = 4096  # a larger range of pids is dearer to try than to scan the
 
 @dataclass(slots=True)
 class ScanResult:
-    """The outcome of one look.
+    """The result of one scan.
 
-    ``born`` were certainly born since the look before; ``found`` were come upon, and may be
-    older; ``suspects`` are under watch, but their pids may have been given to others. ``churn``
-    says that pids were given out, ``complete`` that nobody visible is missing.
+    ``born`` were certainly born since the scan before; ``found`` may be older; ``suspects`` are
+    tracked, but their pids may have been given to others. ``churn``: pids were given out;
+    ``complete``: no visible process is missing.
     """
 
     born: set[int] = field(default_factory=set)
@@ -46,7 +44,7 @@ class ScanResult:
 
 
 class ProcessScanner:
-    """Looks for newcomers to the table; ``every`` is the pace of the scans, in nanoseconds."""
+    """Finds processes that are not in the table; ``every`` is the interval of full scans in ns."""
 
     def __init__(self, processes: ProcessReader, table: ProcessTable, every: int = SECOND) -> None:
         self._processes = processes
@@ -97,9 +95,9 @@ class ProcessScanner:
 
 
 _MAX_EXIT_DELAY = (
-    50_000_000  # nanoseconds an exit may be older than the poll that should have told of it
+    50_000_000  # nanoseconds by which an exit may be older than the poll that reports it
 )
-_MAX_ANCESTORS = 16  # how far up to look for an ancestor whose cgroup is known
+_MAX_ANCESTORS = 16  # of a process, searched for one with a known cgroup
 
 CpuDeltas = Sequence[tuple[TrackedProcess, int]]
 
@@ -116,14 +114,14 @@ class CpuCharge:
 
 
 class ExitedProcess(NamedTuple):
-    """One whose end was reported: a charge of it, and the most memory it ever held, in bytes."""
+    """A process with a reported exit: its charge, and its peak memory in bytes."""
 
     charge: CpuCharge
     footprint: int
 
 
 class LifecycleUpdate:
-    """What one poll brings to light."""
+    """The events and results of one poll."""
 
     def __init__(
         self, events: ProcessEvents, found: ScanResult, before: Instant | None, now: Instant
@@ -133,11 +131,11 @@ class LifecycleUpdate:
         self.infos: list[PayerInfo] = []
         self.exited: list[Payer] = []
         self.ended: dict[str, list[ExitedProcess]] = {}  # by cgroup
-        self.tails_unknown = False  # somebody ended and nobody said how much it had done
+        self.tails_unknown = False  # an exit without a record of its CPU time
         self.seen: set[int] = set()  # pids that have been looked into
         self.newcomers: set[int] = set()  # those of them that are under watch now
         self.exits_of_pid: Counter[int] = Counter()  # how many lives of a pid began and ended in it
-        self.texts: dict[int, str] = {}  # cgroups of the dead, for their orphans
+        self.texts: dict[int, str] = {}  # cgroups of exited processes, for their children
 
 
 class LifecycleTracker:
@@ -153,9 +151,9 @@ class LifecycleTracker:
         self._scanned: Instant | None = None
 
     def process(self, update: LifecycleUpdate, moved: CpuDeltas) -> None:
-        """Work through one poll: ends and work first, then newcomers, then the unseen dead.
+        """Process one poll: exits and work first, then new processes, then unseen exits.
 
-        May be called again in the same turn, with others who moved and what was heard since.
+        May be called again for the same poll, with further clocks and events.
         """
         new = (update.found.born | update.found.found) - update.seen
         update.seen |= new
@@ -182,7 +180,7 @@ class LifecycleTracker:
         return ended
 
     def describe(self, update: LifecycleUpdate, row: TrackedProcess) -> None:
-        """Say who a process is, if that is news; what it did so far is not affected."""
+        """Describe a process if its description changed; its earlier charges are not affected."""
         pid = row.consumer.pid
         stat = self._processes.stat(pid)
         if stat is not None and stat.started == row.consumer.started:
@@ -198,7 +196,7 @@ class LifecycleTracker:
             update.infos.append(info)
 
     def _replace_reused(self, update: LifecycleUpdate, suspects: set[int]) -> set[int]:
-        """End every watched process whose pid was given to another; returns those pids."""
+        """End every tracked process whose pid was given to another; returns those pids."""
         reborn = set()
         for pid in suspects:
             row = self._table.get(pid)
@@ -239,7 +237,7 @@ class LifecycleTracker:
     def _describe_exited(
         self, update: LifecycleUpdate, row: TrackedProcess, record: ExitRecord
     ) -> None:
-        """Describe one who did nothing while it was watched, but at its end."""
+        """Describe a process without work before its exit record."""
         row.cgroup_text = row.cgroup_text or self._text_of(update, record.parent)
         user = user_name(record.user_id) if record.user_id is not None else ""
         row.info = self._info_of_exited(
@@ -248,7 +246,7 @@ class LifecycleTracker:
         update.infos.append(row.info)
 
     def _track(self, update: LifecycleUpdate, pid: int) -> bool:
-        """Watch a newcomer. All it did is ours if it was born under our eyes, else nothing."""
+        """Track a new process. Its CPU time counts from an observed birth, else from now."""
         if pid in self._table:
             return False
         born = pid not in update.found.found
@@ -269,12 +267,12 @@ class LifecycleTracker:
         return True
 
     def _since_scan(self, stat: Stat) -> bool:
-        """Whether a process was born after a scan that would else have shown it."""
+        """True if a process was born after a scan that would otherwise have found it."""
         scanned = self._scanned
         return scanned is not None and (stat.started + 1) * TICK > scanned.mono + scanned.asleep
 
     def _apply_exit_records(self, update: LifecycleUpdate) -> None:
-        """Charge the dead that were never seen alive; keep the word of those who linger."""
+        """Charge exited processes that were never tracked; keep records of those not reaped yet."""
         for pid, finals in update.events.exits.items():
             row = self._table.get(pid)
             if row is not None and pid not in update.newcomers:
@@ -292,8 +290,8 @@ class LifecycleTracker:
             return
         watch = update.now.mono - update.before.mono + _MAX_EXIT_DELAY
         if record.elapsed > watch:
-            return  # it was hidden from us so far: its work has been accounted for as nobody's
-        # It was not there to be asked for its start. No two of one pid get the same one.
+            return  # it was hidden until now: its work has been accounted for as unattributed
+        # Its start time is unknown. Derived ones must differ for each life of a pid.
         boot = update.now.mono + update.now.asleep
         consumer = Consumer(
             record.pid, (boot - record.elapsed) // TICK + update.exits_of_pid[record.pid]

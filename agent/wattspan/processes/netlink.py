@@ -72,7 +72,7 @@ def attributes(payload: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def raise_error(payload: bytes) -> None:
-    """Raise what an NLMSG_ERROR says; an acknowledgement says nothing."""
+    """Raise the error of an NLMSG_ERROR; return for an acknowledgement."""
     if len(payload) < _CODE.size:
         raise OSError(errno.EBADMSG, "the kernel's error is cut off")
     code = -_CODE.unpack_from(payload)[0]
@@ -99,5 +99,5 @@ class DatagramReader:
                     raise
                 self.overruns += 1
                 continue
-            if sender[0] == 0:  # only the kernel speaks the truth about processes
+            if sender[0] == 0:  # only messages of the kernel are trustworthy
                 yield datagram

@@ -19,7 +19,7 @@ _STAT = 2048  # 52 numbers and a name; a small buffer is the quicker one
 
 
 class Stat(NamedTuple):
-    """What is needed of ``/proc/PID/stat``. ``started`` is in ticks since boot (field 22)."""
+    """The used fields of ``/proc/PID/stat``. ``started`` is in ticks since boot (field 22)."""
 
     pid: int
     comm: str
@@ -34,10 +34,10 @@ class Stat(NamedTuple):
 
 
 def parse_stat(raw: bytes) -> Stat:
-    """Parse one ``stat`` line; ValueError if it is none.
+    """Parse one ``stat`` line; ValueError if it is invalid.
 
-    The name stands in parentheses and may itself contain spaces and parentheses, so the line
-    is taken apart at the first opening and the last closing one.
+    The name is in parentheses and may itself contain spaces and parentheses, so the line is split
+    at the first opening and the last closing one.
     """
     opening, closing = raw.find(b"("), raw.rfind(b")")
     fields = raw[closing + 1 :].split()
@@ -58,7 +58,7 @@ def parse_stat(raw: bytes) -> Stat:
 
 
 class ProcessReader(Protocol):
-    """The process table as the kernel shows it. Who is gone, or hidden, is None: no error."""
+    """The kernel's process table. None for a process that is gone or hidden; never an error."""
 
     def pids(self) -> list[int]: ...
     def last_pid(self) -> int | None: ...
@@ -90,9 +90,9 @@ class ProcFs:
     def last_pid(self) -> int | None:
         """The pid given out last, to a process or thread of this pid namespace; None: unknown.
 
-        One cheap read that tells whether anything at all was born since the one before.
+        One cheap read shows whether any process was born since the one before.
         """
-        if not self._opened:  # not before it is asked for: who never asks need not close it
+        if not self._opened:  # opened at the first use, so that other users need not close it
             self._opened, self._last_pid = True, _open(f"{self._root}/loadavg")
         if self._last_pid is None:
             return None
@@ -102,7 +102,7 @@ class ProcFs:
             return None
 
     def pid_max(self) -> int:
-        """Where pids start over; the kernel's default if it is not shown."""
+        """The pid after which numbers start over; the kernel's default if it is not shown."""
         raw = self._read("sys/kernel/pid_max")
         return int(raw) if raw is not None and raw.strip().isdigit() else 32768
 
@@ -121,7 +121,7 @@ class ProcFs:
         return None if raw is None else raw.decode("utf-8", "replace")
 
     def command_line(self, pid: int) -> bytes | None:
-        """The first 16 KiB of ``/proc/PID/cmdline``. Most of it is nobody's business."""
+        """The first 16 KiB of ``/proc/PID/cmdline``. It may contain secrets."""
         return self._read(f"{pid}/cmdline", limit=_COMMAND_LINE)
 
     def status(self, pid: int) -> bytes | None:

@@ -1,9 +1,7 @@
-"""How the interpreters of scripts read their own command lines.
+"""The script that an interpreter runs, from its command line and without any other part of it.
 
-Only behind options that are listed here is anything taken for a script: what follows another one
-could be its value, and a value can be a secret.
-
-Which script an interpreter runs, told from its command line and by nothing else of it.
+Only behind options that are listed here is a word taken for a script: a word behind another
+option could be its value, and a value can be a secret.
 """
 
 from __future__ import annotations
@@ -18,10 +16,10 @@ from wattspan.util.text import clean_label
 
 
 class OptionKind(Enum):
-    """What an option says of what stands behind it."""
+    """The meaning of an option for the words behind it."""
 
-    ALONE = auto()  # nothing; in a word of letters, further letters follow
-    REST = auto()  # its value, if it has any, is the rest of its word
+    ALONE = auto()  # no value; in a word of letters, further letters follow
+    REST = auto()  # its value, if any, is the rest of its word
     VALUE = auto()  # its value is the rest of its word, or else the next word
     NEXT = auto()  # its value is the next word; it is the last letter of its own
     CODE = auto()  # program text follows: there is no script
@@ -32,10 +30,10 @@ class OptionKind(Enum):
 class OptionGrammar(NamedTuple):
     """The options of one interpreter.
 
-    ``letters`` may share one word behind a hyphen. ``words`` are whole options, their values
-    behind an equals sign or in the next word. ``beginnings`` are those of options that are one
-    word each. ``joined``: so is every unknown one with two hyphens and an equals sign. ``ends``:
-    a script may follow ``--``. ``bare``: it may stand without an option.
+    ``letters`` may share one word behind a hyphen. ``words`` are whole options, with values behind
+    an equals sign or in the next word. ``beginnings`` are the beginnings of options that are one
+    word each. ``joined``: every unknown option with two hyphens and an equals sign is one word.
+    ``ends``: a script may follow ``--``. ``bare``: a script may be given without an option.
     """
 
     letters: Mapping[str, OptionKind] = MappingProxyType({})
@@ -181,7 +179,7 @@ TORCHRUN = OptionGrammar(
     ),
     joined=True,
 )
-"""Not an interpreter: a script of Python's whose own first argument is what matters."""
+"""Not an interpreter: a Python script whose own first argument is the script that matters."""
 
 INTERPRETERS = (
     (re.compile(r"(?:python|pypy)[0-9.]{0,8}[dt]?"), PYTHON),
@@ -199,11 +197,11 @@ INTERPRETERS = (
 FRAMEWORK_THREAD_NAMES = frozenset(
     {"pt_main_thread", "pt_elastic", "MainThread", "node-MainThread"}
 )
-"""Names that PyTorch and Node.js give to every process they run in, and that tell nothing of it."""
+"""Names that PyTorch and Node.js give to every process of theirs, without information."""
 
 
 def grammar_of(program: str) -> OptionGrammar | None:
-    """How the interpreter called ``program`` reads its command line; None if it is not known."""
+    """The grammar of the interpreter called ``program``; None if it is unknown."""
     for names, grammar in INTERPRETERS:
         if names.fullmatch(program):
             return grammar
@@ -216,7 +214,7 @@ _LAUNCHER = "torchrun"
 
 
 class ScriptInvocation(NamedTuple):
-    """What is run: by its path alone, by an option and its name, or by an option alone."""
+    """The script: by its path, by an option and its name, or by an option alone."""
 
     option: str
     name: str
@@ -226,16 +224,16 @@ class ScriptInvocation(NamedTuple):
 
 
 def script_of(comm: str, command_line: bytes, longest: int) -> str | None:
-    """An interpreter's name and the last part of its script's, as in ``python3 train.py``.
+    """The name of an interpreter and the base name of its script, as in ``python3 train.py``.
 
-    Of a module the name is told behind its option (``python3 -m http.server``), of program text
-    the option alone (``python3 -c``), and of other arguments nothing. None where there is no
-    script to be told of: the process is then known by ``comm``, what the kernel calls it. So is
-    one whose ``comm`` is neither the interpreter's name nor the script's: it has chosen it, or
-    what stands in its command line is not what was run.
+    A module follows its option (``python3 -m http.server``), program text is represented by its
+    option (``python3 -c``), and other arguments are never shown. None without a script: the process
+    is then known by ``comm``, its name in the kernel. The same holds if ``comm`` is neither the
+    interpreter's name nor the script's: the process has chosen it, or the command line is not that
+    of the running program.
 
-    ``command_line`` is what ``/proc/PID/cmdline`` holds, or its beginning: a word that has no end
-    is not believed. The answer is printable and has at most ``longest`` characters.
+    ``command_line`` is the content of ``/proc/PID/cmdline``, or its beginning: a word without an
+    end is ignored. The result is printable and has at most ``longest`` characters.
     """
     ended = command_line.split(b"\0", _MAX_WORDS)[:-1]
     words = (word.decode("utf-8", "replace") for word in ended)
@@ -261,7 +259,7 @@ def interpreter_of(name: str) -> str:
 
 
 def _find(words: Iterator[str], grammar: OptionGrammar) -> ScriptInvocation | None:
-    """What is run by these arguments; those behind it stay in ``words``."""
+    """The script in these arguments; the arguments behind it stay in ``words``."""
     for word in words:
         if word == "--":
             return _path(next(words, "")) if grammar.ends else None
@@ -285,11 +283,11 @@ def _find(words: Iterator[str], grammar: OptionGrammar) -> ScriptInvocation | No
 
 
 _NO_SCRIPT = ScriptInvocation("", "")
-"""The option is understood, and does not say what is run."""
+"""The option is understood, and does not name a script."""
 
 
 def _letters(word: str, words: Iterator[str], grammar: OptionGrammar) -> ScriptInvocation | None:
-    """What a word of option letters says."""
+    """The meaning of a word of option letters."""
     for at, letter in enumerate(word[1:], start=1):
         kind = grammar.letters.get(letter)
         if kind is None or (kind is OptionKind.NEXT and word[at + 1 :]):
@@ -302,7 +300,7 @@ def _letters(word: str, words: Iterator[str], grammar: OptionGrammar) -> ScriptI
 def _apply_option(
     kind: OptionKind, option: str, value: str | None, words: Iterator[str]
 ) -> ScriptInvocation | None:
-    """What an option says that has ``value``, if any, in its own word."""
+    """The meaning of an option with ``value``, if any, in its own word."""
     if kind is OptionKind.CODE:
         return ScriptInvocation(option, "")
     if kind is OptionKind.ALONE or kind is OptionKind.REST:

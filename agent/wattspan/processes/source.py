@@ -1,9 +1,9 @@
-"""Who used the CPUs: the usage source of a host.
+"""The usage source of a host: CPU time by process.
 
-Each poll reads, in this order: how busy the CPUs were, what the kernel reported, the clocks of
+Each poll reads, in this order: the busy time of the CPUs, the kernel's events, the clocks of
 cgroups if processes came or went, and the clock of every process. The error at either edge of a
-usage is how far the scheduler's books lag for a thread that is running at that moment: at most
-one scheduler tick (1 to 10 ms) a thread, and what lags in one usage is in the next.
+usage is the lag of the scheduler's accounting for a thread that is running at that moment: at most
+one scheduler tick (1 to 10 ms) for each thread, and time missing in one usage is in the next.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ RESCAN_INTERVAL = SECOND
 """A newborn is looked at again after this: by then it is what it set out to be."""
 
 AUDIT_BATCH = 20
-"""Busy processes whose cgroup is read again at each scan, in turn."""
+"""Number of busy processes whose cgroup is read again at each scan, in turn."""
 
 BASE_FOOTPRINT = 4 << 20
 """The end of a process costs about as much as giving back this much memory, and then its own."""
@@ -63,8 +63,8 @@ CGROUP_COST_DIVISOR = 50
 class CpuUsageSource:
     """The usage source of one host. One thread polls it.
 
-    ``births`` and ``finals`` are the kernel's two channels, either of which may be None; what
-    they would tell is then inferred from pids, clocks and cgroups.
+    ``births`` and ``finals`` are the kernel's two channels, either of which may be None; their
+    information is then inferred from pids, clocks and cgroups.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class CpuUsageSource:
 
     @property
     def overruns(self) -> int:
-        """How often the kernel's reports overran their buffer, each time mended by a scan."""
+        """The number of overruns of the kernel's event buffers; a scan follows each."""
         return sum(
             one.overruns for one in (self._fork_events, self._exit_events) if one is not None
         )
@@ -156,7 +156,7 @@ class CpuUsageSource:
         return moved
 
     def _idle_due(self, turn: LifecycleUpdate) -> bool:
-        """Whether the sleepers must be asked in this turn."""
+        """True if the clocks of idle processes must be read in this poll."""
         total = self._idle_scanner.total
         if total is not None:
             self._idle_scanner.charged(
@@ -171,7 +171,7 @@ class CpuUsageSource:
         return self._idle_scanner.due(turn.now.mono, capacity)
 
     def _first_poll(self) -> UsageBatch:
-        """The first poll: who is there. Nothing that was done up to its end is charged."""
+        """The first poll finds the processes. Work up to its end is not charged."""
         news = self._read_events()
         now = self._clock.now()
         found = self._scanner.scan(now.mono, news, events_complete=self._fork_events is not None)
@@ -226,7 +226,7 @@ class CpuUsageSource:
     # ------------------------------------------------------------------------------ cgroups
 
     def _measure_cgroups(self) -> bool:
-        """Read the clocks of the known cgroups, if it is not too soon to afford that again."""
+        """Read the clocks of the known cgroups, unless that would cost too much now."""
         cgroups = self._cgroups
         if cgroups is None:
             return False
@@ -271,9 +271,9 @@ class CpuUsageSource:
     def _charge_excess(
         self, turn: LifecycleUpdate, cgroup: str, excess: int, ended: Sequence[ExitedProcess]
     ) -> None:
-        """To those whose end was reported, as what ending cost them: mostly, giving back memory.
+        """Charge the excess to exited processes, as the cost of their exit: mostly freeing memory.
 
-        But to the cgroup's remainder if anybody may have come and gone unreported.
+        If an unreported process may have run, charge it to the cgroup's remainder.
         """
         silent = self._exit_events is None or turn.events.lost or turn.tails_unknown
         if ended and not silent:
@@ -292,8 +292,8 @@ class CpuUsageSource:
     def _covering(self, text: str) -> str | None:
         """The known cgroup whose clock counts the work of processes with this cgroup text.
 
-        Of the few whose cgroup was never learned nothing is known but that some clock counted
-        them: the root's, or "" where the root has none.
+        Processes whose cgroup was never read count with the root, or with "" if the root has no
+        clock.
         """
         if self._cgroups is None:
             return None
@@ -305,10 +305,10 @@ class CpuUsageSource:
             self._new_cgroups.add(path)
         return covering
 
-    # --------------------------------------------------------------------------- second looks
+    # --------------------------------------------------------------------------- descriptions
 
     def _redescribe(self, turn: LifecycleUpdate) -> None:
-        """Look again at who became another program, at the young, and at some of the rest."""
+        """Describe processes again: after an exec, a second after discovery, and in turn."""
         again = {row for pid in turn.events.execed if (row := self._table.get(pid)) is not None}
         while self._recent and self._recent[0][0] <= turn.now.mono:
             row = self._recent.popleft()[1]
@@ -331,7 +331,7 @@ class CpuUsageSource:
                 self._recent.append((turn.now.mono + RESCAN_INTERVAL, charge.row))
 
     def _note_move(self, old: str, new: str) -> None:
-        """What was charged to the cgroup it had left is set right."""
+        """Correct the charges of the former cgroup of a process that has moved."""
         if old != new:
             was, now = self._covering(old), self._covering(new)
             if was is not None and now is not None:

@@ -1,12 +1,10 @@
-"""The processes under watch, and the fastest way to ask their clocks.
+"""Tracked processes, and the fastest way to read their CPU clocks.
 
-Whether processes that slept have woken, told without asking each of them.
-
-Asking thousands of sleepers ten times a second is what would cost most, and nearly always for
-nothing. The kernel's sum over all processes, exact to the nanosecond, tells whether anybody did
-anything that those who are awake did not do: only then are the sleepers asked, and anyhow once a
-second. Up to ``tolerance`` of a poll's work may thus be charged up to a second late; none is lost.
-Without such a sum the sleepers are asked at every poll.
+Reading the clocks of thousands of idle processes ten times a second would be the largest cost, and
+nearly always useless. The kernel's sum over all processes, exact to the nanosecond, shows whether
+there was work beyond that of the active processes: only then are the idle ones read, and in any
+case once a second. Up to ``tolerance`` of a poll's work may thus be charged up to a second late;
+none is lost. Without such a sum the idle processes are read at every poll.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ class TrackedProcess:
         self.kernel = kernel
         self.charged = charged  # how far its clock has been accounted for
         self.active = 0  # the sweep in which it last did something
-        self.clock_list: ClockList | None = None  # the rank it stands in; None once it is gone
+        self.clock_list: ClockList | None = None  # the list it is in; None once it is gone
         self.index = -1
         self.info: PayerInfo | None = None  # None until it has used a CPU
         self.cgroup_text = ""  # its /proc/PID/cgroup
@@ -105,7 +103,7 @@ class ClockList:
         row.clock_list, row.index = None, -1
 
     def moved(self) -> list[tuple[TrackedProcess, int]]:
-        """Ask every clock: the rows whose clock is not where it was, and where it is now."""
+        """Read every clock: the rows whose clock has moved, and its value."""
         values = self._read_all()
         different = compress(range(len(values)), map(operator.ne, values, self._values))
         found = [(self._rows[at], values[at]) for at in different]
@@ -117,7 +115,7 @@ class ClockList:
         rest = iter(self._clocks)
         while True:
             try:
-                # What came before a failure stays in the list; the failed clock is consumed.
+                # Values before a failure stay in the list; the failed clock is consumed.
                 values.extend(map(self._read, rest))
             except OSError:
                 values.append(GONE)
@@ -126,9 +124,9 @@ class ClockList:
 
 
 class ProcessTable:
-    """All rows by pid, in two ranks: the awake, asked at every poll, and the sleepers.
+    """All rows by pid, in two lists: the active ones, read at every poll, and the idle ones.
 
-    When the sleepers are asked is for the owner to say; who did something is awake again.
+    The owner decides when the idle ones are read; a process that has worked is active again.
     """
 
     def __init__(self, read_clock: ReadClock) -> None:
@@ -152,7 +150,7 @@ class ProcessTable:
         return self._by_pid.get(pid)
 
     def clock(self, pid: int) -> int | None:
-        """The clock of any process, watched or not; None if there is none of this pid."""
+        """The clock of any process, tracked or not; None if there is none of this pid."""
         try:
             return self._read(clock_id(pid))
         except (OSError, OverflowError):
@@ -176,14 +174,14 @@ class ProcessTable:
             self.wake(row.consumer.pid)
 
     def wake(self, pid: int) -> None:
-        """Have this process asked at the next poll."""
+        """Make this process active: its clock is read at the next poll."""
         row = self._by_pid.get(pid)
         if row is not None and row.clock_list is self.asleep:
             self.asleep.remove(row)
             self.awake.add(row)
 
     def sweep(self, patience: int) -> None:
-        """Let those sleep who did nothing in the last ``patience`` sweeps."""
+        """Move the processes without work in the last ``patience`` sweeps to the idle list."""
         self._sweep += 1
         for row in [row for row in self.awake if self._sweep - row.active > patience]:
             self.awake.remove(row)
@@ -196,7 +194,7 @@ class ProcessTable:
 
 
 IDLE_SCAN_INTERVAL = SECOND
-"""The sleepers are asked at least this often."""
+"""Longest interval between two reads of the idle processes."""
 
 IDLE_AFTER = 10
 """Seconds without any work after which a process counts as a sleeper."""
@@ -211,7 +209,7 @@ def tolerance(capacity: int) -> int:
 
 
 class IdleScanner:
-    """Holds what was charged against the kernel's sum since everybody was last asked."""
+    """Compares charges with the kernel's sum since the last read of all clocks."""
 
     def __init__(self, total: TotalCpuClock | None) -> None:
         self._total = total
@@ -225,7 +223,7 @@ class IdleScanner:
         return self._total
 
     def read(self) -> None:
-        """To be called before any process is asked."""
+        """To be called before any clock of a process is read."""
         self._now = self._total.read() if self._total is not None else None
 
     def charged(self, amount: int) -> None:
@@ -233,13 +231,13 @@ class IdleScanner:
         self._charged += amount
 
     def due(self, mono: int, capacity: int) -> bool:
-        """Whether the sleepers must be asked now."""
+        """True if the clocks of idle processes must be read now."""
         if self._now is None or self._since is None or mono >= self._next:
             return True
         return self._now - self._since - self._charged > tolerance(capacity)
 
     def scanned(self, mono: int) -> None:
-        """Everybody has been asked: what is not explained by now is nobody's in the table."""
+        """All clocks have been read: the remaining difference belongs to no tracked process."""
         self._next = mono + IDLE_SCAN_INTERVAL
         self._since, self._charged = self._now, 0
         if self._total is not None:

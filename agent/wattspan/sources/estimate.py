@@ -1,14 +1,11 @@
-"""A processor's power as a function of its load, for hosts that have no counter. Pure.
+"""The ``estimate`` source plugin: CPU energy from a load model, for hosts without a counter.
 
 The curve is that of Fan, Weber and Barroso, "Power Provisioning for a Warehouse-sized Computer"
 (ISCA 2007): idle + (busy - idle) * (2u - u**r), where u is the busy fraction of the CPUs and r
 was fitted to 1.4 over several hundred servers. At r = 1 it is the straight line.
 
-CPU time by CPU from ``/proc/stat``, and the socket each CPU sits in from sysfs.
-
-The ``estimate`` source plugin: a load model in the place of counters. Off unless asked for.
-
-Every figure is labelled ``estimated``. See docs/reference/estimate.md for what it is worth.
+The plugin is off by default, and its figures are labelled ``estimated``. Their accuracy is in
+docs/reference/estimate.md.
 """
 
 from __future__ import annotations
@@ -106,7 +103,7 @@ def busy_ticks(stat: bytes) -> dict[int, int]:
 
 
 def sockets_of_cpus(sysfs: Path, cpus: Iterable[int]) -> dict[int, int]:
-    """The socket of each CPU; 0 where the host does not tell (some virtual machines say -1)."""
+    """The socket of each CPU; 0 where the host does not know it (some virtual machines say -1)."""
     return {cpu: _socket(sysfs / f"devices/system/cpu/cpu{cpu}/topology") for cpu in cpus}
 
 
@@ -121,7 +118,7 @@ NAME = "estimate"
 
 
 class EstimateSettings(Table, frozen=True):
-    """CPU energy estimated from load, for a host without a counter; off unless asked for."""
+    """CPU energy estimated from load, for a host without a counter; off by default."""
 
     enabled: Annotated[bool, about("Whether to estimate.")] = False
     tdp_watts: Annotated[
@@ -147,7 +144,7 @@ class EstimateSettings(Table, frozen=True):
 
 @dataclass(slots=True)
 class _DomainEnergy:
-    """What one domain has drawn so far by the model."""
+    """The modelled energy of one domain so far."""
 
     domain: Domain
     energy: int = 0  # microjoules
@@ -158,7 +155,7 @@ class EstimateSource:
 
     ``dram`` is the constant power of the memory in milliwatts; 0 for no such domain.
 
-    It answers once a second at most: the CPU times it rests on move in steps of 10 ms, and a
+    It yields readings once a second at most: the underlying CPU times move in steps of 10 ms, and a
     curve applied to their noise would be biased.
     """
 
@@ -292,7 +289,7 @@ def open_estimate(settings: EstimateSettings, context: SourceContext) -> Counter
 
 
 def _has_counter(sysfs: Path) -> bool:
-    """Whether a counter of this host can be read."""
+    """True if a counter of this host can be read."""
     for path in scan_zones(sysfs).zones.values():
         try:
             if (path / ENERGY_FILE).read_bytes().strip().isdigit():

@@ -1,12 +1,11 @@
-"""How NVML's answers are taken: which error costs a field, which a GPU, which the session.
+"""NVML calls with classified errors: an error costs one field, one GPU, or the whole session.
 
-NVML answers every call with a code. Some say "not this field" and are remembered, so that
-nobody asks ten times a second for what is not there. Some say that the GPU behind a handle is
-gone, some that the library's connection to the driver is: these are raised.
+NVML answers every call with a code. Codes that mean "not supported" are remembered, so that an
+unsupported field is not requested at every sample. Codes that mean a lost GPU or a lost
+connection to the driver are raised.
 
-NVML's field values: many in one call, each with a return code and a type of its own.
-
-The call as a whole succeeds although single entries fail. The numbers are those of nvml.h.
+Field values: many in one call, each with a return code and a type of its own. The call as a whole
+succeeds although single entries fail. The numbers are those of nvml.h.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ _REMEDIES = {
 
 
 def cause_of(code: int) -> str:
-    """What ``code`` means, as the cause in a sentence."""
+    """The meaning of ``code``, as the cause in a sentence."""
     return _CAUSES.get(code, f"NVML answers with error {code}")
 
 
@@ -156,7 +155,7 @@ class NvmlLibrary:
 
 @dataclass(slots=True)
 class UnavailableField:
-    """A field that is not to be had, why, and until when it is not asked for again."""
+    """A field that is not available, the reason, and the time of the next request for it."""
 
     what: str
     code: int
@@ -176,15 +175,15 @@ class GpuCalls:
         self._unknowns = 0
 
     def ask(self, what: str, name: str, *arguments: Any) -> Any:
-        """The answer of the function ``name``, or None. ``what`` is what it tells, in words."""
+        """The answer of the function ``name``, or None. ``what`` describes the answer in words."""
         return self._ask(what, name, arguments, nothing=None)
 
     def ask_list(self, what: str, name: str, *arguments: Any) -> Iterable[Any] | None:
-        """The list that ``name`` answers with, or None where there cannot be one.
+        """The list that ``name`` returns, or None if it is not available.
 
-        The binding raises "success" for a utilisation buffer without entries, NVML says "not
-        found" where nobody used the GPU, and "insufficient size" where the list grew between
-        the two calls it takes.
+        The binding raises "success" for a utilisation buffer without entries, NVML says "not found"
+        if no process used the GPU, and "insufficient size" if the list grew between the two calls
+        it takes.
         """
         answer = self._ask(what, name, arguments, nothing=())
         return None if answer is None else list(answer)
@@ -231,7 +230,7 @@ class GpuCalls:
         raise error
 
     def record_answer(self, what: str) -> None:
-        """``what`` was told: nothing is wrong with it any longer."""
+        """Record an answer to ``what``, which clears its earlier errors."""
         self._answered.add(what)
         if self._refused:
             self._refused.pop(what, None)
@@ -259,11 +258,11 @@ class GpuCalls:
 
     @property
     def any_refused(self) -> bool:
-        """Whether anything at all was refused."""
+        """True if any field was refused."""
         return bool(self._refused)
 
     def is_due(self, what: str) -> bool:
-        """Whether ``what`` may be asked for: not refused, or refused long ago."""
+        """True if ``what`` may be requested: it was not refused, or its retry time has come."""
         refusal = self._refused.get(what)
         return refusal is None or self._clock.monotonic() >= refusal.until
 
@@ -273,7 +272,7 @@ class GpuCalls:
         self._unknowns = 0
 
     def failures(self, of: Callable[[str, int], Failure]) -> list[Failure]:
-        """What a person should hear of: denied fields and failing calls, joined by cause.
+        """Failures to report: denied fields and failing calls, joined by cause.
 
         A field that the hardware does not have is no failure.
         """
@@ -287,12 +286,12 @@ class GpuCalls:
 
     @property
     def answered_fields(self) -> frozenset[str]:
-        """Everything that was answered, the last time it was asked for."""
+        """All fields that were answered at their last request."""
         return frozenset(self._answered - self._refused.keys() - self._failing.keys())
 
     @property
     def unanswered_fields(self) -> dict[str, str]:
-        """Everything that was asked for in vain, and why."""
+        """All fields without an answer at their last request, with the causes."""
         codes = {refusal.what: refusal.code for refusal in self._refused.values()}
         return {what: cause_of(code) for what, code in sorted({**codes, **self._failing}.items())}
 
@@ -353,7 +352,7 @@ def read_fields(calls: GpuCalls, fields: tuple[int, ...]) -> dict[int, int]:
 
 
 def _field_value(entry: Any) -> int | None:
-    """The number in an entry, whatever its type; None for a type or a blank nobody can read."""
+    """The number in an entry, whatever its type; None for an unknown type or a blank value."""
     if not 0 <= entry.valueType < len(_VALUE_MEMBERS):
         return None
     number = getattr(entry.value, _VALUE_MEMBERS[entry.valueType])

@@ -1,4 +1,4 @@
-"""One GPU: what is asked of it, how often, and what becomes of the answers."""
+"""One GPU: its calls, their intervals, and the readings, usages and status made of the answers."""
 
 from __future__ import annotations
 
@@ -43,19 +43,21 @@ METHOD = "gpu-sm-utilisation"
 TRANSIENT_FACTOR = 2  # boards overshoot their limit for milliseconds
 DEFAULT_MAX_POWER = Milliwatts(5_000_000)  # above any board, where the limit is not known
 EMULATED_UUID = "GPU-e0e0e0e0-0000-4000-8000-"
-"""How the UUIDs of this project's emulated boards begin, and no real one's: its emulated
-library can be put in the real one's place, and must not be believed then."""
+"""Prefix of the UUIDs of emulated boards, which no real board has: the emulated library can replace
+the real one, and its figures must then be labelled as emulated.
+"""
 MAX_USAGE_INTERVAL = 3 * SECOND // 2
-"""Intervals wait three seconds for usage, and a look at utilisation holds for two: asked less
-often than that, usage is worth nothing."""
+"""Intervals wait three seconds for usage, and a utilisation reading holds for two: usage that is
+read less often is worth nothing.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingIntervals:
-    """How often what is asked, in nanoseconds; energy at every turn.
+    """Intervals of the calls in nanoseconds; energy is read at every sample.
 
-    ``gauges`` are power and utilisation, which are smoothed by the sensor. Where power has to
-    be integrated for want of a counter, they are read at every turn too.
+    ``gauges`` are power and utilisation, which are smoothed by the sensor. Where power has to be
+    integrated because there is no counter, they are read at every sample too.
     """
 
     gauges: int
@@ -66,7 +68,7 @@ class SamplingIntervals:
 
 @dataclass(frozen=True, slots=True)
 class GpuIdentity:
-    """What never changes about a GPU, as far as this session of the library goes."""
+    """The constant properties of a GPU during one session of the library."""
 
     uuid: str
     index: int
@@ -86,7 +88,7 @@ class GpuIdentity:
 
 @dataclass(frozen=True, slots=True)
 class GpuReport:
-    """What one GPU tells, and what it does not tell and why."""
+    """The readable and the unreadable properties of one GPU, with the causes."""
 
     domain: Domain
     readable: frozenset[str]
@@ -95,7 +97,7 @@ class GpuReport:
 
 @dataclass(slots=True)
 class GpuFindings:
-    """What the turns of all GPUs add to."""
+    """The results of one sample of all GPUs."""
 
     readings: list[Reading] = field(default_factory=list)
     usages: list[Usage] = field(default_factory=list)
@@ -134,7 +136,7 @@ class GpuSampler:
         self._power = PowerReading()
         self._utilisation: BoardUtilisation | None = None
         self._condition = BoardCondition()
-        self._ceiling: Milliwatts | None = None  # the highest limit the board was ever told
+        self._ceiling: Milliwatts | None = None  # the highest limit that the board has reported
         self._gauge_pace = CallInterval(pace.gauges, clock)
         self._condition_pace = CallInterval(pace.condition, clock)
         self._process_pace = CallInterval(pace.processes, clock)
@@ -189,14 +191,14 @@ class GpuSampler:
             into.readings.append(Reading(self.domain.id, made, counter, self._meter.epoch))
 
     def _value_time(self, at: Instant) -> Instant | None:
-        """When the counter's value was made that was read at ``at``; None if that is not clear."""
+        """The time at which the counter took the value read at ``at``; None if it is ambiguous."""
         if self._edges.period is None:
             return at
         moved = self._edges.moved_at(at.mono)
         return None if moved is None else _before(at, at.mono - moved)
 
     def next_edge_read(self, now: int) -> int | None:
-        """When to look at the energy counter beside the turns, if that is of use."""
+        """The time of the next extra read of the energy counter, if one is useful."""
         return None if self._meter.derived is not False else self._edges.next_read(now)
 
     def read_edge(self) -> None:
@@ -221,8 +223,8 @@ class GpuSampler:
                 samples = self._processes.samples()
             self._usage.add_samples(samples or [])
         named = self._processes.named
-        # A device that tells nothing of its use owes no remainder beside processes that do;
-        # where they tell nothing either, all of it may have been in use.
+        # A device without any utilisation owes no remainder beside processes that have some;
+        # if processes have none either, all of it may have been in use.
         unknown = 0 if named else 100
         busy = unknown if self._utilisation is None else self._utilisation.gpu
         self._usage.observe_device(at.mono, busy)
@@ -236,11 +238,11 @@ class GpuSampler:
             into.usages.append(usage)
 
     def report(self) -> GpuReport:
-        """What was told and what was not, in the turns so far."""
+        """The readable and the unreadable properties in the samples so far."""
         return GpuReport(self.domain, self._calls.answered_fields, self._calls.unanswered_fields)
 
     def flush_usage(self, into: GpuFindings) -> None:
-        """The GPU is lost: tell what is known of its use up to now, as nothing more will come."""
+        """Report the usage so far of a GPU that was lost."""
         if self._usage is not None:
             self._record(self._usage, self._at, into)
 
@@ -300,7 +302,7 @@ class GpuSampler:
 
     @property
     def _resolution(self) -> int:
-        """How often the energy moves: as it was seen at close range, or as turns let it seem."""
+        """Interval of the counter's moves: measured with extra reads, or as samples show it."""
         step = None if self._meter.derived else self._edges.step
         return self._meter.resolution if step is None else _rounded(step)
 
@@ -351,7 +353,7 @@ class GpuSampler:
         return found
 
     def _attribution_failures(self) -> list[Failure]:
-        """Why energy cannot be charged to processes, or not to all of them."""
+        """Reasons for which energy cannot be charged to processes, or not to all of them."""
         found = []
         refusal = self._processes.refusal
         if refusal is not None and refusal != calls.NO_PERMISSION:

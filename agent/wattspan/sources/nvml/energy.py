@@ -28,20 +28,20 @@ from wattspan.ports import Clock
 MAX_DUTY_DIVISOR = 50  # a call that takes long is not repeated before 50 times as long has passed
 MAX_CALL_INTERVAL = 30 * SECOND
 HANG_THRESHOLD, HANG_BACKOFF = 2 * SECOND, 5 * SECOND
-"""A call that took longer hung: that says nothing of what the next will cost."""
+"""A call that took longer did hang: its duration does not predict the cost of the next call."""
 COST_SAMPLES = 3
 """Calls: where other work keeps the caller from the CPU, any may seem to have taken long. Only one
 that takes long every time is expensive."""
 
 
 class CallInterval:
-    """When something is due: every ``period``, or less often if it turns out to be expensive.
+    """Schedule of one kind of call: every ``period``, or less often if the call is expensive.
 
-    On some drivers a list of processes takes milliseconds under a lock that all users of all
-    GPUs share. A turn that comes a little early, by a twentieth of the period, is on time: else
-    a timer's jitter would put it off by a whole turn.
+    On some drivers a list of processes takes milliseconds under a lock that all users of all GPUs
+    share. A sample that comes early by up to a twentieth of the period is on time: otherwise the
+    jitter of a timer would delay the call by a whole period.
 
-    ``with cadence:`` stands around the calls, and times them.
+    Used as a context manager around the calls, it measures their cost.
     """
 
     def __init__(self, period: int, clock: Clock, longest: int = MAX_CALL_INTERVAL) -> None:
@@ -53,7 +53,7 @@ class CallInterval:
         self._costs: deque[int] = deque([0] * COST_SAMPLES, maxlen=COST_SAMPLES)
 
     def begin(self, now: int, *, forced: bool = False) -> bool:
-        """Whether it is due at ``now``, or made so."""
+        """True if the call is due at ``now``, or ``forced``."""
         if forced or self._due is None:
             self._due = now
         elif now < self._due - self._period // 20:
@@ -98,27 +98,27 @@ EDGE_GUARD = 4 * MILLISECOND
 
 
 class EdgeDetector:
-    """Told of every look at one counter; says when to look, and when the counter last moved.
+    """Phase of one counter: observes every read, plans reads, and computes the last move.
 
-    ``step`` is how often the counter moves, None if that is not known; ``period`` is the same if
-    its edges are being followed.
+    ``step`` is the interval of the counter's moves, None if it is unknown; ``period`` is the same
+    while its edges are followed.
     """
 
     def __init__(self) -> None:
         self.step: int | None = None
         self.period: int | None = None
         self._phase = 0  # the time of one of its edges
-        self._last: tuple[int, int] | None = None  # time and value of the last look
+        self._last: tuple[int, int] | None = None  # time and value of the last read
         self._seen: list[int] = []  # edges, while searching
         self._search_until: int | None = None
         self._search_again = 0
-        self._plan: list[int] = []  # looks of the next check: inside a step, and at its end
+        self._plan: list[int] = []  # reads of the next check: inside a step, and at its end
         self._looked = 0  # when the last check was
         self._pause = 0  # until the next; the longer, the less there was to correct
         self._direction = 0  # of the last corrections: how many, negative for earlier
 
     def observe(self, mono: int, counter: int) -> None:
-        """The counter stood at ``counter`` at ``mono``; looks come in the order of time."""
+        """Record the value at ``mono``; reads are in the order of time."""
         last, self._last = self._last, (mono, counter)
         while self._plan and mono >= self._plan[0]:
             self._looked = self._plan.pop(0)
@@ -131,7 +131,7 @@ class EdgeDetector:
             self._seen.append((before + mono) // 2)
 
     def next_read(self, now: int) -> int | None:
-        """When a look would tell most, if one is of use before the usual ones."""
+        """The time of the most informative next read, if one is useful before the regular ones."""
         if self.period is None:
             return self._search(now)
         if not self._plan:
@@ -141,9 +141,10 @@ class EdgeDetector:
         return self._plan[0]
 
     def moved_at(self, mono: int) -> int | None:
-        """When the value was made that is read at ``mono``.
+        """The time at which the value read at ``mono`` was made.
 
-        None if the steps are not known, or if an edge is so near that it could be either.
+        None if the step is unknown, or if an edge is so near that the value could be of either
+        side.
         """
         if self.period is None:
             return None
@@ -186,7 +187,7 @@ class EdgeDetector:
         return mono + period - (mono - self._phase) % period
 
     def _check(self, before: int, mono: int, period: int, *, moved: bool) -> None:
-        """Correct the phase by whether the counter moved between two looks."""
+        """Correct the phase: ``moved`` shows whether the counter moved between two reads."""
         edge = self._edge_after(mono - period // 2, period)  # the nearest
         late = mono - edge
         if not edge - period + EDGE_GUARD <= before < edge - EDGE_GUARD or abs(late) > period // 3:
@@ -215,10 +216,9 @@ MAX_GAP = 2 * SECOND
 
 
 class PowerIntegral:
-    """Ever-increasing microjoules from milliwatts, beside a counter's over the same stretches.
+    """Ever-increasing microjoules from milliwatts, and a counter's energy over the same periods.
 
-    Sums are kept in half milliwatt-nanoseconds (5e-13 J), so that nothing is lost to rounding
-    however often it is fed.
+    Sums are kept in half milliwatt-nanoseconds (5e-13 J), so that nothing is lost to rounding.
     """
 
     def __init__(self) -> None:
@@ -228,10 +228,10 @@ class PowerIntegral:
         self._compared_halves = 0
 
     def feed(self, at: Instant, power: int, counter: int | None) -> bool:
-        """Take one sample, and what the energy counter read beside it, if there is one.
+        """Add one sample, with the value of the energy counter at that time, if there is one.
 
-        False where the stretch since the last sample is too long to be bridged: the integral
-        then stands still over it and its reader has to be told of a gap.
+        False if the time since the last sample is too long: the integral then does not grow over
+        it, and the caller must report a gap.
         """
         last, self._last = self._last, (at.mono, power, counter)
         if last is None:
@@ -265,10 +265,10 @@ FROZEN_POWER = 1_000_000  # uJ: a counter that missed a whole joule does not cou
 
 
 class CounterPeriod:
-    """How often a counter moves, from the times at which it was seen to have moved.
+    """The interval of a counter's moves, from the times at which moves were observed.
 
-    Nobody who reads at an interval can see a finer step than that, so the answer is an upper
-    bound. 100 ms, the step of most GPUs, is assumed until enough was seen.
+    A reader cannot observe a finer step than its own interval, so the result is an upper bound.
+    100 ms, the step of most GPUs, is assumed until enough moves were observed.
     """
 
     START = 100 * MILLISECOND
@@ -314,9 +314,10 @@ class EnergyMeter:
     def read(
         self, at: Instant, counter: Microjoules | None, power: int | None, *, refused: bool
     ) -> Microjoules | None:
-        """The energy up to ``at`` from what was read then, or None if that tells nothing.
+        """The energy up to ``at`` from the values read then, or None if it is unknown.
 
-        ``refused``: there is no counter. A counter that merely failed this time is waited for.
+        ``refused``: there is no counter. After a single failure the next value of a counter is
+        awaited.
         """
         bridged = power is None or self.integral.feed(at, power, counter)
         if counter is not None:

@@ -1,21 +1,19 @@
-"""From utilisation samples to what each process spent of a GPU's time.
+"""Usage of a GPU by its processes, from utilisation samples and process lists.
 
-The rule. A sample says which percentage of its period a process kept the GPU busy. It speaks for
-the time back to the same process's sample before it; where that is further away than one and a
-half periods, periods without use (which NVML leaves out) lie between, and it speaks for one
-period only. The period is learned from the samples: the lower quartile of the distances between
-one process's samples. Stretches of time, so weighted, are cut at the edges of each usage record.
+A sample is the percentage of its period in which a process kept the GPU busy. It covers the time
+back to the same process's sample before it; if that is further away than one and a half periods,
+periods without use (which NVML omits) lie between, and it covers one period only. The period is
+learned from the samples: the lower quartile of the distances between one process's samples. The
+covered times are cut at the edges of each usage record.
 
-What the device as a whole was busy beyond the sum of its processes was spent by somebody who
-cannot be named. The device's figure trails the processes' by up to a second, so that it is
-short by as much when work begins as it is long when work ends: a shortage is remembered, for at
-most one second's worth, and set off against a later excess.
+Busy time of the device beyond the sum of its processes is unclaimed. The device's figure trails
+the processes' by up to a second, so that it is short by as much when work begins as it is long
+when work ends: a shortage is remembered, for at most one second's worth, and set off against a
+later excess.
 
-Which processes use a GPU, and which merely hold a context on it.
-
-NVML knows processes by pid. Inside a pid namespace it translates what it can and passes on the
-rest as it is: such a number may be some other process's here. There, only a pid that is in a
-list of running processes as well is believed.
+NVML knows processes by pid. Inside a pid namespace it translates the pids that it can and passes
+on the rest unchanged: such a number may belong to another process here. In a namespace, only pids
+that are in a list of running processes as well are accepted.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ MAX_SAMPLE_PERIOD = SECOND
 INITIAL_SAMPLE_PERIOD = 500 * MILLISECOND
 MIN_LAG = 200 * MILLISECOND
 OBSERVATION_WINDOW = 2 * SECOND
-"""So long one look at the device's utilisation holds; after that, nobody was looking."""
+"""Validity of one reading of the device's utilisation; afterwards its use is unknown."""
 
 
 class ProcessSample(NamedTuple):
@@ -61,7 +59,7 @@ class UtilisationInterval(NamedTuple):
 
 
 class SamplePeriod:
-    """How far the samples of one process lie apart, as long as it is busy."""
+    """The distance between the samples of one busy process."""
 
     def __init__(self) -> None:
         self._distances: deque[int] = deque(maxlen=64)
@@ -88,12 +86,12 @@ class UsageMeter:
 
     @property
     def lag(self) -> int:
-        """How long after a moment all samples that speak of it have come."""
+        """The time after which all samples that cover a moment have arrived."""
         return min(max(2 * self._period.nanoseconds, MIN_LAG), MAX_SAMPLE_PERIOD)
 
     @property
     def step(self) -> int:
-        """How far the samples of one process lie apart."""
+        """The distance between the samples of one process."""
         return self._period.nanoseconds
 
     @property
@@ -102,9 +100,9 @@ class UsageMeter:
         return self._end
 
     def observe_device(self, mono: int, percent: int) -> None:
-        """The device was ``percent`` busy since it was last looked at.
+        """The device was ``percent`` busy since the last reading.
 
-        Where that was too long ago nobody knows, and all of it may have been in use.
+        After a longer pause its use is unknown: all of it may have been in use.
         """
         begin, self._observed_at = self._observed_at, mono
         if mono > begin:
@@ -136,10 +134,10 @@ class UsageMeter:
         return self._period.nanoseconds
 
     def usage(self, end: Instant, present: frozenset[Payer], *, named: bool) -> Usage | None:
-        """The record up to ``end``; None if it does not lie after the one before.
+        """The record up to ``end``; None if that is not after the record before.
 
-        ``named`` is whether processes can be told apart at all. Where they cannot, all that
-        the device was busy is unclaimed.
+        ``named``: the driver distinguishes processes. Otherwise all busy time of the device is
+        unclaimed.
         """
         start = self._end
         if end.mono <= start.mono:
@@ -192,14 +190,14 @@ _LIST_CALLS = {
     "MPS processes": "nvmlDeviceGetMPSComputeRunningProcesses",
 }
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # the kernel's fixed inode for it
-_TICK = SECOND // 100  # USER_HZ, in which /proc tells start times
+_TICK = SECOND // 100  # USER_HZ, the unit of start times in /proc
 _CLOCK_STEP = 50 * MILLISECOND  # the wall clock moved against the monotonic one: it was set
 _MICROSECOND = 1_000
 _MAX_FUTURE = SECOND
 
 
 def in_nested_pid_namespace(proc: Path = Path("/proc")) -> bool:
-    """Whether pids here are not the host's; True also where that cannot be told."""
+    """True if pids here are not the host's, or if that is unknown."""
     try:
         return (proc / "self/ns/pid").stat().st_ino != _INITIAL_PID_NAMESPACE
     except OSError:
@@ -222,10 +220,10 @@ class GpuProcesses:
         self._outdated = 0  # stamps up to here may be from before the clock was set back
         self._listed: frozenset[int] = frozenset()
         self._known: dict[int, Consumer] = {}
-        self.misdated = 0  # samples of the last look whose stamps cannot be
+        self.misdated = 0  # samples of the last read with impossible stamps
 
     def list_holders(self) -> frozenset[Payer]:
-        """Who holds a context on the GPU now; asks all three lists of running processes."""
+        """The processes with a context on the GPU now, from all three process lists."""
         pids: set[int] = set()
         for what, name in _LIST_CALLS.items():
             entries = self._calls.ask_list(what, name)
@@ -238,7 +236,7 @@ class GpuProcesses:
         return frozenset(holder for holder in holders.values() if holder)
 
     def samples(self) -> list[ProcessSample] | None:
-        """What came since the last look; None if this GPU cannot tell its processes apart."""
+        """The samples since the last call; None if this GPU does not distinguish its processes."""
         self._follow_wall_clock(self._clock.now())
         entries = self._calls.ask_list(UTILISATION, "nvmlDeviceGetProcessUtilization", self._seen)
         if entries is None:
@@ -260,7 +258,7 @@ class GpuProcesses:
         return samples
 
     def _follow_wall_clock(self, now: Instant) -> None:
-        """Samples are stamped by the wall clock: when somebody sets it, go along.
+        """Follow a step of the wall clock, which stamps the samples.
 
         Otherwise a clock set back by an hour would hide an hour of samples.
         """
@@ -280,7 +278,7 @@ class GpuProcesses:
         return ProcessSample(mono, pid, payer, int(entry.smUtil))
 
     def _identify(self, pid: int, since_boot: int) -> Consumer | None:
-        """Who had ``pid`` at ``since_boot`` ns, even if it ended since it was last seen."""
+        """The process that had ``pid`` at ``since_boot`` ns, even if it has ended since."""
         consumer = self._directory.identify(pid)
         if consumer is not None and consumer.started * _TICK <= since_boot + 2 * _TICK:
             self._known[pid] = consumer
@@ -289,11 +287,11 @@ class GpuProcesses:
 
     @property
     def named(self) -> bool:
-        """Whether processes can be told apart, as far as is known."""
+        """True unless the driver has refused to distinguish processes."""
         return self._calls.refused(UTILISATION) is None
 
     @property
     def refusal(self) -> int | None:
-        """The code with which NVML refused to tell processes apart; None if it did not."""
+        """The code with which NVML refused to distinguish processes; None if it did not."""
         code = self._calls.refused(UTILISATION)
         return None if code == NOT_FOUND else code

@@ -1,7 +1,6 @@
-"""The library's connection to the driver: begun, lost, begun again; and the GPUs seen through it.
+"""The library's connection to the driver, and the GPUs behind it: initialisation, loss, recovery.
 
-Everything here is synchronous and tells the time by the clock it was given, so that a test can
-take a driver away and bring it back without waiting.
+Everything here is synchronous and uses the injected clock.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from wattspan.util.text import printable
 
 FIRST_DELAY = SECOND
 MAX_DELAY = 8 * SECOND
-"""What was lost is measured again within ten seconds of its return, however long it was gone."""
+"""Limit for the delay of a retry: a GPU or driver that returns is measured within ten seconds."""
 REINITIALISE_AFTER = 20
 """After so many failures to get a lost GPU back, the library is initialised anew, although the
 other GPUs are well: a driver bound again is not seen otherwise."""
 
 MAX_GPUS = 256
-"""No host has as many. A driver that counts four billion would be asked for each of them."""
+"""No host has as many. A driver that counts four billion GPUs would otherwise be asked for each."""
 
 _MAX_TEXT = 96  # NVML's own buffers for names and UUIDs
 
@@ -44,7 +43,7 @@ def _new_backoff() -> RetryBackoff:
 
 @dataclass(slots=True)
 class LostGpu:
-    """A GPU that does not answer: what is known of it, and when to look for it again."""
+    """A GPU that does not answer: its last known properties, and the time of the next attempt."""
 
     index: int
     identity: GpuIdentity | None
@@ -88,7 +87,7 @@ class NvmlSession:
         self._domains: tuple[Domain, ...] = ()
 
     def sample(self) -> Batch:
-        """Ask every GPU what is due, and look after what was lost."""
+        """Make all calls that are due, and try to recover lost GPUs."""
         found = GpuFindings()
         now = self._clock.monotonic()
         if not self._initialised and self._backoff.is_due(now):
@@ -113,12 +112,12 @@ class NvmlSession:
         )
 
     def next_edge_read(self, now: int) -> int | None:
-        """When a look between turns would tell of a counter's steps, if any is needed."""
+        """The time of the next extra read of a counter, if one is needed between samples."""
         wanted = [at for gpu in self._gpus.values() if (at := gpu.next_edge_read(now)) is not None]
         return min(wanted, default=None)
 
     def read_edges(self, now: int) -> None:
-        """Have the looks that are due. What is wrong with a GPU, its next turn finds out."""
+        """Make the extra reads that are due. The next sample reports errors of a GPU."""
         for gpu in list(self._gpus.values()):
             at = gpu.next_edge_read(now)
             if at is not None and at <= now:
@@ -127,11 +126,11 @@ class NvmlSession:
 
     @property
     def near_an_edge(self) -> bool:
-        """Whether a counter moves just when turns are: another time would be better."""
+        """True if a counter moves at the time of the samples: another phase would be better."""
         return any(gpu.near_an_edge for gpu in self._gpus.values())
 
     def reports(self) -> tuple[GpuReport, ...]:
-        """What each GPU that answers tells and does not tell."""
+        """The readable and unreadable properties of each GPU that answers."""
         return tuple(gpu.report() for gpu in self._gpus.values())
 
     def close(self) -> None:
@@ -214,7 +213,7 @@ class NvmlSession:
         try:
             return int(self._library.call("nvmlDeviceGetArchitecture", handle))
         except self._library.error:
-            return None  # drivers before 450 do not tell
+            return None  # drivers before 450 do not have the call
 
     # ----------------------------------------------------------------- session
 
@@ -269,7 +268,7 @@ class NvmlSession:
         self._lost = self._still_lost(nameless)
 
     def _still_lost(self, nameless: dict[int, LostGpu]) -> dict[str | int, LostGpu]:
-        """Who is missing. One that is known by UUID is not listed again as a nameless one."""
+        """The lost GPUs. One that is known by UUID is not listed a second time by its index."""
         lost: dict[str | int, LostGpu] = {
             uuid: entry
             for uuid, entry in self._lost.items()
@@ -331,6 +330,6 @@ def _unexpected_failure(thing: str, error: Exception, domain_id: str | None) -> 
 
 
 def _printable_text(value: Any) -> str:
-    """Old bindings answer in bytes; a driver's word names things, and is fit to be shown."""
+    """Text of the driver, printable. Old bindings return bytes."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     return printable(text[:_MAX_TEXT])

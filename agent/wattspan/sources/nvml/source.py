@@ -1,7 +1,7 @@
-"""NVIDIA GPUs, through NVML: the plugin, and the source around the thread that does the calls.
+"""The ``nvml`` source plugin: NVIDIA GPUs, and the thread that makes the calls.
 
-A call into the driver can hang and cannot be ended from outside. One daemon thread makes all of
-them; ``read`` takes what it has laid down since, and looks at the clock.
+A call into the driver can hang and cannot be ended from outside. One daemon thread makes all
+calls; ``read`` returns its results since the last call, and reports a call that takes too long.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SECOND = Duration.parse("1s")
 
 
 class NvmlSettings(Table, frozen=True):
-    """NVIDIA GPUs: how often they are asked, and how long an answer may take."""
+    """NVIDIA GPUs: intervals of the calls, and the longest duration of a call."""
 
     enabled: Annotated[
         bool | Literal["auto"],
@@ -74,7 +74,7 @@ class NvmlSettings(Table, frozen=True):
 
 
 class NvmlSource:
-    """A ``CounterSource`` whose every turn is done by somebody else."""
+    """A ``CounterSource`` with a thread of its own."""
 
     name = SOURCE
 
@@ -98,10 +98,10 @@ class NvmlSource:
         self._thread.start()
 
     def read(self) -> Batch:
-        """All that came since the last call; never waits for the driver.
+        """All results since the last call; never waits for the driver.
 
-        Failures and statuses are those in force, told every time. A status that was not renewed
-        in time (its GPU is lost, a call is stuck) is no longer told.
+        Failures and statuses are those in force. A status that was not renewed in time (its GPU is
+        lost, a call is stuck) is omitted.
         """
         oldest = self._clock.monotonic() - MAX_STATUSES * self._settings.status_interval
         stuck = self._stuck() or self._dead()
@@ -174,9 +174,9 @@ class NvmlSource:
 
 
 def open_nvml(settings: NvmlSettings, context: SourceContext) -> CounterSource | None:
-    """The GPUs of this host; None where there is no NVML at all and nobody insisted.
+    """The GPUs of this host; None without NVML, unless ``enabled`` is true.
 
-    A driver that is not loaded is no reason for None: it can be loaded any time.
+    A driver that is not loaded is no reason for None: it can be loaded at any time.
     """
     if settings.enabled is False:
         return None
@@ -198,7 +198,7 @@ def open_nvml(settings: NvmlSettings, context: SourceContext) -> CounterSource |
 def new_session(
     nvml: Any, settings: NvmlSettings, context: SourceContext, watch: CallTracker | None = None
 ) -> NvmlSession:
-    """What the thread drives; a test drives it itself."""
+    """A session without a thread."""
     pace = SamplingIntervals(
         gauges=STATUS_EVERY_TURNS * settings.interval,
         usage=settings.usage_interval,
@@ -210,10 +210,9 @@ def new_session(
 
 
 def describe_gpus(context: SourceContext) -> tuple[tuple[GpuReport, ...], tuple[Failure, ...]]:
-    """What every GPU tells and does not tell, and what is wrong with those that tell nothing.
+    """The properties of every GPU, and the failures of those that cannot be read.
 
-    For a look by hand: it calls the driver in the caller's own thread, and waits as long as
-    the driver takes.
+    For `wattspan doctor`: it calls the driver in the caller's own thread, and waits for the driver.
     """
     nvml = _nvml_of(context)
     if nvml is None:

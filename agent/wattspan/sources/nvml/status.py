@@ -1,4 +1,4 @@
-"""What a GPU says of itself beside its energy: power, limits, clocks, load, throttling."""
+"""Status of a GPU beside its energy: power, limits, clocks, utilisation, throttling."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class PowerReading:
 
 
 class PowerGauge:
-    """A GPU's power, by the best means its driver has.
+    """Power of a GPU, by the best means of its driver.
 
-    To integrate, the average is better than the instant: the sensors of A100 and H100 look at
-    a quarter of the time only, while the average covers all of it.
+    For integration the average is better than the instant: the sensors of A100 and H100 measure a
+    quarter of the time only, while the average covers all of it.
     """
 
     def __init__(self, calls: GpuCalls, architecture: int | None, model: str) -> None:
@@ -65,7 +65,7 @@ class PowerGauge:
 
 
 def _usage_is_instant(architecture: int | None, model: str) -> bool | None:
-    """Whether nvmlDeviceGetPowerUsage is of the moment; else it is the mean of a second."""
+    """True if nvmlDeviceGetPowerUsage is instantaneous; False if it is the mean of a second."""
     if architecture is None or architecture == _UNKNOWN_ARCHITECTURE:
         return None
     return architecture <= _TURING or any(name in model for name in ("A100", "A30", "A800"))
@@ -130,7 +130,7 @@ def read_utilisation(calls: GpuCalls) -> BoardUtilisation | None:
 
 @dataclass(frozen=True, slots=True)
 class BoardCondition:
-    """The part of a status that changes slowly enough to be asked for once a second."""
+    """The slowly changing part of a status, read once a second."""
 
     limits: PowerLimits = field(default_factory=PowerLimits)
     sm_clock_hz: int | None = None
@@ -166,7 +166,7 @@ def _clock(calls: GpuCalls, what: str, kind: int) -> int | None:
 
 
 def _throttle_reasons(calls: GpuCalls) -> tuple[str, ...] | None:
-    """Why the clocks are held down now. Older drivers know the call by its older name only."""
+    """The present reasons of throttling. Older drivers know the call by its older name only."""
     mask = calls.ask(THROTTLE_REASONS, "nvmlDeviceGetCurrentClocksEventReasons")
     if mask is None:
         mask = calls.ask(f"{THROTTLE_REASONS} (old)", "nvmlDeviceGetCurrentClocksThrottleReasons")

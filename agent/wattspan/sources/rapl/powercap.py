@@ -1,9 +1,7 @@
-"""Energy counters from Linux's powercap tree: the agent's own reader.
+"""Energy counters from Linux's powercap tree: the agent's own reader and the ``rapl`` plugin.
 
-Every zone has a descriptor that stays open and is read in place; the tree is walked again only
-every few seconds, or at once when a descriptor dies. A zone that fails costs only itself.
-
-The ``rapl`` source plugin: CPU and memory counters by the reader of choice.
+Every zone has a descriptor that stays open and is read in place; the tree is scanned again only
+every few seconds, or at once after a descriptor became invalid. A failing zone costs only itself.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from wattspan.sources.rapl.sysfs import (
 )
 from wattspan.sources.rapl.topology import Zone, ZoneTopology, resolve_topology
 
-_MIRROR_ROUNDS = 3  # of samples, to tell mirrored dies
+_MIRROR_ROUNDS = 3  # of samples, to detect mirrored dies
 
 
 class PowercapSource:
@@ -76,7 +74,7 @@ class PowercapSource:
 
     @property
     def topology(self) -> ZoneTopology:
-        """What the zones were found to be at the last walk."""
+        """The zones and their domains at the last scan."""
         return self._topology
 
     def read(self) -> Batch:
@@ -100,7 +98,7 @@ class PowercapSource:
     # ------------------------------------------------------------------------- every tick
 
     def _sweep(self) -> tuple[Batch, bool]:
-        """Read every open counter; False beside the batch if a descriptor turned out dead."""
+        """Read every open counter; False beside the batch if a descriptor is no longer valid."""
         now, pread = self._clock.now, os.pread
         readings = []
         failed = list(self._standing)
@@ -120,8 +118,8 @@ class PowercapSource:
                 continue
             value = counter.parse(content)
             if value is not None:
-                # A value that is told again says that nothing was counted since, which no counter
-                # of the cover can mean: the next one that moves tells of all the time in between.
+                # A repeated value would mean no energy since, which is impossible for a counter of
+                # the cover: the next value that differs covers all of the time in between.
                 if (stood := counter.unchanged_for(value, at.mono)) is not None:
                     if counter.is_stuck(stood):
                         failed.append(
@@ -139,7 +137,7 @@ class PowercapSource:
     # ------------------------------------------------------------------- every few seconds
 
     def _discover(self) -> None:
-        """Find what is there now, open what is new, and say what is wrong with the rest."""
+        """Scan for zones, open new ones, and record failures of the others."""
         self._due = self._clock.monotonic() + self._rediscover
         found = scan_zones(self._sysfs)
         fresh, wrong = self._register(found)
@@ -205,7 +203,7 @@ class PowercapSource:
         self._remember_vanished(before)
 
     def _sampled(self) -> list[Zone]:
-        """The zones, with samples where names alone cannot tell whether counters mirror."""
+        """The zones, with samples if names alone cannot show whether counters mirror."""
         counters = list(self._counters.values())
         for counter in counters:
             counter.readable_now = False
@@ -255,10 +253,10 @@ class RaplSettings(Table, frozen=True):
 
 
 def open_rapl(settings: RaplSettings, context: SourceContext) -> CounterSource | None:
-    """The source, also where its counters are denied or masked: its health then says so.
+    """The source, also if its counters are denied or masked: its health then reports that.
 
-    None where nothing is here and ``enabled`` leaves it open. SourceError where it was asked
-    for and nothing is here, or pyRAPL refuses the host.
+    None if there is no zone and ``enabled`` is "auto". SourceError if ``enabled`` is true and there
+    is no zone, or pyRAPL refuses the host.
     """
     if settings.enabled is False:
         return None
@@ -305,7 +303,7 @@ def _open_pyrapl(settings: RaplSettings, context: SourceContext, sysfs: Path) ->
 
 @dataclass(frozen=True, slots=True)
 class ReaderComparison:
-    """What two readers saw one domain spend over the same stretch of time.
+    """The energy of one domain over the same period, by both readers.
 
     None: that reader has no such domain, or could not read it at both ends.
     """
@@ -323,7 +321,7 @@ class ReaderComparison:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether both are within 2 % or 0.1 J: they cannot read at the same instant."""
+        """True if both are within 2 % or 0.1 J: they cannot read at the same instant."""
         if self.difference is None or self.powercap is None:
             return None
         return abs(self.difference) <= max(self.powercap // 50, 100_000)
@@ -338,7 +336,7 @@ class CrossCheck:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether all that could be compared agree; None if nothing could be."""
+        """True if all comparable domains agree; None if no domain is comparable."""
         verdicts = [c.agrees for c in self.comparisons if c.agrees is not None]
         return all(verdicts) if verdicts else None
 
@@ -373,7 +371,7 @@ def cross_check(
 
 
 def _energy_between(before: Batch, after: Batch) -> dict[str, Microjoules]:
-    """What each domain spent between two batches of one reader, wraps undone."""
+    """The energy of each domain between two batches of one reader, corrected for wraps."""
     domains = {domain.id: domain for domain in after.domains}
     start = {reading.domain_id: reading for reading in before.readings}
     return {

@@ -104,7 +104,7 @@ class PyRaplSensor:
         try:
             yield
         except (self._library.PyRAPLException, OSError, ValueError, IndexError) as error:
-            traceback.clear_frames(error.__traceback__)  # or they keep its open files alive
+            traceback.clear_frames(error.__traceback__)  # otherwise they keep its open files alive
             raise PyRaplError(_cause(self._library, error)) from None
 
 
@@ -123,7 +123,7 @@ def _import_pyrapl() -> Any:
     quiet = logging.NullHandler()
     root.addHandler(quiet)  # with a handler in place, none is installed
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # what it says is that its optional outputs are missing
+    logging.disable(logging.WARNING)  # its warnings say that its optional outputs are missing
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -278,7 +278,7 @@ class PyRaplSource:
             try:
                 zones[directory] = read_zone(path)
             except (OSError, ValueError):
-                continue  # the other reader says what is wrong; pyRAPL cannot see it either
+                continue  # the powercap reader reports it; pyRAPL cannot read it either
         topology = resolve_topology(
             zones.values(),
             source=self._name,

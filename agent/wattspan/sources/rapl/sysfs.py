@@ -27,7 +27,7 @@ LOAD_DRIVER_REMEDY = (
 )
 
 GONE_ERRNOS = frozenset({errno.ENODEV, errno.ENXIO, errno.ENOENT, errno.EBADF, errno.ESTALE})
-"""Errors after which a descriptor is dead and the zone has to be found anew."""
+"""Errors after which a descriptor is invalid and the zone has to be found anew."""
 
 
 def access_failure(
@@ -55,7 +55,7 @@ def invalid_value(source: str, path: Path, content: bytes, domain_id: str | None
 
 
 def stuck_counter(source: str, path: Path, stood: int, domain_id: str | None = None) -> Failure:
-    """The failure of a counter that used to move and stands still."""
+    """The failure of a counter that no longer moves."""
     return Failure(
         source,
         str(path),
@@ -94,7 +94,7 @@ def no_zones(source: str, root: Path) -> Failure:
 
 
 def unnamed_zone(source: str, path: Path, error: ValueError) -> Failure:
-    """The failure of a zone whose ``name`` file is nonsense."""
+    """The failure of a zone with an invalid ``name`` file."""
     remedy = "Its counter is left out, and those below it."
     return Failure(source, str(path), Trouble.MALFORMED, str(error), remedy)
 
@@ -158,10 +158,10 @@ ENERGY_FILE = "energy_uj"
 
 @dataclass(frozen=True, slots=True)
 class ZoneScan:
-    """What stands under the powercap class: zones by directory name, and links to nowhere.
+    """The entries of the powercap class: zones by directory name, and links without a target.
 
-    ``masked`` holds zones that are listed but whose directories are not there: a container
-    runtime has covered ``/sys/devices/virtual/powercap``.
+    ``masked`` holds zones that are listed but whose directories are not there: a container runtime
+    has covered ``/sys/devices/virtual/powercap``.
     """
 
     zones: dict[str, Path] = field(default_factory=dict)
@@ -240,28 +240,29 @@ def _read_number(path: Path) -> int | None:
 
 
 def cpu_vendor(sysfs: Path) -> str | None:
-    """Who made the processor, from its modalias; None where that does not tell."""
+    """The maker of the processor, from its modalias; None if unknown."""
     try:
         modalias = (sysfs / "devices/system/cpu/modalias").read_text(errors="replace")
     except OSError:
         return None
     for number, name in (("ven0000", "intel"), ("ven0002", "amd"), ("ven0009", "amd")):
-        if number in modalias:  # 9 is Hygon, whose registers are AMD's
+        if number in modalias:  # 9 is Hygon, with the registers of AMD
             return name
     return None
 
 
 _UNBOUNDED = 2**64
 STUCK_AFTER = 3 * SECOND
-"""A counter that stands for longer is stuck: what a cover counts always draws something."""
-_STUCK_FACTOR = 4  # times as long as it ever stood between two moves, for counters of coarse steps
+"""A counter that does not move for longer is stuck: a domain of the cover always draws power."""
+_STUCK_FACTOR = 4  # times its longest pause between two moves, for counters of coarse steps
 
 
 class CounterFile:
     """One registration of one zone.
 
-    Registered anew, a zone has another inode, and is another counter that may start anywhere:
-    ``same_registration`` tells. A counter that cannot be opened keeps its place and waits.
+    A zone that is registered anew has another inode, and is another counter that may start
+    anywhere: ``same_registration`` detects it. A counter that cannot be opened keeps its place and
+    is retried.
     """
 
     __slots__ = (
@@ -304,7 +305,7 @@ class CounterFile:
         self._moves = domain.in_cover
 
     def same_registration(self) -> bool:
-        """Whether the path still leads to the file this counter was made from."""
+        """True if the path still leads to the file that this counter was made from."""
         try:
             if self.fd is not None and os.fstat(self.fd).st_nlink == 0:
                 return False  # an ordinary file system may give its inode to the next one
@@ -324,13 +325,13 @@ class CounterFile:
         return None
 
     def close_with(self, failure: Failure) -> bool:
-        """Close it because of ``failure``, which stands until it is opened again. Always False."""
+        """Close it because of ``failure``, which lasts until it is opened again. Always False."""
         self.close()
         self.failure = failure
         return False
 
     def parse(self, content: bytes) -> Microjoules | None:
-        """The counter value ``content`` stands for; None if it is none that this one can have."""
+        """The counter value in ``content``; None if it is not a possible value of this counter."""
         digits = content.strip()
         if not digits.isdigit():
             return None
@@ -338,9 +339,9 @@ class CounterFile:
         return Microjoules(value) if value < self._limit else None
 
     def unchanged_for(self, value: int, now: int) -> int | None:
-        """For how long the counter has stood still, if it is one that moves; None if it moved.
+        """The time since the last move of a counter that moves; None if it moved.
 
-        One that never moved is not known to be one that does.
+        A counter that never moved is not known to be one that does.
         """
         if not self._moves or self._moved is None or value != self._value:
             return None
@@ -355,7 +356,7 @@ class CounterFile:
         self._value = value
 
     def is_stuck(self, stood: int) -> bool:
-        """Whether it stood still for longer than it ever should."""
+        """True if a pause is longer than a working counter's."""
         return stood > max(STUCK_AFTER, _STUCK_FACTOR * self._longest)
 
     def sample(self) -> int | None:

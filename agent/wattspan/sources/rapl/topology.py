@@ -40,10 +40,10 @@ from wattspan.model import (
 class Zone:
     """One zone as the kernel shows it.
 
-    ``directory`` is the kernel's name for it (``intel-rapl:0:1``), ``name`` what its ``name``
-    file says (``dram``). ``max_range`` is ``max_energy_range_uj``; None where it is missing or
-    nonsense. ``max_power`` is the largest power its constraints specify. ``samples`` are
-    counter values taken in rounds over all zones, so that twins can be told.
+    ``directory`` is the kernel's name for it (``intel-rapl:0:1``), ``name`` the content of its
+    ``name`` file (``dram``). ``max_range`` is ``max_energy_range_uj``; None if it is missing or
+    invalid. ``max_power`` is the largest power of its constraints. ``samples`` are counter values
+    taken in rounds over all zones, for the detection of mirrors.
     """
 
     directory: str
@@ -64,7 +64,7 @@ class Zone:
 
 
 class ZoneKind(StrEnum):
-    """What a zone measures, as far as its name tells."""
+    """The subject of a zone's counter, as far as its name shows it."""
 
     PACKAGE = "package"
     DIE = "die"
@@ -82,9 +82,9 @@ _PLATFORM = re.compile(r"psys(?:-(\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class ZoneLocation:
-    """Where a zone stands: ``path`` is its names from the top, ``package-0/dram``.
+    """The place of a zone in the hardware: ``path`` is its names from the top, ``package-0/dram``.
 
-    Zones of different control types that show the same thing have equal places.
+    Zones of different control types that show the same counter have equal places.
     """
 
     path: str
@@ -142,16 +142,16 @@ def natural_key(text: str) -> tuple[tuple[int, str], ...]:
     )
 
 
-MirrorPair = tuple[str, str]  # ids of two domains; the first stands for both
+MirrorPair = tuple[str, str]  # ids of two domains; the first represents both
 
 _TOLERANCE = 1_000_000  # microjoules: some 3 ms at 350 W, far longer than the rounds take
 
 
 def is_same_counter(first: Sequence[int], second: Sequence[int]) -> bool:
-    """Whether samples taken in turns (first, second, first, second, ...) are of one counter.
+    """True if samples taken in turns (first, second, first, second, ...) are of one counter.
 
-    One undisturbed stretch a <= b <= a' is enough: a writer that is not atomic over both zones
-    (an emulated host) may spoil one. A counter that still stands at zero proves nothing.
+    One undisturbed sequence a <= b <= a' is enough: a writer that is not atomic over both zones (an
+    emulated host) may spoil one. A counter that is still at zero proves nothing.
     """
     turns = [value for pair in zip(first, second, strict=False) for value in pair]
     return any(
@@ -161,10 +161,10 @@ def is_same_counter(first: Sequence[int], second: Sequence[int]) -> bool:
 
 
 def find_mirrors(zones: Iterable[tuple[str, ZoneLocation, Zone]]) -> frozenset[MirrorPair]:
-    """The pairs among ``zones`` (domain id, place, zone) whose counters are one.
+    """The pairs among ``zones`` (domain id, place, zone) that show one counter.
 
-    Only what stands in different dies of one socket under the same name is compared: nothing
-    else is ever built that way, and every comparison is a chance to be wrong.
+    Only zones in different dies of one socket with the same name are compared: no other zones are
+    mirrored in any known hardware, and every comparison can be wrong by chance.
     """
     ordered = sorted(
         (entry for entry in zones if entry[1].die is not None),
@@ -196,10 +196,10 @@ class CoverDecision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CoverContext:
-    """All there is to know when one zone is judged.
+    """The context for the decision about one zone.
 
-    ``domain_of`` maps each place to the id of the domain that stands for it; the other zones
-    with the same place are its duplicates. ``vendor`` is ``"intel"``, ``"amd"`` or None.
+    ``domain_of`` maps each place to the id of its representative domain; the other zones with the
+    same place are its duplicates. ``vendor`` is ``"intel"``, ``"amd"`` or None.
     """
 
     domain_of: Mapping[ZoneLocation, str]
@@ -216,7 +216,7 @@ class CoverContext:
 
     def original(self, identity: str) -> str | None:
         """The first domain that shows the same counter as ``identity``, if another one does."""
-        here = set(self.domain_of.values())  # of two dies, the first may have gone offline
+        here = set(self.domain_of.values())  # the first of two dies may have gone offline
         others = (a for a, b in self.mirrors if b == identity and a in here)
         return min(others, key=natural_key, default=None)
 
@@ -334,10 +334,10 @@ _COUNTER_STEPS = 2**32  # RAPL energy status is a 32-bit field, on every part so
 
 @dataclass(frozen=True, slots=True)
 class ZoneTopology:
-    """What the zones are: every zone's domain, the pairs that mirror, the zones without a name.
+    """All zones: every zone's domain, the mirrored pairs, and the zones without a place.
 
-    ``domain_of`` maps directories to domain ids. ``orphans`` are directories that cannot be
-    placed because a zone above them cannot.
+    ``domain_of`` maps directories to domain ids. ``orphans`` are directories without a place,
+    because a zone above them has none.
     """
 
     domains: tuple[Domain, ...]
@@ -357,10 +357,10 @@ def resolve_topology(
 ) -> ZoneTopology:
     """The domains behind ``zones``, with the cover chosen and every choice explained.
 
-    The answer does not depend on the order of ``zones`` nor on their directory ids, as far as
-    names tell the zones apart. ``mirrors`` are pairs of domain ids already known to show one
-    counter: knowledge that outlives the moment when both could be compared. ``resolution`` is how
-    often their counters move: every millisecond or so, on a real host.
+    The result does not depend on the order of ``zones`` nor on their directory ids, as far as names
+    distinguish the zones. ``mirrors`` are pairs of domain ids already known to show one counter:
+    the knowledge outlives the time at which both could be compared. ``resolution`` is the interval
+    of the counters' moves: about a millisecond on a real host.
     """
     by_directory = {zone.directory: zone for zone in zones}
     placed = {
@@ -400,7 +400,7 @@ def resolve_topology(
 
 
 def modulus_of(max_range: int | None) -> Microjoules | None:
-    """Where a counter wraps to zero: one step beyond the largest value it can show.
+    """The modulus at which a counter wraps to zero: one step beyond its largest value.
 
     The kernel publishes the range as the unit times (2**32 - 1), so the counter's full turn is
     range * 2**32 / (2**32 - 1).
@@ -437,7 +437,7 @@ def _domain_ids(placed: Mapping[str, ZoneLocation], zones: Mapping[str, Zone]) -
 def _preferred_zones(
     placed: Mapping[str, ZoneLocation], domain_of: Mapping[str, str]
 ) -> dict[ZoneLocation, str]:
-    """Of all zones that claim one place, the one that stands for it: MSR and TPMI before MMIO."""
+    """The representative of all zones with one place: MSR and TPMI before MMIO."""
     firsts: dict[ZoneLocation, str] = {}
 
     def rank(directory: str) -> tuple[object, ...]:
@@ -499,5 +499,5 @@ def _domain(
 
 _HW_TYPE = {ZoneKind.DRAM: HwType.MEMORY, ZoneKind.PLATFORM: HwType.ENCLOSURE}
 # Memory traffic per process is not to be had without performance counters, so DRAM is charged
-# by CPU time as well, and says that this is a stand-in.
+# by CPU time as well, and its method is labelled as a proxy.
 _METHOD = {ZoneKind.PACKAGE: "cpu-time", ZoneKind.DIE: "cpu-time"}
