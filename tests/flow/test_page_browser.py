@@ -328,7 +328,7 @@ def test_when_the_server_stops_the_page_says_so_and_when_it_is_back_goes_on(
 def test_an_agent_that_measures_nothing_new_is_told_from_one_that_is_gone(
     browser: Browser,
 ) -> None:
-    told = page_worlds.world() | {"age": 40.0}
+    told = page_worlds.world() | {"age": 40}
     with PageServer(told) as server, opened(browser, server.url) as tab:
         assert tab.text("#fresh-text") == "Figures are old"
         assert "measured nothing new since" in tab.text("#stale")

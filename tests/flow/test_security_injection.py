@@ -119,7 +119,7 @@ def called(name: str) -> Snapshot:
 
 def pages(snapshot: Snapshot, *, page: bool = True) -> Callable[[str], bytes]:
     clock = ManualClock()
-    site = LivePage(lambda: snapshot, clock, "1") if page else None
+    site = LivePage(lambda: snapshot) if page else None
     made = MetricsPages(lambda: snapshot, clock, "1", SelfMetrics("1"), site)
     return lambda path: asyncio.run(made(HttpRequest("GET", path, {}, {}, b"", Peer()))).body
 

@@ -48,6 +48,7 @@ class PageServer:
                 self.send_header("Content-Type", f"{kind}; charset=utf-8")
                 self.send_header("Content-Security-Policy", POLICY)
                 self.send_header("Content-Length", str(len(body)))
+                self.send_header("Age", str(owner.live["age"]))
                 self.end_headers()
                 self.wfile.write(body)
 

@@ -93,19 +93,15 @@ def device(key: str, name: str, kind: str, idle: float, nobody: float, **more: A
         "name": name,
         "type": kind,
         "provenance": "emulated",
-        "source": "nvml" if kind == "gpu" else "rapl",
         "present": True,
         "watts": None,
-        "joules": 0.0,
         "idle_watts": idle,
         "nobody": nobody,
-        "unattributed_joules": nobody * 3600,
         "limit_watts": None,
         "limit_default_watts": None,
         "utilisation": None,
         "celsius": None,
         "throttling": None,
-        "gap_seconds": 0.0,
         "gaps": {},
     } | more
 
@@ -119,9 +115,9 @@ def gpu(number: int) -> Json:
 
 def two_packages() -> list[Json]:
     return [
-        device("intel-rapl:0", "package-0", "cpu", 41, 5, limit_watts=270, limit_default_watts=270),
-        device("intel-rapl:1", "package-1", "cpu", 40, 0, limit_watts=270, limit_default_watts=270),
-        device("intel-rapl:0:0", "dram", "memory", 12, 1.4, gap_seconds=42, gaps={"suspend": 42}),
+        device("intel-rapl:0", "package-0", "cpu", 41, 5),
+        device("intel-rapl:1", "package-1", "cpu", 40, 0),
+        device("intel-rapl:0:0", "dram", "memory", 12, 1.4, gaps={"suspend": 42}),
     ]
 
 
@@ -162,25 +158,27 @@ def history(devices: Sequence[Json], samples: int = HISTORY) -> Json:
 
 
 def job(name: str, state: str, sentence: str, **more: Any) -> Json:
+    """A job of the tuner, as ``GET /v1/tuning`` lists it."""
+    service, _, span = name.partition("/")
+    setting = more.pop("setting", None)
     return {
         "job": name,
-        "service": name.partition("/")[0],
-        "span": name.partition("/")[2],
+        "service": service,
+        "span": span,
         "knob": "gpu_power",
         "unit": "W",
         "state": state,
         "applied": True,
-        "setting": None,
-        "original": 700.0,
+        "decision": {"sentence": sentence, "caps": {} if setting is None else {"gpu": setting}},
+        "original": {"gpu": 700.0},
         "slowdown": None,
-        "bound": None,
+        "slowdown_bound": None,
         "budget": 0.05,
         "confidence": 0.95,
         "saving": None,
         "saved_surely_joules": 0.0,
         "saved_joules": None,
-        "sentence": sentence,
-        "at": AT - 90,
+        "since_unix_ns": round((AT - 90) * 1e9),
     } | more
 
 
@@ -188,74 +186,84 @@ def tuned() -> Json:
     held = (
         "Hold 520 W: 3.1 % slower (95 % bound 4.4 %) of a 5 % budget, 18.2 % less energy, 46 pairs."
     )
-    certain = {"setting": 520.0, "slowdown": 0.031, "bound": 0.044, "saving": 0.182}
+    certain = {"setting": 520.0, "slowdown": 0.031, "slowdown_bound": 0.044, "saving": 0.182}
+    saved = {"saved_surely_joules": 371_000.0, "saved_joules": 412_000.0}
     declined = "Leave the original: to be certain would cost more than the saving (too_noisy)."
     over = "Release the original: the bound of 6.2 % is over the budget of 5 %."
+    cap = {"knob": "cpu_power", "enforced": 270.0, "requested": 270.0, "default": 270.0}
     return {
         "mode": "apply",
-        "capper": True,
+        "capper": {"answers": True},
         "jobs": [
-            job(
-                "trainer/train_step",
-                "holding",
-                held,
-                saved_surely_joules=371_000.0,
-                saved_joules=412_000.0,
-                **certain,
-            ),
-            job("llm/chat", "released", over, slowdown=0.041, bound=0.062, setting=700.0),
+            job("trainer/train_step", "holding", held, **certain, **saved),
+            job("llm/chat", "released", over, slowdown=0.041, slowdown_bound=0.062, setting=700.0),
             job("etl/batch", "declined", declined, applied=False),
         ],
+        "caps": [cap | {"device": f"intel-rapl:{number}"} for number in (0, 1)],
     }
 
 
 def spans() -> list[Json]:
-    return [
-        {
-            "service": service,
-            "name": name,
-            "calls": calls,
-            "joules": joules,
-            "joules_per_call": joules / calls,
-            "joules_per_token": token,
-            "seconds_per_call": seconds,
-            "trace": trace,
+    names = ("service", "name", "calls", "joules", "seconds", "output_tokens", "trace")
+    rows = [
+        ("trainer", "train_step", 7204, 2_170_000.0, 3458.0, 0, "4bf92f3577b34da6a3ce929d0e0e4736"),
+        ("llm", "chat llama-3.1-70b", 1893, 848_000.0, 7761.0, 1_385_621,
+         "7a085853722dc6d2a3ce929d0e0e4711"),
+        ("llm", "embeddings", 12_406, 130_000.0, 992.0, 6_190_476, None),
+        ("trainer", "checkpoint", 12, 70_100.0, 372.0, 0, "00f067aa0ba902b74bf92f3577b34da6"),
+    ]  # fmt: skip
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def domain(one: Json) -> Json:
+    """A device as a domain of the snapshot."""
+    gpu = None
+    if one["type"] == "gpu":
+        gpu = {
+            "model": one["name"],
+            "utilization_ratio": one["utilisation"],
+            "sm_clock_hertz": None,
+            "temperature_celsius": one["celsius"],
+            "throttling": one["throttling"],
+            "limit_watts": one["limit_watts"],
+            "default_limit_watts": one["limit_default_watts"],
         }
-        for service, name, calls, joules, token, seconds, trace in [
-            (
-                "trainer",
-                "train_step",
-                7204,
-                2_170_000.0,
-                None,
-                0.48,
-                "4bf92f3577b34da6a3ce929d0e0e4736",
-            ),
-            (
-                "llm",
-                "chat llama-3.1-70b",
-                1893,
-                848_000.0,
-                0.612,
-                4.1,
-                "7a085853722dc6d2a3ce929d0e0e4711",
-            ),
-            ("llm", "embeddings", 12_406, 130_000.0, 0.021, 0.08, None),
-            ("trainer", "checkpoint", 12, 70_100.0, None, 31.0, "00f067aa0ba902b74bf92f3577b34da6"),
-        ]
-    ]
+    return {
+        "hw_id": one["id"],
+        "hw_type": one["type"],
+        "hw_name": one["name"],
+        "in_cover": True,
+        "present": one["present"],
+        "provenance": one["provenance"],
+        "power_watts": one["watts"],
+        "idle_power_watts": one["idle_watts"],
+        "gap_seconds": one["gaps"],
+        "gpu": gpu,
+    }
+
+
+def source(name: str, up: bool, reads: int, *failures: str, failed: int = 0) -> Json:
+    return {"source": name, "up": up, "reads": reads, "failed": failed, "failures": [*failures]}
+
+
+def rate(unit: str, origin: str, per_hour: float, total: float, unknown: float) -> Json:
+    return {
+        "unit": unit,
+        "origin": origin,
+        "per_hour": per_hour,
+        "total": total,
+        "unknown_joules": unknown,
+    }
 
 
 def world(devices: Sequence[Json] | None = None, jobs: Sequence[Job] = JOBS) -> Json:
     """A host at work: two GPUs, two packages, spans, a tuner; everything that can be seen."""
     devices = list(devices) if devices is not None else [gpu(0), gpu(1), *two_packages()]
     now = flow(devices, jobs, SPANS, 10.0)
+    denied = "Cannot open /dev/ipmi0: permission denied; add the user to group ipmi."
+    unsupported = "Cannot read the utilisation of GPU 1: the driver does not support it."
     return {
-        "version": "0.1.0",
-        "host": "emulated-gpu-node",
-        "emulated": True,
-        "at": AT,
-        "age": 0.3,
+        "age": 0,
         "since": AT - 3600,
         "now": now,
         "hour": flow(
@@ -265,55 +273,29 @@ def world(devices: Sequence[Json] | None = None, jobs: Sequence[Job] = JOBS) -> 
             3600.0,
         ),
         "power": history(devices),
-        "devices": devices,
-        "spans": spans(),
-        "tuning": tuned(),
-        "health": [
-            {"source": "rapl", "up": True, "reads": 36_000, "failed": 0, "failures": []},
-            {
-                "source": "nvml",
-                "up": True,
-                "reads": 35_990,
-                "failed": 12,
-                "failures": [
-                    "Cannot read the utilisation of GPU 1: the driver does not support it."
-                ],
+        "hour_spans": spans(),
+        "agent_cpu": 0.0078,
+        "snapshot": {
+            "agent_version": "0.1.0",
+            "host_name": "emulated-gpu-node",
+            "emulated": True,
+            "at_unix_ns": round(AT * 1e9),
+            "domains": [domain(one) for one in devices],
+            "tuning": tuned(),
+            "sources": [
+                source("rapl", True, 36_000),
+                source("nvml", True, 35_990, unsupported, failed=12),
+                source("ipmi", False, 0, denied, failed=3600),
+            ],
+            "agent": {
+                "rss_bytes": 52_428_800,
+                "processes": 512,
+                "ticks": 36_000,
+                "missed_ticks": 3,
+                "started_unix_ns": round((AT - 3600) * 1e9),
             },
-            {
-                "source": "ipmi",
-                "up": False,
-                "reads": 0,
-                "failed": 3600,
-                "failures": [
-                    "Cannot open /dev/ipmi0: permission denied; add the user to group ipmi."
-                ],
-            },
-        ],
-        "agent": {
-            "cpu": 0.0078,
-            "rss_bytes": 52_428_800,
-            "processes": 512,
-            "ticks": 36_000,
-            "missed_ticks": 3,
-            "started": AT - 3600,
-        },
-        "footprint": {
-            "cost": {
-                "unit": "EUR",
-                "origin": "schedule",
-                "rate": 0.31,
-                "per_hour": 0.42,
-                "total": 12.84,
-                "unknown_joules": 0,
-            },
-            "carbon": {
-                "unit": "g",
-                "origin": "constant",
-                "rate": 380,
-                "per_hour": 512.0,
-                "total": 15_740.0,
-                "unknown_joules": 12_000.0,
-            },
+            "cost": rate("EUR", "schedule", 0.42, 12.84, 0),
+            "carbon": rate("g", "constant", 512.0, 15_740.0, 12_000.0),
         },
     }
 
@@ -332,12 +314,17 @@ def quiet() -> Json:
     package = device("intel-rapl:0", "package-0", "cpu", 4.1, 0.2)
     jobs: list[Job] = [("alice", "firefox", {"cpu": 3.2}), ("alice", "9 others", {"cpu": 0.6})]
     told = world([package], jobs)
-    told |= {"hour": None, "spans": [], "emulated": False, "host": "laptop"}
+    told |= {"hour": None, "hour_spans": []}
     told["now"] = flow([package], jobs, {}, 4.0)
     told["power"] = {"step": STEP, "end": AT, "series": []}
-    told["tuning"] = {"mode": "off", "capper": None, "jobs": []}
-    told["health"] = told["health"][:1]
-    told["footprint"] = {"cost": None, "carbon": None}
+    told["snapshot"] |= {
+        "emulated": False,
+        "host_name": "laptop",
+        "tuning": {"mode": "off", "capper": {"answers": None}, "jobs": [], "caps": []},
+        "sources": told["snapshot"]["sources"][:1],
+        "cost": None,
+        "carbon": None,
+    }
     return told
 
 
@@ -345,7 +332,8 @@ def unknown() -> Json:
     """The first moment of an agent: nothing has been measured."""
     told = quiet()
     nothing = {"seconds": 0.0, "joules": 0.0, "watts": None, "nodes": [], "links": []}
-    told |= {"now": nothing, "devices": []}
+    told["now"] = nothing
+    told["snapshot"]["domains"] = []
     return told
 
 
@@ -377,9 +365,10 @@ def hostile() -> Json:
     ]
     devices = [gpu(0) | {"name": IMAGE}, *two_packages()]
     told = world(devices, jobs)
-    told["host"] = IMAGE + long
+    snapshot = told["snapshot"]
+    snapshot["host_name"] = IMAGE + long
     for number, name in enumerate((IMAGE, REVERSED, long, "")):
-        told["spans"][number] |= {"name": name, "service": name}
-    told["tuning"]["jobs"] = [job(name, "holding", name) for name in (IMAGE, REVERSED, long)]
-    told["health"][1]["failures"] = [IMAGE, long]
+        told["hour_spans"][number] |= {"name": name, "service": name}
+    snapshot["tuning"]["jobs"] = [job(name, "holding", name) for name in (IMAGE, REVERSED, long)]
+    snapshot["sources"][1]["failures"] = [IMAGE, long]
     return told

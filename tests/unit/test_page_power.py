@@ -11,7 +11,7 @@ import pytest
 
 from support.snapshots import CPU, GPU, J, account, process
 from wattspan.model import SECOND, DomainAccount, GapReason, Instant, Snapshot
-from wattspan_exporters.page.document_builder import build_document
+from wattspan_exporters.page.document import build_document
 from wattspan_exporters.page.history import STEP, PageHistory
 
 BUSY, IDLE, NOBODY = 80, 15, 5
@@ -67,7 +67,7 @@ def host(now: Instant, *accounts: DomainAccount) -> Snapshot:
 
 
 def seen(memory: PageHistory, snapshot: Snapshot) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(build_document(snapshot, memory, "", 0))
+    told: dict[str, Any] = json.loads(build_document(snapshot, b"{}", memory))
     return told
 
 

@@ -1,13 +1,29 @@
-"""What ``/live.json`` says, field by field. None is unknown; every number is finite."""
+"""The document of ``/live.json``: the snapshot, and the page's figures of the last hour.
+
+Times are Unix seconds, energies joules, powers watts. None is unknown; every number is finite.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from operator import attrgetter
 
+import msgspec
 from msgspec import Struct
 
+from wattspan.model import Snapshot
+from wattspan_exporters.catalogue.metric import sanitize
+from wattspan_exporters.page.flow import FlowGraph, build_flow
+from wattspan_exporters.page.history import PageHistory, time_since_boot
+from wattspan_exporters.page.snapshot_delta import SnapshotDelta
 
-class LiveNode(Struct):
+MAX_POINTS = 240
+"""Points of the power curve of one device: more than a page is wide."""
+
+MAX_SPANS = 20
+"""Span names in the document, those with the highest energy."""
+
+
+class FlowNodeEntry(Struct, frozen=True):
     id: str
     layer: str  # device, type, rest, group, process or span
     name: str
@@ -18,21 +34,21 @@ class LiveNode(Struct):
     provenance: str | None
 
 
-class LiveLink(Struct):
+class FlowLinkEntry(Struct, frozen=True):
     source: str
     target: str
     watts: float | None
 
 
-class LiveFlow(Struct):
+class FlowEntry(Struct, frozen=True):
     seconds: float
     joules: float
     watts: float | None
-    nodes: list[LiveNode]
-    links: list[LiveLink]
+    nodes: list[FlowNodeEntry]
+    links: list[FlowLinkEntry]
 
 
-class LiveSeries(Struct):
+class PowerSeries(Struct, frozen=True):
     id: str
     name: str
     type: str
@@ -40,114 +56,117 @@ class LiveSeries(Struct):
     watts: list[float | None]
 
 
-class LivePower(Struct):
+class PowerEntry(Struct, frozen=True):
+    """``step`` seconds a point; the last one ends at ``end``."""
+
     step: float
     end: float
-    series: list[LiveSeries]
+    series: list[PowerSeries]
 
 
-class LiveDevice(Struct):
-    id: str
-    name: str
-    type: str
-    provenance: str
-    source: str
-    present: bool
-    watts: float | None
-    joules: float
-    idle_watts: float | None
-    unattributed_joules: float
-    limit_watts: float | None
-    limit_default_watts: float | None
-    utilisation: float | None
-    celsius: int | None
-    throttling: list[str] | None
-    gap_seconds: float
-    gaps: Mapping[str, float]
-
-
-class LiveSpan(Struct):
+class HourSpan(Struct, frozen=True):
     service: str
     name: str
     calls: int
     joules: float
-    joules_per_call: float | None
-    joules_per_token: float | None
-    seconds_per_call: float | None
+    seconds: float
+    output_tokens: int
     trace: str | None
 
 
-class LiveJob(Struct):
-    job: str
-    service: str
-    span: str
-    knob: str
-    unit: str
-    state: str
-    applied: bool
-    setting: float | None
-    original: float | None
-    slowdown: float | None
-    bound: float | None
-    budget: float
-    confidence: float
-    saving: float | None
-    saved_surely_joules: float
-    saved_joules: float | None
-    sentence: str
-    at: float | None
-
-
-class LiveTuning(Struct):
-    mode: str
-    capper: bool | None
-    jobs: list[LiveJob]
-
-
-class LiveSource(Struct):
-    source: str
-    up: bool
-    reads: int
-    failed: int
-    failures: list[str]
-
-
-class LiveAgent(Struct):
-    cpu: float | None
-    rss_bytes: int | None
-    processes: int
-    ticks: int
-    missed_ticks: int
-    started: float
-
-
-class LiveRate(Struct):
-    unit: str
-    origin: str
-    rate: float | None
-    per_hour: float | None
-    total: float
-    unknown_joules: float
-
-
-class LiveFootprint(Struct):
-    cost: LiveRate | None
-    carbon: LiveRate | None
-
-
-class LiveDocument(Struct):
-    version: str
-    host: str
-    emulated: bool
-    at: float
-    age: float
+class LiveDocument(Struct, frozen=True):
+    snapshot: msgspec.Raw  # of wattspan.api.snapshot.SnapshotDocument
     since: float | None
-    now: LiveFlow
-    hour: LiveFlow | None
-    power: LivePower
-    devices: list[LiveDevice]
-    spans: list[LiveSpan]
-    tuning: LiveTuning
-    health: list[LiveSource]
-    agent: LiveAgent
-    footprint: LiveFootprint
+    now: FlowEntry
+    hour: FlowEntry | None
+    power: PowerEntry
+    hour_spans: list[HourSpan]
+    agent_cpu: float | None  # cores
+
+
+def build_document(snapshot: Snapshot, encoded: bytes, history: PageHistory) -> bytes:
+    """The document of ``snapshot``, whose JSON is ``encoded``."""
+    now, hour = history.recent(snapshot)
+    return msgspec.json.encode(
+        LiveDocument(
+            snapshot=msgspec.Raw(encoded),
+            since=None if hour is None else _unix_time(snapshot, time_since_boot(hour.start)),
+            now=_flow(build_flow(now)),
+            hour=None if hour is None else _flow(build_flow(hour, attrgetter("spread"))),
+            power=_power(snapshot, history),
+            hour_spans=[] if hour is None else _spans(hour),
+            agent_cpu=now.agent_cpu * 1e9 / now.duration if now and now.duration else None,
+        )
+    )
+
+
+def _flow(flow: FlowGraph) -> FlowEntry:
+    return FlowEntry(
+        flow.duration / 1e9,
+        flow.total / 1e6,
+        _rounded(flow.power, 4),
+        [
+            FlowNodeEntry(
+                node.id,
+                node.layer,
+                node.name,
+                node.detail,
+                node.type,
+                _rounded(flow.watts[node.id], 4),
+                flow.energy[node.id] / 1e6,
+                node.provenance,
+            )
+            for node in flow.nodes.values()
+        ],
+        [FlowLinkEntry(link.source, link.target, _rounded(link.watts, 4)) for link in flow.links],
+    )
+
+
+def _power(snapshot: Snapshot, history: PageHistory) -> PowerEntry:
+    step, end, series = history.powers(MAX_POINTS)
+    domains = [account.domain for account in snapshot.cover if account.domain.id in series]
+    return PowerEntry(
+        step / 1e9,
+        _unix_time(snapshot, end),
+        [
+            PowerSeries(
+                sanitize(domain.id),
+                sanitize(domain.name),
+                domain.hw_type,
+                domain.provenance,
+                [
+                    _rounded(None if power is None else power / 1000, 2)
+                    for power in series[domain.id]
+                ],
+            )
+            for domain in domains
+        ],
+    )
+
+
+def _spans(hour: SnapshotDelta) -> list[HourSpan]:
+    ranked = sorted(
+        ((sum(span.parts), key, span) for key, span in hour.spans.items() if key[1] is not None),
+        key=lambda each: (-each[0], each[1]),
+    )
+    return [
+        HourSpan(
+            sanitize(service),
+            sanitize(name or ""),
+            span.calls,
+            energy / 1e6,
+            span.time / 1e9,
+            span.tokens,
+            span.trace,
+        )
+        for energy, (service, name), span in ranked[:MAX_SPANS]
+    ]
+
+
+def _unix_time(snapshot: Snapshot, since_boot: int) -> float:
+    """The Unix time of a moment by the present wall clock."""
+    return round((snapshot.at.wall - time_since_boot(snapshot.at) + since_boot) / 1e9, 3)
+
+
+def _rounded(watts: float | None, digits: int) -> float | None:
+    return None if watts is None else round(watts, digits)

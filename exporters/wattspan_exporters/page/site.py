@@ -1,22 +1,21 @@
-"""The live page's responses: its static files, and its figures.
+"""The live page: static files and document.
 
-The files are read once, when the exporter starts, and only they can be asked for: a path is
-looked up, never opened. They need nothing from elsewhere, and the policy sent with each of them
-lets a browser fetch nothing from elsewhere either.
+The files are read once, when the exporter starts; a request's path is looked up among them and
+never opened. They need nothing from elsewhere, and the content security policy sent with each
+response lets a browser fetch nothing from elsewhere.
 """
 
 from __future__ import annotations
 
 import gzip
-import threading
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
 from wattspan.http.messages import HttpResponse
-from wattspan.model import SECOND, Snapshot
-from wattspan.ports import Clock, SnapshotView
-from wattspan_exporters.page.document_builder import build_document
+from wattspan.model import Snapshot
+from wattspan.ports import SnapshotView
+from wattspan_exporters.page.document import build_document
 from wattspan_exporters.page.history import PageHistory
 
 CONTENT_TYPES = {
@@ -56,58 +55,37 @@ class _StaticFile(NamedTuple):
 
 
 class LivePage:
-    """The page. Safe from any thread.
+    """The page: its static files, and the last hour for its document. Safe from any thread."""
 
-    The figures are written once for each snapshot, and again each second if there is no newer
-    one, for it ages: whoever asks meanwhile gets the same bytes.
-    """
-
-    def __init__(self, view: SnapshotView, clock: Clock, version: str) -> None:
-        self._view, self._clock, self._version = view, clock, version
+    def __init__(self, view: SnapshotView) -> None:
+        self._view = view
         self._files = _load(STATIC_DIRECTORY, "/")
-        self._memory = PageHistory()
-        self._lock = threading.Lock()
-        self._written: Snapshot | None = None
-        self._age = 0  # in seconds, when it was written
-        self._bodies: dict[bool, bytes] = {}
+        self._history = PageHistory()
 
     def remember(self) -> None:
-        """Take note of the newest snapshot, if it is time; to be called about every second."""
-        self._memory.look(self._view())
+        """Record the newest snapshot, if it is time; to be called about every second."""
+        self._history.look(self._view())
 
-    def get(self, path: str, zipped: bool, known: str = "") -> HttpResponse | None:
-        """The answer for ``path``, None if it is none of the page's; ``known`` is If-None-Match."""
-        if path == LIVE_JSON_PATH:
-            with self._lock:
-                body = self._body(zipped)
-            return _response(body, "application/json", "no-store", zipped)
+    def document(self, snapshot: Snapshot, encoded: bytes) -> bytes:
+        """The body of ``/live.json``; ``encoded`` is the JSON of ``snapshot``."""
+        return build_document(snapshot, encoded, self._history)
+
+    def file(self, path: str, zipped: bool, known: str = "") -> HttpResponse | None:
+        """The static file at ``path``, None if there is none; ``known`` is If-None-Match."""
         file = self._files.get(path)
         if file is None:
             return None
+        headers = {
+            "Cache-Control": "no-cache",
+            "Vary": "Accept-Encoding",
+            "ETag": file.tag,
+            **SECURITY_HEADERS,
+        }
         if file.tag in known:
-            return _response(b"", file.kind, "no-cache", False, status=304, ETag=file.tag)
-        body = file.zipped if zipped else file.body
-        return _response(body, file.kind, "no-cache", zipped, ETag=file.tag)
-
-    def _body(self, zipped: bool) -> bytes:
-        snapshot = self._view()
-        age = self._clock.monotonic() - snapshot.at.mono
-        if snapshot is not self._written or age // SECOND != self._age:
-            self._bodies = {False: build_document(snapshot, self._memory, self._version, age)}
-            self._written, self._age = snapshot, age // SECOND
-        if zipped and True not in self._bodies:
-            # Level 1 takes a fraction of the default's time for a few more bytes.
-            self._bodies[True] = gzip.compress(self._bodies[False], compresslevel=1, mtime=0)
-        return self._bodies[zipped]
-
-
-def _response(
-    body: bytes, kind: str, caching: str, zipped: bool, *, status: int = 200, **more: str
-) -> HttpResponse:
-    headers = {"Cache-Control": caching, "Vary": "Accept-Encoding", **SECURITY_HEADERS, **more}
-    if zipped:
-        headers["Content-Encoding"] = "gzip"
-    return HttpResponse(status, body, kind, headers)
+            return HttpResponse(304, b"", file.kind, headers)
+        if zipped:
+            headers["Content-Encoding"] = "gzip"
+        return HttpResponse(200, file.zipped if zipped else file.body, file.kind, headers)
 
 
 def _load(folder: Path, path: str) -> dict[str, _StaticFile]:

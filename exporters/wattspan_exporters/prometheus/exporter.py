@@ -56,7 +56,7 @@ class PrometheusExporter:
     def start(self, view: SnapshotView) -> None:
         context, settings, listen = self._context, self._settings, self._settings.listen
         policy = self._policy()
-        site = LivePage(view, context.clock, context.version) if settings.page else None
+        site = LivePage(view) if settings.page else None
         server = HttpServer(
             context.clock,
             log=context.log,

@@ -24,7 +24,7 @@ from wattspan.model import SECOND, Snapshot
 from wattspan.ports import Clock, SnapshotView
 from wattspan_exporters.catalogue.metric import Metric, sanitize
 from wattspan_exporters.catalogue.metrics import CATALOGUE
-from wattspan_exporters.page.site import LivePage
+from wattspan_exporters.page.site import LIVE_JSON_PATH, SECURITY_HEADERS, LivePage
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer, format_number
 from wattspan_exporters.prometheus.self_metrics import SelfMetrics
 
@@ -128,10 +128,11 @@ class MetricsPages:
         if path == "/metrics":
             return self._metrics(choose_format(headers.get("accept", "")), zipped)
         if path == SNAPSHOT_PATH:
-            body = self._body("snapshot", zipped, self._encode)
-            return _negotiated("application/json", body, zipped, **{"Cache-Control": "no-store"})
+            return self._json("snapshot", zipped, self._encode)
         if self._site is not None:
-            page = self._site.get(path, zipped, headers.get("if-none-match", ""))
+            if path == LIVE_JSON_PATH:
+                return self._json("live", zipped, self._live, **SECURITY_HEADERS)
+            page = self._site.file(path, zipped, headers.get("if-none-match", ""))
             if page is not None:
                 return page
         if path == "/":
@@ -148,6 +149,18 @@ class MetricsPages:
         body = self._renderer.render(snapshot, form, self._itself.render(form))
         self._itself.rendered(self._clock.monotonic() - began)
         return body
+
+    def _json(
+        self, name: str, zipped: bool, make: Callable[[Snapshot], bytes], **more: str
+    ) -> HttpResponse:
+        body = self._body(name, zipped, make)
+        age = max(0, self._clock.monotonic() - self._view().at.mono) // SECOND
+        caching = {"Cache-Control": "no-store", "Age": str(age)}
+        return _negotiated("application/json", body, zipped, **caching, **more)
+
+    def _live(self, snapshot: Snapshot) -> bytes:
+        assert self._site is not None  # noqa: S101 - its path is served only then
+        return self._site.document(snapshot, self._encode(snapshot))
 
     def _encode(self, snapshot: Snapshot) -> bytes:
         return msgspec.json.encode(snapshot_document(snapshot, self._version))

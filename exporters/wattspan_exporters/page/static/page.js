@@ -9,7 +9,7 @@ import { List } from "./page/list.js";
 import { poll } from "./page/poll.js";
 import { Power } from "./page/power.js";
 import { Summary } from "./page/summary.js";
-import { devicesTable, spansTable } from "./page/tables.js";
+import { devicesOf, devicesTable, spansTable } from "./page/tables.js";
 import { Tuner } from "./page/tuner.js";
 
 const SILENT = 3; // seconds without an answer after which figures are called old
@@ -17,6 +17,7 @@ const OLD = 15; // seconds that figures may be old while the agent answers
 const NARROW = 640; // pixels below which the drawing cannot be read
 
 let data = null;
+let aged = 0; // seconds since the snapshot, when it was answered
 let answered = performance.now(); // or asked again after a time in which nothing was asked
 let flow = null; // the flow that is shown: now, or over the last hour
 let looked = null; // the node whose figures are shown
@@ -34,10 +35,10 @@ const spans = spansTable(byId("spans"));
 const tuner = new Tuner(byId("tuner"), byId("tuner-mode"));
 
 function drawHead() {
-  write(byId("host"), figures.name(data.host, 80));
-  document.title = `${figures.watts(data.now.watts)} · ${figures.name(data.host, 60)} · wattspan`;
-  byId("emulated").hidden = !data.emulated;
-  write(byId("version"), `wattspan ${data.version}`);
+  write(byId("host"), figures.name(data.snapshot.host_name, 80));
+  document.title = `${figures.watts(data.now.watts)} · ${figures.name(data.snapshot.host_name, 60)} · wattspan`;
+  byId("emulated").hidden = !data.snapshot.emulated;
+  write(byId("version"), `wattspan ${data.snapshot.agent_version}`);
 }
 
 /** The width of a section's content, whatever of it is shown: that of its title's line. */
@@ -78,11 +79,11 @@ const parts = [
   drawFlow,
   () => summary.draw(data, understand(data.now), data.hour && understand(data.hour)),
   () => power.draw(data.power, room("power-title")),
-  () => devices.draw(data.devices),
-  () => spans.draw(data.spans),
-  () => tuner.draw(data.tuning),
-  () => drawHealth(byId("health"), data.health),
-  () => drawAgent(byId("agent"), data.agent),
+  () => devices.draw(devicesOf(data.snapshot)),
+  () => spans.draw(data.hour_spans),
+  () => tuner.draw(data.snapshot.tuning),
+  () => drawHealth(byId("health"), data.snapshot.sources),
+  () => drawAgent(byId("agent"), data.snapshot.agent, data.agent_cpu),
   drawAge,
 ];
 
@@ -100,19 +101,20 @@ function draw() {
 function drawAge() {
   if (document.hidden) return; // nothing is asked meanwhile, so no answer is missing
   const silent = (performance.now() - answered) / 1000;
-  const age = data ? data.age + silent : null;
+  const age = data ? aged + silent : null;
   const unanswered = silent > SILENT;
   const old = !unanswered && age !== null && age > OLD;
   document.body.classList.toggle("stale", unanswered || old);
   document.body.classList.toggle("loading", !data);
+  const at = data ? data.snapshot.at_unix_ns / 1e9 : 0;
   const state = unanswered ? `No answer for ${figures.duration(Math.round(silent))}`
     : old ? "Figures are old" : data ? "Live" : "Loading …";
   write(byId("fresh-text"), state);
   // The sentence is announced once, so it holds no running seconds.
   write(byId("stale"), unanswered
     ? "The agent does not answer. What is shown is what it said last; this page keeps asking."
-    : old ? `The agent answers, but has measured nothing new since ${figures.clock(data.at, true)}.` : "");
-  write(byId("age"), data ? `Figures of ${figures.clock(data.at, true)}` : "");
+    : old ? `The agent answers, but has measured nothing new since ${figures.clock(at, true)}.` : "");
+  write(byId("age"), data ? `Figures of ${figures.clock(at, true)}` : "");
 }
 
 let width = 0;
@@ -132,8 +134,8 @@ for (const choice of [byId("stretch"), byId("form")]) {
 
 poll(
   "live.json",
-  (news) => {
-    data = news;
+  (news, age) => {
+    [data, aged] = [news, age];
     answered = performance.now();
     draw();
   },

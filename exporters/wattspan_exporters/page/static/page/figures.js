@@ -48,6 +48,9 @@ export function percent(fraction) {
     : `${(100 * fraction).toFixed(1)}${SPACE}%`;
 }
 
+export const celsius = (value) =>
+  value === null || value === undefined ? UNKNOWN : `${Math.round(value)}${SPACE}°C`;
+
 export function count(value) {
   if (value === null || value === undefined) return UNKNOWN;
   return value < 1e5 ? value.toLocaleString("en").replaceAll(",", SPACE) : si(value, "").trim();

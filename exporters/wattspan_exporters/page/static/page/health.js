@@ -25,9 +25,9 @@ function makeSource() {
     html("strong"), html("span", { class: "reads" }), html("ul"));
 }
 
-export function drawAgent(line, agent) {
+export function drawAgent(line, agent, cores) {
   const missed = agent.missed_ticks ? `${figures.count(agent.missed_ticks)} missed` : "none missed";
-  const cpu = agent.cpu === null ? "–" : `${figures.percent(agent.cpu)} of a core`;
+  const cpu = cores === null ? "–" : `${figures.percent(cores)} of a core`;
   write(line, `The agent itself: ${cpu} · ${figures.bytes(agent.rss_bytes)} · ${figures.count(agent.processes)} processes watched · `
-    + `${figures.count(agent.ticks)} polls, ${missed} · running since ${new Date(agent.started * 1000).toLocaleString("en", { dateStyle: "medium", timeStyle: "short", hourCycle: "h23" })}`);
+    + `${figures.count(agent.ticks)} polls, ${missed} · running since ${new Date(agent.started_unix_ns / 1e6).toLocaleString("en", { dateStyle: "medium", timeStyle: "short", hourCycle: "h23" })}`);
 }

@@ -5,8 +5,8 @@ const PATIENCE = 5000;
 const LONGEST = 10000;
 
 /**
- * Fetches `url` again and again. `news(data)` is called with each answer, `trouble(error)` with
- * each failure. A hidden page asks nothing; shown again, it asks at once.
+ * Fetches `url` again and again. `news(data, age)` is called with each answer and its age in
+ * seconds, `trouble(error)` with each failure. A hidden page asks nothing; shown again, it asks at once.
  */
 export function poll(url, news, trouble) {
   let timer = null;
@@ -20,7 +20,7 @@ export function poll(url, news, trouble) {
     try {
       const answer = await fetch(url, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE) });
       if (!answer.ok) throw new Error(`it answers with ${answer.status}`);
-      news(await answer.json());
+      news(await answer.json(), Number(answer.headers.get("age")));
       failures = 0;
     } catch (error) {
       failures += 1;

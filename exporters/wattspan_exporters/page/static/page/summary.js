@@ -47,7 +47,7 @@ function facts(data, now, hour) {
       note: `in ${figures.duration(hour.seconds)}, ${figures.watts(hour.watts)} on average`,
     });
   }
-  const { cost, carbon } = data.footprint;
+  const { cost, carbon } = data.snapshot;
   if (cost) shown.push(weighed("Cost", cost, figures.money, ""));
   if (carbon) shown.push(weighed("Carbon", carbon, grams, " CO₂e"));
   return shown;

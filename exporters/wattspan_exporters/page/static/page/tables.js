@@ -44,18 +44,31 @@ class Table {
   }
 }
 
+/** The devices of a snapshot, each with the limit of its power: a GPU's own, or a CPU's cap. */
+export function devicesOf({ domains, tuning }) {
+  const caps = new Map(tuning.caps.filter(({ knob }) => knob === "cpu_power").map((cap) => [cap.device, cap]));
+  return domains.filter((domain) => domain.in_cover).map((domain) => {
+    const cap = caps.get(domain.hw_id);
+    return {
+      ...domain,
+      limit: domain.gpu?.limit_watts ?? cap?.enforced ?? cap?.requested ?? null,
+      usual: domain.gpu?.default_limit_watts ?? cap?.default ?? null,
+    };
+  });
+}
+
 export function devicesTable(parent) {
   return new Table(parent, "Devices: power, limits, state, and how each figure was obtained", [
     { title: "Device", draw: deviceName },
-    { title: "Power", number: true, text: (d) => figures.watts(d.watts) },
-    { title: "Idle", number: true, text: (d) => figures.watts(d.idle_watts) },
+    { title: "Power", number: true, text: (d) => figures.watts(d.power_watts) },
+    { title: "Idle", number: true, text: (d) => figures.watts(d.idle_power_watts) },
     { title: "Limit", number: true, draw: limit },
-    { title: "Used", number: true, text: (d) => (d.utilisation === null ? "–" : figures.share(d.utilisation, 1)) },
-    { title: "Temp.", number: true, text: (d) => (d.celsius === null ? "–" : `${Math.round(d.celsius)}\u00a0°C`) },
+    { title: "Used", number: true, text: (d) => figures.share(d.gpu?.utilization_ratio ?? null, 1) },
+    { title: "Temp.", number: true, text: (d) => figures.celsius(d.gpu?.temperature_celsius) },
     { title: "Throttling", text: throttling },
     { title: "Gaps", text: gaps },
     { title: "Figures", text: (d) => d.provenance },
-  ], (d) => d.id, "No device is known yet: a source names its devices when it is first read.");
+  ], (d) => d.hw_id, "No device is known yet: a source names its devices when it is first read.");
 }
 
 function deviceName(cell, device) {
@@ -63,9 +76,9 @@ function deviceName(cell, device) {
     cell.append(html("span", { class: "swatch", "aria-hidden": "true" }), html("bdi", { class: "name" }), " ", html("bdi", { class: "detail" }));
   }
   const [swatch, name, detail] = cell.children;
-  set(swatch, { class: `swatch ${device.type}` });
-  write(name, figures.name(device.name, 80));
-  const id = device.id === device.name ? "" : figures.name(device.id, 60);
+  set(swatch, { class: `swatch ${device.hw_type}` });
+  write(name, figures.name(device.hw_name, 80));
+  const id = device.hw_id === device.hw_name ? "" : figures.name(device.hw_id, 60);
   write(detail, device.present ? id : `${id} lost`.trim());
 }
 
@@ -77,22 +90,22 @@ function limit(cell, device) {
       svg("rect", { class: "meter-value", height: 5, rx: 1 })));
   }
   const [text, meter] = cell.children;
-  const { limit_watts: now, limit_default_watts: usual } = device;
+  const { limit: now, usual, power_watts: drawn } = device;
   const lowered = usual !== null && now !== null && now < usual - 0.5;
   write(text, lowered ? `${figures.watts(now)} of ${figures.watts(usual)}` : figures.watts(now));
-  const known = now > 0 && device.watts !== null;
+  const known = now > 0 && drawn !== null;
   set(meter, { class: known ? "meter" : "meter none" });
-  if (known) set(meter.lastElementChild, { width: (56 * Math.min(1, device.watts / now)).toFixed(1) });
+  if (known) set(meter.lastElementChild, { width: (56 * Math.min(1, drawn / now)).toFixed(1) });
 }
 
-function throttling({ throttling: reasons }) {
+function throttling({ gpu }) {
+  const reasons = gpu?.throttling ?? null;
   return reasons === null ? "–" : reasons.join(", ").replaceAll("_", " ") || "none";
 }
 
 function gaps(device) {
-  const reasons = Object.entries(device.gaps).filter(([, seconds]) => seconds > 0);
-  if (!reasons.length) return device.gap_seconds > 0 ? figures.duration(device.gap_seconds) : "none";
-  return reasons.map(([reason, seconds]) => `${reason.replaceAll("_", " ")} ${figures.duration(seconds)}`).join(", ");
+  const reasons = Object.entries(device.gap_seconds);
+  return reasons.length === 0 ? "none" : reasons.map(([reason, seconds]) => `${reason.replaceAll("_", " ")} ${figures.duration(seconds)}`).join(", ");
 }
 
 export function spansTable(parent) {
@@ -100,14 +113,16 @@ export function spansTable(parent) {
     { title: "Span", draw: spanName },
     { title: "Energy", number: true, text: (s) => figures.joules(s.joules) },
     { title: "Calls", number: true, text: (s) => figures.count(s.calls) },
-    { title: "Per call", number: true, text: (s) => figures.joules(s.joules_per_call) },
-    { title: "Per token", number: true, text: (s) => figures.joules(s.joules_per_token) },
-    { title: "Time a call", number: true, text: (s) => figures.seconds(s.seconds_per_call) },
+    { title: "Per call", number: true, text: (s) => figures.joules(each(s.joules, s.calls)) },
+    { title: "Per token", number: true, text: (s) => figures.joules(each(s.joules, s.output_tokens)) },
+    { title: "Time a call", number: true, text: (s) => figures.seconds(each(s.seconds, s.calls)) },
     { title: "Trace", draw: trace },
   ], (s) => `${s.service}\u0000${s.name}`,
   "No spans yet. An application that sends OpenTelemetry spans to the agent gets joules per call and "
   + "per token here; docs/how-to/instrument-python.md says how.");
 }
+
+const each = (sum, count) => (count ? sum / count : null);
 
 function spanName(cell, span) {
   if (!cell.children.length) {

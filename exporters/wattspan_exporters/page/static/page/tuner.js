@@ -19,7 +19,7 @@ export class Tuner {
     set(this.mode, { class: `badge ${tuning.mode}` });
     write(this.#note, note(tuning));
     this.#note.hidden = !this.#note.textContent;
-    keep(this.#jobs, tuning.jobs, (job) => job.job, makeJob, update);
+    keep(this.#jobs, tuning.jobs, (job) => `${job.job} ${job.knob}`, makeJob, update);
   }
 }
 
@@ -29,7 +29,7 @@ function note({ mode, jobs, capper }) {
       + "limit would save, and with \"apply\" it holds it within a slowdown budget: "
       + "docs/how-to/turn-on-tuning.md.";
   }
-  const alone = mode === "apply" && capper === false
+  const alone = mode === "apply" && capper.answers === false
     ? "The capper does not answer, so no limit can be set: docs/reference/caps.md. " : "";
   return alone + (jobs.length ? "" : "No job yet: one is found when its spans arrive.");
 }
@@ -64,7 +64,7 @@ function update(element, job) {
   write(element.name, figures.name(job.job, 80));
   write(element.state, job.state.replaceAll("_", " ") + (job.applied ? "" : " · not applied"));
   set(element.state, { class: job.applied && job.state.startsWith("hold") ? "state held" : "state" });
-  write(element.says, figures.sentence(job.sentence));
+  write(element.says, figures.sentence(job.decision.sentence));
   slowdown(element, job);
   keep(element.facts, facts(job), ([name]) => name, makeFact, (pair, [name, value]) => {
     write(pair.firstElementChild, name);
@@ -72,7 +72,7 @@ function update(element, job) {
   });
 }
 
-function slowdown(element, { slowdown: slower, bound, budget, confidence }) {
+function slowdown(element, { slowdown: slower, slowdown_bound: bound, budget, confidence }) {
   element.bullet.hidden = slower === null;
   if (slower === null) return;
   const most = Math.max(budget * 1.5, (bound ?? slower) * 1.1, 0.01);
@@ -88,15 +88,23 @@ function slowdown(element, { slowdown: slower, bound, budget, confidence }) {
 
 function facts(job) {
   const unit = `\u00a0${job.unit}`;
+  const setting = job.applied ? common(job.decision.caps) : null;
+  const original = common(job.original);
   const whole = (value) => `${Math.round(value)}${unit}`;
   return [
     ["Work", job.span ? `${figures.name(job.service, 60)} › ${figures.name(job.span, 60)}` : figures.name(job.service, 60)],
-    ["Setting", job.setting === null ? "–" : job.original === null ? whole(job.setting) : `${whole(job.setting)} of ${whole(job.original)}`],
+    ["Setting", setting === null ? "–" : original === null ? whole(setting) : `${whole(setting)} of ${whole(original)}`],
     ["Saving", job.saving === null ? "–" : figures.percent(job.saving)],
     ["Surely saved", figures.joules(job.saved_surely_joules)],
     ["Saved, as an estimate", figures.joules(job.saved_joules)],
-    ["Decided", job.at === null ? "–" : figures.clock(job.at, true)],
+    ["Decided", figures.clock(job.since_unix_ns / 1e9, true)],
   ];
+}
+
+/** The setting of all devices; null if they differ or none is set. */
+function common(settings) {
+  const values = new Set(Object.values(settings));
+  return values.size === 1 ? [...values][0] : null;
 }
 
 function makeFact() {
