@@ -156,16 +156,14 @@ def _report(
 ) -> bytes:
     if form == "json":
         return json_text(export.report_facts(path, by, found, breakdown)).encode(errors="replace")
-    rows = export.report_rows(by, found, breakdown)
-    match form:
-        case "jsonl":
-            return export.jsonl_bytes(rows)
-        case "csv":
-            return export.csv_bytes(rows)
-        case "parquet":
-            return export.parquet_bytes(rows, export.metadata(by, found, breakdown))
-    text = "\n".join(table.report_lines(path, by, found, breakdown, unit))
-    return f"{text}\n".encode(errors="replace")
+    if form == "table":
+        return "".join(
+            f"{line}\n" for line in table.report_lines(path, by, found, breakdown, unit)
+        ).encode(errors="replace")
+    rows = export.report_table(by, found, breakdown)
+    if form == "parquet":
+        return export.parquet_bytes(rows, export.metadata(by, found, breakdown))
+    return export.csv_bytes(rows) if form == "csv" else export.jsonl_bytes(rows)
 
 
 def _store(state_dir: Path, emulated: bool) -> Path:

@@ -1,8 +1,9 @@
-"""What a report's energy cost and emitted, beside it: as a table's cells, as data, in sentences."""
+"""Cost and emissions of a report's energy: as cells of a table, as data, as sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
     from wattspan.footprint.schedule import RatePeriod
 
 MASS_UNITS = (("t", 10**6), ("kg", 1000), ("g", 1))
-"""Units of carbon by their grams: one serves a whole table."""
+"""Units of carbon in grams; a table has one."""
 
 
 def configured_valuations(config: Config) -> tuple[Weighting, ...]:
-    """What energy is to be weighed by: what the configuration says now, of any time.
+    """The rates of the present configuration, which apply to all times.
 
-    Where a rate is asked of somebody, it is what the agent wrote down when it was in force.
+    Rates of a server or a file apply as the agent recorded them in the store.
     """
     tables = ((COST, config.cost, config.cost.currency), (CARBON, config.carbon, GRAM))
     found = (_valuation(kind, table, unit) for kind, table, unit in tables)
@@ -60,7 +61,7 @@ def _constant_rate(rate: int | None) -> RatePieces:
 
 
 def footprint_headings(asked: Sequence[Weighting]) -> tuple[str, ...]:
-    """Of the columns of ``values``."""
+    """The columns of ``footprint_values``."""
     return tuple(
         heading
         for each in asked
@@ -68,17 +69,16 @@ def footprint_headings(asked: Sequence[Weighting]) -> tuple[str, ...]:
     )
 
 
-def footprint_values(energy: int, asked: Sequence[Weighting]) -> tuple[object, ...]:
-    """Amounts, empty where no rate was known at all; and the energy whose rate was not known."""
-    cells: list[object] = []
-    for weight, _ in zip(_weights(energy, asked), asked, strict=True):
+def footprint_values(energy: int, asked: Sequence[Weighting]) -> Iterator[object]:
+    """The amount, None if no rate was known, and the energy whose rate was unknown."""
+    for weight in _weights(energy, asked):
         known = _is_known(energy, weight)
-        cells += [f"{weight.billionths / BILLION:.9f}" if known else "", weight.unknown]
-    return tuple(cells)
+        yield Decimal(weight.billionths).scaleb(-9) if known else None
+        yield weight.unknown
 
 
 def footprint_facts(energy: int, asked: Sequence[Weighting]) -> dict[str, Any]:
-    """The same for JSON, by ``"cost"`` and ``"carbon"``."""
+    """Cost and carbon for JSON."""
     return {
         each.kind: {
             "unit": each.unit,
@@ -90,12 +90,12 @@ def footprint_facts(energy: int, asked: Sequence[Weighting]) -> dict[str, Any]:
 
 
 def _weights(energy: int, asked: Sequence[Weighting]) -> tuple[RatedTotal, ...]:
-    """A sum of no energies at all weighs nothing."""
+    """The rated totals; zeros of a sum without energies."""
     return rated_totals(energy) or (RatedTotal(0, 0),) * len(asked)
 
 
 def _is_known(energy: int, weight: RatedTotal) -> bool:
-    """Whether any part of the energy is weighed; of none the weight is known to be nothing."""
+    """Whether the rate of any part of the energy was known."""
     return not energy or weight.unknown != energy
 
 
@@ -103,7 +103,7 @@ def _is_known(energy: int, weight: RatedTotal) -> bool:
 
 
 class FootprintColumns:
-    """The cells of a table, all with as many digits as its total needs; none without rates."""
+    """The cost cells of a table, with the digits that its total needs; none without rates."""
 
     def __init__(self, asked: Sequence[Weighting], total: int) -> None:
         self._asked = asked
@@ -112,7 +112,7 @@ class FootprintColumns:
         self.blank = ("",) * len(self._scales)
 
     def cells(self, energy: int) -> tuple[str, ...]:
-        """``"0.034"``; ``"≥0.034"`` if the rate of a part was not known; a dash if of all."""
+        """``"0.034"``; ``"≥0.034"`` if the rate of a part was unknown; a dash if of all."""
         return tuple(
             _cell(energy, weight, size, digits)
             for weight, (_, size, digits) in zip(
@@ -122,14 +122,14 @@ class FootprintColumns:
 
 
 def _scale(each: Weighting, total: RatedTotal) -> tuple[str, int, int]:
-    """Heading, billionths of what is shown, and digits."""
+    """Heading, billionths of the unit, and digits."""
     name, size = each.unit, 1
     if each.kind == CARBON:
         whole = total.billionths / BILLION
         mass, size = next((m for m in MASS_UNITS if whole >= m[1]), MASS_UNITS[-1])
         name = f"{mass} CO2e"
     value, digits = total.billionths / BILLION / size, 2
-    while digits < 9 and 0 < value < 10 ** (3 - digits):  # four digits that say something
+    while digits < 9 and 0 < value < 10 ** (3 - digits):  # four significant digits
         digits += 1
     return name, size * BILLION, digits
 
@@ -141,7 +141,7 @@ def _cell(energy: int, weight: RatedTotal, size: int, digits: int) -> str:
 
 
 def footprint_notes(asked: Sequence[Weighting], total: int, steps: Sequence[int]) -> Iterator[str]:
-    """What must be known to read the cells: how much is in none of them, and what is assumed."""
+    """The energy without a known rate, and the assumption about buckets."""
     words = {COST: ("price", "cost"), CARBON: ("carbon intensity", "carbon")}
     for each, weight in zip(asked, _weights(total, asked), strict=True):
         rate, figure = words[each.kind]
@@ -151,4 +151,4 @@ def footprint_notes(asked: Sequence[Weighting], total: int, steps: Sequence[int]
                 f"({share(weight.unknown, total)}), which is in no {figure}."
             )
     if max(steps) > MINUTE and not all(each.steady for each in asked):
-        yield "Energy by the hour or day is taken as spent evenly, where a rate changed within it."
+        yield "Energy by the hour or day counts as spent evenly where a rate changed within it."

@@ -1,22 +1,20 @@
-"""A report for programs: facts and rows, in whole microjoules beside joules.
-
-A report as bytes, in each of its formats, and where they go.
-"""
+"""A report as JSON facts, or as rows in CSV, JSON Lines and Parquet; and its output file."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
+import msgspec
 
 from wattspan.cli.report import cost
 from wattspan.model import Provenance
@@ -27,114 +25,32 @@ from wattspan.storage.query import DomainTotal, HistoryExtract
 from wattspan.storage.rates import Weighting
 from wattspan.util.tabular import NO_PYARROW, escape_formula, has_pyarrow
 
+FORMATS = ("table", "json", "jsonl", "csv", "parquet")
+
+# ------------------------------------------------------------------------------------------ JSON
+
 
 def report_facts(
     path: Path, by: str, extract: HistoryExtract, breakdown: Breakdown
 ) -> dict[str, Any]:
     """The whole report. For each kind its lines and those without a kind sum to the total."""
-    provenance = breakdown.provenance
-    weighed = partial(cost.footprint_facts, asked=extract.reckonings)
+    footprint = partial(cost.footprint_facts, asked=extract.reckonings)
+    lines = [*_lines(breakdown), breakdown.total]
+    *facts, total = [_line(line, breakdown) | footprint(line.whole) for line in lines]
     return {
         "store": str(path),
-        "emulated": Provenance.EMULATED in provenance.values(),
+        "emulated": _is_emulated(breakdown),
         "from": _iso(extract.start),
         "to": _iso(extract.end),
         "from_unix_seconds": extract.start,
         "to_unix_seconds": extract.end,
         "bucket_seconds": list(extract.steps),
         "by": by,
-        "provenance": dict(provenance),
-        "total": _line(breakdown.total, breakdown) | weighed(breakdown.total.whole),
-        "lines": [_line(line, breakdown) | weighed(line.whole) for line in _lines(breakdown)],
-        "domains": [_domain(domain) | weighed(domain.energy) for domain in extract.domains],
+        "provenance": dict(breakdown.provenance),
+        "total": total,
+        "lines": facts,
+        "domains": [_domain(domain) | footprint(domain.energy) for domain in extract.domains],
     }
-
-
-def report_rows(
-    by: str, extract: HistoryExtract, breakdown: Breakdown
-) -> Iterator[tuple[object, ...]]:
-    """The report as a table with a heading."""
-    if by == "domain":
-        return domain_rows(extract)
-    asked = extract.reckonings
-    return span_rows(breakdown, asked) if by == SPAN else line_rows(breakdown, asked)
-
-
-def span_rows(
-    breakdown: Breakdown, asked: Sequence[Weighting] = ()
-) -> Iterator[tuple[object, ...]]:
-    """A row for each line; what is no span has no calls, seconds and tokens."""
-    types = list(breakdown.provenance)
-    yield (
-        *("role", "service", "span", "calls", "seconds", "tokens_input", "tokens_output"),
-        *("provenance", "energy_uj", *(f"{hw_type}_uj" for hw_type in types)),
-        *cost.footprint_headings(asked),
-    )
-    worst = max(breakdown.provenance.values(), key=lambda one: one.doubt, default="")
-    for line in (*_lines(breakdown), breakdown.total):
-        use = line.use
-        did = (
-            (use.calls, use.nanoseconds / 1e9, use.tokens_in, use.tokens_out) if use else ("",) * 4
-        )
-        by_type = (line.energy.get(hw_type, 0) for hw_type in types)
-        weighed = cost.footprint_values(line.whole, asked)
-        yield line.role, line.group, line.name, *did, worst, line.whole, *by_type, *weighed
-
-
-def line_rows(
-    breakdown: Breakdown, asked: Sequence[Weighting] = ()
-) -> Iterator[tuple[object, ...]]:
-    """A row for each line and hardware type; for each kind and type they sum to the total's."""
-    yield (
-        *("kind", "role", "name", "group", "hw_type", "provenance", "energy_uj", "energy_j"),
-        *cost.footprint_headings(asked),
-    )
-    for line in (*_lines(breakdown), breakdown.total):
-        for hw_type, energy in line.energy.items():
-            label = breakdown.provenance[hw_type]
-            yield (
-                *(line.kind, line.role, line.name, line.group, hw_type, label),
-                *(energy, f"{energy / 1e6:.6f}"),
-                *cost.footprint_values(energy, asked),
-            )
-
-
-def domain_rows(extract: HistoryExtract) -> Iterator[tuple[object, ...]]:
-    """A row for each domain; what is not attributed has empty parts, not zeros."""
-    yield (
-        *("hw_id", "hw_type", "hw_name", "provenance", "in_cover", "energy_uj", "consumers_uj"),
-        *(
-            "idle_uj",
-            "unattributed_uj",
-            "gap_seconds",
-            *cost.footprint_headings(extract.reckonings),
-        ),
-    )
-    for domain in extract.domains:
-        parts = (domain.consumers, domain.idle, domain.unattributed)
-        yield (
-            *(domain.id, domain.hw_type, domain.name, domain.provenance, int(domain.in_cover)),
-            domain.energy,
-            *(parts if domain.attributed else ("", "", "")),
-            sum(domain.gaps.values()) / 1e9,
-            *cost.footprint_values(domain.energy, extract.reckonings),
-        )
-
-
-def metadata(by: str, extract: HistoryExtract, breakdown: Breakdown) -> dict[str, str]:
-    """What is true of the whole table, for a format that has room for it beside the rows."""
-    emulated = Provenance.EMULATED in breakdown.provenance.values()
-    return {
-        "wattspan.by": by,
-        "wattspan.from": _iso(extract.start),
-        "wattspan.to": _iso(extract.end),
-        "wattspan.emulated": "true" if emulated else "false",
-    }
-
-
-def _lines(breakdown: Breakdown) -> tuple[BreakdownLine, ...]:
-    named = tuple(line for section in breakdown.sections for line in section.lines)
-    return named + breakdown.besides
 
 
 def _line(line: BreakdownLine, breakdown: Breakdown) -> dict[str, Any]:
@@ -153,27 +69,21 @@ def _line(line: BreakdownLine, breakdown: Breakdown) -> dict[str, Any]:
 
 
 def _spans(use: SpanUsage, energy: int) -> dict[str, Any]:
-    tokens = use.tokens_in + use.tokens_out
+    def joules_per(parts: int) -> float | None:
+        return energy / 1e6 / parts if parts else None
+
     return {
         "calls": use.calls,
         "seconds": use.nanoseconds / 1e9,
         "tokens": {"input": use.tokens_in, "output": use.tokens_out},
-        "joules_per_call": _joules_each(energy, use.calls),
-        "joules_per_token": _joules_each(energy, tokens),
-        "joules_per_output_token": _joules_each(energy, use.tokens_out),
+        "joules_per_call": joules_per(use.calls),
+        "joules_per_token": joules_per(use.tokens_in + use.tokens_out),
+        "joules_per_output_token": joules_per(use.tokens_out),
     }
-
-
-def _joules_each(microjoules: int, parts: int) -> float | None:
-    return microjoules / 1e6 / parts if parts else None
 
 
 def _domain(domain: DomainTotal) -> dict[str, Any]:
-    parts = {
-        "consumers_microjoules": domain.consumers,
-        "idle_microjoules": domain.idle,
-        "unattributed_microjoules": domain.unattributed,
-    }
+    attributed = domain.attributed
     return {
         "hw_id": domain.id,
         "hw_type": domain.hw_type,
@@ -183,19 +93,144 @@ def _domain(domain: DomainTotal) -> dict[str, Any]:
         "in_cover": domain.in_cover,
         "energy_microjoules": domain.energy,
         "energy_joules": domain.energy / 1e6,
-        **(parts if domain.attributed else dict.fromkeys(parts)),
+        "consumers_microjoules": domain.consumers if attributed else None,
+        "idle_microjoules": domain.idle if attributed else None,
+        "unattributed_microjoules": domain.unattributed if attributed else None,
         "gap_seconds": {reason: time / 1e9 for reason, time in domain.gaps.items()},
     }
+
+
+def _lines(breakdown: Breakdown) -> tuple[BreakdownLine, ...]:
+    named = tuple(line for section in breakdown.sections for line in section.lines)
+    return named + breakdown.besides
+
+
+def _is_emulated(breakdown: Breakdown) -> bool:
+    return Provenance.EMULATED in breakdown.provenance.values()
 
 
 def _iso(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
-FORMATS = ("table", "json", "jsonl", "csv", "parquet")
+# ------------------------------------------------------------------------------------------ rows
 
-Rows = Iterable[tuple[object, ...]]
-"""A heading, and rows of cells; "" is a cell of nothing."""
+
+class ReportTable(NamedTuple):
+    """Rows of texts, integers, floats and decimals; None is an empty cell."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[object, ...]]
+
+
+def report_table(by: str, extract: HistoryExtract, breakdown: Breakdown) -> ReportTable:
+    if by == "domain":
+        return _domain_table(extract)
+    return (_span_table if by == SPAN else _line_table)(breakdown, extract.reckonings)
+
+
+def _span_table(breakdown: Breakdown, asked: Sequence[Weighting]) -> ReportTable:
+    """A row for each line; one that is no span has no calls, seconds and tokens."""
+    types = list(breakdown.provenance)
+    worst = max(breakdown.provenance.values(), key=lambda one: one.doubt, default=None)
+    columns = (
+        *("role", "service", "span", "calls", "seconds", "tokens_input", "tokens_output"),
+        *("provenance", "energy_uj", *(f"{hw_type}_uj" for hw_type in types)),
+        *cost.footprint_headings(asked),
+    )
+    rows = []
+    for line in (*_lines(breakdown), breakdown.total):
+        use = line.use
+        usage = (
+            (use.calls, use.nanoseconds / 1e9, use.tokens_in, use.tokens_out)
+            if use is not None
+            else (None,) * 4
+        )
+        by_type = (line.energy.get(hw_type, 0) for hw_type in types)
+        footprint = cost.footprint_values(line.whole, asked)
+        names = line.role, line.group, line.name
+        rows.append((*names, *usage, worst, line.whole, *by_type, *footprint))
+    return ReportTable(columns, rows)
+
+
+def _line_table(breakdown: Breakdown, asked: Sequence[Weighting]) -> ReportTable:
+    """A row for each line and hardware type; of each kind and type they sum to the total's."""
+    columns = ("kind", "role", "name", "group", "hw_type", "provenance", "energy_uj", "energy_j")
+    rows: list[tuple[object, ...]] = [
+        (
+            *(line.kind, line.role, line.name, line.group, hw_type),
+            *(breakdown.provenance[hw_type], energy, Decimal(energy).scaleb(-6)),
+            *cost.footprint_values(energy, asked),
+        )
+        for line in (*_lines(breakdown), breakdown.total)
+        for hw_type, energy in line.energy.items()
+    ]
+    return ReportTable((*columns, *cost.footprint_headings(asked)), rows)
+
+
+def _domain_table(extract: HistoryExtract) -> ReportTable:
+    """A row for each domain; one that is not attributed has no parts."""
+    columns = (
+        *("hw_id", "hw_type", "hw_name", "provenance", "in_cover", "energy_uj", "consumers_uj"),
+        *("idle_uj", "unattributed_uj", "gap_seconds"),
+    )
+    rows: list[tuple[object, ...]] = [
+        (
+            *(domain.id, domain.hw_type, domain.name, domain.provenance, int(domain.in_cover)),
+            domain.energy,
+            *(
+                part if domain.attributed else None
+                for part in (domain.consumers, domain.idle, domain.unattributed)
+            ),
+            sum(domain.gaps.values()) / 1e9,
+            *cost.footprint_values(domain.energy, extract.reckonings),
+        )
+        for domain in extract.domains
+    ]
+    return ReportTable((*columns, *cost.footprint_headings(extract.reckonings)), rows)
+
+
+# --------------------------------------------------------------------------------------- formats
+
+
+def csv_bytes(table: ReportTable) -> bytes:
+    """RFC 4180; no cell is a formula (see escape_formula)."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table.columns)
+    for row in table.rows:
+        writer.writerow(
+            escape_formula(str(cell)) if isinstance(cell, str) else cell for cell in row
+        )
+    return text.getvalue().encode(errors="replace")
+
+
+def jsonl_bytes(table: ReportTable) -> bytes:
+    """A JSON object with all columns for each row."""
+    encoder = msgspec.json.Encoder(decimal_format="number")
+    return encoder.encode_lines(dict(zip(table.columns, row, strict=True)) for row in table.rows)
+
+
+def parquet_bytes(table: ReportTable, metadata: Mapping[str, str]) -> bytes:
+    """The rows with energies in whole microjoules. WattspanError without pyarrow."""
+    if not has_pyarrow():
+        raise WattspanError(NO_PYARROW)
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    types = {str: pa.string(), int: pa.int64(), float: pa.float64()}
+    schema = pa.schema([(name, types[_cell_type(name)]) for name in table.columns], metadata)
+    rows = [
+        {
+            name: None if cell is None else _cell_type(name)(cell)
+            for name, cell in zip(table.columns, row, strict=True)
+        }
+        for row in table.rows
+    ]
+    out = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), out, compression="zstd")
+    return out.getvalue()
+
 
 _TEXTS = frozenset(
     [
@@ -203,91 +238,30 @@ _TEXTS = frozenset(
         *("service", "span", "hw_id", "hw_name"),
     ]
 )
-_WHOLES = frozenset(("calls", "tokens_input", "tokens_output", "in_cover"))
+_INTEGERS = frozenset(("calls", "tokens_input", "tokens_output", "in_cover"))
 
 
-def csv_bytes(rows: Rows) -> bytes:
-    """RFC 4180; no cell is a formula (see tabular.guarded)."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for number, row in enumerate(rows):
-        writer.writerow(_escape_formulas(row) if number else row)
-    return _utf8(text.getvalue())
-
-
-def _escape_formulas(row: tuple[object, ...]) -> Iterator[object]:
-    # A figure may begin with a minus sign.
-    for cell in row:
-        yield escape_formula(cell) if isinstance(cell, str) and not _is_figure(cell) else cell
-
-
-def _is_figure(text: str) -> bool:
-    return text.removeprefix("-").replace(".", "", 1).isdecimal() and text.isascii()
-
-
-def jsonl_bytes(rows: Rows) -> bytes:
-    """A JSON object for each row, with every column in it: null is a cell of nothing."""
-    lines = (
-        "{" + ",".join(f"{_json(name)}:{cell}" for name, cell in row.items()) + "}\n"
-        for row in _objects(rows, _json_cell)
-    )
-    return _utf8("".join(lines))
-
-
-def _json_cell(name: str, cell: object) -> str:
-    if cell == "" or cell is None:
-        return "null"
-    return _json(str(cell)) if name in _TEXTS else str(cell)
-
-
-def parquet_bytes(rows: Rows, metadata: Mapping[str, str]) -> bytes:
-    """The same rows; energies are whole microjoules. WattspanError without pyarrow."""
-    if not has_pyarrow():
-        raise WattspanError(NO_PYARROW)
-    import pyarrow as pa  # type: ignore[import-untyped]
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
-    rows = iter(rows)
-    heading = [str(name) for name in next(rows)]
-    types = {"text": pa.string(), "whole": pa.int64(), "number": pa.float64()}
-    schema = pa.schema([(name, types[_kind(name)]) for name in heading], metadata)
-    table = list(_objects([tuple(heading), *rows], _cell))
-    out = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(table, schema=schema), out, compression="zstd")
-    return out.getvalue()
-
-
-def _kind(name: str) -> str:
+def _cell_type(name: str) -> Any:
     if name in _TEXTS:
-        return "text"
-    return "whole" if name in _WHOLES or name.endswith("_uj") else "number"
+        return str
+    return int if name in _INTEGERS or name.endswith("_uj") else float
 
 
-def _cell(name: str, cell: object) -> object:
-    if cell == "" or cell is None:
-        return None
-    kind = _kind(name)
-    return str(cell) if kind == "text" else cell if kind == "whole" else float(str(cell))
+def metadata(by: str, extract: HistoryExtract, breakdown: Breakdown) -> dict[str, str]:
+    """Facts of the whole table, for Parquet."""
+    return {
+        "wattspan.by": by,
+        "wattspan.from": _iso(extract.start),
+        "wattspan.to": _iso(extract.end),
+        "wattspan.emulated": str(_is_emulated(breakdown)).lower(),
+    }
 
 
-def _objects(rows: Rows, cell: Any) -> Iterator[dict[str, Any]]:
-    rows = iter(rows)
-    heading = [str(name) for name in next(rows)]
-    for row in rows:
-        named = zip(heading, row, strict=True)
-        yield {name: cell(name, value) for name, value in named}
-
-
-def _json(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _utf8(text: str) -> bytes:
-    return text.encode(errors="replace")
+# ---------------------------------------------------------------------------------------- output
 
 
 def write_output(report: bytes, output: Path | None) -> None:
-    """To the standard output, or to a file that is replaced once all of it is on the disk."""
+    """Print the report, or replace the file ``output`` once all of it is on disk."""
     if output is None:
         click.echo(report, nl=False)
         return
@@ -296,7 +270,7 @@ def write_output(report: bytes, output: Path | None) -> None:
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise WattspanError(
-            f"Cannot write {output}: {why}. Choose another place with --output."
+            f"Cannot write {output}: {why}. Choose another file with --output."
         ) from None
 
 
@@ -320,26 +294,24 @@ def _write(report: bytes, output: Path) -> None:
 
 
 def choose_format(form: str | None, output: Path | None, *, as_json: bool, as_csv: bool) -> str:
-    """The format asked for; by the file's name if by nothing else. UsageError if by too much."""
-    asked = {"--json": as_json, "--csv": as_csv, f"--format {form}": form is not None}
-    named = [option for option, given in asked.items() if given]
-    if len(named) > 1:
-        raise click.UsageError(f"{' and '.join(named)}: choose one.")
-    short = "json" if as_json else "csv" if as_csv else ""
-    found = short or form or _by_name(output)
+    """The format of the options or of the file's suffix. UsageError if options contradict."""
+    chosen = {"--json": as_json, "--csv": as_csv, f"--format {form}": form is not None}
+    options = [option for option, given in chosen.items() if given]
+    if len(options) > 1:
+        raise click.UsageError(f"{' and '.join(options)}: choose one.")
+    found = "json" if as_json else "csv" if as_csv else form or _suffix_format(output)
     if found == "parquet" and output is None:
-        raise click.UsageError("--format parquet is no text: say where it goes with --output FILE.")
+        raise click.UsageError("--format parquet is not text: name a file with --output FILE.")
     return found
 
 
-def _by_name(output: Path | None) -> str:
-    """The format that a file's name ends in; UsageError for an ending that names none."""
-    ending = output.suffix.removeprefix(".").lower() if output is not None else ""
-    if ending in ("", "txt"):
+def _suffix_format(output: Path | None) -> str:
+    suffix = output.suffix.removeprefix(".").lower() if output is not None else ""
+    if suffix in ("", "txt"):
         return "table"
-    if ending not in FORMATS:
+    if suffix not in FORMATS:
         raise click.UsageError(
-            f"--output {output}: .{ending} is no format; say which it is with --format "
-            f"({', '.join(FORMATS)}), or choose a name that ends in one, or in .txt for a table."
+            f"--output {output}: .{suffix} is no format. Name one with --format "
+            f"({', '.join(FORMATS)}), or use its name or .txt as the suffix."
         )
-    return ending
+    return suffix

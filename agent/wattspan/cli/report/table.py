@@ -28,7 +28,7 @@ _WIDEST = 40
 class EnergyUnit(NamedTuple):
     microjoules: int
     digits: int
-    from_total: int  # the least total, in microjoules, that is shown in it
+    from_total: int  # microjoules; `auto` selects it for totals from here on
 
 
 UNITS: Mapping[str, EnergyUnit] = {
@@ -37,7 +37,7 @@ UNITS: Mapping[str, EnergyUnit] = {
     "Wh": EnergyUnit(3600 * 10**6, 3, 10 * 3600 * 10**6),
     "kWh": EnergyUnit(3600 * 10**9, 4, 3600 * 10**9),
 }
-"""One unit serves a whole table, so that its figures can be compared and added by eye."""
+"""A table has one unit, so that its figures are comparable."""
 
 _STEPS = {MINUTE: "minute", HOUR: "hour", DAY: "day"}
 
@@ -77,7 +77,7 @@ def report_lines(
 
 
 def local_time(seconds: int) -> str:
-    """Unix seconds in local time, the offset said."""
+    """Unix seconds in local time, with its offset."""
     return f"{datetime.fromtimestamp(seconds, UTC).astimezone():%Y-%m-%d %H:%M %z}"
 
 
@@ -171,7 +171,7 @@ def _gaps(domains: Iterable[DomainTotal]) -> Iterator[str]:
     missing = [domain for domain in domains if domain.in_cover and domain.gaps]
     if missing:
         yield ""
-        yield "Not measured, and in no figure above:"
+        yield "Not measured, and not included above:"
         for domain in missing:
             yield f"  {printable(domain.id)}: {_gap(domain)}"
 
@@ -187,7 +187,7 @@ def _fitting_unit(total: int) -> str:
 
 
 def _energy(microjoules: int, name: str) -> str:
-    """To the unit's digits; what is not nothing is not shown as nothing."""
+    """With the unit's digits; ``"<0.01"`` for less."""
     unit = UNITS[name]
     text = f"{microjoules / unit.microjoules:.{unit.digits}f}"
     least = f"{10**-unit.digits:.{unit.digits}f}"
