@@ -35,6 +35,7 @@ def run(folder: Path, *arguments: str, **settings: object) -> tuple[int, str]:
     chosen = {
         "agent.state_dir": folder / "state",
         "exporters.prometheus.listen": "127.0.0.1:0",
+        "spans.http": "127.0.0.1:0",
         **{key.replace("__", "."): value for key, value in settings.items()},
     }
     return refused(wattspan("run", *arguments, *options(chosen)))
@@ -154,7 +155,11 @@ def test_counters_nobody_lets_us_read_are_one_sentence_with_the_remedy(
     for zone in ("intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0", "intel-rapl:1:0"):
         zone_file(host, zone, "energy_uj").chmod(0)
     assert host.sysfs is not None
-    settings = {"agent.state_dir": tmp_path, "sources.rapl.sysfs": host.sysfs}
+    settings = {
+        "agent.state_dir": tmp_path,
+        "sources.rapl.sysfs": host.sysfs,
+        "spans.http": "127.0.0.1:0",
+    }
     code, said = refused(wattspan("run", *options(settings), within=UNPRIVILEGED))
     assert code == 3
     assert said.startswith("No energy counter can be read. Cannot read ")
@@ -202,7 +207,7 @@ def test_a_corrupted_store_is_moved_aside_and_no_counter_falls(tmp_path: Path) -
         after = agent.totals()
         (told,) = problems(agent)
         assert f"Cannot use the store {store}: it is corrupt" in told
-        assert f"moved to {store}.corrupt-1" in told
+        assert f"renamed it to {store}.corrupt-1" in told
     assert lasting(before)
     assert fallen(lasting(before), after) == {}
 
@@ -214,7 +219,7 @@ def test_where_no_store_can_be_it_goes_on_without_unless_one_insists(tmp_path: P
     with Running(tmp_path, within=UNPRIVILEGED) as agent:
         agent.measuring()
         (told,) = problems(agent)
-        assert "until then totals are lost with the agent. Cannot open" in told
+        assert "until the store opens, totals are lost with the agent. Cannot open" in told
         assert f"permission denied. Make {fixed} writable" in told
         assert agent.end() == 0
     done = wattspan(
@@ -265,7 +270,7 @@ def test_a_store_that_another_agent_writes_is_left_to_it(tmp_path: Path) -> None
         with Running(second_folder, agent__state_dir=first.state_dir) as second:
             second.measuring()
             (told,) = problems(second)
-            assert f"process {first.process.pid} is writing it. Stop that agent, or give" in told
+            assert f"process {first.process.pid} is writing it. Stop that agent, or set" in told
             assert second.end() == 0
         code, _ = run(
             *(tmp_path, "--emulate", "laptop"),
