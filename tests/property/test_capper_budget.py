@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -16,6 +17,8 @@ from wattspan.capper.planner import OperatorLimits
 from wattspan.config import CapsSettings
 from wattspan.model import CapKey, Trouble
 from wattspan.ports import CapsError
+
+pytestmark = pytest.mark.slow
 
 BOARDS = 3
 ORIGINALS = 650 * W

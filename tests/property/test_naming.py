@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +10,8 @@ from support.joined_spans import CPU, GPU, joined, moment
 from wattspan.model import SpanAccounts, SpanRow
 from wattspan.spans.aggregator import SpanAggregator
 from wattspan.spans.values import Outcome, SpanEnergy
+
+pytestmark = pytest.mark.slow
 
 LIMIT = 3
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +32,8 @@ from wattspan_exporters.catalogue import tuning
 from wattspan_exporters.catalogue.metric import Instrument, Metric, Sample, sanitize
 from wattspan_exporters.catalogue.metrics import CATALOGUE
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
+
+pytestmark = pytest.mark.slow
 
 names = st.text(st.characters(), max_size=160)  # surrogates and control characters included
 nasty = st.text(st.sampled_from('\\"\n{},= #ab'), max_size=12)

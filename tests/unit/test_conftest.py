@@ -14,6 +14,8 @@ from support.leaks import LEFT_RUNNING, LeakWatch
 from support.requirements import REQUIREMENTS, ROOT, required
 from support.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 INNER = """
 import subprocess, sys, threading, pytest
 @pytest.mark.needs_prometheus

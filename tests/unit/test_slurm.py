@@ -25,6 +25,8 @@ from wattspan.processes.identity import groups_of
 from wattspan.storage.store import Store
 from wattspan.testing import ManualClock
 
+pytestmark = pytest.mark.slow
+
 GUIDE = (ROOT / "docs" / "how-to" / "run-under-slurm.md").read_text(encoding="utf-8")
 EPILOG = ROOT / "packaging" / "slurm" / "epilog"
 

@@ -22,6 +22,8 @@ from wattspan.storage.query import extract_history
 from wattspan.storage.schema import APPLICATION_ID, MIGRATIONS, MINUTE, migrate, schema_version
 from wattspan.storage.store import Store
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def host() -> Books:
