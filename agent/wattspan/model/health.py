@@ -1,30 +1,27 @@
-"""How sources and devices are doing."""
+"""Health of sources, and status of devices."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from wattspan.model.measurements import Instant, Microjoules, Milliwatts, ModelEnum
 from wattspan.util.text import printable
 
-_FROZEN: Mapping[str, int] = MappingProxyType({})
-
 
 class Trouble(ModelEnum):
-    """What is wrong with a source, and so what can be done about it."""
+    """The class of a failure."""
 
-    DENIED = "denied"  # permission: a person must act
-    ABSENT = "absent"  # there is no such hardware, driver or file
-    RETRY = "retry"  # it failed just now and is tried again
+    DENIED = "denied"  # missing permission
+    ABSENT = "absent"  # missing hardware, driver or file
+    RETRY = "retry"  # a temporary failure, which is retried
     STUCK = "stuck"  # a call does not return
-    MALFORMED = "malformed"  # it answered nonsense
+    MALFORMED = "malformed"  # invalid response
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One thing that could not be read or written: what, why, and what to do about it."""
+    """One thing that could not be read or written, with cause and remedy."""
 
     source: str
     thing: str
@@ -32,30 +29,29 @@ class Failure:
     cause: str
     remedy: str = ""
     domain_id: str | None = None
-    verb: str = "read"  # what could not be done to it
+    verb: str = "read"  # the operation that failed
 
     def __str__(self) -> str:
         sentence = f"Cannot {self.verb} {self.thing}: {self.cause}."
-        said = f"{sentence} {self.remedy}" if self.remedy else sentence
-        # Drivers, files and other programs have their words in it: they forge no line of a log.
-        return printable(said)
+        # Texts of drivers, files and other programs must not forge lines of a log.
+        return printable(f"{sentence} {self.remedy}" if self.remedy else sentence)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceHealth:
-    """How a source is doing: ``up`` is whether any of its domains was read at its last turn."""
+    """The state of a source or another part; ``up`` is False if it produces nothing."""
 
     source: str
     up: bool
     reads: int
     failed: int
     failures: tuple[Failure, ...] = ()
-    read_nanoseconds: int = 0  # how long the last read took
+    read_nanoseconds: int = 0  # duration of the last read
 
 
 @dataclass(frozen=True, slots=True)
 class PowerLimits:
-    """The power limits of a device, in milliwatts; ``None`` where it does not tell."""
+    """The power limits of a device, in milliwatts; None if unknown."""
 
     minimum: Milliwatts | None = None
     default: Milliwatts | None = None
@@ -66,7 +62,7 @@ class PowerLimits:
 
 @dataclass(frozen=True, slots=True)
 class GpuStatus:
-    """What a GPU says of itself beside its energy. Every field may be unknown."""
+    """The status of a GPU; None if unknown."""
 
     domain_id: str
     at: Instant
@@ -80,11 +76,11 @@ class GpuStatus:
     temperature_celsius: int | None = None
     memory_used: int | None = None  # bytes
     memory_total: int | None = None
-    throttled: Mapping[str, int] = field(default_factory=lambda: _FROZEN)  # reason to total ns
+    throttled: Mapping[str, int] = field(default_factory=dict)  # reason to total ns
     throttling: tuple[str, ...] | None = None  # reasons in force now
     mig: bool | None = None
-    integrated_energy: Microjoules | None = None  # from power, to hold against the counter
-    counter_energy: Microjoules | None = None  # over the same time; None without a counter
+    integrated_energy: Microjoules | None = None  # from power, to check the counter
+    counter_energy: Microjoules | None = None  # in the same period; None without a counter
     model: str = ""
     driver: str = ""
-    index: int | None = None  # as the driver counts; it may be another's after a reboot
+    index: int | None = None  # of the driver; may change with a reboot

@@ -1,7 +1,4 @@
-"""Energy, power and time as whole numbers, moments, and words that are keys.
-
-What is measured: domains, and how their counters' readings become joules.
-"""
+"""Units, instants, domains, and the readings, intervals and gaps of their counters."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ MILLISECOND = Nanoseconds(1_000_000)
 
 
 def energy_at(power: int, duration: int) -> Microjoules:
-    """The energy ``power`` milliwatts amount to over ``duration`` nanoseconds, rounded down.
+    """The energy of ``power`` milliwatts over ``duration`` nanoseconds, rounded down.
 
     1 mW times 1 ns is 1e-12 J, a millionth of a microjoule.
     """
@@ -31,10 +28,10 @@ def mean_power(energy: int, duration: int) -> Milliwatts:
 
 
 class ModelEnum(StrEnum):
-    """A word of the model: a string with a fixed set of values.
+    """A string enumeration with a fast hash.
 
-    Enum hashes members in Python, by name; they are keys of every account and label of every
-    series, so here they hash like the strings they are, in C.
+    Enum computes hashes in Python. Members are keys of all accounts and labels of all series, so
+    they hash as strings, in C.
     """
 
     __hash__ = str.__hash__
@@ -43,10 +40,10 @@ class ModelEnum(StrEnum):
 class Instant(NamedTuple):
     """One moment on the host's clocks, in nanoseconds.
 
-    Durations are differences of ``mono`` (it stands still while the host sleeps). ``wall`` is
-    Unix time, for joins with the outside world only. ``asleep`` is how long the host has been
-    suspended since boot (CLOCK_BOOTTIME minus CLOCK_MONOTONIC), so that a suspend and a stepped
-    wall clock are never mistaken for each other.
+    Durations are differences of ``mono``, which stops while the host is suspended. ``wall`` is
+    Unix time, for joins with external times only. ``asleep`` is the time in suspend since boot
+    (CLOCK_BOOTTIME minus CLOCK_MONOTONIC), which distinguishes a suspend from a step of the wall
+    clock.
     """
 
     mono: int
@@ -55,7 +52,7 @@ class Instant(NamedTuple):
 
 
 class HwType(ModelEnum):
-    """OpenTelemetry's ``hw.type``, as far as energy is concerned."""
+    """OpenTelemetry's ``hw.type`` of devices with energy counters."""
 
     CPU = "cpu"
     GPU = "gpu"
@@ -64,31 +61,31 @@ class HwType(ModelEnum):
 
 
 class Provenance(ModelEnum):
-    """How a figure was obtained, from the most to the least trustworthy."""
+    """The method by which a figure was obtained, from the most to the least reliable."""
 
     MEASURED = "measured"  # a hardware energy counter
     DERIVED = "derived"  # integrated from measured power
     ESTIMATED = "estimated"  # a model of load, no counter
-    EMULATED = "emulated"  # an emulated host: true of no machine
+    EMULATED = "emulated"  # an emulated host, no real machine
 
     @property
-    def doubt(self) -> int:
+    def rank(self) -> int:
+        """The position in the order of reliability; 0 is the most reliable."""
         return list(Provenance).index(self)
 
     def worse(self, other: Provenance) -> Provenance:
-        """What may be said of a sum of two figures: the less trustworthy of both."""
-        return self if self.doubt >= other.doubt else other
+        """The provenance of a sum of two figures: the less reliable one."""
+        return self if self.rank >= other.rank else other
 
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """Something whose energy one counter measures.
+    """A part of the hardware whose energy one counter measures.
 
-    Domains nest (``parent``) and may mirror each other; only members of the *cover*
-    (``in_cover``) are disjoint and may be summed. ``resource`` names the stream of usage by
-    which its energy is charged to consumers (``"cpu:0"``, ``"gpu:GPU-..."``, ``"cpu"`` for the
-    whole host); ``None`` means that the domain is counted but never attributed, as every
-    domain outside the cover is.
+    Domains nest (``parent``) and may mirror each other; only members of the *cover* (``in_cover``)
+    are disjoint and may be summed. ``resource`` names the usage by which the energy is attributed
+    (``"cpu:0"``, ``"gpu:GPU-..."``, ``"cpu"`` for the whole host); with ``None`` the domain is
+    counted and not attributed, as all domains outside the cover.
     """
 
     id: str
@@ -99,27 +96,24 @@ class Domain:
     in_cover: bool = True
     parent: str | None = None
     resource: str | None = None
-    method: str = "none"  # how consumers are charged: "cpu-time", "gpu-sm-utilisation", ...
-    max_power: Milliwatts = Milliwatts(2_000_000)  # no plausible reading exceeds it
-    modulus: Microjoules | None = None  # the counter wraps to 0 here; None: it never wraps
-    resolution: Nanoseconds = MILLISECOND  # how often the counter moves
-    staleness: Nanoseconds | None = None  # how old a value may be when stamped; None: a step
-    usage_step: Nanoseconds = Nanoseconds(0)  # how coarsely usage tells consumers apart in time
-    why: str = ""  # one clause for `doctor`: why it is in the cover, or is not
+    method: str = "none"  # of attribution: "cpu-time", "gpu-sm-utilisation", ...
+    max_power: Milliwatts = Milliwatts(2_000_000)  # the largest plausible power
+    modulus: Microjoules | None = None  # value at which the counter wraps to 0; None: never
+    resolution: Nanoseconds = MILLISECOND  # period of the counter's steps
+    staleness: Nanoseconds | None = None  # largest age of a value when read; None: one step
+    usage_step: Nanoseconds = Nanoseconds(0)  # time resolution of usage
+    why: str = ""  # one clause for `doctor`: the reason for or against the cover
 
     def __post_init__(self) -> None:
         if self.resource is not None and not self.in_cover:
             raise ValueError(f"{self.id}: only a member of the cover can be attributed")
 
 
-# ------------------------------------------------------------------- from readings to joules
-
-
 class Reading(NamedTuple):
-    """The value of one energy counter, stamped beside the register read.
+    """The value of one energy counter with the time of the register read.
 
     ``epoch`` changes when the source knows that the counter was restarted or replaced (driver
-    reloaded, zone registered anew), so that nobody subtracts across it.
+    reloaded, zone registered anew); readings of different epochs are never subtracted.
     """
 
     domain_id: str
@@ -129,18 +123,18 @@ class Reading(NamedTuple):
 
 
 class GapReason(ModelEnum):
-    """Why the energy of a stretch of time is not known."""
+    """The reason of a gap."""
 
-    RESET = "reset"  # the counter fell and cannot have wrapped
-    SUSPEND = "suspend"  # the host slept
-    LOST = "lost"  # the device or its driver went away and came back
-    MISSED = "missed"  # so long without a reading that the counter may have lapped
-    IMPLAUSIBLE = "implausible"  # more energy than the hardware can draw
+    RESET = "reset"  # the counter fell without a plausible wrap
+    SUSPEND = "suspend"  # the host was suspended
+    LOST = "lost"  # the device or its driver was restarted
+    MISSED = "missed"  # the counter may have lapped between two readings
+    IMPLAUSIBLE = "implausible"  # more energy than the hardware can use
     ABSENT = "absent"  # no reading: the counter is unreadable or gone
 
 
 class Interval(NamedTuple):
-    """``energy`` microjoules were spent in one domain between two instants."""
+    """The energy of one domain between two instants, in microjoules."""
 
     domain_id: str
     start: Instant
@@ -153,10 +147,9 @@ class Interval(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """The energy between two instants is unknown, and this is why.
+    """A period of one domain whose energy is unknown.
 
-    A host asleep has spent its gap on no monotonic clock, so a gap's ``duration`` includes the
-    time asleep.
+    ``duration`` includes time in suspend, during which the monotonic clock stops.
     """
 
     domain_id: str

@@ -1,9 +1,9 @@
-"""Typed settings: the building blocks of every configuration table.
+"""Typed settings: the parts of configuration tables.
 
-A plugin declares its own table as a :class:`Table`; :func:`convert` turns what was written into
-it, or says in one sentence for each fault what is wrong: the key, the value, and what would be
-right. ``Annotated[int, about("Why one would change it.", least=1)]`` documents a key and bounds
-it; the reference page is written from that.
+A plugin declares its table as a :class:`Table`; :func:`convert` builds it from plain values, or
+reports each fault as one sentence with key, value and remedy.
+``Annotated[int, about("Purpose of the key.", least=1)]`` documents a key and limits its values; the
+reference page is generated from it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,6 @@ _NUMBER = r"\s*([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*"
 _INT64_MAX = 2**63 - 1
 
 
-# ------------------------------------------------------------------------- kinds of value
-
-
 class Duration(int):
     """Nanoseconds, written as ``"100ms"``, ``"1.5s"``, ``"2m"``, ``"24h"`` or ``"7d"``."""
 
@@ -42,7 +39,7 @@ class Duration(int):
 
     @classmethod
     def parse(cls, text: str) -> Duration:
-        """Read ``text``; ValueError says what a duration looks like."""
+        """Parse ``text``; ValueError."""
         return cls(_scaled(text, _TIMES, cls.kind))
 
     def __str__(self) -> str:
@@ -56,7 +53,7 @@ class Size(int):
 
     @classmethod
     def parse(cls, text: str) -> Size:
-        """Read ``text``; ValueError says what a size looks like."""
+        """Parse ``text``; ValueError."""
         return cls(_scaled(text, _SIZES, cls.kind))
 
     def __str__(self) -> str:
@@ -64,9 +61,9 @@ class Size(int):
 
 
 class Listen(str):
-    """Where to listen: ``"HOST:PORT"``, ``"[::1]:9949"``; ``""`` turns the listener off.
+    """A listen address: ``"HOST:PORT"``, ``"[::1]:9949"``; ``""`` for no listener.
 
-    A port without a host (``":9949"``) means every address of the machine.
+    A port without a host (``":9949"``) means all addresses of the machine.
     """
 
     __slots__ = ()
@@ -74,7 +71,7 @@ class Listen(str):
 
     @classmethod
     def parse(cls, text: str) -> Listen:
-        """Check ``text``; ValueError says which part of it cannot be."""
+        """Parse ``text``; ValueError names the invalid part."""
         if text:
             host, colon, port = text.rpartition(":")
             if not colon:
@@ -89,7 +86,7 @@ class Listen(str):
 
     @property
     def host(self) -> str:
-        """The host without brackets; every address when none is named."""
+        """The host without brackets; "" for all addresses."""
         host = self.rpartition(":")[0].removeprefix("[").removesuffix("]")
         return "" if host == "*" else host
 
@@ -99,7 +96,7 @@ class Listen(str):
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether the address is reachable from this machine only."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -107,7 +104,7 @@ class Listen(str):
 
     @staticmethod
     def written(host: str, port: int) -> str:
-        """``HOST:PORT``, an IPv6 address in its brackets."""
+        """``HOST:PORT``, with an IPv6 address in brackets."""
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -122,7 +119,7 @@ def _scaled(text: str, units: Mapping[str, int], kind: str) -> int:
 
 
 def _with_unit(value: int, units: Mapping[str, int], preferred: tuple[str, ...]) -> str:
-    """The value in the first unit that divides it, so that it reads back as the same."""
+    """The value in the first unit that divides it, so that parsing restores it."""
     unit = next((u for u in preferred if value and value % units[u] == 0), preferred[-1])
     return f"{value // units[unit]}{unit}"
 
@@ -130,11 +127,8 @@ def _with_unit(value: int, units: Mapping[str, int], preferred: tuple[str, ...])
 _TEXT_TYPES = (Duration, Size, Listen)
 
 
-# ---------------------------------------------------------------------- tables and their keys
-
-
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A configuration table: strict types, no unknown keys, a default for everything."""
+    """A configuration table: strict types, no unknown keys, defaults for all keys."""
 
 
 def about(
@@ -145,10 +139,10 @@ def about(
     hint: str = "",
     secret: bool = False,
 ) -> msgspec.Meta:
-    """What a key is for, and its bounds, written as its values are: ``least="10ms"``.
+    """The documentation of a key and the limits of its values, such as ``least="10ms"``.
 
-    ``hint`` is told to whoever misses the bounds: how its values are meant. The value of a
-    ``secret`` is shown to nobody.
+    ``hint`` is added to the error message of an invalid value. The value of a ``secret`` is never
+    displayed.
     """
     extra = {"least": least, "most": most, "hint": hint, "secret": secret}
     return msgspec.Meta(description=text, extra=extra)
@@ -156,7 +150,7 @@ def about(
 
 @dataclass(frozen=True, slots=True)
 class SettingKey:
-    """What may be written under one key."""
+    """The properties of one key."""
 
     name: str
     type: Any
@@ -170,19 +164,13 @@ class SettingKey:
 
     @property
     def rows(self) -> type[Table] | None:
-        """The table that stands here any number of times, ``[[where.key]]``; None for a value."""
-        kind = self.type
-        while typing.get_origin(kind) is Annotated:
-            kind = kind.__origin__
-        if typing.get_origin(kind) in (list, tuple):
-            kind = typing.get_args(kind)[0]
-            if isinstance(kind, type) and issubclass(kind, Table):
-                return kind
-        return None
+        """The table of an array of tables, ``[[where.key]]``; None for a value."""
+        item: type[Table] = _item(self.type)
+        return item if _is_table(item) else None
 
     @property
     def kind(self) -> str:
-        """What a value of this key is, in words."""
+        """The description of a valid value."""
         return _type_words(self.type)
 
 
@@ -193,11 +181,9 @@ def keys(table: type[Table]) -> Mapping[str, SettingKey]:
 
 
 def _key(field: msgspec.structs.FieldInfo) -> SettingKey:
-    meta: list[msgspec.Meta] = []
-    kind = field.type
-    while typing.get_origin(kind) is Annotated:
-        meta += [m for m in kind.__metadata__ if isinstance(m, msgspec.Meta)]
-        kind = kind.__origin__
+    # Nested annotations are flat: the metadata of the innermost comes first.
+    metadata = getattr(field.type, "__metadata__", ())
+    meta = [each for each in metadata if isinstance(each, msgspec.Meta)]
     extra: dict[str, Any] = {}
     for each in meta:
         extra |= {k: v for k, v in (("least", each.ge), ("most", each.le)) if v is not None}
@@ -227,6 +213,18 @@ _KINDS = {
 }
 
 
+def _bare(kind: Any) -> Any:
+    """``kind`` without annotations."""
+    return kind.__origin__ if typing.get_origin(kind) is Annotated else kind
+
+
+def _item(kind: Any) -> Any:
+    """The type of the items of a list; None for other types."""
+    kind = _bare(kind)
+    is_list = typing.get_origin(kind) in (list, tuple, set, frozenset)
+    return typing.get_args(kind)[0] if is_list else None
+
+
 def _type_words(kind: Any) -> str:
     return _join_alternatives(_alternatives(kind))
 
@@ -237,15 +235,13 @@ def _join_alternatives(alternatives: Iterable[str]) -> str:
 
 
 def _alternatives(kind: Any) -> Iterator[str]:
+    kind = _bare(kind)
     origin = typing.get_origin(kind)
-    if origin is Annotated:
-        yield from _alternatives(kind.__origin__)
-    elif origin in (typing.Union, types.UnionType):
+    if origin in (typing.Union, types.UnionType):
         # words before true and false: "auto", true or false
         for each in sorted(typing.get_args(kind), key=lambda k: k is bool):
             yield from _alternatives(each)
-    elif origin in (list, tuple, set, frozenset):
-        item = typing.get_args(kind)[0]
+    elif (item := _item(kind)) is not None:
         yield "list of tables" if _is_table(item) else f"list of {_type_words(item)}"
     elif choices := _choices(kind):
         yield from map(quoted, choices)
@@ -262,10 +258,9 @@ def _is_table(kind: Any) -> bool:
 
 
 def _choices(kind: Any) -> list[str]:
-    """The words a key accepts, if it accepts words."""
+    """The words that a type accepts."""
+    kind = _bare(kind)
     origin = typing.get_origin(kind)
-    if origin is Annotated:
-        return _choices(kind.__origin__)
     if origin is Literal:
         return [str(choice) for choice in typing.get_args(kind)]
     if origin in (typing.Union, types.UnionType):
@@ -275,27 +270,15 @@ def _choices(kind: Any) -> list[str]:
     return []
 
 
-def _item_choices(kind: Any) -> list[str]:
-    """The words that items of a list may be, if it is a list of words."""
-    while typing.get_origin(kind) is Annotated:
-        kind = kind.__origin__
-    if typing.get_origin(kind) in (list, tuple, set, frozenset):
-        return _choices(typing.get_args(kind)[0])
-    return []
-
-
-# --------------------------------------------------------------------- what was written, checked
-
-
 class SettingFault(NamedTuple):
-    """One thing wrong with one key; ``sentence`` names key, cause and remedy."""
+    """One fault of one key; ``sentence`` names key, cause and remedy."""
 
     key: str
     sentence: str
 
 
 class SettingError(ValueError):
-    """Settings that cannot be: every fault of one table, each one sentence."""
+    """Invalid settings: all faults of one table."""
 
     def __init__(self, *faults: SettingFault) -> None:
         super().__init__("\n".join(fault.sentence for fault in faults))
@@ -306,7 +289,7 @@ T = TypeVar("T", bound=Table)
 
 
 def convert(raw: Mapping[str, object], to: type[T], where: str) -> T:
-    """``raw`` as the table ``to``; SettingError lists everything that is wrong with it.
+    """``raw`` as the table ``to``; SettingError with all faults.
 
     ``where`` is the table's dotted name, such as ``sources.rapl``.
     """
@@ -340,7 +323,7 @@ def convert(raw: Mapping[str, object], to: type[T], where: str) -> T:
 
 
 def _rows(value: object, to: type[T], where: str) -> tuple[T, ...]:
-    """An array of tables; the faults' keys begin with the row, ``[0].name``."""
+    """An array of tables; keys of faults begin with the row, ``[0].name``."""
     if not isinstance(value, list | tuple):
         got = _shortened(value)
         raise SettingError(
@@ -370,7 +353,7 @@ def _rows(value: object, to: type[T], where: str) -> tuple[T, ...]:
 
 
 def value_of(value: object, key: SettingKey) -> object:
-    """``value`` as ``key`` wants it; ValueError ends the sentence "Bad value for ...:"."""
+    """``value`` as the type of ``key``; the ValueError ends the sentence "Bad value for ...:"."""
     if isinstance(value, str) and not value.isascii() and _not_unicode(value):
         raise ValueError(f"{quoted(value)} is not UTF-8 text")
     try:
@@ -380,7 +363,7 @@ def value_of(value: object, key: SettingKey) -> object:
     for bound, word, beyond in ((key.least, "least", -1), (key.most, "most", 1)):
         if bound is not None and isinstance(converted, int | float):
             limit = type(converted).parse(bound) if isinstance(bound, str) else bound  # type: ignore[union-attr]
-            # written so that a NaN is out of every bound
+            # A NaN must be out of all bounds.
             if not (converted >= limit if beyond < 0 else converted <= limit):
                 hint = f"; {key.hint}" if key.hint else ""
                 raise ValueError(
@@ -390,7 +373,7 @@ def value_of(value: object, key: SettingKey) -> object:
 
 
 def unknown_key(path: str, key: str, known: Mapping[str, object]) -> str:
-    """The sentence for a key that nobody knows, naming the nearest one that somebody does."""
+    """The sentence about an unknown key, with the most similar known one."""
     near = difflib.get_close_matches(key, known, n=1)
     listing = f"known here: {', '.join(sorted(known))}." if known else "no key is known here."
     remedy = f"did you mean {near[0]!r}?" if near else listing
@@ -398,25 +381,24 @@ def unknown_key(path: str, key: str, known: Mapping[str, object]) -> str:
 
 
 def to_plain(table: msgspec.Struct) -> dict[str, Any]:
-    """The table as plain TOML-like values, durations as they are written."""
+    """The table as plain TOML values, durations as text."""
     plain = msgspec.to_builtins(table, enc_hook=_encode)
     assert isinstance(plain, dict)  # noqa: S101 - a struct always becomes a dict
     return plain
 
 
 REDACTED = "..."
-"""What stands for a secret."""
+"""The displayed value of a secret."""
 
 
 def redacted(table: T) -> T:
-    """The table as it may be shown to anybody."""
-    hidden = [name for name, key in keys(type(table)).items() if key.secret]
-    told = {name: REDACTED for name in hidden if getattr(table, name)}
-    return msgspec.structs.replace(table, **told)
+    """The table with its secrets replaced."""
+    secrets = (name for name, key in keys(type(table)).items() if key.secret)
+    return msgspec.structs.replace(table, **{s: REDACTED for s in secrets if getattr(table, s)})
 
 
 def quoted(text: str) -> str:
-    """Text in double quotes, on one line, not too long: as it would stand in the file."""
+    """Text in double quotes, on one line, shortened to 60 characters."""
     shown = text if len(text) <= 60 else f"{text[:57]}..."
     return '"' + printable(shown) + '"'
 
@@ -426,7 +408,7 @@ def _with_full_stop(sentence: str) -> str:
 
 
 def _not_unicode(text: str) -> bool:
-    """Whether ``text`` was made of bytes that are no text, as an environment can hold."""
+    """Whether ``text`` has surrogates, from environment variables that are not UTF-8."""
     return any("\ud800" <= c <= "\udfff" for c in text)
 
 
@@ -434,14 +416,14 @@ def _mismatch(value: object, key: SettingKey, error: Exception) -> str:
     choices = _choices(key.type)
     if choices and isinstance(value, str):
         return f"{quoted(value)} is not {key.kind}{_nearest(value, choices)}"
-    if isinstance(value, list | tuple) and (choices := _item_choices(key.type)):
+    if isinstance(value, list | tuple) and (choices := _choices(_item(key.type))):
         wrong = next((each for each in value if each not in choices), None)
         if isinstance(wrong, str):
             alternatives = _join_alternatives(map(quoted, choices))
             return f"{quoted(wrong)} is not {alternatives}{_nearest(wrong, choices)}"
     cause = error.__cause__ or error
     if isinstance(cause, ValueError) and not isinstance(cause, msgspec.ValidationError):
-        return str(cause)  # a Duration, Size or Listen knows better
+        return str(cause)  # from the parser of a Duration, Size or Listen
     if bound := re.search(r"`(?:int|float)` [<>]=? \S+$", str(error)):
         return f"{_shortened(value)} is out of bounds, {bound[0].replace('`', '')}"
     hint = f"; {key.hint}" if key.hint else ""
@@ -486,7 +468,7 @@ def _encode(value: object) -> object:
 
 
 def each_key(tables: Mapping[str, type[Table]]) -> Iterator[tuple[str, SettingKey]]:
-    """Every key of several tables that has one value, with its dotted name."""
+    """All keys of several tables except arrays of tables, with dotted names."""
     for where, table in tables.items():
         for name, key in keys(table).items():
             if key.rows is None:
@@ -494,7 +476,7 @@ def each_key(tables: Mapping[str, type[Table]]) -> Iterator[tuple[str, SettingKe
 
 
 def each_array(tables: Mapping[str, type[Table]]) -> Iterator[tuple[str, type[Table]]]:
-    """Every array of tables in several tables, with its dotted name and what its rows are."""
+    """All arrays of tables in several tables: dotted name and type of the rows."""
     for where, table in tables.items():
         for name, key in keys(table).items():
             if key.rows is not None:

@@ -1,13 +1,9 @@
-"""What the host's energy cost, and what it weighed on the climate, in whole billionths.
-
-What everybody is shown: the accounts of domains, processes, groups and spans.
-"""
+"""Snapshots and checkpoints: the accounts of domains, processes, groups, spans and footprint."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import NamedTuple
 
 from wattspan.model.consumers import Consumer, Group, PayerInfo
@@ -28,24 +24,22 @@ from wattspan.model.tuning import TuningAccounts
 
 
 class RateOrigin(ModelEnum):
-    """Where a rate per kilowatt-hour comes from; each is as true as who wrote it."""
+    """The origin of a rate per kilowatt-hour."""
 
-    CONSTANT = "constant"  # one figure in the configuration
-    SCHEDULE = "schedule"  # a file that says it by the time of day
-    METRIC = "metric"  # asked of a server, or read from a file that somebody else writes
+    CONSTANT = "constant"  # the configuration
+    SCHEDULE = "schedule"  # a tariff file, by time of day
+    METRIC = "metric"  # a query of a server, or a file that another program writes
 
 
 @dataclass(frozen=True, slots=True)
 class RatedEnergy:
-    """The energy of the cover, weighed by something that a kilowatt-hour costs or emits.
+    """The cost or the emissions of the cover's energy.
 
-    ``unit`` is a currency such as ``"EUR"``, or ``"g"`` (grams of CO2 equivalent). ``rate`` is
-    what a kilowatt-hour weighs now, in billionths of ``unit``; None while it is not known.
-    No rate is below zero: where a price is, it counts as not known, for a total must not fall.
-    ``total``, billionths of ``unit``, and ``unknown``, the energy that was spent while no rate was
-    known and is in no total, never fall: each joule that the cover has spent since somebody first
-    said what a kilowatt-hour is worth, in this unit, is weighed once, at the rate in force when it
-    was booked, or is in ``unknown``.
+    ``unit`` is a currency such as ``"EUR"``, or ``"g"`` (grams of CO2 equivalent). ``rate`` is the
+    present rate per kilowatt-hour in billionths of ``unit``; None if unknown. A negative price
+    counts as unknown, because totals must not fall. ``total`` is in billionths of ``unit``;
+    ``unknown`` is the energy that was booked without a known rate. Neither falls, and each joule of
+    the cover since the first rate in this unit is in exactly one of them.
     """
 
     unit: str
@@ -57,23 +51,18 @@ class RatedEnergy:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Money and carbon; each None where nobody has said what a kilowatt-hour is worth."""
+    """Cost and emissions; None without a configured rate."""
 
     cost: RatedEnergy | None = None
     carbon: RatedEnergy | None = None
 
 
-_FROZEN: Mapping[str, int] = MappingProxyType({})
-_NO_EXEMPLARS: Mapping[HwType, Exemplar] = MappingProxyType({})
-
-
 @dataclass(frozen=True, slots=True)
 class DomainAccount:
-    """What is known of one domain since it was first seen, settled up to ``settled``.
+    """The account of one domain since its first reading, up to ``settled``.
 
     For an attributed domain ``energy == consumers + idle + unattributed`` to the microjoule;
-    ``pending`` was measured after that and is in none of them yet. For a domain that is only
-    counted the three are 0 and ``attributed`` is False.
+    ``pending`` is later energy that is in none of them yet. For other domains the three are 0.
     """
 
     domain: Domain
@@ -83,10 +72,10 @@ class DomainAccount:
     unattributed: Microjoules = Microjoules(0)
     pending: Microjoules = Microjoules(0)
     gaps: Mapping[GapReason, int] = field(default_factory=dict)  # reason to nanoseconds
-    power: Milliwatts | None = None  # mean over the last second or so; None: not known now
-    idle_power: Milliwatts | None = None  # the learned baseline; None: not learned
+    power: Milliwatts | None = None  # mean of about the last second; None: unknown
+    idle_power: Milliwatts | None = None  # the baseline; None: unknown
     settled: Instant | None = None
-    present: bool = True  # False: the domain is gone, its account stays
+    present: bool = True  # False: the domain is gone
 
     @property
     def attributed(self) -> bool:
@@ -95,7 +84,7 @@ class DomainAccount:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """One listed process's energy by hardware type, and its recent power."""
+    """One listed process: energy and recent power, by hardware type."""
 
     info: PayerInfo
     energy: Mapping[HwType, Microjoules]
@@ -105,7 +94,7 @@ class ProcessRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """One group's energy by hardware type, the dead included, and its recent power."""
+    """One group: energy, also of exited processes, and recent power, by hardware type."""
 
     group: Group
     energy: Mapping[HwType, Microjoules]
@@ -113,7 +102,7 @@ class GroupRow:
 
 
 class Exemplar(NamedTuple):
-    """One span that stands for a series: where to look, what it spent, and when it ended."""
+    """An example span of a series."""
 
     trace: str  # 32 hexadecimal digits
     span: str  # 16
@@ -123,10 +112,10 @@ class Exemplar(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SpanRow:
-    """What the spans of one name in one service spent: exclusive energy, so rows add up.
+    """The spans of one name in one service; energy is exclusive, so rows add up.
 
-    ``service`` and ``name`` may both be ``"other"``: the row of all names for which there was
-    no room. ``tokens`` are by direction, ``input`` and ``output``.
+    ``service`` and ``name`` are both ``"other"`` in the row of all names without a row. ``tokens``
+    are by direction, ``input`` and ``output``.
     """
 
     service: str
@@ -134,45 +123,34 @@ class SpanRow:
     energy: Mapping[HwType, Microjoules]
     time: Nanoseconds = Nanoseconds(0)
     count: int = 0
-    tokens: Mapping[str, int] = field(default_factory=lambda: _FROZEN)
-    exemplars: Mapping[HwType, Exemplar] = field(default_factory=lambda: _NO_EXEMPLARS)
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    exemplars: Mapping[HwType, Exemplar] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SpanAccounts:
-    """All that is known of spans since the agent began; none of it ever falls.
-
-    For each service that sends spans ``outside`` is what its processes spent while no span was
-    open. ``outcomes`` counts what became of spans, by reason; ``received`` spans are those that
-    a receiver accepted, ``refused`` those it did not, by reason, and ``forwarded`` and
-    ``forward_drops`` what went on to the user's collector and what could not. Senders of
-    ``deferred`` spans were asked to come again; ``forward_repeats`` went on once more although the
-    collector may have had them. Of processes that announce their spans ``announcers`` are
-    connected now, ``announcers_refused`` were not let in or put out, and ``announcements_lost``
-    were overwritten before they could be read. ``senders`` are the processes whose spans are those
-    of a service, as of now.
-    """
+    """All totals of spans since the start of the agent; no counter ever falls."""
 
     rows: tuple[SpanRow, ...] = ()
-    outside: Mapping[tuple[str, HwType], Microjoules] = field(default_factory=dict)
+    outside: Mapping[tuple[str, HwType], Microjoules] = field(default_factory=dict)  # by service
     outcomes: Mapping[str, int] = field(default_factory=dict)
-    received: int = 0
-    refused: Mapping[str, int] = field(default_factory=dict)
+    received: int = 0  # accepted by a receiver
+    refused: Mapping[str, int] = field(default_factory=dict)  # not accepted, by reason
     forwarded: int = 0
-    forward_drops: Mapping[str, int] = field(default_factory=dict)
+    forward_drops: Mapping[str, int] = field(default_factory=dict)  # by reason
     forward_queue: int = 0  # bytes that wait for the collector
-    open: int = 0  # spans announced by a start record and not ended yet
-    deferred: int = 0
-    forward_repeats: int = 0
-    announcers: int = 0
-    announcers_refused: Mapping[str, int] = field(default_factory=dict)
-    announcements_lost: int = 0
-    senders: Mapping[str, tuple[Consumer, ...]] = field(default_factory=dict)
+    open: int = 0  # announced and not ended
+    deferred: int = 0  # whose senders were asked to retry
+    forward_repeats: int = 0  # forwarded again, possibly received twice
+    announcers: int = 0  # processes connected to the side channel
+    announcers_refused: Mapping[str, int] = field(default_factory=dict)  # by reason
+    announcements_lost: int = 0  # records overwritten before they were read
+    senders: Mapping[str, tuple[Consumer, ...]] = field(default_factory=dict)  # by service, now
 
 
 @dataclass(frozen=True, slots=True)
 class AgentStats:
-    """What the agent spends and drops."""
+    """Resource usage and losses of the agent."""
 
     started: Instant
     ticks: int = 0
@@ -180,26 +158,21 @@ class AgentStats:
     cpu_seconds: float = 0.0
     rss_bytes: int | None = None
     processes: int = 0
-    late_usages: int = 0  # usage that arrived after its interval had been settled
-    unnamed_groups: int = 0  # charges to a group's `other` for want of room
-    dropped_history: int = 0  # timeline entries pushed out by the memory bound
+    late_usages: int = 0  # usages that arrived after the settlement of their interval
+    unnamed_groups: int = 0  # charges to `other` of groups, for want of room
+    dropped_history: int = 0  # entries of the energy history removed for want of memory
     exporter_drops: Mapping[str, int] = field(default_factory=dict)
-    refusals: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """Who was turned away, by listener and reason."""
-
-
-NO_TUNING = TuningAccounts()
-NO_FOOTPRINT = Footprint()
+    refusals: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by listener, reason
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The whole known world at one instant. Readers share it; nothing ever changes it.
+    """The immutable state of all accounts at one instant.
 
-    Per hardware type, ``sum(row.energy for processes) + other + retired`` equals the consumers'
-    energy of that type's attributed domains: ``other`` is what unlisted processes spent,
-    ``retired`` what processes spent that were listed once. Neither ever falls. ``since`` is when
-    the books were begun, by this run of the agent or an earlier one.
+    For each hardware type, ``sum(row.energy for processes) + other + retired`` equals the
+    consumers' energy of its attributed domains: ``other`` is the energy of unlisted processes,
+    ``retired`` that of processes that were listed once. Neither ever falls. ``since`` is the
+    beginning of the accounts, in this run of the agent or in an earlier one.
     """
 
     at: Instant
@@ -215,12 +188,12 @@ class Snapshot:
     health: tuple[SourceHealth, ...] = ()
     stats: AgentStats = field(default_factory=lambda: AgentStats(Instant(0, 0)))
     spans: SpanAccounts = SpanAccounts()
-    tuning: TuningAccounts = field(default_factory=lambda: NO_TUNING)
-    footprint: Footprint = NO_FOOTPRINT
-    since: Instant | None = None  # None: not told
+    tuning: TuningAccounts = field(default_factory=TuningAccounts)
+    footprint: Footprint = Footprint()
+    since: Instant | None = None
 
     def account(self, domain_id: str) -> DomainAccount:
-        """The account of one domain; KeyError if there is none."""
+        """The account of one domain; KeyError if unknown."""
         for account in self.domains:
             if account.domain.id == domain_id:
                 return account
@@ -228,7 +201,7 @@ class Snapshot:
 
     @property
     def cover(self) -> tuple[DomainAccount, ...]:
-        """The accounts that may be summed."""
+        """The accounts of the cover, which may be summed."""
         return tuple(account for account in self.domains if account.domain.in_cover)
 
     @property
@@ -238,15 +211,13 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The ledger's books as they are carried over a restart: closed by one run, opened by the next.
+    """The state of the ledger at the instant ``at``, from which the next run continues.
 
-    Everything in it belongs to the one instant ``at``. ``readings`` are the readings up to which
-    the accounts are settled, so what was pending then is measured again by the next run: nothing
-    is lost and nothing counted twice. They, and the identity of ``processes``, mean something
-    only within the boot ``boot_id``; the totals outlive it. As in a Snapshot, for each hardware
-    type ``sum(row.energy for processes) + other + retired`` is what the consumers of its
-    attributed domains spent. ``spans`` and ``outside`` are those of SpanAccounts. ``since`` is when
-    the books were begun; None in those of an older release.
+    The accounts are settled up to ``readings``. The next run measures pending energy again, so no
+    energy is lost or counted twice. Readings and the identity of ``processes`` are valid only
+    within the boot ``boot_id``; totals are valid in any boot. The sums are those of a Snapshot;
+    ``spans`` and ``outside`` are those of SpanAccounts. ``since`` is None in a checkpoint of an
+    older release.
     """
 
     at: Instant
@@ -259,5 +230,5 @@ class Checkpoint:
     retired: Mapping[HwType, Microjoules] = field(default_factory=dict)
     spans: tuple[SpanRow, ...] = ()
     outside: Mapping[tuple[str, HwType], Microjoules] = field(default_factory=dict)
-    footprint: Footprint = NO_FOOTPRINT
+    footprint: Footprint = Footprint()
     since: Instant | None = None

@@ -1,19 +1,16 @@
-"""Caps and what the tuner decides about them, as everybody is shown them."""
+"""Knobs, caps and decisions of the tuner."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import NamedTuple
 
 from wattspan.model.measurements import Instant, Microjoules, ModelEnum, Nanoseconds
 
-_EMPTY: Mapping[str, int] = MappingProxyType({})
-
 
 class Knob(ModelEnum):
-    """What can be turned on a device. Power is in milliwatts, clocks are in megahertz."""
+    """A setting of a device. Power is in milliwatts, clocks are in megahertz."""
 
     GPU_POWER = "gpu_power"  # the board's power management limit
     GPU_CLOCK = "gpu_clock"  # the highest locked SM clock; cannot be read back
@@ -33,11 +30,11 @@ class CapKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KnobState:
-    """One knob as it was just read, in its unit; None where the device does not tell.
+    """The state of one knob, in its unit; None if unknown.
 
-    ``requested`` is what was last asked of the device by anybody, ``enforced`` what it obeys:
-    the least of all limits, also of those set outside this operating system. ``aliases`` are
-    what an operator may call the device beside its id: a GPU's UUID or index, a zone's directory.
+    ``requested`` is the last value that any program has set, ``enforced`` the effective one: the
+    lowest of all limits, also of limits from outside this operating system. ``aliases`` are further
+    names of the device for operators: a GPU's UUID or index, a zone's directory.
     """
 
     key: CapKey
@@ -52,85 +49,85 @@ class KnobState:
 
 @dataclass(frozen=True, slots=True)
 class CapRow:
-    """One knob, and who holds it.
+    """One knob and its holder.
 
-    ``original`` is what stood there before us and comes back when nobody holds it any more.
-    ``wanted`` is what the holder asked for; what stands is the least of it and of ``ceiling``.
-    ``foreign``: somebody else wrote it since; then nobody here touches it. ``lost`` is a foreign
-    one whose original is unknown, because the journal was damaged.
+    ``original`` is the limit before the first write of the capper, which is restored at the end.
+    ``wanted`` is the holder's limit; the lower of it and ``ceiling`` applies. ``foreign``: another
+    program has written since, and the capper does not write. ``lost`` is a foreign one with an
+    unknown original, because the journal was damaged.
     """
 
     state: KnobState
     original: int | None = None
     wanted: int | None = None
     ceiling: int | None = None
-    holder: str = ""  # the job, "operator" or "budget"; "" for nobody
+    holder: str = ""  # the job, "operator" or "budget"; "" for none
     why: str = ""  # one sentence
     since: Instant | None = None
-    expires: int | None = None  # monotonic: when the lease lapses; None if it does not
+    expires: int | None = None  # monotonic end of the lease; None: no end
     foreign: bool = False
     lost: bool = False
-    usable: bool = True  # False: it cannot be written here, and ``trouble`` says why
+    usable: bool = True  # False: it cannot be written, with the reason in ``trouble``
     trouble: str = ""
 
 
 class Move(ModelEnum):
-    """What a decision does."""
+    """The action of a decision."""
 
-    PROBE = "probe"  # hold a setting for a while to learn from it
-    HOLD = "hold"  # keep a setting that is known to keep the budget
-    RELEASE = "release"  # give the original back, now
-    DECLINE = "decline"  # leave the original, and say why
+    PROBE = "probe"  # hold a setting for a while, to measure it
+    HOLD = "hold"  # hold a certified setting
+    RELEASE = "release"  # restore the original limit now
+    DECLINE = "decline"  # leave the original limit
 
 
 class DecisionReason(ModelEnum):
-    """Why a decision is as it is: a label of metrics."""
+    """The reason of a decision: a label of metrics."""
 
     # probing
-    BASELINE = "baseline"  # the original setting's noise and draw are learned
-    SCREENING = "screening"  # going down from just above the draw
-    CERTIFYING = "certifying"  # one setting against the original until it is sure
-    SENTINEL = "sentinel"  # a held setting is compared with the original now and then
-    RECERTIFYING = "recertifying"  # a remembered setting is proved anew
+    BASELINE = "baseline"  # noise and power at the original setting are measured
+    SCREENING = "screening"  # settings are tried downwards from just above the power
+    CERTIFYING = "certifying"  # one setting is compared with the original
+    SENTINEL = "sentinel"  # a held setting is compared with the original again
+    RECERTIFYING = "recertifying"  # a remembered setting is certified again
     # holding
     CERTIFIED = "certified"
     # releasing
-    OVER_BUDGET = "over_budget"  # slower than the budget allows, or that is likely
-    BUDGET_SPENT = "budget_spent"  # the whole run's allowance is used up
-    CHANGED = "changed"  # the job is not what it was
-    PAUSED = "paused"  # the job's work stopped coming
+    OVER_BUDGET = "over_budget"  # slower than the budget, or probably so
+    BUDGET_SPENT = "budget_spent"  # the allowance of the run is used up
+    CHANGED = "changed"  # drift of the job
+    PAUSED = "paused"  # no units of work arrive
     ENDED = "ended"  # the job is gone
-    TAIL = "tail"  # too many requests were slower than the latency that must hold
+    TAIL = "tail"  # too many requests exceed the latency limit
     # declining
-    ADVICE = "advice"  # only advice was asked for
-    NOT_CHOSEN = "not_chosen"  # found by itself; applied only if the configuration says so
-    NOT_ALLOWED = "not_allowed"  # its devices or groups are not in the configuration
-    NO_SIGNAL = "no_signal"  # no unit of work was seen
+    ADVICE = "advice"  # mode `advise`
+    NOT_CHOSEN = "not_chosen"  # a detected job, which the configuration does not apply
+    NOT_ALLOWED = "not_allowed"  # its devices or groups are not configured
+    NO_SIGNAL = "no_signal"  # no units of work
     BAD_WORK = "bad_work"  # the work attribute is missing, zero or negative
-    LYING_SIGNAL = "lying_signal"  # units are as long as ever, and fewer
-    TOO_SHORT = "too_short"  # the job ends before it could pay
-    TOO_NOISY = "too_noisy"  # certainty would cost more than the saving
-    NOT_MONOTONE = "not_monotone"  # a lower setting was faster: the model does not hold
-    INERT = "inert"  # no allowed setting changes anything
+    LYING_SIGNAL = "lying_signal"  # units have equal durations but a lower rate
+    TOO_SHORT = "too_short"  # the job ends before tuning pays off
+    TOO_NOISY = "too_noisy"  # certification would cost more than the saving
+    NOT_MONOTONE = "not_monotone"  # a lower setting was faster
+    INERT = "inert"  # no allowed setting has an effect
     NO_SAVING = "no_saving"  # no setting within the budget saves energy
-    NO_ROOM = "no_room"  # the budget, floor or range leaves nothing to try
-    WAITING = "waiting"  # another job of this host explores
-    BACKING_OFF = "backing_off"  # released too often of late
+    NO_ROOM = "no_room"  # no setting within budget, floor and range
+    WAITING = "waiting"  # another job of the host explores
+    BACKING_OFF = "backing_off"  # released too often recently
     # both releasing and declining
-    FOREIGN_WRITER = "foreign_writer"  # somebody else sets the device's limits
-    THROTTLED = "throttled"  # the device slows down for reasons of its own
-    SHARED = "shared"  # another tenant of the device has no signal or does not agree
+    FOREIGN_WRITER = "foreign_writer"  # another program sets the device's limits
+    THROTTLED = "throttled"  # the device throttles itself
+    SHARED = "shared"  # another process uses the device and is not tuned with it
     MIG = "mig"  # the device is split into instances
-    PROFILE = "profile"  # a power profile of the vendor's is in force
-    NO_PERMISSION = "no_permission"  # limits may not be written here
-    NO_CAPPER = "no_capper"  # whoever may write limits does not answer
+    PROFILE = "profile"  # a power profile of the vendor is active
+    NO_PERMISSION = "no_permission"  # no permission to write limits
+    NO_CAPPER = "no_capper"  # the capper does not respond
     LOST_DEVICE = "lost_device"
-    NO_DEVICE = "no_device"  # the job uses no device that can be turned
-    HELD = "held"  # somebody else holds the device's cap
+    NO_DEVICE = "no_device"  # the job uses no device with a knob
+    HELD = "held"  # another holder has the device's cap
 
 
 class TuningState(ModelEnum):
-    """Where a job stands."""
+    """The state of a job."""
 
     WAITING = "waiting"
     EXPLORING = "exploring"
@@ -142,42 +139,40 @@ class TuningState(ModelEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be done now, why, and in one sentence for the operator.
+    """The result of one step of the tuner, with a sentence for the operator.
 
-    ``caps`` are the settings by device, in the knob's unit; a device that is not named has its
-    original setting. ``shown`` holds the figures of the sentence by name, for whoever wants
-    to read them without reading.
+    ``caps`` are the settings by device, in the knob's unit; other devices keep the original.
+    ``shown`` holds the figures of the sentence by name.
     """
 
     move: Move
     reason: DecisionReason
     sentence: str
-    caps: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
+    caps: Mapping[str, int] = field(default_factory=dict)
     shown: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def same_as(self) -> tuple[Move, DecisionReason, tuple[tuple[str, int], ...]]:
-        """What two decisions must share to be the same one, told again with newer figures."""
+        """The identity of a decision without its figures."""
         return self.move, self.reason, tuple(sorted(self.caps.items()))
 
 
 class RecordedDecision(NamedTuple):
-    """A decision that was made once, with when and about which job."""
+    """A decision with its time and job."""
 
     at: Instant
     job: str
     knob: Knob
     decision: Decision
-    applied: bool  # False: advice, or it could not be carried out
+    applied: bool  # False: advice, or it failed
 
 
 @dataclass(frozen=True, slots=True)
 class SettingResult:
-    """One setting that was tried, and what comparing it with the original has shown so far.
+    """The comparison of one setting, in the knob's unit, with the original.
 
-    ``setting`` is every device's, in the knob's unit. ``slowdown`` is of the time per unit of
-    work, with its upper ``bound`` at the declared confidence; ``saving`` is of the energy per
-    unit of work.
+    ``slowdown`` is the relative increase of the time per unit of work, with its upper ``bound`` at
+    the configured confidence; ``saving`` is the relative decrease of the energy per unit.
     """
 
     setting: int
@@ -190,15 +185,14 @@ class SettingResult:
 
 @dataclass(frozen=True, slots=True)
 class TuningRow:
-    """One job's tuning of one knob.
+    """The state of one job and one knob.
 
-    ``slowdown`` is the whole run's, exploration included, with its upper ``slowdown_bound`` at
-    the declared confidence; ``held_slowdown`` is that of the setting now held. ``saved`` is an
-    estimate with its interval, ``saved_surely`` the most that its lower end ever was: it never
-    falls. ``exploration`` is the time lost to measuring settings, ``committed`` how long it
-    took from the job's first unit to the first certified setting. ``lost`` is all the time that
-    was lost so far, ``allowance`` what the budget allows to be lost by now. ``original`` are the
-    settings before us, by device.
+    ``slowdown`` is that of the whole run, exploration included, with its upper ``slowdown_bound``
+    at the configured confidence; ``held_slowdown`` is that of the held setting. ``saved`` is an
+    estimate with its interval; ``saved_surely``, the maximum of the lower end, never falls.
+    ``exploration`` is the time at uncertified settings, ``committed`` the time from the first unit
+    to the first certified setting. ``lost`` is the lost time, ``allowance`` the time that the
+    budget permits to have lost. ``original`` are the original settings by device.
     """
 
     job: str
@@ -216,7 +210,7 @@ class TuningRow:
     slowdown_bound: float | None = None
     held_slowdown: float | None = None
     held_bound: float | None = None
-    saving: float | None = None  # of the energy per unit of work, at the setting held
+    saving: float | None = None  # of the energy per unit of work, at the held setting
     saved: Microjoules | None = None
     saved_low: Microjoules | None = None
     saved_high: Microjoules | None = None
@@ -229,15 +223,15 @@ class TuningRow:
     tried: tuple[SettingResult, ...] = ()
     lost: Nanoseconds | None = None
     allowance: Nanoseconds | None = None
-    original: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
+    original: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TuningAccounts:
-    """All that is known of tuning and of caps. ``capper`` is None where none is asked for.
+    """The state of tuning and of all caps. ``capper`` is None if none is needed.
 
-    ``forwarded`` are log records about both that the user's collector has taken, None where there
-    is none; ``forward_drops`` those that it did not get, by reason.
+    ``forwarded`` counts the log records that the user's collector has received, None without a
+    collector; ``forward_drops`` counts lost ones by reason.
     """
 
     mode: str = "off"
@@ -249,4 +243,4 @@ class TuningAccounts:
     restores: int = 0
     ceiling: int | None = None  # milliwatts: the host's power budget, if there is one
     forwarded: int | None = None
-    forward_drops: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
+    forward_drops: Mapping[str, int] = field(default_factory=dict)

@@ -88,7 +88,7 @@ def _provenances(kinds: set[HwType], provenance: Mapping[HwType, Provenance]) ->
     told = {kind: provenance[kind] for kind in sorted(kinds) if kind in provenance}
     if not told:
         return b""
-    worst = max(told.values(), key=lambda each: each.doubt)
+    worst = max(told.values(), key=lambda each: each.rank)
     return text_attribute(f"{ATTRIBUTE_PREFIX}provenance", worst) + b"".join(
         text_attribute(f"{ATTRIBUTE_PREFIX}{kind}.provenance", each)
         for kind, each in told.items()

@@ -32,7 +32,7 @@ OUTSIDE_COVER = "outside-cover"
 def worst_provenance(domains: tuple[DomainAccount, ...]) -> Provenance | None:
     """What may be said of the sum of ``domains``; None of no domains."""
     found = [account.domain.provenance for account in domains]
-    return max(found, key=lambda provenance: provenance.doubt, default=None)
+    return max(found, key=lambda provenance: provenance.rank, default=None)
 
 
 def provenances(snapshot: Snapshot) -> dict[HwType, str]:

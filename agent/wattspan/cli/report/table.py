@@ -93,7 +93,7 @@ def _table(
     types = list(breakdown.provenance)
     whole = breakdown.total.whole
     several = len(types) > 1
-    worst = max(breakdown.provenance.values(), key=lambda one: one.doubt, default=None)
+    worst = max(breakdown.provenance.values(), key=lambda one: one.rank, default=None)
     names = ("service", SPAN, "calls") if of_spans else (kind, "group" if kind == PROCESS else "")
     usage = ("J/call", "time", "tokens in", "out", "J/token") if of_spans else ()
     total = ("total",) if several else ()
@@ -152,7 +152,7 @@ def _domain_table(
             )
         )
     cover = [domain for domain in domains if domain.in_cover]
-    worst = max(worst_provenance(cover).values(), key=lambda one: one.doubt, default="")
+    worst = max(worst_provenance(cover).values(), key=lambda one: one.rank, default="")
     sums = (
         sum(d.consumers for d in cover),
         sum(d.idle for d in cover),
