@@ -1,4 +1,4 @@
-"""The only module that asks the time."""
+"""The system clock: the only module that reads the time."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import time
 
 from wattspan.model import Instant
 
-_COARSE = 6  # CLOCK_MONOTONIC_COARSE, which moves at the kernel's tick
+_COARSE = 6  # CLOCK_MONOTONIC_COARSE, whose step is the kernel's tick
 
 
 class SystemClock:
-    """The host's clocks, those of its processes included.
+    """The clocks of the host and of its processes.
 
-    ``read_cpu_clock`` takes the id of a CPU clock and returns its nanoseconds; OSError once the
-    process is gone. It is the bare C function, so that thousands a tick cost no Python frame.
+    ``read_cpu_clock`` returns the nanoseconds of a CPU clock by id; OSError for an exited process.
+    It is the C function itself, because it is called thousands of times a tick.
     """
 
     read_cpu_clock = staticmethod(time.clock_gettime_ns)
 
     def now(self) -> Instant:
         mono = time.monotonic_ns()
-        # Two clocks cannot be read at one moment; rounding to a millisecond hides the skew
-        # of the two reads and still shows any suspend that matters.
+        # Two clocks cannot be read at one moment: rounding to a millisecond removes the skew of the
+        # two reads and still shows each relevant suspend.
         asleep = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - mono
         return Instant(mono, time.time_ns(), asleep // 1_000_000 * 1_000_000)
 
@@ -30,7 +30,7 @@ class SystemClock:
 
     @staticmethod
     def tick() -> int:
-        """How often the kernel brings the CPU time of whoever keeps running up to date, in ns."""
+        """The period in nanoseconds at which the kernel updates CPU times of running threads."""
         return round(time.clock_getres(_COARSE) * 1e9)
 
     def sleep_until(self, mono: int) -> None:

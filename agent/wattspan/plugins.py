@@ -1,4 +1,4 @@
-"""Sources and exporters by entry point: found, checked, and each on its own."""
+"""Discovery, validation and opening of sources and exporters by entry point."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EntryPoints = Callable[[str], Iterable[EntryPoint]]
 
 @dataclass(frozen=True, slots=True)
 class BrokenPlugin:
-    """A plugin that is installed and cannot be used: which, why, and what to do about it."""
+    """An installed plugin that cannot be used, with cause and remedy."""
 
     table: str  # "sources.rapl"
     cause: str
@@ -42,7 +42,7 @@ class BrokenPlugin:
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
-    """What is installed, by name, in alphabetical order. A broken plugin costs only itself."""
+    """The installed plugins by name, in alphabetical order."""
 
     sources: Mapping[str, SourcePlugin] = field(default_factory=dict)
     exporters: Mapping[str, ExporterPlugin] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Plugins:
 
     @property
     def schema(self) -> ConfigSchema:
-        """All tables that can be configured with these plugins."""
+        """All configuration tables."""
         tables: dict[str, type[Table]] = dict(TABLES)
         tables |= {f"sources.{name}": plugin.settings for name, plugin in self.sources.items()}
         tables |= {f"exporters.{name}": plugin.settings for name, plugin in self.exporters.items()}
@@ -80,7 +80,7 @@ def _load(
     for name in sorted(by_name):
         entries = by_name[name]
         if len(entries) > 1:
-            # Which of them would win must not depend on the order of sys.path.
+            # The choice must not depend on the order of sys.path.
             rivals = " and ".join(f"{e.value} ({_origin(e)})" for _, e in sorted(entries.items()))
             cause = f"it is installed more than once, as {rivals}"
             remedy = "Uninstall all but one of these packages."
@@ -89,7 +89,7 @@ def _load(
         (entry,) = entries.values()
         try:
             loaded[name] = _validated(entry.load(), kind)
-        except Exception as error:  # noqa: BLE001 - a plugin may fail in any way, and only itself
+        except Exception as error:  # noqa: BLE001 - a plugin's failure must not affect others
             cause = f"{entry.value} does not load, {_cause(error)}"
             remedy = f"Reinstall or remove its package, {_origin(entry)}."
             broken.append(BrokenPlugin(f"{family}.{name}", cause, remedy))
@@ -102,7 +102,7 @@ def _validated(plugin: object, kind: type[P]) -> P:
     settings: object = plugin.settings
     if not (isinstance(settings, type) and issubclass(settings, Table)):
         raise TypeError("its settings are not a Table")
-    keys(plugin.settings)  # annotations that cannot be resolved would fail later, and fatally
+    keys(plugin.settings)  # invalid annotations fail here rather than later
     return plugin
 
 
@@ -115,15 +115,12 @@ def _cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-# --------------------------------------------------------------------------------- opening them
-
-
 _REPORT = "This is a fault of the plugin: report it to its authors, or set enabled = false."
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedPlugins:
-    """The sources and exporters that run, by name, and what could not be opened."""
+    """Opened sources and exporters by name, and failures."""
 
     sources: Mapping[str, CounterSource] = field(default_factory=dict)
     exporters: Mapping[str, Exporter] = field(default_factory=dict)
@@ -131,10 +128,10 @@ class OpenedPlugins:
 
 
 def open_sources(plugins: Plugins, config: Config, context: SourceContext) -> OpenedPlugins:
-    """Open every source that the configuration does not turn off.
+    """Open all sources that the configuration does not turn off.
 
-    A source asked for by name (``enabled = true``) that cannot be had raises SourceError, once
-    those opened before it are closed. Any other that fails is a failure, and costs only itself.
+    SourceError for an unavailable source with ``enabled = true``, after those opened before are
+    closed. Any other error becomes a failure of that source.
     """
     opened: dict[str, CounterSource] = {}
     failures = [_failure(broken.table, broken.cause, broken.remedy) for broken in plugins.broken]
@@ -145,7 +142,7 @@ def open_sources(plugins: Plugins, config: Config, context: SourceContext) -> Op
             for each in opened.values():
                 each.close()
             raise
-        except Exception as error:  # noqa: BLE001 - one failing source is one missing column
+        except Exception as error:  # noqa: BLE001 - a failing source must not affect others
             failures.append(_failure(f"sources.{name}", f"it does not open, {_cause(error)}"))
             continue
         if source is not None:
@@ -154,10 +151,9 @@ def open_sources(plugins: Plugins, config: Config, context: SourceContext) -> Op
 
 
 def open_exporters(plugins: Plugins, config: Config, context: ExporterContext) -> OpenedPlugins:
-    """Make every exporter that the configuration does not turn off; none is started yet.
+    """Construct all exporters that the configuration does not turn off; none is started.
 
-    ExporterError, for a setting that cannot work, is passed on: without its exporter an agent
-    would run and nobody would see it.
+    ExporterError for an invalid setting, because an agent without its exporter is useless.
     """
     opened: dict[str, Exporter] = {}
     failures: list[Failure] = []
@@ -166,7 +162,7 @@ def open_exporters(plugins: Plugins, config: Config, context: ExporterContext) -
             exporter = plugin.open(config.exporters[name], context)
         except WattspanError:
             raise
-        except Exception as error:  # noqa: BLE001 - one failing exporter costs only itself
+        except Exception as error:  # noqa: BLE001 - a failing exporter must not affect others
             failures.append(_failure(f"exporters.{name}", f"it does not open, {_cause(error)}"))
             continue
         if exporter is not None:
@@ -175,11 +171,11 @@ def open_exporters(plugins: Plugins, config: Config, context: ExporterContext) -
 
 
 def exporter_faults(plugins: Plugins, config: Config) -> Iterator[str]:
-    """A sentence for each setting of an exporter with which it would not open; none is opened."""
+    """A sentence for each setting of an exporter that prevents its opening; none is opened."""
     for name, plugin in plugins.exporters.items():
         try:
             yield from plugin.faults(config.exporters[name])
-        except Exception as error:  # noqa: BLE001 - the others are checked all the same
+        except Exception as error:  # noqa: BLE001 - the check of others continues
             yield f"[exporters.{name}] cannot be checked, {_cause(error)}. {_REPORT}"
 
 

@@ -1,7 +1,7 @@
-"""What the agent needs of the world, as small protocols.
+"""Protocols and values at the boundary between the agent and hardware, kernel and network.
 
-Everything that touches hardware, the kernel or the network stands behind one of these; tests
-pass fakes, plugins pass their own. Only the composition root knows which is which.
+Tests implement them as fakes, plugins with their own classes; only the composition root selects
+implementations.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from wattspan.spans.values import IntervalEnergy
 
 
 class Clock(Protocol):
-    """The only way to learn the time, or to let it pass."""
+    """The source of time."""
 
     def now(self) -> Instant:
-        """This moment on all clocks."""
+        """The present time on all clocks."""
         ...
 
     def monotonic(self) -> int:
@@ -46,17 +46,17 @@ class Clock(Protocol):
         ...
 
     def sleep_until(self, mono: int) -> None:
-        """Return at, or as soon as possible after, the monotonic time ``mono``."""
+        """Return as soon as possible after the monotonic time ``mono``."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """All that one turn of a counter source yields.
+    """The result of one read of a counter source.
 
-    ``domains`` is every domain the source knows at present; the *same tuple object* is returned
-    while nothing changed, so the caller may compare by identity. A domain without a reading in
-    this batch is not an error by itself: slow sources answer less often than they are asked.
+    ``domains`` are all present domains of the source; it returns the *same tuple object* while
+    nothing has changed, so that callers may compare by identity. A domain without a reading in a
+    batch is no error: slow sources may have new values less often.
     """
 
     domains: tuple[Domain, ...]
@@ -68,10 +68,10 @@ class Batch:
 
 @runtime_checkable
 class CounterSource(Protocol):
-    """A family of energy counters.
+    """The counters of one device family.
 
-    ``read`` never raises for a counter that fails: that is a ``Failure`` and costs only its own
-    domains. It must return promptly; a source whose calls can hang owns a thread.
+    ``read`` does not raise for a failing counter: a ``Failure`` affects only its own domains. It
+    must return promptly; a source whose calls can hang needs a thread.
     """
 
     @property
@@ -84,11 +84,10 @@ class CounterSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UsageBatch:
-    """What processes did since the previous batch, and who they are.
+    """The usage of processes since the previous batch.
 
-    ``infos`` describes every payer that appears in ``usages`` for the first time (a payer may
-    be described anew when it changes, after ``exec``). ``exited`` payers will not be heard of
-    again; their last usage is in this batch or was in an earlier one.
+    ``infos`` describe all payers that appear in ``usages`` for the first time, and again after a
+    change such as ``exec``. The last usage of ``exited`` payers is in this batch or an earlier one.
     """
 
     usages: tuple[Usage, ...] = ()
@@ -100,7 +99,7 @@ class UsageBatch:
 
 @runtime_checkable
 class UsageSource(Protocol):
-    """Who used the CPUs. Called from one thread, at tick rate."""
+    """The source of CPU usage. Called by one thread at every tick."""
 
     def poll(self) -> UsageBatch: ...
 
@@ -108,26 +107,26 @@ class UsageSource(Protocol):
 
 
 class ProcessDirectory(Protocol):
-    """Names the processes that a device knows by pid only. Safe from any thread, cheap."""
+    """Metadata of processes that devices report by pid. Safe from any thread, fast."""
 
     def identify(self, pid: int) -> Consumer | None:
-        """The process that has ``pid`` now; None if there is none."""
+        """The present process with ``pid``; None if there is none."""
         ...
 
     def describe(self, consumer: Consumer) -> PayerInfo | None:
-        """Who ``consumer`` is; None if it is gone."""
+        """The metadata of ``consumer``; None if it has exited."""
         ...
 
 
 class EnergyQueries(Protocol):
-    """What was spent in stretches of the recent past. Safe from any thread.
+    """The energy of recent periods. Safe from any thread.
 
-    Times are monotonic nanoseconds. What is asked of the time after ``settled`` is answered with
-    less coverage, never with a guess.
+    Times are monotonic nanoseconds. Answers for times after ``settled`` have less coverage and are
+    never extrapolated.
     """
 
     def settled(self, consumer: Consumer | None = None) -> int:
-        """Every domain that still answers is settled up to here, and told for ``consumer``."""
+        """The watermark of all domains that still settle, and of the profile of ``consumer``."""
         ...
 
     def domains(self) -> Mapping[str, Domain]:
@@ -135,18 +134,18 @@ class EnergyQueries(Protocol):
         ...
 
     def family(self, consumer: Consumer) -> frozenset[Payer]:
-        """``consumer`` and whatever descends from it."""
+        """``consumer`` and its descendants."""
         ...
 
     def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
-        """What one device spent, whoever caused it."""
+        """The energy of one device."""
         ...
 
     def idle(self, domain_id: str, start: int, end: int) -> Microjoules | None:
-        """What of a device's energy nobody was charged with, for it would have been drawn anyhow.
+        """The idle energy of a device that is charged to no process.
 
-        None where idle power was not known yet, or the history does not reach: then processes
-        are charged with it too.
+        None for a period before the history or with an unknown baseline, in which processes are
+        charged with idle energy too.
         """
         ...
 
@@ -158,44 +157,43 @@ class EnergyQueries(Protocol):
         samples: Callable[[], Iterable[tuple[int, int]]] | None = None,
         holder: str = "spans",
     ) -> object:
-        """Keep what ``consumer`` spends from now on for longer than the history reaches.
+        """Keep a profile of ``consumer``, which reaches back further than the history.
 
-        With ``family``, what its descendants spend as well. ``samples`` yields the newest
-        readings of its CPU clock, monotonic time and nanoseconds, finer than the agent's own. It
-        is kept until every ``holder`` has let it go.
+        With ``family``, also one of its family. ``samples`` yields the newest samples of its CPU
+        clock (monotonic time, nanoseconds). The profile is kept until the last ``holder`` ends.
         """
         ...
 
     def forget(self, consumer: Consumer, *, holder: str = "spans") -> None:
-        """``holder`` does not ask about ``consumer`` any more. Again: nothing."""
+        """End a ``watch`` of ``holder``. Idempotent."""
         ...
 
     def process(
         self, consumer: Consumer, start: int, end: int, *, family: bool = False
     ) -> IntervalEnergy:
-        """What a process spent; with ``family``, and whatever descends from it."""
+        """The energy of a process, or of its family."""
         ...
 
 
 class Actuator(Protocol):
-    """One kind of knob on every device that has it. Belongs to one thread.
+    """One knob of all devices that have it. For one thread.
 
-    Every call raises ActuatorError, which names the device, the cause and the remedy.
+    All calls may raise ActuatorError, which names the device, the cause and the remedy.
     """
 
     @property
     def knob(self) -> Knob: ...
 
     def devices(self) -> tuple[KnobState, ...]:
-        """Every device that has this knob, as it is now; those that cannot be read are left out."""
+        """The present state of all devices with this knob that can be read."""
         ...
 
     def read(self, device: str) -> KnobState:
-        """One device's knob as it is now."""
+        """The present state of one device's knob."""
         ...
 
     def write(self, device: str, value: int | None) -> KnobState:
-        """Set it, and read it back. None takes away a setting that has no number of its own."""
+        """Set the knob and read it back. None removes a setting without an original value."""
         ...
 
     def close(self) -> None: ...
@@ -214,24 +212,24 @@ class SlottedActuator(Actuator, Protocol):
 
 
 class CapTotals(NamedTuple):
-    """What the process that writes has done; ``ceiling`` is the host's, in milliwatts."""
+    """Totals of the capper; ``ceiling`` is the host's, in milliwatts."""
 
     writes: int = 0
     restores: int = 0
     ceiling: int | None = None
     suspended: bool = False
-    """Everything was given back on request, and nothing is set while that process lives."""
+    """All limits were restored on request; the capper writes none until its next start."""
 
 
 class Caps(Protocol):
-    """The tuner's way to the one process that may write. Safe from one thread; never blocks long.
+    """The tuner's connection to the capper. For one thread; never blocks for long.
 
-    Every call raises CapsError if that process does not answer, or refuses.
+    All calls raise CapsError if the capper does not respond or refuses.
     """
 
     @property
     def totals(self) -> CapTotals:
-        """As of the newest answer."""
+        """Totals of the newest response."""
         ...
 
     def rows(self, *, renew: bool = False) -> tuple[CapRow, ...]:
@@ -242,38 +240,38 @@ class Caps(Protocol):
         ...
 
     def hold(self, job: str, caps: Mapping[CapKey, int], why: str) -> tuple[CapRow, ...]:
-        """Hold exactly ``caps`` for ``job``; how they stand now, which may be on their way."""
+        """Hold exactly ``caps`` for ``job``; returns the present state, which may lag."""
         ...
 
     def release(self, job: str = "") -> None:
-        """Give back what ``job`` holds; "" is everything."""
+        """Release the caps of ``job``; "" for all jobs."""
         ...
 
     def close(self) -> None: ...
 
 
 SnapshotView = Callable[[], Snapshot]
-"""Returns the newest snapshot. Calling it changes nothing, however often and from wherever."""
+"""Returns the newest snapshot, without side effects. Safe from any thread."""
 
 
 class Exporter(Protocol):
-    """Sends snapshots somewhere. Runs in threads of its own and never blocks the poller."""
+    """Publishes snapshots in threads of its own and never blocks the poller."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def address(self) -> str | None:
-        """Where it can be reached once started, as a URL; None for one that pushes."""
+        """Its URL once started; None for one that pushes."""
         ...
 
     @property
     def drops(self) -> int:
-        """How often it could not send or serve something, and dropped it. Safe from any thread."""
+        """Number of exports that it dropped. Safe from any thread."""
         ...
 
     def start(self, view: SnapshotView) -> None:
-        """Begin. Raises ExporterError with one clear sentence if it cannot."""
+        """Start; ExporterError if it cannot."""
         ...
 
     def stop(self) -> None: ...
@@ -281,21 +279,20 @@ class Exporter(Protocol):
 
 @runtime_checkable
 class MonitoredExporter(Protocol):
-    """An exporter that can fail long after it started, and says so as a source would."""
+    """An exporter that reports its health."""
 
     @property
     def health(self) -> SourceHealth:
-        """How what it sends to is doing. Safe from any thread."""
+        """The health of the destination. Safe from any thread."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SourceContext:
-    """What a source is given to be built with.
+    """Arguments for the construction of a source.
 
-    ``emulated`` says that the roots and libraries the source is handed belong to an emulated
-    host, so every one of its domains must be labelled so. ``nvml`` stands in for the ``pynvml``
-    module where the emulated host brings its own; ``sysfs`` for the configured root.
+    ``emulated``: roots and libraries belong to an emulated host, and all domains must be labelled
+    as emulated. ``nvml`` replaces the module ``pynvml``, ``sysfs`` the configured root.
     """
 
     clock: Clock
@@ -303,16 +300,15 @@ class SourceContext:
     emulated: bool = False
     nvml: Any = None
     sysfs: Path | None = None
-    resolution: int | None = None  # how often emulated CPU counters move, in nanoseconds
+    resolution: int | None = None  # step of emulated CPU counters in nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePlugin:
-    """What a ``wattspan.sources`` entry point resolves to.
+    """The value of a ``wattspan.sources`` entry point.
 
-    ``settings`` is the plugin's own table, ``[sources.NAME]``. ``open`` is called once; it
-    raises SourceError when the source was asked for explicitly (``enabled = true``) and cannot
-    be had, and returns None when it was left to ``auto`` and there is nothing here to read.
+    ``settings`` is the plugin's own table, ``[sources.NAME]``. ``open`` is called once. If there is
+    nothing to read, it raises SourceError with ``enabled = true`` and returns None with ``auto``.
     """
 
     settings: type[Table]
@@ -329,15 +325,15 @@ def _no_uid(_: tuple[str, int], __: tuple[str, int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ExporterContext:
-    """What an exporter is given to be built with."""
+    """Arguments for the construction of an exporter."""
 
     clock: Clock
     version: str
     log: Callable[[str], None]
     refusals: Callable[[str], Callable[[str], None]] = _no_counter
-    """Of a listener by name: what it calls with the reason for which it turned somebody away."""
+    """Returns the counter of rejections of a listener, which is called with the reason."""
     uid_of: Callable[[tuple[str, int], tuple[str, int]], int | None] = _no_uid
-    """The user who owns the socket at the first of two ends of a TCP connection, if known."""
+    """Returns the owner of the socket at the first of the two ends of a TCP connection."""
 
 
 def _no_faults(settings: Any) -> Iterable[str]:
@@ -346,10 +342,10 @@ def _no_faults(settings: Any) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True)
 class ExporterPlugin:
-    """What a ``wattspan.exporters`` entry point resolves to: ``[exporters.NAME]`` and a maker.
+    """The value of a ``wattspan.exporters`` entry point, with the table ``[exporters.NAME]``.
 
-    ``open`` returns None when the settings turn the exporter off. ``faults`` has a sentence for
-    each thing in them that ``open`` would refuse; it looks at files at most, and opens nothing.
+    ``open`` returns None if the settings turn the exporter off. ``faults`` returns a sentence for
+    each setting that ``open`` would refuse; it may read files and opens nothing.
     """
 
     settings: type[Table]
@@ -358,37 +354,37 @@ class ExporterPlugin:
 
 
 class WattspanError(Exception):
-    """An error whose message is one sentence for the operator: thing, cause, remedy."""
+    """An error whose message is a sentence for the operator: thing, cause, remedy."""
 
     exit_code = 1
 
 
 class ConfigError(WattspanError):
-    """The configuration says something that cannot be."""
+    """Invalid configuration."""
 
     exit_code = 2
 
 
 class SourceError(WattspanError):
-    """A source that was asked for explicitly cannot be had."""
+    """A source that is explicitly enabled is not available."""
 
     exit_code = 3
 
 
 class ExporterError(WattspanError):
-    """An exporter cannot start: port in use, bad certificate."""
+    """An exporter cannot start: port in use, invalid certificate."""
 
     exit_code = 4
 
 
 class ListenError(WattspanError):
-    """A socket cannot be listened on: port in use, another agent there, no right to it."""
+    """A socket cannot be opened: port in use, another agent, missing permission."""
 
     exit_code = 4
 
 
 class StoreError(WattspanError):
-    """The store cannot be used at all; ``failure`` is what it says, in parts."""
+    """The store cannot be used; ``failure`` has the parts of the message."""
 
     exit_code = 5
 
@@ -398,7 +394,7 @@ class StoreError(WattspanError):
 
 
 class ActuatorError(WattspanError):
-    """A device's limit cannot be read or set. ``trouble`` says what sort of reason it is."""
+    """A device's limit cannot be read or set; ``trouble`` is the class of the cause."""
 
     def __init__(self, sentence: str, trouble: Trouble, *, locked: bool = False) -> None:
         super().__init__(sentence)
@@ -407,14 +403,13 @@ class ActuatorError(WattspanError):
 
 
 SUSPENDED = (
-    "Everything was given back by `wattspan caps restore`, and nothing is set before the capper is"
-    " started anew."
+    "All limits were restored by `wattspan caps restore`; none is set until the capper restarts."
 )
-"""What is said of caps that are wanted meanwhile."""
+"""The message about caps that are wanted meanwhile."""
 
 
 class CapsError(WattspanError):
-    """A cap was refused, or nobody answers who could set it. ``refusal`` is "" for the latter."""
+    """A cap was refused, or the capper does not respond: then ``refusal`` is ""."""
 
     exit_code = 6
 

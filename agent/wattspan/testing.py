@@ -1,4 +1,4 @@
-"""Fakes at the ports, for tests: of this project and of plugins."""
+"""Fakes of the ports, for tests of this project and of plugins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wattspan.ports import Batch, UsageBatch
 
 
 class ManualClock:
-    """A clock that moves only when told, and on request not evenly."""
+    """A clock that tests advance, suspend and step."""
 
     def __init__(self, mono: int = 10**12, wall: int = 1_700_000_000 * 10**9) -> None:
         self._mono, self._wall, self._asleep = mono, wall, 0
@@ -28,12 +28,12 @@ class ManualClock:
         return self.now()
 
     def suspend(self, seconds: float) -> None:
-        """The host sleeps: the wall goes on, the monotonic clock does not."""
+        """Suspend the host: the wall clock advances, the monotonic clock does not."""
         self._asleep += round(seconds * 1e9)
         self._wall += round(seconds * 1e9)
 
     def step_wall(self, seconds: float) -> None:
-        """Somebody sets the clock."""
+        """Step the wall clock."""
         self._wall += round(seconds * 1e9)
 
     def sleep_until(self, mono: int) -> None:
@@ -44,7 +44,7 @@ class ManualClock:
 
 
 class ReplaySource:
-    """A counter source that plays back batches; the last one is repeated for ever."""
+    """A counter source that replays batches; the last one is repeated."""
 
     def __init__(self, batches: Iterable[Batch], name: str = "replay") -> None:
         self._batches = iter(batches)
@@ -65,7 +65,7 @@ class ReplaySource:
 
 
 class ReplayUsage:
-    """A usage source that plays back batches, then yields empty ones."""
+    """A usage source that replays batches, then yields empty ones."""
 
     def __init__(self, batches: Sequence[UsageBatch] = ()) -> None:
         self._batches = iter(batches)
@@ -78,7 +78,7 @@ class ReplayUsage:
 
 
 class FakeDirectory:
-    """A process directory over a fixed table."""
+    """A process directory of fixed processes."""
 
     def __init__(self, infos: Iterable[PayerInfo] = ()) -> None:
         self.infos = {info.payer: info for info in infos if isinstance(info.payer, Consumer)}

@@ -96,8 +96,8 @@ def test_a_capper_that_was_told_to_give_everything_back_is_of_no_use() -> None:
     (health,) = watch.health()
     assert (health.up, health.failures[0].trouble) == (False, Trouble.DENIED)
     assert str(health.failures[0]).endswith(
-        "Everything was given back by `wattspan caps restore`, and nothing is set before the "
-        "capper is started anew."
+        "All limits were restored by `wattspan caps restore`; none is set until the capper "
+        "restarts."
     )
 
 
