@@ -132,7 +132,7 @@ def report_table(by: str, extract: HistoryExtract, breakdown: Breakdown) -> Repo
 def _span_table(breakdown: Breakdown, asked: Sequence[Weighting]) -> ReportTable:
     """A row for each line; one that is no span has no calls, seconds and tokens."""
     types = list(breakdown.provenance)
-    worst = max(breakdown.provenance.values(), key=lambda one: one.doubt, default=None)
+    worst = max(breakdown.provenance.values(), key=lambda one: one.rank, default=None)
     columns = (
         *("role", "service", "span", "calls", "seconds", "tokens_input", "tokens_output"),
         *("provenance", "energy_uj", *(f"{hw_type}_uj" for hw_type in types)),
