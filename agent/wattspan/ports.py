@@ -6,7 +6,7 @@ implementations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -357,6 +357,15 @@ class WattspanError(Exception):
     """An error whose message is a sentence for the operator: thing, cause, remedy."""
 
     exit_code = 1
+
+
+def error_sentences(*checks: Callable[[], object]) -> Iterator[str]:
+    """The sentences of the WattspanErrors that ``checks`` raise, in their order."""
+    for check in checks:
+        try:
+            check()
+        except WattspanError as error:
+            yield from str(error).splitlines()
 
 
 class ConfigError(WattspanError):

@@ -28,7 +28,7 @@ from wattspan.config import SpansSettings
 from wattspan.model import MILLISECOND, SECOND, HwType, Provenance
 from wattspan.model.settings import Size
 from wattspan.otlp.forwarder import Forwarder
-from wattspan.otlp.health import RetryBackoff
+from wattspan.util.backoff import RetryBackoff
 
 CLOCK = SystemClock()
 
@@ -49,7 +49,7 @@ def forwarding(
         spool,
         provenance=lambda: {HwType.CPU: Provenance.MEASURED},
         version="1.0",
-        backoff=RetryBackoff(lambda: 0.0, first=MILLISECOND, longest=10 * MILLISECOND),
+        backoff=RetryBackoff(MILLISECOND, 10 * MILLISECOND),
     )
     forwarder.start()
     try:
@@ -176,7 +176,7 @@ def test_a_collector_that_is_away_does_not_hold_up_the_end(free_port: Callable[[
         SpansSettings(forward=f"http://127.0.0.1:{free_port()}"),
         CLOCK,
         said.append,
-        backoff=RetryBackoff(lambda: 0.0, first=3600 * SECOND, longest=3600 * SECOND),
+        backoff=RetryBackoff(3600 * SECOND, 3600 * SECOND),
     )
     forwarder.start()
     offer(forwarder, "a")

@@ -18,7 +18,7 @@ from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.model import SECOND
 from wattspan.otlp.destination import parse_destination
-from wattspan.otlp.grpc_transport import GrpcTransport
+from wattspan.otlp.opening import open_transport
 from wattspan.otlp.transport import ExportStatus
 from wattspan.ports import ConfigError
 from wattspan.util.protobuf import encode_status
@@ -184,4 +184,4 @@ def test_frames_that_break_http2_end_the_connection_without_a_noise(
 def test_without_grpclib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "grpclib.client", None)
     with pytest.raises(ConfigError, match=r"pip install wattspan\[grpc\]"):
-        GrpcTransport(parse_destination("grpc://collector"), {}, SystemClock())
+        open_transport(parse_destination("grpc://collector"), {}, SystemClock(), "")

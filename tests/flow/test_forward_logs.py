@@ -18,10 +18,10 @@ from wattspan.capper.audit import AuditAction, AuditEvent, AuditLog
 from wattspan.clock import SystemClock
 from wattspan.config import SpansSettings
 from wattspan.model import MILLISECOND
-from wattspan.otlp.health import RetryBackoff
 from wattspan.otlp.logs import LogForwarder
 from wattspan.service.audit_tail import AuditTail
 from wattspan.service.decision_events import audit_record
+from wattspan.util.backoff import RetryBackoff
 
 CLOCK = SystemClock()
 Collector = Callable[[], AbstractContextManager[HttpCollector | GrpcCollector]]
@@ -34,7 +34,7 @@ def sending(url: str) -> Iterator[LogForwarder]:
         CLOCK,
         lambda _: None,
         {"service.name": "wattspan", "host.name": "h"},
-        backoff=RetryBackoff(lambda: 0.0, first=MILLISECOND, longest=10 * MILLISECOND),
+        backoff=RetryBackoff(MILLISECOND, 10 * MILLISECOND),
     )
     records.start()
     try:

@@ -307,7 +307,7 @@ def test_certificates_that_do_not_fit_are_said_at_the_start(
     garbage = tmp_path / "garbage.pem"
     garbage.write_text("no certificate")
     for settings, said in (
-        ({"tls_ca": str(garbage)}, "does not hold what it should"),
+        ({"tls_ca": str(garbage)}, "is not valid PEM"),
         ({"tls_ca": "/nowhere"}, "Cannot read /nowhere: no such file"),
         (
             {"tls_certificate": str(mixed.certificate), "tls_key": str(mixed.key)},

@@ -12,7 +12,7 @@ from wattspan.attribution.cost import billionths
 from wattspan.footprint.rates import NumberError, parse_number, read_number
 from wattspan.model import SECOND
 from wattspan.otlp.destination import LOGS, METRICS, SPANS
-from wattspan.otlp.grpc_response import GrpcReply, result_of_reply
+from wattspan.otlp.grpc_transport import GrpcReply, result_of_reply
 from wattspan.otlp.transport import (
     MAX_RESPONSE_SIZE,
     MAX_RETRY_DELAY,

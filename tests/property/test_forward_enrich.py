@@ -8,8 +8,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from support.forwarding import joules, spans_in
 from wattspan.model import HwType, Provenance
-from wattspan.otlp.enrichment import ATTRIBUTE_PREFIX, EnergyAttributeEncoder, enrich
-from wattspan.otlp.messages import slice_spans
+from wattspan.otlp.enrichment import ATTRIBUTE_PREFIX, EnergyAttributeEncoder, enrich, slice_spans
 from wattspan.spans.values import Outcome
 
 small = st.integers(0, 2**31)
@@ -55,7 +54,7 @@ def test_all_but_the_energy_stays(message: ExportTraceServiceRequest, data: st.D
     count = len(spans_in(before))
     drawn = data.draw(st.lists(energies, min_size=count, max_size=count))
     attributes = EnergyAttributeEncoder({HwType.CPU: Provenance.ESTIMATED})
-    after = ExportTraceServiceRequest.FromString(enrich(message, drawn, attributes))
+    after = ExportTraceServiceRequest.FromString(enrich(before, drawn, attributes))
 
     assert message.SerializeToString() == before, "the message itself is not touched"
     for resource in after.resource_spans:

@@ -17,10 +17,10 @@ from wattspan.config import SpansSettings
 from wattspan.model import SECOND
 from wattspan.model.settings import Size
 from wattspan.otlp.forwarder import Forwarder
-from wattspan.otlp.health import RetryBackoff
-from wattspan.otlp.transport import ExportResult, ExportStatus, retry_result
+from wattspan.otlp.transport import MAX_BACKOFF, ExportResult, ExportStatus, retry_result
 from wattspan.storage.async_writer import HANG_AFTER
 from wattspan.testing import ManualClock
+from wattspan.util.backoff import RetryBackoff
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class World:
             self.clock,
             lambda _: None,
             transport=self,
-            backoff=RetryBackoff(lambda: 0.0),
+            backoff=RetryBackoff(SECOND, MAX_BACKOFF),
             spool=self.disk,
         )
 

@@ -50,7 +50,7 @@ def request(*names: str, service: str = "shop") -> ExportTraceServiceRequest:
 
 def delivery(*names: str) -> ExportRequest:
     message = request(*names)
-    return ExportRequest(Peer(), 0, message.ByteSize(), (), message)
+    return ExportRequest(Peer(), 0, message.ByteSize(), (), message.SerializeToString())
 
 
 def joules(
@@ -180,7 +180,7 @@ class HangingSpool(Spool):
 
 def kill(disk: AsyncSpool) -> None:
     """End the process that keeps spans there, once all is written; what the kernel holds goes."""
-    disk._keeper.close(60)
+    disk._writer.close(60)
     os.close(disk._spool._lock)
     for segment in disk._spool._segments:
         segment.close()

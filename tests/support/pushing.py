@@ -13,8 +13,8 @@ from wattspan.clock import SystemClock
 from wattspan.model import SECOND, Instant, Snapshot
 from wattspan.model.settings import Duration
 from wattspan.ports import ExporterContext
+from wattspan_exporters.otlp import OtlpSettings
 from wattspan_exporters.otlp.exporter import OtlpExporter, open_otlp
-from wattspan_exporters.otlp.settings import OtlpSettings
 
 OFTEN = Duration.parse("20ms")
 

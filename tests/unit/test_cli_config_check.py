@@ -111,7 +111,7 @@ def test_certificates_that_are_none_are_said(tmp_path: Path) -> None:
     path.write_text("nothing")
     written = {"endpoint": "https://c", "tls_ca": str(path)}
     (said,) = otlp.plugin.faults(convert(written, otlp.plugin.settings, "exporters.otlp"))
-    assert "does not hold what it should" in said
+    assert "is not valid PEM" in said
 
 
 def test_a_format_without_its_package_is_said_with_the_command(

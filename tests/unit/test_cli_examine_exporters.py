@@ -9,7 +9,7 @@ from wattspan.cli.doctor.findings import Finding, Severity
 from wattspan.cli.doctor.network import examine_exporters
 from wattspan.config import AgentSettings, Config, SpansSettings
 from wattspan.model.settings import Listen
-from wattspan_exporters.otlp.settings import OtlpSettings
+from wattspan_exporters.otlp import OtlpSettings
 
 
 def told(**settings: object) -> Finding:

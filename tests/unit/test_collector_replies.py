@@ -8,8 +8,8 @@ import pytest
 
 from support.http2 import framed
 from wattspan.model import SECOND
-from wattspan.otlp.grpc_response import FRAME_PREFIX, GrpcReply, result_of_reply
-from wattspan.otlp.grpc_response import frame_message as ours
+from wattspan.otlp.grpc_transport import FRAME_PREFIX, GrpcReply, result_of_reply
+from wattspan.otlp.grpc_transport import frame_message as ours
 from wattspan.otlp.transport import ExportStatus
 from wattspan.util.protobuf import encode_status
 

@@ -61,7 +61,7 @@ def test_the_scheme_names_the_protocol():
     ],
 )
 def test_what_is_on_this_machine_is_known(url: str, here: bool):
-    assert parse_destination(url).here is here
+    assert parse_destination(url).is_local is here
 
 
 @pytest.mark.parametrize(

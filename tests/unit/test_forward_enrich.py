@@ -8,8 +8,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from support.forwarding import joules, request, spans_in
 from wattspan.model import HwType, Provenance
-from wattspan.otlp.enrichment import EnergyAttributeEncoder, enrich
-from wattspan.otlp.messages import slice_spans
+from wattspan.otlp.enrichment import EnergyAttributeEncoder, enrich, slice_spans
 from wattspan.spans.values import Outcome, SpanEnergy
 
 CPU, GPU, MEMORY = HwType.CPU, HwType.GPU, HwType.MEMORY
@@ -26,7 +25,7 @@ def told(span: Span) -> dict[str, object]:
 def enriched(
     energy: SpanEnergy | None, attributes: EnergyAttributeEncoder = MEASURED
 ) -> dict[str, object]:
-    (span,) = spans_in(enrich(request("a"), [energy], attributes))
+    (span,) = spans_in(enrich(request("a").SerializeToString(), [energy], attributes))
     return told(span)
 
 
@@ -101,8 +100,8 @@ def test_an_emulated_joule_is_called_emulated():
 
 
 def test_a_replayed_span_has_its_energy_replaced_not_doubled():
-    once = ExportTraceServiceRequest.FromString(
-        enrich(request("a"), [joules({CPU: 1_000_000, GPU: 1_000_000})], MEASURED)
+    once = enrich(
+        request("a").SerializeToString(), [joules({CPU: 1_000_000, GPU: 1_000_000})], MEASURED
     )
     (span,) = spans_in(enrich(once, [joules({CPU: 3_000_000})], MEASURED))
     assert told(span)["wattspan.energy.exclusive"] == 3.0
@@ -115,22 +114,22 @@ def test_energy_is_looked_for_among_the_first_attributes_of_a_span_only():
     span.attributes.add(key="wattspan.energy.exclusive").value.double_value = 1.0
     for _ in range(1024):
         span.attributes.add()
-    (after,) = spans_in(enrich(message, [joules({CPU: 1})], MEASURED))
+    (after,) = spans_in(enrich(message.SerializeToString(), [joules({CPU: 1})], MEASURED))
     assert after.attributes[: len(span.attributes)] == span.attributes
 
 
 def test_energy_that_another_agent_knew_stays_where_we_know_none():
     there = ExportTraceServiceRequest.FromString(
-        enrich(request("a"), [joules({CPU: 1_000_000})], MEASURED)
+        enrich(request("a").SerializeToString(), [joules({CPU: 1_000_000})], MEASURED)
     )
-    assert enrich(there, [None], MEASURED) == there.SerializeToString()
+    assert enrich(there.SerializeToString(), [None], MEASURED) == there.SerializeToString()
 
 
 def test_what_only_mentions_energy_elsewhere_stays():
     message = request("a")
     (span,) = message.resource_spans[0].scope_spans[0].spans
     span.events.add(name="wattspan.energy.exclusive")
-    (after,) = spans_in(enrich(message, [joules({CPU: 1})], MEASURED))
+    (after,) = spans_in(enrich(message.SerializeToString(), [joules({CPU: 1})], MEASURED))
     assert after.events == span.events
 
 
@@ -140,16 +139,16 @@ def test_attributes_of_the_application_come_first_and_in_order():
     for key in ("z", "a", "m"):
         span.attributes.add(key=key).value.int_value = 1
     span.dropped_attributes_count = 7
-    (after,) = spans_in(enrich(message, [joules({CPU: 1})], MEASURED))
+    (after,) = spans_in(enrich(message.SerializeToString(), [joules({CPU: 1})], MEASURED))
     assert [kv.key for kv in after.attributes][:3] == ["z", "a", "m"]
     assert after.dropped_attributes_count == 7
 
 
 def test_energies_that_do_not_fit_the_spans_are_an_error():
     with pytest.raises(ValueError, match="shorter"):
-        enrich(request("a", "b"), [None], MEASURED)
+        enrich(request("a", "b").SerializeToString(), [None], MEASURED)
     with pytest.raises(ValueError, match="more energies than spans"):
-        enrich(request("a"), [None, None], MEASURED)
+        enrich(request("a").SerializeToString(), [None, None], MEASURED)
 
 
 def test_part_of_a_request_keeps_its_order_and_resources():

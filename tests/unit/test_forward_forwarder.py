@@ -17,10 +17,10 @@ from wattspan.config import SpansSettings
 from wattspan.model import SECOND, HwType, Provenance
 from wattspan.model.settings import Size
 from wattspan.otlp.forwarder import MAX_BATCH_REQUESTS, Forwarder
-from wattspan.otlp.health import RetryBackoff
-from wattspan.otlp.transport import ExportResult, ExportStatus, retry_result
+from wattspan.otlp.transport import MAX_BACKOFF, ExportResult, ExportStatus, retry_result
 from wattspan.ports import ConfigError
 from wattspan.testing import ManualClock
+from wattspan.util.backoff import RetryBackoff
 
 AWAY = retry_result("connection refused", "Is it running?")
 BUSY = ExportResult(ExportStatus.AGAIN, "it answered 429", after=7 * SECOND)
@@ -42,7 +42,7 @@ class Bench:
             self.said.append,
             provenance=provenance,
             transport=self.collector,
-            backoff=RetryBackoff(lambda: 0.0),
+            backoff=RetryBackoff(SECOND, MAX_BACKOFF),
         )
 
     def offer(self, *names: str) -> None:
@@ -144,13 +144,6 @@ def test_a_collector_that_names_a_delay_is_left_alone_so_long():
     bench = Bench(BUSY)
     bench.offer("a")
     assert bench.forwarder.turn() == bench.clock.monotonic() + 7 * SECOND
-
-
-def test_jitter_spreads_agents_and_never_comes_before_what_was_asked():
-    spread = RetryBackoff(lambda: 0.5)
-    assert spread.failed() == 0.75 * SECOND
-    assert spread.failed(asked=5 * SECOND) == 5 * SECOND
-    assert RetryBackoff(lambda: 0.999).failed(asked=0) > 0.5 * SECOND
 
 
 def test_an_answer_that_never_came_is_asked_for_again_and_owned_up_to():

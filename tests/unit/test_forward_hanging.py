@@ -19,15 +19,15 @@ from support.forwarding import (
 )
 from support.waiting import eventually
 from wattspan.config import SpansSettings
-from wattspan.model import Trouble
+from wattspan.model import SECOND, Trouble
 from wattspan.model.settings import Size
 from wattspan.otlp.forwarder import Forwarder
-from wattspan.otlp.health import RetryBackoff
-from wattspan.otlp.queue import REQUEST_OVERHEAD, QueuedRequest, RequestQueue, StoredRequest
-from wattspan.otlp.spool import SpoolSegment
-from wattspan.otlp.transport import ExportResult, retry_result
+from wattspan.otlp.queue import REQUEST_OVERHEAD, QueuedRequest, RequestQueue
+from wattspan.otlp.spool import SpooledRequest, SpoolSegment
+from wattspan.otlp.transport import MAX_BACKOFF, ExportResult, retry_result
 from wattspan.storage.async_writer import HANG_AFTER
 from wattspan.testing import ManualClock
+from wattspan.util.backoff import RetryBackoff
 
 AWAY = retry_result("connection refused")
 
@@ -50,7 +50,7 @@ class Bench:
             self.clock,
             self.said.append,
             transport=self.collector,
-            backoff=RetryBackoff(lambda: 0.0),
+            backoff=RetryBackoff(SECOND, MAX_BACKOFF),
             spool=self.disk,
         )
 
@@ -74,7 +74,7 @@ class Bench:
 
     def kill(self) -> None:
         """While it hangs: the write that is under way is done, as the kernel does it, no other."""
-        self.forwarder._disk._keeper._due.clear()
+        self.forwarder._disk._writer._due.clear()
         self.answer()
         kill(self.forwarder._disk)
 
@@ -169,13 +169,13 @@ class Unasked:
     """A disk as a queue sees it: it does what was asked of it when it is told to."""
 
     def __init__(self) -> None:
-        self.asked: dict[QueuedRequest, Callable[[QueuedRequest, StoredRequest], None]] = {}
+        self.asked: dict[QueuedRequest, Callable[[QueuedRequest, SpooledRequest], None]] = {}
 
-    def restored(self) -> list[StoredRequest]:
+    def restored(self) -> list[SpooledRequest]:
         return []
 
     def keep(
-        self, parcel: QueuedRequest, kept: Callable[[QueuedRequest, StoredRequest], None]
+        self, parcel: QueuedRequest, kept: Callable[[QueuedRequest, SpooledRequest], None]
     ) -> None:
         self.asked[parcel] = kept
 

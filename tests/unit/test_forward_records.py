@@ -15,10 +15,9 @@ from support.forwarding import ScriptedTransport
 from wattspan.config import SpansSettings
 from wattspan.model import SECOND
 from wattspan.otlp.destination import LOGS, parse_destination
-from wattspan.otlp.health import RetryBackoff
-from wattspan.otlp.log_records import LogRecord, LogRecordEncoder
-from wattspan.otlp.logs import QUEUE_SIZE, REFUSED_PAUSE, LogForwarder
+from wattspan.otlp.logs import QUEUE_SIZE, REFUSED_PAUSE, LogForwarder, LogRecord, LogRecordEncoder
 from wattspan.otlp.transport import (
+    MAX_BACKOFF,
     ExportResult,
     ExportStatus,
     result_of_http,
@@ -26,6 +25,7 @@ from wattspan.otlp.transport import (
     retry_result,
 )
 from wattspan.testing import ManualClock
+from wattspan.util.backoff import RetryBackoff
 
 RECORD = LogRecord("wattspan.test", 10**18, "It was so.", {"text": "a", "whole": 3})
 AWAY = retry_result("connection refused", "Is it running?")
@@ -43,7 +43,7 @@ def records_in(*bodies: bytes) -> list[ProtoLogRecord]:
 
 
 def written(record: LogRecord) -> ProtoLogRecord:
-    (found,) = records_in(LogRecordEncoder({}).written(record, 5))
+    (found,) = records_in(LogRecordEncoder({}).encode(record, 5))
     return found
 
 
@@ -60,7 +60,7 @@ class Bench:
             self.said.append,
             {"service.name": "wattspan"},
             transport=self.collector,
-            backoff=RetryBackoff(lambda: 0.0),
+            backoff=RetryBackoff(SECOND, MAX_BACKOFF),
         )
 
     def tell(self, *bodies: str) -> None:
@@ -117,7 +117,7 @@ def test_a_list_keeps_its_values_and_an_empty_one_is_a_list(values):
 
 def test_requests_one_after_the_other_are_one_request_and_each_names_who_tells():
     writer = LogRecordEncoder({"host.name": "h", "wattspan.emulated": True}, "1.2")
-    bodies = [writer.written(replace(RECORD, body=body), 0) for body in "ab"]
+    bodies = [writer.encode(replace(RECORD, body=body), 0) for body in "ab"]
     message = ExportLogsServiceRequest.FromString(b"".join(bodies))
     assert [record.body.string_value for record in records_in(*bodies)] == ["a", "b"]
     for told_by in message.resource_logs:

@@ -13,9 +13,9 @@ from support.otlp_sink import Point, points
 from support.scrapes import full_host
 from wattspan.model import SECOND, Snapshot
 from wattspan.otlp.destination import METRICS, parse_destination
-from wattspan.otlp.health import RetryBackoff
-from wattspan.otlp.transport import ExportResult, ExportStatus, retry_result
+from wattspan.otlp.transport import MAX_BACKOFF, ExportResult, ExportStatus, retry_result
 from wattspan.testing import ManualClock
+from wattspan.util.backoff import RetryBackoff
 from wattspan_exporters.catalogue.metrics import CATALOGUE
 from wattspan_exporters.otlp.encoder import MetricsEncoder
 from wattspan_exporters.otlp.exporter import OtlpExporter
@@ -42,7 +42,7 @@ class Bench:
             self.clock,
             self.said.append,
             interval=INTERVAL,
-            backoff=RetryBackoff(lambda: 0.0),
+            backoff=RetryBackoff(SECOND, MAX_BACKOFF),
         )
         self.exporter._view = self.look
 
@@ -221,7 +221,7 @@ def test_a_snapshot_that_cannot_be_encoded_costs_itself_and_is_said_once_and_in_
         bench.clock.advance(10)
     health = bench.exporter.health
     assert not health.up
-    assert "a push cannot be made (AttributeError: " in str(health.failures[0])
+    assert "a push failed unexpectedly (AttributeError: " in str(health.failures[0])
     bench.stuck = None
     bench.wait(5)
     said, over = bench.said

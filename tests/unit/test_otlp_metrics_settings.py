@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,9 @@ from wattspan.ports import ConfigError, ExporterContext, WattspanError
 from wattspan.testing import ManualClock
 from wattspan_exporters.catalogue.metrics import CATALOGUE
 from wattspan_exporters.catalogue.selection import select_metrics
-from wattspan_exporters.otlp import plugin
+from wattspan_exporters.otlp import OtlpSettings, plugin
 from wattspan_exporters.otlp.encoder import MetricsEncoder
-from wattspan_exporters.otlp.resource import ResourceAttributes, machine_id, parse_attributes
-from wattspan_exporters.otlp.settings import OtlpSettings
+from wattspan_exporters.otlp.endpoint import ResourceAttributes, machine_id, parse_attributes
 
 SECRET = "s3cr3t"
 
@@ -111,7 +111,7 @@ def test_a_header_of_the_file_that_cannot_be_is_looked_for_in_the_file(
 def test_without_the_extra_grpc_is_refused_with_the_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "grpclib.client", None)
+    monkeypatch.setitem(sys.modules, "grpclib.client", None)
     with pytest.raises(ConfigError, match=re.escape("pip install wattspan[grpc]")) as raised:
         opened("http://collector:4317", protocol="grpc", log=[])
     assert str(raised.value).startswith('[exporters.otlp] endpoint = "grpc://collector:4317"')

@@ -1,10 +1,7 @@
-"""What is sent to a collector, and what OTLP calls it.
+"""The signals of OTLP, and the addresses and headers of collectors as operators write them.
 
-The requests of all signals are built alike: a resource, in it a scope, in it the things, each
-under the same field number, and so are the responses. What treats a request as bytes, or counts
-its things, need not know which it is.
-
-Where spans go: an address as the operator writes it, checked before anything is sent.
+The requests of all signals have the same structure and field numbers (resource, scope, items), as
+have the responses. Code that treats a request as bytes or counts its items serves every signal.
 """
 
 from __future__ import annotations
@@ -27,12 +24,11 @@ from wattspan.ports import ConfigError
 class Signal(NamedTuple):
     """One kind of telemetry.
 
-    ``name`` is what its way to the collector is called in the agent's health, ``things`` what
-    people call what is sent. ``path`` and ``method`` are its place in OTLP/HTTP and OTLP/gRPC,
-    ``rejected`` the field of a response in JSON. ``patience`` says what becomes of things while
-    the collector is away, ``loss`` what to do about those that were left at the end. A complaint
-    is repeated after ``quiet`` nanoseconds at the earliest, while others lie between. An operator
-    writes the collector's address as ``address`` in ``table``, headers beside it as ``headers``.
+    ``name`` identifies its export in the agent's health, ``things`` is its noun in messages.
+    ``path`` and ``method`` belong to OTLP/HTTP and OTLP/gRPC, ``rejected`` is the field of a
+    response in JSON. ``patience`` tells the operator what happens while the collector is
+    unavailable, ``loss`` what happens to items left at the end. A message is repeated after
+    ``quiet`` nanoseconds at the earliest. ``address`` and ``headers`` are settings in ``table``.
     """
 
     name: str
@@ -50,12 +46,12 @@ class Signal(NamedTuple):
 
     @property
     def away(self) -> str:
-        """What to ask oneself when nobody answers."""
+        """The remedy where no collector answers."""
         return f"Is the collector running, and is `{self.address}` its address?"
 
     @property
     def elsewhere(self) -> str:
-        """What to ask oneself when somebody else does."""
+        """The remedy where another server answers."""
         return f"Is `{self.address}` the address of an OTLP endpoint?"
 
     @property
@@ -128,7 +124,7 @@ class OtlpProtocol(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A collector's address. ``target`` is the path and query of HTTP requests."""
+    """The address of a collector. ``target`` is the path and query of HTTP requests."""
 
     protocol: OtlpProtocol
     tls: bool = False
@@ -139,12 +135,12 @@ class Destination:
     signal: Signal = SPANS
 
     @property
-    def here(self) -> bool:
-        """Whether it is plainly on this machine, where compression buys nothing."""
+    def is_local(self) -> bool:
+        """Whether the address is local, where compression has no benefit."""
         return bool(self.socket) or Listen(Listen.written(self.host, 1)).loopback
 
     def __str__(self) -> str:
-        """The address for people: without the query, which may hold a secret."""
+        """The address without the query, which may contain a secret."""
         grpc = self.protocol is OtlpProtocol.GRPC
         if self.socket:
             return f"{'grpc+' if grpc else ''}unix://{self.socket}"
@@ -154,20 +150,20 @@ class Destination:
 
 
 def parse_destination(url: str, signal: Signal = SPANS) -> Destination:
-    """An address as it is configured, as one of ``signal``; ConfigError says what it should be."""
+    """The address of a setting; ConfigError names the accepted forms."""
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
         raise _invalid_address(url, str(error), signal) from None
     if parts.scheme not in _SCHEMES:
-        raise _invalid_address(url, "it names no protocol that is known", signal)
+        raise _invalid_address(url, "it names no known protocol", signal)
     grpc, tls, unix, usual = _SCHEMES[parts.scheme]
     protocol = OtlpProtocol.GRPC if grpc else OtlpProtocol.HTTP
     if "@" in parts.netloc:
         raise ConfigError(
-            f"[{signal.table}] {signal.address} holds a user name or a password, which addresses "
-            f"show to everybody; put them into {signal.headers}, as authorization=Basic%20..."
+            f"[{signal.table}] {signal.address} holds a user name or a password, and addresses are "
+            f"not secret; put them into {signal.headers}, as authorization=Basic%20..."
         )
     if parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
         raise _invalid_address(url, "it has characters that an address cannot have", signal)
@@ -194,14 +190,14 @@ def parse_destination(url: str, signal: Signal = SPANS) -> Destination:
 
 
 def as_grpc(url: str) -> str:
-    """The same address, to be spoken to in gRPC."""
+    """The same address with the protocol gRPC."""
     return f"grpc{url.removeprefix('http')}" if url.startswith(("http:", "https:")) else url
 
 
 def _target(path: str, query: str, signal: Signal) -> str:
-    """The path of a base endpoint gets the signal's path appended, as OTLP has it.
+    """The path of a base endpoint with the path of the signal appended, as OTLP specifies.
 
-    An address that is written for spans, whole, has those of other signals beside it.
+    In an address with the path of spans, the path of another signal replaces it.
     """
     whole = path.rstrip("/").removesuffix(SPANS.path) + signal.path
     return f"{whole}?{query}" if query else whole
@@ -215,14 +211,11 @@ def _invalid_address(url: str, cause: str, signal: Signal) -> ConfigError:
     )
 
 
-# ------------------------------------------------------------------------------------ headers
-
-
 def parse_headers(text: str, signal: Signal = SPANS) -> dict[str, str]:
-    """Headers as they are configured, names in lower case.
+    """The headers of a setting, names in lower case.
 
-    The form is that of OTEL_EXPORTER_OTLP_HEADERS: pairs with commas between, percent-encoded.
-    ConfigError never shows a value, which is as a rule a secret.
+    The form is that of OTEL_EXPORTER_OTLP_HEADERS: percent-encoded pairs, separated by commas.
+    ConfigError never shows a value, which is usually a secret.
     """
     headers: dict[str, str] = {}
     for number, pair in enumerate(text.split(","), start=1):
@@ -237,9 +230,9 @@ def parse_headers(text: str, signal: Signal = SPANS) -> dict[str, str]:
 
 
 def header_error(name: str, value: str, form: str) -> str:
-    """Why this cannot be a header of ours; "" if it can. ``form`` is how one is written.
+    """The reason why a header is invalid, "" if it is valid; ``form`` is the expected form.
 
-    It shows no value, nor what is no name and may be one.
+    The reason shows neither a value nor an invalid name, which may be a value.
     """
     if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9a-z-]+", name):
         return f"it is not of the form {quoted(form)}"
@@ -250,18 +243,14 @@ def header_error(name: str, value: str, form: str) -> str:
     return ""
 
 
-# --------------------------------------------------------------------------------- loop guard
-
-
 def check_destination(destination: Destination, listeners: Iterable[str]) -> None:
-    """Refuse to send to ourselves; ConfigError if it is one of ``listeners``.
+    """ConfigError if the destination is one of ``listeners``, the agent's own receivers.
 
-    ``listeners`` are our receivers' addresses as they are really bound, as URLs. A name that does
-    not resolve is nobody, so far.
+    ``listeners`` are URLs of the bound addresses. A name that does not resolve is accepted.
     """
     signal = destination.signal
     for listener in listeners:
-        # without a host it listens on every address
+        # a listener without a host listens on every address
         if _same_listener(destination, parse_destination(listener.replace("://:", "://0.0.0.0:"))):
             raise ConfigError(
                 f"[{signal.table}] {signal.address} = {quoted(str(destination))} is where this "
@@ -286,7 +275,7 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def _addresses(host: str) -> list[_Address]:
-    """All addresses of a host; none if it is not known."""
+    """All addresses of a host; none for an unknown name."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -300,14 +289,14 @@ def _unmapped(address: _Address) -> _Address:
 
 
 def _loopback_if_unspecified(address: _Address) -> _Address:
-    """Linux takes a connection to 0.0.0.0 or :: as one to itself."""
+    """On Linux a connection to 0.0.0.0 or :: reaches the loopback address."""
     if not address.is_unspecified:
         return address
     return ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
 
 
 def _is_local(address: _Address) -> bool:
-    """Whether an address is this machine's: one can bind what is one's own."""
+    """Whether the address belongs to this host, which alone can bind it."""
     if address.is_loopback or address.is_unspecified:
         return True
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6

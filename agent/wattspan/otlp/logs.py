@@ -1,38 +1,121 @@
-"""The way of log records to the user's collector: that of spans, with less room to wait in.
+"""Log records in wire format, and their export to the user's collector.
 
-What is told here is told elsewhere too, in files that are kept, so what cannot be sent is
-dropped sooner, and counted.
+Every exported event is also in files that are kept, so records that cannot be sent wait in a
+small queue and are dropped and counted sooner than spans.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
 from wattspan.config import SpansSettings
-from wattspan.model import SourceHealth
+from wattspan.model import SECOND, SourceHealth
 from wattspan.model.settings import Size
 from wattspan.otlp.destination import LOGS, parse_destination, parse_headers
-from wattspan.otlp.forwarder import Forwarder, open_transport
-from wattspan.otlp.health import RetryBackoff
-from wattspan.otlp.log_records import LogAttributes, LogRecord, LogRecordEncoder
-from wattspan.otlp.transport import ExportResult, ExportStatus, Transport
+from wattspan.otlp.forwarder import Forwarder
+from wattspan.otlp.opening import open_transport
+from wattspan.otlp.transport import MAX_BACKOFF, ExportResult, ExportStatus, Transport
 from wattspan.ports import Clock
+from wattspan.util.backoff import RetryBackoff
+from wattspan.util.protobuf import serialize
 
 QUEUE_SIZE = Size.parse("1MiB")
-"""What may wait: about a thousand records."""
+"""The size of the queue, about a thousand records."""
 
 REFUSED_PAUSE = LOGS.quiet
-"""A collector that refuses is left alone for so long: many take spans only, and never will."""
+"""Pause after a refusal: many collectors accept spans only and always refuse."""
 
 REFUSED_REMEDY = "If it takes no logs, [spans] forward_decisions = false sends none."
 
+AttributeValue = str | bool | int | float | list[str] | list[float]
+LogAttributes = Mapping[str, AttributeValue]
+
+_INFO, _WARN = 9, 13  # SeverityNumber, the first of the four of each severity
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecord:
+    """An OpenTelemetry event: a log record with a ``name``.
+
+    ``wall`` is the time of the event in Unix nanoseconds, ``body`` a sentence. ``warns`` marks
+    events that need attention.
+    """
+
+    name: str
+    wall: int
+    body: str
+    attributes: LogAttributes
+    warns: bool = False
+
+
+class LogRecordEncoder:
+    """Encodes ExportLogsServiceRequests of one record; concatenated they are one request."""
+
+    def __init__(self, resource: LogAttributes, version: str = "") -> None:
+        """``resource`` are the attributes of the OpenTelemetry resource."""
+        from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
+
+        self._request = logs_service_pb2.ExportLogsServiceRequest
+        empty = self._request()
+        resource_logs = empty.resource_logs.add()
+        _add_attributes(resource_logs.resource.attributes, resource)
+        scope = resource_logs.scope_logs.add().scope
+        scope.name, scope.version = "wattspan", version
+        self._empty = serialize(empty)
+
+    def encode(self, record: LogRecord, now: int) -> bytes:
+        """``record`` in wire format, observed at the Unix nanoseconds ``now``."""
+        request = self._request.FromString(self._empty)
+        log = request.resource_logs[0].scope_logs[0].log_records.add()
+        log.time_unix_nano, log.observed_time_unix_nano = _time(record.wall), _time(now)
+        log.severity_number = _WARN if record.warns else _INFO
+        log.severity_text = "WARN" if record.warns else "INFO"
+        log.body.string_value = _text(record.body)
+        if "event_name" in log.DESCRIPTOR.fields_by_name:
+            log.event_name = record.name
+        # The field is newer than the attribute, and some collectors read the attribute only.
+        _add_attributes(log.attributes, {"event.name": record.name, **record.attributes})
+        return serialize(request)
+
+
+def _add_attributes(pairs: Any, attributes: LogAttributes) -> None:
+    for key, value in attributes.items():
+        pair = pairs.add(key=key)
+        if isinstance(value, list):
+            pair.value.array_value.SetInParent()  # keeps an empty list
+            for each in value:
+                _set(pair.value.array_value.values.add(), each)
+        else:
+            _set(pair.value, value)
+
+
+def _set(target: Any, value: str | bool | int | float) -> None:
+    if isinstance(value, bool):
+        target.bool_value = value
+    elif isinstance(value, int) and -(2**63) <= value < 2**63:
+        target.int_value = value
+    elif isinstance(value, float):
+        target.double_value = value
+    else:
+        target.string_value = _text(value)
+
+
+def _time(wall: int) -> int:
+    return min(max(0, wall), 2**64 - 1)
+
+
+def _text(text: object) -> str:
+    """Valid Unicode for protobuf: names from applications may contain lone surrogates."""
+    return str(text).encode("utf-8", "replace").decode()
+
 
 class LogForwarder:
-    """Takes records from any thread; never waits for the collector, and never raises."""
+    """Sends records to the collector. Accepts them from any thread; never waits or raises."""
 
     def __init__(
         self,
@@ -45,9 +128,9 @@ class LogForwarder:
         transport: Transport | None = None,
         backoff: RetryBackoff | None = None,
     ) -> None:
-        """Raises ConfigError for an address or headers that cannot be, or a missing extra."""
+        """ConfigError for an invalid address or header, or a missing extra."""
         self._clock = clock
-        self._writer = LogRecordEncoder(resource, version)
+        self._encoder = LogRecordEncoder(resource, version)
         inner = transport or open_transport(
             parse_destination(settings.forward, LOGS),
             parse_headers(settings.forward_headers),
@@ -59,15 +142,15 @@ class LogForwarder:
             clock,
             log,
             signal=LOGS,
-            transport=RefusalBackoffTransport(inner, clock),
-            backoff=backoff or RetryBackoff(random.random),
+            transport=_PausingTransport(inner, clock),
+            backoff=backoff or RetryBackoff(SECOND, MAX_BACKOFF, random.random),
         )
         self.start, self.stop = self._forwarder.start, self._forwarder.stop
         self.turn = self._forwarder.turn
 
     def offer(self, record: LogRecord) -> None:
-        """Send ``record`` on, when the collector takes it."""
-        self._forwarder.put(self._writer.written(record, self._clock.now().wall), 1)
+        """Queue ``record`` for the collector."""
+        self._forwarder.put(self._encoder.encode(record, self._clock.now().wall), 1)
 
     @property
     def sent(self) -> int:
@@ -75,15 +158,15 @@ class LogForwarder:
 
     @property
     def drops(self) -> Mapping[str, int]:
-        """Records that were not sent, by reason; see ForwardStats."""
+        """Dropped records by reason, as in ForwardStats."""
         return self._forwarder.stats.drops
 
     def health(self) -> SourceHealth:
         return self._forwarder.health()
 
 
-class RefusalBackoffTransport:
-    """A transport to a collector that is not asked again and again what it has refused."""
+class _PausingTransport:
+    """Sends nothing for ``REFUSED_PAUSE`` after the collector has refused a request."""
 
     def __init__(self, transport: Transport, clock: Clock) -> None:
         self._transport, self._clock = transport, clock
@@ -94,10 +177,10 @@ class RefusalBackoffTransport:
     def send(self, body: bytes) -> ExportResult:
         if self._refusal is not None and self._clock.monotonic() < self._until:
             return self._refusal
-        answer = self._transport.send(body)
+        result = self._transport.send(body)
         self._refusal = None
-        if answer.verdict is ExportStatus.REFUSED:
-            remedy = f"{answer.remedy} {REFUSED_REMEDY}".strip()
-            self._refusal = answer = replace(answer, remedy=remedy)
+        if result.verdict is ExportStatus.REFUSED:
+            remedy = f"{result.remedy} {REFUSED_REMEDY}".strip()
+            self._refusal = result = replace(result, remedy=remedy)
             self._until = self._clock.monotonic() + REFUSED_PAUSE
-        return answer
+        return result

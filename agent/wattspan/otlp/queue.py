@@ -1,6 +1,6 @@
-"""What waits for the collector: whole requests in order, within a bound, in memory or on disk.
+"""The queue of requests that wait for the collector: in order, bounded, in memory or on disk.
 
-The thread that writes the spool: nobody else waits for its disk, which may not answer.
+A thread of its own writes the spool, so no caller waits for a disk that may hang.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Protocol
 
 from wattspan.model import Failure
 from wattspan.otlp.destination import SPANS
-from wattspan.otlp.messages import slice_spans
-from wattspan.otlp.spool import Spool
+from wattspan.otlp.enrichment import slice_spans
+from wattspan.otlp.spool import Spool, SpooledRequest
 from wattspan.ports import Clock
 from wattspan.storage.async_writer import (
     CLOSE_TIMEOUT_SECONDS,
@@ -26,68 +26,45 @@ from wattspan.storage.async_writer import (
 )
 
 REQUEST_OVERHEAD = 256
-"""Bytes that a waiting request takes beside its own, roughly."""
+"""Bytes that a waiting request takes in addition to its body, roughly."""
 
 MAX_MEMORY = 64 << 20
-"""What may wait in memory, whatever the bound, for a disk that is slow, full or does not answer."""
+"""Bytes that may wait in memory for a disk that is slow, full or hangs."""
 
-
-class StoredRequest(Protocol):
-    """A request kept on disk."""
-
-    @property
-    def spans(self) -> int: ...
-
-    @property
-    def settled(self) -> int:
-        """How many of its spans, the first ones, have been dealt with."""
-        ...
-
-    @property
-    def size(self) -> int: ...
-
-    def read(self) -> bytes | None:
-        """The whole request; None if it can no longer be read."""
-        ...
-
-    def settle(self, spans: int) -> None:
-        """Its first ``spans`` have been dealt with, and must not come back after a restart."""
-        ...
+SHUTDOWN_TIMEOUT = 5.0
+"""Seconds for the last writes, and for syncing them, on a disk that responds."""
 
 
 class SpoolPort(Protocol):
-    """A disk, as far as it can be relied on. It keeps nobody waiting: what is asked is done later.
+    """The disk of the queue. No call waits; callers hold the lock of the queue."""
 
-    Who asks holds the lock under which a parcel changes.
-    """
-
-    def restored(self) -> Iterable[StoredRequest]:
-        """What an earlier run left, oldest first. Asked once, before anything else."""
+    def restored(self) -> Iterable[SpooledRequest]:
+        """The requests of an earlier run, oldest first. Called once, before anything else."""
         ...
 
     def keep(
-        self, parcel: QueuedRequest, kept: Callable[[QueuedRequest, StoredRequest], None]
+        self, request: QueuedRequest, on_stored: Callable[[QueuedRequest, SpooledRequest], None]
     ) -> None:
-        """Have the disk tell of a parcel what is so then: that it waits, or how much of it does.
+        """Write the state of a request at the time of the write: that it waits, and its rest.
 
-        ``kept`` is told, under the lock, where one is that the disk did not have yet; never if the
-        disk cannot take it.
+        ``on_stored`` is called under the lock when a new request is on disk; never if the disk
+        cannot store it.
         """
         ...
 
-    def spare(self, parcel: QueuedRequest) -> None:
-        """Nothing of it waits any more: if it is not on disk, it need not be written."""
+    def spare(self, request: QueuedRequest) -> None:
+        """Nothing of the request waits: if it is not on disk, it need not be written."""
         ...
 
 
 @dataclass(eq=False, slots=True)
 class QueuedRequest:
-    """One waiting request: its bytes, until it is on disk. ``settled`` as of a Record."""
+    """A waiting request, with a body until it is on disk; its first ``settled`` spans are done."""
 
     spans: int
     size: int
     body: bytes | None = None
-    record: StoredRequest | None = None
+    record: SpooledRequest | None = None
     settled: int = 0
 
     @property
@@ -95,29 +72,22 @@ class QueuedRequest:
         """The spans that still wait."""
         return self.spans - self.settled
 
-    def read(self, most: int | None = None) -> bytes | None:
-        """The request with the spans that still wait, or the first ``most`` of them.
-
-        None if it can no longer be read.
-        """
-        body = self.body  # before ``record``: another thread has it kept, and then leaves the body
+    def read(self, limit: int | None = None) -> bytes | None:
+        """The request with the first ``limit`` of its waiting spans; None if it is unreadable."""
+        body = self.body  # before ``record``: another thread sets the record, then drops the body
         if body is None and self.record is not None:
             body = self.record.read()
-        end = self.spans if most is None else min(self.spans, self.settled + most)
+        end = self.spans if limit is None else min(self.spans, self.settled + limit)
         if body is None or (self.settled, end) == (0, self.spans):
             return body
         return slice_spans(body, self.settled, end)
 
-    def settle(self, spans: int) -> None:
-        """So many more have been dealt with."""
-        self.settled += spans
-
 
 class RequestQueue:
-    """A bounded first-in, first-out queue of parcels; not safe from several threads by itself.
+    """A bounded first-in, first-out queue; callers hold its lock.
 
-    The first ``taken`` parcels are being sent and stay; when there is no room, the oldest of the
-    others goes. What is ``in_memory``, in bytes, is lost if the agent is killed.
+    The first ``taken`` requests are being sent and stay. Where there is no room, the oldest of
+    the others is dropped. The ``in_memory`` bytes are lost if the agent is killed.
     """
 
     def __init__(
@@ -128,152 +98,147 @@ class RequestQueue:
         dropped: Callable[[int], None],
         memory: int = MAX_MEMORY,
     ) -> None:
-        """``dropped`` is told the spans of every request for which there was no room.
+        """``dropped`` gets the spans of every dropped request.
 
-        With a disk, ``memory`` bytes wait in memory at most.
+        With a disk, at most ``memory`` bytes wait in memory.
         """
         self._limit = limit
         self._memory = memory
         self._disk = disk
         self._dropped = dropped
-        self._parcels: deque[QueuedRequest] = deque()
+        self._requests: deque[QueuedRequest] = deque()
         self._taken = 0
         self.in_memory = 0
         self.size = 0
         self.spans = 0
         if disk is not None:
             for record in disk.restored():
-                parcel = QueuedRequest(record.spans, record.size + REQUEST_OVERHEAD, record=record)
-                parcel.settled = record.settled
-                self._append(parcel)
+                size = record.size + REQUEST_OVERHEAD
+                self._append(
+                    QueuedRequest(record.spans, size, record=record, settled=record.settled)
+                )
             self._make_room(0)
 
     def __len__(self) -> int:
-        return len(self._parcels)
+        return len(self._requests)
 
     def add(self, body: bytes, spans: int) -> bool:
-        """Let a request wait; False if even an emptied queue has no room for it."""
+        """Append a request; False if it is too large for the queue."""
         size = len(body) + REQUEST_OVERHEAD
-        if not self._make_room(size):
+        if not self._make_room(size) or (
+            self._disk is not None and not self._make_room_in_memory(size)
+        ):
             self._dropped(spans)
             return False
-        if self._disk is not None and not self._make_room_in_memory(size):
-            self._dropped(spans)
-            return False
-        parcel = QueuedRequest(spans, size, body=body)
-        self._append(parcel)
+        request = QueuedRequest(spans, size, body=body)
+        self._append(request)
         if self._disk is not None:
-            self._disk.keep(parcel, self._kept)
+            self._disk.keep(request, self._stored)
         return True
 
-    def take(self, most: int, bytes_: int) -> list[QueuedRequest]:
-        """The oldest parcels, to be sent: ``most`` at most, and beyond the first within bytes."""
+    def take(self, limit: int, max_bytes: int) -> list[QueuedRequest]:
+        """The oldest requests: at most ``limit``, and after the first within ``max_bytes``."""
         chosen: list[QueuedRequest] = []
         size = 0
-        for parcel in self._parcels:
-            size += parcel.size
-            if len(chosen) == most or (chosen and size > bytes_):
+        for request in self._requests:
+            size += request.size
+            if len(chosen) == limit or (chosen and size > max_bytes):
                 break
-            chosen.append(parcel)
+            chosen.append(request)
         self._taken = len(chosen)
         return chosen
 
     def put_back(self) -> None:
-        """What was taken waits again."""
+        """The taken requests wait again."""
         self._taken = 0
 
     def settle(self) -> None:
-        """What was taken has been dealt with."""
+        """The taken requests are done."""
         for _ in range(self._taken):
             self._remove(0)
         self._taken = 0
 
     def settle_some(self, spans: int) -> bool:
-        """So many spans of the first parcel have been dealt with; whether those were the last."""
-        first = self._parcels[0]
+        """The next ``spans`` of the first request are done; returns whether they were the last."""
+        first = self._requests[0]
         self._taken = 0
         if spans >= first.left:
             self._remove(0)
             return True
-        first.settle(spans)
+        first.settled += spans
         self.spans -= spans
-        self._tell(first)
+        self._update_disk(first)
         return False
 
     def leave(self) -> list[QueuedRequest]:
-        """Empty it, at the end. Those that are not on disk, which it is asked for once more."""
-        unkept = [parcel for parcel in self._parcels if parcel.record is None]
+        """Empty the queue at the end; returns the requests that are not on disk yet."""
+        unstored = [request for request in self._requests if request.record is None]
         if self._disk is not None:
-            for parcel in unkept:
-                self._disk.keep(parcel, self._kept)
-        self._parcels.clear()
+            for request in unstored:
+                self._disk.keep(request, self._stored)
+        self._requests.clear()
         self.size = self.spans = self._taken = 0
-        return unkept
+        return unstored
 
     # ------------------------------------------------------------------------------- details
 
-    def _kept(self, parcel: QueuedRequest, record: StoredRequest) -> None:
-        """It is on disk, though some of it, or all, may have been dealt with meanwhile."""
-        parcel.record = record  # first: see Parcel.read
-        parcel.body = None
-        if parcel.left:
-            self.in_memory -= parcel.size
+    def _stored(self, request: QueuedRequest, record: SpooledRequest) -> None:
+        request.record = record  # first: see QueuedRequest.read
+        request.body = None
+        if request.left:
+            self.in_memory -= request.size
 
-    def _tell(self, parcel: QueuedRequest) -> None:
-        """Have the disk know how much of a parcel is settled."""
-        if self._disk is not None and parcel.record is not None:
-            self._disk.keep(parcel, self._kept)
-        elif self._disk is not None and not parcel.left:
-            self._disk.spare(parcel)
+    def _update_disk(self, request: QueuedRequest) -> None:
+        """Have the disk know how much of a request is settled."""
+        if self._disk is not None and request.record is not None:
+            self._disk.keep(request, self._stored)
+        elif self._disk is not None and not request.left:
+            self._disk.spare(request)
 
     def _make_room_in_memory(self, size: int) -> bool:
-        """For one that the disk has not taken yet. One by itself may be as large as it is."""
+        """Room for a request until it is on disk. A single request may have any size."""
         while self.in_memory and self.in_memory + size > self._memory:
             if not self._drop_oldest(in_memory=True):
                 return False
         return True
 
     def _make_room(self, size: int) -> bool:
-        if size + sum(self._parcels[i].size for i in range(self._taken)) > self._limit:
+        if size + sum(self._requests[i].size for i in range(self._taken)) > self._limit:
             return False
         while self.size + size > self._limit:
             self._drop_oldest()
         return True
 
     def _drop_oldest(self, *, in_memory: bool = False) -> bool:
-        for position in range(self._taken, len(self._parcels)):
-            parcel = self._parcels[position]
-            if not in_memory or parcel.record is None:
-                spans = parcel.left
+        for position in range(self._taken, len(self._requests)):
+            request = self._requests[position]
+            if not in_memory or request.record is None:
+                spans = request.left
                 self._remove(position)
                 self._dropped(spans)
                 return True
         return False
 
-    def _append(self, parcel: QueuedRequest) -> None:
-        self._parcels.append(parcel)
-        self._count(parcel, 1)
+    def _append(self, request: QueuedRequest) -> None:
+        self._requests.append(request)
+        self._count(request, 1)
 
     def _remove(self, position: int) -> None:
-        parcel = self._parcels[position]
-        del self._parcels[position]
-        self._count(parcel, -1)
-        parcel.settle(parcel.left)
-        self._tell(parcel)
+        request = self._requests[position]
+        del self._requests[position]
+        self._count(request, -1)
+        request.settled = request.spans
+        self._update_disk(request)
 
-    def _count(self, parcel: QueuedRequest, sign: int) -> None:
-        self.size += sign * parcel.size
-        self.spans += sign * parcel.left
-        if parcel.record is None:
-            self.in_memory += sign * parcel.size
-
-
-SHUTDOWN_TIMEOUT = 5.0
-"""Seconds for what is still to be written at the end, by a disk that does answer, and durably."""
+    def _count(self, request: QueuedRequest, sign: int) -> None:
+        self.size += sign * request.size
+        self.spans += sign * request.left
+        if request.record is None:
+            self.in_memory += sign * request.size
 
 
 class AsyncSpool:
-    """A disk as ``waiting`` wants it: it tells what became of the newest state of each parcel."""
+    """A SpoolPort: writes the newest state of each request in a thread."""
 
     def __init__(
         self,
@@ -282,37 +247,37 @@ class AsyncSpool:
         lock: AbstractContextManager[object],
         log: Callable[[str], None],
     ) -> None:
-        """``lock`` is that under which parcels change."""
+        """``lock`` protects the requests."""
         self._spool = spool
         self._lock = lock
         self._log = log
-        self._said = False
-        self._keeper = AsyncWriter[Callable[[], None]](operator.call, clock, name="wattspan-spool")
+        self._reported = False
+        self._writer = AsyncWriter[Callable[[], None]](operator.call, clock, name="wattspan-spool")
 
-    def restored(self) -> Iterable[StoredRequest]:
+    def restored(self) -> Iterable[SpooledRequest]:
         return self._spool.restored()
 
     def keep(
-        self, parcel: QueuedRequest, kept: Callable[[QueuedRequest, StoredRequest], None]
+        self, request: QueuedRequest, on_stored: Callable[[QueuedRequest, SpooledRequest], None]
     ) -> None:
-        self._keeper.hand_over(partial(self._write, parcel, kept), parcel)
+        self._writer.hand_over(partial(self._write, request, on_stored), request)
 
-    def spare(self, parcel: QueuedRequest) -> None:
-        self._keeper.take_back(parcel)
+    def spare(self, request: QueuedRequest) -> None:
+        self._writer.take_back(request)
 
-    def wait(self, parcels: Iterable[QueuedRequest]) -> None:
-        """Until the disk knows of these what was told of them, but a moment at most."""
-        self._keeper.wait(parcels)
+    def wait(self, requests: Iterable[QueuedRequest]) -> None:
+        """Wait shortly until the newest states of ``requests`` are on disk."""
+        self._writer.wait(requests)
 
     @property
     def idle(self) -> bool:
-        """Whether the disk knows of all that was told of parcels, as far as it can."""
-        return self._keeper.idle
+        """Whether every state is on disk, as far as the disk can store it."""
+        return self._writer.idle
 
     @property
     def failure(self) -> Failure | None:
-        """What there is to tell of a disk that does not answer."""
-        if self._keeper.overdue() < HANG_AFTER:
+        """The failure of a disk that does not respond."""
+        if self._writer.overdue() < HANG_AFTER:
             return None
         return hang_failure(
             SPANS.name,
@@ -320,18 +285,18 @@ class AsyncSpool:
             "They wait in memory, and do not outlive a restart, until it does.",
         )
 
-    def look(self) -> None:
-        """Log when the disk no longer answers, and when it does again."""
+    def report(self) -> None:
+        """Log that the disk does not respond, and that it responds again."""
         failure = self.failure
-        if (failure is not None) != self._said:
-            self._said = failure is not None
-            answers = f"The disk of {self._spool.folder} answers again."
-            self._log(str(failure) if failure is not None else answers)
+        if (failure is not None) != self._reported:
+            self._reported = failure is not None
+            recovered = f"The disk of {self._spool.folder} answers again."
+            self._log(str(failure) if failure is not None else recovered)
 
     def close(self) -> None:
-        """Write what is still to be written, and force it to the disk, if that answers in time."""
-        self._keeper.hand_over(self._spool.close)
-        if not self._keeper.close(
+        """Write and sync the waiting states, if the disk responds in time."""
+        self._writer.hand_over(self._spool.close)
+        if not self._writer.close(
             SHUTDOWN_TIMEOUT if self.failure is None else CLOSE_TIMEOUT_SECONDS
         ):
             self._log(
@@ -340,7 +305,7 @@ class AsyncSpool:
             )
 
     def ended(self, lost: int) -> None:
-        """So many spans are not on disk after all."""
+        """Log the spans that could not be stored at the end."""
         if lost:
             self._log(
                 f"{lost} spans still waited at the end, could not be written to "
@@ -348,18 +313,18 @@ class AsyncSpool:
             )
 
     def _write(
-        self, parcel: QueuedRequest, kept: Callable[[QueuedRequest, StoredRequest], None]
+        self, request: QueuedRequest, on_stored: Callable[[QueuedRequest, SpooledRequest], None]
     ) -> None:
         with self._lock:
-            body, record, settled = parcel.body, parcel.record, parcel.settled
+            body, record, settled = request.body, request.record, request.settled
         if record is None:
-            if body is None or settled == parcel.spans:
+            if body is None or settled == request.spans:
                 return
-            record = self._spool.keep(body, parcel.spans, settled)
+            record = self._spool.keep(body, request.spans, settled)
             if record is None:
                 return
             with self._lock:
-                kept(parcel, record)
-                settled = parcel.settled  # which may have gone on since it was begun to be written
+                on_stored(request, record)
+                settled = request.settled  # may have changed during the write
         if record.settled != settled:
             record.settle(settled)

@@ -1,17 +1,15 @@
-"""One file of the spool: records appended one after the other, each marked when it is done with.
+"""The spool: waiting requests on disk, in a folder of segments, so that a restart loses nothing.
 
-A record is a header of 24 bytes and a request. The header is six numbers of four bytes: a magic
-word, the request's length, its number of spans, its CRC-32, the CRC-32 of these four, and how many
-of the spans have been dealt with: the only number that is ever written again. Whatever is cut off,
-or was half written when the machine died, fails a check and ends its file.
+A segment is a file of records, appended one after the other. A record is a header of 24 bytes and
+a request. The header is six 32-bit numbers: a magic word, the length of the request, its number of
+spans, its CRC-32, the CRC-32 of these four, and the number of settled spans, the only one that is
+overwritten later. A truncated or half-written record fails a check and ends its segment.
 
-What waits, on disk: a folder of segments, so that a restart loses nothing.
-
-A request is written when it begins to wait and marked when it was sent, by plain writes: once they
-are done they outlive the agent, however it ends. They are forced to the disk (fsync) only when the
-agent stops; a power cut may lose what was written in the last seconds before, or bring back what
-had been sent. A disk that fails is said once, and what comes waits in memory until it works again.
-All this is done by one thread (``spooling``), for a disk that hangs keeps whoever writes to it.
+A request is written when it begins to wait and marked when it was sent, by plain writes. These
+survive the end of the agent, however it ends. They are synced (fsync) only when the agent stops: a
+power failure may lose the writes of the last seconds, or restore requests that had been sent. A
+failing disk is logged once, and requests wait in memory until it works again. One thread does all
+this, because a hanging disk blocks its callers.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ _SETTLED = struct.Struct("<I")
 
 
 class SpooledRequest:
-    """A record that waits; see waiting.Record."""
+    """A waiting record; its first ``settled`` spans are done."""
 
     __slots__ = ("_checksum", "_offset", "_segment", "settled", "size", "spans")
 
@@ -51,17 +49,19 @@ class SpooledRequest:
         self.size, self.spans, self.settled = size, spans, settled
 
     def read(self) -> bytes | None:
+        """The complete request; None if it is unreadable."""
         return self._segment.read(self._offset, self.size, self._checksum)
 
     def settle(self, spans: int) -> None:
+        """Mark the first ``spans`` as done, so that they do not return after a restart."""
         self.settled = spans
         self._segment.settle(self._offset, spans, done=spans >= self.spans)
 
 
 class SpoolSegment:
-    """One file. ``emptied`` is called when the last of its records is done with.
+    """One file. ``emptied`` is called when its last record is done.
 
-    For one thread, but that another may read.
+    For one thread; another one may read.
     """
 
     def __init__(self, path: Path, emptied: Callable[[SpoolSegment], None]) -> None:
@@ -69,18 +69,18 @@ class SpoolSegment:
         self.end = 0
         self.waiting = 0
         self._descriptor = -1
-        self._held = threading.Lock()  # as long as the descriptor must stay what it is
+        self._lock = threading.Lock()  # held while the descriptor must not change
         self._emptied = emptied
 
     def create(self) -> None:
-        """Make the file, which must not be there; OSError if it cannot be."""
+        """Create the file, which must not exist; OSError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._descriptor = os.open(self.path, flags, 0o600)
 
     @property
     def _file(self) -> int:
-        """The open file. It is opened when it is needed: there may be many segments."""
-        with self._held:
+        """The descriptor. The file is opened on demand, because there may be many segments."""
+        with self._lock:
             return self._opened()
 
     def _opened(self) -> int:
@@ -89,17 +89,15 @@ class SpoolSegment:
         return self._descriptor
 
     def recover(self) -> tuple[list[SpooledRequest], int]:
-        """What an earlier run left to wait, oldest first, and how many bytes cannot be read."""
+        """The waiting records of an earlier run, oldest first, and the number of damaged bytes."""
         found: list[SpooledRequest] = []
         file = self._file
         length = os.fstat(file).st_size
-        while header := os.pread(file, _HEADER.size, self.end):
-            if len(header) < _HEADER.size:
-                break
+        while len(header := os.pread(file, _HEADER.size, self.end)) == _HEADER.size:
             magic, size, spans, checksum, check, settled = _HEADER.unpack(header)
             begin = self.end + _HEADER.size
-            sound = magic == _MAGIC and zlib.crc32(header[: _CHECKED.size]) == check
-            if not sound or begin + size > length:
+            valid = magic == _MAGIC and zlib.crc32(header[: _CHECKED.size]) == check
+            if not valid or begin + size > length:
                 break
             if settled < spans:
                 found.append(SpooledRequest(self, self.end, size, spans, checksum, settled))
@@ -108,7 +106,7 @@ class SpoolSegment:
         return found, length - self.end
 
     def append(self, body: bytes, spans: int, settled: int = 0) -> SpooledRequest:
-        """Add a record, the first spans of which are settled. On OSError the file is as before."""
+        """Append a record. On OSError the file is as before."""
         checksum = zlib.crc32(body)
         checked = _CHECKED.pack(_MAGIC, len(body), spans, checksum)
         header = _HEADER.pack(_MAGIC, len(body), spans, checksum, zlib.crc32(checked), settled)
@@ -130,16 +128,16 @@ class SpoolSegment:
             rest, offset = rest[written:], offset + written
 
     def read(self, offset: int, size: int, checksum: int) -> bytes | None:
-        """A record's request; None if what is there is not what was written."""
+        """The request of a record; None if it is not the one that was written."""
         try:
-            with self._held:  # a write that hangs does not hold it: what waits can still be sent
+            with self._lock:  # a hanging write does not hold it: waiting requests can be sent
                 body = os.pread(self._opened(), size, offset + _HEADER.size)
         except OSError:
             return None
         return body if len(body) == size and zlib.crc32(body) == checksum else None
 
     def settle(self, offset: int, spans: int, *, done: bool) -> None:
-        with contextlib.suppress(OSError):  # then they come back after a restart
+        with contextlib.suppress(OSError):  # then the spans return after a restart
             os.pwrite(self._file, _SETTLED.pack(spans), offset + _HEADER.size - _SETTLED.size)
         if done:
             self.waiting -= 1
@@ -147,9 +145,9 @@ class SpoolSegment:
                 self._emptied(self)
 
     def reset(self) -> None:
-        """Begin again with an empty file, once nothing in it waits.
+        """Truncate the file once nothing in it waits.
 
-        Bytes that are cut off before the kernel got to write them never reach the disk.
+        Bytes that are truncated before the kernel writes them never reach the disk.
         """
         with contextlib.suppress(OSError):
             os.ftruncate(self._file, 0)
@@ -165,71 +163,70 @@ class SpoolSegment:
         if durably:
             with contextlib.suppress(OSError):
                 os.fsync(self._file)
-        with self._held:
+        with self._lock:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
             self._descriptor = -1
 
 
 _SUFFIX = ".spans"
-_PARTS = 16
-"""Files of a full spool, and so the part of the limit by which it may be exceeded on disk."""
+_SEGMENTS = 16
+"""Segments of a full spool; the spool may exceed its limit on disk by one of them."""
 
 
 class Spool:
-    """Keeps requests in ``folder``. Raises nothing. Takes as long as the disk does."""
+    """Stores requests in ``folder``. Raises nothing; blocks as long as the disk does."""
 
     def __init__(self, folder: Path, limit: int, log: Callable[[str], None]) -> None:
-        """``limit`` is what will wait at most; it sets the size of the files."""
+        """``limit`` is the size of the queue, which determines the size of the segments."""
         self.folder = folder
         self._log = log
-        self._segment_size = max(1, limit // _PARTS)
+        self._segment_size = max(1, limit // _SEGMENTS)
         self._segments: list[SpoolSegment] = []
         self._writing: SpoolSegment | None = None
         self._next = 1
         self._failing = False
         self._lock = -1
-        self.usable = self._begin()
+        self.usable = self._lock_folder()
 
-    def _begin(self) -> bool:
-        """Have the folder to ourselves."""
+    def _lock_folder(self) -> bool:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._without("another agent uses it", "Give each agent a state_dir of its own.")
+            cause, remedy = "another agent uses it", "Give each agent a state_dir of its own."
         except OSError as error:
-            self._without(describe_os_error(error), "Make it writable for the agent.")
+            cause, remedy = describe_os_error(error), "Make it writable for the agent."
         else:
             return True
-        return False
-
-    def _without(self, cause: str, remedy: str) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._unlock()
         self._log(
             f"Cannot keep waiting spans in {self.folder}: {cause}. They wait in memory, and do "
             f"not outlive a restart. {remedy}"
         )
+        return False
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._lock)
+        self._lock = -1
 
     def restored(self) -> Iterable[SpooledRequest]:
-        """What an earlier run left, oldest first. Asked once, before anything is kept."""
+        """The records of an earlier run, oldest first. Called once, before ``keep``."""
         if not self.usable:
             return
         for path in self._earlier():
             try:
                 segment = SpoolSegment(path, self._emptied)
-                records, unreadable = segment.recover()
+                records, damaged = segment.recover()
             except OSError as error:
                 self._log(f"Cannot read spans that waited in {path}: {describe_os_error(error)}.")
                 continue
             segment.close()
-            if unreadable:
-                self._log(
-                    f"The last {unreadable} bytes of {path} are damaged; their spans are lost."
-                )
+            if damaged:
+                self._log(f"The last {damaged} bytes of {path} are damaged; their spans are lost.")
             if records:
                 self._segments.append(segment)
                 yield from records
@@ -249,11 +246,11 @@ class Spool:
         return [named[number] for number in sorted(named)]
 
     def keep(self, body: bytes, spans: int, settled: int = 0) -> SpooledRequest | None:
-        """Keep a request, the first spans of which are settled; None if the disk cannot."""
+        """Store a request, the first spans of which are settled; None if the disk fails."""
         if not self.usable:
             return None
         try:
-            record = self._to_write(len(body)).append(body, spans, settled)
+            record = self._current_segment(len(body)).append(body, spans, settled)
         except OSError as error:
             if not self._failing:
                 self._failing = True
@@ -266,7 +263,8 @@ class Spool:
         self._failing = False
         return record
 
-    def _to_write(self, size: int) -> SpoolSegment:
+    def _current_segment(self, size: int) -> SpoolSegment:
+        """The segment for a request of ``size`` bytes; a full one is followed by another."""
         writing = self._writing
         if writing is None or (writing.end and writing.end + size > self._segment_size):
             writing = SpoolSegment(self.folder / f"{self._next:012}{_SUFFIX}", self._emptied)
@@ -279,7 +277,6 @@ class Spool:
         return writing
 
     def _emptied(self, segment: SpoolSegment) -> None:
-        """Nothing in a file waits any more."""
         if segment is self._writing:
             segment.reset()
         else:
@@ -287,7 +284,7 @@ class Spool:
             segment.remove()
 
     def close(self) -> None:
-        """Force what waits to the disk; nothing that was sent is left behind."""
+        """Sync the waiting records, and remove the segments without any."""
         self._writing = None
         for segment in list(self._segments):
             if segment.waiting:
@@ -295,7 +292,5 @@ class Spool:
             else:
                 segment.remove()
         self._segments.clear()
-        if self._lock >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self._lock)
-        self._lock, self.usable = -1, False
+        self._unlock()
+        self.usable = False

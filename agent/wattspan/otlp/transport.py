@@ -1,11 +1,7 @@
-"""Errors of the operating system, for people.
+"""The transport port, the meaning of a collector's responses, and the collector's health.
 
-What a collector's answer means: OTLP's rules, without a socket.
-
-OTLP says which failures may be retried: HTTP 429, 502, 503 and 504; eight codes of gRPC, and
-RESOURCE_EXHAUSTED where it names a delay. All others are final.
-
-The port behind which a collector is.
+OTLP defines which failures may be retried: HTTP 429, 502, 503 and 504; eight codes of gRPC, and
+RESOURCE_EXHAUSTED with a delay. All others are final.
 """
 
 from __future__ import annotations
@@ -13,16 +9,105 @@ from __future__ import annotations
 import json
 import os
 import socket
+import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum
 from typing import Protocol
 
-from wattspan.model import SECOND
-from wattspan.otlp.destination import SPANS, Signal
+from wattspan.model import SECOND, Failure, SourceHealth, Trouble
+from wattspan.otlp.destination import SPANS, Destination, Signal
+from wattspan.ports import Clock
 from wattspan.util.protobuf import parse_message, status_message
 from wattspan.util.text import printable
+
+CONNECT_TIMEOUT = 5
+"""Seconds for a connection to be made."""
+
+RESPONSE_TIMEOUT = 30
+"""Seconds for a response. Long, because a request that is given up too early is sent twice."""
+
+IDLE_TIMEOUT = 3
+"""Seconds after which a connection is not used again. Servers commonly close idle connections
+after 5 s or more, and it is unknown whether a request that meets such a close was accepted."""
+
+MAX_RESPONSE_SIZE = 1 << 20
+"""Bytes of a response that are read."""
+
+MAX_BACKOFF = 8 * SECOND
+"""Longest delay between attempts, so that a recovered collector is found within ten seconds."""
+
+MAX_RETRY_DELAY = 600 * SECOND
+"""Longest delay that a collector can ask for."""
+
+_MAX_REJECTED = 1 << 32  # more than any request has
+
+
+class ExportStatus(Enum):
+    TAKEN = "taken"
+    AGAIN = "again"
+    REFUSED = "refused"
+    TOO_LARGE = "too large"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportResult:
+    """The result of one request.
+
+    ``why`` is a clause, ``remedy`` a sentence. ``after`` is the delay that the collector asks
+    for, in nanoseconds. ``perhaps_taken``: everything was sent, and no response denies that it
+    was accepted. ``unfinished``: the connection ended before everything was sent.
+    """
+
+    verdict: ExportStatus
+    why: str = ""
+    remedy: str = ""
+    rejected: int = 0
+    after: int | None = None
+    perhaps_taken: bool = False
+    unfinished: bool = False
+
+
+class Transport(Protocol):
+    """Sends requests of one signal to a collector, one at a time."""
+
+    def send(self, body: bytes) -> ExportResult:
+        """Send a request and return its result. Raises nothing."""
+        ...
+
+    def abort(self) -> None:
+        """End a ``send`` in progress soon, and all later ones. Safe from any thread."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection; in the thread that sends."""
+        ...
+
+
+def retry_result(
+    why: str, remedy: str = "", *, perhaps_taken: bool = False, unfinished: bool = False
+) -> ExportResult:
+    return ExportResult(
+        ExportStatus.AGAIN, why, remedy, perhaps_taken=perhaps_taken, unfinished=unfinished
+    )
+
+
+def connection_failure(error: Exception, signal: Signal) -> ExportResult:
+    """The result for an error while a connection was made."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return retry_result(
+            f"its certificate is not trusted ({error.verify_message})",
+            "Install its authority's certificate on this host, or name it by SSL_CERT_FILE.",
+        )
+    if isinstance(error, ssl.SSLError):
+        return retry_result(
+            f"TLS failed ({error.reason or error})", "Does the collector speak TLS there?"
+        )
+    if isinstance(error, TimeoutError):
+        return retry_result(f"no connection within {CONNECT_TIMEOUT} s", signal.away)
+    return retry_result(describe_os_error(error), signal.away)
 
 
 def describe_os_error(error: Exception) -> str:
@@ -36,38 +121,22 @@ def describe_os_error(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-MAX_RETRY_DELAY = 600 * SECOND
-"""A collector that asks to be left alone for longer is tried after this."""
+# ---------------------------------------------------------------------------------- responses
 
 _HTTP_RETRYABLE = frozenset((429, 502, 503, 504))
-_HTTP_AMBIGUOUS = frozenset((502, 504))  # a proxy speaks, and knows not what the collector did
-_TOO_LARGE = 413
-_MOST_REJECTED = 1 << 32  # no request holds as many: who says more is not counted with
+_HTTP_AMBIGUOUS = frozenset((502, 504))  # of a proxy, which may have reached the collector
+_HTTP_TOO_LARGE = 413
 
+# gRPC status codes, as numbers because gRPC libraries are optional.
+_CANCELLED, _DEADLINE_EXCEEDED, _RESOURCE_EXHAUSTED = 1, 4, 8
+_ABORTED, _OUT_OF_RANGE, _UNAVAILABLE, _DATA_LOSS = 10, 11, 14, 15
+_GRPC_RETRYABLE = frozenset(
+    (_CANCELLED, _DEADLINE_EXCEEDED, _ABORTED, _OUT_OF_RANGE, _UNAVAILABLE, _DATA_LOSS)
+)
+_GRPC_AMBIGUOUS = frozenset((_CANCELLED, _DEADLINE_EXCEEDED))
+_PERMISSION_DENIED, _UNIMPLEMENTED, _UNAUTHENTICATED = 7, 12, 16
 
-class ExportStatus(Enum):
-    TAKEN = "taken"
-    AGAIN = "again"
-    REFUSED = "refused"
-    TOO_LARGE = "too large"
-
-
-@dataclass(frozen=True, slots=True)
-class ExportResult:
-    """What became of one request.
-
-    ``why`` is a clause for people, with ``remedy`` a sentence. ``after`` is the delay asked for,
-    in nanoseconds. ``perhaps_taken``: everything was sent, and nobody said that it was not taken.
-    ``unfinished``: there was a connection, and not everything could be sent over it.
-    """
-
-    verdict: ExportStatus
-    why: str = ""
-    remedy: str = ""
-    rejected: int = 0
-    after: int | None = None
-    perhaps_taken: bool = False
-    unfinished: bool = False
+_RAISE_LIMIT = "Raise the collector's limit of a request."
 
 
 def result_of_http(
@@ -80,7 +149,7 @@ def result_of_http(
     now: int,
     signal: Signal = SPANS,
 ) -> ExportResult:
-    """The meaning of an HTTP response; ``now`` is Unix nanoseconds."""
+    """The result of an HTTP response; ``now`` is Unix nanoseconds."""
     if 200 <= status < 300:
         if "json" in content_type:
             return _accepted(*_partial_success_of_json(body, signal), signal)
@@ -97,26 +166,41 @@ def result_of_http(
             after=parse_retry_after(retry_after, now),
             perhaps_taken=status in _HTTP_AMBIGUOUS,
         )
-    if status == _TOO_LARGE:
-        return ExportResult(
-            ExportStatus.TOO_LARGE, why, "Raise the collector's limit of a request."
-        )
+    if status == _HTTP_TOO_LARGE:
+        return ExportResult(ExportStatus.TOO_LARGE, why, _RAISE_LIMIT)
     if 300 <= status < 400:
         where = f" and points to {_single_line(location.partition('?')[0])}" if location else ""
-        return ExportResult(
-            ExportStatus.REFUSED,
-            why + where,
-            f"Write the address it points to as `{signal.address}`.",
-        )
+        remedy = f"Write the address it points to as `{signal.address}`."
+        return ExportResult(ExportStatus.REFUSED, why + where, remedy)
     remedies = dict.fromkeys((401, 403), signal.credentials)
     remedies |= dict.fromkeys((404, 405), signal.elsewhere)
     return ExportResult(ExportStatus.REFUSED, why, remedies.get(status, ""))
 
 
-def result_of_response(body: bytes, signal: Signal = SPANS) -> ExportResult:
-    """The meaning of a response, which may reject some of what was sent.
+def result_of_grpc(
+    code: int, name: str, message: str, after: int | None, signal: Signal = SPANS
+) -> ExportResult:
+    """The result of a gRPC status other than OK; ``after`` is the delay of its RetryInfo."""
+    text = _single_line(message)
+    why = f"it answered {name}" + (f" ({text})" if text else "")
+    if code in _GRPC_RETRYABLE or (code == _RESOURCE_EXHAUSTED and after is not None):
+        return ExportResult(
+            ExportStatus.AGAIN,
+            why,
+            after=None if after is None else _bounded(after),
+            perhaps_taken=code in _GRPC_AMBIGUOUS,
+        )
+    if code == _RESOURCE_EXHAUSTED:  # without a delay it is a limit, usually of the message size
+        return ExportResult(ExportStatus.TOO_LARGE, why, _RAISE_LIMIT)
+    remedies = dict.fromkeys((_PERMISSION_DENIED, _UNAUTHENTICATED), signal.credentials)
+    remedies[_UNIMPLEMENTED] = f"Is `{signal.address}` the address of an OTLP/gRPC endpoint?"
+    return ExportResult(ExportStatus.REFUSED, why, remedies.get(code, ""))
 
-    Those of all signals are the same on the wire, so that of spans is read for all.
+
+def result_of_response(body: bytes, signal: Signal = SPANS) -> ExportResult:
+    """The result of a successful response, which may reject a part of the request.
+
+    The responses of all signals have the same fields.
     """
     response = parse_message("Response", body)
     if response is None:
@@ -130,7 +214,7 @@ def _invalid_response(signal: Signal) -> ExportResult:
 
 
 def _partial_success_of_json(body: bytes, signal: Signal) -> tuple[int, str]:
-    """How much was rejected, and why, of a response in OTLP/JSON, as some answer to protobuf."""
+    """The rejected count and the message of a response in JSON, which some send to protobuf."""
     try:
         partial = json.loads(body or b"{}")["partialSuccess"]
         return int(partial.get(signal.rejected, 0)), str(partial.get("errorMessage", ""))
@@ -138,62 +222,17 @@ def _partial_success_of_json(body: bytes, signal: Signal) -> tuple[int, str]:
         return 0, ""
 
 
-def _accepted(rejected: int, message: str, signal: Signal) -> ExportResult:
-    said = _single_line(message)
-    rejected = min(rejected, _MOST_REJECTED)
+def _accepted(rejected: int, message: str | bytes, signal: Signal) -> ExportResult:
+    text = _single_line(message if isinstance(message, str) else message.decode(errors="replace"))
+    why = f"it warns: {text}" if text else ""
     if rejected > 0:
-        said = f"it rejected {rejected} {signal.things}" + (f" ({said})" if said else "")
-    elif said:
-        said = f"it warns: {said}"
-    return ExportResult(ExportStatus.TAKEN, said, rejected=max(0, rejected))
-
-
-# gRPC status codes, as numbers so that no gRPC library is needed to know them.
-_CANCELLED, _DEADLINE_EXCEEDED, _RESOURCE_EXHAUSTED = 1, 4, 8
-_ABORTED, _OUT_OF_RANGE, _UNAVAILABLE, _DATA_LOSS = 10, 11, 14, 15
-_GRPC_RETRYABLE = frozenset(
-    (_CANCELLED, _DEADLINE_EXCEEDED, _ABORTED, _OUT_OF_RANGE, _UNAVAILABLE, _DATA_LOSS)
-)
-_GRPC_AMBIGUOUS = frozenset((_CANCELLED, _DEADLINE_EXCEEDED))
-_PERMISSION_DENIED, _UNIMPLEMENTED, _UNAUTHENTICATED = 7, 12, 16
-
-
-def result_of_grpc(
-    code: int, name: str, message: str, after: int | None, signal: Signal = SPANS
-) -> ExportResult:
-    """The meaning of a gRPC status that is not OK; ``after`` is what its RetryInfo asks for."""
-    said = _single_line(message)
-    why = f"it answered {name}" + (f" ({said})" if said else "")
-    if code in _GRPC_RETRYABLE or (code == _RESOURCE_EXHAUSTED and after is not None):
-        return ExportResult(
-            ExportStatus.AGAIN,
-            why,
-            after=None if after is None else _bounded(after),
-            perhaps_taken=code in _GRPC_AMBIGUOUS,
-        )
-    if code == _RESOURCE_EXHAUSTED:
-        # Without a delay it is a limit: as a rule, of the size of a message.
-        return ExportResult(
-            ExportStatus.TOO_LARGE, why, "Raise the collector's limit of a request."
-        )
-    remedies = dict.fromkeys((_PERMISSION_DENIED, _UNAUTHENTICATED), signal.credentials)
-    remedies[_UNIMPLEMENTED] = f"Is `{signal.address}` the address of an OTLP/gRPC endpoint?"
-    return ExportResult(ExportStatus.REFUSED, why, remedies.get(code, ""))
-
-
-def retry_result(
-    why: str, remedy: str = "", *, perhaps_taken: bool = False, unfinished: bool = False
-) -> ExportResult:
-    return ExportResult(
-        ExportStatus.AGAIN, why, remedy, perhaps_taken=perhaps_taken, unfinished=unfinished
-    )
-
-
-# -------------------------------------------------------------------------------- Retry-After
+        rejected = min(rejected, _MAX_REJECTED)
+        why = f"it rejected {rejected} {signal.things}" + (f" ({text})" if text else "")
+    return ExportResult(ExportStatus.TAKEN, why, rejected=max(0, rejected))
 
 
 def parse_retry_after(retry_after: str, now: int) -> int | None:
-    """Retry-After, seconds or a date, as nanoseconds from ``now``; None if it says nothing."""
+    """The Retry-After header, seconds or a date, in nanoseconds from ``now``; None if invalid."""
     text = retry_after.strip()
     if text.isascii() and text.isdecimal():
         return _bounded(int(text[:12]) * SECOND)
@@ -209,11 +248,8 @@ def _bounded(delay: int) -> int:
     return min(max(0, delay), MAX_RETRY_DELAY)
 
 
-# -------------------------------------------------------------------- what a collector has to say
-
-
 def _error_message(body: bytes, content_type: str) -> str:
-    """A failure's explanation: a google.rpc.Status, or a line of text; never a web page."""
+    """The explanation of a failure: a google.rpc.Status or a line of text; never a web page."""
     if "protobuf" in content_type:
         return _single_line(status_message(body))
     if content_type.startswith(("text/plain", "application/json")):
@@ -222,36 +258,89 @@ def _error_message(body: bytes, content_type: str) -> str:
 
 
 def _single_line(text: str) -> str:
-    """Somebody else's words, on one line and not too long."""
+    """Foreign text on one line of bounded length."""
     line = printable(" ".join(text.split()))
     return line if len(line) <= 200 else f"{line[:197]}..."
 
 
-CONNECT_TIMEOUT = 5
-"""Seconds for a connection to be made."""
-
-RESPONSE_TIMEOUT = 30
-"""Seconds for an answer. Generous: a request given up too early is sent, and taken, twice."""
-
-IDLE_TIMEOUT = 3
-"""Seconds after which a connection is not used again. Servers close idle ones, commonly after 5 s
-or more, and a request that meets such a close on its way may or may not have been taken."""
-
-MAX_RESPONSE_SIZE = 1 << 20
-"""Bytes of an answer that are looked at."""
+# ------------------------------------------------------------------------------------- health
 
 
-class Transport(Protocol):
-    """Takes requests to a collector, one at a time."""
+class DestinationHealth:
+    """The health of a collector from its last responses; logs changes, not every attempt.
 
-    def send(self, body: bytes) -> ExportResult:
-        """Send a request, of one signal always, and say what became of it. Raises nothing."""
-        ...
+    Written by one thread; ``health`` is safe from any.
+    """
 
-    def abort(self) -> None:
-        """Make a ``send`` under way return soon. Called from any thread, and final."""
-        ...
+    def __init__(self, destination: Destination, clock: Clock, log: Callable[[str], None]) -> None:
+        self._destination, self._signal = destination, destination.signal
+        self._clock = clock
+        self._log = log
+        self._failure: Failure | None = None
+        self._away_since: int | None = None
+        self._attempts = self._failed = 0
+        self._logged_at: dict[ExportStatus, int] = {}
 
-    def close(self) -> None:
-        """Let go of the connection; called in the thread that sends."""
-        ...
+    def health(self) -> SourceHealth:
+        failure = self._failure
+        return SourceHealth(
+            self._signal.name,
+            up=failure is None,
+            reads=self._attempts,
+            failed=self._failed,
+            failures=() if failure is None else (failure,),
+        )
+
+    def failed(self, result: ExportResult) -> None:
+        """Record a request that will be sent again."""
+        self._record(result, Trouble.RETRY, self._signal.patience)
+        if self._away_since is None:
+            self._away_since = self._clock.monotonic()
+            self._write(result.verdict, str(self._failure))
+
+    def answered(self, result: ExportResult, count: int) -> None:
+        """Record the final result of a request with ``count`` spans, records or points."""
+        things = self._signal.things
+        if result.verdict is not ExportStatus.TAKEN:
+            self._record(result, Trouble.MALFORMED, f"The {things} are dropped.")
+            self._write(result.verdict, f"{self._failure} ({count} of them now.)")
+            self._away_since = None
+            return
+        self._attempts += 1
+        self._failure = None
+        if self._away_since is not None:
+            away = (self._clock.monotonic() - self._away_since) // SECOND
+            self._away_since = None
+            if self._logged_at.pop(ExportStatus.AGAIN, None) is not None:
+                self._log(f"{self._destination} takes {things} again, after {away} s.")
+        if result.why:
+            sentence = f"{self._destination} takes {things}, but {result.why}. {result.remedy}"
+            self._write(result.verdict, sentence.strip())
+
+    def ended(self, lost: int) -> None:
+        """Log the items that were still in memory at the end of the agent."""
+        if lost:
+            self._log(
+                f"{lost} {self._signal.things} still waited for {self._destination} at the end, "
+                f"and are dropped; {self._signal.loss}"
+            )
+
+    def _record(self, result: ExportResult, trouble: Trouble, consequence: str) -> None:
+        self._attempts += 1
+        self._failed += 1
+        self._failure = Failure(
+            self._signal.name,
+            f"{self._signal.things} to {self._destination}",
+            trouble,
+            result.why,
+            f"{result.remedy} {consequence}".strip(),
+            verb=self._signal.verb,
+        )
+
+    def _write(self, status: ExportStatus, sentence: str) -> None:
+        """Log at most one message of a status per interval."""
+        now = self._clock.monotonic()
+        last = self._logged_at.get(status)
+        if last is None or now - last >= self._signal.quiet:
+            self._logged_at[status] = now
+            self._log(sentence)

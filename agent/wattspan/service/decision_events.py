@@ -12,7 +12,7 @@ from typing import Protocol
 
 from wattspan.capper.audit import AuditAction, AuditEvent
 from wattspan.model import SECOND, DecisionReason, Knob, RecordedDecision
-from wattspan.otlp.log_records import AttributeValue, LogRecord
+from wattspan.otlp.logs import AttributeValue, LogRecord
 from wattspan.tuning.serialization import setting_number, unit
 
 DECISION_PREFIX = "wattspan.autotune."

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from wattspan.config import Config
-from wattspan.otlp.destination import METRICS, Destination, as_grpc, parse_destination
-from wattspan.otlp.validation import address_errors
+from wattspan.otlp.destination import (
+    METRICS,
+    Destination,
+    as_grpc,
+    parse_destination,
+)
+from wattspan.otlp.opening import address_errors
 
 
 def destinations(config: Config) -> Iterator[Destination]:

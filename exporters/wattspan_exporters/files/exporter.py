@@ -14,7 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from wattspan.model import Failure, Snapshot, SourceHealth, Trouble
-from wattspan.ports import ConfigError, ExporterContext, ExporterError, SnapshotView
+from wattspan.ports import (
+    ConfigError,
+    ExporterContext,
+    ExporterError,
+    SnapshotView,
+    error_sentences,
+)
 from wattspan.util.tabular import NO_PYARROW, has_pyarrow
 from wattspan_exporters.catalogue.metric import Metric
 from wattspan_exporters.catalogue.selection import select_metrics
@@ -36,12 +42,8 @@ def check_format(settings: FilesSettings) -> None:
 
 
 def files_faults(settings: FilesSettings) -> Iterator[str]:
-    """A sentence for each of them."""
-    for check in (check_format, configured_metrics):
-        try:
-            check(settings)
-        except ConfigError as error:
-            yield from str(error).splitlines()
+    """A sentence for each error of the settings; opens nothing."""
+    yield from error_sentences(lambda: check_format(settings), lambda: configured_metrics(settings))
 
 
 class SnapshotWriter:

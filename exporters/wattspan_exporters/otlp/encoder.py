@@ -1,14 +1,12 @@
-"""Series as OTLP's cumulative streams: since when each has counted, and where it began anew.
+"""Snapshots to OTLP requests, with series as cumulative streams.
 
-A stream is a run of points with one start time, within which a counter never falls. A series whose
-value falls all the same was begun again behind our back (a pid that came back, a row that had left
-the list), and a receiver has to be told when: otherwise it sees less energy than before.
+A stream is a sequence of points with one start time, within which a counter never falls. If the
+value of a series falls, the series was restarted (a reused pid, a row that had left the list) and
+gets a new start time; otherwise a receiver would see negative energy.
 
-From a snapshot to OTLP requests.
-
-Not by the SDK's encoder: it builds an object and a protobuf message for every point and every
-attribute of every push, and takes some sixty times as long (docs/decisions/0017). Here a series'
-attributes are encoded once in its life.
+The SDK's encoder builds an object and a protobuf message for every point and attribute of every
+push, and takes about sixty times as long (docs/decisions/0017). This encoder encodes the attributes
+of a series once.
 """
 
 from __future__ import annotations
@@ -29,15 +27,15 @@ from wattspan_exporters.catalogue.metric import (
 from wattspan_exporters.catalogue.metrics import CATALOGUE
 from wattspan_exporters.otlp import wire
 
-# Prometheus' OTLP receiver writes the resource's service.name over any attribute ``job``, and all
-# tuned jobs of a host would be one series. A scrape makes ``exported_job`` of it, which rules and
-# dashboards ask for; a name such as wattspan.job would be a third one for the same thing.
+# Prometheus' OTLP receiver overwrites an attribute ``job`` with the resource's service.name, which
+# would merge all tuned jobs of a host. A scrape renames it to ``exported_job``, the name that rules
+# and dashboards use.
 RENAMED_ATTRIBUTES = {"job": "exported_job"}
-"""Attributes of the catalogue that OTLP has under another name."""
+"""Attributes of the catalogue with another name in OTLP."""
 
 
 class SeriesStream:
-    """One series; ``fixed`` is what all its points have in common, start time included."""
+    """One series; ``fixed`` are the bytes that its points share, start time included."""
 
     __slots__ = ("attributes", "exemplar", "fixed", "start", "tail", "turn", "value")
 
@@ -54,10 +52,10 @@ class SeriesStream:
 
 
 class MetricStreams:
-    """The series of one metric, bounded by twice what the newest snapshot has.
+    """The series of one metric, at most about twice those of the newest snapshot.
 
-    Series that are gone are remembered for as long as there is room. One that comes back after
-    it was forgotten begins no earlier than it was, so no two of its streams ever overlap.
+    Absent series are remembered while there is room. A series that returns after it was forgotten
+    starts no earlier than it was forgotten, so that its streams never overlap.
     """
 
     def __init__(self, metric: Metric) -> None:
@@ -72,7 +70,7 @@ class MetricStreams:
         return len(self._kept)
 
     def drawn(self, snapshot: Snapshot) -> Iterable[SeriesStream]:
-        """The series of ``snapshot``, each once, in its order."""
+        """The series of ``snapshot`` in its order."""
         metric, kept = self._metric, self._kept
         counts = metric.instrument is Instrument.COUNTER
         self._turn = turn = self._turn + 1
@@ -85,7 +83,7 @@ class MetricStreams:
             if stream is None:
                 stream = kept[labels] = SeriesStream(self._attributes(labels))
                 fresh.append((labels, stream))
-            elif stream.turn == turn:  # a series twice: the first has it, as in a scrape
+            elif stream.turn == turn:  # a duplicate series: the first counts, as in a scrape
                 continue
             elif counts and value < stream.value:
                 stream.begin(self._seen_at)
@@ -102,7 +100,7 @@ class MetricStreams:
         return drawn
 
     def _set_back(self, wall: int) -> None:
-        """The clock was set back: nothing can have begun in what is the future now."""
+        """After the clock was set back, no stream starts in the future."""
         self._seen_at = wall
         self._forgotten_at = min(self._forgotten_at, wall)
         for stream in self._kept.values():
@@ -110,10 +108,10 @@ class MetricStreams:
                 stream.begin(wall)
 
     def _begin(self, fresh: Iterable[tuple[Labels, SeriesStream]], snapshot: Snapshot) -> None:
-        """Say since when new series count."""
+        """Set the start time of new series."""
         metric = self._metric
         if metric.instrument in (Instrument.GAUGE, Instrument.INFO):
-            return  # they do not count
+            return  # these have no start time
         begun = snapshot.stats.started.wall
         if metric.lasting and snapshot.since is not None:
             begun = snapshot.since.wall
@@ -128,7 +126,7 @@ class MetricStreams:
         return b"".join([_attribute(key, value) for key, value in pairs if value])
 
     def _show(self, snapshot: Snapshot) -> None:
-        """Give the series that have one their exemplar."""
+        """Update the exemplars of the series."""
         metric, kept = self._metric, self._kept
         exemplars = metric.exemplars(snapshot) if metric.exemplars is not None else {}
         for labels, stream in kept.items():
@@ -138,7 +136,7 @@ class MetricStreams:
                 stream.tail = wire.exemplar(shown, 10**metric.decimals) if shown else b""
 
 
-@lru_cache(maxsize=4096)  # most attributes of a new series are those of some older one
+@lru_cache(maxsize=4096)  # most attributes of a new series occur in older ones
 def _attribute(key: str, value: str) -> bytes:
     return wire.attribute(7, key, sanitize(value))
 
@@ -146,7 +144,7 @@ def _attribute(key: str, value: str) -> bytes:
 SCOPE_NAME = "wattspan"
 
 MAX_REQUEST_BYTES = 2 << 20
-"""Bytes of a request, roughly: half of what a gRPC collector takes by default."""
+"""Approximate size of a request: half the default limit of gRPC collectors."""
 
 _SUM, _GAUGE = 7, 5  # the fields of a metric that hold its data
 _METRIC_FIELDS = {
@@ -158,17 +156,14 @@ _METRIC_FIELDS = {
 
 
 class MetricsRequest(NamedTuple):
-    """One ExportMetricsServiceRequest, and how many points it has."""
+    """An ExportMetricsServiceRequest and the number of its points."""
 
     body: bytes
     points: int
 
 
 class MetricsEncoder:
-    """Encodes snapshots, oldest first; remembers each series' attributes and since when it counts.
-
-    Remembers at most about twice the series of the newest snapshot. For one thread.
-    """
+    """Encodes snapshots, oldest first. For one thread."""
 
     def __init__(
         self,
@@ -177,7 +172,7 @@ class MetricsEncoder:
         metrics: Sequence[Metric] = CATALOGUE,
         limit: int = MAX_REQUEST_BYTES,
     ) -> None:
-        """``limit`` is about the most bytes of a request; it may be changed at any time."""
+        """``limit`` is the approximate size of a request; it may be changed at any time."""
         self._resource = resource
         self._scope = wire.scope(SCOPE_NAME, version)
         self._families = [_MetricFamily(metric) for metric in metrics]
@@ -185,11 +180,11 @@ class MetricsEncoder:
 
     @property
     def kept(self) -> int:
-        """The series that are remembered."""
+        """The number of remembered series."""
         return sum(len(family.streams) for family in self._families)
 
     def encode(self, snapshot: Snapshot) -> list[MetricsRequest]:
-        """All of ``snapshot``, in as many requests as it takes."""
+        """The requests of ``snapshot``."""
         resource = wire.resource(self._resource(snapshot))
         return [
             MetricsRequest(wire.request(resource, self._scope, metrics), points)
@@ -197,7 +192,7 @@ class MetricsEncoder:
         ]
 
     def _portions(self, snapshot: Snapshot) -> Iterator[tuple[list[bytes], int]]:
-        """Metrics that together are within the limit; one of many series may be in several."""
+        """Lists of metrics within the limit; a metric of many series may be in several."""
         metrics: list[bytes] = []
         size = count = 0
         for family in self._families:
@@ -219,7 +214,7 @@ class _MetricFamily:
     def __init__(self, metric: Metric) -> None:
         self.streams = MetricStreams(metric)
         self._one = 10**metric.decimals
-        # A ratio that happens to be 0 or 1 is no integer: a series' type must not change.
+        # The type of a series must not change when a ratio happens to be 0 or 1.
         self._whole = metric.decimals == 0 and metric.unit != "1"
         self._field, self._suffix = _METRIC_FIELDS[metric.instrument]
         self._preamble = b"".join(
@@ -249,7 +244,7 @@ def _point(stream: SeriesStream, stamp: bytes, value: bytes) -> bytes:
 
 
 def _split(points: list[bytes], limit: int) -> Iterator[list[bytes]]:
-    """``points`` in pieces of at most ``limit`` bytes, and at least one point."""
+    """``points`` in pieces of at most ``limit`` bytes, of at least one point each."""
     if sum(map(len, points)) <= limit:
         if points:
             yield points

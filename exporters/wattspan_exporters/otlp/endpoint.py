@@ -1,75 +1,61 @@
-"""The receiver as it is configured: its address, headers, certificates, and the way there.
-
-What in the settings would keep the exporter from opening, found without opening it.
-"""
+"""The receiver of a configuration: address, headers, TLS, resource attributes, and their errors."""
 
 from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from urllib.parse import unquote
 
 from wattspan.http.tls import MAX_PEM_BYTES
-from wattspan.model import SECOND
+from wattspan.model import SECOND, Snapshot
 from wattspan.otlp.destination import (
     METRICS,
     Destination,
-    OtlpProtocol,
     as_grpc,
     header_error,
     parse_destination,
     parse_headers,
 )
+from wattspan.otlp.opening import address_errors, open_transport
 from wattspan.otlp.transport import Transport
-from wattspan.otlp.validation import address_errors, collect_errors
-from wattspan.ports import Clock, ExporterError
+from wattspan.ports import Clock, ConfigError, ExporterError, error_sentences
 from wattspan.util.files import read_regular
 from wattspan_exporters.catalogue.selection import select_metrics
-from wattspan_exporters.otlp.resource import configured_attributes
-from wattspan_exporters.otlp.settings import OtlpSettings
+from wattspan_exporters.otlp import OtlpSettings
+from wattspan_exporters.otlp.wire import Value
 
 _TABLE_NAME = "in [exporters.otlp]"
 
 
 def endpoint_address(settings: OtlpSettings) -> str:
-    """The endpoint, with the protocol in it."""
+    """The endpoint with the scheme of its protocol."""
     return as_grpc(settings.endpoint) if settings.protocol == "grpc" else settings.endpoint
 
 
 def endpoint_destination(settings: OtlpSettings) -> Destination:
-    """ConfigError says what the address should be."""
+    """The address of the receiver; ConfigError."""
     return parse_destination(endpoint_address(settings), METRICS)
 
 
-def open_transport(settings: OtlpSettings, clock: Clock, version: str) -> Transport:
-    """The way to the receiver, not yet gone; a WattspanError if it cannot be one."""
-    to = endpoint_destination(settings)
-    headers = parse_headers(settings.headers, METRICS) | read_headers(settings.headers_file)
-    trust = tls_context_factory(settings) if to.tls else ssl.create_default_context
-    patience = settings.timeout / SECOND
-    compress = {"gzip": True, "none": False}.get(settings.compression)
-    if to.protocol is OtlpProtocol.GRPC:
-        from wattspan.otlp.grpc_transport import GrpcTransport
-
-        return GrpcTransport(
-            to, headers, clock, trust=trust, answer_within=patience, compress=compress
-        )
-    from wattspan.otlp.http_transport import HttpTransport
-
-    return HttpTransport(
-        to,
-        headers,
+def endpoint_transport(settings: OtlpSettings, clock: Clock, version: str) -> Transport:
+    """The transport to the receiver; a WattspanError for invalid settings or files."""
+    destination = endpoint_destination(settings)
+    return open_transport(
+        destination,
+        parse_headers(settings.headers, METRICS) | read_headers(settings.headers_file),
         clock,
-        agent=f"wattspan/{version}",
-        trust=trust,
-        answer_within=patience,
-        compress=compress,
+        version,
+        trust=tls_context_factory(settings) if destination.tls else ssl.create_default_context,
+        answer_within=settings.timeout / SECOND,
+        compress={"gzip": True, "none": False}.get(settings.compression),
     )
 
 
 def read_headers(path: str) -> dict[str, str]:
-    """Headers from a file of lines, ``name: value``; empty ones and those after # are left out."""
+    """The headers of a file with lines ``name: value``, empty lines and # comments."""
     if not path:
         return {}
     try:
@@ -92,7 +78,7 @@ def read_headers(path: str) -> dict[str, str]:
 
 
 def tls_context_factory(settings: OtlpSettings) -> Callable[[], ssl.SSLContext]:
-    """Makes the TLS context; what is wrong with the files is said now, and not at each push."""
+    """A function that makes the TLS context; ExporterError now for invalid files."""
 
     def context() -> ssl.SSLContext:
         made = ssl.create_default_context(cafile=settings.tls_ca or None)
@@ -113,8 +99,7 @@ def tls_context_factory(settings: OtlpSettings) -> Callable[[], ssl.SSLContext]:
         if error.reason == "KEY_VALUES_MISMATCH":
             cause = "the key of tls_key does not belong to the certificate of tls_certificate"
         else:
-            cause = "a file of tls_ca, tls_certificate or tls_key does not hold what it should, in "
-            cause += "PEM form"
+            cause = "a file of tls_ca, tls_certificate or tls_key is not valid PEM"
         raise ExporterError(
             f"Cannot push metrics over TLS: {cause}; correct it {_TABLE_NAME}."
         ) from None
@@ -130,7 +115,7 @@ def _unreadable(setting: str, path: str, error: OSError | UnicodeDecodeError) ->
 
 
 def _no_passphrase() -> str:
-    """Asked for only if the key is encrypted, when OpenSSL would ask on a terminal."""
+    """Called for an encrypted key, for which OpenSSL would ask on a terminal."""
     raise ExporterError(
         f"Cannot push metrics over TLS: the key is encrypted; give tls_key {_TABLE_NAME} a key "
         "without a passphrase, readable by the agent's user only."
@@ -138,24 +123,24 @@ def _no_passphrase() -> str:
 
 
 def otlp_faults(settings: OtlpSettings) -> Iterator[str]:
-    """A sentence for each of them.
+    """A sentence for each error of the settings.
 
-    Files that are there, and not for us to read, are the agent's user's affair.
+    Files that this user may not read are skipped; the agent's user may.
     """
     yield from address_errors(endpoint_address(settings), settings.headers, METRICS)
     if settings.headers_file and _is_readable_here(settings.headers_file):
-        yield from collect_errors(lambda: read_headers(settings.headers_file))
+        yield from error_sentences(lambda: read_headers(settings.headers_file))
     tls = [path for path in (settings.tls_ca, settings.tls_certificate, settings.tls_key) if path]
     if tls and all(map(_is_readable_here, tls)):
-        yield from collect_errors(lambda: tls_context_factory(settings))
-    yield from collect_errors(
+        yield from error_sentences(lambda: tls_context_factory(settings))
+    yield from error_sentences(
         lambda: configured_attributes(settings.resource),
         lambda: select_metrics(settings.metrics, "exporters.otlp"),
     )
 
 
 def _is_readable_here(path: str) -> bool:
-    """Whether we may say what is wrong with it, its absence included."""
+    """Whether the errors of a file, including its absence, can be determined."""
     try:
         Path(path).stat()
     except PermissionError:
@@ -163,3 +148,84 @@ def _is_readable_here(path: str) -> bool:
     except OSError:
         return True
     return os.access(path, os.R_OK)
+
+
+# ------------------------------------------------------------------------- resource attributes
+
+MACHINE_ID_PATHS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
+
+_NAMESPACE = uuid.UUID("4d63009a-8d0f-11ee-aad7-4c796ed8e320")
+"""OpenTelemetry's namespace for a ``service.instance.id`` made from other values."""
+
+
+class ResourceAttributes:
+    """The resource attributes of a snapshot, the same after a restart.
+
+    Settings override the environment, and the environment overrides the agent's own values.
+    """
+
+    def __init__(
+        self,
+        version: str,
+        *,
+        configured: Mapping[str, str],
+        environ: Mapping[str, str],
+        machine_id: str,
+    ) -> None:
+        self._version = version
+        self._machine_id = machine_id
+        name = "OTEL_RESOURCE_ATTRIBUTES"
+        self._overrides = parse_attributes(environ.get(name, ""), name)
+        if service := environ.get("OTEL_SERVICE_NAME"):
+            self._overrides["service.name"] = service
+        self._overrides |= configured
+
+    def __call__(self, snapshot: Snapshot) -> dict[str, Value]:
+        known: dict[str, Value] = {
+            "service.name": "wattspan",
+            "service.version": self._version,
+            "service.instance.id": self._instance(snapshot.host),
+            "host.name": snapshot.host,
+        }
+        if snapshot.emulated:
+            known["wattspan.emulated"] = True
+        elif self._machine_id:
+            known["host.id"] = self._machine_id
+        return known | self._overrides
+
+    def _instance(self, host: str) -> str:
+        # Includes the host name, because an emulated host has the machine id of the real one.
+        return str(uuid.uuid5(_NAMESPACE, f"wattspan/{self._machine_id}/{host}"))
+
+
+def machine_id(places: tuple[Path, ...] = MACHINE_ID_PATHS) -> str:
+    """The id of this machine; "" if it has none, as in some containers."""
+    for place in places:
+        try:
+            found = place.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if found and found.isalnum():
+            return found
+    return ""
+
+
+def configured_attributes(text: str) -> dict[str, str]:
+    """The attributes of the setting ``resource``; ConfigError."""
+    return parse_attributes(text, "[exporters.otlp] resource")
+
+
+def parse_attributes(text: str, where: str) -> dict[str, str]:
+    """Percent-encoded ``name=value`` pairs, separated by commas, as OTEL_RESOURCE_ATTRIBUTES.
+
+    ConfigError with ``where`` and the number of an invalid pair.
+    """
+    found: dict[str, str] = {}
+    for number, pair in enumerate(text.split(","), start=1):
+        if not pair.strip():
+            continue
+        name, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals or not name:
+            raise ConfigError(f'{where}, pair {number}: it is not of the form "name=value".')
+        found[unquote(name)] = unquote(value)
+    return found

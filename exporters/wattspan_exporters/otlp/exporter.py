@@ -1,9 +1,7 @@
 """Pushes the newest snapshot at an interval, from a thread of its own.
 
-Nothing queues: sums are cumulative, so the newest push says all that an older one would have
-said of totals. What is lost while the receiver is away is how they came about, and gauges.
-
-From settings to an exporter.
+Nothing is queued: sums are cumulative, so the newest push has the totals of all older ones. While
+the receiver is unavailable, the course of the totals and the values of gauges are lost.
 """
 
 from __future__ import annotations
@@ -16,26 +14,38 @@ from dataclasses import replace
 
 from wattspan.model import SECOND, Snapshot, SourceHealth
 from wattspan.otlp.destination import Destination
-from wattspan.otlp.health import MAX_BACKOFF, DestinationHealth, RetryBackoff
-from wattspan.otlp.transport import ExportResult, ExportStatus, Transport, retry_result
+from wattspan.otlp.transport import (
+    MAX_BACKOFF,
+    DestinationHealth,
+    ExportResult,
+    ExportStatus,
+    Transport,
+    retry_result,
+)
 from wattspan.ports import Clock, ExporterContext, SnapshotView
+from wattspan.util.backoff import RetryBackoff
 from wattspan_exporters.catalogue.selection import select_metrics
+from wattspan_exporters.otlp import OtlpSettings
 from wattspan_exporters.otlp.encoder import MetricsEncoder
-from wattspan_exporters.otlp.endpoint import endpoint_destination, open_transport
-from wattspan_exporters.otlp.resource import ResourceAttributes, configured_attributes, machine_id
-from wattspan_exporters.otlp.settings import OtlpSettings
+from wattspan_exporters.otlp.endpoint import (
+    ResourceAttributes,
+    configured_attributes,
+    endpoint_destination,
+    endpoint_transport,
+    machine_id,
+)
 
 CLOCK_STEP = 60 * SECOND
-"""How long to wait for a clock that was set back to catch up, before its time is taken as it is."""
+"""Wait for a clock that was set back to catch up, before its time is accepted."""
 
 MIN_REQUEST_BYTES = 64 << 10
-"""Bytes below which requests are not made smaller for a receiver that finds them too large."""
+"""Size down to which requests are reduced for a receiver that rejects them as too large."""
 
 STOP_TIMEOUT = 2 * SECOND
 
 
 class OtlpExporter:
-    """One worker, one request under way. ``turn`` is one push and can be called by a test."""
+    """Pushes in a thread, one request at a time. ``turn`` makes one push; tests call it."""
 
     def __init__(
         self,
@@ -52,11 +62,11 @@ class OtlpExporter:
         self._clock = clock
         self._interval = interval
         self._condition = DestinationHealth(destination, clock, log)
-        self._backoff = backoff or RetryBackoff(random.random, longest=max(interval, MAX_BACKOFF))
+        self._backoff = backoff or RetryBackoff(SECOND, max(interval, MAX_BACKOFF), random.random)
         self._view: SnapshotView | None = None
         self._pushed: Snapshot | None = None
         self._due = self._tick = clock.monotonic()
-        self._owed = 0  # points of the push that the receiver ought to have had, and has not
+        self._owed = 0  # points of the failed push
         self._drops = 0
         self._bell = threading.Event()
         self._stopping = False
@@ -72,12 +82,12 @@ class OtlpExporter:
 
     @property
     def drops(self) -> int:
-        """Points that the receiver did not get: of pushes that failed, or rejected by it."""
+        """Points of failed pushes, and points that the receiver rejected."""
         return self._drops
 
     @property
     def health(self) -> SourceHealth:
-        """How the receiver is doing, as of a source that is written to."""
+        """The health of the receiver."""
         return self._condition.health()
 
     def start(self, view: SnapshotView) -> None:
@@ -95,18 +105,18 @@ class OtlpExporter:
         self._worker.join(STOP_TIMEOUT / SECOND)
         if self._worker.is_alive():
             self._transport.abort()
-            self._worker.join(0.5)  # a name server may hold it longer; it is a daemon
+            self._worker.join(0.5)  # a name server may block it longer; it is a daemon thread
 
     # ------------------------------------------------------------------------------ the worker
 
     def turn(self) -> int:
-        """One push, if one is due; the monotonic time of the next."""
+        """Push if it is due; returns the monotonic time of the next push."""
         now = self._clock.monotonic()
         if now < self._due or self._view is None:
             return self._due
         self._count_ticks(now)
         snapshot = self._view()
-        if self._is_news(snapshot):
+        if self._is_new(snapshot):
             self._push(snapshot)
         else:
             self._due = self._tick
@@ -118,28 +128,28 @@ class OtlpExporter:
             if left > 0:
                 self._bell.wait(left / SECOND)
         self._due = 0
-        self._guarded(self.turn)  # what was measured up to the end
+        self._guarded(self.turn)  # the last snapshot
         self._drops += self._owed
         self._transport.close()
 
     def _guarded(self, turn: Callable[[], int]) -> int:
-        """A push that cannot even be made must not end all that are to come."""
+        """Run ``turn``; an unexpected error does not end the pushes."""
         try:
             return turn()
         except Exception as error:  # noqa: BLE001
             self._due = self._tick
-            why = f"a push cannot be made ({type(error).__name__}: {error})"
+            why = f"a push failed unexpectedly ({type(error).__name__}: {error})"
             self._condition.failed(retry_result(why, "Report it to the authors of wattspan."))
             return self._due
 
     def _count_ticks(self, now: int) -> None:
-        """Each interval that has passed with a push still owed has cost its points."""
+        """Count the points of a failed push as dropped, once an interval."""
         ticks = max(0, (now - self._tick) // self._interval + 1)
         self._tick += ticks * self._interval
         self._drops += ticks * self._owed
 
-    def _is_news(self, snapshot: Snapshot) -> bool:
-        """Whether the receiver can do anything with it: no point is sent twice, or out of order."""
+    def _is_new(self, snapshot: Snapshot) -> bool:
+        """Whether the points are newer than the pushed ones: none is sent twice or out of order."""
         last = self._pushed
         if last is None or snapshot.sequence == last.sequence:
             return last is None
@@ -159,21 +169,21 @@ class OtlpExporter:
             self._condition.answered(answer, request.points)
         self._pushed, self._owed = snapshot, 0
         self._drops += rejected
-        self._backoff.succeeded()
+        self._backoff.reset()
         self._due = self._tick
 
     def _failed(self, answer: ExportResult, points: int) -> None:
         self._owed = points
-        self._condition.failed(replace(answer, verdict=ExportStatus.AGAIN))  # whatever it said
+        self._condition.failed(replace(answer, verdict=ExportStatus.AGAIN))  # whatever its status
         if answer.verdict is ExportStatus.TOO_LARGE and self._encoder.limit > MIN_REQUEST_BYTES:
             self._encoder.limit //= 2
-        self._due = self._clock.monotonic() + self._backoff.failed(answer.after)
+        self._due = self._backoff.failed(self._clock.monotonic(), answer.after)
 
 
 def open_otlp(
     settings: OtlpSettings, context: ExporterContext, environ: Mapping[str, str] = os.environ
 ) -> OtlpExporter:
-    """Not yet started; a WattspanError with one sentence for each thing that cannot be."""
+    """The exporter, not started; a WattspanError for invalid settings."""
     resource = ResourceAttributes(
         context.version,
         configured=configured_attributes(settings.resource),
@@ -181,14 +191,14 @@ def open_otlp(
         machine_id=machine_id(),
     )
     receiver = endpoint_destination(settings)
-    if (settings.headers or settings.headers_file) and not (receiver.tls or receiver.here):
+    if (settings.headers or settings.headers_file) and not (receiver.tls or receiver.is_local):
         context.log(
-            f"Headers are sent to {receiver} without TLS: whoever is on the way reads them; write "
+            f"Headers are sent to {receiver} without TLS and can be read on the network; write "
             "https:// or grpcs:// in [exporters.otlp] endpoint."
         )
     return OtlpExporter(
         receiver,
-        open_transport(settings, context.clock, context.version),
+        endpoint_transport(settings, context.clock, context.version),
         MetricsEncoder(
             resource, context.version, select_metrics(settings.metrics, "exporters.otlp")
         ),

@@ -1,8 +1,8 @@
-"""OTLP's protobuf messages, as far as metrics need them, written as the bytes that they are.
+"""The protobuf fields of OTLP metrics as bytes.
 
 Field numbers are those of opentelemetry-proto's ``metrics.proto``, ``common.proto`` and
-``resource.proto``, which never change. A message's fields may come in any order, so what stays
-the same from one push to the next stands first, and is kept.
+``resource.proto``, which never change. The fields of a message may be in any order, so those that
+stay the same from push to push come first and are cached.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ CUMULATIVE = b"\x10\x02"  # of a sum: its aggregation temporality
 MONOTONIC = b"\x18\x01"  # of a sum
 
 STAMP = 18
-"""Bytes of a data point's time and its value, with their tags."""
+"""Bytes of the time and the value of a data point, with their tags."""
 
 
 @lru_cache(maxsize=1024)
 def point_head(size: int) -> bytes:
-    """What stands before a data point of ``size`` bytes."""
+    """The tag and length of a data point of ``size`` bytes."""
     return b"\x0a" + varint(size)
 
 
 def fixed(tag: bytes, number: int) -> bytes:
-    """A time, after its tag."""
+    """A time with its tag."""
     return tag + _FIXED.pack(number)
 
 
 def double(value: float) -> bytes:
-    """A data point's value."""
+    """The value of a data point."""
     return _DOUBLE.pack(AS_DOUBLE, value)
 
 
 def integer(value: int) -> bytes:
-    """A data point's value; one that OTLP's 64 bits do not hold becomes a double."""
+    """The value of a data point; a double if it exceeds 64 bits."""
     try:
         return _INT.pack(AS_INT, value)
     except struct.error:
@@ -54,11 +54,11 @@ def integer(value: int) -> bytes:
 
 
 def attribute(number: int, key: str, value: Value) -> bytes:
-    """An attribute, as the field ``number`` of whatever has it."""
+    """An attribute as the field ``number`` of its message."""
     if isinstance(value, bool):
         content = b"\x10\x01" if value else b"\x10\x00"
     else:
-        # Not all that an environment or a host is called is UTF-8: better a mark than no push.
+        # Values from the environment and host names may be no valid Unicode.
         content = length_delimited(1, value.encode(errors="replace"))
     return length_delimited(
         number, length_delimited(1, key.encode()) + length_delimited(2, content)
@@ -66,10 +66,7 @@ def attribute(number: int, key: str, value: Value) -> bytes:
 
 
 def exemplar(shown: Exemplar, one: int) -> bytes:
-    """A data point's exemplar, whose energy is so many to ``one`` of the metric's unit.
-
-    Nothing if its ids are none: an exemplar that leads nowhere is of no use.
-    """
+    """An exemplar with ``one`` microjoules in the unit of the metric; b"" for invalid ids."""
     try:
         trace, span = bytes.fromhex(shown.trace), bytes.fromhex(shown.span)
     except ValueError:
@@ -91,7 +88,7 @@ def scope(name: str, version: str) -> bytes:
 
 
 def request(resource_: bytes, scope_: bytes, metrics: Iterable[bytes]) -> bytes:
-    """A whole ExportMetricsServiceRequest of one resource and one scope."""
+    """An ExportMetricsServiceRequest of one resource and one scope."""
     scoped = length_delimited(1, scope_) + b"".join(
         [length_delimited(2, metric) for metric in metrics]
     )
