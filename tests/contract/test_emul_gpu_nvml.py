@@ -502,7 +502,7 @@ def test_throttling_is_counted_by_its_reason(begun: Any, gpus: EmulatedGpus, h10
     gpus.attach(0, TRAINER, SteadyLoad())
     GpuFaults(gpus).throttle(0, Throttle.HW_THERMAL, 1200)
     gpus.run(0.15)
-    reasons = begun.nvmlDeviceGetCurrentClocksThrottleReasons(h100)
+    reasons = begun.nvmlDeviceGetCurrentClocksEventReasons(h100)
     assert reasons == pynvml.nvmlClocksEventReasonHwThermalSlowdown | 0x8
     answers = fields(begun, h100, 269, 270, 271)
     assert answers[270][2] > 0

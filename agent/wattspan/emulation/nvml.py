@@ -150,8 +150,26 @@ def _error(code: int) -> Exception:
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_HOST_CALLS: dict[str, Callable[..., Any]] = {}
-_GPU_CALLS: dict[str, Callable[..., Any]] = {}
+_HOST_CALLS: dict[str, Callable[..., Any]] = {
+    "nvmlSystemGetDriverVersion": lambda file: file.header.driver_version.decode(),
+}
+_GPU_CALLS: dict[str, Callable[..., Any]] = {
+    "nvmlDeviceGetIndex": lambda gpu: gpu.index,
+    "nvmlDeviceGetName": lambda gpu: gpu.identity.name.decode(),
+    "nvmlDeviceGetUUID": lambda gpu: gpu.identity.uuid.decode(),
+    "nvmlDeviceGetArchitecture": lambda gpu: gpu.identity.architecture,
+    "nvmlDeviceGetPowerManagementDefaultLimit": lambda gpu: gpu.identity.limit_default,
+    "nvmlDeviceGetPowerManagementLimitConstraints": lambda gpu: [
+        gpu.identity.limit_min,
+        gpu.identity.limit_max,
+    ],
+    "nvmlDeviceGetEnforcedPowerLimit": lambda gpu: gpu.live.enforced,
+    "nvmlDeviceGetClockInfo": lambda gpu, kind: _clock(gpu, kind, gpu.live.clock),
+    "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: _clock(gpu, kind, gpu.identity.clock_max),
+    "nvmlDeviceGetSupportedMemoryClocks": lambda gpu: [gpu.identity.memory_clock],
+    "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: gpu.live.reasons,
+}
+"""Simple calls; the decorators add the others."""
 
 
 def _host_call(name: str) -> Callable[[_F], _F]:
@@ -164,22 +182,17 @@ def _host_call(name: str) -> Callable[[_F], _F]:
     return register
 
 
-def _gpu_call(*names: str) -> Callable[[_F], _F]:
-    """Register an NVML function of a GPU, by each of its names."""
+def _gpu_call(name: str) -> Callable[[_F], _F]:
+    """Register an NVML function of a GPU."""
 
     def register(call: _F) -> _F:
-        _GPU_CALLS.update(dict.fromkeys(names, call))
+        _GPU_CALLS[name] = call
         return call
 
     return register
 
 
 # ------------------------------------------------------------------------------------ identity
-
-
-@_host_call("nvmlSystemGetDriverVersion")
-def _driver_version(file: GpuFile) -> str:
-    return _text(file.header.driver_version)
 
 
 @_host_call("nvmlDeviceGetCount")
@@ -205,35 +218,11 @@ def _handle_by_uuid(file: GpuFile, uuid: str | bytes) -> int:
     raise _error(pynvml.NVML_ERROR_NOT_FOUND)
 
 
-@_gpu_call("nvmlDeviceGetIndex")
-def _index(gpu: _Gpu) -> int:
-    return gpu.index
-
-
-@_gpu_call("nvmlDeviceGetName")
-def _name(gpu: _Gpu) -> str:
-    return _text(gpu.identity.name)
-
-
-@_gpu_call("nvmlDeviceGetUUID")
-def _uuid(gpu: _Gpu) -> str:
-    return _text(gpu.identity.uuid)
-
-
-@_gpu_call("nvmlDeviceGetArchitecture")
-def _architecture(gpu: _Gpu) -> int:
-    return int(gpu.identity.architecture)
-
-
 @_gpu_call("nvmlDeviceGetMigMode")
 def _mig_mode(gpu: _Gpu) -> list[int]:
     if (gpu.identity.compute_major, gpu.identity.compute_minor) not in _WITH_MIG:
         raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
     return [int(gpu.record.mig)] * 2  # present and pending mode
-
-
-def _text(value: bytes) -> str:
-    return value.decode()
 
 
 # ----------------------------------------------------------------------------------- processes
@@ -323,21 +312,6 @@ def _requested_limit(gpu: _Gpu) -> int:
     return int(gpu.record.limit_request & 0xFFFF_FFFF)
 
 
-@_gpu_call("nvmlDeviceGetPowerManagementDefaultLimit")
-def _default_limit(gpu: _Gpu) -> int:
-    return int(gpu.identity.limit_default)
-
-
-@_gpu_call("nvmlDeviceGetEnforcedPowerLimit")
-def _enforced_limit(gpu: _Gpu) -> int:
-    return int(gpu.live.enforced)
-
-
-@_gpu_call("nvmlDeviceGetPowerManagementLimitConstraints")
-def _constraints(gpu: _Gpu) -> list[int]:
-    return [int(gpu.identity.limit_min), int(gpu.identity.limit_max)]
-
-
 _UINT, _ULONGLONG = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
 _FIELDS: dict[int, tuple[int, Callable[[_Gpu], int]]] = {
     74: (_ULONGLONG, lambda gpu: gpu.live.capped_ns),
@@ -346,8 +320,8 @@ _FIELDS: dict[int, tuple[int, Callable[[_Gpu], int]]] = {
     186: (_UINT, _instant_power),
     187: (_UINT, lambda gpu: gpu.identity.limit_min),
     188: (_UINT, lambda gpu: gpu.identity.limit_max),
-    189: (_UINT, _default_limit),
-    190: (_UINT, _enforced_limit),
+    189: (_UINT, lambda gpu: gpu.identity.limit_default),
+    190: (_UINT, lambda gpu: gpu.live.enforced),
     191: (_ULONGLONG, _energy),
     192: (_UINT, _requested_limit),
     269: (_ULONGLONG, lambda gpu: gpu.live.sw_thermal_ns),
@@ -379,27 +353,12 @@ def _field_value(gpu: _Gpu, field: int, scope: int) -> Any:
     return entry
 
 
-@_gpu_call("nvmlDeviceGetClockInfo")
-def _clock_info(gpu: _Gpu, kind: int) -> int:
-    return _clock(gpu, kind, int(gpu.live.clock))
-
-
-@_gpu_call("nvmlDeviceGetMaxClockInfo")
-def _max_clock_info(gpu: _Gpu, kind: int) -> int:
-    return _clock(gpu, kind, int(gpu.identity.clock_max))
-
-
 def _clock(gpu: _Gpu, kind: int, graphics: int) -> int:
     if kind == pynvml.NVML_CLOCK_MEM:
         return int(gpu.identity.memory_clock)
     if kind not in {pynvml.NVML_CLOCK_GRAPHICS, pynvml.NVML_CLOCK_SM}:
         raise _error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     return graphics
-
-
-@_gpu_call("nvmlDeviceGetSupportedMemoryClocks")
-def _memory_clocks(gpu: _Gpu) -> list[int]:
-    return [int(gpu.identity.memory_clock)]
 
 
 @_gpu_call("nvmlDeviceGetSupportedGraphicsClocks")
@@ -416,11 +375,6 @@ def _utilisation(gpu: _Gpu) -> Any:
         raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
     live = gpu.live
     return _structure("c_nvmlUtilization_t", gpu=live.utilisation, memory=live.memory_utilisation)
-
-
-@_gpu_call("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
-def _clock_reasons(gpu: _Gpu) -> int:
-    return int(gpu.live.reasons)
 
 
 @_gpu_call("nvmlDeviceGetTemperature")

@@ -28,7 +28,8 @@ from wattspan.emulation.powercap_tree import CounterScope, EmulatedZone, Powerca
 from wattspan.emulation.workloads import GpuWork, WorkLog
 from wattspan.model import MILLISECOND, Microjoules, energy_at
 from wattspan.ports import Clock
-from wattspan.processes.cpus import BusyClock, CpuacctBusyClock, ProcStatBusyClock
+from wattspan.processes.cgroups import find_hierarchy
+from wattspan.processes.host import open_busy_clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,31 +93,18 @@ class CpuLaw:
 CpuLoad = Callable[[], Mapping[int, int]]
 """CPU nanoseconds that each CPU has spent since some fixed moment, by CPU number."""
 
-_CPUACCT = ("fs/cgroup/cpuacct", "fs/cgroup/cpu,cpuacct")
 
-
-def open_cpu_load(
-    clock: Clock | None = None, *, sysfs: Path = Path("/sys"), procfs: Path = Path("/proc")
-) -> CpuLoad:
-    """The most precise account of CPU time this machine has: the one the agent itself uses."""
+def open_cpu_load(clock: Clock | None = None) -> CpuLoad:
+    """The most precise CPU times of this machine: those that the agent itself uses."""
     ticking = clock or SystemClock()
-    busy = _open_busy(sysfs, procfs)
+    busy = open_busy_clock(Path("/proc"), find_hierarchy(Path("/sys/fs/cgroup")))
     newest: dict[int, int] = {}
 
     def load() -> Mapping[int, int]:
-        newest.update(busy.read(ticking.monotonic()) or {})
+        newest.update((busy and busy.read(ticking.monotonic())) or {})
         return newest
 
     return load
-
-
-def _open_busy(sysfs: Path, procfs: Path) -> BusyClock:
-    for name in _CPUACCT:
-        try:
-            return CpuacctBusyClock(sysfs / name)
-        except OSError:
-            continue
-    return ProcStatBusyClock(procfs)
 
 
 def on_sockets(load: CpuLoad, socket_of_cpu: Sequence[int]) -> Callable[[], Sequence[int]]:

@@ -86,7 +86,7 @@ def open_processes(
     clocks = CgroupClocks(hierarchy) if hierarchy is not None else None
     whole = hierarchy is not None and is_host_root(hierarchy)
     total = TotalCpuClock(hierarchy) if hierarchy is not None and whole else None
-    busy = _busy_clock(procfs, hierarchy)
+    busy = open_busy_clock(procfs, hierarchy)
     processes = ProcFs(procfs)
     source = CpuUsageSource(
         clock,
@@ -164,7 +164,8 @@ def _try_open(
         return None, error.strerror or str(error)
 
 
-def _busy_clock(procfs: Path, hierarchy: CgroupHierarchy | None) -> BusyClock | None:
+def open_busy_clock(procfs: Path, hierarchy: CgroupHierarchy | None) -> BusyClock | None:
+    """The most precise source of busy time on this host; None without any."""
     try:
         if hierarchy is not None and not hierarchy.unified and is_host_root(hierarchy):
             return CpuacctBusyClock(hierarchy.root)
