@@ -17,21 +17,22 @@ from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourceErr
 from wattspan.sources.rapl.sysfs import (
     ENERGY_FILE,
     GONE_ERRNOS,
+    INVALID_NAME,
+    INVALID_VALUE,
     LOAD_DRIVER_REMEDY,
+    MASKED,
+    NO_ZONES,
+    ORPHAN,
     POWERCAP_CLASS,
+    STUCK,
+    VANISHED,
     CounterFile,
+    ZoneProblem,
     ZoneScan,
     access_failure,
     cpu_vendor,
-    invalid_value,
-    masked_zones,
-    no_zones,
-    orphan_zone,
     read_zone,
     scan_zones,
-    stuck_counter,
-    unnamed_zone,
-    vanished_zone,
 )
 from wattspan.sources.rapl.topology import Zone, ZoneTopology, resolve_topology
 
@@ -122,17 +123,19 @@ class PowercapSource:
                 # the cover: the next value that differs covers all of the time in between.
                 if (stood := counter.unchanged_for(value, at.mono)) is not None:
                     if counter.is_stuck(stood):
-                        failed.append(
-                            stuck_counter(self._name, counter.path, stood, counter.domain_id)
-                        )
+                        failed.append(self._failure(STUCK, counter, seconds=stood // SECOND))
                     continue
                 readings.append(Reading(counter.domain_id, at, value, counter.epoch))
             elif content:
-                failed.append(invalid_value(self._name, counter.path, content, counter.domain_id))
+                shown = content[:32].decode(errors="replace").strip()
+                failed.append(self._failure(INVALID_VALUE, counter, value=shown))
             else:  # sysfs never answers with nothing: the file was emptied under the descriptor
-                failed.append(vanished_zone(self._name, counter.path, counter.domain_id))
+                failed.append(self._failure(VANISHED, counter))
                 intact = counter.close_with(failed[-1])
         return Batch(self._topology.domains, tuple(readings), tuple(failed)), intact
+
+    def _failure(self, problem: ZoneProblem, counter: CounterFile, **values: object) -> Failure:
+        return problem.failure(self._name, counter.path, counter.domain_id, **values)
 
     # ------------------------------------------------------------------- every few seconds
 
@@ -149,11 +152,15 @@ class PowercapSource:
                 self._name, counter.path, error, counter.domain_id or None
             )
         for name in self._topology.orphans:
-            self._counters[name].close_with(orphan_zone(self._name, self._counters[name].path))
+            self._counters[name].close_with(ORPHAN.failure(self._name, self._counters[name].path))
         if found.masked:
-            wrong.append(masked_zones(self._name, self._sysfs / POWERCAP_CLASS, found.masked))
+            wrong.append(
+                MASKED.failure(
+                    self._name, self._sysfs / POWERCAP_CLASS, names=_listed(found.masked)
+                )
+            )
         elif not found.zones:
-            wrong.append(no_zones(self._name, self._sysfs / POWERCAP_CLASS))
+            wrong.append(NO_ZONES.failure(self._name, self._sysfs / POWERCAP_CLASS))
         self._standing = (*wrong, *self._vanished.values())
 
     def _register(self, found: ZoneScan) -> tuple[set[str], list[Failure]]:
@@ -174,7 +181,7 @@ class PowercapSource:
             except OSError as error:
                 wrong.append(access_failure(self._name, path / "name", error))
             except ValueError as error:
-                wrong.append(unnamed_zone(self._name, path, error))
+                wrong.append(INVALID_NAME.failure(self._name, path, error=error))
         return fresh, wrong
 
     def _resolve(self, fresh: set[str]) -> None:
@@ -219,7 +226,7 @@ class PowercapSource:
         here = {domain.id for domain in self._topology.domains}
         for domain in before.domains:
             if domain.id not in here:
-                self._vanished[domain.id] = vanished_zone(
+                self._vanished[domain.id] = VANISHED.failure(
                     self._name, self._path_of(domain, before), domain.id
                 )
         for domain_id in here & self._vanished.keys():
@@ -228,6 +235,10 @@ class PowercapSource:
     def _path_of(self, domain: Domain, topology: ZoneTopology) -> Path:
         directory = next(d for d, name in topology.domain_of.items() if name == domain.id)
         return self._sysfs / POWERCAP_CLASS / directory / ENERGY_FILE
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:4]) + (" and more" if len(names) > 4 else "")
 
 
 def _reuse_domains(before: ZoneTopology, after: ZoneTopology) -> ZoneTopology:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from wattspan.model import SECOND, Domain, Failure, Microjoules, Milliwatts, Trouble
 from wattspan.sources.rapl.topology import Zone
@@ -16,10 +17,6 @@ GRANT_REMEDY = (
     "Run the agent in the group wattspan, or as a user who is a member, and let that group read "
     "energy_uj: by `systemd-tmpfiles --create wattspan.conf` where the service is installed, "
     "elsewhere by a udev rule."
-)
-UNMASK_REMEDY = (
-    "The container runtime masks it: mount the host's /sys/devices/virtual/powercap into the "
-    "container, or run the agent outside."
 )
 LOAD_DRIVER_REMEDY = (
     "Load the driver (modprobe intel_rapl_msr); a virtual machine has no such counter unless its "
@@ -30,130 +27,93 @@ GONE_ERRNOS = frozenset({errno.ENODEV, errno.ENXIO, errno.ENOENT, errno.EBADF, e
 """Errors after which a descriptor is invalid and the zone has to be found anew."""
 
 
-def access_failure(
-    source: str, path: Path, error: OSError, domain_id: str | None = None
-) -> Failure:
-    """The failure behind an ``error`` from opening or reading ``path``."""
-    trouble, cause, remedy = _BY_ERRNO.get(
-        error.errno or 0,
-        (Trouble.RETRY, os.strerror(error.errno or 0).lower(), "It is read again."),
-    )
-    return Failure(source, str(path), trouble, cause, remedy, domain_id)
+POWERCAP_CLASS = "class/powercap"
+ENERGY_FILE = "energy_uj"
 
 
-def invalid_value(source: str, path: Path, content: bytes, domain_id: str | None = None) -> Failure:
-    """The failure of a counter that answered something that is not a value of it."""
-    shown = content[:32].decode(errors="replace").strip()
-    return Failure(
-        source,
-        str(path),
-        Trouble.MALFORMED,
-        f"{shown!r} is not a value this counter can have",
-        "It is read again; if it stays so, report it to the kernel driver's maintainers.",
-        domain_id,
-    )
+class ZoneProblem(NamedTuple):
+    """A kind of failure of a zone. ``cause`` is a format string."""
+
+    trouble: Trouble
+    cause: str
+    remedy: str
+
+    def failure(
+        self, source: str, path: Path, domain_id: str | None = None, **values: object
+    ) -> Failure:
+        """The failure of ``path``, with ``values`` for the cause."""
+        cause = self.cause.format(**values)
+        return Failure(source, str(path), self.trouble, cause, self.remedy, domain_id)
 
 
-def stuck_counter(source: str, path: Path, stood: int, domain_id: str | None = None) -> Failure:
-    """The failure of a counter that no longer moves."""
-    return Failure(
-        source,
-        str(path),
-        Trouble.STUCK,
-        f"it has stood still for {stood // SECOND} s",
-        "Firmware or a hypervisor no longer updates it; it is read on, and counts when it moves.",
-        domain_id,
-    )
+INVALID_VALUE = ZoneProblem(
+    Trouble.MALFORMED,
+    "{value!r} is not a possible value of this counter",
+    "It is read again; if the failure persists, report it to the kernel driver's maintainers.",
+)
+STUCK = ZoneProblem(
+    Trouble.STUCK,
+    "the counter has not changed for {seconds} s",
+    "Firmware or a hypervisor no longer updates it. It is used again when it changes.",
+)
+VANISHED = ZoneProblem(
+    Trouble.ABSENT,
+    "the zone has vanished",
+    "The agent looks for it every few seconds; a package taken offline or an unloaded driver "
+    "takes its zones with it.",
+)
+MASKED = ZoneProblem(
+    Trouble.DENIED,
+    "the links of {names} have no target",
+    "The container runtime masks them: mount the host's /sys/devices/virtual/powercap into the "
+    "container, or run the agent outside.",
+)
+NO_ZONES = ZoneProblem(Trouble.ABSENT, "no zone counts energy there", LOAD_DRIVER_REMEDY)
+INVALID_NAME = ZoneProblem(
+    Trouble.MALFORMED, "{error}", "Its counter is omitted, and those of the zones below it."
+)
+ORPHAN = ZoneProblem(
+    Trouble.MALFORMED,
+    "the zone above it cannot be read, so its place is unknown",
+    "The agent reads it again every few seconds.",
+)
 
-
-def vanished_zone(source: str, path: Path, domain_id: str | None = None) -> Failure:
-    """The failure of a zone that was there and is not any more."""
-    return Failure(
-        source,
-        str(path),
-        Trouble.ABSENT,
-        "the zone has vanished",
-        "It is looked for every few seconds; a package taken offline or an unloaded driver "
-        "takes its zones with it.",
-        domain_id,
-    )
-
-
-def masked_zones(source: str, root: Path, names: tuple[str, ...]) -> Failure:
-    """The failure of zones that are listed and cannot be reached."""
-    listed = ", ".join(names[:4]) + (" and more" if len(names) > 4 else "")
-    cause = f"{listed} lead nowhere"
-    return Failure(source, str(root), Trouble.DENIED, cause, UNMASK_REMEDY)
-
-
-def no_zones(source: str, root: Path) -> Failure:
-    """The failure of a host without any zone."""
-    return Failure(
-        source, str(root), Trouble.ABSENT, "no zone counts energy there", LOAD_DRIVER_REMEDY
-    )
-
-
-def unnamed_zone(source: str, path: Path, error: ValueError) -> Failure:
-    """The failure of a zone with an invalid ``name`` file."""
-    remedy = "Its counter is left out, and those below it."
-    return Failure(source, str(path), Trouble.MALFORMED, str(error), remedy)
-
-
-def orphan_zone(source: str, path: Path) -> Failure:
-    """The failure of a zone below one that cannot be named."""
-    cause = "the zone above it cannot be read, so it is not known whose counter it is"
-    remedy = "It is looked at again every few seconds."
-    return Failure(source, str(path), Trouble.MALFORMED, cause, remedy)
-
-
-_BY_ERRNO: dict[int, tuple[Trouble, str, str]] = {
-    errno.EACCES: (Trouble.DENIED, "permission denied", GRANT_REMEDY),
-    errno.EPERM: (Trouble.DENIED, "operation not permitted", GRANT_REMEDY),
-    errno.EINVAL: (
-        Trouble.RETRY,
-        "the driver could not read the register (EINVAL)",
-        "It is read again; a package that is offline or asleep answers so.",
-    ),
-    errno.EIO: (
-        Trouble.RETRY,
-        "the register read failed (EIO)",
-        "It is read again; if it stays so, look at the kernel's log for MSR errors.",
-    ),
-    errno.ENODATA: (
-        Trouble.RETRY,
-        "the driver has no data for it (ENODATA)",
-        "It is read again; firmware that locks the interface answers so.",
-    ),
-    errno.ENODEV: (
-        Trouble.ABSENT,
-        "the device is gone (ENODEV)",
-        "It is looked for every few seconds; a package taken offline answers so.",
-    ),
-    errno.ENOENT: (
-        Trouble.ABSENT,
-        "there is no such file",
-        "It is looked for every few seconds.",
-    ),
-    errno.EISDIR: (
-        Trouble.MALFORMED,
-        "it is a directory, not a counter",
-        "Check that the sysfs root is the right one.",
-    ),
-    errno.ELOOP: (
-        Trouble.MALFORMED,
-        "its links go in a circle",
-        "Check that the sysfs root is the right one.",
-    ),
-    errno.EMFILE: (
-        Trouble.RETRY,
-        "the agent has too many files open",
-        "Raise its limit of open files (LimitNOFILE=).",
-    ),
+_DENIED = ZoneProblem(Trouble.DENIED, "{reason}", GRANT_REMEDY)
+_UNREADABLE = ZoneProblem(
+    Trouble.RETRY,
+    "the driver could not read the register: {reason}",
+    "It is read again; a package that is offline or asleep, and locked firmware, cause this.",
+)
+_ABSENT = ZoneProblem(
+    Trouble.ABSENT,
+    "{reason}",
+    "The agent looks for it every few seconds; a package taken offline causes this.",
+)
+_NOT_A_COUNTER = ZoneProblem(
+    Trouble.MALFORMED, "it is no counter: {reason}", "Check that the sysfs root is the right one."
+)
+_TOO_MANY_FILES = ZoneProblem(
+    Trouble.RETRY,
+    "the agent has too many files open",
+    "Raise its limit of open files (LimitNOFILE=).",
+)
+_OTHER = ZoneProblem(Trouble.RETRY, "{reason}", "It is read again.")
+_BY_ERRNO = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM), _DENIED),
+    **dict.fromkeys((errno.EINVAL, errno.EIO, errno.ENODATA), _UNREADABLE),
+    **dict.fromkeys((errno.ENODEV, errno.ENOENT), _ABSENT),
+    **dict.fromkeys((errno.EISDIR, errno.ELOOP), _NOT_A_COUNTER),
+    errno.EMFILE: _TOO_MANY_FILES,
 }
 
 
-POWERCAP_CLASS = "class/powercap"
-ENERGY_FILE = "energy_uj"
+def access_failure(
+    source: str, path: Path, error: OSError, domain_id: str | None = None
+) -> Failure:
+    """The failure of ``path`` after an ``error`` of opening or reading it."""
+    problem = _BY_ERRNO.get(error.errno or 0, _OTHER)
+    reason = os.strerror(error.errno or 0).lower()
+    return problem.failure(source, path, domain_id, reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
