@@ -14,8 +14,7 @@ from fuzz.supply import Supply, folder, one_line
 from support.capper_bench import BOOT, Bench, W, entry
 from wattspan.capper import protocol
 from wattspan.capper.audit import AuditEvent
-from wattspan.capper.ceiling_file import CeilingFile
-from wattspan.capper.ceilings import PowerCeilings
+from wattspan.capper.ceilings import CeilingFile, PowerCeilings
 from wattspan.capper.journal_entries import encode_journal
 from wattspan.capper.planner import OperatorLimits
 from wattspan.capper.requests import RequestHandler
@@ -136,7 +135,7 @@ def _converse(talk: _Conversation, said: bytes, *, by_turns: bool) -> None:
     "ceiling-file",
     whose="whoever may write the file: a scheduler, a fleet's power manager",
     holds="a ceiling within its bounds, or one sentence and the last one in force",
-    watched=("wattspan.capper.ceiling_file", "wattspan.model.settings"),
+    watched=("wattspan.capper.ceilings", "wattspan.model.settings"),
     samples=(
         b'watts = 1200\nttl = "1h"\nwhy = "grid event"\n',
         b"watts = 0\n",

@@ -174,7 +174,7 @@ def test_a_file_of_ceilings_that_cannot_be_read_is_reported(tmp_path: Path, text
     (tmp_path / "ceilings.json").write_text(text)
     told = ceilings(tmp_path, ManualClock())
     assert told.limit is None
-    assert "cannot be understood" in told.trouble
+    assert "are invalid" in told.trouble
 
 
 def stored_by_an_earlier_version(folder: Path, uid: int, **fields: object) -> None:

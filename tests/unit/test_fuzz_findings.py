@@ -13,7 +13,7 @@ import pytest
 from support.capper_bench import Bench, W
 from support.fake_nvml import FakeGpu
 from support.nvml_bench import Bench as NvmlBench
-from wattspan.capper.ceiling_file import CeilingFile
+from wattspan.capper.ceilings import CeilingFile
 from wattspan.capper.protocol import CapperRequest, CeilingRequest, RequestedCap
 from wattspan.config import ConfigSchema, load
 from wattspan.config.reading import parse_toml

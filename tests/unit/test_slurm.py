@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from support.books import Books
 from support.requirements import ROOT
-from wattspan.capper.ceiling_file import CeilingFile
+from wattspan.capper.ceilings import CeilingFile
 from wattspan.cli import cli
 from wattspan.clock import SystemClock
 from wattspan.config import StoreSettings as Settings

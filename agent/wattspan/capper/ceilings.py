@@ -1,42 +1,72 @@
-"""The host's power budget: each ceiling has an owner, the least of all applies to the devices.
+"""The ceilings of the host's power: each has an owner, and the lowest applies to the devices.
 
-A ceiling that was set on the socket has a bounded time to live. It needs nobody to renew it within
-that time, and stays over a restart of the capper. Only the configuration file takes a device below
-the tuner's floor.
+The configuration has one, users set theirs on the socket, and another program (a scheduler, a fleet
+manager, a person) may write one to a file. A ceiling of a user has a bounded time to live, within
+which nothing renews it, and stays over a restart of the capper.
+
+The file is TOML: ``watts = 1200``, optionally ``ttl = "1h"`` from the last write of the file, and
+``why = "grid event"``; ``watts = 0`` lifts it. Its owner must be root, the capper's own user or a
+user whom the configuration names, and no other user may be able to write it. A writer that fails
+leaves its ceiling in force: a file that vanishes or is invalid changes nothing until the last
+ceiling's time to live ends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from wattspan.capper.audit import AuditAction, AuditEvent, AuditHook, ignore_event
-from wattspan.capper.ceiling_file import CeilingFile, CeilingValue
 from wattspan.capper.journal import JournalError
 from wattspan.capper.protocol import CeilingRow, RefusalReason
 from wattspan.config import CapsSettings
 from wattspan.model import SECOND
+from wattspan.model.settings import Duration
 from wattspan.ports import CapsError, Clock
+from wattspan.util.files import read_regular
 from wattspan.util.peer_credentials import PeerCredentials, uids_of
+from wattspan.util.text import printable
 
 VERSION: Final = 2
 MAX_TTL: Final = 24 * 3600 * SECOND
 MAX_OWNERS: Final = 16
-"""Users who have a ceiling at a time, beside root."""
-_MILLIWATTS_PER_WATT = 1_000
+"""Users with a ceiling at a time, beside root."""
+MAX_FILE_BYTES: Final = 4096
+_KEYS: Final = ("watts", "ttl", "why")
+_MAX_WATTS: Final = 1_000_000
+_MAX_REASON_LENGTH: Final = 200
+_MILLIWATTS_PER_WATT: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class CeilingValue:
+    """A ceiling of ``limit`` milliwatts until the monotonic time ``expires``.
+
+    ``uid`` is its owner's, None if it is not known any more.
+    """
+
+    limit: int
+    why: str = ""
+    expires: int | None = None
+    uid: int | None = field(default=None, compare=False)
+
+    def is_over(self, now: int) -> bool:
+        return self.expires is not None and self.expires <= now
 
 
 _Int = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
-"""So that no sum of two can be too large to be written."""
+"""The sum of two can still be encoded."""
 
 
 class StoredCeiling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A ceiling as it outlives the capper; ``expires`` is monotonic time of the boot."""
+    """A ceiling on disk; ``expires`` is monotonic time of the boot."""
 
     limit: _Int
     why: str = ""
@@ -60,7 +90,7 @@ class _CeilingsFileVersion1(msgspec.Struct, frozen=True, kw_only=True, forbid_un
 
 
 class PowerCeilings:
-    """Every ceiling in force: configured, from the file, and those set on the socket by user."""
+    """All ceilings in force: of the configuration, of the file, and of users by uid."""
 
     def __init__(
         self,
@@ -71,53 +101,45 @@ class PowerCeilings:
         *,
         record: AuditHook = ignore_event,
     ) -> None:
-        """``path`` is where the ceilings of users are kept."""
+        """``path`` is where the ceilings are stored."""
         self._settings, self._path = settings, path
         self._boot_id, self._clock, self._record = boot_id, clock, record
-        self._owners = _ceiling_users(settings)
         self._load_trouble = ""
-        stored = self._load()
-        self._requested = {one.uid: one for one in stored.requested if one.uid is not None}
+        self._by_user: dict[int, CeilingValue] = {}
+        self._of_file: CeilingValue | None = None
+        self._load()
         self._file: CeilingFile | None = None
-        self._kept_of_file: CeilingValue | None = None
-        if settings.budget_file:
-            self._kept_of_file = _stored_value(stored.written)
-            self._file = self._open(settings.budget_file)
+        self._open_file()
         self._drop_strangers()
 
     @property
     def trouble(self) -> str:
-        """Faults of the kept ceilings and of the file; "" without any."""
+        """The faults of the stored ceilings and of the file; "" if there are none."""
         file = "" if self._file is None else self._file.trouble
         return " ".join(filter(None, (self._load_trouble, file)))
 
     def reconfigure(self, settings: CapsSettings) -> None:
-        """Keep to other settings from now on; the ceilings of permitted users stay."""
-        self._owners = _ceiling_users(settings)
-        if settings.budget_file != self._settings.budget_file:
-            self._file = None
-            if settings.budget_file:  # the last ceiling holds until the new file says otherwise
-                self._file = self._open(settings.budget_file)
-            else:
-                self._kept_of_file = None
-        elif self._file is not None:
-            self._file.owners = self._owners
+        """Apply other settings from now on; the ceilings of permitted users stay."""
+        changed = settings.budget_file != self._settings.budget_file
         self._settings = settings
+        if changed:  # the last ceiling holds until the new file says otherwise
+            self._open_file()
+        elif self._file is not None:
+            self._file.owners = self._permitted
         self._drop_strangers()
 
     def request(self, limit: int | None, why: str, ttl: int | None, peer: PeerCredentials) -> None:
         """Set the ceiling of ``peer``'s user, or lift it. CapsError, JournalError."""
-        if peer.uid is None or peer.uid not in self._owners:
+        if peer.uid is None or peer.uid not in self._permitted:
             raise CapsError(
                 f"User {peer.uid} may not set or lift a ceiling: name it in [caps] ceiling_users.",
                 RefusalReason.NOT_ALLOWED,
             )
-        before = self._requested.get(peer.uid)
-        old = None if before is None else before.limit
-        others = {uid: one for uid, one in self._requested.items() if uid != peer.uid}
+        before = self._by_user.get(peer.uid)
+        others = {uid: one for uid, one in self._by_user.items() if uid != peer.uid}
         if limit is None:
             self._replace(others)
-            self._note(AuditAction.LIFT, why, peer, old=old)
+            self._note(AuditAction.LIFT, peer, before, why=why)
             return
         if limit <= 0 or ttl is None or not 0 < ttl <= MAX_TTL:
             raise CapsError(
@@ -130,144 +152,129 @@ class PowerCeilings:
                 f"{MAX_OWNERS} users have a ceiling already; let one of them lift its own.",
                 RefusalReason.NOT_ALLOWED,
             )
-        stored = self._stored(limit, why, peer.uid, self._clock.monotonic() + ttl)
-        self._replace({**others, peer.uid: stored})
-        self._note(AuditAction.CEILING, why, peer, old=old, new=limit, ttl=ttl)
+        new = CeilingValue(limit, why, self._clock.monotonic() + ttl, peer.uid)
+        self._replace({**others, peer.uid: new})
+        self._note(AuditAction.CEILING, peer, before, new, why=why, ttl=ttl)
 
     def lift_all(self, peer: PeerCredentials) -> None:
         """Lift every user's ceiling, as ``peer`` may. JournalError if they stay on disk."""
-        self._drop(self._requested, f"user {peer.uid} asked for everything to be restored", peer)
-        if self._requested:
-            self._requested = {}
+        lifted, self._by_user = self._by_user, {}
+        why = f"user {peer.uid} asked for everything to be restored"
+        for uid, ceiling in lifted.items():
+            self._note(AuditAction.LIFT, PeerCredentials(peer.pid, uid), ceiling, why=why)
+        if lifted:
             self._save()
 
     def poll(self) -> None:
-        """Read the file, and end ceilings whose time is up."""
+        """Read the file, and end ceilings with an expired time to live."""
         if self._file is not None:
             self._take_file(self._file.poll())
         now = self._clock.monotonic()
-        ended = {uid: c for uid, c in self._requested.items() if (c.expires or 0) <= now}
-        if ended:
-            self._forget(ended)
-            for uid, ceiling in ended.items():
-                self._note(
-                    AuditAction.LAPSE,
-                    "its time is up",
-                    PeerCredentials(None, uid),
-                    old=ceiling.limit,
-                )
+        ended = [uid for uid, ceiling in self._by_user.items() if ceiling.is_over(now)]
+        self._end(ended, AuditAction.LAPSE, "its time is up")
 
     @property
     def configured(self) -> int | None:
         """The ceiling of the configuration over all devices that can be capped, in milliwatts."""
         if not self._settings.budget_watts:
             return None
-        return max(0, self._settings.budget_watts * _MILLIWATTS_PER_WATT - self._reserve)
+        return self._less_reserve(self._settings.budget_watts * _MILLIWATTS_PER_WATT)
 
     @property
     def requested(self) -> int | None:
         """The lowest ceiling of the file and of users, in milliwatts."""
-        limits = [one.limit for one in self._requested.values()]
-        if self._kept_of_file is not None:
-            limits.append(self._kept_of_file.limit - self._reserve)
+        limits = [one.limit for one in self._by_user.values()]
+        if self._of_file is not None:
+            limits.append(self._less_reserve(self._of_file.limit))
         return max(0, min(limits)) if limits else None
 
     @property
     def limit(self) -> int | None:
         """The lowest ceiling of all, in milliwatts."""
-        both = (self.configured, self.requested)
-        return min((limit for limit in both if limit is not None), default=None)
+        limits = (self.configured, self.requested)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def rows(self) -> tuple[CeilingRow, ...]:
-        """Every ceiling in force, for whoever asks."""
+        """Every ceiling in force, as it is reported to clients."""
         rows = []
         if self.configured is not None:
             rows.append(CeilingRow(source="configuration", limit=self.configured))
-        file = self._kept_of_file
-        if file is not None:
-            limit = max(0, file.limit - self._reserve)
-            row = CeilingRow(
-                source="file", limit=limit, uid=file.uid, why=file.why, expires=file.expires
-            )
-            rows.append(row)
-        rows += (
-            CeilingRow(source="socket", limit=c.limit, uid=uid, why=c.why, expires=c.expires)
-            for uid, c in sorted(self._requested.items())
-        )
-        return tuple(rows)
+        if self._of_file is not None:
+            rows.append(_row("file", self._of_file, self._less_reserve(self._of_file.limit)))
+        users = (ceiling for _, ceiling in sorted(self._by_user.items()))
+        return (*rows, *(_row("socket", ceiling, ceiling.limit) for ceiling in users))
 
     # --------------------------------------------------------------------------- inner workings
 
     @property
-    def _reserve(self) -> int:
-        return self._settings.reserve_watts * _MILLIWATTS_PER_WATT
+    def _permitted(self) -> frozenset[int]:
+        """The users who may set a ceiling."""
+        return uids_of(self._settings.ceiling_users)[0] | {0}
 
-    def _open(self, path: str) -> CeilingFile:
-        return CeilingFile(Path(path), self._clock, self._kept_of_file, owners=self._owners)
+    def _less_reserve(self, limit: int) -> int:
+        return max(0, limit - self._settings.reserve_watts * _MILLIWATTS_PER_WATT)
+
+    def _open_file(self) -> None:
+        path = self._settings.budget_file
+        if path:
+            self._file = CeilingFile(Path(path), self._clock, self._of_file, owners=self._permitted)
+        else:
+            self._file = self._of_file = None
 
     def _take_file(self, now: CeilingValue | None) -> None:
-        before = self._kept_of_file
+        before = self._of_file
         if now == before:
             return
-        self._kept_of_file = now
-        with contextlib.suppress(JournalError):  # it applies all the same, while we live
+        self._of_file = now
+        with contextlib.suppress(JournalError):  # it applies all the same while this process lives
             self._save()
         peer = PeerCredentials(None, (now or before or CeilingValue(0)).uid)
-        old = None if before is None else before.limit
-        if now is not None:
-            self._note(
-                AuditAction.CEILING, now.why, peer, old=old, new=now.limit, job="budget_file"
-            )
-            return
-        expires = None if before is None else before.expires
-        is_over = expires is not None and expires <= self._clock.monotonic()
-        self._note(
-            AuditAction.LAPSE if is_over else AuditAction.LIFT, "", peer, old=old, job="budget_file"
-        )
+        action = AuditAction.CEILING
+        if now is None:
+            is_over = before is not None and before.is_over(self._clock.monotonic())
+            action = AuditAction.LAPSE if is_over else AuditAction.LIFT
+        self._note(action, peer, before, now, why=now.why if now else "", job="budget_file")
 
     def _drop_strangers(self) -> None:
         """Lift the ceilings of users who may not set one any more."""
-        strangers = {u: c for u, c in self._requested.items() if u not in self._owners}
-        if strangers:
-            self._drop(strangers, "[caps] ceiling_users does not name its owner", PeerCredentials())
-            self._forget(strangers)
+        strangers = self._by_user.keys() - self._permitted
+        self._end(strangers, AuditAction.LIFT, "[caps] ceiling_users does not name its owner")
 
-    def _drop(self, ceilings: Mapping[int, StoredCeiling], why: str, peer: PeerCredentials) -> None:
-        for uid, ceiling in ceilings.items():
-            self._note(AuditAction.LIFT, why, PeerCredentials(peer.pid, uid), old=ceiling.limit)
+    def _end(self, uids: Iterable[int], action: AuditAction, why: str) -> None:
+        ended = {uid: self._by_user.pop(uid) for uid in uids}
+        if ended:
+            with contextlib.suppress(JournalError):  # it ends again when it is read again
+                self._save()
+        for uid, ceiling in ended.items():
+            self._note(action, PeerCredentials(None, uid), ceiling, why=why)
 
-    def _forget(self, gone: Mapping[int, StoredCeiling]) -> None:
-        self._requested = {u: c for u, c in self._requested.items() if u not in gone}
-        with contextlib.suppress(JournalError):  # it is dropped again when it is read again
-            self._save()
-
-    def _replace(self, requested: dict[int, StoredCeiling]) -> None:
-        """Keep other ceilings of users, once they are on disk. JournalError."""
-        before, self._requested = self._requested, requested
+    def _replace(self, by_user: dict[int, CeilingValue]) -> None:
+        """Change the ceilings of users, once they are on disk. JournalError."""
+        before, self._by_user = self._by_user, by_user
         try:
             self._save()
         except JournalError:
-            self._requested = before
+            self._by_user = before
             raise
 
     def _note(
         self,
-        deed: AuditAction,
-        why: str,
+        action: AuditAction,
         peer: PeerCredentials,
+        old: CeilingValue | None,
+        new: CeilingValue | None = None,
         *,
-        old: int | None = None,
-        new: int | None = None,
+        why: str,
         ttl: int | None = None,
         job: str = "",
     ) -> None:
         self._record(
             AuditEvent(
                 at=self._clock.now().wall,
-                deed=deed,
-                old=old,
-                new=new,
+                deed=action,
+                old=None if old is None else old.limit,
+                new=None if new is None else new.limit,
                 ttl=ttl,
                 why=why,
                 job=job,
@@ -276,53 +283,52 @@ class PowerCeilings:
             )
         )
 
-    def _stored(self, limit: int, why: str, uid: int | None, expires: int | None) -> StoredCeiling:
-        now = self._clock.now()
-        wall = None if expires is None else now.wall + expires - now.mono
-        return StoredCeiling(
-            limit=limit,
-            why=why,
-            uid=uid,
-            boot_id=self._boot_id,
-            expires=expires,
-            expires_wall=wall,
-        )
+    # ---------------------------------------------------------------------------------- on disk
 
-    def _load(self) -> _CeilingsFile:
+    def _load(self) -> None:
         try:
-            told = _decode_ceilings(self._path.read_bytes())
+            file = _decode_ceilings(self._path.read_bytes())
         except FileNotFoundError:
-            return _CeilingsFile()
+            return
         except (OSError, ValueError, RecursionError) as error:
             self._load_trouble = (
-                f"The ceilings kept in {self._path} cannot be understood, and none of them"
-                f" applies: {error}. Set them again."
+                f"The ceilings stored in {self._path} are invalid, and none of them applies:"
+                f" {error}. Set them again."
             )
-            return _CeilingsFile()
-        requested = tuple(self._bounded(self._here(one)) for one in told.requested)
-        written = None if told.written is None else self._here(told.written)
-        return _CeilingsFile(requested=requested, written=written)
-
-    def _here(self, stored: StoredCeiling) -> StoredCeiling:
-        """With the time of this boot: the monotonic clock began anew since, the wall went on."""
-        if stored.boot_id == self._boot_id or stored.expires_wall is None:
-            return stored
-        now = self._clock.now()
-        expires = now.mono + stored.expires_wall - now.wall
-        return msgspec.structs.replace(stored, boot_id=self._boot_id, expires=expires)
-
-    def _bounded(self, stored: StoredCeiling) -> StoredCeiling:
-        """With an end that is not later than that of a ceiling which is set now."""
+            return
         latest = self._clock.monotonic() + MAX_TTL
-        expires = latest if stored.expires is None else min(stored.expires, latest)
-        return self._stored(stored.limit, stored.why, stored.uid, expires)
+        for stored in file.requested:
+            if stored.uid is not None:
+                value = self._value(stored)
+                expires = latest if value.expires is None else min(value.expires, latest)
+                self._by_user[stored.uid] = CeilingValue(value.limit, value.why, expires, value.uid)
+        if self._settings.budget_file and file.written is not None:
+            self._of_file = self._value(file.written)
+
+    def _value(self, stored: StoredCeiling) -> CeilingValue:
+        """In the time of this boot: its monotonic clock began anew, the wall clock went on."""
+        expires = stored.expires
+        if stored.boot_id != self._boot_id and stored.expires_wall is not None:
+            now = self._clock.now()
+            expires = now.mono + stored.expires_wall - now.wall
+        return CeilingValue(stored.limit, stored.why, expires, stored.uid)
+
+    def _stored(self, value: CeilingValue) -> StoredCeiling:
+        now, expires = self._clock.now(), value.expires
+        return StoredCeiling(
+            limit=value.limit,
+            why=value.why,
+            uid=value.uid,
+            boot_id=self._boot_id,
+            expires=expires,
+            expires_wall=None if expires is None else now.wall + expires - now.mono,
+        )
 
     def _save(self) -> None:
-        kept = self._kept_of_file
-        written = None
-        if kept is not None:
-            written = self._stored(kept.limit, kept.why, kept.uid, kept.expires)
-        file = _CeilingsFile(requested=tuple(self._requested.values()), written=written)
+        file = _CeilingsFile(
+            requested=tuple(map(self._stored, self._by_user.values())),
+            written=None if self._of_file is None else self._stored(self._of_file),
+        )
         draft = self._path.with_suffix(".new")
         try:
             with draft.open("wb") as out:
@@ -332,30 +338,130 @@ class PowerCeilings:
             draft.replace(self._path)
         except OSError as error:
             raise JournalError(
-                f"Cannot keep the ceiling in {self._path}: {error.strerror}. Make room there, or"
+                f"Cannot store the ceiling in {self._path}: {error.strerror}. Make room there, or"
                 " make it writable."
             ) from None
 
 
-def _ceiling_users(settings: CapsSettings) -> frozenset[int]:
-    """The users who may set a ceiling."""
-    return uids_of(settings.ceiling_users)[0] | {0}
-
-
-def _stored_value(stored: StoredCeiling | None) -> CeilingValue | None:
-    if stored is None:
-        return None
-    return CeilingValue(stored.limit, stored.why, stored.expires, stored.uid)
+def _row(source: str, ceiling: CeilingValue, limit: int) -> CeilingRow:
+    return CeilingRow(
+        source=source, limit=limit, uid=ceiling.uid, why=ceiling.why, expires=ceiling.expires
+    )
 
 
 def _decode_ceilings(content: bytes) -> _CeilingsFile:
-    """The kept ceilings of this version or the first; ValueError."""
-    told = msgspec.json.decode(content)
-    if isinstance(told, dict) and "version" not in told:
-        first = msgspec.convert(told, _CeilingsFileVersion1)
+    """The stored ceilings of this version or the first; ValueError."""
+    decoded = msgspec.json.decode(content)
+    if isinstance(decoded, dict) and "version" not in decoded:
+        first = msgspec.convert(decoded, _CeilingsFileVersion1)
         requested = () if first.requested is None else (first.requested,)
         return _CeilingsFile(requested=requested, written=first.written)
-    file = msgspec.convert(told, _CeilingsFile)
+    file = msgspec.convert(decoded, _CeilingsFile)
     if file.version != VERSION:
         raise ValueError(f"version {file.version} is not {VERSION}")
     return file
+
+
+class CeilingFile:
+    """The newest ceiling of one file. Belongs to one thread.
+
+    ``trouble`` is the fault of the file in one sentence; "" if it has none.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        last: CeilingValue | None = None,
+        *,
+        owners: frozenset[int] = frozenset(),
+    ) -> None:
+        """``last`` is in force until the file says otherwise, as before a restart.
+
+        ``owners`` are the users who may own the file beside root and the capper's own.
+        """
+        self.owners = owners
+        self.trouble = ""
+        self._path, self._clock, self._last = path, clock, last
+        self._version: tuple[int, ...] | None = None  # of the file when it was last read
+
+    def poll(self) -> CeilingValue | None:
+        """Read the file; the ceiling in force now, or None."""
+        try:
+            self._read()
+            self.trouble = ""
+        except (OSError, ValueError) as error:
+            cause = (error.strerror or "").lower() if isinstance(error, OSError) else str(error)
+            last = self._in_force
+            present = (
+                "No ceiling of it is in force"
+                if last is None
+                else f"Its last ceiling of {last.limit / _MILLIWATTS_PER_WATT:g} W stays in force"
+            )
+            self.trouble = (
+                f"Cannot take a ceiling from {self._path}: {cause}. {present}; correct the file."
+            )
+        return self._in_force
+
+    @property
+    def _in_force(self) -> CeilingValue | None:
+        is_over = self._last is None or self._last.is_over(self._clock.monotonic())
+        return None if is_over else self._last
+
+    def _read(self) -> None:
+        content, status = read_regular(self._path, MAX_FILE_BYTES)
+        if status.st_uid not in self.owners | {0, os.geteuid()}:
+            raise ValueError(
+                f"user {status.st_uid} owns it, whom [caps] ceiling_users does not name"
+            )
+        if status.st_mode & 0o022:
+            raise ValueError("its group or everybody may write it (chmod go-w)")
+        version = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if version == self._version:
+            return
+        if not content.endswith(b"\n"):  # "watts = 12" may be on its way to be 1200
+            raise ValueError("its last line does not end, so it may be half written")
+        limit, ttl, why = _parse(content)
+        now = self._clock.now()
+        # A file from the future counts as written now.
+        age = max(0, now.wall - status.st_mtime_ns)
+        expires = None if ttl is None else now.mono + ttl - age
+        self._last = CeilingValue(limit, why, expires, status.st_uid) if limit else None
+        self._version = version
+
+
+def _parse(content: bytes) -> tuple[int, int | None, str]:
+    """The limit in milliwatts, the time to live and the reason; ValueError names the fault."""
+    try:
+        table = tomllib.loads(content.decode())
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    unknown = sorted(table.keys() - set(_KEYS))
+    if unknown:
+        raise ValueError(f"{unknown[0][:40]!r} is none of its keys: {', '.join(_KEYS)}")
+    why = table.get("why", "")
+    if not isinstance(why, str):
+        raise ValueError('why: write a text, such as "grid event"')  # noqa: TRY004
+    limit = round(_watts(table) * _MILLIWATTS_PER_WATT)
+    return limit, _ttl(table), printable(why, " ")[:_MAX_REASON_LENGTH]
+
+
+def _watts(table: Mapping[str, Any]) -> float:
+    watts = table.get("watts")
+    if isinstance(watts, bool) or not isinstance(watts, int | float) or watts != watts:
+        raise ValueError("watts: write a number, such as 1200")
+    if not 0 <= watts <= _MAX_WATTS:
+        raise ValueError(f"watts: write 0 to {_MAX_WATTS:,}; 0 lifts the ceiling")
+    return watts
+
+
+def _ttl(table: Mapping[str, Any]) -> int | None:
+    ttl = table.get("ttl")
+    if ttl is None:
+        return None
+    try:
+        return int(Duration.parse(ttl if isinstance(ttl, str) else ""))
+    except ValueError:
+        raise ValueError(f"ttl: write a {Duration.kind}") from None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.capper.ceiling_file import MAX_FILE_BYTES, CeilingFile, CeilingValue
+from wattspan.capper.ceilings import MAX_FILE_BYTES, CeilingFile, CeilingValue
 from wattspan.testing import ManualClock
 
 
