@@ -18,7 +18,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -39,27 +39,14 @@ PROCESS_NAME: Final = "capper-worker"
 """Tells a worker from the capper itself, whose command line it has."""
 
 
-class ReadCall(msgspec.Struct, frozen=True, tag="read"):
+class WorkerCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A call of an actuator: ``device`` and ``value`` of reads and writes, ``slot`` of the rest."""
+
+    action: Literal["read", "write", "count", "identify"]
     knob: Knob
-    device: str
-
-
-class WriteCall(msgspec.Struct, frozen=True, tag="write"):
-    knob: Knob
-    device: str
-    value: int | None
-
-
-class CountCall(msgspec.Struct, frozen=True, tag="count"):
-    knob: Knob
-
-
-class IdentifyCall(msgspec.Struct, frozen=True, tag="identify"):
-    knob: Knob
-    slot: int
-
-
-WorkerCall = ReadCall | WriteCall | CountCall | IdentifyCall
+    device: str = ""
+    value: int | None = None
+    slot: int = 0
 
 
 class WorkerReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -180,7 +167,7 @@ class Worker:
         except OSError:
             raise self._ended() from None
         now = self._clock.monotonic()
-        allowed = self._deadline // 2 if isinstance(call, IdentifyCall) else self._deadline
+        allowed = self._deadline // 2 if call.action == "identify" else self._deadline
         self._pending = _PendingCall(call, now, now + allowed)
 
     def _receive(self, *, wait: bool) -> WorkerReply | None:
@@ -226,67 +213,44 @@ class WorkerPool:
         self, actuators: Sequence[SlottedActuator], clock: Clock, deadline: int = CALL_TIMEOUT
     ) -> None:
         """No actuator may have been used yet: each worker opens its own session with the driver."""
+        self.clock = clock
         self._actuators = {actuator.knob: actuator for actuator in actuators}
-        self._clock, self._deadline = clock, deadline
+        self._deadline = deadline
         self._workers: dict[str, Worker] = {}
-        self.unidentified: dict[Knob, int] = {}
-        """The number of slots of each knob of which some block and are not identified."""
-        self._blocked_slots: dict[tuple[Knob, int], int] = {}
 
     def worker(self, name: str) -> Worker:
         """The worker of the device ``name``."""
         if name not in self._workers:
-            self._workers[name] = Worker(name, self._actuators, self._clock, self._deadline)
+            self._workers[name] = Worker(name, self._actuators, self.clock, self._deadline)
         return self._workers[name]
-
-    def ids(self, knob: Knob) -> tuple[str, ...]:
-        """Every device of ``knob``; a slot that blocks is left out. ActuatorError."""
-        lister = self.worker(f"the list of {knob} devices")
-        found = []
-        count = lister.ask(CountCall(knob)).count
-        self.unidentified.pop(knob, None)
-        for slot in range(count):
-            if self._clock.monotonic() < self._blocked_slots.get((knob, slot), 0):
-                self.unidentified[knob] = count
-                continue
-            try:
-                identified = lister.ask(IdentifyCall(knob, slot)).id
-            except ActuatorError as error:
-                if error.trouble is not Trouble.STUCK:
-                    raise
-                self._blocked_slots[knob, slot] = self._clock.monotonic() + REPLACE_AFTER
-                self.unidentified[knob] = count
-                if not lister.replace():
-                    raise
-                continue
-            if identified is not None:
-                found.append(identified)
-        return tuple(found)
 
     def close(self) -> None:
         """End every worker; one that does not end by itself is killed."""
-        workers = tuple(self._workers.values())
-        self._workers = {}
+        workers, self._workers = tuple(self._workers.values()), {}
         for worker in workers:
             worker.disconnect()
-        deadline = self._clock.monotonic() + _EXIT_TIMEOUT
+        deadline = self.clock.monotonic() + _EXIT_TIMEOUT
         while sum(not worker.reap() for worker in workers):
-            if self._clock.monotonic() >= deadline:
+            if self.clock.monotonic() >= deadline:
                 for worker in workers:
                     worker.reap(kill=True)
                 break
-            self._clock.sleep_until(self._clock.monotonic() + MILLISECOND)
+            self.clock.sleep_until(self.clock.monotonic() + MILLISECOND)
 
 
 class IsolatedActuator:
-    """An Actuator whose calls are carried out by the workers of a pool."""
+    """An actuator whose calls are carried out by the workers of a pool."""
 
     def __init__(self, knob: Knob, pool: WorkerPool) -> None:
         self.knob = knob
+        self.unidentified: int | None = None
+        """Number of all devices if some of them hang and cannot be identified; else None."""
         self._pool = pool
+        self._blocked_slots: dict[int, int] = {}  # slot: when it is tried again
 
     def devices(self) -> tuple[KnobState, ...]:
-        devices = self._pool.ids(self.knob)
+        """The state of every device that answers. ActuatorError if none can be listed."""
+        devices = self._identify()
         self.prefetch(devices)
         states = []
         for device in devices:
@@ -294,29 +258,48 @@ class IsolatedActuator:
                 states.append(self.read(device))
         return tuple(states)
 
-    @property
-    def unidentified(self) -> int | None:
-        """Number of all devices if some of them hang and cannot be identified; else None."""
-        return self._pool.unidentified.get(self.knob)
-
     def prefetch(self, devices: Iterable[str]) -> None:
         """Begin to read ``devices`` at once, so that the deadlines of all run together."""
         for device in devices:
-            self._pool.worker(device).begin(ReadCall(self.knob, device))
+            self._pool.worker(device).begin(WorkerCall("read", self.knob, device))
 
     def read(self, device: str) -> KnobState:
-        return self._state(ReadCall(self.knob, device))
+        return self._state(WorkerCall("read", self.knob, device))
 
     def write(self, device: str, value: int | None) -> KnobState:
-        return self._state(WriteCall(self.knob, device, value))
+        return self._state(WorkerCall("write", self.knob, device, value))
 
     def close(self) -> None:
         self._pool.close()
 
-    def _state(self, call: ReadCall | WriteCall) -> KnobState:
+    def _state(self, call: WorkerCall) -> KnobState:
         state = self._pool.worker(call.device).ask(call).state
         assert state is not None  # noqa: S101 - a reply without an error has it
         return state
+
+    def _identify(self) -> list[str]:
+        """The ids of all devices; a slot that blocks is left out. ActuatorError."""
+        lister, clock = self._pool.worker(f"the list of {self.knob} devices"), self._pool.clock
+        count = lister.ask(WorkerCall("count", self.knob)).count
+        self.unidentified = None
+        found = []
+        for slot in range(count):
+            if clock.monotonic() < self._blocked_slots.get(slot, 0):
+                self.unidentified = count
+                continue
+            try:
+                identified = lister.ask(WorkerCall("identify", self.knob, slot=slot)).id
+            except ActuatorError as error:
+                if error.trouble is not Trouble.STUCK:
+                    raise
+                self._blocked_slots[slot] = clock.monotonic() + REPLACE_AFTER
+                self.unidentified = count
+                if not lister.replace():
+                    raise
+                continue
+            if identified is not None:
+                found.append(identified)
+        return found
 
 
 def isolate_actuators(
@@ -375,14 +358,14 @@ def _carry_out(call: WorkerCall, actuators: Mapping[Knob, SlottedActuator]) -> W
     if actuator is None:
         return WorkerReply(error=f"No {call.knob} can be set on this host.", trouble=Trouble.ABSENT)
     try:
-        match call:
-            case ReadCall():
+        match call.action:
+            case "read":
                 return WorkerReply(state=actuator.read(call.device))
-            case WriteCall():
+            case "write":
                 return WorkerReply(state=actuator.write(call.device, call.value))
-            case CountCall():
+            case "count":
                 return WorkerReply(count=actuator.slots())
-            case IdentifyCall():
+            case "identify":
                 return WorkerReply(id=actuator.id_at(call.slot))
     except ActuatorError as error:
         return WorkerReply(error=str(error), trouble=error.trouble, locked=error.locked)
