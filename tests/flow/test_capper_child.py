@@ -97,7 +97,7 @@ def test_a_stopped_capper_is_killed_and_replaced_and_its_limits_are_restored(
         eventually(lambda: child.pid != first or later(clock), "another capper", 30)
         eventually(lambda: gpu.limit == original, "the original limit")
         assert not alive(frozenset({first}))
-    assert any("does not answer" in line and str(first) in line for line in log), log
+    assert any("has not answered" in line and str(first) in line for line in log), log
 
 
 def test_a_capper_that_answers_is_never_replaced(tmp_path: Path) -> None:

@@ -154,13 +154,12 @@ def size_of_refusals(path: Path) -> int:
 def test_refusals_take_their_part_of_the_record_and_one_row_tells_of_the_rest(
     tmp_path: Path,
 ) -> None:
-    path, told = tmp_path / "audit.jsonl", list[AuditEvent]()
-    audit = AuditLog(path, 8000, told.append)
+    path = tmp_path / "audit.jsonl"
+    audit = AuditLog(path, 8000)
     for number in range(500):
         audit.record(refusal(number))
     assert 2000 - 200 < size_of_refusals(path) <= 2000
     kept = len(rows(path))
-    assert len(told) == kept  # and those that are not on record are not told on
     while not path.with_name("audit.jsonl.1").exists():
         audit.record(write(1))
     assert [row["deed"] for row in rows(path)] == ["write", "refuse"]

@@ -1,7 +1,7 @@
-"""The record of writes, restores, refusals and commands, one JSON line each.
+"""The audit log: one JSON line for each write, restore, refusal and command.
 
-No peer can remove the history by asking often: rows of writes and refusals are limited by user, the
-record is rotated in generations, and rows of operators outlive all of them.
+No peer can remove the history by frequent requests: rows of writes and refusals are limited by
+user, the log is rotated in generations, and rows of operators outlive all of them.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from wattspan.util.peer_credentials import PeerCredentials
 
 
 class AuditAction(ModelEnum):
-    """What was done, or was not."""
+    """The kind of an event."""
 
     WRITE = "write"
     RESTORE = "restore"
     REFUSE = "refuse"
-    FOREIGN = "foreign"  # somebody else has written; we let go
-    VOID = "void"  # what an earlier boot left is not true any more
-    FAIL = "fail"  # a device did not do what it was told
+    FOREIGN = "foreign"  # another program has set the knob, which is left to it
+    VOID = "void"  # an entry that does not apply any more
+    FAIL = "fail"  # a device failed
     CEILING = "ceiling"  # a ceiling was set
     LIFT = "lift"  # a ceiling was lifted
-    LAPSE = "lapse"  # the time of a ceiling is up
-    COMMAND = "command"  # a peer had everything restored, or foreign limits accepted
+    LAPSE = "lapse"  # the time to live of a ceiling ended
+    COMMAND = "command"  # a peer restored everything, or accepted foreign limits
     SNAPSHOT = "snapshot"  # a cap that is in force, restated at the beginning of a file
     START = "start"
     END = "end"
 
 
 class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that happened; ``at`` is Unix time in nanoseconds, values are in the knob's unit.
+    """One row; ``at`` is Unix time in nanoseconds, values are in the knob's unit.
 
-    ``job``, ``pid`` and ``uid`` are of whoever wanted it, as the kernel proves pid and uid. For a
-    ceiling, ``old`` and ``new`` are milliwatts, ``uid`` is its owner's and ``ttl`` nanoseconds.
-    ``original`` is the limit that a restore gives back.
+    ``job``, ``pid`` and ``uid`` are the requesting peer's, pid and uid as the kernel reports them.
+    Of a ceiling, ``old`` and ``new`` are milliwatts, ``uid`` is its owner's, ``ttl`` nanoseconds.
+    ``original`` is the limit that a restore writes.
     """
 
     at: int
@@ -68,36 +68,28 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def row_checksum(boot_id: str, event: AuditEvent) -> str:
     """Proves the boot and the values of a row, so that lost journal entries can be recovered."""
-    told = (boot_id, event.knob, event.device, event.original, event.new)
-    return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
+    fields = (boot_id, event.knob, event.device, event.original, event.new)
+    return hashlib.blake2b(repr(fields).encode(), digest_size=16).hexdigest()
 
 
 GENERATIONS: Final = 8
-"""Files of the record: the newest, and those with the suffixes .1 to .7."""
+"""Files of the log: the newest, and those with the suffixes .1 to .7."""
 PROTECTED_SUFFIX: Final = ".kept"
-"""Suffix of the file with the protected rows of files that were removed; it is one file more."""
+"""Suffix of one more file, with the protected rows of removed files."""
 
 ROW_BURST: Final = 60
 _ROW_SECONDS: Final = 5
-"""How often a user's writes to one knob have a row each, once that many had one."""
+"""Interval of the rows of one user's writes to one knob, after a burst of rows."""
 MERGE_PERIOD: Final = 10 * SECOND
-"""How long other writes wait for the row that they have together."""
+"""How long the other writes wait for their common row."""
 _MAX_REASON_LENGTH: Final = 300
-"""Characters of the reason of a write that are on record."""
+"""Characters of the reason of a write that are recorded."""
 
 _ROUTINE: Final = frozenset({AuditAction.WRITE, AuditAction.RESTORE})
 _UNPROTECTED: Final = _ROUTINE | {AuditAction.REFUSE, AuditAction.SNAPSHOT}
 
-AuditHook = Callable[[AuditEvent], None]
-"""Is told of every event, after it is on record: whoever sends them on."""
-
-
-def ignore_event(event: AuditEvent) -> None:
-    """Nobody is told."""
-
-
 REFUSAL_DIVISOR: Final = 4
-"""Refusals take one part in so many of the record: whoever is refused cannot fill it."""
+"""Refusals take this part of a file, so that a refused peer cannot fill the log."""
 _REFUSAL_MARK: Final = b'"deed":"refuse"'  # in no text: quotation marks are escaped there
 
 
@@ -112,16 +104,16 @@ class _PendingRow:
 
 
 class AuditRowLimiter:
-    """Puts events on record; of one user's many writes to one knob it makes few rows.
+    """Records events; merges the many writes of one user to one knob into few rows.
 
-    A write without a row of its own waits for ``PERIOD`` at most, and is then part of one row that
-    has the first old value and the last new one. The rows of one knob keep their order.
+    A write without a row of its own waits for ``MERGE_PERIOD`` at most, and is then part of one
+    row with the first old value and the last new one. The rows of one knob keep their order.
     """
 
     def __init__(self, clock: Clock, record: Callable[[AuditEvent], None]) -> None:
         self._clock, self._record = clock, record
-        self._pace = RateLimiter(1, ROW_BURST)
-        self._waiting: dict[Hashable, dict[int | None, _PendingRow]] = {}
+        self._rate = RateLimiter(1, ROW_BURST)
+        self._pending: dict[Hashable, dict[int | None, _PendingRow]] = {}
 
     def record(self, event: AuditEvent) -> None:
         """Record ``event`` now, or later together with others."""
@@ -129,40 +121,40 @@ class AuditRowLimiter:
         if event.deed in _ROUTINE:
             event = replace(event, why=event.why[:_MAX_REASON_LENGTH])
             now = self._clock.monotonic()
-            waits = event.uid in self._waiting.get(knob, {})
-            if waits or not self._pace.admits((event.uid, *knob), now // _ROW_SECONDS):
-                self._wait(self._waiting.setdefault(knob, {}), event, now)
+            waits = event.uid in self._pending.get(knob, {})
+            if waits or not self._rate.admits((event.uid, *knob), now // _ROW_SECONDS):
+                self._merge(self._pending.setdefault(knob, {}), event, now)
                 return
-        for each in list(self._waiting) if event.deed is AuditAction.END else [knob]:
+        for each in list(self._pending) if event.deed is AuditAction.END else [knob]:
             self._flush(each)
         self._record(event)
 
     def turn(self) -> None:
-        """Record what has waited long enough."""
+        """Record the rows that have waited long enough."""
         now = self._clock.monotonic()
-        for knob, users in list(self._waiting.items()):
+        for knob, users in list(self._pending.items()):
             if any(now - one.since >= MERGE_PERIOD for one in users.values()):
                 self._flush(knob)
 
     def close(self) -> None:
-        """Record what waits."""
-        for knob in list(self._waiting):
+        """Record all waiting rows."""
+        for knob in list(self._pending):
             self._flush(knob)
 
-    def _wait(self, users: dict[int | None, _PendingRow], event: AuditEvent, now: int) -> None:
-        waiting = users.pop(event.uid, None)  # and to the end, behind the other users' last writes
-        if waiting is None:
-            waiting = _PendingRow(now, event, event)
-        else:
-            waiting.last, waiting.count = event, waiting.count + 1
-        users[event.uid] = waiting
+    def _merge(self, users: dict[int | None, _PendingRow], event: AuditEvent, now: int) -> None:
+        pending = users.pop(event.uid, None)  # and to the end, behind the other users' last writes
+        users[event.uid] = (
+            _PendingRow(now, event, event)
+            if pending is None
+            else _PendingRow(pending.since, pending.first, event, pending.count + 1)
+        )
 
     def _flush(self, knob: Hashable) -> None:
-        for one in self._waiting.pop(knob, {}).values():
-            event = one.last
-            if one.count > 1:
-                why = f"{one.count} writes and restores of this user; the last: {event.why}"
-                event = replace(event, old=one.first.old, why=why)
+        for pending in self._pending.pop(knob, {}).values():
+            event = pending.last
+            if pending.count > 1:
+                why = f"{pending.count} writes and restores of this user; the last: {event.why}"
+                event = replace(event, old=pending.first.old, why=why)
             self._record(event)
 
 
@@ -175,27 +167,27 @@ REFUSAL_PERIOD: Final = 60 * SECOND
 class _RefusalPeriod:
     since: int
     listed: int = 0
-    more: int = 0
+    unlisted: int = 0
 
 
 class RefusalLog:
-    """Puts refusals on record, by whoever's connection they came."""
+    """Records refusals: a repeated one of a connection once, and few per user and period."""
 
     def __init__(self, clock: Clock, record: Callable[[AuditEvent], None]) -> None:
         self._clock, self._record = clock, record
-        self._told: dict[int, str] = {}
+        self._last: dict[int, str] = {}
         self._periods: dict[int | None, _RefusalPeriod] = {}
 
     def refused(self, holder: int, peer: PeerCredentials, job: str, error: CapsError) -> None:
-        """A tuner that asks the same again every second is on record once."""
-        if self._told.get(holder) == str(error):
+        """Record a refusal, unless it is the last one of the connection again."""
+        if self._last.get(holder) == str(error):
             return
-        self._told[holder] = str(error)
+        self._last[holder] = str(error)
         now = self._clock.now()
         self.turn()
         period = self._periods.setdefault(peer.uid, _RefusalPeriod(now.mono))
         if period.listed == REFUSAL_ROWS:
-            period.more += 1
+            period.unlisted += 1
             return
         period.listed += 1
         self._record(
@@ -211,47 +203,46 @@ class RefusalLog:
         )
 
     def granted(self, holder: int) -> None:
-        """What ``holder`` asked for was carried out, or it has gone: a refusal is news again."""
-        self._told.pop(holder, None)
+        """A request of the connection was carried out, or it ended: its next refusal is new."""
+        self._last.pop(holder, None)
 
     def turn(self) -> None:
-        """Tell of the rest of every period that is over."""
-        now = self._clock.monotonic()
-        for uid, period in list(self._periods.items()):
-            if now - period.since >= REFUSAL_PERIOD:
-                self._close(uid)
+        """Record the number of unlisted refusals of every period that is over."""
+        self._end_periods(REFUSAL_PERIOD)
 
     def close(self) -> None:
-        """Tell of the rest."""
-        for uid in list(self._periods):
-            self._close(uid)
+        """Record the number of unlisted refusals."""
+        self._end_periods(0)
 
-    def _close(self, uid: int | None) -> None:
-        more = self._periods.pop(uid).more
-        if more:
-            why = f"{more} more requests of this user were refused; they have no rows."
-            self._record(
-                AuditEvent(at=self._clock.now().wall, deed=AuditAction.REFUSE, why=why, uid=uid)
-            )
+    def _end_periods(self, age: int) -> None:
+        now = self._clock.now()
+        for uid, period in list(self._periods.items()):
+            if now.mono - period.since < age:
+                continue
+            del self._periods[uid]
+            if period.unlisted:
+                why = (
+                    f"{period.unlisted} more requests of this user were refused; they have no rows."
+                )
+                self._record(AuditEvent(at=now.wall, deed=AuditAction.REFUSE, why=why, uid=uid))
 
 
 class AuditLog:
     """Appends events to ``path``, and rotates it: older files are ``path.1`` and so on.
 
-    A file has at most ``size`` bytes. Of a file that is removed, the rows of operators and the
-    first row of each job and device go to ``path.kept``. Each new file begins with the caps that
-    are ``outstanding``, so that the newest file tells every original that is to be restored.
+    A file has at most ``size`` bytes. Of a removed file, the rows of operators and the first row
+    of each job and device go to ``path.kept``. Each new file begins with the caps that are
+    ``outstanding``, so that the newest file has every original that is to be restored.
 
-    Refusals that would take more than their part are counted, and told in one row of the next
-    file, or at the end. A record that cannot be written does not stop anything: the journal is
-    what restoring needs. ``lost`` counts what could not be recorded, ``trouble`` says why.
+    Refusals beyond their part of a file are counted in one row of the next file, or at the end. A
+    log that cannot be written stops nothing: restoring needs only the journal. ``lost`` counts the
+    events that could not be recorded, ``trouble`` has the cause.
     """
 
     def __init__(
         self,
         path: Path,
         size: int,
-        hook: AuditHook = ignore_event,
         *,
         outstanding: Callable[[], Iterable[AuditEvent]] = tuple,
     ) -> None:
@@ -259,58 +250,57 @@ class AuditLog:
         self.lost = 0
         self.trouble = ""
         self.outstanding = outstanding
-        self.size, self._hook = size, hook
-        self._refusals: int | None = None
+        self.size = size
+        self._refusal_bytes: int | None = None
         """Bytes of the file that are refusals; None if they have not been counted yet."""
-        self._left_out = 0
+        self._unlisted = 0
 
     def record(self, event: AuditEvent) -> None:
+        """Append one row, unless it is a refusal without room."""
         line = msgspec.json.encode(event) + b"\n"
         if event.deed is AuditAction.REFUSE and not self._has_room(line):
-            self._left_out += 1
+            self._unlisted += 1
             return
         if event.deed is AuditAction.END:
-            self._tell_left_out(event.at)
-        self._write(event, line)
+            self._record_unlisted(event.at)
+        self._write(event.at, line)
 
     # --------------------------------------------------------------------------- inner workings
 
-    def _write(self, event: AuditEvent, line: bytes) -> None:
+    def _write(self, at: int, line: bytes) -> None:
+        rotated = False
         try:
             rotated = self._append(line)
             self.trouble = ""
         except OSError as error:
             self.lost += 1
             self.trouble = (
-                f"Cannot record what is written to devices in {self.path}: {error.strerror}."
-                " Make room there, or make it writable."
+                f"Cannot write the audit log {self.path}: {error.strerror}. Make room there, or"
+                " make it writable."
             )
-            rotated = False
-        self._hook(event)
         if rotated:
-            self._tell_left_out(event.at)
+            self._record_unlisted(at)
 
     def _has_room(self, line: bytes) -> bool:
-        """Whether the refusals of this file, and this one, are within their part of it."""
-        try:
-            there = self.path.stat().st_size
-        except OSError:
-            there = 0
-        if self._refusals is None or there < self._refusals:  # somebody has removed or emptied it
-            self._refusals = 0
+        """Whether the refusals of this file, with this one, are within their part of it."""
+        size = 0
+        with contextlib.suppress(OSError):
+            size = self.path.stat().st_size
+        if self._refusal_bytes is None or size < self._refusal_bytes:  # it was removed or emptied
+            self._refusal_bytes = 0
             with contextlib.suppress(OSError), self.path.open("rb") as file:
-                self._refusals = sum(len(one) for one in file if _REFUSAL_MARK in one)
-        return self._refusals + len(line) <= self.size // REFUSAL_DIVISOR
+                self._refusal_bytes = sum(len(one) for one in file if _REFUSAL_MARK in one)
+        return self._refusal_bytes + len(line) <= self.size // REFUSAL_DIVISOR
 
-    def _tell_left_out(self, at: int) -> None:
-        if self._left_out:
+    def _record_unlisted(self, at: int) -> None:
+        if self._unlisted:
             why = (
-                f"{self._left_out} refusals have no rows: they may take 1/{REFUSAL_DIVISOR} "
+                f"{self._unlisted} refusals have no rows: they may take 1/{REFUSAL_DIVISOR} "
                 "of the record."
             )
-            self._left_out = 0
+            self._unlisted = 0
             event = AuditEvent(at=at, deed=AuditAction.REFUSE, why=why)
-            self._write(event, msgspec.json.encode(event) + b"\n")
+            self._write(at, msgspec.json.encode(event) + b"\n")
 
     def _append(self, line: bytes) -> bool:
         """Whether the file was rotated first."""
@@ -322,11 +312,11 @@ class AuditLog:
                 descriptor = -1
                 self._rotate()
                 descriptor = self._open()
-                self._refusals, rotated = 0, True
+                self._refusal_bytes, rotated = 0, True
                 self._restate(descriptor)
             _append_all(descriptor, line)
-            if self._refusals is not None and _REFUSAL_MARK in line:
-                self._refusals += len(line)
+            if self._refusal_bytes is not None and _REFUSAL_MARK in line:
+                self._refusal_bytes += len(line)
         finally:
             if descriptor >= 0:
                 os.close(descriptor)

@@ -16,14 +16,14 @@ from __future__ import annotations
 import contextlib
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
 
-from wattspan.capper.audit import AuditAction, AuditEvent, AuditHook, ignore_event
+from wattspan.capper.audit import AuditAction, AuditEvent
 from wattspan.capper.journal import JournalError
 from wattspan.capper.protocol import CeilingRow, RefusalReason
 from wattspan.config import CapsSettings
@@ -99,7 +99,7 @@ class PowerCeilings:
         boot_id: str,
         clock: Clock,
         *,
-        record: AuditHook = ignore_event,
+        record: Callable[[AuditEvent], None] = lambda event: None,
     ) -> None:
         """``path`` is where the ceilings are stored."""
         self._settings, self._path = settings, path

@@ -12,10 +12,8 @@ from wattspan.capper.audit import (
     GENERATIONS,
     AuditAction,
     AuditEvent,
-    AuditHook,
     AuditLog,
     AuditRowLimiter,
-    ignore_event,
 )
 from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.client import CapperClient
@@ -80,7 +78,6 @@ def open_engine(
     actuators: Sequence[ConcurrentActuator],
     clock: Clock,
     log: Log,
-    hook: AuditHook = ignore_event,
     *,
     enumerate_devices: bool = True,
 ) -> CapEngine:
@@ -88,7 +85,7 @@ def open_engine(
 
     The journal names its devices: restoring them needs no enumeration, unless it is damaged.
     """
-    audit = AuditLog(host.audit, _file_size(config), hook)
+    audit = AuditLog(host.audit, _file_size(config))
     rows = AuditRowLimiter(clock, audit.record)
     journal = Journal(host.directory, host.boot_id, host.audit, stamp=clock.monotonic)
     if journal.trouble:
@@ -169,7 +166,6 @@ class Capper:
         clock: Clock,
         log: Log,
         *,
-        hook: AuditHook = ignore_event,
         alive: Callable[[], None] = lambda: None,
         inherited: ListeningSocket | None = None,
     ) -> None:
@@ -185,7 +181,7 @@ class Capper:
             listening = inherited or listen_unix(socket, SOCKET_MODE, what="requests for caps")
             stack.callback(listening.remove)
             stack.callback(listening.socket.close)
-            self._engine = open_engine(host, config, actuators(), clock, log, hook)
+            self._engine = open_engine(host, config, actuators(), clock, log)
             stack.callback(self._engine.close)
             self._stack = stack.pop_all()
         self.address, record = listening.address, self._engine.rows.record

@@ -1,7 +1,7 @@
-"""Whether a capper answers and does what it is asked to, for as long as caps are wanted.
+"""Asks the capper regularly whether it answers, for as long as caps are wanted.
 
-Where a service manager listens for the capper and starts it when somebody knocks, this knock is
-what starts it: fixed caps and a budget need nobody else who asks.
+Where systemd listens for the capper and starts it at the first connection, this connection starts
+it: fixed caps and a budget have no other client.
 """
 
 from __future__ import annotations
@@ -16,24 +16,21 @@ from wattspan.ports import SUSPENDED, Caps, CapsError
 HEALTH_INTERVAL = 5 * SECOND
 CAPPER = "capper"
 CAPPER_LABEL = "the capper"
-_SUSPENDED = CapsError(SUSPENDED, "suspended")
 
 
 @dataclass(slots=True)
 class CapperHealth:
-    """Asks the capper now and then; started and stopped as a part of the agent."""
+    """Started and stopped as a part of the agent."""
 
     open: Callable[[], Caps]
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _asked: int = 0
     _failed: int = 0
-    _refusal: CapsError | None = None
+    _error: CapsError | None = None
 
     def start(self) -> None:
-        self._thread = threading.Thread(
-            target=self.run, args=(self._stop,), name="wattspan-capper-watch", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name="wattspan-capper-watch", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -41,35 +38,36 @@ class CapperHealth:
         if self._thread is not None:
             self._thread.join()
 
-    def run(self, stop: threading.Event) -> None:
-        """Ask until ``stop``."""
-        caps = self.open()
-        try:
-            self.turn(caps)
-            while not stop.wait(HEALTH_INTERVAL / SECOND):
-                self.turn(caps)
-        finally:
-            caps.close()
-
     def turn(self, caps: Caps) -> None:
         """Ask once."""
+        self._error = None
         try:
             caps.rows()
-            self._refusal = _SUSPENDED if caps.totals.suspended else None
+            if caps.totals.suspended:
+                self._error = CapsError(SUSPENDED, "suspended")
         except CapsError as error:
-            self._refusal = error
-        self._failed += self._refusal is not None
+            self._error = error
+        self._failed += self._error is not None
         self._asked += 1
 
     def health(self) -> tuple[SourceHealth, ...]:
-        """How the capper is doing, once it was asked. Safe from any thread."""
-        asked, failed, refusal = self._asked, self._failed, self._refusal
+        """The last answer; nothing before the first. Safe from any thread."""
+        asked, failed, error = self._asked, self._failed, self._error
         if not asked:
             return ()
-        if refusal is None:
+        if error is None:
             return (SourceHealth(CAPPER, True, asked, failed),)
-        trouble = Trouble.DENIED if refusal.refusal else Trouble.ABSENT
+        trouble = Trouble.DENIED if error.refusal else Trouble.ABSENT
         failure = Failure(
-            CAPPER, CAPPER_LABEL, trouble, f"caps are wanted. {refusal}".rstrip("."), verb="use"
+            CAPPER, CAPPER_LABEL, trouble, f"caps are wanted. {error}".rstrip("."), verb="use"
         )
         return (SourceHealth(CAPPER, False, asked, failed, (failure,)),)
+
+    def _run(self) -> None:
+        caps = self.open()
+        try:
+            self.turn(caps)
+            while not self._stop.wait(HEALTH_INTERVAL / SECOND):
+                self.turn(caps)
+        finally:
+            caps.close()

@@ -1,10 +1,10 @@
-"""The capper that the agent starts itself, where nobody else has started one.
+"""The capper that the agent starts itself, where none runs.
 
-It follows its standard input: when the agent ends, however it ends, the pipe does too, and the
-capper restores every tuned limit and ends. Limits of fixed caps and of a power budget stay in
-force. When the capper ends, another one is started, which takes over or restores what is left. A
-capper that does not answer for as long as the service's watchdog allows (stopped by SIGSTOP, or
-hanging) is killed, so that another one starts.
+The capper follows its standard input: the pipe ends with the agent, and the capper restores every
+tuned limit and ends. Limits of fixed caps and of a power budget stay in force. If the capper ends,
+another one is started, which takes over or restores the remaining limits. A capper that does not
+answer for the time of the service's watchdog (stopped by SIGSTOP, or hanging) is killed, so that
+another one starts.
 """
 
 from __future__ import annotations
@@ -24,24 +24,23 @@ from wattspan.util.child_process import module_command
 CHECK_INTERVAL = 0.5  # seconds
 FIRST_DELAY, MAX_DELAY = SECOND // 2, 60 * SECOND
 STABLE_AFTER = 60 * SECOND
-"""A capper that has run for so long did not fail at once: the next one is started at once."""
-
+"""After a capper that has run so long, the next one is started at once."""
 HEARTBEAT_INTERVAL = 5 * SECOND
 HUNG_AFTER = 20 * SECOND
 """Without an answer for so long, a capper is killed: as WatchdogSec= of its service."""
-
 START_TIMEOUT = 90 * SECOND
-"""Until its first answer a capper has so long: as TimeoutStartSec= of its service."""
-
-STOP_TIMEOUT = 5.0  # seconds for it to restore the tuned limits
-
+"""The time until its first answer: as TimeoutStartSec= of its service."""
+STOP_TIMEOUT = 5.0  # seconds to restore the tuned limits
 _READY_TIMEOUT, _READY_CHECKS = 5, 100
-"""Seconds in which it should answer, and how often at most it is looked whether it does."""
+"""Seconds in which it should answer, and the number of checks in them."""
 
 
 @dataclass(slots=True)
 class CapperProcess:
-    """Started and stopped as a part of the agent. ``text`` is the whole configuration, in TOML."""
+    """Started and stopped as a part of the agent.
+
+    ``text`` is the whole configuration in TOML, ``answered`` whether a capper answers now.
+    """
 
     clock: Clock
     arguments: Sequence[str]
@@ -62,7 +61,7 @@ class CapperProcess:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
-        """Start one, unless one answers already, and see to it that there is one from then on."""
+        """Start a capper unless one answers already, and restart it from then on."""
         if self.answered():
             return
         self._launch()
@@ -71,10 +70,10 @@ class CapperProcess:
         self._thread.start()
 
     def stop(self) -> None:
-        """End it; it restores every tuned limit first."""
+        """End the capper; it restores every tuned limit first."""
         self._stop.set()
         if self._process is not None:
-            # A stopped capper (SIGSTOP) gives back only once it runs again.
+            # A stopped capper (SIGSTOP) restores only once it runs again.
             self._process.send_signal(signal.SIGCONT)
         if self._thread is not None:
             self._thread.join()
@@ -87,14 +86,14 @@ class CapperProcess:
             process.wait(STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
             self.log(
-                f"The capper (process {process.pid}) does not end; it goes on giving back what it "
-                "holds. `wattspan caps restore` does the same once it has gone."
+                f"The capper (process {process.pid}) does not end; it continues to restore its "
+                "limits. `wattspan caps restore` does the same once it has ended."
             )
 
     def _await(self) -> None:
-        """Until it answers, so that the first turn of the tuner finds it; not for ever.
+        """Wait for the first answer, so that the first turn of the tuner finds the capper.
 
-        One that hangs keeps whoever asks it waiting: so time counts, not how often it was asked.
+        A capper that hangs delays each check, so the time is limited, not only the checks.
         """
         deadline = self.clock.monotonic() + _READY_TIMEOUT * SECOND
         for _ in range(_READY_CHECKS):
@@ -105,7 +104,7 @@ class CapperProcess:
             self._stop.wait(_READY_TIMEOUT / _READY_CHECKS)
 
     def _launch(self) -> None:
-        # Anonymous memory, not a file: nobody else can change what the capper reads.
+        # Anonymous memory, not a file: no other process can change the configuration.
         settings = os.memfd_create("wattspan-capper")
         try:
             os.write(settings, self.text.encode())
@@ -141,7 +140,7 @@ class CapperProcess:
                 continue
             self.log(
                 f"The capper ended ({_exit_text(process.returncode)}); another one is started, "
-                "which gives back what it left."
+                "which restores the remaining limits."
             )
             self._delay = min(2 * self._delay, MAX_DELAY)
             if process.stdin is not None:
@@ -164,10 +163,10 @@ class CapperProcess:
         if starting or now - self._silent_since < HUNG_AFTER or self._stop.is_set():
             return
         self.log(
-            f"The capper (process {process.pid}) does not answer for {HUNG_AFTER // SECOND} s: it "
+            f"The capper (process {process.pid}) has not answered for {HUNG_AFTER // SECOND} s and "
             "is killed. If it was not stopped on purpose, a driver may hang: see `wattspan doctor`."
         )
-        self._silent_since = now  # a process in the kernel ends later: it is told of again then
+        self._silent_since = now  # a process in a kernel call ends later; it is logged again then
         process.kill()
 
 
