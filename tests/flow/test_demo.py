@@ -247,7 +247,7 @@ def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path) -> None:
     process.stderr.close()
     process.wait(30)
     assert "Traceback" not in said
-    assert "fault of wattspan" not in said
+    assert "internal error" not in said
 
 
 # ------------------------------------------------------------------------------- in a terminal

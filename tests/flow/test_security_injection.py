@@ -171,7 +171,7 @@ def test_no_name_reaches_a_terminal_or_a_log_as_it_is(name: str) -> None:
     assert not CONTROL.search(captured.get())
     assert len(captured.get()) < LONGEST
     told: list[str] = []
-    FailureReporter(told.append).look(snapshot.health, 0)
+    FailureReporter(told.append).report(snapshot.health, 0)
     handler, heard = logging.StreamHandler(stream := io.StringIO()), logging.getLogger("a test")
     handler.addFilter(one_line)
     heard.addHandler(handler)

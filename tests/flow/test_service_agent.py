@@ -194,7 +194,7 @@ def test_a_reload_while_a_part_hangs_ends_the_process_for_another_one(
         agent.configure("[processes]\ntop = 7\n")
         agent.process.send_signal(signal.SIGHUP)
         assert agent.process.wait(60) == 1
-        assert "cannot begin again in this process" in agent.said
+        assert "cannot restart because a part of it hangs" in agent.said
         assert "Traceback" not in agent.said
 
 
@@ -262,7 +262,7 @@ def test_what_cannot_be_is_said_fault_by_fault_and_nothing_is_disturbed(
         )
         agent.reload("")
         assert not manager.status.startswith("Not reloaded")
-        assert "nothing has changed" in agent.said
+        assert "Reloaded; no change requires" in agent.said
         eventually(
             lambda: 'source="configuration"' not in agent.metrics(), "the metric goes with it"
         )
@@ -286,7 +286,7 @@ def test_what_cannot_start_gives_way_to_what_could(
             assert "Reloading" not in agent.said, "the old one has gone on all the time"
             agent.reload(f'[exporters.otlp]\nendpoint = ""\n[spans]\ngrpc = "127.0.0.1:{port}"\n')
             assert "Not reloaded: Cannot receive" in manager.status
-            assert "The configuration of before goes on." in agent.said
+            assert "The previous configuration stays in force." in agent.said
             assert fallen(before, agent.energies()) == {}
             assert agent.process.poll() is None
 
@@ -335,7 +335,7 @@ def test_where_there_is_neither_terminal_nor_manager_a_hangup_reloads(tmp_path: 
     with Running(tmp_path) as agent:
         agent.address()
         agent.process.send_signal(signal.SIGHUP)
-        eventually(lambda: "Reloaded: nothing has changed" in agent.said, "it reloads")
+        eventually(lambda: "Reloaded; no change requires" in agent.said, "it reloads")
         assert agent.end() == 0
 
 

@@ -91,7 +91,7 @@ def main() -> None:
     from wattspan.emulation.profiles import profile_named
     from wattspan.plugins import discover
     from wattspan.service.assembly import build_agent
-    from wattspan.service.signals import stop_on_signals
+    from wattspan.service.systemd import stop_on_signals
 
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def main() -> None:
             default=Path(os.devnull),
         )
         agent = build_agent(config, plugins, log=tell, emulated=host)
-        request.tell(agent.request_stop)
+        request.register(agent.request_stop)
         agent.start()
         try:
             if agent.wait(AT_REST):

@@ -92,7 +92,7 @@ def test_a_fault_of_ours_is_a_sentence_too(monkeypatch: pytest.MonkeyPatch) -> N
     failing(monkeypatch, KeyError("x"))
     result = wattspan("run")
     assert result.exit_code == 70
-    assert "fault of wattspan itself (KeyError: 'x')" in result.stderr
+    assert "internal error of wattspan (KeyError: 'x')" in result.stderr
     assert "Traceback" not in result.stderr
 
 

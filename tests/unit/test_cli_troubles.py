@@ -38,9 +38,9 @@ def test_what_lasts_or_flickers_is_told_now_and_then() -> None:
     troubles = FailureReporter(said.append)
     for second in range(0, 1300):
         broken = health(failing("/a", cause=f"{second} bytes")) if second % 3 else health()
-        troubles.look([broken], second * SECOND)
+        troubles.report([broken], second * SECOND)
     assert len(said) == 1300 * SECOND // REPEAT_INTERVAL + 1
-    troubles.look([health(failing("/b"))], 1300 * SECOND)
+    troubles.report([health(failing("/b"))], 1300 * SECOND)
     assert said[-1] == "Cannot read /b: permission denied. Allow it."
 
 
@@ -48,7 +48,7 @@ def test_what_was_told_in_other_words_is_not_told_again() -> None:
     said: list[str] = []
     troubles = FailureReporter(said.append, known=["/a"])
     elsewhere = [health(failing("/b"), source=source) for source in ("store", "files", *SENT)]
-    troubles.look([health(failing("/a")), *elsewhere], 0)
+    troubles.report([health(failing("/a")), *elsewhere], 0)
     assert said == []
 
 

@@ -22,9 +22,15 @@ from wattspan.model import (
     SourceHealth,
 )
 from wattspan.ports import ListenError
-from wattspan.service.signals import StopRequest, hangup_reloads
 from wattspan.service.socket_activation import inherited_unix_socket
-from wattspan.service.systemd import LONGEST_STATUS, SystemdNotifier, Watchdog, agent_status
+from wattspan.service.systemd import (
+    LONGEST_STATUS,
+    StopRequest,
+    SystemdNotifier,
+    Watchdog,
+    agent_status,
+    hangup_reloads,
+)
 from wattspan.testing import ManualClock
 
 NOW = Instant(10**12, 1_700_000_000 * 10**9)
@@ -252,7 +258,7 @@ def test_with_a_service_manager_a_hangup_reloads() -> None:
 def test_one_wish_to_reload_is_one_reload_and_a_wish_meanwhile_another() -> None:
     request, told = StopRequest(), list[str]()
     request.ask_reload()
-    request.tell(lambda: told.append("stop"), lambda: told.append("reload"))
+    request.register(lambda: told.append("stop"), lambda: told.append("reload"))
     assert told == ["reload"]
     assert [request.take_reload(), request.take_reload()] == [True, False]
     request.ask_reload()

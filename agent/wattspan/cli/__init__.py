@@ -1,15 +1,22 @@
-"""The command line, and the composition root.
+"""The command line: its commands, their errors and exit codes.
 
-Importing this imports click and nothing else of weight: a command's module is imported when the
-command runs.
+Importing this imports click and nothing else of weight: the module of a command is imported when
+the command runs.
 """
 
 from __future__ import annotations
 
+import difflib
+import importlib
+import sys
+from typing import Any
+
 import click
+from click.shell_completion import CompletionItem
 
 from wattspan import __version__
-from wattspan.cli.lazy import LazyGroup
+from wattspan.ports import WattspanError
+from wattspan.util.text import printable
 
 COMMANDS = {
     "run": "Run the agent: read counters, attribute energy, export metrics.",
@@ -29,24 +36,87 @@ COMMANDS = {
 
 EPILOG = """\b
 Exit codes:
-  0    done
-  1    it went wrong, and the message says why
-  2    bad usage, or a configuration that cannot be
-  3    no energy counter can be read, or not the one asked for
+  0    success
+  1    failure; the message gives the cause
+  2    bad usage, or an invalid configuration
+  3    no energy counter can be read, or not the requested one
   4    an exporter cannot start: port in use, bad certificate
   5    the store cannot be used
   6    a cap was refused, or the capper does not answer
   7    tuning is off
-  70   a fault of wattspan itself
+  70   an internal error of wattspan
   130  interrupted
 
 Settings come from flags, WATTSPAN_* variables, /etc/wattspan/config.toml and defaults, in this
 order: see `wattspan config show --origin`."""
 
+INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
+INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+
+
+class LazyGroup(click.Group):
+    """Lists COMMANDS by name and summary, and imports the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"wattspan.cli.{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and name[:1].isalnum() and not ctx.resilient_parsing:
+            similar = difflib.get_close_matches(name, COMMANDS, n=1)
+            hint = f" Did you mean {similar[0]!r}?" if similar else ""
+            ctx.fail(f"No such command {name!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        options = click.Command("", params=self.params).shell_complete(ctx, incomplete)
+        return [
+            CompletionItem(name, help=summary)
+            for name, summary in COMMANDS.items()
+            if name.startswith(incomplete)
+        ] + options
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, BrokenPipeError):
+            raise
+        except (KeyboardInterrupt, click.Abort):
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        except Exception as error:
+            if ctx.params.get("debug"):
+                raise
+            message, code = _message_and_code(error)
+            for line in message.splitlines():
+                click.echo(f"wattspan: {printable(line)}", err=True)
+            raise click.exceptions.Exit(code) from error
+
+
+def _message_and_code(error: Exception) -> tuple[str, int]:
+    if isinstance(error, WattspanError):
+        return str(error), error.exit_code
+    cause = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
+    return (
+        f"This is an internal error of wattspan ({cause}). "
+        f"Please report it with the output of `wattspan --debug {' '.join(sys.argv[1:])}`.",
+        INTERNAL_ERROR,
+    )
+
 
 @click.group(
     cls=LazyGroup,
-    commands=None,
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -54,11 +124,8 @@ order: see `wattspan config show --origin`."""
 @click.option("--debug", is_flag=True, envvar="WATTSPAN_DEBUG", help="Show tracebacks of errors.")
 @click.pass_context
 def cli(context: click.Context, debug: bool) -> None:
-    """Where do the joules go, and how many can we give back?"""
+    """Measure, attribute and reduce the energy of this host."""
     context.obj = {"debug": debug}
-
-
-cli.lazy = COMMANDS
 
 
 def main() -> None:

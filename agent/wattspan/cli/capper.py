@@ -14,7 +14,7 @@ import click
 from wattspan.cli.options import config_options, load_without_plugins
 from wattspan.model import SECOND
 from wattspan.ports import WattspanError
-from wattspan.service.signals import hangup_reloads, stop_on_signals
+from wattspan.service.systemd import hangup_reloads, stop_on_signals
 
 if TYPE_CHECKING:
     from wattspan.capper.devices import ConcurrentActuator
@@ -94,7 +94,7 @@ def command(
         reloading = CapperReload(config, load, capper.reconfigure, turned, tell, warn, clock)
         if follow_stdin:
             capper.server.follow(0)
-        request.tell(capper.server.stop, lambda: capper.server.ask(reloading))
+        request.register(capper.server.stop, lambda: capper.server.ask(reloading))
         tell(f"Serving {capper.address}")
         troubles = capper.run(ending=turned.ending)
     if troubles:

@@ -22,7 +22,7 @@ from wattspan.config import AutotuneSettings, CapsSettings, Config, TunedJobSett
 from wattspan.model import SECOND, DomainAccount, Knob, Microjoules, Snapshot
 from wattspan.model.settings import Duration
 from wattspan.ports import ExporterError, WattspanError
-from wattspan.service.signals import stop_on_signals
+from wattspan.service.systemd import stop_on_signals
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def command(
             return
         agent = _start(host, listen, tune=not no_tune)
         stack.callback(agent.stop)
-        request.tell(agent.request_stop)
+        request.register(agent.request_stop)
         for address in metrics_addresses(agent):
             click.echo(f"See it: {address.removesuffix('metrics')}")
             click.echo(f"Metrics: curl {address}")

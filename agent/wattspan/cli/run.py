@@ -16,7 +16,7 @@ from wattspan.cli.options import (
     load_configuration,
 )
 from wattspan.service.configuration import LoadedConfiguration
-from wattspan.service.signals import hangup_reloads, stop_on_signals
+from wattspan.service.systemd import hangup_reloads, stop_on_signals
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def command(config_file: Path | None, settings: tuple[str, ...], emulate: str | 
         from wattspan.util import malloc
 
         malloc.share_heap()
-        tell, warn = loggers(loaded.config.agent.log_level)
-        running = AgentDaemon(request, notify, SystemClock(), again=load, tell=tell, warn=warn)
+        info, warn = loggers(loaded.config.agent.log_level)
+        running = AgentDaemon(request, notify, SystemClock(), load=load, info=info, warn=warn)
         running.run(loaded)
 
 
@@ -70,4 +70,4 @@ def loggers(level: str) -> tuple[Log, Log]:
     logging.getLogger().handlers[0].addFilter(one_line)
     log = logging.getLogger("wattspan")
     log.setLevel(level.upper())
-    return lambda told: log.info("%s", told), lambda wrong: log.warning("%s", wrong)
+    return lambda message: log.info("%s", message), lambda message: log.warning("%s", message)

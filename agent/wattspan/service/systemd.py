@@ -1,25 +1,24 @@
-"""Tells the service manager how the service is doing; nothing where there is none.
+"""The process under a service manager: signals to it, and notifications from it.
 
-How the agent is doing, in the one sentence that ``systemctl status`` shows.
-
-What stands between this process and its service manager: systemd, or whoever speaks as it does.
-
-Where there is no service manager nothing is told, nothing is inherited, and nothing fails.
+Without a service manager there are no notifications.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
-from collections.abc import Mapping, MutableMapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
 
+from wattspan.clock import SystemClock
 from wattspan.model import SECOND, Snapshot
 from wattspan.ports import Clock
 from wattspan.util.text import printable
 
 WATCHDOG_DIVISOR = 4
-"""How many signs of life there are in one watchdog period, so that a late one is no death."""
+"""Keep-alive messages for each watchdog period, so that one may be late."""
 
 LONGEST_STATUS = 400  # characters; `systemctl status` shows one line
 
@@ -35,12 +34,12 @@ class SystemdNotifier:
         where = environ.get("NOTIFY_SOCKET", "")
         self._address = "\0" + where[1:] if where.startswith("@") else where
         self.period = _period(environ) if self._address else None
-        """Nanoseconds within which a sign of life is awaited; None where nobody waits for one."""
+        """Nanoseconds of the watchdog period; None without a watchdog."""
         self._status = ""
 
     @classmethod
     def taken(cls, environ: MutableMapping[str, str]) -> SystemdNotifier:
-        """As ``environ`` says, from which it goes: what this process starts has nothing to tell."""
+        """From ``environ``, whose variables are removed: child processes must not notify."""
         notify = cls(dict(environ))
         for name in _VARIABLES:
             environ.pop(name, None)
@@ -56,42 +55,42 @@ class SystemdNotifier:
         if not self._address:
             return
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
-            # A sign of life that finds no room is followed by another one; the rest is said once.
+            # A keep-alive message may be lost, another follows; the others are sent once.
             out.settimeout(0.0 if lines == (_WATCHDOG_MESSAGE,) else _SEND_TIMEOUT)
             out.sendto("\n".join(lines).encode(), self._address)
 
     def alive(self) -> None:
-        """Say that the loop that matters runs."""
+        """Send a keep-alive message."""
         self(_WATCHDOG_MESSAGE)
 
     def status(self, sentence: str) -> None:
-        """Say in one sentence how it is; again only when it has changed."""
+        """Set the status line, if it has changed."""
         if sentence != self._status:
             self._status = sentence
             self(status_assignment(sentence))
 
     def ready(self, sentence: str) -> None:
-        """Say that everything answers, after a start or a reload."""
+        """Report the end of a start or a reload."""
         self._status = sentence
         self("READY=1", status_assignment(sentence))
 
     def reloading(self, now: int) -> None:
-        """Say that the configuration is read anew; ``now`` is monotonic."""
+        """Report the start of a reload; ``now`` is monotonic."""
         self("RELOADING=1", f"MONOTONIC_USEC={now // 1000}", status_assignment("Reloading."))
 
     def stopping(self) -> None:
-        """Say that the end has begun."""
+        """Report the start of the end."""
         self("STOPPING=1", status_assignment("Stopping."))
 
     def patience(self, span: int) -> None:
-        """Ask that a start or an end that is under way may take ``span`` nanoseconds from now."""
+        """Extend the timeout of a start or an end to ``span`` nanoseconds from now."""
         self(f"EXTEND_TIMEOUT_USEC={span // 1000}")
 
 
 class Watchdog:
-    """Called by a loop whenever it turns; tells the service manager often enough, and no oftener.
+    """Sends keep-alive messages at most WATCHDOG_DIVISOR times in a watchdog period.
 
-    It belongs to one loop: where that hangs, nothing is told, whatever else of the process runs.
+    One loop calls it at each turn; if that loop hangs, the messages stop.
     """
 
     def __init__(self, notify: SystemdNotifier, clock: Clock) -> None:
@@ -109,7 +108,7 @@ class Watchdog:
 
 
 def status_assignment(sentence: str) -> str:
-    """``sentence`` as a status of one line, whoever had a hand in its words."""
+    """``sentence`` as a status of one printable line."""
     plain = printable(sentence, " ")
     if len(plain) > LONGEST_STATUS:
         plain = plain[: LONGEST_STATUS - 1] + "…"
@@ -117,7 +116,7 @@ def status_assignment(sentence: str) -> str:
 
 
 def _period(environ: Mapping[str, str]) -> int | None:
-    """What ``WATCHDOG_USEC`` says, if it is meant for this process and makes sense."""
+    """``WATCHDOG_USEC`` in nanoseconds, if it is valid and of this process."""
     told, whom = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
     if whom and whom != str(os.getpid()):
         return None
@@ -126,14 +125,14 @@ def _period(environ: Mapping[str, str]) -> int | None:
     return int(told) * (SECOND // 10**6)
 
 
-_NAMED = 3  # addresses, and things that are missing, that are named; of the others, how many
+_NAMED = 3  # addresses and sources that are named; the others are counted
 _LONGEST_NOTE = 160
 
 
 def agent_status(snapshot: Snapshot, addresses: Sequence[str], note: str = "") -> str:
-    """What is served, how many counters answer, and what is missing; no figure that moves.
+    """The addresses, the number of counters and the failing sources; no figure that changes.
 
-    ``note`` is what the operator should know first.
+    ``note`` precedes them.
     """
     parts = (_served(addresses), _counters(snapshot), _missing(snapshot))
     told = f"{'; '.join(part for part in parts if part)}."
@@ -163,3 +162,105 @@ def _missing(snapshot: Snapshot) -> str:
 def _abbreviated_list(names: Sequence[str]) -> str:
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+# -------------------------------------------------------------------------------------- signals
+
+REPEATED_SIGNAL_DELAY = SECOND
+"""A second signal ends the program at once if it comes this much later. `timeout` and the process
+group of a terminal send the same request twice within less."""
+
+
+class StopRequest:
+    """Requests to end the program or to reload its configuration.
+
+    A command polls it while it starts, and registers callbacks once it waits.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.reload_asked = False
+        self._on_stop: Callable[[], None] | None = None
+        self._on_reload: Callable[[], None] | None = None
+
+    def register(
+        self, on_stop: Callable[[], None], on_reload: Callable[[], None] | None = None
+    ) -> None:
+        """Set the callbacks, which may run in a signal handler; past requests call them at once."""
+        self._on_stop, self._on_reload = on_stop, on_reload
+        if self.asked:
+            on_stop()
+        if self.reload_asked and on_reload is not None:
+            on_reload()
+
+    def ask(self) -> None:
+        """End the program."""
+        self.asked = True
+        if self._on_stop is not None:
+            self._on_stop()
+
+    def ask_reload(self) -> None:
+        """Reload the configuration."""
+        self.reload_asked = True
+        if self._on_reload is not None:
+            self._on_reload()
+
+    def take_reload(self) -> bool:
+        """Whether a reload was requested since the last call."""
+        asked, self.reload_asked = self.reload_asked, False
+        return asked
+
+
+def hangup_reloads(*, managed: bool) -> bool:
+    """Whether SIGHUP requests a reload: under a service manager, or without a terminal.
+
+    On a terminal it means that the terminal is gone, and ends the program.
+    """
+    if managed:
+        return True
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return True
+    return False
+
+
+@contextmanager
+def stop_on_signals(*, patiently: bool = False, reload: bool = False) -> Iterator[StopRequest]:
+    """Turn SIGTERM, SIGINT and SIGHUP into requests during the block.
+
+    ``patiently``: a repeated signal does not end the program.
+    ``reload``: SIGHUP requests a reload instead of the end.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    clock = SystemClock()
+    asked_at: int | None = None
+
+    def handle(number: int, frame: object) -> None:
+        nonlocal asked_at
+        now = clock.monotonic()
+        if asked_at is None:
+            asked_at = now
+            request.ask()
+        elif not patiently and now - asked_at >= REPEATED_SIGNAL_DELAY:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    def handle_hangup(number: int, frame: object) -> None:
+        if reload:
+            request.ask_reload()
+        else:
+            handle(number, frame)
+
+    handlers = {signal.SIGTERM: handle, signal.SIGINT: handle}
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # it is ignored under nohup
+        handlers[signal.SIGHUP] = handle_hangup
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
