@@ -111,7 +111,7 @@ def test_in_a_pipe_it_prints_devices_groups_and_processes_with_watts(
         )
         shown.process.send_signal(signal.SIGINT)
         assert shown.process.wait(60) == 0
-        assert shown.printed.endswith("Done: the emulated host and its files are gone.\n")
+        assert shown.printed.endswith("Done. The emulated host and its files are removed.\n")
     for header in ("DEVICE", "GROUP", "PROCESS"):
         assert re.search(rf"^ *(PID )?{header} ", printed, re.MULTILINE)
     assert max(watts(printed, "package-0")) > 60
@@ -129,7 +129,7 @@ def test_what_energy_costs_and_emits_is_by_an_example_that_is_named_so(tmp_path:
     """Nobody can take it for a tariff."""
     with demo(tmp_path, "--listen", "127.0.0.1:0", "--profile", "laptop", "--no-tune") as shown:
         shown.prints(
-            "Cost and carbon: by an example, 0.30 Example and 400 g CO2e a kilowatt-hour; "
+            "Cost and carbon use example values: 0.30 Example and 400 g CO2e per kilowatt-hour."
         )
         address = shown.address()
         booked = "hw_host_energy_joules_total"
@@ -310,13 +310,13 @@ def terminal() -> Iterator[Terminal]:
 def test_in_a_terminal_it_draws_until_q_and_gives_the_screen_back(terminal: Terminal) -> None:
     terminal.shows(b"\x1b[?1049h")
     terminal.shows(b"EMULATED HOST")
-    terminal.shows(b"At rest for a moment")
-    terminal.shows(b"At work now: browser (pid ")
+    terminal.shows(b"The host is idle for a few seconds")
+    terminal.shows(b"Running jobs: browser (pid ")
     terminal.shows(b"compile")
     assert not terminal.restored, "keys are read one by one"
     os.write(terminal.ours, b"q")
     terminal.shows(b"\x1b[?1049l")
-    terminal.shows(b"Done: the emulated host and its files are gone.")
+    terminal.shows(b"Done. The emulated host and its files are removed.")
     assert terminal.process.wait(20) == 0
     assert terminal.restored
 
@@ -360,12 +360,12 @@ def test_a_demo_shows_what_a_training_step_and_a_token_cost(tmp_path: Path) -> N
 @pytest.mark.exhaustive
 def test_it_tunes_its_trainer_and_says_what_to_watch(tmp_path: Path) -> None:
     with demo(tmp_path, "--plain", "--listen", "127.0.0.1:0") as shown:
-        shown.prints("Watch train_step of trainer: ")
+        shown.prints("The agent tunes trainer: ")
         shown.prints("At work")
         eventually(lambda: cappers(shown.process.pid), "it has started a capper")
         shown.prints("TUNING")
         shown.prints("trainer/train_step")
-        shown.prints("A step just now: ")
+        shown.prints("A step now needs ")
         children = descendants(shown.process.pid)
         shown.process.kill()
         eventually(lambda: not alive(children), "its processes are gone, the capper too")
@@ -376,7 +376,7 @@ def test_within_minutes_its_trainers_steps_cost_less_and_hardly_more_time(tmp_pa
     """What the viewer sees; how much exactly is for the bench to say."""
     with demo(tmp_path, "--plain", "--listen", "127.0.0.1:0", "--profile", "one-socket-h100") as it:
         steps = re.compile(
-            r"^A step just now: ([\d.]+) J in (\d+) ms; at first: ([\d.]+) J in (\d+) ms",
+            r"^A step now needs ([\d.]+) J in (\d+) ms; at first ([\d.]+) J in (\d+) ms",
             re.MULTILINE,
         )
 
@@ -398,7 +398,7 @@ def test_untuned_it_starts_no_capper_and_says_nothing_of_it(tmp_path: Path) -> N
     with demo(tmp_path, *arguments, "--profile", "one-socket-h100") as shown:
         printed = shown.prints("not listed: ")
         assert not cappers(shown.process.pid)
-        assert "Watch" not in printed
+        assert "The agent tunes" not in printed
         assert "TUNING" not in printed
 
 

@@ -76,8 +76,8 @@ def test_where_nothing_trains_nothing_is_tuned(profile: str) -> None:
 
 
 def test_the_viewer_is_told_what_to_watch() -> None:
-    assert tuning_hint(PROFILES["synchronous-h100"]).startswith("Watch train_step of trainer: ")
-    assert "within 5% of its speed" in tuning_hint(PROFILES["two-socket-h100"])
+    assert tuning_hint(PROFILES["synchronous-h100"]).startswith("The agent tunes trainer: ")
+    assert "at most 5% slowdown" in tuning_hint(PROFILES["two-socket-h100"])
 
 
 def test_a_step_is_told_beside_the_first_ones_as_they_are_now() -> None:
@@ -87,10 +87,10 @@ def test_a_step_is_told_beside_the_first_ones_as_they_are_now() -> None:
         steps += 8
         energy += 640 if second < 30 else 560
         time += 8 * (0.125 if second < 30 else 0.130)
-        told.append(cost.see(seen(second, steps, time, energy)))
+        told.append(cost.update(seen(second, steps, time, energy)))
     assert told[: RECENT // SECOND] == [""] * 15
-    assert told[20] == "A step just now: 80.0 J in 125 ms; at first: 80.0 J in 125 ms."
-    assert told[-1] == "A step just now: 72.8 J in 130 ms; at first: 80.0 J in 125 ms."
+    assert told[20] == "A step now needs 80.0 J in 125 ms; at first 80.0 J in 125 ms."
+    assert told[-1] == "A step now needs 72.8 J in 130 ms; at first 80.0 J in 125 ms."
 
 
 @pytest.mark.parametrize("turn", [-1, 1])
@@ -98,9 +98,9 @@ def test_a_step_costs_the_same_however_late_its_energy_is_settled(turn: int) -> 
     cost, told = StepCost("trainer"), []
     for second in range(90):
         late = 3 + turn * min(2, max(0, second - 40) / 2)
-        told.append(cost.see(seen(second, 8 * second, second, 640 * (second - late), late=late)))
+        told.append(cost.update(seen(second, 8 * second, second, 640 * (second - late), late=late)))
     one = "80.0 J in 125 ms"
-    assert set(told) == {"", f"A step just now: {one}; at first: {one}."}
+    assert set(told) == {"", f"A step now needs {one}; at first {one}."}
     assert "" not in told[40:], "nor is anything missed"
 
 
@@ -115,23 +115,23 @@ def test_what_a_step_costs_is_not_told_where_energy_is_not_known() -> None:
             mine, other = snapshot.domains
             lost = {GapReason.LOST: (second - known) * SECOND}
             mine = replace(mine, gaps=lost, settled=mine.settled if settled else None)
-            told.add(cost.see(replace(snapshot, domains=(mine, other))))
+            told.add(cost.update(replace(snapshot, domains=(mine, other))))
         return told
 
     assert tell(range(30), settled=False) == {""}
     assert tell(range(100, 120)) >= {
-        "A step just now: 80.0 J in 125 ms; at first: 80.0 J in 125 ms."
+        "A step now needs 80.0 J in 125 ms; at first 80.0 J in 125 ms."
     }
     assert tell(range(121, 130), gap=1) == {
-        "A step just now: 80.0 J in 125 ms; at first: 80.0 J in 125 ms."
+        "A step now needs 80.0 J in 125 ms; at first 80.0 J in 125 ms."
     }, "the time of a gap is none of little power"
     assert "" in tell(range(130, 160), gap=1)
 
 
 def test_without_steps_nothing_is_told() -> None:
     cost = StepCost("trainer")
-    assert cost.see(replace(seen(0, 1, 1, 1), spans=SpanAccounts())) == ""
-    assert cost.see(seen(1, 9, 1.0, 1.0, service="other")) == ""
-    assert cost.see(replace(seen(2, 9, 1.0, 1.0), tuning=TuningAccounts())) == ""
+    assert cost.update(replace(seen(0, 1, 1, 1), spans=SpanAccounts())) == ""
+    assert cost.update(seen(1, 9, 1.0, 1.0, service="other")) == ""
+    assert cost.update(replace(seen(2, 9, 1.0, 1.0), tuning=TuningAccounts())) == ""
     for second in range(3, 30):
-        assert cost.see(seen(second, 10, 1.2, 800)) == "", "none has ended"
+        assert cost.update(seen(second, 10, 1.2, 800)) == "", "none has ended"

@@ -20,7 +20,7 @@ from wattspan.util.text import printable
 
 COMMANDS = {
     "run": "Run the agent: read counters, attribute energy, export metrics.",
-    "demo": "Show everything working on an emulated host.",
+    "demo": "Run the agent on an emulated host.",
     "measure": "Run a command and print its energy.",
     "top": "Show devices, groups, processes, spans and tuning jobs, live.",
     "report": "Report past energy by process, group or span, from the store.",

@@ -1,7 +1,4 @@
-"""The part of the demo that is tuned: which job, how, and what a step of it costs just now.
-
-``wattspan demo``: everything at work, on an emulated host, within seconds.
-"""
+"""``wattspan demo``: the whole agent on an emulated host, with a tuned training job."""
 
 from __future__ import annotations
 
@@ -37,16 +34,16 @@ if TYPE_CHECKING:
 BUDGET = 0.05
 STEP = "train_step"
 RECENT = 15 * SECOND
-"""Steps of so long are enough for a mean, and few enough to see it fall."""
+"""Period of the mean step cost: long enough to be stable, short enough to follow the tuner."""
 
 WATCH = (
-    "Watch {span} of {service}: within some minutes each step costs less energy, while the job "
-    "stays within {budget:.0%} of its speed; TUNING says how and why."
+    "The agent tunes {service}: within minutes its {span} needs less energy, with at most "
+    "{budget:.0%} slowdown. The TUNING table shows the decisions."
 )
 
 
 def tuned_job(profile: HostProfile) -> DemoJob | None:
-    """The training job of a profile: the first that tells of steps."""
+    """The training job of a profile: the first with spans of steps."""
     return next((job for job in profile.jobs if job.spans == "steps"), None)
 
 
@@ -55,7 +52,7 @@ def service_of(job: DemoJob) -> str:
 
 
 def with_tuning(config: Config, profile: HostProfile) -> Config:
-    """``config``, and the profile's training job is tuned: in short blocks, for short patience."""
+    """``config`` with tuning of the profile's training job, in short blocks."""
     job = tuned_job(profile)
     if job is None:
         return config
@@ -75,7 +72,7 @@ def with_tuning(config: Config, profile: HostProfile) -> Config:
 
 
 def tuning_hint(profile: HostProfile) -> str:
-    """One sentence for the viewer; "" where nothing is tuned."""
+    """One sentence about the tuned job; "" if there is none."""
     job = tuned_job(profile)
     if job is None:
         return ""
@@ -83,9 +80,9 @@ def tuning_hint(profile: HostProfile) -> str:
 
 
 class _StepTotals(NamedTuple):
-    """What had come up to a time: steps, how long they took, and the devices' accounts."""
+    """Totals at one time: steps, their durations, and the devices' accounts."""
 
-    at: int  # all of the devices are settled up to here
+    at: int  # the devices' common watermark
     steps: int
     time: int
     accounts: tuple[DomainAccount, ...]
@@ -93,18 +90,18 @@ class _StepTotals(NamedTuple):
 
 @dataclass(slots=True)
 class StepCost:
-    """What a step costs its devices just now, idle power included, beside what one cost at first.
+    """The recent energy and duration of a step, idle power included, compared with the first ones.
 
-    Steps follow one another without a break, so that is power times how long a step takes; what
-    spans tell late, and energy that nobody can be charged with, then makes no difference. Power
-    is energy over how far it is settled: that may be further behind the clock now than before.
+    Steps follow one another without a break, so the energy of a step is mean power times mean
+    duration; late spans and unattributed energy do not affect it. Power is energy divided by
+    settled time.
     """
 
     service: str
     _sums: deque[_StepTotals] = field(default_factory=deque)
     _first: tuple[float, float] | None = None
 
-    def see(self, snapshot: Snapshot) -> str:
+    def update(self, snapshot: Snapshot) -> str:
         """One line about the newest steps; "" while there are too few."""
         now = self._sum(snapshot)
         if now is None:
@@ -120,7 +117,7 @@ class StepCost:
         time = (now.time - since.time) / steps
         cost = power * time, time
         self._first = self._first or cost
-        return f"A step just now: {_cost_text(cost)}; at first: {_cost_text(self._first)}."
+        return f"A step now needs {_cost_text(cost)}; at first {_cost_text(self._first)}."
 
     def _sum(self, snapshot: Snapshot) -> _StepTotals | None:
         tuned = (row for row in snapshot.tuning.rows if row.service == self.service)
@@ -137,7 +134,7 @@ class StepCost:
 
 
 def _power(since: _StepTotals, now: _StepTotals) -> float | None:
-    """Microjoules a nanosecond of all devices, while it is known; None if it never is of one."""
+    """Mean power of all devices in microjoules per nanosecond; None if one is unknown."""
     power, before = 0.0, {account.domain.id: account for account in since.accounts}
     for account in now.accounts:
         past = before.get(account.domain.id)
@@ -159,45 +156,43 @@ def _cost_text(cost: tuple[float, float]) -> str:
 LISTEN = "127.0.0.1:9949"
 OTLP, TRACES = "otlp.sock", "/v1/traces"
 IDLE_TIME = Duration.parse("4500ms")  # before the jobs begin: enough for the idle baselines
-SETTLE_TIME = Duration.parse("5s")  # after: jobs have rows by then, with GPU energy booked in them
+SETTLE_TIME = Duration.parse("5s")  # after their start: they have rows with GPU energy by then
 PRINT_INTERVAL = Duration.parse("5s")
-# No tariff and no grid: a currency of this name is taken for nobody's.
+# Example values of no real tariff or grid.
 CURRENCY, PRICE, INTENSITY = "Example", 0.30, 400.0  # a kilowatt-hour; grams
 EXAMPLES = (
-    f"Cost and carbon: by an example, {PRICE:.2f} {CURRENCY} and {INTENSITY:.0f} g CO2e a "
-    "kilowatt-hour; nobody's tariff, no grid's intensity."
+    f"Cost and carbon use example values: {PRICE:.2f} {CURRENCY} and {INTENSITY:.0f} g CO2e per "
+    "kilowatt-hour."
 )
 
 
 @click.command(name="demo")
-@click.option(
-    "--profile", default="two-socket-h100", show_default=True, help="The emulated host to show."
-)
+@click.option("--profile", default="two-socket-h100", show_default=True, help="Emulated host.")
 @click.option(
     "--listen",
     default=LISTEN,
     show_default=True,
-    help="Where to serve /metrics; if its port is in use, another one is taken.",
+    help="Address for /metrics; if its port is in use, a free one is chosen.",
 )
 @click.option(
     "--duration",
     type=DurationType(),
-    help="End after this time. Without it: when you press q or Ctrl-C.",
+    help="End after this time. Default: end with q or Ctrl-C.",
 )
-@click.option("--plain", is_flag=True, help="Print tables one after the other, as to a file.")
-@click.option("--no-tune", is_flag=True, help="Leave the emulated power limits alone.")
+@click.option("--plain", is_flag=True, help="Print one table after the other, as if to a file.")
+@click.option("--no-tune", is_flag=True, help="Do not change the emulated power limits.")
 def command(
     profile: str, listen: str, duration: Duration | None, plain: bool, no_tune: bool
 ) -> None:
-    """Show everything working on an emulated host: no rights, no counters, no GPU needed.
+    """Run the agent on an emulated host: no privileges, counters or GPU needed.
 
-    The host's hardware and so every figure is emulated. Two real processes, a trainer and a
-    server, keep this machine's CPUs a little busy; the emulated counters follow that. They send
-    OpenTelemetry spans, so what a training step, a request and a token cost is shown as well.
-    What energy costs and emits is reckoned by an example price and intensity.
+    The hardware is emulated, and so are all figures. Two real processes, a trainer and a server,
+    keep this machine's CPUs slightly busy; the emulated counters follow their CPU time. They send
+    OpenTelemetry spans, so the energy of training steps, requests and tokens is shown as well.
+    Cost and emissions use an example price and intensity.
 
-    The trainer is tuned: its emulated board gets lower power limits, as long as that saves energy
-    and costs no more than 5 % of speed. At the end every limit is what it was.
+    The agent tunes the trainer: it lowers the power limit of its emulated board as long as that
+    saves energy with at most 5 % slowdown. At the end it restores all limits.
     """
     from wattspan.clock import SystemClock
     from wattspan.emulation.host import EmulatedHost
@@ -207,11 +202,11 @@ def command(
     end = None if duration is None else clock.monotonic() + duration
     chosen = profile_named(profile)
     with stop_on_signals() as request, contextlib.ExitStack() as stack:
-        click.echo(f"EMULATED: {chosen.about}. No figure is true of any machine.")
+        click.echo(f"EMULATED: {chosen.about}. All figures are emulated.")
         try:
             host = stack.enter_context(EmulatedHost(chosen))
         except WattspanError:
-            # Before it is in a session of its own, Ctrl-C in a terminal ends it as well.
+            # Ctrl-C in a terminal also ends a host that is not in its own session yet.
             if request.asked:
                 return
             raise
@@ -235,13 +230,15 @@ def command(
         cost = None if job is None else StepCost(service_of(job))
         show(DemoSession(chosen, host, agent, clock, end, cost))
     if agent.failure is not None:
-        raise WattspanError("The demo ended because a part of it failed, as said above.")
-    click.echo("Done: the emulated host and its files are gone.")
+        raise WattspanError(
+            "The demo ended because one of its parts failed; see the messages above."
+        )
+    click.echo("Done. The emulated host and its files are removed.")
 
 
 @dataclass(slots=True)
 class DemoSession:
-    """A demo under way: first the host rests, then its jobs work."""
+    """A running demo: first the host is idle, then its jobs run."""
 
     profile: HostProfile
     host: EmulatedHost
@@ -252,17 +249,17 @@ class DemoSession:
     at_work: str = ""
 
     def begin(self) -> str:
-        """Start the jobs; the sentence that says so."""
+        """Start the jobs; returns a sentence about them."""
         started = self.host.start_jobs(run_dir(self.host) / OTLP)
         jobs = ", ".join(f"{name} (pid {pid})" for name, pid in started.items())
-        self.at_work = f"At work now: {jobs}."
+        self.at_work = f"Running jobs: {jobs}."
         return self.at_work
 
     def step(self) -> str:
-        """What a step of the tuned job costs just now; "" where nothing is tuned."""
+        """A line about the energy of the tuned job's steps; "" if no job is tuned."""
         if self.cost is None:
             return ""
-        return self.cost.see(self.agent.view())
+        return self.cost.update(self.agent.view())
 
     def document(self) -> SnapshotDocument:
         """The newest snapshot, as ``wattspan top`` shows it."""
@@ -271,17 +268,17 @@ class DemoSession:
         return snapshot_document(self.agent.view(), __version__)
 
     def left(self, most: int) -> float:
-        """Seconds until ``most`` ns are over, or the demo."""
+        """Seconds until ``most`` ns have passed, or until the end of the demo."""
         if self.end is not None:
             most = max(0, min(most, self.end - self.clock.monotonic()))
         return most / 1e9
 
 
-IDLE_NOTICE = "At rest for a moment, to learn what it draws by doing nothing."
+IDLE_NOTICE = "The host is idle for a few seconds: the agent learns its idle power."
 
 
 def _plain(demo: DemoSession) -> None:
-    """One table after the other, until the end; at least one."""
+    """Print one table after the other until the end; at least one."""
     from rich.console import Console
 
     from wattspan.cli.top.controls import ViewOptions
@@ -301,7 +298,7 @@ def _plain(demo: DemoSession) -> None:
 
 
 def _live(demo: DemoSession) -> None:
-    """The live view, from the start."""
+    """Show the live view from the start."""
     from rich.console import Console
 
     from wattspan.cli.top.controls import Keyboard, ViewOptions
@@ -329,7 +326,7 @@ def _live(demo: DemoSession) -> None:
 
 
 def _start(host: EmulatedHost, listen: str, *, tune: bool) -> Agent:
-    """A running agent, listening at ``listen`` or, if that port is in use, at one that is free."""
+    """A running agent at ``listen`` or, if its port is in use, at a free port."""
     try:
         return _agent(host, listen, tune=tune)
     except ExporterError as first:
@@ -355,17 +352,17 @@ def _agent(host: EmulatedHost, listen: str, *, tune: bool) -> Agent:
 
 
 def metrics_addresses(agent: Agent) -> list[str]:
-    """Where figures can be scraped."""
+    """The addresses of the metrics."""
     return [address for address in agent.addresses if address.endswith("/metrics")]
 
 
 def run_dir(host: EmulatedHost) -> Path:
-    """Where the demo's agent has its sockets: beside what it measures, gone with it."""
+    """The directory of the agent's sockets, removed with the emulated host."""
     return host.directory / "run"
 
 
 def _configuration(host: EmulatedHost, listen: str, *, tune: bool) -> LoadedConfiguration:
-    """The defaults but for tuning and examples: it depends on no configuration of this machine."""
+    """The default configuration with tuning and examples, independent of this machine's."""
     from wattspan.config import FlagValue, load
     from wattspan.plugins import discover
     from wattspan.service.configuration import LoadedConfiguration
