@@ -188,7 +188,7 @@ def tuned() -> Json:
     )
     certain = {"setting": 520.0, "slowdown": 0.031, "slowdown_bound": 0.044, "saving": 0.182}
     saved = {"saved_surely_joules": 371_000.0, "saved_joules": 412_000.0}
-    declined = "Leave the original: to be certain would cost more than the saving (too_noisy)."
+    declined = "Keep the original setting: certification would cost more than it could save."
     over = "Release the original: the bound of 6.2 % is over the budget of 5 %."
     cap = {"knob": "cpu_power", "enforced": 270.0, "requested": 270.0, "default": 270.0}
     return {

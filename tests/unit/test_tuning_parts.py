@@ -10,7 +10,6 @@ import pytest
 from support.tuning_plant import FLOOR, GPU, QUICK, RANGES, TOP
 from wattspan.model import SECOND, Decision, DecisionReason, Move
 from wattspan.tuning import EnergyPoint, KnobRange, Observation, WorkUnit, begin, report
-from wattspan.tuning.decisions import explanations
 from wattspan.tuning.decisions.blocks import (
     ENERGY_TIMEOUT,
     Block,
@@ -35,6 +34,13 @@ from wattspan.tuning.decisions.estimates import (
     add_block,
     with_block,
     with_pair,
+)
+from wattspan.tuning.decisions.report import (
+    decline_decision,
+    probe_decision,
+    release_decision,
+    saving_text,
+    slowdown_text,
 )
 from wattspan.tuning.decisions.search import ResponsePoint, fit_curve
 from wattspan.tuning.decisions.sequential_test import Evidence, evidence, half_width, pairs_needed
@@ -385,19 +391,19 @@ def test_rounding_by_the_device_is_obedience() -> None:
 
 def test_a_tuner_that_saw_nothing_reports_nothing() -> None:
     told = report(begin(QUICK, RANGES, now=0))
-    assert (told.slowdown, told.saved, told.noise, told.lost, told.committed) == (None,) * 5
+    assert (told.slowdown, told.saved, told.lost, told.committed) == (None,) * 4
     assert told.units == told.pairs == 0
 
 
 def test_sentences_name_what_is_faster_or_dearer() -> None:
-    assert explanations.format_slowdown(-0.02) == "2.0 % faster"
-    assert explanations.format_saving(0.03) == "3.0 % more energy"
+    assert slowdown_text(-0.02) == "2.0 % faster"
+    assert saving_text(0.03) == "3.0 % more energy"
 
 
 def test_a_reason_without_words_of_its_own_is_told_as_it_is() -> None:
-    assert "held" in explanations.decline_decision(DecisionReason.HELD).sentence
+    assert "held" in decline_decision(DecisionReason.HELD).sentence
     state = begin(QUICK, RANGES, now=0)
-    release = explanations.release_decision(state, DecisionReason.HELD, TOP)
+    release = release_decision(state, DecisionReason.HELD, TOP)
     assert release.sentence == "Release 400 W: held."
     assert isinstance(release, Decision)
     assert release.move is Move.RELEASE
@@ -414,13 +420,13 @@ def test_of_what_was_not_seen_no_figure_is_told() -> None:
     state = begin(QUICK, [KnobRange(GPU, FLOOR, TOP, TOP)], now=0)
 
     def learning(known: Estimates) -> str:
-        return explanations.probe_decision(
+        return probe_decision(
             state._replace(estimates=known), DecisionReason.BASELINE, TOP
         ).sentence
 
     assert learning(Estimates()) == "Learn the original setting: its noise is not known yet."
     one = with_block(Estimates(), block(TOP, 0), TOP)
-    assert learning(one).startswith("Learn the original setting: 1 stretch, ")
+    assert learning(one).startswith("Learn the original setting: 1 block, ")
     two = with_block(one, block(TOP, 1), TOP)
-    assert learning(two).startswith("Learn the original setting: 2 stretches, ")
+    assert learning(two).startswith("Learn the original setting: 2 blocks, ")
     assert learning(two).endswith(" % noise.")

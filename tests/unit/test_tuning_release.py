@@ -48,9 +48,9 @@ def test_a_veto_releases_within_one_step(veto: DecisionReason) -> None:
 
 
 def test_a_veto_without_a_cap_declines() -> None:
-    run = Run(Plant(vetoes=frozenset({DecisionReason.PROFILE})))
+    run = Run(Plant(vetoes=frozenset({DecisionReason.MIG})))
     decision = run.on(40)
-    assert (decision.move, decision.reason) == (Move.DECLINE, DecisionReason.PROFILE)
+    assert (decision.move, decision.reason) == (Move.DECLINE, DecisionReason.MIG)
     run.plant.vetoes = frozenset()
     assert run.until(held).caps
 

@@ -11,7 +11,6 @@ from wattspan.model import SECOND, DecisionReason, Move
 from wattspan.tuning import KnobRange, Observation, TunerPolicy, TunerState, begin, certified_levels
 from wattspan.tuning.decisions.drift import Cusum
 from wattspan.tuning.decisions.estimates import Estimates, LevelEstimate
-from wattspan.tuning.decisions.explanations import format_setting
 from wattspan.tuning.decisions.phases import decide, relearn
 from wattspan.tuning.decisions.rank_balancing import (
     DEEPEST,
@@ -24,6 +23,7 @@ from wattspan.tuning.decisions.rank_balancing import (
     step_time_certified,
 )
 from wattspan.tuning.decisions.ranks import STEPS, RankSlack, RankWaits, SynchronousStep
+from wattspan.tuning.decisions.report import setting_text
 from wattspan.tuning.decisions.sequential_test import Evidence
 from wattspan.tuning.decisions.state import MAX_CANDIDATES, ProbePlan, TunerPhase
 from wattspan.tuning.decisions.values import LevelLadder
@@ -302,7 +302,7 @@ def test_while_the_original_stands_to_be_compared_with_it_stays() -> None:
 
 
 def test_who_waits_is_tried_with_less_after_one_cap_was_held_for_a_while() -> None:
-    before = state(plan=ProbePlan(BASE, 24), deepened=2)
+    before = state(plan=ProbePlan(BASE, 24), refinements=2)
     after = decide(before, Observation(now=200 * SECOND, in_force=before.ladder.caps(BASE)))
     assert (after.phase, after.decision.reason) == (TunerPhase.PROVE, DecisionReason.CERTIFYING)
     assert after.candidate == after.slack.lowered
@@ -314,10 +314,10 @@ def test_of_less_for_some_the_one_cap_is_what_another_run_begins_with() -> None:
     told = certified_levels(before)
     assert told is not None
     assert (told.level, told.levels) == (BASE, before.ladder.caps(level))
-    assert relearn(before._replace(resume_level=level), SECOND).resume_level == BASE
+    assert relearn(before._replace(resume_level=level)).resume_level == BASE
 
 
 def test_less_for_some_is_told_with_both_settings() -> None:
     before, level = lowered()
     least = before.ladder.caps(level)["GPU-2"] / W
-    assert format_setting(before, level) == f"600 W, {least:.0f} W where ranks wait"
+    assert setting_text(before, level) == f"600 W, {least:.0f} W where ranks wait"

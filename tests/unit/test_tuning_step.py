@@ -123,7 +123,7 @@ def test_a_noisy_job_is_certified_too_if_later() -> None:
     assert first.committed is not None
     assert second.committed is not None
     assert first.committed < second.committed
-    assert second.noise == pytest.approx(0.06, rel=0.5)
+    assert noisy.state.estimates.noise == pytest.approx(0.06, rel=0.5)
 
 
 def test_a_lower_level_is_tried_once_more_is_known() -> None:
@@ -131,7 +131,7 @@ def test_a_lower_level_is_tried_once_more_is_known() -> None:
     first = run.until(held).caps[GPU]
     run.until(lambda one: one.reason is DecisionReason.CERTIFYING)
     assert run.state is not None
-    assert run.state.deepened == 1
+    assert run.state.refinements == 1
     assert run.state.candidate is not None
     assert run.state.candidate < first
 
@@ -174,9 +174,9 @@ def test_a_job_that_cannot_be_tuned_is_left_alone_with_the_reason(
 ) -> None:
     run = Run(plant)
     plant.curve = plant.curve if reason is not DecisionReason.NOT_MONOTONE else _bumpy
-    decision = run.until(lambda one: one.move is Move.DECLINE and "Leave" in one.sentence)
+    decision = run.until(lambda one: one.move is Move.DECLINE and "Keep" in one.sentence)
     assert decision.reason is reason
-    assert decision.sentence.startswith("Leave the original setting: ")
+    assert decision.sentence.startswith("Keep the original setting: ")
     assert plant.level == TOP or run.plant.observe(decision).in_force == {}
 
 
@@ -301,4 +301,4 @@ def test_requests_and_steps_are_told_apart_by_the_policy() -> None:
     state = begin(replace(QUICK, kind=WorkloadKind.REQUESTS), RANGES, now=0)
     state, decision = step(state, Observation(now=SECOND))
     assert decision.reason is DecisionReason.NO_SIGNAL
-    assert state.limit is None
+    assert state.latency_limit is None

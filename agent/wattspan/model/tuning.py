@@ -93,7 +93,6 @@ class DecisionReason(ModelEnum):
     CERTIFIED = "certified"
     # releasing
     OVER_BUDGET = "over_budget"  # slower than the budget, or probably so
-    BUDGET_SPENT = "budget_spent"  # the allowance of the run is used up
     CHANGED = "changed"  # drift of the job
     PAUSED = "paused"  # no units of work arrive
     ENDED = "ended"  # the job is gone
@@ -104,7 +103,6 @@ class DecisionReason(ModelEnum):
     NOT_ALLOWED = "not_allowed"  # its devices or groups are not configured
     NO_SIGNAL = "no_signal"  # no units of work
     BAD_WORK = "bad_work"  # the work attribute is missing, zero or negative
-    LYING_SIGNAL = "lying_signal"  # units have equal durations but a lower rate
     TOO_SHORT = "too_short"  # the job ends before tuning pays off
     TOO_NOISY = "too_noisy"  # certification would cost more than the saving
     NOT_MONOTONE = "not_monotone"  # a lower setting was faster
@@ -112,13 +110,11 @@ class DecisionReason(ModelEnum):
     NO_SAVING = "no_saving"  # no setting within the budget saves energy
     NO_ROOM = "no_room"  # no setting within budget, floor and range
     WAITING = "waiting"  # another job of the host explores
-    BACKING_OFF = "backing_off"  # released too often recently
     # both releasing and declining
     FOREIGN_WRITER = "foreign_writer"  # another program sets the device's limits
     THROTTLED = "throttled"  # the device throttles itself
     SHARED = "shared"  # another process uses the device and is not tuned with it
     MIG = "mig"  # the device is split into instances
-    PROFILE = "profile"  # a power profile of the vendor is active
     NO_PERMISSION = "no_permission"  # no permission to write limits
     NO_CAPPER = "no_capper"  # the capper does not respond
     LOST_DEVICE = "lost_device"

@@ -21,9 +21,7 @@ CAPS_PREFIX = "wattspan.caps."
 WARNINGS = frozenset(
     {
         DecisionReason.OVER_BUDGET,
-        DecisionReason.BUDGET_SPENT,
         DecisionReason.TAIL,
-        DecisionReason.LYING_SIGNAL,
         DecisionReason.BAD_WORK,
         DecisionReason.FOREIGN_WRITER,
         DecisionReason.NO_PERMISSION,

@@ -44,10 +44,10 @@ _HARDWARE_TYPES = {
 }
 
 RELEASES = (
-    DecisionReason.OVER_BUDGET, DecisionReason.BUDGET_SPENT, DecisionReason.CHANGED,
+    DecisionReason.OVER_BUDGET, DecisionReason.CHANGED,
     DecisionReason.PAUSED, DecisionReason.ENDED, DecisionReason.TAIL,
     DecisionReason.FOREIGN_WRITER, DecisionReason.THROTTLED, DecisionReason.SHARED,
-    DecisionReason.MIG, DecisionReason.PROFILE, DecisionReason.NO_PERMISSION,
+    DecisionReason.MIG, DecisionReason.NO_PERMISSION,
     DecisionReason.NO_CAPPER, DecisionReason.LOST_DEVICE,
 )  # fmt: skip
 """Why a cap is let go. Each is counted from zero, so that ``increase()`` sees the first."""

@@ -183,7 +183,6 @@ def _bound(row: TuningRow, bound: float | None) -> str:
 _TRIAL_REASONS = frozenset(
     {
         DecisionReason.OVER_BUDGET,
-        DecisionReason.BUDGET_SPENT,
         DecisionReason.TAIL,
         DecisionReason.TOO_NOISY,
         DecisionReason.NOT_MONOTONE,

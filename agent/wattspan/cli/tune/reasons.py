@@ -67,11 +67,6 @@ REASON_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
         "If it happens often, check for other causes of a varying speed, or permit more with "
         "`max_slowdown`.",
     ),
-    DecisionReason.BUDGET_SPENT: ReasonExplanation(
-        "The run has lost all the time that the budget permits so far, exploration included. The "
-        "original is restored.",
-        "The allowance grows while the job works at full speed; then tuning resumes.",
-    ),
     DecisionReason.CHANGED: ReasonExplanation(
         "The job has changed: its time per unit of work or its power has shifted permanently. "
         "The original is restored.",
@@ -118,11 +113,6 @@ REASON_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
         "Tuning starts when units with work arrive.",
         "Correct `work`, or leave it empty to count every span as one.",
     ),
-    DecisionReason.LYING_SIGNAL: ReasonExplanation(
-        "Units keep their duration but become fewer: time passes outside of them.",
-        _LATER,
-        "Let the span cover the whole unit of work, including waiting.",
-    ),
     DecisionReason.TOO_SHORT: ReasonExplanation(
         "The job ended before a search could save more than it costs.",
         "A longer run of the same program is searched.",
@@ -159,10 +149,6 @@ REASON_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
         "Another job of this host explores, and two would disturb each other.",
         "Tuning starts when the other job's exploration ends.",
     ),
-    DecisionReason.BACKING_OFF: ReasonExplanation(
-        "Settings were released too often recently.",
-        "The tuner tries again after a pause, which doubles each time.",
-    ),
     # both releasing and declining
     DecisionReason.FOREIGN_WRITER: ReasonExplanation(
         "Another program has set the device's limit. It is left unchanged.",
@@ -185,11 +171,6 @@ REASON_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
     DecisionReason.MIG: ReasonExplanation(
         "The device is split into instances (MIG), and a cap would affect all of them.",
         _AGAIN,
-    ),
-    DecisionReason.PROFILE: ReasonExplanation(
-        "A power profile of the vendor is in force and changes clocks below a cap.",
-        _AGAIN,
-        "Clear the profile, or exclude the device from tuning.",
     ),
     DecisionReason.NO_PERMISSION: ReasonExplanation(
         "The capper has no permission to write limits on this host.",

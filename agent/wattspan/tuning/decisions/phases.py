@@ -1,4 +1,4 @@
-"""The course of a search: learn, screen, prove, hold, rest; and what comes after each."""
+"""The phases of a search (learn, screen, certify, hold, rest) and the transitions between them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ import math
 from types import MappingProxyType
 
 from wattspan.model import DecisionReason, Move
-from wattspan.tuning.decisions import explanations, rank_balancing, search
+from wattspan.tuning.decisions import rank_balancing, search
 from wattspan.tuning.decisions.budget import close_account
 from wattspan.tuning.decisions.drift import Cusum, LevelShift
 from wattspan.tuning.decisions.estimates import Estimates, Pairing
 from wattspan.tuning.decisions.ranks import RankSlack
+from wattspan.tuning.decisions.report import (
+    advice_decision,
+    decline_decision,
+    hold_decision,
+    probe_decision,
+    release_decision,
+)
 from wattspan.tuning.decisions.safety import (
     comparison_impossible,
-    decline_for_long,
+    decline_and_pause,
     latency_holds,
     latency_missed,
     release_and_pause,
@@ -22,6 +29,7 @@ from wattspan.tuning.decisions.search import affordable, block_time, pair_deviat
 from wattspan.tuning.decisions.sequential_test import pairs_needed
 from wattspan.tuning.decisions.state import (
     MAX_CANDIDATES,
+    MIN_BASELINE_BLOCKS,
     ProbePlan,
     TunerPhase,
     TunerState,
@@ -29,46 +37,45 @@ from wattspan.tuning.decisions.state import (
 )
 from wattspan.tuning.decisions.values import Observation
 
-MIN_BASELINE_BLOCKS = 4
-"""Blocks of the original setting, until its noise is known."""
+_MAX_NEEDED_PAIRS = 500.0
+_SCREENING_SHARE = 0.5
+"""The share of the allowance that screening may use."""
 
-_NOISY = 500.0  # pairs
-_PROBES = 0.5
-"""The part of the allowance that looking at levels may use up."""
+_CERTIFYING_SHARE = 0.85
 
-_CONSIDERED = 3
-"""More pairs of a certified level, before a lower one is considered."""
+_REFINE_PAIRS = 3
+"""Further pairs of a certified level before a lower one is considered."""
 
-_DEEPER = 2
-"""How often a lower one is tried."""
+_MAX_REFINEMENTS = 2
 
-_TAILS = 64
-"""Pairs after which a tail that is still not sure to hold is taken not to."""
+_MAX_TAIL_PAIRS = 64
+"""Pairs after which a latency that is not certain to hold is taken as not holding."""
 
-_LOST_TRACK = 4  # blocks at the original without a comparison: try again
+_LOST_BLOCKS = 4
+"""Blocks at the original setting without a comparison after which the probe is repeated."""
 
 
 def decide(state: TunerState, observation: Observation) -> TunerState:
-    """The state after deciding on its own account."""
+    """The state after the decision of its phase."""
     if state.phase is TunerPhase.REST:
-        return _resting(state, observation)
+        rested = observation.now >= state.rest_until
+        return relearn(state) if rested and state.last_unit_end > state.requested_at else state
     if state.phase is TunerPhase.LEARN:
-        return _learning(state, observation)
+        return _learn(state, observation)
     if state.phase is not TunerPhase.HOLD:
         if not observation.may_explore:
             return _return_to_original(state, observation)
-        why = comparison_impossible(state, observation.now)
-        if why is not None:
-            return decline_for_long(state, observation.now, why)
+        cause = comparison_impossible(state, observation.now)
+        if cause is not None:
+            return decline_and_pause(state, observation.now, *cause)
     if state.phase is TunerPhase.SCREEN:
-        return _screening(state, observation)
+        return _screen(state, observation)
     if state.phase is TunerPhase.PROVE:
-        return _proving(state, observation)
-    return _holding(state, observation)
+        return _certify(state, observation)
+    return _hold(state, observation)
 
 
 def _request_level(state: TunerState, now: int, level: int, blocks: int) -> TunerState:
-    """Ask for a level."""
     if level == state.plan.level:
         return state._replace(plan=ProbePlan(level, blocks))
     return state._replace(
@@ -77,42 +84,41 @@ def _request_level(state: TunerState, now: int, level: int, blocks: int) -> Tune
 
 
 def _plan_complete(state: TunerState) -> bool:
-    """Whether the planned blocks are full."""
     return (
         state.samples.level == state.plan.level and state.samples.full_blocks >= state.plan.blocks
     )
 
 
-def _probing(state: TunerState, reason: DecisionReason, level: int) -> TunerState:
-    decision = explanations.probe_decision(state, reason, level)
-    return state._replace(decision=decision)
-
-
-# ---------------------------------------------------------------------------------- the stages
+def _probe(state: TunerState, reason: DecisionReason, level: int) -> TunerState:
+    return state._replace(decision=probe_decision(state, reason, level))
 
 
 def _return_to_original(state: TunerState, observation: Observation) -> TunerState:
     state = _request_level(state, observation.now, state.top, 1)
     if state.decision.reason is DecisionReason.WAITING:
         return state
-    return state._replace(decision=explanations.decline_decision(DecisionReason.WAITING))
+    return state._replace(decision=decline_decision(DecisionReason.WAITING))
 
 
-def _resting(state: TunerState, observation: Observation) -> TunerState:
-    awake = observation.now >= state.rest_until and state.last_unit_end > state.requested_at
-    if not awake:
-        return state
-    return relearn(state, observation.now)
+# -------------------------------------------------------------------------------------- learn
 
 
-def relearn(state: TunerState, now: int) -> TunerState:
-    """From the beginning, with what may still be good: the job has perhaps become another one."""
+def relearn(state: TunerState) -> TunerState:
+    """Start anew: the job may have changed. What may still hold is kept."""
     estimates = Estimates(
         variance=state.estimates.variance,
         blocks=MIN_BASELINE_BLOCKS - 2,
         power=state.estimates.power,
     )
-    return settle_account(state)._replace(
+    shape = search.fitted_curve(state)
+    account = close_account(
+        state.account,
+        lambda level: search.expected_slowdown(state, level, shape)[0],
+        lambda level: search.slowdown_bound(state, level, shape),
+        search.saved_energy(state),
+    )
+    return state._replace(
+        account=account,
         phase=TunerPhase.LEARN,
         plan=ProbePlan(state.top, 1),
         estimates=estimates,
@@ -129,159 +135,112 @@ def relearn(state: TunerState, now: int) -> TunerState:
         candidate=None,
         certified=None,
         failed_candidates=0,
-        deepened=0,
+        refinements=0,
         judged_pairs=0,
         refined_pairs=0,
     )
 
 
-def settle_account(state: TunerState) -> TunerState:
-    """What was lost and saved so far is written down for good."""
-    shape = search.fitted_curve(state)
-    return state._replace(
-        account=close_account(
-            state.account,
-            lambda level: search.expected_slowdown(state, level, shape)[0],
-            lambda level: search.slowdown_bound(state, level, shape),
-            saved_energy(state),
-        ),
-    )
-
-
-def saved_energy(state: TunerState) -> tuple[float, float, float]:
-    """Microjoules since the job last changed: low, likely, high."""
-
-    def at(sign: float, level: int) -> float:
-        observation = state.estimates.at(level)
-        if not observation.time.n or not observation.power.n:
-            return 0.0
-        error = 2.0 * math.hypot(
-            observation.time.deviation / math.sqrt(observation.time.n),
-            observation.power.deviation / math.sqrt(observation.power.n),
-        )
-        return observation.energy + sign * (error if observation.time.n > 1 else 2 * error)
-
-    low = state.account.saved(lambda level: at(1.0, level), 0.0)
-    likely = state.account.saved(lambda level: at(0.0, level), 0.5)
-    high = state.account.saved(lambda level: at(-1.0, level), 1.0)
-    return min(low, likely), likely, max(likely, high)
-
-
-def _learning(state: TunerState, observation: Observation) -> TunerState:
-    estimates, policy = state.estimates, state.policy
+def _learn(state: TunerState, observation: Observation) -> TunerState:
+    estimates, policy, now = state.estimates, state.policy, observation.now
     if not state.account.units and not state.samples.last_end and not state.latencies:
         return state
     if state.ladder.rungs < 1 or policy.max_slowdown <= 0:
-        return decline_for_long(
-            state, observation.now, explanations.decline_decision(DecisionReason.NO_ROOM)
-        )
-    why = comparison_impossible(state, observation.now)
-    if why is not None:
-        return state if state.decision.sentence == why.sentence else state._replace(decision=why)
+        return decline_and_pause(state, now, DecisionReason.NO_ROOM)
+    cause = comparison_impossible(state, now)
+    if cause is not None:
+        decision = decline_decision(*cause)
+        unchanged = state.decision.sentence == decision.sentence
+        return state if unchanged else state._replace(decision=decision)
     if estimates.blocks < MIN_BASELINE_BLOCKS:
         if state.decision.reason is DecisionReason.BASELINE:
             return state
-        return _probing(state, DecisionReason.BASELINE, state.top)
+        return _probe(state, DecisionReason.BASELINE, state.top)
     if estimates.energies < 1:
-        more = ", for the energy of its devices is not known"
-        return decline_for_long(
-            state, observation.now, explanations.decline_decision(DecisionReason.NO_SIGNAL, more)
+        return decline_and_pause(
+            state, now, DecisionReason.NO_SIGNAL, "the energy of its devices is unknown"
         )
     needed = pairs_needed(0.5 * state.budget, pair_deviation(state), state.error)
-    if needed > _NOISY:
-        return decline_for_long(
-            state, observation.now, explanations.decline_decision(DecisionReason.TOO_NOISY)
-        )
+    if needed > _MAX_NEEDED_PAIRS:
+        return decline_and_pause(state, now, DecisionReason.TOO_NOISY)
     if not policy.apply:
         if state.decision.reason is DecisionReason.ADVICE:
             return state
         first = state.resume_level or search.start_level(state)
-        return state._replace(
-            decision=explanations.advice_decision(state, first, max(needed, 12.0))
-        )
+        return state._replace(decision=advice_decision(state, first, max(needed, 12.0)))
     if not observation.may_explore:
         return _return_to_original(state, observation)
     if state.resume_level is not None:
         return _begin_certification(
             state._replace(recertifying=True), observation, state.resume_level
         )
-    probe_level = search.start_level(state)
+    level = search.start_level(state)
     state = state._replace(
-        phase=TunerPhase.SCREEN, probe_level=probe_level, wanted_pairs=search.screening_pairs(state)
+        phase=TunerPhase.SCREEN, probe_level=level, wanted_pairs=search.screening_pairs(state)
     )
-    return _screening(state, observation)
+    return _screen(state, observation)
 
 
-def _screening(state: TunerState, observation: Observation) -> TunerState:
+# ------------------------------------------------------------------------------------- screen
+
+
+def _screen(state: TunerState, observation: Observation) -> TunerState:
     level, now = state.probe_level, observation.now
     if state.plan.level == level:
         if not _plan_complete(state):
             return state
-        return _probing(_request_level(state, now, state.top, 1), DecisionReason.SCREENING, level)
+        return _probe(_request_level(state, now, state.top, 1), DecisionReason.SCREENING, level)
     if state.estimates.at(level).time.n >= state.wanted_pairs:
         following = search.next_level(state)
         if following is None:
-            return _choose(state, observation)
+            return _choose_candidate(state, observation)
         state = state._replace(probe_level=following, wanted_pairs=search.screening_pairs(state))
         level = following
-    elif not _ready_for_more(state):
-        return (
-            _probing(state, DecisionReason.SCREENING, level) if _decision_changed(state) else state
-        )
-    if not affordable(state, level, 2 * block_time(state), _PROBES):
+    elif not _compared(state):
+        shown = state.decision.reason in (DecisionReason.SCREENING, DecisionReason.BASELINE)
+        return state if shown else _probe(state, DecisionReason.SCREENING, level)
+    if not affordable(state, level, 2 * block_time(state), _SCREENING_SHARE):
         return state
-    state = _request_level(state, now, level, 1)
-    return _probing(state, DecisionReason.SCREENING, level)
+    return _probe(_request_level(state, now, level, 1), DecisionReason.SCREENING, level)
 
 
-def _decision_changed(state: TunerState) -> bool:
-    """Whether the decision that stands is another one."""
-    return state.decision.reason not in (DecisionReason.SCREENING, DecisionReason.BASELINE)
-
-
-def _ready_for_more(state: TunerState) -> bool:
-    """Whether what was capped last has been compared, or never will be."""
+def _compared(state: TunerState) -> bool:
+    """Whether the last probe was compared with the original setting, or never will be."""
     if not _plan_complete(state):
         return False
     present = state.pairing.present
     at_top = present is not None and present.head[0].level == state.top
-    return (at_top and not state.samples.waiting) or state.samples.full_blocks >= _LOST_TRACK
+    return (at_top and not state.samples.waiting) or state.samples.full_blocks >= _LOST_BLOCKS
 
 
-def _choose(state: TunerState, observation: Observation) -> TunerState:
-    """The way down has ended: what is worth to be proved?"""
-    levels = state.estimates.levels
-    monotone = _monotone(state)
-    if not monotone:
-        return decline_for_long(
-            state, observation.now, explanations.decline_decision(DecisionReason.NOT_MONOTONE)
-        )
-    deepest = min(levels)
-    seen_there = levels[deepest]
-    deviation = pair_deviation(state)
-    if abs(seen_there.power.mean) < 0.01 and seen_there.time.mean < 0.01 + deviation:
-        return decline_for_long(
-            state, observation.now, explanations.decline_decision(DecisionReason.INERT)
-        )
-    aim = search.certifiable_slowdown(state, search.first_pairs(state))
-    level = search.candidate(state, aim)
+def _choose_candidate(state: TunerState, observation: Observation) -> TunerState:
+    """Screening has ended: certify the most promising level."""
+    now, levels = observation.now, state.estimates.levels
+    if not _monotone(state):
+        return decline_and_pause(state, now, DecisionReason.NOT_MONOTONE)
+    lowest = levels[min(levels)]
+    if abs(lowest.power.mean) < 0.01 and lowest.time.mean < 0.01 + pair_deviation(state):
+        return decline_and_pause(state, now, DecisionReason.INERT)
+    target = search.certifiable_slowdown(state, search.first_pairs(state))
+    level = search.candidate(state, target)
     if level is None:
-        return decline_for_long(
-            state, observation.now, explanations.decline_decision(DecisionReason.NO_SAVING)
-        )
+        return decline_and_pause(state, now, DecisionReason.NO_SAVING)
     return _begin_certification(state, observation, level)
 
 
 def _monotone(state: TunerState) -> bool:
-    """Whether no lower level was surely faster than a higher one."""
+    """Whether no lower level was significantly faster than a higher one."""
     ordered = sorted(state.estimates.levels.items(), reverse=True)
     deviation = pair_deviation(state)
-    for at, (_, high) in enumerate(ordered):
-        for _, low in ordered[at + 1 :]:
+    for position, (_, high) in enumerate(ordered):
+        for _, low in ordered[position + 1 :]:
             error = deviation * math.sqrt(1 / high.time.n + 1 / low.time.n)
             if high.time.mean - low.time.mean > 0.02 + 3 * error:
                 return False
     return True
+
+
+# ------------------------------------------------------------------------------------ certify
 
 
 def _begin_certification(state: TunerState, observation: Observation, level: int) -> TunerState:
@@ -299,97 +258,107 @@ def _begin_certification(state: TunerState, observation: Observation, level: int
 
 
 def _alternate(state: TunerState, observation: Observation, level: int) -> TunerState:
-    """A level against the original, as much of the level as the account allows."""
+    """Alternate the level with the original, with as many blocks as the account permits."""
+    if not _plan_complete(state) and state.plan.level in (level, state.top):
+        return _show_certification(state)
     if state.plan.level != state.top:
-        if state.plan.level == level and not _plan_complete(state):
-            return _certifying(state)
-        return _certifying(
+        return _show_certification(
             _request_level(state, observation.now, state.top, search.free_blocks(state))
         )
-    if not _plan_complete(state):
-        return _certifying(state)
-    lasts = block_time(state)
+    duration = block_time(state)
     state, extra = random_choice(state, 2)
-    # Until something is certified that is to come soon; later only what it costs matters.
+    # The first certification should be early; later, only the cost of blocks matters.
     for blocks in (6, 4, 2) if state.certified is None else (14, 8, 4, 2):
-        if affordable(state, level, (blocks + 2) * lasts, 0.85):
-            return _certifying(_request_level(state, observation.now, level, blocks + extra))
-    return _certifying(state)
+        if affordable(state, level, (blocks + 2) * duration, _CERTIFYING_SHARE):
+            state = _request_level(state, observation.now, level, blocks + extra)
+            break
+    return _show_certification(state)
 
 
-def _certifying(state: TunerState) -> TunerState:
-    level = state.chosen
-    pairs = state.estimates.at(level).time.n
+def _show_certification(state: TunerState) -> TunerState:
+    level, decision = state.chosen, state.decision
     reason = DecisionReason.RECERTIFYING if state.recertifying else DecisionReason.CERTIFYING
-    shown = state.decision
     if (
-        shown.reason is reason
-        and shown.caps == state.ladder.caps(state.plan.level)
-        and shown.shown.get("pairs") == pairs
+        decision.reason is reason
+        and decision.caps == state.ladder.caps(state.plan.level)
+        and decision.shown.get("pairs") == state.estimates.at(level).time.n
     ):
         return state
-    return _probing(state, reason, level)
+    return _probe(state, reason, level)
 
 
-def _proving(state: TunerState, observation: Observation) -> TunerState:
-    level = state.chosen
-    time = state.estimates.at(level).time
-    if state.cusum.alarmed:
+def _safety_release(state: TunerState, observation: Observation) -> TunerState | None:
+    """The release of a level that breaks the budget, the latency or the balance of ranks."""
+    time = state.estimates.at(state.chosen).time
+    broken = time.lower(1 - state.policy.confidence) > state.budget
+    if state.cusum.alarmed or (state.phase is TunerPhase.HOLD and broken):
         return _release_over_budget(state, observation)
     if latency_missed(state):
         return release_and_pause(state, observation.now, DecisionReason.TAIL)
+    if state.phase is TunerPhase.HOLD and state.level_shift.changed:
+        return _restart_for_changed_job(state, observation)
     if rank_balancing.slack_outdated(state):
         return _equalize_ranks(state, observation)
+    return None
+
+
+def _certify(state: TunerState, observation: Observation) -> TunerState:
+    released = _safety_release(state, observation)
+    if released is not None:
+        return released
+    level = state.chosen
+    time = state.estimates.at(level).time
     if time.n == state.judged_pairs:
         return _alternate(state, observation, level)
     state = state._replace(judged_pairs=time.n)
-    sure = time.n >= state.policy.least_pairs and time.upper(state.error) <= state.budget
-    if sure and latency_holds(state, level) and rank_balancing.step_time_certified(state, level):
-        return _certify(state, observation, level)
+    certain = time.n >= state.policy.least_pairs and time.upper(state.error) <= state.budget
+    if certain and latency_holds(state, level) and rank_balancing.step_time_certified(state, level):
+        return _certified(state, observation, level)
     if time.n >= 6:
         mean, error = search.expected_slowdown(state, level)
-        # Few pairs may have been unlucky: the benefit of the doubt is one standard error.
+        # Few pairs can mislead: one standard error is granted.
         needed = pairs_needed(state.budget - mean + error, time.deviation, state.error)
-        if needed > max(1.5 * time.n, 56) or (sure and time.n >= _TAILS):
+        if needed > max(1.5 * time.n, 56) or (certain and time.n >= _MAX_TAIL_PAIRS):
             return _next_candidate(state, observation)
     return _alternate(state, observation, level)
 
 
-def _certify(state: TunerState, observation: Observation, level: int) -> TunerState:
-    found = state.estimates.at(level)
-    value = search.objective_value(state, found.time.mean, found.power.mean)
-    doubt = math.hypot(found.time.deviation, found.power.deviation) / math.sqrt(found.time.n)
-    # Nothing is held that may save nothing.
-    if value + 2 * doubt > -0.001 or not rank_balancing.saves_energy(state, level):
+def _certified(state: TunerState, observation: Observation, level: int) -> TunerState:
+    """Hold the level, if it certainly saves energy."""
+    estimate = state.estimates.at(level)
+    value = search.objective_value(state, estimate.time.mean, estimate.power.mean)
+    error = math.hypot(estimate.time.deviation, estimate.power.deviation)
+    error /= math.sqrt(estimate.time.n)
+    if value + 2 * error > -0.001 or not rank_balancing.saves_energy(state, level):
         return _fall_back(state, observation, DecisionReason.NO_SAVING)
     state = state._replace(
         phase=TunerPhase.HOLD,
         certified=level,
-        refined_pairs=found.time.n,
+        refined_pairs=estimate.time.n,
         retries=0,
         committed=state.committed if state.committed is not None else observation.now - state.begun,
     )
-    return _holding(state, observation)
+    return _hold(state, observation)
 
 
 def _next_candidate(state: TunerState, observation: Observation) -> TunerState:
-    """The candidate will not do: a higher one, or the one that did before."""
+    """The candidate failed: certify a higher one, or return to the certified one."""
     level = state.chosen
     state = state._replace(failed_candidates=state.failed_candidates + 1)
     following = None
     if state.certified is None and state.failed_candidates < MAX_CANDIDATES:
-        aim = search.certifiable_slowdown(state, max(search.first_pairs(state), state.judged_pairs))
+        pairs = max(search.first_pairs(state), state.judged_pairs)
         above = level + max(state.ladder.step, round(0.012 * level)) - state.ladder.step
-        following = search.candidate(state, aim, above)
+        following = search.candidate(state, search.certifiable_slowdown(state, pairs), above)
     if following is None:
         return _fall_back(state, observation, DecisionReason.TOO_NOISY)
     return _begin_certification(state, observation, following)
 
 
 def _fall_back(state: TunerState, observation: Observation, reason: DecisionReason) -> TunerState:
-    """To the level that was certified before, if there is one."""
+    """Return to the level that was certified before, if there is one."""
     if state.certified is None:
-        return decline_for_long(state, observation.now, explanations.decline_decision(reason))
+        return decline_and_pause(state, observation.now, reason)
     state = state._replace(
         phase=TunerPhase.HOLD,
         candidate=state.certified,
@@ -397,112 +366,102 @@ def _fall_back(state: TunerState, observation: Observation, reason: DecisionReas
         cusum=Cusum(),
         pairing=Pairing(),
     )
-    return _holding(state, observation)
+    return _hold(state, observation)
 
 
 def _release_over_budget(state: TunerState, observation: Observation) -> TunerState:
-    """The level is slower than it may be: release it, and look for a higher one after a rest."""
+    """Release the level, and certify a higher one after the pause."""
     level = state.chosen
     recent = state.estimates.at(level).pairs[-3:]
-    now_costs = max(sum(max(one.busy, one.span) for one in recent) / len(recent), state.budget)
-    part = min(0.7 * state.budget / now_costs, 0.9)
-    softer = state.ladder.level(state.top - (search.origin(state) - level) * part)
+    slowdown = max(sum(max(one.busy, one.span) for one in recent) / len(recent), state.budget)
+    share = min(0.7 * state.budget / slowdown, 0.9)
+    higher = state.ladder.level(state.top - (search.origin(state) - level) * share)
     state = release_and_pause(state, observation.now, DecisionReason.OVER_BUDGET)
-    return state._replace(resume_level=softer if softer < state.top else None, certified=None)
+    return state._replace(resume_level=higher if higher < state.top else None, certified=None)
 
 
 # --------------------------------------------------------------------------------------- hold
 
 
 def _equalize_ranks(state: TunerState, observation: Observation) -> TunerState:
-    """All have one cap again: ranks wait otherwise than when some were given less."""
-    level = state.chosen
-    told = explanations.release_decision(state, DecisionReason.CHANGED, level)
+    """Set the same cap on all ranks again: their waiting has changed."""
+    decision = release_decision(state, DecisionReason.CHANGED, state.chosen)
     state = _fall_back(
-        state._replace(certified=state.ladder.base(level)), observation, DecisionReason.CHANGED
+        state._replace(certified=state.ladder.base(state.chosen)),
+        observation,
+        DecisionReason.CHANGED,
     )
-    return state._replace(decision=told) if state.plan.level == state.top else state
+    return state._replace(decision=decision) if state.plan.level == state.top else state
 
 
-def _holding(state: TunerState, observation: Observation) -> TunerState:
-    level = state.chosen
-    found = state.estimates.at(level)
-    if state.cusum.alarmed or found.time.lower(1 - state.policy.confidence) > state.budget:
-        return _release_over_budget(state, observation)
-    if latency_missed(state):
-        return release_and_pause(state, observation.now, DecisionReason.TAIL)
-    if state.level_shift.changed:
-        return _restart_for_changed_job(state, observation, level)
-    if rank_balancing.slack_outdated(state):
-        return _equalize_ranks(state, observation)
+def _hold(state: TunerState, observation: Observation) -> TunerState:
+    released = _safety_release(state, observation)
+    if released is not None:
+        return released
+    level, now = state.chosen, observation.now
+    estimate = state.estimates.at(level)
     if observation.may_explore:
-        deeper = _lower_candidate(state)
-        if deeper is not None:
-            state = state._replace(refined_pairs=found.time.n, deepened=state.deepened + 1)
-            return _begin_certification(state, observation, deeper)
+        lower = _lower_candidate(state)
+        if lower is not None:
+            state = state._replace(refined_pairs=estimate.time.n, refinements=state.refinements + 1)
+            return _begin_certification(state, observation, lower)
         lowered = rank_balancing.lower_waiting_ranks(state)
         if lowered is not None and lowered.slack.lowered is not None:
             return _begin_certification(lowered, observation, lowered.slack.lowered)
-    if state.plan.level not in (level, state.top):
-        state = _request_level(state, observation.now, state.top, search.free_blocks(state))
-        return _probing(state, DecisionReason.SENTINEL, level)
-    if state.plan.level != level:
-        if not _plan_complete(state):
+    complete = _plan_complete(state)
+    if state.plan.level == state.top != level:
+        if not complete:
             return state
         state, extra = random_choice(state, 4)
-        state = _request_level(state, observation.now, level, _hold_blocks(state) + extra)
-        return state._replace(decision=explanations.hold_decision(state, level, found))
-    suspected = (
-        state.level_shift.suspected or state.cusum.suspicious
-    ) and state.samples.full_blocks >= 3
-    if _plan_complete(state) or (suspected and state.samples.level == level):
-        state = _request_level(state, observation.now, state.top, search.free_blocks(state))
-        return _probing(state, DecisionReason.SENTINEL, level)
-    if state.decision.move is Move.HOLD and state.decision.shown.get("pairs") == found.time.n:
+        state = _request_level(state, now, level, _hold_blocks(state) + extra)
+        return state._replace(decision=hold_decision(state, level, estimate))
+    suspected = state.level_shift.suspected or state.cusum.suspicious
+    soon = suspected and state.samples.full_blocks >= 3 and state.samples.level == level
+    if state.plan.level != level or complete or soon:
+        state = _request_level(state, now, state.top, search.free_blocks(state))
+        return _probe(state, DecisionReason.SENTINEL, level)
+    if state.decision.move is Move.HOLD and state.decision.shown.get("pairs") == estimate.time.n:
         return state
-    return state._replace(decision=explanations.hold_decision(state, level, found))
+    return state._replace(decision=hold_decision(state, level, estimate))
 
 
 def _hold_blocks(state: TunerState) -> int:
-    """Blocks until the next comparison: the fewer, the less sure the level is."""
-    level = state.chosen
+    """Blocks until the next comparison: fewer where the level is less certain."""
     if state.cusum.suspicious or state.level_shift.suspected:
         return 3
-    time = state.estimates.at(level).time
-    room = (state.budget - time.upper(state.error)) / state.budget
-    return 40 if room > 0.03 and time.n >= 16 else 24
+    time = state.estimates.at(state.chosen).time
+    margin = (state.budget - time.upper(state.error)) / state.budget
+    return 40 if margin > 0.03 and time.n >= 16 else 24
 
 
 def _lower_candidate(state: TunerState) -> int | None:
-    """A lower level that is worth to be proved, now that more is known."""
+    """A lower level worth certifying, now that more is known."""
     level = state.certified
     if level is None or state.failed_candidates >= MAX_CANDIDATES or level <= state.ladder.bottom:
         return None
-    if level in state.ladder.lowered:
+    if level in state.ladder.lowered or state.refinements >= _MAX_REFINEMENTS:
         return None
     time = state.estimates.at(level).time
-    if time.n < state.refined_pairs + _CONSIDERED or state.deepened >= _DEEPER:
+    if time.n < state.refined_pairs + _REFINE_PAIRS:
         return None
     if state.cusum.suspicious or state.level_shift.suspected:
         return None
-    pairs = max(2.0 * time.n, 32.0)
-    aim = search.certifiable_slowdown(state, pairs)
+    target = search.certifiable_slowdown(state, max(2.0 * time.n, 32.0))
     gain = max(0.05 * state.budget, 0.0015)
-    if aim - time.mean < gain:
+    if target - time.mean < gain:
         return None
     shape = search.fitted_curve(state)
-    following = search.candidate(state, aim)
+    following = search.candidate(state, target)
     if following is None or shape.time(following) - shape.time(level) < gain:
         return None
     return following
 
 
-def _restart_for_changed_job(state: TunerState, observation: Observation, level: int) -> TunerState:
-    """The job is another one: nothing that was shown of it holds, so it is shown again."""
-    level = state.ladder.base(level)
-    state = relearn(state._replace(resume_level=level), observation.now)
-    state = _request_level(state._replace(plan=ProbePlan(level, 1)), observation.now, state.top, 1)
+def _restart_for_changed_job(state: TunerState, observation: Observation) -> TunerState:
+    """The job has changed, so that nothing known of it holds: learn and certify again."""
+    level = state.ladder.base(state.chosen)
+    state = relearn(state._replace(resume_level=level))._replace(plan=ProbePlan(level, 1))
+    state = _request_level(state, observation.now, state.top, 1)
     return state._replace(
-        decision=explanations.release_decision(state, DecisionReason.CHANGED, level),
-        resume_level=level,
+        decision=release_decision(state, DecisionReason.CHANGED, level), resume_level=level
     )

@@ -1,35 +1,37 @@
-"""Where a tuner stands, in figures, and what is worth to be remembered of it."""
+"""Reports of a tuner: its figures, its certified setting, and its decisions as sentences."""
 
 from __future__ import annotations
 
 import math
 
-from wattspan.model import SettingResult
-from wattspan.tuning.decisions import phases, search
+from wattspan.model import Decision, DecisionReason, Knob, Move, SettingResult
+from wattspan.tuning.decisions import search
 from wattspan.tuning.decisions.budget import allowance
-from wattspan.tuning.decisions.state import TunerPhase, TunerState
+from wattspan.tuning.decisions.estimates import LevelEstimate
+from wattspan.tuning.decisions.state import MIN_BASELINE_BLOCKS, TunerPhase, TunerState
 from wattspan.tuning.decisions.values import CertifiedLevels, TunerReport
 
 
 def report(state: TunerState) -> TunerReport:
-    """The figures; asking changes nothing."""
     account = state.account
     shape = search.fitted_curve(state)
-    lost = account.lost(lambda level: search.expected_slowdown(state, level, shape)[0])
+
+    def likely_slowdown(level: int) -> float:
+        return search.expected_slowdown(state, level, shape)[0]
+
+    lost = account.lost(likely_slowdown)
     bound = account.bound(lambda level: search.slowdown_bound(state, level, shape))
     held = (
         state.estimates.at(state.candidate)
         if state.phase is TunerPhase.HOLD and state.candidate
         else None
     )
-    low, likely, high = phases.saved_energy(state)
+    low, likely, high = search.saved_energy(state)
     before = account.closed_saved
     metered = bool(account.metered) or any(before)
     return TunerReport(
         exploring=state.phase in (TunerPhase.SCREEN, TunerPhase.PROVE)
-        or (
-            state.phase is TunerPhase.LEARN and state.estimates.blocks >= phases.MIN_BASELINE_BLOCKS
-        ),
+        or (state.phase is TunerPhase.LEARN and state.estimates.blocks >= MIN_BASELINE_BLOCKS),
         slowdown=account.slowdown(lost) if account.elapsed else None,
         slowdown_bound=account.slowdown(bound) if account.elapsed else None,
         held_slowdown=math.expm1(held.time.mean) if held else None,
@@ -38,47 +40,179 @@ def report(state: TunerState) -> TunerReport:
         saved=round(likely + before[1]) if metered else None,
         saved_low=round(low + before[0]) if metered else None,
         saved_high=round(high + before[2]) if metered else None,
-        exploration=round(
-            account.explored(lambda level: search.expected_slowdown(state, level, shape)[0])
-        ),
+        exploration=round(account.explored(likely_slowdown)),
         pairs=sum(one.time.n for one in state.estimates.levels.values()),
         units=account.units,
         committed=state.committed,
-        noise=state.estimates.noise if state.estimates.blocks else None,
         tried=tuple(
-            _tested_settings(state, level) for level in sorted(state.estimates.levels, reverse=True)
+            _result(state, level) for level in sorted(state.estimates.levels, reverse=True)
         ),
         lost=round(lost) if account.elapsed else None,
         allowance=round(allowance(state.policy.max_slowdown, account.elapsed)),
     )
 
 
-def _tested_settings(state: TunerState, level: int) -> SettingResult:
-    seen = state.estimates.at(level)
-    bound = seen.time.upper(state.error)
+def _result(state: TunerState, level: int) -> SettingResult:
+    estimate = state.estimates.at(level)
     return SettingResult(
         level,
-        math.expm1(seen.time.mean),
-        math.expm1(bound) if bound < 5 else None,
-        -math.expm1(seen.energy) if seen.power.n else None,
-        seen.time.n,
+        math.expm1(estimate.time.mean),
+        _bound(state, estimate),
+        -math.expm1(estimate.energy) if estimate.power.n else None,
+        estimate.time.n,
         level == state.certified,
     )
 
 
+def _bound(state: TunerState, estimate: LevelEstimate) -> float | None:
+    """The upper bound of a level's slowdown; None where it is still meaningless."""
+    bound = estimate.time.upper(state.error)
+    return math.expm1(bound) if bound < 5 else None
+
+
 def certified_levels(state: TunerState) -> CertifiedLevels | None:
-    """What was certified, if anything was."""
+    """The certified setting, for the next run of the same job."""
     level = state.certified
     if level is None:
         return None
-    seen = state.estimates.at(level)
+    estimate = state.estimates.at(level)
     return CertifiedLevels(
         knob=state.policy.knob,
         level=state.ladder.base(level),
         original=state.top,
-        slowdown=math.expm1(seen.time.mean),
-        saving=-math.expm1(seen.energy),
-        pairs=seen.time.n,
+        slowdown=math.expm1(estimate.time.mean),
+        saving=-math.expm1(estimate.energy),
+        pairs=estimate.time.n,
         noise=state.estimates.noise,
         levels=state.ladder.caps(level),
     )
+
+
+# ------------------------------------------------------------------------------- decisions
+
+_CAUSES = {
+    DecisionReason.OVER_BUDGET: "the job is probably slower than the budget permits",
+    DecisionReason.CHANGED: "the job has changed",
+    DecisionReason.PAUSED: "no unit of work has ended for a long time",
+    DecisionReason.ENDED: "the job has ended",
+    DecisionReason.TAIL: "too many requests exceed the required latency",
+    DecisionReason.NO_SIGNAL: "no unit of work was received yet",
+    DecisionReason.BAD_WORK: "the attribute that counts the work is missing, zero or negative",
+    DecisionReason.TOO_SHORT: "the job ended before tuning could save energy",
+    DecisionReason.TOO_NOISY: "certification would cost more than it could save",
+    DecisionReason.NOT_MONOTONE: "a lower setting was faster than a higher one",
+    DecisionReason.INERT: "no permitted setting changes time or power",
+    DecisionReason.NO_SAVING: "no setting within the budget saves energy",
+    DecisionReason.NO_ROOM: "the budget or the range of the knob leaves no setting to try",
+    DecisionReason.WAITING: "another job of this host explores",
+    DecisionReason.FOREIGN_WRITER: "another program sets the device's limits",
+    DecisionReason.THROTTLED: "the device throttles itself",
+    DecisionReason.SHARED: "another tenant of the device sends no signal or does not agree",
+    DecisionReason.MIG: "the device is split into instances",
+    DecisionReason.NO_PERMISSION: "the capper has no permission to write limits",
+    DecisionReason.NO_CAPPER: "the capper does not answer",
+    DecisionReason.LOST_DEVICE: "a device does not answer",
+}
+
+
+def _cause(reason: DecisionReason) -> str:
+    return _CAUSES.get(reason, reason.value.replace("_", " "))
+
+
+def setting_text(state: TunerState, level: int) -> str:
+    """``"320 W"``, ``"1410 MHz"``; the lowest setting too where settings differ."""
+    if state.policy.knob is Knob.GPU_CLOCK:
+        return f"{level} MHz"
+    if level in state.ladder.lowered:
+        base, settings = state.ladder.lowered[level]
+        return f"{base / 1000:.0f} W, {min(settings.values()) / 1000:.0f} W where ranks wait"
+    return f"{level / 1000:.0f} W"
+
+
+def slowdown_text(ratio: float) -> str:
+    """A log ratio of time in words."""
+    slowdown = math.expm1(ratio)
+    return f"{_percent(abs(slowdown))} {'slower' if slowdown >= 0 else 'faster'}"
+
+
+def saving_text(ratio: float) -> str:
+    """A log ratio of energy in words."""
+    saving = -math.expm1(ratio)
+    return f"{_percent(abs(saving))} {'less' if saving >= 0 else 'more'} energy"
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * ratio:.1f} %"
+
+
+def hold_decision(state: TunerState, level: int, estimate: LevelEstimate) -> Decision:
+    bound = estimate.time.upper(state.error)
+    sentence = (
+        f"Hold {setting_text(state, level)}: {slowdown_text(estimate.time.mean)} "
+        f"({100 * state.policy.confidence:.0f} % bound {_percent(math.expm1(bound))}) of a "
+        f"{100 * state.policy.max_slowdown:g} % budget, {saving_text(estimate.energy)}, "
+        f"{estimate.time.n} pairs."
+    )
+    caps = state.ladder.caps(level)
+    return Decision(Move.HOLD, DecisionReason.CERTIFIED, sentence, caps, _figures(state, level))
+
+
+def probe_decision(state: TunerState, reason: DecisionReason, level: int) -> Decision:
+    time = state.estimates.at(level).time
+    name = setting_text(state, level)
+    so_far = f"{slowdown_text(time.mean)} so far, {time.n} pairs" if time.n else "no pair yet"
+    sentence = {
+        DecisionReason.BASELINE: f"Learn the original setting: {_noise(state)}.",
+        DecisionReason.SCREENING: f"Screen {name}: {so_far}.",
+        DecisionReason.CERTIFYING: f"Certify {name}: {so_far}.",
+        DecisionReason.RECERTIFYING: f"Certify {name} again: {so_far}.",
+        DecisionReason.SENTINEL: f"Compare {name} with the original setting: {so_far}.",
+    }[reason]
+    caps = state.ladder.caps(state.plan.level)
+    return Decision(Move.PROBE, reason, sentence, caps, _figures(state, level))
+
+
+def _figures(state: TunerState, level: int) -> dict[str, float]:
+    """The figures of a level by name."""
+    estimate = state.estimates.at(level)
+    figures = {
+        "setting": float(level),
+        "budget": state.policy.max_slowdown,
+        "pairs": float(estimate.time.n),
+    }
+    if estimate.time.n:
+        figures["slowdown"] = math.expm1(estimate.time.mean)
+        figures["saving"] = -math.expm1(estimate.energy)
+        bound = _bound(state, estimate)
+        if bound is not None:
+            figures["bound"] = bound
+    return figures
+
+
+def _noise(state: TunerState) -> str:
+    blocks = state.estimates.blocks
+    if not blocks:
+        return "its noise is not known yet"
+    return f"{blocks} block{'s' if blocks > 1 else ''}, {_percent(state.estimates.noise)} noise"
+
+
+def release_decision(state: TunerState, reason: DecisionReason, level: int) -> Decision:
+    """Restore the original setting now."""
+    sentence = f"Release {setting_text(state, level)}: {_cause(reason)}."
+    return Decision(Move.RELEASE, reason, sentence, {}, _figures(state, level))
+
+
+def decline_decision(reason: DecisionReason, cause: str = "") -> Decision:
+    """Keep the original setting; ``cause`` replaces the usual clause of the reason."""
+    sentence = f"Keep the original setting: {cause or _cause(reason)}."
+    return Decision(Move.DECLINE, reason, sentence)
+
+
+def advice_decision(state: TunerState, level: int, pairs: float) -> Decision:
+    minutes = search.block_time(state) * 5 * pairs / 60e9
+    sentence = (
+        f"Advice: try {setting_text(state, level)} first; the job's noise is "
+        f"{_percent(state.estimates.noise)}, so certifying a setting would take about "
+        f"{minutes:.0f} minutes."
+    )
+    return Decision(Move.DECLINE, DecisionReason.ADVICE, sentence, {}, {"setting": float(level)})

@@ -1,10 +1,8 @@
-"""How slow and how thrifty levels are that were not tried, from those that were.
+"""Predictions for levels that were not tried, and the choice of the next level.
 
-Log time rises with depth, the steeper the deeper: a*x + b*x^2 with neither below 0, fitted to
-all pairs at once, and bent to what was measured nearby as far as that is surer than the fit.
-Log power falls in the same way.
-
-Which level to look at next.
+Log time per work rises with depth as a*x + b*x^2 with non-negative a and b, fitted to all pairs
+and corrected by nearby measurements as far as these are more accurate than the fit. Log power
+falls in the same way.
 """
 
 from __future__ import annotations
@@ -22,11 +20,11 @@ from wattspan.tuning.decisions.state import TunerState
 from wattspan.tuning.decisions.values import Objective
 
 _CURVE_MODEL_ERROR = 0.004
-"""By how much real curves leave the parabola, in log time."""
+"""Deviation of real curves from the parabola, in log time."""
 
 
 class ResponsePoint(NamedTuple):
-    """What was measured at a level: log ratios, and the variance of the time's mean."""
+    """Measured log ratios of a level, and the variance of the mean of the time."""
 
     level: int
     time: float
@@ -36,7 +34,7 @@ class ResponsePoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResponseCurve:
-    """Predictions for every level from ``origin`` down, where nothing is felt yet."""
+    """Predictions for every level below ``origin``, at which caps have no effect yet."""
 
     origin: float
     linear: float
@@ -63,7 +61,7 @@ class ResponseCurve:
         if level >= self.origin:
             return 0.0
         right = bisect_left(levels, level)
-        if right == 0:  # below all that was tried
+        if right == 0:  # below every level that was tried
             return values[0]
         low, high = levels[right - 1], levels[right]
         part = (level - low) / (high - low)
@@ -71,7 +69,7 @@ class ResponseCurve:
 
 
 def fit_curve(points: Sequence[ResponsePoint], origin: float) -> ResponseCurve:
-    """The curve through ``points``; those at the origin or above it say nothing."""
+    """The curve through ``points``; those at or above the origin are ignored."""
     used = sorted(point for point in points if point.level < origin)
     depths = [(origin - one.level) / origin for one in used]
     weights = [1 / one.variance for one in used]
@@ -80,9 +78,9 @@ def fit_curve(points: Sequence[ResponsePoint], origin: float) -> ResponseCurve:
     power_linear, power_square = _parabola(list(zip(depths, falls, weights, strict=True)))
     bends, power_bends = [], []
     for x, one in zip(depths, used, strict=True):
-        sure = _CURVE_MODEL_ERROR**2 / (_CURVE_MODEL_ERROR**2 + one.variance)
-        bends.append(sure * (one.time - linear * x - square * x * x))
-        power_bends.append(sure * (one.power + power_linear * x + power_square * x * x))
+        weight = _CURVE_MODEL_ERROR**2 / (_CURVE_MODEL_ERROR**2 + one.variance)
+        bends.append(weight * (one.time - linear * x - square * x * x))
+        power_bends.append(weight * (one.power + power_linear * x + power_square * x * x))
     return ResponseCurve(
         origin,
         linear,
@@ -104,11 +102,11 @@ def _parabola(terms: Sequence[tuple[float, float, float]]) -> tuple[float, float
     x4 = sum(w * x**4 for x, _, w in terms)
     xy = sum(w * x * y for x, y, w in terms)
     xxy = sum(w * x * x * y for x, y, w in terms)
-    if len(terms) == 1:  # half and half: nothing tells them apart
+    if len(terms) == 1:  # half and half: one point cannot determine both
         return max(xy / x2, 0.0) / 2, max(xxy / x4, 0.0) / 2
-    apart = x2 * x4 - x3 * x3
-    linear = (xy * x4 - xxy * x3) / apart
-    square = (x2 * xxy - x3 * xy) / apart
+    determinant = x2 * x4 - x3 * x3
+    linear = (xy * x4 - xxy * x3) / determinant
+    square = (x2 * xxy - x3 * xy) / determinant
     if linear < 0:
         return 0.0, max(xxy / x4, 0.0)
     if square < 0:
@@ -117,15 +115,15 @@ def _parabola(terms: Sequence[tuple[float, float, float]]) -> tuple[float, float
 
 
 STEP = 0.06
-"""Of a level: how far down the next one is screened."""
+"""Distance of the next screened level, relative to the level."""
 
 _ONE_SIDED_QUANTILE = 2.33  # standard errors: 1 in 100
 _PREDICTION_ERROR = 0.006
-_FIRST_STEP = 0.12  # what the first step down may cost at worst, before anything is known
+_FIRST_STEP = 0.12  # assumed slowdown of the first step down, before anything is known
 
 
 def start_level(state: TunerState) -> int:
-    """The first level to be screened: just above what is drawn nearly always."""
+    """The first level to screen: just above the power that is rarely exceeded."""
     top = state.top
     draws = sorted(state.estimates.draws)
     if state.policy.knob is not Knob.GPU_CLOCK and draws:
@@ -136,7 +134,7 @@ def start_level(state: TunerState) -> int:
 
 
 def origin(state: TunerState) -> float:
-    """Where a cap begins to be felt, at the highest."""
+    """The highest level at which a cap may have an effect."""
     draws = state.estimates.draws
     if state.policy.knob is Knob.GPU_CLOCK or not draws:
         return float(state.top)
@@ -144,7 +142,7 @@ def origin(state: TunerState) -> float:
 
 
 def fitted_curve(state: TunerState) -> ResponseCurve:
-    """From all levels that were compared, and are the same for all devices."""
+    """The curve through all compared levels that are the same for all devices."""
     points = []
     for level, seen in state.estimates.levels.items():
         if seen.time.n and state.ladder.base(level) == level:
@@ -156,27 +154,27 @@ def fitted_curve(state: TunerState) -> ResponseCurve:
 
 
 def free_blocks(state: TunerState) -> int:
-    """For how many blocks the original is held in a comparison.
+    """Blocks at the original setting in a comparison.
 
-    Noise of single units is drowned by more of them; what drifts is not.
+    More blocks reduce the noise of single units, but not the effect of drift.
     """
     return 2 if state.estimates.deviation(1.2 / state.policy.block_units) > 0.008 else 1
 
 
 def comparison_variance(state: TunerState) -> float:
-    """The variance of a comparison, in that of one unit: two or three blocks lie on each side."""
+    """Variance of a comparison relative to one unit's: two or three blocks lie on each side."""
     return (1 / free_blocks(state) + 0.2) / state.policy.block_units
 
 
 def pair_deviation(state: TunerState) -> float:
-    """What one pair's log ratio deviates."""
+    """Expected standard deviation of one pair's log ratio."""
     return state.estimates.spread(comparison_variance(state))
 
 
 def expected_slowdown(
     state: TunerState, level: int, shape: ResponseCurve | None = None
 ) -> tuple[float, float]:
-    """What the log ratio of time at ``level`` probably is, and its standard error."""
+    """Estimated log ratio of time at ``level``, and its standard error."""
     shape = shape or fitted_curve(state)
     deviation = pair_deviation(state)
     others = sum(one.time.n for at, one in state.estimates.levels.items() if at != level)
@@ -191,62 +189,62 @@ def expected_slowdown(
 
 
 def slowdown_bound(state: TunerState, level: int, shape: ResponseCurve | None = None) -> float:
-    """What it hardly exceeds."""
+    """Upper bound of the log ratio of time at ``level``, for a probability of 1 %."""
     if not state.estimates.levels:
         return _FIRST_STEP
     mean, error = expected_slowdown(state, level, shape)
     return max(mean, 0.0) + _ONE_SIDED_QUANTILE * error
 
 
-def affordable(state: TunerState, level: int, lasts: float, share: float) -> bool:
-    """Whether ``lasts`` more nanoseconds at ``level`` stay within ``share`` of the budget."""
+def affordable(state: TunerState, level: int, duration: float, share: float) -> bool:
+    """Whether ``duration`` more nanoseconds at ``level`` stay within ``share`` of the budget."""
     account, budget = state.account, share * state.policy.max_slowdown
     shape = fitted_curve(state)
     lost = account.bound(lambda one: slowdown_bound(state, one, shape))
-    lost += lasts * lost_part(slowdown_bound(state, level, shape))
-    return lost <= allowance(budget, account.elapsed + lasts)
+    lost += duration * lost_part(slowdown_bound(state, level, shape))
+    return lost <= allowance(budget, account.elapsed + duration)
 
 
 def block_time(state: TunerState) -> float:
-    """About how long a block lasts, in nanoseconds."""
+    """Approximate duration of a block in nanoseconds."""
     unit = state.account.elapsed / max(state.account.units, 1)
     return max(unit * state.policy.block_units, state.policy.block_time)
 
 
 def objective_value(state: TunerState, time: float, power: float) -> float:
-    """What is made small, as the logarithm of a ratio to the original setting."""
+    """Quantity to minimise, as the log of its ratio to the original setting."""
     policy = state.policy
     if policy.objective is Objective.COST and policy.max_power > 0:
-        energy, lasting = policy.eta * state.estimates.power, (1 - policy.eta) * policy.max_power
+        energy, time_power = policy.eta * state.estimates.power, (1 - policy.eta) * policy.max_power
         return math.log(
-            (energy * math.exp(time + power) + lasting * math.exp(time)) / (energy + lasting)
+            (energy * math.exp(time + power) + time_power * math.exp(time)) / (energy + time_power)
         )
     return time + power
 
 
 def screening_pairs(state: TunerState) -> int:
-    """How many pairs tell enough of a level on the way down."""
+    """Pairs of a level that suffice for screening."""
     rough = (pair_deviation(state) / (0.3 * state.budget)) ** 2
     return min(max(math.ceil(rough), 1), 3)
 
 
 def next_level(state: TunerState) -> int | None:
-    """The next one down, or None if what was seen suffices or there is none."""
+    """The next lower level to screen; None if screening has ended."""
     ladder, level = state.ladder, state.probe_level
     if level <= ladder.bottom:
         return None
     shape = fitted_curve(state)
-    here = shape.time(level)
-    if here >= 0.9 * state.budget:
+    slowdown = shape.time(level)
+    if slowdown >= 0.9 * state.budget:
         return None
     seen = state.estimates.at(level)
     upper = [one for at, one in state.estimates.levels.items() if at > level]
     if upper:
         best = min(objective_value(state, one.time.mean, one.power.mean) for one in upper)
         worse = objective_value(state, shape.time(level), seen.power.mean) - best
-        if here > 0.4 * state.budget and worse > 0.01 + pair_deviation(state):
+        if slowdown > 0.4 * state.budget and worse > 0.01 + pair_deviation(state):
             return None
-    step = STEP if here > 0.1 * state.budget or level == state.top else 1.5 * STEP
+    step = STEP if slowdown > 0.1 * state.budget or level == state.top else 1.5 * STEP
     down = ladder.level((1 - step) * level)
     while down < level and shape.time(down) > 1.7 * state.budget:
         down += ladder.step
@@ -254,31 +252,50 @@ def next_level(state: TunerState) -> int | None:
 
 
 def certifiable_slowdown(state: TunerState, pairs: float) -> float:
-    """The log ratio at which so many pairs would probably certify a level."""
+    """The log ratio of time up to which ``pairs`` would probably certify a level."""
     margin = half_width(max(int(pairs), 4), state.error) * pair_deviation(state)
     return state.budget - max(margin, 0.03 * state.budget)
 
 
 def first_pairs(state: TunerState) -> float:
-    """How many pairs the first candidate is worth."""
+    """Expected number of pairs for the certification of the first candidate."""
     deviation, n = pair_deviation(state), 14.0
     while n < 24 and half_width(int(n), state.error) * deviation > 0.2 * state.budget:
         n *= 1.2
     return n
 
 
-def candidate(state: TunerState, aim: float, above: int = 0) -> int | None:
-    """The best level that is predicted to be no slower than ``aim``, and higher than ``above``."""
+def candidate(state: TunerState, target: float, above: int = 0) -> int | None:
+    """The best level with a predicted log ratio of at most ``target``, higher than ``above``."""
     shape, ladder = fitted_curve(state), state.ladder
-    best, least = None, -0.004  # less is no saving
+    best, least = None, -0.004  # the smallest saving worth a search
     stride = max(ladder.rungs // 400, 1) * ladder.step
-    # What lies further below all that was tried than one step is a guess, and may be a cliff.
+    # Further than one step below the tried levels, the curve may be much steeper.
     tried = min(state.estimates.levels, default=ladder.top)
     lowest = max(ladder.level((1 - STEP) * tried), above + ladder.step)
     for level in range(lowest, ladder.top, stride):
         time = shape.time(level)
-        if time <= aim:
+        if time <= target:
             worth = objective_value(state, time, shape.power(level))
             if worth < least:
                 best, least = level, worth
     return best
+
+
+def saved_energy(state: TunerState) -> tuple[float, float, float]:
+    """Microjoules saved since the job last changed: lower bound, estimate, upper bound."""
+
+    def energy(sign: float, level: int) -> float:
+        estimate = state.estimates.at(level)
+        if not estimate.time.n or not estimate.power.n:
+            return 0.0
+        error = 2.0 * math.hypot(
+            estimate.time.deviation / math.sqrt(estimate.time.n),
+            estimate.power.deviation / math.sqrt(estimate.power.n),
+        )
+        return estimate.energy + sign * (error if estimate.time.n > 1 else 2 * error)
+
+    low = state.account.saved(lambda level: energy(1.0, level), 0.0)
+    likely = state.account.saved(lambda level: energy(0.0, level), 0.5)
+    high = state.account.saved(lambda level: energy(-1.0, level), 1.0)
+    return min(low, likely), likely, max(likely, high)

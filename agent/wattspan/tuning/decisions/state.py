@@ -1,4 +1,4 @@
-"""All that a tuner remembers from one observation to the next."""
+"""State of a tuner between two observations."""
 
 from __future__ import annotations
 
@@ -25,32 +25,33 @@ from wattspan.tuning.decisions.values import (
 )
 
 MAX_CANDIDATES = 3
-"""Settings that may fail to be certified, before the search ends; they share the error.
+"""Candidates that may fail before the search ends; they share the error probability.
 
-One that is certified costs no error: lower ones are tried only after it, in a fixed order."""
+A certified candidate costs no error: lower ones are tried only after it, in a fixed order."""
+
+MIN_BASELINE_BLOCKS = 4
+"""Blocks of the original setting that determine its noise."""
 
 
 class TunerPhase(ModelEnum):
-    """What the tuner is about."""
-
-    LEARN = "learn"  # the original setting: noise and draw
-    SCREEN = "screen"  # down in steps
+    LEARN = "learn"  # the original setting: its noise and power
+    SCREEN = "screen"  # lower levels in steps
     PROVE = "prove"  # one candidate against the original
     HOLD = "hold"
-    REST = "rest"  # uncapped, until a time
+    REST = "rest"  # the original setting, until a time
     ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True)
 class ProbePlan:
-    """A level, and for how many blocks."""
+    """A requested level, and its number of blocks."""
 
     level: int
     blocks: int
 
 
 class TunerState(NamedTuple):
-    """Immutable; one knob of one job."""
+    """Immutable state of one knob of one job."""
 
     policy: TunerPolicy
     ladder: LevelLadder
@@ -64,31 +65,31 @@ class TunerState(NamedTuple):
     account: SlowdownAccount = SlowdownAccount()
     cusum: Cusum = Cusum()
     level_shift: LevelShift = LevelShift()
-    previous_level: int = 0
+    previous_level: int = 0  # requested before the present one
     requested_at: int = 0
-    last_unit_end: int = 0  # when the last unit ended
-    probe_level: int = 0  # the level that is screened
-    wanted_pairs: int = 0  # pairs of it that are wanted before the next decision
+    last_unit_end: int = 0
+    probe_level: int = 0  # that is screened
+    wanted_pairs: int = 0  # of it before the next decision
     candidate: int | None = None
-    judged_pairs: int = 0  # pairs of the candidate when it was last judged
-    failed_candidates: int = 0  # candidates that failed since the job last changed
-    recertifying: bool = False  # the candidate was good once
-    deepened: int = 0  # lower levels that were tried after one was certified
+    judged_pairs: int = 0  # pairs of the candidate at its last judgement
+    failed_candidates: int = 0  # since the job last changed
+    recertifying: bool = False  # the candidate was certified once
+    refinements: int = 0  # lower levels that were tried after a certification
     certified: int | None = None
     refined_pairs: int = 0  # pairs of the certified level when a lower one was last considered
-    resume_level: int | None = None  # a level that was good once, to be proved first
+    resume_level: int | None = None  # certified once, to be certified first
     lockstep: Lockstep | None = None  # of several ranks
-    slack: RankSlack = RankSlack()  # and who of them waits
+    slack: RankSlack = RankSlack()
     serving: Mapping[int, ServingComparison] = MappingProxyType({})  # of requests, by level
-    latencies: tuple[WorkUnit, ...] = ()  # of requests, until the latency that must hold is known
-    limit: int | None = None  # that latency
-    unmatched: int = 0  # comparisons in a row whose two sides had not the same load
+    latencies: tuple[WorkUnit, ...] = ()  # of requests, until the latency limit is known
+    latency_limit: int | None = None
+    unmatched: int = 0  # comparisons in a row with different loads
     miss_alarm: MissAlarm | None = None
     rest_until: int = 0
     releases: tuple[int, ...] = ()
     retries: int = 0
     committed: int | None = None
-    random_state: int = 1  # state of the order's randomness
+    random_state: int = 1
 
     @property
     def top(self) -> int:
@@ -96,12 +97,18 @@ class TunerState(NamedTuple):
 
     @property
     def budget(self) -> float:
-        """What the logarithm of the time per work may rise by."""
-        return math.log1p(slowdown_allowed(self.policy))
+        """The slowdown budget as a log ratio of the time per work.
+
+        For the objective of time it is a slowdown that can hardly be measured.
+        """
+        budget = self.policy.max_slowdown
+        if self.policy.objective is Objective.TIME:
+            budget = min(budget, 0.005)
+        return math.log1p(budget)
 
     @property
     def error(self) -> float:
-        """Of one candidate; the less, the more searches came to nothing before."""
+        """The error probability of one candidate; it falls with each search without result."""
         return (1 - self.policy.confidence) / MAX_CANDIDATES / (1 + self.retries) ** 2
 
     @property
@@ -111,21 +118,13 @@ class TunerState(NamedTuple):
 
     @property
     def held(self) -> int | None:
-        """The level that is proved or held now."""
+        """The level that is certified or held now."""
         return self.candidate if self.phase in (TunerPhase.PROVE, TunerPhase.HOLD) else None
-
-
-def slowdown_allowed(policy: TunerPolicy) -> float:
-    """The budget; for the objective of time, what can hardly be told from no slowdown."""
-    if policy.objective is Objective.TIME:
-        return min(policy.max_slowdown, 0.005)
-    return policy.max_slowdown
 
 
 def initial_state(
     policy: TunerPolicy, ladder: LevelLadder, now: int, remembered: CertifiedLevels | None
 ) -> TunerState:
-    """A tuner that has seen nothing yet."""
     resume_level = None
     if remembered is not None and remembered.knob is policy.knob:
         resume_level = ladder.level(remembered.level)
@@ -135,7 +134,9 @@ def initial_state(
         phase=TunerPhase.LEARN,
         plan=ProbePlan(ladder.top, 1),
         samples=empty_buffer(ladder.top, now),
-        decision=Decision(Move.DECLINE, DecisionReason.NO_SIGNAL, "No unit of work was seen yet."),
+        decision=Decision(
+            Move.DECLINE, DecisionReason.NO_SIGNAL, "No unit of work was received yet."
+        ),
         begun=now,
         previous_level=ladder.top,
         requested_at=now,
@@ -148,9 +149,9 @@ def initial_state(
 
 
 def random_choice(state: TunerState, sides: int) -> tuple[TunerState, int]:
-    """A number from 0 to ``sides`` - 1, and the state after drawing it (xorshift32)."""
-    random_state = state.random_state
-    random_state ^= (random_state << 13) & 0xFFFFFFFF
-    random_state ^= random_state >> 17
-    random_state ^= (random_state << 5) & 0xFFFFFFFF
-    return state._replace(random_state=random_state), random_state % sides
+    """A random number from 0 to ``sides`` - 1, and the next state (xorshift32)."""
+    number = state.random_state
+    number ^= (number << 13) & 0xFFFFFFFF
+    number ^= number >> 17
+    number ^= (number << 5) & 0xFFFFFFFF
+    return state._replace(random_state=number), number % sides

@@ -162,7 +162,6 @@ class TunerReport:
     pairs: int = 0
     units: int = 0
     committed: int | None = None
-    noise: float | None = None  # coefficient of variation of the time per unit of work
     tried: tuple[SettingResult, ...] = ()
     lost: int | None = None
     allowance: int | None = None
