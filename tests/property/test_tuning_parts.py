@@ -9,6 +9,7 @@ from string import ascii_letters
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.queueing import load_sample
 from wattspan.model import Knob
 from wattspan.tuning import CertifiedLevels, Fingerprint, KnobRange, TunerPolicy, WorkUnit
 from wattspan.tuning.decisions.certified import (
@@ -29,7 +30,6 @@ from wattspan.tuning.decisions.serving import (
     MAX_LOAD_DIFFERENCE,
     LoadSample,
     ServingComparison,
-    load_sample,
     log_ratio,
 )
 from wattspan.tuning.decisions.unit_detection import MAX_NAMES, UnitDetector

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from support.requirements import ROOT
 from wattspan.tuning import WorkUnit
+from wattspan.tuning.decisions.serving import LoadSample
 
 S = 10**9
 PREFILL = 100_000  # nanoseconds a prompt token
@@ -82,3 +83,17 @@ def switched(
 
     requests = takewhile(lambda request: request.at < blocks * block, repeated(speed))
     return sorted(serve(requests, slots, slowdown), key=lambda unit: unit.end), capped
+
+
+def load_sample(units: Iterable[WorkUnit], start: int, end: int, limit: int) -> LoadSample:
+    """The requests of ``units`` from ``start`` to before ``end``; ``limit`` is in nanoseconds."""
+    arrived = ended = time = late = 0
+    work = 0.0
+    for unit in units:
+        arrived += start <= unit.start < end
+        if start <= unit.end < end:
+            ended += 1
+            work += unit.work
+            time += unit.end - unit.start
+            late += unit.end - unit.start > limit
+    return LoadSample(start, end, arrived, ended, work, time, late)

@@ -213,9 +213,9 @@ def test_blocks_far_apart_are_not_compared() -> None:
     for level, at in ((FLOOR, 0), (TOP, 50), (FLOOR, 51)):
         pairing, pair = add_block(pairing, block(level, at), TOP, reach=1, screening=False)
         assert pair is None
-    same = block(FLOOR, 52)._replace(run=51)
+    same = block(FLOOR, 52)._replace(period=51)
     pairing, _ = add_block(pairing, same, TOP, reach=1, screening=False)
-    later = block(FLOOR, 99)._replace(run=51)
+    later = block(FLOOR, 99)._replace(period=51)
     pairing, _ = add_block(pairing, later, TOP, reach=1, screening=False)
     assert pairing.middle is None
 
@@ -241,7 +241,7 @@ def test_long_runs_use_each_block_once() -> None:
     pairing, found = Pairing(), []
     levels = [FLOOR] * 6 + [TOP] * 6 + [FLOOR] * 6
     for at, level in enumerate(levels):
-        one = block(level, at)._replace(run=at // 6)
+        one = block(level, at)._replace(period=at // 6)
         pairing, pair = add_block(pairing, one, TOP, reach=3, screening=False)
         found += [pair] if pair else []
     assert len(found) == 1

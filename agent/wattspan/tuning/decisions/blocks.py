@@ -1,8 +1,8 @@
-"""Units of work become blocks: settled stretches of work under one setting, with their energy.
+"""Blocks: settled periods of work under one setting, made of units of work, with their energy.
 
-A unit counts if it began after the setting had settled and ended before it changed. Energy comes
-later than units do; a block waits for it, but whoever plans the next setting need not: ``done``
-tells how many blocks of the present stretch are full.
+A unit counts if it began after the setting had settled and ended before it changed. Energy
+arrives later than units. A block waits for it, but the plan of the next setting does not:
+``completed`` counts the blocks of the present period with and without energy.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from wattspan.model import SECOND
 from wattspan.tuning.decisions.values import EnergyPoint, TunerPolicy, WorkUnit
 
 ENERGY_TIMEOUT = 30 * SECOND
-"""How long a block waits for its energy."""
+"""Maximum time for which a block waits for its energy."""
 
-_POINTS = 512
+_MAX_POINTS = 512
 
 
 class Block(NamedTuple):
     """Work at one level, from the start of its first unit to the end of its last.
 
-    ``busy`` is what the units say they took, ``span`` what they took together with what lay
-    between them; longer pauses are in neither, and then energy is unknown.
+    ``busy`` is the sum of the units' durations, ``span`` also includes the gaps between them.
+    Longer pauses are in neither; the energy is unknown then.
     """
 
     level: int
@@ -36,21 +36,21 @@ class Block(NamedTuple):
     span: int
     squares: float  # of each unit's time per work
     energy: float | None
-    run: int  # which stretch it is of: stretches are counted
+    period: int  # number of its period
     arrived: int = 0  # requests that began in it
-    late: int = 0  # and those that took longer than the latency that must hold
+    late: int = 0  # requests that exceeded the latency limit
 
 
 class LevelPeriod(NamedTuple):
-    """A level from when it was in force on."""
+    """A level, and the time since which it is in force."""
 
-    level: int | None  # None: what is in force is not what was asked for
+    level: int | None  # None: not the requested one
     since: int
     number: int
 
 
 class BlockTotals(NamedTuple):
-    """A block in the making."""
+    """Sums of an incomplete block."""
 
     start: int = 0
     units: int = 0
@@ -65,7 +65,7 @@ _NO_TOTALS = BlockTotals()
 
 
 class LevelTime(NamedTuple):
-    """Time at a level, settled or not: for the account of what was lost."""
+    """Time at a level, settled or not, for the slowdown account."""
 
     level: int | None
     span: int
@@ -73,39 +73,37 @@ class LevelTime(NamedTuple):
 
 
 class SampleBuffer(NamedTuple):
-    """What is not yet told as blocks."""
+    """Units and energy that are not in finished blocks yet."""
 
     periods: tuple[LevelPeriod, ...]
     sums: BlockTotals = _NO_TOTALS
     skipped: int = 0
-    last_end: int = 0  # the end of the latest unit
-    elapsed: int = 0  # time in the first stretch that is not told yet
+    last_end: int = 0  # of the latest unit
+    elapsed: int = 0  # in the first period, since the last LevelTime
     elapsed_units: int = 0
-    completed: int = 0  # blocks that are full, of the first stretch
+    completed: int = 0  # blocks of the first period
     waiting: tuple[Block, ...] = ()
     points: tuple[EnergyPoint, ...] = ()
-    windows: tuple[Any, ...] = ()  # of requests, in the making
+    windows: tuple[Any, ...] = ()  # ServingWindow: incomplete blocks of requests
     served_to: int = 0
     served_number: int = 0
 
     @property
     def level(self) -> int | None:
-        """The level that is in force."""
+        """The level in force."""
         return self.periods[-1].level
 
     @property
     def full_blocks(self) -> int:
-        """How many blocks of the level in force are full, with or without energy."""
+        """Completed blocks of the level in force, with or without energy."""
         return self.completed if len(self.periods) == 1 else 0
 
 
 def empty_buffer(level: int, now: int) -> SampleBuffer:
-    """A tape of a job that has this level."""
     return SampleBuffer((LevelPeriod(level, now, 0),))
 
 
 def set_level(samples: SampleBuffer, level: int | None, since: int) -> SampleBuffer:
-    """What is in force, and since when."""
     last = samples.periods[-1]
     if last.level == level and since <= last.since:
         return samples
@@ -120,7 +118,7 @@ def add_units(
     points: Sequence[EnergyPoint],
     now: int,
 ) -> tuple[SampleBuffer, list[Block], list[LevelTime]]:
-    """The tape after these units, the blocks that are finished, and the time that passed."""
+    """Add units and energy; returns finished blocks and the elapsed times too."""
     times: list[LevelTime] = []
     waiting = list(samples.waiting)
     if units:
@@ -132,18 +130,18 @@ def add_units(
 def add_energy(
     samples: SampleBuffer, waiting: list[Block], points: Sequence[EnergyPoint], now: int
 ) -> tuple[SampleBuffer, list[Block]]:
-    """The tape with more energy readings, and those that wait whose energy is known by now."""
+    """Add energy; returns the waiting blocks whose energy is known, or timed out, too."""
     if points:
         samples = samples._replace(points=_thinned(samples.points + tuple(points)))
     if not waiting:
         return _drop_used_points(samples) if points else samples, []
-    told = [_with_energy(one, samples.points) for one in waiting]
+    ready = [_with_energy(one, samples.points) for one in waiting]
     count = 0
-    while count < len(told) and (
-        told[count] is not None or now - waiting[count].end > ENERGY_TIMEOUT
+    while count < len(ready) and (
+        ready[count] is not None or now - waiting[count].end > ENERGY_TIMEOUT
     ):
         count += 1
-    blocks = [told[at] or waiting[at] for at in range(count)]
+    blocks = [ready[at] or waiting[at] for at in range(count)]
     return _drop_used_points(samples._replace(waiting=tuple(waiting[count:]))), blocks
 
 
@@ -177,7 +175,7 @@ def _run(
             squares, paused = 0.0, False
         took = ended - begun
         gap = begun - last_end
-        if gap <= 0:  # another unit was under way: what is new of it
+        if gap <= 0:  # overlaps the previous unit
             more = max(ended - last_end, 0)
         elif gap * 2 <= took:
             more = took + gap
@@ -194,7 +192,7 @@ def _run(
             continue
         if n == 0:
             if gap >= 0 and gap * 2 <= took and last_end >= settled:
-                start = last_end  # what lay before the unit is of the work too
+                start = last_end  # the gap before the unit belongs to the work
             else:
                 start, more = begun, took
         elif gap * 2 > took:
@@ -234,8 +232,8 @@ def _block(level: int, number: int, sums: BlockTotals, end: int) -> Block:
 
 
 def _with_energy(block: Block, points: tuple[EnergyPoint, ...]) -> Block | None:
-    """The block with its energy, if that is known by now."""
-    if block.energy is not None:  # there was a pause in it: what it spent is not the work's alone
+    """The block with its energy; None if that is not known yet."""
+    if block.energy is not None:  # it contains a pause, whose energy is not the work's
         return block._replace(energy=None)
     if not points or points[-1].at < block.end:
         return None
@@ -246,7 +244,7 @@ def _with_energy(block: Block, points: tuple[EnergyPoint, ...]) -> Block | None:
 
 
 def _energy_at(points: tuple[EnergyPoint, ...], at: int) -> float:
-    """By a straight line between the two points around."""
+    """Linear interpolation between two points."""
     right = bisect_left(points, (at, -1))
     if points[right].at == at or right == 0:
         return points[right].energy
@@ -255,15 +253,15 @@ def _energy_at(points: tuple[EnergyPoint, ...], at: int) -> float:
 
 
 def _thinned(points: tuple[EnergyPoint, ...]) -> tuple[EnergyPoint, ...]:
-    """Never too many: of the older half every other one goes."""
-    if len(points) <= _POINTS:
+    """At most ``_MAX_POINTS``: every other point of the older half is dropped."""
+    if len(points) <= _MAX_POINTS:
         return points
     half = len(points) // 2
     return points[:half:2] + points[half:]
 
 
 def _drop_used_points(samples: SampleBuffer) -> SampleBuffer:
-    """The points that no block will ask for again."""
+    """Drop the points that no block needs any more."""
     points = samples.points
     if len(points) < 64:
         return samples

@@ -1,7 +1,7 @@
-"""The account of time lost: every second at a level is charged with what that level costs.
+"""The slowdown account: time lost at each level, against the allowance of the whole run.
 
-The budget is the whole run's, so uncapped time counts in favour and exploration against. What
-a level costs is what its comparisons say, so the account is worked out anew as they come in.
+Time at the original setting increases the allowance, exploration uses it. The slowdown of a level
+is an estimate from its comparisons, so losses are recomputed as comparisons arrive.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ _EMPTY: Mapping[int, int] = MappingProxyType({})
 
 
 def lost_part(slower: float) -> float:
-    """The part of a capped stretch's time that was lost, by the log ratio of its time."""
+    """The ratio of capped time that was lost, from the log ratio of the time per work."""
     return 1 - math.exp(-slower)
 
 
 @dataclass(frozen=True, slots=True)
 class SlowdownAccount:
-    """Time of work by level, in nanoseconds, since the job last changed; ``closed_*`` before.
+    """Nanoseconds of work by level since the job last changed; ``closed_*`` are from before.
 
-    ``energy`` and ``metered`` are the energy of those blocks in which it is known, and their
-    time, by level.
+    ``energy`` and ``metered`` are the energy and time of the blocks with known energy, by level.
     """
 
     elapsed: int = 0
@@ -37,15 +36,15 @@ class SlowdownAccount:
     closed_lost: float = 0.0
     closed_bound: float = 0.0
     closed_saved: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    held: Mapping[int, int] = field(default_factory=lambda: _EMPTY)  # of times, while held
+    held: Mapping[int, int] = field(default_factory=lambda: _EMPTY)  # of ``times``
     closed_explored: float = 0.0
 
     def lost(self, slower: Callable[[int], float]) -> float:
-        """Nanoseconds lost, if each level is slower by this log ratio."""
+        """Nanoseconds lost, for this log ratio of time at each level."""
         return self.closed_lost + self._sum(slower)
 
     def bound(self, slower: Callable[[int], float]) -> float:
-        """The same with what was closed at its bound."""
+        """Upper bound of the nanoseconds lost."""
         return self.closed_bound + self._sum(slower)
 
     def _sum(self, slower: Callable[[int], float]) -> float:
@@ -57,14 +56,14 @@ class SlowdownAccount:
         return max(self.closed_explored + self._sum(slower) - held, 0.0)
 
     def slowdown(self, lost: float) -> float:
-        """The whole run's slowdown, if so much was lost."""
+        """The slowdown of the whole run for this loss."""
         undisturbed = self.elapsed - lost
         return lost / undisturbed if undisturbed > 0 else 0.0
 
     def saved(self, energy: Callable[[int], float], settling: float) -> float:
-        """Microjoules saved since the job last changed, by each level's log ratio of energy.
+        """Microjoules saved since the job last changed, for this log ratio of energy per level.
 
-        While a setting settles it saves an unknown part of that: ``settling``.
+        ``settling`` is the ratio of the saving that is assumed while a setting settles.
         """
         total = 0.0
         for level, metered in self.metered.items():
@@ -74,14 +73,14 @@ class SlowdownAccount:
 
 
 def allowance(budget: float, elapsed: float) -> float:
-    """What may be lost of ``elapsed`` within ``budget``."""
+    """The time that may be lost of ``elapsed`` within ``budget``."""
     return elapsed * budget / (1 + budget)
 
 
 def charge_time(
     account: SlowdownAccount, time: LevelTime, level: int, top: int, *, held: bool
 ) -> SlowdownAccount:
-    """After more time at ``level``, and whether it was held by then."""
+    """Add time at ``level``; ``held`` if a certified level was held."""
     if level == top:
         return replace(
             account, elapsed=account.elapsed + time.span, units=account.units + time.units
@@ -99,7 +98,7 @@ def charge_time(
 
 
 def charge_energy(account: SlowdownAccount, block: Block, top: int) -> SlowdownAccount:
-    """After a block whose energy is known."""
+    """Add the energy of a block, if it is known."""
     if block.energy is None or block.level == top:
         return account
     level = block.level
@@ -114,7 +113,7 @@ def close_account(
     bound: Callable[[int], float],
     saved: tuple[float, float, float],
 ) -> SlowdownAccount:
-    """The account is closed: the job changed, and what levels cost now is not known yet."""
+    """Close the account because the job changed: losses at levels are unknown from now on."""
     before = account.closed_saved
     return replace(
         account,

@@ -1,8 +1,8 @@
-"""Whether a held level still is what it was.
+"""Drift of a held level.
 
-Pairs tell surely but come seldom: their log ratios are summed up against a rate between what is
-known and what must not be (CUSUM; Page 1954). Blocks tell at once but not why: a lasting shift
-of the time or the power of work only makes the next comparison come sooner.
+Pairs are conclusive but rare: their log ratios are summed against a rate between the usual and
+the excessive one (CUSUM; Page 1954). Blocks are frequent but ambiguous: a lasting shift of their
+time or power only makes the next comparison earlier.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from dataclasses import dataclass, replace
 
 from wattspan.tuning.decisions.blocks import Block
 
-_RUN = 8.5
-"""The logarithm of the pairs, about 5,000, between two false alarms."""
+_LOG_RUN_LENGTH = 8.5
+"""Logarithm of the mean number of pairs between false alarms, about 5,000."""
 
-_JUMP = 0.03
-"""A slowdown so much beyond the budget must not last."""
+_EXCESS = 0.03
+"""Distance of the excessive slowdown from the budget, as a log ratio."""
 
-_SLOW = 1 / 32
-_POWER = 0.06
-LASTING = 12
-"""Blocks in a row that lie apart from those before: the job is another one."""
+_MIN_WEIGHT = 1 / 32
+_MAX_POWER_SHIFT = 0.06
+MIN_SHIFTED_BLOCKS = 12
+"""Deviating blocks in a row after which the job counts as changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cusum:
-    """The sum of pairs against the rate, and how far it may rise."""
+    """The sum of pairs against the rate, in parts of the alarm threshold."""
 
     total: float = 0.0
     pairs: int = 0
@@ -34,36 +34,33 @@ class Cusum:
 
     @property
     def suspicious(self) -> bool:
-        """Whether it would be good to know more soon."""
+        """Whether the next comparison should be early."""
         return self.total > 0.3 or self.inconclusive
 
     @property
     def alarmed(self) -> bool:
-        """Whether the level must be given up."""
+        """Whether the level must be released."""
         return self.total >= 1.0
 
 
 def add_pair(cusum: Cusum, ratio: float, usual: float, limit: float, deviation: float) -> Cusum:
-    """With one more pair. The total is told in parts of the height at which it alarms.
-
-    One pair alone never alarms: something may have happened to one of its stretches.
-    """
-    bad = limit + _JUMP
+    """Add a pair. One pair alone never alarms: one of its blocks may have been disturbed."""
+    bad = limit + _EXCESS
     usual = min(max(usual, 0.0), limit)
     rate = (usual + bad) / 2
-    height = max(deviation * deviation * _RUN / (bad - usual), 0.25 * (bad - usual))
+    height = max(deviation * deviation * _LOG_RUN_LENGTH / (bad - usual), 0.25 * (bad - usual))
     rise = min((ratio - rate) / height, 0.8)
     return Cusum(max(0.0, cusum.total + rise), cusum.pairs + 1)
 
 
 def add_inconclusive_pair(cusum: Cusum) -> Cusum:
-    """With a pair that says nothing: another one is wanted soon."""
+    """Record a pair that permits no conclusion, so that the next one is early."""
     return replace(cusum, inconclusive=True)
 
 
 @dataclass(frozen=True, slots=True)
 class LevelShift:
-    """The usual logarithms of time and power per block at one level, and how long it was not so."""
+    """Usual log time and log power of blocks at one level, and the deviating blocks in a row."""
 
     level: int | None = None
     time: float = 0.0
@@ -73,35 +70,35 @@ class LevelShift:
 
     @property
     def suspected(self) -> bool:
-        """Whether a comparison should come soon."""
+        """Whether the next comparison should be early."""
         return self.shifted >= 2
 
     @property
     def changed(self) -> bool:
-        """Whether it has lasted."""
-        return self.shifted >= LASTING
+        """Whether the shift has lasted, so that the job counts as changed."""
+        return self.shifted >= MIN_SHIFTED_BLOCKS
 
 
-def update_level_shift(raw: LevelShift, block: Block, deviation: float) -> LevelShift:
-    """With one more block of the level that is held; others are passed over."""
+def update_level_shift(shift: LevelShift, block: Block, deviation: float) -> LevelShift:
+    """Add a block of the held level."""
     time = math.log(block.busy / block.work)
     power = None
     if block.energy is not None:
         power = math.log(block.energy / (block.end - block.start))
-    if raw.level != block.level or raw.blocks == 0:
+    if shift.level != block.level or shift.blocks == 0:
         return LevelShift(block.level, time, power, 0, 1)
-    far = abs(time - raw.time) > max(0.05, 4 * deviation)
-    if power is not None and raw.power is not None:
-        far = far or abs(power - raw.power) > _POWER
-    if far and raw.blocks >= 4:
-        return replace(raw, shifted=raw.shifted + 1)
-    part = max(_SLOW, 1 / (raw.blocks + 1))
-    if power is not None and raw.power is not None:
-        power = raw.power + part * (power - raw.power)
+    far = abs(time - shift.time) > max(0.05, 4 * deviation)
+    if power is not None and shift.power is not None:
+        far = far or abs(power - shift.power) > _MAX_POWER_SHIFT
+    if far and shift.blocks >= 4:
+        return replace(shift, shifted=shift.shifted + 1)
+    weight = max(_MIN_WEIGHT, 1 / (shift.blocks + 1))
+    if power is not None and shift.power is not None:
+        power = shift.power + weight * (power - shift.power)
     return LevelShift(
-        raw.level,
-        raw.time + part * (time - raw.time),
-        power if power is not None else raw.power,
+        shift.level,
+        shift.time + weight * (time - shift.time),
+        power if power is not None else shift.power,
         0,
-        raw.blocks + 1,
+        shift.blocks + 1,
     )

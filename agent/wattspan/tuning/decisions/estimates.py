@@ -1,9 +1,7 @@
-"""Blocks become comparisons: a run of blocks at one setting against the runs around it.
+"""Paired comparisons of blocks, and the estimates of levels and noise that they give.
 
-What lies in the middle is compared with what came before and after, so a steady drift of the
-job cancels: A B A, in the order in which the blocks happened to be.
-
-What comparisons have shown of each level, and of the job's noise.
+A run of blocks at one setting is compared with the runs before and after it (A B A), so that a
+steady drift of the job cancels.
 """
 
 from __future__ import annotations
@@ -19,24 +17,24 @@ from wattspan.tuning.decisions.sequential_test import NO_EVIDENCE, Evidence, evi
 from wattspan.tuning.decisions.serving import log_ratio, merged_load
 
 _MAX_DISTANCE = 12
-"""Blocks that lie further apart than so many of their lengths are not compared."""
+"""Largest distance of compared blocks, relative to their length."""
 
 
 class Pair(NamedTuple):
-    """A capped stretch against an uncapped one, as logarithms of their ratios per work."""
+    """Capped against uncapped blocks, as log ratios per work."""
 
     level: int
     at: int
-    busy: float  # of the time that units say they took
-    span: float  # of the time from unit to unit
+    busy: float  # of the units' durations
+    span: float  # of durations and gaps
     power: float | None
-    weight: float  # variance of one unit's noise that is left in it
-    apart: float = 0.0  # log ratio of time per work of what lay around, after over before
+    weight: float  # its variance, relative to one unit's
+    side_ratio: float = 0.0  # log ratio of time per work of the two outer runs
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRun:
-    """Blocks of one stretch: the first few and the last few."""
+    """The first few and last few blocks of one period."""
 
     head: tuple[Block, ...]
     tail: tuple[Block, ...]
@@ -45,25 +43,25 @@ class BlockRun:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """The two runs before, and the present one; ``told``: the middle one was compared."""
+    """The last three runs; ``compared`` if the middle one was compared."""
 
     before: BlockRun | None = None
     middle: BlockRun | None = None
     present: BlockRun | None = None
-    told: bool = False
+    compared: bool = False
 
 
 def add_block(
     pairing: Pairing, block: Block, top: int, *, reach: int, screening: bool
 ) -> tuple[Pairing, Pair | None]:
-    """The pairing after one more block, and the comparison that it completes, if it does.
+    """Add a block; returns the comparison that it completes, if any, too.
 
-    ``reach`` blocks on each side are used. While ``screening`` a capped run lies in the middle
-    of two uncapped ones, otherwise an uncapped run in the middle of two capped ones, so that
-    no block is used twice.
+    ``reach`` blocks on each side are used. While ``screening``, a capped run is compared with the
+    two uncapped ones around it, otherwise an uncapped run with two capped ones; no block is used
+    twice.
     """
     present = pairing.present
-    if present is not None and present.tail[-1].run == block.run:
+    if present is not None and present.tail[-1].period == block.period:
         if not _near(present.tail[-1], block):
             return Pairing(present=BlockRun((block,), (block,), 1)), None
         head = (*present.head, block) if present.count < 4 else present.head
@@ -84,28 +82,28 @@ def _compare(
     pairing: Pairing, top: int, reach: int, *, screening: bool
 ) -> tuple[Pairing, Pair | None]:
     before, middle, present = pairing.before, pairing.middle, pairing.present
-    if pairing.told or before is None or middle is None or present is None:
+    if pairing.compared or before is None or middle is None or present is None:
         return pairing, None
     level, around = middle.head[0].level, present.head[0].level
     if before.head[0].level != around or (level == top) == (around == top):
         return pairing, None
     if (around == top) is not screening or present.count < reach:
         return pairing, None
-    # Of the run before, what the comparison before it has not used.
+    # The blocks of the run before that the previous comparison has not used.
     first = before.tail[-min(reach, max(1, before.count // 2)) :]
     flank = first + present.head[:reach]
     core = middle.head + middle.tail[len(middle.tail) - min(middle.count - len(middle.head), 4) :]
     capped, free = (core, flank) if screening else (flank, core)
     if core[0].arrived:
         pair = _load_pair(capped, free)
-        return replace(pairing, told=True), pair
+        return replace(pairing, compared=True), pair
     pair = _pair(capped, free)
-    apart = math.log(_rates(present.head[:reach])[0] / _rates(first)[0])
-    return replace(pairing, told=True), pair._replace(apart=apart)
+    side_ratio = math.log(_rates(present.head[:reach])[0] / _rates(first)[0])
+    return replace(pairing, compared=True), pair._replace(side_ratio=side_ratio)
 
 
 def _load_pair(capped: Sequence[Block], free: Sequence[Block]) -> Pair | None:
-    """Of requests; None where the load was not the same."""
+    """A pair of requests; None if the loads differ."""
     ratio = log_ratio(merged_load(free), merged_load(capped))
     if ratio is None:
         return None
@@ -127,7 +125,7 @@ def _pair(capped: Sequence[Block], free: Sequence[Block]) -> Pair:
 
 
 def _rates(blocks: Sequence[Block]) -> tuple[float, float, float | None, int]:
-    """Time per work, both ways, mean power where it is known, and the number of units."""
+    """Busy time and span per work, mean power if known, and the number of units."""
     work = math.fsum([one.work for one in blocks])
     busy = sum([one.busy for one in blocks]) / work
     span = sum([one.span for one in blocks]) / work
@@ -140,22 +138,22 @@ def _rates(blocks: Sequence[Block]) -> tuple[float, float, float | None, int]:
 
 
 _MAX_PAIRS = 200
-"""Pairs of a level that are kept: later ones push out the first."""
+"""Pairs of a level that are kept, the latest ones."""
 
 _MIN_DEVIATION = 0.001
-"""No pair of stretches is taken to be more alike than this, in parts of its time."""
+"""Smallest assumed standard deviation of a pair's log ratio."""
 
 _MAX_DURATION_MISMATCH = 0.004
-"""So much slower from unit to unit than units say, surely, and it is no longer their word."""
+"""Difference of the log ratios of span and busy time above which the span is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class LevelEstimate:
-    """The pairs of one level, and what follows from them.
+    """The pairs of one level, and the evidence from them.
 
-    ``time`` is the log ratio of the time per work, capped over uncapped: of what units say, or
-    of the time from unit to unit where that is slower beyond doubt (``lying``). ``power`` is
-    that of mean power.
+    ``time`` is the log ratio of the time per work, capped over uncapped: of the units' durations,
+    or with their gaps where these certainly grow (``misleading`` durations). ``power`` is that of
+    mean power.
     """
 
     pairs: tuple[Pair, ...] = ()
@@ -174,11 +172,10 @@ NO_ESTIMATE = LevelEstimate()
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """All levels that were tried, and the noise.
+    """Estimates of all tried levels, and the noise.
 
-    ``variance`` is that of single units' time per work, relative, over ``blocks`` blocks;
-    ``spread`` that of mean power from pair to pair. ``draws`` are those of the most drawing
-    device, uncapped.
+    ``variance`` is the relative variance of single units' time per work, over ``blocks`` blocks.
+    ``draws`` are powers of the device with the highest one, uncapped.
     """
 
     levels: Mapping[int, LevelEstimate] = field(default_factory=lambda: MappingProxyType({}))
@@ -194,15 +191,14 @@ class Estimates:
         return math.sqrt(self.variance)
 
     def at(self, level: int) -> LevelEstimate:
-        """What is known of a level."""
         return self.levels.get(level, NO_ESTIMATE)
 
     def deviation(self, weight: float) -> float:
-        """What a pair's log ratio is expected to deviate, by the noise of units alone."""
+        """Expected standard deviation of a pair's log ratio, from the noise of units alone."""
         return max(math.sqrt(self.variance * weight), _MIN_DEVIATION)
 
     def spread(self, weight: float) -> float:
-        """What it deviates, by what pairs have shown so far too."""
+        """Expected standard deviation of a pair's log ratio, from previous pairs too."""
         expected = self.deviation(weight)
         seen = [(one.time.n, one.time.deviation) for one in self.levels.values() if one.time.n > 3]
         total = sum(n for n, _ in seen)
@@ -212,15 +208,15 @@ class Estimates:
 
 
 def with_block(known: Estimates, block: Block, top: int) -> Estimates:
-    """Also the noise of this block's units, if it was uncapped."""
+    """Add the noise and power of an uncapped block."""
     if block.level != top or block.units < 2:
         return known
     mean = block.busy / block.work if block.work else 0.0
     per = block.squares / block.units
-    # Units of unequal work: the mean of times per work is not the time per work of all.
+    # With unequal work, the mean of times per work differs from the time per work of all.
     variance = max(per / (mean * mean) - 1, 0.0)
     part = 1 / min(known.blocks + 1, 30)
-    # One block with a straggler must not decide: it counts as a few times the usual at most.
+    # One outlier in a block must not dominate: its variance is limited.
     if known.blocks >= 3:
         variance = min(variance, 4 * known.variance + _MIN_DEVIATION**2)
     power, energies = known.power, known.energies
@@ -238,7 +234,6 @@ def with_block(known: Estimates, block: Block, top: int) -> Estimates:
 
 
 def with_pair(known: Estimates, pair: Pair) -> Estimates:
-    """Also this pair."""
     level = known.at(pair.level)
     pairs = (*level.pairs[-_MAX_PAIRS + 1 :], pair)
     expected = known.deviation(pair.weight)

@@ -1,9 +1,9 @@
-"""Ranks that wait for others get lower caps, once one cap for all of them is certified.
+"""Rank balancing: lower caps for ranks with slack, once a common cap is certified.
 
-What they compute slower they wait less, so the job's step stays as long as it was. Whether it
-does is not taken for granted: such settings are certified as any other, against the original
-setting with the whole budget, and besides they may make a step hardly longer than the one cap
-for all does, and must save more. As soon as ranks wait otherwise, all have one cap again.
+Slower computation uses the slack, so that steps do not become longer. Such settings are certified
+like others, against the original setting with the whole budget. In addition, steps must hardly
+be longer than under the common cap, and the saving must be larger. When slack changes, all ranks
+get the common cap again.
 """
 
 from __future__ import annotations
@@ -25,100 +25,97 @@ from wattspan.tuning.decisions.ranks import (
 )
 from wattspan.tuning.decisions.state import MAX_CANDIDATES, TunerState
 
-LONGER = 0.01
-"""By how much a step may become longer than under one cap for all."""
+MAX_STEP_SLOWDOWN = 0.01
+"""Permitted slowdown of a step relative to the common cap."""
 
 TRIES = 2
-"""How often it is tried until the job changes."""
+"""Attempts until the job changes."""
 
 DEEPEST = 0.8
-"""No cap is lower than this part of that for all: so far below, the curve is a guess."""
+"""Lowest cap relative to the common cap: further below, the curve is inaccurate."""
 
 WINDOW = 5 * SLACK_CHANGE_STEPS
-"""Steps over which it is judged whether ranks still wait as they did."""
+"""Steps over which a change of slack is judged."""
 
-_LEAST = 0.002  # of the energy: less is no saving
-_SETTLED = 3  # more pairs of the one cap for all, before anything lower is tried
+_LEAST = 0.002  # log ratio: smallest further saving
+_SETTLED = 3  # further pairs of the common cap before balancing
 
 
 def observe_steps(state: TunerState, steps: Sequence[SynchronousStep]) -> TunerState:
-    """The state with who waited in these steps, if the level that is held was in force."""
+    """Add the waiting in these steps, if the held level was in force."""
     level, last = state.held, state.samples.periods[-1]
     if not (steps and state.policy.slack) or level is None or last.level != level:
         return state
-    seen = state.slack
-    fresh = seen.level != level or (level == seen.lowered and seen.waiting.steps >= WINDOW)
-    waiting = RankWaits() if fresh else seen.waiting
+    slack = state.slack
+    fresh = slack.level != level or (level == slack.lowered and slack.waiting.steps >= WINDOW)
+    waiting = RankWaits() if fresh else slack.waiting
     for one in steps:
         if one.start >= last.since + state.policy.settle_time:
             waiting = waiting.add(one)
-    return state._replace(slack=seen._replace(waiting=waiting, level=level))
+    return state._replace(slack=slack._replace(waiting=waiting, level=level))
 
 
 def lower_waiting_ranks(state: TunerState) -> TunerState | None:
-    """The state with a level at which ranks that wait have less; None where none does.
-
-    The level is ``slack.lowered``.
-    """
-    base, seen = state.certified, state.slack
-    if base is None or base != seen.level or state.ladder.base(base) != base:
+    """The state with a lowered level for ranks with slack, ``slack.lowered``; None without."""
+    base, slack = state.certified, state.slack
+    if base is None or base != slack.level or state.ladder.base(base) != base:
         return None
     estimates = state.estimates.at(base).time
-    if seen.waiting.steps < STEPS or estimates.n < state.refined_pairs + _SETTLED:
+    if slack.waiting.steps < STEPS or estimates.n < state.refined_pairs + _SETTLED:
         return None
-    if seen.tries >= TRIES or state.failed_candidates >= MAX_CANDIDATES or state.cusum.suspicious:
+    if slack.tries >= TRIES or state.failed_candidates >= MAX_CANDIDATES or state.cusum.suspicious:
         return None
     shape = search.fitted_curve(state)
 
-    def longer(setting: int) -> float:
+    def step_time(setting: int) -> float:
         return math.exp(shape.time(setting))
 
     floor = round(DEEPEST * base)
     ranges = [replace(one, floor=max(one.floor, floor)) for one in state.ladder.ranges]
     levels = state.ladder.caps(base)
-    settings = propose_rank_settings(levels, ranges, seen.waiting, longer)
+    settings = propose_rank_settings(levels, ranges, slack.waiting, step_time)
     if settings == levels:
         return None
     try:
         ladder, level = state.ladder.with_lowered(base, settings)
     except LookupError:
         return None
-    critical = seen.waiting.critical
-    slack = RankSlack(
+    critical = slack.waiting.critical
+    balanced = RankSlack(
         lowered=level,
         critical=critical if critical is not None else 0,
-        left=remaining_slack(levels, settings, ranges, seen.waiting, longer),
-        tries=seen.tries + 1,
+        remaining=remaining_slack(levels, settings, ranges, slack.waiting, step_time),
+        tries=slack.tries + 1,
     )
-    return state._replace(ladder=ladder, slack=slack)
+    return state._replace(ladder=ladder, slack=balanced)
 
 
 def step_time_certified(state: TunerState, level: int) -> bool:
-    """Whether a step is surely hardly longer than under one cap for all; of that it always is."""
+    """Whether a step is certainly hardly longer than under the common cap."""
     base = state.ladder.base(level)
     if base == level:
         return True
     error = state.error / 2
     time, before = state.estimates.at(level).time, state.estimates.at(base).time
-    return time.upper(error) - before.lower(error) <= math.log1p(LONGER)
+    return time.upper(error) - before.lower(error) <= math.log1p(MAX_STEP_SLOWDOWN)
 
 
 def saves_energy(state: TunerState, level: int) -> bool:
-    """Whether more is saved than under one cap for all; of that it is not asked."""
+    """Whether a lowered level saves more than the common cap; True for other levels."""
     base = state.ladder.base(level)
     if base == level:
         return True
     now, before = state.estimates.at(level), state.estimates.at(base)
-    parts = [one for seen in (now, before) for one in (seen.time, seen.power)]
-    doubt = math.hypot(*(one.deviation / math.sqrt(max(one.n, 1)) for one in parts))
-    return before.energy - now.energy > _LEAST + doubt
+    parts = [one for slack in (now, before) for one in (slack.time, slack.power)]
+    error = math.hypot(*(one.deviation / math.sqrt(max(one.n, 1)) for one in parts))
+    return before.energy - now.energy > _LEAST + error
 
 
 def slack_outdated(state: TunerState) -> bool:
-    """Whether ranks wait otherwise than when some were given less."""
-    seen = state.slack
-    if seen.lowered is None or not seen.lowered == seen.level == state.held:
+    """Whether slack has changed since caps were lowered."""
+    slack = state.slack
+    if slack.lowered is None or not slack.lowered == slack.level == state.held:
         return False
-    if seen.waiting.steps < WINDOW:
+    if slack.waiting.steps < WINDOW:
         return False
-    return slack_changed(seen.waiting, seen.critical, seen.left)
+    return slack_changed(slack.waiting, slack.critical, slack.remaining)

@@ -1,8 +1,8 @@
-"""Ranks of a synchronous job: its steps, who waits in them, and what that allows.
+"""Ranks of a synchronous job: its steps, the slack of ranks, and lower settings from it.
 
-The ranks of such a job meet in every step, so a step takes as long as the slowest takes, and the
-others wait. How long they wait only ``compute`` tells: a rank that waits in a collective spins,
-and looks as busy as one that works.
+All ranks meet in every step, so that the slowest rank determines its duration, and the others
+wait. Only ``compute`` shows the waiting: a rank that waits in a collective spins, and looks as busy
+as one that computes.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from typing import NamedTuple
 from wattspan.tuning.decisions.values import KnobRange, WorkUnit
 
 STEPS = 200
-"""Steps that must have been seen before anybody's waiting is believed."""
+"""Steps after which slack is reliable."""
 
 MIN_SLACK = 0.05
-"""A rank that waits for a smaller part of the step keeps the setting of all."""
+"""Smallest slack, relative to the step, for which a rank gets a lower setting."""
 
 SLACK_USED = 0.6
-"""The part of its waiting that a rank's lower setting may use up."""
+"""The ratio of a rank's slack that its lower setting may use."""
 
 SLACK_CHANGE_STEPS = 20
-"""Steps that are enough to see that it is no longer so."""
+"""Steps after which a change of slack is reliable."""
 
-_AHEAD = 64  # units by which others may be ahead of a rank before it counts as gone
-_TOGETHER = 0.5  # units of one step share at least this part of the shorter one's time
-_DEVIATIONS = 2.0  # standard errors by which a difference must be more than chance
-_EQUAL = MIN_SLACK / 4  # ranks that differ by less are equally slow
-_HALVE = 2 * STEPS  # the older steps weigh half as much whenever so many have come
+_AHEAD = 64  # units of lead after which a rank counts as ended
+_TOGETHER = 0.5  # overlap of the units of one step, relative to the shortest
+_DEVIATIONS = 2.0  # standard errors of a significant difference
+_EQUAL = MIN_SLACK / 4  # ranks with a smaller difference are equally slow
+_HALVE = 2 * STEPS  # steps after which the weight of older steps is halved
 _NO_QUEUES: Mapping[int, tuple[WorkUnit, ...]] = MappingProxyType({})
 
 
 class SynchronousStep(NamedTuple):
-    """One step of the whole job: as long as the slowest rank took, the work of all of them.
+    """One step of the whole job, with the work of all ranks.
 
-    ``compute`` is each rank's own, by rank; empty unless all of several told it.
+    ``compute`` is the compute time by rank; empty unless known of all of several ranks.
     """
 
     start: int
@@ -48,31 +48,29 @@ class SynchronousStep(NamedTuple):
 
     @property
     def unit(self) -> WorkUnit:
-        """As a unit of work of the job."""
         return WorkUnit(self.start, self.end, self.work)
 
 
 @dataclass(frozen=True, slots=True)
 class Lockstep:
-    """Puts the units of several ranks together to steps.
+    """Combines the units of several ranks into steps.
 
-    Each rank's units come in order, but the ranks' may come one after the other, seconds apart.
-    A unit that has no partner of the same time in each other rank is left out: a step of which
-    something was lost is none. A rank that others are far ahead of is gone, until it returns.
+    Each rank's units arrive in order, but those of different ranks seconds apart. A unit without
+    a concurrent unit of every other rank is ignored. A rank far behind the others counts as
+    ended, until its next unit.
     """
 
     queues: Mapping[int, tuple[WorkUnit, ...]] = field(default_factory=lambda: _NO_QUEUES)
     end: int = 0  # of the last step
-    left_out: int = 0
 
     def add(self, units: Iterable[WorkUnit]) -> tuple[Lockstep, tuple[SynchronousStep, ...]]:
-        """With more units; and the steps that they complete."""
+        """Add units; returns the steps that they complete too."""
         waiting = {rank: list(queue) for rank, queue in self.queues.items()}
         for unit in units:
             waiting.setdefault(unit.rank, []).append(unit)
         heads = dict.fromkeys(waiting, 0)
         steps: list[SynchronousStep] = []
-        end, left_out = self.end, self.left_out
+        end = self.end
         while waiting:
             behind = [rank for rank, queue in waiting.items() if heads[rank] == len(queue)]
             if behind:
@@ -89,9 +87,8 @@ class Lockstep:
                     heads[rank] += 1
             else:
                 heads[min(together, key=lambda unit: unit.end).rank] += 1
-                left_out += 1
         queues = {rank: tuple(queue[heads[rank] :]) for rank, queue in waiting.items()}
-        return Lockstep(MappingProxyType(queues), end, left_out), tuple(steps)
+        return Lockstep(MappingProxyType(queues), end), tuple(steps)
 
 
 def _units_overlap(units: Sequence[WorkUnit]) -> bool:
@@ -100,16 +97,16 @@ def _units_overlap(units: Sequence[WorkUnit]) -> bool:
 
 
 def _step(units: Sequence[WorkUnit], before: int) -> SynchronousStep:
-    """What begins in it while the step before goes on is time of that one."""
+    """A step of the units; time before ``before`` belongs to the previous step."""
     end = max(unit.end for unit in units)
     start = min(max(min(unit.start for unit in units), before), end)
-    told = {unit.rank: unit.compute for unit in units if unit.compute is not None}
-    compute = told if len(told) == len(units) > 1 else {}
+    known = {unit.rank: unit.compute for unit in units if unit.compute is not None}
+    compute = known if len(known) == len(units) > 1 else {}
     return SynchronousStep(start, end, sum(unit.work for unit in units), compute)
 
 
 class _Moments(NamedTuple):
-    """The sum of values and of their squares."""
+    """Sums of values and of their squares."""
 
     total: float = 0.0
     squares: float = 0.0
@@ -121,18 +118,17 @@ _NO_RANKS: Mapping[int, _Moments] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class RankWaits:
-    """How long each rank computes in a step, as a part of the step, of late.
+    """Recent compute time of each rank, relative to the step.
 
-    Only who waits *every* time has time to give: where chance alone decides who is slowest in a
-    step, everybody waits somewhat and nobody has slack. So means are compared, not steps. Begin
-    anew when a setting changes.
+    Means over steps are compared, not single steps: where chance decides which rank is the
+    slowest, every rank waits at times, and none has slack. Start anew when a setting changes.
     """
 
     steps: float = 0.0
     sums: Mapping[int, _Moments] = field(default_factory=lambda: _NO_RANKS)
 
     def add(self, step: SynchronousStep) -> RankWaits:
-        """With one step more; one that does not tell what each rank computed changes nothing."""
+        """Add a step; one without compute times is ignored."""
         length = step.end - step.start
         if not step.compute or length <= 0:
             return self
@@ -147,14 +143,13 @@ class RankWaits:
 
     @property
     def critical(self) -> int | None:
-        """The rank that the others wait for; None as long as nothing is known."""
+        """The slowest rank; None while unknown."""
         return max(self.sums, key=lambda rank: (self.sums[rank].total, -rank), default=None)
 
     def slack(self, rank: int, deviations: float = 0.0) -> float:
-        """The part of a step that ``rank`` waits for the critical one, never less than 0.
+        """The ratio of a step that ``rank`` waits for the critical one, at least 0.
 
-        With ``deviations``, what it surely waits: so many standard errors less. LookupError for
-        a rank that is not known.
+        ``deviations`` standard errors are subtracted for a lower bound. LookupError: unknown rank.
         """
         own = self.sums[rank]
         critical = max(self.sums.values())
@@ -167,16 +162,16 @@ class RankWaits:
 
 
 TimeCurve = Callable[[int], float]
-"""From a setting to about how much longer a step takes than at the original one; it falls."""
+"""Approximate duration of a step at a setting, relative to the original; it is decreasing."""
 
 
 def propose_rank_settings(
     levels: Mapping[str, int], ranges: Sequence[KnobRange], waiting: RankWaits, curve: TimeCurve
 ) -> Mapping[str, int]:
-    """Settings by device: as ``levels``, but lower where a rank has time to give.
+    """Settings by device: ``levels``, but lower for ranks with slack.
 
-    ``levels`` is what was in force while ``waiting`` was seen. The curve is of whole steps, of
-    which a rank that waits computes less than the critical one, so its own step grows by less.
+    ``waiting`` was observed at ``levels``. The curve is of whole steps; the compute time of a
+    waiting rank grows by less.
     """
     settings = dict(levels)
     if waiting.steps < STEPS:
@@ -194,7 +189,7 @@ def propose_rank_settings(
 
 
 def _lowest_setting(one: KnobRange, level: int, longest: float, curve: TimeCurve) -> int:
-    """The lowest setting before the first at which a step would take longer than ``longest``."""
+    """The lowest setting above all at which a step would exceed ``longest``."""
     while level - one.step >= one.floor and curve(level - one.step) <= longest:
         level -= one.step
     return level
@@ -207,7 +202,7 @@ def remaining_slack(
     waiting: RankWaits,
     curve: TimeCurve,
 ) -> Mapping[int, float]:
-    """By rank that was lowered: the part of a step that it should still wait."""
+    """Expected remaining slack of the lowered ranks, by rank."""
     return {
         one.rank: waiting.slack(one.rank)
         - (curve(proposed[one.device]) / curve(levels[one.device]) - 1)
@@ -216,33 +211,33 @@ def remaining_slack(
     }
 
 
-def slack_changed(now: RankWaits, critical: int, left: Mapping[int, float]) -> bool:
-    """Whether lower settings must be given back: ranks wait otherwise than they did.
+def slack_changed(now: RankWaits, critical: int, remaining: Mapping[int, float]) -> bool:
+    """Whether slack has changed, so that lower settings must be released.
 
-    ``critical`` was the critical rank when they were chosen, and ``left`` what :func:`left` said
-    then. It is so if that rank now surely waits itself for a part that matters, if a lowered
-    one waits less than half of what it should, or if the job has other ranks. That two ranks
-    which were equally slow have changed places does not matter.
+    ``critical`` was the critical rank when they were chosen, and ``remaining`` is the expected
+    slack from :func:`remaining_slack`. Slack has changed if that rank now has significant slack,
+    if a lowered rank has less than half of its expected slack, or if the job has other ranks. Two
+    equally slow ranks may change places.
     """
     if not now.sums or now.steps < SLACK_CHANGE_STEPS:
         return False
-    if not {critical, *left} <= now.sums.keys():
+    if not {critical, *remaining} <= now.sums.keys():
         return True
     if now.slack(critical, _DEVIATIONS) > _EQUAL:
         return True
-    return any(now.slack(rank) < expected / 2 for rank, expected in left.items())
+    return any(now.slack(rank) < expected / 2 for rank, expected in remaining.items())
 
 
 class RankSlack(NamedTuple):
-    """What was seen of waiting at ``level``, and what was made of it.
+    """Waiting at ``level``, and the level ``lowered`` that was derived from it.
 
-    ``lowered`` is the level at which ranks that waited have less, ``critical`` and ``left`` what
-    :func:`outdated` asks for; ``tries`` counts such levels since the job last changed.
+    ``critical`` and ``remaining`` are for :func:`slack_changed`; ``tries`` counts lowered levels
+    since the job last changed.
     """
 
     waiting: RankWaits = RankWaits()
     level: int | None = None
     lowered: int | None = None
     critical: int = 0
-    left: Mapping[int, float] = MappingProxyType({})
+    remaining: Mapping[int, float] = MappingProxyType({})
     tries: int = 0

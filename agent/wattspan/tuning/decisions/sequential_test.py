@@ -1,18 +1,15 @@
-"""How often something is missed: bounds that stay true however often one looks.
+"""Sequential tests: confidence bounds that are valid however often and whenever they are read.
 
-A miss is a request that took longer than the latency that must hold. The bound is a test by
-betting: against the claim that at least a part ``p`` of requests miss, a stake is multiplied by
-the likelihood ratio of a smaller part at every request. If the claim is true, no betting makes
-the stake ``1 / error`` times what it was with more probability than ``error``, at any time
-(Ville's inequality), so a claim that was outbid so far is refuted for good. The bets are spread
-over smaller parts of several sizes, "never" among them, since nobody knows the true one.
+**Ratio of misses.** A miss is a request that exceeded the latency limit. The bound is a test by
+betting: against the hypothesis that at least a ratio ``p`` of requests miss, a stake is multiplied
+by the likelihood ratio of a smaller ratio at every request. If the hypothesis is true, the stake
+ever grows to ``1 / error`` times its initial value with a probability of at most ``error`` (Ville's
+inequality). The bets are spread over several smaller ratios, among them zero.
 
-How sure a mean is, however often and whenever one looks.
-
-The values are log ratios of paired, interleaved stretches of work. The bound is that of a
-t-test martingale: a likelihood ratio of "the standardised mean is drawn from N(0, 1/GRAVITY)"
-against "it is 0", whatever the variance (Rouder et al. 2009 give it as a Bayes factor; that it
-may be watched and stopped at will is Ville's inequality). The interval is what is not rejected.
+**Mean of log ratios** of paired blocks. The bound is that of a t-test martingale: the likelihood
+ratio of "the standardised mean is drawn from N(0, 1/PRIOR_WEIGHT)" against "it is 0", for any
+variance (Rouder et al. 2009 give it as a Bayes factor; that it may be read and stopped at any time
+is Ville's inequality). The interval contains the values that are not rejected.
 """
 
 from __future__ import annotations
@@ -24,23 +21,22 @@ from functools import lru_cache
 from typing import NamedTuple
 
 _ZERO_MISS_STAKE = 0.5
-"""The part of the stake on "no request ever misses": it is lost with the first that does."""
+"""The share of the stake on "no request ever misses", which the first miss loses."""
 
 _ODDS = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 15 / 16, 31 / 32)
-"""The rest goes in equal parts on odds so many times those of the claim."""
+"""The rest of the stake is bet equally on these multiples of the hypothesis' odds."""
 
 _HALVINGS = 26
 _ALARM_ODDS_FACTORS = (2.0, 8.0, 32.0)
-"""The alarm listens for odds of a miss so many times those that are allowed."""
+"""Multiples of the allowed odds of a miss that the alarm detects."""
 
 
 @dataclass(frozen=True, slots=True)
 class MissCounts:
-    """Requests and how many of them missed, in groups that were served together.
+    """Requests and misses, in groups of requests that were served together.
 
-    Requests that were served together wait for each other, so misses come in crowds and tell
-    less than as many strangers would. ``spread`` is what keeps account of that: the sum over
-    the groups of misses squared per request.
+    Such requests wait for each other, so that their misses are correlated. ``spread`` is the sum
+    over groups of misses squared per request.
     """
 
     requests: int = 0
@@ -49,7 +45,7 @@ class MissCounts:
     spread: float = 0.0
 
     def add(self, requests: int, misses: int) -> MissCounts:
-        """With one group more; one without requests tells nothing."""
+        """Add a group; one without requests is ignored."""
         if not requests:
             return self
         return MissCounts(
@@ -61,15 +57,14 @@ class MissCounts:
 
     @property
     def ratio(self) -> float | None:
-        """The part that missed, None without requests."""
+        """The ratio of misses; None without requests."""
         return self.misses / self.requests if self.requests else None
 
     @property
     def dispersion(self) -> float:
-        """How many requests weigh no more than one that stood alone, at least 1.
+        """Variance of the groups' misses relative to independent misses, at least 1.
 
-        The variance of the groups' misses over what independent ones would have: Pearson's
-        statistic by its degrees of freedom.
+        This is Pearson's statistic divided by its degrees of freedom.
         """
         hits = self.requests - self.misses
         if self.groups < 2 or not self.misses or not hits:
@@ -79,24 +74,24 @@ class MissCounts:
         return max(1.0, excess / expected / (self.groups - 1))
 
     def at_most(self, error: float, dispersion: float = 1.0) -> float:
-        """What the true part does not exceed, but for a probability of ``error``.
+        """Upper bound of the true ratio, for a probability of ``error``.
 
-        ``crowding`` is what is known of it from elsewhere: crowds that have not come yet cannot
-        be seen here, and without it the bound is too good where few groups have most misses.
+        ``dispersion`` is a lower bound of the dispersion, known from other groups: where few
+        groups have most misses, the observed one may be too small.
         """
         weight = 1 / max(self.dispersion, dispersion)
         return _at_most(self.requests * weight, self.misses * weight, error)
 
     def at_least(self, error: float) -> float:
-        """What the true part does not fall short of, but for a probability of ``error``."""
+        """Lower bound of the true ratio, for a probability of ``error``."""
         weight = 1 / self.dispersion
         hits = self.requests - self.misses
         return 1 - _at_most(self.requests * weight, hits * weight, error)
 
 
-@lru_cache(maxsize=128)  # it is asked at every turn, and changes with every block
+@lru_cache(maxsize=128)  # called at every step, changes with every block
 def _at_most(requests: float, misses: float, error: float) -> float:
-    """The least part that has been refuted, as near as matters; 1 if none has been."""
+    """The smallest rejected ratio; 1 if none is rejected."""
     wanted_pairs = math.log(1 / error)
     low, high = (misses / requests if requests else 0.0), 1.0
     for _ in range(_HALVINGS):
@@ -109,7 +104,7 @@ def _at_most(requests: float, misses: float, error: float) -> float:
 
 
 def _log_wealth(requests: float, misses: float, ratio: float) -> float:
-    """The logarithm of the stake against "at least ``part`` miss"; it rises with ``part``."""
+    """Log of the stake against "at least ``ratio`` miss"; it rises with ``ratio``."""
     share = math.log((1 - _ZERO_MISS_STAKE) / len(_ODDS))
     bets = [share + _gain(requests, misses, ratio, odds) for odds in _ODDS]
     if not misses:
@@ -119,16 +114,16 @@ def _log_wealth(requests: float, misses: float, ratio: float) -> float:
 
 
 def _gain(requests: float, misses: float, ratio: float, odds: float) -> float:
-    """The logarithm of the likelihood ratio of ``odds`` times the odds of ``part``, over it."""
+    """Log likelihood ratio of ``odds`` times the odds of ``ratio``, over these."""
     return misses * math.log(odds) - requests * math.log1p(ratio * (odds - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class MissAlarm:
-    """Rings soon after misses become more than allowed, and rarely before.
+    """Detects soon when more requests miss than allowed.
 
-    A cumulative sum (Page) for each of a few odds, which never falls below nothing. At a rate of
-    misses just allowed it rings once in ``patience`` requests or more seldom.
+    A cumulative sum (Page) for each of a few odds. At the allowed ratio of misses, the mean number
+    of requests between false alarms is at least ``patience``.
     """
 
     allowed: float
@@ -136,7 +131,7 @@ class MissAlarm:
     _sums: tuple[float, ...] = (0.0,) * len(_ALARM_ODDS_FACTORS)
 
     def add(self, requests: int, misses: int) -> MissAlarm:
-        """With what came since, in the order in which it came or nearly so."""
+        """Add later requests, in about their order."""
         return replace(
             self,
             _sums=tuple(
@@ -151,29 +146,29 @@ class MissAlarm:
 
 
 PRIOR_WEIGHT = 4.0
-"""The prior's weight in pairs: bounds are tightest, for their error, at some multiple of it."""
+"""Weight of the prior in pairs; bounds are tightest at a multiple of it."""
 
 _CLIP = 3.0
 _MAD = 1.4826  # times the median absolute deviation is a normal's standard deviation
 
 
 class Evidence(NamedTuple):
-    """The mean of ``n`` log ratios, and the deviation of one of them."""
+    """The mean of ``n`` log ratios, and the standard deviation of one of them."""
 
     n: int
     mean: float
     deviation: float
 
     def upper(self, error: float) -> float:
-        """What the true mean exceeds with a probability of ``error`` at most, at any time."""
+        """Upper bound of the true mean, for a probability of ``error`` at any time."""
         return self.mean + half_width(self.n, error) * self.deviation
 
     def lower(self, error: float) -> float:
-        """What the true mean falls short of with a probability of ``error`` at most."""
+        """Lower bound of the true mean, for a probability of ``error`` at any time."""
         return self.mean - half_width(self.n, error) * self.deviation
 
     def likely(self, deviations: float) -> float:
-        """The mean and so many of its standard errors: for one look only."""
+        """The mean plus standard errors: valid for a single evaluation only."""
         return self.mean + deviations * self.deviation / math.sqrt(max(self.n, 1))
 
 
@@ -181,11 +176,11 @@ NO_EVIDENCE = Evidence(0, 0.0, 0.0)
 
 
 def half_width(n: int, error: float) -> float:
-    """Of a one-sided bound on a mean of ``n``, in deviations of one value; may be infinite."""
+    """Distance of the one-sided bound from a mean of ``n``, in standard deviations of a value."""
     if n < 2:
         return math.inf
     free, spread = n - 1, 1 + n / PRIOR_WEIGHT
-    # One-sided: the half of the prior above 0 has at most twice the two-sided ratio.
+    # One-sided: half of the prior has at most twice the two-sided ratio.
     level = (math.sqrt(spread) / (2 * error)) ** (2 / n)
     if level >= spread:
         return math.inf
@@ -193,7 +188,7 @@ def half_width(n: int, error: float) -> float:
 
 
 def pairs_needed(margin: float, deviation: float, error: float) -> float:
-    """About how many pairs make the bound as narrow as ``margin``; may be infinite."""
+    """Approximate number of pairs for a bound as narrow as ``margin``; may be infinite."""
     if margin <= 0:
         return math.inf
     n = 4.0
@@ -205,11 +200,11 @@ def pairs_needed(margin: float, deviation: float, error: float) -> float:
 
 
 def evidence(values: Sequence[float], expected: float) -> Evidence:
-    """Mean and deviation, robust against the few pairs in which something else happened.
+    """Mean and standard deviation, robust against outliers.
 
-    Values far from the median are pulled in to where a normal's would hardly be; ``expected``
-    is the deviation that the noise of single units leads one to expect, and the deviation told
-    is never much less: few values may lie close together by chance.
+    Values far from the median are clipped. ``expected`` is the standard deviation expected from
+    the noise of single units; the result is never much smaller, because few values may be close
+    together by chance.
     """
     n = len(values)
     if n == 0:
@@ -221,9 +216,9 @@ def evidence(values: Sequence[float], expected: float) -> Evidence:
     scale = max(_MAD * _median(sorted([abs(one - middle) for one in ordered])), expected)
     reach = _CLIP * scale * (1 + 2 / n)
     low, high = middle - reach, middle + reach
-    kept = [low if one < low else min(one, high) for one in ordered]
-    mean = math.fsum(kept) / n
-    variance = math.fsum([(one - mean) ** 2 for one in kept]) / (n - 1)
+    clipped = [low if one < low else min(one, high) for one in ordered]
+    mean = math.fsum(clipped) / n
+    variance = math.fsum([(one - mean) ** 2 for one in clipped]) / (n - 1)
     return Evidence(n, mean, max(math.sqrt(variance), 0.7 * expected))
 
 

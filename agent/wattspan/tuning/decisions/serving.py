@@ -1,21 +1,19 @@
-"""Serving: requests side by side, judged by the time of their work and by the tail.
+"""Serving: comparison of concurrent requests by their time per work and by their latency.
 
-What the clients ask for is not ours to choose, so what is done under a cap is compared with what
-was done without one only where the load was the same. Work per second alone says nothing: until
-a server is overrun it does all that is asked of it, however slowly. By Little's law the requests
-in flight ``N`` are the work per second ``X`` times the time per unit of work ``T``, so ``T = N/X``
-tells both: at the same ``X`` how much longer work stays, at the same ``N`` how much less is done.
+Clients choose the load, so that blocks with and without a cap are compared only at the same load.
+Work per second alone is no measure: a server that is not overloaded does all requested work,
+however slowly. By Little's law the requests in flight ``N`` are the work per second ``X`` times the
+time per unit of work ``T``, so ``T = N/X`` measures both: at the same ``X`` how much longer work
+stays, at the same ``N`` how much less is done.
 
-Requests become blocks: stretches of time under one setting, and what was served in them.
-
-Requests run side by side, so it is time that is cut, not units. A stretch is told some time after
-its end: requests that came in it may not have ended yet.
+Blocks of requests are periods of time, not numbers of units, because requests overlap. A block is
+finished some time after its end, when the requests that began in it have ended.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -25,25 +23,25 @@ from wattspan.tuning.decisions.sequential_test import Evidence, MissAlarm, MissC
 from wattspan.tuning.decisions.values import TunerPolicy, WorkUnit
 
 MAX_LOAD_DIFFERENCE = 0.2
-"""Loads whose ratio has a smaller logarithm are the same: requests come by chance as it is."""
+"""Largest log ratio of equal loads: arrivals are random anyway."""
 
 REFERENCE_LIFETIME = 900 * SECOND
-"""A stretch is not compared with one so much earlier: the work may be of another kind by then."""
+"""Largest distance of compared blocks: the kind of work may change."""
 
 MIN_REQUESTS = 8
-"""A stretch with fewer requests says nothing."""
+"""Smallest number of requests in a block that is compared."""
 
-_WAITING = 8  # stretches kept until one of the other setting comes that had the same load
-_LATENCIES = 4  # a block lasts so many times the latency that must hold
-_SPREAD = 0.005  # no ratio is known better than so: what a pair shares is not what differs
-_ORIGINAL = 0.2  # the part of the error that goes to what the original misses by itself
+_WAITING = 8  # blocks that wait for one of the other setting at the same load
+_LATENCIES = 4  # minimum duration of a block in latency limits
+_SPREAD = 0.005  # minimum standard deviation of a log ratio
+_ORIGINAL = 0.2  # share of the error for the bound of the original's misses
 
 
 class LoadSample(NamedTuple):
-    """What was served between two moments at one setting.
+    """Requests between two times at one setting.
 
-    ``arrived`` requests began in it and ``ended`` ended; of these are the sums of ``work`` and
-    of latency in ``time``, and ``late`` of them took longer than the latency that must hold.
+    ``arrived`` requests began and ``ended`` ended; ``work`` and ``time`` (latency) are sums over
+    the ended ones, of which ``late`` exceeded the latency limit.
     """
 
     start: int
@@ -56,53 +54,31 @@ class LoadSample(NamedTuple):
 
     @property
     def sufficient(self) -> bool:
-        """Whether it says anything of speed."""
+        """Whether it can be compared."""
         return self.ended >= MIN_REQUESTS and self.arrived > 0 and self.work > 0 and self.time > 0
 
     @property
-    def throughput(self) -> float:
-        """Work per second."""
-        return self.work / (self.end - self.start) * SECOND
-
-    @property
     def rate(self) -> float:
-        """Requests that came per second."""
+        """Arrived requests per second."""
         return self.arrived / (self.end - self.start) * SECOND
 
     @property
     def concurrency(self) -> float:
-        """Requests in flight at once, on average (Little)."""
+        """Mean number of requests in flight (Little's law)."""
         return self.time / (self.end - self.start)
 
     @property
     def time_per_work(self) -> float:
-        """Nanoseconds that a unit of work stayed; of a token, where work is tokens."""
+        """Nanoseconds per unit of work, for example per token."""
         return self.time / self.work
 
 
-def load_sample(units: Iterable[WorkUnit], start: int, end: int, limit: int) -> LoadSample:
-    """What ``units`` tell of the time from ``start`` to before ``end``; ``limit`` is in ns.
-
-    Units that ended later may be among them: they tell of arrivals.
-    """
-    arrived = ended = time = late = 0
-    work = 0.0
-    for unit in units:
-        arrived += start <= unit.start < end
-        if start <= unit.end < end:
-            ended += 1
-            work += unit.work
-            time += unit.end - unit.start
-            late += unit.end - unit.start > limit
-    return LoadSample(start, end, arrived, ended, work, time, late)
-
-
 def latency_limit(policy: TunerPolicy, units: Sequence[WorkUnit]) -> int | None:
-    """The latency that must hold, in ns: the operator's, or what the original shows.
+    """The latency limit in nanoseconds: the operator's, or one from ``units`` at the original.
 
-    ``units`` are the original setting's. Their own percentile is missed by just as many as may
-    miss it, and nothing could be told from that; so it is the latency that half as many miss,
-    and the promise is that under a cap they at most double. None without units.
+    The original exceeds its own percentile as often as permitted, so that no cap could be shown
+    to hold it. The limit is therefore the latency that half as many requests exceed; under a
+    cap, they may at most double. None without units.
     """
     if policy.latency is not None:
         return policy.latency
@@ -114,25 +90,25 @@ def latency_limit(policy: TunerPolicy, units: Sequence[WorkUnit]) -> int | None:
 
 
 def units_to_learn(policy: TunerPolicy) -> int:
-    """How many of the original's requests show the latency that must hold; 0 if it is given."""
+    """Requests at the original that determine the latency limit; 0 if it is configured."""
     allowed = 1 - policy.percentile
     return 0 if policy.latency is not None else math.ceil(2 / max(allowed, 1e-4))
 
 
 def block_times(policy: TunerPolicy, limit: int) -> tuple[int, int]:
-    """How long to let a setting settle, and then to watch it, where requests may take ``limit``.
+    """Settling time and block time, where requests may take ``limit``.
 
-    What ends while a setting settles was begun under another one.
+    Requests that end while a setting settles began under another one.
     """
     return max(policy.settle_time, limit), max(policy.block_time, _LATENCIES * limit)
 
 
 def log_ratio(original: LoadSample, capped: LoadSample) -> float | None:
-    """The logarithm of how much longer a unit of work stayed; None where the load differed.
+    """Log ratio of the time per unit of work; None for different loads.
 
-    The load is the same if as many requests came, or as many were in flight: one of the two is
-    the clients' choice, and what becomes of the other is the setting's doing. Fewer served with
-    more in flight is no other load either: it is the server that falls behind.
+    The load is the same if as many requests arrived, or were in flight: clients choose one of the
+    two, and the other follows from the setting. Fewer arrivals with more in flight are the same
+    load, too: the server falls behind.
     """
     if not (original.sufficient and capped.sufficient):
         return None
@@ -144,11 +120,11 @@ def log_ratio(original: LoadSample, capped: LoadSample) -> float | None:
 
 
 class LatencyAssessment(NamedTuple):
-    """What is known of a setting. ``passes`` and ``fails`` are both False while it is not.
+    """Assessment of a setting; ``passes`` and ``fails`` are both False while it is uncertain.
 
-    ``slowdown`` is of the time per unit of work at the same load, ``bound`` what it does not
-    exceed; ``tail`` is the part of requests beyond the latency that must hold, ``tail_bound``
-    what that does not exceed, and ``allowed`` what it may be. None is unknown.
+    ``slowdown`` is that of the time per unit of work at the same load, with its upper ``bound``.
+    ``tail`` is the ratio of requests beyond the latency limit, with its upper bound and the
+    ``allowed`` ratio. None is unknown.
     """
 
     passes: bool
@@ -162,7 +138,7 @@ class LatencyAssessment(NamedTuple):
 
 
 class _RatioMoments(NamedTuple):
-    """Logarithms of ratios, added up as they come (Welford)."""
+    """Running moments of log ratios (Welford)."""
 
     pairs: int = 0
     mean: float = 0.0
@@ -181,9 +157,9 @@ class _RatioMoments(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServingComparison:
-    """One setting against the original, from stretches of both in the order of time.
+    """One setting against the original, from blocks of both in the order of time.
 
-    ``load`` is the most that was in flight under the cap in any stretch that counts.
+    ``load`` is the highest concurrency under the cap in a compared block.
     """
 
     ratios: _RatioMoments = field(default_factory=_RatioMoments)
@@ -194,7 +170,7 @@ class ServingComparison:
     _waiting: tuple[tuple[LoadSample, bool], ...] = ()
 
     def add(self, block: LoadSample, capped: bool) -> ServingComparison:
-        """With one more stretch; it counts once one of the other setting had the same load."""
+        """Add a block; it is compared with one of the other setting at the same load."""
         if not block.sufficient:
             return replace(self, unmatched=self.unmatched + 1)
         fresh = tuple(one for one in self._waiting if block.start - one[0].end < REFERENCE_LIFETIME)
@@ -207,9 +183,9 @@ class ServingComparison:
             if ratio is not None:
                 left = fresh[:place] + fresh[place + 1 :]
                 return self._paired(first, second, ratio, left)
-        kept = (*fresh, (block, capped))[-_WAITING:]
-        lost = len(self._waiting) + 1 - len(kept)
-        return replace(self, unmatched=self.unmatched + lost, _waiting=kept)
+        waiting = (*fresh, (block, capped))[-_WAITING:]
+        lost = len(self._waiting) + 1 - len(waiting)
+        return replace(self, unmatched=self.unmatched + lost, _waiting=waiting)
 
     def _paired(
         self,
@@ -228,18 +204,17 @@ class ServingComparison:
         )
 
     def covers(self, block: LoadSample) -> bool:
-        """Whether the setting was judged at such a load, or a higher one.
+        """Whether the setting was compared at such a load or a higher one.
 
-        What it does at a higher one nobody knows: a queue begins all at once.
+        The effect at higher loads is unknown, because queues begin abruptly.
         """
         return block.concurrency <= self.load * math.exp(MAX_LOAD_DIFFERENCE)
 
     def verdict(self, policy: TunerPolicy) -> LatencyAssessment:
-        """Whether the setting keeps the budget and the tail, at the policy's confidence.
+        """Whether the setting keeps the budget and the latency, each at the policy's confidence.
 
-        It passes only if both are sure, each at that confidence; one that surely breaks is
-        enough to fail. Of the tail that is sure as far as misses come as they did so far, with
-        the original's too: for crowds that nobody saw there is :meth:`alarm`.
+        One that is certainly broken is enough to fail. The bound of misses assumes that they are
+        correlated as observed so far; :meth:`miss_alarm` detects later ones.
         """
         error = 1 - policy.confidence
         ratios = self.ratios.evidence
@@ -262,37 +237,36 @@ class ServingComparison:
         )
 
     def allowed(self, policy: TunerPolicy) -> float:
-        """The part of requests that may miss the latency.
+        """The ratio of requests that may exceed the latency limit.
 
-        What the policy says; and where the original surely misses more than that by itself, as
-        much again as the original misses at least.
+        It is the policy's, plus the lower bound of the original's own misses where that is larger.
         """
         allowed = 1 - policy.percentile
         own = self.original.at_least((1 - policy.confidence) * _ORIGINAL)
         return own + allowed if own > allowed else allowed
 
     def _likely_allowed(self, policy: TunerPolicy) -> float:
-        """As :meth:`allowed`, by what the original seems to miss: enough for giving up."""
+        """As :meth:`allowed`, with the observed ratio of the original, for failing."""
         allowed, own = 1 - policy.percentile, self.original.ratio or 0.0
         return own + allowed if own > allowed else allowed
 
     def miss_alarm(self, policy: TunerPolicy) -> MissAlarm:
-        """What to feed every request to while the setting is held, to release it at once."""
+        """The alarm for every request while the setting is held."""
         return MissAlarm(self.allowed(policy))
 
 
 def _growth(logarithm: float) -> float:
-    return math.expm1(min(logarithm, 700.0))  # beyond, a float has no room
+    return math.expm1(min(logarithm, 700.0))  # the largest finite result
 
 
 LATE_ARRIVAL = 6 * SECOND
-"""Exporters tell of requests in batches, seconds after their end."""
+"""Delay of arriving spans: exporters send batches, seconds after the end of requests."""
 
 _MAX_WINDOW = 60 * SECOND
 
 
 class ServingWindow(NamedTuple):
-    """A stretch in the making."""
+    """An incomplete block of requests."""
 
     level: int
     number: int
@@ -312,33 +286,32 @@ def add_requests(
     units: Sequence[WorkUnit],
     now: int,
     limit: int,
-    apart: float,
+    interval: float,
 ) -> tuple[SampleBuffer, list[Block], list[LevelTime]]:
-    """The tape after these requests, which blocks they finish, and the time that passed.
+    """Add requests; returns finished blocks and the elapsed times too.
 
-    ``limit`` is the latency that must hold, ``apart`` how many nanoseconds lie between requests
-    on average.
+    ``limit`` is the latency limit, ``interval`` the mean time between requests in nanoseconds.
     """
     level, since, number = samples.periods[-1]
-    settle, watch = block_times(policy, limit)
-    watch = max(watch, round(policy.block_units * apart))
+    settle, duration = block_times(policy, limit)
+    duration = max(duration, round(policy.block_units * interval))
     windows = [_with(one, units, limit) for one in samples.windows]
     start = since + settle
     if windows and windows[-1].number == number:
         start = windows[-1].end
     while level is not None and start < now:
-        windows.append(_with(ServingWindow(level, number, start, start + watch), units, limit))
-        start += watch
-    grace = LATE_ARRIVAL + min(limit, _MAX_WINDOW)
-    told: list[Block] = []
+        windows.append(_with(ServingWindow(level, number, start, start + duration), units, limit))
+        start += duration
+    delay = LATE_ARRIVAL + min(limit, _MAX_WINDOW)
+    finished: list[Block] = []
     left: list[ServingWindow] = []
     for one in windows:
         if one.number != number and one.end > since:
-            continue  # the setting changed in it
-        if now < one.end + grace:
+            continue  # the setting changed during the block
+        if now < one.end + delay:
             left.append(one)
         elif one.ended:
-            told.append(_block(one))
+            finished.append(_block(one))
     completed = samples.completed if samples.served_number == number else 0
     completed += sum(one.number == number and one.start >= since for one in windows) - sum(
         one.number == number for one in left
@@ -353,7 +326,7 @@ def add_requests(
         served_to=now if units else samples.served_to,
         last_end=last_end,
     )
-    return samples, told, elapsed
+    return samples, finished, elapsed
 
 
 def _with(window: ServingWindow, units: Sequence[WorkUnit], limit: int) -> ServingWindow:
@@ -361,45 +334,44 @@ def _with(window: ServingWindow, units: Sequence[WorkUnit], limit: int) -> Servi
     for unit in units:
         arrived += start <= unit.start < end
         if start <= unit.end < end:
-            took = unit.end - unit.start
+            latency = unit.end - unit.start
             ended += 1
             work += unit.work
-            time += took
-            late += took > limit
-            squares += (took / unit.work) ** 2
+            time += latency
+            late += latency > limit
+            squares += (latency / unit.work) ** 2
     return ServingWindow(level, number, start, end, arrived, ended, work, time, late, squares)
 
 
 def _block(one: ServingWindow) -> Block:
     return Block(
-        one.level,
-        one.start,
-        one.end,
-        one.ended,
-        one.work,
-        one.time,
-        one.time,
-        one.squares,
-        None,
-        one.number,
-        one.arrived,
-        one.late,
+        level=one.level,
+        start=one.start,
+        end=one.end,
+        units=one.ended,
+        work=one.work,
+        busy=one.time,
+        span=one.time,
+        squares=one.squares,
+        energy=None,
+        period=one.number,
+        arrived=one.arrived,
+        late=one.late,
     )
 
 
 def block_load(block: Block) -> LoadSample:
-    """What a block of requests tells of serving."""
     return LoadSample(
         block.start, block.end, block.arrived, block.units, block.work, block.busy, block.late
     )
 
 
 def merged_load(blocks: Sequence[Block]) -> LoadSample:
-    """Several blocks of one setting as one, as long as all of them."""
-    lasted = sum([one.end - one.start for one in blocks])
+    """Several blocks of one setting as one."""
+    duration = sum([one.end - one.start for one in blocks])
     return LoadSample(
         0,
-        lasted,
+        duration,
         sum([one.arrived for one in blocks]),
         sum([one.units for one in blocks]),
         sum([one.work for one in blocks]),

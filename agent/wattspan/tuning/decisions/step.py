@@ -1,4 +1,4 @@
-"""From one observation to the next: what came is taken down, then it is decided."""
+"""One step of the tuner: add the observation to the state, then decide."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from wattspan.tuning.decisions.values import (
     WorkUnit,
 )
 
-_DRAWS = 240
+_MAX_DRAWS = 240
 
 
 def begin(
@@ -42,12 +42,12 @@ def begin(
     now: int,
     remembered: CertifiedLevels | None = None,
 ) -> TunerState:
-    """A tuner of one knob of one job's devices, that has seen nothing yet."""
+    """The state of a new tuner of one knob of one job's devices."""
     return initial_state(policy, LevelLadder.over(ranges), now, remembered)
 
 
 def step(state: TunerState, observation: Observation) -> tuple[TunerState, Decision]:
-    """What is to be done now."""
+    """The next state and its decision."""
     state = observe(state, observation)
     guarded = check_safety(state, observation)
     state = guarded if guarded is not None else decide(state, observation)
@@ -55,7 +55,7 @@ def step(state: TunerState, observation: Observation) -> tuple[TunerState, Decis
 
 
 def observe(state: TunerState, observation: Observation) -> TunerState:
-    """The state with what was seen, nothing decided yet."""
+    """The state with the observation added, before the decision."""
     level = _enforced_level(state, observation)
     samples = state.samples
     last = samples.periods[-1]
@@ -80,7 +80,7 @@ def observe(state: TunerState, observation: Observation) -> TunerState:
             max(state.last_unit_end, samples.last_end) if observation.units else state.last_unit_end
         )
         state = observe_steps(state._replace(samples=samples, last_unit_end=last_unit_end), steps)
-    if observation.draw and level == state.top and len(state.estimates.draws) < _DRAWS:
+    if observation.draw and level == state.top and len(state.estimates.draws) < _MAX_DRAWS:
         draws = (*state.estimates.draws, max(observation.draw.values()))
         state = state._replace(estimates=replace(state.estimates, draws=draws))
     account = state.account
@@ -102,7 +102,7 @@ def observe(state: TunerState, observation: Observation) -> TunerState:
 def _synchronized_units(
     state: TunerState, units: Sequence[WorkUnit]
 ) -> tuple[TunerState, Sequence[WorkUnit], Sequence[SynchronousStep]]:
-    """Units of several ranks as steps of the job; those of one rank as they are."""
+    """The units of several ranks as steps of the job; those of one rank unchanged."""
     if state.lockstep is None:
         if all(unit.rank == units[0].rank for unit in units):
             return state, units, ()
@@ -112,10 +112,10 @@ def _synchronized_units(
 
 
 def _enforced_level(state: TunerState, observation: Observation) -> int | None:
-    """The level that was asked for, once it is in force; None until then.
+    """The requested level, once it is in force; None until then.
 
-    What was in force before counts no more from the moment on at which it was to change: when
-    it truly changed, between the asking and the reading back, nobody knows.
+    The previous level does not count after the request: the time of the change, between request
+    and read-back, is unknown.
     """
     level = state.plan.level
     if not observation.in_force and level == state.top:
@@ -134,14 +134,14 @@ def _update_estimates(state: TunerState, block: Block) -> TunerState:
             level_shift = update_level_shift(
                 level_shift, block, estimates.deviation(1 / block.units)
             )
-    # Where units differ little it is drift that counts: what lies next is compared, no more.
+    # Where units differ little, drift dominates: only adjacent blocks are compared.
     near = screening or free_blocks(state) == 1
     reach = 1 if near else 3 if state.plan.blocks >= 8 else 2
     pairing, pair = add_block(state.pairing, block, state.top, reach=reach, screening=screening)
     state = state._replace(estimates=estimates, level_shift=level_shift, pairing=pairing)
     if block.arrived:
         state = compare_latency(state, block)
-        ended = pairing.told and (not before.told or pairing.middle is not before.middle)
+        ended = pairing.compared and (not before.compared or pairing.middle is not before.middle)
         if ended:
             state = state._replace(unmatched=0 if pair is not None else state.unmatched + 1)
     return _compare(state, pair) if pair is not None else state
@@ -149,9 +149,9 @@ def _update_estimates(state: TunerState, block: Block) -> TunerState:
 
 def _compare(state: TunerState, pair: Pair) -> TunerState:
     cusum = state.cusum
-    usual_apart = state.estimates.deviation(2 * pair.weight)
-    if abs(pair.apart) > max(0.04, 4 * usual_apart):
-        # Something began or ended between the two sides: it is no comparison of settings.
+    expected_side_ratio = state.estimates.deviation(2 * pair.weight)
+    if abs(pair.side_ratio) > max(0.04, 4 * expected_side_ratio):
+        # The job changed between the two sides, so that settings cannot be compared.
         return state._replace(cusum=add_inconclusive_pair(cusum))
     if pair.level == state.held:
         usual = state.estimates.at(pair.level).time

@@ -1,9 +1,7 @@
-"""What the tuner is told of a job, and how it is to decide.
+"""Inputs and outputs of the tuner: policy, observations, report, and the ladder of levels.
 
-One *tuner* is one knob of the devices of one job. Times are monotonic nanoseconds, settings are
-in the knob's unit, energy is in microjoules.
-
-The settings that may be tried: one level for all of a job's devices, or less for some.
+A *tuner* decides for one knob of the devices of one job. Times are monotonic nanoseconds, settings
+are in the knob's unit, energies are microjoules.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ _NO_LEVELS: Mapping[str, int] = MappingProxyType({})
 
 
 class Objective(ModelEnum):
-    """What is made small among the settings that keep the budget."""
+    """Quantity to minimise among the settings that keep the budget."""
 
     ENERGY = "energy"
     COST = "cost"  # eta * energy + (1 - eta) * max power * time, as Zeus weighs (NSDI '23)
@@ -27,18 +25,17 @@ class Objective(ModelEnum):
 
 
 class WorkloadKind(ModelEnum):
-    """What sort of work a job does, and so what must not become slower."""
+    """Kind of a job's work, which determines its measure of speed."""
 
-    STEPS = "steps"  # one after the other, as in training: the time of a unit of work
-    REQUESTS = "requests"  # side by side, as in serving: throughput, and the tail of latency
+    STEPS = "steps"  # sequential, as in training: time per unit of work
+    REQUESTS = "requests"  # concurrent, as in serving: time per work, and latency
 
 
 class WorkUnit(NamedTuple):
     """One finished unit of work.
 
-    ``work`` is how much of it there was, more than 0 (tokens, samples; 1 where it does not
-    vary). ``rank`` tells the processes of a synchronous job apart; ``compute`` is how long the
-    rank computed itself, None if it does not tell.
+    ``work`` is its positive amount (tokens, samples; 1 where it does not vary). ``rank``
+    identifies a process of a synchronous job, ``compute`` is its own compute time, if known.
     """
 
     start: int
@@ -49,7 +46,7 @@ class WorkUnit(NamedTuple):
 
 
 class EnergyPoint(NamedTuple):
-    """What all the job's devices together had spent by ``at``, since any moment that stays."""
+    """Cumulative energy of all of the job's devices at ``at``."""
 
     at: int
     energy: int
@@ -57,10 +54,7 @@ class EnergyPoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KnobRange:
-    """How far one device's knob may be turned: from ``original`` down to ``floor``, in steps.
-
-    ``floor`` is the highest of hardware's, operator's and what is prudent.
-    """
+    """Permitted settings of one device's knob: from ``original`` down to ``floor``, in steps."""
 
     device: str
     original: int
@@ -71,7 +65,7 @@ class KnobRange:
 
 @dataclass(frozen=True, slots=True)
 class TunerPolicy:
-    """What the operator asked for, and how carefully it is to be found out."""
+    """Requirements of the operator, and parameters of the search."""
 
     knob: Knob = Knob.GPU_POWER
     kind: WorkloadKind = WorkloadKind.STEPS
@@ -80,25 +74,25 @@ class TunerPolicy:
     objective: Objective = Objective.ENERGY
     eta: float = 0.5
     max_power: int = 0  # milliwatts of all the job's devices, for COST
-    latency: int | None = None  # REQUESTS: that ``percentile`` of them must be within
+    latency: int | None = None  # REQUESTS: limit for ``percentile`` of them
     percentile: float = 0.99
-    apply: bool = True  # False: nothing is turned; decisions are advice
-    slack: bool = False  # lower caps on ranks that wait for others, once one cap is certified
+    apply: bool = True  # False: decisions are advice
+    slack: bool = False  # permits lower caps on waiting ranks, after a certification
     block_units: int = 20
     block_time: int = 5 * SECOND
     settle_units: int = 8
     settle_time: int = 2 * SECOND
     least_pairs: int = 12
-    least_units: int = 1_000  # a job that is known to be shorter is not explored
-    dwell: int = 600 * SECOND  # between two searches
-    seed: int = 0  # of the order of blocks: another one on each host, so that none move in step
+    least_units: int = 1_000  # of a job that is worth exploring
+    dwell: int = 600 * SECOND  # pause between two searches
+    seed: int = 0  # of the order of blocks; different on each host
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What must be the same for a certified setting to be worth trying first."""
+    """Identity of a job's program and hardware, for certified settings."""
 
-    command: str  # a digest of the command line or the container image
+    command: str  # digest of the command line or the container image
     model: str
     driver: str
     devices: int
@@ -108,10 +102,10 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class CertifiedLevels:
-    """What was certified for a fingerprint once, by ``levels`` in the knob's unit."""
+    """A certified setting; ``levels`` by device are in the knob's unit."""
 
     knob: Knob
-    level: int  # of every device; ``levels`` may be lower for some
+    level: int  # of all devices; ``levels`` may be lower for some
     original: int
     slowdown: float
     saving: float
@@ -122,15 +116,12 @@ class CertifiedLevels:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What was seen since the last one. Units and points ascend and are told once.
+    """Input of one step. Units and energy points are in ascending order and occur once.
 
-    Energy may lag behind units by seconds: a stretch is judged when both have come.
-    ``in_force`` is what each device was read back to obey, by device, and ``since`` from when
-    that has been so without a break; a device that is not named has its original setting.
-    ``draw`` is the power of each device just now; ``binding`` the part of the time since the
-    last observation in which a power cap held a device's clock down, None if unknown.
-    ``vetoes`` are reasons from outside, in force now, not to tune: each ends every cap at once.
-    ``turn``: whether this job may explore now. ``ended``: no unit will come any more.
+    Energy may arrive seconds after the units. ``in_force`` are the settings read back from
+    devices, ``since`` when they are unchanged; other devices have their original setting.
+    ``draw`` is the present power of each device. ``vetoes`` are external reasons not to tune:
+    each ends every cap at once. ``ended``: no further unit will arrive.
     """
 
     now: int
@@ -139,7 +130,6 @@ class Observation:
     in_force: Mapping[str, int] = field(default_factory=lambda: _NO_LEVELS)
     since: int = 0
     draw: Mapping[str, int] = field(default_factory=lambda: _NO_LEVELS)
-    binding: float | None = None
     vetoes: frozenset[DecisionReason] = frozenset()
     may_explore: bool = True
     ended: bool = False
@@ -147,9 +137,9 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class TunerReport:
-    """Where a tuner stands, in figures; see model.TuningRow for what each one is."""
+    """Figures of a tuner; model.TuningRow defines each one."""
 
-    exploring: bool  # whether it needs the host's turn now
+    exploring: bool  # needs permission to explore
     slowdown: float | None = None
     slowdown_bound: float | None = None
     held_slowdown: float | None = None
@@ -168,7 +158,7 @@ class TunerReport:
 
 
 class LoweredLevels(NamedTuple):
-    """Settings by device that are those of level ``base``, but lower for some."""
+    """Settings by device: those of level ``base``, or lower ones."""
 
     base: int
     settings: Mapping[str, int]
@@ -179,10 +169,10 @@ _NO_SETTINGS: Mapping[int, LoweredLevels] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class LevelLadder:
-    """From ``top``, where every device has its original setting, down to ``bottom``.
+    """Levels from ``top``, the original setting of every device, down to ``bottom``.
 
-    Settings that are not the same for all stand between two rungs, just below that which they
-    were made of: a whole job is as slow there, as long as only those have less that wait.
+    Lowered levels, which differ by device, are between two rungs, just below their base: the
+    job is as slow there, as long as only waiting ranks have lower settings.
     """
 
     ranges: tuple[KnobRange, ...]
@@ -193,7 +183,6 @@ class LevelLadder:
 
     @classmethod
     def over(cls, ranges: Sequence[KnobRange]) -> LevelLadder:
-        """The ladder of these devices, none of which leaves its own range."""
         if not ranges:
             return cls((), 0, 0, 1)
         return cls(
@@ -205,18 +194,18 @@ class LevelLadder:
 
     @property
     def rungs(self) -> int:
-        """How many levels there are below the top."""
+        """Number of levels below the top."""
         return (self.top - self.bottom) // self.step
 
     def level(self, wanted: float) -> int:
-        """The level nearest to ``wanted``, or the end of the ladder."""
+        """The level nearest to ``wanted``."""
         if wanted >= self.top:
             return self.top
         steps = round((max(wanted, self.bottom) - self.bottom) / self.step)
         return min(self.bottom + steps * self.step, self.top)
 
     def caps(self, level: int) -> dict[str, int]:
-        """The setting of each device that does not have its original one at ``level``."""
+        """The settings below the original at ``level``, by device; each within its own range."""
         if level in self.lowered:
             return dict(self.lowered[level].settings)
         return {
@@ -226,13 +215,13 @@ class LevelLadder:
         }
 
     def base(self, level: int) -> int:
-        """The rung of which ``level`` was made: itself, if it is one."""
+        """The rung of ``level``: its base, if it is lowered."""
         return self.lowered[level].base if level in self.lowered else level
 
     def with_lowered(self, base: int, settings: Mapping[str, int]) -> tuple[LevelLadder, int]:
-        """The ladder with one more level, at which each device has its setting; and that level.
+        """Add a lowered level; returns it too.
 
-        LookupError: there is no room for it between ``base`` and the rung below.
+        LookupError: no room between ``base`` and the rung below.
         """
         level = base - 1 - len(self.lowered)
         if level <= base - self.step:
@@ -241,14 +230,14 @@ class LevelLadder:
         return replace(self, lowered=MappingProxyType(lowered)), level
 
     def plain(self) -> LevelLadder:
-        """The ladder with its rungs alone."""
+        """The ladder without lowered levels."""
         return replace(self, lowered=_NO_SETTINGS)
 
     def is_in_force(self, level: int, in_force: Mapping[str, int]) -> bool:
-        """Whether what was read back is ``level``, but for rounding by the device."""
-        asked = self.caps(level)
+        """Whether the settings read back are ``level``, except for rounding by the device."""
+        wanted = self.caps(level)
         for one in self.ranges:
-            seen = in_force.get(one.device, one.original)
-            if abs(seen - asked.get(one.device, one.original)) > one.step:
+            setting = in_force.get(one.device, one.original)
+            if abs(setting - wanted.get(one.device, one.original)) > one.step:
                 return False
         return True
