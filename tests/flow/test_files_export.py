@@ -19,9 +19,8 @@ from support.scrapes import full_host
 from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.ports import ExporterContext, ExporterError
-from wattspan_exporters.files import open_exporter
+from wattspan_exporters.files import FilesSettings, open_exporter
 from wattspan_exporters.files.exporter import FilesExporter
-from wattspan_exporters.files.settings import FilesSettings
 
 
 def writing(folder: Path, **more: object) -> dict[str, Any]:

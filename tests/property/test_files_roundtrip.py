@@ -31,9 +31,9 @@ from wattspan.model import (
 )
 from wattspan_exporters.catalogue.metric import sanitize
 from wattspan_exporters.catalogue.selection import select_metrics
+from wattspan_exporters.files import DEFAULT_METRICS
 from wattspan_exporters.files.convert import convert
 from wattspan_exporters.files.rows import CsvEncoder, format_time
-from wattspan_exporters.files.settings import DEFAULT_METRICS
 
 pytestmark = pytest.mark.slow
 

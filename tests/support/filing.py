@@ -17,8 +17,8 @@ from support.scrapes import full_host
 from wattspan.model import Snapshot
 from wattspan.model.settings import convert
 from wattspan.testing import ManualClock
+from wattspan_exporters.files import FilesSettings
 from wattspan_exporters.files.exporter import SnapshotWriter
-from wattspan_exporters.files.settings import FilesSettings
 
 Row = Mapping[str, Any]
 

@@ -4,8 +4,8 @@ import re
 
 from support.requirements import ROOT
 from wattspan_exporters.catalogue.metrics import ATTRIBUTES
-from wattspan_exporters.files.columns import COLUMNS, FORMAT_VERSION
-from wattspan_exporters.files.settings import DEFAULT_METRICS
+from wattspan_exporters.files import DEFAULT_METRICS
+from wattspan_exporters.files.rows import COLUMNS, FORMAT_VERSION
 
 PAGE = (ROOT / "docs" / "reference" / "files.md").read_text(encoding="utf-8")
 

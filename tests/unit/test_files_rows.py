@@ -15,9 +15,14 @@ from wattspan.util.tabular import escape_formula
 from wattspan_exporters.catalogue.metric import Instrument, Metric, Sample
 from wattspan_exporters.catalogue.metrics import CATALOGUE
 from wattspan_exporters.catalogue.selection import select_metrics
-from wattspan_exporters.files.columns import COLUMNS
-from wattspan_exporters.files.rows import CsvEncoder, JsonLinesEncoder, RowEncoder, format_time
-from wattspan_exporters.files.settings import DEFAULT_METRICS
+from wattspan_exporters.files import DEFAULT_METRICS
+from wattspan_exporters.files.rows import (
+    COLUMNS,
+    CsvEncoder,
+    JsonLinesEncoder,
+    RowEncoder,
+    format_time,
+)
 
 TABLE = "exporters.files"
 NAMES = [column.name for column in COLUMNS]

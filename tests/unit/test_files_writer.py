@@ -15,9 +15,9 @@ from support.scrapes import full_host
 from wattspan.model import Provenance
 from wattspan.model.settings import SettingError
 from wattspan_exporters.files import parts
-from wattspan_exporters.files.columns import COLUMNS
 from wattspan_exporters.files.directory import FileName, host_component, parse_file_name
 from wattspan_exporters.files.exporter import SnapshotWriter
+from wattspan_exporters.files.rows import COLUMNS
 
 LINES = 6  # series of hw.energy in full_host()
 ONE = {"metrics": ["hw.energy"]}
@@ -364,7 +364,7 @@ def test_trouble_that_goes_on_is_not_said_again_and_again(
 def test_a_fault_of_ours_is_said_once_and_is_over_with_the_next_snapshot(tmp_path: Path) -> None:
     with desk(tmp_path, **ONE) as it:
         for _ in range(3):
-            it.writer.broken(RuntimeError("no idea"))
+            it.writer.failed_unexpectedly(RuntimeError("no idea"))
         assert not it.writer.health.up
         it.turn()
         assert it.writer.health.up

@@ -1,15 +1,79 @@
-"""Metrics, written to files. What it needs is imported only when it is wanted."""
+"""The exporter ``files``: writes metrics to files. Its modules are imported on use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated, Literal
 
+from wattspan.model.settings import Duration, Size, Table, about
 from wattspan.ports import Exporter, ExporterContext, ExporterPlugin
-from wattspan_exporters.files.settings import FilesSettings
+
+DEFAULT_METRICS = (
+    "hw.*",
+    "wattspan.host.*",
+    "wattspan.energy.price",
+    "wattspan.carbon.intensity",
+    "wattspan.unweighed.energy",
+    "wattspan.gap.time",
+    "wattspan.process.*",
+    "wattspan.group.*",
+    "wattspan.idle.*",
+    "wattspan.unattributed.*",
+    "wattspan.pending.*",
+    "wattspan.span.*",
+    "wattspan.spans",
+    "wattspan.power.*",
+    "wattspan.gpu.*",
+    "wattspan.autotune.*",
+    "wattspan.agent.start.time",
+)
+"""Metrics for notebooks: energies, power, cost, gaps, GPUs, spans, tuning."""
+
+
+class FilesSettings(Table, frozen=True):
+    """The settings of the table ``[exporters.files]``."""
+
+    directory: Annotated[str, about('The directory of the files; "" turns the exporter off.')] = ""
+    format: Annotated[
+        Literal["jsonl", "csv", "parquet"],
+        about("JSON Lines, CSV, or Parquet (needs `pip install wattspan[parquet]`)."),
+    ] = "jsonl"
+    interval: Annotated[Duration, about("The interval of rows.", least="100ms")] = Duration.parse(
+        "10s"
+    )
+    metrics: Annotated[
+        tuple[str, ...],
+        about(
+            "OpenTelemetry names of the written metrics; `*` matches anything, and a leading `!` "
+            "excludes."
+        ),
+    ] = DEFAULT_METRICS
+    rotate: Annotated[
+        Duration, about("The time after which a file is closed and the next one begun.", least="1s")
+    ] = Duration.parse("1h")
+    rotate_size: Annotated[
+        Size, about("The size at which a file is closed, before compression.", least="4KiB")
+    ] = Size.parse("64MiB")
+    keep: Annotated[
+        int, about("Closed files to keep; the oldest are removed. 0: any number.", least=0)
+    ] = 0
+    keep_size: Annotated[
+        Size, about("The total size of closed files to keep; the oldest are removed.", least="4KiB")
+    ] = Size.parse("1GiB")
+    compression: Annotated[
+        Literal["none", "gzip"],
+        about("The compression of closed JSON Lines and CSV files; Parquet is always compressed."),
+    ] = "none"
+
+    def __post_init__(self) -> None:
+        if self.compression != "none" and self.format == "parquet":
+            raise ValueError('Parquet is compressed by itself; leave compression at "none"')
+        if not self.metrics:
+            raise ValueError('metrics is empty; set directory = "" to write no files')
 
 
 def open_exporter(settings: FilesSettings, context: ExporterContext) -> Exporter | None:
-    """The exporter, not yet started; None if ``directory`` is empty."""
+    """The exporter, not started; None if ``directory`` is empty."""
     if not settings.directory:
         return None
     from wattspan_exporters.files.exporter import FilesExporter
@@ -18,7 +82,7 @@ def open_exporter(settings: FilesSettings, context: ExporterContext) -> Exporter
 
 
 def faults(settings: FilesSettings) -> Iterable[str]:
-    """What would keep it from opening."""
+    """A sentence for each error that would prevent opening."""
     if not settings.directory:
         return ()
     from wattspan_exporters.files.exporter import files_faults

@@ -1,6 +1,6 @@
-"""From JSON Lines to Parquet: ``python -m wattspan_exporters.files.convert FD <PART``.
+"""JSON Lines to Parquet: ``python -m wattspan_exporters.files.convert FD <PART``.
 
-The only module that imports pyarrow. It is a program, and ends when the file is written.
+The only module that imports pyarrow; a program, so that its memory is freed with its end.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from wattspan_exporters.files.columns import COLUMNS, FORMAT_VERSION, ColumnType
+from wattspan_exporters.files.rows import COLUMNS, FORMAT_VERSION, ColumnType
 
 ROW_GROUP_SIZE = 20_000
-"""Bounds what conversion takes of memory, however large the part."""
+"""Rows converted at a time; bounds the memory."""
 
 _PYTHON = {
     ColumnType.TIME: datetime,
@@ -30,7 +30,7 @@ Row = msgspec.defstruct("Row", [(c.name, _PYTHON[c.kind] | None, None) for c in 
 
 
 def convert(part: BinaryIO, out: BinaryIO) -> int:
-    """Write the rows of ``part`` to ``out`` as Parquet, a row group at a time; how many."""
+    """Write the rows of ``part`` to ``out`` as Parquet; returns their number."""
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
@@ -54,9 +54,9 @@ def convert(part: BinaryIO, out: BinaryIO) -> int:
 
 
 def metadata(rows: Sequence[Any]) -> dict[str, str]:
-    """What a reader finds about the whole file, beside its columns."""
+    """The metadata of the file."""
     host = (rows[0].host or "") if rows else ""
-    # Not every metric has a provenance, and the operator may have chosen those without.
+    # The chosen metrics may be without provenance.
     emulated = host.startswith("emulated-") or any(row.provenance == "emulated" for row in rows)
     return {
         "wattspan.schema": str(FORMAT_VERSION),
@@ -66,7 +66,7 @@ def metadata(rows: Sequence[Any]) -> dict[str, str]:
 
 
 def main() -> None:
-    os.nice(10)  # nobody waits for it
+    os.nice(10)  # not urgent
     with (
         os.fdopen(os.dup(0), "rb") as part,
         os.fdopen(int(sys.argv[1]), "wb") as out,

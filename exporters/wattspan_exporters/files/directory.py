@@ -1,7 +1,4 @@
-"""What files are called: their names sort by time.
-
-The directory of the files: everything in it is reached without following a link.
-"""
+"""The directory of the files, accessed without following links, and file names, sorted by time."""
 
 from __future__ import annotations
 
@@ -16,15 +13,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 PART_SUFFIX = ".part"
-"""What the name of a file ends in while it is written, or waits to be finished."""
+"""The suffix of a file that is being written or waits to be finished."""
 
 SUFFIXES = ("jsonl", "csv", "jsonl.gz", "csv.gz", "parquet")
 
 
 class FileName(NamedTuple):
-    """``wattspan-20260131T080000.123456Z-node7.jsonl``: when it begins, of which host."""
+    """``wattspan-20260131T080000.123456Z-node7.jsonl``: the time of the first row, and the host."""
 
-    microseconds: int  # Unix time of its first row
+    microseconds: int  # Unix time of the first row
     host: str
     suffix: str
 
@@ -39,12 +36,12 @@ class FileName(NamedTuple):
 
     @property
     def draft(self) -> str:
-        """Where the finished file is made; it is worth nothing until it has its name."""
+        """The name of the file while it is made; an incomplete draft is removed."""
         return f".{self}.draft"
 
     @property
     def csv(self) -> bool:
-        """Whether its part is CSV; all others' parts are JSON Lines."""
+        """Whether the part is CSV; the parts of all other formats are JSON Lines."""
         return self.suffix.startswith("csv")
 
     def later(self) -> FileName:
@@ -52,13 +49,13 @@ class FileName(NamedTuple):
 
 
 def host_component(host: str, *, emulated: bool) -> str:
-    """A host's name as part of a file's: nothing that means something to a shell or a path."""
+    """A host name for file names, without characters special to shells and paths."""
     word = re.sub(r"[^A-Za-z0-9.-]+", "_", host).strip("._-")[:64] or "host"
     return f"emulated-{word}" if emulated and not word.startswith("emulated") else word
 
 
 def parse_file_name(text: str, host: str) -> tuple[FileName, bool] | None:
-    """The name, and whether it is a part's; None if it is none of this host's files."""
+    """The name, and whether it is a part's; None for other files."""
     suffixes = "|".join(map(re.escape, SUFFIXES))
     match = re.fullmatch(
         rf"wattspan-(\d{{8}}T\d{{6}})\.(\d{{6}})Z-{re.escape(host)}\.({suffixes})({PART_SUFFIX})?",
@@ -76,13 +73,13 @@ def parse_file_name(text: str, host: str) -> tuple[FileName, bool] | None:
 
 
 FILE_MODE = 0o640
-"""Of every file: command names are nobody else's business."""
+"""The mode of every file: command names are confidential."""
 
 _CREATE_FLAGS = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ExportFile(NamedTuple):
-    """One of this host's files, as it lies there."""
+    """A file of this host in the directory."""
 
     name: FileName
     is_part: bool
@@ -94,7 +91,7 @@ class ExportFile(NamedTuple):
 
 
 class ExportDirectory:
-    """An open directory. Every call raises OSError as the operating system does."""
+    """An open directory. Every method may raise OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -113,21 +110,21 @@ class ExportDirectory:
 
     @property
     def moved(self) -> bool:
-        """Whether its path leads elsewhere by now: it was replaced, removed or mounted over."""
+        """Whether the directory at the path was replaced, removed or mounted over."""
         try:
-            there = os.stat(self.path)  # noqa: PTH116 - beside fstat, which has no path
+            there = os.stat(self.path)  # noqa: PTH116 - compared with fstat
         except OSError:
             return True
         return not os.path.samestat(there, os.fstat(self._fd))
 
     def create(self, entry: str) -> int:
-        """A new file, open for reading and appending; it must not be there, not even as a link."""
+        """Create a file for reading and appending; FileExistsError, also for a link."""
         fd = os.open(entry, os.O_RDWR | os.O_APPEND | _CREATE_FLAGS, FILE_MODE, dir_fd=self._fd)
         os.fchmod(fd, FILE_MODE)  # whatever the umask is
         return fd
 
     def reopen(self, entry: str) -> int | None:
-        """A part that nobody writes to, to be finished; None if it is not ours or in use."""
+        """Open and lock a part to finish it; None if it is foreign or in use."""
         flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with suppress(FileNotFoundError):
             if not self._ours(entry):
@@ -142,7 +139,7 @@ class ExportDirectory:
         return None
 
     def idle(self, part: ExportFile) -> bool:
-        """Whether nobody writes to it or finishes it."""
+        """Whether no process writes or finishes the part."""
         fd = self.reopen(part.entry)
         if fd is not None:
             os.close(fd)
@@ -166,7 +163,7 @@ class ExportDirectory:
         os.fsync(self._fd)
 
     def files(self, host: str) -> list[ExportFile]:
-        """This host's files and parts that we made, the oldest first."""
+        """The agent's files and parts of this host, the oldest first."""
         return sorted(self._files(host))
 
     def _files(self, host: str) -> Iterator[ExportFile]:
@@ -176,7 +173,7 @@ class ExportDirectory:
                 yield ExportFile(*named, status.st_size)
 
     def _ours(self, entry: str) -> os.stat_result | None:
-        """What it is, if it is a file that we made and nobody else holds by another name."""
+        """The status of a regular file of this user without further links; None for others."""
         try:
             status = os.stat(entry, dir_fd=self._fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -186,8 +183,8 @@ class ExportDirectory:
 
     @contextmanager
     def replacing(self, name: FileName) -> Iterator[int]:
-        """A new file to write to that gets its name at the end, whole and on the disk, or never."""
-        self.remove(name.draft)  # of an attempt that was cut short
+        """A new file that gets its name once it is complete and synced, or is removed."""
+        self.remove(name.draft)  # of an interrupted attempt
         fd = self.create(name.draft)
         try:
             yield fd
@@ -203,12 +200,12 @@ class ExportDirectory:
 
 
 def lock_file(fd: int) -> None:
-    """Nobody else has it, and nobody else will, until it is closed. BlockingIOError if so."""
+    """Lock the file until it is closed; BlockingIOError if it is locked."""
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def unused_name(folder: ExportDirectory, name: FileName) -> FileName:
-    """The first name from ``name`` on that no file and no part has."""
+    """The first unused name from ``name`` on."""
     while folder.exists(str(name)) or folder.exists(name.part):
         name = name.later()
     return name

@@ -1,8 +1,6 @@
-"""What in the settings would keep the exporter from opening, found without opening it.
+"""Writes the newest snapshot at an interval, in a thread: rows to parts, parts to files.
 
-What becomes of each snapshot: its rows go into a part, parts become files, old files go.
-
-The exporter: a thread of its own that writes the newest snapshot now and then.
+Old files are removed.
 """
 
 from __future__ import annotations
@@ -24,19 +22,19 @@ from wattspan.ports import (
 from wattspan.util.tabular import NO_PYARROW, has_pyarrow
 from wattspan_exporters.catalogue.metric import Metric
 from wattspan_exporters.catalogue.selection import select_metrics
+from wattspan_exporters.files import FilesSettings
 from wattspan_exporters.files.directory import ExportDirectory, FileName, host_component
 from wattspan_exporters.files.parts import PartConversionError, PartFile, finish_part, trim_part
 from wattspan_exporters.files.rows import CsvEncoder, EncodedRows, JsonLinesEncoder, RowEncoder
-from wattspan_exporters.files.settings import FilesSettings
 
 
 def configured_metrics(settings: FilesSettings) -> Sequence[Metric]:
-    """ConfigError says what cannot be of the patterns."""
+    """The metrics of the settings; ConfigError for an invalid pattern."""
     return select_metrics(settings.metrics, "exporters.files", facts=False)
 
 
 def check_format(settings: FilesSettings) -> None:
-    """ConfigError without what the format needs."""
+    """ConfigError if the package for the format is missing."""
     if settings.format == "parquet" and not has_pyarrow():
         raise ConfigError(f"[exporters.files] {NO_PYARROW}")
 
@@ -47,9 +45,9 @@ def files_faults(settings: FilesSettings) -> Iterator[str]:
 
 
 class SnapshotWriter:
-    """Belongs to one thread. Trouble with the disk costs the rows in hand, which are counted.
+    """Writes snapshots. For one thread. An error of the disk costs the rows of a snapshot.
 
-    ``drops`` are rows that are in no file, ``removed`` the files that made room for newer ones.
+    ``drops`` counts lost rows, ``removed`` files that were removed to make room.
     """
 
     def __init__(self, settings: FilesSettings, log: Callable[[str], None]) -> None:
@@ -64,15 +62,15 @@ class SnapshotWriter:
         self._suffix = f"{settings.format}{packed}"
         self._part: PartFile | None = None
         self._host = ""
-        self._left_over = True  # parts may lie there that an earlier run, or we, could not finish
-        self._troubles: dict[str, Failure] = {}  # by their kind; the log knows of them
+        self._has_left_overs = True  # unfinished parts may exist
+        self._failures: dict[str, Failure] = {}  # by verb; logged
         self._turns = self._failed = 0
         self._written = -1
         self.drops = 0
         self.removed = 0
 
     def turn(self, snapshot: Snapshot) -> None:
-        """Write it, unless it is written already."""
+        """Write a snapshot, unless it is written already."""
         if snapshot.sequence == self._written:
             return
         host = host_component(snapshot.host, emulated=snapshot.emulated)
@@ -80,36 +78,36 @@ class SnapshotWriter:
         self._written = snapshot.sequence
         self._turns += 1
         try:
-            self._fit(snapshot, host, rows)
+            self._rotate(snapshot, host, rows)
             if rows.lines:
                 self._write(snapshot, rows)
         except OSError as error:
             self.drops += rows.lines
-            self._trouble("write", f"to {self._path}", _reason(error), _REMEDY)
+            self._fail("write", f"to {self._path}", _reason(error), _REMEDY)
         else:
-            self._well("write", f"Files are written to {self._path} again")
+            self._recover("write", f"Files are written to {self._path} again")
 
     @property
     def health(self) -> SourceHealth:
-        """How the directory is doing, as of a source that is written to. Safe from any thread."""
-        troubles = tuple(self._troubles.values())
-        return SourceHealth("files", not troubles, self._turns, self._failed, troubles)
+        """The health of the directory. Safe from any thread."""
+        failures = tuple(self._failures.values())
+        return SourceHealth("files", not failures, self._turns, self._failed, failures)
 
-    def broken(self, error: Exception) -> None:
-        """A snapshot could not be written for a reason that is no disk's."""
-        self._trouble(
+    def failed_unexpectedly(self, error: Exception) -> None:
+        """Record an error that is not the disk's."""
+        self._fail(
             "write",
             f"a snapshot to {self._path}",
             f"{type(error).__name__}: {error}",
-            "Report it to the authors of wattspan; the next snapshot may fare better.",
+            "Report it to the authors of wattspan; the next snapshot is tried again.",
         )
 
     def close(self) -> None:
-        """Finish what is written; nothing is open after that."""
+        """Finish the part."""
         self._close_part()
 
-    def _fit(self, snapshot: Snapshot, host: str, rows: EncodedRows) -> None:
-        """Close the part if these rows belong into the next one."""
+    def _rotate(self, snapshot: Snapshot, host: str, rows: EncodedRows) -> None:
+        """Close the part if these rows belong to the next one."""
         part = self._part
         if part is not None:
             if part.lost:
@@ -118,7 +116,7 @@ class SnapshotWriter:
                     f"{self._path / part.name.part} was removed while it was written: its "
                     f"{part.rows} rows are lost. Only files that are closed may be removed."
                 )
-                self._let_go(part)
+                self._discard(part)
             elif (
                 host != self._host
                 or snapshot.at.mono - part.begun >= self._settings.rotate
@@ -134,8 +132,8 @@ class SnapshotWriter:
             return
         self._part = part = self._begin(snapshot)
         part.append(rows)
-        if self._left_over:  # once a file, and only where there is room to write
-            self._left_over = False
+        if self._has_left_overs:  # once a file, after a successful write
+            self._has_left_overs = False
             self._finish_left_overs(part.folder)
             self._prune(part.folder)
 
@@ -157,29 +155,29 @@ class SnapshotWriter:
             with suppress(OSError):
                 self._prune(part.folder)
         finally:
-            self._let_go(part)
+            self._discard(part)
 
-    def _let_go(self, part: PartFile) -> None:
+    def _discard(self, part: PartFile) -> None:
         part.close()
         part.folder.close()
         self._part = None
 
     def _finish(self, folder: ExportDirectory, name: FileName, fd: int) -> None:
-        """Make the part a file; if that cannot be now, it waits as it is until a later one is."""
+        """Make a file of the part; on failure the part waits until the next file is finished."""
         try:
             made = finish_part(folder, name, fd)
         except (OSError, PartConversionError) as error:
-            self._left_over = True
+            self._has_left_overs = True
             why = _reason(error) if isinstance(error, OSError) else str(error).rstrip(".")
-            self._trouble(
+            self._fail(
                 "finish",
                 str(folder.path / str(name)),
                 why,
-                f"Its rows wait in {name.part}; it is tried again with every new file.",
+                f"Its rows wait in {name.part}; every new file tries it again.",
             )
         else:
             if made:
-                self._well("finish", f"Files are finished in {self._path} again")
+                self._recover("finish", f"Files are finished in {self._path} again")
 
     def _finish_left_overs(self, folder: ExportDirectory) -> None:
         for found in folder.files(self._host):
@@ -197,7 +195,7 @@ class SnapshotWriter:
                     os.close(fd)
 
     def _prune(self, folder: ExportDirectory) -> None:
-        """The oldest go first; what waits to be finished counts, and goes like the others."""
+        """Remove the oldest files beyond the limits; unfinished parts count as well."""
         files = [one for one in folder.files(self._host) if not one.is_part or folder.idle(one)]
         most = self._settings.keep or len(files)
         size = sum(one.size for one in files)
@@ -209,18 +207,18 @@ class SnapshotWriter:
             size -= oldest.size
             self.removed += 1
 
-    def _trouble(self, kind: str, thing: str, cause: str, remedy: str) -> None:
-        """Said once, until it is well again or the cause is another. ``kind`` is the verb."""
-        before = self._troubles.get(kind)
-        failure = Failure("files", thing, Trouble.RETRY, cause, remedy, verb=kind)
-        self._troubles = {**self._troubles, kind: failure}
+    def _fail(self, verb: str, thing: str, cause: str, remedy: str) -> None:
+        """Record a failure; logs it unless the last one has the same verb and cause."""
+        before = self._failures.get(verb)
+        failure = Failure("files", thing, Trouble.RETRY, cause, remedy, verb=verb)
+        self._failures = {**self._failures, verb: failure}
         self._failed += 1
         if before is None or before.cause != cause:
             self._log(str(failure))
 
-    def _well(self, kind: str, sentence: str) -> None:
-        if kind in self._troubles:
-            self._troubles = {one: it for one, it in self._troubles.items() if one != kind}
+    def _recover(self, verb: str, sentence: str) -> None:
+        if verb in self._failures:
+            self._failures = {k: v for k, v in self._failures.items() if k != verb}
             self._log(f"{sentence}; {self.drops} rows were dropped.")
 
 
@@ -235,11 +233,11 @@ def _reason(error: OSError) -> str:
 
 
 GRACE_SECONDS = 20.0
-"""What finishing the last file may take when the agent stops; else the next run finishes it."""
+"""Seconds to finish the last file when the agent stops; else the next run finishes it."""
 
 
 class FilesExporter:
-    """Never looked at by the poller: it takes the newest snapshot when it is time, and no queue."""
+    """Writes in a thread that takes the newest snapshot at each interval; has no queue."""
 
     def __init__(self, settings: FilesSettings, context: ExporterContext) -> None:
         check_format(settings)
@@ -258,17 +256,17 @@ class FilesExporter:
 
     @property
     def drops(self) -> int:
-        """Rows that are in no file."""
+        """Lost rows."""
         return self._writer.drops
 
     @property
     def removed(self) -> int:
-        """Files that were removed to make room for newer ones."""
+        """Files that were removed to make room."""
         return self._writer.removed
 
     @property
     def health(self) -> SourceHealth:
-        """How the directory is doing, as of a source that is written to."""
+        """The health of the directory."""
         return self._writer.health
 
     def start(self, view: SnapshotView) -> None:
@@ -285,7 +283,7 @@ class FilesExporter:
         self._thread.start()
 
     def stop(self) -> None:
-        """The last snapshot is written, and the file finished."""
+        """Write the last snapshot and finish the file."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(GRACE_SECONDS)
@@ -297,7 +295,7 @@ class FilesExporter:
         while not self._stop.is_set():
             self._attempt(lambda: self._writer.turn(view()))
             now = clock.monotonic()
-            due = max(due + interval, now - now % interval)  # what was missed is not replayed
+            due = max(due + interval, now - now % interval)  # missed intervals are skipped
             self._stop.wait(max(0, due - now) / 1e9)
         self._attempt(lambda: self._writer.turn(view()))
         self._attempt(self._writer.close)
@@ -305,8 +303,8 @@ class FilesExporter:
     def _attempt(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception as error:  # noqa: BLE001 - the next snapshot may fare better
-            self._writer.broken(error)
+        except Exception as error:  # noqa: BLE001 - the next snapshot is tried
+            self._writer.failed_unexpectedly(error)
 
 
 def _sentence(directory: Path, cause: str) -> str:

@@ -1,8 +1,7 @@
-"""The file that is being written.
+"""Parts: files that are being written, their repair after a crash, and their conversion to files.
 
-What an agent that was killed left half written: whole rows are kept, a torn one is dropped.
-
-From a part to the file that it becomes: whole, on the disk, under its name at once.
+Repair keeps complete rows and drops a torn one. A finished file appears under its name at once,
+complete and synced.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from wattspan_exporters.files.rows import EncodedRows
 
 
 class PartFile:
-    """Grows by the rows of one snapshot after the other, each whole or not at all."""
+    """The part that is being written; the rows of a snapshot are appended in full or not at all."""
 
     def __init__(self, folder: ExportDirectory, name: FileName, header: bytes, begun: int) -> None:
-        """Make it; OSError if it cannot be. ``begun`` is monotonic."""
+        """Create the file; OSError. ``begun`` is monotonic."""
         self.folder = folder
         self.name, self.fd = _create(folder, name)
         self.begun = begun
@@ -38,13 +37,13 @@ class PartFile:
 
     @property
     def lost(self) -> bool:
-        """Whether somebody has removed it: what is written to it goes nowhere."""
+        """Whether the file was removed."""
         return os.fstat(self.fd).st_nlink == 0
 
     def append(self, rows: EncodedRows) -> None:
-        """All of ``rows``; OSError, and the file is as before."""
+        """Append ``rows``. On OSError the file is as before."""
         data = rows.data if self.size else self._header + rows.data
-        if os.fstat(self.fd).st_size != self.size:  # what could not be taken back, or is not ours
+        if os.fstat(self.fd).st_size != self.size:  # the rest of a failed write
             os.ftruncate(self.fd, self.size)
         try:
             _write(self.fd, data)
@@ -62,7 +61,7 @@ class PartFile:
 
 
 def _create(folder: ExportDirectory, name: FileName) -> tuple[FileName, int]:
-    """A part of its own, which nobody else takes up."""
+    """A new, locked part."""
     while True:
         name = unused_name(folder, name)
         try:
@@ -71,7 +70,7 @@ def _create(folder: ExportDirectory, name: FileName) -> tuple[FileName, int]:
             continue
         try:
             lock_file(fd)
-        except OSError:  # or it looked just now; or there are no locks on that disk
+        except OSError:  # another agent checks it, or the file system has no locks
             os.close(fd)
             folder.remove(name.part)
             raise
@@ -85,11 +84,11 @@ def _write(fd: int, data: bytes) -> None:
 
 
 _MAX_ROW_BYTES = 64 * 1024
-"""Bytes of a record; every cell is bounded, so a longer one is none."""
+"""Bytes of a CSV record; every cell is bounded, so a longer record is invalid."""
 
 
 class CompleteRows(NamedTuple):
-    """How much of a part is rows, in bytes; ``torn`` rows come after that and are none."""
+    """The complete rows of a part, their size in bytes, and the torn rows after them."""
 
     rows: int
     size: int
@@ -97,7 +96,7 @@ class CompleteRows(NamedTuple):
 
 
 def trim_part(name: FileName, fd: int) -> CompleteRows:
-    """Cut off what is not whole; a part without a row becomes empty. OSError if it cannot be."""
+    """Truncate a part to its complete rows, a part without any to 0 bytes; OSError."""
     with os.fdopen(os.dup(fd), "rb") as part:
         part.seek(0)
         whole = (_csv if name.csv else _json_lines)(part)
@@ -127,9 +126,9 @@ def _is_object(line: bytes) -> bool:
 
 
 def _csv(part: io.BufferedReader) -> CompleteRows:
-    """A record ends with the line on which its quotes are closed; the heading is no row.
+    """A record ends with the line that closes its quotes; the header is no row.
 
-    How many cells a row has is what the heading says: an older version may have had fewer.
+    Rows have as many cells as the header: older versions wrote fewer.
     """
     size, records, record, quotes, width = 0, 0, b"", 0, 0
     for line in part:
@@ -150,7 +149,7 @@ def _csv(part: io.BufferedReader) -> CompleteRows:
 
 
 def _cell_count(record: bytes) -> int:
-    """How many cells it has; 0 if it is no whole record."""
+    """The number of cells; 0 for an incomplete record."""
     if not record.endswith(b"\n") or b"\0" in record:
         return 0
     try:
@@ -163,17 +162,17 @@ def _cell_count(record: bytes) -> int:
 _CHUNK_BYTES = 1 << 20
 _GZIP_LEVEL = 6
 _CONVERSION_TIMEOUT = 300.0
-"""Seconds that a conversion to Parquet may take; a part of 64 MiB takes a few."""
+"""Seconds for a conversion to Parquet; a part of 64 MiB takes a few."""
 
 
 class PartConversionError(WattspanError):
-    """A part cannot become a file; it stays what it is."""
+    """A part could not be converted; it is unchanged."""
 
 
 def finish_part(folder: ExportDirectory, name: FileName, fd: int) -> bool:
-    """Make the file of the part ``fd``; False for a part of no rows, which leaves none.
+    """Make the file of the part ``fd``; False for a part without rows, which is removed.
 
-    OSError or UnfinishedError, and the part is as before.
+    On OSError or PartConversionError the part is unchanged.
     """
     if os.fstat(fd).st_size == 0:
         folder.remove(name.part)
@@ -182,7 +181,7 @@ def finish_part(folder: ExportDirectory, name: FileName, fd: int) -> bool:
         os.fsync(fd)
         free = unused_name(folder, name) if folder.exists(str(name)) else name
         folder.rename(name.part, str(free))
-    elif folder.exists(str(name)):  # finished before, and cut short on the very last step
+    elif folder.exists(str(name)):  # finished, but interrupted before the part was removed
         folder.remove(name.part)
     else:
         with folder.replacing(name) as draft:
@@ -206,17 +205,17 @@ def _to_gzip(part: int, draft: int) -> None:
 
 
 def _to_parquet(part: int, draft: int) -> None:
-    """In a process of its own: what pyarrow takes of memory is given back with it.
+    """Convert in a child process, which frees the memory of pyarrow with its end.
 
-    It inherits the part, and with it the lock: nobody takes the part up while it is at work, even
-    if the agent is killed meanwhile.
+    The child inherits the part with its lock, so no other agent finishes it meanwhile, even if
+    this agent is killed.
     """
     if not has_pyarrow():
         raise PartConversionError(NO_PYARROW)
     os.lseek(part, 0, os.SEEK_SET)
     command = module_command("wattspan_exporters.files.convert", str(draft))
     try:
-        done = subprocess.run(  # noqa: S603 - our own interpreter and module
+        done = subprocess.run(  # noqa: S603 - own interpreter and module
             command,
             stdin=part,
             stdout=subprocess.DEVNULL,

@@ -1,4 +1,7 @@
-"""From a snapshot to the lines of a file, in either format of text."""
+"""The columns of every file, and the rows of a snapshot as JSON Lines or CSV.
+
+A file has one row for each series of each snapshot.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,94 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import NamedTuple
 
 from wattspan.model import Instant, Snapshot
 from wattspan.util.tabular import escape_formula
 from wattspan_exporters.catalogue.metric import Labels, Metric, cache_must_shrink, sanitize
-from wattspan_exporters.files.columns import ATTRIBUTES, COLUMNS, OTHER_ATTRIBUTES, ColumnType
 from wattspan_exporters.prometheus.renderer import format_number
+
+FORMAT_VERSION = 1
+"""Increased when a column changes its meaning; new columns are added at the end without."""
+
+
+class ColumnType(StrEnum):
+    """The type of a column in Parquet."""
+
+    TIME = "timestamp[us, UTC]"
+    INTEGER = "int64"
+    NUMBER = "double"
+    TEXT = "string"
+
+
+class Column(NamedTuple):
+    name: str
+    kind: ColumnType
+    meaning: str  # in Markdown
+
+
+_STAMP = (
+    Column(
+        "timestamp", ColumnType.TIME,
+        "the time of the snapshot, UTC to the microsecond, as `2026-01-31T08:00:00.123456Z`",
+    ),
+    Column(
+        "monotonic_ns", ColumnType.INTEGER,
+        "the same time on the host's monotonic clock, nanoseconds since boot: for durations, "
+        "because it is never set",
+    ),
+    Column("host", ColumnType.TEXT, "the host's name; an emulated host's begins with `emulated-`"),
+)  # fmt: skip
+
+_SERIES = (
+    Column("metric", ColumnType.TEXT, "the metric's OpenTelemetry name"),
+    Column("instrument", ColumnType.TEXT, "`Counter`, `UpDownCounter`, `Gauge` or `Info`"),
+    Column("unit", ColumnType.TEXT, "`J`, `W`, `s`, `1`, ...; null where there is none"),
+)
+
+_VALUE = (
+    Column(
+        "value", ColumnType.NUMBER,
+        "the value in `unit`: exact in text formats, the nearest double in Parquet",
+    ),
+    Column(
+        "whole", ColumnType.INTEGER,
+        "the same value as an integer, exact in every format: microjoules for `J`, milliwatts for "
+        "`W`, nanoseconds for `s`, billionths of money, of grams and of rates, else in `unit`; "
+        "null if it is a fraction",
+    ),
+)  # fmt: skip
+
+_ATTRIBUTES = (
+    Column("provenance", ColumnType.TEXT, "how the value was obtained"),
+    Column("hw_id", ColumnType.TEXT, ""),
+    Column("hw_type", ColumnType.TEXT, ""),
+    Column("hw_name", ColumnType.TEXT, ""),
+    Column("hw_parent", ColumnType.TEXT, "null for the cover, which alone may be summed"),
+    Column("pid", ColumnType.INTEGER, ""),
+    Column("command", ColumnType.TEXT, ""),
+    Column("group_kind", ColumnType.TEXT, ""),
+    Column("group", ColumnType.TEXT, ""),
+    Column("service_name", ColumnType.TEXT, ""),
+    Column("span_name", ColumnType.TEXT, ""),
+    Column("direction", ColumnType.TEXT, ""),
+    Column("job", ColumnType.TEXT, "the tuned job's name"),
+    Column("knob", ColumnType.TEXT, ""),
+    Column("limit", ColumnType.TEXT, ""),
+    Column("reason", ColumnType.TEXT, ""),
+)
+
+OTHER_ATTRIBUTES = Column(
+    "attributes", ColumnType.TEXT, "all other attributes, a JSON object as text"
+)
+
+ATTRIBUTES = tuple(column.name for column in _ATTRIBUTES)
+"""The attributes with a column of their own."""
+
+COLUMNS = (*_STAMP, *_SERIES, *_VALUE, *_ATTRIBUTES, OTHER_ATTRIBUTES)
+
+# --------------------------------------------------------------------------------------- rows
 
 _LARGEST = 2**63
 
@@ -21,16 +105,16 @@ _NUMERIC = frozenset(column.name for column in COLUMNS if column.kind is not Col
 
 
 class EncodedRows(NamedTuple):
-    """What one snapshot adds to a file: whole lines."""
+    """The lines of one snapshot."""
 
     data: bytes
     lines: int
 
 
 class RowEncoder(ABC):
-    """Writes a snapshot's series as lines; the text around a value is made once in a series' life.
+    """Encodes the series of snapshots; caches the text around the value of each series.
 
-    Not to be used by two threads at once.
+    For one thread.
     """
 
     header: bytes = b""
@@ -44,7 +128,7 @@ class RowEncoder(ABC):
         return sum(map(len, self._kept.values()))
 
     def encode(self, snapshot: Snapshot) -> EncodedRows:
-        """Every series once. What a scrape would show at this moment, these lines hold."""
+        """The rows of a snapshot, with the values that a scrape shows."""
         stamp = self._stamp(snapshot.at, sanitize(snapshot.host))
         lines: list[str] = []
         for metric in self._metrics:
@@ -56,7 +140,7 @@ class RowEncoder(ABC):
         between = self._between
         seen: dict[Labels, tuple[str, str]] = {}
         for labels, value in metric.draw(snapshot):
-            if labels in seen:  # a series has one value at a time
+            if labels in seen:  # a duplicate series
                 continue
             around = kept.get(labels)
             if around is None:
@@ -72,7 +156,7 @@ class RowEncoder(ABC):
             whole = int(value)
             exact = str(whole) if -_LARGEST <= whole < _LARGEST else self._null
             return format_number(whole, decimals), exact
-        if not math.isfinite(value):  # neither JSON nor arithmetic has a use for it
+        if not math.isfinite(value):  # JSON has no NaN and no infinity
             return self._null, self._null
         return format_number(value, decimals), self._null
 
@@ -83,19 +167,19 @@ class RowEncoder(ABC):
     @property
     @abstractmethod
     def _between(self) -> str:
-        """What stands between ``value`` and ``whole``."""
+        """The text between ``value`` and ``whole``."""
 
     @abstractmethod
     def _stamp(self, at: Instant, host: str) -> str:
-        """A line's columns up to ``host``."""
+        """The columns up to ``host``."""
 
     @abstractmethod
     def _around(self, metric: Metric, labels: Labels) -> tuple[str, str]:
-        """A line's text from ``metric`` to before the value, and from after ``whole``."""
+        """The text from ``metric`` up to the value, and the text after ``whole``."""
 
 
 class JsonLinesEncoder(RowEncoder):
-    """One JSON object a line, every column in every one of them."""
+    """One JSON object a line, with every column."""
 
     _null = "null"
     _between = ',"whole":'
@@ -118,7 +202,7 @@ class JsonLinesEncoder(RowEncoder):
 
 
 class CsvEncoder(RowEncoder):
-    """RFC 4180 with a heading; null is an empty cell, and no cell is a formula."""
+    """RFC 4180 with a header; null is an empty cell, and no cell is a formula."""
 
     header = (",".join(column.name for column in COLUMNS) + "\n").encode()
 
@@ -135,7 +219,7 @@ class CsvEncoder(RowEncoder):
 
 
 def attributes(metric: Metric, labels: Labels) -> Mapping[str, str]:
-    """Every attribute's column and ``attributes``, "" for null; numbers as their digits."""
+    """The columns of attributes and ``attributes``, "" for null."""
     given = {name: sanitize(text) for name, text in zip(metric.labels, labels, strict=True) if text}
     cells = {name: given.pop(name, "") for name in ATTRIBUTES}
     cells["pid"] = _number(cells["pid"])
