@@ -27,35 +27,17 @@ WRITE_TIMEOUT = 10.0
 """Seconds for the last checkpoint. A disk that hangs is left behind as well."""
 
 
-class Service(Protocol):
-    """A part with threads of its own."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Its addresses, once started."""
-        ...
-
-    def start(self) -> None:
-        """Start; raises a WattspanError if it cannot."""
-        ...
-
-    def stop(self) -> None: ...
-
-
 @dataclass(slots=True)
 class ServiceGroup:
-    """Implements Service over parts that are started in order and stopped in reverse.
+    """Parts with threads of their own, started in order and stopped in reverse.
 
     If a part cannot start, the parts before it are stopped; an error of one does not keep the
-    others from stopping.
+    others from stopping. ``addresses`` are known once all have started.
     """
 
     name: str
     parts: list[tuple[Callable[[], object], Callable[[], object]]] = field(default_factory=list)
-    reached: list[str] = field(default_factory=list)
+    addresses: list[str] = field(default_factory=list)
     _undo: ExitStack = field(default_factory=ExitStack)
 
     def add(self, start: Callable[[], object], stop: Callable[[], object]) -> None:
@@ -72,10 +54,6 @@ class ServiceGroup:
             thread.join()
 
         self.add(thread.start, end)
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        return tuple(self.reached)
 
     def start(self) -> None:
         """Start all parts; the first error is passed on."""
@@ -191,7 +169,7 @@ class Agent:
         self,
         poller: Poller,
         exporters: ExporterGroup,
-        services: Sequence[Service] = (),
+        services: Sequence[ServiceGroup] = (),
         *,
         store: CheckpointWriter | None = None,
         record_every: int = 5 * 10**9,
@@ -209,7 +187,7 @@ class Agent:
         # A queue, not an Event: a signal handler may interrupt the main thread inside its lock.
         self._bell: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._serving: list[Service] = []
+        self._serving: list[ServiceGroup] = []
         self.failure: BaseException | None = None
         self.left_behind = False
         """Whether a thread did not end in time and may hang forever."""

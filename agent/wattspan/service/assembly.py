@@ -16,8 +16,8 @@ from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.clock import SystemClock
 from wattspan.config import Config
 from wattspan.http.connection_limiter import RejectionCounter
-from wattspan.model import Checkpoint, Failure, SourceHealth
-from wattspan.plugins import OpenedPlugins, Plugins, open_exporters, open_sources
+from wattspan.model import Checkpoint, SourceHealth
+from wattspan.plugins import Plugins, open_exporters, open_sources
 from wattspan.ports import (
     ExporterContext,
     SourceContext,
@@ -25,7 +25,7 @@ from wattspan.ports import (
     StoreError,
 )
 from wattspan.processes.host import open_processes
-from wattspan.service.agent import Agent, ExporterGroup, ServiceGroup
+from wattspan.service.agent import Agent, ExporterGroup
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.footprint import FootprintTracker
 from wattspan.service.poller import AgentUsage, LatestSnapshot, Poller, SnapshotProviders
@@ -89,9 +89,13 @@ def build_agent(
             sysfs=sysfs,
             resolution=emulated.resolution if emulated is not None else None,
         )
-        opened = _open_counters(config, plugins, context, log)
+        opened = open_sources(plugins, config, context)
         for source in opened.sources.values():
             undo.callback(source.close)
+        if not opened.sources:
+            for failure in opened.failures:
+                log(str(failure))
+            raise SourceError(NO_COUNTER_MESSAGE)
         store = _open_store(config, clock, log, closing, emulated=emulated is not None)
         if store is not None:
             undo.callback(store.close)
@@ -116,7 +120,10 @@ def build_agent(
             plugins, config, ExporterContext(clock, __version__, log, refusals.of, uid_of)
         )
         exporters = ExporterGroup(tuple(opened_exporters.exporters.values()))
-        broken = _plugin_health(opened.failures + opened_exporters.failures)
+        broken = tuple(
+            SourceHealth(failure.source, False, 0, 1, (failure,))
+            for failure in (*opened.failures, *opened_exporters.failures)
+        )
         history = EnergyHistory(
             AttributionHistory(config.agent.history, config.agent.history_bytes)
         )
@@ -166,13 +173,11 @@ def build_agent(
             save=store.keep if store is not None else lambda _: None,
             alive=alive,
         )
-        owners = ServiceGroup("owners of connections")
-        owners.add(lambda: None, uid_of.close)
         undo.pop_all()
         return Agent(
             poller,
             exporters,
-            (owners, footprint.services, spans.services, tuning.services),
+            (footprint.services, spans.services, tuning.services),
             store=store,
             record_every=config.store.interval,
             log=log,
@@ -187,17 +192,6 @@ def measure_self() -> AgentUsage:
     except (OSError, ValueError, IndexError):
         rss = None
     return AgentUsage(used.ru_utime + used.ru_stime, rss)
-
-
-def _open_counters(
-    config: Config, plugins: Plugins, context: SourceContext, log: Log
-) -> OpenedPlugins:
-    opened = open_sources(plugins, config, context)
-    if not opened.sources:
-        for failure in opened.failures:
-            log(str(failure))
-        raise SourceError(NO_COUNTER_MESSAGE)
-    return opened
 
 
 def _open_store(
@@ -221,10 +215,6 @@ def _open_store(
             f"lost with the agent. {error}"
         )
         return DeferredCheckpointStore(open_store, error, log, closing=closing)
-
-
-def _plugin_health(failures: tuple[Failure, ...]) -> tuple[SourceHealth, ...]:
-    return tuple(SourceHealth(one.source, False, 0, 1, (one,)) for one in failures)
 
 
 def _boot_id() -> str:

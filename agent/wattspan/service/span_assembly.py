@@ -88,6 +88,7 @@ class SpanAssembly:
         self._tuning, self._refusals, self._uid_of = tuning, refusals, uid_of
         self._run_dir = run_directory(config)
         self.services = ServiceGroup("spans")
+        self.services.add(lambda: None, uid_of.close)
         self._forwarder: Forwarder | None = None
         self._joiner: SpanJoiner | None = None
         if config.spans.enabled:
@@ -206,7 +207,7 @@ class SpanAssembly:
             work=self._tuning.counted,
             refusals=self._refusals,
         )
-        self.services.reached.extend(addresses)
+        self.services.addresses.extend(addresses)
         for destination in destinations(self._config):
             check_destination(destination, addresses)
 
@@ -236,7 +237,7 @@ class SpanAssembly:
         except ListenError as error:
             self._continue_without("agent.api", error)
         else:
-            self.services.reached.append(address)
+            self.services.addresses.append(address)
 
     def _continue_without(self, key: str, error: ListenError) -> None:
         if is_explicit(self._config, key):
