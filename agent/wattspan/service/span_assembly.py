@@ -242,4 +242,4 @@ class SpanAssembly:
     def _continue_without(self, key: str, error: ListenError) -> None:
         if is_explicit(self._config, key):
             raise error
-        self._log(f"Going on without it: {error}")
+        self._log(f"The agent continues without this listener: {error}")
