@@ -1,4 +1,4 @@
-"""How the series about the agent itself and its sources are drawn from a snapshot."""
+"""Samples of metrics of the agent itself and its sources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wattspan_exporters.catalogue.metric import Draw, Sample
 
 
 def source_value(field: Callable[[SourceHealth], int]) -> Draw:
-    """Draw one field of every source's health, labelled ``source``."""
+    """Return samples of one field of every source's health, labelled ``source``."""
 
     def draw(snapshot: Snapshot) -> Iterator[Sample]:
         for health in snapshot.health:
@@ -27,7 +27,7 @@ def unreadable(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def agent_value(field: Callable[[AgentStats], int | None]) -> Draw:
-    """Draw one figure of the agent's own, without labels."""
+    """Return a sample of one figure of the agent, without labels."""
 
     def draw(snapshot: Snapshot) -> Iterator[Sample]:
         if (value := field(snapshot.stats)) is not None:

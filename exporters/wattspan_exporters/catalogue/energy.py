@@ -1,7 +1,4 @@
-"""How the series about energy and power are drawn from a snapshot.
-
-How the series about spans are drawn from a snapshot.
-"""
+"""Samples of the metrics of energy, power, attribution and spans."""
 
 from __future__ import annotations
 
@@ -26,17 +23,17 @@ from wattspan.model.settings import Duration
 from wattspan_exporters.catalogue.metric import Draw, Labels, Sample
 
 OUTSIDE_COVER = "outside-cover"
-"""The ``hw_parent`` of a domain that must not be summed and has no parent to name."""
+"""``hw_parent`` of a domain outside of the cover without a parent."""
 
 
 def worst_provenance(domains: tuple[DomainAccount, ...]) -> Provenance | None:
-    """What may be said of the sum of ``domains``; None of no domains."""
+    """Return the provenance of the sum of ``domains``; None without domains."""
     found = [account.domain.provenance for account in domains]
     return max(found, key=lambda provenance: provenance.rank, default=None)
 
 
 def provenances(snapshot: Snapshot) -> dict[HwType, str]:
-    """What may be said of sums over each hardware type; a type nobody measures is left out."""
+    """Return the provenance of the sum over each measured hardware type."""
     known: dict[HwType, str] = {}
     for hw_type in HwType:
         of_type = tuple(a for a in snapshot.cover if a.domain.hw_type is hw_type)
@@ -47,7 +44,7 @@ def provenances(snapshot: Snapshot) -> dict[HwType, str]:
 
 
 def parent(domain: Domain) -> str:
-    """Empty for the cover, so that the sum over ``hw_parent=""`` counts every joule once."""
+    """Return "" for the cover: the sum over ``hw_parent=""`` counts every joule once."""
     return "" if domain.in_cover else domain.parent or OUTSIDE_COVER
 
 
@@ -76,7 +73,7 @@ def host_energy(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def host_power(snapshot: Snapshot) -> Iterator[Sample]:
-    """The sum of the cover, or nothing: a sum that silently lacks a part is a wrong sum."""
+    """Yield the sum of the cover; nothing if the power of a part is unknown."""
     cover = tuple(account for account in snapshot.cover if account.present)
     parts = [account.power for account in cover if account.power is not None]
     if cover and len(parts) == len(cover):
@@ -112,9 +109,9 @@ def _typed(domain: Domain) -> tuple[str, ...]:
 
 
 def gap_time(snapshot: Snapshot) -> Iterator[Sample]:
-    """Every reason of every domain, zero included.
+    """Yield every reason of every domain, including zeros.
 
-    A counter that appears only with its first gap would hide that gap from ``increase()``.
+    ``increase()`` misses the first gap of a counter that appears with it.
     """
     for account in snapshot.domains:
         for reason in GapReason:
@@ -142,7 +139,7 @@ def domain_info(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def process_energy(snapshot: Snapshot) -> Iterator[Sample]:
-    """Listed processes, then one row named ``other`` for each hardware type."""
+    """Yield listed processes, then one row ``other`` for each hardware type."""
     provenance = provenances(snapshot)
     for row in _deduplicated(snapshot.processes):
         pid, command, group = _process_labels(row)
@@ -153,7 +150,7 @@ def process_energy(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def _process_labels(row: ProcessRow) -> tuple[str, str, str]:
-    """The labels by which a row is known."""
+    """Return the labels of a row."""
     payer, command = row.info.payer, row.info.command
     if isinstance(payer, Consumer):
         return str(payer.pid), command, row.info.group
@@ -163,10 +160,9 @@ def _process_labels(row: ProcessRow) -> tuple[str, str, str]:
 
 
 def process_start_times(snapshot: Snapshot) -> Callable[[Labels], int | None]:
-    """A process has spent nothing before it began.
+    """Return start times: the energy of a process is zero before its start.
 
-    Nor are the rows of an earlier boot gone on with, or on an emulated host, which ends with the
-    agent, those of an earlier run.
+    Rows of an earlier boot end with it. An emulated host ends with the agent, and its rows too.
     """
     boot = boot_time(snapshot)
     books = snapshot.since.wall if snapshot.since is not None else 0
@@ -185,27 +181,26 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def boot_time(snapshot: Snapshot) -> int:
-    """When the host was booted, in Unix nanoseconds.
+    """Return the boot time of the host in Unix nanoseconds, rounded to a second.
 
-    To the second: clocks are not read at one moment, and it must be the same one over a restart.
+    The clocks are read one after the other, and the result must be equal across restarts.
     """
     at = snapshot.at
     return (at.wall - at.mono - at.asleep) // SECOND * SECOND
 
 
 def boot_start_times(snapshot: Snapshot) -> Callable[[Labels], int | None]:
-    """For what somebody else counts who may be older than the agent, but not than the boot."""
+    """Return the boot time as start time of counters outside of the agent."""
     boot = boot_time(snapshot)
     return lambda _: boot
 
 
 def _deduplicated(rows: Iterable[ProcessRow]) -> Iterable[ProcessRow]:
-    """The rows without those whose labels a newer process has too.
+    """Return the rows without rows whose labels a newer process has too.
 
-    A pid can come back for the same command while its first holder is still listed. One series
-    cannot hold both: the newer process has it, and the fall of the value is the counter reset
-    that it truly is. Their sum would look like a reset later, when the older row leaves, and a
-    reset that is none is read as energy spent twice.
+    The kernel may reuse a pid for the same command while its first process is still listed. The
+    series then shows the newer process, and its fall is a counter reset. A sum of
+    both rows would fall when the older row leaves, and rates would count its energy twice.
     """
     firsts = [row.info.payer[0] for row in rows]  # pids, and cgroups
     if len(set(firsts)) == len(firsts):
@@ -237,7 +232,7 @@ def span_energy(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def span_exemplars(snapshot: Snapshot) -> dict[Labels, Exemplar]:
-    """One span for each series of ``energy`` that has one to show."""
+    """Return one exemplar for each series of ``energy`` with a span."""
     provenance = provenances(snapshot)
     return {
         (hw_type, row.service, row.name, provenance.get(hw_type, "")): exemplar
@@ -247,7 +242,7 @@ def span_exemplars(snapshot: Snapshot) -> dict[Labels, Exemplar]:
 
 
 def span_gauge(field: Callable[[SpanRow], int]) -> Draw:
-    """Draw one figure of every name, labelled ``service_name span_name``."""
+    """Return samples of one field by name, labelled ``service_name span_name``."""
 
     def draw(snapshot: Snapshot) -> Iterator[Sample]:
         for row in snapshot.spans.rows:
@@ -257,7 +252,7 @@ def span_gauge(field: Callable[[SpanRow], int]) -> Draw:
 
 
 def span_tokens(snapshot: Snapshot) -> Iterator[Sample]:
-    """Only of names that have tokens: most spans are no requests to a language model."""
+    """Yield tokens of names that have them."""
     for row in snapshot.spans.rows:
         for direction, count in row.tokens.items():
             yield (row.service, row.name, direction), count
@@ -270,7 +265,7 @@ def energy_outside_spans(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def span_total(field: Callable[[SpanAccounts], int]) -> Draw:
-    """Draw one figure of all spans together, without labels."""
+    """Return a sample of one field of all spans, without labels."""
 
     def draw(snapshot: Snapshot) -> Iterator[Sample]:
         yield (), field(snapshot.spans)
@@ -279,7 +274,7 @@ def span_total(field: Callable[[SpanAccounts], int]) -> Draw:
 
 
 def spans_by_reason(field: Callable[[SpanAccounts], Mapping[str, int]]) -> Draw:
-    """Draw counts of spans, labelled ``reason``."""
+    """Return samples of counts of spans, labelled ``reason``."""
 
     def draw(snapshot: Snapshot) -> Iterator[Sample]:
         for reason, count in field(snapshot.spans).items():

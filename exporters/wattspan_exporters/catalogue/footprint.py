@@ -1,7 +1,4 @@
-"""How the series about money and carbon are drawn from a snapshot: in whole billionths.
-
-The catalogue's chapter on cost and carbon.
-"""
+"""Metrics of cost and carbon. Amounts are whole billionths."""
 
 from __future__ import annotations
 
@@ -23,21 +20,21 @@ def carbon(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def price(snapshot: Snapshot) -> Iterator[Sample]:
-    """Nothing while it is not known."""
+    """Yield nothing while the rate is unknown."""
     weighed = snapshot.footprint.cost
     if weighed is not None and weighed.rate is not None:
         yield (weighed.unit, weighed.origin), weighed.rate
 
 
 def intensity(snapshot: Snapshot) -> Iterator[Sample]:
-    """Nothing while it is not known."""
+    """Yield nothing while the rate is unknown."""
     weighed = snapshot.footprint.carbon
     if weighed is not None and weighed.rate is not None:
         yield (weighed.origin,), weighed.rate
 
 
 def energy_without_rate(snapshot: Snapshot) -> Iterator[Sample]:
-    """Of what is weighed at all, zero included: the first rise must be seen."""
+    """Yield zero as well, so that the first increase is visible to rate functions."""
     parts: tuple[tuple[str, RatedEnergy | None], ...] = (
         ("cost", snapshot.footprint.cost),
         ("carbon", snapshot.footprint.carbon),
@@ -51,38 +48,38 @@ COUNTER, GAUGE = Instrument.COUNTER, Instrument.GAUGE
 
 FOOTPRINT = Chapter(
     "Cost and carbon",
-    "The cover's energy, weighed when it is booked by what a kilowatt-hour costs and emits then. "
-    "Absent unless `[cost]` and `[carbon]` say that "
-    "([how](../how-to/cost-and-carbon.md)). A rate is absent while it is not known, and a price "
-    "below zero counts as not known; what is spent meanwhile is in "
-    "`wattspan_unweighed_energy_joules_total` and in no total. On an emulated host these are "
-    "figures of no machine: `provenance` says so.",
+    "Energy of the cover, multiplied by the rate of a kilowatt-hour at the time of settlement. "
+    "Absent unless `[cost]` and `[carbon]` set a rate "
+    "([how](../how-to/cost-and-carbon.md)). A rate is absent while it is unknown; a price below "
+    "zero counts as unknown. Energy without a known rate is in "
+    "`wattspan_unweighed_energy_joules_total` and in no total. On an emulated host the figures "
+    "are not measurements: `provenance` is `emulated`.",
     (
         Metric(
             "wattspan.host.cost", COUNTER, "{currency}",
-            "What the host's energy has cost.",
+            "Cost of the host's energy.",
             ("currency", "origin", "provenance"), cost,
             lasting=True,
         ),
         Metric(
             "wattspan.host.carbon", COUNTER, "g",
-            "Carbon dioxide equivalent that the host's energy has emitted.",
+            "Carbon dioxide equivalent of the host's energy.",
             ("origin", "provenance"), carbon,
             lasting=True,
         ),
         Metric(
             "wattspan.energy.price", GAUGE, "{currency}/kWh",
-            "What a kilowatt-hour costs now.",
+            "Current price of a kilowatt-hour.",
             ("currency", "origin"), price,
         ),
         Metric(
             "wattspan.carbon.intensity", GAUGE, "g/kWh",
-            "Carbon dioxide equivalent that a kilowatt-hour emits now.",
+            "Current carbon dioxide equivalent of a kilowatt-hour.",
             ("origin",), intensity,
         ),
         Metric(
             "wattspan.unweighed.energy", COUNTER, "J",
-            "Energy of the host that was spent while the rate was not known.",
+            "Energy of the host while the rate was unknown.",
             ("footprint", "provenance"), energy_without_rate,
             lasting=True,
         ),

@@ -1,4 +1,4 @@
-"""How the series about GPUs beside their energy are drawn from a snapshot."""
+"""Samples of GPU metrics other than energy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wattspan_exporters.catalogue.metric import Draw, Sample
 
 
 def gpu_gauge(field: Callable[[GpuStatus], int | float | None]) -> Draw:
-    """Draw one field of every GPU that knows it, labelled ``hw_id hw_name``."""
+    """Return samples of one known field of every GPU, labelled ``hw_id hw_name``."""
 
     def draw(snapshot: Snapshot) -> Iterator[Sample]:
         for gpu, domain in _gpus(snapshot):
@@ -20,9 +20,9 @@ def gpu_gauge(field: Callable[[GpuStatus], int | float | None]) -> Draw:
 
 
 def power_sensor(field: Callable[[GpuStatus], int | None]) -> Draw:
-    """Draw a power sensor of every GPU that has it, labelled ``hw_id hw_name provenance``.
+    """Return samples of a power sensor, labelled ``hw_id hw_name provenance``.
 
-    A sensor is measured even on a board whose energy has to be derived from it.
+    The sensor is `measured` even on a board whose energy is `derived` from it.
     """
 
     def draw(snapshot: Snapshot) -> Iterator[Sample]:
@@ -82,7 +82,7 @@ def throttled_time(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def throttling(snapshot: Snapshot) -> Iterator[Sample]:
-    """Reasons in force are 1, and reasons once in force and no longer are 0."""
+    """Yield 1 for active reasons and 0 for earlier ones."""
     for gpu in snapshot.gpus:
         if gpu.throttling is None:
             continue
@@ -101,7 +101,7 @@ def compared_energy(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def divergence(gpu: GpuStatus) -> float | None:
-    """By how much integrated power exceeds the counter, as a fraction of the counter."""
+    """Return the excess of integrated power over the counter, as a fraction of the counter."""
     counted, integrated = gpu.counter_energy, gpu.integrated_energy
     if not counted or integrated is None:
         return None

@@ -1,9 +1,4 @@
-"""What a metric is: one entry of the catalogue, and its name in each world.
-
-Text that comes from outside, made fit to be shown.
-
-How much of what was made for series is kept when they are no longer drawn.
-"""
+"""`Metric`, its OpenTelemetry and Prometheus names, label sanitizing and cache limits."""
 
 from __future__ import annotations
 
@@ -17,22 +12,22 @@ from typing import NamedTuple
 from wattspan.model import Exemplar, Snapshot
 
 Labels = tuple[str, ...]
-"""The label values of one series, in the order of its metric's attributes; "" is absent."""
+"""Label values of one series in the order of the metric's attributes; "" is absent."""
 
 Sample = tuple[Labels, int | float]
-"""One series' value; see Metric for its scale."""
+"""Labels and value of one series; see `Metric` for the scale."""
 
 Draw = Callable[[Snapshot], Iterable[Sample]]
 
 DrawExemplars = Callable[[Snapshot], Mapping[Labels, Exemplar]]
-"""The spans that stand for series, by the labels that ``Draw`` gives those. Only of counters."""
+"""Exemplars of counters by the labels of ``Draw``."""
 
 StartTimes = Callable[[Snapshot], Callable[[Labels], int | None]]
-"""When series of a counter were zero, in Unix nanoseconds; None where nobody can tell."""
+"""Unix nanoseconds at which series of a counter were zero; None if unknown."""
 
 
 class Instrument(StrEnum):
-    """OpenTelemetry's instruments, and one that Prometheus has, which is a gauge over OTLP."""
+    """Instruments of OpenTelemetry, and Prometheus' Info, which is a gauge over OTLP."""
 
     COUNTER = "Counter"
     UPDOWN = "UpDownCounter"
@@ -41,16 +36,16 @@ class Instrument(StrEnum):
 
 
 DECIMALS = {"J": 6, "W": 3, "s": 9, "g": 9, "g/kWh": 9, "{currency}": 9, "{currency}/kWh": 9}
-"""Quantities the model holds as whole microjoules, milliwatts, nanoseconds and billionths."""
+"""Decimal digits of units that the model holds as integers, such as microjoules."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric: its names, its meaning, and how it is drawn from a snapshot.
+    """One metric: names, help, attributes and the function from a snapshot to its samples.
 
-    ``draw`` yields whole numbers of the model's own unit where ``unit`` is in ``DECIMALS``
-    (microjoules for J, milliwatts for W, nanoseconds for s, billionths of grams and of money), so
-    that no value is ever rounded on its way out; for every other unit it yields the value itself.
+    ``draw`` yields integers of the model's unit where ``unit`` is in ``DECIMALS`` (microjoules for
+    J, milliwatts for W, nanoseconds for s, billionths of grams and of money), so that exporters
+    never round; for every other unit it yields the value itself.
     """
 
     name: str
@@ -59,10 +54,10 @@ class Metric:
     help: str
     attributes: tuple[str, ...]
     draw: Draw
-    series: str = ""  # the Prometheus name where it is fixed otherwise than by the rules
-    exemplars: DrawExemplars | None = None  # their energy is the exemplar's value, in ``unit``
-    lasting: bool = False  # counts on over restarts, since ``Snapshot.since``; else since a start
-    begins: StartTimes | None = None  # for series that count neither since the books nor a start
+    series: str = ""  # Prometheus name, if it differs from the translation
+    exemplars: DrawExemplars | None = None  # the exemplar's value is its energy in ``unit``
+    lasting: bool = False  # counts since ``Snapshot.since``, across restarts
+    begins: StartTimes | None = None  # for series with start times of their own
 
     def __post_init__(self) -> None:
         if not self.series:
@@ -79,7 +74,7 @@ class Metric:
 
     @property
     def unit_word(self) -> str:
-        """The unit as Prometheus spells it in a name; "" if the name carries none."""
+        """Unit in the Prometheus name; "" for none."""
         if self.unit == "1":
             return "ratio" if self.instrument is Instrument.GAUGE else ""
         main, _, per = self.unit.partition("/")
@@ -88,7 +83,7 @@ class Metric:
 
 
 class Chapter(NamedTuple):
-    """Metrics that belong together, and what must be known to use them."""
+    """Related metrics with an introduction."""
 
     title: str
     prose: str
@@ -113,7 +108,7 @@ _PER_WORDS = {
 
 
 def prometheus_name(name: str, unit: str, instrument: Instrument) -> str:
-    """``name`` as OpenTelemetry's translation to Prometheus spells it.
+    """Return ``name`` translated to Prometheus by the rules of OpenTelemetry.
 
     Separators become single underscores, the unit's word is appended unless the name has it,
     counters end in ``total``, gauges of unit 1 in ``ratio``; units in braces are dropped.
@@ -142,7 +137,7 @@ def _unit_word(unit: str, words: dict[str, str] = _UNIT_WORDS) -> str:
 
 
 MAX_LABEL_LENGTH = 128
-"""Characters of a label value; whatever is longer is cut and marked with a digest."""
+"""Longest label value; longer values are cut and marked with a digest."""
 
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
@@ -150,20 +145,18 @@ _UNPRINTABLE = re.compile(
 
 
 def sanitize(value: str, most: int = MAX_LABEL_LENGTH) -> str:
-    """``value`` as it is, unless it is too long or holds what no page should show.
+    """Return ``value`` with replaced control characters and limited length.
 
-    Control characters could rewrite the terminal of whoever looks at a scrape, or turn the
-    direction of what is read, and half a
-    surrogate pair (a file name that is not UTF-8) cannot be encoded at all.
+    Control characters could manipulate a terminal or reverse the reading direction, and a lone
+    surrogate (a file name that is not UTF-8) cannot be encoded.
     """
     return truncate_with_digest(value, _UNPRINTABLE.sub("\ufffd", value), most)
 
 
 def truncate_with_digest(value: str, fit: str, most: int) -> str:
-    """``fit``, which is ``value`` as it may be shown, in at most ``most`` characters.
+    """Return ``fit``, the sanitized ``value``, in at most ``most`` characters.
 
-    What had to be changed is marked with a digest of the original, so that two names stay two
-    series.
+    A changed value ends in a digest of the original, so that two names remain two series.
     """
     if fit == value and len(value) <= most:
         return value
@@ -172,9 +165,9 @@ def truncate_with_digest(value: str, fit: str, most: int) -> str:
 
 
 CACHE_SLACK = 64
-"""Series a metric may keep beyond those in use, so that little churn costs nothing."""
+"""Unused series that a cache may keep, so that small changes are cheap."""
 
 
 def cache_must_shrink(kept: int, used: int) -> bool:
-    """Whether what is kept must shrink to what is used: about twice as much never stays."""
+    """Return True if a cache of ``kept`` entries must shrink to the ``used`` ones."""
     return kept > 2 * used + CACHE_SLACK

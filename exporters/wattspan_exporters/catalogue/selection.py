@@ -1,4 +1,4 @@
-"""Which metrics an exporter tells of, by the patterns that its table has."""
+"""Selection of an exporter's metrics by the patterns of its table."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def select_metrics(
     *,
     facts: bool = True,
 ) -> list[Metric]:
-    """The metrics that ``patterns`` leave, each once, in the catalogue's order.
+    """Return the metrics that match ``patterns``, in the order of the catalogue.
 
-    ``*`` in a pattern is anything, and a "!" before it takes away again. Without ``facts`` those
-    as labels (Info) are left out unless they are named in full: their value is always 1.
-    ConfigError, which names ``table``, tells of each pattern that fits nothing, or of none left.
+    ``*`` in a pattern matches any text, and a leading "!" removes matches. Without ``facts``,
+    metrics of the instrument Info are left out unless a pattern has their full name. ConfigError
+    names ``table`` and each pattern without a match, or an empty selection.
     """
     kept: set[str] = set()
     unknown: list[str] = []
