@@ -147,7 +147,7 @@ def test_what_a_killed_agent_left_behind_is_replaced(tmp_path: Path) -> None:
             second.measuring()
             second.run_dir = first.run_dir
             sends(second, "to the heir")
-            assert "Going on without" not in second.said
+            assert "continues without" not in second.said
             assert second.end() == 0
 
 
