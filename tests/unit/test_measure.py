@@ -179,7 +179,7 @@ def test_a_long_run_is_asked_about_piece_by_piece(monkeypatch: pytest.MonkeyPatc
     assert meter.asked == list(itertools.pairwise(edges))
     assert result.last.command.joules == {"cpu": pytest.approx(31.0)}
     assert result.last.command.uncertainty == {"cpu": 0.5}
-    assert result.coverage == 1.0
+    assert result.last.coverage == 1.0
 
     # a piece that has not settled is asked about with the next
     meter = Pieces(settled=start)
@@ -210,7 +210,7 @@ def test_an_agent_that_goes_away_costs_the_figures_and_nothing_else() -> None:
 
     result = measure.measure(["sh", "-c", "exit 5"], 2, Gone(), SystemClock())
     assert [one.code for one in result.runs] == [5, 5]
-    assert result.coverage == 0.0
+    assert result.last.coverage == 0.0
     text = "\n".join(result_lines(result))
     assert "is not known" in text
     assert text.count("No wattspan agent answers.") == 1
@@ -339,4 +339,4 @@ def test_idle_energy_is_shown_beside_the_devices_or_said_to_be_in_the_processes(
     half = (known[0], told.devices[1])
     table = shown(a_run(told._replace(devices=half)))
     assert "of these idle" not in table
-    assert "Idle power is not told apart on GPU 0: processes are charged with it too." in table
+    assert "Idle power of GPU 0 is unknown: processes are charged with it." in table

@@ -1,7 +1,4 @@
-"""What runs of a command spent: stretches put together, runs put beside each other.
-
-The table of ``wattspan measure``: what the command spent, and what the devices did meanwhile.
-"""
+"""Energy of one or several runs of a command: sums over periods, statistics, JSON and table."""
 
 from __future__ import annotations
 
@@ -9,12 +6,13 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from wattspan.cli import formatting
 from wattspan.cli.tables import table_lines
-from wattspan.sdk.measurement import Energy, Measurement
+from wattspan.sdk.measurement import Device, Energy, Measurement
 from wattspan.util.text import printable
 
 TOTAL = "total"
@@ -22,10 +20,10 @@ TOTAL = "total"
 
 @dataclass(slots=True)
 class EnergySum:
-    """Joules of several stretches that follow each other, by some key.
+    """Joules of consecutive periods, by key.
 
-    What lies on the wrong side of an edge between two of them is in the other, so that only the
-    outer edges leave doubt: the uncertainty is that of the most uncertain stretch.
+    Energy on the wrong side of an edge between two periods is in the other one, so only the outer
+    edges are uncertain: the uncertainty is that of the most uncertain period.
     """
 
     joules: dict[str, float] = field(default_factory=dict)
@@ -45,75 +43,98 @@ class EnergySum:
     def coverage(self, seconds: float) -> float:
         return min(1.0, self.covered / seconds) if seconds else 1.0
 
-
-class MeasuredDevice(NamedTuple):
-    """A device, as it is told of."""
-
-    kind: str
-    name: str
-    provenance: str
+    def plain(self) -> dict[str, Mapping[str, float]]:
+        return {"joules": self.joules, "uncertainty_joules": self.uncertainty}
 
 
 @dataclass(slots=True)
 class CommandRun:
-    """One run of the command: what its processes spent, and what the host's devices did."""
+    """One run of the command: the energy of its processes and of the host's devices."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     code: int = 0
     interrupted: bool = False
     complete: bool = True
-    measured: float = 0.0  # seconds that were to be measured
+    measured: float = 0.0  # seconds that were requested
     command: EnergySum = field(default_factory=EnergySum)
     host: EnergySum = field(default_factory=EnergySum)
     devices: EnergySum = field(default_factory=EnergySum)
     idle: EnergySum = field(default_factory=EnergySum)
-    idle_unknown: set[str] = field(default_factory=set)  # devices
-    parts: dict[str, MeasuredDevice] = field(default_factory=dict)
+    idle_unknown: set[str] = field(default_factory=set)  # device ids
+    parts: dict[str, Device] = field(default_factory=dict)
     provenance: dict[str, str] = field(default_factory=dict)
     host_name: str = ""
     emulated: bool = False
-    trouble: str = ""  # why its last stretch is not known
+    trouble: str = ""  # the reason why its last period is unknown
 
-    def miss(self, nanoseconds: int, why: str) -> None:
-        """A stretch of which nothing will be known."""
+    def miss(self, nanoseconds: int, reason: str) -> None:
+        """Add a period whose energy stays unknown."""
         self.measured += nanoseconds / 1e9
-        self.complete, self.trouble = False, why
+        self.complete, self.trouble = False, reason
 
-    def add(self, told: Measurement) -> None:
-        """The next stretch of it."""
-        self.measured += told.seconds
-        self.command.include(told.joules, told.seconds)
-        self.host.include(told.host, told.seconds)
-        for device in told.devices:
+    def add(self, period: Measurement) -> None:
+        """Add the next period."""
+        self.measured += period.seconds
+        self.command.include(period.joules, period.seconds)
+        self.host.include(period.host, period.seconds)
+        for device in period.devices:
             self.devices.add(device.id, device.joules, device.uncertainty)
             self.idle.add(device.id, device.idle, None)
             if device.joules and device.idle is None:
                 self.idle_unknown.add(device.id)
-            self.parts[device.id] = MeasuredDevice(device.kind, device.name, device.provenance)
-        self.provenance |= told.provenance
-        self.host_name, self.emulated = told.host_name, told.emulated
-        self.complete = told.complete
+            self.parts[device.id] = device
+        self.provenance |= period.provenance
+        self.host_name, self.emulated = period.host_name, period.emulated
+        self.complete = period.complete
 
     @property
     def coverage(self) -> float:
-        """The part of its time in which everything was measured."""
+        """The fraction of its time in which every kind was measured."""
         return min(self.command.coverage(self.measured), self.host.coverage(self.measured))
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "seconds": self.seconds,
+            "cpu_seconds": self.cpu_seconds,
+            "exit_code": self.code,
+            "coverage": self.coverage,
+            "complete": self.complete,
+            "command": self.command.plain(),
+            "host": self.host.plain(),
+            "devices": [
+                {
+                    "hw_id": key,
+                    "hw_type": device.kind,
+                    "hw_name": device.name,
+                    "provenance": device.provenance,
+                    "joules": self.devices.joules.get(key),
+                    "uncertainty_joules": self.devices.uncertainty.get(key),
+                }
+                for key, device in self.parts.items()
+            ],
+        }
+
+
+_Of = Callable[[CommandRun], EnergySum]
+_COMMAND: _Of = attrgetter("command")
+_HOST: _Of = attrgetter("host")
+_DEVICES: _Of = attrgetter("devices")
 
 
 class MeanAndDeviation(NamedTuple):
-    """The mean of some runs, None if it is not known of all; ``stdev`` needs two of them."""
+    """The mean of several runs, None unless all are known; ``stdev`` needs two of them."""
 
     mean: float | None
     stdev: float | None = None
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> MeanAndDeviation:
-        known = list(values)
-        sure = [value for value in known if value is not None]
-        if not sure or len(sure) < len(known):
+        every = list(values)
+        known = [value for value in every if value is not None]
+        if not known or len(known) < len(every):
             return cls(None)
-        return cls(fmean(sure), stdev(sure) if len(sure) > 1 else None)
+        return cls(fmean(known), stdev(known) if len(known) > 1 else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,48 +159,38 @@ class MeasurementResult:
         return MeanAndDeviation.of(run.cpu_seconds for run in self.runs)
 
     @property
-    def coverage(self) -> float:
-        return min(run.coverage for run in self.runs)
-
-    @property
     def kinds(self) -> list[str]:
-        """The kinds of devices that the host has, in the order it tells them."""
+        """The kinds of devices that the host has."""
         return list(dict.fromkeys(kind for run in self.runs for kind in run.provenance))
 
     @property
-    def parts(self) -> dict[str, MeasuredDevice]:
+    def parts(self) -> dict[str, Device]:
         return {key: part for run in self.runs for key, part in run.parts.items()}
 
     @property
-    def idle(self) -> MeanAndDeviation:
-        """What of the devices' joules was idle; None if it was not known of each, all the time."""
+    def idle(self) -> float | None:
+        """The mean idle energy of the devices; None unless it was always known of each."""
         return MeanAndDeviation.of(
             None if run.idle_unknown or not run.idle.joules else sum(run.idle.joules.values())
             for run in self.runs
-        )
+        ).mean
 
-    @property
-    def idle_unknown(self) -> list[str]:
-        """The devices whose idle power was not known."""
-        unknown = {device for run in self.runs for device in run.idle_unknown}
-        return [part.name for key, part in self.parts.items() if key in unknown]
+    def joules(self, of: _Of, key: str) -> MeanAndDeviation:
+        """The joules of a key, or of all kinds (TOTAL)."""
+        return MeanAndDeviation.of(self._value(of(run).joules, key) for run in self.runs)
 
-    def joules(self, of: Callable[[CommandRun], EnergySum], key: str) -> MeanAndDeviation:
-        """One key's joules, or everything's, over the runs."""
-        return MeanAndDeviation.of(self._one(of(run).joules, key) for run in self.runs)
+    def uncertainty(self, of: _Of, key: str) -> float | None:
+        """The mean uncertainty of a run's figure."""
+        return MeanAndDeviation.of(self._value(of(run).uncertainty, key) for run in self.runs).mean
 
-    def doubt(self, of: Callable[[CommandRun], EnergySum], key: str) -> float | None:
-        """How far off one run's figure may be, on average."""
-        return MeanAndDeviation.of(self._one(of(run).uncertainty, key) for run in self.runs).mean
-
-    def _one(self, table: Mapping[str, float], key: str) -> float | None:
-        """A sum of all kinds is only known if each of them is."""
+    def _value(self, table: Mapping[str, float], key: str) -> float | None:
+        """The total is known if the energy of each kind is."""
         if key != TOTAL:
             return table.get(key)
         return sum(table.values()) if table and set(self.kinds) <= table.keys() else None
 
     def plain(self) -> dict[str, Any]:
-        """Plain facts for JSON."""
+        """The JSON output."""
         last = self.last
         return {
             "argv": [os.fsencode(word).decode("utf-8", "replace") for word in self.command],
@@ -188,161 +199,106 @@ class MeasurementResult:
             "provenance": last.provenance,
             "measured_by": self.about,
             "notes": list(self.notes),
-            "runs": [_run_facts(run) for run in self.runs],
-            "mean": self._statistic(lambda figure: figure.mean),
-            "stdev": self._statistic(lambda figure: figure.stdev) if len(self.runs) > 1 else None,
+            "runs": [run.plain() for run in self.runs],
+            "mean": self._statistics("mean"),
+            "stdev": self._statistics("stdev") if len(self.runs) > 1 else None,
         }
 
-    def _statistic(self, which: Callable[[MeanAndDeviation], float | None]) -> dict[str, Any]:
-        def table(
-            of: Callable[[CommandRun], EnergySum], keys: Iterable[str]
-        ) -> dict[str, float | None]:
-            return {key: which(self.joules(of, key)) for key in (*keys, TOTAL)}
-
+    def _statistics(self, name: str) -> dict[str, Any]:
+        value = attrgetter(name)
+        kinds = (*self.kinds, TOTAL)
         return {
-            "seconds": which(self.seconds),
-            "cpu_seconds": which(self.cpu_seconds),
-            "command_joules": table(command_energy, self.kinds),
-            "host_joules": table(host_energy, self.kinds),
-            "device_joules": {key: which(self.joules(device_energy, key)) for key in self.parts},
+            "seconds": value(self.seconds),
+            "cpu_seconds": value(self.cpu_seconds),
+            "command_joules": {key: value(self.joules(_COMMAND, key)) for key in kinds},
+            "host_joules": {key: value(self.joules(_HOST, key)) for key in kinds},
+            "device_joules": {key: value(self.joules(_DEVICES, key)) for key in self.parts},
         }
 
 
-def command_energy(run: CommandRun) -> EnergySum:
-    return run.command
+# ---------------------------------------------------------------------------------- the table
 
-
-def host_energy(run: CommandRun) -> EnergySum:
-    return run.host
-
-
-def device_energy(run: CommandRun) -> EnergySum:
-    return run.devices
-
-
-def _run_facts(run: CommandRun) -> dict[str, Any]:
-    return {
-        "seconds": run.seconds,
-        "cpu_seconds": run.cpu_seconds,
-        "exit_code": run.code,
-        "coverage": run.coverage,
-        "complete": run.complete,
-        "command": _sum_facts(run.command),
-        "host": _sum_facts(run.host),
-        "devices": [_device_facts(key, part, run.devices) for key, part in run.parts.items()],
-    }
-
-
-def _sum_facts(told: EnergySum) -> dict[str, Mapping[str, float]]:
-    return {"joules": told.joules, "uncertainty_joules": told.uncertainty}
-
-
-def _device_facts(key: str, part: MeasuredDevice, told: EnergySum) -> dict[str, Any]:
-    return {
-        "hw_id": key,
-        "hw_type": part.kind,
-        "hw_name": part.name,
-        "provenance": part.provenance,
-        "joules": told.joules.get(key),
-        "uncertainty_joules": told.uncertainty.get(key),
-    }
-
-
-_LONGEST = 60  # letters of the command that are repeated
-_WIDEST = 40  # letters of a device's name
+_MAX_COMMAND = 60  # characters of the command that are shown
+_MAX_NAME = 40  # characters of a device's name
 _Row = tuple[str, str, str, str, str, str]
 
 
 def result_lines(result: MeasurementResult) -> Iterator[str]:
     """The figures for people, line by line."""
     last = result.last
+    command = printable(shlex.join(result.command))
+    if len(command) > _MAX_COMMAND:
+        command = f"{command[: _MAX_COMMAND - 3]}..."
     yield ""
     if not result.kinds:
-        yield f" The energy of `{_command(result)}` is not known."
+        yield f" The energy of `{command}` is not known."
         yield from (f"  {note}" for note in result.notes)
         return
-    yield f" Energy of `{_command(result)}` on {printable(last.host_name)}:"
+    yield f" Energy of `{command}` on {printable(last.host_name)}:"
     if last.emulated:
         yield " EMULATED HOST: no figure is of real hardware"
     yield ""
-    yield from table_lines(_rows(result), left=(0, 5), max_width=_WIDEST)
+    yield from table_lines(_rows(result), left=(0, 5), max_width=_MAX_NAME)
     yield ""
-    yield from _foot(result)
+    yield from (f"  {line}" for line in _notes(result))
     yield ""
 
 
 def _rows(result: MeasurementResult) -> Iterator[_Row]:
     yield "", "energy", "stdev" if len(result.runs) > 1 else "", "off by", "power", "how"
-    yield " the command's processes", *_BLANK
+    yield " the command's processes", "", "", "", "", ""
     for kind in result.kinds:
-        how = result.last.provenance.get(kind, "")
-        yield _row(result, f"  {kind}", command_energy, kind, how)
-    yield _row(result, "  together", command_energy, TOTAL)
-    yield " the host's devices, whoever used them", *_BLANK
+        yield _row(result, kind, _COMMAND, kind, result.last.provenance.get(kind, ""))
+    yield _row(result, "together", _COMMAND, TOTAL)
+    yield " the host's devices, whoever used them", "", "", "", "", ""
     for key, part in result.parts.items():
-        yield _row(result, f"  {part.kind} {part.name}", device_energy, key, part.provenance)
-    yield _row(result, "  together", host_energy, TOTAL)
-    if result.idle.mean is not None:
-        yield "  of these idle", formatting.joules_text(result.idle.mean), "", "", "", ""
+        yield _row(result, f"{part.kind} {part.name}", _DEVICES, key, part.provenance)
+    yield _row(result, "together", _HOST, TOTAL)
+    if result.idle is not None:
+        yield "  of these idle", formatting.joules_text(result.idle), "", "", "", ""
 
 
-_BLANK = ("", "", "", "", "")
-
-
-def _row(
-    result: MeasurementResult,
-    name: str,
-    of: Callable[[CommandRun], EnergySum],
-    key: str,
-    how: str = "",
-) -> _Row:
+def _row(result: MeasurementResult, name: str, of: _Of, key: str, how: str = "") -> _Row:
     energy, seconds = result.joules(of, key), result.seconds.mean
     power = energy.mean / seconds if energy.mean is not None and seconds else None
     return (
-        name,
+        f"  {name}",
         formatting.joules_text(energy.mean),
-        _spread(energy),
-        formatting.joules_text(result.doubt(of, key)),
+        _deviation(energy),
+        formatting.joules_text(result.uncertainty(of, key)),
         f"{formatting.watts(power)} W",
         how,
     )
 
 
-def _foot(result: MeasurementResult) -> Iterator[str]:
-    runs = len(result.runs)
-    seconds, cpu = result.seconds, result.cpu_seconds
-    yield f"  {_seconds(seconds)} elapsed, {_seconds(cpu)} of CPU time" + (
-        f"; means of {runs} runs" if runs > 1 else ""
-    )
-    if result.coverage < 0.9995:
+def _notes(result: MeasurementResult) -> Iterator[str]:
+    runs = result.runs
+    times = f"{_seconds(result.seconds)} elapsed, {_seconds(result.cpu_seconds)} of CPU time"
+    yield times + (f"; means of {len(runs)} runs" if len(runs) > 1 else "")
+    coverage = min(run.coverage for run in runs)
+    if coverage < 0.9995:
         yield (
-            f"  Only {result.coverage:.1%} of the time was measured in every kind: "
+            f"Only {coverage:.1%} of the time was measured in every kind: "
             "the figures are of that part."
         )
-    if not all(run.complete or run.trouble for run in result.runs):
-        yield "  Some figures had not settled when they were read, and lack their last part."
-    if result.idle_unknown:
-        names = printable(", ".join(result.idle_unknown))
-        yield f"  Idle power is not told apart on {names}: processes are charged with it too."
-    failed = sorted({run.code for run in result.runs if run.code})
-    if failed and runs > 1:
-        yield f"  Some runs ended with exit code {', '.join(map(str, failed))}."
-    for note in result.notes:
-        yield f"  {note}"
-
-
-def _command(result: MeasurementResult) -> str:
-    text = printable(shlex.join(result.command))
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    if not all(run.complete or run.trouble for run in runs):
+        yield "Some figures had not settled when they were read, and lack their last part."
+    unknown = {device for run in runs for device in run.idle_unknown}
+    if names := ", ".join(part.name for key, part in result.parts.items() if key in unknown):
+        yield f"Idle power of {printable(names)} is unknown: processes are charged with it."
+    failed = sorted({run.code for run in runs if run.code})
+    if failed and len(runs) > 1:
+        yield f"Some runs ended with exit code {', '.join(map(str, failed))}."
+    yield from result.notes
 
 
 def _seconds(figure: MeanAndDeviation) -> str:
-    spread = _spread(figure)
-    return f"{figure.mean:.3f} s" + (f" ({spread})" if spread else "")
+    deviation = _deviation(figure)
+    return f"{figure.mean:.3f} s" + (f" ({deviation})" if deviation else "")
 
 
-def _spread(figure: MeanAndDeviation) -> str:
-    """The standard deviation over the runs, as a part of the mean."""
+def _deviation(figure: MeanAndDeviation) -> str:
+    """The standard deviation over the runs, relative to the mean."""
     if figure.mean is None or figure.stdev is None:
         return ""
     return f"±{figure.stdev / figure.mean:.1%}" if figure.mean else formatting.UNKNOWN
