@@ -1,4 +1,4 @@
-"""Running somebody's command as a shell would: its terminal, its signals, its exit code."""
+"""Running a command as a shell does: its terminal, its signals, its exit code."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _INTERRUPTING_SIGNALS = (*_TERMINAL_SIGNALS, signal.SIGTERM, signal.SIGHUP)
 
 
 class CommandNotFoundError(WattspanError):
-    """There is no such command."""
+    """The command does not exist."""
 
     exit_code = 127
 
 
 class CommandNotExecutableError(WattspanError):
-    """The command is there and cannot be executed."""
+    """The command exists and cannot be executed."""
 
     exit_code = 126
 
 
 class ChildExit(NamedTuple):
-    """One run of a command: monotonic times, and what the kernel charged it and its children."""
+    """One run of a command: monotonic times, and the CPU time of it and its children."""
 
     whom: Consumer
     start: int
     end: int
-    code: int  # as a shell tells it: 128 and the signal's number for one that was killed
+    code: int  # 128 and the number of the signal that ended it, as in a shell
     cpu_seconds: float
-    interrupted: bool  # somebody pressed Ctrl-C or asked it to end
+    interrupted: bool  # by Ctrl-C or a signal
 
 
 def run_child(
@@ -51,27 +51,26 @@ def run_child(
     meanwhile: Callable[[Consumer, int], object],
     every: int,
 ) -> ChildExit:
-    """Run ``command`` to its end.
+    """Run ``command`` to its end; signals reach it instead of this process.
 
-    ``begun`` is told who it is as soon as it runs, in a thread, so that a quick command is not
-    taken for a slow one; ``meanwhile`` is called every so many nanoseconds with the time when
-    it began. Signals reach the command, not us.
+    ``begun`` is called with its identity in a thread, so that a slow call does not lengthen the
+    run. ``meanwhile`` is called ``every`` nanoseconds with its identity and its start time.
     """
     with _forward_signals() as signals:
         start = clock.monotonic()
         child = _spawn(command)
-        signals.belong_to(child.pid)
+        signals.forward_to(child.pid)
         with ThreadPoolExecutor(1) as aside:
             whom = process_identity(child.pid)
-            told = aside.submit(begun, whom)
+            registration = aside.submit(begun, whom)
             faults = _wait(child.pid, every, lambda: meanwhile(whom, start))
             end = clock.monotonic()
-            signals.belong_to(None)
-            wait([told])
-            # Not earlier: until somebody takes note of its end, it can be asked whose it was.
+            signals.forward_to(None)
+            wait([registration])
+            # Reaped only now: until then, /proc has its identity.
             _, status, used = os.wait4(child.pid, 0)
             child.returncode = code = os.waitstatus_to_exitcode(status)
-    told.result()
+    registration.result()
     if faults:
         raise faults[0]
     return ChildExit(
@@ -85,7 +84,7 @@ def run_child(
 
 
 def process_identity(pid: int) -> Consumer:
-    """A process of ours by pid and start time; a child is there to be asked even after its end."""
+    """A process of this program by pid and start time; works for a child until it is reaped."""
     procfs = ProcFs()
     try:
         stat = procfs.stat(pid)
@@ -101,15 +100,15 @@ def process_identity(pid: int) -> Consumer:
 
 def _spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
     try:
-        # What we were given the command is given too, descriptors included: those of make, say.
-        return subprocess.Popen(command, close_fds=False)  # noqa: S603 - it is what was asked for
+        # The command inherits open descriptors, such as those of make.
+        return subprocess.Popen(command, close_fds=False)  # noqa: S603 - the user's command
     except FileNotFoundError as error:
         raise CommandNotFoundError(
-            f"Cannot run {command[0]!r}: {_cause(error)}. Check its name, or write its whole path."
+            f"Cannot run {command[0]!r}: {_cause(error)}. Check its name, or give its path."
         ) from None
     except (OSError, ValueError) as error:
         raise CommandNotExecutableError(
-            f"Cannot run {command[0]!r}: {_cause(error)}. It must be a program that you may run."
+            f"Cannot run {command[0]!r}: {_cause(error)}. Give an executable program."
         ) from None
 
 
@@ -118,9 +117,9 @@ def _cause(error: Exception) -> str:
 
 
 def _wait(pid: int, every: int, meanwhile: Callable[[], object]) -> list[Exception]:
-    """Until the process has ended, which nobody takes note of yet; what went wrong meanwhile.
+    """Wait until the process has ended, without reaping it; returns the errors of ``meanwhile``.
 
-    Whatever goes wrong with us, the command goes on: it is somebody's work.
+    The command continues whatever these errors are.
     """
     faults: list[Exception] = []
     descriptor = os.pidfd_open(pid)
@@ -130,7 +129,7 @@ def _wait(pid: int, every: int, meanwhile: Callable[[], object]) -> list[Excepti
         while not poll.poll(every / 1e6):
             try:
                 meanwhile()
-            except Exception as error:  # noqa: BLE001 - told once the command has ended
+            except Exception as error:  # noqa: BLE001 - raised when the command has ended
                 faults.append(error)
     finally:
         os.close(descriptor)
@@ -138,15 +137,15 @@ def _wait(pid: int, every: int, meanwhile: Callable[[], object]) -> list[Excepti
 
 
 class _SignalForwarder:
-    """Passes on what is sent to us alone; what a terminal sends, it sends to the command too."""
+    """Forwards signals, except those that a terminal sends to its whole process group."""
 
     def __init__(self) -> None:
         self._child: int | None = None
         self._early: list[int] = []
         self.interrupted = False
 
-    def belong_to(self, child: int | None) -> None:
-        """From now on signals are for ``child``, those that came before it included."""
+    def forward_to(self, child: int | None) -> None:
+        """Forward signals to ``child`` from now on, including earlier ones."""
         self._child = child
         while child is not None and self._early:
             os.kill(child, self._early.pop(0))
@@ -156,17 +155,18 @@ class _SignalForwarder:
         if self._child is None:
             self._early.append(number)
         elif not (number in _TERMINAL_SIGNALS and _is_foreground()):
-            os.kill(self._child, number)  # ours until we take note of its end, so nobody else's
+            os.kill(self._child, number)  # not reaped yet, so the pid is its own
 
 
 @contextmanager
 def _forward_signals() -> Iterator[_SignalForwarder]:
-    """Outlive the signals that are the command's. It inherits none of this: handlers reset."""
+    """Forward signals during the block. The command does not inherit handlers."""
     signals = _SignalForwarder()
     numbers = [
         number
         for number in (*_TERMINAL_SIGNALS, *_FORWARDED_SIGNALS)
-        if signal.getsignal(number) is not signal.SIG_IGN  # as under nohup: the command's as well
+        if signal.getsignal(number)
+        is not signal.SIG_IGN  # under nohup the command ignores it as well
     ]
     before = {number: signal.signal(number, signals.handle) for number in numbers}
     try:
@@ -177,10 +177,10 @@ def _forward_signals() -> Iterator[_SignalForwarder]:
 
 
 def _is_foreground() -> bool:
-    """Whether our process group has the terminal, whose keys then reach all of the group."""
+    """Whether this process group has the terminal, whose keys reach the whole group."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:  # there is none, and so no keys
+    except OSError:  # no terminal
         return False
     try:
         return os.tcgetpgrp(terminal) == os.getpgrp()

@@ -1,7 +1,4 @@
-"""What the live view shows, and how a key changes it. Pure: a key in, the next choice out.
-
-The keys of a terminal, one at a time, without waiting for enter.
-"""
+"""Options of the view, their changes by keys, and the keyboard of a terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ PAGE = 10
 
 
 class ViewSection(StrEnum):
-    """What is listed: everything, or one kind of row alone."""
+    """The sections that are shown: all, or one."""
 
     ALL = "all"
     PROCESS = "process"
@@ -38,7 +35,7 @@ class SortKey(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """What to show and how much room there is; ``height`` None is as many lines as it takes."""
+    """The selection and the size of the view; ``height`` None is unlimited."""
 
     by: ViewSection = ViewSection.ALL
     sort: SortKey = SortKey.WATTS
@@ -47,28 +44,28 @@ class ViewOptions:
     width: int = 100
     height: int | None = None
     ascii: bool = False
-    keys: bool = False  # the keys are live, so the last line tells them
-    editing: bool = False  # what is typed goes into the filter
+    keys: bool = False  # the last line lists the keys
+    editing: bool = False  # typed characters go into the filter
     help: bool = False
-    brief: bool = False  # without a height: the rows that matter, and how many do not
-    notice: str = ""  # one sentence above the figures: no answer, stale, ...
-    note: str = ""  # the same, but nothing is wrong
+    brief: bool = False  # without a height: only the largest rows
+    notice: str = ""  # a warning above the figures
+    note: str = ""  # information above the figures
 
     @property
     def sorts(self) -> list[SortKey]:
-        """What the rows can be sorted by; spans have no watts, as `view_spans` explains."""
+        """The possible orders of the rows; spans have no watts."""
         return [
             sort for sort in SortKey if self.by is not ViewSection.SPAN or sort is not SortKey.WATTS
         ]
 
     @property
     def order(self) -> SortKey:
-        """What the rows are sorted by."""
+        """The order of the rows."""
         return self.sort if self.sort in self.sorts else SortKey.JOULES
 
 
 def handle_key(options: ViewOptions, key: str) -> ViewOptions | None:
-    """The choice after ``key``; None to quit."""
+    """The options after ``key``; None to quit."""
     if key in ("ctrl-c", "ctrl-d"):
         return None
     if options.editing:
@@ -129,15 +126,15 @@ _SEQUENCES = {
 
 
 class KeySource(Protocol):
-    """Something that is typed on."""
+    """A source of keys."""
 
     def wait(self, seconds: float) -> list[str]:
-        """The keys pressed, as soon as there are any; none after ``seconds``."""
+        """The next keys; an empty list after ``seconds``."""
         ...
 
 
 def decode(text: str) -> list[str]:
-    """The keys in what a terminal sent at once. Unknown escape sequences are no keys."""
+    """The keys in the input of a terminal, without unknown escape sequences."""
     keys: list[str] = []
     while text:
         length = _escape_length(text)
@@ -151,7 +148,7 @@ def decode(text: str) -> list[str]:
 
 
 def _escape_length(text: str) -> int:
-    """How many characters the first key takes: ESC [ parameters letter, ESC O letter, or 1."""
+    """The length of the first key: ESC [ parameters letter, ESC O letter, or one character."""
     if text[:2] == "\x1bO":
         return min(3, len(text))
     if text[:2] != "\x1b[":
@@ -163,7 +160,7 @@ def _escape_length(text: str) -> int:
 
 
 class Keyboard:
-    """Standard input, a terminal, in cbreak mode while this is open."""
+    """Standard input, a terminal, in cbreak mode while it is entered."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = sys.stdin.fileno() if descriptor is None else descriptor
@@ -190,5 +187,5 @@ class Keyboard:
         if not ready:
             return []
         typed = os.read(self._descriptor, 1024)
-        self._open = bool(typed)  # at its end the terminal is always ready and says nothing
+        self._open = bool(typed)  # at its end, a terminal is always ready
         return decode(typed.decode("utf-8", "replace"))
