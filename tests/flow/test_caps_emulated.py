@@ -78,7 +78,7 @@ def stretch(host: EmulatedHost, seconds: float) -> float:
     return float((after["took"] - before["took"]) / (after["ideal"] - before["ideal"]))
 
 
-def test_a_limit_of_another_process_acts_on_all_that_can_be_seen_of_the_board(
+def test_limit_of_another_process_changes_all_readings_of_the_board(
     host: EmulatedHost, board: Board
 ) -> None:
     assert stretch(host, 0.5) == pytest.approx(1.0, abs=1e-6)
@@ -102,7 +102,7 @@ def test_a_limit_of_another_process_acts_on_all_that_can_be_seen_of_the_board(
     assert host.ask(do="truth")["gpus"][0]["energy"] > 0
 
 
-def test_a_limit_takes_its_latency_and_little_more(host: EmulatedHost, board: Board) -> None:
+def test_limit_takes_effect_after_its_latency(host: EmulatedHost, board: Board) -> None:
     """Documented: noticed within 20 ms, in force a latency later; the rest is this machine's."""
     clock = SystemClock()
     took = {}
@@ -121,9 +121,7 @@ def test_a_limit_takes_its_latency_and_little_more(host: EmulatedHost, board: Bo
     assert took[400] - took[0] == pytest.approx(400, abs=200)
 
 
-def test_a_foreign_writer_and_a_limit_from_out_of_band_are_seen(
-    host: EmulatedHost, board: Board
-) -> None:
+def test_foreign_and_out_of_band_limits_are_visible(host: EmulatedHost, board: Board) -> None:
     host.ask(do="fault", gpu=0, fault="foreign_limit", on=550_000)
     assert board.GetPowerManagementLimit() == 550_000
     host.ask(do="fault", gpu=0, fault="enforce_at_most", on=450_000)
@@ -133,7 +131,7 @@ def test_a_foreign_writer_and_a_limit_from_out_of_band_are_seen(
     eventually(lambda: board.GetEnforcedPowerLimit() == 550_000, "it is over")
 
 
-def test_a_limit_may_be_refused_ignored_or_lost_with_the_board(
+def test_limit_may_be_refused_ignored_or_lost_with_the_board(
     host: EmulatedHost, board: Board
 ) -> None:
     host.ask(do="fault", gpu=0, fault="no_permission", on=True)
@@ -152,7 +150,7 @@ def test_a_limit_may_be_refused_ignored_or_lost_with_the_board(
     assert board.GetPowerManagementLimit() == 500_000
 
 
-def test_a_driver_that_is_loaded_anew_has_its_defaults(host: EmulatedHost, board: Board) -> None:
+def test_reloaded_driver_has_default_limits(host: EmulatedHost, board: Board) -> None:
     board.SetPowerManagementLimit(500_000)
     board.SetGpuLockedClocks(345, 1500)
     eventually(lambda: board.GetEnforcedPowerLimit() == 500_000, "it is enforced")
@@ -168,7 +166,7 @@ def test_a_driver_that_is_loaded_anew_has_its_defaults(host: EmulatedHost, board
     eventually(lambda: not board.GetCurrentClocksEventReasons() & 0x2, "no clock is locked")
 
 
-def test_a_hot_board_slows_down_for_a_reason_of_its_own(host: EmulatedHost, board: Board) -> None:
+def test_hot_board_slows_down_for_a_reason_of_its_own(host: EmulatedHost, board: Board) -> None:
     host.ask(do="fault", gpu=0, fault="hw_thermal", on=True)
     eventually(lambda: board.GetCurrentClocksEventReasons() & 0x40, "the reason shows")
     stretch(host, 0.25)
@@ -188,7 +186,7 @@ def test_a_hot_board_slows_down_for_a_reason_of_its_own(host: EmulatedHost, boar
         {"fault": "driver_gone", "on": 1},
     ],
 )
-def test_a_fault_that_is_none_is_refused(host: EmulatedHost, question: dict[str, Any]) -> None:
+def test_unknown_fault_is_rejected(host: EmulatedHost, question: dict[str, Any]) -> None:
     with pytest.raises(WattspanError, match="no such fault"):
         host.ask(do="fault", **question)
 
@@ -196,7 +194,7 @@ def test_a_fault_that_is_none_is_refused(host: EmulatedHost, question: dict[str,
 # ------------------------------------------------------------------------------------ packages
 
 
-def test_a_limit_written_to_a_package_slows_the_job_on_it() -> None:
+def test_limit_written_to_a_package_slows_the_job_on_it() -> None:
     with FaultyHost(profile_named("batch")) as host:
         host.start_jobs()
         assert host.sysfs is not None
@@ -230,7 +228,7 @@ def job_stretch(host: EmulatedHost, units: int, name: str = "cruncher") -> float
 # ---------------------------------------------------------------------------------------- jobs
 
 
-def test_a_job_does_as_it_is_told() -> None:
+def test_job_can_be_changed_and_paused() -> None:
     with FaultyHost(profile_named("one-socket-h100")) as host:
         pid = host.start_jobs()["trainer"]
         eventually(lambda: host.ask(do="work", job="trainer")["units"] > 3, "it works")
@@ -275,7 +273,7 @@ def resting(host: EmulatedHost) -> int:
         ("nobody", {"paused": True}, "there is no job 'nobody'"),
     ],
 )
-def test_what_a_job_cannot_do_is_refused(
+def test_impossible_change_of_a_job_is_rejected(
     host: EmulatedHost, job: str, change: dict[str, Any], cause: str
 ) -> None:
     with pytest.raises(WattspanError, match=cause):
@@ -285,7 +283,7 @@ def test_what_a_job_cannot_do_is_refused(
 @pytest.mark.parametrize(
     "profile", [name for name in PROFILES if any(job.spans for job in PROFILES[name].jobs)]
 )
-def test_every_profile_starts_its_jobs_and_those_with_work_get_on(profile: str) -> None:
+def test_jobs_of_every_profile_make_progress(profile: str) -> None:
     with FaultyHost(profile_named(profile)) as host:
         host.start_jobs()
         for job in profile_named(profile).jobs:
@@ -301,7 +299,7 @@ def test_every_profile_starts_its_jobs_and_those_with_work_get_on(profile: str) 
                 assert all(unit[0] <= unit[1] <= unit[2] for unit in done["finished"])
 
 
-def test_a_guest_can_steer_jobs_and_tells_of_his_own_work_only(host: EmulatedHost) -> None:
+def test_client_can_steer_jobs_and_reads_its_own_work_only(host: EmulatedHost) -> None:
     guest = ControlClient(host.directory)
     assert guest.ask(do="finished", gpu=0, since=0, pid=1)["units"] == 0
     guest.ask(do="steer", job="trainer", seed=3)

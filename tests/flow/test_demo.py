@@ -94,7 +94,7 @@ def watts(printed: str, row: str) -> list[float]:
     return [float(figure) for figure in re.findall(r"\d+\.\d\b(?!%| +k?J|\d)", line)]
 
 
-def test_in_a_pipe_it_prints_devices_groups_and_processes_with_watts(
+def test_demo_in_a_pipe_prints_devices_groups_and_processes(
     tmp_path: Path, free_port: Callable[[], int]
 ) -> None:
     with demo(tmp_path, "--listen", f"127.0.0.1:{free_port()}") as shown:
@@ -125,7 +125,7 @@ def test_in_a_pipe_it_prints_devices_groups_and_processes_with_watts(
     assert {"hw_energy_joules", "wattspan_group_energy_joules"} <= energies
 
 
-def test_what_energy_costs_and_emits_is_by_an_example_that_is_named_so(tmp_path: Path) -> None:
+def test_demo_labels_example_price_and_intensity(tmp_path: Path) -> None:
     """Nobody can take it for a tariff."""
     with demo(tmp_path, "--listen", "127.0.0.1:0", "--profile", "laptop", "--no-tune") as shown:
         shown.prints(
@@ -154,7 +154,7 @@ def scraped(address: str) -> dict[str, tuple[float, dict[str, str]]]:
     return {sample.name: (sample.value, sample.labels) for sample in samples}
 
 
-def test_it_ends_by_itself_when_told_how_long(tmp_path: Path) -> None:
+def test_demo_ends_after_its_duration(tmp_path: Path) -> None:
     clock = SystemClock()
     began = clock.monotonic()
     done = wattspan("demo", "--duration", "3s", "--listen", "127.0.0.1:0")
@@ -164,7 +164,7 @@ def test_it_ends_by_itself_when_told_how_long(tmp_path: Path) -> None:
     assert "DEVICE" in done.stdout, "however short, it shows something"
 
 
-def test_two_at_once_find_a_port_each(tmp_path: Path, free_port: Callable[[], int]) -> None:
+def test_two_demos_use_different_ports(tmp_path: Path, free_port: Callable[[], int]) -> None:
     listen = f"127.0.0.1:{free_port()}"
     with (
         demo(tmp_path / "one", "--listen", listen, "--profile", "laptop") as one,
@@ -181,9 +181,7 @@ def test_two_at_once_find_a_port_each(tmp_path: Path, free_port: Callable[[], in
 
 
 @pytest.mark.parametrize("after", ["EMULATED", "At rest", "At work"])
-def test_interrupted_at_any_stage_it_ends_with_success_and_leaves_nothing(
-    tmp_path: Path, after: str
-) -> None:
+def test_interrupted_demo_ends_with_success_and_leaves_nothing(tmp_path: Path, after: str) -> None:
     with demo(tmp_path, "--listen", "127.0.0.1:0", "--profile", "laptop") as shown:
         shown.prints(after)
         children = descendants(shown.process.pid)
@@ -195,7 +193,7 @@ def test_interrupted_at_any_stage_it_ends_with_success_and_leaves_nothing(
         assert "Traceback" not in shown.printed
 
 
-def test_killed_it_leaves_no_job_and_no_file(tmp_path: Path) -> None:
+def test_killed_demo_leaves_no_job_and_no_file(tmp_path: Path) -> None:
     with demo(tmp_path, "--listen", "127.0.0.1:0", "--profile", "laptop") as shown:
         shown.prints("At work")
         children = descendants(shown.process.pid)
@@ -227,14 +225,14 @@ def _command_line(pid: int) -> str:
         (["--duration", "long"], 2, "Usage: "),
     ],
 )
-def test_what_cannot_be_shown_is_refused(arguments: list[str], code: int, sentence: str) -> None:
+def test_unknown_profile_is_rejected(arguments: list[str], code: int, sentence: str) -> None:
     done = wattspan("demo", *arguments)
     assert done.returncode == code
     assert done.stderr.removeprefix("wattspan: ").startswith(sentence)
     assert "Traceback" not in done.stderr
 
 
-def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path) -> None:
+def test_demo_ends_quietly_when_its_reader_exits(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*PROGRAM, "demo", "--profile", "laptop", "--listen", "127.0.0.1:0"],
         env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -307,7 +305,7 @@ def terminal() -> Iterator[Terminal]:
     one.close()
 
 
-def test_in_a_terminal_it_draws_until_q_and_gives_the_screen_back(terminal: Terminal) -> None:
+def test_demo_in_a_terminal_draws_until_q_and_restores_the_screen(terminal: Terminal) -> None:
     terminal.shows(b"\x1b[?1049h")
     terminal.shows(b"EMULATED HOST")
     terminal.shows(b"The host is idle for a few seconds")
@@ -322,7 +320,7 @@ def test_in_a_terminal_it_draws_until_q_and_gives_the_screen_back(terminal: Term
 
 
 @pytest.mark.parametrize("how", ["key", "signal"])
-def test_ctrl_c_in_a_terminal_ends_it_with_success(terminal: Terminal, how: str) -> None:
+def test_ctrl_c_ends_the_demo_with_success(terminal: Terminal, how: str) -> None:
     terminal.shows(b"EMULATED HOST")
     if how == "key":
         os.write(terminal.ours, b"\x03")
@@ -334,7 +332,7 @@ def test_ctrl_c_in_a_terminal_ends_it_with_success(terminal: Terminal, how: str)
     assert b"Traceback" not in terminal.seen
 
 
-def test_a_terminal_that_is_gone_ends_it(terminal: Terminal) -> None:
+def test_closed_terminal_ends_the_demo(terminal: Terminal) -> None:
     terminal.shows(b"EMULATED HOST")
     children = descendants(terminal.process.pid)
     terminal.hang_up()
@@ -343,7 +341,7 @@ def test_a_terminal_that_is_gone_ends_it(terminal: Terminal) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_demo_shows_what_a_training_step_and_a_token_cost(tmp_path: Path) -> None:
+def test_demo_shows_what_a_training_step_and_a_token_cost(tmp_path: Path) -> None:
     step = re.compile(r"^train_step +trainer +\d+ .* ([\d.]+) +J +\d+ ms", re.MULTILINE)
     chat = re.compile(r"^chat +server .* [\d.]+ m?J$", re.MULTILINE)
     with demo(tmp_path, "--plain", columns=120) as shown:
@@ -358,7 +356,7 @@ def test_a_demo_shows_what_a_training_step_and_a_token_cost(tmp_path: Path) -> N
 
 
 @pytest.mark.exhaustive
-def test_it_tunes_its_trainer_and_says_what_to_watch(tmp_path: Path) -> None:
+def test_demo_tunes_its_trainer_and_names_it(tmp_path: Path) -> None:
     with demo(tmp_path, "--plain", "--listen", "127.0.0.1:0") as shown:
         shown.prints("The agent tunes trainer: ")
         shown.prints("At work")
@@ -372,7 +370,7 @@ def test_it_tunes_its_trainer_and_says_what_to_watch(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_within_minutes_its_trainers_steps_cost_less_and_hardly_more_time(tmp_path: Path) -> None:
+def test_demo_lowers_the_energy_of_steps_within_minutes(tmp_path: Path) -> None:
     """What the viewer sees; how much exactly is for the bench to say."""
     with demo(tmp_path, "--plain", "--listen", "127.0.0.1:0", "--profile", "one-socket-h100") as it:
         steps = re.compile(
@@ -393,7 +391,7 @@ def test_within_minutes_its_trainers_steps_cost_less_and_hardly_more_time(tmp_pa
 
 
 @pytest.mark.exhaustive
-def test_untuned_it_starts_no_capper_and_says_nothing_of_it(tmp_path: Path) -> None:
+def test_untuned_demo_starts_no_capper(tmp_path: Path) -> None:
     arguments = ("--plain", "--no-tune", "--listen", "127.0.0.1:0")
     with demo(tmp_path, *arguments, "--profile", "one-socket-h100") as shown:
         printed = shown.prints("not listed: ")

@@ -79,7 +79,7 @@ def run(stage: Stage, code: str) -> tuple[Truth, list[str]]:
     return Truth(stage.gpus), done.stdout.splitlines()
 
 
-def test_a_one_second_zeus_window_is_off_by_no_more_than_a_counter_step(stage: Stage) -> None:
+def test_one_second_zeus_window_is_off_by_no_more_than_a_counter_step(stage: Stage) -> None:
     truth, lines = run(
         stage,
         """

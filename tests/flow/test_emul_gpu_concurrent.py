@@ -102,7 +102,7 @@ def test_clients_of_the_library_never_see_energy_run_backwards(
 
 
 @pytest.mark.needs_cc
-def test_a_cap_set_in_another_process_is_enforced(tmp_path: Path) -> None:
+def test_cap_set_in_another_process_is_enforced(tmp_path: Path) -> None:
     program = """
 import pynvml
 pynvml.nvmlInit()

@@ -60,7 +60,7 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
     agent.gpus.close()
 
 
-def test_a_counters_energy_is_the_truth_to_a_counter_step(agent: Agent) -> None:
+def test_counters_energy_is_the_truth_to_a_counter_step(agent: Agent) -> None:
     agent.run(0.2)
     first = agent.gpus.truth(0).energy
     agent.readings.clear()
@@ -82,7 +82,7 @@ def integration_error(agent: Agent, work: Training) -> float:
     return agent.energy(1) / (agent.gpus.truth(1).energy - first) - 1
 
 
-def test_a_board_without_a_counter_is_integrated_close_to_the_truth(agent: Agent) -> None:
+def test_board_without_a_counter_is_integrated_close_to_the_truth(agent: Agent) -> None:
     work = Training(StepTiming(step=0.6, noise=0.03, seed=1))
     assert integration_error(agent, work) == pytest.approx(0, abs=0.03)
 
@@ -103,7 +103,7 @@ def test_processes_are_seen_in_proportion_to_what_they_used(agent: Agent) -> Non
     assert serve / (train + serve) > truth[SERVE.pid] / (truth[TRAIN.pid] + truth[SERVE.pid])
 
 
-def test_a_lost_gpu_comes_back_and_is_read_again(agent: Agent) -> None:
+def test_lost_gpu_comes_back_and_is_read_again(agent: Agent) -> None:
     agent.run(2)
     GpuFaults(agent.gpus).lost(0)
     agent.run(1)

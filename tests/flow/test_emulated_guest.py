@@ -20,7 +20,7 @@ from wattspan.ports import WattspanError
 from wattspan.testing import ManualClock
 
 
-def test_a_guest_draws_energy_by_what_it_keeps_busy_and_by_nothing_else() -> None:
+def test_client_draws_energy_by_its_load() -> None:
     clock = SystemClock()
     with EmulatedHost(profile_named("epyc-a40")) as host:
         with EmulatedGpu(0, host=host.directory) as gpu:
@@ -40,7 +40,7 @@ def test_a_guest_draws_energy_by_what_it_keeps_busy_and_by_nothing_else() -> Non
         assert truth[-1]["zones"]["intel-rapl:0"] > truth[0]["zones"]["intel-rapl:0"]
 
 
-def test_a_guest_may_not_break_the_host_or_act_for_another() -> None:
+def test_client_cannot_break_the_host_or_act_for_another() -> None:
     with EmulatedHost(profile_named("epyc-a40")) as host:
         guest = ControlClient(host.directory)
         with pytest.raises(WattspanError, match="not for guests: fault"):
@@ -54,7 +54,7 @@ def test_a_guest_may_not_break_the_host_or_act_for_another() -> None:
         guest.close()
 
 
-def test_a_guest_that_ends_leaves_its_board() -> None:
+def test_exited_client_leaves_its_board() -> None:
     with EmulatedHost(profile_named("epyc-a40")) as host:
         code = "from wattspan.emulation.control import EmulatedGpu; EmulatedGpu(0)"
         environ = {**os.environ, HOST_VARIABLE: str(host.directory)}
@@ -62,7 +62,7 @@ def test_a_guest_that_ends_leaves_its_board() -> None:
             subprocess.run([sys.executable, "-c", code], env=environ, check=True)
 
 
-def test_without_an_emulated_host_one_sentence_says_how_to_start_one(
+def test_missing_emulated_host_names_the_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("wattspan.emulation.control._HOST_DIRECTORIES", (tmp_path,))
@@ -73,7 +73,7 @@ def test_without_an_emulated_host_one_sentence_says_how_to_start_one(
         ControlClient()
 
 
-def test_the_truth_between_two_steps_is_exact(tmp_path: Path) -> None:
+def test_truth_between_two_steps_is_exact(tmp_path: Path) -> None:
     clock = ManualClock()
     with EmulatedGpus(tmp_path / "gpus", ["h100"], clock) as gpus:
         gpus.attach(0, 7, ScriptedLoad(((0.3, 1.0), (0.2, 0.2))))

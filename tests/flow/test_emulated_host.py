@@ -28,14 +28,14 @@ from wattspan.ports import WattspanError
         {},
     ],
 )
-def test_a_question_it_cannot_answer_does_not_end_it(question: dict[str, object]) -> None:
+def test_invalid_request_does_not_end_the_host(question: dict[str, object]) -> None:
     with FaultyHost(profile_named("laptop")) as host:
         with pytest.raises(WattspanError, match="The emulated host refuses: "):
             host.ask(**question)
         assert host.ask(do="truth")["zones"]
 
 
-def test_only_its_owner_ends_it() -> None:
+def test_only_the_owner_ends_the_host() -> None:
     with FaultyHost(profile_named("laptop")) as host:
         host._process.send_signal(signal.SIGTERM)
         assert host.ask(do="truth")["zones"]
@@ -43,7 +43,7 @@ def test_only_its_owner_ends_it() -> None:
     assert not host.directory.exists()
 
 
-def test_what_a_killed_one_left_is_removed_by_the_next_and_nothing_else(
+def test_files_of_a_killed_host_are_removed_by_the_next_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with (
@@ -66,7 +66,7 @@ def test_what_a_killed_one_left_is_removed_by_the_next_and_nothing_else(
             dead.close()
 
 
-def test_one_that_is_killed_is_named_and_its_jobs_end() -> None:
+def test_killed_host_is_named_and_its_jobs_end() -> None:
     with FaultyHost(profile_named("laptop")) as host:
         jobs = frozenset(host.start_jobs().values())
         host._process.kill()
@@ -76,7 +76,7 @@ def test_one_that_is_killed_is_named_and_its_jobs_end() -> None:
     assert not host.directory.exists()
 
 
-def test_a_place_without_room_is_one_sentence(
+def test_unwritable_directory_is_an_error_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(hosts, "_SHARED_MEMORY", tmp_path / "absent")

@@ -46,7 +46,7 @@ print(json.dumps({
 
 
 @pytest.mark.needs_cc
-def test_the_binding_and_a_c_library_feed_the_source(tmp_path: Path) -> None:
+def test_binding_and_a_c_library_feed_the_source(tmp_path: Path) -> None:
     library = build(tmp_path)
     with EmulatedGpus(tmp_path / "gpus", ["h100"], SystemClock()) as gpus:
         gpus.attach(0, os.getpid(), SteadyLoad(0.5))

@@ -36,7 +36,7 @@ def test_unmodified_pyrapl_reads_what_the_tree_shows(tmp_path: Path) -> None:
         assert json.loads(done.stdout) == shown
 
 
-def test_the_agents_readers_agree_on_the_hosts_own_sys(tmp_path: Path) -> None:
+def test_agents_readers_agree_on_the_hosts_own_sys(tmp_path: Path) -> None:
     code = """
 import json, sys
 from pathlib import Path
@@ -80,7 +80,7 @@ except PyRaplError as error:
     assert "pyRAPL refuses this host" in done.stdout, done.stderr
 
 
-def test_the_machines_own_sys_is_untouched_by_the_namespace(tmp_path: Path) -> None:
+def test_machines_own_sys_is_untouched_by_the_namespace(tmp_path: Path) -> None:
     before = Path("/sys").stat()
     with PowercapHost(tmp_path):
         python_on(tmp_path, "pass")

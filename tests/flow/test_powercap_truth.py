@@ -45,7 +45,7 @@ def test_work_on_a_cpu_shows_on_its_emulated_socket(tmp_path: Path) -> None:
     assert engine.busy[socket] - before > 0.9 * worked
 
 
-def test_the_counter_accounts_for_idle_and_every_busy_second(tmp_path: Path) -> None:
+def test_counter_accounts_for_idle_and_every_busy_second(tmp_path: Path) -> None:
     engine = live_engine(tmp_path, SystemClock())
     runner = PowercapRunner(engine, SystemClock())
     runner.start()
@@ -57,7 +57,7 @@ def test_the_counter_accounts_for_idle_and_every_busy_second(tmp_path: Path) -> 
     engine.tree.close()
 
 
-def test_a_reader_follows_a_running_tree_without_a_single_failure(tmp_path: Path) -> None:
+def test_reader_follows_a_running_tree_without_a_single_failure(tmp_path: Path) -> None:
     clock = SystemClock()
     engine = live_engine(tmp_path, clock)
     runner = PowercapRunner(engine, clock, period=1_000_000)
@@ -78,7 +78,7 @@ def test_a_reader_follows_a_running_tree_without_a_single_failure(tmp_path: Path
         engine.tree.close()
 
 
-def test_a_stopped_runner_leaves_no_thread(tmp_path: Path) -> None:
+def test_stopped_runner_leaves_no_thread(tmp_path: Path) -> None:
     clock = SystemClock()
     engine = live_engine(tmp_path, clock)
     runner = PowercapRunner(engine, clock)

@@ -20,7 +20,7 @@ def commands(scrape: str) -> set[str]:
     return {found[1] for row in rows if (found := re.search(r'command="([^"]*)"', row))}
 
 
-def test_a_reload_that_hides_names_hides_those_of_before(tmp_path: Path) -> None:
+def test_reload_that_hides_names_hides_those_of_before(tmp_path: Path) -> None:
     settings = tmp_path / "wattspan.toml"
     settings.write_text('[processes]\nnames = "script"\ntop = 1000\n')
     script = tmp_path / "very-private.py"

@@ -84,7 +84,7 @@ def fork(work: Callable[[], None]) -> int:
     return pid
 
 
-def test_a_process_is_charged_its_own_time_to_a_hundredth(any_watch: Watch) -> None:
+def test_process_is_charged_its_own_time_to_a_hundredth(any_watch: Watch) -> None:
     pid = fork(lambda: burn(200 * MS))
     for _ in range(3):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -231,7 +231,7 @@ CLONE_NEWPID, CLONE_NEWNS = 0x20000000, 0x00020000
 
 @rooted
 @pytest.mark.needs_root
-def test_a_really_reused_pid_does_not_inherit() -> None:
+def test_really_reused_pid_does_not_inherit() -> None:
     """In a pid namespace of its own the next pid can be chosen: here one before the last."""
     reader, writer = os.pipe()
 
@@ -279,7 +279,7 @@ def test_a_really_reused_pid_does_not_inherit() -> None:
     assert said == b"good"
 
 
-def test_what_is_used_and_what_is_not_is_said_with_a_remedy() -> None:
+def test_capabilities_name_remedies() -> None:
     with watching(False) as watch:
         capabilities = {one.name: one for one in watch.host.capabilities}
         assert not capabilities["process events"].active
@@ -287,7 +287,7 @@ def test_what_is_used_and_what_is_not_is_said_with_a_remedy() -> None:
         assert capabilities["busy time"].active
 
 
-def test_an_emulated_topology_divides_the_same_work_over_its_sockets(tmp_path: Path) -> None:
+def test_emulated_topology_divides_the_same_work_over_its_sockets(tmp_path: Path) -> None:
     cpus = tmp_path / "devices/system/cpu"
     for cpu in range(os.cpu_count() or 1):
         (cpus / f"cpu{cpu}/topology").mkdir(parents=True)

@@ -70,17 +70,17 @@ def test_only_the_training_job_is_tuned_and_by_the_knob_that_its_host_has() -> N
 
 
 @pytest.mark.parametrize("profile", ["laptop", "serving-h100"])
-def test_where_nothing_trains_nothing_is_tuned(profile: str) -> None:
+def test_profile_without_training_is_not_tuned(profile: str) -> None:
     assert with_tuning(Config(), PROFILES[profile]) == Config()
     assert (tuning_hint(PROFILES[profile]), tuned_job(PROFILES[profile])) == ("", None)
 
 
-def test_the_viewer_is_told_what_to_watch() -> None:
+def test_hint_names_the_tuned_job() -> None:
     assert tuning_hint(PROFILES["synchronous-h100"]).startswith("The agent tunes trainer: ")
     assert "at most 5% slowdown" in tuning_hint(PROFILES["two-socket-h100"])
 
 
-def test_a_step_is_told_beside_the_first_ones_as_they_are_now() -> None:
+def test_step_cost_is_compared_with_the_first_steps() -> None:
     cost = StepCost("trainer")
     told, energy, time, steps = [], 0.0, 0.0, 0
     for second in range(60):
@@ -94,7 +94,7 @@ def test_a_step_is_told_beside_the_first_ones_as_they_are_now() -> None:
 
 
 @pytest.mark.parametrize("turn", [-1, 1])
-def test_a_step_costs_the_same_however_late_its_energy_is_settled(turn: int) -> None:
+def test_step_cost_does_not_depend_on_settlement_delay(turn: int) -> None:
     cost, told = StepCost("trainer"), []
     for second in range(90):
         late = 3 + turn * min(2, max(0, second - 40) / 2)
@@ -104,7 +104,7 @@ def test_a_step_costs_the_same_however_late_its_energy_is_settled(turn: int) -> 
     assert "" not in told[40:], "nor is anything missed"
 
 
-def test_what_a_step_costs_is_not_told_where_energy_is_not_known() -> None:
+def test_step_cost_is_unknown_without_energy() -> None:
     cost = StepCost("trainer")
 
     def tell(seconds: range, gap: float = 0, *, settled: bool = True) -> set[str]:
@@ -128,7 +128,7 @@ def test_what_a_step_costs_is_not_told_where_energy_is_not_known() -> None:
     assert "" in tell(range(130, 160), gap=1)
 
 
-def test_without_steps_nothing_is_told() -> None:
+def test_step_cost_is_empty_without_steps() -> None:
     cost = StepCost("trainer")
     assert cost.update(replace(seen(0, 1, 1, 1), spans=SpanAccounts())) == ""
     assert cost.update(seen(1, 9, 1.0, 1.0, service="other")) == ""

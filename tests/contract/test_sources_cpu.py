@@ -1,0 +1,118 @@
+"""What every CPU source promises the poller, whichever it is and whatever happens to its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.powercap_host import PowercapHost
+from wattspan.attribution.energy import energy_between
+from wattspan.model import Interval, Provenance, Reading
+from wattspan.ports import CounterSource
+from wattspan.sources.estimate import EstimateSource, LoadModel, ProcStatFile
+from wattspan.sources.rapl.pyrapl import PyRaplSource
+
+Open = Callable[[PowercapHost], CounterSource]
+
+
+def powercap(host: PowercapHost) -> CounterSource:
+    return host.source
+
+
+def pyrapl(host: PowercapHost) -> CounterSource:
+    return PyRaplSource(host.tree.root, host.clock, emulated=True)
+
+
+def estimate(host: PowercapHost) -> CounterSource:
+    return EstimateSource(
+        ProcStatFile(Path("/proc/stat")),
+        host.clock,
+        LoadModel(30_000, 100_000),  # type: ignore[arg-type]
+        sockets={0: 0, 1: 1},
+        provenance=Provenance.EMULATED,
+    )
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[PowercapHost]:
+    with PowercapHost(tmp_path) as host:
+        yield host
+
+
+@pytest.fixture(params=[powercap, pyrapl, estimate])
+def source(request: pytest.FixtureRequest, host: PowercapHost) -> Iterator[CounterSource]:
+    source = request.param(host)
+    yield source
+    source.close()
+
+
+def test_source_is_a_counter_source(source: CounterSource) -> None:
+    assert isinstance(source, CounterSource)
+    assert source.name in {"rapl", "estimate"}
+
+
+def test_domains_are_one_object_while_nothing_changes(
+    source: CounterSource, host: PowercapHost
+) -> None:
+    first = source.read().domains
+    host.pass_time(7)
+    assert first
+    assert source.read().domains is first
+
+
+def test_every_reading_is_of_a_known_domain_and_in_order(
+    source: CounterSource, host: PowercapHost
+) -> None:
+    before: dict[str, Reading] = {}
+    for _ in range(5):
+        host.pass_time(1.5)
+        batch = source.read()
+        domains = {domain.id: domain for domain in batch.domains}
+        for reading in batch.readings:
+            if reading.domain_id in before:
+                step = energy_between(
+                    domains[reading.domain_id], before[reading.domain_id], reading
+                )
+                assert isinstance(step, Interval)
+            before[reading.domain_id] = reading
+    assert before
+
+
+def test_labels_follow_the_host(source: CounterSource) -> None:
+    batch = source.read()
+    assert {domain.source for domain in batch.domains} == {source.name}
+    assert {domain.provenance for domain in batch.domains} == {Provenance.EMULATED}
+
+
+def test_file_errors_raise_no_exception(source: CounterSource, host: PowercapHost) -> None:
+    engine = host.engine
+    breakages: list[Callable[[], object]] = [
+        lambda: engine.garble("intel-rapl:0"),
+        lambda: engine.mend("intel-rapl:0"),
+        lambda: engine.deny("intel-rapl:0:0"),
+        lambda: engine.fail("intel-rapl:1"),
+        lambda: engine.mend("intel-rapl:1"),
+        lambda: engine.reset("intel-rapl:1"),
+        lambda: engine.vanish("intel-rapl:0"),
+        lambda: engine.reappear("intel-rapl:0", "intel-rapl:f"),
+        lambda: (host.tree.path("intel-rapl:1") / "name").unlink(),
+        lambda: engine.vanish("intel-rapl:1"),
+    ]
+    for breakage in breakages:
+        breakage()
+        for seconds in (0.1, 6):
+            host.pass_time(seconds)
+            batch = source.read()
+            known = {domain.id for domain in batch.domains}
+            assert {reading.domain_id for reading in batch.readings} <= known
+            assert all(str(failure).endswith(".") for failure in batch.failures)
+
+
+def test_source_can_be_closed_and_read_again(source: CounterSource) -> None:
+    if source.name == "estimate":
+        pytest.skip("the estimate holds one file for all its life")
+    assert source.read().readings
+    source.close()
+    assert source.read().readings

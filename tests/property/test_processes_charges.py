@@ -1,0 +1,111 @@
+"""Whatever processes do, what is charged is what was done: no more, no less, never negative."""
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.synthetic_kernel import SyntheticKernel
+from wattspan.model import Consumer, Instant
+from wattspan.ports import UsageBatch
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("spawn"), st.integers(0, 9)),
+        st.tuples(st.just("run"), st.integers(0, 9), st.integers(0, 5_000_000)),
+        st.tuples(st.just("exit"), st.integers(0, 9), st.booleans()),
+        st.tuples(st.just("blink"), st.integers(0, 9), st.integers(1, 5_000_000)),
+        st.tuples(st.just("poll"), st.sampled_from([1, 100, 100, 100, 7_000])),
+        st.tuples(st.just("lose"), st.booleans()),
+    ),
+    max_size=60,
+)
+
+
+class Books:
+    """Adds up what a source says, and holds it to what every usage must be."""
+
+    def __init__(self) -> None:
+        self.charged: Counter[int] = Counter()
+        self.remainder = self.unclaimed = 0
+        self.introduced: set[object] = set()
+        self.gone: set[object] = set()
+        self.end: Instant | None = None
+
+    def enter(self, batch: UsageBatch) -> None:
+        self.introduced |= {info.payer for info in batch.infos}
+        for usage in batch.usages:
+            assert usage.unclaimed >= 0
+            assert all(amount > 0 for amount in usage.spent.values())
+            assert set(usage.spent) <= self.introduced
+            assert not set(usage.spent) & self.gone
+        if batch.usages:
+            whole = next(usage for usage in batch.usages if usage.resource == "cpu")
+            assert self.end is None or whole.start == self.end
+            self.end = whole.end
+            self.unclaimed += whole.unclaimed
+            for payer, amount in whole.spent.items():
+                if isinstance(payer, Consumer):
+                    self.charged[payer.pid] += amount
+                else:
+                    self.remainder += amount
+        self.gone |= set(batch.exited)
+
+    @property
+    def total(self) -> int:
+        return sum(self.charged.values()) + self.remainder + self.unclaimed
+
+
+def play(kernel: SyntheticKernel, actions: list[tuple], *, lossy: bool, **how: bool) -> Books:
+    books = Books()
+    source = kernel.source(**how)
+    books.enter(source.poll())
+
+    def one_of(at: int):
+        lives = [life for life in kernel.alive.values() if not life.zombie]
+        return lives[at % len(lives)] if lives else kernel.spawn()
+
+    for action, *rest in actions:
+        if action == "spawn":
+            kernel.spawn(parent=one_of(rest[0]).pid)
+        elif action == "run":
+            kernel.run(one_of(rest[0]), rest[1])
+        elif action == "exit":
+            kernel.exit(one_of(rest[0]), reap=rest[1])
+        elif action == "blink":
+            life = kernel.spawn(parent=one_of(rest[0]).pid)
+            kernel.run(life, rest[1])
+            kernel.exit(life)
+        elif action == "poll":
+            kernel.clock.advance(ns=rest[0] * 1_000_000)
+            for life in [life for life in kernel.alive.values() if life.zombie]:
+                kernel.exit(life)
+            books.enter(source.poll())
+        elif lossy:
+            kernel.births.losing = kernel.finals.losing = rest[0]
+    for _ in range(2):  # the last words, and what had to wait for a scan
+        kernel.clock.advance(11.0)
+        books.enter(source.poll())
+    return books
+
+
+@given(ACTIONS, st.booleans())
+def test_every_pid_is_charged_its_own_time_with_kernel_events(
+    actions: list[tuple], vigil: bool
+) -> None:
+    kernel = SyntheticKernel()
+    books = play(kernel, actions, lossy=False, events=True, vigil=vigil)
+    assert books.charged == kernel.truth()
+    assert books.remainder == books.unclaimed == 0
+
+
+@given(ACTIONS, st.booleans(), st.booleans(), st.booleans())
+@settings(max_examples=150)
+def test_total_is_exact_with_lost_events_or_missing_permissions(
+    actions: list[tuple], events: bool, envelope: bool, vigil: bool
+) -> None:
+    kernel = SyntheticKernel()
+    books = play(kernel, actions, lossy=True, events=events, envelope=envelope, vigil=vigil)
+    assert books.total == kernel.total
+    truth = kernel.truth()
+    assert all(amount <= truth.get(pid, 0) for pid, amount in books.charged.items())

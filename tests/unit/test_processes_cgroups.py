@@ -1,0 +1,160 @@
+"""A cgroup's clock bounds what is charged in it, and shows what nobody was seen to do."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from wattspan.processes.cgroups import (
+    CgroupClocks,
+    CgroupExcess,
+    CgroupHierarchy,
+    TotalCpuClock,
+    find_hierarchy,
+)
+
+
+class Tree:
+    """A cgroup tree of real files."""
+
+    def __init__(self, root: Path, *, unified: bool) -> None:
+        self.root, self.unified = root, unified
+
+    def set(self, path: str, nanoseconds: int) -> None:
+        folder = self.root / path.strip("/")
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.unified:
+            (folder / "cpu.stat").write_text(f"usage_usec {nanoseconds // 1000}\nuser_usec 1\n")
+        else:
+            (folder / "cpuacct.usage").write_text(f"{nanoseconds}\n")
+
+    def empty(self, path: str) -> None:
+        """What reading the clock of a removed cgroup amounts to: no value."""
+        name = "cpu.stat" if self.unified else "cpuacct.usage"
+        (self.root / path.strip("/") / name).write_text("")
+
+    @property
+    def hierarchy(self) -> CgroupHierarchy:
+        return CgroupHierarchy(self.root, self.unified)
+
+
+@pytest.fixture(params=[False, True], ids=["v1", "v2"])
+def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Tree:
+    tree = Tree(tmp_path, unified=request.param)
+    for path in ("/", "/a", "/a/b", "/c"):
+        tree.set(path, 1_000_000)
+    return tree
+
+
+def test_find_hierarchy_prefers_the_better_clocks(tmp_path: Path) -> None:
+    assert find_hierarchy(tmp_path) is None
+    (tmp_path / "unified").mkdir()
+    (tmp_path / "unified/cgroup.controllers").write_text("")
+    found = find_hierarchy(tmp_path)
+    assert found is not None
+    assert found.unified
+    Tree(tmp_path / "cpu,cpuacct", unified=False).set("/", 0)
+    assert find_hierarchy(tmp_path) == CgroupHierarchy(tmp_path / "cpu,cpuacct", unified=False)
+
+
+def test_time_of_children_is_not_counted_with_the_parent(tree: Tree) -> None:
+    clocks = CgroupClocks(tree.hierarchy)
+    assert clocks.add("/a")
+    assert clocks.add("/a/b")
+    tree.set("/a", 11_000_000)
+    tree.set("/a/b", 8_000_000)
+    change, gone = clocks.read()
+    assert (change["/a"], change["/a/b"], gone) == (3_000_000, 7_000_000, {})
+
+
+def test_removed_cgroup_names_its_successor(tree: Tree) -> None:
+    clocks = CgroupClocks(tree.hierarchy)
+    clocks.add("/a")
+    clocks.add("/a/b")
+    tree.empty("/a/b")
+    change, gone = clocks.read()
+    assert gone == {"/a/b": "/a"}
+    assert "/a/b" not in change
+    assert clocks.covering("/a/b") == "/a"
+
+
+def test_path_outside_the_hierarchy_opens_no_file(tree: Tree) -> None:
+    clocks = CgroupClocks(tree.hierarchy)
+    assert clocks.path_in("0::/../../etc\n4:cpuacct:/../../etc\n") is None
+    assert clocks.path_in("0::/a\n4:cpu,cpuacct:/c\n") == ("/a" if tree.unified else "/c")
+
+
+def test_unreadable_cgroup_is_not_opened_again(tree: Tree) -> None:
+    clocks = CgroupClocks(tree.hierarchy)
+    assert clocks.wanted("/missing")
+    assert not clocks.add("/missing")
+    assert not clocks.wanted("/missing")
+
+
+def test_total_clock_is_the_sum_of_all_cgroups(tree: Tree) -> None:
+    total = TotalCpuClock(tree.hierarchy)
+    assert total.read() == 0
+    for path in ("/", "/a", "/c"):
+        tree.set(path, 4_000_000)
+    # v1's root holds everything; v2's root is left out, its children are summed.
+    assert total.read() == (6_000_000 if tree.unified else 3_000_000)
+
+
+def test_cgroup_that_vanishes_as_it_is_found_leaves_no_descriptor(tree: Tree) -> None:
+    path = "/c" if tree.unified else "/"
+    tree.empty(path)
+    total = TotalCpuClock(tree.hierarchy)
+    for _ in range(3):
+        total.refresh()
+    assert [one for one in descriptors() if one.parent == tree.root / path.strip("/")] == []
+    tree.set(path, 1_000_000)
+    total.refresh()
+    assert len([one for one in descriptors() if one.parent == tree.root / path.strip("/")]) == 1
+    total.close()
+    assert [one for one in descriptors() if one.is_relative_to(tree.root)] == []
+
+
+def descriptors() -> list[Path]:
+    """What this process has open."""
+    found = []
+    for one in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the one that lists them
+            found.append(one.readlink())
+    return found
+
+
+def test_excess_is_settled_once() -> None:
+    book = CgroupExcess()
+    book.charged("/a", 70)
+    book.measured({"/a": 100, "/b": 5})
+    assert book.settle() == {"/a": 30, "/b": 5}
+    assert book.settle() == {}
+
+
+def test_unnoticed_move_is_not_charged_twice() -> None:
+    book = CgroupExcess()
+    book.charged("/old", 50)  # it was charged where it had been,
+    book.measured({"/old": 0, "/new": 50})  # but worked where it is
+    assert book.settle() == {}
+    book.moved("/old", "/new")
+    book.measured({"/old": 7})
+    assert book.settle() == {"/old": 7}
+
+
+def test_read_skew_of_the_clocks_does_not_accumulate() -> None:
+    book = CgroupExcess()
+    for _ in range(1000):
+        book.measured({"/": 90})
+        book.charged("/", 100)
+        assert book.settle() == {}
+        book.measured({"/": 110})
+        book.charged("/", 100)
+        assert book.settle() == {}
+
+
+def test_excess_of_a_removed_cgroup_moves_to_its_parent() -> None:
+    book = CgroupExcess()
+    book.charged("/a/b", 40)
+    book.folded("/a/b", "/a")
+    book.measured({"/a": 100})
+    assert book.settle() == {"/a": 60}

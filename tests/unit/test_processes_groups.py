@@ -1,0 +1,124 @@
+"""Container, pod, job and unit are read from the cgroup paths that runtimes really write."""
+
+import pytest
+
+from wattspan.model import Group, GroupKind
+from wattspan.processes.identity import MAX_LABEL, groups_of
+from wattspan.util.text import clean_label
+
+ID = "3f4d8c2b9a1e7f60518273645566778899aabbccddeeff00112233445566778a"
+POD = "0a1b2c3d-1111-2222-3333-444455556666"
+POD_ = POD.replace("-", "_")
+SHORT = ID[:12]
+
+
+def container(name: str = SHORT) -> tuple[GroupKind, str]:
+    return GroupKind.CONTAINER, name
+
+
+POD_GROUP = (GroupKind.POD, POD)
+
+PATHS = {
+    "docker, cgroupfs": (f"4:memory:/docker/{ID}", [container()]),
+    "docker, systemd": (f"0::/system.slice/docker-{ID}.scope", [container()]),
+    "docker in docker": (f"0::/docker/{'a' * 64}/docker/{ID}", [container()]),
+    "containerd, nerdctl": (f"0::/system.slice/nerdctl-{ID}.scope", [container()]),
+    "containerd, bare": (f"0::/default/{ID}", [container()]),
+    "containerd colons": (
+        f"0::/system.slice/containerd.service/kubepods-pod{POD_}.slice:cri-containerd:{ID}",
+        [container(), POD_GROUP, (GroupKind.UNIT, "containerd.service")]),
+    "kubernetes, containerd": (
+        f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{POD_}.slice/cri-containerd-{ID}.scope",
+        [container(), POD_GROUP]),
+    "kubernetes, guaranteed": (
+        f"0::/kubepods.slice/kubepods-pod{POD_}.slice/cri-containerd-{ID}.scope",
+        [container(), POD_GROUP]),
+    "kubernetes, CRI-O": (
+        f"0::/kubepods.slice/x.slice/kubepods-besteffort-pod{POD_}.slice/crio-{ID}.scope",
+        [container(), POD_GROUP]),
+    "kubernetes, cgroupfs": (
+        f"9:cpuacct:/kubepods/besteffort/pod{POD}/{ID}", [container(), POD_GROUP]),
+    "kubernetes, static pod": (
+        f"0::/kubepods/burstable/pod{'ab' * 16}/{ID}", [container(), (GroupKind.POD, "ab" * 16)]),
+    "kubernetes in kind": (
+        f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/"
+        f"kubelet-kubepods-besteffort-pod{POD_}.slice/cri-containerd-{ID}.scope",
+        [container(), POD_GROUP]),
+    "the pod itself": (f"0::/kubepods.slice/kubepods-pod{POD_}.slice", [POD_GROUP]),
+    "podman, root": (f"0::/machine.slice/libpod-{ID}.scope/container", [container()]),
+    "podman, rootless": (
+        f"0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope/container",
+        [container(), (GroupKind.UNIT, "user@1000.service")]),
+    "podman's monitor": (
+        f"0::/machine.slice/libpod-conmon-{ID}.scope",
+        [(GroupKind.UNIT, f"libpod-conmon-{ID}.scope")]),
+    "unit": ("0::/system.slice/ssh.service", [(GroupKind.UNIT, "ssh.service")]),
+    "template with escapes": (
+        "0::/system.slice/system-getty.slice/my\\x2dgetty@tty\\x2fS0.service",
+        [(GroupKind.UNIT, "my-getty@tty/S0.service")]),
+    "escaped umlaut": (
+        "0::/system.slice/m\\xc3\\xbcll.service", [(GroupKind.UNIT, "müll.service")]),
+    "user unit": (
+        "0::/user.slice/user-1000.slice/user@1000.service/app.slice/app-gnome-firefox-42.scope",
+        [(GroupKind.UNIT, "app-gnome-firefox-42.scope")]),
+    "login session": (
+        "0::/user.slice/user-1000.slice/session-3.scope", [(GroupKind.UNIT, "session-3.scope")]),
+    "unit with a cgroup below": (
+        "0::/system.slice/foo.service/worker/1", [(GroupKind.UNIT, "foo.service")]),
+    "init": ("0::/init.scope", [(GroupKind.UNIT, "init.scope")]),
+    "slurm v1": ("5:cpuacct:/slurm/uid_1000/job_42/step_0/task_1", [(GroupKind.JOB, "42")]),
+    "slurm v2": (
+        "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0",
+        [(GroupKind.JOB, "42"), (GroupKind.UNIT, "slurmstepd.scope")]),
+    "slurm v2, named node": (
+        "0::/system.slice/node7_slurmstepd.scope/job_42/step_batch",
+        [(GroupKind.JOB, "42"), (GroupKind.UNIT, "node7_slurmstepd.scope")]),
+    "a container in a job": (
+        f"0::/system.slice/slurmstepd.scope/job_7/step_0/{ID}",
+        [container(), (GroupKind.JOB, "7"), (GroupKind.UNIT, "slurmstepd.scope")]),
+    "a job that is none": ("0::/batch/job_42", [(GroupKind.CGROUP, "/batch/job_42")]),
+    "lxc v1": ("3:cpu:/lxc/web/init.scope", [container("web"), (GroupKind.UNIT, "init.scope")]),
+    "lxc v2": ("0::/lxc.payload.web/system.slice/nginx.service",
+        [container("web"), (GroupKind.UNIT, "nginx.service")]),
+    "nspawn": ("0::/machine.slice/systemd-nspawn@deb.service/payload",
+        [container("deb"), (GroupKind.UNIT, "systemd-nspawn@deb.service")]),
+    "machine scope": ("0::/machine.slice/machine-qemu\\x2d1\\x2dvm.scope/emulator",
+        [container("qemu-1-vm"), (GroupKind.UNIT, "machine-qemu-1-vm.scope")]),
+    "bare": ("0::/mine/own", [(GroupKind.CGROUP, "/mine/own")]),
+    "root": ("0::/", []),
+    "empty": ("", []),
+    "outside": ("0::/../../etc/passwd", [(GroupKind.CGROUP, "/../../etc/passwd")]),
+    "not hexadecimal": (f"0::/docker/{'g' * 64}", [(GroupKind.CGROUP, f"/docker/{'g' * 64}")]),
+    "nonsense": ("what is this?", []),
+    "a line cut short": ("0:", []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), PATHS.values(), ids=PATHS.keys())
+def test_groups_of_a_path(text: str, expected: list[tuple[GroupKind, str]]) -> None:
+    assert [tuple(group) for group in groups_of(text)] == expected
+
+
+def test_on_a_hybrid_host_every_hierarchy_has_its_say() -> None:
+    text = f"12:cpuacct:/docker/{ID}\n1:name=systemd:/system.slice/docker.service\n0::/\n"
+    assert groups_of(text) == (
+        Group(GroupKind.CONTAINER, SHORT),
+        Group(GroupKind.UNIT, "docker.service"),
+    )
+
+
+def test_no_path_can_put_a_line_break_into_a_name_or_forge_a_hierarchy() -> None:
+    text = "0::/evil\nname\x1b[31m\n"
+    (group,) = groups_of(text)
+    assert group == Group(GroupKind.CGROUP, "/evil?name?[31m")
+
+
+def test_very_long_path_keeps_both_ends() -> None:
+    (group,) = groups_of("0::/begin" + "x" * 5000 + "end")
+    assert len(group.name) == MAX_LABEL
+    assert group.name.startswith("/begin")
+    assert group.name.endswith("end")
+
+
+def test_clean_text_is_left_as_it_is() -> None:
+    assert clean_label("naïve-Größe", 64) == "naïve-Größe"
