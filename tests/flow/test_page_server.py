@@ -208,7 +208,7 @@ def test_a_host_of_ten_thousand_rows_is_shown_in_few() -> None:
     empty = replace(cpu, energy=Microjoules(0), consumers=Microjoules(0))
     begin = Instant(10**12, 10**18)
     memory = PageHistory()
-    memory.look(Snapshot(begin, 1, "host", (empty,)))
+    memory.record(Snapshot(begin, 1, "host", (empty,)))
     end = Instant(begin.mono + 6 * 10**9, begin.wall)
     now, hour = memory.recent(Snapshot(end, 2, "host", (cpu,), rows))
     for stretch in (now, hour):

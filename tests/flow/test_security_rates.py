@@ -30,7 +30,7 @@ from wattspan.util.protobuf import encode_retry_info
 
 BODY = request(span()).SerializeToString()
 SPANS = post(BODY, f"Content-Type: {PROTOBUF}", path="/v1/traces")
-PROMPT = ServerLimits(rate=1, hold=0.0)
+PROMPT = ServerLimits(rate=1, rejection_delay=0.0)
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_user_is_one_sender_on_every_listener(running: Receiving) -> None:
 
 
 def test_who_sends_too_often_waits_for_the_answer_and_stopping_does_not(tmp_path: Path) -> None:
-    held = ServerLimits(rate=1, hold=3600.0)
+    held = ServerLimits(rate=1, rejection_delay=3600.0)
     with receiving(tmp_path, held, clock=ManualClock()) as running:
         assert [sent(running) for _ in range(BURST_SECONDS)] == [200] * BURST_SECONDS
         waiting = running.connect()

@@ -138,7 +138,7 @@ def http(data: bytes) -> None:
     connection = HttpConnection(handler, room, lambda: date, log.append)
     answers = asyncio.run(_told(connection, _pieces(data)))
     assert not log, log
-    assert not room.guests
+    assert not room.connections
     assert not room._bytes._held, "something of a body is still held"
     assert not answers or re.match(rb"HTTP/1\.1 [1-5][0-9][0-9] ", answers), answers[:80]
     assert b"HTTP/1.1 500" not in answers
@@ -203,7 +203,7 @@ def grpc(data: bytes) -> None:
 
     asyncio.run(conversation())
     assert not log, log
-    assert not room.guests
+    assert not room.connections
     assert not room._bytes._held, "something of a body is still held"
 
 

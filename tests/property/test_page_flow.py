@@ -181,15 +181,15 @@ def test_what_is_remembered_is_drawn_without_a_leak(
 ) -> None:
     memory, snapshots = PageHistory(), lived(rules, history)
     for number, snapshot in enumerate(snapshots):
-        memory.look(snapshot)
+        memory.record(snapshot)
         if number % every == 0:
             recent = memory.recent(snapshot)
             for stretch in (recent.now, recent.hour):
                 assert leaks(build_flow(stretch)) == []
                 assert stretch is None or stretch.end == snapshot.at
-            assert leaks(build_flow(recent.hour, attrgetter("spread"))) == []
+            assert leaks(build_flow(recent.hour, attrgetter("mean_power"))) == []
             for spent_ in recent.now.devices.values() if recent.now is not None else ():
-                assert spent_.drawn is None or 0 <= spent_.drawn <= MOST
+                assert spent_.known_power is None or 0 <= spent_.known_power <= MOST
             if recent.hour is not None and number < 12:
                 assert build_flow(recent.hour).total <= measured(snapshots[0], snapshot)
         _, _, powers = memory.powers(240)
@@ -255,7 +255,7 @@ def test_books_opened_again_are_another_beginning(
     saved = world.ledger.checkpoint(world.ledger.snapshot(now, "h"))
     heir = Ledger(rules, checkpoint=saved, boot_id="b", now=now.mono)
     snapshot = heir.snapshot(now, "host")
-    memory.look(snapshot)
+    memory.record(snapshot)
     recent = memory.recent(snapshot)
     assert build_flow(recent.now).total == 0
     assert build_flow(recent.hour).total == 0

@@ -248,7 +248,7 @@ def test_the_agents_own_sentence_is_passed_on() -> None:
 
 
 def test_who_asks_too_often_is_told_so_and_not_that_there_is_no_agent(no_agent: Path) -> None:
-    with QueryServer(no_agent, limits=ServerLimits(rate=1, hold=0.0)):
+    with QueryServer(no_agent, limits=ServerLimits(rate=1, rejection_delay=0.0)):
 
         def ask_on() -> None:
             for _ in range(10_000):

@@ -41,14 +41,14 @@ class Caller:
 
     def close(self) -> None:
         self.closed = True
-        self.room.leave(self)
+        self.room.remove(self)
 
 
 def crowded(room: ServerCapacity, many: int) -> list[Caller]:
     """``many`` connections of one peer, each in the middle of a request."""
     callers = [Caller(room) for _ in range(many)]
     for one in callers:
-        room.enter(one, GREEDY)
+        room.add(one, GREEDY)
     return callers
 
 
@@ -56,17 +56,17 @@ def test_who_was_turned_away_and_is_still_being_told_so_takes_nobodys_place() ->
     room = ServerCapacity(ServerLimits(connections=4), ManualClock())
     callers = crowded(room, 7)
     honest = Caller(room)
-    assert room.enter(honest, HONEST)
+    assert room.add(honest, HONEST)
     assert sum(one.closed for one in callers) == 1
-    assert set(callers) - {one for one in callers if one.closed} < room.guests
+    assert set(callers) - {one for one in callers if one.closed} < room.connections
 
 
 def test_as_many_as_have_places_are_told_why_they_have_none_and_no_more() -> None:
     room = ServerCapacity(ServerLimits(connections=4), ManualClock())
     crowded(room, 8)
-    assert not room.overrun
+    assert not room.overloaded
     crowded(room, 1)
-    assert room.overrun
+    assert room.overloaded
 
 
 def test_who_comes_back_after_being_turned_away_finds_a_place_that_is_free() -> None:
@@ -74,37 +74,37 @@ def test_who_comes_back_after_being_turned_away_finds_a_place_that_is_free() -> 
     callers = crowded(room, 3)
     for one in callers:
         one.close()
-    assert room.guests == frozenset()
-    assert room.enter(Caller(room), GREEDY)
+    assert room.connections == frozenset()
+    assert room.add(Caller(room), GREEDY)
 
 
 def test_nobody_breaks_off_what_others_are_about_for_a_peer_with_as_many_places() -> None:
     crowd: ConnectionLimiter[int] = ConnectionLimiter(2)
-    assert crowd.enter(1, GREEDY, 0)
-    assert crowd.enter(2, GREEDY, 0)
-    assert crowd.makes_way(GREEDY, 0) is None
-    assert not crowd.enter(3, GREEDY, 0)
-    crowd.turn(1, ConnectionState.RESTING, 1)
-    assert crowd.makes_way(GREEDY, 2) == 1
-    assert crowd.makes_way(HONEST, 2) == 1
-    assert crowd.makes_way(GREEDY, 60 * SECOND) == 1
+    assert crowd.add(1, GREEDY, 0)
+    assert crowd.add(2, GREEDY, 0)
+    assert crowd.eviction_candidate(GREEDY, 0) is None
+    assert not crowd.add(3, GREEDY, 0)
+    crowd.set_state(1, ConnectionState.IDLE, 1)
+    assert crowd.eviction_candidate(GREEDY, 2) == 1
+    assert crowd.eviction_candidate(HONEST, 2) == 1
+    assert crowd.eviction_candidate(GREEDY, 60 * SECOND) == 1
 
 
 def test_an_owner_takes_half_of_the_places_and_leaves_some_for_the_next() -> None:
     shares = FairQuota(8)
-    taken = {owner: sum(shares.take(owner) for _ in range(8)) for owner in "abcd"}
+    taken = {owner: sum(shares.acquire(owner) for _ in range(8)) for owner in "abcd"}
     assert taken == {"a": 4, "b": 2, "c": 1, "d": 1}
-    shares.give_back("a", 4)
-    assert [shares.take("d") for _ in range(3)] == [True, True, False]
+    shares.release("a", 4)
+    assert [shares.acquire("d") for _ in range(3)] == [True, True, False]
 
 
 def test_one_body_may_take_all_that_is_left() -> None:
     shares = FairQuota(100)
-    assert not shares.take("a", 101)
-    assert shares.take("a", 100)
-    assert not shares.take("b", 1)
-    shares.give_back("a", 100)
-    assert shares.take("b", 100)
+    assert not shares.acquire("a", 101)
+    assert shares.acquire("a", 100)
+    assert not shares.acquire("b", 1)
+    shares.release("a", 100)
+    assert shares.acquire("b", 100)
 
 
 def test_owners_take_turns_whatever_each_has_waiting() -> None:

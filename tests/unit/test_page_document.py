@@ -51,7 +51,7 @@ def test_document_of_a_bare_host_knows_nothing() -> None:
 def test_spans_of_the_hour_have_the_energy_since_its_start() -> None:
     history, host = PageHistory(), serving_host()
     before = replace(host, at=Instant(host.at.mono - 10**9, host.at.wall - 10**9))
-    history.look(replace(before, spans=replace(host.spans, rows=())))
+    history.record(replace(before, spans=replace(host.spans, rows=())))
     spans = {span["name"]: span for span in built(host, history)["hour_spans"]}
     assert next(iter(spans)) == "train_step"
     chat = spans["chat gpt-oss"]
@@ -63,7 +63,7 @@ def test_spans_of_the_hour_have_the_energy_since_its_start() -> None:
 def test_cpu_time_of_the_agent_is_in_cores() -> None:
     history, host = PageHistory(), busy_host()
     then = Instant(host.at.mono - 4 * 10**9, host.at.wall - 4 * 10**9)
-    history.look(replace(host, at=then, stats=AgentStats(then, cpu_seconds=1.0)))
+    history.record(replace(host, at=then, stats=AgentStats(then, cpu_seconds=1.0)))
     host = replace(host, stats=AgentStats(then, cpu_seconds=1.02))
     assert built(host, history)["agent_cpu"] == pytest.approx(0.005)
 

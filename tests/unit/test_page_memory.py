@@ -39,7 +39,7 @@ def lived(memory: PageHistory, begin: float, end: float, every: float = 1.0) -> 
     newest = host(at(begin))
     while now <= end:
         newest = host(at(now))
-        memory.look(newest)
+        memory.record(newest)
         now += every
     return newest
 
@@ -69,7 +69,7 @@ def test_nothing_older_than_an_hour_is_remembered() -> None:
 
 def test_before_the_first_step_is_over_the_present_is_what_there_is() -> None:
     memory = PageHistory()
-    memory.look(host(at(1000)))
+    memory.record(host(at(1000)))
     now, hour = memory.recent(host(at(1001)))
     assert now is not None
     assert now == hour
@@ -98,7 +98,7 @@ def test_a_clock_that_is_set_changes_labels_only() -> None:
     memory = PageHistory()
     lived(memory, 1000, 1050)
     for seconds in range(1051, 1100):
-        memory.look(host(at(seconds, step=-86_400)))
+        memory.record(host(at(seconds, step=-86_400)))
     _, hour = memory.recent(host(at(1100, step=-86_400)))
     assert hour is not None
     assert hour.duration == 100 * SECOND
@@ -111,7 +111,7 @@ def test_sleep_is_a_hole_in_the_powers_and_no_time_of_the_flow() -> None:
     memory = PageHistory()
     lived(memory, 1000, 1050)
     for seconds in range(1051, 1101):
-        memory.look(host(at(seconds, asleep=600)))
+        memory.record(host(at(seconds, asleep=600)))
     _, hour = memory.recent(host(at(1100, asleep=600)))
     assert hour is not None
     assert hour.duration == 100 * SECOND
@@ -126,7 +126,7 @@ def test_another_ledger_is_another_beginning() -> None:
     memory = PageHistory()
     lived(memory, 1000, 1100)
     for seconds in range(1101, 1120):
-        memory.look(host(at(seconds), since=1100 * SECOND))
+        memory.record(host(at(seconds), since=1100 * SECOND))
     _, hour = memory.recent(host(at(1120), since=1100 * SECOND))
     assert hour is not None
     assert hour.duration < 20 * SECOND
@@ -153,7 +153,7 @@ def test_a_slow_counter_waits_and_a_gap_is_unknown() -> None:
             settled=at(settled),
             gaps={GapReason.LOST: gap * SECOND},
         )
-        powers.take(Snapshot(at(seconds), seconds, "host", (cpu,)))
+        powers.record(Snapshot(at(seconds), seconds, "host", (cpu,)))
 
     take(5, 5, 0)
     take(10, 10, 500)
@@ -161,7 +161,7 @@ def test_a_slow_counter_waits_and_a_gap_is_unknown() -> None:
     take(20, 20, 1500)
     take(25, 25, 1500, gap=5)  # all of it is a gap
     take(30, 30, 1900, gap=6)  # a fifth of it is
-    _, _, shown = powers.shown(240)
+    _, _, shown = powers.series(240)
     assert shown["cpu"] == [100_000, 100_000, 100_000, None, 100_000]
 
 
@@ -169,30 +169,30 @@ def test_steps_that_were_settled_late_have_the_mean_of_those_that_followed() -> 
     powers = PowerHistory()
     for second in range(5, 105, 5):
         late = 11 if 40 <= second < 60 else 1
-        powers.take(host(at(second), late=late))
-    _, _, shown = powers.shown(240)
+        powers.record(host(at(second), late=late))
+    _, _, shown = powers.series(240)
     assert shown["cpu"] == [100_000] * 19
-    powers.take(host(at(105), late=5.5))
-    assert powers.shown(240)[2]["cpu"] == [*[100_000] * 19, None], "half a second is no mean"
+    powers.record(host(at(105), late=5.5))
+    assert powers.series(240)[2]["cpu"] == [*[100_000] * 19, None], "half a second is no mean"
 
 
 def test_a_sleep_while_a_step_waits_is_a_hole() -> None:
     powers = PowerHistory()
-    powers.take(host(at(5)))
-    powers.take(host(at(10)))
-    powers.take(host(at(15), late=5))
-    powers.take(host(at(16, asleep=6), gap=6))
-    _, _, shown = powers.shown(240)
+    powers.record(host(at(5)))
+    powers.record(host(at(10)))
+    powers.record(host(at(15), late=5))
+    powers.record(host(at(16, asleep=6), gap=6))
+    _, _, shown = powers.series(240)
     assert shown["cpu"] == [100_000, None, 100_000]
 
 
 def test_a_step_of_which_the_host_slept_the_most_is_a_hole() -> None:
     powers = PowerHistory()
-    powers.take(host(at(5)))
-    powers.take(host(at(10)))
-    powers.take(host(at(14, asleep=601), gap=601))
-    powers.take(host(at(19, asleep=601), gap=601))
-    _, _, shown = powers.shown(240)
+    powers.record(host(at(5)))
+    powers.record(host(at(10)))
+    powers.record(host(at(14, asleep=601), gap=601))
+    powers.record(host(at(19, asleep=601), gap=601))
+    _, _, shown = powers.series(240)
     assert shown["cpu"] == [100_000, *[None] * 121, 100_000]
 
 
@@ -200,20 +200,20 @@ def test_a_device_that_is_gone_has_no_power_and_one_that_comes_begins_unknown() 
     powers = PowerHistory()
     one = host(at(5))
     other = replace(one.domains[0], domain=replace(one.domains[0].domain, id="new"))
-    powers.take(one)
-    powers.take(host(at(10)))
+    powers.record(one)
+    powers.record(host(at(10)))
     away = replace(host(at(15)).domains[0], present=False)
-    powers.take(replace(host(at(15)), domains=(away, replace(other, settled=at(15)))))
-    _, _, shown = powers.shown(240)
+    powers.record(replace(host(at(15)), domains=(away, replace(other, settled=at(15)))))
+    _, _, shown = powers.series(240)
     assert shown == {"cpu": [100_000, None], "new": [None, None]}
 
 
 def test_a_host_that_slept_for_days_begins_anew() -> None:
     powers = PowerHistory()
-    powers.take(host(at(5)))
-    powers.take(host(at(10)))
-    powers.take(host(at(15, asleep=2 * MAX_DURATION / SECOND)))
-    _, _, shown = powers.shown(240)
+    powers.record(host(at(5)))
+    powers.record(host(at(10)))
+    powers.record(host(at(15, asleep=2 * MAX_DURATION / SECOND)))
+    _, _, shown = powers.series(240)
     assert shown == {"cpu": []}
     assert SLOTS * STEP == MAX_DURATION
 
@@ -222,9 +222,9 @@ def test_a_process_that_ended_keeps_its_name_for_the_hour() -> None:
     memory = PageHistory()
     lived(memory, 1000, 1100)
     gone = replace(host(at(1101)), processes=(), retired={CPU: Microjoules(110_100 * J)})
-    memory.look(gone)
+    memory.record(gone)
     last = replace(host(at(1200)), processes=(), retired={CPU: Microjoules(120_000 * J)})
-    memory.look(last)
+    memory.record(last)
     now, hour = memory.recent(last)
     assert {node.name for node in build_flow(hour).nodes.values()} >= {"worker", "unlisted"}
     assert "worker" not in {node.name for node in build_flow(now).nodes.values()}

@@ -77,7 +77,7 @@ def watched(seconds: int, **late: Late) -> list[dict[str, Any]]:
     for second in range(BEGIN, BEGIN + seconds):
         now = at(second)
         devices = (device(name, lag(second), now) for name, lag in late.items())
-        memory.look(host(now, *devices))
+        memory.record(host(now, *devices))
         devices = (device(name, lag(second), now) for name, lag in late.items())
         told.append(seen(memory, host(now, *devices)))
     return told
@@ -122,7 +122,7 @@ def test_a_gap_is_no_time_of_little_power_now() -> None:
     for second in range(BEGIN, BEGIN + 40):
         gap = min(4.0, max(0.0, second - BEGIN - 30))
         snapshot = host(at(second), device("cpu", 0, at(second), gap))
-        memory.look(snapshot)
+        memory.record(snapshot)
         assert second < BEGIN + 2 or seen(memory, snapshot)["now"]["watts"] == 100
     hour = seen(memory, snapshot)["hour"]
     assert hour["watts"] == pytest.approx(100 * (39 - 4) / 39, rel=1e-4), "where it went in all"
@@ -134,7 +134,7 @@ def test_a_sleep_is_no_time_of_little_power() -> None:
         asleep = 600 if second >= BEGIN + 32 else 0
         now = at(second, asleep)
         snapshot = host(now, device("cpu", 0, now, asleep + 1 if asleep else 0))
-        memory.look(snapshot)
+        memory.record(snapshot)
     assert seen(memory, snapshot)["now"]["watts"] == pytest.approx(100)
     (series,) = seen(memory, snapshot)["power"]["series"]
     assert set(series["watts"]) == {100, None}
@@ -145,7 +145,7 @@ def test_before_a_second_is_settled_no_watts_are_known() -> None:
     assert fresh["watts"] is None
     assert watts(fresh) == {"cpu": None}
     memory = PageHistory()
-    memory.look(host(at(1), device("cpu", 0, at(1))))
+    memory.record(host(at(1), device("cpu", 0, at(1))))
     half = seen(memory, host(at(1.5), device("cpu", 0, at(1.5))))["now"]
     assert (half["joules"], half["watts"]) == (50, None)
     assert set(watts(half).values()) == {None}
@@ -159,7 +159,7 @@ def test_a_device_that_comes_has_watts_once_a_second_of_it_is_settled() -> None:
         if second < BEGIN + 12:
             comes = account("gpu", GPU, "gpu", None, (0, 0, 0))
         snapshot = host(now, device("cpu", 0, now), comes)
-        memory.look(snapshot)
+        memory.record(snapshot)
         told = seen(memory, snapshot)["now"]
         known = second > BEGIN + 3 * PERIOD
         if second >= BEGIN + 12:
@@ -175,7 +175,7 @@ def test_a_device_that_begins_with_the_page_is_known_after_two_seconds() -> None
     for second in range(BEGIN + 1, BEGIN + 5):
         cpu = device("cpu", 0, at(second))
         snapshot = host(at(second), replace(cpu, settled=None) if second == BEGIN + 1 else cpu)
-        memory.look(snapshot)
+        memory.record(snapshot)
         told[second - BEGIN] = seen(memory, snapshot)["now"]["watts"]
     assert told == {1: None, 2: None, 3: 100, 4: 100}
 
@@ -186,7 +186,7 @@ def test_the_power_of_all_lacks_no_device_but_one_that_is_gone() -> None:
         for second in range(BEGIN, BEGIN + 60):
             still = device("gpu", second - BEGIN, at(second))
             snapshot = host(at(second), device("cpu", 0, at(second)), replace(still, **changes))  # type: ignore[arg-type]
-            memory.look(snapshot)
+            memory.record(snapshot)
         power: float | None = seen(memory, snapshot)["now"]["watts"]
         return power
 

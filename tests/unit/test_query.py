@@ -113,7 +113,7 @@ def test_the_answer_waits_no_longer_than_asked_for(asked: Asked) -> None:
 
 
 def test_too_many_who_wait_are_answered_at_once(asked: Asked) -> None:
-    assert all(asked.service._waiting.take(user) for user in range(MAX_WAITING))
+    assert all(asked.service._waiting.acquire(user) for user in range(MAX_WAITING))
     assert asked.energy(1.0, end=f"mono:{asked.now + 1}", wait="1s")["complete"] is False
     assert asked.pauses == []
 
@@ -188,12 +188,12 @@ def test_devices_are_told_no_finer_than_is_promised() -> None:
 
 def test_the_owners_of_the_dead_are_remembered_within_bounds() -> None:
     asked = Asked()
-    asked.service._rights._owners.update(
+    asked.service._authorization._owners.update(
         (Consumer(10**6 + i, 1), USER) for i in range(authorization.MAX_REMEMBERED)
     )
     asked.get("/v1/watch", pid=OURS.pid)
-    assert len(asked.service._rights._owners) == authorization.MAX_REMEMBERED
-    assert OURS in asked.service._rights._owners
+    assert len(asked.service._authorization._owners) == authorization.MAX_REMEMBERED
+    assert OURS in asked.service._authorization._owners
 
 
 def test_the_kernel_tells_whose_a_process_is() -> None:
@@ -260,9 +260,9 @@ def test_the_last_that_were_asked_for_are_looked_at_finely(asked: Asked) -> None
     asked.service._watches = WatchList(asked.past, asked.directory, asked.clock, fine)
     crowd = [Consumer(1000 + i, i + 1) for i in range(MAX_WATCHED + 1)]
     for one in crowd:
-        asked.service._watches.keep(one, family=False)
+        asked.service._watches.add(one, family=False)
     assert fine.watched == set(crowd[-MAX_SAMPLED:])
-    asked.service._watches.keep(crowd[1], family=False)
+    asked.service._watches.add(crowd[1], family=False)
     assert fine.watched == {crowd[1], *crowd[-MAX_SAMPLED + 1 :]}
     samples = asked.past.samples[crowd[1]]
     assert samples is not None

@@ -731,7 +731,7 @@ def test_a_complaint_that_comes_a_hundred_times_is_logged_once_a_minute() -> Non
     clock, said = ManualClock(), list[str]()
     server = HttpServer(clock, log=said.append)
     with closing(asyncio.new_event_loop()) as loop:
-        loop.set_exception_handler(server._trouble)
+        loop.set_exception_handler(server._report_error)
         for _ in range(100):
             loop.call_exception_handler({"message": "no descriptors"})
         loop.call_exception_handler({"message": "another"})
@@ -741,4 +741,4 @@ def test_a_complaint_that_comes_a_hundred_times_is_logged_once_a_minute() -> Non
         assert len(said) == 3
         for number in range(200):
             loop.call_exception_handler({"message": f"kind {number}"})
-        assert len(server._complaints) <= 50
+        assert len(server._reported) <= 50

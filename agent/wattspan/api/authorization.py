@@ -1,9 +1,9 @@
-"""Who may ask about whom.
+"""Authorisation of queries by the user who asks.
 
-What devices and the host spend, everybody may know who may open the socket, but not finely: see
-``grid``. Root and the agent's own user, who may read the counters themselves, are told all that is
-known. What a process spends is told to its own user and to root, since it says something of what
-the process computes.
+The energy of devices and of the host is available to every user who may open the socket, at a
+coarse resolution (``energy.TimeGrid``); root and the agent's user, who may read the counters
+themselves, get everything. The energy of a process reveals something about its computations, so
+it is available to its own user and to root only.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from wattspan.model import Consumer
 
 ROOT = 0
 MAX_REMEMBERED = 10_000
-"""Owners of processes that are kept past their end; the longest unasked for are forgotten."""
+"""Owners of ended processes that are remembered; the least recently queried are evicted."""
 
 NOBODY = -1
-"""No user's id: the owner of a process that is several users'."""
+"""No user's id: the owner of a process with several user ids."""
 
 OwnerOf = Callable[[Consumer], int | None]
 
 
 def owner_of(consumer: Consumer) -> int | None:
-    """The user whose the process is; None if it is gone.
+    """The user who owns the process; None if it is gone.
 
     A process that changes its user may know what none of them should tell the other, so all of
     its user ids must be the same, as for a debugger. One that has ended and that its parent has
@@ -39,7 +39,7 @@ def owner_of(consumer: Consumer) -> int | None:
     folder = Path(f"/proc/{consumer.pid}")
     try:
         status = (folder / "status").read_text(encoding="utf-8", errors="replace")
-        stat = (folder / "stat").read_bytes()  # afterwards: then the status was the same process's
+        stat = (folder / "stat").read_bytes()  # read second: the status is of the same process
     except OSError:
         return None
     if int(stat.rpartition(b")")[2].split()[19]) != consumer.started:
@@ -51,12 +51,12 @@ def owner_of(consumer: Consumer) -> int | None:
 
 
 def may_read_counters(peer: Peer) -> bool:
-    """Whether ``peer`` may read the counters themselves."""
+    """Whether ``peer`` may read the energy counters."""
     return peer.uid in (ROOT, os.geteuid())
 
 
 class Authorization:
-    """Decides, and remembers whose the dead were."""
+    """Decides by the owner of a process; remembers the owners of ended processes."""
 
     def __init__(self, owner: OwnerOf = owner_of) -> None:
         self._owner = owner

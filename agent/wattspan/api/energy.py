@@ -1,14 +1,12 @@
-"""What devices spend, told to anybody: in whole cells of time and no finer.
+"""Answers of ``/v1/energy``, and the coarse resolution of device energy for other users.
 
-Power that is read finely enough tells what is computed, so whoever may not read the counters
-themselves is told their energy only up to the cells' borders. These are the same for every
-question: no two windows can be subtracted to get something finer. Within a cell power is taken
-to be constant, so that the figures of neighbouring windows still add up.
+Finely sampled power reveals something about computations. Users who may not read the counters
+get the energy of devices by the cells of one fixed grid, so that no two windows can be subtracted
+to get a finer figure. Within a cell power is assumed constant, so figures of neighbouring windows
+add up.
 
-Answers: what the past says of a stretch of time, as plain facts for JSON.
-
-Joules are numbers; what is not known is null, never 0. Devices are disjoint, so they add up to
-the host.
+Joules are numbers; unknown figures are null, never 0. Devices are disjoint: they add up to the
+host.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from wattspan.spans.values import IntervalEnergy
 
 
 class TimeGrid(NamedTuple):
-    """Cells of ``size`` nanoseconds, from the monotonic clock's zero; 0: none are needed."""
+    """Cells of ``size`` nanoseconds from the zero of the monotonic clock; 0: no cells."""
 
     size: int
 
@@ -34,11 +32,11 @@ class TimeGrid(NamedTuple):
         return -self.down(-at)
 
     def hides(self, domain: Domain) -> bool:
-        """Whether it keeps a device's energy back: a GPU's driver tells it to every user."""
+        """Whether the grid applies to ``domain``: a GPU's driver reports energy to every user."""
         return self.size > 0 and domain.hw_type is not HwType.GPU
 
     def device(self, past: EnergyQueries, domain: Domain, start: int, end: int) -> IntervalEnergy:
-        """What ``domain`` spent; nothing of a cell that is not settled or was forgotten in part."""
+        """The energy of ``domain`` in completely known cells: settled, and still in the history."""
         end = min(end, self.down(past.settled()))
         energy: Counter[HwType] = Counter()
         doubt: Counter[HwType] = Counter()
@@ -84,11 +82,11 @@ class TimeGrid(NamedTuple):
         return Microjoules(total)
 
     def _parts(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Whole cells, from and to, and how much of them is asked for."""
+        """Start and end of runs of whole cells, and the requested length within each."""
         if end <= start:
             return
         first, last = self.up(start), self.down(end)
-        if first > last:  # all of it lies in one cell
+        if first > last:  # within one cell
             yield last, first, end - start
             return
         if start < first:
@@ -102,7 +100,7 @@ class TimeGrid(NamedTuple):
 def _complete_cells(
     past: EnergyQueries, domain_id: str, start: int, end: int, size: int
 ) -> Iterator[IntervalEnergy]:
-    """What is known of whole cells; a cell of which a part is not known is left out."""
+    """The energy of those whole cells that are known completely."""
     spent = past.device(domain_id, start, end)
     if spent.covered >= end - start:
         yield spent
@@ -127,11 +125,11 @@ def energy_response(
     family: bool = False,
     grid: TimeGrid = UNQUANTIZED,
 ) -> JsonObject:
-    """What the host, its devices, and a process spent from ``start`` to ``end``.
+    """The energy of the host, its devices and a process from ``start`` to ``end``.
 
     Devices are told by the cells of ``grid``, those that it hides.
     """
-    # Taken before the figures: what settles in between makes them better than is claimed.
+    # Read before the figures, which may only be more complete than it says.
     settled = past.settled(consumer)
     domains = sorted_domains(past.domains().values())
     coarse = any(map(grid.hides, domains))
@@ -176,13 +174,13 @@ def energy_response(
 
 
 def sorted_domains(domains: Iterable[Domain]) -> list[Domain]:
-    """By kind and name, so that answers are alike whichever source was quickest."""
+    """Sorted by type and name, independent of the order of the sources."""
     kinds = list(HwType)
     return sorted(domains, key=lambda domain: (kinds.index(domain.hw_type), domain.name))
 
 
 def provenances(domains: Iterable[Domain]) -> dict[HwType, Provenance]:
-    """How the figures of each kind were obtained: as the least trustworthy of its domains."""
+    """The provenance of each hardware type: the least trustworthy of its domains."""
     found: dict[HwType, Provenance] = {}
     for domain in domains:
         found[domain.hw_type] = domain.provenance.worse(
@@ -192,7 +190,7 @@ def provenances(domains: Iterable[Domain]) -> dict[HwType, Provenance]:
 
 
 def _host(devices: list[tuple[Domain, IntervalEnergy]], start: int, end: int) -> JsonObject:
-    """The devices' sum by kind; covered is what the least covered device was."""
+    """Sums of the devices by type; the coverage is that of the least covered device."""
     energy: dict[HwType, int | None] = {}
     doubt: dict[HwType, int] = {}
     for domain, spent in devices:
@@ -233,7 +231,7 @@ def _process(consumer: Consumer, spent: IntervalEnergy, length: int) -> JsonObje
 def _measured(
     figures: Mapping[HwType, int], spent: IntervalEnergy, length: int
 ) -> Mapping[HwType, int]:
-    """Nothing, where nothing was measured: a sum over no interval is no zero."""
+    """``figures`` if anything was measured; a sum over no interval is unknown, not zero."""
     return figures if spent.covered > 0 or length == 0 else {}
 
 

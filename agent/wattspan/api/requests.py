@@ -1,12 +1,8 @@
-"""Errors as answers: the thing, the cause, the remedy (RFC 9457 problem details).
+"""Parsing of query parameters, and errors as problem details (RFC 9457).
 
-Moments as they are written in a question.
-
-``mono:NS`` is the monotonic clock, which all processes of a host share: exact. All else goes by
-the wall clock as it stands now, so that a clock that was set, or a host that slept, since then
-shifts it.
-
-Questions, from the parameters of a request.
+``mono:NS`` is a time of the monotonic clock, which all processes of a host share: exact. Other
+notations are converted by the present wall clock, so a clock that was set, or a host that
+slept, since then shifts them.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ from wattspan.util.text import printable
 
 
 class ProblemError(Exception):
-    """A question that gets no answer, and why."""
+    """A rejected query: thing, cause and remedy."""
 
     def __init__(
         self,
@@ -65,18 +61,18 @@ def json_response(
     content_type: str = "application/json",
     headers: Mapping[str, str] | None = None,
 ) -> HttpResponse:
-    """Facts for a program. Nothing in between may keep them: they are of one moment."""
+    """A JSON response that no cache stores."""
     kept = {"cache-control": "no-store", **(headers or {})}
     return HttpResponse(int(status), msgspec.json.encode(facts), content_type, kept)
 
 
 def bad_request(thing: str, cause: str, remedy: str) -> ProblemError:
-    """A question that cannot be understood."""
+    """The error of an invalid query."""
     return ProblemError(HTTPStatus.BAD_REQUEST, thing, cause, remedy)
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """The remedy for an unknown word: the known one that is meant, or all there are."""
+    """The remedy for an unknown word: the most similar known word, or all of them."""
     words = sorted(known)
     near = difflib.get_close_matches(word, words, n=1)
     if near:
@@ -118,7 +114,7 @@ def _nanoseconds(digits: str) -> int:
 
 def _iso_time(text: str) -> int:
     try:
-        # a "+" that was not escaped arrives as a blank
+        # an unescaped "+" arrives as a blank
         told = datetime.fromisoformat(text.replace(" ", "+"))
     except ValueError:
         raise ValueError("that is no time") from None
@@ -133,21 +129,21 @@ _LARGEST_PID = 2**22  # PID_MAX_LIMIT of the kernel
 
 
 class ProcessReference(NamedTuple):
-    """A process as it was named. ``pid`` is None for whoever asks."""
+    """A process in a query. ``pid`` is None for the sender of the query."""
 
     pid: int | None
     started: int | None = None
 
     @property
     def consumer(self) -> Consumer | None:
-        """The process, if the name alone tells which."""
+        """The process, if pid and start time are given."""
         if self.pid is None or self.started is None:
             return None
         return Consumer(self.pid, self.started)
 
 
 class EnergyQuery(NamedTuple):
-    """What was spent from ``start`` to ``end``, monotonic, by the host and by ``subject``."""
+    """Query of the energy of the host and of ``subject``, from ``start`` to ``end`` (monotonic)."""
 
     start: int
     end: int
@@ -157,7 +153,7 @@ class EnergyQuery(NamedTuple):
 
 
 def energy_query(query: Mapping[str, str], now: Instant) -> EnergyQuery:
-    """The question that ``query`` asks, or a ProblemError for the first thing wrong with it."""
+    """The parsed ``query``. ProblemError names its first error."""
     reject_unknown(query, ("pid", "started", "start", "end", "family", "wait"))
     if "start" not in query:
         raise bad_request("start", "it is missing", TIME_FORMATS)
@@ -171,7 +167,7 @@ def energy_query(query: Mapping[str, str], now: Instant) -> EnergyQuery:
 
 
 def watch_query(query: Mapping[str, str]) -> tuple[ProcessReference, bool]:
-    """Whom to watch, and whether with its descendants."""
+    """The process to watch, and whether its descendants are included."""
     reject_unknown(query, ("pid", "started", "family"))
     whom = process_reference(query)
     if whom is None:
@@ -184,7 +180,7 @@ def no_parameters(query: Mapping[str, str]) -> None:
 
 
 def process_reference(query: Mapping[str, str]) -> ProcessReference | None:
-    """The process that is asked about, None if none is."""
+    """The process in the query, None without one."""
     pid, started = query.get("pid"), query.get("started")
     if pid is None:
         if started is not None:
@@ -197,7 +193,7 @@ def process_reference(query: Mapping[str, str]) -> ProcessReference | None:
 
 
 def reject_unknown(query: Mapping[str, str], known: tuple[str, ...]) -> None:
-    """A ProblemError for a parameter that is none of the ``known``."""
+    """Raise ProblemError for a parameter that is not ``known``."""
     for name in query:
         if name not in known:
             raise bad_request(
@@ -206,7 +202,7 @@ def reject_unknown(query: Mapping[str, str], known: tuple[str, ...]) -> None:
 
 
 def time_parameter(name: str, text: str, now: Instant) -> int:
-    """The monotonic nanoseconds that the parameter ``name`` means, or a ProblemError."""
+    """The parameter ``name`` in monotonic nanoseconds. ProblemError."""
     try:
         return parse_time(text, now)
     except ValueError as error:
@@ -248,5 +244,5 @@ def _wait(query: Mapping[str, str]) -> int:
 
 
 def sanitized(text: str) -> str:
-    """What somebody sent, fit to be told back."""
+    """Input of a client, shortened and printable."""
     return printable(text[:60])

@@ -1,9 +1,7 @@
-"""Answers about tuning: how each job stands, and what was decided when.
+"""The handler of the query API: energy, watches, snapshot, status and tuning.
 
-Job names and sentences are told to everybody who may open the socket, as what devices spend is:
-they say what the host does with its knobs, and nothing of what a process computes.
-
-The handler: what stands at which path, and for whom.
+Names of jobs and decision sentences are available to every user who may open the socket, as the
+energy of devices is: they describe the host's power limits, not the computations of a process.
 """
 
 from __future__ import annotations
@@ -48,14 +46,14 @@ from wattspan.ports import Clock, EnergyQueries, ProcessDirectory, SnapshotView
 from wattspan.tuning.serialization import JsonObject, accounts_to_json, recorded_decision_to_json
 
 TuningView = Callable[[], TuningAccounts]
-"""Returns the newest accounts; calling it changes nothing."""
+"""Returns the newest accounts, without side effects."""
 
 MAX_DECISIONS = 10_000
 DEFAULT_DECISIONS = 100
 
 
 class DecisionHistoryView(Protocol):
-    """Tells decisions, oldest first; see :meth:`wattspan.storage.decisions.DecisionLog.recent`."""
+    """Returns decisions, oldest first; see ``wattspan.storage.decisions.DecisionLog.recent``."""
 
     def __call__(
         self, job: str = "", limit: int = DEFAULT_DECISIONS, since: int | None = None
@@ -63,7 +61,7 @@ class DecisionHistoryView(Protocol):
 
 
 class DecisionHistoryQuery(NamedTuple):
-    """Which decisions: of which job ("": every one), how many, and since when (Unix ns)."""
+    """Query of decisions: job ("" for all), maximum number, start time (Unix nanoseconds)."""
 
     job: str
     limit: int
@@ -71,7 +69,7 @@ class DecisionHistoryQuery(NamedTuple):
 
 
 def decision_history_query(query: Mapping[str, str], now: Instant) -> DecisionHistoryQuery:
-    """The question that ``query`` asks, or a ProblemError for the first thing wrong with it."""
+    """The parsed ``query``. ProblemError names its first error."""
     reject_unknown(query, ("job", "limit", "since"))
     since = None
     if "since" in query:
@@ -82,14 +80,14 @@ def decision_history_query(query: Mapping[str, str], now: Instant) -> DecisionHi
 
 
 def tuning_response(view: TuningView | None) -> JsonObject:
-    """How every job stands. Where nothing tunes, the mode is ``off`` and there are no jobs."""
+    """The state of every job; without a tuner the mode is ``off`` and there are no jobs."""
     return accounts_to_json(TuningAccounts() if view is None else view())
 
 
 def decision_history_response(
     view: DecisionHistoryView | None, question: DecisionHistoryQuery
 ) -> JsonObject:
-    """The decisions asked for, oldest first."""
+    """The requested decisions, oldest first."""
     told = () if view is None else view(question.job, question.limit, question.since)
     return {"decisions": [recorded_decision_to_json(decided) for decided in told]}
 
@@ -105,10 +103,10 @@ def _limit(text: str) -> int:
 
 
 SETTLE_POLL_INTERVAL = 20 * MILLISECOND
-"""Between two looks at whether a window has settled."""
+"""Interval between checks whether a window has settled."""
 
 MAX_WAITING = 64
-"""Questions that wait at a time, half of them of one user at most.
+"""Queries that may wait for settlement at a time, half of them of one user at most.
 
 The next are answered at once, so that none crowds out spans.
 """
@@ -117,7 +115,7 @@ _READ = ("GET", "HEAD")
 
 
 class QueryService:
-    """Answers ``/v1/energy``, ``watch``, ``status`` and ``tuning``. Call it with a request.
+    """Handler of ``/v1/energy``, ``watch``, ``snapshot``, ``status`` and ``tuning``.
 
     ``resolution`` is how finely users are told of devices whose counters they may not read.
     ``tuning`` and ``history`` are None where nothing tunes; ``history`` may take a while.
@@ -142,12 +140,12 @@ class QueryService:
         self._past, self._directory, self._clock = past, directory, clock
         self._view, self._host, self._version = view, host, version
         self._tuning_view, self._history_view = tuning, history
-        self._rights, self._grid = Authorization(owner), TimeGrid(resolution)
+        self._authorization, self._grid = Authorization(owner), TimeGrid(resolution)
         self._watches = WatchList(past, directory, clock, fine)
         self._sleep = sleep
         self._started = clock.monotonic()
         self._waiting = FairQuota(MAX_WAITING)
-        self._slow = FairLock()
+        self._slow_lock = FairLock()
         self._paths: Mapping[str, tuple[tuple[str, ...], Handler]] = {
             "/v1/energy": (_READ, self._energy),
             "/v1/watch": ((*_READ, "POST"), self._watch),
@@ -186,11 +184,11 @@ class QueryService:
         question = energy_query(request.query, self._clock.now())
         consumer = self._consumer(question.subject, request.peer)
         grid = energy.UNQUANTIZED if may_read_counters(request.peer) else self._grid
-        await self._settle(question, consumer, grid, request.peer.whose)
-        facts = await self._told(question, consumer, grid, request.peer.whose)
+        await self._settle(question, consumer, grid, request.peer.quota_owner)
+        facts = await self._energy_response(question, consumer, grid, request.peer.quota_owner)
         return json_response({"host_name": self._host, **facts})
 
-    async def _told(
+    async def _energy_response(
         self, question: EnergyQuery, consumer: Consumer | None, grid: TimeGrid, whose: Hashable
     ) -> energy.JsonObject:
         tell = partial(
@@ -204,27 +202,29 @@ class QueryService:
         )
         if consumer is None or consumer in self._watches:
             return tell()
-        # Looked up in the whole history: elsewhere, one at a time, for spans come in here.
-        async with self._slow.of(whose):
+        # A search of the whole history: in a worker thread, because spans arrive on this loop.
+        async with self._slow_lock.of(whose):
             return await asyncio.to_thread(tell)
 
     async def _watch(self, request: HttpRequest) -> HttpResponse:
         subject, family = watch_query(request.query)
         consumer = self._consumer(subject, request.peer)
-        assert consumer is not None  # noqa: S101 - a subject was given
-        self._watches.keep(consumer, family=family, whose=request.peer.whose)
+        assert consumer is not None  # noqa: S101 - the query names a process
+        self._watches.add(consumer, family=family, owner=request.peer.quota_owner)
         return json_response({"pid": consumer.pid, "started": consumer.started, "watched": True})
 
     async def _snapshot(self, request: HttpRequest) -> HttpResponse:
         no_parameters(request.query)
-        async with self._slow.of(request.peer.whose):  # large, and it may look into /proc
+        async with self._slow_lock.of(
+            request.peer.quota_owner
+        ):  # large, and it may look into /proc
             return await asyncio.to_thread(self._snapshot_for, request.peer)
 
     def _snapshot_for(self, peer: Peer) -> HttpResponse:
         document = snapshot_document(self._view(), self._version)
         if not may_read_counters(peer):
             coarse = self._grid.latest_powers(self._past)
-            document = restrict(document, partial(self._rights.permits, peer), coarse)
+            document = restrict(document, partial(self._authorization.permits, peer), coarse)
         return json_response(document)
 
     async def _status(self, request: HttpRequest) -> HttpResponse:
@@ -268,7 +268,7 @@ class QueryService:
 
     async def _history(self, request: HttpRequest) -> HttpResponse:
         question = decision_history_query(request.query, self._clock.now())
-        async with self._slow.of(request.peer.whose):  # it reads files
+        async with self._slow_lock.of(request.peer.quota_owner):  # it reads files
             told = await asyncio.to_thread(decision_history_response, self._history_view, question)
         return json_response({"host_name": self._host, "emulated": self._emulated(), **told})
 
@@ -279,8 +279,8 @@ class QueryService:
     async def _settle(
         self, question: EnergyQuery, consumer: Consumer | None, grid: TimeGrid, whose: Hashable
     ) -> None:
-        """Until the whole window is settled, but no longer than was asked for."""
-        if not self._waiting.take(whose):
+        """Wait until the whole window is settled, at most as long as the query permits."""
+        if not self._waiting.acquire(whose):
             return
         try:
             deadline = self._clock.monotonic() + question.wait
@@ -289,7 +289,7 @@ class QueryService:
                     return
                 await self._sleep(SETTLE_POLL_INTERVAL / 1e9)
         finally:
-            self._waiting.give_back(whose)
+            self._waiting.release(whose)
 
     def _settled(self, end: int, consumer: Consumer | None, grid: TimeGrid) -> bool:
         if self._past.settled(consumer) < end:
@@ -298,7 +298,7 @@ class QueryService:
         return not hidden or self._past.settled() >= grid.up(end)
 
     def _consumer(self, subject: ProcessReference | None, peer: Peer) -> Consumer | None:
-        """The process that is meant, if ``peer`` may ask about it."""
+        """The process in the query, if ``peer`` may see it. ProblemError."""
         if subject is None:
             return None
         pid = subject.pid
@@ -318,5 +318,5 @@ class QueryService:
                 "there is none now",
                 "Of a process that has ended, give its start time too: started=TICKS.",
             )
-        self._rights.require(peer, named)
+        self._authorization.require(peer, named)
         return named

@@ -1,1 +1,1 @@
-"""The agent's own small HTTP server, for what comes over TCP and over Unix sockets."""
+"""The agent's HTTP server: listeners on TCP and Unix sockets, limits, TLS, tokens."""

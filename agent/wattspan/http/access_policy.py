@@ -26,18 +26,18 @@ from wattspan.model.settings import Listen
 from wattspan.util.files import read_regular
 
 MIN_TOKEN_LENGTH = 16
-"""Characters of a token: shorter ones are guessed."""
+"""Minimum length of a token, in characters."""
 
 MAX_TOKENS = 1000
-"""Tokens of a file."""
+"""Maximum number of tokens in a file."""
 
 CHALLENGES = 'Bearer realm="wattspan", Basic realm="wattspan", charset="UTF-8"'
-"""What WWW-Authenticate says. Browsers know Basic, and ask for a user and a password."""
+"""Value of WWW-Authenticate. Basic makes browsers ask for a user and a password."""
 
 _TOKEN = re.compile(r"[!-~]+", re.ASCII)
 
 TokenCheck = Callable[[str], bool]
-"""Whether a client that sends this Authorization header may come in."""
+"""Whether this Authorization header is admitted."""
 
 
 def admit_all(_: str) -> bool:
@@ -45,7 +45,7 @@ def admit_all(_: str) -> bool:
 
 
 def token_check(settings: AccessSettings, *, where: str, log: Log) -> TokenCheck | None:
-    """What ``settings`` ask for: None for no tokens. AccessError says what is wrong."""
+    """The check of the configured tokens, None without tokens. AccessError."""
     path = settings.token_file
     if not path:
         return None
@@ -54,7 +54,7 @@ def token_check(settings: AccessSettings, *, where: str, log: Log) -> TokenCheck
 
 
 def read_tokens(path: str, where: str) -> frozenset[bytes]:
-    """The digests of the tokens of a file: the tokens themselves are not kept."""
+    """Digests of the tokens in a file; the tokens themselves are not kept. AccessError."""
     try:
         content, status = read_regular(path)
     except OSError as error:
@@ -110,7 +110,7 @@ def _token_from_header(authorization: str) -> str:
 
 
 def _is_known(token: str, digests: frozenset[bytes]) -> bool:
-    """Whether it is one of them, in a time that does not say how much of it was right."""
+    """Whether the token is known, in a time independent of the number of correct characters."""
     sent, known = _digest(token), False
     for digest in digests:
         known |= hmac.compare_digest(sent, digest)
@@ -122,9 +122,9 @@ def _digest(token: str) -> bytes:
 
 
 def exposure_warning(listen: Listen, settings: AccessSettings, *, where: str, risk: str) -> str:
-    """One sentence for a listener that is open to more than was surely meant; "" for none.
+    """A warning for a listener that is open to the network without TLS or tokens; "" for none.
 
-    ``risk`` says what whoever reaches it may do.
+    ``risk`` is the consequence, as a clause.
     """
     if not listen or listen.loopback:
         return ""
@@ -195,13 +195,13 @@ _NO_TOKEN = Refusal(
 
 
 class AccessPolicy(NamedTuple):
-    """The policy of one listener. ``refused`` counts rejections by reason.
+    """The policy of one listener. ``count_rejection`` is called with the reason of a rejection.
 
     Requests for ``open_paths`` need no token, and are delayed instead of refused if they exceed
     the rate.
     """
 
-    refused: CountRejection = ignore_rejection
+    count_rejection: CountRejection = ignore_rejection
     tls: TlsContexts | None = None
     admits: TokenCheck = admit_all  # by the Authorization header
     browsers: bool = True  # whether requests of web pages (with an Origin header) are accepted

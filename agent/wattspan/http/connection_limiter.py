@@ -1,6 +1,6 @@
-"""How connections, places and turns are shared among owners: none keeps the others out.
+"""Fair sharing of connections, quotas and turns among owners, and counts of rejections.
 
-How many were turned away, by listener and reason: how an attack shows.
+An owner is a local user, or a host of the network: no owner can exclude the others.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from enum import IntEnum, StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar
 
 SLOW_REQUEST = 5 * 10**9
-"""Nanoseconds after which a request that is not whole yet may be broken off for others."""
+"""Age in nanoseconds at which an incomplete request may be dropped for any newcomer."""
 
 T = TypeVar("T")
 QuotaOwner = Hashable
 
 
 class ConnectionState(IntEnum):
-    """What a connection does; the first is the first to make way."""
+    """State of a connection, in the order of eviction."""
 
-    RESTING = 0  # between two requests
-    WAITED_FOR = 1  # for the rest of a request, or to take an answer
-    BUSY = 2  # its request is answered now: it never makes way
+    IDLE = 0  # between two requests
+    WAITING = 1  # receiving a request, or writing a response
+    BUSY = 2  # its request is being handled: it is never evicted
 
 
 class _TrackedConnection(NamedTuple):
-    peer: QuotaOwner
+    owner: QuotaOwner
     state: ConnectionState
     since: int
 
@@ -36,69 +36,69 @@ class _TrackedConnection(NamedTuple):
 class ConnectionLimiter(Generic[T]):
     """The connections of one server, at most ``most``. For one thread, or under a lock.
 
-    A request on its way for more than ``slow`` nanoseconds may be broken off for anybody.
+    A request that is incomplete for more than ``slow`` nanoseconds may be dropped for any owner.
     """
 
     def __init__(self, most: int, slow: int = SLOW_REQUEST) -> None:
         self._most, self._slow = most, slow
-        self._guests: dict[T, _TrackedConnection] = {}
+        self._connections: dict[T, _TrackedConnection] = {}
         self._held: Counter[QuotaOwner] = Counter()
 
     def __len__(self) -> int:
-        return len(self._guests)
+        return len(self._connections)
 
     @property
-    def guests(self) -> frozenset[T]:
-        return frozenset(self._guests)
+    def connections(self) -> frozenset[T]:
+        return frozenset(self._connections)
 
-    def makes_way(self, peer: QuotaOwner, now: int) -> T | None:
-        """Who has to go before one more of ``peer`` comes in; None: nobody does.
+    def eviction_candidate(self, owner: QuotaOwner, now: int) -> T | None:
+        """The connection to close before one more of ``owner`` is added; None if there is none.
 
-        Of whoever holds the most places, who rests goes before who is waited for, and who has
-        done so the longest before the others. A request that is on its way is broken off only
-        for a peer with fewer places, or if it is slow.
+        Connections of the owner with the most places come first; of these idle ones before waiting
+        ones, and the longest in their state first. A waiting connection is closed only for an
+        owner with fewer places, or if it is slow.
         """
-        if len(self._guests) < self._most:
+        if len(self._connections) < self._most:
             return None
-        own = self._held[peer]
+        own = self._held[owner]
         found = [
-            ((-self._held[one.peer], one.state, one.since), guest)
-            for guest, one in self._guests.items()
-            if one.state is ConnectionState.RESTING
+            ((-self._held[one.owner], one.state, one.since), guest)
+            for guest, one in self._connections.items()
+            if one.state is ConnectionState.IDLE
             or (
-                one.state is ConnectionState.WAITED_FOR
-                and (self._held[one.peer] > own + 1 or now - one.since > self._slow)
+                one.state is ConnectionState.WAITING
+                and (self._held[one.owner] > own + 1 or now - one.since > self._slow)
             )
         ]
         return min(found, key=lambda each: each[0])[1] if found else None
 
-    def enter(self, guest: T, peer: QuotaOwner, now: int) -> bool:
-        """Whether there is room for ``guest``; if so it is here from now on."""
-        if len(self._guests) >= self._most:
+    def add(self, connection: T, owner: QuotaOwner, now: int) -> bool:
+        """Add ``connection`` if there is room; whether there was."""
+        if len(self._connections) >= self._most:
             return False
-        self._guests[guest] = _TrackedConnection(peer, ConnectionState.WAITED_FOR, now)
-        self._held[peer] += 1
+        self._connections[connection] = _TrackedConnection(owner, ConnectionState.WAITING, now)
+        self._held[owner] += 1
         return True
 
-    def turn(self, guest: T, state: ConnectionState, now: int) -> ConnectionState | None:
-        """``guest`` does this from now on; what it did before, None if it is not here."""
-        before = self._guests.get(guest)
+    def set_state(self, connection: T, state: ConnectionState, now: int) -> ConnectionState | None:
+        """Set the state of ``connection``; the state before, None if it is unknown."""
+        before = self._connections.get(connection)
         if before is None:
             return None
         if before.state is not state:
-            self._guests[guest] = before._replace(state=state, since=now)
+            self._connections[connection] = before._replace(state=state, since=now)
         return before.state
 
-    def leave(self, guest: T) -> None:
-        gone = self._guests.pop(guest, None)
+    def remove(self, connection: T) -> None:
+        gone = self._connections.pop(connection, None)
         if gone is not None:
-            self._held[gone.peer] -= 1
-            if not self._held[gone.peer]:
-                del self._held[gone.peer]
+            self._held[gone.owner] -= 1
+            if not self._held[gone.owner]:
+                del self._held[gone.owner]
 
 
 def network_peer(address: str) -> QuotaOwner:
-    """Whom an address stands for: a host has a whole /64 of IPv6."""
+    """The quota owner of an address: a host has a whole /64 of IPv6."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0].removeprefix("::ffff:"))
     except ValueError:
@@ -112,26 +112,26 @@ Endpoint = tuple[str, int]
 """Address and port of one end of a TCP connection."""
 
 UidOf = Callable[[Endpoint, Endpoint], int | None]
-"""The user who owns the socket at the first end of a TCP connection; None if not known."""
+"""Looks up the user who owns the socket at the first end of a TCP connection; None: unknown."""
 
 
 def unknown_uid(_: Endpoint, __: Endpoint) -> None:
-    """For a server that has no way to look up the owners of TCP connections."""
+    """For a server without a look-up of TCP connections' owners."""
 
 
 def endpoint(address: tuple[Any, ...]) -> Endpoint:
-    """One end of a TCP connection; one of IPv4 that came to an IPv6 socket is of IPv4."""
+    """One end of a TCP connection; an IPv4-mapped IPv6 address becomes an IPv4 address."""
     return address[0].removeprefix("::ffff:"), address[1]
 
 
 def local_user(remote: Endpoint, local: Endpoint, uid_of: UidOf) -> int | None:
-    """The user who opened a TCP connection from this host; None for others, or if not known."""
+    """The user who opened a TCP connection from this host; None for other hosts, or if unknown."""
     own = remote[0] == local[0] or network_peer(remote[0]) == "loopback"
     return uid_of(remote, local) if own else None
 
 
 def connection_owner(remote: Endpoint, user: int | None) -> QuotaOwner:
-    """The owner that a TCP connection counts for: a local user, or else a network peer.
+    """The quota owner of a TCP connection: a local user, or else a network peer.
 
     Connections of unknown users over loopback have one owner together.
     """
@@ -149,24 +149,24 @@ class FairQuota:
         self._left = most
         self._held: Counter[QuotaOwner] = Counter()
 
-    def take(self, owner: QuotaOwner, size: int = 1) -> bool:
-        """True if ``owner`` may have ``size`` more; if so it holds them from now on."""
+    def acquire(self, owner: QuotaOwner, size: int = 1) -> bool:
+        """Reserve ``size`` for ``owner`` if the quota permits; whether it does."""
         if self._held[owner] + size > self._left:
             return False
         self.force(owner, size)
         return True
 
     def force(self, owner: QuotaOwner, size: int = 1) -> None:
-        """Let ``owner`` hold ``size`` more, however little is left."""
+        """Reserve ``size`` for ``owner`` regardless of the quota."""
         self._held[owner] += size
         self._left -= size
 
     @property
     def idle(self) -> bool:
-        """True if nobody holds anything."""
+        """True if nothing is reserved."""
         return not self._held
 
-    def give_back(self, owner: QuotaOwner, size: int = 1) -> None:
+    def release(self, owner: QuotaOwner, size: int = 1) -> None:
         self._held[owner] -= size
         self._left += size
         if not self._held[owner]:
@@ -174,7 +174,7 @@ class FairQuota:
 
 
 class FairQueue(Generic[T]):
-    """Items that wait for their turn. Owners take turns; the items of one owner stay in order."""
+    """Queue in which owners take turns; the items of one owner stay in order."""
 
     def __init__(self) -> None:
         self._waiting: dict[QuotaOwner, deque[T]] = {}
@@ -183,7 +183,7 @@ class FairQueue(Generic[T]):
         self._waiting.setdefault(owner, deque()).append(item)
 
     def pop(self, may: Callable[[QuotaOwner], bool] = lambda _: True) -> T | None:
-        """The next one, of the owner whose last turn was the longest ago and who ``may``."""
+        """The next item, of the permitted owner with the oldest last turn; None without one."""
         owner = next(filter(may, self._waiting), None)
         if owner is None:
             return None
@@ -195,15 +195,15 @@ class FairQueue(Generic[T]):
 
 
 class RejectionReason(StrEnum):
-    """Why somebody got no answer, or not the one that was asked for."""
+    """Reason of a rejection: a label of a metric."""
 
-    CROWDED = "crowded"  # too many connections, of all or of one peer
-    MALFORMED = "malformed"  # not HTTP as it should be, or too much of it
-    NAME = "name"  # a browser that was led here by another name
-    RATE = "rate"  # one peer asks too often
-    SLOW = "slow"  # the request took too long to arrive
-    TLS = "tls"  # the handshake failed, or the certificate is not known
-    TOKEN = "token"  # noqa: S105 - a reason, no password: there was none, or a wrong one
+    CROWDED = "crowded"  # too many connections, in total or of one owner
+    MALFORMED = "malformed"  # invalid HTTP
+    NAME = "name"  # a web page, or a name that is not this machine's
+    RATE = "rate"  # the owner exceeds the rate of requests
+    SLOW = "slow"  # the request was not received in time
+    TLS = "tls"  # the handshake failed, or the certificate is not trusted
+    TOKEN = "token"  # noqa: S105 - a reason, no password: no token, or a wrong one
     TOO_LARGE = "too_large"
 
 
@@ -211,14 +211,14 @@ CountRejection = Callable[[str], None]
 
 
 class RejectionCounter:
-    """Counts; safe from any thread."""
+    """Counts rejections by listener and reason. Safe from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, str]] = Counter()
 
-    def of(self, listener: str) -> CountRejection:
-        """What ``listener`` calls with every reason; from now on it is known, with zeros."""
+    def counter(self, listener: str) -> CountRejection:
+        """The function with which ``listener`` counts; its counts begin at zero."""
         with self._lock:
             for reason in RejectionReason:
                 self._counts.setdefault((listener, reason.value), 0)
@@ -235,4 +235,4 @@ class RejectionCounter:
 
 
 def ignore_rejection(_: str) -> None:
-    """For a listener of which nobody keeps count."""
+    """For a listener whose rejections are not counted."""

@@ -1,4 +1,4 @@
-"""What clients may take of the server, and what they have taken so far."""
+"""Limits of a server, and the capacity that its connections share."""
 
 from __future__ import annotations
 
@@ -34,23 +34,25 @@ class ServerLimits:
     """Sizes in bytes, times in seconds."""
 
     head: int = 16 * 1024  # the request line and the headers
-    body: int = 16 * MIB  # one request's body, as it is sent
-    bodies: int = 64 * MIB  # all bodies at a time, or two of the largest; half of them one owner's
+    body: int = 16 * MIB  # the body of one request, as transmitted
+    bodies: int = (
+        64 * MIB
+    )  # all bodies at a time, at least two of the largest; an owner may use half
     connections: int = 256
-    rate: int = 500  # one peer's requests a second; RESERVE times as many at once
+    rate: int = 500  # requests a second of one owner; BURST_SECONDS times as many at once
     receive: float = 60.0  # from the first byte of a request to its last
     idle: float = 75.0  # between two requests
-    send: float = 30.0  # until the client has taken its answer
-    linger: float = 5.0  # for a client that still sends to notice that it was refused
-    hold: float = 1.0  # until a request beyond the rate is refused: a refusal is not free
-    slow: float = SLOW_REQUEST / SECOND  # age of an incomplete request that makes way for anybody
-    too_often: str = (
+    send: float = 30.0  # transmission of a response
+    linger: float = 5.0  # discarding of input after a rejection
+    rejection_delay: float = 1.0  # of a request beyond the rate
+    slow_request: float = SLOW_REQUEST / SECOND  # age at which any owner may evict a request
+    rate_message: str = (
         "More than {rate} requests a second: send more in each, or have max_rate raised in [agent]."
     )
 
 
 class LimitedConnection(Protocol):
-    """A connection, as the room sees it."""
+    """A connection that is counted by ServerCapacity."""
 
     @property
     def answering(self) -> bool: ...
@@ -59,7 +61,7 @@ class LimitedConnection(Protocol):
 
 
 class FairLock:
-    """A lock for which owners take turns. Used in the server's thread only."""
+    """An asyncio lock for which owners take turns. Used in the server's thread only."""
 
     def __init__(self) -> None:
         self._held = False
@@ -86,100 +88,103 @@ class FairLock:
     def _release(self) -> None:
         while (turn := self._waiting.pop()) is not None:
             if not turn.cancelled():
-                turn.set_result(None)  # the lock stays held, for the next one
+                turn.set_result(None)  # the lock passes to the next owner
                 return
         self._held = False
 
 
 class ServerCapacity:
-    """What one server's connections share. Used in the server's thread only."""
+    """The capacity that one server's connections share. Used in the server's thread only."""
 
     def __init__(self, limits: ServerLimits, clock: Clock, uid_of: UidOf = unknown_uid) -> None:
         self.limits, self.clock, self._uid_of = limits, clock, uid_of
-        self._crowd: ConnectionLimiter[LimitedConnection] = ConnectionLimiter(
-            limits.connections, round(limits.slow * SECOND)
+        self._limiter: ConnectionLimiter[LimitedConnection] = ConnectionLimiter(
+            limits.connections, round(limits.slow_request * SECOND)
         )
-        self._turned_away: set[LimitedConnection] = (
-            set()
-        )  # they have no place, and are being told so
+        self._rejected: set[LimitedConnection] = set()  # beyond the limit, being answered so
         self._bytes = FairQuota(max(limits.bodies, 2 * limits.body))
         self._answering = FairQuota(limits.connections)
         self._waiting: FairQueue[tuple[Hashable, asyncio.Future[None]]] = FairQueue()
         self._scheduled = False
-        self._pace = RateLimiter(limits.rate, limits.rate * BURST_SECONDS)
+        self._rate_limiter = RateLimiter(limits.rate, limits.rate * BURST_SECONDS)
 
     @property
-    def guests(self) -> frozenset[LimitedConnection]:
-        return self._crowd.guests | self._turned_away
+    def connections(self) -> frozenset[LimitedConnection]:
+        return self._limiter.connections | self._rejected
 
     def peer(self, transport: Any) -> Peer:
         """The peer of a connection that was accepted just now."""
         return transport_peer(transport, self.clock.monotonic(), self._uid_of)
 
-    def enter(
-        self, guest: LimitedConnection, peer: Hashable, refused: CountRejection = ignore_rejection
+    def add(
+        self,
+        connection: LimitedConnection,
+        owner: Hashable,
+        count: CountRejection = ignore_rejection,
     ) -> bool:
-        """Whether ``guest`` may stay; if the server is full, another connection makes way.
+        """Add ``connection``, if need be in the place of another one; whether it is served.
 
-        ``refused`` counts a connection that makes way, and a guest that may not stay.
+        ``count`` counts the connection that is closed for it, or its own rejection.
         """
         now = self.clock.monotonic()
-        leaving = self._crowd.makes_way(peer, now)
+        leaving = self._limiter.eviction_candidate(owner, now)
         if leaving is not None:
-            refused(RejectionReason.CROWDED)
+            count(RejectionReason.CROWDED)
             leaving.close()
-        if self._crowd.enter(guest, peer, now):
+        if self._limiter.add(connection, owner, now):
             return True
-        refused(RejectionReason.CROWDED)
-        self._turned_away.add(guest)
+        count(RejectionReason.CROWDED)
+        self._rejected.add(connection)
         return False
 
     @property
-    def overrun(self) -> bool:
-        """Whether there are so many that they cannot even be told so."""
-        return len(self._turned_away) > self.limits.connections
+    def overloaded(self) -> bool:
+        """Whether so many connections are rejected that the next ones get no response."""
+        return len(self._rejected) > self.limits.connections
 
-    def leave(self, guest: LimitedConnection) -> None:
-        self._crowd.leave(guest)
-        self._turned_away.discard(guest)
+    def remove(self, connection: LimitedConnection) -> None:
+        self._limiter.remove(connection)
+        self._rejected.discard(connection)
 
-    def rest(self, guest: LimitedConnection) -> None:
-        """``guest`` may be sent away when others need its place."""
-        self._turn(guest, ConnectionState.RESTING)
+    def set_idle(self, connection: LimitedConnection) -> None:
+        """Mark ``connection`` as the first to be evicted."""
+        self._set_state(connection, ConnectionState.IDLE)
 
-    def wake(self, guest: LimitedConnection) -> bool:
-        """``guest`` has something to do; whether it rested until now."""
-        return self._turn(guest, ConnectionState.WAITED_FOR) is ConnectionState.RESTING
+    def set_waiting(self, connection: LimitedConnection) -> bool:
+        """Mark ``connection`` as receiving or sending; whether it was idle before."""
+        return self._set_state(connection, ConnectionState.WAITING) is ConnectionState.IDLE
 
-    def answer(self, guest: LimitedConnection) -> None:
-        """``guest`` is answered, and makes way for nobody."""
-        self._turn(guest, ConnectionState.BUSY)
+    def set_busy(self, connection: LimitedConnection) -> None:
+        """Mark ``connection`` as never to be evicted."""
+        self._set_state(connection, ConnectionState.BUSY)
 
-    def _turn(self, guest: LimitedConnection, state: ConnectionState) -> ConnectionState | None:
-        return self._crowd.turn(guest, state, self.clock.monotonic())
+    def _set_state(
+        self, connection: LimitedConnection, state: ConnectionState
+    ) -> ConnectionState | None:
+        return self._limiter.set_state(connection, state, self.clock.monotonic())
 
-    def hears(self, peer: Hashable) -> bool:
-        """Whether one more request of ``peer`` is taken now."""
-        return self._pace.admits(peer, self.clock.monotonic())
+    def admits(self, owner: Hashable) -> bool:
+        """Whether the rate permits one more request of ``owner`` now."""
+        return self._rate_limiter.admits(owner, self.clock.monotonic())
 
     @property
-    def too_often(self) -> str:
+    def rate_message(self) -> str:
         """The response to a request beyond the rate."""
-        return self.limits.too_often.format(rate=self.limits.rate)
+        return self.limits.rate_message.format(rate=self.limits.rate)
 
-    def take(self, size: int, peer: Hashable) -> bool:
-        """True if there is room for ``size`` more bytes of bodies; if so they are taken."""
-        return self._bytes.take(peer, size)
+    def reserve(self, size: int, owner: Hashable) -> bool:
+        """Reserve ``size`` bytes for bodies of ``owner``; whether there was room."""
+        return self._bytes.acquire(owner, size)
 
-    def give_back(self, size: int, peer: Hashable) -> None:
-        self._bytes.give_back(peer, size)
+    def release(self, size: int, owner: Hashable) -> None:
+        self._bytes.release(owner, size)
 
     @asynccontextmanager
     async def turn(self, owner: Hashable) -> AsyncIterator[None]:
-        """Wait until a request of ``owner`` is answered next, and answer it in the block.
+        """Wait for the turn of ``owner``; the block handles one of its requests.
 
-        The loop begins to answer one request at a time, and owners take turns: the many requests
-        of one owner do not delay the single one of another.
+        The loop starts one handler at a time, and owners take turns: many requests of one owner do
+        not delay a single request of another.
         """
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.put(owner, (owner, turn))
@@ -189,7 +194,7 @@ class ServerCapacity:
             yield
         finally:
             if turn.done() and not turn.cancelled():
-                self._answering.give_back(owner)
+                self._answering.release(owner)
                 self._schedule()
 
     def _schedule(self) -> None:
@@ -199,10 +204,10 @@ class ServerCapacity:
 
     def _next_turn(self) -> None:
         self._scheduled = False
-        while (waiting := self._waiting.pop(self._answering.take)) is not None:
+        while (waiting := self._waiting.pop(self._answering.acquire)) is not None:
             owner, turn = waiting
             if turn.cancelled():
-                self._answering.give_back(owner)
+                self._answering.release(owner)
             else:
                 turn.set_result(None)
                 self._schedule()

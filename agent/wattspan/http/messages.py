@@ -1,9 +1,7 @@
-"""Strict framing of HTTP/1.1 requests (RFC 9112), for every HTTP server of the agent.
+"""Requests and responses, and the strict framing of HTTP/1.1 requests (RFC 9112).
 
-A parser that is lenient finds the end of a request elsewhere than the proxy before it does: that
-is how requests are smuggled. So whatever the RFC lets a server refuse is refused.
-
-A request and its response, as handlers see them.
+A lenient parser can find the end of a request elsewhere than the proxy in front of it, which
+permits request smuggling. Everything that the RFC permits a server to refuse is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ _END = re.compile(rb"\n\r?\n")
 
 
 def request_head(received: bytes | bytearray) -> bytes:
-    """The head that ``received`` begins with, its empty line included; b"" if it is not whole."""
+    """The head at the start of ``received``, its empty line included; b"" if it is incomplete."""
     end = _END.search(received)
     return bytes(received[: end.end()]) if end else b""
 
@@ -67,25 +65,24 @@ def _host_fault(hosts: list[bytes], version: bytes) -> str:
 
 
 class Peer(NamedTuple):
-    """Who sent something, as far as the kernel proves it; None is unknown.
+    """Identity of a sender as proven by the kernel; None is unknown.
 
     On a Unix socket pid and uid are the peer's credentials. On TCP ``address`` and ``local`` are
-    the two ends, from which the kernel's own tables may tell more. ``accepted`` is when the
-    connection was accepted, in monotonic nanoseconds: it tells connections apart that had the
-    same ends, or whose openers had the same pid, one after the other. ``owner`` is the user who
-    owns the other end of a TCP connection from this host, for the sharing of places only.
+    the two ends. ``accepted`` is the time of acceptance in monotonic nanoseconds; it distinguishes
+    successive connections with the same ends or pid. ``owner`` is the user who owns the other
+    end of a TCP connection from this host; it is used for quotas only.
     """
 
     pid: int | None = None
     uid: int | None = None
-    address: tuple[str, int] | None = None  # the sender's end
+    address: tuple[str, int] | None = None  # the sender's end of the connection
     local: tuple[str, int] | None = None  # ours
     accepted: int | None = None
     owner: int | None = None
 
     @property
-    def whose(self) -> Hashable:
-        """Whom it counts for, where one may not take everything: a user, or a host."""
+    def quota_owner(self) -> Hashable:
+        """The user or host whose quotas apply."""
         if self.address is not None:
             return connection_owner(self.address, self.owner)
         return None if self.uid is None else ("uid", self.uid)
@@ -93,7 +90,7 @@ class Peer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One whole request; header names are in lower case, ``query`` holds the last of each name."""
+    """A request. Header names are in lower case; ``query`` holds the last value of each name."""
 
     method: str
     path: str
@@ -119,4 +116,4 @@ def plain_response(
 
 
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
-"""Answers a request; awaits nothing for long without need, for all share one thread."""
+"""Handles a request. All handlers share one thread, so none may block it."""

@@ -1,4 +1,4 @@
-"""How often somebody may ask: a token bucket for each peer, in exact integers."""
+"""Rate limit of requests: a token bucket for each peer, in exact integers."""
 
 from __future__ import annotations
 
@@ -7,36 +7,34 @@ from collections.abc import Hashable
 from wattspan.model import SECOND
 
 BURST_SECONDS = 4
-"""Seconds' worth of requests that a listener takes at once from whoever was silent before."""
+"""Burst size in seconds of the permitted rate."""
 
 MAX_PEERS = 1024
-"""Peers that are known at a time; whoever is not known has asked for nothing."""
+"""Number of buckets; a peer without one has a full bucket."""
 
-_EVICTION_DIVISOR = (
-    4  # one in so many is forgotten at a time, lest every newcomer cost a look at all
-)
+_EVICTION_DIVISOR = 4  # a fraction is evicted at once, so that not each new peer costs a sort
 
 
 class RateLimiter:
-    """Lets ``rate`` requests a second of each peer through, and ``burst`` at once.
+    """Admits ``rate`` requests a second of each peer, and ``burst`` at once.
 
-    Of one peer no more than ``burst + rate * t`` come through in any time ``t``, and who never
-    asks sooner than ``1 / rate`` after the last time is never refused. For one thread, or under a
-    lock; times are monotonic nanoseconds.
+    At most ``burst + rate * t`` requests of a peer are admitted in any time ``t``; a peer whose
+    requests are at least ``1 / rate`` apart is never refused. For one thread, or under a lock;
+    times are monotonic nanoseconds.
     """
 
     def __init__(self, rate: int, burst: int, remembered: int = MAX_PEERS) -> None:
         self.rate, self._burst, self._remembered = rate, burst * SECOND, remembered
-        # When a peer's bucket is full again, in units of which there are ``rate`` in a
-        # nanosecond, and so SECOND in a request: nothing is ever rounded.
+        # The time at which a peer's bucket is full again, in units of 1/rate nanoseconds, so that
+        # a request is SECOND units and nothing is rounded.
         self._full: dict[Hashable, int] = {}
 
     def __len__(self) -> int:
-        """How many peers are remembered."""
+        """Number of buckets."""
         return len(self._full)
 
     def admits(self, peer: Hashable, now: int) -> bool:
-        """Whether a request of ``peer`` is let through now; only then does it count."""
+        """Whether a request of ``peer`` is admitted now; only admitted requests count."""
         at = now * self.rate
         full = max(self._full.get(peer, at), at) + SECOND
         if full - at > self._burst:
@@ -47,10 +45,7 @@ class RateLimiter:
         return True
 
     def _forget(self, at: int) -> None:
-        """Make room: of those whose bucket is full, or else of those who have taken the least.
-
-        Who is forgotten may have a whole burst anew, so it is whoever gains the least by it.
-        """
+        """Evict full buckets, or else the fullest: an evicted peer gains a full bucket."""
         owing = sorted(self._full.items(), key=lambda one: one[1], reverse=True)
         kept = self._remembered - max(1, self._remembered // _EVICTION_DIVISOR)
         self._full = {peer: full for peer, full in owing[:kept] if full > at}

@@ -1,7 +1,4 @@
-"""Who may shake hands: a listener's TLS connections, until they are established or given up.
-
-The server: several listeners, one event loop, one thread.
-"""
+"""The server: several listeners, one event loop in one thread, and the TLS handshakes."""
 
 from __future__ import annotations
 
@@ -37,21 +34,21 @@ from wattspan.model import SECOND
 from wattspan.ports import Clock
 
 MAX_HANDSHAKES = 256
-"""TLS connections of one listener that may be neither established nor given up."""
+"""Unfinished TLS handshakes of one listener."""
 
 HANDSHAKE, FAREWELL = 5.0, 2.0
-"""Seconds that a client is given to shake hands, and to end TLS as it should."""
+"""Deadlines of a TLS handshake and of a TLS shutdown, in seconds."""
 
-_ACCEPT_RETRY_DELAY = 1.0  # seconds until another connection is accepted where the first try failed
+_ACCEPT_RETRY_DELAY = 1.0  # seconds between attempts to accept
 
 ProtocolFactory = Callable[[], asyncio.Protocol]
 
 
 class TlsAcceptor:
-    """Accepts connections, each with the newest context; used in the server's thread only.
+    """Accepts TLS connections with the newest context. Used in the server's thread only.
 
-    asyncio's own servers take one context for ever, and know no peer before TLS is established:
-    whoever begins many handshakes and ends none would keep everybody else out.
+    asyncio's servers have one context for ever and do not limit handshakes: a client that starts
+    many and completes none would exclude all others.
     """
 
     def __init__(
@@ -60,24 +57,24 @@ class TlsAcceptor:
         make: ProtocolFactory,
         tls: TlsContexts,
         clock: Clock,
-        refused: CountRejection,
+        count: CountRejection,
         *,
         most: int = MAX_HANDSHAKES,
         uid_of: UidOf = unknown_uid,
     ) -> None:
         self._listener, self._make, self._tls = listener, make, tls
-        self._clock, self._refused = clock, refused
+        self._clock, self._count = clock, count
         self._most, self._uid_of = most, uid_of
-        self._crowd: ConnectionLimiter[asyncio.Task[None]] = ConnectionLimiter(most)
+        self._limiter: ConnectionLimiter[asyncio.Task[None]] = ConnectionLimiter(most)
         self._loop = asyncio.get_running_loop()
         listener.setblocking(False)
         self._listen()
 
     def close(self) -> None:
-        """Accept nobody any more, and give up whoever still shakes hands."""
+        """Stop accepting, and cancel unfinished handshakes."""
         self._loop.remove_reader(self._listener)
         self._listener.close()
-        for task in self._crowd.guests:
+        for task in self._limiter.connections:
             task.cancel()
 
     def _listen(self) -> None:
@@ -90,41 +87,41 @@ class TlsAcceptor:
                 connection, address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no descriptor is left, most likely
+            except OSError as error:  # most likely no descriptor is free
                 told = {"message": "a connection cannot be accepted", "exception": error}
                 self._loop.call_exception_handler(told)
                 self._loop.remove_reader(self._listener)
                 self._loop.call_later(_ACCEPT_RETRY_DELAY, self._listen)
                 return
             connection.setblocking(False)
-            self._welcome(connection, address)
+            self._start_handshake(connection, address)
 
-    def _welcome(self, connection: socket.socket, address: tuple[Any, ...]) -> None:
-        """Shake hands, if need be in the place of one of whoever has the most."""
+    def _start_handshake(self, connection: socket.socket, address: tuple[Any, ...]) -> None:
+        """Start a handshake, if need be in the place of one of the owner with the most."""
         remote, local = endpoint(address), endpoint(connection.getsockname())
         peer = connection_owner(remote, local_user(remote, local, self._uid_of))
         now = self._clock.monotonic()
-        leaving = self._crowd.makes_way(peer, now)
+        leaving = self._limiter.eviction_candidate(peer, now)
         if leaving is not None:
             leaving.cancel()
-            self._crowd.leave(leaving)
-            self._refused(RejectionReason.CROWDED)
-        if len(self._crowd) >= self._most:
+            self._limiter.remove(leaving)
+            self._count(RejectionReason.CROWDED)
+        if len(self._limiter) >= self._most:
             connection.close()
-            self._refused(RejectionReason.CROWDED)
+            self._count(RejectionReason.CROWDED)
             return
-        task = self._loop.create_task(self._shake(connection))
-        self._crowd.enter(task, peer, now)
+        task = self._loop.create_task(self._handshake(connection))
+        self._limiter.add(task, peer, now)
 
         def over(_: object) -> None:
-            self._crowd.leave(task)
+            self._limiter.remove(task)
             if task.cancelled():
-                connection.close()  # which nobody has done if it had not begun
+                connection.close()  # a task that had not started did not close it
 
         task.add_done_callback(over)
 
-    async def _shake(self, connection: socket.socket) -> None:
-        with suppress(OSError):  # it failed, which is counted, or took too long
+    async def _handshake(self, connection: socket.socket) -> None:
+        with suppress(OSError):  # a failed handshake, which is counted, or a timeout
             await self._loop.connect_accepted_socket(
                 self._make,
                 connection,
@@ -134,19 +131,16 @@ class TlsAcceptor:
             )
 
 
-GRACE = 2.0  # seconds that a request in hand is given when the server stops
-_THREAD_EXIT_TIMEOUT = 0.2  # seconds in which a thread that does nothing has ended
+GRACE = 2.0  # seconds that a request has to complete when the server stops
+_THREAD_EXIT_TIMEOUT = 0.2  # seconds for an idle thread to end
 _ACCEPTING = 5
-"""Turns of the loop from a connection's acceptance to its being known to us, and some."""
+"""Iterations of the loop between the acceptance of a connection and connection_made, at most."""
 
 WORKER_THREADS = 4
-"""Threads for what would keep the loop too long: each listener for spans reads one large request
-at a time, and questions look one at a time into what is on disk."""
+"""Threads for work that would block the loop: large requests, reads from disk, rendering."""
 
 MINUTE = 60 * SECOND
-MAX_REMEMBERED_MESSAGES = (
-    50  # sentences that are remembered, so as not to be said again within a minute
-)
+MAX_REMEMBERED_MESSAGES = 50  # messages of the last minute, which are not logged again
 
 Log = Callable[[str], None]
 LimitedProtocolFactory = Callable[[ServerCapacity], asyncio.Protocol]
@@ -154,11 +148,11 @@ _Task = tuple[Future[Any], Callable[[], Any]]
 
 
 class HttpServer:
-    """Listens at once, answers once it is started.
+    """An HTTP server: ``listen_*`` opens sockets, ``start`` answers on them.
 
-    Every handler runs in the server's thread. What listens is refused or had when it is asked
-    for, by ListenError; what is said of it there (``what``, ``setting``) is for that sentence.
-    ``uid_of`` looks up the owners of TCP connections from this host.
+    Handlers run in the server's thread. ``listen_*`` raises ListenError, whose message contains
+    ``verb``, ``what`` and ``setting``. ``uid_of`` looks up the owners of TCP connections from
+    this host.
     """
 
     def __init__(
@@ -179,7 +173,7 @@ class HttpServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._date = (0, "")
-        self._complaints: dict[str, int] = {}  # when each was last logged
+        self._reported: dict[str, int] = {}  # message to time of its last log entry
 
     def listen_tcp(
         self,
@@ -190,11 +184,11 @@ class HttpServer:
         what: str,
         setting: str,
         verb: str = "receive",
-        door: AccessPolicy = OPEN_ACCESS,
+        policy: AccessPolicy = OPEN_ACCESS,
     ) -> str:
         """Listen on TCP; the actual ``HOST:PORT``. Port 0 takes any, host "" is every address."""
         listening = listen_tcp(host, port, what=what, setting=setting, verb=verb)
-        return self.add(listening, self._http(handler, door), door)
+        return self.add(listening, self._http(handler, policy), policy)
 
     def listen_unix(
         self,
@@ -203,35 +197,35 @@ class HttpServer:
         *,
         what: str,
         mode: int = 0o666,
-        door: AccessPolicy = OPEN_ACCESS,
+        policy: AccessPolicy = OPEN_ACCESS,
     ) -> str:
-        """Listen on a Unix socket; its path. Whoever may write to it may send."""
-        return self.add(listen_unix(path, mode, what=what), self._http(handler, door), door)
+        """Listen on a Unix socket; its path. Users with write permission may connect."""
+        return self.add(listen_unix(path, mode, what=what), self._http(handler, policy), policy)
 
     def add(
         self,
         listening: ListeningSocket,
         make: LimitedProtocolFactory,
-        door: AccessPolicy = OPEN_ACCESS,
+        policy: AccessPolicy = OPEN_ACCESS,
     ) -> str:
-        """Let whatever protocol ``make`` makes speak on ``listening``; its address.
+        """Serve the protocols that ``make`` returns on ``listening``; its address.
 
-        What it makes enters and leaves the Room, so that it is counted and ended with the rest.
-        Of ``door`` it has to see to the tokens; TLS is spoken around it.
+        They add and remove themselves at the ServerCapacity, and check the tokens of ``policy``;
+        TLS is handled here.
         """
         if listening.warning:
             self._log(listening.warning)
         self._open.callback(listening.remove)
         self._open.enter_context(closing(listening.socket))
-        self._listeners.append((listening, make, door))
+        self._listeners.append((listening, make, policy))
         return listening.address
 
     def every(self, seconds: float, work: Callable[[], object]) -> None:
-        """Do ``work`` in a worker thread at the start and ``seconds`` after each time."""
+        """Run ``work`` in a worker thread at the start, and ``seconds`` after each run."""
         self._periodic.append((seconds, work))
 
     def start(self) -> None:
-        """Answer from now on, in a thread of its own."""
+        """Start to answer, in a thread of its own."""
         ready = threading.Event()
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve(ready)),
@@ -242,7 +236,7 @@ class HttpServer:
         ready.wait()
 
     def stop(self) -> None:
-        """Close everything; requests in hand are given a moment. Safe to call twice."""
+        """Close everything; running requests have GRACE seconds. Idempotent."""
         if self._thread is not None and self._loop is not None and self._stop is not None:
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
@@ -252,7 +246,7 @@ class HttpServer:
 
     async def _serve(self, ready: threading.Event) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self._loop.set_exception_handler(self._trouble)
+        self._loop.set_exception_handler(self._report_error)
         room = ServerCapacity(self._limits, self._clock, self._uid_of)
         try:
             self._loop.set_default_executor(_DaemonPool(WORKER_THREADS))
@@ -266,75 +260,73 @@ class HttpServer:
         await self._stop.wait()
         for task in repeating:
             task.cancel()
-        # A connection that has just been accepted would be lost, unclosed, with a closed server.
+        # A closed server would leave a connection open that was accepted just now.
         for listening, _, _ in self._listeners:
             self._loop.remove_reader(listening.socket)
         for _ in range(_ACCEPTING):
             await asyncio.sleep(0)
         for server in servers:
             server.close()
-        await self._see_off(room)
+        await self._close_connections(room)
 
     async def _repeat(self, seconds: float, work: Callable[[], object]) -> None:
         while True:
             try:
                 await asyncio.to_thread(work)
             except Exception as error:  # noqa: BLE001 - it must not end the server
-                self._trouble(None, {"message": "periodic work failed", "exception": error})
+                self._report_error(None, {"message": "periodic work failed", "exception": error})
             await asyncio.sleep(seconds)
 
     async def _serving(
-        self, listener: socket.socket, make: Callable[[], asyncio.Protocol], door: AccessPolicy
+        self, listener: socket.socket, make: Callable[[], asyncio.Protocol], policy: AccessPolicy
     ) -> asyncio.Server | TlsAcceptor:
-        if door.tls is not None:
+        if policy.tls is not None:
             return TlsAcceptor(
-                listener, make, door.tls, self._clock, door.refused, uid_of=self._uid_of
+                listener, make, policy.tls, self._clock, policy.count_rejection, uid_of=self._uid_of
             )
         return await asyncio.get_running_loop().create_server(make, sock=listener)
 
-    async def _see_off(self, room: ServerCapacity) -> None:
-        """End every connection, those with a request in hand last."""
+    async def _close_connections(self, room: ServerCapacity) -> None:
+        """Close every connection, those with a running request last."""
         until = asyncio.get_running_loop().time() + GRACE
-        while any(guest.answering for guest in room.guests):
-            for guest in [guest for guest in room.guests if not guest.answering]:
+        while any(guest.answering for guest in room.connections):
+            for guest in [guest for guest in room.connections if not guest.answering]:
                 guest.close()
             if asyncio.get_running_loop().time() > until:
                 break
             await asyncio.sleep(0.01)
-        for guest in room.guests:
+        for guest in room.connections:
             guest.close()
-        await asyncio.sleep(0)  # in which the loop closes their sockets
+        await asyncio.sleep(0)  # the loop closes their sockets
 
-    def _http(self, handler: Handler, door: AccessPolicy) -> LimitedProtocolFactory:
-        return lambda room: HttpConnection(handler, room, self._now, self._log, door)
+    def _http(self, handler: Handler, policy: AccessPolicy) -> LimitedProtocolFactory:
+        return lambda room: HttpConnection(handler, room, self._date_header, self._log, policy)
 
-    def _now(self) -> str:
-        """The time as HTTP writes it, made once a second."""
+    def _date_header(self) -> str:
+        """The value of the Date header, formatted once a second."""
         second = self._clock.now().wall // SECOND
         if second != self._date[0]:
             self._date = second, formatdate(second, usegmt=True)
         return self._date[1]
 
-    def _trouble(self, _: object, context: dict[str, Any]) -> None:
+    def _report_error(self, _: object, context: dict[str, Any]) -> None:
         error = context.get("exception")
         told = f"The web server: {context['message']}{f' ({error!r})' if error else ''}."
         now = self._clock.monotonic()
-        # Where descriptors run out, the loop says so a hundred times a second.
-        if now - self._complaints.get(told, -MINUTE) >= MINUTE:
-            if len(self._complaints) >= MAX_REMEMBERED_MESSAGES:
-                self._complaints.clear()
-            self._complaints[told] = now
+        # Without free descriptors, the loop reports this a hundred times a second.
+        if now - self._reported.get(told, -MINUTE) >= MINUTE:
+            if len(self._reported) >= MAX_REMEMBERED_MESSAGES:
+                self._reported.clear()
+            self._reported[told] = now
             self._log(told)
 
 
 class _DaemonPool(ThreadPoolExecutor):
-    """Daemon threads, so that nothing waits for their work when the server or the agent ends.
+    """Daemon threads, so that the end of the server or of the agent waits for none of their work.
 
-    The threads of the base class, which is not initialised here, are joined at the end of the
-    event loop and of the interpreter: a request that is being decoded would delay both.
-
-    All threads begin at once. One that is started later, and gets no memory for its first step,
-    never says that it has begun; who started it would wait for that for ever
+    The base class, which is not initialised here, joins its threads at the end of the event loop
+    and of the interpreter: the decoding of a request would delay both. All threads start at
+    once: a thread that is started later and gets no memory blocks its starter for ever
     (python/cpython#140746).
     """
 
@@ -367,9 +359,9 @@ def _run_tasks(tasks: SimpleQueue[_Task | None]) -> None:
         if future.set_running_or_notify_cancel():
             try:
                 result = work()
-            except BaseException as error:  # noqa: BLE001 - whoever awaits the future is told
+            except BaseException as error:  # noqa: BLE001 - the future carries it
                 future.set_exception(error)
             else:
                 future.set_result(result)
                 del result
-        del task, future, work  # nothing of it is kept while the next one is awaited
+        del task, future, work  # no reference is kept while the next task is awaited

@@ -1,4 +1,4 @@
-"""Sockets to listen on, and one clear sentence where there can be none."""
+"""Listening sockets, with one sentence for each failure; the peer's credentials."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _RUN_DIR_REMEDY = "set another [agent] run_dir"
 
 
 class ListeningSocket(NamedTuple):
-    """A socket that listens. ``address`` is as it would stand in the configuration."""
+    """A listening socket. ``address`` is in the notation of the configuration."""
 
     socket: socket.socket
     address: str
-    remove: Callable[[], None]  # what stays behind when the socket is closed
-    warning: str = ""  # what the operator should know of it
+    remove: Callable[[], None]  # removes the file of a closed socket
+    warning: str = ""  # one sentence for the operator
 
 
 def listen_tcp(
@@ -54,8 +54,8 @@ def listen_tcp(
 def listen_unix(path: Path, mode: int, *, what: str) -> ListeningSocket:
     """Listen on a Unix socket of the given permissions. ListenError.
 
-    The file of an agent that is gone is replaced; one that somebody answers on is not. The
-    directory is made if it is missing, and refused if another user can change it.
+    A file without a listener is replaced; one with a listener is not. A missing directory is
+    created; one that another user can change is refused.
     """
     refused = f"Cannot receive {what} on {path}"
     with ExitStack() as undo:
@@ -68,13 +68,13 @@ def listen_unix(path: Path, mode: int, *, what: str) -> ListeningSocket:
             with ExitStack() as failed:
                 listener = failed.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
                 _remove_stale_socket(path, refused)
-                os.fchmod(listener.fileno(), mode)  # the socket's file never has more than this
+                os.fchmod(listener.fileno(), mode)  # the file never has more permissions
                 listener.bind(str(path))
                 bound = os.open(path.name, os.O_PATH | os.O_NOFOLLOW, dir_fd=directory)
                 undo.callback(os.close, bound)
                 ours = _own_socket(bound)
                 failed.callback(_remove, path, ours)
-                # What the umask took. No link is followed: this is the file itself.
+                # Permissions removed by the umask. No link is followed: this is the file itself.
                 Path(f"/proc/self/fd/{bound}").chmod(mode)
                 listener.listen(BACKLOG)
                 failed.pop_all()
@@ -84,7 +84,7 @@ def listen_unix(path: Path, mode: int, *, what: str) -> ListeningSocket:
 
 
 class DirectoryFault(NamedTuple):
-    """Why a directory is no place for sockets, and what the operator can do."""
+    """Cause and remedy of a directory that is unsafe for sockets."""
 
     cause: str
     remedy: str
@@ -115,7 +115,7 @@ def directory_fault(
 
 
 def _own_socket(bound: int) -> os.stat_result:
-    """The identity of the socket that was just made. OSError if something replaced it."""
+    """The identity of the new socket file. OSError if something replaced it."""
     found = os.fstat(bound)
     if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
         raise OSError(errno.EEXIST, "another user replaced the socket")
@@ -123,9 +123,9 @@ def _own_socket(bound: int) -> os.stat_result:
 
 
 def transport_peer(transport: Any, accepted: int, uid_of: UidOf = unknown_uid) -> Peer:
-    """Who is at the other end of an asyncio transport, as far as the kernel proves it.
+    """The peer of an asyncio transport, as proven by the kernel.
 
-    ``accepted`` is when it was accepted, in monotonic nanoseconds; ``uid_of`` looks up the owners
+    ``accepted`` is the time of acceptance in monotonic nanoseconds; ``uid_of`` looks up the owners
     of TCP connections from this host.
     """
     connection = transport.get_extra_info("socket")
@@ -145,7 +145,7 @@ def transport_peer(transport: Any, accepted: int, uid_of: UidOf = unknown_uid) -
 
 
 def _remove_stale_socket(path: Path, refused: str) -> None:
-    """Make way at ``path``, unless somebody is there."""
+    """Remove a socket file without a listener. ListenError if something else is there."""
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise ListenError(
@@ -157,7 +157,7 @@ def _remove_stale_socket(path: Path, refused: str) -> None:
             try:
                 probe.connect(str(path))
             except ConnectionRefusedError:
-                path.unlink()  # nobody listens any more
+                path.unlink()  # no process listens
             else:
                 raise ListenError(
                     f"{refused}: another agent listens there; stop it, or set another "
@@ -166,7 +166,7 @@ def _remove_stale_socket(path: Path, refused: str) -> None:
 
 
 def _remove(path: Path, ours: os.stat_result) -> None:
-    """Remove the socket's file, unless another agent has put its own there meanwhile."""
+    """Remove the socket's file, unless another agent has replaced it."""
     with suppress(OSError):
         if os.path.samestat(path.lstat(), ours):
             path.unlink()
@@ -198,6 +198,6 @@ def _unix_sentence(error: OSError, path: Path) -> str:
         )
     if error.errno in (errno.EEXIST, errno.ENOTDIR) and not path.parent.is_dir():
         return f"{path.parent} is no directory; set another [agent] run_dir."
-    if error.errno is None:  # Python's own: the path is longer than a socket's address may be
+    if error.errno is None:  # raised by Python: the path exceeds the length of a socket address
         return "a Unix socket's path has at most 107 bytes; set a shorter [agent] run_dir."
     return f"{error.strerror}; set another [agent] run_dir."

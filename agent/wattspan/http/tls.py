@@ -1,7 +1,4 @@
-"""Files that are read again when they change: certificates and tokens are rotated in place.
-
-TLS for a listener, from the operator's files.
-"""
+"""TLS contexts of listeners, and files that are read again when they change (rotation)."""
 
 from __future__ import annotations
 
@@ -22,11 +19,11 @@ Log = Callable[[str], None]
 
 
 class AccessError(WattspanError):
-    """A file that should say who may come in does not."""
+    """A certificate, key or token file is invalid."""
 
 
 class _FileVersion(NamedTuple):
-    """What tells one version of a file from the next, whether it was replaced or rewritten."""
+    """Identity of a version of a file, which changes when it is replaced or rewritten."""
 
     inode: int
     size: int
@@ -35,23 +32,23 @@ class _FileVersion(NamedTuple):
 
 
 class FileReloader(Generic[T]):
-    """What ``read`` makes of some files, made anew when one of them has changed.
+    """The value that ``read`` derives from files, derived again when one of them changes.
 
-    The first reading raises AccessError. Later ones never do: what was last right stays, and
-    ``log`` is told once what is wrong. Safe from any thread.
+    The first ``read`` may raise AccessError. Afterwards an error is logged once, and the last
+    valid value stays in force. Safe from any thread.
     """
 
     def __init__(self, paths: Sequence[str], read: Callable[[], T], log: Log) -> None:
         self._paths, self._read, self._log = tuple(filter(None, paths)), read, log
-        self._state = self._look()
+        self._state = self._versions()
         self._value = read()
-        self._told = ""
-        # Two who read at a time could leave the older value with the newer file's state.
+        self._reported = ""
+        # Concurrent reads could combine an old value with a new state.
         self._lock = threading.Lock()
 
     def __call__(self) -> T:
         with self._lock:
-            state = self._look()
+            state = self._versions()
             if state != self._state:
                 self._renew(state)
             return self._value
@@ -59,15 +56,15 @@ class FileReloader(Generic[T]):
     def _renew(self, state: tuple[_FileVersion | None, ...]) -> None:
         try:
             self._value = self._read()
-        except (AccessError, OSError) as error:  # OSError: it went away while it was read
-            # Not remembered as seen: a certificate is here before its key is.
-            if self._told != str(error):
-                self._told = str(error)
+        except (AccessError, OSError) as error:  # OSError: removed meanwhile
+            # The state is not stored, so the next call reads again: the key may follow later.
+            if self._reported != str(error):
+                self._reported = str(error)
                 self._log(f"What was in force before stays in force: {error}")
         else:
-            self._state, self._told = state, ""
+            self._state, self._reported = state, ""
 
-    def _look(self) -> tuple[_FileVersion | None, ...]:
+    def _versions(self) -> tuple[_FileVersion | None, ...]:
         return tuple(map(_file_version, self._paths))
 
 
@@ -80,10 +77,7 @@ def _file_version(path: str) -> _FileVersion | None:
 
 
 def is_world_accessible(mode: int) -> bool:
-    """Whether others than a file's owner and group may read it, or others than its owner change it.
-
-    ``mode`` is as ``stat`` tells it.
-    """
+    """Whether ``mode`` lets all users read a file, or its group or all users change it."""
     return bool(mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP))
 
 
@@ -95,10 +89,10 @@ def unreadable_error(path: str, error: OSError, setting: str, where: str) -> Acc
 
 
 MAX_PEM_BYTES = 16 << 20
-"""Bytes of a file of certificates: the authorities of a whole system are below one MiB."""
+"""Size limit of a PEM file; the authorities of a whole system are below one MiB."""
 
 TlsContexts = Callable[[], ssl.SSLContext]
-"""The context for the next connection."""
+"""Returns the context for the next connection."""
 
 
 def server_tls(
@@ -110,10 +104,9 @@ def server_tls(
     speaks: Sequence[str] = (),
     count: CountRejection = ignore_rejection,
 ) -> TlsContexts | None:
-    """What ``settings`` ask for: None for no TLS. AccessError says what is wrong.
+    """TLS as configured, None without. AccessError names ``what`` failed and ``where`` it is set.
 
-    ``what`` cannot be done and ``where`` it is set are for that sentence. ``speaks`` are the
-    protocols that are offered (ALPN). What the files hold is looked at for each connection.
+    ``speaks`` are the offered protocols (ALPN). Changed files are read again for each connection.
     """
     if not settings.tls_certificate:
         return None
@@ -122,7 +115,7 @@ def server_tls(
     def read() -> ssl.SSLContext:
         context = _context(settings, what, where)
         key = settings.tls_key or settings.tls_certificate
-        # Told and not refused, unlike tokens: where keys are mounted, modes are often not ours.
+        # Logged, not refused as for tokens: the modes of mounted keys are often fixed.
         if is_world_accessible(Path(key).stat().st_mode):
             log(f"Other users can read or change the key in {key}: run `chmod 0640 {key}`.")
         context.sslobject_class = ssl_object
@@ -137,14 +130,14 @@ def server_tls(
 def _context(settings: AccessSettings, what: str, where: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # Whoever comes again shakes hands again: a certificate that was taken back is of no more use.
+    # No session is resumed: a revoked certificate must not outlive its revocation.
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     context.num_tickets = 0
     certificate = _readable("tls_certificate", settings.tls_certificate, where)
     key = _readable("tls_key", settings.tls_key, where) if settings.tls_key else certificate
 
     def no_passphrase() -> str:
-        """Asked for only if the key is encrypted, when OpenSSL would ask on a terminal."""
+        """Called for an encrypted key only, for which OpenSSL would prompt on the terminal."""
         raise AccessError(
             f"{what} over TLS: the key is encrypted; give tls_key {where} a key without a "
             "passphrase, readable by the agent's user only."
@@ -187,7 +180,7 @@ def _counting_ssl_object(count: CountRejection) -> type[ssl.SSLObject]:
             try:
                 super().do_handshake()
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                raise  # there is more to come
+                raise  # the handshake continues
             except OSError:
                 count(RejectionReason.TLS)
                 raise

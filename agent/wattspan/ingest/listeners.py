@@ -69,7 +69,7 @@ def open_receivers(
             log(f"The agent continues without this listener: {error}")
 
     refusals = refusals or RejectionCounter()
-    unix_policy = AccessPolicy(refusals.of("unix"))
+    unix_policy = AccessPolicy(refusals.counter("unix"))
     http = OtlpHttpHandler(receiver)
     if settings.http:
         policy = _tcp_policy(settings, "http", "http/1.1", settings.http, log, refusals)
@@ -77,12 +77,12 @@ def open_receivers(
         attempt(
             "http",
             f"http{'s' * (policy.tls is not None)}",
-            partial(tcp, what=_HTTP, setting="[spans] http", door=policy),
+            partial(tcp, what=_HTTP, setting="[spans] http", policy=policy),
             TRACES_PATH,
         )
     if settings.unix:
         unix = partial(
-            server.listen_unix, run_dir / HTTP_SOCKET, http, what=_HTTP, door=unix_policy
+            server.listen_unix, run_dir / HTTP_SOCKET, http, what=_HTTP, policy=unix_policy
         )
         attempt("unix", "http+unix", unix)
     if settings.grpc:
@@ -112,7 +112,7 @@ def _tcp_policy(
     refusals: RejectionCounter,
 ) -> AccessPolicy:
     """The requirements for senders over TCP; ConfigError for invalid files."""
-    count = refusals.of(listener)
+    count = refusals.counter(listener)
     try:
         tls = server_tls(
             settings, what="Cannot receive spans", where=f"in {CONFIG_TABLE}", log=log,

@@ -94,7 +94,7 @@ class _GrpcServerConnection(grpclib.protocol.H2Protocol):  # type: ignore[misc]
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         self._calls.peer = self._calls.room.peer(transport)
-        self._calls.on_idle = lambda: self._calls.room.rest(self)
+        self._calls.on_idle = lambda: self._calls.room.set_idle(self)
         self._calls.pause_reading = transport.pause_reading
         self._calls.resume_reading = transport.resume_reading
         super().connection_made(transport)
@@ -104,8 +104,10 @@ class _GrpcServerConnection(grpclib.protocol.H2Protocol):  # type: ignore[misc]
         # Otherwise h2 rejects such a frame that arrives with the acknowledgement of the setting.
         h2_connection.max_inbound_frame_size = _FRAME
         self.connection.flush()
-        if self._calls.room.enter(self, self._calls.peer.whose, self._calls.policy.refused):
-            self._calls.room.rest(self)
+        if self._calls.room.add(
+            self, self._calls.peer.quota_owner, self._calls.policy.count_rejection
+        ):
+            self._calls.room.set_idle(self)
         else:
             self.close()
 
@@ -113,19 +115,19 @@ class _GrpcServerConnection(grpclib.protocol.H2Protocol):  # type: ignore[misc]
         try:
             super().data_received(data)
         except Exception:  # noqa: BLE001 - any error of h2 and grpclib on hostile frames
-            self._calls.policy.refused(RejectionReason.MALFORMED)
+            self._calls.policy.count_rejection(RejectionReason.MALFORMED)
             self.close()
         if self._calls.tasks:
-            self._calls.room.wake(self)
+            self._calls.room.set_waiting(self)
         if self._transport.get_write_buffer_size() > _MAX_UNREAD:
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._calls.room.leave(self)
+        self._calls.room.remove(self)
         super().connection_lost(exc)
 
     def close(self) -> None:
-        self._calls.room.leave(self)
+        self._calls.room.remove(self)
         self._transport.abort()
 
 
@@ -151,7 +153,7 @@ class _GrpcCallHandler(grpclib.protocol.AbstractHandler):  # type: ignore[misc]
         headers: Headers,
         release_stream: Callable[[], None],
     ) -> None:
-        within_rate = self.room.hears(self.peer.whose)
+        within_rate = self.room.admits(self.peer.quota_owner)
         if not within_rate:
             self.pause_reading()  # further data waits with this call
         task = asyncio.get_running_loop().create_task(
@@ -200,27 +202,27 @@ class _GrpcCallHandler(grpclib.protocol.AbstractHandler):  # type: ignore[misc]
 
     async def _reject_late(self) -> None:
         """Reject the call of a peer that exceeds its rate, after a delay."""
-        await asyncio.sleep(self.room.limits.hold)
+        await asyncio.sleep(self.room.limits.rejection_delay)
         self.resume_reading()
-        self.policy.refused(RejectionReason.RATE)
+        self.policy.count_rejection(RejectionReason.RATE)
         # OTLP clients retry this status only because of its delay.
-        raise GrpcStatusError(Status.RESOURCE_EXHAUSTED, self.room.too_often, retry_after=1)
+        raise GrpcStatusError(Status.RESOURCE_EXHAUSTED, self.room.rate_message, retry_after=1)
 
     async def _respond(self, stream: grpclib.protocol.Stream, headers: dict[str, str]) -> bytes:
         _check_method(headers)
         if not self.policy.admits(headers.get("authorization", "")):
-            self.policy.refused(RejectionReason.TOKEN)
+            self.policy.count_rejection(RejectionReason.TOKEN)
             raise GrpcStatusError(
                 Status.UNAUTHENTICATED,
                 "a token of the agent's token_file is needed, as metadata "
                 '"authorization: Bearer TOKEN"',
             )
-        reservation = _BodyReservation(self.room, self.peer.whose)
+        reservation = _BodyReservation(self.room, self.peer.quota_owner)
         try:
             async with asyncio.timeout(self.room.limits.receive):
                 compressed, body = await self._message(stream, reservation)
             gzipped = bool(compressed) and _is_gzip(headers)
-            async with self.room.turn(self.peer.whose):
+            async with self.room.turn(self.peer.quota_owner):
                 rejected = await self._reader.take(body, self.peer, gzipped=gzipped)
         except TimeoutError:
             raise GrpcStatusError(
@@ -307,13 +309,13 @@ class _BodyReservation:
         self._room, self._whose, self._size = room, whose, 0
 
     def take(self, size: int) -> bool:
-        if not self._room.take(size, self._whose):
+        if not self._room.reserve(size, self._whose):
             return False
         self._size += size
         return True
 
     def give_back(self) -> None:
-        self._room.give_back(self._size, self._whose)
+        self._room.release(self._size, self._whose)
 
 
 def _check_method(headers: dict[str, str]) -> None:

@@ -159,7 +159,9 @@ class RequestReader:
         if not large:
             outcome = decode(min(LARGE_REQUEST, limit), self.receiver.decoders)
         if outcome is None or (isinstance(outcome, BodyTooLongError) and limit > LARGE_REQUEST):
-            outcome = await self._decode_large(partial(decode, limit, self._decoders), peer.whose)
+            outcome = await self._decode_large(
+                partial(decode, limit, self._decoders), peer.quota_owner
+            )
         del decode
         if isinstance(outcome, _Success):
             return self.receiver.deliver(*outcome, peer)
@@ -169,7 +171,7 @@ class RequestReader:
             del outcome  # its traceback refers to this function
 
     async def _decode_large(self, decode: Callable[[], _Outcome], owner: Hashable) -> _Outcome:
-        if not self._quota.take(owner):
+        if not self._quota.acquire(owner):
             return ReceiverBusyError()
         # A task of its own: decoding continues where the sender has disconnected.
         task = asyncio.ensure_future(self._in_thread(decode, owner))
@@ -181,7 +183,7 @@ class RequestReader:
             return await asyncio.get_running_loop().run_in_executor(None, decode)
 
     def _finished(self, owner: Hashable, task: asyncio.Future[_Outcome]) -> None:
-        self._quota.give_back(owner)
+        self._quota.release(owner)
         if not task.cancelled():
             task.exception()  # marks it as retrieved; the sender got it if it is still connected
 

@@ -117,7 +117,7 @@ def build_agent(
         refusals = RejectionCounter()
         uid_of = ConnectionOwnerLookup(clock)
         opened_exporters = open_exporters(
-            plugins, config, ExporterContext(clock, __version__, log, refusals.of, uid_of)
+            plugins, config, ExporterContext(clock, __version__, log, refusals.counter, uid_of)
         )
         exporters = ExporterGroup(tuple(opened_exporters.exporters.values()))
         broken = tuple(

@@ -176,8 +176,8 @@ class SpanJoiner:
         cost = request.size + BYTES_PER_SPAN * request.count
         with self._lock:
             if self._quota.idle:  # then a request of any size is accepted
-                self._quota.force(request.peer.whose, cost)
-            elif not self._quota.take(request.peer.whose, cost):
+                self._quota.force(request.peer.quota_owner, cost)
+            elif not self._quota.acquire(request.peer.quota_owner, cost):
                 self._deferred += request.count
                 raise ReceiverBusyError
         try:
@@ -185,7 +185,7 @@ class SpanJoiner:
             processes = tuple(self._resolver.resolve(request.peer, p.claim) for p in request.parts)
         except BaseException:
             with self._lock:
-                self._quota.give_back(request.peer.whose, cost)
+                self._quota.release(request.peer.quota_owner, cost)
             raise
         with self._lock:
             self._inbox.append(_NewRequest(request, cost, processes))
@@ -489,4 +489,4 @@ class SpanJoiner:
         if done:
             with self._lock:
                 for pending in done:
-                    self._quota.give_back(pending.request.peer.whose, pending.cost)
+                    self._quota.release(pending.request.peer.quota_owner, pending.cost)

@@ -232,7 +232,7 @@ class SpanAssembly:
                 self._run_dir / "api.sock",
                 service,
                 what="questions",
-                door=AccessPolicy(self._refusals.of("api")),
+                policy=AccessPolicy(self._refusals.counter("api")),
             )
         except ListenError as error:
             self._continue_without("agent.api", error)

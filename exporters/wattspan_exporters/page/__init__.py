@@ -1,5 +1,5 @@
-"""The live page: where the joules go, for people, in a browser.
+"""The live page of the browser.
 
-``stretch`` and ``flow`` are pure arithmetic over snapshots, ``memory`` keeps the last hour,
-``facts`` says everything as ``document`` declares it, ``site`` serves it and the page's own files.
+``snapshot_delta`` and ``flow`` are pure arithmetic on snapshots, ``history`` keeps the last hour,
+``document`` declares and builds ``/live.json``, ``site`` holds the static files.
 """

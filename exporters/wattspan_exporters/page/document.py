@@ -92,7 +92,7 @@ def build_document(snapshot: Snapshot, encoded: bytes, history: PageHistory) -> 
             snapshot=msgspec.Raw(encoded),
             since=None if hour is None else _unix_time(snapshot, time_since_boot(hour.start)),
             now=_flow(build_flow(now)),
-            hour=None if hour is None else _flow(build_flow(hour, attrgetter("spread"))),
+            hour=None if hour is None else _flow(build_flow(hour, attrgetter("mean_power"))),
             power=_power(snapshot, history),
             hour_spans=[] if hour is None else _spans(hour),
             agent_cpu=now.agent_cpu * 1e9 / now.duration if now and now.duration else None,

@@ -1,8 +1,8 @@
-"""Where the energy of a stretch went, drawn: devices, types, groups, processes, spans.
+"""The flow graph of a period: devices, hardware types, groups, processes, spans.
 
-Pure and exact, in whole microjoules: whatever flows into a node is what the node spent, and what
-flows out of it never is more. How much of which device a group took is not known (processes are
-charged by type), so the types stand between: the picture says only what is true.
+Pure and exact, in whole microjoules: the energy that flows into a node is the node's energy, and no
+more flows out. Processes are charged by hardware type, so the share of each device in a group is
+unknown; the types stand between them.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from wattspan_exporters.page.snapshot_delta import (
 )
 
 MAX_PROCESSES = 12
-"""Processes that are drawn by name, those that spent most."""
+"""Named process nodes, those with the highest energy."""
 
 MAX_GROUPS = 8
-"""Groups that are drawn although none of their processes is."""
+"""Group nodes without a named process."""
 
 MIN_SHARE_DIVISOR = 500
-"""Nobody is drawn by name who spent less than this part of what all processes did."""
+"""Minimum energy of a named node, as a divisor of the energy of all processes."""
 
 MAX_SPANS = 6
-"""Span names that are drawn of one process."""
+"""Span nodes of one process."""
 
 TYPE_NAMES = {
     HwType.CPU: "CPU",
@@ -49,7 +49,7 @@ NO_GROUP = "no group"
 
 
 class FlowNode(NamedTuple):
-    """Somewhere energy goes."""
+    """A node of the graph."""
 
     id: str
     layer: str
@@ -67,12 +67,12 @@ class FlowLink(NamedTuple):
 
 
 Rates = Sequence[float | None]
-"""Watts that a microjoule of each hardware type stands for, in the order of ``TYPES``."""
+"""Watts per microjoule of each hardware type, in the order of ``HARDWARE_TYPES``."""
 
 
 @dataclass(slots=True)
 class FlowGraph:
-    """A picture in the making. A node has what flows in; a device has its own.
+    """A flow graph. The energy of a node is its inflow; a device has its own.
 
     Its energy is exact. Its watts are None where some of what flows in is of a time that is not
     known: a sum that silently lacks a part is a wrong sum.
@@ -83,15 +83,15 @@ class FlowGraph:
     energy: dict[str, int] = field(default_factory=dict)
     watts: dict[str, float | None] = field(default_factory=dict)
     links: list[FlowLink] = field(default_factory=list)
-    total: int = 0  # what all devices spent
-    power: float | None = None  # their watts, but of those that are gone and spent nothing
+    total: int = 0  # energy of all devices
+    power: float | None = None  # their power, without devices that are gone and have no energy
 
-    def spring(self, node: FlowNode, energy: int, watts: float | None) -> None:
-        """A node that nothing flows into."""
+    def add_source(self, node: FlowNode, energy: int, watts: float | None) -> None:
+        """Add a node without inflow."""
         self.nodes[node.id], self.energy[node.id], self.watts[node.id] = node, energy, watts
 
-    def link(self, source: str, node: FlowNode, energy: int, watts: float | None) -> None:
-        """``energy`` flows from ``source`` into ``node``; nothing is not drawn."""
+    def add_link(self, source: str, node: FlowNode, energy: int, watts: float | None) -> None:
+        """Add a flow of ``energy`` from ``source`` to ``node``; zero is omitted."""
         if energy <= 0:
             return
         self.nodes.setdefault(node.id, node)
@@ -100,13 +100,13 @@ class FlowGraph:
         self.links.append(FlowLink(source, node.id, energy, watts))
 
     def rate(self, node: str) -> float | None:
-        """Watts that a microjoule of a node stands for."""
+        """Watts per microjoule of a node; None if unknown."""
         watts, energy = self.watts[node], self.energy[node]
         return None if watts is None else watts / energy if energy else 0.0
 
 
 def _sum(watts: Iterable[float | None]) -> float | None:
-    """The sum, None if a part of it is not known."""
+    """The sum, None if a part is unknown."""
     whole = 0.0
     for part in watts:
         if part is None:
@@ -139,9 +139,9 @@ UNLISTED = FlowNode(
 
 def build_flow(
     stretch: SnapshotDelta | None,
-    power: Callable[[DeviceDelta], float | None] = attrgetter("drawn"),
+    power: Callable[[DeviceDelta], float | None] = attrgetter("known_power"),
 ) -> FlowGraph:
-    """The flow of a stretch; an empty one of None. ``power`` says what a device's watts are.
+    """The flow of a period; an empty graph for None. ``power`` gives the watts of a device.
 
     A device's watts are divided as its energy is. A type's microjoules stand for the mean of what
     its devices' do, and a process's for the mean of its types': what it took of which device is
@@ -160,7 +160,7 @@ def build_flow(
             domain.hw_type,
             domain.provenance,
         )
-        flow.spring(device, spent.energy, power(spent))
+        flow.add_source(device, spent.energy, power(spent))
         rate = flow.rate(device.id)
         for node, energy in (
             (_type_node(domain.hw_type), spent.consumers),
@@ -168,7 +168,7 @@ def build_flow(
             (UNATTRIBUTED, spent.unattributed),
             (UNDIVIDED, spent.undivided),
         ):
-            flow.link(device.id, node, energy, _watts(energy, rate))
+            flow.add_link(device.id, node, energy, _watts(energy, rate))
     counted = [one for one in stretch.devices.values() if one.present or one.energy]
     flow.total = sum(one.energy for one in counted)
     flow.power = _sum(map(power, counted)) if counted else None
@@ -188,7 +188,7 @@ def _type_node(kind: HwType) -> FlowNode:
 
 @dataclass(slots=True)
 class _ProcessNode:
-    """What is drawn as one process: a process, or all those that send one service's spans."""
+    """A node for a process, or for all processes that send the spans of one service."""
 
     payers: list[Payer]
     services: frozenset[str] = frozenset()
@@ -212,7 +212,7 @@ def _add_groups(flow: FlowGraph, stretch: SnapshotDelta, rates: Rates) -> None:
         for group, parts in actor.groups.items():
             others[group] = add_energy(others.get(group, ZERO_ENERGY), parts)
             counts[group] = counts.get(group, 0) + len(actor.payers)
-    for group, parts in stretch.crowds.items():
+    for group, parts in stretch.unlisted_by_group.items():
         others[group] = add_energy(others.get(group, ZERO_ENERGY), parts)
     sums: dict[Group | None, EnergyByType] = dict(others)
     for actor in named:
@@ -236,7 +236,7 @@ def _add_groups(flow: FlowGraph, stretch: SnapshotDelta, rates: Rates) -> None:
     for actor in named:
         node = _process_flow_node(actor, stretch)
         for group, parts in actor.groups.items():
-            flow.link(_group_node(group).id, node, sum(parts), _watts_of(parts, rates))
+            flow.add_link(_group_node(group).id, node, sum(parts), _watts_of(parts, rates))
         if actor.services and node.id in flow.nodes:
             _add_spans(flow, node, actor.services, stretch)
     for group in shown:
@@ -244,16 +244,16 @@ def _add_groups(flow: FlowGraph, stretch: SnapshotDelta, rates: Rates) -> None:
             group_id = _group_node(group).id
             many = counts.get(group, 0)
             name = f"{many} other{'s' if many > 1 else ''}"
-            if group in stretch.crowds:  # they were not counted, only summed
+            if group in stretch.unlisted_by_group:  # their number is unknown
                 name = "others"
             detail = "processes of the same group that spent less"
             node = FlowNode(f"o:{group_id}", "process", name, detail)
-            flow.link(group_id, node, sum(others[group]), _watts_of(others[group], rates))
+            flow.add_link(group_id, node, sum(others[group]), _watts_of(others[group], rates))
 
 
 def _from_types(flow: FlowGraph, node: FlowNode, parts: EnergyByType, rates: Rates) -> None:
     for kind, energy, rate in zip(HARDWARE_TYPES, parts, rates, strict=True):
-        flow.link(f"t:{kind}", node, energy, _watts(energy, rate))
+        flow.add_link(f"t:{kind}", node, energy, _watts(energy, rate))
 
 
 def _group_node(group: Group | None) -> FlowNode:
@@ -265,7 +265,7 @@ def _group_node(group: Group | None) -> FlowNode:
 
 
 def _process_nodes(stretch: SnapshotDelta) -> list[_ProcessNode]:
-    """Every process by itself, but those that send the spans of one service as one.
+    """One node for each process, and one for all processes that send spans of one service.
 
     Which of several processes a service's span ran in is not kept, so only together can they be
     drawn as what the spans are part of.
@@ -310,7 +310,7 @@ def _process_flow_node(actor: _ProcessNode, stretch: SnapshotDelta) -> FlowNode:
 def _add_spans(
     flow: FlowGraph, process: FlowNode, services: Iterable[str], stretch: SnapshotDelta
 ) -> None:
-    """What of a process its ended spans spent, never more than there is of it.
+    """Add the ended spans of a process, with no more energy than the process has.
 
     A span is booked when it has ended, at once and with all that it spent, and a process has a
     row of its own only once it is listed, so spans may have more than their process: then they are
@@ -327,7 +327,7 @@ def _add_spans(
     rate = flow.rate(process.id)
 
     def link(node: FlowNode, energy: int) -> None:
-        flow.link(process.id, node, energy, _watts(energy, rate))
+        flow.add_link(process.id, node, energy, _watts(energy, rate))
 
     ranked = sorted(
         (name for name in drawn if name[1] is not None),
@@ -365,7 +365,7 @@ def _add_spans(
 def _scale_to_fit(
     energies: Mapping[tuple[str, str | None], int], room: int
 ) -> dict[tuple[str, str | None], int]:
-    """The energies as they are, or all made smaller by the same ratio so that they fill it."""
+    """The energies, reduced by a common ratio to ``room`` if they exceed it."""
     whole = sum(energies.values())
     if whole <= room:
         return dict(energies)

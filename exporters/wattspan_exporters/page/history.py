@@ -1,9 +1,8 @@
-"""The last hour, kept small: what was spent in each stretch of it, and every device's power.
+"""The last hour: energy of periods, and the power of every device, in bounded memory.
 
-One snapshot is kept, from which the next stretch is reckoned; behind it a few stretches of five
-seconds, and behind those stretches of two minutes. Nobody's clock is asked: time is what snapshots
-say. A host asleep spends no stretch and leaves a hole in the powers; a wall clock that is set
-changes only how moments are labelled.
+The newest snapshot is the base of the next period; before it there are a few periods of five
+seconds, and before those periods of two minutes. Time is taken from the snapshots. A sleeping
+host has no period and leaves a gap in the powers; a wall clock that is set changes labels only.
 """
 
 from __future__ import annotations
@@ -26,38 +25,38 @@ from wattspan_exporters.page.snapshot_delta import (
 )
 
 STEP = 5 * SECOND
-"""How often what was spent is written down, and the width of one figure of power."""
+"""Length of a recorded period, and of one point of power."""
 
 FINE_STEPS = 3
-"""Steps that are kept by themselves, the newest."""
+"""Number of the newest periods that are not merged."""
 
 COARSE_STEP = 120 * SECOND
-"""Older ones are kept together, in stretches of as much."""
+"""Length of a merged period."""
 
 MAX_DURATION = 3600 * SECOND
-"""Nothing older is remembered."""
+"""Length of the history."""
 
 SLOTS = MAX_DURATION // STEP
-"""Figures of power of one device."""
+"""Points of power of one device."""
 
 RECENT_DURATION = 10 * SECOND
-"""The present is what was spent in at least this time, as far as there is as much."""
+"""Minimum length of the period that is shown as present."""
 
 
 def time_since_boot(at: Instant) -> int:
-    """Time since boot, asleep or not."""
+    """Time since boot, including suspension."""
     return at.mono + at.asleep
 
 
 class RecentDeltas(NamedTuple):
-    """What was spent up to one snapshot; None while nothing is known."""
+    """The energy up to one snapshot: the present and the last hour; None while unknown."""
 
     now: SnapshotDelta | None = None
     hour: SnapshotDelta | None = None
 
 
 class PageHistory:
-    """Remembers at most an hour. Safe from any thread.
+    """Keeps at most an hour. Safe from any thread.
 
     ``look`` is to be called often, with the newest snapshot: it does nothing most of the time.
     """
@@ -67,11 +66,11 @@ class PageHistory:
         self._base: Snapshot | None = None
         self._fine: deque[SnapshotDelta] = deque()
         self._coarse: deque[SnapshotDelta] = deque()
-        self._older: SnapshotDelta | None = None  # all coarse ones but the last
+        self._older: SnapshotDelta | None = None  # all coarse periods but the last
         self._powers = PowerHistory()
 
-    def look(self, snapshot: Snapshot) -> None:
-        """Write down what was spent, if it is time."""
+    def record(self, snapshot: Snapshot) -> None:
+        """Record the energy since the last period, if it has ended."""
         base = self._base
         if (
             base is not None
@@ -91,7 +90,7 @@ class PageHistory:
         return base is not None and not self._fine and _settled(base) < _settled(snapshot)
 
     def _write(self, snapshot: Snapshot) -> None:
-        if not snapshot.domains:  # nothing is known yet: an account would seem to begin later
+        if not snapshot.domains:  # otherwise accounts would seem to begin later
             return
         if self._base is not None and not self._begins_with(snapshot):
             stretch = delta_between(self._base, snapshot)
@@ -100,7 +99,7 @@ class PageHistory:
             else:
                 self._fine.append(limit_names(stretch))
         self._base = snapshot
-        self._powers.take(snapshot)
+        self._powers.record(snapshot)
         self._shorten(time_since_boot(snapshot.at) - MAX_DURATION)
 
     def _shorten(self, oldest: int) -> None:
@@ -116,20 +115,20 @@ class PageHistory:
             self._older = None
 
     def _forget(self) -> None:
-        """The books are not those that were remembered."""
+        """Clear the history: the ledger was replaced."""
         self._fine.clear()
         self._coarse.clear()
         self._older = None
         self._powers = PowerHistory()
 
     def recent(self, snapshot: Snapshot) -> RecentDeltas:
-        """What was spent of late, up to ``snapshot``."""
+        """The energy of the present and of the last hour, up to ``snapshot``."""
         with self._lock:
             if self._base is None:
                 self._write(snapshot)
-            if self._base is None:  # still nothing is known
+            if self._base is None:  # no domain is known yet
                 return RecentDeltas()
-            # Another thread may have looked at a newer one meanwhile.
+            # Another thread may have recorded a newer snapshot meanwhile.
             newest = delta_between(
                 self._base, max(snapshot, self._base, key=lambda one: one.at.mono)
             )
@@ -149,9 +148,9 @@ class PageHistory:
             return RecentDeltas(merge_deltas(reversed(last)), hour)
 
     def powers(self, most: int) -> tuple[int, int, dict[str, list[float | None]]]:
-        """See :meth:`Powers.shown`."""
+        """See ``PowerHistory.series``."""
         with self._lock:
-            return self._powers.shown(most)
+            return self._powers.series(most)
 
 
 def _slot(at: Instant) -> int:
@@ -163,7 +162,7 @@ def _settled(snapshot: Snapshot) -> int:
 
 
 class _PowerMark(NamedTuple):
-    """A device's account when its power was last reckoned, and when that was."""
+    """The account of a device at the last computation of its power, and its time."""
 
     account: DomainAccount
     at: Instant
@@ -176,10 +175,10 @@ class PowerHistory:
         self._marks: dict[str, _PowerMark] = {}
         self._rings: dict[str, array[float]] = {}
         self._first: int | None = None
-        self._next = 0  # the slot that is written next
+        self._next = 0  # the next slot to write
 
-    def take(self, snapshot: Snapshot) -> None:
-        """Reckon the powers of the steps that have ended by ``snapshot``."""
+    def record(self, snapshot: Snapshot) -> None:
+        """Compute the power of the steps that have ended by ``snapshot``."""
         at = _slot(snapshot.at)
         if self._first is None:
             self._first = self._next = at
@@ -202,7 +201,7 @@ class PowerHistory:
         self._next = at
 
     def _power(self, name: str, account: DomainAccount, at: Instant) -> tuple[float, int]:
-        """A mean, nan if it is not known, and the first step that it is the mean of."""
+        """The mean power, nan if unknown, and the first step that it covers."""
         slot, old = _slot(at), self._marks.get(name)
         if account.settled is None or not account.present:
             self._marks.pop(name, None)
@@ -211,22 +210,21 @@ class PowerHistory:
             self._marks[name] = _PowerMark(account, at)
             return nan, slot
         passed, unknown = settled_time(old.account, account) or 0, gap_time(old.account, account)
-        # What is settled late, or moves slower than the step: the next mean is that of this step
-        # as well.
+        # Settled late, or a counter slower than the step: the next mean covers this step as well.
         if passed < SECOND or slot == _slot(old.at):
             return nan, slot
         self._marks[name] = _PowerMark(account, at)
         energy = account.energy - old.account.energy
-        gaps = sum(account.gaps.values()) - sum(old.account.gaps.values())  # asleep as well
+        gaps = sum(account.gaps.values()) - sum(old.account.gaps.values())  # includes suspension
         if gaps < 0 or energy < 0 or 2 * gaps > passed + at.asleep - old.at.asleep:
             return nan, slot
-        # Where the host slept, which of the steps it was awake in is known of the last only.
+        # After a suspension only the last step is known to have been awake.
         return 1e6 * energy / (passed - unknown), (
             _slot(old.at) if at.asleep == old.at.asleep else slot - 1
         )
 
-    def shown(self, most: int) -> tuple[int, int, dict[str, list[float | None]]]:
-        """At most ``most`` figures of each device, oldest first.
+    def series(self, most: int) -> tuple[int, int, dict[str, list[float | None]]]:
+        """At most ``most`` points of each device, oldest first.
 
         First how many nanoseconds each is the mean of, then when the last of them ends, in time
         since boot; where there are many, several steps are one figure, always the same ones.
@@ -247,6 +245,6 @@ class PowerHistory:
 
 
 def _mean(values: list[float]) -> float | None:
-    """The mean of what is known, if that is at least half."""
+    """The mean of the known values, if they are at least half."""
     known = [value for value in values if not isnan(value)]
     return sum(known) / len(known) if 2 * len(known) > len(values) else None

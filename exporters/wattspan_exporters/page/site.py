@@ -26,7 +26,7 @@ CONTENT_TYPES = {
     "png": "image/png",
     "ico": "image/x-icon",
 }
-"""What is served, by the ends of names; anything else in the folder is not."""
+"""Content types by file extension; other files are not served."""
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -40,7 +40,7 @@ SECURITY_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "X-Frame-Options": "DENY",
 }
-"""With every answer: nothing from elsewhere comes in, and nobody elsewhere embeds or reads it."""
+"""Headers of every response: no external resources, no embedding, no cross-origin reads."""
 
 STATIC_DIRECTORY = Path(__file__).with_name("static")
 
@@ -64,7 +64,7 @@ class LivePage:
 
     def remember(self) -> None:
         """Record the newest snapshot, if it is time; to be called about every second."""
-        self._history.look(self._view())
+        self._history.record(self._view())
 
     def document(self, snapshot: Snapshot, encoded: bytes) -> bytes:
         """The body of ``/live.json``; ``encoded`` is the JSON of ``snapshot``."""
@@ -89,7 +89,7 @@ class LivePage:
 
 
 def _load(folder: Path, path: str) -> dict[str, _StaticFile]:
-    """Every file below ``folder`` that has a type, by its path on the site."""
+    """The files below ``folder`` with a content type, by URL path."""
     found: dict[str, _StaticFile] = {}
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         kind = CONTENT_TYPES.get(entry.name.rpartition(".")[2])

@@ -1,8 +1,8 @@
-"""What was spent between two snapshots, by device, process and span: exact, and it adds up.
+"""The energy between two snapshots, by device, process and span: exact and additive.
 
-Stretches that follow each other add up to the stretch from the first one's start to the last
-one's end, so an hour is kept as a few dozen of them and a process that ended meanwhile still has
-its name. Each keeps only so many processes and spans by name; what is cut stays in the sums.
+Consecutive deltas add up to the delta from the first start to the last end, so an hour is kept as
+a few dozen of them, and a process that has ended meanwhile keeps its name. Each keeps a bounded
+number of processes and spans by name; the rest stays in the sums.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from wattspan.model import (
 HARDWARE_TYPES = tuple(HwType)
 
 EnergyByType = tuple[int, ...]
-"""Microjoules by hardware type, in the order of ``TYPES``."""
+"""Microjoules by hardware type, in the order of ``HARDWARE_TYPES``."""
 
 ZERO_ENERGY: EnergyByType = (0,) * len(HARDWARE_TYPES)
 
 MAX_PROCESSES = 64
-"""Processes that a stretch keeps by name, those that spent most; the rest is kept by group."""
+"""Named processes of a delta, those with the highest energy; the rest is summed by group."""
 
 MAX_UNLISTED_GROUPS = 32
-"""Groups whose further processes are kept as one; those of further groups are not listed."""
+"""Groups with a sum of unnamed processes; processes of further groups are unlisted."""
 
 MAX_SPANS = 48
-"""Span names that a stretch keeps, those that spent most; the rest is kept by service."""
+"""Span names of a delta, those with the highest energy; the rest is summed by service."""
 
 SpanKey = tuple[str, str | None]
-"""A service and the name of a span; None is all its names that are not kept."""
+"""A service and a span name; None is the sum of its other names."""
 
 
 class DeviceDelta(NamedTuple):
-    """What one device spent, in which time, and who is charged: processes, idle, or nobody.
+    """The energy of one device, its time, and its division.
 
     Energy is booked when it is settled, and how late that is may change from one second to the
     next. So the time that a device's energy is of is how far its account has moved, not how far
@@ -61,48 +61,48 @@ class DeviceDelta(NamedTuple):
     consumers: int
     idle: int
     unattributed: int
-    lasted: int  # ns that the account moved: gaps count, and times in which it knew nothing
-    known: int  # ns of those whose energy is known
-    timed: int  # that energy; what an account that had just begun brought is of no known time
+    lasted: int  # ns of settlement, including gaps and unknown times
+    known: int  # ns of these with known energy
+    timed: int  # energy of the known time; the first energy of a new account has no known time
 
     @property
     def undivided(self) -> int:
-        """Counted and never attributed."""
+        """Energy that is never attributed."""
         return self.energy - self.consumers - self.idle - self.unattributed
 
     @property
-    def drawn(self) -> float | None:
-        """Mean watts while its energy was known; None if that is no time to speak of."""
-        # A microjoule a nanosecond is a kilowatt.
+    def known_power(self) -> float | None:
+        """Mean watts of the time with known energy; None if that is below a second."""
+        # 1 uJ/ns is 1 kW.
         return 1000 * self.timed / self.known if self.known >= SECOND else None
 
     @property
-    def spread(self) -> float | None:
-        """Mean watts of all the time, as if nothing was spent where nothing is known."""
+    def mean_power(self) -> float | None:
+        """Mean watts of the whole time; unknown energy counts as zero."""
         return 1000 * self.energy / self.lasted if self.lasted >= SECOND else None
 
-    def plus(self, later: DeviceDelta) -> DeviceDelta:
+    def merged(self, later: DeviceDelta) -> DeviceDelta:
         sums = map(add, self[2:], later[2:])
         return DeviceDelta(later.domain, later.present, *sums)
 
 
 class ProcessDelta(NamedTuple):
-    """What one process spent."""
+    """The energy of one process."""
 
     info: PayerInfo
     parts: EnergyByType
 
 
 class SpanDelta(NamedTuple):
-    """What ended spans of one name spent."""
+    """The energy of the ended spans of one name."""
 
     parts: EnergyByType
     calls: int
     time: int
     tokens: int  # of output
-    trace: str | None  # of the newest that stands for the others
+    trace: str | None  # of the newest exemplar
 
-    def plus(self, later: SpanDelta) -> SpanDelta:
+    def merged(self, later: SpanDelta) -> SpanDelta:
         return SpanDelta(
             add_energy(self.parts, later.parts),
             self.calls + later.calls,
@@ -114,22 +114,26 @@ class SpanDelta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotDelta:
-    """Everything that was booked from ``start`` to ``end``, ``duration`` awake nanoseconds."""
+    """The energy settled from ``start`` to ``end``, ``duration`` awake nanoseconds."""
 
     start: Instant
     end: Instant
     duration: int = 0
     devices: Mapping[str, DeviceDelta] = field(default_factory=dict)
     processes: Mapping[Payer, ProcessDelta] = field(default_factory=dict)
-    crowds: Mapping[Group | None, EnergyByType] = field(default_factory=dict)  # without names here
+    unlisted_by_group: Mapping[Group | None, EnergyByType] = field(
+        default_factory=dict
+    )  # without names here
     spans: Mapping[SpanKey, SpanDelta] = field(default_factory=dict)
-    outside: Mapping[str, int] = field(default_factory=dict)  # by service: between its spans
+    outside: Mapping[str, int] = field(
+        default_factory=dict
+    )  # by service: energy while no span was open
     senders: Mapping[str, frozenset[Consumer]] = field(default_factory=dict)
     agent_cpu: float = 0.0
 
     @property
     def consumers(self) -> EnergyByType:
-        """What all processes spent."""
+        """The energy of all processes, by hardware type."""
         return tuple(
             sum(one.consumers for one in self.devices.values() if one.domain.hw_type is kind)
             for kind in HARDWARE_TYPES
@@ -137,9 +141,9 @@ class SnapshotDelta:
 
     @property
     def unlisted(self) -> EnergyByType:
-        """What was spent by processes that had no row, or have none any more."""
+        """The energy of processes that were not listed, or are no longer."""
         listed = [one.parts for one in self.processes.values()]
-        listed += self.crowds.values()
+        listed += self.unlisted_by_group.values()
         return tuple(map(sub, self.consumers, total_energy(listed)))
 
 
@@ -155,7 +159,7 @@ def total_energy(many: Iterable[EnergyByType]) -> EnergyByType:
 
 
 def delta_between(before: Snapshot, after: Snapshot) -> SnapshotDelta | None:
-    """What ``after`` counts more than ``before``; None if it does not go on where that was.
+    """The difference of two snapshots; None if ``after`` does not continue ``before``.
 
     The same books never count backwards, so what fell was begun anew, and the difference would be
     a figure that nobody measured.
@@ -190,13 +194,13 @@ _ACCOUNTS = attrgetter("energy", "consumers", "idle", "unattributed")
 
 
 def _devices(before: Snapshot, after: Snapshot) -> dict[str, DeviceDelta] | None:
-    """The devices that may be summed; None if an account fell."""
+    """The devices of the cover; None if an account decreased."""
     old = {account.domain.id: account for account in before.domains}
     devices: dict[str, DeviceDelta] = {}
     for account in after.domains:
         domain = account.domain
         past = old.pop(domain.id, None)
-        # An account that was not there yet began at zero: all that there is was spent since.
+        # A new account began at zero.
         since = past or DomainAccount(domain)
         grown = tuple(map(sub, _ACCOUNTS(account), _ACCOUNTS(since)))
         if min(grown) < 0:
@@ -209,35 +213,35 @@ def _devices(before: Snapshot, after: Snapshot) -> dict[str, DeviceDelta] | None
 
 
 def _times(since: DomainAccount, account: DomainAccount, passed: int) -> tuple[int, int, int]:
-    """``lasted``, ``known`` and ``timed`` of :class:`Spent`, where the clock has ``passed``."""
+    """``lasted``, ``known`` and ``timed`` of a DeviceDelta over ``passed`` nanoseconds."""
     moved = settled_time(since, account)
     if moved is None:
         return passed, 0, 0
-    # An account that is gone stands still, and leaps when its device is back.
+    # The account of a missing device stands still, and jumps when the device is back.
     lasted = moved if since.present and account.present else passed
     return lasted, moved - gap_time(since, account), account.energy - since.energy
 
 
 def settled_time(since: DomainAccount, account: DomainAccount) -> int | None:
-    """How far an account is settled further, in awake nanoseconds; None if that is not known."""
+    """Awake nanoseconds between two settlements of an account; None if unknown."""
     if since.settled is None or account.settled is None:
         return None
     return account.settled.mono - since.settled.mono
 
 
 def gap_time(since: DomainAccount, account: DomainAccount) -> int:
-    """Awake nanoseconds of these that are gaps; negative if the account is not the same."""
+    """Awake nanoseconds of gaps between two settlements; negative if the account differs."""
     gaps = sum(account.gaps.values()) - sum(since.gaps.values())
     if gaps <= 0 or since.settled is None or account.settled is None:
         return gaps
-    # The gap of a host asleep counts its sleep as well, which is no awake time.
+    # The gap of a suspension includes the suspended time.
     return max(0, gaps - (account.settled.asleep - since.settled.asleep))
 
 
 def _processes(
     before: tuple[ProcessRow, ...], after: tuple[ProcessRow, ...]
 ) -> dict[Payer, ProcessDelta]:
-    """What each row grew by. A row that was not there, or fell, began at zero meanwhile."""
+    """The growth of each row. A row that is new, or decreased, began at zero."""
     old = {row.info.payer: row.energy for row in before}
     processes: dict[Payer, ProcessDelta] = {}
     for row in after:
@@ -273,7 +277,7 @@ def _spans(before: tuple[SpanRow, ...], after: tuple[SpanRow, ...]) -> dict[Span
                 now.tokens - was.tokens,
                 now.trace if now.trace != was.trace else None,
             )
-        # A name that was let go and came back began at zero.
+        # A name that was evicted and returned began at zero.
         if min(*now.parts, now.time, now.tokens) < 0:
             now = _span_delta(row)
         if any(now.parts) or now.calls:
@@ -309,7 +313,7 @@ def _parts(energy: Mapping[HwType, int]) -> EnergyByType:
 
 
 def merge_deltas(stretches: Iterable[SnapshotDelta]) -> SnapshotDelta:
-    """Stretches that follow each other as one; there is at least one."""
+    """Consecutive deltas as one; there is at least one."""
     following = list(stretches)
     if len(following) == 1:
         return following[0]
@@ -321,7 +325,7 @@ def merge_deltas(stretches: Iterable[SnapshotDelta]) -> SnapshotDelta:
     senders: dict[str, frozenset[Consumer]] = {}
     for one in following:
         for key, device in one.devices.items():
-            devices[key] = devices[key].plus(device) if key in devices else device
+            devices[key] = devices[key].merged(device) if key in devices else device
         for payer, spender in one.processes.items():
             past = processes.get(payer)
             processes[payer] = (
@@ -329,10 +333,10 @@ def merge_deltas(stretches: Iterable[SnapshotDelta]) -> SnapshotDelta:
                 if past is None
                 else ProcessDelta(spender.info, add_energy(past.parts, spender.parts))
             )
-        for group, parts in one.crowds.items():
+        for group, parts in one.unlisted_by_group.items():
             crowds[group] = add_energy(crowds.get(group, ZERO_ENERGY), parts)
         for name, called in one.spans.items():
-            spans[name] = spans[name].plus(called) if name in spans else called
+            spans[name] = spans[name].merged(called) if name in spans else called
         for service, energy in one.outside.items():
             outside[service] = outside.get(service, 0) + energy
         for service, sent in one.senders.items():
@@ -357,14 +361,14 @@ def _span_rank(name: SpanKey, spans: Mapping[SpanKey, SpanDelta]) -> tuple[bool,
 
 
 def most_specific_group(info: PayerInfo) -> Group | None:
-    """The most specific group of a process, the one it is shown in."""
+    """The most specific group of a process."""
     return info.groups[0] if info.groups else None
 
 
 def limit_names(stretch: SnapshotDelta) -> SnapshotDelta:
-    """The stretch with few names: no joule is lost, only who exactly spent it."""
+    """The delta with a bounded number of names; the sums stay the same."""
     processes = dict(stretch.processes)
-    crowds = dict(stretch.crowds)
+    crowds = dict(stretch.unlisted_by_group)
     if len(processes) > MAX_PROCESSES:
         ranked = sorted(processes, key=lambda payer: sum(processes[payer].parts))
         for payer in ranked[:-MAX_PROCESSES]:
@@ -378,7 +382,7 @@ def limit_names(stretch: SnapshotDelta) -> SnapshotDelta:
     if len(spans) > MAX_SPANS:
         for name in sorted(spans, key=lambda name: _span_rank(name, spans))[:-MAX_SPANS]:
             called, rest = spans.pop(name), (name[0], None)
-            spans[rest] = spans[rest].plus(called) if rest in spans else called
+            spans[rest] = spans[rest].merged(called) if rest in spans else called
     return SnapshotDelta(
         stretch.start,
         stretch.end,

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus to scrape. The server is imported only when it is wanted."""
+"""The Prometheus exporter. Its server is imported only if it is enabled."""
 
 from __future__ import annotations
 

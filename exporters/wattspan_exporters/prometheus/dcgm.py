@@ -1,8 +1,8 @@
-"""What the agent knows of GPUs by the names of DCGM's exporter, for dashboards that exist.
+"""GPU metrics under the names of dcgm-exporter, for existing dashboards.
 
-One series for each physical GPU, never one for a MIG instance: those repeat the figures of the
-whole board, and adding them counts it several times. What is not known has no series; no sentinel
-is ever written for it. Names, types and units are those of dcgm-exporter's default counters.
+One series for each physical GPU, none for MIG instances, which would repeat the figures of the
+whole board. Unknown figures have no series. Names, types and units are those of the default
+counters of dcgm-exporter.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from wattspan.model import DomainAccount, GpuStatus, HwType, Snapshot
 from wattspan_exporters.catalogue.metric import Draw, Instrument, Labels, Metric, Sample
 
 DCGM_LABELS = ("gpu", "UUID", "device", "modelName", "Hostname", "hostname", "provenance")
-"""The host has both of its names: DCGM's exporter wrote the first, and since May 2026 the other."""
+"""Both names of the host: dcgm-exporter wrote ``Hostname``, since May 2026 ``hostname``."""
 
 MIB, MEGAHERTZ = 1 << 20, 1_000_000
 
 
 def dcgm_gauge(field: Callable[[GpuStatus], int | float | None]) -> Draw:
-    """Draw one figure of every GPU that is there and knows it."""
+    """The samples of one field, of every present GPU that reports it."""
 
     def draw(snapshot: Snapshot) -> Iterator[Sample]:
         for account, gpu in _boards(snapshot):
@@ -30,26 +30,26 @@ def dcgm_gauge(field: Callable[[GpuStatus], int | float | None]) -> Draw:
 
 
 def power(gpu: GpuStatus) -> float | None:
-    """What the sensor says, as DCGM has it: its average where there is one. Watts."""
+    """Power of the sensor in watts: the average where there is one, as DCGM reports it."""
     milliwatts = gpu.power_average if gpu.power_average is not None else gpu.power_instant
     return None if milliwatts is None else milliwatts / 1000
 
 
 def memory_free(gpu: GpuStatus) -> int | None:
-    """Whole MiB. What the driver keeps for itself is used here, so total less used is free."""
+    """Free memory in MiB: the total less the used memory, which includes the driver's."""
     if gpu.memory_total is None or gpu.memory_used is None:
         return None
     return (gpu.memory_total - gpu.memory_used) // MIB
 
 
 def energy(snapshot: Snapshot) -> Iterator[Sample]:
-    """The whole millijoules of ``hw.energy``, which it rises with."""
+    """``hw.energy`` in whole millijoules."""
     for account, gpu in _boards(snapshot):
         yield _labels(snapshot, account, gpu), account.energy // 1000
 
 
 def _boards(snapshot: Snapshot) -> Iterator[tuple[DomainAccount, GpuStatus]]:
-    """Every GPU of the cover that tells of itself, once."""
+    """Every GPU of the cover with a known state."""
     told = {gpu.domain_id: gpu for gpu in snapshot.gpus}
     for account in snapshot.cover:
         if account.domain.hw_type is HwType.GPU and account.domain.id in told:
@@ -65,7 +65,7 @@ def _labels(snapshot: Snapshot, account: DomainAccount, gpu: GpuStatus) -> Label
 
 
 def _whole(value: int | None, unit: int) -> int | None:
-    """``value`` in whole ``unit``, as DCGM cuts it."""
+    """``value`` in whole ``unit``, rounded down as by DCGM."""
     return None if value is None else value // unit
 
 
@@ -74,7 +74,7 @@ def _percent(fraction: float | None) -> int | None:
 
 
 def _gauge(name: str, meaning: str, field: Callable[[GpuStatus], int | float | None]) -> Metric:
-    # Their unit is no part of their names, so OpenMetrics may not be told of it.
+    # OpenMetrics requires units in names, so none is declared.
     return Metric(name, Instrument.GAUGE, "", meaning, DCGM_LABELS, dcgm_gauge(field), series=name)
 
 

@@ -34,7 +34,7 @@ class PrometheusExporter:
 
     def __init__(self, settings: PrometheusSettings, context: ExporterContext) -> None:
         self._settings, self._context = settings, context
-        self._itself = SelfMetrics(context.version)
+        self._self_metrics = SelfMetrics(context.version)
         self._rejected = context.refusals(self.name)
         self._server: HttpServer | None = None
         self._address: str | None = None
@@ -51,7 +51,7 @@ class PrometheusExporter:
     @property
     def drops(self) -> int:
         """Connections that were refused, or closed to make room for another one."""
-        return self._itself.refusals
+        return self._self_metrics.refusals
 
     def start(self, view: SnapshotView) -> None:
         context, settings, listen = self._context, self._settings, self._settings.listen
@@ -67,8 +67,8 @@ class PrometheusExporter:
                 receive=settings.request_timeout / SECOND,
                 send=settings.request_timeout / SECOND,
                 idle=settings.idle_timeout / SECOND,
-                slow=0.0,  # a scrape has no body: its request arrives at once
-                too_often="More than {rate} requests a second: ask less often, or have max_rate "
+                slow_request=0.0,  # a scrape has no body: its request arrives at once
+                rate_message="More than {rate} requests a second: ask less often, or have max_rate "
                 "raised in [exporters.prometheus].",
             ),
             uid_of=context.uid_of,
@@ -78,7 +78,7 @@ class PrometheusExporter:
             view,
             context.clock,
             context.version,
-            self._itself,
+            self._self_metrics,
             site,
             DCGM if "dcgm" in settings.aliases else (),
         )
@@ -90,7 +90,7 @@ class PrometheusExporter:
                 verb="serve",
                 what="metrics",
                 setting=f"{_WHERE} listen",
-                door=policy,
+                policy=policy,
             )
         except ListenError as error:
             raise ExporterError(str(error)) from None
@@ -133,5 +133,5 @@ class PrometheusExporter:
 
     def _count(self, reason: str) -> None:
         if reason == RejectionReason.CROWDED:
-            self._itself.refused()
+            self._self_metrics.count_refused()
         self._rejected(reason)

@@ -1,4 +1,4 @@
-"""The exporter's HTTP handler: the scrape, the snapshot, the state of health, the live page.
+"""The exporter's HTTP handler: metrics, snapshot, health and live page.
 
 Formats are negotiated here and not by prometheus-client, which takes the first format it knows
 and ignores the quality values by which a client states its preference.
@@ -38,7 +38,7 @@ class AcceptOffer(NamedTuple):
 
 
 def choose_format(accept: str) -> ExpositionFormat:
-    """The format a client likes best; the plain text format if it names none that there is."""
+    """The format with the highest quality; plain text if the client accepts none of them."""
     wanted = [
         (offer.quality, form) for offer in _offers(accept) if (form := _offered_format(offer))
     ]
@@ -49,7 +49,7 @@ def choose_format(accept: str) -> ExpositionFormat:
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
-    """Whether a client takes gzip; what it says of gzip itself outweighs what it says of ``*``."""
+    """Whether a client accepts gzip; a quality of gzip overrides that of ``*``."""
     said = {offer.value: offer.quality for offer in _offers(accept_encoding)}
     return said.get("gzip", said.get("*", 0.0)) > 0
 
@@ -78,7 +78,7 @@ def _offer(element: str) -> AcceptOffer:
 
 
 def _quality(text: str) -> float:
-    """A quality value that cannot be read says nothing, so it does not count against it."""
+    """A quality value; 1 if it is invalid."""
     try:
         quality = float(text)
     except ValueError:
@@ -93,10 +93,9 @@ STALE_AFTER = 60 * SECOND
 
 
 class MetricsPages:
-    """Handles requests by the newest snapshot; a request changes nothing.
+    """Answers with the newest snapshot; requests change nothing.
 
-    A scrape is rendered once for each snapshot and format, in a worker thread: all clients in the
-    meantime get the same bytes.
+    Each body is rendered once for each snapshot and format, in a worker thread.
     """
 
     def __init__(
@@ -104,11 +103,16 @@ class MetricsPages:
         view: SnapshotView,
         clock: Clock,
         version: str,
-        itself: SelfMetrics,
+        self_metrics: SelfMetrics,
         site: LivePage | None = None,
         aliases: Sequence[Metric] = (),
     ) -> None:
-        self._view, self._clock, self._version, self._itself = view, clock, version, itself
+        self._view, self._clock, self._version, self._self_metrics = (
+            view,
+            clock,
+            version,
+            self_metrics,
+        )
         self._site = site
         self._renderer = Renderer((*CATALOGUE, *aliases))
         self._lock = threading.Lock()
@@ -141,13 +145,13 @@ class MetricsPages:
 
     def _metrics(self, form: ExpositionFormat, zipped: bool) -> HttpResponse:
         body = self._body(form, zipped, partial(self._render, form))
-        self._itself.answered(form)
+        self._self_metrics.count_scrape(form)
         return _negotiated(form.value, body, zipped)
 
     def _render(self, form: ExpositionFormat, snapshot: Snapshot) -> bytes:
         began = self._clock.monotonic()
-        body = self._renderer.render(snapshot, form, self._itself.render(form))
-        self._itself.rendered(self._clock.monotonic() - began)
+        body = self._renderer.render(snapshot, form, self._self_metrics.render(form))
+        self._self_metrics.set_render_time(self._clock.monotonic() - began)
         return body
 
     def _json(
@@ -201,7 +205,7 @@ _STYLE = (
 
 
 def _landing(snapshot: Snapshot, version: str) -> HttpResponse:
-    """A page for people: no script, nothing from elsewhere."""
+    """The page without the live page: no script, no external resource."""
     cover = snapshot.cover
     powers = [account.power for account in cover if account.power is not None]
     watts = f"{format_number(sum(powers), 3)} W now" if powers else "power not known yet"

@@ -1,12 +1,10 @@
-"""Values and labels as the exposition formats write them.
+"""Rendering of a snapshot in the exposition formats of Prometheus.
 
-From a snapshot to the bytes of a scrape, in either exposition format.
-
-Not prometheus-client's own writer: it builds an object and several dictionaries for every
-sample of every scrape, and takes about ten times as long for ten thousand of them as is taken
-here, where the text before a value is made once in a series' life and the value's only when it
-has changed. What it writes and this does not: timestamps (a scrape has one) and ``_created``
-series (they double the counters, and are not what Prometheus detects a reset by).
+prometheus-client's writer builds an object and several dictionaries for every sample of every
+scrape, and takes about ten times as long for ten thousand samples. Here the text before a value
+is made once for each series, and the text of a value only when it changes. Timestamps (a scrape
+has one) and ``_created`` series (they double the counters, and Prometheus does not detect resets
+by them) are omitted.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ _HEX = re.compile("[0-9a-f]{1,32}")
 
 
 def format_number(value: int | float, decimals: int) -> str:
-    """``value`` times ten to the power of minus ``decimals``: exactly, if it is an integer."""
+    """``value`` / 10**``decimals``, exact for integers."""
     if isinstance(value, float):
         return _format_float(value / 10**decimals)
     if decimals == 0:
@@ -50,12 +48,12 @@ def _format_float(value: float) -> str:
 
 
 def escape(value: str) -> str:
-    """``value`` between the quotes of a label."""
+    """``value`` escaped for the quotes of a label."""
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 def line_head(series: str, names: tuple[str, ...], values: tuple[str, ...]) -> str:
-    """All of a sample's line before its value.
+    """The line of a sample before its value.
 
     Labels that are empty are left out: to Prometheus an empty label and none are the same.
     """
@@ -64,7 +62,7 @@ def line_head(series: str, names: tuple[str, ...], values: tuple[str, ...]) -> s
 
 
 def exemplar_tail(exemplar: Exemplar, decimals: int) -> str:
-    """What follows a sample's value up to the line's end; nothing but that if the ids are none.
+    """The exemplar after a sample's value, with the end of the line; only that if ids are invalid.
 
     OpenMetrics allows 128 characters for all labels of an exemplar, names included; these take 63.
     """
@@ -75,7 +73,7 @@ def exemplar_tail(exemplar: Exemplar, decimals: int) -> str:
     return f' # {{trace_id="{trace}",span_id="{span}"}} {joules} {at}\n'
 
 
-@lru_cache(maxsize=4096)  # most labels of a new series are those of some older one
+@lru_cache(maxsize=4096)  # new series share most labels with older ones
 def _label_pair(name: str, value: str) -> str:
     return f'{name}="{escape(sanitize(value))}"'
 
@@ -88,11 +86,11 @@ class ExpositionFormat(StrEnum):
 
 
 OPENMETRICS_END = "# EOF\n"
-"""How an OpenMetrics document ends."""
+"""The last line of an OpenMetrics document."""
 
 
 class _SeriesLine:
-    """One series' line, kept from one scrape to the next."""
+    """The line of a series, kept between scrapes."""
 
     __slots__ = ("exemplar", "head", "tail", "text", "turn", "value")
 
@@ -103,7 +101,7 @@ class _SeriesLine:
 
 
 class Renderer:
-    """Renders snapshots; keeps each series' line, and makes anew only what has changed.
+    """Renders snapshots; keeps the line of each series, and rewrites only changed lines.
 
     At most about twice the lines of the newest snapshot are kept, so memory is bounded by what
     the snapshot is bounded by. Not to be used by two threads at once.
@@ -119,7 +117,7 @@ class Renderer:
         return sum(map(len, self._kept.values()))
 
     def render(self, snapshot: Snapshot, form: ExpositionFormat, appendix: str = "") -> bytes:
-        """One whole document; ``appendix`` is what else is to be said, in the same format."""
+        """One document; ``appendix`` is further text in the same format."""
         preamble = _openmetrics_preamble if form is ExpositionFormat.OPENMETRICS else _text_preamble
         self._turn += 1
         parts: list[str] = []
@@ -143,12 +141,12 @@ class Renderer:
             line = kept.get(labels)
             if line is None:
                 line = kept[labels] = _SeriesLine(line_head(metric.series, metric.labels, labels))
-            elif line.turn == turn:  # a series twice makes the whole scrape invalid
+            elif line.turn == turn:  # a duplicate series would invalidate the scrape
                 continue
             line.turn = turn
             if line.value != value:
                 line.value = value
-                # The hot path: a decimal point set into the integer's digits.
+                # Hot path: insert a decimal point into the digits of the integer.
                 if value >= one and isinstance(value, int):
                     digits = str(value)
                     line.text = f"{line.head}{digits[:-decimals]}.{digits[-decimals:]}\n"
@@ -163,7 +161,7 @@ class Renderer:
     def _with_exemplars(
         self, metric: Metric, lines: list[str], exemplars: Mapping[Labels, Exemplar]
     ) -> list[str]:
-        """``lines`` of this turn, each with its exemplar if it has one; no line is kept with it."""
+        """``lines`` of this turn with their exemplars; the kept lines stay without."""
         kept = self._kept[metric.series]
         tails: dict[str, str] = {}
         for labels, exemplar in exemplars.items():

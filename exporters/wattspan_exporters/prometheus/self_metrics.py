@@ -1,7 +1,7 @@
-"""What this exporter says of itself and of its process, by prometheus-client's own means.
+"""Metrics of the exporter and of its process, by prometheus-client.
 
-These belong to the page they are read from, not to the host's energy, so they are no part of the
-catalogue. They are few, so prometheus-client's writer is fast enough.
+They concern this exporter and not the host's energy, so they are not in the catalogue. They are
+few, so prometheus-client's writer is fast enough.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wattspan_exporters.prometheus.renderer import OPENMETRICS_END, ExpositionFo
 
 
 class SelfMetrics:
-    """Counts what the exporter does; a prometheus-client collector."""
+    """Counters of the exporter, as a prometheus-client collector."""
 
     def __init__(self, version: str) -> None:
         self._version = version
@@ -34,11 +34,11 @@ class SelfMetrics:
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
-    def answered(self, form: ExpositionFormat) -> None:
+    def count_scrape(self, form: ExpositionFormat) -> None:
         with self._lock:
             self._answers[form] += 1
 
-    def refused(self) -> None:
+    def count_refused(self) -> None:
         with self._lock:
             self._refused += 1
 
@@ -46,18 +46,18 @@ class SelfMetrics:
     def refusals(self) -> int:
         return self._refused
 
-    def rendered(self, nanoseconds: int) -> None:
+    def set_render_time(self, nanoseconds: int) -> None:
         self._rendering = nanoseconds
 
     def render(self, form: ExpositionFormat) -> str:
-        """All of it in one format, without OpenMetrics' closing line."""
+        """All metrics in one format, without the closing line of OpenMetrics."""
         if form is ExpositionFormat.TEXT:
             return generate_latest(self._registry).decode()
         document: bytes = generate_openmetrics(self._registry)  # type: ignore[no-untyped-call]
         return document.decode().removesuffix(OPENMETRICS_END)
 
     def families(self) -> list[Metric]:
-        """What ``render`` writes, as prometheus-client sees it."""
+        """The metric families that ``render`` writes."""
         return list(self._registry.collect())
 
     def collect(self) -> Iterator[Metric]:
@@ -65,7 +65,7 @@ class SelfMetrics:
             "wattspan_build", "The version of wattspan.", value={"version": self._version}
         )
         scrapes = CounterMetricFamily(
-            "wattspan_scrapes", "Scrapes answered before this one.", labels=["format"]
+            "wattspan_scrapes", "Number of scrapes answered before this one.", labels=["format"]
         )
         with self._lock:
             answers, refused = dict(self._answers), self._refused
@@ -79,6 +79,6 @@ class SelfMetrics:
         )
         yield GaugeMetricFamily(
             "wattspan_scrape_duration_seconds",
-            "How long it took to render the scrape before this one.",
+            "Duration of the rendering of the previous scrape.",
             value=self._rendering / 1e9,
         )

@@ -1,4 +1,4 @@
-"""``[exporters.prometheus]``: what an operator may choose."""
+"""Settings of ``[exporters.prometheus]``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wattspan.model.settings import Duration, Listen, Table, about
 
 
 class PrometheusSettings(Table, frozen=True):
-    """Where and how `/metrics` is served."""
+    """Listener of `/metrics` and of the live page."""
 
     listen: Annotated[
         Listen, about('Where to listen; `:9949` is every address, "" turns the exporter off.')
