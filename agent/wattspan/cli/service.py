@@ -142,6 +142,10 @@ def _carry_out(actions: Sequence[Action], root: Path, *, dry_run: bool, as_json:
     from wattspan.service.installation.apply import InstallationError, apply_plan, system_runner
     from wattspan.service.installation.plan import Note, action_facts
 
+    def echo(text: str) -> None:
+        if not as_json:
+            click.echo(printable(text))
+
     if not dry_run and root == Path("/") and os.geteuid() != 0:
         raise InstallationError(
             "Only root may change the services of this host. Use sudo, or print the actions with "
@@ -149,15 +153,13 @@ def _carry_out(actions: Sequence[Action], root: Path, *, dry_run: bool, as_json:
         )
     failed: tuple[str, ...] = ()
     if dry_run:
-        if not as_json:
-            for action in actions:
-                click.echo(printable(action.sentence(done=False)))
-            click.echo("Nothing was changed.")
+        for action in actions:
+            echo(action.sentence(done=False))
+        echo("Nothing was changed.")
     else:
-        say = (lambda told: None) if as_json else (lambda told: click.echo(printable(told)))
-        failed = apply_plan(actions, root, say, system_runner(os.environ))
-        if not as_json and not any(not isinstance(action, Note) for action in actions):
-            click.echo("There was nothing to do.")
+        failed = apply_plan(actions, root, echo, system_runner(os.environ))
+        if all(isinstance(action, Note) for action in actions):
+            echo("There was nothing to do.")
     if as_json:
         echo_json(
             {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import sys
 import termios
 import tty
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 E = TypeVar("E", bound=StrEnum)
@@ -133,30 +133,13 @@ class KeySource(Protocol):
         ...
 
 
+_KEY = re.compile(r"\x1bO.?|\x1b\[[ -?]*[@-~]?|.", re.DOTALL)
+
+
 def decode(text: str) -> list[str]:
     """The keys in the input of a terminal, without unknown escape sequences."""
-    keys: list[str] = []
-    while text:
-        length = _escape_length(text)
-        chunk, text = text[:length], text[length:]
-        key = _SEQUENCES.get(chunk, chunk)
-        if len(key) == 1 and not key.isprintable():
-            continue
-        if not key.startswith("\x1b"):
-            keys.append(key)
-    return keys
-
-
-def _escape_length(text: str) -> int:
-    """The length of the first key: ESC [ parameters letter, ESC O letter, or one character."""
-    if text[:2] == "\x1bO":
-        return min(3, len(text))
-    if text[:2] != "\x1b[":
-        return 1
-    for index, char in enumerate(text[2:], start=2):
-        if "@" <= char <= "~":
-            return index + 1
-    return len(text)
+    keys = (_SEQUENCES.get(chunk, chunk) for chunk in _KEY.findall(text))
+    return [key for key in keys if key.isprintable()]
 
 
 class Keyboard:
@@ -172,12 +155,7 @@ class Keyboard:
         tty.setcbreak(self._descriptor)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._before is not None:
             termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._before)
 
