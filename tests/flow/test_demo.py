@@ -180,7 +180,7 @@ def test_two_demos_use_different_ports(tmp_path: Path, free_port: Callable[[], i
             assert shown.process.wait(20) == 0, shown.printed
 
 
-@pytest.mark.parametrize("after", ["EMULATED", "At rest", "At work"])
+@pytest.mark.parametrize("after", ["EMULATED", "The host is idle", "Running jobs"])
 def test_interrupted_demo_ends_with_success_and_leaves_nothing(tmp_path: Path, after: str) -> None:
     with demo(tmp_path, "--listen", "127.0.0.1:0", "--profile", "laptop") as shown:
         shown.prints(after)
@@ -195,7 +195,7 @@ def test_interrupted_demo_ends_with_success_and_leaves_nothing(tmp_path: Path, a
 
 def test_killed_demo_leaves_no_job_and_no_file(tmp_path: Path) -> None:
     with demo(tmp_path, "--listen", "127.0.0.1:0", "--profile", "laptop") as shown:
-        shown.prints("At work")
+        shown.prints("Running jobs")
         children = descendants(shown.process.pid)
         assert len(children) == 3, "the host and its two jobs"
         mine = {
@@ -359,7 +359,7 @@ def test_demo_shows_what_a_training_step_and_a_token_cost(tmp_path: Path) -> Non
 def test_demo_tunes_its_trainer_and_names_it(tmp_path: Path) -> None:
     with demo(tmp_path, "--plain", "--listen", "127.0.0.1:0") as shown:
         shown.prints("The agent tunes trainer: ")
-        shown.prints("At work")
+        shown.prints("Running jobs")
         eventually(lambda: cappers(shown.process.pid), "it has started a capper")
         shown.prints("TUNING")
         shown.prints("trainer/train_step")
