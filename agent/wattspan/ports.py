@@ -315,14 +315,6 @@ class SourcePlugin:
     open: Callable[[Any, SourceContext], CounterSource | None]
 
 
-def _no_counter(listener: str) -> Callable[[str], None]:
-    return lambda reason: None
-
-
-def _no_uid(_: tuple[str, int], __: tuple[str, int]) -> None:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class ExporterContext:
     """Arguments for the construction of an exporter."""
@@ -330,14 +322,10 @@ class ExporterContext:
     clock: Clock
     version: str
     log: Callable[[str], None]
-    refusals: Callable[[str], Callable[[str], None]] = _no_counter
+    refusals: Callable[[str], Callable[[str], None]] = lambda _: lambda _: None
     """Returns the counter of rejections of a listener, which is called with the reason."""
-    uid_of: Callable[[tuple[str, int], tuple[str, int]], int | None] = _no_uid
+    uid_of: Callable[[tuple[str, int], tuple[str, int]], int | None] = lambda *_: None
     """Returns the owner of the socket at the first of the two ends of a TCP connection."""
-
-
-def _no_faults(settings: Any) -> Iterable[str]:
-    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +338,7 @@ class ExporterPlugin:
 
     settings: type[Table]
     open: Callable[[Any, ExporterContext], Exporter | None]
-    faults: Callable[[Any], Iterable[str]] = _no_faults
+    faults: Callable[[Any], Iterable[str]] = lambda _: ()
 
 
 class WattspanError(Exception):

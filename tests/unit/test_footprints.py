@@ -179,7 +179,6 @@ def test_the_poller_shows_and_closes_the_footprint_with_the_energy_it_is_of() ->
         LatestSnapshot(ledger.snapshot(clock.now(), "h")),
         interval=SECOND,
         providers=SnapshotProviders(footprint=footprints(CostSettings(price=1.0)).report),
-        checkpoint_every=SECOND,
         save=kept.append,
     )
     poller.turn()

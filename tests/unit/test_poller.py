@@ -309,7 +309,7 @@ def test_what_was_measured_up_to_the_stop_is_kept() -> None:
     shelf, window = Shelf(), Window()
     polled = threading.Event()
     clock.on_sleep = lambda mono: polled.set() if mono > 10**12 + 5 * SECOND else None
-    one = poller(clock, [host], host, checkpoint_every=SECOND)
+    one = poller(clock, [host], host)
     agent = Agent(one, ExporterGroup([window]), store=shelf, log=print)  # type: ignore[list-item]
     agent.start()
     assert agent.addresses == ("http://127.0.0.1:9949",)
@@ -385,7 +385,7 @@ def test_one_part_that_does_not_end_keeps_no_other_from_ending() -> None:
 
     clock = ManualClock()
     host, shelf, said = Burning(clock), Shelf(), list[str]()
-    one = poller(clock, [host], host, checkpoint_every=SECOND)
+    one = poller(clock, [host], host)
     exporters = ExporterGroup([Stuck()])  # type: ignore[list-item]
     agent = Agent(one, exporters, store=shelf, log=said.append)
     agent.start()
@@ -404,7 +404,7 @@ def test_the_books_of_a_snapshot_are_kept_before_anybody_sees_it() -> None:
         seen = {a.domain.id: a.energy for a in one.view().domains}
         kept.append((sum(a.energy for a in books.accounts), sum(seen.values())))
 
-    one = poller(clock, [host], host, checkpoint_every=SECOND, save=keep)
+    one = poller(clock, [host], host, save=keep)
     for _ in range(30):
         one.turn()
         clock.advance(0.1)

@@ -18,46 +18,57 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import msgspec
 
 from wattspan.util.text import printable
 
-_TIMES = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
-_TIMES["d"] = 24 * _TIMES["h"]
-_SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
-_SIZES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _NUMBER = r"\s*([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*"
 _INT64_MAX = 2**63 - 1
 
 
-class Duration(int):
+class _Quantity(int):
+    """A number with a unit; ``units`` are in order of preference, the smallest is last."""
+
+    kind: ClassVar[str]
+    units: ClassVar[dict[str, int]]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse ``text``; ValueError."""
+        match = re.fullmatch(f"{_NUMBER}({'|'.join(cls.units)})\\s*", text)
+        if match is None:
+            raise ValueError(f"{quoted(text)} is not a {cls.kind}")
+        value = round(Fraction(match[1]) * cls.units[match[2]])
+        if value > _INT64_MAX:
+            raise ValueError(f"{quoted(text)} is too much")
+        return cls(value)
+
+    def __str__(self) -> str:
+        value = int(self)
+        exact = (name for name, size in self.units.items() if value and value % size == 0)
+        unit = next(exact, next(reversed(self.units)))
+        return f"{value // self.units[unit]}{unit}"
+
+
+class Duration(_Quantity):
     """Nanoseconds, written as ``"100ms"``, ``"1.5s"``, ``"2m"``, ``"24h"`` or ``"7d"``."""
 
     kind = 'duration such as "100ms", "2s" or "24h"'
-
-    @classmethod
-    def parse(cls, text: str) -> Duration:
-        """Parse ``text``; ValueError."""
-        return cls(_scaled(text, _TIMES, cls.kind))
-
-    def __str__(self) -> str:
-        return _with_unit(int(self), _TIMES, ("d", "h", "m", "s", "ms", "us", "ns"))
+    units: ClassVar = {
+        "d": 86_400 * 10**9, "h": 3600 * 10**9, "m": 60 * 10**9, "s": 10**9,
+        "ms": 10**6, "us": 10**3, "ns": 1,
+    }  # fmt: skip
 
 
-class Size(int):
+class Size(_Quantity):
     """Bytes, written as ``"512KiB"``, ``"64MiB"``, ``"1.5GB"``."""
 
     kind = 'size such as "64MiB" or "1.5GB"'
-
-    @classmethod
-    def parse(cls, text: str) -> Size:
-        """Parse ``text``; ValueError."""
-        return cls(_scaled(text, _SIZES, cls.kind))
-
-    def __str__(self) -> str:
-        return _with_unit(int(self), _SIZES, ("GiB", "MiB", "KiB", "GB", "MB", "kB", "B"))
+    units: ClassVar = {
+        "GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "GB": 10**9, "MB": 10**6, "kB": 10**3, "B": 1,
+    }  # fmt: skip
 
 
 class Listen(str):
@@ -106,22 +117,6 @@ class Listen(str):
     def written(host: str, port: int) -> str:
         """``HOST:PORT``, with an IPv6 address in brackets."""
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _scaled(text: str, units: Mapping[str, int], kind: str) -> int:
-    match = re.fullmatch(f"{_NUMBER}({'|'.join(units)})\\s*", text)
-    if match is None:
-        raise ValueError(f"{quoted(text)} is not a {kind}")
-    value = round(Fraction(match[1]) * units[match[2]])
-    if value > _INT64_MAX:
-        raise ValueError(f"{quoted(text)} is too much")
-    return value
-
-
-def _with_unit(value: int, units: Mapping[str, int], preferred: tuple[str, ...]) -> str:
-    """The value in the first unit that divides it, so that parsing restores it."""
-    unit = next((u for u in preferred if value and value % units[u] == 0), preferred[-1])
-    return f"{value // units[unit]}{unit}"
 
 
 _TEXT_TYPES = (Duration, Size, Listen)

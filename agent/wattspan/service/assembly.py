@@ -169,8 +169,7 @@ def build_agent(
                 footprint=footprint.report,
             ),
             observers=tuning.observers,
-            checkpoint_every=config.store.interval if store is not None else None,
-            save=store.keep if store is not None else lambda _: None,
+            save=store.keep if store is not None else None,
             alive=alive,
         )
         undo.pop_all()

@@ -197,11 +197,10 @@ class Poller:
         interval: int,
         providers: SnapshotProviders,
         observers: Sequence[TickObserver] = (),
-        checkpoint_every: int | None = None,
-        save: Callable[[Checkpoint], None] = lambda _: None,
+        save: Callable[[Checkpoint], None] | None = None,
         alive: Callable[[], None] = lambda: None,
     ) -> None:
-        """``save`` receives each checkpoint before its snapshot is published.
+        """``save`` receives the checkpoint of each snapshot before it is published.
 
         ``alive`` is called in every cycle, and at least every ``MAX_SLEEP`` between cycles.
         """
@@ -214,12 +213,11 @@ class Poller:
         self._latest = latest
         self._providers = providers
         self._observers = (history.apply, *observers)
-        self._checkpoint_every = checkpoint_every
         self._save = save
         self._alive = alive
         self._ticker = Ticker(clock, interval)
         self._started = clock.now()
-        self._published = self._checkpointed = self._started.mono
+        self._published = self._started.mono
         self._agent_usage = AgentUsage(0.0, None)
         self._checkpoint: Checkpoint | None = None
         self._any_settled = False
@@ -229,7 +227,7 @@ class Poller:
         return self._latest.view()
 
     def checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint that is due for the store. Safe from any thread."""
+        """The newest checkpoint. Safe from any thread."""
         return self._checkpoint
 
     def run(self, stop: threading.Event) -> None:
@@ -289,12 +287,9 @@ class Poller:
             tuning=self._providers.tuning(),
         )
         snapshot = replace(snapshot, footprint=self._providers.footprint(snapshot))
-        if self._checkpoint_every is not None:
-            checkpoint = self._ledger.checkpoint(snapshot)
-            self._save(checkpoint)
-            due = now.mono - self._checkpointed >= self._checkpoint_every
-            if due or self._checkpoint is None:
-                self._checkpointed, self._checkpoint = now.mono, checkpoint
+        if self._save is not None:
+            self._checkpoint = self._ledger.checkpoint(snapshot)
+            self._save(self._checkpoint)
         self._latest.publish(snapshot)
 
     def finish(self) -> None:

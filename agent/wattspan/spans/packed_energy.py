@@ -109,10 +109,6 @@ class Lanes:
             clamped |= max(low, min(value, high)) << shift
         return clamped
 
-    def pack_rates(self, rates: Iterable[int]) -> int:
-        """Microjoules times 2**32 per nanosecond, packed."""
-        return self.pack(rates) >> FRACTION
-
 
 lanes_of = functools.cache(Lanes)
 

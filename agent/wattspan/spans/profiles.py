@@ -217,9 +217,8 @@ class EnergyProfile:
         times, bases, slopes = self.rows
         length = knot - times[-1]
         before = self.lanes.energies(bases[-1])
-        slopes[-1] = self.lanes.pack_rates(
-            ((b - a << FRACTION) // length for a, b in zip(before, energies, strict=True))
-        )
+        rates = ((b - a << FRACTION) // length for a, b in zip(before, energies, strict=True))
+        slopes[-1] = self.lanes.pack(rates) >> FRACTION
         for lane, error in zip(self.lanes.numbers, errors, strict=True):
             for values, value in zip(self._errors[lane], error, strict=True):
                 values[-1] = value
