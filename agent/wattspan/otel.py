@@ -1,11 +1,11 @@
-"""What instrumented applications load: light, and nothing of the agent.
+"""Instrumentation of applications with OpenTelemetry; imports nothing of the agent.
 
-``opentelemetry-instrument`` finds :func:`instrument` by itself; code that sets up its own SDK
-calls it once, after its provider is set::
+``opentelemetry-instrument`` calls :func:`instrument`; code that sets up its own SDK calls it once,
+after its provider is set::
 
     wattspan.otel.instrument()
 
-An application never waits for this module, and never fails because of it.
+This module never blocks an application and never raises into it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["SpanProcessor", "instrument"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "SpanProcessor":  # loads the SDK, which an application that asks for it has loaded
+    if name == "SpanProcessor":  # imports the SDK
         from wattspan.sdk.span_processor import SpanProcessor
 
         return SpanProcessor
@@ -30,25 +30,25 @@ def __getattr__(name: str) -> Any:
 
 
 def instrument(provider: TracerProvider | None = None) -> bool:
-    """Tell the agent on this host of every span of ``provider``, by default the global one.
+    """Report the spans of ``provider``, by default the global one, to the agent on this host.
 
-    Returns whether it is told of them now; False under ``WATTSPAN_DISABLED=1`` or without a
-    provider of the SDK. May be called any number of times, and never raises; with
-    ``WATTSPAN_DEBUG=1`` a line of log says why it did nothing.
+    Returns whether they are reported; False under ``WATTSPAN_DISABLED=1`` or without a provider
+    of the SDK. Idempotent; never raises. With ``WATTSPAN_DEBUG=1`` a line of log gives the reason
+    for False.
     """
     try:
-        why_not = _attach(provider)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is not the application's fault
-        why_not = f"{type(error).__name__}: {error}"
-    if why_not and os.environ.get("WATTSPAN_DEBUG"):
+        obstacle = _attach(provider)
+    except Exception as error:  # noqa: BLE001 - the application must not fail
+        obstacle = f"{type(error).__name__}: {error}"
+    if obstacle and os.environ.get("WATTSPAN_DEBUG"):
         import logging
 
-        logging.getLogger("wattspan").warning("Spans are not told to the agent: %s", why_not)
-    return not why_not
+        logging.getLogger("wattspan").warning("Spans are not reported to the agent: %s", obstacle)
+    return not obstacle
 
 
 def _attach(provider: TracerProvider | None) -> str:
-    """Add a processor to the provider; returns why that cannot be, "" if it was done."""
+    """Add a processor to the provider; returns the obstacle, or ""."""
     if disabled():
         return "WATTSPAN_DISABLED is set"
     from opentelemetry import trace

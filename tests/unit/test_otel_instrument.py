@@ -163,6 +163,7 @@ def test_instrumenting_loads_nothing_but_itself_beside_the_sdk() -> None:
         "wattspan",
         "wattspan.otel",
         "wattspan.sdk",
+        "wattspan.sdk.agent",
         "wattspan.sdk.ring",
         "wattspan.sdk.span_processor",
     }

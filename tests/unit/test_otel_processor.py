@@ -19,7 +19,6 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from support.telling import ends, listening, processor_of, starts, telling
 from wattspan.ingest.side_channel import SideChannelServer
-from wattspan.sdk.ring import socket_candidates
 from wattspan.sdk.span_processor import SpanProcessor
 
 
@@ -353,18 +352,3 @@ def test_descriptors_that_were_closed_behind_its_back_are_not_touched(
             assert os.read(ours, 8) == b"somebody"
         finally:
             os.close(ours)
-
-
-@pytest.mark.parametrize(
-    ("environ", "paths"),
-    [
-        ({}, ["/run/wattspan/feed.sock"]),
-        (
-            {"XDG_RUNTIME_DIR": "/run/user/7"},
-            ["/run/wattspan/feed.sock", "/run/user/7/wattspan/feed.sock"],
-        ),
-        ({"WATTSPAN_RUN_DIR": "/a", "XDG_RUNTIME_DIR": "/run/user/7"}, ["/a/feed.sock"]),
-    ],
-)
-def test_the_agent_is_looked_for_where_it_may_be(environ: dict[str, str], paths: list[str]) -> None:
-    assert socket_candidates(environ) == paths

@@ -16,7 +16,6 @@ import json
 import os
 import random
 import select
-import socket
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from wattspan.emulation.control import ControlClient
 from wattspan.emulation.workloads import CompletedUnit
 from wattspan.model import MILLISECOND, SECOND, Instant
 from wattspan.ports import WattspanError
+from wattspan.util.unix_http import UnixHttpConnection
 
 MODEL = "emulated-70b"
 _MAX_QUEUED = 1000  # spans that wait for an agent
@@ -118,7 +118,7 @@ class SpanSender:
         self._number = 0
         self._waiting: deque[dict[str, object]] = deque(maxlen=_MAX_QUEUED)
         self._due = 0
-        self._connection: _AgentConnection | None = (
+        self._connection: UnixHttpConnection | None = (
             None  # has been sent spans, and has not answered yet
         )
         self._sent: list[dict[str, object]] = []  # those
@@ -156,14 +156,16 @@ class SpanSender:
         self._due, self._timeout_at = now + self._interval, now + _RETRY_TIMEOUT
         self._sent = list(self._waiting)
         self._waiting.clear()
-        self._connection = connection = _AgentConnection(self._path)
+        self._connection = connection = UnixHttpConnection(
+            str(self._path), 500 * MILLISECOND / SECOND
+        )
         try:
             headers = {"Content-Type": "application/json"}
             connection.request("POST", "/v1/traces", self._body(), headers)
         except (OSError, http.client.HTTPException):
             self._finish(connection, taken=False)
 
-    def _check_response(self, connection: _AgentConnection, now: int) -> None:
+    def _check_response(self, connection: UnixHttpConnection, now: int) -> None:
         """See whether the agent has answered."""
         if not select.select([connection.sock], [], [], 0)[0]:
             if now >= self._timeout_at:
@@ -177,7 +179,7 @@ class SpanSender:
             taken = False
         self._finish(connection, taken=taken)
 
-    def _finish(self, connection: _AgentConnection, *, taken: bool) -> None:
+    def _finish(self, connection: UnixHttpConnection, *, taken: bool) -> None:
         connection.close()
         if not taken:
             self._waiting = deque([*self._sent, *self._waiting], maxlen=_MAX_QUEUED)
@@ -187,17 +189,6 @@ class SpanSender:
         resource = {"attributes": [{"key": "service.name", "value": _value(self._service)}]}
         scopes = [{"scope": {"name": "wattspan.demo"}, "spans": self._sent}]
         return json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": scopes}]})
-
-
-class _AgentConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=500 * MILLISECOND / SECOND)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
 
 
 def _value(value: int | str) -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""What people write to measure by hand: ``with wattspan.window("train") as w: ...``.
+"""Measurement by hand: ``with wattspan.window("train") as w: ...``.
 
-Standard library only, and next to nothing of it until a figure is read. Import it as
-``wattspan.window``, ``wattspan.measured`` and so on.
+Imports the standard library only, and most of it only when a value is read. Import the names from
+``wattspan``: ``wattspan.window``, ``wattspan.measured`` and so on.
 """

@@ -1,14 +1,11 @@
-"""What can go wrong when a figure is read; the measured program's work is not touched by it.
+"""Errors of measurement, the run directories of agents, and the registration of this process.
 
-Where an agent's sockets may be.
+A process that opens windows registers itself with the agent now and then. The agent keeps the
+history of a registered process for longer than others and samples it more often. Without an agent
+nothing happens, and a later window tries again.
 
-The process that measures itself: it asks the agent, now and then, to keep it.
-
-The agent remembers a process that is kept for longer than others, and looks at it more finely.
-No agent, no harm: it is tried again with a later window.
-
-No thread does this, and nothing is imported for it but the socket module: a thread that is
-importing while the program forks leaves the child with a lock that nobody lets go of.
+Registration uses no thread and imports only the socket module: a thread that imports while the
+program forks leaves the child with an import lock that is never released.
 """
 
 from __future__ import annotations
@@ -23,23 +20,23 @@ if TYPE_CHECKING:
 
 
 class MeasurementError(Exception):
-    """A figure that cannot be had: the thing, the cause, the remedy, in its message."""
+    """A value cannot be read; the message names the thing, the cause and the remedy."""
 
 
 class AgentUnavailableError(MeasurementError):
-    """No agent answers on this host."""
+    """No agent responds on this host."""
 
 
 class RefusedError(MeasurementError):
-    """The agent does not answer this question."""
+    """The agent rejects the query."""
 
 
 class NotMeasuredError(MeasurementError):
-    """Nothing was measured where a figure is asked for; it is unknown, and not zero."""
+    """The value was not measured; it is unknown, not zero."""
 
 
 class WindowError(RuntimeError):
-    """A window is used out of order: begun twice, ended before it was begun, read while open."""
+    """A window was begun twice, ended before its begin, or read while open."""
 
 
 SYSTEM_RUN_DIRECTORY = "/run/wattspan"
@@ -47,20 +44,20 @@ API_SOCKET = "api.sock"
 
 
 def run_directories(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """The run directories an agent may have, the likeliest first."""
-    if told := environ.get("WATTSPAN_RUN_DIR"):
-        yield told
+    """The possible run directories of an agent, in the order of search."""
+    if configured := environ.get("WATTSPAN_RUN_DIR"):
+        yield configured
         return
     yield SYSTEM_RUN_DIRECTORY
-    if own := environ.get("XDG_RUNTIME_DIR"):
-        yield f"{own}/wattspan"
+    if runtime := environ.get("XDG_RUNTIME_DIR"):
+        yield f"{runtime}/wattspan"
 
 
 RENEW_AFTER = 300 * 10**9
-"""Nanoseconds until the agent is asked again: it may have been started anew."""
+"""Nanoseconds until the next registration: the agent may have restarted."""
 
 RETRY_AFTER = 10 * 10**9
-"""Nanoseconds until it is tried again after nobody was there."""
+"""Nanoseconds until the next attempt without an agent."""
 
 _WATCH_REQUEST = (
     b"POST /v1/watch?pid=self&family=1 HTTP/1.1\r\n"
@@ -69,30 +66,30 @@ _WATCH_REQUEST = (
 
 
 class WatchRegistration:
-    """This process. ``due`` is the monotonic time from which on a window asks to be kept."""
+    """The registration of this process; ``due`` is the monotonic time of the next one."""
 
     __slots__ = ("due",)
 
     def __init__(self) -> None:
         self.due = 0
 
-    def keep(self) -> None:
-        """Ask; returns at once and never raises. Whoever reads figures hears what is wrong."""
-        self.due = monotonic_ns() + RETRY_AFTER  # at once: no other thread need do the same
+    def renew(self) -> None:
+        """Register. Returns at once and never raises; reading a value reports errors."""
+        self.due = monotonic_ns() + RETRY_AFTER  # first: other threads need not register
         if any(map(_send_watch_request, run_directories())):
             self.due += RENEW_AFTER - RETRY_AFTER
 
 
 def _send_watch_request(directory: str) -> bool:
-    """Whether somebody there has been asked; the answer is not waited for."""
+    """Whether a request was sent; does not wait for the response."""
     from socket import AF_UNIX, SOCK_STREAM, socket
 
     try:
         with socket(AF_UNIX, SOCK_STREAM) as connection:
-            connection.setblocking(False)  # an agent that is too busy to listen is nobody
+            connection.setblocking(False)  # an agent that does not accept counts as absent
             connection.connect(f"{directory}/{API_SOCKET}")
             return connection.send(_WATCH_REQUEST) == len(_WATCH_REQUEST)
-    except (OSError, ValueError):  # ValueError: a path that no socket can have
+    except (OSError, ValueError):  # ValueError: a path too long for a socket
         return False
 
 
@@ -100,7 +97,7 @@ registration = WatchRegistration()
 
 
 def _reset_after_fork() -> None:
-    """After a fork the child measures itself."""
+    """In the child of a fork, which registers itself."""
     global registration
     registration = WatchRegistration()
 

@@ -1,18 +1,11 @@
-"""Asking the agent of this host: HTTP on a Unix socket in its run directory.
-
-Reading a window: asking the agent until its energy is known.
-"""
+"""Queries to the agent of this host: HTTP on a Unix socket in its run directory."""
 
 from __future__ import annotations
 
 import http.client
 import json
-import socket
 from collections.abc import Mapping
-from time import (
-    monotonic,
-    sleep,
-)
+from time import monotonic, sleep
 from typing import Any
 from urllib.parse import urlencode
 
@@ -24,8 +17,9 @@ from wattspan.sdk.agent import (
     run_directories,
 )
 from wattspan.sdk.measurement import Measurement
+from wattspan.util.unix_http import UnixHttpConnection
 
-_TIMEOUT_MARGIN = 2.0  # seconds an answer may take beyond what it was asked to wait
+_TIMEOUT_MARGIN = 2.0  # seconds for a response beyond the requested wait
 
 
 def request_json(
@@ -36,28 +30,28 @@ def request_json(
     patience: float = 0.0,
     directories: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """The agent's answer. ``patience`` seconds are what the question itself may take.
+    """The response of the agent, within ``patience`` seconds plus a margin.
 
-    AgentUnavailableError if nobody answers, RefusedError with the agent's own sentence if it
-    does not say.
+    AgentUnavailableError if no agent responds, RefusedError with the sentence of the agent if it
+    rejects the query.
     """
-    looked_for: list[str] = []
+    target = f"{path}?{urlencode(parameters)}"
+    failures: list[str] = []
     for directory in directories or run_directories():
-        place = f"{directory}/{API_SOCKET}"
+        socket_path = f"{directory}/{API_SOCKET}"
         try:
-            return _request(
-                place, f"{path}?{urlencode(parameters)}", method, patience + _TIMEOUT_MARGIN
-            )
+            return _request(socket_path, target, method, patience + _TIMEOUT_MARGIN)
         except (OSError, http.client.HTTPException) as error:
-            looked_for.append(f"{place} ({_cause(error)})")
+            cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            failures.append(f"{socket_path} ({cause.lower()})")
     raise AgentUnavailableError(
-        f"No wattspan agent answers at {' or '.join(looked_for)}. Start one with `wattspan run`, "
+        f"No wattspan agent answers at {' or '.join(failures)}. Start one with `wattspan run`, "
         "or set WATTSPAN_RUN_DIR to the agent's run directory."
     )
 
 
-def _request(place: str, target: str, method: str, patience: float) -> dict[str, Any]:
-    connection = _AgentConnection(place, patience)
+def _request(socket_path: str, target: str, method: str, patience: float) -> dict[str, Any]:
+    connection = UnixHttpConnection(socket_path, patience)
     try:
         connection.request(method, target, headers={"connection": "close"})
         response = connection.getresponse()
@@ -65,66 +59,45 @@ def _request(place: str, target: str, method: str, patience: float) -> dict[str,
     finally:
         connection.close()
     try:
-        told = json.loads(body)
+        content = json.loads(body)
     except ValueError:
-        told = None
-    if told is None and response.status in _OVERLOADED:
+        content = None
+    if content is None and response.status in _OVERLOADED:
         sentence = body.decode("utf-8", "replace").strip()
-        raise RefusedError(f"The agent at {place} does not answer: {sentence}")
-    if not isinstance(told, dict):
+        raise RefusedError(f"The agent at {socket_path} refuses: {sentence}")
+    if not isinstance(content, dict):
         raise MeasurementError(
-            f"What answers at {place} is no wattspan agent: status {response.status}, no JSON. "
+            f"The server at {socket_path} is no wattspan agent: status {response.status}, no JSON. "
             "Set WATTSPAN_RUN_DIR to the agent's run directory."
         )
     if response.status != http.client.OK:
-        raise RefusedError(f"The agent at {place} does not answer: {told.get('detail', told)}")
-    return told
+        raise RefusedError(f"The agent at {socket_path} refuses: {content.get('detail', content)}")
+    return content
 
 
 _OVERLOADED = (429, 503)
-"""Before it looks at a question at all: this user asks too often, or too many are connected."""
+"""The user exceeds the rate of queries, or too many clients are connected."""
 
 
-class _AgentConnection(http.client.HTTPConnection):
-    def __init__(self, place: str, patience: float) -> None:
-        super().__init__("wattspan", timeout=patience)
-        self._place = place
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self.sock.settimeout(self.timeout)
-            self.sock.connect(self._place)
-        except BaseException:
-            self.sock.close()
-            raise
-
-
-def _cause(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    return str(error) or type(error).__name__
-
-
-_POLL_PAUSE = 0.05  # seconds between questions to an agent that answers at once
-_LONGEST_WAIT = 30.0  # seconds one question waits at the agent; it allows a minute
+_POLL_PAUSE = 0.05  # seconds between queries to an agent that responds at once
+_LONGEST_WAIT = 30.0  # seconds that one query waits at the agent, whose limit is a minute
 
 
 def read_measurement(
     parameters: Mapping[str, str], timeout: float, directories: tuple[str, ...] = ()
 ) -> Measurement:
-    """The measurement as soon as it is complete, or as it stands after ``timeout`` seconds."""
+    """The measurement once it is complete, or the partial one after ``timeout`` seconds."""
     deadline = monotonic() + max(0.0, timeout)
     while True:
         asked = monotonic()
         wait = min(_LONGEST_WAIT, max(0.0, deadline - asked))
-        told = request_json(
+        response = request_json(
             "/v1/energy",
             {**parameters, "wait": f"{wait * 1e3:.0f}ms"},
             patience=wait,
             directories=directories,
         )
-        if told["complete"] or monotonic() >= deadline:
-            return Measurement.of(told)
+        if response["complete"] or monotonic() >= deadline:
+            return Measurement.of(response)
         if monotonic() - asked < wait:  # the agent was too busy to wait
             sleep(min(_POLL_PAUSE, wait))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 from wattspan.sdk.window import Window, window
 
 WINDOWS_KEPT = 1000
-"""Windows that a measured function keeps, the newest."""
+"""The newest windows that a measured function keeps."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 Hook = str | Callable[[], object] | None
@@ -39,9 +39,9 @@ def measured(
     """Measure every call: ``@wattspan.measured`` or ``@wattspan.measured("step")``.
 
     The function gets an attribute ``windows`` with the last 1000 windows. ``report`` is called
-    with each one as it ends; it should not read figures at once, for they take a while to
-    settle. Works on functions, coroutine functions, and generators of both kinds, whose window
-    reaches from the first step to the end and includes what their caller does in between.
+    with each window at its end; it should not read values at once, because they settle later.
+    Works on functions, coroutine functions, and generators of both kinds, whose window lasts from
+    the first step to the end and includes the time of the caller in between.
     """
     if callable(name):
         return _wrap(name, _name_of(name), None, None)
@@ -56,10 +56,10 @@ def _wrap(
     function: Any, name: str, synchronize: Hook, report: Callable[[Window], object] | None
 ) -> Any:
     windows: deque[Window] = deque(maxlen=WINDOWS_KEPT)
-    window(name, synchronize=synchronize)  # an unknown hook is told here, not at the first call
+    window(name, synchronize=synchronize)  # raises for an unknown hook now, not at the first call
 
     class MeasuredCall:
-        """One call's window, kept when it ends, however it does."""
+        """The window of one call, kept at its end, also after an exception."""
 
         __slots__ = ("_window",)
 
@@ -80,7 +80,7 @@ def _wrap(
 
 
 def _wrap_by_kind(function: Any, call: Callable[[], Any]) -> Any:
-    """``function`` within ``call()``, as the kind of function that it is."""
+    """``function`` in the context ``call()``, as the same kind of function."""
     if inspect.isasyncgenfunction(function):
 
         @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""What a window turned out to have spent."""
+"""The energy of a window, as the agent returned it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from wattspan.sdk.agent import MeasurementError, NotMeasuredError
 class Energy(Mapping[str, float]):
     """Joules by kind of device: ``"cpu"``, ``"memory"``, ``"gpu"``, ...
 
-    A kind whose energy is not known is not in it, but in ``unknown``. ``uncertainty`` says by
-    kind how many joules each figure may be off; ``coverage``, 0 to 1, how much of the time was
-    measured, in every kind.
+    Kinds without a known energy are in ``unknown`` instead. ``uncertainty`` is in joules, by
+    kind; ``coverage``, 0 to 1, is the fraction of the time that was measured in every kind.
     """
 
     __slots__ = ("_joules", "coverage", "uncertainty", "unknown")
@@ -32,18 +31,18 @@ class Energy(Mapping[str, float]):
 
     @property
     def total(self) -> float:
-        """The joules of all kinds; NotMeasuredError if they are not known of each."""
+        """The joules of all kinds; NotMeasuredError if a kind is unknown."""
         if self.unknown or not self._joules:
             raise NotMeasuredError(
-                f"The total is not known: of {', '.join(self.unknown) or 'this window'} nothing "
-                "was measured. The window lies before the agent began or further back than it "
-                "remembers, or a counter did not answer."
+                f"The total is unknown: {', '.join(self.unknown) or 'this window'} was not "
+                "measured. The window is older than the agent or its history, or a counter did "
+                "not respond."
             )
         return sum(self._joules.values())
 
     @property
     def total_uncertainty(self) -> float:
-        """How many joules the total may be off at most."""
+        """The uncertainty of the total, in joules."""
         return sum(self.uncertainty.values())
 
     def __getitem__(self, kind: str) -> float:
@@ -68,10 +67,10 @@ class Energy(Mapping[str, float]):
 
 
 class Device(NamedTuple):
-    """What one device spent, whoever caused it; ``joules`` is None if that is not known.
+    """The energy of one device, of all processes; ``joules`` is None if it is unknown.
 
-    ``idle`` of these it would have spent anyhow, and nobody was charged with; None if its idle
-    power was not known yet, and so processes were charged with it too.
+    ``idle`` is the idle energy in it, charged to no process; None if the baseline was not learned
+    yet, so that processes were charged with it.
     """
 
     id: str
@@ -85,11 +84,10 @@ class Device(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """A window's energy, from one answer of the agent.
+    """The energy of a window, from one response of the agent.
 
-    ``joules`` is what the process and its descendants spent, ``process`` what it spent itself,
-    ``host`` what all devices of the host did, whoever caused it. ``complete``: it will not
-    change any more.
+    ``joules`` is the energy of the process and its descendants, ``process`` that of the process
+    alone, ``host`` that of all devices of the host. ``complete``: the values are final.
     """
 
     seconds: float
@@ -103,45 +101,46 @@ class Measurement(NamedTuple):
     host_name: str
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Measurement:
-        """From an answer of ``/v1/energy`` that was asked with ``pid`` and ``family``."""
-        kinds = told["provenance"]
+    def of(cls, response: Mapping[str, Any]) -> Measurement:
+        """From a response of ``/v1/energy`` to a query with ``pid`` and ``family``."""
+        kinds = response["provenance"]
         return cls(
-            seconds=told["seconds"],
-            joules=_energy(told["family"], kinds),
-            process=_energy(told["process"], kinds),
-            host=_energy(told["host"], kinds),
-            devices=tuple(_device(one) for one in told["devices"]),
+            seconds=response["seconds"],
+            joules=_energy(response["family"], kinds),
+            process=_energy(response["process"], kinds),
+            host=_energy(response["host"], kinds),
+            devices=tuple(_device(each) for each in response["devices"]),
             provenance=dict(kinds),
-            emulated=told["emulated"],
-            complete=told["complete"],
-            host_name=told["host_name"],
+            emulated=response["emulated"],
+            complete=response["complete"],
+            host_name=response["host_name"],
         )
 
 
 class NotSettledError(MeasurementError, TimeoutError):
-    """The window's energy is not known in full yet. ``partial`` is what is known."""
+    """The energy of the window is not complete yet; ``partial`` are the values so far."""
 
     def __init__(self, message: str, partial: Measurement) -> None:
         super().__init__(message)
         self.partial = partial
 
 
-def _energy(told: Mapping[str, Any], kinds: Iterable[str]) -> Energy:
-    """One table of joules by kind, of a host that has devices of ``kinds``."""
-    joules = {kind: value for kind, value in told["joules"].items() if value is not None}
-    doubt = {kind: told["uncertainty_joules"].get(kind, 0.0) for kind in joules}
-    return Energy(joules, doubt, told["coverage"], [kind for kind in kinds if kind not in joules])
+def _energy(response: Mapping[str, Any], kinds: Iterable[str]) -> Energy:
+    """A table of joules by kind, for a host with devices of ``kinds``."""
+    joules = {kind: value for kind, value in response["joules"].items() if value is not None}
+    uncertainty = {kind: response["uncertainty_joules"].get(kind, 0.0) for kind in joules}
+    unknown = [kind for kind in kinds if kind not in joules]
+    return Energy(joules, uncertainty, response["coverage"], unknown)
 
 
-def _device(told: Mapping[str, Any]) -> Device:
+def _device(response: Mapping[str, Any]) -> Device:
     return Device(
-        told["hw_id"],
-        told["hw_type"],
-        told["hw_name"],
-        told["joules"],
-        told["uncertainty_joules"],
-        told["coverage"],
-        told["provenance"],
-        told["idle_joules"],
+        response["hw_id"],
+        response["hw_type"],
+        response["hw_name"],
+        response["joules"],
+        response["uncertainty_joules"],
+        response["coverage"],
+        response["provenance"],
+        response["idle_joules"],
     )

@@ -1,32 +1,29 @@
-"""What application and agent agree on: the socket, the hello, and the records in the ring.
+"""The side channel between application and agent: socket, hello, ring of records, and its writer.
 
 An application makes a ring in shared memory (a memfd, sealed against shrinking), connects to
-``feed.sock`` and sends one hello with the memfd beside it. Nothing else is ever sent, in either
-direction: the ring is the message, and the end of the connection is the end of the feed.
+``feed.sock`` and sends one hello with the descriptor of the memfd. Neither side sends anything
+else: the records are in the ring, and the end of the connection is the end of the channel.
 
-A ring holds ``count`` records of 48 bytes, big-endian. Record number n, counted from 1, stands
-in slot n % count:
+A ring has ``count`` records of 48 bytes, big-endian. Record number n, counted from 1, is in slot
+n % count:
 
-| bytes | what |
+| bytes | content |
 |---|---|
 | 0-7 | span id |
-| 8-15 | id of its parent if that is a span of the same process, else 0; 0 at its end |
+| 8-15 | id of the parent if it is a span of the same process, else 0; 0 at the end of a span |
 | 16-23 | CLOCK_MONOTONIC, nanoseconds |
 | 24-31 | CPU time of the thread, nanoseconds |
 | 32-35 | native id of the thread |
 | 36-39 | 1 the span starts, 2 it ends |
 | 40-47 | n, written last |
 
-What it takes to write records into a ring, from any thread, without a lock.
-
-The application's end of the side channel: a ring in shared memory, and who was given it.
-
-Nothing here waits: a Unix socket connects and takes a hello at once or not at all.
+Any thread writes records without a lock. No call blocks: a Unix socket connects and accepts a
+hello at once or not at all.
 """
 
 from __future__ import annotations
 
-import _socket  # the bare sockets of C: whoever patches the socket module leaves them alone
+import _socket  # the sockets of C, which programs that patch the socket module leave alone
 import contextlib
 import fcntl
 import itertools
@@ -34,7 +31,7 @@ import mmap
 import os
 import struct
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from threading import get_native_id, local
 
 SIDE_CHANNEL_SOCKET = "feed.sock"
@@ -43,34 +40,25 @@ MAGIC = b"wattspan"
 VERSION = 1
 HELLO = struct.Struct(">8sHHI")  # magic, version, bytes a record, records in the ring
 
-WRITE_FORMAT = struct.Struct(">QQQQIIQ")  # a record as the application writes it: ids are numbers
-READ_FORMAT = struct.Struct(">8s8sQQIIQ")  # the same as the agent reads it: ids are bytes
+WRITE_FORMAT = struct.Struct(">QQQQIIQ")  # of the application: ids are numbers
+READ_FORMAT = struct.Struct(">8s8sQQIIQ")  # of the agent: ids are bytes
 RECORD_SIZE = WRITE_FORMAT.size
 STARTED, ENDED = 1, 2
 
 RECORDS = 16384
-"""What an application's ring holds: 160 ms of the most a Python process can do, 768 KiB."""
-
-
-def socket_candidates(environ: Mapping[str, str]) -> list[str]:
-    """Where the agent's socket may be, the likeliest first."""
-    if told := environ.get("WATTSPAN_RUN_DIR"):
-        return [f"{told}/{SIDE_CHANNEL_SOCKET}"]
-    paths = [f"/run/wattspan/{SIDE_CHANNEL_SOCKET}"]
-    if runtime := environ.get("XDG_RUNTIME_DIR"):
-        paths.append(f"{runtime}/wattspan/{SIDE_CHANNEL_SOCKET}")
-    return paths
+"""Records of an application's ring: 768 KiB, 160 ms at the highest rate of a Python process."""
 
 
 CPU_TIME_VALID_FOR = 100_000
-"""Nanoseconds for which a thread's CPU time is trusted: asking is the dearest part of a record."""
+"""Nanoseconds for which the CPU time of a thread is extrapolated: reading it is the most expensive
+part of a record."""
 
 
 class RingWriter:
-    """One ring's memory and the numbers of its records; shared by all threads of a process.
+    """The memory of a ring and the numbers of its records; shared by all threads of a process.
 
-    ``take`` gives the next number, in one step as far as other threads can see. ``threads[0]``
-    counts the threads that have looked at ``here``, each to find its own ``me``.
+    ``take`` returns the next number, atomically. ``here.me`` is the calling thread, and
+    ``threads[0]`` the number of threads that have read it.
     """
 
     __slots__ = ("here", "memory", "take", "threads")
@@ -83,7 +71,7 @@ class RingWriter:
 
 
 class ThreadCpuTime:
-    """A thread: its native id, and its CPU time when it was last asked for."""
+    """A thread: its native id, and its CPU time at the monotonic time ``asked``."""
 
     __slots__ = ("asked", "cpu", "id")
 
@@ -93,23 +81,22 @@ class ThreadCpuTime:
 
 
 class CurrentThread(local):
-    """The thread that looks at it: ``__init__`` runs once in each, with the same ``threads``."""
+    """The calling thread: ``__init__`` runs once in each thread, with the same ``threads``."""
 
     def __init__(self, threads: list[int]) -> None:
         self.me = ThreadCpuTime()
         threads[0] += 1
 
 
-_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1: nobody but who has mapped it already can write
+_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1: only existing mappings can write
 
 _leaked_maps: list[mmap.mmap] = []
 
 
 class OwnedDescriptor:
-    """A file descriptor that we opened, and may find closed, or to be somebody else's.
+    """A file descriptor that the program may close, and whose number it may reuse.
 
-    A program that turns into a daemon closes every descriptor it finds; their numbers are soon
-    given out again.
+    A program that becomes a daemon closes every descriptor.
     """
 
     __slots__ = ("_inode", "number")
@@ -134,39 +121,39 @@ class OwnedDescriptor:
 
 
 class RingChannel:
-    """A ring, which can be written from the first moment, and an agent that reads it, in time."""
+    """A ring, writable at once, and the connection to the agent that reads it, if there is one."""
 
     def __init__(self) -> None:
-        """A new ring; OSError if that cannot be."""
+        """Create a ring; OSError."""
         ring = os.memfd_create("wattspan", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(ring, RECORDS * RECORD_SIZE)
             self._memory = mmap.mmap(ring, RECORDS * RECORD_SIZE)
-            # whoever gets it cannot cut it off under our feet
+            # the agent cannot truncate it
             fcntl.fcntl(ring, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             with contextlib.suppress(OSError):
                 fcntl.fcntl(ring, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
         except BaseException:
             os.close(ring)
             raise
-        self._held = OwnedDescriptor(ring)  # the ring's own, and then the connection
-        self.is_used = False  # an agent has been given it
+        self._held = OwnedDescriptor(ring)  # of the ring, and later of the connection
+        self.is_used = False  # an agent has received the ring
         self.pen = RingWriter(self._memory)
 
     @property
     def is_open(self) -> bool:
-        """Whether the agent that has been given the ring still listens."""
+        """Whether the agent that received the ring is still connected."""
         if not self.is_used or not self._held.is_ours:
             return False
         try:
-            return os.read(self._held.number, 1) != b""  # it never says anything
+            return os.read(self._held.number, 1) != b""  # the agent never sends data
         except BlockingIOError:
             return True
         except OSError:
             return False
 
     def connect(self, paths: Iterable[str]) -> bool:
-        """Give the ring, once, to the first agent that listens at one of ``paths``."""
+        """Send the ring to the first agent that listens at one of ``paths``."""
         for path in paths:
             with contextlib.suppress(OSError):
                 connection = _send_ring(self._held, path)
@@ -176,8 +163,8 @@ class RingChannel:
         return False
 
     def close(self) -> None:
-        """Let go of the agent; the memory goes with its last writer."""
-        if not self._held.is_ours:  # then the map's own descriptor is not ours either: it must stay
+        """Disconnect; the memory is freed with its last writer."""
+        if not self._held.is_ours:  # the descriptor of the map may be foreign, too
             _leaked_maps.append(self._memory)
         self._held.close()
 
@@ -187,7 +174,7 @@ class RingChannel:
 
 
 def _send_ring(ring: OwnedDescriptor, path: str) -> OwnedDescriptor:
-    """The connection over which ``ring`` has been sent; OSError, at once, if nobody took it."""
+    """Send ``ring``; returns the connection, or raises OSError at once."""
     sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
         sock.setblocking(False)

@@ -1,9 +1,8 @@
-"""Which process this is, said on the resource of its spans in OpenTelemetry's words.
+"""A span processor that writes the start and end of every span to the agent's ring.
 
-A span processor that notes the start and the end of every span in the agent's ring.
-
-This runs inside other people's programs, twice a span: no thread, no queue, no lock but to connect;
-a record of 48 bytes each time. An exception in it turns it off for good.
+It runs inside applications, twice a span: without threads, queues, or locks except to connect, and
+writes a record of 48 bytes each time. An exception disables it permanently. It also puts the
+identity of the process on the resource of spans, as OpenTelemetry's ``process.*`` attributes.
 """
 
 from __future__ import annotations
@@ -23,16 +22,17 @@ from opentelemetry import context as context_api
 from opentelemetry.sdk import trace as sdk
 from opentelemetry.sdk.resources import Resource
 
+from wattspan.sdk.agent import run_directories
 from wattspan.sdk.ring import (
     CPU_TIME_VALID_FOR,
     ENDED,
     RECORD_SIZE,
     RECORDS,
+    SIDE_CHANNEL_SOCKET,
     STARTED,
     WRITE_FORMAT,
     RingChannel,
     RingWriter,
-    socket_candidates,
 )
 
 PID_ATTRIBUTE = "process.pid"
@@ -40,7 +40,7 @@ CREATION_TIME_ATTRIBUTE = "process.creation.time"
 
 
 def process_creation_time() -> str:
-    """When this process was started: ISO 8601, UTC, to the kernel's hundredth of a second."""
+    """The start time of this process: ISO 8601, UTC, with the kernel's resolution of 10 ms."""
     ticks = int(_stat().rpartition(b")")[2].split()[19])  # field 22
     since_boot = ticks / os.sysconf("SC_CLK_TCK")
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -49,7 +49,7 @@ def process_creation_time() -> str:
 
 
 def _stat() -> bytes:
-    # pathlib would be one more thing for the application to load
+    # pathlib would be another import of the application
     file = os.open("/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(file, 4096)
@@ -60,7 +60,7 @@ def _stat() -> bytes:
 def set_process_resource(provider: Any) -> None:
     """Put pid and start time on the resource of ``provider``, in this process and its forks.
 
-    Whoever set another pid there knows better, and is left alone.
+    A resource with another pid stays unchanged.
     """
     _update_resource(provider, os.getpid())
     pids = [os.getpid()]
@@ -76,38 +76,37 @@ def set_process_resource(provider: Any) -> None:
 
 
 def _update_resource(provider: Any, *ours: int) -> None:
-    """The resource says who we are, if it said nothing or what we were (``ours``)."""
+    """Update the resource if it has no pid or one of ``ours``."""
     pid = os.getpid()
-    said = provider.resource.attributes.get(PID_ATTRIBUTE)
-    if said not in (None, pid, *ours):
+    present = provider.resource.attributes.get(PID_ATTRIBUTE)
+    if present not in (None, pid, *ours):
         return
     resource = provider.resource.merge(
         Resource({PID_ATTRIBUTE: pid, CREATION_TIME_ATTRIBUTE: process_creation_time()})
     )
-    # By hand and without the provider's lock: in the child of a fork nobody would release it.
+    # Without the lock of the provider, which in the child of a fork may never be released.
     provider._resource = resource  # noqa: SLF001
     for tracer in list(getattr(provider, "_tracers", {}).values()):
         tracer.resource = resource
 
 
-_CHECK_INTERVAL = 1_000_000_000  # whether the agent is still there
-_LONGEST_RETRY = 10_000_000_000  # before it is looked for again
+_CHECK_INTERVAL = 1_000_000_000  # nanoseconds between checks of the connection
+_LONGEST_RETRY = 10_000_000_000  # nanoseconds between attempts to connect
 _NEVER = 1 << 63
 
 _write = WRITE_FORMAT.pack_into
 
 
 class SpanProcessor(sdk.SpanProcessor):
-    """Tells the agent of every span as it starts and ends; add it to a provider once.
+    """Reports the start and end of every span to the agent; add it to a provider once.
 
-    Where no agent listens it marks spans with ``thread.id`` instead, and looks for one again
-    every now and then.
+    Without an agent it sets ``thread.id`` on spans instead, and tries to connect now and then.
     """
 
     def __init__(self) -> None:
-        self._looking = Lock()
+        self._connecting = Lock()
         self._wait = _CHECK_INTERVAL
-        self._due = 0  # when to look after the channel, on the monotonic clock
+        self._due = 0  # monotonic time of the next check of the channel
         self._marking = True
         self._channel: RingChannel | None = None
         self._pen: RingWriter | None = None
@@ -116,19 +115,18 @@ class SpanProcessor(sdk.SpanProcessor):
         os.register_at_fork(after_in_child=lambda: (method := this()) and method())
 
     def _begin(self) -> None:
-        """Have a ring before the first span: several threads may start theirs at once."""
+        """Create a ring before the first span: several threads may start spans at once."""
         with contextlib.suppress(OSError):
             self._channel = RingChannel()
             self._pen = self._channel.pen
 
-    # The two methods below repeat each other: a function for what they share would cost a sixth
-    # of all that is added to a span.
+    # The two methods below repeat each other: a shared function would add a sixth to their cost.
 
     def on_start(self, span: sdk.Span, parent_context: context_api.Context | None = None) -> None:
         try:
             at = monotonic_ns()
             if at >= self._due:
-                self._look(at)
+                self._check_channel(at)
             pen = self._pen
             if pen is None:
                 if self._marking:
@@ -136,9 +134,9 @@ class SpanProcessor(sdk.SpanProcessor):
                 return
             me = pen.here.me
             if pen.threads[0] == 1:
-                cpu = 0  # there is no other thread to be told apart from
+                cpu = 0  # of a single thread, the CPU time is not needed
             elif (since := at - me.asked) < CPU_TIME_VALID_FOR:
-                cpu = me.cpu + since  # as if it had run ever since
+                cpu = me.cpu + since  # extrapolated
             else:
                 me.asked, me.cpu = at, (cpu := thread_time_ns())
             parent = span.parent
@@ -187,21 +185,21 @@ class SpanProcessor(sdk.SpanProcessor):
         except Exception:  # noqa: BLE001 - see above
             self.shutdown()
 
-    # A span's end is noted before any processor exports it, where the SDK tells us in time.
+    # Recent SDKs report the end of a span before any processor exports it.
     if hasattr(sdk.SpanProcessor, "_on_ending"):
         _on_ending = _ended
     else:
         on_end = _ended
 
     def shutdown(self) -> None:
-        """Tell no more."""
+        """Stop permanently."""
         self._due, self._marking = _NEVER, False
         self._drop()
 
-    def _look(self, at: int) -> None:
-        """See whether the agent is still there, and find it again if it is not."""
-        if not self._looking.acquire(blocking=False):
-            return  # somebody is at it
+    def _check_channel(self, at: int) -> None:
+        """Check the connection to the agent, and connect if there is none."""
+        if not self._connecting.acquire(blocking=False):
+            return  # another thread connects
         try:
             channel = self._channel
             if channel is not None and channel.is_open:
@@ -210,17 +208,19 @@ class SpanProcessor(sdk.SpanProcessor):
             refused = channel is not None and channel.is_used and self._wait > _CHECK_INTERVAL
             if channel is None or channel.is_used:
                 self._drop()
-                if not refused:  # else it hung up at once, having no room
+                if not refused:  # a full agent disconnects at once
                     self._begin()
             channel = self._channel
-            if channel is not None and channel.connect(socket_candidates(os.environ)):
+            if channel is not None and channel.connect(
+                f"{directory}/{SIDE_CHANNEL_SOCKET}" for directory in run_directories()
+            ):
                 self._due = at + _CHECK_INTERVAL
             else:
                 self._drop()
                 self._due = at + self._wait
             self._wait = min(2 * self._wait, _LONGEST_RETRY)
         finally:
-            self._looking.release()
+            self._connecting.release()
 
     def _drop(self) -> None:
         channel, self._channel, self._pen = self._channel, None, None
@@ -228,8 +228,8 @@ class SpanProcessor(sdk.SpanProcessor):
             channel.close()
 
     def _forked(self) -> None:
-        """In the child of a fork: the ring and the connection are the parent's."""
-        self._looking = Lock()
+        """In the child of a fork: the ring and the connection belong to the parent."""
+        self._connecting = Lock()
         if self._due == _NEVER:
             return
         self._due, self._wait = 0, _CHECK_INTERVAL
@@ -244,7 +244,7 @@ def _set_thread_id(span: sdk.Span) -> None:
 
 
 def attach(provider: Any) -> str:
-    """Add a processor to ``provider``, unless it has one; returns why that cannot be, or ""."""
+    """Add a processor to ``provider`` unless it has one; returns the obstacle, or ""."""
     active = getattr(provider, "_active_span_processor", None)
     if isinstance(active, sdk.ConcurrentMultiSpanProcessor):
         return "its provider runs processors in threads of their own"

@@ -1,12 +1,11 @@
-"""Waiting for a device to finish what it was given, on request only.
+"""Windows: a period of a program, and its energy.
 
-Work is queued on a GPU and runs later; without this, a window ends when the work was queued.
-Nothing is imported here: a framework that the program has not loaded has queued nothing.
+The begin and end of a window take a time stamp each and nothing else: they read no counter and
+contact no agent. The agent is queried when a value is read.
 
-A stretch of a program's time, and what it spent.
-
-Beginning and ending a window takes a time stamp and nothing else: no counter is read, no GPU is
-stopped, nobody is asked. The figures are the agent's, asked for when they are read.
+On request a window waits for a device at its edges. Work is queued on a GPU and runs later;
+without waiting, a window ends when its work was queued. A framework that the program has not
+imported has queued nothing, so this module imports none.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ if TYPE_CHECKING:
 
 
 def synchronize_torch() -> None:
-    """Wait for PyTorch's current CUDA (or ROCm) device, if this process uses one."""
+    """Wait for the current CUDA or ROCm device of PyTorch, if the process uses one."""
     module = sys.modules.get("torch")
     if module is not None and module.cuda.is_initialized():
         module.cuda.synchronize()
 
 
 def synchronize_jax() -> None:
-    """Wait for every array that JAX still computes, and for its side effects."""
+    """Wait for the pending arrays and side effects of JAX."""
     module = sys.modules.get("jax")
     if module is not None:
         module.block_until_ready(module.live_arrays())
@@ -47,7 +46,7 @@ _HOOKS = {"torch": synchronize_torch, "jax": synchronize_jax}
 
 
 def synchronize_hook(wanted: str | Callable[[], object]) -> Callable[[], object]:
-    """The hook by its name, or the caller's own; ValueError for a name that is none."""
+    """A hook by its name, or the given function; ValueError for an unknown name."""
     if callable(wanted):
         return wanted
     try:
@@ -60,46 +59,46 @@ def synchronize_hook(wanted: str | Callable[[], object]) -> Callable[[], object]
 
 
 RESULT_TIMEOUT = 5.0
-"""Seconds that reading a figure waits for it: GPU counters settle 1 to 3 s late."""
+"""Seconds to wait for a value: GPU counters settle 1 to 3 s late."""
 
 
 class Window:
-    """One measured stretch; used once. Windows nest and overlap as they like.
+    """One measured period; used once. Windows may nest and overlap.
 
-    Figures are read after its end, from any thread: ``joules``, ``process``, ``host``,
-    ``devices``. Reading waits until they are known, at most 5 s, and may raise
-    AgentUnavailableError or NotSettledError; it can be tried again. ``await w.aresult()`` waits
+    The values ``joules``, ``process``, ``host`` and ``devices`` can be read after the end, from
+    any thread. Reading waits until they are known, at most 5 s, and may raise
+    AgentUnavailableError or NotSettledError; it can be repeated. ``await w.aresult()`` waits
     without blocking an event loop.
     """
 
-    __slots__ = ("_begun", "_ended", "_here", "_measurement", "_synchronize", "name")
+    __slots__ = ("_begun", "_ended", "_measurement", "_registration", "_synchronize", "name")
 
     def __init__(self, name: str, synchronize: Callable[[], object] | None = None) -> None:
         self.name = name
         self._synchronize = synchronize
         self._begun = 0
         self._ended = 0
-        self._here: WatchRegistration | None = None
+        self._registration: WatchRegistration | None = None
         self._measurement: Measurement | None = None
 
     # ---------------------------------------------------------------------------- measuring
 
     def begin(self) -> Self:
-        """The window begins now; for those who cannot write ``with``."""
+        """Begin the window now, where ``with`` is not possible."""
         if self._begun:
             raise WindowError(f"{self!r} was begun before. Open a new one each time.")
         if self._synchronize is not None:
             self._synchronize()
-        self._here = here = process.registration
+        self._registration = registration = process.registration
         now = monotonic_ns()
-        if now >= here.due:
-            here.keep()
+        if now >= registration.due:
+            registration.renew()
             now = monotonic_ns()
         self._begun = now
         return self
 
     def end(self) -> Self:
-        """The window ends now, after waiting for the device if that was asked for."""
+        """End the window now, after the device if ``synchronize`` is set."""
         if not self._begun or self._ended:
             raise WindowError(f"{self!r} is not open. Begin a window before ending it, once.")
         try:
@@ -117,18 +116,18 @@ class Window:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._ended:  # within its block, and so it shall be
+        if self._ended:  # by a call of ``end`` in the block
             return
         if kind is None:
             self.end()
-        else:  # what went wrong is the program's to hear; a device may be beyond waiting for
+        else:  # without waiting for the device, which may have failed
             self._ended = monotonic_ns()
 
     # ------------------------------------------------------------------------------ reading
 
     @property
     def joules(self) -> Energy:
-        """What this process and its descendants spent, by kind; ``joules.total`` in all."""
+        """The energy of this process and its descendants, by kind; ``joules.total`` is the sum."""
         return self.result().joules
 
     @property
@@ -138,59 +137,59 @@ class Window:
 
     @property
     def process(self) -> Energy:
-        """What this process spent, its descendants left out."""
+        """The energy of this process without its descendants."""
         return self.result().process
 
     @property
     def host(self) -> Energy:
-        """What all devices of the host spent, whoever caused it."""
+        """The energy of all devices of the host, of all processes."""
         return self.result().host
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """What each device spent, whoever caused it."""
+        """The energy of each device, of all processes."""
         return self.result().devices
 
     @property
     def coverage(self) -> float:
-        """The part of the window's time that was measured, 0 to 1."""
+        """The measured fraction of the window, 0 to 1."""
         return self.result().joules.coverage
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
-        """How many joules each figure of ``joules`` may be off."""
+        """The uncertainty of each value of ``joules``, in joules."""
         return self.result().joules.uncertainty
 
     @property
     def provenance(self) -> Mapping[str, str]:
-        """How each kind's figures were obtained: measured, derived, estimated, emulated."""
+        """The provenance of each kind: measured, derived, estimated or emulated."""
         return self.result().provenance
 
     @property
     def seconds(self) -> float:
-        """How long the window was; known without an agent."""
+        """The duration of the window; known without an agent."""
         return (self._closed() - self._begun) / 1e9
 
     @property
     def ok(self) -> bool:
-        """Whether all kinds are known; waits for them, and raises nothing for want of an agent."""
+        """Whether the energy of all kinds is known; waits for it. False without an agent."""
         try:
             return not self.result().joules.unknown
         except MeasurementError:
             return False
 
     def result(self, timeout: float = RESULT_TIMEOUT, *, partial: bool = False) -> Measurement:
-        """All figures at once, waiting at most ``timeout`` seconds until they are known.
+        """All values; waits at most ``timeout`` seconds until they are known.
 
-        NotSettledError if they are not known by then; with ``partial``, what is known so far,
-        its coverage below 1.
+        NotSettledError if they are not known by then; with ``partial``, the values known so far,
+        with a coverage below 1.
         """
         if self._measurement is not None:
             return self._measurement
         from wattspan.sdk.client import read_measurement
         from wattspan.sdk.measurement import NotSettledError
 
-        measurement = read_measurement(self._question(), timeout)
+        measurement = read_measurement(self._parameters(), timeout)
         if measurement.complete:
             self._measurement = measurement
         elif not partial:
@@ -211,14 +210,14 @@ class Window:
 
     def _closed(self) -> int:
         if not self._begun:
-            raise WindowError(f"{self!r} was never begun, so there is nothing to read.")
+            raise WindowError(f"{self!r} was never begun. Begin and end it before reading.")
         if not self._ended:
-            raise WindowError(f"{self!r} is still open. Read its figures after its end.")
+            raise WindowError(f"{self!r} is still open. Read its values after its end.")
         return self._ended
 
-    def _question(self) -> dict[str, str]:
+    def _parameters(self) -> dict[str, str]:
         edges = {"start": f"mono:{self._begun}", "end": f"mono:{self._closed()}"}
-        if self._here is not process.registration:  # we are a child, and `self` would be us
+        if self._registration is not process.registration:  # in a child of a fork
             raise WindowError(
                 f"{self!r} belongs to another process, which opened it before it forked this one. "
                 "Read it there; a child measures itself with windows of its own."
@@ -235,13 +234,9 @@ class Window:
 
 
 def window(name: str = "", *, synchronize: str | Callable[[], object] | None = None) -> Window:
-    """A window to measure with: ``with wattspan.window("train") as w: ...``, then ``w.joules``.
+    """A window: ``with wattspan.window("train") as w: ...``, then ``w.joules``.
 
-    ``synchronize`` waits for a device at both edges, so that work which was queued on it counts
-    where it was queued: ``"torch"``, ``"jax"``, or a function of your own. Without it nothing is
-    ever waited for.
+    ``synchronize`` waits for a device at both edges, so that queued work counts in the window
+    that queued it: ``"torch"``, ``"jax"``, or a function. Without it no window waits.
     """
-    if synchronize is None:
-        return Window(name)
-
-    return Window(name, synchronize_hook(synchronize))
+    return Window(name, None if synchronize is None else synchronize_hook(synchronize))

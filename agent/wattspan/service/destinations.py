@@ -1,4 +1,4 @@
-"""Where a configuration has the agent send telemetry to."""
+"""The collectors and receivers of a configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wattspan.otlp.opening import address_errors
 
 
 def destinations(config: Config) -> Iterator[Destination]:
-    """The collector of spans and the receiver of metrics, those that are set; or ConfigError."""
+    """The configured collector of spans and receiver of metrics; ConfigError."""
     if config.spans.forward:
         yield parse_destination(config.spans.forward)
     if (receiver := metrics_destination(config)) is not None:
@@ -23,7 +23,7 @@ def destinations(config: Config) -> Iterator[Destination]:
 
 
 def metrics_destination(config: Config) -> Destination | None:
-    """Where metrics are pushed to, None for nowhere; ConfigError for what is no address."""
+    """The receiver of metrics, None without one; ConfigError for an invalid address."""
     settings = config.exporters.get("otlp")
     endpoint = getattr(settings, "endpoint", "")
     if getattr(settings, "protocol", "") == "grpc":
@@ -32,7 +32,7 @@ def metrics_destination(config: Config) -> Destination | None:
 
 
 def forward_faults(config: Config) -> Iterator[str]:
-    """A sentence for each fault with which spans could not be sent on; nobody is called."""
+    """A sentence for each error of the settings of forwarding; connects nowhere."""
     spans = config.spans
     if spans.enabled and spans.forward:
         yield from address_errors(spans.forward, spans.forward_headers)
