@@ -25,7 +25,7 @@ def wattspan(*arguments: str, env: dict[str, str] | None = None) -> Result:
     return CliRunner().invoke(cli, arguments, env=env, prog_name="wattspan")
 
 
-def test_help_imports_none_of_the_heavy_libraries() -> None:
+def test_help_imports_no_heavy_library() -> None:
     code = (
         "import sys; from wattspan.cli import cli\n"
         "try: cli(['--help'])\n"
@@ -42,31 +42,31 @@ def test_help_imports_none_of_the_heavy_libraries() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_summary_in_the_group_is_the_commands_own(name: str) -> None:
+def test_summary_in_the_group_equals_the_commands_own(name: str) -> None:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     assert command.get_short_help_str(100).startswith(COMMANDS[name].rstrip("."))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself(name: str) -> None:
+def test_command_has_help(name: str) -> None:
     for flag in ("-h", "--help"):
         result = wattspan(name, flag)
         assert result.exit_code == 0
         assert f"Usage: wattspan {name}" in result.output
 
 
-def test_the_version_is_told() -> None:
+def test_version_option_prints_the_version() -> None:
     assert wattspan("--version").output == f"wattspan {__version__}\n"
 
 
-def test_an_unknown_command_is_bad_usage_and_names_the_nearest() -> None:
+def test_unknown_command_is_bad_usage_and_names_the_nearest() -> None:
     result = wattspan("confg")
     assert result.exit_code == 2
     assert "Did you mean 'config'?" in result.output
 
 
-def test_an_error_is_one_sentence_on_standard_error_with_its_exit_code() -> None:
+def test_error_is_one_sentence_on_standard_error_with_its_exit_code() -> None:
     result = wattspan("config", "check", "/nonexistent.toml")
     assert result.exit_code == 2
     assert result.stdout == ""
@@ -82,13 +82,13 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr(cli, "get_command", lambda ctx, name: command)
 
 
-def test_each_error_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_classes_have_their_own_exit_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, StoreError("Cannot write X: full. Free some."))
     result = wattspan("run")
     assert (result.exit_code, result.stderr) == (5, "wattspan: Cannot write X: full. Free some.\n")
 
 
-def test_a_fault_of_ours_is_a_sentence_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, KeyError("x"))
     result = wattspan("run")
     assert result.exit_code == 70
@@ -96,13 +96,13 @@ def test_a_fault_of_ours_is_a_sentence_too(monkeypatch: pytest.MonkeyPatch) -> N
     assert "Traceback" not in result.stderr
 
 
-def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_option_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, KeyError("x"))
     assert isinstance(wattspan("--debug", "run").exception, KeyError)
     assert isinstance(wattspan("run", env={"WATTSPAN_DEBUG": "1"}).exception, KeyError)
 
 
-def test_an_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_ends_without_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, KeyboardInterrupt())
     result = wattspan("run")
     assert result.exit_code == 130
@@ -112,7 +112,7 @@ def test_an_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
 # -------------------------------------------------------------------------------------- config
 
 
-def test_check_says_that_a_file_is_right(tmp_path: Path) -> None:
+def test_config_check_accepts_a_valid_file(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text("[processes]\ntop = 3\n")
     assert wattspan("config", "check", str(path)).stdout == f"{path}: ok\n"
@@ -120,7 +120,7 @@ def test_check_says_that_a_file_is_right(tmp_path: Path) -> None:
     assert told == {"ok": True, "file": str(path), "warnings": []}
 
 
-def test_checking_the_configuration_reads_the_tokens_it_names(tmp_path: Path) -> None:
+def test_config_check_reads_the_named_token_files(tmp_path: Path) -> None:
     path, tokens = tmp_path / "config.toml", tmp_path / "tokens"
     path.write_text(
         f'[exporters.prometheus]\ntoken_file = "{tokens}"\n[spans]\ntoken_file = "{tokens}"\n'
@@ -136,13 +136,13 @@ def test_checking_the_configuration_reads_the_tokens_it_names(tmp_path: Path) ->
     assert wattspan("config", "check", str(path), *off).exit_code == 0
 
 
-def test_what_never_ends_is_no_configuration() -> None:
+def test_config_check_refuses_an_endless_file() -> None:
     result = wattspan("config", "check", "/dev/zero")
     assert result.exit_code == 2
     assert "Cannot read /dev/zero: it is a device" in result.stderr
 
 
-def test_check_says_everything_that_is_wrong(tmp_path: Path) -> None:
+def test_config_check_lists_all_faults(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text('[processes]\ntop = "x"\n[sources.rapl]\nreader = "pirapl"\n')
     result = wattspan("config", "check", str(path))
@@ -153,7 +153,7 @@ def test_check_says_everything_that_is_wrong(tmp_path: Path) -> None:
     ]
 
 
-def test_an_unknown_variable_is_a_warning_and_no_error(tmp_path: Path) -> None:
+def test_unknown_variable_is_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.touch()
     result = wattspan("config", "check", str(path), env={"WATTSPAN_AGENT_INTERVALL": "1s"})
@@ -161,7 +161,7 @@ def test_an_unknown_variable_is_a_warning_and_no_error(tmp_path: Path) -> None:
     assert "Did you mean WATTSPAN_AGENT_INTERVAL?" in result.stderr
 
 
-def test_show_prints_a_file_that_check_accepts(tmp_path: Path) -> None:
+def test_config_show_prints_a_file_that_check_accepts(tmp_path: Path) -> None:
     shown = wattspan("config", "show", "--set", "agent.interval=250ms").stdout
     path = tmp_path / "shown.toml"
     path.write_text(shown)
@@ -170,7 +170,7 @@ def test_show_prints_a_file_that_check_accepts(tmp_path: Path) -> None:
     assert wattspan("config", "show", "-c", str(path)).stdout == shown
 
 
-def test_show_tells_origins_to_people_and_programs() -> None:
+def test_config_show_lists_origins_as_text_and_json() -> None:
     arguments = ("config", "show", "--origin", "--set", "processes.top=7")
     line = next(x for x in wattspan(*arguments).stdout.splitlines() if x.startswith("top"))
     assert line.endswith("# --set processes.top")
@@ -182,14 +182,14 @@ def test_show_tells_origins_to_people_and_programs() -> None:
     assert facts["agent"]["interval"]["origin"]["kind"] == "default"
 
 
-def test_the_file_can_be_named_by_the_environment(tmp_path: Path) -> None:
+def test_config_file_is_taken_from_the_environment(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text("[processes]\ntop = 3\n")
     shown = wattspan("config", "show", "--json", env={"WATTSPAN_CONFIG": str(path)}).stdout
     assert json.loads(shown)["processes"]["top"] == 3
 
 
-def test_an_assignment_without_a_value_is_told_how_to_have_one() -> None:
+def test_assignment_without_a_value_shows_the_form() -> None:
     result = wattspan("config", "show", "--set", "agent.interval")
     assert (result.exit_code, "--set KEY=VALUE" in result.stderr) == (2, True)
 
@@ -198,7 +198,7 @@ def test_an_assignment_without_a_value_is_told_how_to_have_one() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_completion_script_calls_the_program_back(shell: str) -> None:
+def test_completion_script_calls_the_program(shell: str) -> None:
     result = wattspan("completion", shell)
     assert result.exit_code == 0
     assert f"_WATTSPAN_COMPLETE={shell}_complete" in result.stdout
@@ -208,7 +208,7 @@ def test_a_completion_script_calls_the_program_back(shell: str) -> None:
     ("words", "completions"),
     [("wattspan con", "config"), ("wattspan config sh", "show"), ("wattspan --ve", "--version")],
 )
-def test_the_program_completes(words: str, completions: str) -> None:
+def test_completion_lists_commands_and_options(words: str, completions: str) -> None:
     env = {
         **os.environ,
         "_WATTSPAN_COMPLETE": "bash_complete",

@@ -42,7 +42,7 @@ def check(tmp_path: Path, text: str) -> tuple[int, list[str]]:
     return done.exit_code, done.stderr.splitlines()
 
 
-def test_all_that_the_agent_would_refuse_to_send_with_is_said_at_once(tmp_path: Path) -> None:
+def test_config_check_lists_all_faults_of_forwarding(tmp_path: Path) -> None:
     code, said = check(tmp_path, WRONG)
     assert code == 2
     parts = (
@@ -60,13 +60,13 @@ def test_all_that_the_agent_would_refuse_to_send_with_is_said_at_once(tmp_path: 
     assert not Path("/nowhere").exists()
 
 
-def test_what_is_turned_off_is_not_checked(tmp_path: Path) -> None:
+def test_config_check_skips_disabled_parts(tmp_path: Path) -> None:
     off = WRONG.replace("[spans]", "[spans]\nenabled = false")
     off = off.replace("endpoint =", "# endpoint =").replace("directory =", "# directory =")
     assert check(tmp_path, off) == (0, [])
 
 
-def test_what_is_right_is_passed_and_nobody_need_be_there(tmp_path: Path) -> None:
+def test_config_check_accepts_an_unreachable_destination(tmp_path: Path) -> None:
     headers = tmp_path / "headers"
     headers.write_text("x-tenant: a\n")
     right = f"""
@@ -96,7 +96,7 @@ def test_what_is_right_is_passed_and_nobody_need_be_there(tmp_path: Path) -> Non
         (files.plugin, {"directory": "/nowhere", "metrics": ["!hw.*"]}, 2),
     ],
 )
-def test_the_check_says_what_the_agent_would_and_only_files_are_worth_another_start(
+def test_config_check_and_the_agent_report_the_same_faults(
     plugin: ExporterPlugin, written: dict[str, Any], code: int
 ) -> None:
     settings = convert(written, plugin.settings, "exporters.it")
@@ -106,7 +106,7 @@ def test_the_check_says_what_the_agent_would_and_only_files_are_worth_another_st
     assert refused.value.exit_code == code
 
 
-def test_certificates_that_are_none_are_said(tmp_path: Path) -> None:
+def test_config_check_refuses_invalid_certificates(tmp_path: Path) -> None:
     path = tmp_path / "ca.pem"
     path.write_text("nothing")
     written = {"endpoint": "https://c", "tls_ca": str(path)}
@@ -114,7 +114,7 @@ def test_certificates_that_are_none_are_said(tmp_path: Path) -> None:
     assert "is not valid PEM" in said
 
 
-def test_a_format_without_its_package_is_said_with_the_command(
+def test_config_check_names_the_command_that_installs_a_missing_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
@@ -142,12 +142,12 @@ def told(**hooks: Callable[[Any], Iterable[str]]) -> list[str]:
     return list(exporter_faults(Plugins(exporters=plugins), config))
 
 
-def test_an_exporter_that_checks_nothing_has_no_faults() -> None:
+def test_exporter_without_checks_has_no_faults() -> None:
     plugin = ExporterPlugin(Settings, lambda *_: None)
     assert list(plugin.faults(Settings())) == []
 
 
-def test_an_exporter_of_another_package_takes_part_and_one_that_crashes_hides_none() -> None:
+def test_crashing_check_of_an_exporter_hides_no_other_fault() -> None:
     def crash(_: object) -> Iterable[str]:
         raise KeyError("place")
 

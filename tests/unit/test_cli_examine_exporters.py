@@ -18,13 +18,13 @@ def told(**settings: object) -> Finding:
     return finding
 
 
-def test_nothing_is_said_to_be_wrong_where_nothing_is_pushed() -> None:
+def test_metrics_without_endpoint_are_a_note() -> None:
     assert told().mark is Severity.NOTE
     (without,) = examine_exporters(Config())
     assert without.mark is Severity.NOTE
 
 
-def test_the_receiver_is_knocked_at() -> None:
+def test_receiver_of_metrics_is_connected_to() -> None:
     with socket.create_server(("127.0.0.1", 0)) as receiver:
         url = f"http://127.0.0.1:{receiver.getsockname()[1]}"
         assert told(endpoint=url).mark is Severity.OK
@@ -35,13 +35,13 @@ def test_the_receiver_is_knocked_at() -> None:
     assert finding.remedy == "Start the collector, or correct [exporters.otlp] endpoint."
 
 
-def test_an_address_that_cannot_be_one_is_a_failure() -> None:
+def test_invalid_endpoint_is_a_failure() -> None:
     finding = told(endpoint="collector:4318")
     assert finding.mark is Severity.FAIL
     assert "[exporters.otlp] endpoint" in finding.detail
 
 
-def test_the_agents_own_receiver_is_no_receiver_of_metrics(tmp_path: Path) -> None:
+def test_own_receiver_of_the_agent_is_refused_as_endpoint(tmp_path: Path) -> None:
     table = OtlpSettings(endpoint=f"unix://{tmp_path}/otlp.sock")
     config = Config(
         agent=AgentSettings(run_dir=str(tmp_path)),

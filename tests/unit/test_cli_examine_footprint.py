@@ -20,14 +20,14 @@ def found(cost: CostSettings | None = None, carbon: CarbonSettings | None = None
     return list(examine_footprint(config, ManualClock()))
 
 
-def test_nothing_configured_is_a_note() -> None:
+def test_missing_rate_is_a_note() -> None:
     assert [(one.mark, one.what) for one in found()] == [
         (Severity.NOTE, "cost"),
         (Severity.NOTE, "carbon"),
     ]
 
 
-def test_a_rate_is_told_with_its_unit_and_where_it_comes_from(tmp_path: Path) -> None:
+def test_rate_is_listed_with_unit_and_origin(tmp_path: Path) -> None:
     path = tmp_path / "tariff.toml"
     path.write_text(ALWAYS)
     assert [
@@ -39,7 +39,7 @@ def test_a_rate_is_told_with_its_unit_and_where_it_comes_from(tmp_path: Path) ->
     ]
 
 
-def test_a_tariff_with_faults_is_told_fault_by_fault(tmp_path: Path) -> None:
+def test_faults_of_a_tariff_are_one_failure_each(tmp_path: Path) -> None:
     path = tmp_path / "tariff.toml"
     path.write_text('zone = "Nowhere"\n[[period]]\nrate = 1\nfrom = "x"')
     first, second, _ = found(CostSettings(schedule=str(path)))
@@ -48,7 +48,7 @@ def test_a_tariff_with_faults_is_told_fault_by_fault(tmp_path: Path) -> None:
     assert second.detail.startswith(f"{path}:2: ")
 
 
-def test_a_time_without_a_period_is_unknown_and_no_fault(tmp_path: Path) -> None:
+def test_time_without_a_tariff_period_is_a_note(tmp_path: Path) -> None:
     path = tmp_path / "tariff.toml"
     path.write_text('zone = "UTC"\n[[period]]\nrate = 1\nuntil = 2020-01-01')
     assert found(CostSettings(schedule=str(path)))[0] == Finding(
@@ -56,7 +56,7 @@ def test_a_time_without_a_period_is_unknown_and_no_fault(tmp_path: Path) -> None
     )
 
 
-def test_a_figure_that_cannot_be_had_is_a_warning_with_its_cause(tmp_path: Path) -> None:
+def test_unavailable_rate_is_a_warning_with_its_cause(tmp_path: Path) -> None:
     price = tmp_path / "price"
     missing, _ = found(CostSettings(file=str(price)))
     assert missing.mark is Severity.WARN
@@ -66,7 +66,7 @@ def test_a_figure_that_cannot_be_had_is_a_warning_with_its_cause(tmp_path: Path)
     assert "-5 is no rate per kilowatt-hour" in below.detail
 
 
-def test_config_check_reads_the_tariff_too(tmp_path: Path) -> None:
+def test_config_check_reads_the_tariff(tmp_path: Path) -> None:
     tariff, config = tmp_path / "tariff.toml", tmp_path / "config.toml"
     config.write_text(f'[cost]\nschedule = "{tariff}"\n')
     missing = CliRunner().invoke(cli, ["config", "check", str(config)])

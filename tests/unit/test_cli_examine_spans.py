@@ -22,14 +22,14 @@ def told(run_dir: Path, *asked: str, **spans: object) -> dict[str, Finding]:
     return {finding.what: finding for finding in examine_spans(config)}
 
 
-def test_where_nothing_is_in_the_way_all_is_well_and_nothing_is_made(tmp_path: Path) -> None:
+def test_free_ports_and_sockets_are_ok_and_stay_unused(tmp_path: Path) -> None:
     found = told(tmp_path / "run", http=Listen("127.0.0.1:0"))
     assert list(found) == ["spans.http", "otlp.sock", "feed.sock", "api.sock"]
     assert {finding.mark for finding in found.values()} == {Severity.OK}
     assert list(tmp_path.iterdir()) == []
 
 
-def test_spans_that_are_turned_off_are_said_to_be(tmp_path: Path) -> None:
+def test_disabled_spans_are_a_note(tmp_path: Path) -> None:
     found = told(tmp_path, enabled=False)
     assert list(found) == ["spans", "api.sock"]
     assert found["spans"].mark is Severity.NOTE
@@ -37,7 +37,7 @@ def test_spans_that_are_turned_off_are_said_to_be(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("asked", [True, False])
 @pytest.mark.parametrize("key", ["http", "grpc"])
-def test_a_taken_port_stops_the_agent_only_if_it_was_asked_for(
+def test_port_in_use_is_a_failure_only_if_it_is_explicit(
     key: str, asked: bool, tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -49,7 +49,7 @@ def test_a_taken_port_stops_the_agent_only_if_it_was_asked_for(
     assert f":{port}" in finding.remedy
 
 
-def test_sockets_are_left_behind_answered_or_something_else(tmp_path: Path) -> None:
+def test_sockets_are_unused_answered_or_another_file(tmp_path: Path) -> None:
     (tmp_path / "otlp.sock").write_text("")
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "feed.sock"))
@@ -62,14 +62,14 @@ def test_sockets_are_left_behind_answered_or_something_else(tmp_path: Path) -> N
     assert "a running agent answers" in found["api.sock"].detail
 
 
-def test_a_directory_too_long_for_sockets_is_told(tmp_path: Path) -> None:
+def test_directory_too_long_for_sockets_is_reported(tmp_path: Path) -> None:
     found = told(tmp_path / ("x" * 100), "spans.unix")
     assert found["otlp.sock"].mark is Severity.FAIL
     assert found["api.sock"].mark is Severity.WARN
     assert "shorter" in found["api.sock"].remedy
 
 
-def test_a_collector_is_knocked_at(tmp_path: Path) -> None:
+def test_collector_is_connected_to(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as collector:
         url = f"http://127.0.0.1:{collector.getsockname()[1]}"
         assert told(tmp_path, forward=url)["spans.forward"].mark is Severity.OK

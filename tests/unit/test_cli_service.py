@@ -52,7 +52,7 @@ def contents(root: Path) -> dict[str, tuple[int, int, bytes]]:
     "words", [["install"], ["install", "--json"], ["uninstall"], ["uninstall", "--purge"]]
 )
 @pytest.mark.parametrize("there", [False, True])
-def test_a_dry_run_changes_not_a_byte(root: Path, words: list[str], there: bool) -> None:
+def test_dry_run_changes_nothing(root: Path, words: list[str], there: bool) -> None:
     if there:
         assert service(root, "install").exit_code == 0
         (root / "var/lib/wattspan").mkdir(parents=True)
@@ -62,7 +62,7 @@ def test_a_dry_run_changes_not_a_byte(root: Path, words: list[str], there: bool)
     assert contents(root) == before
 
 
-def test_what_a_dry_run_says_is_what_is_done(root: Path) -> None:
+def test_dry_run_lists_the_actions_of_the_real_run(root: Path) -> None:
     def paths(done: Result, verb: str) -> list[str]:
         lines = [line for line in done.stdout.splitlines() if line.startswith(f"{verb} ")]
         return [line.split()[1] for line in lines]
@@ -73,7 +73,7 @@ def test_what_a_dry_run_says_is_what_is_done(root: Path) -> None:
     assert len(planned) == 6
 
 
-def test_a_program_gets_the_same_as_a_person(root: Path) -> None:
+def test_json_output_lists_the_same_actions_as_text(root: Path) -> None:
     told = json.loads(service(root, "install", "--dry-run", "--json").stdout)
     assert (told["done"], told["dry_run"], told["refused"]) == (False, True, [])
     written = [action["path"] for action in told["actions"] if action["do"] == "write"]
@@ -84,7 +84,7 @@ def test_a_program_gets_the_same_as_a_person(root: Path) -> None:
     assert [a["path"] for a in again["actions"] if a["do"] == "keep"] == written
 
 
-def test_nothing_is_written_or_removed_out_of_the_root_by_a_link_in_it(
+def test_links_out_of_the_root_are_not_followed_for_writes_or_removals(
     root: Path, tmp_path: Path
 ) -> None:
     host = tmp_path / "host"
@@ -107,7 +107,7 @@ def test_nothing_is_written_or_removed_out_of_the_root_by_a_link_in_it(
         ]
 
 
-def test_a_link_in_place_of_what_was_measured_is_not_followed(root: Path, tmp_path: Path) -> None:
+def test_link_in_place_of_measured_data_is_not_followed(root: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (root / "var/lib").mkdir(parents=True)
     (root / "var/lib/wattspan").symlink_to(tmp_path / "elsewhere")
@@ -117,7 +117,7 @@ def test_a_link_in_place_of_what_was_measured_is_not_followed(root: Path, tmp_pa
     assert (tmp_path / "elsewhere").is_dir()
 
 
-def test_its_standing_is_told_file_by_file(root: Path) -> None:
+def test_status_lists_each_file(root: Path) -> None:
     nothing = service(root, "status")
     assert nothing.exit_code == 1
     assert nothing.stdout.count("not installed") == 6
@@ -129,7 +129,7 @@ def test_its_standing_is_told_file_by_file(root: Path) -> None:
     assert json.loads(changed.stdout)["files"][f"/{UNIT}"] == "edited"
 
 
-def test_the_files_can_be_had_without_being_written(root: Path) -> None:
+def test_print_option_prints_files_without_writing(root: Path) -> None:
     before = contents(root)
     done = service(root, "install", "--print")
     assert done.exit_code == 0
@@ -140,7 +140,7 @@ def test_the_files_can_be_had_without_being_written(root: Path) -> None:
     assert contents(root) == before
 
 
-def test_a_package_is_not_installed_over(root: Path) -> None:
+def test_install_refuses_a_packaged_service(root: Path) -> None:
     unit = root / "usr/lib/systemd/system/wattspan.service"
     unit.parent.mkdir(parents=True)
     unit.write_text("[Service]\n")
@@ -155,7 +155,7 @@ def test_a_package_is_not_installed_over(root: Path) -> None:
     assert "Installed as a package" in stands.stdout
 
 
-def test_a_package_that_an_earlier_installation_shadows_is_not_well(root: Path) -> None:
+def test_package_shadowed_by_an_earlier_installation_is_not_well(root: Path) -> None:
     assert service(root, "install").exit_code == 0
     unit = root / "usr/lib/systemd/system/wattspan.service"
     unit.parent.mkdir(parents=True)
@@ -169,7 +169,7 @@ def test_a_package_that_an_earlier_installation_shadows_is_not_well(root: Path) 
     assert service(root, "status").exit_code == 0
 
 
-def test_an_administrators_own_unit_is_told_and_is_no_shadow(root: Path) -> None:
+def test_unit_of_the_administrator_is_listed_and_not_a_shadow(root: Path) -> None:
     vendor = root / "usr/lib/systemd/system/wattspan.service"
     theirs = root / "etc/systemd/system/wattspan.service"
     for place in (vendor, theirs):
@@ -188,7 +188,7 @@ def test_an_administrators_own_unit_is_told_and_is_no_shadow(root: Path) -> None
     assert masked["administrators"] == []
 
 
-def test_a_program_that_others_may_change_is_refused(root: Path) -> None:
+def test_program_writable_by_others_is_refused(root: Path) -> None:
     (root / PROGRAM.lstrip("/")).parent.chmod(0o777)
     done = service(root, "install")
     assert done.exit_code == 1
@@ -198,7 +198,7 @@ def test_a_program_that_others_may_change_is_refused(root: Path) -> None:
     assert not (root / UNIT).exists()
 
 
-def test_a_program_is_named_by_its_whole_path(root: Path) -> None:
+def test_program_must_be_an_absolute_path(root: Path) -> None:
     done = CliRunner().invoke(
         cli, ["service", "install", "--root", str(root), "--program", "wattspan"]
     )
@@ -206,6 +206,6 @@ def test_a_program_is_named_by_its_whole_path(root: Path) -> None:
     assert "not an absolute path" in done.stderr
 
 
-def test_where_nothing_is_installed_there_is_nothing_to_remove(root: Path) -> None:
+def test_uninstall_without_installation_does_nothing(root: Path) -> None:
     done = service(root, "uninstall")
     assert (done.exit_code, done.stdout) == (0, "There was nothing to do.\n")

@@ -14,11 +14,11 @@ def typed(options: ViewOptions, *keys: str) -> ViewOptions:
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl-c", "ctrl-d"])
-def test_these_keys_end_it(key: str) -> None:
+def test_quit_keys_end_the_view(key: str) -> None:
     assert handle_key(ViewOptions(), key) is None
 
 
-def test_s_goes_through_the_orders_and_comes_back() -> None:
+def test_key_s_cycles_through_the_orders() -> None:
     assert [typed(ViewOptions(), *"s" * n).sort for n in range(4)] == [
         SortKey.WATTS,
         SortKey.JOULES,
@@ -28,7 +28,7 @@ def test_s_goes_through_the_orders_and_comes_back() -> None:
     assert typed(ViewOptions(), "s", "S") == ViewOptions()
 
 
-def test_spans_have_no_watts_to_be_sorted_by() -> None:
+def test_spans_cannot_be_sorted_by_watts() -> None:
     spans = ViewOptions(by=ViewSection.SPAN)
     assert spans.order is SortKey.JOULES
     assert [typed(spans, *"s" * n).order for n in range(3)] == [
@@ -40,22 +40,22 @@ def test_spans_have_no_watts_to_be_sorted_by() -> None:
     assert typed(spans, "tab").order is SortKey.WATTS
 
 
-def test_tab_goes_through_the_views_and_backtab_back() -> None:
+def test_tab_and_backtab_cycle_through_the_sections() -> None:
     assert typed(ViewOptions(), "tab").by is ViewSection.PROCESS
     assert typed(ViewOptions(), "tab", "backtab") == ViewOptions()
 
 
-def test_a_filter_is_typed_and_kept() -> None:
+def test_filter_is_typed_and_kept() -> None:
     options = typed(ViewOptions(offset=3), "/", "q", "s", "x", "backspace", "enter")
     assert (options.filter, options.editing, options.offset) == ("qs", False, 0)
 
 
-def test_escape_clears_the_filter_while_it_is_typed_and_after() -> None:
+def test_escape_clears_the_filter() -> None:
     assert typed(ViewOptions(), "/", "a", "escape") == ViewOptions()
     assert typed(ViewOptions(filter="a"), "escape") == ViewOptions()
 
 
-def test_keys_that_are_no_letters_do_not_get_into_the_filter() -> None:
+def test_named_keys_do_not_change_the_filter() -> None:
     assert typed(ViewOptions(editing=True), "up", "f1", "\x00") == ViewOptions(editing=True)
 
 
@@ -65,12 +65,12 @@ def test_scrolling_stops_at_the_top() -> None:
     assert typed(ViewOptions(offset=5), "home").offset == 0
 
 
-def test_any_key_leaves_the_help() -> None:
+def test_any_key_closes_the_help() -> None:
     options = typed(ViewOptions(), "?")
     assert options.help
     assert typed(options, "s") == ViewOptions()
 
 
-def test_what_means_nothing_changes_nothing() -> None:
+def test_unknown_key_changes_nothing() -> None:
     options = replace(ViewOptions(), offset=2)
     assert handle_key(options, "z") == options

@@ -22,11 +22,11 @@ from wattspan.cli.top.controls import Keyboard, decode
         ("\x00\x07a", ["a"]),
     ],
 )
-def test_what_a_terminal_sends_becomes_keys(sent: str, keys: list[str]) -> None:
+def test_terminal_input_is_decoded_to_keys(sent: str, keys: list[str]) -> None:
     assert decode(sent) == keys
 
 
-def test_keys_are_read_without_enter_and_the_terminal_is_given_back() -> None:
+def test_keyboard_reads_single_keys_and_restores_the_terminal() -> None:
     ours, theirs = pty.openpty()
     try:
         before = termios.tcgetattr(theirs)
@@ -41,7 +41,7 @@ def test_keys_are_read_without_enter_and_the_terminal_is_given_back() -> None:
         os.close(theirs)
 
 
-def test_a_closed_input_is_waited_on_no_more() -> None:
+def test_keyboard_does_not_wait_on_a_closed_input() -> None:
     reader, writer = os.pipe()
     try:
         keyboard = Keyboard(reader)

@@ -14,7 +14,7 @@ from wattspan.cli.top.rows import snapshot_facts, span_rows
 from wattspan.model import Provenance
 
 
-def test_a_name_tells_its_calls_joules_and_what_a_call_and_a_token_cost() -> None:
+def test_span_row_shows_calls_joules_and_joules_per_call_and_token() -> None:
     lines = drawn(serving_host(), by=ViewSection.SPAN)
     assert line_with("SPAN ", lines).split() == [
         "SPAN", "service", "calls", "joules", "J/call", "time/call", "J/token",
@@ -27,7 +27,7 @@ def test_a_name_tells_its_calls_joules_and_what_a_call_and_a_token_cost() -> Non
     ]
 
 
-def test_a_wide_terminal_tells_each_hardware_type_and_the_tokens() -> None:
+def test_wide_terminal_shows_hardware_types_and_tokens() -> None:
     lines = drawn(serving_host(), width=140, by=ViewSection.SPAN)
     heading = line_with("SPAN ", lines).split()
     assert heading[3:9] == ["cpu", "J", "gpu", "J", "mem", "J"]
@@ -36,7 +36,7 @@ def test_a_wide_terminal_tells_each_hardware_type_and_the_tokens() -> None:
     ]
 
 
-def test_what_no_row_tells_is_told_below() -> None:
+def test_energy_outside_spans_is_summed_below_the_rows() -> None:
     assert line_with("outside spans", drawn(serving_host(), width=120, by=ViewSection.SPAN)) == (
         "outside spans: trainer 930 J, llm 12.0 J; 7 unknown process; 2 refused (invalid id)"
     )
@@ -45,7 +45,7 @@ def test_what_no_row_tells_is_told_below() -> None:
 @pytest.mark.parametrize("by", [ViewSection.SPAN, ViewSection.ALL])
 @pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
 @pytest.mark.parametrize("height", [16, 24, 40, 60])
-def test_it_never_takes_more_room_than_there_is(width: int, height: int, by: ViewSection) -> None:
+def test_view_of_spans_fits_the_terminal(width: int, height: int, by: ViewSection) -> None:
     snapshot = serving_host(Provenance.EMULATED)
     crowd = replace(snapshot.spans, rows=snapshot.spans.rows * 40)
     lines = drawn(replace(snapshot, spans=crowd), width, height, by=by, keys=True)
@@ -54,7 +54,7 @@ def test_it_never_takes_more_room_than_there_is(width: int, height: int, by: Vie
     assert lines[-1].startswith("q quit")
 
 
-def test_beside_everything_else_spans_are_shown_where_there_is_room() -> None:
+def test_spans_are_shown_among_all_sections_if_there_is_room() -> None:
     def shown(**chosen: object) -> bool:
         return any("train_step" in line for line in drawn(serving_host(), **chosen))  # type: ignore[arg-type]
 
@@ -65,7 +65,7 @@ def test_beside_everything_else_spans_are_shown_where_there_is_room() -> None:
     assert not any("SPAN" in line for line in drawn(busy_host()))
 
 
-def test_a_host_without_spans_says_so_where_they_were_asked_for() -> None:
+def test_section_of_spans_without_spans_says_so() -> None:
     assert any("none yet" in line for line in drawn(busy_host(), by=ViewSection.SPAN))
     assert any(
         "none with 'zzz'" in x for x in drawn(serving_host(), by=ViewSection.SPAN, filter="zzz")
@@ -82,7 +82,7 @@ def test_spans_are_sorted_by_joules_or_name_and_filtered_by_name_or_service() ->
     assert names(filter="checkout") == ["POST "]
 
 
-def test_scrolling_reaches_the_last_span() -> None:
+def test_scrolling_shows_the_last_span() -> None:
     spans = serving_host().spans
     rows = tuple(replace(row, name=f"{row.name} {n}") for n in range(40) for row in spans.rows)
     snapshot = replace(serving_host(), spans=replace(spans, rows=rows))
@@ -96,7 +96,7 @@ def test_scrolling_reaches_the_last_span() -> None:
 @pytest.mark.parametrize(
     "name", ["日本語" * 60, "e\u0301\u200b" * 90, "\u202eevil", "", "👩‍👩‍👧" * 30]
 )
-def test_no_name_breaks_the_lines(name: str) -> None:
+def test_unusual_names_keep_lines_intact(name: str) -> None:
     spans = serving_host().spans
     rows = (replace(spans.rows[0], name=name, service=name),)
     snapshot = replace(serving_host(), spans=replace(spans, rows=rows))
@@ -105,11 +105,11 @@ def test_no_name_breaks_the_lines(name: str) -> None:
     assert any("88.0 kJ" in line for line in lines)
 
 
-def test_a_span_cannot_command_the_terminal() -> None:
+def test_span_name_cannot_command_the_terminal() -> None:
     assert "\x1b" not in "\n".join(drawn(serving_host(), by=ViewSection.SPAN))
 
 
-def test_facts_are_exact() -> None:
+def test_json_facts_of_spans_are_exact() -> None:
     told = snapshot_facts(document(serving_host()))
     chat = next(span for span in told["spans"] if span["name"] == "chat gpt-oss")
     assert chat["energy_joules_by_type"] == {CPU: 620.0, GPU: 3310.0}
@@ -127,7 +127,7 @@ def test_facts_are_exact() -> None:
         (12_340_000, 1, "12.3 J"), (5 * 10**12, 2, "2.50 MJ"),
     ],
 )  # fmt: skip
-def test_a_portion_has_three_digits_however_small(microjoules: int, parts: int, text: str) -> None:
+def test_energy_each_has_three_digits(microjoules: int, parts: int, text: str) -> None:
     assert energy_each(microjoules, parts) == text
 
 
@@ -135,7 +135,7 @@ def test_a_portion_has_three_digits_however_small(microjoules: int, parts: int, 
     ("nanoseconds", "parts", "text"),
     [(5, 0, "-"), (1500, 1, "1.50 µs"), (25_000_000, 2, "12.5 ms"), (10**9, 1, "1.0 s")],
 )
-def test_a_call_lasts_microseconds_or_days(nanoseconds: int, parts: int, text: str) -> None:
+def test_duration_each_has_a_fitting_unit(nanoseconds: int, parts: int, text: str) -> None:
     assert duration_each(nanoseconds, parts) == text
 
 
@@ -143,5 +143,5 @@ def test_a_call_lasts_microseconds_or_days(nanoseconds: int, parts: int, text: s
     ("number", "text"),
     [(0, "0"), (9999, "9999"), (10_000, "10.0k"), (118_404, "118k"), (2**62, "4612P")],
 )
-def test_counts_take_a_prefix_from_five_digits_on(number: int, text: str) -> None:
+def test_count_has_a_prefix_from_five_digits(number: int, text: str) -> None:
     assert count(number) == text

@@ -27,7 +27,7 @@ def place_of(text: str, lines: list[str]) -> int:
     return found
 
 
-def test_a_job_is_a_line_and_its_sentence_below() -> None:
+def test_job_has_a_line_and_a_sentence_below() -> None:
     lines = drawn(host(HELD))
     at = place_of("TUNING", lines)
     assert lines[at].split() == [
@@ -39,7 +39,7 @@ def test_a_job_is_a_line_and_its_sentence_below() -> None:
     assert " ".join(" ".join(lines[at + 2 : at + 4]).split()) == HOLD.sentence
 
 
-def test_a_wide_terminal_tells_what_was_saved_from_how_many_pairs() -> None:
+def test_wide_terminal_shows_saved_energy_and_pairs() -> None:
     lines = drawn(host(HELD), width=120)
     at = place_of("TUNING", lines)
     assert lines[at].split()[-2:] == ["saved", "pairs"]
@@ -47,7 +47,7 @@ def test_a_wide_terminal_tells_what_was_saved_from_how_many_pairs() -> None:
     assert lines[at + 2] == f"  {HOLD.sentence}"
 
 
-def test_columns_stand_under_their_titles_for_every_job() -> None:
+def test_columns_are_aligned_for_all_jobs() -> None:
     lines = drawn(host(HELD, PROBED, DECLINED), width=120)
     at = place_of("TUNING", lines)
     for title, figure in (("slower", "2.4%"), ("saving", "18.2%"), ("budget", "5%")):
@@ -56,25 +56,25 @@ def test_columns_stand_under_their_titles_for_every_job() -> None:
     assert len(set(ends)) == 1
 
 
-def test_jobs_whose_settings_are_turned_come_first() -> None:
+def test_jobs_with_applied_settings_come_first() -> None:
     lines = drawn(host(DECLINED, PROBED, HELD))
     places = [place_of(row.job, lines) for row in (HELD, PROBED, DECLINED)]
     assert places == sorted(places)
 
 
 @pytest.mark.parametrize("by", [by for by in ViewSection if by is not ViewSection.ALL])
-def test_one_kind_of_row_alone_leaves_no_room_for_tuning(by: ViewSection) -> None:
+def test_single_section_shows_no_tuning(by: ViewSection) -> None:
     assert not any("TUNING" in line for line in drawn(host(), by=by))
 
 
-def test_without_a_job_nothing_is_shown() -> None:
+def test_view_without_jobs_has_no_tuning_section() -> None:
     untuned = replace(busy_host(), tuning=TuningAccounts("advise"))
     assert drawn(untuned, height=40) == drawn(busy_host(), height=40)
 
 
 @pytest.mark.parametrize("height", range(6, 61, 9))
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_view_never_outgrows_the_terminal(height: int, width: int) -> None:
+def test_view_with_many_jobs_fits_the_terminal(height: int, width: int) -> None:
     several = [replace(HELD, job=f"job {n}") for n in range(9)]
     accounts = replace(ACCOUNTS, rows=(*several, PROBED, DECLINED))
     for snapshot in (host(), replace(serving_host(), tuning=accounts)):
@@ -83,19 +83,19 @@ def test_the_view_never_outgrows_the_terminal(height: int, width: int) -> None:
         assert len(lines) <= max(height, len(before))
 
 
-def test_how_many_jobs_there_was_no_room_for_is_told() -> None:
+def test_title_counts_the_jobs_that_do_not_fit() -> None:
     lines = drawn(host(), height=24)
     assert lines[place_of("TUNING", lines)].startswith("TUNING (1 of 3)")
     assert any("trainer/train_step" in line for line in lines)
 
 
-def test_a_filter_holds_for_jobs_too() -> None:
+def test_filter_selects_jobs() -> None:
     lines = drawn(host(), filter="llm")
     assert place_of("llm/chat", lines)
     assert not any("train_step" in line for line in lines)
 
 
-def test_what_was_only_advised_is_not_shown_as_set() -> None:
+def test_advised_setting_is_not_shown_as_applied() -> None:
     advised = replace(HELD, applied=False)
     line = next(line for line in drawn(host(advised), width=120) if HELD.job in line)
     assert "holding (advice)" in line
@@ -103,7 +103,7 @@ def test_what_was_only_advised_is_not_shown_as_set() -> None:
     assert "700 W" in line
 
 
-def test_a_name_cannot_command_the_terminal() -> None:
+def test_job_name_cannot_command_the_terminal() -> None:
     decision = Decision(Move.DECLINE, DecisionReason.NO_SIGNAL, "odd \x1b[2J words")
     lines = drawn(host(replace(HELD, job="evil\x1b[31m\nname", decision=decision)))
     assert any("evil?[31m?name" in line for line in lines)
@@ -119,6 +119,6 @@ def test_view_without_tuning_jobs_if_their_description_is_unknown() -> None:
     assert "TUNING" not in captured.get()
 
 
-def test_programs_are_told_of_tuning_too() -> None:
+def test_json_has_the_tuning_jobs() -> None:
     told = snapshot_facts(document(host()))["tuning"]
     assert [job["job"] for job in told["jobs"]] == [row.job for row in ACCOUNTS.rows]

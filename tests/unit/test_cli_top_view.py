@@ -19,7 +19,7 @@ from wattspan.model import (
 )
 
 
-def test_devices_groups_and_processes_are_shown_with_watts_and_joules() -> None:
+def test_view_shows_devices_groups_and_processes_with_watts_and_joules() -> None:
     lines = drawn(busy_host())
     assert line_with("package-0 ", [x for x in lines if "core" not in x]).split() == [
         "cpu", "package-0", "84.2", "12.4", "kJ", "76%", "24%", "0.2%", "measured",
@@ -30,14 +30,14 @@ def test_devices_groups_and_processes_are_shown_with_watts_and_joules() -> None:
     assert line_with(" unit ", lines).split()[-3:] == ["0.3", "61.0", "J"]
 
 
-def test_the_first_line_is_the_whole_host() -> None:
+def test_first_line_shows_the_host_totals() -> None:
     first = drawn(busy_host())[0]
     assert first.split() == [
         "wattspan", "node7", "22:17:32Z", "818.5", "W", "120", "kJ", "in", "4m", "12s",
     ]  # fmt: skip
 
 
-def test_the_first_line_ends_with_what_that_cost_if_it_is_known() -> None:
+def test_first_line_ends_with_the_cost() -> None:
     def last(footprint: Footprint) -> str:
         return drawn(replace(busy_host(), footprint=footprint))[0].partition("12s  ")[2]
 
@@ -52,7 +52,7 @@ def test_the_first_line_ends_with_what_that_cost_if_it_is_known() -> None:
     assert last(Footprint(replace(partly, total=0))) == "- EUR"
 
 
-def test_money_and_carbon_are_facts_too() -> None:
+def test_json_has_cost_and_carbon() -> None:
     cost = RatedEnergy("EUR", RateOrigin.METRIC, None, 2_500_000_000, Microjoules(3_000_000))
     told = snapshot_facts(document(replace(busy_host(), footprint=Footprint(cost))))
     assert told["cost"] == {
@@ -62,7 +62,7 @@ def test_money_and_carbon_are_facts_too() -> None:
     assert told["carbon"] is None
 
 
-def test_the_power_of_the_host_is_unknown_while_a_part_of_it_is() -> None:
+def test_host_power_is_unknown_if_a_devices_power_is() -> None:
     snapshot = busy_host()
     first, *others = snapshot.domains
     unknown = replace(snapshot, domains=(replace(first, power=None), *others))
@@ -70,54 +70,54 @@ def test_the_power_of_the_host_is_unknown_while_a_part_of_it_is() -> None:
     assert snapshot_facts(document(unknown))["power_watts"] is None
 
 
-def test_a_domain_outside_the_cover_is_marked_and_stands_below_its_parent() -> None:
+def test_domain_outside_the_cover_is_marked_below_its_parent() -> None:
     lines = drawn(busy_host())
     inner = line_with("package-0-core *", lines)
     assert inner.startswith("  cpu")
     assert lines.index(inner) == lines.index(line_with("cpu package-0  ", lines)) + 1
 
 
-def test_an_emulated_host_says_so_before_anything_else() -> None:
+def test_emulated_host_has_a_banner() -> None:
     assert BANNER in drawn(busy_host(Provenance.EMULATED))[1]
     assert not any(BANNER in line for line in drawn(busy_host()))
 
 
-def test_rows_that_are_not_shown_are_summed_below_them() -> None:
+def test_unlisted_energy_is_summed_below_the_rows() -> None:
     assert line_with("not listed", drawn(busy_host())) == (
         "not listed: other 412 J, ended 95.0 J, idle 25.5 kJ, unattributed 455 J"
     )
 
 
-def test_gaps_and_failures_are_told_with_their_remedy() -> None:
+def test_gaps_and_failures_are_shown_with_remedies() -> None:
     text = "\n".join(drawn(busy_host(), width=140))
     assert "permission denied. Give the service CAP_DAC_READ_SEARCH." in text
     assert "NVIDIA H100 SXM #1: 3.2 s unknown (lost)" in text
 
 
-def test_a_wide_terminal_shows_the_state_of_gpus() -> None:
+def test_wide_terminal_shows_the_state_of_gpus() -> None:
     line = line_with("H100 SXM #0", drawn(busy_host(), width=170))
     assert "97%  1755 MHz  61 °C  cap 700 W  held down: sw_power_cap" in line
 
 
-def test_a_terminal_without_unicode_gets_bars_it_can_show() -> None:
+def test_terminal_without_unicode_gets_ascii_bars() -> None:
     lines = drawn(busy_host(), width=140, ascii=True)
     assert "#######" in line_with("H100 SXM #0", lines)
     assert "█" not in "".join(lines)
 
 
-def test_a_process_cannot_command_the_terminal() -> None:
+def test_process_name_cannot_command_the_terminal() -> None:
     assert "\x1b" not in "\n".join(drawn(busy_host()))
     assert line_with("evil", drawn(busy_host())).split()[1] == "evil?[31m?name"
 
 
-def test_unknown_power_is_a_dash_and_no_zero() -> None:
+def test_unknown_power_is_a_dash() -> None:
     assert line_with("evil", drawn(busy_host())).split()[2:] == ["-", "0.00", "J"]
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
 @pytest.mark.parametrize("height", [16, 24, 50])
 @pytest.mark.parametrize("by", ViewSection)
-def test_it_never_takes_more_room_than_there_is(width: int, height: int, by: ViewSection) -> None:
+def test_view_fits_the_terminal(width: int, height: int, by: ViewSection) -> None:
     snapshot = busy_host(Provenance.EMULATED)
     crowd = tuple(replace(row, alive=True) for row in snapshot.processes * 40)
     lines = drawn(replace(snapshot, processes=crowd), width, height, by=by, keys=True)
@@ -126,7 +126,7 @@ def test_it_never_takes_more_room_than_there_is(width: int, height: int, by: Vie
     assert lines[-1].startswith("q quit")
 
 
-def test_scrolling_shows_the_rows_that_did_not_fit() -> None:
+def test_scrolling_shows_hidden_rows() -> None:
     crowd = busy_host().processes * 40
     snapshot = replace(busy_host(), processes=crowd)
     top = drawn(snapshot, height=24, by=ViewSection.PROCESS)
@@ -136,7 +136,7 @@ def test_scrolling_shows_the_rows_that_did_not_fit() -> None:
     assert "evil" not in "\n".join(top)
 
 
-def test_a_filter_keeps_rows_by_name_group_or_pid() -> None:
+def test_filter_selects_rows_by_name_group_or_pid() -> None:
     def names(text: str) -> list[str]:
         return [row.name for row in process_rows(document(busy_host()), ViewOptions(filter=text))]
 
@@ -153,7 +153,7 @@ def test_rows_are_sorted_by_watts_joules_or_name() -> None:
     assert (first(SortKey.JOULES), first(SortKey.NAME)) == ("trainer-7f9c", "containerd.service")
 
 
-def test_parents_that_go_in_a_circle_are_shown_and_not_followed() -> None:
+def test_cyclic_parents_are_shown_once() -> None:
     snapshot = busy_host()
     account = snapshot.domains[1]
     circle = tuple(
@@ -164,20 +164,20 @@ def test_parents_that_go_in_a_circle_are_shown_and_not_followed() -> None:
     assert sorted(nested.domain.hw_id for nested in tree) == ["a", "b"]
 
 
-def test_a_host_without_any_counter_points_to_the_doctor() -> None:
+def test_host_without_counters_refers_to_doctor() -> None:
     nothing = Snapshot(Instant(0, NOON), 0, "bare")
     text = "\n".join(drawn(nothing))
     assert "wattspan doctor" in text
     assert "none yet" in text
 
 
-def test_the_help_tells_the_keys_even_on_a_narrow_terminal() -> None:
+def test_help_lists_the_keys_on_a_narrow_terminal() -> None:
     lines = drawn(busy_host(), width=60, height=24, help=True, keys=True)
     assert any(line.startswith("/        filter") for line in lines)
     assert len(lines) <= 24
 
 
-def test_facts_are_exact_and_typed() -> None:
+def test_json_facts_are_exact() -> None:
     told = snapshot_facts(document(busy_host(Provenance.EMULATED)))
     assert told["emulated"] is True
     domain = told["domains"][0]

@@ -49,37 +49,37 @@ def shown(*waits: str, running: int = 100) -> tuple[list[str], Typist, int]:
     return captured.get().split("\x1b[H"), typist, asked
 
 
-def test_each_interval_shows_the_newest_snapshot() -> None:
+def test_watch_shows_the_newest_snapshot_each_interval() -> None:
     screens, typist, asked = shown("", "", "q")
     assert asked == 3
     assert [f"host{n}" in "".join(screens) for n in (1, 2, 3)] == [True] * 3
     assert typist.waited == [2.0, 2.0, 2.0]
 
 
-def test_a_key_takes_effect_at_once_and_asks_for_no_new_snapshot() -> None:
+def test_key_takes_effect_without_a_new_snapshot() -> None:
     screens, _, asked = shown("s", "q")
     assert asked == 1
     assert "s joules" in screens[-1]
 
 
-def test_keys_do_not_put_off_the_next_snapshot() -> None:
+def test_keys_do_not_delay_the_next_snapshot() -> None:
     _, typist, asked = shown("s", "", "q")
     assert asked == 2
     assert typist.waited[1] <= 2.0
 
 
-def test_it_ends_when_the_agent_does() -> None:
+def test_watch_ends_when_running_is_false() -> None:
     assert shown("", "", "", running=2)[2] == 2
 
 
-def test_options_fit_the_terminal() -> None:
+def test_options_are_fitted_to_the_terminal() -> None:
     terminal = Console(width=77, height=33, force_terminal=True)
     chosen = fit_to_console(ViewOptions(sort=SortKey.NAME), terminal, "stale")
     assert (chosen.width, chosen.height, chosen.keys) == (77, 33, True)
     assert (chosen.notice, chosen.sort) == ("stale", SortKey.NAME)
 
 
-def test_one_print_takes_the_lines_it_needs_and_tells_no_keys() -> None:
+def test_print_once_is_unlimited_in_height_and_without_keys() -> None:
     console = Console(width=80, height=10, color_system=None, force_terminal=True)
     with console.capture() as captured:
         print_once(lambda: document(busy_host()), ViewOptions(), console)

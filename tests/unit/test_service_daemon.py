@@ -1,4 +1,7 @@
-"""What fails is told once, in one sentence for all that fail alike."""
+"""Reports of failures by the daemon: threads and sources."""
+
+import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -8,8 +11,42 @@ from wattspan.service.daemon import (
     REPEAT_INTERVAL,
     FailureReporter,
     merge_failures,
+    report_thread_failures,
     require_readable_counters,
 )
+
+
+def run(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work, name="a part")
+    thread.start()
+    thread.join()
+
+
+def test_failing_thread_is_reported() -> None:
+    told: list[str] = []
+    with report_thread_failures(lambda name, error: told.append(f"{name}: {error!r}")):
+        run(lambda: [][0])
+    assert told == ["a part: IndexError('list index out of range')"]
+
+
+def test_thread_that_returns_or_exits_is_not_reported() -> None:
+    told: list[str] = []
+
+    def leave() -> None:
+        raise SystemExit
+
+    with report_thread_failures(lambda name, _: told.append(name)):
+        run(lambda: None)
+        run(leave)
+    assert told == []
+
+
+def test_thread_hook_is_restored_afterwards() -> None:
+    before = threading.excepthook
+    with report_thread_failures(lambda *_: None):
+        assert threading.excepthook is not before
+    assert threading.excepthook is before
+
 
 SENT = ("forward", "forward_logs", "otlp")
 """What the ways to a collector are called."""
@@ -25,7 +62,7 @@ def health(*failures: Failure, source: str = "rapl", up: bool = False) -> Source
     return SourceHealth(source, up, 1, len(failures), failures)
 
 
-def test_what_fails_alike_is_one_sentence() -> None:
+def test_equal_failures_are_merged_into_one_sentence() -> None:
     failures = [failing("/a"), failing("/b"), failing("/c", cause="it is gone"), failing("/d")]
     assert [str(failure) for failure in merge_failures(failures)] == [
         "Cannot read /a and 2 more: permission denied. Allow it.",
@@ -33,7 +70,7 @@ def test_what_fails_alike_is_one_sentence() -> None:
     ]
 
 
-def test_what_lasts_or_flickers_is_told_now_and_then() -> None:
+def test_repeated_failure_is_logged_once_per_interval() -> None:
     said: list[str] = []
     troubles = FailureReporter(said.append)
     for second in range(0, 1300):
@@ -44,7 +81,7 @@ def test_what_lasts_or_flickers_is_told_now_and_then() -> None:
     assert said[-1] == "Cannot read /b: permission denied. Allow it."
 
 
-def test_what_was_told_in_other_words_is_not_told_again() -> None:
+def test_failure_that_others_report_is_not_logged() -> None:
     said: list[str] = []
     troubles = FailureReporter(said.append, known=["/a"])
     elsewhere = [health(failing("/b"), source=source) for source in ("store", "files", *SENT)]
@@ -52,7 +89,7 @@ def test_what_was_told_in_other_words_is_not_told_again() -> None:
     assert said == []
 
 
-def test_only_want_of_rights_everywhere_is_hopeless() -> None:
+def test_only_denied_access_to_every_counter_ends_the_agent() -> None:
     processes = health(source="processes")
     others = [health(source=source, up=True) for source in ("files", *SENT, "cost", "carbon")]
     with pytest.raises(SourceError, match=r"and 1 more: permission denied\. Allow it\."):

@@ -7,9 +7,7 @@ from wattspan.cli import formatting
     ("watts", "text"),
     [(None, "-"), (0, "0.0"), (84.249, "84.2"), (700, "700.0"), (12_345.678, "12346")],
 )
-def test_watts_are_told_to_a_tenth_and_the_unknown_as_a_dash(
-    watts: float | None, text: str
-) -> None:
+def test_watts_have_one_decimal_and_unknown_is_a_dash(watts: float | None, text: str) -> None:
     assert formatting.watts(watts) == text
 
 
@@ -26,14 +24,14 @@ def test_watts_are_told_to_a_tenth_and_the_unknown_as_a_dash(
         (5 * 10**24, "5000 PJ"),
     ],
 )
-def test_joules_are_told_in_three_digits_and_a_prefix(microjoules: int | None, text: str) -> None:
+def test_joules_have_three_digits_and_a_prefix(microjoules: int | None, text: str) -> None:
     assert formatting.joules(microjoules) == text
 
 
 @pytest.mark.parametrize(
     ("part", "whole", "text"), [(0, 0, "-"), (0, 5, "0%"), (1, 500, "0.2%"), (31, 100, "31%")]
 )
-def test_a_share_of_nothing_is_unknown(part: int, whole: int, text: str) -> None:
+def test_share_of_zero_is_unknown(part: int, whole: int, text: str) -> None:
     assert formatting.share(part, whole) == text
 
 
@@ -41,9 +39,9 @@ def test_a_share_of_nothing_is_unknown(part: int, whole: int, text: str) -> None
     ("seconds", "text"),
     [(3.21, "3.2 s"), (99.96, "1m 40s"), (3600, "1h 00m"), (90_061, "1d 01h")],
 )
-def test_a_stretch_of_time_is_told_in_two_units(seconds: float, text: str) -> None:
+def test_duration_has_two_units(seconds: float, text: str) -> None:
     assert formatting.duration_text(round(seconds * 1e9)) == text
 
 
-def test_a_time_of_day_is_told_in_utc() -> None:
+def test_clock_time_is_in_utc() -> None:
     assert formatting.clock_time(1_700_000_000 * 10**9) == "22:13:20Z"

@@ -43,26 +43,26 @@ def python(script: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("code", [0, 1, 42, 255])
-def test_the_exit_code_is_the_commands(code: int) -> None:
+def test_exit_code_is_the_commands(code: int) -> None:
     ended = run(*python(f"raise SystemExit({code})"))
     assert ended.code == code
     assert not ended.interrupted
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
-def test_an_end_by_a_signal_is_told_as_a_shell_does(number: int) -> None:
+def test_signal_of_the_command_becomes_128_plus_its_number(number: int) -> None:
     ended = run(*python(f"import os; os.kill(os.getpid(), {int(number)})"))
     assert ended.code == 128 + number
 
 
-def test_a_run_has_its_times_and_its_cpu_time() -> None:
+def test_run_has_start_end_and_cpu_time() -> None:
     before = SystemClock().monotonic()
     ended = run(*python("while __import__('time').process_time() < 0.05: pass"))
     assert before <= ended.start < ended.end <= SystemClock().monotonic()
     assert 0.05 <= ended.cpu_seconds <= (ended.end - ended.start) / 1e9 + 0.05
 
 
-def test_the_command_can_be_asked_about_until_its_end_is_told() -> None:
+def test_identity_of_the_command_is_readable_until_it_is_reaped() -> None:
     seen: list[Consumer] = []
 
     def begun(consumer: Consumer) -> None:
@@ -85,7 +85,7 @@ def test_meanwhile_is_called_until_the_end(tmp_path: Path) -> None:
     assert calls[:3] == [ended.start] * 3
 
 
-def test_a_fault_of_ours_is_told_when_the_command_has_done_its_work(tmp_path: Path) -> None:
+def test_error_in_meanwhile_is_raised_after_the_command(tmp_path: Path) -> None:
     def meanwhile(consumer: Consumer, start: int) -> None:
         (tmp_path / "failed").touch()
         raise ValueError
@@ -96,7 +96,7 @@ def test_a_fault_of_ours_is_told_when_the_command_has_done_its_work(tmp_path: Pa
     assert (tmp_path / "done").exists()
 
 
-def test_a_quick_command_is_quick_however_long_it_takes_to_tell_of_it() -> None:
+def test_slow_registration_does_not_lengthen_the_run() -> None:
     clock = SystemClock()
     told: list[int] = []
 
@@ -108,7 +108,7 @@ def test_a_quick_command_is_quick_however_long_it_takes_to_tell_of_it() -> None:
     assert run("true", begun=begun).end < told[0]
 
 
-def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_or_unexecutable_command_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(CommandNotFoundError, match="Cannot run 'nonesuch': no such file") as error:
         run("nonesuch")
     assert error.value.exit_code == 127
@@ -154,7 +154,7 @@ def spent(seconds: float, *, complete: bool = True, gpu: float | None = None) ->
     return Measurement(seconds, cpu, cpu, cpu, devices, how, False, complete, "testhost")
 
 
-def test_a_long_run_is_asked_about_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_run_is_read_in_periods(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, meter = ManualClock(), Pieces()
     start = clock.monotonic()
 
@@ -188,7 +188,7 @@ def test_a_long_run_is_asked_about_piece_by_piece(monkeypatch: pytest.MonkeyPatc
     assert {begin for begin, _ in meter.asked} == {start}
 
 
-def test_who_does_not_want_to_wait_gets_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_while_waiting_keeps_the_known_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     class Impatient(Pieces):
         def read(self, consumer: Consumer, start: int, end: int, wait: float) -> Measurement:
             if wait:
@@ -203,7 +203,7 @@ def test_who_does_not_want_to_wait_gets_what_there_is(monkeypatch: pytest.Monkey
     assert result.last.command.joules == {"cpu": 1.0}
 
 
-def test_an_agent_that_goes_away_costs_the_figures_and_nothing_else() -> None:
+def test_lost_agent_costs_the_figures_only() -> None:
     class Gone(Pieces):
         def read(self, consumer: Consumer, start: int, end: int, wait: float) -> Measurement:
             raise AgentUnavailableError("No wattspan agent answers.")
@@ -217,7 +217,7 @@ def test_an_agent_that_goes_away_costs_the_figures_and_nothing_else() -> None:
     assert result.plain()["mean"]["command_joules"]["total"] is None
 
 
-def test_what_was_known_before_the_agent_went_away_is_told() -> None:
+def test_figures_before_the_loss_of_the_agent_are_shown() -> None:
     one = a_run(spent(3.0, gpu=1.0))
     one.miss(SECOND, "No wattspan agent answers.")
     text = shown(one, notes=(one.trouble,))
@@ -225,7 +225,7 @@ def test_what_was_known_before_the_agent_went_away_is_told() -> None:
     assert "No wattspan agent answers." in text
 
 
-def test_a_signal_that_comes_before_the_command_is_for_it() -> None:
+def test_signal_before_the_start_reaches_the_command() -> None:
     class Hurried(SystemClock):
         def monotonic(self) -> int:
             if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL and not self.sent:
@@ -260,7 +260,7 @@ def shown(*runs: CommandRun, notes: tuple[str, ...] = ()) -> str:
     return "\n".join(result_lines(MeasurementResult(["train", "a b"], runs, "a fake", notes)))
 
 
-def test_the_table_tells_energy_doubt_power_and_provenance() -> None:
+def test_table_shows_energy_uncertainty_power_and_provenance() -> None:
     text = shown(a_run(spent(2.0, gpu=50.0)))
     assert "Energy of `train 'a b'` on testhost:" in text
     rows = [line.split() for line in text.splitlines()]
@@ -271,7 +271,7 @@ def test_the_table_tells_energy_doubt_power_and_provenance() -> None:
     assert "stdev" not in text
 
 
-def test_several_runs_are_told_by_mean_and_spread() -> None:
+def test_several_runs_show_mean_and_deviation() -> None:
     text = shown(a_run(spent(1.0)), a_run(spent(3.0), code=5))
     rows = [line.split() for line in text.splitlines()]
     assert ["cpu", "2.00", "J", "±70.7%", "0.50", "J", "1.0", "W", "measured"] in rows
@@ -279,19 +279,19 @@ def test_several_runs_are_told_by_mean_and_spread() -> None:
     assert "exit code 5" in text
 
 
-def test_what_is_not_known_is_a_dash() -> None:
+def test_unknown_energy_is_a_dash() -> None:
     rows = [line.split() for line in shown(a_run(spent(2.0))).splitlines()]
     assert ["gpu", "GPU", "0", "-", "-", "-", "W", "measured"] in rows
     assert ["gpu", "-", "-", "-", "W", "measured"] in rows  # the command's
     assert rows.count(["together", "-", "-", "-", "W"]) == 2  # a sum is known if its parts are
 
 
-def test_an_emulated_host_is_called_so() -> None:
+def test_emulated_host_is_labelled() -> None:
     emulated = spent(1.0)._replace(emulated=True, provenance={"cpu": "emulated"})
     assert "EMULATED HOST: no figure is of real hardware" in shown(a_run(emulated))
 
 
-def test_what_was_not_measured_is_told() -> None:
+def test_unmeasured_time_is_noted() -> None:
     half = Energy({"cpu": 1.0}, {}, 0.5)
     partial = spent(2.0, complete=False)._replace(joules=half)
     text = shown(a_run(partial), notes=("A note.",))
@@ -300,7 +300,7 @@ def test_what_was_not_measured_is_told() -> None:
     assert "A note." in text
 
 
-def test_a_command_that_would_paint_the_terminal_is_shown_clean() -> None:
+def test_command_cannot_command_the_terminal() -> None:
     text = "\n".join(
         result_lines(MeasurementResult(["\x1b[31m" + "x" * 200], [a_run(spent(1.0))], "a fake"))
     )
@@ -308,13 +308,13 @@ def test_a_command_that_would_paint_the_terminal_is_shown_clean() -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_words_that_are_no_text_are_told_all_the_same() -> None:
+def test_undecodable_words_are_shown() -> None:
     result = MeasurementResult([os.fsdecode(b"\xff")], [a_run(spent(1.0))], "a fake")
     assert json.dumps(result.plain(), ensure_ascii=False).encode()
     assert "`'?'`" in "\n".join(result_lines(result))
 
 
-def test_a_mean_is_known_if_all_of_it_is() -> None:
+def test_mean_is_unknown_unless_all_values_are_known() -> None:
     assert MeanAndDeviation.of([1.0, 3.0]) == MeanAndDeviation(2.0, pytest.approx(2**0.5))
     assert MeanAndDeviation.of([1.0]) == MeanAndDeviation(1.0, None)
     assert (
@@ -322,7 +322,7 @@ def test_a_mean_is_known_if_all_of_it_is() -> None:
     )
 
 
-def test_stretches_add_up_and_their_inner_edges_leave_no_doubt() -> None:
+def test_consecutive_periods_add_up_with_the_largest_uncertainty() -> None:
     whole = EnergySum()
     whole.include(Energy({"cpu": 1.0}, {"cpu": 0.3}, 1.0), 2.0)
     whole.include(Energy({"cpu": 2.0, "gpu": 5.0}, {"cpu": 0.1, "gpu": 1.0}, 0.5), 2.0)
@@ -331,7 +331,7 @@ def test_stretches_add_up_and_their_inner_edges_leave_no_doubt() -> None:
     assert whole.coverage(4.0) == 0.75
 
 
-def test_idle_energy_is_shown_beside_the_devices_or_said_to_be_in_the_processes() -> None:
+def test_idle_energy_is_shown_or_noted_as_unknown() -> None:
     told = spent(10.0, gpu=5.0)
     known = tuple(device._replace(idle=2.0) for device in told.devices)
     rows = [line.split() for line in shown(a_run(told._replace(devices=known))).splitlines()]

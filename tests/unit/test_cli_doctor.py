@@ -93,7 +93,7 @@ def test_report_ends_with_counts_and_with_advice_if_no_counter_is_readable() -> 
     assert NO_COUNTER_ADVICE in summary
 
 
-def test_what_it_tells_a_program() -> None:
+def test_diagnosis_as_json_facts() -> None:
     diagnosis = Diagnosis((DiagnosisSection("S", (Finding(Severity.FAIL, "a", "b", "c"),)),), 2)
     assert diagnosis.plain() == {
         "readable_counters": 2,
@@ -110,7 +110,7 @@ def test_what_it_tells_a_program() -> None:
 # ------------------------------------------------------------------------------------ the host
 
 
-def test_a_virtual_machine_is_told_by_the_cpus_flag(tmp_path: Path) -> None:
+def test_hypervisor_is_found_by_the_flag_of_the_cpus(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text("flags\t\t: fpu hypervisor sse\n")
     assert hypervisor(tmp_path) == "unknown hypervisor"
@@ -123,7 +123,7 @@ def test_bare_metal_is_no_virtual_machine(tmp_path: Path) -> None:
     assert (hypervisor(tmp_path), container(tmp_path)) == ("", "")
 
 
-def test_a_container_is_told_by_what_its_runtime_leaves_there(tmp_path: Path) -> None:
+def test_container_is_found_by_the_files_of_its_runtime(tmp_path: Path) -> None:
     (tmp_path / ".dockerenv").touch()
     assert container(tmp_path) == "docker"
     (tmp_path / "run/systemd").mkdir(parents=True)
@@ -131,7 +131,7 @@ def test_a_container_is_told_by_what_its_runtime_leaves_there(tmp_path: Path) ->
     assert container(tmp_path) == "podman"
 
 
-def test_a_kernel_without_powercap_is_told_with_the_remedy(tmp_path: Path) -> None:
+def test_missing_powercap_is_a_warning_with_a_remedy(tmp_path: Path) -> None:
     (finding,) = [f for f in tuple(examine_host(tmp_path)) if f.what == "powercap"]
     assert (finding.mark, "intel_rapl_msr" in finding.remedy) == (Severity.WARN, True)
     (tmp_path / "sys/class/powercap").mkdir(parents=True)
@@ -145,7 +145,7 @@ def install_units(root: Path) -> None:
     (units / "wattspan-capper.socket").touch()
 
 
-def test_root_is_told_that_the_service_may_not_read_all_that_root_can(tmp_path: Path) -> None:
+def test_root_is_warned_that_the_service_may_read_less(tmp_path: Path) -> None:
     install_units(tmp_path)
     (finding,) = [f for f in tuple(examine_host(tmp_path, euid=0)) if f.what == "service"]
     assert finding.mark is Severity.NOTE
@@ -153,7 +153,7 @@ def test_root_is_told_that_the_service_may_not_read_all_that_root_can(tmp_path: 
     assert "`sudo -u wattspan wattspan doctor`" in finding.remedy
 
 
-def test_nobody_else_is_told_of_the_service_nor_root_where_there_is_none(tmp_path: Path) -> None:
+def test_other_users_and_hosts_without_the_service_get_no_service_finding(tmp_path: Path) -> None:
     assert "service" not in [f.what for f in tuple(examine_host(tmp_path, euid=0))]
     install_units(tmp_path)
     assert "service" not in [f.what for f in tuple(examine_host(tmp_path, euid=1000))]
@@ -203,7 +203,7 @@ def written(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_that_only_its_owner_changes_is_only_named(written: Path) -> None:
+def test_configuration_file_of_its_owner_is_ok(written: Path) -> None:
     assert told_of_file(written) == [Finding(Severity.OK, "file", str(written))]
 
 
@@ -211,25 +211,29 @@ def test_a_file_that_only_its_owner_changes_is_only_named(written: Path) -> None
     ("mode", "who"),
     [(0o666, "its group and everybody"), (0o660, "its group"), (0o602, "everybody")],
 )
-def test_a_file_that_others_change_is_warned_of(mode: int, who: str, written: Path) -> None:
+def test_configuration_file_writable_by_others_is_a_warning(
+    mode: int, who: str, written: Path
+) -> None:
     written.chmod(mode)
     (finding,) = told_of_file(written)
     assert (finding.mark, finding.remedy) == (Severity.WARN, f"Run `chmod go-w {written}`.")
     assert f"can be changed by {who}, and a capper of root obeys" in finding.detail
 
 
-def test_a_folder_in_which_others_can_replace_the_file_is_warned_of(written: Path) -> None:
+def test_configuration_directory_writable_by_others_is_a_warning(written: Path) -> None:
     written.parent.chmod(0o777)
     (finding,) = told_of_file(written)
     assert (finding.mark, finding.remedy) == (Severity.WARN, f"Run `chmod go-w {written.parent}`.")
 
 
-def test_a_sticky_folder_lets_nobody_replace_the_file(written: Path) -> None:
+def test_configuration_file_in_a_sticky_directory_is_ok(written: Path) -> None:
     written.parent.chmod(0o1777)
     assert [finding.mark for finding in told_of_file(written)] == [Severity.OK]
 
 
-def test_the_folder_of_a_link_to_the_file_counts_as_well(written: Path, tmp_path: Path) -> None:
+def test_configuration_link_in_a_writable_directory_is_a_warning(
+    written: Path, tmp_path: Path
+) -> None:
     link = tmp_path / "open" / "config.toml"
     link.parent.mkdir()
     link.parent.chmod(0o777)
@@ -238,12 +242,12 @@ def test_the_folder_of_a_link_to_the_file_counts_as_well(written: Path, tmp_path
     assert finding.remedy == f"Run `chmod go-w {link.parent}`."
 
 
-def test_what_is_mounted_read_only_nobody_changes() -> None:
+def test_other_writers_of_a_read_only_mount_are_none() -> None:
     assert other_writers(stat.S_IFDIR | 0o777, read_only=True) == ""
     assert other_writers(stat.S_IFDIR | 0o777, read_only=False) == "its group and everybody"
 
 
-def test_a_file_of_another_user_is_warned_of(written: Path) -> None:
+def test_configuration_file_of_another_user_is_a_warning(written: Path) -> None:
     of_file, of_folder = told_of_file(written, os.geteuid() + 1)
     assert of_file.mark is Severity.WARN
     assert f"belongs to user {os.geteuid()}" in of_file.detail
@@ -251,7 +255,7 @@ def test_a_file_of_another_user_is_warned_of(written: Path) -> None:
     assert of_folder.remedy == f"Run `chown root {written.parent}`."
 
 
-def test_the_systems_file_is_roots_also_where_the_agents_own_user_looks() -> None:
+def test_allowed_owner_of_the_system_file_is_root_only() -> None:
     assert allowed_owners(DEFAULT_PATH, 990) == {0}
     assert allowed_owners(Path("/srv/wattspan.toml"), 1000) == {0, 1000}
 
@@ -298,7 +302,7 @@ def examined(
     return list(section.findings), result.readable
 
 
-def test_a_counter_is_shown_with_its_watts_and_why_it_is_summed() -> None:
+def test_counter_is_listed_with_watts_and_reason_for_the_sum() -> None:
     findings, readable = examined(counting(42))
     assert findings == [
         Finding(Severity.OK, "cpu package-0", "42.0 W, measured, counted: a top zone")
@@ -306,20 +310,20 @@ def test_a_counter_is_shown_with_its_watts_and_why_it_is_summed() -> None:
     assert readable == 1
 
 
-def test_a_counter_that_stands_still_is_told() -> None:
+def test_constant_counter_is_a_warning() -> None:
     (finding,), _ = examined(counting(0))
     assert finding.mark is Severity.WARN
     assert "it does not move" in finding.detail
 
 
-def test_a_counter_that_cannot_be_read_is_shown_with_its_remedy() -> None:
+def test_unreadable_counter_is_a_failure_with_a_remedy() -> None:
     denied = Failure("x", "/sys/e", Trouble.DENIED, "permission denied", "Grant it.", "p")
     findings, readable = examined([Batch((PACKAGE,), failures=(denied,))])
     assert findings == [Finding(Severity.FAIL, "/sys/e", "permission denied (denied)", "Grant it.")]
     assert readable == 0
 
 
-def test_an_estimate_is_no_counter() -> None:
+def test_estimate_is_not_counted_as_a_counter() -> None:
     batches = [
         Batch((Domain("p", HwType.CPU, "package-0", "x", Provenance.ESTIMATED),), batch.readings)
         for batch in counting(42)
@@ -327,30 +331,30 @@ def test_an_estimate_is_no_counter() -> None:
     assert examined(batches)[1] == 0
 
 
-def test_a_source_that_kept_quiet_is_asked_why_it_found_nothing() -> None:
+def test_source_without_counters_reports_its_reason() -> None:
     findings, _ = examined(None, refusal="Cannot read X: it is not there. Plug it in.")
     assert findings == [
         Finding(Severity.NOTE, "nothing to read", "Cannot read X: it is not there. Plug it in.")
     ]
 
 
-def test_a_source_that_was_asked_for_and_is_not_there_is_a_failure() -> None:
+def test_enabled_source_without_counters_is_a_failure() -> None:
     findings, _ = examined(None, Switch(enabled=True), refusal="Cannot read X.")
     assert findings[0].mark is Severity.FAIL
 
 
-def test_a_source_that_is_turned_off_is_left_alone() -> None:
+def test_disabled_source_is_a_note() -> None:
     findings, _ = examined(counting(1), Switch(enabled=False))
     assert findings == [Finding(Severity.NOTE, "off", "enabled = false")]
 
 
-def test_a_source_that_never_answers_is_waited_for_within_bounds() -> None:
+def test_silent_source_is_waited_for_with_a_timeout() -> None:
     findings, readable = examined([Batch((PACKAGE,))])
     assert (findings[0].mark, readable) == (Severity.WARN, 0)
     assert "no figure yet" in findings[0].detail
 
 
-def test_a_broken_plugin_has_a_section_of_its_own() -> None:
+def test_broken_source_plugin_has_its_own_section() -> None:
     plugins = Plugins(broken=(BrokenPlugin("sources.y", "it does not load", "Reinstall it."),))
     context = SourceContext(ManualClock(), FakeDirectory())
     (section,) = examine_sources(plugins, Config(), context).sections
@@ -373,24 +377,24 @@ def directories(state: Path, **store: object) -> list[Finding]:
     return [f for f in tuple(examine_directories(config)) if f.what != "run_dir"]
 
 
-def test_a_directory_that_can_be_written_is_well(tmp_path: Path) -> None:
+def test_writable_state_directory_is_ok(tmp_path: Path) -> None:
     assert directories(tmp_path) == [
         Finding(Severity.OK, "state_dir", f"{tmp_path} can be written")
     ]
 
 
-def test_looking_creates_nothing(tmp_path: Path) -> None:
+def test_examination_creates_no_directory(tmp_path: Path) -> None:
     (finding,) = directories(tmp_path / "a/b")
     assert finding.detail.endswith("will be created")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_in_the_place_of_a_directory_is_a_failure(tmp_path: Path) -> None:
+def test_file_in_place_of_a_directory_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "f").touch()
     assert directories(tmp_path / "f")[0].mark is Severity.FAIL
 
 
-def test_a_run_directory_that_others_can_write_is_a_failure(tmp_path: Path) -> None:
+def test_run_directory_writable_by_others_is_a_failure(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     agent = AgentSettings(state_dir=str(tmp_path), run_dir=str(tmp_path))
     (finding,) = [f for f in tuple(examine_directories(Config(agent=agent))) if f.what == "run_dir"]
@@ -399,7 +403,7 @@ def test_a_run_directory_that_others_can_write_is_a_failure(tmp_path: Path) -> N
     assert finding.remedy.startswith("Set [agent] run_dir to a directory inside it")
 
 
-def test_a_disk_without_room_for_the_store_is_told(tmp_path: Path) -> None:
+def test_disk_smaller_than_the_store_is_a_warning(tmp_path: Path) -> None:
     told = directories(tmp_path, max_size=Size(2**62))
     assert [f.what for f in told] == ["state_dir", "disk space"]
 
@@ -419,6 +423,6 @@ def test_port_in_use_by_a_running_agent_is_ok() -> None:
     assert finding == Finding(Severity.OK, "exporters.p", f"a running agent answers at {listen}")
 
 
-def test_an_exporter_that_is_off_needs_no_port() -> None:
+def test_exporter_without_listener_has_no_port_finding() -> None:
     config = Config(exporters={"p": Listening()})
     assert list(examine_ports(config)) == []

@@ -26,15 +26,15 @@ def by_name(name: str, form: str | None = None) -> str:
         ("/dev/stdout", "table"),
     ],
 )
-def test_the_name_of_the_file_decides(name: str, form: str) -> None:
+def test_format_is_chosen_by_the_suffix(name: str, form: str) -> None:
     assert by_name(name) == form
 
 
-def test_an_ending_that_is_no_format_is_refused_and_the_formats_are_named() -> None:
+def test_unknown_suffix_is_refused_with_the_formats() -> None:
     with pytest.raises(click.UsageError, match=r"table, json, jsonl, csv, parquet") as refused:
         by_name("week.xlsx")
     assert "week.xlsx: .xlsx is no format" in str(refused.value)
 
 
-def test_who_names_the_format_may_call_the_file_anything() -> None:
+def test_explicit_format_overrides_the_suffix() -> None:
     assert by_name("week.xlsx", "csv") == "csv"
