@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import sys
 from typing import Any
 
@@ -130,4 +131,6 @@ def cli(context: click.Context, debug: bool) -> None:
 
 def main() -> None:
     """The ``wattspan`` program."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # names of processes on an ASCII terminal
     cli(prog_name="wattspan")

@@ -31,7 +31,7 @@ def joules_text(joules_: float | None) -> str:
 
 
 def amount_text(total: float, unit: str, *, partial: bool) -> str:
-    """``"0.0034 EUR"``, ``"12.3 kg CO2e"`` for grams; ``≥`` if ``partial``: a part is unknown."""
+    """``"0.0034 EUR"``, ``"12.3 kg CO2e"`` for grams; ``>=`` if ``partial``: a part is unknown."""
     if partial and not total:
         return f"{UNKNOWN} {unit}"
     if unit == "g":
@@ -39,7 +39,7 @@ def amount_text(total: float, unit: str, *, partial: bool) -> str:
     digits = 2
     while digits < 6 and 0 < total < 10 ** (2 - digits):
         digits += 1  # until there are three significant digits
-    return f"{'≥' if partial else ''}{total:.{digits}f} {unit}"
+    return f"{'>=' if partial else ''}{total:.{digits}f} {unit}"
 
 
 def share(part: float, whole: float) -> str:

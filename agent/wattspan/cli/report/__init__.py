@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from wattspan.cli.options import (
+    DurationType,
     config_options,
     json_option,
     json_text,
@@ -16,7 +17,7 @@ from wattspan.cli.options import (
 )
 from wattspan.cli.report import cost, export, table
 from wattspan.clock import SystemClock
-from wattspan.model import GroupKind, HwType
+from wattspan.model import SECOND, GroupKind, HwType
 from wattspan.model.settings import Duration
 from wattspan.ports import WattspanError
 from wattspan.storage.breakdown import Breakdown, break_down, kind_totals
@@ -33,16 +34,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
 } | {kind.value: (kind,) for kind in GroupKind}
 
 _LINES = 20
-
-
-def _parse_duration(
-    _context: click.Context, _option: click.Parameter, text: str | None
-) -> int | None:
-    """A duration in whole seconds."""
-    try:
-        return None if text is None else Duration.parse(text) // 10**9
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+DAY = 86_400 * SECOND
 
 
 def _parse_time(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
@@ -58,7 +50,7 @@ def _parse_time(_context: click.Context, _option: click.Parameter, text: str | N
 
 @click.command(name="report")
 @click.option(
-    "--since", callback=_parse_duration, metavar="DURATION", help="How far back. [default: 24h]"
+    "--since", type=DurationType(), help="The length of the period before --to. [default: 24h]"
 )
 @click.option("--from", "start", callback=_parse_time, metavar="TIME", help="Start time.")
 @click.option("--to", "end", callback=_parse_time, metavar="TIME", help="End time. [default: now]")
@@ -107,7 +99,7 @@ def _parse_time(_context: click.Context, _option: click.Parameter, text: str | N
 )
 @config_options
 def command(
-    since: int | None,
+    since: Duration | None,
     start: int | None,
     end: int | None,
     by: str,
@@ -134,7 +126,7 @@ def command(
         raise click.UsageError("--since and --from: choose one.")
     now = SystemClock().now().wall // 10**9
     last = now + 60 if end is None else end  # includes the current minute
-    first = start if start is not None else min(last, now) - (since or 86400)
+    first = start if start is not None else min(last, now) - int(since or DAY) // SECOND
     if first >= last:
         raise click.UsageError("--from is not before --to.")
     config = load_configuration(config_file, settings).config

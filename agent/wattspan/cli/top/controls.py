@@ -43,7 +43,6 @@ class ViewOptions:
     offset: int = 0
     width: int = 100
     height: int | None = None
-    ascii: bool = False
     keys: bool = False  # the last line lists the keys
     editing: bool = False  # typed characters go into the filter
     help: bool = False

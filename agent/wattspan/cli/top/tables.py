@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -116,7 +117,7 @@ def device_table(
         table.add_row(
             Text(label if domain.in_cover else f"{label} *", "" if domain.in_cover else "dim"),
             Text(formatting.watts(domain.power_watts), "bold" if domain.in_cover else "dim"),
-            *([_bar(part, document.host.power_watts, options)] if wide else []),
+            *([_bar(part, document.host.power_watts)] if wide else []),
             _joules(domain.energy_joules),
             *_shares(domain),
             Text(domain.provenance, style=_PROVENANCE_COLOURS[domain.provenance]),
@@ -151,19 +152,9 @@ def _state(domain: DomainEntry) -> str:
     return "  ".join(part for part in parts if part)
 
 
-_BAR = 10
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
-
-
-def _bar(part: float | None, whole: float | None, options: ViewOptions) -> Text:
-    """``part`` of the host's power, ten cells long."""
-    if not part or not whole:
-        return Text(" " * _BAR)
-    eighths = round(8 * _BAR * min(1.0, part / whole))
-    if options.ascii:
-        return Text(("#" * round(eighths / 8)).ljust(_BAR))
-    full, rest = divmod(eighths, 8)
-    return Text(("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(_BAR), style="blue")
+def _bar(part: float | None, whole: float | None) -> RenderableType:
+    """``part`` of the host's power."""
+    return ProgressBar(total=whole, completed=part, width=10) if part and whole else ""
 
 
 # ------------------------------------------------------------------------- groups and processes

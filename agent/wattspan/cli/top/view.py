@@ -185,7 +185,7 @@ def _header(document: SnapshotDocument, options: ViewOptions) -> Iterator[Render
         (f"{formatting.watts(power)}{'' if power is None else ' W'}", "bold"),
         f"  {formatting.joules_text(document.host.energy_joules)}",
         (f" in {formatting.duration_text(uptime)}" if uptime > 0 else "", "dim"),
-        _footprint_text(document.cost or document.carbon, options),
+        _footprint_text(document.cost or document.carbon),
     )
     line = Table.grid(expand=True)
     line.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
@@ -194,11 +194,11 @@ def _header(document: SnapshotDocument, options: ViewOptions) -> Iterator[Render
     yield line
 
 
-def _footprint_text(rated: RateEntry | None, options: ViewOptions) -> str:
+def _footprint_text(rated: RateEntry | None) -> str:
     if rated is None:
         return ""
-    amount = formatting.amount_text(rated.total, rated.unit, partial=bool(rated.unknown_joules))
-    return f"  {amount.replace('≥', '>=') if options.ascii else amount}"
+    partial = bool(rated.unknown_joules)
+    return f"  {formatting.amount_text(rated.total, rated.unit, partial=partial)}"
 
 
 def _notices(document: SnapshotDocument, options: ViewOptions) -> Iterator[RenderableType]:
@@ -299,7 +299,6 @@ def fit_to_console(options: ViewOptions, console: Console, notice: str = "") -> 
         options,
         width=console.width,
         height=console.height if console.is_terminal else None,
-        ascii=not console.encoding.lower().startswith("utf"),
         keys=console.is_terminal,
         notice=notice or options.notice,
     )
