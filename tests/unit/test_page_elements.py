@@ -24,12 +24,11 @@ def told(tmp_path: Path, program: str) -> Any:
     node = shutil.which("node")
     if node is None:
         pytest.skip("there is no node")
-    shutil.copytree(STATIC_DIRECTORY / "page", tmp_path, dirs_exist_ok=True)
+    shutil.copytree(STATIC_DIRECTORY, tmp_path, dirs_exist_ok=True)
     (tmp_path / "package.json").write_text('{"type": "module"}')
-    (tmp_path / "program.js").write_text(program)
-    done = subprocess.run(
-        [node, tmp_path / "program.js"], capture_output=True, text=True, check=True, timeout=60
-    )
+    file = tmp_path / "page" / "program.js"
+    file.write_text(program)
+    done = subprocess.run([node, file], capture_output=True, text=True, check=True, timeout=60)
     return json.loads(done.stdout)
 
 

@@ -48,9 +48,9 @@ export class Drawing {
       write(text, TITLES[column.layer]);
       set(text, { x: column.x });
     });
-    keep(this.#ribbons, ribbons, (r) => r.key, () => svg("path"), (path, { link, path: d }) => {
+    keep(this.#ribbons, ribbons, (r) => r.key, () => svg("path"), (path, { link, path: d, tall }) => {
       set(path, {
-        d, transform: `translate(0 ${HEAD})`, "data-source": link.source.id,
+        d, "stroke-width": tall, transform: `translate(0 ${HEAD})`, "data-source": link.source.id,
         "data-target": link.target.id, "data-watts": link.watts,
       });
     });
