@@ -97,9 +97,9 @@ def closing(path: Path) -> Iterator[Way]:
     [
         (told(STRANGER), DecisionReason.NO_PERMISSION, "name it in [caps] users"),
         (told(ANOTHER), DecisionReason.NO_CAPPER, "restart whichever is older"),
-        (b"\xff\xfe\x00 garbage \n", DecisionReason.NO_CAPPER, "it talks nonsense"),
-        (b'{"is":"state","rows":7}\n', DecisionReason.NO_CAPPER, "it talks nonsense"),
-        (b"", DecisionReason.NO_CAPPER, "it has gone"),
+        (b"\xff\xfe\x00 garbage \n", DecisionReason.NO_CAPPER, "invalid response"),
+        (b'{"is":"state","rows":7}\n', DecisionReason.NO_CAPPER, "invalid response"),
+        (b"", DecisionReason.NO_CAPPER, "the connection was closed"),
     ],
     ids=["not on the list", "another version", "garbage", "of another shape", "silence"],
 )

@@ -1,7 +1,4 @@
-"""How an operator starts the capper of a host: by its unit, where systemd has one.
-
-The way to the capper: one connection, short patience, no storm of attempts.
-"""
+"""The client of the capper's socket, and the command that starts a capper."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ from wattspan.capper import protocol
 from wattspan.capper.protocol import RefusedReply, StateReply
 from wattspan.model import SECOND, CapKey, CapRow
 from wattspan.ports import CapsError, CapTotals, Clock
+from wattspan.util.backoff import RetryBackoff
 
 SOCKET_UNIT: Final = "wattspan-capper.socket"
 _UNITS = (
@@ -27,34 +25,31 @@ _UNITS = (
     "usr/lib/systemd/system",
     "lib/systemd/system",
 )
+TIMEOUT: Final = 1.0
+_FIRST_DELAY, _MAX_DELAY = SECOND // 2, 30 * SECOND
+_MAX_REPLY_BYTES = 4 * 1024 * 1024
+_Reply = StateReply | RefusedReply
 
 
 def has_capper_unit(root: Path = Path("/")) -> bool:
-    """Whether systemd runs the host whose root is there, and knows the capper's socket.
+    """Whether systemd runs the host with this root directory, and has the capper's socket unit.
 
-    One that is started by hand would take the lock that the unit's capper needs.
+    A capper that is started by hand would take the lock that the unit's capper needs.
     """
     booted = (root / "run/systemd/system").is_dir()
     return booted and any((root / place / SOCKET_UNIT).exists() for place in _UNITS)
 
 
 def capper_start_command(root: Path = Path("/")) -> str:
-    """What root runs to have a capper."""
+    """The command by which root starts a capper."""
     return f"systemctl enable --now {SOCKET_UNIT}" if has_capper_unit(root) else "wattspan capper"
-
-
-TIMEOUT = 1.0
-_FIRST, _LONGEST = SECOND // 2, 30 * SECOND
-_MAX_REPLY_BYTES = 4 * 1024 * 1024
-
-_Reply = StateReply | RefusedReply
 
 
 class CapperClient:
     """ports.Caps over the capper's socket. Belongs to one thread.
 
-    When the capper is away it is looked for at growing intervals; between them every call fails
-    at once. Its leases end with the connection, so whoever holds something asks for it anew.
+    It connects to a missing capper at growing intervals; between them every call fails at once.
+    Leases end with the connection, so their holder asks anew after it.
     """
 
     def __init__(
@@ -66,20 +61,19 @@ class CapperClient:
         timeout: float = TIMEOUT,
         root: Path = Path("/"),
     ) -> None:
-        """``who`` is shown to the operator; ``timeout`` is the seconds that one call may take.
+        """``who`` names the client; ``timeout`` is the seconds that one call may take.
 
-        ``root`` is the host's, and tells how a capper is started there.
+        ``root`` is the host's root directory, for the start command in errors.
         """
         self.path = path
         self.state: StateReply | None = None
-        """The newest answer, with the lease, the ceiling and the counts beside the rows."""
+        """The newest reply, with the lease, the ceiling and the counts beside the rows."""
         self._clock, self._who, self._timeout, self._root = clock, who, timeout, root
         self._socket: socket.socket | None = None
         self._received = bytearray()
         self._decoder: msgspec.json.Decoder[_Reply] = msgspec.json.Decoder(_Reply)
-        self._delay = _FIRST
-        self._not_before = 0
-        self._why = CapsError("")
+        self._backoff = RetryBackoff(_FIRST_DELAY, _MAX_DELAY, random.random)
+        self._failure = CapsError("")
 
     @property
     def totals(self) -> CapTotals:
@@ -96,7 +90,7 @@ class CapperClient:
         return self._rows(protocol.HoldRequest(job, requested, why))
 
     def release(self, job: str = "") -> None:
-        self._ask(protocol.ReleaseRequest(job))
+        self._call(protocol.ReleaseRequest(job))
 
     def accept(self) -> tuple[CapRow, ...]:
         """Take foreign limits as the originals. For root."""
@@ -104,8 +98,8 @@ class CapperClient:
 
     def restore(self) -> tuple[int, tuple[CapRow, ...]]:
         """Restore everything: the number of restored limits, and all rows. For root."""
-        before = self._ask(protocol.StatusRequest()).restores
-        after = self._ask(protocol.RestoreRequest())
+        before = self._call(protocol.StatusRequest()).restores
+        after = self._call(protocol.RestoreRequest())
         return after.restores - before, tuple(map(protocol.cap_row, after.rows))
 
     def close(self) -> None:
@@ -118,97 +112,96 @@ class CapperClient:
     # --------------------------------------------------------------------------- inner workings
 
     def _rows(self, request: protocol.CapperRequest) -> tuple[CapRow, ...]:
-        return tuple(map(protocol.cap_row, self._ask(request).rows))
+        return tuple(map(protocol.cap_row, self._call(request).rows))
 
-    def _ask(self, request: protocol.CapperRequest) -> StateReply:
+    def _call(self, request: protocol.CapperRequest) -> StateReply:
         deadline = self._clock.monotonic() + round(self._timeout * SECOND)
-        if self._socket is None:
-            self._connect(deadline)
-        return self._exchange(request, deadline)
+        connection = self._socket or self._connect(deadline)
+        return self._exchange(connection, request, deadline)
 
-    def _connect(self, deadline: int) -> None:
-        now = self._clock.monotonic()
-        if now < self._not_before:
-            raise self._again()
+    def _connect(self, deadline: int) -> socket.socket:
+        if not self._backoff.is_due(self._clock.monotonic()):
+            raise self._last_failure()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.settimeout(self._timeout)
             connection.connect(str(self.path))
         except OSError as error:
             connection.close()
-            raise self._lost(_cause(error)) from None
+            raise self._unreachable(error) from None
         self._socket = connection
-        self._exchange(protocol.HelloRequest(self._who), deadline)
-        self._delay = _FIRST
+        self._exchange(connection, protocol.HelloRequest(self._who), deadline)
+        self._backoff.reset()
+        return connection
 
-    def _exchange(self, request: protocol.CapperRequest, deadline: int) -> StateReply:
-        assert self._socket is not None  # noqa: S101 - it was connected just now
+    def _exchange(
+        self, connection: socket.socket, request: protocol.CapperRequest, deadline: int
+    ) -> StateReply:
         try:
-            self._patience(deadline)
-            # A capper that refuses whoever connects says so and closes before it reads.
+            connection.settimeout(self._time_left(deadline))
+            # A capper that refuses every request of a user replies and closes before it reads.
             with suppress(BrokenPipeError):
-                self._socket.sendall(msgspec.json.encode(request) + b"\n")
-            answer = self._decoder.decode(self._line(deadline))
+                connection.sendall(msgspec.json.encode(request) + b"\n")
+            reply = self._decoder.decode(self._line(connection, deadline))
         except (OSError, msgspec.MsgspecError, ValueError) as error:
-            raise self._lost(_cause(error)) from None
-        if isinstance(answer, RefusedReply):
-            refusal = CapsError(answer.sentence, answer.reason, answer.device)
-            if isinstance(request, protocol.HelloRequest):  # it will say so again
-                self._leave(refusal)
+            raise self._unreachable(error) from None
+        if isinstance(reply, RefusedReply):
+            refusal = CapsError(reply.sentence, reply.reason, reply.device)
+            if isinstance(request, protocol.HelloRequest):  # the next reply would be the same
+                self._disconnect(refusal)
             raise refusal
-        self.state = answer
-        return answer
+        self.state = reply
+        return reply
 
-    def _line(self, deadline: int) -> bytes:
-        assert self._socket is not None  # noqa: S101 - it was connected just now
+    def _line(self, connection: socket.socket, deadline: int) -> bytes:
         while (end := self._received.find(b"\n")) < 0:
-            self._patience(deadline)
-            got = self._socket.recv(256 * 1024)
-            if not got:
+            connection.settimeout(self._time_left(deadline))
+            received = connection.recv(256 * 1024)
+            if not received:
                 raise ConnectionResetError
-            self._received += got
+            self._received += received
             if len(self._received) > _MAX_REPLY_BYTES:
-                raise ValueError("its answer has no end")
+                raise ValueError(f"more than {_MAX_REPLY_BYTES} bytes")
         line = bytes(self._received[:end])
         del self._received[: end + 1]
         return line
 
-    def _patience(self, deadline: int) -> None:
+    def _time_left(self, deadline: int) -> float:
+        """Seconds until the deadline; TimeoutError if it is over."""
         left = deadline - self._clock.monotonic()
         if left <= 0:
             raise TimeoutError
-        assert self._socket is not None  # noqa: S101 - it was connected just now
-        self._socket.settimeout(left / SECOND)
+        return left / SECOND
 
-    def _lost(self, cause: str) -> CapsError:
-        """Why nothing was answered; the capper is left alone for a while."""
-        return self._leave(
+    def _unreachable(self, error: Exception) -> CapsError:
+        return self._disconnect(
             CapsError(
-                f"No capper answers on {self.path}: {cause}. Start one with"
-                f" `{capper_start_command(self._root)}`, as root; it is looked for again."
+                f"No capper answers on {self.path}: {_cause(error)}. Start one with"
+                f" `{capper_start_command(self._root)}`, as root; the connection is retried."
             )
         )
 
-    def _leave(self, why: CapsError) -> CapsError:
-        """End the connection, and let every call fail for a while as this one has."""
+    def _disconnect(self, failure: CapsError) -> CapsError:
+        """End the connection, and let every call fail in the same way for a while."""
         self.close()
-        delay = self._delay - round(self._delay / 2 * random.random())  # noqa: S311 - not a secret
-        self._not_before = self._clock.monotonic() + delay
-        self._delay = min(2 * self._delay, _LONGEST)
-        self._why = why
-        return self._again()
+        self._backoff.failed(self._clock.monotonic())
+        self._failure = failure
+        return self._last_failure()
 
-    def _again(self) -> CapsError:
-        return CapsError(str(self._why), self._why.refusal, self._why.device)
+    def _last_failure(self) -> CapsError:
+        return CapsError(str(self._failure), self._failure.refusal, self._failure.device)
 
 
 def _cause(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return "it takes too long"
-    if isinstance(error, FileNotFoundError):
-        return "there is none"
-    if isinstance(error, ConnectionError):
-        return "nobody listens" if isinstance(error, ConnectionRefusedError) else "it has gone"
-    if isinstance(error, OSError):
-        return (error.strerror or str(error)).lower()
-    return f"it talks nonsense ({error})"
+    match error:
+        case TimeoutError():
+            return "it takes too long"
+        case FileNotFoundError():
+            return "there is none"
+        case ConnectionRefusedError():
+            return "no process listens"
+        case ConnectionError():
+            return "the connection was closed"
+        case OSError():
+            return (error.strerror or str(error)).lower()
+    return f"invalid response ({error})"
