@@ -333,7 +333,7 @@ def test_what_somebody_else_sets_may_be_accepted(
         gpu.set(theirs)
         eventually(lambda: capper.row(gpu.key).foreign, "it is noticed")
         if theirs == 600_000:
-            assert caps(capper, "accept").stdout == "1 limit of somebody else accepted.\n"
+            assert caps(capper, "accept").stdout == "1 foreign limit accepted.\n"
     client.close()
     assert capper.end() == 0
     assert json.loads(caps(capper, "accept", "--json").stdout) == {"accepted": 1}

@@ -265,7 +265,7 @@ def test_who_reloads_the_agent_reloads_both_and_what_is_held_stays(it: Installed
     with it.held(ZONE, CAP * 1000):
         it.configure(CONFIGURED + "confidence = 0.9\n")
         it.host.systemctl("reload", AGENT)
-        eventually(lambda: "Reloaded; what was held stays" in it.host.journal(), "it says so")
+        eventually(lambda: "Reloaded; limits stay in force" in it.host.journal(), "it says so")
         assert it.limit() == CAP
     assert it.main_pid(CAPPER) == pid
 

@@ -103,7 +103,7 @@ def test_a_clock_is_shown_in_its_own_unit() -> None:
 
 def test_a_host_without_knobs_is_said_to_be_one() -> None:
     assert state_lines(state(), ManualClock()) == [
-        "There is nothing here whose power could be limited."
+        "This host has no device with a power limit."
     ]
 
 

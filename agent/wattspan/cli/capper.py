@@ -1,4 +1,4 @@
-"""``wattspan capper``: the one process that writes limits, until it is told to stop."""
+"""``wattspan capper``: the one process that writes limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wattspan.service.systemd import SystemdNotifier, Watchdog
 
 STARTUP_TIMEOUT = 60 * SECOND
-"""What a start or an end may take: a driver may have boards to wake, and refuse for a while."""
+"""The time for a start or an end: a driver may have to wake its boards first."""
 
 Log = Callable[[str], None]
 
@@ -44,12 +44,12 @@ emulated_option = click.option(
 def command(
     config_file: Path | None, settings: tuple[str, ...], emulated: Path | None, follow_stdin: bool
 ) -> None:
-    """Set power limits for those who may ask, and give the original ones back.
+    """Set power limits for permitted users, and restore the original ones.
 
     This is the only part of wattspan that writes to hardware. It answers on a Unix socket in the
-    run directory, or on the one that its service manager hands over, keeps a journal in the state
-    directory, and restores every limit when it ends, when its tuner does, and when it starts
-    after a crash. SIGHUP has a service read its configuration again; what is held stays.
+    run directory, or on the socket that its service manager passes, keeps a journal in the state
+    directory, and restores every limit when it ends, when its tuner ends, and when it starts
+    after a crash. On SIGHUP a service reads its configuration again; limits stay in force.
     """
     from wattspan.service.socket_activation import inherited_unix_socket
     from wattspan.service.systemd import SystemdNotifier, Watchdog
@@ -73,14 +73,15 @@ def command(
             config = load()
         except WattspanError:
             if listening is not None:
-                # Whoever waits would have it started again at once, and for ever.
+                # Waiting clients would make systemd start it again at once, and for ever.
                 refuse_connections(
-                    listening.socket, "The capper cannot start; its journal says why."
+                    listening.socket,
+                    "The capper cannot start; the cause is in the system's journal of its unit.",
                 )
             raise
         tell, warn = loggers(config.agent.log_level)
         notify.patience(STARTUP_TIMEOUT)
-        turned = CapperStatus(notify, Watchdog(notify, clock), lambda: capper.status)
+        status = CapperStatus(notify, Watchdog(notify, clock), lambda: capper.status)
         capper = Capper(
             open_capper_host(Path(config.agent.state_dir), emulated),
             capper_socket_path(run_directory(config), emulated=emulated is not None),
@@ -88,27 +89,27 @@ def command(
             lambda: open_isolated_actuators(enabled_knobs(config), emulated, clock),
             clock,
             warn,
-            alive=turned,
+            alive=status,
             inherited=listening,
         )
-        reloading = CapperReload(config, load, capper.reconfigure, turned, tell, warn, clock)
+        reloading = CapperReload(config, load, capper.reconfigure, status, tell, warn, clock)
         if follow_stdin:
             capper.server.follow(0)
         request.register(capper.server.stop, lambda: capper.server.ask(reloading))
         tell(f"Serving {capper.address}")
-        troubles = capper.run(ending=turned.ending)
+        troubles = capper.run(ending=status.ending)
     if troubles:
         raise click.exceptions.Exit(6)
 
 
 @dataclass(slots=True)
 class CapperStatus:
-    """Tells the service manager what a turn of the capper's loop means, the first one above all."""
+    """Reports each turn of the capper's loop to the service manager."""
 
     notify: SystemdNotifier
     watchdog: Watchdog
     status: Callable[[], str]
-    refused: str = ""
+    not_applied: str = ""
     begun: bool = False
 
     def __call__(self) -> None:
@@ -127,49 +128,45 @@ class CapperStatus:
         self.notify.patience(STARTUP_TIMEOUT)
 
     def _sentence(self) -> str:
-        return " ".join(part for part in (self.refused, self.status()) if part)
+        return f"{self.not_applied} {self.status()}".strip()
 
 
 @dataclass(slots=True)
 class CapperReload:
-    """Reads the capper's configuration again, called from its loop. Nothing held is given back."""
+    """Reads the capper's configuration again, called from its loop. Limits stay in force."""
 
     config: Config
     load: Callable[[], Config]
     apply: Callable[[Config], None]
-    turned: CapperStatus
-    tell: Log
+    status: CapperStatus
+    log: Log
     warn: Log
     clock: Clock
 
     def __call__(self) -> None:
-        self.turned.notify.reloading(self.clock.monotonic())
+        from wattspan.capper.process import needs_restart
+
+        self.status.notify.reloading(self.clock.monotonic())
+        self.status.not_applied = ""
         try:
             fresh = self.load()
         except WattspanError as error:
             faults = str(error).splitlines()
             for fault in faults:
                 self.warn(f"Not reloaded: {fault}")
-            self.warn("The configuration of before goes on.")
-            self.turned.refused = f"Not reloaded: {faults[0]}"
+            self.warn("The former configuration stays in force.")
+            self.status.not_applied = f"Not reloaded: {faults[0]}"
         else:
-            self._take_over(fresh)
-        self.turned.ready()
-
-    def _take_over(self, fresh: Config) -> None:
-        from wattspan.capper.process import needs_restart
-
-        waiting = needs_restart(self.config, fresh)
-        logging.getLogger("wattspan").setLevel(fresh.agent.log_level.upper())
-        self.apply(fresh)
-        self.turned.refused = ""
-        if waiting:
-            self.turned.refused = f"{', '.join(waiting)} changed and needs a restart."
-            self.warn(
-                f"{', '.join(waiting)} changed: it holds from the next start of the capper on;"
-                " everything else holds now."
-            )
-        self.tell("Reloaded; what was held stays.")
+            logging.getLogger("wattspan").setLevel(fresh.agent.log_level.upper())
+            self.apply(fresh)
+            if waiting := ", ".join(needs_restart(self.config, fresh)):
+                self.status.not_applied = f"{waiting} changed and needs a restart."
+                self.warn(
+                    f"{waiting} changed: it applies from the next start of the capper on;"
+                    " everything else applies now."
+                )
+            self.log("Reloaded; limits stay in force.")
+        self.status.ready()
 
 
 def open_isolated_actuators(
