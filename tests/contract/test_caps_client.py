@@ -247,7 +247,7 @@ def test_a_line_that_is_no_request_is_answered_so(
 ) -> None:
     refused, after = spoken(path, line, b'{"do":"status"}')
     assert (refused["is"], refused["reason"]) == ("refused", "malformed")
-    assert str(refused["sentence"]).startswith("This is no request")
+    assert str(refused["sentence"]).startswith("The request is invalid")
     assert after["is"] == "state"
     assert bench.events == []
 

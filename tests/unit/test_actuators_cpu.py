@@ -219,7 +219,7 @@ def test_a_value_that_overflows_the_register_is_found_out(host: Host) -> None:
     host.kernel.unit = 1_000
     error = host.refused(40_000)
     assert error.trouble is Trouble.MALFORMED
-    assert "to 40 W: it was taken without complaint, and reads back as 7.232 W" in str(error)
+    assert "to 40 W: it was taken without an error, and reads back as 7.232 W" in str(error)
 
 
 @pytest.mark.parametrize("number", [errno.ENODATA, errno.EIO])
@@ -272,10 +272,10 @@ def test_a_limit_that_was_never_set_is_not_replaced(host: Host) -> None:
     [
         (errno.EACCES, Trouble.DENIED, "as root"),
         (errno.EPERM, Trouble.DENIED, "as root"),
-        (errno.EROFS, Trouble.DENIED, "mounted read-only"),
+        (errno.EROFS, Trouble.DENIED, "read-only file system"),
         (errno.EBUSY, Trouble.RETRY, "busy"),
-        (errno.EINVAL, Trouble.MALFORMED, "no value of it"),
-        (errno.ENODEV, Trouble.RETRY, "package is gone"),
+        (errno.EINVAL, Trouble.MALFORMED, "invalid argument"),
+        (errno.ENODEV, Trouble.RETRY, "no such device"),
         (errno.EMFILE, Trouble.RETRY, "too many open files"),
     ],
 )

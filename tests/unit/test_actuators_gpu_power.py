@@ -102,7 +102,7 @@ def test_success_that_changes_nothing_is_found_out(host: Host) -> None:
     host.nvml.deaf.add("GPU-a")
     error = host.refused(A, 300_000)
     assert error.trouble is Trouble.MALFORMED
-    assert "to 300 W: it was taken without complaint, and reads back as 700 W" in str(error)
+    assert "to 300 W: it was taken without an error, and reads back as 700 W" in str(error)
 
 
 def test_what_is_out_of_range_is_refused_with_the_range(host: Host) -> None:
@@ -140,8 +140,8 @@ def test_a_board_whose_limit_cannot_be_read_is_not_listed(host: Host) -> None:
 @pytest.mark.parametrize(
     ("code", "trouble", "words"),
     [
-        (2, Trouble.MALFORMED, "no value of it"),
-        (3, Trouble.ABSENT, "does not have it"),
+        (2, Trouble.MALFORMED, "rejects the value"),
+        (3, Trouble.ABSENT, "does not support it"),
         (4, Trouble.DENIED, "CAP_SYS_ADMIN"),
         (13, Trouble.ABSENT, "too old"),
         (15, Trouble.RETRY, "fallen off the bus"),

@@ -102,9 +102,7 @@ def test_a_clock_is_shown_in_its_own_unit() -> None:
 
 
 def test_a_host_without_knobs_is_said_to_be_one() -> None:
-    assert state_lines(state(), ManualClock()) == [
-        "This host has no device with a power limit."
-    ]
+    assert state_lines(state(), ManualClock()) == ["This host has no device with a power limit."]
 
 
 def test_the_systems_capper_has_directories_of_its_own() -> None:

@@ -1,4 +1,4 @@
-"""What is said on ``capper.sock``: one JSON object a line, one answer for each request.
+"""The messages on ``capper.sock``: one JSON object per line, one reply to each request.
 
 Power is in milliwatts, clocks are in megahertz, times are monotonic nanoseconds of this host.
 """
@@ -13,10 +13,10 @@ from wattspan.model import CapKey, CapRow, Instant, Knob, KnobState, ModelEnum
 
 VERSION: Final = 1
 MAX_LINE_BYTES: Final = 64 * 1024
-"""Bytes of one request; whoever sends more is put out."""
+"""Bytes of one request; a client that sends more is disconnected."""
 MAX_NAME_LENGTH: Final = 200
 MAX_REASON_LENGTH: Final = 1000
-"""Characters of a reason that are kept; somewhat more is taken, and cut."""
+"""Characters of a reason that are kept; a longer one is cut."""
 MAX_REQUESTED_CAPS: Final = 256
 
 BoundedName = Annotated[str, msgspec.Meta(max_length=MAX_NAME_LENGTH)]
@@ -24,24 +24,24 @@ ReasonText = Annotated[str, msgspec.Meta(max_length=4 * MAX_REASON_LENGTH)]
 
 _MAX_SAFE_INTEGER = 2**53
 SafeInteger = Annotated[int, msgspec.Meta(ge=-_MAX_SAFE_INTEGER, le=_MAX_SAFE_INTEGER)]
-"""A number that every peer can hold; one of a thousand digits would be told on, and break them."""
+"""A number that every JSON parser can hold, since it is passed on to other clients."""
 
 
 class RefusalReason(ModelEnum):
-    """Why a request was not carried out."""
+    """Why a request was refused."""
 
     MALFORMED = "malformed"
-    NOT_ALLOWED = "not_allowed"  # the peer may not ask for that
+    NOT_ALLOWED = "not_allowed"  # the peer is not permitted
     UNKNOWN_DEVICE = "unknown_device"
     HELD = "held"  # another job holds it
-    FOREIGN = "foreign"  # somebody else has written it; it is let be
-    NO_JOURNAL = "no_journal"  # it cannot be written down, so it is not done
+    FOREIGN = "foreign"  # another program has set it
+    NO_JOURNAL = "no_journal"  # it cannot be recorded
     NO_PERMISSION = "no_permission"  # the device refuses
     LOCKED = "locked"  # firmware has locked the register
     NOT_HONOURED = "not_honoured"  # it was written and does not read back
     LOST = "lost"  # the device does not answer
     UNRECOVERED = "unrecovered"  # its original is unknown, for the journal was damaged
-    ENDING = "ending"  # the capper is on its way out
+    ENDING = "ending"  # the capper is ending
     TOO_OFTEN = "too_often"  # the peer's user moves a knob, or sets a ceiling, too often
 
 
@@ -53,14 +53,14 @@ class CapperRequest(msgspec.Struct, frozen=True, tag_field="do", forbid_unknown_
 
 
 class HelloRequest(CapperRequest, frozen=True, tag="hello"):
-    """Who speaks; the first request of a connection that wants to hold anything."""
+    """Names the client; required before a hold."""
 
     who: BoundedName
     version: SafeInteger = VERSION
 
 
 class RequestedCap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One knob of one device, and what it shall be at most."""
+    """One knob of one device, and its highest setting."""
 
     knob: Knob
     device: BoundedName
@@ -68,11 +68,11 @@ class RequestedCap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HoldRequest(CapperRequest, frozen=True, tag="hold"):
-    """Hold exactly these caps for ``job``; what it held and is not named here is given back.
+    """Hold exactly these caps for ``job``; its other limits are restored.
 
     The lease is the connection's: it lapses when ``lease`` nanoseconds pass without a renewal,
-    and when the connection ends. A move down is cut to the largest step, and the answer says
-    what stands; asking again goes on from there.
+    and when the connection ends. A move down is cut to the largest step, and the reply has the
+    present limit; a repeated request continues from there.
     """
 
     job: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
@@ -82,17 +82,17 @@ class HoldRequest(CapperRequest, frozen=True, tag="hold"):
 
 
 class RenewRequest(CapperRequest, frozen=True, tag="renew"):
-    """Every lease of this connection begins anew."""
+    """Renew every lease of this connection."""
 
 
 class ReleaseRequest(CapperRequest, frozen=True, tag="release"):
-    """Give back what ``job`` holds; "" is everything this connection holds."""
+    """Restore the limits that ``job`` holds; "" is every job of this connection."""
 
     job: BoundedName = ""
 
 
 class CeilingRequest(CapperRequest, frozen=True, tag="ceiling"):
-    """The host's capped devices together shall never be allowed more than ``limit`` milliwatts.
+    """Set a ceiling of ``limit`` milliwatts over the host's devices together.
 
     For root and ``[caps] ceiling_users``. Each user has one ceiling, and the least of all applies.
     It outlives the connection and ends after ``ttl`` nanoseconds, 24 hours at most, which must be
@@ -105,26 +105,25 @@ class CeilingRequest(CapperRequest, frozen=True, tag="ceiling"):
 
 
 class StatusRequest(CapperRequest, frozen=True, tag="status"):
-    """Who holds what."""
+    """Ask for the state."""
 
 
 class RestoreRequest(CapperRequest, frozen=True, tag="restore"):
-    """Give everything back, whoever holds it, imposed caps too. For root.
+    """Restore every limit, imposed ones too, and lift the ceilings of all users. For root.
 
-    Ceilings that were set on the socket are lifted.
-    What somebody else has set is left. Nothing is set again before the capper is started anew.
+    Foreign limits stay. Nothing is set again before the capper is restarted.
     """
 
 
 class AcceptRequest(CapperRequest, frozen=True, tag="accept"):
-    """What somebody else has set is the original from now on, and may be capped. For root."""
+    """Take foreign limits as the originals, which may be capped. For root."""
 
 
 # ------------------------------------------------------------------------------------ answers
 
 
 class KnobRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One knob of one device; see model.CapRow for what each field is."""
+    """One knob of one device; the fields are those of model.CapRow."""
 
     knob: Knob
     device: str
@@ -194,7 +193,7 @@ class CeilingRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="state"):
-    """The answer to every request that was carried out."""
+    """The reply to every request that was carried out."""
 
     rows: list[KnobRow]
     lease: int
@@ -204,14 +203,14 @@ class StateReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag=
     version: int = VERSION
     pid: int = 0
     suspended: bool = False
-    """Everything was given back on request, and nothing is set before a restart."""
+    """Everything was restored on request, and nothing is set before a restart."""
     ceilings: list[CeilingRow] = []
     short: int = 0
-    """Milliwatts beyond the ceiling that the devices' floors take."""
+    """Milliwatts by which the devices' floors exceed the ceiling."""
 
 
 class RefusedReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="refused"):
-    """The answer to one that was not; ``sentence`` names the thing, the cause and the remedy."""
+    """The reply to a refused request; ``sentence`` names the thing, the cause and the remedy."""
 
     reason: RefusalReason
     sentence: str

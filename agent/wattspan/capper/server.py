@@ -1,7 +1,7 @@
-"""One thread, one loop: connections, the second's turn, and the request to end.
+"""The socket server: one thread and one loop for connections, turns and the request to end.
 
-Whoever speaks nonsense is told so; whoever speaks too much, too fast or does not listen is put
-out, and its leases with it. Nothing that comes in ends the loop.
+A client that sends an invalid request is told so. A client that sends too much or too fast, or
+does not read, is disconnected, and its leases end. No input ends the loop.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -29,10 +30,10 @@ from wattspan.util.text import printable
 TICK: Final = SECOND
 MAX_CONNECTIONS: Final = 64
 MAX_CONNECTIONS_PER_USER: Final = 32
-"""So that nobody but root can keep root out."""
+"""Below the total, so that no user can exclude root."""
 MAX_REQUEST_RATE: Final = 100
 MAX_UNREAD_BYTES: Final = 1024 * 1024
-"""Bytes of answers that a peer may leave lying."""
+"""Bytes of replies that a peer may leave unread."""
 
 _TOO_LONG = f"A request has at most {MAX_LINE_BYTES} bytes."
 _AnyRequest = (
@@ -48,18 +49,25 @@ _AnyRequest = (
 
 
 def refuse_connections(listener: socket.socket, sentence: str) -> None:
-    """Refuse everybody who waits on ``listener``, with a sentence."""
+    """Refuse every connection that waits on ``listener``."""
     listener.setblocking(False)
-    told = msgspec.json.encode(RefusedReply(reason=RefusalReason.ENDING, sentence=sentence)) + b"\n"
     with suppress(OSError):
         while True:
-            waiting, _ = listener.accept()
-            with waiting, suppress(OSError):
-                waiting.send(told)
+            _refuse(listener.accept()[0], RefusalReason.ENDING, sentence)
+
+
+def _refuse(connection: socket.socket, reason: RefusalReason, sentence: str) -> None:
+    """Send a refusal, and close."""
+    with connection, suppress(OSError):
+        connection.send(_encode(RefusedReply(reason=reason, sentence=sentence)))
+
+
+def _encode(reply: protocol.StateReply | RefusedReply) -> bytes:
+    return msgspec.json.encode(reply) + b"\n"
 
 
 class _DisconnectError(Exception):
-    """The connection is closed, and ``str`` of this is why."""
+    """The connection is to be closed for this reason."""
 
 
 @dataclass(eq=False, slots=True)
@@ -83,13 +91,13 @@ class CapperSocketServer:
         *,
         alive: Callable[[], None] = lambda: None,
     ) -> None:
-        """``alive`` is called every turn: whoever watches this loop sees that it runs."""
+        """``alive`` is called every turn, for a watchdog."""
         self._listener, self._requests, self._clock = listener, requests, clock
         self._allowed, self._alive = allowed, alive
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, _ClientConnection] = {}
         self._numbers = 0
-        self._pace = RateLimiter(MAX_REQUEST_RATE, MAX_REQUEST_RATE)
+        self._rate = RateLimiter(MAX_REQUEST_RATE, MAX_REQUEST_RATE)
         self._decoder = msgspec.json.Decoder(_AnyRequest)
         self._wake, self._woken = socket.socketpair()
         for one in (listener, self._wake, self._woken):
@@ -115,14 +123,14 @@ class CapperSocketServer:
             self._wake.send(b"x")
 
     def permit(self, allowed: frozenset[int]) -> None:
-        """Let these users in from now on; whoever is not of them any more is put out."""
+        """Accept these users from now on; other users are disconnected."""
         self._allowed = allowed
         for connection in list(self._connections.values()):
             if connection.peer.uid not in allowed:
                 self._close(connection)
 
     def follow(self, descriptor: int) -> None:
-        """End the loop when ``descriptor`` ends: when whoever holds its other end has gone."""
+        """End the loop when ``descriptor`` ends, because its other end was closed."""
 
         def look(mask: int) -> None:
             with suppress(BlockingIOError):
@@ -170,35 +178,23 @@ class CapperSocketServer:
             accepted, _ = self._listener.accept()
             accepted.setblocking(False)
             peer = peer_credentials(accepted)
-        except OSError:  # it has gone already, or there are no descriptors left
+        except OSError:  # the client has gone already, or no descriptor is left
             return
-        why = self._unwelcome(peer)
-        if why is not None:
-            with suppress(OSError):
-                accepted.send(msgspec.json.encode(why) + b"\n")
-            accepted.close()
+        if (refusal := self._refusal(peer)) is not None:
+            _refuse(accepted, RefusalReason.NOT_ALLOWED, refusal)
             return
         self._numbers += 1
         connection = _ClientConnection(accepted, self._numbers, peer)
         self._connections[self._numbers] = connection
-        self._selector.register(
-            accepted, selectors.EVENT_READ, lambda mask: self._serve(connection, mask)
-        )
+        self._selector.register(accepted, selectors.EVENT_READ, partial(self._serve, connection))
 
-    def _unwelcome(self, peer: PeerCredentials) -> RefusedReply | None:
+    def _refusal(self, peer: PeerCredentials) -> str | None:
         if peer.uid not in self._allowed:
-            return RefusedReply(
-                reason=RefusalReason.NOT_ALLOWED,
-                sentence=f"User {peer.uid} may not ask the capper; name it in [caps] users.",
-            )
+            return f"User {peer.uid} may not ask the capper; name it in [caps] users."
         same = sum(one.peer.uid == peer.uid for one in self._connections.values())
-        if len(self._connections) >= MAX_CONNECTIONS or (
-            peer.uid and same >= MAX_CONNECTIONS_PER_USER
-        ):
-            return RefusedReply(
-                reason=RefusalReason.NOT_ALLOWED,
-                sentence="Too many ask the capper at once; close some.",
-            )
+        full = len(self._connections) >= MAX_CONNECTIONS
+        if full or (peer.uid and same >= MAX_CONNECTIONS_PER_USER):
+            return "The capper has too many connections; close some."
         return None
 
     def _serve(self, connection: _ClientConnection, mask: int) -> None:
@@ -207,45 +203,40 @@ class CapperSocketServer:
                 self._receive(connection)
             self._send(connection)
         except _DisconnectError as error:
-            refused = RefusedReply(reason=RefusalReason.MALFORMED, sentence=str(error))
-            with suppress(OSError):
-                connection.socket.send(msgspec.json.encode(refused) + b"\n")
-            self._close(connection)
+            self._close(connection, str(error))
         except OSError:
             self._close(connection)
 
     def _receive(self, connection: _ClientConnection) -> None:
         try:
-            got = connection.socket.recv(MAX_LINE_BYTES)
+            received = connection.socket.recv(MAX_LINE_BYTES)
         except BlockingIOError:
             return
-        if not got:
+        if not received:
             raise ConnectionResetError
-        connection.received += got
+        connection.received += received
         while (end := connection.received.find(b"\n")) >= 0:
             line = bytes(connection.received[:end])
             del connection.received[: end + 1]
-            if not self._pace.admits(connection.number, self._clock.monotonic()):
+            if not self._rate.admits(connection.number, self._clock.monotonic()):
                 raise _DisconnectError(f"More than {MAX_REQUEST_RATE} requests a second.")
             if end > MAX_LINE_BYTES:
                 raise _DisconnectError(_TOO_LONG)
-            answer = self._answer(connection, line)
-            connection.unsent += msgspec.json.encode(answer) + b"\n"
+            connection.unsent += _encode(self._reply(connection, line))
             if len(connection.unsent) > MAX_UNREAD_BYTES:
-                raise _DisconnectError("Answers are not read.")
+                raise _DisconnectError("Replies are not read.")
         if len(connection.received) > MAX_LINE_BYTES:
             raise _DisconnectError(_TOO_LONG)
 
-    def _answer(
+    def _reply(
         self, connection: _ClientConnection, line: bytes
     ) -> protocol.StateReply | RefusedReply:
         try:
             request = self._decoder.decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             cause = printable(str(error)[:200], " ")
-            return RefusedReply(
-                reason=RefusalReason.MALFORMED, sentence=f"This is no request: {cause}."
-            )
+            sentence = f"The request is invalid: {cause}. See the reference page on caps."
+            return RefusedReply(reason=RefusalReason.MALFORMED, sentence=sentence)
         return self._requests.answer(connection.number, connection.peer, request)
 
     def _send(self, connection: _ClientConnection) -> None:
@@ -258,9 +249,12 @@ class CapperSocketServer:
         if key.events != wanted:
             self._selector.modify(connection.socket, wanted, key.data)
 
-    def _close(self, connection: _ClientConnection) -> None:
+    def _close(self, connection: _ClientConnection, sentence: str = "") -> None:
+        """Close a connection, with a refusal if it has a ``sentence``."""
         self._connections.pop(connection.number, None)
         with suppress(KeyError, ValueError):
             self._selector.unregister(connection.socket)
+        if sentence:
+            _refuse(connection.socket, RefusalReason.MALFORMED, sentence)
         connection.socket.close()
         self._requests.gone(connection.number)

@@ -1,7 +1,4 @@
-"""How an actuator says that something cannot be done, and how it shows a setting.
-
-Reading back: when a device obeys, and when what it shows is what was written.
-"""
+"""Errors of actuators, and the readback: when a device honours and obeys a limit."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from wattspan.ports import ActuatorError, Clock
 
 
 def format_setting(knob: Knob, value: int | None) -> str:
-    """A setting as people write it: "312.5 W", "1410 MHz"."""
+    """``"312.5 W"``, ``"1410 MHz"``."""
     if value is None:
         return "unknown"
     return f"{value} MHz" if knob is Knob.GPU_CLOCK else f"{value / 1000:g} W"
@@ -21,56 +18,56 @@ def format_setting(knob: Knob, value: int | None) -> str:
 def actuator_error(
     thing: str, cause: str, remedy: str, trouble: Trouble, *, locked: bool = False
 ) -> ActuatorError:
-    """``thing`` says what was tried, "read the power limit of GPU 0"."""
+    """``thing`` is the attempt, as in "read the power limit of GPU 0"."""
     sentence = f"Cannot {thing}: {cause}."
     return ActuatorError(f"{sentence} {remedy}".rstrip(), trouble, locked=locked)
 
 
 def not_honoured_error(
-    knob: Knob, name: str, wanted: int | None, told: int | None
+    knob: Knob, name: str, wanted: int | None, shown: int | None
 ) -> ActuatorError:
-    """The device took ``wanted`` without complaint and now shows ``told``."""
+    """The device took ``wanted`` without an error and now shows ``shown``."""
     return actuator_error(
         f"set {name} to {format_setting(knob, wanted)}",
-        f"it was taken without complaint, and reads back as {format_setting(knob, told)}",
-        "Something else may have set it at the same moment; look for DCGM, nvidia-smi, tuned or "
+        f"it was taken without an error, and reads back as {format_setting(knob, shown)}",
+        "Another program may have set it at the same moment; look for DCGM, nvidia-smi, tuned or "
         "another power manager.",
         Trouble.MALFORMED,
     )
 
 
 def not_removable_error(knob: Knob, name: str) -> ActuatorError:
-    """A limit that is always some number was to be taken away."""
+    """A limit that cannot be absent was to be removed."""
     return actuator_error(
-        f"take the {knob.value} limit of {name} away",
-        "it always has a number",
+        f"remove the {knob.value} limit of {name}",
+        "a device always has one",
         "Set it to its original value instead.",
         Trouble.MALFORMED,
     )
 
 
 COARSEST_STEP = 1_000
-"""Milliwatts of the coarsest step in which a power limit is kept.
+"""Milliwatts of the coarsest step of a power limit.
 
-RAPL's unit is 2**-N watts, an eighth as a rule and one watt at the coarsest; it cuts off what is
-finer. A board's firmware may keep whole watts.
+RAPL's unit is 2**-N watts, an eighth as a rule and one watt at the coarsest, and rounds down. A
+board's firmware may keep whole watts.
 """
 
 SETTLE_TIMEOUT = 200 * MILLISECOND
-"""How long a device may take to obey what it was told. Setters themselves take 10 to 20 ms."""
+"""How long a device may take to obey. Setters themselves take 10 to 20 ms."""
 
 READ_INTERVAL = 10 * MILLISECOND
 
 
-def is_honoured(wanted: int, told: int | None) -> bool:
-    """Whether ``told`` is what a device makes of the power limit ``wanted``: never more."""
-    return told is not None and wanted - COARSEST_STEP < told <= wanted
+def is_honoured(wanted: int, shown: int | None) -> bool:
+    """Whether ``shown`` is the power limit ``wanted`` after rounding, which is always down."""
+    return shown is not None and wanted - COARSEST_STEP < shown <= wanted
 
 
 def is_enforced(before: KnobState, now: KnobState, wanted: int) -> bool:
-    """Whether ``now`` the device shows ``wanted`` as asked for, and obeys it.
+    """Whether the device shows the limit ``wanted`` now, and obeys it.
 
-    Where something outside held it lower ``before``, it may go on to do so.
+    A lower limit from outside that was in force ``before`` may stay in force.
     """
     if not is_honoured(wanted, now.requested):
         return False
@@ -87,7 +84,7 @@ def _limited_externally(state: KnobState) -> bool:
 def wait_for_state(
     clock: Clock, read: Callable[[], KnobState], good: Callable[[KnobState], bool]
 ) -> KnobState:
-    """What ``read`` shows once it is ``good``, or after WAIT, whichever comes first."""
+    """The first state that is ``good``, or the one after SETTLE_TIMEOUT."""
     end = clock.monotonic() + SETTLE_TIMEOUT
     while True:
         state = read()

@@ -239,9 +239,7 @@ class CpuPower:
         raise actuator_error(
             f"find {device}",
             "its zone has vanished" if seen else "no such package has a long-term power limit",
-            "A package taken offline, or an unloaded driver, takes its zones with it."
-            if seen
-            else f"See {self._sysfs / POWERCAP_CLASS}.",
+            _GONE_REMEDY if seen else f"See {self._sysfs / POWERCAP_CLASS}.",
             Trouble.RETRY if seen else Trouble.ABSENT,
         )
 
@@ -337,61 +335,33 @@ def _milliwatts(microwatts: int | None) -> int | None:
     return -(-microwatts // 1000) if microwatts else None
 
 
-DEVICE_GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.ENOENT, errno.ESTALE})
-
 _ROOT_REMEDY = "Limits may be written by root only; run `wattspan capper` as root."
-_CAUSES: dict[int, tuple[Trouble, str, str]] = {
-    errno.EACCES: (Trouble.DENIED, "permission denied (EACCES)", _ROOT_REMEDY),
-    errno.EPERM: (Trouble.DENIED, "operation not permitted (EPERM)", _ROOT_REMEDY),
-    errno.EROFS: (
-        Trouble.DENIED,
-        "sysfs is mounted read-only (EROFS)",
-        "Run `wattspan capper` outside the container, or without ProtectKernelTunables=.",
-    ),
-    errno.ENODATA: (
-        Trouble.RETRY,
-        "the driver could not read or write the register (ENODATA)",
-        "It is tried again; a package that is offline answers so.",
-    ),
-    errno.EIO: (
-        Trouble.RETRY,
-        "the register could not be reached (EIO)",
-        "It is tried again; if it stays so, look at the kernel's log for MSR errors.",
-    ),
-    errno.EBUSY: (
-        Trouble.RETRY,
-        "the device is busy (EBUSY)",
-        "It is tried again; firmware or another driver holds the interface.",
-    ),
-    errno.EINVAL: (
-        Trouble.MALFORMED,
-        "the driver says that this is no value of it (EINVAL)",
-        "Ask for something within the range that `wattspan caps status` shows.",
-    ),
-    errno.ENODEV: (
-        Trouble.RETRY,
-        "the package is gone (ENODEV)",
-        "A package taken offline answers so; it is looked for again.",
-    ),
-    errno.ENOENT: (
-        Trouble.RETRY,
-        "the zone has vanished",
-        "A package taken offline, or an unloaded driver, takes its zones with it.",
-    ),
+_GONE_REMEDY = "A package taken offline, or an unloaded driver, takes its zones with it."
+_DENIED_ERRORS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_REMEDIES = {
+    errno.EACCES: _ROOT_REMEDY,
+    errno.EPERM: _ROOT_REMEDY,
+    errno.EROFS: "Run `wattspan capper` outside the container, or without ProtectKernelTunables=.",
+    errno.EIO: "It is tried again; if it stays so, look at the kernel's log for MSR errors.",
+    errno.EBUSY: "It is tried again; firmware or another driver holds the interface.",
+    errno.EINVAL: "Ask for a value in the range that `wattspan caps status` shows.",
+    errno.ENODEV: _GONE_REMEDY,
+    errno.ENOENT: _GONE_REMEDY,
 }
 
 
 def powercap_error(thing: str, error: OSError) -> ActuatorError:
-    """Why ``thing``, as in "set the power limit of package-0", ended in ``error``."""
+    """The failure of ``thing``, as in "set the power limit of package-0", by ``error``."""
     number = error.errno or 0
-    trouble, cause, remedy = _CAUSES.get(
-        number, (Trouble.RETRY, os.strerror(number).lower(), "It is tried again.")
-    )
-    return actuator_error(thing, cause, remedy, trouble)
+    trouble = Trouble.DENIED if number in _DENIED_ERRORS else Trouble.RETRY
+    if number == errno.EINVAL:
+        trouble = Trouble.MALFORMED
+    cause = f"{os.strerror(number).lower()} ({errno.errorcode.get(number, number)})"
+    return actuator_error(thing, cause, _REMEDIES.get(number, "It is tried again."), trouble)
 
 
 def locked_error(thing: str, how: str) -> ActuatorError:
-    """Firmware has locked the register; ``how`` it showed."""
+    """Firmware has locked the register; ``how`` that was found."""
     return actuator_error(
         thing,
         f"{how}: firmware has locked the register until the next boot",
@@ -403,7 +373,7 @@ def locked_error(thing: str, how: str) -> ActuatorError:
 
 
 def disabled_error(thing: str, directory: str) -> ActuatorError:
-    """The zone's limits are there and not in force."""
+    """The zone's limits are set and not in force."""
     return actuator_error(
         thing,
         "its limits are switched off, so a lower one would change nothing",

@@ -1,136 +1,82 @@
-"""What NVML's codes mean to somebody who wants to turn a knob.
+"""The GPUs of this host through NVML: found, lost and found again; its errors as refusals.
 
-The GPUs of this host through NVML: found, lost and found again.
-
-Handles are void once a GPU fell off the bus or the driver was loaded again; indices change when
-a GPU goes. So a board is known by the id of its domain, ``gpu:UUID``, and its handle is asked for
-again whenever it turns out to be void.
+Handles are void once a GPU fell off the bus or the driver was reloaded, and indices change when a
+GPU goes. So a board is identified by the id of its domain, ``gpu:UUID``, and gets a new handle
+whenever the old one turns out to be void.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from wattspan.capper.actuators.common import actuator_error
 from wattspan.model import SECOND, Trouble
 from wattspan.ports import ActuatorError, Clock
-
-UNINITIALIZED = 1
-INVALID_ARGUMENT = 2
-NOT_SUPPORTED = 3
-NO_PERMISSION = 4
-NOT_FOUND = 6
-DRIVER_NOT_LOADED = 9
-FUNCTION_NOT_FOUND = 13
-GPU_IS_LOST = 15
-RESET_REQUIRED = 16
-LIB_RM_VERSION_MISMATCH = 18
-VERSION_MISMATCH = 25
-DEPRECATED = 26
-GPU_NOT_FOUND = 28
-UNKNOWN = 999
-
-SESSION_ERRORS = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH})
-BOARD_ERRORS = frozenset({GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND, UNKNOWN})
-FIELD_ERRORS = frozenset(
-    {NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND, VERSION_MISMATCH, DEPRECATED}
+from wattspan.sources.nvml.calls import (
+    DRIVER_NOT_LOADED,
+    FIELD_ERRORS,
+    FUNCTION_NOT_FOUND,
+    GPU_ERRORS,
+    GPU_IS_LOST,
+    GPU_NOT_FOUND,
+    LIB_RM_VERSION_MISMATCH,
+    NO_PERMISSION,
+    NOT_FOUND,
+    NOT_SUPPORTED,
+    RESET_REQUIRED,
+    SESSION_ERRORS,
+    UNKNOWN,
+    cause_of,
+    code_of,
 )
+from wattspan.sources.nvml.device import EMULATED_UUID
+from wattspan.sources.nvml.source import LIBRARY
 
-_CAUSES: dict[int, tuple[Trouble, str, str]] = {
-    UNINITIALIZED: (
-        Trouble.RETRY,
-        "the connection to the driver is gone",
-        "It is made anew at the next attempt.",
-    ),
-    INVALID_ARGUMENT: (
-        Trouble.MALFORMED,
-        "the driver says that this is no value of it",
-        "Ask for one within the device's range, as `wattspan caps status` shows it.",
-    ),
-    NOT_SUPPORTED: (
-        Trouble.ABSENT,
-        "this GPU does not have it",
-        "Virtual GPUs, and many in laptops, leave it to their host; cap them there.",
-    ),
+INVALID_ARGUMENT = 2
+_VOID_HANDLE_ERRORS = GPU_ERRORS | {UNKNOWN}
+_LOOK_FOR_XID = "Look for Xid messages in dmesg; it is tried again."
+_REMEDIES = {
+    INVALID_ARGUMENT: "Ask for a value in the device's range, as `wattspan caps status` shows it.",
+    NOT_SUPPORTED: "Virtual GPUs, and many in laptops, leave it to their host; cap them there.",
     NO_PERMISSION: (
-        Trouble.DENIED,
-        "permission denied",
         "The driver wants CAP_SYS_ADMIN in the host's own user namespace, which root in a "
-        "container does not have by itself; run `wattspan capper` as root on the host.",
+        "container does not have by itself; run `wattspan capper` as root on the host."
     ),
-    DRIVER_NOT_LOADED: (
-        Trouble.RETRY,
-        "the NVIDIA driver is not loaded",
-        "Load it (modprobe nvidia); limits are the driver's defaults afterwards.",
-    ),
-    FUNCTION_NOT_FOUND: (
-        Trouble.ABSENT,
-        "the installed driver is too old to know the call",
-        "Install a newer one.",
-    ),
-    GPU_IS_LOST: (
-        Trouble.RETRY,
-        "the GPU has fallen off the bus or is otherwise inaccessible",
-        "Look for Xid messages in dmesg; it is tried again.",
-    ),
-    RESET_REQUIRED: (
-        Trouble.RETRY,
-        "the GPU needs a reset",
-        "Reset it with nvidia-smi --gpu-reset, or reboot.",
-    ),
-    LIB_RM_VERSION_MISMATCH: (
-        Trouble.RETRY,
-        "the NVML library and the loaded driver differ in version",
-        "Reload the driver or reboot: it was upgraded while in use.",
-    ),
-    GPU_NOT_FOUND: (
-        Trouble.RETRY,
-        "the driver no longer knows the GPU",
-        "Look at lspci and dmesg; it is tried again.",
-    ),
-    UNKNOWN: (
-        Trouble.RETRY,
-        "the driver reports an unknown error",
-        "Look for Xid messages in dmesg; it is tried again.",
-    ),
+    DRIVER_NOT_LOADED: "Load it (modprobe nvidia); limits are the driver's defaults afterwards.",
+    FUNCTION_NOT_FOUND: "Install a newer one.",
+    GPU_IS_LOST: _LOOK_FOR_XID,
+    RESET_REQUIRED: "Reset it with nvidia-smi --gpu-reset, or reboot.",
+    LIB_RM_VERSION_MISMATCH: "Reload the driver or reboot: it was upgraded while in use.",
+    GPU_NOT_FOUND: "Look at lspci and dmesg; it is tried again.",
+    UNKNOWN: _LOOK_FOR_XID,
 }
 
 
-def error_code(error: Exception) -> int:
-    """NVML's code behind the binding's error."""
-    code = getattr(error, "value", UNKNOWN)
-    return code if isinstance(code, int) else UNKNOWN
-
-
 def nvml_error(thing: str, code: int) -> ActuatorError:
-    """Why ``thing`` (as in "set the power limit of GPU 0") was answered with ``code``."""
-    trouble, cause, remedy = _CAUSES.get(
-        code,
-        (
-            Trouble.ABSENT if code in FIELD_ERRORS else Trouble.RETRY,
-            f"NVML answers with error {code}",
-            "",
-        ),
-    )
-    return actuator_error(thing, cause, remedy, trouble)
+    """The failure of ``thing``, as in "set the power limit of GPU 0", by NVML's error ``code``."""
+    trouble, cause = Trouble.RETRY, cause_of(code)
+    if code == INVALID_ARGUMENT:
+        trouble, cause = Trouble.MALFORMED, "the driver rejects the value"
+    elif code == NO_PERMISSION:
+        trouble = Trouble.DENIED
+    elif code in FIELD_ERRORS:
+        trouble = Trouble.ABSENT
+    return actuator_error(thing, cause, _REMEDIES.get(code, ""), trouble)
 
 
-LIBRARY = "libnvidia-ml.so.1"
 GPU_ID_PREFIX = "gpu:"
-EMULATED_UUID_PREFIX = "GPU-e0e0e0e0-0000-4000-8000-"
-"""How the UUIDs of this project's emulated boards begin, and no real one's."""
-
 REINITIALIZE_AFTER = 30 * SECOND
-"""How long a board has been lost before the library is initialised anew for its sake, and again.
-Where nobody else keeps the driver loaded, that ends the limits of all other boards."""
+"""How long a board is lost before the library is initialised anew for it, and then again. Where no
+other process keeps the driver loaded, that ends the limits of all other boards."""
 
 
 @dataclass(frozen=True, slots=True)
 class NvmlBoard:
-    """One GPU. ``handle`` is good for this session of the library, as long as it answers."""
+    """One GPU. ``handle`` is valid in this session of the library, as long as the GPU answers."""
 
     id: str
     index: int
@@ -144,7 +90,7 @@ class NvmlBoard:
     @property
     def name(self) -> str:
         label = f"{self.model or 'GPU'} {self.index}"
-        return f"Emulated {label}" if self.uuid.startswith(EMULATED_UUID_PREFIX) else label
+        return f"Emulated {label}" if self.uuid.startswith(EMULATED_UUID) else label
 
     @property
     def aliases(self) -> tuple[str, ...]:
@@ -154,22 +100,21 @@ class NvmlBoard:
 class NvmlBoards:
     """A session with NVML, begun when it is first needed. Belongs to one thread.
 
-    ``generation`` grows whenever the driver was, or may have been, away: whatever it was told
-    before is forgotten.
+    ``generation`` grows whenever the driver was, or may have been, reloaded, and lost its settings.
     """
 
     def __init__(self, nvml: Any, clock: Clock) -> None:
         self._nvml = nvml
         self._clock = clock
         self._begun = False
-        self._afresh: dict[str, int] = {}  # lost boards: when to initialise the library for each
-        self._boards: dict[str, NvmlBoard] = {}  # those whose handles are thought to be good
-        self._names: dict[str, str] = {}  # of all that were ever seen
+        self._reinitialize_at: dict[str, int] = {}  # for each lost board
+        self._boards: dict[str, NvmlBoard] = {}  # with handles that are not known to be void
+        self._names: dict[str, str] = {}  # of all boards ever found
         self.generation = 0
 
     def all(self) -> tuple[NvmlBoard, ...]:
-        """Every board that answers to its name; none while there is no driver."""
-        for _ in ("as it is", "begun anew"):
+        """Every board that can be identified; none while there is no driver."""
+        for _ in ("this session", "a new session"):
             with contextlib.suppress(ActuatorError):
                 self._begin()
                 self._list()
@@ -177,7 +122,7 @@ class NvmlBoards:
         return ()
 
     def name(self, device: str) -> str:
-        """What people call ``device``; its id if it was never seen."""
+        """The name of ``device`` for people; its id if it was never found."""
         return self._names.get(device, device)
 
     def board(self, device: str) -> NvmlBoard:
@@ -190,26 +135,20 @@ class NvmlBoards:
     def slots(self) -> int:
         """The number of boards that the driver counts. ActuatorError."""
         self._begin()
-        try:
+        with self._listing():
             return int(self._nvml.nvmlDeviceGetCount())
-        except self._nvml.NVMLError as error:
-            self.close()
-            raise nvml_error("list the GPUs", error_code(error)) from None
 
     def id_at(self, slot: int) -> str | None:
         """The id of the board with the index ``slot``; None if it cannot be identified."""
         self._begin()
-        try:
+        with self._listing():
             board = self._at(slot)
-        except self._nvml.NVMLError as error:
-            self.close()
-            raise nvml_error("list the GPUs", error_code(error)) from None
         return None if board is None else board.id
 
     def ask(self, device: str, thing: str, call: str, *arguments: int) -> Any:
-        """The answer of NVML's function ``call`` about one board; ``thing`` is what it tells.
+        """The result of NVML's function ``call`` for one board; ``thing`` names the call in errors.
 
-        A void handle is replaced, and the question is asked once more.
+        A void handle is replaced, and the call repeated once. ActuatorError.
         """
         again = False
         while True:
@@ -220,14 +159,14 @@ class NvmlBoards:
             try:
                 return function(board.handle, *arguments)
             except self._nvml.NVMLError as error:
-                code = error_code(error)
+                code = code_of(error)
                 lost = self._is_void(device, code, with_arguments=bool(arguments))
                 if again or not lost:
                     raise self._refusal(thing, device, code) from None
                 again = True
 
     def ask_maybe(self, device: str, thing: str, call: str, *arguments: int) -> Any:
-        """The same, or None where this board has no such thing."""
+        """The same, or None if this board does not support or permit the call."""
         try:
             return self.ask(device, thing, call, *arguments)
         except ActuatorError as error:
@@ -236,7 +175,7 @@ class NvmlBoards:
             raise
 
     def close(self) -> None:
-        """Let the driver go; it is taken up again by the next question."""
+        """End the session; the next call begins another one."""
         self._boards.clear()
         if self._begun:
             self._begun = False
@@ -246,34 +185,38 @@ class NvmlBoards:
     # ------------------------------------------------------------------------------ session
 
     def _begin(self) -> None:
-        """Reach the driver, unless it has been reached."""
+        """Begin the session, unless it has begun."""
         if self._begun:
             return
         try:
             self._nvml.nvmlInit()
         except self._nvml.NVMLError as error:
-            raise nvml_error("reach the GPUs", error_code(error)) from None
+            raise nvml_error("reach the GPUs", code_of(error)) from None
         self._begun = True
         self.generation += 1
 
-    def _list(self) -> None:
-        """Take hold of every board; one that cannot be had is left out."""
-        boards = {}
+    @contextlib.contextmanager
+    def _listing(self) -> Iterator[None]:
+        """End the session if the boards cannot be listed. ActuatorError."""
         try:
-            for index in range(int(self._nvml.nvmlDeviceGetCount())):
-                if (board := self._at(index)) is not None:
-                    boards[board.id] = board
+            yield
         except self._nvml.NVMLError as error:
             self.close()
-            raise nvml_error("list the GPUs", error_code(error)) from None
-        self._boards = boards
-        self._names.update({board.id: board.name for board in boards.values()})
+            raise nvml_error("list the GPUs", code_of(error)) from None
+
+    def _list(self) -> None:
+        """Find every board; one without a handle is left out."""
+        with self._listing():
+            count = int(self._nvml.nvmlDeviceGetCount())
+            found = [board for index in range(count) if (board := self._at(index)) is not None]
+        self._boards = {board.id: board for board in found}
+        self._names.update({board.id: board.name for board in found})
 
     def _at(self, index: int) -> NvmlBoard | None:
         try:
             return self._describe(index, self._nvml.nvmlDeviceGetHandleByIndex(index))
         except self._nvml.NVMLError as error:
-            if error_code(error) in SESSION_ERRORS:
+            if code_of(error) in SESSION_ERRORS:
                 raise
             return None
 
@@ -284,23 +227,23 @@ class NvmlBoards:
         )
 
     def _is_void(self, device: str, code: int, *, with_arguments: bool) -> bool:
-        """Whether ``code`` says that the handle is no good any longer; then it is dropped."""
+        """Whether ``code`` means that the handle is void; then it is dropped."""
         if code in SESSION_ERRORS:
             self.close()
             return True
-        # A getter has nothing to object to but its handle.
+        # A getter has no argument to reject but its handle.
         stale = code == INVALID_ARGUMENT and not with_arguments
-        if stale or code in BOARD_ERRORS:
+        if stale or code in _VOID_HANDLE_ERRORS:
             self._boards.pop(device, None)
             return True
         return False
 
     def _found(self, device: str) -> NvmlBoard:
-        """A board that was not seen before: no other board is asked, for a call on it may hang."""
+        """A board of the first call on it: no other board is called, since that call may hang."""
         try:
             return self._by_uuid(device)
         except self._nvml.NVMLError as error:
-            code = error_code(error)
+            code = code_of(error)
             if code in SESSION_ERRORS:
                 self.close()
             if code != NOT_FOUND:
@@ -310,19 +253,19 @@ class NvmlBoards:
         )
 
     def _found_again(self, device: str) -> NvmlBoard:
-        """A new handle for a board that was there once."""
+        """A new handle for a board that was found before."""
         try:
             board = self._by_uuid(device)
         except self._nvml.NVMLError as error:
-            code = error_code(error)
+            code = code_of(error)
         else:
-            self._afresh.pop(device, None)
+            self._reinitialize_at.pop(device, None)
             return board
         now = self._clock.monotonic()
-        if code in SESSION_ERRORS or now >= self._afresh.setdefault(
+        if code in SESSION_ERRORS or now >= self._reinitialize_at.setdefault(
             device, now + REINITIALIZE_AFTER
         ):
-            self._afresh[device] = now + REINITIALIZE_AFTER
+            self._reinitialize_at[device] = now + REINITIALIZE_AFTER
             self.close()
             self._begin()
             with contextlib.suppress(self._nvml.NVMLError):
@@ -356,5 +299,5 @@ def load_pynvml() -> Any:
 
 
 def _text(value: Any) -> str:
-    """Old bindings answer in bytes."""
+    """Old bindings return bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
