@@ -34,13 +34,13 @@ CONTEXT = SourceContext(ManualClock(), FakeDirectory())
 EXPORTER_CONTEXT = ExporterContext(ManualClock(), "1", lambda line: None)
 
 
-def test_plugins_come_in_alphabetical_order() -> None:
+def test_plugins_are_in_alphabetical_order() -> None:
     plugins = installed([("b", "plugin_bench:knob"), ("a", "plugin_bench:good")])
     assert list(plugins.sources) == ["a", "b"]
     assert plugins.broken == ()
 
 
-def test_a_plugins_table_becomes_part_of_the_schema() -> None:
+def test_schema_includes_tables_of_plugins() -> None:
     schema = installed([("k", "plugin_bench:knob")]).schema
     assert schema.tables["sources.k"] is plugin_bench.Knob
 
@@ -56,7 +56,7 @@ def test_a_plugins_table_becomes_part_of_the_schema() -> None:
         ("plugin_bench:unresolvable", "NoSuchType"),
     ],
 )
-def test_a_broken_plugin_costs_only_itself(target: str, cause: str) -> None:
+def test_broken_plugin_does_not_affect_others(target: str, cause: str) -> None:
     plugins = installed([("bad", target), ("good", "plugin_bench:good")])
     assert list(plugins.sources) == ["good"]
     (broken,) = plugins.broken
@@ -65,7 +65,7 @@ def test_a_broken_plugin_costs_only_itself(target: str, cause: str) -> None:
     assert plugins.schema.broken == {"sources.bad"}
 
 
-def test_two_plugins_of_one_name_are_both_refused() -> None:
+def test_plugins_of_the_same_name_are_refused() -> None:
     plugins = installed([("x", "plugin_bench:good"), ("x", "plugin_bench:knob")])
     assert plugins.sources == {}
     (broken,) = plugins.broken
@@ -73,12 +73,12 @@ def test_two_plugins_of_one_name_are_both_refused() -> None:
     assert "Uninstall all but one" in str(broken)
 
 
-def test_one_plugin_found_twice_is_one_plugin() -> None:
+def test_plugin_found_twice_is_loaded_once() -> None:
     plugins = installed([("x", "plugin_bench:good"), ("x", "plugin_bench:good")])
     assert list(plugins.sources) == ["x"]
 
 
-def test_a_source_that_crashes_is_a_failure_and_the_others_open() -> None:
+def test_source_that_raises_at_opening_is_a_failure() -> None:
     plugins = installed([("bad", "plugin_bench:crashing"), ("good", "plugin_bench:good")])
     opened = open_sources(plugins, configured(plugins), CONTEXT)
     assert list(opened.sources) == ["good"]
@@ -86,27 +86,27 @@ def test_a_source_that_crashes_is_a_failure_and_the_others_open() -> None:
     assert "[sources.bad]: it does not open, ZeroDivisionError: oops." in str(failure)
 
 
-def test_a_broken_plugin_is_told_as_a_failure_when_sources_open() -> None:
+def test_broken_plugin_is_a_failure_of_open_sources() -> None:
     plugins = installed([("bad", "no_such_module:plugin")])
     (failure,) = open_sources(plugins, configured(plugins), CONTEXT).failures
     assert failure.source == "bad"
     assert "Reinstall or remove its package" in failure.remedy
 
 
-def test_a_source_that_turns_itself_off_is_not_opened() -> None:
+def test_source_that_is_turned_off_is_not_opened() -> None:
     plugins = installed([("k", "plugin_bench:knob")])
     opened = open_sources(plugins, configured(plugins), CONTEXT)
     assert (opened.sources, opened.failures) == ({}, ())
 
 
-def test_a_source_that_was_asked_for_and_cannot_be_had_ends_the_start_and_closes_the_rest() -> None:
+def test_unavailable_enabled_source_raises_and_closes_others() -> None:
     plugins = installed([("a", "plugin_bench:good"), ("z", "plugin_bench:refusing")])
     with pytest.raises(SourceError, match="it is not here"):
         open_sources(plugins, configured(plugins), CONTEXT)
     assert plugin_bench.OPENED[-1].closed
 
 
-def test_an_exporter_that_crashes_costs_only_itself() -> None:
+def test_exporter_that_raises_at_opening_does_not_affect_others() -> None:
     plugins = installed(exporters=[("bad", "plugin_bench:crashing_exporter")])
     opened = open_exporters(plugins, configured(plugins), EXPORTER_CONTEXT)
     assert opened.exporters == {}

@@ -39,7 +39,7 @@ intervals = st.builds(
 
 
 @given(st.integers(0, 10**15), st.lists(st.integers(0, 10**12), min_size=1).filter(any))
-def test_a_split_adds_up_and_no_part_is_off_by_one(total: int, weights: list[int]) -> None:
+def test_split_adds_up_and_each_part_is_exact_within_one(total: int, weights: list[int]) -> None:
     parts = split(total, weights)
     assert sum(parts) == total
     for part, weight in zip(parts, weights, strict=True):
@@ -56,7 +56,7 @@ def test_a_split_adds_up_and_no_part_is_off_by_one(total: int, weights: list[int
     idle_due=st.integers(0, 10**12),
     policy=st.sampled_from(IdlePolicy),
 )
-def test_every_interval_is_divided_without_remainder(
+def test_attribution_has_no_remainder(
     interval: Interval,
     usage: Usage | None,
     covered: int | None,
@@ -82,7 +82,7 @@ def test_every_interval_is_divided_without_remainder(
 
 
 @given(interval=intervals, usage=usages, idle_due=st.integers(1, 10**12))
-def test_those_who_only_hold_a_device_pay_no_active_energy(
+def test_payers_without_use_pay_no_active_energy(
     interval: Interval, usage: Usage, idle_due: int
 ) -> None:
     result = attribute(interval, usage, idle_due=idle_due)
@@ -91,7 +91,7 @@ def test_those_who_only_hold_a_device_pay_no_active_energy(
 
 
 @given(interval=intervals, usage=usages, idle_due=st.integers(1, 10**12))
-def test_idle_takes_what_is_due_or_all_there_is(
+def test_idle_energy_is_the_amount_due_or_the_whole(
     interval: Interval, usage: Usage, idle_due: int
 ) -> None:
     idle = attribute(interval, usage, idle_due=idle_due).idle
@@ -99,7 +99,7 @@ def test_idle_takes_what_is_due_or_all_there_is(
 
 
 @given(interval=intervals, usage=usages, idle_due=st.integers(1, 10**12))
-def test_with_anybody_there_a_dividing_policy_leaves_no_idle(
+def test_dividing_policies_leave_no_idle_energy_with_payers_present(
     interval: Interval, usage: Usage, idle_due: int
 ) -> None:
     users = any(spent > 0 for spent in usage.spent.values())

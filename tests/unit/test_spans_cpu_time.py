@@ -1,4 +1,4 @@
-"""The thread CPU time of the side channel, where it was asked for and where it was not."""
+"""CPU time of announced spans."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPAN = bytes(range(8))
         (7_000, 6_900, 1, 0),  # taken to have run, and had not
     ],
 )
-def test_cpu_time_of_a_span_is_known_if_both_its_ends_tell_it(
+def test_cpu_time_of_a_span_is_known_if_both_ends_have_it(
     began: int, ended: int, thread: int, cpu: int | None
 ) -> None:
     process = ProcessSpans()

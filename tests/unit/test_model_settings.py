@@ -40,17 +40,17 @@ def fault(**raw: object) -> str:
     ("text", "nanoseconds"),
     [("100ms", 10**8), ("1.5s", 1_500_000_000), ("2m", 120 * 10**9), ("7d", 604_800 * 10**9)],
 )
-def test_a_duration_is_read_as_nanoseconds(text: str, nanoseconds: int) -> None:
+def test_duration_is_parsed_as_nanoseconds(text: str, nanoseconds: int) -> None:
     assert Duration.parse(text) == nanoseconds
 
 
 @pytest.mark.parametrize("text", ["", "100", "ms", "-1s", "1e3s", "9" * 400 + "d", "1 s s", "١s"])
-def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
+def test_invalid_duration_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match=r'duration such as "100ms"'):
         Duration.parse(text)
 
 
-def test_a_duration_beyond_64_bits_is_too_much() -> None:
+def test_duration_beyond_64_bits_is_refused() -> None:
     with pytest.raises(ValueError, match="too much"):
         Duration.parse("999999d")
 
@@ -58,14 +58,14 @@ def test_a_duration_beyond_64_bits_is_too_much() -> None:
 @pytest.mark.parametrize(
     ("text", "size"), [("64MiB", 2**26), ("1.5GB", 15 * 10**8), ("0B", 0), ("1kB", 1000)]
 )
-def test_a_size_is_read_as_bytes(text: str, size: int) -> None:
+def test_size_is_parsed_as_bytes(text: str, size: int) -> None:
     assert Size.parse(text) == size
 
 
 @pytest.mark.parametrize(
     "text", ["127.0.0.1:9949", "[::1]:0", ":80", "*:80", "node-7.lan:65535", ""]
 )
-def test_a_listen_address_is_kept_as_it_was_written(text: str) -> None:
+def test_listen_address_keeps_its_text(text: str) -> None:
     assert Listen.parse(text) == text
 
 
@@ -82,31 +82,29 @@ def test_a_listen_address_is_kept_as_it_was_written(text: str) -> None:
         ("x:٣", "65535"),
     ],
 )
-def test_what_is_no_listen_address_is_refused_by_the_part_that_is_wrong(
-    text: str, fragment: str
-) -> None:
+def test_invalid_listen_address_is_refused_with_the_invalid_part(text: str, fragment: str) -> None:
     with pytest.raises(ValueError, match=fragment):
         Listen.parse(text)
 
 
-def test_the_parts_of_a_listen_address() -> None:
+def test_listen_address_has_host_and_port() -> None:
     assert (Listen("[::1]:9949").host, Listen("[::1]:9949").port) == ("::1", 9949)
     assert Listen("*:1").host == Listen(":1").host == ""
 
 
-def test_every_fault_of_a_table_is_told_at_once() -> None:
+def test_faults_of_a_table_are_reported_together() -> None:
     told = fault(pause="5s s", rows=0, modus="auto", ratio="x").splitlines()
     assert len(told) == 4
 
 
-def test_a_mistyped_word_is_answered_with_the_nearest() -> None:
+def test_mistyped_word_is_reported_with_the_nearest() -> None:
     assert fault(idle="seperate") == (
         'Bad value for \'sources.test.idle\': "seperate" is not "separate", '
         '"proportional" or "equal"; did you mean "separate"?'
     )
 
 
-def test_a_wrong_type_is_answered_with_the_right_one() -> None:
+def test_wrong_type_is_reported_with_the_expected_type() -> None:
     assert fault(pause=100) == (
         "Bad value for 'sources.test.pause': "
         'expected a duration such as "100ms", "2s" or "24h", got 100.'
@@ -116,24 +114,24 @@ def test_a_wrong_type_is_answered_with_the_right_one() -> None:
 
 
 @pytest.mark.parametrize("value", ["9ms", "61s"])
-def test_bounds_are_written_as_values_are(value: str) -> None:
+def test_bounds_are_written_like_values(value: str) -> None:
     assert f'"{value}" is out of bounds, at' in fault(pause=value)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.1, 10**400])
-def test_a_number_out_of_bounds_is_refused_even_if_it_is_none(value: float) -> None:
+def test_number_out_of_bounds_and_nan_are_refused(value: float) -> None:
     assert "sources.test.ratio" in fault(ratio=value)
 
 
-def test_bounds_in_msgspecs_own_words_are_told_as_well() -> None:
+def test_bounds_of_msgspec_are_reported() -> None:
     assert fault(rows=11) == "Bad value for 'sources.test.rows': 11 is out of bounds, int <= 10."
 
 
-def test_bytes_of_the_environment_that_are_no_text_are_refused() -> None:
+def test_environment_values_that_are_not_utf8_are_refused() -> None:
     assert "not UTF-8" in fault(names=None, listen="\udcff:80")
 
 
-def test_a_tables_own_check_is_told_with_the_tables_name() -> None:
+def test_check_of_a_table_is_reported_with_its_name() -> None:
     class Picky(Table, frozen=True):
         low: int = 0
 
@@ -145,7 +143,7 @@ def test_a_tables_own_check_is_told_with_the_tables_name() -> None:
         convert({"low": 4}, Picky, "sources.picky")
 
 
-def test_a_required_key_that_is_missing_is_named() -> None:
+def test_missing_required_key_is_named() -> None:
     class Push(Table, frozen=True):
         endpoint: Annotated[str, about("Where to push to.")]
 
@@ -153,7 +151,7 @@ def test_a_required_key_that_is_missing_is_named() -> None:
         convert({}, Push, "exporters.push")
 
 
-def test_a_key_knows_its_kind_its_meaning_and_its_bounds() -> None:
+def test_key_has_kind_documentation_and_bounds() -> None:
     key = keys(Everything)["pause"]
     assert (key.doc, key.least, key.most) == ("How long.", "10ms", "1m")
     assert [k.kind for k in keys(Everything).values()][3:] == [
@@ -165,7 +163,7 @@ def test_a_key_knows_its_kind_its_meaning_and_its_bounds() -> None:
     ]
 
 
-def test_plain_values_are_written_as_they_are_read() -> None:
+def test_plain_values_are_parsed_back() -> None:
     table = convert({"pause": "1.5s", "room": "1.5MiB"}, Everything, "x")
     plain = to_plain(table)
     assert (plain["pause"], plain["room"]) == ("1500ms", "1536KiB")

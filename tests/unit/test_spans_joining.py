@@ -1,4 +1,4 @@
-"""A process's energy divided among its spans."""
+"""Joining: division of a process's energy among its spans."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def milliseconds(result: SpanEnergy, kind: HwType = CPU) -> float:
     return round(result.exclusive[kind] * 1000 / POWER[kind], 1)
 
 
-def test_a_single_span_spends_what_its_process_does() -> None:
+def test_single_span_has_the_energy_of_its_process() -> None:
     (result,) = ProcessSpans().settle([span(1, 150, 350)], known(), NEVER)
     assert result.outcome is Outcome.JOINED
     assert milliseconds(result) == milliseconds(result, GPU) == 200
@@ -91,20 +91,20 @@ def test_a_single_span_spends_what_its_process_does() -> None:
     assert result.coverage == 1
 
 
-def test_time_in_a_child_is_the_childs() -> None:
+def test_energy_during_a_child_is_the_childs() -> None:
     batch = [span(2, 200, 300, 1), span(1, 100, 500), span(3, 350, 400, 1)]
     child, parent, other = ProcessSpans().settle(batch, known(), NEVER)
     assert [milliseconds(r) for r in (parent, child, other)] == [250, 100, 50]
     assert parent.inclusive.energy[CPU] == 400_000
 
 
-def test_spans_side_by_side_share_alike() -> None:
+def test_parallel_spans_have_equal_shares() -> None:
     batch = [span(i, 100, 200) for i in range(1, 65)]
     results = ProcessSpans().settle(batch, known(), NEVER)
     assert {r.exclusive[GPU] for r in results} == {1_000_000 // 64}
 
 
-def test_a_thousand_spans_at_once_are_divided_exactly() -> None:
+def test_thousand_parallel_spans_are_divided_exactly() -> None:
     process, profile = ProcessSpans(), known()
     batch = [span(i, i / 10, 500 + i / 10, i // 2) for i in range(1, 1001)]
     results = process.settle(batch, profile, NEVER)
@@ -117,7 +117,7 @@ def test_a_thousand_spans_at_once_are_divided_exactly() -> None:
 # ---------------------------------------------------------------------------------------- weights
 
 
-def test_cpu_and_memory_go_by_the_threads_cpu_time_and_a_gpu_does_not() -> None:
+def test_cpu_time_weights_apply_to_cpu_and_memory_only() -> None:
     batch = [span(1, 0, 100, thread=1, cpu=90), span(2, 0, 100, thread=2, cpu=10)]
     busy, waiting = ProcessSpans().settle(batch, known(), NEVER)
     assert (milliseconds(busy), milliseconds(waiting)) == (90, 10)
@@ -125,13 +125,13 @@ def test_cpu_and_memory_go_by_the_threads_cpu_time_and_a_gpu_does_not() -> None:
     assert milliseconds(busy, GPU) == milliseconds(waiting, GPU) == 50
 
 
-def test_weighing_by_cpu_time_can_be_turned_off() -> None:
+def test_cpu_time_weights_can_be_turned_off() -> None:
     batch = [span(1, 0, 100, thread=1, cpu=90), span(2, 0, 100, thread=2, cpu=10)]
     one, other = ProcessSpans(by_cpu=False).settle(batch, known(), NEVER)
     assert milliseconds(one) == milliseconds(other) == 50
 
 
-def test_what_children_used_on_the_same_thread_is_not_the_parents() -> None:
+def test_cpu_time_of_children_on_the_same_thread_is_subtracted() -> None:
     # The parent works 10 of its own 100 ms, its child 100 of 100, the neighbour 50 of 200.
     batch = [
         span(1, 0, 200, cpu=110),
@@ -143,7 +143,7 @@ def test_what_children_used_on_the_same_thread_is_not_the_parents() -> None:
     assert milliseconds(parent) == pytest.approx(100 * 0.1 / (0.1 + 0.25), abs=0.1)
 
 
-def test_a_child_that_came_before_is_known_when_its_parent_comes() -> None:
+def test_earlier_child_is_known_to_its_parent() -> None:
     process, profile = ProcessSpans(), known()
     process.settle([span(2, 100, 200, 1, cpu=100)], profile, NEVER)
     parent, other = process.settle(
@@ -153,14 +153,14 @@ def test_a_child_that_came_before_is_known_when_its_parent_comes() -> None:
     assert parent.outcome is Outcome.JOINED
 
 
-def test_a_span_of_unknown_cpu_time_weighs_as_the_others_do() -> None:
+def test_span_of_unknown_cpu_time_has_the_mean_weight() -> None:
     batch = [span(1, 0, 100, cpu=20), span(2, 0, 100, cpu=40), span(3, 0, 100)]
     assert [milliseconds(r) for r in ProcessSpans().settle(batch, known(), NEVER)] == [
         pytest.approx(100 * w / 90, abs=0.1) for w in (20, 40, 30)
     ]
 
 
-def test_an_attribute_divides_every_kind_of_energy() -> None:
+def test_weights_by_attribute_apply_to_all_types() -> None:
     batch = [
         span(1, 0, 100, weight=300, cpu=1),
         span(2, 0, 100, weight=100, cpu=99),
@@ -171,7 +171,7 @@ def test_an_attribute_divides_every_kind_of_energy() -> None:
         assert [milliseconds(r, kind) for r in results] == [50, 16.7, 33.3]
 
 
-def test_absurd_weights_and_cpu_times_are_bounded() -> None:
+def test_weights_and_cpu_times_are_limited() -> None:
     batch = [span(1, 0, 100, weight=-7), span(2, 0, 100, weight=2**90), span(3, 0, 100, weight=0)]
     results = ProcessSpans().settle(batch, known(), NEVER)
     assert results[1].exclusive[GPU] == pytest.approx(
@@ -192,13 +192,13 @@ def outcome(process: ProcessSpans, profile: EnergyProfile, each: Span, now: int 
     return result.outcome
 
 
-def test_what_has_settled_is_no_future_for_who_looked_at_the_clock_before() -> None:
+def test_settled_time_is_not_future_with_an_older_clock_reading() -> None:
     process, profile = ProcessSpans(), known(1000)
     assert outcome(process, profile, span(1, 100, 900), 800 * MS) is Outcome.JOINED
     assert outcome(process, profile, span(2, 100, 1001), 800 * MS) is Outcome.FUTURE
 
 
-def test_every_absurd_span_has_its_outcome() -> None:
+def test_invalid_spans_have_their_outcomes() -> None:
     process, profile = ProcessSpans(), known(1000)
     now = 2000 * MS
     assert outcome(process, profile, span(1, 200, 100), now) is Outcome.INVERTED
@@ -215,13 +215,13 @@ def test_every_absurd_span_has_its_outcome() -> None:
     assert process.settle([], profile, now) == []
 
 
-def test_duplicates_within_a_batch_are_told_apart() -> None:
+def test_duplicates_within_a_batch_are_detected() -> None:
     results = ProcessSpans().settle([span(1, 0, 100), span(1, 0, 100)], known(), NEVER)
     assert [r.outcome for r in results] == [Outcome.JOINED, Outcome.DUPLICATE]
     assert milliseconds(results[0]) == 100
 
 
-def test_a_span_of_which_a_kind_was_never_told_does_not_say_zero() -> None:
+def test_unknown_type_is_absent_from_a_span() -> None:
     profile = known(1000, (CPU,))
     profile.add(GPU, GPU, Interval(GPU, Instant(SECOND, 0), Instant(2 * SECOND, 0), 0), 500, 0)
     extend(profile, 1000, 2000, (CPU,))
@@ -230,7 +230,7 @@ def test_a_span_of_which_a_kind_was_never_told_does_not_say_zero() -> None:
     assert set(after.exclusive) == {CPU, GPU}
 
 
-def test_parents_in_a_circle_are_not_believed() -> None:
+def test_cyclic_parents_are_ignored() -> None:
     batch = [span(1, 0, 100, 2), span(2, 0, 100, 1), span(3, 0, 100, 3)]
     results = ProcessSpans().settle(batch, known(), NEVER)
     assert sum(milliseconds(r) for r in results) == pytest.approx(100, abs=0.2)
@@ -239,17 +239,17 @@ def test_parents_in_a_circle_are_not_believed() -> None:
     assert sum(r.exclusive[CPU] for r in results) == pytest.approx(100_000, abs=200)
 
 
-def test_a_parent_that_begins_with_its_child_is_its_parent() -> None:
+def test_parent_may_begin_with_its_child() -> None:
     child, parent = ProcessSpans().settle([span(2, 0, 60, 1), span(1, 0, 100)], known(), NEVER)
     assert (milliseconds(child), milliseconds(parent)) == (60, 40)
 
 
-def test_a_parent_that_begins_after_its_child_is_none() -> None:
+def test_parent_that_begins_after_its_child_is_ignored() -> None:
     child, parent = ProcessSpans().settle([span(2, 0, 100, 1), span(1, 50, 100)], known(), NEVER)
     assert (milliseconds(child), milliseconds(parent)) == (75, 25)
 
 
-def test_a_child_may_outlive_its_parent() -> None:
+def test_child_may_end_after_its_parent() -> None:
     child, parent = ProcessSpans().settle([span(2, 50, 200, 1), span(1, 0, 100)], known(), NEVER)
     assert (milliseconds(child), milliseconds(parent)) == (150, 50)
 
@@ -257,7 +257,7 @@ def test_a_child_may_outlive_its_parent() -> None:
 # ------------------------------------------------------------------------------------------- late
 
 
-def test_a_parent_after_its_children_gets_what_is_left_and_is_not_late() -> None:
+def test_parent_after_its_children_has_the_rest_and_is_not_late() -> None:
     process, profile = ProcessSpans(), known()
     process.settle([span(2, 100, 200, 1)], profile, NEVER)
     process.settle([span(3, 180, 300, 1), span(4, 50, 120, 1)], profile, NEVER)
@@ -267,7 +267,7 @@ def test_a_parent_after_its_children_gets_what_is_left_and_is_not_late() -> None
     assert parent.inclusive.energy[CPU] == 400_000
 
 
-def test_a_span_whose_time_went_to_others_is_late() -> None:
+def test_span_of_covered_time_is_late() -> None:
     process, profile = ProcessSpans(), known()
     process.settle([span(1, 100, 200)], profile, NEVER)
     (late,) = process.settle([span(2, 150, 250)], profile, NEVER)
@@ -279,7 +279,7 @@ def test_a_span_whose_time_went_to_others_is_late() -> None:
     assert too_late.inclusive.energy[CPU] == 130_000
 
 
-def test_what_is_outside_was_claimed_by_nobody_and_nobody_can_any_more() -> None:
+def test_outside_energy_is_unclaimed_and_final() -> None:
     process, profile = ProcessSpans(), known(1000)
     assert process.since is None
     assert process.outside(profile, NEVER) == dict.fromkeys(POWER, 0)
@@ -293,7 +293,7 @@ def test_what_is_outside_was_claimed_by_nobody_and_nobody_can_any_more() -> None
     assert process.outside(profile, NEVER)[CPU] == 400_000
 
 
-def test_outside_never_falls_by_the_fraction_that_an_earlier_start_takes_back() -> None:
+def test_outside_energy_never_falls() -> None:
     profile = EnergyProfile()
     for i, energy in enumerate((7, 1047, 1, 3)):
         edges = Instant(i * 10, 0), Instant((i + 1) * 10, 0)
@@ -311,7 +311,7 @@ def test_outside_never_falls_by_the_fraction_that_an_earlier_start_takes_back() 
         assert outside + again + rest + alone.exclusive[CPU] == 7 + 1047 + 1 + 3
 
 
-def test_a_span_before_the_first_extends_what_is_accounted_for() -> None:
+def test_earlier_span_extends_the_accounted_time() -> None:
     process, profile = ProcessSpans(), known(1000)
     process.settle([span(1, 500, 600)], profile, NEVER)
     process.settle([span(2, 100, 200)], profile, NEVER)
@@ -321,7 +321,7 @@ def test_a_span_before_the_first_extends_what_is_accounted_for() -> None:
 # -------------------------------------------------------------------------------- announced spans
 
 
-def test_an_announced_span_takes_part_from_its_start() -> None:
+def test_announced_span_shares_from_its_start() -> None:
     process, profile = ProcessSpans(), known(1000)
     process.open(started(1, 0))
     process.open(started(2, 100))
@@ -336,7 +336,7 @@ def test_an_announced_span_takes_part_from_its_start() -> None:
     assert not process.announced
 
 
-def test_an_announced_parent_leaves_its_childs_time_to_it() -> None:
+def test_announced_parent_has_no_energy_during_its_child() -> None:
     process, profile = ProcessSpans(), known(1000)
     process.open(started(1, 0, cpu=0))
     process.open(started(2, 100, 1, cpu=10))
@@ -347,7 +347,7 @@ def test_an_announced_parent_leaves_its_childs_time_to_it() -> None:
     assert (milliseconds(child), milliseconds(parent)) == (100, 200)
 
 
-def test_announced_spans_are_weighed_by_the_cpu_time_they_tell() -> None:
+def test_announced_spans_are_weighted_by_their_cpu_time() -> None:
     process, profile = ProcessSpans(), known(1000)
     for ident, cpu in ((1, 75), (2, 25)):
         process.open(started(ident, 0, thread=ident, cpu=5))
@@ -360,7 +360,7 @@ def test_announced_spans_are_weighed_by_the_cpu_time_they_tell() -> None:
     assert milliseconds(one, GPU) == milliseconds(other, GPU)
 
 
-def test_announced_spans_are_weighed_by_attribute_once_they_come() -> None:
+def test_announced_spans_are_weighted_by_attribute_after_receipt() -> None:
     process, profile = ProcessSpans(), known(1000)
     for ident in (1, 2):
         process.open(started(ident, 0))
@@ -373,7 +373,7 @@ def test_announced_spans_are_weighed_by_attribute_once_they_come() -> None:
     assert [milliseconds(r) for r in later] == [50, 50]
 
 
-def test_announced_spans_may_go_unweighed() -> None:
+def test_announced_spans_can_have_equal_weights() -> None:
     process, profile = ProcessSpans(by_cpu=False), known(1000)
     for ident, cpu in ((1, 99), (2, 1)):
         process.open(started(ident, 0, thread=ident))
@@ -382,7 +382,7 @@ def test_announced_spans_may_go_unweighed() -> None:
     assert [milliseconds(r) for r in process.settle(batch, profile, NEVER)] == [50, 50]
 
 
-def test_what_is_not_announced_shares_with_what_is() -> None:
+def test_unannounced_spans_share_with_announced_ones() -> None:
     process, profile = ProcessSpans(), known(1000)
     process.open(started(1, 100))
     process.close(ended(1, 300))
@@ -393,7 +393,7 @@ def test_what_is_not_announced_shares_with_what_is() -> None:
     assert milliseconds(child) == 25
 
 
-def test_a_start_that_is_told_late_gets_what_is_left() -> None:
+def test_late_announcement_shares_the_rest() -> None:
     process, profile = ProcessSpans(), known(1000)
     process.open(started(1, 0))
     process.close(ended(1, 200))
@@ -405,7 +405,7 @@ def test_a_start_that_is_told_late_gets_what_is_left() -> None:
     assert milliseconds(late) == 50 + 100
 
 
-def test_an_end_that_was_not_told_is_the_spans_own() -> None:
+def test_end_without_announcement_is_that_of_the_received_span() -> None:
     process, profile = ProcessSpans(), known(1000)
     process.open(started(1, 100))
     (result,) = process.settle([span(1, 100, 250)], profile, NEVER)
@@ -413,7 +413,7 @@ def test_an_end_that_was_not_told_is_the_spans_own() -> None:
     assert not process.close(ended(1, 300))
 
 
-def test_an_announced_span_that_ends_beyond_what_is_known_is_partial() -> None:
+def test_announced_span_beyond_the_watermark_is_partial() -> None:
     process, profile = ProcessSpans(), known(1000)
     process.open(started(1, 900))
     process.open(started(2, 1500))
@@ -428,7 +428,7 @@ def test_an_announced_span_that_ends_beyond_what_is_known_is_partial() -> None:
 
 
 @pytest.mark.parametrize("announces", [False, True])
-def test_without_inclusive_energies_everything_else_is_the_same(announces: bool) -> None:
+def test_results_without_inclusive_energies_are_otherwise_equal(announces: bool) -> None:
     whole, brief, profile = ProcessSpans(), ProcessSpans(), known(1000, [CPU, MEMORY])
     extend(profile, 1000, 1500)  # a GPU is told of only from here on
     if announces:
@@ -447,7 +447,7 @@ def test_without_inclusive_energies_everything_else_is_the_same(announces: bool)
     assert {one.outcome for one in full} == {Outcome.JOINED}
 
 
-def test_what_cannot_be_kept_is_refused_and_joined_like_any_other() -> None:
+def test_refused_announcement_is_joined_as_a_plain_span() -> None:
     process, profile = ProcessSpans(announced=1), known(1000)
     assert process.open(started(1, 100))
     assert not process.open(started(1, 100))
@@ -460,7 +460,7 @@ def test_what_cannot_be_kept_is_refused_and_joined_like_any_other() -> None:
     assert not process.open(started(1, 300))
 
 
-def test_announced_parents_in_a_circle_or_younger_are_not_believed() -> None:
+def test_cyclic_or_younger_announced_parents_are_ignored() -> None:
     process, profile = ProcessSpans(), known(1000)
     for one, other in ((1, 2), (2, 1), (3, 3)):
         process.open(started(one, 0, other))
@@ -476,7 +476,7 @@ def test_announced_parents_in_a_circle_or_younger_are_not_believed() -> None:
     assert milliseconds(results[-1]) == 100
 
 
-def test_an_abandoned_span_gives_back_what_was_held_for_it() -> None:
+def test_energy_of_an_abandoned_span_becomes_outside_energy() -> None:
     process, profile = ProcessSpans(), known(1000)
     process.open(started(1, 0))
     process.open(started(2, 50, 1))
@@ -500,7 +500,7 @@ def test_an_abandoned_span_gives_back_what_was_held_for_it() -> None:
     assert given == pytest.approx(25_000 + 5_000 + 40_000 / 3 + 100_000, abs=5)
 
 
-def test_a_child_that_is_given_up_leaves_the_time_to_its_parent() -> None:
+def test_abandoned_child_leaves_later_time_to_its_parent() -> None:
     process, profile = ProcessSpans(), known(1000)
     process.open(started(1, 0))
     process.open(started(2, 50, 1))
@@ -522,7 +522,7 @@ def test_a_child_that_is_given_up_leaves_the_time_to_its_parent() -> None:
     assert process.outside(profile, 400 * MS)[CPU] == pytest.approx(400_000 - given, abs=5)
 
 
-def test_a_hundred_thousand_announcements_come_and_go_in_bounded_memory() -> None:
+def test_announcements_use_bounded_memory() -> None:
     process, profile = ProcessSpans(announced=200), known(10_000)
     alive = started(1, 0)
     process.open(alive)
@@ -540,7 +540,7 @@ def test_a_hundred_thousand_announcements_come_and_go_in_bounded_memory() -> Non
     assert all(energy >= 0 for energy in outside.values())
 
 
-def test_announcements_beyond_what_is_known_wait() -> None:
+def test_announcements_beyond_the_watermark_wait() -> None:
     process, profile = ProcessSpans(), known(1000)
     process.open(started(1, 5000))
     (plain,) = process.settle([span(2, 100, 200)], profile, NEVER)
@@ -551,7 +551,7 @@ def test_announcements_beyond_what_is_known_wait() -> None:
 # ------------------------------------------------------------------------------- old, thinned time
 
 
-def test_late_spans_of_thinned_time_share_what_was_left_and_no_more() -> None:
+def test_late_spans_of_thinned_time_share_the_rest() -> None:
     profile, process = EnergyProfile(64), ProcessSpans()
     energies = [(i * 7919) % 100_000 for i in range(400)]
 
@@ -586,7 +586,7 @@ def test_late_spans_of_thinned_time_share_what_was_left_and_no_more() -> None:
     assert first + process.outside(profile, NEVER)[CPU] + spent <= sum(energies)
 
 
-def test_thinned_time_is_not_given_twice_nor_less_than_once() -> None:
+def test_thinned_time_is_divided_once() -> None:
     energies = [2_000_000 * (i % 2) for i in range(60)]
 
     def spend(profile: EnergyProfile, first: int, last: int) -> None:
@@ -619,7 +619,7 @@ def test_thinned_time_is_not_given_twice_nor_less_than_once() -> None:
 # ---------------------------------------------------------------------------------------- keeping
 
 
-def test_covered_stretches_join_and_stay_few() -> None:
+def test_adjacent_covered_stretches_merge_and_are_limited() -> None:
     covered = CoveredTime(3)
     for start, end in ((10, 20), (30, 40), (50, 60)):
         covered.add(CoveredStretch(start, end, start, end))
@@ -634,7 +634,7 @@ def test_covered_stretches_join_and_stay_few() -> None:
     assert covered.inside(99, 120) == [CoveredStretch(0, 100, 0, 100)]
 
 
-def test_what_is_recent_is_remembered_and_the_oldest_forgotten() -> None:
+def test_cache_drops_the_oldest_keys() -> None:
     recent: GenerationalCache[int] = GenerationalCache(4)
     for i in range(5):
         recent[bytes([i])] = i
@@ -645,7 +645,7 @@ def test_what_is_recent_is_remembered_and_the_oldest_forgotten() -> None:
     assert not recent.isdisjoint([b"\x02"])
 
 
-def test_what_is_remembered_is_forgotten_with_age_and_not_before() -> None:
+def test_cache_drops_keys_by_age() -> None:
     recent: GenerationalCache[int] = GenerationalCache(1000)
     recent.age(0, 100)
     recent[b"early"] = 1
@@ -659,7 +659,7 @@ def test_what_is_remembered_is_forgotten_with_age_and_not_before() -> None:
     assert len(recent) == 0
 
 
-def test_who_was_full_of_late_is_given_its_whole_time() -> None:
+def test_full_generation_restarts_the_age() -> None:
     recent: GenerationalCache[int] = GenerationalCache(4)
     recent.age(0, 100)
     for i in range(2):
@@ -672,7 +672,7 @@ def test_who_was_full_of_late_is_given_its_whole_time() -> None:
     assert len(recent) == 0
 
 
-def test_a_span_that_comes_again_when_it_is_forgotten_gets_nothing_again() -> None:
+def test_repeated_span_with_a_forgotten_id_has_no_energy() -> None:
     process, profile = ProcessSpans(), known()
     process.age(0, 100)
     assert outcome(process, profile, span(1, 100, 200), NEVER) is Outcome.JOINED

@@ -1,4 +1,4 @@
-"""What weighs every snapshot: what is configured, over restarts, and through the poller."""
+"""Cost and carbon: configuration, restarts, snapshots."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_without_rates_there_is_no_footprint_and_no_thread() -> None:
     assert none.health() == ()
 
 
-def test_a_rate_that_fails_costs_what_it_weighs_and_nothing_else() -> None:
+def test_failing_rate_counts_energy_as_unknown() -> None:
     class Failing:
         origin = RateOrigin.SCHEDULE
 
@@ -82,7 +82,7 @@ def test_a_rate_that_fails_costs_what_it_weighs_and_nothing_else() -> None:
     assert weighed.carbon.unknown == KILOWATT_HOUR
 
 
-def test_a_kilowatt_hour_costs_its_price_and_emits_its_intensity() -> None:
+def test_kilowatt_hour_costs_its_price_and_emits_its_intensity() -> None:
     both = footprints(CostSettings(price=0.3), CarbonSettings(intensity=380.5))
     assert both.report(shot(KILOWATT_HOUR)) == Footprint(
         RatedEnergy("EUR", RateOrigin.CONSTANT, 300_000_000, 300_000_000),
@@ -90,13 +90,13 @@ def test_a_kilowatt_hour_costs_its_price_and_emits_its_intensity() -> None:
     )
 
 
-def test_a_price_of_nothing_is_configured() -> None:
+def test_price_of_zero_is_a_rate() -> None:
     assert footprints(CostSettings(price=0.0)).report(shot(5)).cost == RatedEnergy(
         "EUR", RateOrigin.CONSTANT, 0
     )
 
 
-def test_what_was_spent_before_books_were_weighed_is_weighed_by_nobody() -> None:
+def test_energy_before_the_first_rate_is_not_counted() -> None:
     opening = Checkpoint(NOW, "boot", accounts=shot(5 * KILOWATT_HOUR).domains)
     weighed = (
         footprints(CostSettings(price=1.0), opening=opening).report(shot(6 * KILOWATT_HOUR)).cost
@@ -105,7 +105,7 @@ def test_what_was_spent_before_books_were_weighed_is_weighed_by_nobody() -> None
     assert (weighed.total, weighed.unknown) == (10**9, 0)
 
 
-def test_totals_go_on_after_a_restart() -> None:
+def test_totals_continue_after_a_restart() -> None:
     before = RatedEnergy("EUR", RateOrigin.SCHEDULE, None, 7 * 10**9, Microjoules(3))
     opening = Checkpoint(NOW, "boot", accounts=shot(5).domains, footprint=Footprint(before))
     weighed = (
@@ -114,7 +114,7 @@ def test_totals_go_on_after_a_restart() -> None:
     assert weighed == RatedEnergy("EUR", RateOrigin.CONSTANT, 10**9, 8 * 10**9, Microjoules(3))
 
 
-def test_another_currency_begins_at_nothing() -> None:
+def test_another_currency_begins_at_zero() -> None:
     before = RatedEnergy("EUR", RateOrigin.CONSTANT, None, 7 * 10**9, Microjoules(3))
     opening = Checkpoint(NOW, "boot", accounts=shot(5).domains, footprint=Footprint(before))
     weighed = (
@@ -123,7 +123,7 @@ def test_another_currency_begins_at_nothing() -> None:
     assert weighed == RatedEnergy("CHF", RateOrigin.CONSTANT, 10**9)
 
 
-def test_a_schedule_weighs_each_joule_by_when_it_was_booked(tmp_path: Path) -> None:
+def test_schedule_applies_the_rate_at_the_time_of_booking(tmp_path: Path) -> None:
     path = tmp_path / "tariff.toml"
     path.write_text(
         'zone = "UTC"\n[[period]]\nrate = 1\nto = "12:00"\n[[period]]\nrate = 3\nfrom = "12:00"\n'
@@ -144,7 +144,7 @@ def test_a_schedule_weighs_each_joule_by_when_it_was_booked(tmp_path: Path) -> N
     assert len(prints.services.parts) == 1
 
 
-def test_a_file_with_a_number_is_followed(tmp_path: Path) -> None:
+def test_rate_follows_a_file(tmp_path: Path) -> None:
     path = tmp_path / "intensity"
     path.write_text("412")
     prints = footprints(carbon=CarbonSettings(file=str(path), max_age=CostSettings().max_age))
@@ -158,7 +158,7 @@ def test_a_file_with_a_number_is_followed(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- through the poller
 
 
-def test_the_poller_shows_and_closes_the_footprint_with_the_energy_it_is_of() -> None:
+def test_snapshot_and_checkpoint_have_the_footprint_of_their_energy() -> None:
     clock = ManualClock()
     domain = replace(account("package-0", CPU, "p", None, (0, 0, 0)).domain, resource=None)
 
@@ -191,7 +191,7 @@ def test_the_poller_shows_and_closes_the_footprint_with_the_energy_it_is_of() ->
     assert kept[-1].footprint.cost == cost
 
 
-def test_footprints_outlive_a_restart_in_the_store(tmp_path: Path) -> None:
+def test_footprint_survives_a_restart_in_the_store(tmp_path: Path) -> None:
     host = Books(ManualClock())
     weighed = Footprint(RatedEnergy("EUR", RateOrigin.METRIC, 10**15, 2**70, Microjoules(9)))
     with closing(Store.open(tmp_path, Settings(), host.clock)) as store:
@@ -245,31 +245,29 @@ def faults(text: str, tmp_path: Path) -> str:
         ),
     ],
 )
-def test_what_cannot_be_is_said_by_key(text: str, why: str, tmp_path: Path) -> None:
+def test_invalid_setting_is_reported_by_key(text: str, why: str, tmp_path: Path) -> None:
     assert why in faults(text, tmp_path)
 
 
 @pytest.mark.parametrize("currency", ["", "EUR\\n", 'E"R', "€", "EU R", "A" * 13, "{x}"])
-def test_a_currency_is_letters_and_nothing_that_a_label_could_be_broken_with(
-    currency: str, tmp_path: Path
-) -> None:
+def test_currency_accepts_letters_only(currency: str, tmp_path: Path) -> None:
     told = faults(f"[cost]\ncurrency = '{currency}'", tmp_path)
     assert "is not a currency" in told
 
 
-def test_a_password_in_an_address_is_refused_and_not_shown(tmp_path: Path) -> None:
+def test_password_in_an_address_is_refused_and_not_displayed(tmp_path: Path) -> None:
     told = faults('[cost]\nquery = "x"\nurl = "http://me:hunter2@x"', tmp_path)
     assert "wattspan sends no user names and passwords" in told
     assert "hunter2" not in told
 
 
-def test_a_price_may_be_given_by_the_environment() -> None:
+def test_price_can_be_set_by_the_environment() -> None:
     environ = {"WATTSPAN_COST_PRICE": "0.31", "WATTSPAN_COST_CURRENCY": "credits"}
     config = load(None, environ=environ, default=Path("/nonexistent"))
     assert (config.cost.price, config.cost.currency) == (0.31, "credits")
 
 
-def test_a_schedule_without_periods_or_otherwise_knows_nothing() -> None:
+def test_schedule_without_periods_and_default_has_no_rate() -> None:
     from datetime import UTC
 
     assert Schedule(UTC, ()).rate(0) is None

@@ -1,4 +1,4 @@
-"""What a payer spent as a function of time."""
+"""Profiles: energy over time, uncertainty, thinning."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def energy(profile: EnergyProfile, start: float, end: float, kind: HwType = CPU)
     return spent + 1 if spent % 10 == 9 else spent
 
 
-def test_a_profile_that_was_told_nothing_knows_nothing() -> None:
+def test_empty_profile_has_no_energy() -> None:
     profile = EnergyProfile()
     assert (profile.watermark, profile.horizon) == (0, 0)
     answer = profile.between(0, 10**12)
@@ -55,7 +55,7 @@ def test_a_profile_that_was_told_nothing_knows_nothing() -> None:
     assert profile.watermark == 0
 
 
-def test_without_samples_energy_is_spread_evenly() -> None:
+def test_energy_is_spread_evenly_without_samples() -> None:
     profile = EnergyProfile()
     tell(profile, 1000, 3000)
     assert energy(profile, 0, 200) == 4000
@@ -64,7 +64,7 @@ def test_without_samples_energy_is_spread_evenly() -> None:
     assert profile.between(50 * MS, 150 * MS).covered == 100 * MS
 
 
-def test_with_samples_cpu_and_memory_follow_the_cpu_clock_and_a_gpu_does_not() -> None:
+def test_samples_shape_cpu_and_memory_energy_only() -> None:
     profile = EnergyProfile()
     for mono, cpu in ((0, 0), (10, 0), (20, 10), (100, 10), (120, 10)):
         profile.sample(mono * MS, cpu * MS)
@@ -79,7 +79,7 @@ def test_with_samples_cpu_and_memory_follow_the_cpu_clock_and_a_gpu_does_not() -
     assert energy(profile, 10, 20, GPU) == 100
 
 
-def test_a_clock_that_falls_or_stands_still_in_time_is_not_followed_back() -> None:
+def test_falling_or_repeated_samples_are_ignored() -> None:
     profile = EnergyProfile()
     for mono, cpu in ((0, 50), (50, 100), (50, 400), (40, 500), (100, 20), (110, 100)):
         profile.sample(mono * MS, cpu * MS)
@@ -88,7 +88,7 @@ def test_a_clock_that_falls_or_stands_still_in_time_is_not_followed_back() -> No
     assert energy(profile, 50, 100) == 0
 
 
-def test_where_samples_end_the_rest_goes_on_at_their_rate() -> None:
+def test_mean_rate_is_extrapolated_beyond_samples() -> None:
     profile = EnergyProfile()
     for mono in (25, 50, 75):
         profile.sample(mono * MS, mono * MS)
@@ -107,7 +107,7 @@ def test_where_samples_end_the_rest_goes_on_at_their_rate() -> None:
         [(0, 0), (10**9, 1)],  # the clock moved, but not by a nanosecond here
     ],
 )
-def test_samples_that_tell_nothing_leave_energy_spread_evenly(
+def test_samples_without_cpu_time_leave_energy_spread_evenly(
     samples: list[tuple[int, int]],
 ) -> None:
     profile = EnergyProfile()
@@ -117,7 +117,7 @@ def test_samples_that_tell_nothing_leave_energy_spread_evenly(
     assert energy(profile, 0, 50) == 500
 
 
-def test_many_samples_leave_the_newest() -> None:
+def test_newest_samples_are_kept() -> None:
     profile = EnergyProfile()
     for i in range(10_002):
         profile.sample(i * MS, min(i, 9_950) * MS)
@@ -135,7 +135,7 @@ def clocked(until: int, rate: int = 1) -> EnergyProfile:
     return profile
 
 
-def test_intervals_that_the_step_blurs_are_pooled_until_it_does_not() -> None:
+def test_noisy_intervals_are_pooled() -> None:
     profile = clocked(1000)
     # The process worked evenly; the counter's step gave one interval what belongs to the next.
     for start, spent in ((0, 1500), (100, 500)):
@@ -146,7 +146,7 @@ def test_intervals_that_the_step_blurs_are_pooled_until_it_does_not() -> None:
     assert energy(profile, 0, 100) == energy(profile, 100, 200) == energy(profile, 200, 300) == 1000
 
 
-def test_a_pool_waits_for_a_second_and_no_longer() -> None:
+def test_pool_is_released_after_a_second() -> None:
     profile = clocked(3000)
     tell(profile, *[10] * 9, noise=50)
     assert profile.watermark == 0
@@ -154,7 +154,7 @@ def test_a_pool_waits_for_a_second_and_no_longer() -> None:
     assert profile.watermark == SECOND
 
 
-def test_what_is_exact_or_cannot_be_followed_does_not_wait() -> None:
+def test_exact_or_unsampled_intervals_are_not_pooled() -> None:
     exact = clocked(1000)
     tell(exact, 0, 10, 10)
     assert exact.watermark == 300 * MS
@@ -166,7 +166,7 @@ def test_what_is_exact_or_cannot_be_followed_does_not_wait() -> None:
     assert gpu.watermark == 200 * MS
 
 
-def test_finishing_releases_what_waits() -> None:
+def test_finish_releases_pools() -> None:
     profile = clocked(1000)
     profile.expect("gpu", GPU, 0)
     tell(profile, 10, 30, noise=50)
@@ -175,7 +175,7 @@ def test_finishing_releases_what_waits() -> None:
     assert energy(profile, 0, 200) == 40
 
 
-def test_a_larger_step_makes_a_larger_uncertainty() -> None:
+def test_larger_step_has_a_larger_uncertainty() -> None:
     stated = []
     for noise in (0, 10_000, 100_000):
         profile = EnergyProfile()
@@ -185,7 +185,7 @@ def test_a_larger_step_makes_a_larger_uncertainty() -> None:
     assert stated[2] < 200_000
 
 
-def test_changing_power_is_less_sure_than_steady_power() -> None:
+def test_changing_power_has_a_larger_uncertainty() -> None:
     steady, changing = EnergyProfile(), EnergyProfile()
     tell(steady, *[500_000] * 10)
     tell(changing, *[0, 1_000_000] * 5)
@@ -193,7 +193,7 @@ def test_changing_power_is_less_sure_than_steady_power() -> None:
     assert 5 * sure < unsure
 
 
-def test_steps_between_unequal_shares_walk_away_with_more_over_time() -> None:
+def test_uncertainty_of_unequal_shares_grows_over_time() -> None:
     profile = EnergyProfile()
     for i in range(100):
         noise = 10_000 if i % 2 else 0
@@ -203,7 +203,7 @@ def test_steps_between_unequal_shares_walk_away_with_more_over_time() -> None:
     assert short < long
 
 
-def test_inside_one_slice_uncertainty_shrinks_with_the_length() -> None:
+def test_uncertainty_inside_a_slice_shrinks_with_the_length() -> None:
     profile = EnergyProfile()
     tell(profile, 1_000_000, 3_000_000, 1_000_000, noise=100_000)
     lengths = (1, 7, 1000, 10**6, 40 * 10**6)
@@ -216,7 +216,7 @@ def test_inside_one_slice_uncertainty_shrinks_with_the_length() -> None:
 # -------------------------------------------------------------------------------- several domains
 
 
-def test_kinds_are_answered_up_to_where_all_that_move_are_known() -> None:
+def test_watermark_is_that_of_the_slowest_active_domain() -> None:
     profile = EnergyProfile()
     profile.expect("gpu", GPU, 0)
     tell(profile, 100, 100, 100)
@@ -227,7 +227,7 @@ def test_kinds_are_answered_up_to_where_all_that_move_are_known() -> None:
     assert profile.between(0, SECOND).covered == 150 * MS
 
 
-def test_expecting_a_domain_twice_changes_nothing() -> None:
+def test_expecting_a_domain_twice_has_no_effect() -> None:
     profile = EnergyProfile()
     tell(profile, 100)
     profile.expect("cpu", CPU, 0)
@@ -235,7 +235,7 @@ def test_expecting_a_domain_twice_changes_nothing() -> None:
     assert energy(profile, 0, 200) == 200
 
 
-def test_domains_of_one_kind_add_up_whatever_their_edges() -> None:
+def test_domains_of_one_type_add_up() -> None:
     profile = EnergyProfile()
     for domain in ("a", "b"):
         profile.expect(domain, CPU, 0)
@@ -246,7 +246,7 @@ def test_domains_of_one_kind_add_up_whatever_their_edges() -> None:
     assert energy(profile, 0, 180) == 1800 + 60
 
 
-def test_a_domain_that_stops_is_not_waited_for_beyond_patience() -> None:
+def test_stopped_domain_is_not_waited_for_beyond_patience() -> None:
     profile = EnergyProfile(patience=SECOND)
     for domain in ("a", "b"):
         profile.expect(domain, CPU, 0)
@@ -261,7 +261,7 @@ def test_a_domain_that_stops_is_not_waited_for_beyond_patience() -> None:
     assert set(after.uncertainty) == {CPU}
 
 
-def test_what_comes_after_its_time_has_been_told_is_lost_and_counted() -> None:
+def test_late_energy_is_counted_as_lost() -> None:
     profile = EnergyProfile(patience=SECOND)
     profile.expect("gpu", GPU, 0)
     tell(profile, *[100] * 20)
@@ -274,7 +274,7 @@ def test_what_comes_after_its_time_has_been_told_is_lost_and_counted() -> None:
     assert profile.between(0, 2100 * MS).covered == 100 * MS
 
 
-def test_a_hole_is_not_covered_and_holds_no_energy() -> None:
+def test_gap_is_not_covered_and_has_no_energy() -> None:
     profile = EnergyProfile()
     end = tell(profile, 100, 100)
     tell(profile, 100, start=end + 50)
@@ -284,7 +284,7 @@ def test_a_hole_is_not_covered_and_holds_no_energy() -> None:
     assert profile.between(260 * MS, 300 * MS).covered == 40 * MS
 
 
-def test_holes_that_touch_are_one_and_too_many_become_fewer() -> None:
+def test_adjacent_gaps_merge_and_are_limited() -> None:
     profile = EnergyProfile(patience=SECOND)
     for i in range(300):
         profile.add("cpu", CPU, interval(i * 20, i * 20 + 10 + i % 2), 5, 0)
@@ -299,7 +299,7 @@ def test_holes_that_touch_are_one_and_too_many_become_fewer() -> None:
     assert gpu.between(0, 20 * MS).covered == 5 * MS
 
 
-def test_a_domain_that_appears_soon_was_there_before_and_a_later_one_was_not() -> None:
+def test_early_domain_existed_before_and_a_later_one_did_not() -> None:
     profile = EnergyProfile(patience=SECOND)
     tell(profile, *[100] * 5)
     tell(profile, 100, domain="memory", kind=MEMORY, start=400)  # a tenth is news, none is lost
@@ -314,7 +314,7 @@ def test_a_domain_that_appears_soon_was_there_before_and_a_later_one_was_not() -
     assert energy(profile, 2600, 2750, GPU) == 1000
 
 
-def test_an_empty_or_backward_stretch_is_answered_with_nothing_spent() -> None:
+def test_empty_or_inverted_period_has_no_energy() -> None:
     profile = EnergyProfile()
     tell(profile, 1000)
     for start, end in ((50, 50), (60, 40)):
@@ -324,7 +324,7 @@ def test_an_empty_or_backward_stretch_is_answered_with_nothing_spent() -> None:
     assert profile.between(-50, -10).covered == 0
 
 
-def test_an_interval_out_of_order_or_without_length_is_not_taken() -> None:
+def test_interval_out_of_order_or_empty_is_ignored() -> None:
     profile = EnergyProfile()
     tell(profile, 100, 100)
     profile.add("cpu", CPU, interval(0, 100), 50, 0)
@@ -336,12 +336,12 @@ def test_an_interval_out_of_order_or_without_length_is_not_taken() -> None:
 # -------------------------------------------------------------------------------- bounded memory
 
 
-def test_a_profile_without_room_is_refused() -> None:
+def test_profile_with_a_small_limit_raises() -> None:
     with pytest.raises(ValueError, match="needs room for 16 rows, not 15"):
         EnergyProfile(15)
 
 
-def test_a_life_of_a_day_stays_answerable_in_bounded_memory() -> None:
+def test_profile_of_a_day_is_bounded_and_answers() -> None:
     profile = EnergyProfile(512)
     day = 24 * 3600
     for second in range(0, day, 10):
@@ -354,7 +354,7 @@ def test_a_life_of_a_day_stays_answerable_in_bounded_memory() -> None:
     assert late.energy[CPU] == 10_000_000
 
 
-def test_the_recent_past_is_not_thinned_while_there_is_room() -> None:
+def test_recent_rows_are_not_thinned() -> None:
     profile = EnergyProfile(4096)
     energies = [1000 * (i % 7) for i in range(3000)]
     tell(profile, *energies)
@@ -362,7 +362,7 @@ def test_the_recent_past_is_not_thinned_while_there_is_room() -> None:
     assert energy(profile, 299_000, 299_100) == energies[2990]
 
 
-def test_thinned_rows_are_less_sure() -> None:
+def test_thinned_rows_have_a_larger_uncertainty() -> None:
     profile = EnergyProfile(16)
     tell(profile, *[0, 2_000_000] * 40)
     fresh = EnergyProfile()
@@ -371,7 +371,7 @@ def test_thinned_rows_are_less_sure() -> None:
     assert profile.between(start, end).uncertainty[CPU] > fresh.between(start, end).uncertainty[CPU]
 
 
-def test_asking_much_of_a_process_that_ended_remembers_little() -> None:
+def test_cache_of_uncertainties_is_bounded() -> None:
     profile = EnergyProfile()
     tell(profile, *range(120))
     for first in range(0, 12_000, 100):
@@ -386,7 +386,7 @@ def test_asking_much_of_a_process_that_ended_remembers_little() -> None:
 @pytest.mark.parametrize(
     "kinds", [{CPU}, {CPU, GPU}, {CPU, MEMORY, GPU}, {CPU, MEMORY, GPU, ENCLOSURE}, set()]
 )
-def test_lanes_are_read_as_they_were_packed(kinds: set[HwType]) -> None:
+def test_lanes_are_unpacked_as_packed(kinds: set[HwType]) -> None:
     lanes = lanes_of(frozenset(kinds))
     values = [2**56 - 1 - i for i in range(len(kinds))]
     packed = lanes.pack(values)

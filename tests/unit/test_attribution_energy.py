@@ -1,4 +1,4 @@
-"""Two readings of one counter: an interval, or the name of the gap."""
+"""Intervals and gaps between readings, and checks of values."""
 
 from dataclasses import replace
 
@@ -47,13 +47,13 @@ def reason(stretch: Interval | Gap) -> GapReason | None:
         ),
     ],
 )
-def test_what_two_readings_say(
+def test_energy_between_two_readings_is_an_interval_or_a_gap(
     earlier: Reading, later: Reading, expected: GapReason | None
 ) -> None:
     assert reason(energy_between(PACKAGE, earlier, later)) is expected
 
 
-def test_a_counter_that_steps_may_show_what_was_spent_just_before() -> None:
+def test_stepping_counter_may_include_earlier_energy() -> None:
     slow = replace(PACKAGE, resolution=SECOND // 10)
     burst = 400 * 10**6 * 2 // 10  # two steps' worth at the ceiling, within a millisecond
     assert reason(energy_between(slow, reading(0, 0), reading(0.001, burst))) is None
@@ -63,19 +63,19 @@ def test_a_counter_that_steps_may_show_what_was_spent_just_before() -> None:
     )
 
 
-def test_readings_out_of_order_are_refused() -> None:
+def test_readings_out_of_order_raise() -> None:
     with pytest.raises(ValueError, match="out of order"):
         energy_between(PACKAGE, reading(1, 0), reading(1, 0))
 
 
-def test_a_meter_ignores_a_reading_that_is_not_newer() -> None:
+def test_meter_ignores_a_reading_that_is_not_newer() -> None:
     meter = CounterMeter(PACKAGE, SECOND)
     assert meter.advance(reading(1, 0)) is None
     assert meter.advance(reading(1, 7)) is None
     assert meter.last == reading(1, 0)
 
 
-def test_absence_is_only_told_of_a_meter_that_was_ever_read_and_once_a_moment() -> None:
+def test_absence_needs_a_reading_and_elapsed_time() -> None:
     meter = CounterMeter(PACKAGE, SECOND)
     assert meter.absent(Instant(99 * SECOND, 0)) is None
     meter.advance(reading(0, 0))
@@ -88,38 +88,38 @@ def test_absence_is_only_told_of_a_meter_that_was_ever_read_and_once_a_moment() 
 
 
 @pytest.mark.parametrize("weights", [[], [0, 0], [3, -1]])
-def test_nothing_can_be_split_by_no_weight(weights: list[int]) -> None:
+def test_split_without_weight_raises(weights: list[int]) -> None:
     with pytest.raises(ValueError, match="weights"):
         split(10, weights)
 
 
-def test_ties_go_to_the_earlier_weight() -> None:
+def test_split_gives_ties_to_the_earlier_weight() -> None:
     assert split(5, [1, 1, 1]) == [2, 2, 1]
 
 
 # ------------------------------------------------------------------- the values' own promises
 
 
-def test_an_attribution_that_does_not_add_up_cannot_be_made() -> None:
+def test_attribution_that_does_not_add_up_raises() -> None:
     interval = Interval("d", Instant(0, 0), Instant(1, 0), Microjoules(10))
     with pytest.raises(ValueError, match="10 uJ were divided into 9 uJ"):
         Attribution(interval, (), Microjoules(4), Microjoules(5))
 
 
-def test_only_a_member_of_the_cover_can_be_attributed() -> None:
+def test_attributed_domain_outside_the_cover_raises() -> None:
     with pytest.raises(ValueError, match="only a member of the cover"):
         replace(PACKAGE, in_cover=False)
 
 
-def test_the_worse_provenance_wins() -> None:
+def test_worse_provenance_wins() -> None:
     assert Provenance.MEASURED.worse(Provenance.ESTIMATED) is Provenance.ESTIMATED
     assert Provenance.EMULATED.worse(Provenance.MEASURED) is Provenance.EMULATED
 
 
-def test_a_payer_without_groups_has_no_group_name() -> None:
+def test_payer_without_groups_has_no_group_name() -> None:
     assert PayerInfo(Remainder("/x"), "x").group == ""
 
 
-def test_asking_a_snapshot_for_a_domain_it_has_not_is_an_error() -> None:
+def test_account_of_an_unknown_domain_raises() -> None:
     with pytest.raises(KeyError, match="nobody"):
         Snapshot(Instant(0, 0), 1, "h").account("nobody")

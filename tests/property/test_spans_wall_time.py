@@ -1,4 +1,4 @@
-"""However the wall clock is set, slewed or slept through, its times lead back to their moments."""
+"""Conversion of Unix time under steps, slews and suspends."""
 
 from typing import NamedTuple
 
@@ -58,7 +58,7 @@ def lived(course: list[Stretch]) -> tuple[WallClockConverter, list[Instant], lis
 
 
 @given(stretches)
-def test_a_time_leads_to_a_moment_that_showed_it(course: list[Stretch]) -> None:
+def test_converted_time_is_a_moment_with_that_wall_time(course: list[Stretch]) -> None:
     """Within 1.5 ms: what a slew leaves, and a jump too small to be told from one.
 
     Within the tick of a jump the two clocks do not tell which came first, so there within a tick.
@@ -80,13 +80,13 @@ def test_a_time_leads_to_a_moment_that_showed_it(course: list[Stretch]) -> None:
 
 
 @given(stretches, st.integers(-(2**62), 2**62))
-def test_no_time_is_without_an_answer(course: list[Stretch], unix: int) -> None:
+def test_all_times_are_convertible(course: list[Stretch], unix: int) -> None:
     wall, _, _ = lived(course)
     assert isinstance(wall.monotonic(unix), int)
 
 
 @given(stretches)
-def test_times_of_the_newest_tick_are_never_mistaken(course: list[Stretch]) -> None:
+def test_times_of_the_newest_tick_are_exact(course: list[Stretch]) -> None:
     wall, moments, _ = lived(course)
     newest = moments[-1]
     assert abs(wall.monotonic(newest.wall) - newest.mono) <= 1.5 * MS

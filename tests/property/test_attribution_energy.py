@@ -49,7 +49,7 @@ counters = st.integers(0, MODULUS - 1)
     power=st.integers(1000, CEILING),
     before=st.integers(0, 100),
 )
-def test_a_counter_that_wraps_once_still_counts_forward(dt: int, power: int, before: int) -> None:
+def test_wrapped_counter_counts_forward(dt: int, power: int, before: int) -> None:
     spent = energy_at(power, dt)
     start = MODULUS - 1 - spent * before // 100  # the wrap lies inside the interval
     assert start + spent >= MODULUS or before == 100
@@ -58,7 +58,7 @@ def test_a_counter_that_wraps_once_still_counts_forward(dt: int, power: int, bef
 
 
 @given(a=counters, b=counters, dt=elapsed, epochs=st.tuples(st.integers(0, 1), st.integers(0, 1)))
-def test_no_interval_exceeds_what_the_hardware_can_draw(
+def test_interval_energy_is_at_most_maximum_power_times_time(
     a: int, b: int, dt: int, epochs: tuple[int, int]
 ) -> None:
     one = domain()
@@ -71,7 +71,7 @@ def test_no_interval_exceeds_what_the_hardware_can_draw(
 
 
 @given(a=st.integers(0, 10**15), b=st.integers(0, 10**15), dt=elapsed)
-def test_a_counter_that_never_wraps_and_falls_was_reset(a: int, b: int, dt: int) -> None:
+def test_falling_counter_without_modulus_is_a_reset(a: int, b: int, dt: int) -> None:
     result = energy_between(domain(modulus=None), reading(0, a), reading(dt, b))
     if b < a:
         assert isinstance(result, Gap)
@@ -83,7 +83,7 @@ def test_a_counter_that_never_wraps_and_falls_was_reset(a: int, b: int, dt: int)
     dt=st.integers(SECOND // 100, 60 * SECOND),
     power=st.integers(0, CEILING),
 )
-def test_a_stepped_wall_clock_changes_no_energy(step: int, dt: int, power: int) -> None:
+def test_step_of_the_wall_clock_changes_no_energy(step: int, dt: int, power: int) -> None:
     spent = energy_at(power, dt)
     start, end = reading(0, 5), reading(dt, 5 + spent, wall=step)
     result = energy_between(domain(), start, end)
@@ -92,7 +92,7 @@ def test_a_stepped_wall_clock_changes_no_energy(step: int, dt: int, power: int) 
 
 
 @given(asleep=st.integers(SECOND, 10**15), dt=elapsed, a=counters, b=counters)
-def test_a_suspend_is_a_gap_as_long_as_the_host_slept(asleep: int, dt: int, a: int, b: int) -> None:
+def test_suspend_is_a_gap_of_its_duration(asleep: int, dt: int, a: int, b: int) -> None:
     result = energy_between(domain(), reading(0, a), reading(dt, b, asleep=asleep))
     assert isinstance(result, Gap)
     assert result.reason is GapReason.SUSPEND
@@ -108,7 +108,7 @@ def test_a_suspend_is_a_gap_as_long_as_the_host_slept(asleep: int, dt: int, a: i
         max_size=40,
     )
 )
-def test_a_meter_tiles_time_with_intervals_and_gaps(steps: list[tuple[str, int, int, int]]) -> None:
+def test_meter_tiles_time_with_intervals_and_gaps(steps: list[tuple[str, int, int, int]]) -> None:
     meter = CounterMeter(domain(), patience=10 * SECOND)
     now, first, covered, last_end = 0, None, 0, None
     for what, dt, counter, epoch in steps:

@@ -1,4 +1,4 @@
-"""The books, one story at a time. What must hold always stands in tests/property."""
+"""The ledger in single scenarios; invariants are in tests/property."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def world(**rules: object) -> World:
     return World(Ledger(LedgerSettings(**rules), boot_id="boot", now=0))  # type: ignore[arg-type]
 
 
-def test_an_interval_is_pending_until_its_usage_is_known_and_then_booked_at_once() -> None:
+def test_interval_is_pending_until_its_usage_is_known() -> None:
     host = world()
     host.born(1)
     waiting = host.turn(TICK, {1: 50}, gpu_loads={1: 50}, gpu_usage_comes=False)
@@ -40,7 +40,7 @@ def test_an_interval_is_pending_until_its_usage_is_known_and_then_booked_at_once
     assert booked.account(GPU.id).consumers == 16_000_000
 
 
-def test_idle_gets_its_due_from_a_counter_that_moves_every_other_reading() -> None:
+def test_idle_energy_is_exact_for_a_counter_that_moves_every_other_reading() -> None:
     host = world()
     for _ in range(60):  # nobody holds the GPU: 70 W is what it draws idle
         host.turn(TICK, {}, power=70_000)
@@ -54,7 +54,7 @@ def test_idle_gets_its_due_from_a_counter_that_moves_every_other_reading() -> No
     assert idle == pytest.approx(100 * 7_000_000, rel=0.03)
 
 
-def test_idle_is_not_owed_for_ever() -> None:
+def test_idle_deficit_is_limited() -> None:
     host = world()
     for _ in range(60):
         host.turn(TICK, {}, power=70_000)
@@ -68,7 +68,7 @@ def test_idle_is_not_owed_for_ever() -> None:
     assert spent >= 10 * 20_000_000 - 2 * 7_000_000
 
 
-def test_a_domain_outside_the_cover_is_counted_and_never_attributed() -> None:
+def test_domain_outside_the_cover_is_counted_and_not_attributed() -> None:
     host = world()
     host.born(1)
     snapshot = host.turn(TICK, {1: 50})
@@ -78,7 +78,7 @@ def test_a_domain_outside_the_cover_is_counted_and_never_attributed() -> None:
     assert core not in snapshot.cover
 
 
-def test_the_energy_of_a_reused_pid_is_not_inherited() -> None:
+def test_reused_pid_does_not_inherit_energy() -> None:
     host = world()
     host.born(7)
     for _ in range(30):
@@ -93,7 +93,7 @@ def test_the_energy_of_a_reused_pid_is_not_inherited() -> None:
     assert rows[host.alive[7]].energy[HwType.CPU] < rows[first].energy[HwType.CPU] + 24_000_000
 
 
-def test_the_dead_stay_counted_in_their_group() -> None:
+def test_energy_of_exited_processes_stays_in_their_groups() -> None:
     host = world()
     host.born(1)
     for _ in range(30):
@@ -108,7 +108,7 @@ def test_the_dead_stay_counted_in_their_group() -> None:
     assert imbalances(after) == []
 
 
-def test_a_payer_nobody_could_describe_is_charged_to_unknown() -> None:
+def test_undescribed_payer_is_charged_to_the_unknown_user() -> None:
     host = world()
     stranger = Consumer(99, 99)
     host.clock.advance(1)
@@ -150,7 +150,7 @@ def test_rows_and_groups_have_the_power_of_their_last_settled_second() -> None:
     )
 
 
-def test_a_device_that_is_lost_does_not_freeze_the_powers_of_its_kind() -> None:
+def test_lost_device_does_not_freeze_the_powers_of_its_type() -> None:
     host = world(absence=2 * SECOND)
     host.born(1)
     for _ in range(20):
@@ -167,7 +167,7 @@ def test_a_device_that_is_lost_does_not_freeze_the_powers_of_its_kind() -> None:
     assert snapshot.processes[0].power[HwType.CPU] == pytest.approx(160_000, rel=0.05)
 
 
-def test_a_domain_that_is_gone_keeps_its_account_and_shows_no_power() -> None:
+def test_removed_domain_keeps_its_account_without_power() -> None:
     host = world()
     for _ in range(20):
         before = host.turn(TICK, {})
@@ -180,7 +180,7 @@ def test_a_domain_that_is_gone_keeps_its_account_and_shows_no_power() -> None:
     assert after.account(PACKAGE.id).present
 
 
-def test_absence_beyond_patience_is_a_gap_that_grows_while_it_lasts() -> None:
+def test_absence_beyond_patience_is_a_growing_gap() -> None:
     host = world(absence=5 * SECOND)
     host.turn(TICK, {})
     host.domains[PACKAGE.id].readable = False
@@ -197,7 +197,7 @@ def test_absence_beyond_patience_is_a_gap_that_grows_while_it_lasts() -> None:
     assert after.gaps[GapReason.ABSENT] == 10 * SECOND + TICK
 
 
-def test_a_short_absence_loses_no_energy() -> None:
+def test_short_absence_loses_no_energy() -> None:
     host = world(absence=5 * SECOND)
     host.turn(TICK, {})
     host.domains[PACKAGE.id].readable = False
@@ -214,7 +214,7 @@ def test_readings_of_unregistered_domains_are_ignored() -> None:
     assert "nobody" not in {a.domain.id for a in host.turn(TICK, {}).domains}
 
 
-def test_groups_beyond_the_bound_share_the_other_of_their_kind() -> None:
+def test_groups_beyond_the_limit_share_other_of_their_kind() -> None:
     host = world(groups=2)
     for pid in range(1, 7):
         host.born(pid)
@@ -231,7 +231,7 @@ def test_groups_beyond_the_bound_share_the_other_of_their_kind() -> None:
     assert host.ledger.unnamed_groups > 0
 
 
-def test_a_stale_group_makes_room_and_is_poured_into_nothing() -> None:
+def test_stale_group_is_removed_and_added_to_no_other() -> None:
     host = world(groups=2)
     host.born(1)
     host.turn(TICK, {1: 100})
@@ -243,7 +243,7 @@ def test_a_stale_group_makes_room_and_is_poured_into_nothing() -> None:
     assert snapshot.groups[0].energy[HwType.CPU] == 8_000_000
 
 
-def test_a_counter_absent_beyond_patience_right_after_a_restart_starts_anew() -> None:
+def test_counter_absent_after_a_restart_begins_anew() -> None:
     host = world(absence=2 * SECOND)
     host.turn(TICK, {})
     before = host.turn(TICK, {}).account(PACKAGE.id).energy
@@ -260,7 +260,7 @@ def test_a_counter_absent_beyond_patience_right_after_a_restart_starts_anew() ->
     assert account.gaps[GapReason.ABSENT] > 10 * SECOND
 
 
-def test_provenance_of_a_kind_is_that_of_its_worst_part() -> None:
+def test_provenance_of_a_type_is_that_of_its_worst_domain() -> None:
     host = world()
     estimated = Provenance.ESTIMATED
     host.apply(domains={"estimate": [replace(PACKAGE, id="e", provenance=estimated)]})
@@ -287,7 +287,7 @@ def reopened(host: World, boot_id: str = "boot", saved: Checkpoint | None = None
     return world
 
 
-def test_energy_spent_while_the_agent_was_down_is_counted_and_charged_to_nobody() -> None:
+def test_energy_during_a_restart_is_counted_as_unattributed() -> None:
     host = world()
     host.born(1)
     for _ in range(20):
@@ -307,7 +307,7 @@ def test_energy_spent_while_the_agent_was_down_is_counted_and_charged_to_nobody(
     assert imbalances(after) == []
 
 
-def test_over_a_reboot_totals_go_on_and_raw_readings_do_not() -> None:
+def test_totals_continue_after_a_reboot_without_raw_readings() -> None:
     host = world()
     host.born(1)
     for _ in range(40):
@@ -325,7 +325,7 @@ def test_over_a_reboot_totals_go_on_and_raw_readings_do_not() -> None:
     assert snapshot.retired[HwType.CPU] == sum(row.energy[HwType.CPU] for row in before.processes)
 
 
-def test_a_listed_process_that_still_lives_keeps_its_row_over_a_restart() -> None:
+def test_running_process_keeps_its_row_after_a_restart() -> None:
     host = world()
     host.born(1)
     for _ in range(40):
@@ -336,7 +336,7 @@ def test_a_listed_process_that_still_lives_keeps_its_row_over_a_restart() -> Non
     assert after.processes[0].energy[HwType.CPU] >= before.processes[0].energy[HwType.CPU]
 
 
-def test_the_dead_are_forgotten_when_no_row_names_them_any_more() -> None:
+def test_exited_payers_are_forgotten_once_no_row_shows_them() -> None:
     host = world(top=1)
     host.born(1)
     host.born(2)

@@ -1,4 +1,4 @@
-"""Totals by span name: what counts, which exemplar stands for a series, and who gets a name."""
+"""Totals by span name, exemplars, and displacement of names."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_same_name_in_two_services_is_two_rows() -> None:
     }
 
 
-def test_energy_that_was_measured_as_nothing_is_a_zero_and_no_blank() -> None:
+def test_measured_zero_energy_is_zero_not_absent() -> None:
     totals = SpanAggregator(MANY)
     totals.add([joined("idle", {CPU: 0})], moment(0))
     assert rows(totals)["shop", "idle"].energy == {CPU: 0}
@@ -76,7 +76,7 @@ def test_energy_that_was_measured_as_nothing_is_a_zero_and_no_blank() -> None:
     ("outcome", "counts"),
     [(outcome, outcome in ("joined", "partial", "late")) for outcome in Outcome],
 )
-def test_only_spans_whose_energy_is_known_count(outcome: Outcome, counts: bool) -> None:
+def test_spans_with_known_energy_are_counted(outcome: Outcome, counts: bool) -> None:
     """Else joules a call and joules a token would look better than they are."""
     totals = SpanAggregator(MANY)
     energy = {CPU: 3} if counts else {}
@@ -85,14 +85,14 @@ def test_only_spans_whose_energy_is_known_count(outcome: Outcome, counts: bool) 
     assert totals.accounts().outcomes == dict.fromkeys(Outcome, 0) | {outcome: 1}
 
 
-def test_energy_is_never_lost_whatever_became_of_its_span() -> None:
+def test_energy_is_counted_for_all_outcomes() -> None:
     totals = SpanAggregator(MANY)
     totals.add([joined("pay", {CPU: 3}, outcome=Outcome.ABANDONED)], moment(0))
     (row,) = totals.accounts().rows
     assert (row.energy, row.count) == ({CPU: 3}, 0)
 
 
-def test_spans_that_never_were_joined_are_counted_by_reason() -> None:
+def test_unjoined_spans_are_counted_by_outcome() -> None:
     totals = SpanAggregator(MANY)
     totals.outcome(Outcome.UNKNOWN_PROCESS, 3)
     totals.outcome(Outcome.NOT_BELIEVED)
@@ -100,14 +100,14 @@ def test_spans_that_never_were_joined_are_counted_by_reason() -> None:
     assert (found["unknown_process"], found["not_believed"], found["joined"]) == (3, 1, 0)
 
 
-def test_what_a_service_spent_outside_its_spans_is_its_own_account() -> None:
+def test_outside_energy_has_an_account_for_each_service() -> None:
     totals = SpanAggregator(MANY)
     for service, kind, energy in (("shop", CPU, 3), ("shop", CPU, 4), ("shop", GPU, 1)):
         totals.outside(service, kind, energy)
     assert totals.accounts().outside == {("shop", CPU): 7, ("shop", GPU): 1}
 
 
-def test_services_beyond_the_limit_share_their_outside() -> None:
+def test_services_beyond_the_limit_share_an_outside_account() -> None:
     totals = SpanAggregator(2)
     for service in "abcd":
         totals.outside(service, CPU, 1)
@@ -115,7 +115,7 @@ def test_services_beyond_the_limit_share_their_outside() -> None:
 
 
 @pytest.mark.parametrize("claim", [-5, 2**63])
-def test_a_claim_of_absurd_tokens_makes_no_counter_fall_or_overflow(claim: int) -> None:
+def test_token_counts_are_limited(claim: int) -> None:
     totals = SpanAggregator(MANY)
     totals.add([joined("chat", {CPU: 1}, tokens=(7, 7))], moment(0))
     totals.add([joined("chat", {CPU: 1}, tokens=(claim, claim))] * 100, moment(1))
@@ -123,7 +123,7 @@ def test_a_claim_of_absurd_tokens_makes_no_counter_fall_or_overflow(claim: int) 
     assert all(7 <= count <= 10**9 + 7 for count in tokens.values())
 
 
-def test_of_spans_that_claim_to_have_lasted_for_ages_what_was_measured_counts() -> None:
+def test_time_of_spans_is_limited_to_covered_time() -> None:
     totals = SpanAggregator(MANY)
     old = joined("old", {CPU: 1}, start=-(10**9), end=0, outcome=Outcome.PARTIAL)
     measured = old._replace(inclusive=old.inclusive._replace(covered=5 * S))
@@ -132,7 +132,7 @@ def test_of_spans_that_claim_to_have_lasted_for_ages_what_was_measured_counts() 
     assert rows(totals)["shop", "old"].time == 50 * S
 
 
-def test_the_room_that_the_account_of_all_others_leaves_is_no_names() -> None:
+def test_account_of_all_others_takes_no_room() -> None:
     totals = SpanAggregator(1)
     for name in "ab":
         totals.add([joined(name, {CPU: 1})], moment(0))
@@ -143,7 +143,7 @@ def test_the_room_that_the_account_of_all_others_leaves_is_no_names() -> None:
     assert rows(totals).keys() == {("shop", "a"), ("other", "other")}
 
 
-def test_figures_that_others_keep_stand_beside_the_totals() -> None:
+def test_accounts_include_figures_of_others() -> None:
     totals = SpanAggregator(MANY)
     totals.received(5)
     others = SpanAccounts(refused={"invalid_id": 1}, forward_drops={"full": 1}, open=2, deferred=7)
@@ -157,7 +157,7 @@ def test_rows_are_the_same_object_while_nothing_changes() -> None:
     assert totals.accounts().rows is totals.accounts(SpanAccounts(forwarded=2)).rows
 
 
-def test_accounts_that_were_shown_never_change() -> None:
+def test_reported_accounts_never_change() -> None:
     totals = full(SpanAggregator(MANY))
     totals.outside("shop", CPU, 1)
     shown = totals.accounts()
@@ -169,7 +169,7 @@ def test_accounts_that_were_shown_never_change() -> None:
     assert repr(shown) == before
 
 
-def test_only_rows_that_moved_are_made_anew() -> None:
+def test_unchanged_rows_are_reused() -> None:
     totals = full(SpanAggregator(MANY))
     before = rows(totals)
     totals.add([joined("a", {CPU: 1})], moment(1))
@@ -186,7 +186,7 @@ def exemplar_of(totals: SpanAggregator, kind: HwType = CPU) -> int:
     return rows(totals)["shop", "a"].exemplars[kind].energy
 
 
-def test_the_span_that_spent_most_of_late_stands_for_its_name() -> None:
+def test_exemplar_is_the_recent_span_with_the_most_energy() -> None:
     totals = SpanAggregator(MANY)
     spans = [joined("a", {CPU: energy}, end=end) for end, energy in enumerate((3, 9, 5), start=1)]
     totals.add(spans, moment(4))
@@ -196,7 +196,7 @@ def test_the_span_that_spent_most_of_late_stands_for_its_name() -> None:
     assert exemplar.wall == moment(2).wall
 
 
-def test_after_a_while_any_later_span_takes_its_place() -> None:
+def test_exemplar_is_replaced_by_any_later_span_after_its_lifetime() -> None:
     totals = SpanAggregator(MANY)
     fresh = EXEMPLAR_LIFETIME // S
     totals.add([joined("a", {CPU: 9}, end=1), joined("a", {CPU: 2}, end=1 + fresh)], moment(20))
@@ -205,14 +205,14 @@ def test_after_a_while_any_later_span_takes_its_place() -> None:
     assert exemplar_of(totals) == 2
 
 
-def test_an_exemplar_is_never_replaced_by_an_older_span() -> None:
+def test_exemplar_is_never_replaced_by_an_older_span() -> None:
     """Prometheus takes no exemplar that is older than the newest it has of the series."""
     totals = SpanAggregator(MANY)
     totals.add([joined("a", {CPU: 3}, end=5), joined("a", {CPU: 9}, end=4)], moment(6))
     assert exemplar_of(totals) == 3
 
 
-def test_each_hardware_type_has_an_exemplar_of_its_own_and_nothing_has_none() -> None:
+def test_exemplars_are_by_hardware_type_and_absent_without_energy() -> None:
     totals = SpanAggregator(MANY)
     totals.add(
         [joined("a", {CPU: 9, GPU: 0}, end=1), joined("a", {CPU: 2, GPU: 0}, end=2)], moment(3)
@@ -225,7 +225,7 @@ def test_each_hardware_type_has_an_exemplar_of_its_own_and_nothing_has_none() ->
 # -------------------------------------------------------------------------------------- bounds
 
 
-def test_names_for_which_there_is_no_room_share_one_row() -> None:
+def test_names_beyond_the_limit_share_one_row() -> None:
     totals = full(SpanAggregator(MANY))
     totals.add([joined("e", {CPU: 1}), joined("f", {CPU: 2}), joined("a", {CPU: 3})], moment(1))
     found = rows(totals)
@@ -234,7 +234,7 @@ def test_names_for_which_there_is_no_room_share_one_row() -> None:
     assert len(found) == MANY + 1
 
 
-def test_a_name_that_was_not_used_for_long_makes_room_and_begins_at_zero() -> None:
+def test_stale_name_is_removed_and_begins_at_zero() -> None:
     totals = full(SpanAggregator(MANY))
     later = STALE_AFTER // S
     totals.add([joined(name, {CPU: 1}) for name in "bcd"], moment(later - 1))
@@ -247,7 +247,7 @@ def test_a_name_that_was_not_used_for_long_makes_room_and_begins_at_zero() -> No
     assert rows(totals)["shop", "a"].energy == {CPU: 2}
 
 
-def test_stale_names_are_looked_for_once_a_second_however_many_are_new() -> None:
+def test_stale_names_are_searched_once_a_second() -> None:
     totals = full(SpanAggregator(MANY))
     last = moment(STALE_AFTER // S)
     totals.add([joined(name, {CPU: 1}) for name in "bcd"], moment(STALE_AFTER // S - 1))
@@ -267,7 +267,7 @@ def displaced(until: int) -> SpanAggregator:
     return totals
 
 
-def test_a_name_that_spends_much_takes_the_place_of_one_that_spends_least() -> None:
+def test_name_with_much_energy_displaces_the_least() -> None:
     totals = displaced((MIN_LISTED_TIME + RELEASED_ROW_LIFETIME) // S)
     assert names(totals) == {"a", "c", "d", "e", "other"}
     found = rows(totals)
@@ -278,7 +278,7 @@ def test_a_name_that_spends_much_takes_the_place_of_one_that_spends_least() -> N
     assert rows(totals)["shop", "e"].energy == {CPU: 7}
 
 
-def test_the_displaced_is_shown_unchanged_until_it_was_scraped() -> None:
+def test_displaced_row_stays_unchanged_for_its_lifetime() -> None:
     totals = displaced((MIN_LISTED_TIME + RELEASED_ROW_LIFETIME) // S - 10)
     found = rows(totals)
     assert found["shop", "b"].energy == {CPU: 10 + 6}
@@ -290,7 +290,7 @@ def test_the_displaced_is_shown_unchanged_until_it_was_scraped() -> None:
     assert names(totals) == {"a", "b", "c", "d", "other"}, "its place is taken"
 
 
-def test_a_successor_that_found_room_by_itself_begins_only_once() -> None:
+def test_successor_with_an_account_begins_once() -> None:
     totals = displaced(MIN_LISTED_TIME // S)
     # Meanwhile ``c`` was not used for long, so there is room for the successor already.
     totals._accounts["shop", "c"].used = -STALE_AFTER
@@ -301,7 +301,7 @@ def test_a_successor_that_found_room_by_itself_begins_only_once() -> None:
     assert rows(totals)["shop", "e"].energy == {CPU: 5}
 
 
-def test_a_name_that_spends_little_more_displaces_nobody() -> None:
+def test_name_with_slightly_more_energy_displaces_none() -> None:
     totals = full(SpanAggregator(MANY))
     for second in range(10, 2 * MIN_LISTED_TIME // S, 10):
         used = [joined(name, {CPU: 10}) for name in "abcd"]
@@ -310,7 +310,7 @@ def test_a_name_that_spends_little_more_displaces_nobody() -> None:
     assert names(totals) == {"a", "b", "c", "d", "other"}
 
 
-def test_names_that_are_used_once_displace_nobody_and_are_not_remembered() -> None:
+def test_names_used_once_displace_none_and_are_not_remembered() -> None:
     totals = full(SpanAggregator(MANY))
     for second in range(MIN_LISTED_TIME // S, MIN_LISTED_TIME // S + 100, RANK_EVERY // S):
         used = [joined(name, {CPU: 10}) for name in "abcd"]
@@ -321,7 +321,7 @@ def test_names_that_are_used_once_displace_nobody_and_are_not_remembered() -> No
     assert names(totals) == {"a", "b", "c", "d", "other"}
 
 
-def test_a_long_name_is_cut_and_still_told_from_another() -> None:
+def test_long_names_are_cut_and_stay_distinct() -> None:
     totals = SpanAggregator(MANY)
     long = "x" * 300
     for name in (long, long + "y", long):
@@ -331,7 +331,7 @@ def test_a_long_name_is_cut_and_still_told_from_another() -> None:
     assert all(len(text) == 128 for key in found for text in key)
 
 
-def test_a_name_that_is_no_unicode_can_be_cut() -> None:
+def test_name_with_surrogates_can_be_cut() -> None:
     assert len(shortened_name("\ud800" * 200)) == 128
     assert shortened_name("short") == "short"
 
@@ -339,7 +339,7 @@ def test_a_name_that_is_no_unicode_can_be_cut() -> None:
 # ------------------------------------------------------------------------------------- restart
 
 
-def test_totals_go_on_from_an_earlier_life() -> None:
+def test_totals_continue_from_a_checkpoint() -> None:
     totals = SpanAggregator(MANY)
     totals.add([joined("chat", {CPU: 5}, start=0, end=1, tokens=(3, 4))], moment(1))
     totals.outside("shop", CPU, 9)
@@ -359,7 +359,7 @@ def test_totals_go_on_from_an_earlier_life() -> None:
 # ---------------------------------------------------------------------------------------- docs
 
 
-def test_the_guide_explains_what_may_become_of_a_span_and_which_spans_count() -> None:
+def test_guide_lists_all_outcomes_and_the_counted_ones() -> None:
     guide = (ROOT / "docs" / "how-to" / "see-spans.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (yes|no)\b.*\|$", guide, re.MULTILINE))
     counted = {

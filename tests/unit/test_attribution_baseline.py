@@ -1,4 +1,4 @@
-"""Idle power is learned, or said to be unknown."""
+"""Baselines of CPUs and GPUs."""
 
 import pytest
 
@@ -10,19 +10,19 @@ QUIET = [0.0, 0.02]
 BUSY = [0.3, 0.5, 0.8]
 
 
-def test_a_line_through_varied_load_finds_the_idle_power_of_a_host_never_idle() -> None:
+def test_varied_load_reveals_the_idle_power_of_a_busy_host() -> None:
     model = LoadIntercept()
     watch(model, BUSY * 10)
     assert model.power == pytest.approx(40_000, abs=5)
 
 
-def test_a_quiet_host_shows_its_idle_power_at_once() -> None:
+def test_quiet_host_has_an_idle_power_at_once() -> None:
     model = LoadIntercept()
     watch(model, [0.0] * 3)
     assert model.power == 40_000
 
 
-def test_the_line_corrects_a_host_that_was_only_nearly_quiet() -> None:
+def test_slope_corrects_the_idle_power_of_a_nearly_quiet_host() -> None:
     model = LoadIntercept()
     watch(model, [0.03] * 3)
     assert model.power == pytest.approx(41_080, abs=5)
@@ -30,27 +30,27 @@ def test_the_line_corrects_a_host_that_was_only_nearly_quiet() -> None:
     assert model.power == pytest.approx(40_000, abs=5)
 
 
-def test_constant_full_load_says_nothing_of_idle() -> None:
+def test_constant_full_load_gives_no_idle_power() -> None:
     model = LoadIntercept()
     watch(model, [1.0] * 100)
     assert model.power is None
 
 
-def test_short_observations_are_added_up_before_they_count() -> None:
+def test_short_observations_are_added_up() -> None:
     model = LoadIntercept()
     for _ in range(30):
         model.observe(energy_at(40_000, SECOND // 10), SECOND // 10, used(0.0, 0.1))
     assert model.power == 40_000
 
 
-def test_a_second_in_which_the_load_changed_says_next_to_nothing() -> None:
+def test_window_with_a_change_of_load_has_little_weight() -> None:
     model = LoadIntercept()
     for load in (0.0, 1.0):
         model.observe(energy_at(Milliwatts(40_000), SECOND // 2), SECOND // 2, used(load, 0.5))
     assert model.power is None
 
 
-def test_idle_power_is_never_negative_nor_above_anything_seen() -> None:
+def test_idle_power_is_between_zero_and_the_least_observed_power() -> None:
     model = LoadIntercept()
     watch(model, [0.4, 0.9] * 15, idle=-20_000, per_cpu=30_000)
     assert model.power == 0
@@ -60,7 +60,7 @@ def test_idle_power_is_never_negative_nor_above_anything_seen() -> None:
     assert falling.power <= 50_000 - 5_000 * CPUS * 0.9 + 1
 
 
-def test_a_range_of_load_far_from_rest_says_nothing_until_it_was_seen_often() -> None:
+def test_high_loads_give_no_idle_power_before_many_windows() -> None:
     model = LoadIntercept()
     watch(model, [0.6, 0.8, 1.0] * 7)
     assert model.power is None
@@ -68,7 +68,7 @@ def test_a_range_of_load_far_from_rest_says_nothing_until_it_was_seen_often() ->
     assert model.power == pytest.approx(40_000, abs=5)
 
 
-def test_a_line_that_rests_on_one_window_at_its_other_end_corrects_nothing() -> None:
+def test_slope_from_a_single_far_window_is_ignored() -> None:
     model = LoadIntercept()
     watch(model, [0.03] * 60)
     before = model.power
@@ -76,14 +76,14 @@ def test_a_line_that_rests_on_one_window_at_its_other_end_corrects_nothing() -> 
     assert model.power == before
 
 
-def test_one_low_window_at_another_load_leaves_idle_where_it_was() -> None:
+def test_single_low_window_at_another_load_has_no_effect() -> None:
     model = LoadIntercept()
     watch(model, [0.02] * 300, idle=8_739, per_cpu=0)
     show(model, 0.4, power=1_200)
     assert model.power == pytest.approx(8_739, rel=0.002)
 
 
-def test_one_low_window_at_rest_moves_idle_by_its_weight_and_is_made_up_for() -> None:
+def test_single_low_window_at_rest_is_limited_to_its_weight() -> None:
     model = LoadIntercept()
     watch(model, [0.0] * 300)
     show(model, 0.0, power=0)
@@ -105,7 +105,7 @@ def test_one_low_window_at_rest_moves_idle_by_its_weight_and_is_made_up_for() ->
 @pytest.mark.parametrize(
     ("old", "new"), [(40_000, 20_000), (20_000, 40_000)], ids=["falls", "rises"]
 )
-def test_a_lasting_change_is_followed_in_the_time_stated(
+def test_lasting_change_is_followed_in_the_documented_time(
     old: int, new: int, before: list[float], since: list[float], half: int, nearly: int
 ) -> None:
     model = LoadIntercept()
@@ -117,7 +117,7 @@ def test_a_lasting_change_is_followed_in_the_time_stated(
     assert abs(model.power - new) < 0.1 * abs(new - old)
 
 
-def test_usage_of_unknown_capacity_teaches_nothing() -> None:
+def test_usage_of_unknown_capacity_is_ignored() -> None:
     model = LoadIntercept()
     usage = Usage("cpu", Instant(0, 0), Instant(SECOND, 0), {}, capacity=None)
     for _ in range(10):
@@ -125,7 +125,7 @@ def test_usage_of_unknown_capacity_teaches_nothing() -> None:
     assert model.power is None
 
 
-def test_what_an_earlier_life_learned_holds_until_something_is_learned() -> None:
+def test_remembered_idle_power_applies_until_a_new_one_is_learned() -> None:
     model = idle_model(HwType.CPU, Milliwatts(12_345))
     assert model.power == 12_345
     assert isinstance(model, LoadIntercept)
@@ -134,7 +134,7 @@ def test_what_an_earlier_life_learned_holds_until_something_is_learned() -> None
     assert idle_model(HwType.GPU, Milliwatts(70_000)).power == 70_000
 
 
-def test_a_gpu_that_nobody_holds_shows_its_idle_power() -> None:
+def test_unused_gpu_has_its_power_as_idle_power() -> None:
     model = UnusedDevicePower()
     free = Usage("gpu:0", Instant(0, 0), Instant(SECOND, 0), {})
     for _ in range(4):
@@ -142,7 +142,7 @@ def test_a_gpu_that_nobody_holds_shows_its_idle_power() -> None:
     assert model.power == 70_000
 
 
-def test_a_gpu_that_is_held_or_busy_says_nothing_of_idle() -> None:
+def test_used_gpu_gives_no_idle_power() -> None:
     model = UnusedDevicePower()
     held = Usage("g", Instant(0, 0), Instant(SECOND, 0), {}, present=frozenset({Consumer(1, 1)}))
     busy = Usage("g", Instant(0, 0), Instant(SECOND, 0), {}, unclaimed=5)
@@ -152,7 +152,7 @@ def test_a_gpu_that_is_held_or_busy_says_nothing_of_idle() -> None:
     assert model.power is None
 
 
-def test_a_free_gpu_that_comes_to_draw_more_or_less_is_followed() -> None:
+def test_changed_power_of_an_unused_gpu_is_followed() -> None:
     model = UnusedDevicePower()
     free = Usage("g", Instant(0, 0), Instant(2 * SECOND, 0), {})
     for watts in (70, 50, 90):

@@ -1,4 +1,4 @@
-"""One poll: every source on its own, one owner of the books, one assignment to publish."""
+"""The poller, the recorder and the lifecycle of the agent."""
 
 import itertools
 import threading
@@ -118,7 +118,7 @@ def ticks(clock: ManualClock, one: Poller, n: int) -> Snapshot:
     return one.view()
 
 
-def test_every_joule_of_a_busy_host_is_charged_to_its_only_process() -> None:
+def test_energy_of_a_busy_host_is_charged_to_its_only_process() -> None:
     clock = ManualClock()
     host = Burning(clock)
     snapshot = ticks(clock, poller(clock, [host], host), 40)
@@ -129,7 +129,7 @@ def test_every_joule_of_a_busy_host_is_charged_to_its_only_process() -> None:
     assert imbalances(snapshot) == []
 
 
-def test_a_source_that_raises_costs_only_itself_and_says_so() -> None:
+def test_source_that_raises_is_down_and_others_continue() -> None:
     clock = ManualClock()
     host = Burning(clock)
     snapshot = ticks(clock, poller(clock, [Raising(), host], host), 20)
@@ -142,7 +142,7 @@ def test_a_source_that_raises_costs_only_itself_and_says_so() -> None:
     assert processes.up
 
 
-def test_energy_is_counted_even_when_nobody_can_be_charged() -> None:
+def test_energy_is_counted_without_usage() -> None:
     clock = ManualClock()
     snapshot = ticks(clock, poller(clock, [Burning(clock)], Raising()), 60)
     account = snapshot.account(PACKAGE.id)
@@ -151,7 +151,7 @@ def test_energy_is_counted_even_when_nobody_can_be_charged() -> None:
     assert not snapshot.health[-1].up
 
 
-def test_a_source_without_readings_goes_down_after_a_while() -> None:
+def test_source_without_readings_is_down_after_a_timeout() -> None:
     clock = ManualClock()
     host = Burning(clock)
     watched = MonitoredSource(ReplaySource([host.read(), Batch((PACKAGE,))], "rapl"), clock)
@@ -163,7 +163,7 @@ def test_a_source_without_readings_goes_down_after_a_while() -> None:
     assert not watched.health().up
 
 
-def test_a_scrape_changes_nothing_and_everybody_sees_the_same() -> None:
+def test_view_returns_the_same_snapshot_until_the_next_one() -> None:
     clock = ManualClock()
     host = Burning(clock)
     one = poller(clock, [host], host)
@@ -171,7 +171,7 @@ def test_a_scrape_changes_nothing_and_everybody_sees_the_same() -> None:
     assert one.view() is one.view()
 
 
-def test_snapshots_are_published_twice_a_second_not_at_every_tick() -> None:
+def test_snapshots_are_published_twice_a_second() -> None:
     clock = ManualClock()
     host = Burning(clock)
     one = poller(clock, [host], host)
@@ -183,7 +183,7 @@ def test_snapshots_are_published_twice_a_second_not_at_every_tick() -> None:
     assert len(seen) == 11
 
 
-def test_payers_that_only_a_device_has_seen_are_introduced_by_the_directory() -> None:
+def test_payers_reported_by_a_device_are_described_by_the_directory() -> None:
     clock = ManualClock()
     start = clock.now()
     domains = (GPU,)
@@ -203,7 +203,7 @@ def test_payers_that_only_a_device_has_seen_are_introduced_by_the_directory() ->
     assert snapshot.gpus[0].temperature_celsius == 40
 
 
-def test_the_agents_own_cost_is_in_the_snapshot() -> None:
+def test_snapshot_has_the_agents_own_resource_usage() -> None:
     clock = ManualClock()
     host = Burning(clock)
     providers = SnapshotProviders(
@@ -269,7 +269,7 @@ class Shelf:
         self.closed = True
 
 
-def test_books_are_written_once_and_again_only_when_refused() -> None:
+def test_checkpoint_is_written_once_and_retried_after_a_refusal() -> None:
     shelf = Shelf()
     opening = Checkpoint(Instant(0, 0), "b")
     recorder = CheckpointRecorder(shelf, lambda: opening)
@@ -303,7 +303,7 @@ class Window:
         self.events.append("stop")
 
 
-def test_what_was_measured_up_to_the_stop_is_kept() -> None:
+def test_stop_stores_all_measured_energy() -> None:
     clock = ManualClock()
     host = Burning(clock)
     shelf, window = Shelf(), Window()
@@ -325,7 +325,7 @@ def test_what_was_measured_up_to_the_stop_is_kept() -> None:
     assert agent.failure is None
 
 
-def test_what_exporters_drop_is_counted_and_one_that_cannot_tell_costs_no_poll() -> None:
+def test_exporter_drops_are_counted_despite_an_exporter_that_raises() -> None:
     class Mute(Window):
         name = "mute"
 
@@ -343,7 +343,7 @@ def test_what_exporters_drop_is_counted_and_one_that_cannot_tell_costs_no_poll()
     assert one.view().stats.exporter_drops == {"window": 3}
 
 
-def test_an_exporter_that_cannot_say_how_it_is_doing_is_down_and_costs_no_poll() -> None:
+def test_exporter_whose_health_raises_is_down() -> None:
     class Confused(Window):
         name = "confused"
 
@@ -366,7 +366,7 @@ def test_an_exporter_that_cannot_say_how_it_is_doing_is_down_and_costs_no_poll()
     )
 
 
-def test_an_exporter_that_cannot_start_leaves_nothing_running() -> None:
+def test_failed_start_of_an_exporter_stops_all_parts() -> None:
     clock = ManualClock()
     host = Burning(clock)
     good, bad = Window(), Window(fails=True)
@@ -378,7 +378,7 @@ def test_an_exporter_that_cannot_start_leaves_nothing_running() -> None:
     assert host.closed
 
 
-def test_one_part_that_does_not_end_keeps_no_other_from_ending() -> None:
+def test_failed_stop_of_a_part_does_not_prevent_the_stop_of_others() -> None:
     class Stuck(Window):
         def stop(self) -> None:
             raise RuntimeError("it sticks")
@@ -395,7 +395,7 @@ def test_one_part_that_does_not_end_keeps_no_other_from_ending() -> None:
     assert (shelf.closed, host.closed, agent.failure) == (True, True, None)
 
 
-def test_the_books_of_a_snapshot_are_kept_before_anybody_sees_it() -> None:
+def test_checkpoint_is_saved_before_its_snapshot_is_published() -> None:
     clock = ManualClock()
     host = Burning(clock)
     kept: list[tuple[int, int]] = []
@@ -413,7 +413,7 @@ def test_the_books_of_a_snapshot_are_kept_before_anybody_sees_it() -> None:
     assert all(earlier[0] == later[1] for earlier, later in itertools.pairwise(kept))
 
 
-def test_a_thread_that_dies_ends_the_agent_loudly() -> None:
+def test_failure_of_a_thread_ends_the_agent() -> None:
     clock = ManualClock()
     host = Burning(clock)
     said: list[str] = []
@@ -431,6 +431,6 @@ def test_a_thread_that_dies_ends_the_agent_loudly() -> None:
     assert "the clock is broken" in said[0]
 
 
-def test_a_failure_prints_as_a_sentence_with_a_remedy() -> None:
+def test_failure_prints_as_a_sentence_with_a_remedy() -> None:
     failure = Failure("rapl", "/sys/x", Trouble.DENIED, "permission denied", "Run as root.")
     assert str(failure) == "Cannot read /sys/x: permission denied. Run as root."

@@ -1,4 +1,4 @@
-"""What a profile answers adds up, stays, and is bounded."""
+"""Answers of profiles add up, never change, and use bounded memory."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Teller:
 
 
 @given(happenings, st.booleans())
-def test_all_energy_is_told_once_and_what_is_lost_is_counted(
+def test_energy_is_answered_once_or_counted_as_lost(
     script: list[tuple[object, ...]], expected: bool
 ) -> None:
     profile = EnergyProfile()
@@ -72,7 +72,9 @@ def test_all_energy_is_told_once_and_what_is_lost_is_counted(
 
 
 @given(happenings, st.lists(st.integers(0, 20_000 * MS), min_size=2, max_size=6))
-def test_answers_for_neighbours_add_up(script: list[tuple[object, ...]], cuts: list[int]) -> None:
+def test_answers_for_neighbouring_periods_add_up(
+    script: list[tuple[object, ...]], cuts: list[int]
+) -> None:
     profile = EnergyProfile()
     teller = Teller(profile, expected=True)
     for what in script:
@@ -88,7 +90,7 @@ def test_answers_for_neighbours_add_up(script: list[tuple[object, ...]], cuts: l
 
 
 @given(happenings, st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 9000)), max_size=5))
-def test_what_was_answered_once_is_never_answered_differently(
+def test_answers_never_change(
     script: list[tuple[object, ...]], stretches: list[tuple[int, int]]
 ) -> None:
     profile = EnergyProfile()
@@ -108,7 +110,7 @@ def test_what_was_answered_once_is_never_answered_differently(
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 10**7)), min_size=1, max_size=300))
-def test_thinning_keeps_the_sum_and_says_what_it_blurs(intervals: list[tuple[int, int]]) -> None:
+def test_thinning_keeps_the_sum_and_adds_uncertainty(intervals: list[tuple[int, int]]) -> None:
     small, large = EnergyProfile(16), EnergyProfile(10**6)
     at, edges = 0, [0]
     for length, energy in intervals:

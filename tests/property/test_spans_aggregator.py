@@ -1,4 +1,4 @@
-"""Whatever spans come, under whatever names: nothing is lost, nothing falls, nothing grows."""
+"""Totals by span name are conserved, monotonic and bounded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Turns = list[tuple[int, list[SpanEnergy], dict[str, int]]]
 
 
 @given(turns)
-def test_no_joule_is_lost_and_no_span_under_any_churn_of_names(turns: Turns) -> None:
+def test_energy_and_spans_are_conserved_for_any_names(turns: Turns) -> None:
     totals, now = SpanAggregator(LIMIT), 0
     told = {CPU: 0, GPU: 0}
     outside = count = 0
@@ -61,7 +61,7 @@ def test_no_joule_is_lost_and_no_span_under_any_churn_of_names(turns: Turns) -> 
 
 
 @given(turns)
-def test_no_row_ever_falls_while_it_is_there_and_rows_are_few(turns: Turns) -> None:
+def test_rows_never_fall_and_are_limited(turns: Turns) -> None:
     totals, now = SpanAggregator(LIMIT), 0
     before, gone = SpanAccounts(), dict(totals.released)
     for seconds, batch, beside in turns:

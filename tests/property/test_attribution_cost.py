@@ -1,4 +1,4 @@
-"""Money and carbon: nothing is lost between portions, nothing is weighed twice, no total falls."""
+"""Cost and carbon: energy is counted once, and totals never fall."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def scale() -> RateAccumulator:
 
 
 @given(st.lists(st.tuples(ENERGIES, RATES), min_size=1))
-def test_every_joule_is_weighed_once_or_told_to_be_unknown(
+def test_energy_is_counted_once_in_total_or_unknown(
     spent: list[tuple[int, int | None]],
 ) -> None:
     scales = scale()
@@ -52,7 +52,7 @@ def test_every_joule_is_weighed_once_or_told_to_be_unknown(
 
 
 @given(st.lists(st.tuples(ENERGIES, RATES), min_size=1))
-def test_no_total_ever_falls(spent: list[tuple[int, int | None]]) -> None:
+def test_totals_never_fall(spent: list[tuple[int, int | None]]) -> None:
     scales, before = scale(), scale().add(0, None)
     for energy, rate in spent:
         now = scales.add(energy, rate)
@@ -63,7 +63,7 @@ def test_no_total_ever_falls(spent: list[tuple[int, int | None]]) -> None:
 
 
 @given(st.lists(ENERGIES, min_size=1), st.integers(0, MAX_RATE * BILLION))
-def test_portions_weigh_what_the_whole_weighs(portions: list[int], rate: int) -> None:
+def test_cost_of_portions_is_the_cost_of_the_whole(portions: list[int], rate: int) -> None:
     in_portions, at_once = scale(), scale()
     for energy in portions:
         last = in_portions.add(energy, rate)
@@ -74,7 +74,7 @@ def test_portions_weigh_what_the_whole_weighs(portions: list[int], rate: int) ->
     st.lists(st.tuples(ENERGIES, RATES), min_size=1),
     st.lists(st.tuples(ENERGIES, RATES), min_size=1),
 )
-def test_a_restart_goes_on_and_loses_less_than_a_billionth(
+def test_restart_loses_less_than_a_billionth(
     before: list[tuple[int, int | None]], after: list[tuple[int, int | None]]
 ) -> None:
     unbroken, first = scale(), scale()
@@ -91,7 +91,7 @@ def test_a_restart_goes_on_and_loses_less_than_a_billionth(
 
 
 @given(st.floats())
-def test_a_rate_is_what_is_written_or_it_is_not_known(rate: float) -> None:
+def test_rate_in_billionths_is_exact_or_unknown(rate: float) -> None:
     found = billionths(rate)
     if found is None:
         assert not 0 <= rate <= MAX_RATE
@@ -100,7 +100,7 @@ def test_a_rate_is_what_is_written_or_it_is_not_known(rate: float) -> None:
 
 
 @given(st.integers(0, MAX_RATE), st.integers(0, 999))
-def test_a_rate_of_three_decimals_is_exact(whole: int, thousandths: int) -> None:
+def test_rate_of_three_decimals_is_exact(whole: int, thousandths: int) -> None:
     written = float(f"{min(whole, MAX_RATE - 1)}.{thousandths:03}")
     assert billionths(written) == min(whole, MAX_RATE - 1) * BILLION + thousandths * 10**6
 
@@ -126,7 +126,7 @@ def books(draw: st.DrawFn) -> list[list[DomainAccount]]:
 
 
 @given(books())
-def test_the_cover_never_unspends_and_counts_no_rise_twice(
+def test_cover_counts_each_increase_once(
     turns: list[list[DomainAccount]],
 ) -> None:
     cover = CoverEnergy()
@@ -138,7 +138,7 @@ def test_the_cover_never_unspends_and_counts_no_rise_twice(
 
 
 @given(st.lists(st.lists(st.integers(0, 1000), min_size=2, max_size=2), min_size=1))
-def test_a_steady_cover_is_weighed_to_the_microjoule(rises: list[list[int]]) -> None:
+def test_steady_cover_is_counted_to_the_microjoule(rises: list[list[int]]) -> None:
     cover, totals, found = CoverEnergy(), [0, 0], 0
     for one, other in rises:
         totals = [totals[0] + one, totals[1] + other]
@@ -176,9 +176,7 @@ def periods(draw: st.DrawFn) -> Period:
 
 
 @given(st.lists(periods(), min_size=2, max_size=3), DATES, MINUTES)
-def test_periods_that_do_not_clash_never_hold_at_once(
-    some: list[Period], day: date, minute: int
-) -> None:
+def test_accepted_periods_never_overlap(some: list[Period], day: date, minute: int) -> None:
     holding = [n for n, period in enumerate(some) if period.holds(day, minute)]
     found = find_overlap(some)
     if len(holding) > 1:
@@ -195,7 +193,7 @@ def test_periods_that_do_not_clash_never_hold_at_once(
     st.integers(1_500_000_000 // 60, 1_900_000_000 // 60),
     st.integers(1, 2880),
 )
-def test_pieces_are_the_rates_minute_by_minute(
+def test_pieces_equal_the_rates_of_each_minute(
     zone: str, period: Period, start: int, minutes: int
 ) -> None:
     schedule = Schedule(ZoneInfo(zone), (period,), None)
@@ -212,7 +210,7 @@ def test_pieces_are_the_rates_minute_by_minute(
     st.integers(1, 60),
     st.dates(date(2024, 1, 1), date(2026, 12, 31)),
 )
-def test_a_day_of_any_length_is_as_long_as_its_pieces(begin: int, length: int, day: date) -> None:
+def test_pieces_add_up_to_the_length_of_the_day(begin: int, length: int, day: date) -> None:
     zone = ZoneInfo("Europe/Berlin")
     midnight = datetime(day.year, day.month, day.day, tzinfo=zone)
     after = day + timedelta(1)

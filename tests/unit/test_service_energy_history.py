@@ -1,4 +1,4 @@
-"""The recent past answers about any stretch of it, from what the poller added."""
+"""The energy history: devices, processes, families, idle energy."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def family() -> list[PayerInfo]:
     ]
 
 
-def test_a_device_is_asked_for_all_it_spent() -> None:
+def test_device_answers_with_its_whole_energy() -> None:
     host = Host(CPU)
     start = host.run(20, (SHELL,))
     assert host.past.device("cpu0", start, host.now).energy == {HwType.CPU: 20 * 1500}
     assert host.past.device("no such", start, host.now).energy == {}
 
 
-def test_a_process_is_answered_for_whether_it_was_watched_or_not() -> None:
+def test_process_energy_is_equal_with_and_without_a_profile() -> None:
     host = Host(CPU)
     start = host.run(20, (SHELL, STRANGER))
     before = host.past.process(SHELL, start + TICK, start + 11 * TICK)
@@ -88,7 +88,7 @@ def test_a_process_is_answered_for_whether_it_was_watched_or_not() -> None:
     assert before.covered == after.covered == 10 * TICK
 
 
-def test_a_family_is_the_process_and_all_that_descend_from_it() -> None:
+def test_family_is_the_process_and_its_descendants() -> None:
     host = Host(CPU)
     host.born(*family())
     start = host.run(20, (SHELL, CHILD, GRANDCHILD, STRANGER))
@@ -97,7 +97,7 @@ def test_a_family_is_the_process_and_all_that_descend_from_it() -> None:
     assert (alone.energy[HwType.CPU], whole.energy[HwType.CPU]) == (20_000, 60_000)
 
 
-def test_a_watched_family_takes_in_children_born_later() -> None:
+def test_watched_family_includes_later_children() -> None:
     host = Host(CPU)
     host.born(*family()[:1])
     start = host.run(10, (SHELL,))
@@ -108,7 +108,7 @@ def test_a_watched_family_takes_in_children_born_later() -> None:
     assert whole.energy[HwType.CPU] == 10_000 + 30_000
 
 
-def test_a_pid_used_again_makes_nobody_an_older_processs_child() -> None:
+def test_reused_pid_has_no_older_children() -> None:
     host = Host(CPU)
     older = Consumer(20, SHELL.started - 50)
     host.born(*family(), PayerInfo(older, "old", parent=SHELL.pid))
@@ -116,7 +116,7 @@ def test_a_pid_used_again_makes_nobody_an_older_processs_child() -> None:
     assert host.past.process(SHELL, start, host.now, family=True).energy[HwType.CPU] == 10_000
 
 
-def test_a_watched_process_is_known_for_longer_than_the_history() -> None:
+def test_profile_reaches_back_further_than_the_history() -> None:
     host = Host(CPU, span=2 * SECOND)
     host.past.watch(SHELL)
     start = host.run(100, (SHELL,))
@@ -125,7 +125,7 @@ def test_a_watched_process_is_known_for_longer_than_the_history() -> None:
     assert host.past.process(SHELL, start, host.now).covered < 3 * SECOND
 
 
-def test_who_is_watched_late_is_looked_up_in_the_history() -> None:
+def test_new_profile_includes_the_history() -> None:
     host = Host(CPU, GPU)
     start = host.run(700, (SHELL,))
     host.past.watch(SHELL)
@@ -145,7 +145,7 @@ def test_settled_waits_for_the_slower_domain_but_not_for_a_lost_one() -> None:
     assert host.past.settled() == host.now
 
 
-def test_fine_samples_tell_when_in_an_interval_a_process_worked() -> None:
+def test_cpu_samples_locate_energy_inside_an_interval() -> None:
     host = Host(CPU)
     host.run(5, (SHELL,))
     samples = [(host.now + i * TICK // 10, min(i, 5) * TICK // 10) for i in range(11)]
@@ -156,7 +156,7 @@ def test_fine_samples_tell_when_in_an_interval_a_process_worked() -> None:
     assert first == pytest.approx(1000, rel=0.01)
 
 
-def test_fine_samples_serve_the_family_of_one_who_is_alone() -> None:
+def test_cpu_samples_apply_to_a_family_of_one_process() -> None:
     host = Host(CPU)
     host.run(5, (SHELL,))
     samples = [(host.now + i * TICK // 10, min(i, 5) * TICK // 10) for i in range(11)]
@@ -169,7 +169,7 @@ def test_fine_samples_serve_the_family_of_one_who_is_alone() -> None:
     assert spent.energy[HwType.CPU] == pytest.approx(1000, rel=0.01)
 
 
-def test_a_process_is_kept_until_every_holder_has_let_it_go() -> None:
+def test_profile_is_kept_until_the_last_holder_ends() -> None:
     host = Host(CPU)
     host.past.watch(SHELL)
     host.past.watch(SHELL, holder="questions")
@@ -180,7 +180,7 @@ def test_a_process_is_kept_until_every_holder_has_let_it_go() -> None:
     assert host.past.watched == ()
 
 
-def test_what_is_pooled_is_settled_when_it_is_told() -> None:
+def test_settled_includes_the_watermark_of_a_pooled_profile() -> None:
     coarse = replace(CPU, resolution=MILLISECOND * 50)
     host = Host(coarse)
     host.run(5, (SHELL,))
@@ -199,7 +199,7 @@ def test_what_is_pooled_is_settled_when_it_is_told() -> None:
     assert host.past.settled(STRANGER) == host.past.settled() == host.now
 
 
-def test_a_family_keeps_what_its_founder_spent_alone() -> None:
+def test_family_includes_the_earlier_energy_of_its_root() -> None:
     host = Host(CPU, GPU)
     host.born(PayerInfo(SHELL, "sh", parent=1))
     host.run(5, (SHELL,))
@@ -218,7 +218,7 @@ def test_a_family_keeps_what_its_founder_spent_alone() -> None:
     assert family.covered == end - start
 
 
-def test_idle_energy_is_told_where_it_was_told_apart_and_the_history_reaches() -> None:
+def test_idle_energy_is_known_where_the_history_separates_it() -> None:
     host = Host(CPU)
     start = host.run(20, (SHELL,))
     assert host.past.idle("cpu0", start, host.now) == 20 * 500
@@ -227,7 +227,7 @@ def test_idle_energy_is_told_where_it_was_told_apart_and_the_history_reaches() -
     assert host.past.idle("no such", start, host.now) is None
 
 
-def test_idle_energy_is_unknown_while_processes_are_charged_with_it() -> None:
+def test_idle_energy_is_unknown_while_it_is_charged_to_processes() -> None:
     host = Host(CPU)
     start = host.now
     end = start + TICK

@@ -81,7 +81,7 @@ class Host:
 
 
 @given(st.lists(st.tuples(turns, accidents, st.booleans()), min_size=2, max_size=25))
-def test_weighed_and_unweighed_are_the_cover_through_resets_restarts_and_crashes(
+def test_cost_covers_all_energy_through_resets_restarts_and_crashes(
     story: list[tuple[dict[str, Any], tuple[str, Any] | None, bool]],
 ) -> None:
     host = Host()

@@ -1,4 +1,4 @@
-"""Intervals wait for usage, but not for ever."""
+"""Settlement: intervals wait for usage, with a timeout."""
 
 from wattspan.attribution.settlement import Settlement
 from wattspan.model import SECOND, Consumer, Instant, Interval, Microjoules, Usage
@@ -15,7 +15,7 @@ def usage(start: int, end: int, **rest: object) -> Usage:
     return Usage("r", Instant(start, 0), Instant(end, 0), **{"spent": {ME: 50}, **rest})  # type: ignore[arg-type]
 
 
-def test_an_interval_waits_until_its_usage_is_known() -> None:
+def test_interval_waits_until_its_usage_is_known() -> None:
     settlement = Settlement(PATIENCE, KEEP)
     settlement.add(interval(0, 100), "r")
     assert settlement.due(Instant(200, 0)) == []
@@ -30,7 +30,7 @@ def test_an_interval_waits_until_its_usage_is_known() -> None:
     assert settlement.pending("d") == 0
 
 
-def test_an_interval_that_waited_long_enough_settles_with_what_is_known() -> None:
+def test_interval_settles_with_partial_usage_after_its_patience() -> None:
     settlement = Settlement(PATIENCE, KEEP)
     settlement.add_usage(usage(0, 40))
     settlement.add(interval(0, 100), "r")
@@ -39,7 +39,7 @@ def test_an_interval_that_waited_long_enough_settles_with_what_is_known() -> Non
     assert settled.covered == 40
 
 
-def test_usage_counts_by_the_part_of_it_that_lies_inside_the_interval() -> None:
+def test_usage_counts_by_its_overlap_with_the_interval() -> None:
     settlement = Settlement(PATIENCE, KEEP)
     settlement.add(interval(75, 125), "r")
     settlement.add_usage(usage(0, 100, spent={ME: 400}, unclaimed=40, capacity=100))
@@ -55,7 +55,7 @@ def test_usage_counts_by_the_part_of_it_that_lies_inside_the_interval() -> None:
     assert settled.usage.end.mono - settled.usage.start.mono == settled.covered == 50
 
 
-def test_usage_of_unknown_capacity_stays_so_when_merged() -> None:
+def test_merged_usage_of_unknown_capacity_has_unknown_capacity() -> None:
     settlement = Settlement(PATIENCE, KEEP)
     settlement.add(interval(0, 200), "r")
     settlement.add_usage(usage(0, 100, capacity=100))
@@ -65,7 +65,7 @@ def test_usage_of_unknown_capacity_stays_so_when_merged() -> None:
     assert settled.usage.capacity is None
 
 
-def test_usage_that_comes_after_the_settlement_is_late_and_charges_nobody() -> None:
+def test_usage_after_the_settlement_is_counted_as_late() -> None:
     settlement = Settlement(PATIENCE, KEEP)
     settlement.add(interval(0, 100), "r")
     (settled,) = settlement.due(Instant(100 + PATIENCE, 0))
@@ -76,14 +76,14 @@ def test_usage_that_comes_after_the_settlement_is_late_and_charges_nobody() -> N
     assert settlement.late == 1
 
 
-def test_usage_that_took_no_time_is_ignored() -> None:
+def test_usage_without_duration_is_ignored() -> None:
     settlement = Settlement(PATIENCE, KEEP)
     settlement.add_usage(usage(100, 100))
     settlement.add(interval(0, 100), "r")
     assert settlement.due(Instant(100, 0)) == []
 
 
-def test_old_usage_is_forgotten() -> None:
+def test_old_usage_is_removed() -> None:
     settlement = Settlement(PATIENCE, KEEP)
     settlement.add_usage(usage(0, 100))
     settlement.due(Instant(101 + KEEP, 0))
@@ -92,7 +92,7 @@ def test_old_usage_is_forgotten() -> None:
     assert settled.usage is None
 
 
-def test_a_resource_that_is_never_heard_of_does_not_hold_up_another() -> None:
+def test_resource_without_usage_does_not_delay_others() -> None:
     settlement = Settlement(PATIENCE, KEEP)
     settlement.add(interval(0, 100), "silent")
     other = Interval("e", Instant(0, 0), Instant(100, 0), Microjoules(7))

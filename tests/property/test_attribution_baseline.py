@@ -1,4 +1,4 @@
-"""What is learned of idle power rests on much, and on no single second."""
+"""The effect of single wrong windows on a baseline is limited."""
 
 import copy
 
@@ -20,7 +20,7 @@ spread = st.lists(st.floats(0.1, 0.9), max_size=150)
 
 @settings(max_examples=50)
 @given(quiet, spread, idles, per_cpus, loads, st.floats(0.0, 1.0), st.booleans())
-def test_a_window_that_is_too_low_moves_idle_by_its_weight_at_most(
+def test_low_window_moves_idle_power_by_its_weight_at_most(
     rest: list[float],
     work: list[float],
     idle: int,
@@ -52,7 +52,7 @@ def never_at_rest() -> LoadIntercept:
 
 
 @given(loads, st.floats(0.0, 1.0))
-def test_a_host_never_at_rest_loses_little_of_its_idle_to_one_low_window(
+def test_busy_host_loses_little_idle_power_to_one_low_window(
     never_at_rest: LoadIntercept, load: float, shown: float
 ) -> None:
     model = copy.deepcopy(never_at_rest)
@@ -64,7 +64,7 @@ def test_a_host_never_at_rest_loses_little_of_its_idle_to_one_low_window(
 
 @settings(max_examples=50)
 @given(quiet, idles, st.lists(st.floats(0.0, 3.0), min_size=1, max_size=5))
-def test_a_few_windows_at_rest_that_are_wrong_weigh_as_many_in_the_mean(
+def test_wrong_windows_at_rest_have_their_weight_in_the_mean(
     rest: list[float], idle: int, shown: list[float]
 ) -> None:
     model = LoadIntercept()
@@ -81,7 +81,7 @@ seconds = st.tuples(st.sampled_from([0.0, 0.02, 0.3, 0.6, 0.9]), st.integers(0, 
 
 @settings(max_examples=50)
 @given(st.lists(seconds, max_size=100), st.sampled_from([0.13, 0.47, 0.77]), st.data())
-def test_idle_is_never_above_what_was_well_seen_at_any_load(
+def test_idle_power_is_never_above_well_observed_power(
     past: list[tuple[float, int]], load: float, data: st.DataObject
 ) -> None:
     model = LoadIntercept()
@@ -94,7 +94,7 @@ def test_idle_is_never_above_what_was_well_seen_at_any_load(
 
 
 @given(st.lists(seconds, max_size=100), st.integers(0, 10**9), st.integers(1, 10 * SECOND))
-def test_idle_takes_no_more_than_was_measured_whatever_was_learned(
+def test_idle_energy_is_at_most_the_measured_energy(
     past: list[tuple[float, int]], energy: int, duration: int
 ) -> None:
     model = LoadIntercept()

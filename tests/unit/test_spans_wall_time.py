@@ -1,4 +1,4 @@
-"""Unix time is brought to monotonic time by the offset that was in force then."""
+"""Conversion of Unix time to monotonic time."""
 
 import pytest
 
@@ -37,12 +37,12 @@ def told() -> Told:
     return Told()
 
 
-def test_nothing_is_converted_before_a_moment_was_seen() -> None:
+def test_conversion_before_an_observation_raises() -> None:
     with pytest.raises(ValueError, match="not been observed"):
         WallClockConverter().monotonic(5)
 
 
-def test_without_changes_every_time_converts_exactly_also_before_the_start(told: Told) -> None:
+def test_conversion_is_exact_without_changes(told: Told) -> None:
     told.tick(20)
     assert [told.error(moment) for moment in told.moments] == [0] * 20
     first = told.moments[0]
@@ -51,7 +51,7 @@ def test_without_changes_every_time_converts_exactly_also_before_the_start(told:
 
 
 @pytest.mark.parametrize("seconds", [0.002, 0.09, 0.5, 3, 7200, -0.002, -0.5])
-def test_times_on_either_side_of_a_step_keep_their_own_offset(told: Told, seconds: float) -> None:
+def test_times_before_and_after_a_step_have_their_offsets(told: Told, seconds: float) -> None:
     told.tick(50)
     told.clock.step_wall(seconds)
     told.tick(50)
@@ -59,14 +59,14 @@ def test_times_on_either_side_of_a_step_keep_their_own_offset(told: Told, second
     assert [told.error(moment) for moment in unambiguous] == [0] * len(unambiguous)
 
 
-def test_a_suspended_host_loses_no_time_of_its_spans(told: Told) -> None:
+def test_conversion_is_exact_around_a_suspend(told: Told) -> None:
     told.tick(10)
     told.clock.suspend(5 * 3600)
     told.tick(10)
     assert [told.error(moment) for moment in told.moments] == [0] * 20
 
 
-def test_a_step_in_the_midst_of_a_tick_divides_that_very_tick(told: Told) -> None:
+def test_step_between_observations_divides_their_period(told: Told) -> None:
     told.tick(10)
     before = told.clock.advance(0.03)
     told.clock.step_wall(3600)
@@ -76,7 +76,7 @@ def test_a_step_in_the_midst_of_a_tick_divides_that_very_tick(told: Told) -> Non
     assert (told.error(before), told.error(after)) == (0, 0)
 
 
-def test_a_time_that_a_step_left_out_is_the_moment_of_the_step(told: Told) -> None:
+def test_time_skipped_by_a_step_is_the_moment_of_the_step(told: Told) -> None:
     told.tick(10)
     at = told.clock.now()
     told.clock.step_wall(3600)
@@ -85,7 +85,7 @@ def test_a_time_that_a_step_left_out_is_the_moment_of_the_step(told: Told) -> No
         assert abs(told.wall.monotonic(at.wall + minutes * 60 * SECOND) - at.mono) <= 100 * MS
 
 
-def test_a_time_that_was_shown_twice_is_the_later_one(told: Told) -> None:
+def test_repeated_time_is_the_later_one(told: Told) -> None:
     told.tick(100)
     told.clock.step_wall(-5)
     told.tick(100)
@@ -93,14 +93,14 @@ def test_a_time_that_was_shown_twice_is_the_later_one(told: Told) -> None:
     assert told.wall.monotonic(twice.wall) == twice.mono + 5 * SECOND
 
 
-def test_a_time_whose_second_showing_is_still_to_come_is_the_first(told: Told) -> None:
+def test_repeated_time_is_the_first_until_the_second_is_observed(told: Told) -> None:
     told.tick(100)
     told.clock.step_wall(-3600)
     told.tick(5)
     assert [told.error(moment) for moment in told.moments] == [0] * 105
 
 
-def test_a_clock_set_forward_and_back_again_leaves_no_trace(told: Told) -> None:
+def test_step_forward_and_back_has_no_lasting_effect(told: Told) -> None:
     told.tick(10)
     told.clock.step_wall(3600)
     told.tick(10)
@@ -110,7 +110,7 @@ def test_a_clock_set_forward_and_back_again_leaves_no_trace(told: Told) -> None:
 
 
 @pytest.mark.parametrize("ppm", [20, 500, -500])
-def test_a_slew_is_followed_within_a_millisecond(told: Told, ppm: int) -> None:
+def test_slew_is_followed_within_a_millisecond(told: Told, ppm: int) -> None:
     told.tick(10)
     for _ in range(600):
         told.clock.step_wall(ppm * 1e-7)
@@ -120,7 +120,7 @@ def test_a_slew_is_followed_within_a_millisecond(told: Told, ppm: int) -> None:
         assert abs(told.error(told.moments[-1])) < MS // 2
 
 
-def test_one_interrupted_look_at_the_clocks_changes_nothing(told: Told) -> None:
+def test_interrupted_observation_has_no_effect(told: Told) -> None:
     told.tick(10)
     now = told.clock.now()
     told.wall.observe(now._replace(wall=now.wall + 30 * MS))
@@ -128,7 +128,7 @@ def test_one_interrupted_look_at_the_clocks_changes_nothing(told: Told) -> None:
     assert [told.error(moment) for moment in told.moments] == [0] * 20
 
 
-def test_an_interrupted_first_look_is_put_right_by_the_second() -> None:
+def test_interrupted_first_observation_is_corrected_by_the_second() -> None:
     wall, clock = WallClockConverter(), ManualClock()
     wall.observe(clock.now()._replace(wall=clock.now().wall + 30 * MS))
     moment = clock.advance(0.1)
@@ -136,7 +136,7 @@ def test_an_interrupted_first_look_is_put_right_by_the_second() -> None:
     assert wall.monotonic(moment.wall) == moment.mono
 
 
-def test_any_number_of_changes_takes_bounded_room(told: Told) -> None:
+def test_number_of_remembered_offsets_is_limited(told: Told) -> None:
     for _ in range(3000):
         told.clock.step_wall(0.2)
         told.tick(1)
@@ -145,7 +145,7 @@ def test_any_number_of_changes_takes_bounded_room(told: Told) -> None:
     assert told.error(told.moments[-400]) == 0
 
 
-def test_one_offset_serves_a_stretch_only_where_it_holds_for_all_of_it() -> None:
+def test_offset_of_a_period_is_known_if_constant() -> None:
     wall, clock = WallClockConverter(), ManualClock()
     wall.observe(clock.now())
     before = clock.now()
@@ -156,7 +156,7 @@ def test_one_offset_serves_a_stretch_only_where_it_holds_for_all_of_it() -> None
     assert wall.offset(before.wall, after.wall) is None
 
 
-def test_times_that_a_step_forward_left_out_are_the_moment_of_the_step() -> None:
+def test_times_skipped_by_steps_are_the_moments_of_the_steps() -> None:
     wall, clock = WallClockConverter(), ManualClock()
     wall.observe(clock.now())
     before = clock.advance(1.0)
@@ -168,7 +168,7 @@ def test_times_that_a_step_forward_left_out_are_the_moment_of_the_step() -> None
     assert before.mono <= wall.monotonic(left_out) <= after.mono
 
 
-def test_a_time_that_no_earlier_setting_ever_showed_is_the_present_ones() -> None:
+def test_time_outside_all_past_offsets_uses_the_present_one() -> None:
     wall, clock = WallClockConverter(), ManualClock()
     wall.observe(clock.now())
     clock.step_wall(3600)

@@ -1,4 +1,4 @@
-"""Listed, other, retired: whatever happens, they add up and never fall."""
+"""Rows, other and retired add up and never fall."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ events = st.lists(
 
 
 @given(top=st.integers(0, 4), events=events)
-def test_all_that_was_credited_is_listed_other_or_retired(
+def test_credits_are_in_rows_other_or_retired(
     top: int, events: list[tuple[str, Consumer, int]]
 ) -> None:
     listing, now, total = TopPayers(top), 0, 0
@@ -41,7 +41,7 @@ def test_all_that_was_credited_is_listed_other_or_retired(
         last = accounts
 
 
-def test_a_dead_row_lingers_to_be_scraped_once_more_and_is_then_retired() -> None:
+def test_row_of_an_exited_payer_is_retired_after_its_lifetime() -> None:
     listing, who = TopPayers(1), Consumer(1, 1)
     listing.credit(who, HwType.CPU, 5)
     listing.rank(0)
@@ -55,7 +55,7 @@ def test_a_dead_row_lingers_to_be_scraped_once_more_and_is_then_retired() -> Non
     assert listing.other == {HwType.CPU: 5}
 
 
-def test_a_row_is_displaced_only_after_its_time_and_by_a_clearly_bigger_spender() -> None:
+def test_row_is_displaced_after_its_safe_time_by_twice_the_energy() -> None:
     listing, old, new = TopPayers(1), Consumer(1, 1), Consumer(2, 2)
     listing.credit(old, HwType.CPU, 1000)
     listing.rank(0)
@@ -71,7 +71,7 @@ def test_a_row_is_displaced_only_after_its_time_and_by_a_clearly_bigger_spender(
     assert listing.retired == {HwType.CPU: 4000}
 
 
-def test_who_draws_most_is_seen_at_once_though_every_row_is_new() -> None:
+def test_dominant_payer_displaces_a_safe_row_at_once() -> None:
     listing, small = TopPayers(2), [Consumer(1, 1), Consumer(2, 2)]
     for who, energy in zip(small, (1000, 2000), strict=True):
         listing.credit(who, HwType.CPU, energy)
@@ -81,7 +81,7 @@ def test_who_draws_most_is_seen_at_once_though_every_row_is_new() -> None:
     assert set(listing.rows) == {small[1], trainer}
 
 
-def test_a_flood_of_small_ones_makes_no_new_row_come_and_go() -> None:
+def test_many_small_payers_do_not_displace_safe_rows() -> None:
     listing, rows = TopPayers(2), {Consumer(1, 1), Consumer(2, 2)}
     for who in rows:
         listing.credit(who, HwType.CPU, 1000)
@@ -93,7 +93,7 @@ def test_a_flood_of_small_ones_makes_no_new_row_come_and_go() -> None:
     assert set(listing.rows) == rows
 
 
-def test_the_dead_are_never_listed_even_when_their_gpu_time_comes_late() -> None:
+def test_exited_payers_with_late_usage_are_not_listed() -> None:
     listing, who = TopPayers(3), Consumer(1, 1)
     listing.exit(who, 0)
     listing.credit(who, HwType.GPU, 9)

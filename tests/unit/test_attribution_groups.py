@@ -1,4 +1,4 @@
-"""Which groups are charged, when little is known of who is."""
+"""Accounts of groups."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def charged(groups: tuple[Group, ...] | None) -> dict[Group, int]:
     return {row.group: row.energy[HwType.CPU] for row in grouping.rows()}
 
 
-def test_a_payer_is_charged_in_all_its_groups() -> None:
+def test_payer_is_charged_in_all_its_groups() -> None:
     assert charged((UNIT, USER)) == {UNIT: 7, USER: 7}
 
 
-def test_all_energy_is_among_the_users_whoever_it_was() -> None:
+def test_energy_of_users_is_the_energy_of_all_payers() -> None:
     assert charged((UNIT,)) == {UNIT: 7, UNKNOWN_USER: 7}
     assert charged(()) == charged(None) == {UNKNOWN_USER: 7}

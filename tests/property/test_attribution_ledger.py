@@ -1,4 +1,4 @@
-"""The ledger under everything a host can do to it: invariants 1, 2, 3 and 8."""
+"""The ledger under generated events: invariants 1, 2, 3 and 8."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,7 +57,7 @@ def happen(world: World, what: str, how: int) -> None:
 
 
 @given(rules=rules, history=histories)
-def test_every_snapshot_balances_and_no_counter_runs_backwards(
+def test_snapshots_balance_and_counters_never_fall(
     rules: LedgerSettings, history: list[object]
 ) -> None:
     world = World(Ledger(rules, now=0))
@@ -80,7 +80,7 @@ def test_every_snapshot_balances_and_no_counter_runs_backwards(
 
 
 @given(history=st.lists(turns, min_size=1, max_size=40))
-def test_without_accidents_every_true_joule_is_counted(history: list[dict[str, object]]) -> None:
+def test_all_energy_is_counted_without_faults(history: list[dict[str, object]]) -> None:
     world = World(Ledger(LedgerSettings(), now=0))
     for pid in range(1, 13):
         world.born(pid)
@@ -95,7 +95,7 @@ def test_without_accidents_every_true_joule_is_counted(history: list[dict[str, o
 
 @given(history=histories)
 @settings(max_examples=30)
-def test_books_closed_and_opened_again_go_on_where_they_were(history: list[object]) -> None:
+def test_accounts_continue_from_a_checkpoint(history: list[object]) -> None:
     world = World(Ledger(LedgerSettings(), boot_id="b", now=0))
     for event in history:
         if isinstance(event, dict):
@@ -119,7 +119,7 @@ def test_books_closed_and_opened_again_go_on_where_they_were(history: list[objec
     loads=st.dictionaries(pids, st.integers(1, 30), min_size=1, max_size=10),
     seconds=st.integers(3, 20),
 )
-def test_the_energy_of_processes_is_in_proportion_to_their_cpu_time(
+def test_energy_of_processes_is_proportional_to_their_cpu_time(
     loads: dict[int, int], seconds: int
 ) -> None:
     world = World(Ledger(LedgerSettings(top=50), now=0))
@@ -147,7 +147,7 @@ def _totals(world: World, domain_id: str) -> dict[Payer, int]:
 
 
 @given(history=histories, limit=st.integers(2_000, 20_000))
-def test_the_timeline_is_in_order_and_within_its_bound(history: list[object], limit: int) -> None:
+def test_history_is_in_order_and_within_its_bounds(history: list[object], limit: int) -> None:
 
     world = World(Ledger(LedgerSettings(), now=0), timeline=AttributionHistory(30 * SECOND, limit))
     for event in history:

@@ -1,4 +1,4 @@
-"""Spans meet the energy of their processes: waiting, order, refusal, the end."""
+"""The joiner: waiting, order, refusal, side channel, end."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class Agent:
         return {reason: n for reason, n in self.accounts.outcomes.items() if n}
 
 
-def test_a_span_waits_until_its_energy_has_settled() -> None:
+def test_span_waits_until_its_energy_has_settled() -> None:
     agent = Agent()
     agent.send(agent.span(1, -1.0, 0.0))
     agent.run(0.3)
@@ -191,7 +191,7 @@ def test_a_span_waits_until_its_energy_has_settled() -> None:
     assert agent.energy() == pytest.approx(100_000, abs=2)
 
 
-def test_what_does_not_settle_is_waited_for_only_so_long() -> None:
+def test_span_is_joined_without_settlement_after_a_timeout() -> None:
     agent = Agent()
     agent.late = 3600 * SECOND
     agent.send(agent.span(1, -1.0, 0.0))
@@ -201,7 +201,7 @@ def test_what_does_not_settle_is_waited_for_only_so_long() -> None:
     assert agent.outcomes() == {"partial": 1}
 
 
-def test_spans_of_unknown_or_unbelieved_processes_are_counted_and_sent_on() -> None:
+def test_spans_without_a_process_are_counted_and_forwarded() -> None:
     agent = Agent()
     agent.send(agent.span(1, -1.0, 0.0), agent.span(2, -1.0, 0.0), pid=None)
     agent.send(agent.span(3, -1.0, 0.0), pid=99)
@@ -211,7 +211,7 @@ def test_spans_of_unknown_or_unbelieved_processes_are_counted_and_sent_on() -> N
     assert agent.accounts.rows == ()
 
 
-def test_deliveries_go_on_in_the_order_in_which_they_came() -> None:
+def test_requests_are_forwarded_in_the_order_of_their_receipt() -> None:
     agent = Agent()
     first = agent.send(agent.span(1, -1.0, 0.0))
     second = agent.send(agent.span(2, -1.0, 0.0), pid=None)
@@ -224,7 +224,7 @@ def test_deliveries_go_on_in_the_order_in_which_they_came() -> None:
     assert energies[0].exclusive[HwType.CPU] == agent.energy()
 
 
-def test_energies_stand_at_the_places_of_their_spans_in_the_message() -> None:
+def test_energies_have_the_positions_of_their_spans_in_the_request() -> None:
     agent = Agent()
     spans = [agent.span(1, -1.0, 0.0), agent.span(2, -0.5, 0.0)]
     delivery = ExportRequest(
@@ -246,7 +246,7 @@ def test_energies_stand_at_the_places_of_their_spans_in_the_message() -> None:
     ]  # fmt: skip
 
 
-def test_too_much_waiting_is_refused_until_some_of_it_is_done() -> None:
+def test_request_beyond_the_buffer_is_refused_until_others_are_done() -> None:
     agent = Agent(buffer=3000)
     agent.send(agent.span(1, -1.0, 0.0), size=1500)
     with pytest.raises(ReceiverBusyError):
@@ -258,14 +258,14 @@ def test_too_much_waiting_is_refused_until_some_of_it_is_done() -> None:
     assert (agent.accounts.received, agent.accounts.deferred) == (2, 1)
 
 
-def test_one_delivery_larger_than_the_whole_buffer_is_still_taken() -> None:
+def test_single_request_larger_than_the_buffer_is_accepted() -> None:
     agent = Agent(buffer=1000)
     agent.send(agent.span(1, -1.0, 0.0), size=50_000)
     agent.run(2.0)
     assert agent.outcomes() == {"joined": 1}
 
 
-def test_an_announced_span_proves_its_process_whatever_its_resource_claims() -> None:
+def test_announcement_determines_the_process_of_a_span() -> None:
     agent = Agent()
     start = agent.clock.monotonic()
     ident = (1).to_bytes(8, "big")
@@ -282,7 +282,7 @@ def test_an_announced_span_proves_its_process_whatever_its_resource_claims() -> 
     assert agent.accounts.open == 0
 
 
-def test_who_announces_a_span_first_has_it() -> None:
+def test_first_announcement_of_a_span_wins() -> None:
     agent = Agent()
     now = agent.clock.monotonic()
     mine = SpanStart(bytes(7) + b"\x01", b"", now - SECOND, 1, 0)
@@ -293,7 +293,7 @@ def test_who_announces_a_span_first_has_it() -> None:
     assert [one.consumer for one in agent.joiner._processes.values() if one.service] == [APP]
 
 
-def test_announced_spans_that_never_come_are_abandoned() -> None:
+def test_announced_spans_without_receipt_are_abandoned() -> None:
     agent = Agent()
     start, ident = agent.clock.monotonic(), (1).to_bytes(8, "big")
     agent.feed.reports.append(Heard(10, [SpanStart(ident, b"", start, 5, 0)]))
@@ -304,7 +304,7 @@ def test_announced_spans_that_never_come_are_abandoned() -> None:
     assert agent.outcomes() == {"abandoned": 1}
 
 
-def test_a_process_that_is_gone_takes_its_open_spans_with_it() -> None:
+def test_open_spans_of_an_exited_process_are_abandoned() -> None:
     agent = Agent()
     opened = [
         SpanStart(i.to_bytes(8, "big"), b"", agent.clock.monotonic(), 5, 0) for i in range(1, 4)
@@ -318,7 +318,7 @@ def test_a_process_that_is_gone_takes_its_open_spans_with_it() -> None:
     assert agent.past.watched == ()
 
 
-def test_what_a_process_told_last_is_read_when_it_has_ended_and_still_is_its_own() -> None:
+def test_last_records_of_an_exited_process_are_charged_to_it() -> None:
     agent = Agent()
     start = agent.clock.monotonic()
     opened = [SpanStart(i.to_bytes(8, "big"), b"", start, 5, 0) for i in range(1, 4)]
@@ -336,7 +336,7 @@ def test_what_a_process_told_last_is_read_when_it_has_ended_and_still_is_its_own
     assert agent.accounts.open == 0
 
 
-def test_a_flood_of_open_spans_is_bounded() -> None:
+def test_number_of_open_spans_is_limited() -> None:
     agent = Agent(open_spans=50)
     for batch in range(40):
         flood = [
@@ -349,7 +349,7 @@ def test_a_flood_of_open_spans_is_bounded() -> None:
     assert len(agent.joiner._announced) <= 3 * 50 + 25
 
 
-def test_ids_are_remembered_as_long_as_energy_and_no_longer() -> None:
+def test_span_ids_are_remembered_as_long_as_the_history() -> None:
     agent = Agent()
     twice = agent.span(1, -1.0, 0.0, parent=9)
     agent.send(twice)
@@ -365,7 +365,7 @@ def test_ids_are_remembered_as_long_as_energy_and_no_longer() -> None:
     assert agent.energy() == pytest.approx(100_000, abs=2)
 
 
-def test_who_sends_most_is_the_first_whose_ids_are_forgotten() -> None:
+def test_span_ids_of_the_largest_sender_are_forgotten_first() -> None:
     agent = Agent(remembered=1000)
     few = [agent.span(i, -1.0, 0.0) for i in range(1, 11)]
     agent.send(*few, pid=11)
@@ -380,7 +380,7 @@ def test_who_sends_most_is_the_first_whose_ids_are_forgotten() -> None:
     assert agent.outcomes()["duplicate"] == 10
 
 
-def test_a_span_that_breaks_the_join_costs_only_the_energy_of_its_batch() -> None:
+def test_failure_of_a_join_affects_only_its_batch() -> None:
     agent = Agent()
     agent.send(agent.span(1, -1.0, 0.0)._replace(parent=[]))  # type: ignore[arg-type]
     agent.send(agent.span(2, -1.0, 0.0), pid=11)
@@ -393,7 +393,7 @@ def test_a_span_that_breaks_the_join_costs_only_the_energy_of_its_batch() -> Non
     assert "1 spans of process 10 failed: TypeError" in said
 
 
-def test_a_sender_that_cannot_be_looked_at_takes_no_room() -> None:
+def test_failed_resolution_of_a_sender_frees_its_room() -> None:
     agent = Agent(buffer=3000)
     for _ in range(10):
         with pytest.raises(OverflowError):
@@ -403,7 +403,7 @@ def test_a_sender_that_cannot_be_looked_at_takes_no_room() -> None:
     assert agent.outcomes() == {"joined": 1}
 
 
-def test_what_befell_those_who_announce_is_shown() -> None:
+def test_side_channel_counters_are_in_the_accounts() -> None:
     agent = Agent()
     agent.feed.counts = SideChannelCounters(
         connected=3, admitted=9, crowded_out=2, put_out=1, lost=5
@@ -414,7 +414,7 @@ def test_what_befell_those_who_announce_is_shown() -> None:
     assert shown.announcers_refused == {"no_room": 2, "protocol": 1}
 
 
-def test_energy_outside_every_span_is_an_account_of_its_own() -> None:
+def test_outside_energy_has_its_own_account() -> None:
     agent = Agent()
     agent.send(agent.span(1, -1.0, 0.0))
     agent.run(HISTORY / SECOND + 10)
@@ -426,7 +426,7 @@ def test_energy_outside_every_span_is_an_account_of_its_own() -> None:
     assert outside > 10 * 100_000
 
 
-def test_the_end_joins_what_waits_with_what_is_known() -> None:
+def test_finish_joins_waiting_spans_with_the_known_energy() -> None:
     agent = Agent()
     agent.late = 3600 * SECOND
     agent.run(2.0)
@@ -445,7 +445,7 @@ def test_refusals_are_counted_by_reason() -> None:
     assert agent.accounts.refused == {"malformed": 1, "invalid_id": 3}
 
 
-def test_a_quiet_process_is_let_go_and_taken_up_again() -> None:
+def test_idle_process_is_released_and_watched_again() -> None:
     agent = Agent()
     agent.send(agent.span(1, -1.0, 0.0))
     agent.run(3.0)

@@ -1,4 +1,4 @@
-"""No set of spans takes more than its process spent, or loses any of it."""
+"""Conservation: spans have the energy of their process, no more and no less."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def joined_stretch(results: Sequence[SpanEnergy], machine: Machine) -> tuple[int
     st.booleans(),
     st.booleans(),
 )
-def test_exclusive_and_outside_are_what_the_process_spent(
+def test_exclusive_and_outside_energies_add_up_to_the_process(
     spent: list[tuple[int, ...]], batches: list[list[Span]], by_cpu: bool, forgetful: bool
 ) -> None:
     machine = Machine()
@@ -162,7 +162,7 @@ def reference(
     st.lists(st.lists(spans(120), max_size=10), max_size=4),
     st.dictionaries(st.integers(1, 40), st.integers(1, 1000), max_size=40),
 )
-def test_it_equals_the_rule_applied_to_every_nanosecond(
+def test_joining_equals_the_rule_at_every_nanosecond(
     spent: list[tuple[int, ...]], batches: list[list[Span]], weights: dict[int, int]
 ) -> None:
     machine = Machine()
@@ -194,7 +194,9 @@ def test_it_equals_the_rule_applied_to_every_nanosecond(
 
 
 @given(st.lists(energies, min_size=3, max_size=12), st.integers(1, 64), st.integers(0, 20))
-def test_equal_spans_get_equal_energy(spent: list[tuple[int, ...]], count: int, start: int) -> None:
+def test_equal_spans_have_equal_energy(
+    spent: list[tuple[int, ...]], count: int, start: int
+) -> None:
     machine = Machine()
     for each in spent:
         machine.spend(each)
@@ -211,7 +213,7 @@ def test_equal_spans_get_equal_energy(spent: list[tuple[int, ...]], count: int, 
     st.lists(st.tuples(st.integers(0, 120), st.integers(0, 120)), max_size=12),
     st.lists(st.integers(0, 12), max_size=12),
 )
-def test_a_parent_and_all_below_it_spend_no_more_than_its_inclusive_energy(
+def test_exclusive_energies_of_a_tree_are_within_its_inclusive_energy(
     spent: list[tuple[int, ...]], times: list[tuple[int, int]], parents: list[int]
 ) -> None:
     machine = Machine()
@@ -255,7 +257,7 @@ def happenings(draw: st.DrawFn) -> list[tuple[object, ...]]:
 
 
 @given(happenings(), st.integers(1, 6), st.sampled_from([16, 4096]), st.booleans())
-def test_nothing_that_happens_breaks_conservation(
+def test_conservation_holds_for_generated_events(
     script: list[tuple[object, ...]], stretches: int, limit: int, weighed: bool
 ) -> None:
     machine = Machine(limit)
