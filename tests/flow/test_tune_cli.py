@@ -100,7 +100,7 @@ def test_a_line_tells_how_a_job_stands_and_why(tune: Tune) -> None:
 def test_the_first_line_tells_what_holds_for_all(tune: Tune) -> None:
     first = tune.told("status").splitlines()[0]
     assert first == (
-        "apply: settings are turned; limits written: 9, given back: 2; the host's ceiling is 2400 W"
+        "apply: limits are written; 9 writes, 2 restores; the host's ceiling is 2400 W"
     )
 
 
@@ -144,11 +144,11 @@ def test_a_capper_that_does_not_answer_is_said_first(tune: Tune, run_dir: Path) 
 @pytest.mark.usefixtures("agent")
 def test_all_is_explained_of_one_job(tune: Tune) -> None:
     told = tune.told("explain", HELD.job)
-    for title in ("Seen", "Setting", "Tried", "Ledger", "Why this setting", "Next"):
+    for title in ("Observations", "Setting", "Tried", "Ledger", "Why this setting", "Next"):
         assert f"\n{title}\n" in told
     assert "520 W was 6.2% slower (95% bound 7.7%), more than the budget of 5%." in told
     assert "600 W saves 12.1% of the energy, 560 W 18.2%." in told
-    assert "Lost so far: 12.1 s of 30.4 s that the budget of 5% allows; 8.0 s of it" in told
+    assert "Lost so far: 12.1 s of 30.4 s permitted by the budget of 5%; 8.0 s of it" in told
     assert "held by trainer/train_step since" in told
     assert PROBED.job not in told
 
@@ -198,7 +198,7 @@ def test_the_history_is_told_from_a_time_on(since: str, count: int, tune: Tune) 
 
 @pytest.mark.usefixtures("agent")
 def test_that_nothing_was_decided_is_said(tune: Tune) -> None:
-    assert tune.told("history", "--since", "1s") == "Nothing was decided in that time.\n"
+    assert tune.told("history", "--since", "1s") == "No decision in that time.\n"
     assert "about 'nobody'" in tune.told("history", "nobody")
 
 
@@ -218,7 +218,7 @@ def test_without_an_agent_the_history_is_read_from_disk(tune: Tune, run_dir: Pat
     assert done.exit_code == 0
     assert done.stdout.rstrip().endswith(HOLD.sentence)
     assert len(done.stdout.splitlines()) == 1
-    assert "No agent answers; this is what stands in" in done.stderr
+    assert "No agent answers; these decisions are from" in done.stderr
     assert tune("history", "--since", "yesterday").exit_code == 2
 
 
@@ -270,7 +270,7 @@ def test_an_agent_of_another_version_is_called_so(tune: Tune, run_dir: Path) -> 
     finally:
         server.stop()
     assert done.exit_code == 1
-    assert "of another version" in done.stderr
+    assert "another version" in done.stderr
 
 
 @pytest.mark.usefixtures("agent")

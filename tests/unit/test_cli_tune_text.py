@@ -128,7 +128,7 @@ def test_a_job_without_figures_is_told_with_dashes() -> None:
 
 def test_advice_says_that_nothing_is_turned() -> None:
     first, *_ = status_lines(TuningAccounts("advise"), NOW, None)
-    assert first == "advise: nothing is turned"
+    assert first == "advise: no limit is written"
 
 
 def test_a_job_that_is_only_advised_on_is_not_called_declined() -> None:
@@ -169,11 +169,11 @@ def held(*tried: SettingResult) -> TuningRow:
         ),
         (
             SettingResult(520 * W, pairs=1),
-            "Not lower: 520 W was not looked at for long enough to tell.",
+            "Not lower: 520 W was not compared long enough.",
         ),
         (
             SettingResult(520 * W, 0.04, None, None, 5),
-            "Not lower: 520 W was 4.0% slower after 5 pairs, and was not proved.",
+            "Not lower: 520 W was 4.0% slower after 5 pairs, and was not certified.",
         ),
     ],
     ids=["over budget", "saves less", "bound over budget", "unknown", "not proved"],
@@ -189,7 +189,7 @@ def test_why_it_is_not_higher_is_what_the_next_higher_saves() -> None:
         "Not higher: 600 W saves 12.1% of the energy, 560 W 18.2%."
     )
     assert why_not_higher(held(), ACCOUNTS) == (
-        "Not higher: nothing between it and the original, 700 W, was tried."
+        "Not higher: no setting between it and the original, 700 W, was tried."
     )
     assert why_not_higher(replace(HELD, decision=RELEASE), ACCOUNTS) == ""
 
@@ -221,7 +221,7 @@ def test_what_was_faster_is_called_so() -> None:
     assert "The whole run: 1.2% faster (95% bound 0.1%) of a budget of 5%." in told
     one = held(SettingResult(520 * W, -0.004, None, None, 1))
     assert why_not_lower(one) == (
-        "Not lower: 520 W was 0.4% faster after one pair, and was not proved."
+        "Not lower: 520 W was 0.4% faster after one pair, and was not certified."
     )
 
 
@@ -255,15 +255,15 @@ def test_what_the_operator_can_do_is_said_where_there_is_something() -> None:
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
-        (cap("GPU-3"), "700 W; nobody holds it."),
-        (cap("GPU-3", foreign=True), "700 W; set by somebody else, and let be."),
+        (cap("GPU-3"), "700 W; no holder."),
+        (cap("GPU-3", foreign=True), "700 W; set by another program, and left unchanged."),
         (
             cap("GPU-3", usable=False, trouble="it is locked"),
             "700 W; cannot be written: it is locked",
         ),
         (
             cap("GPU-3", "a job", why="Because.", ceiling=600 * W, since=None),
-            "560 W, before us 700 W, the ceiling is 600 W; held by a job: Because.",
+            "560 W, originally 700 W, the ceiling is 600 W; held by a job: Because.",
         ),
     ],
     ids=["nobody", "foreign", "unusable", "held"],
@@ -275,7 +275,7 @@ def test_who_holds_a_cap_is_told(row: CapRow, sentence: str) -> None:
 def test_a_limit_that_is_not_obeyed_tells_both() -> None:
     row = cap("GPU-3")
     state = replace(row.state, enforced=500 * W)
-    assert "500 W (asked for: 700 W)" in cap_line(replace(row, state=state))
+    assert "500 W (requested: 700 W)" in cap_line(replace(row, state=state))
 
 
 # ------------------------------------------------------------------------------------ history

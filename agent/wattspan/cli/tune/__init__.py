@@ -1,4 +1,4 @@
-"""``wattspan tune``: how each job stands, why, and what was decided when."""
+"""``wattspan tune``: the state of tuning jobs, its reasons, and past decisions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class TuningOffError(WattspanError):
-    """Tuning is off in the agent that was asked."""
+    """Tuning is off in the agent."""
 
     exit_code = 7
 
@@ -40,59 +40,59 @@ def _options(function: F) -> F:
 
 @click.group(name="tune")
 def command() -> None:
-    """Say how each job's tuning stands, why, and what was decided.
+    """Show the state of tuning jobs, its reasons, and past decisions.
 
-    Asks the running agent, and changes nothing. The exit code is 7 if tuning is off in it, and
-    1 if no agent answers. JOB is the name of a job, or a part of one.
+    Reads from the running agent, and changes nothing. The exit code is 7 if tuning is off in the
+    agent, and 1 if no agent answers. JOB is the name of a job, or a part of one.
     """
 
 
 @command.command()
 @_options
 def status(job: str, config_file: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
-    """Say in a line how each job stands.
+    """Show one line for each job.
 
-    SLOWER and BOUND are of the whole run, what was lost by learning included; BOUND holds at the
-    configured confidence. SAVING is of the energy for a unit of work, at the setting held now.
+    SLOWER and BOUND are the slowdown of the whole run, exploration included, and its upper bound
+    at the configured confidence. SAVING is of the energy per unit of work at the held setting.
     """
     from wattspan.cli.tune.text import EMULATED_NOTICE, status_lines
 
-    told = _ask("/v1/tuning", _config(config_file, settings))
-    accounts = _select(_accounts(told), job)
+    answer = _ask("/v1/tuning", _config(config_file, settings))
+    accounts = _select(_accounts(answer), job)
     if as_json:
         wanted = {row.job for row in accounts.rows}
-        echo_json(told | {"jobs": [one for one in told["jobs"] if one["job"] in wanted]})
+        echo_json(answer | {"jobs": [one for one in answer["jobs"] if one["job"] in wanted]})
     elif accounts.mode != "off":
-        _echo([EMULATED_NOTICE] if told["emulated"] else [])
+        _echo([EMULATED_NOTICE] if answer["emulated"] else [])
         _echo(status_lines(accounts, SystemClock().now(), _width()))
-    _refuse_off(accounts, told)
+    _refuse_off(accounts, answer)
 
 
 @command.command()
 @_options
 def explain(job: str, config_file: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
-    """Say everything about a job: what was seen, tried and lost, and why it stands as it does.
+    """Explain a job: its units, tried settings, lost time, setting and reasons.
 
-    Also why no lower and no higher setting was chosen, what comes next, what you can do, and who
-    holds the caps of its devices.
+    Also shows why no lower or higher setting was chosen, the next step, a remedy, and the caps of
+    its devices with their holders.
     """
     from wattspan.cli.tune.explanation import explain_facts, explain_lines
     from wattspan.cli.tune.text import EMULATED_NOTICE, sort_rows, summary_lines
 
-    told = _ask("/v1/tuning", _config(config_file, settings))
-    accounts = _select(_accounts(told), job)
+    answer = _ask("/v1/tuning", _config(config_file, settings))
+    accounts = _select(_accounts(answer), job)
     if as_json:
         facts = [explain_facts(row, accounts) for row in accounts.rows]
-        echo_json(told | {"jobs": facts})
+        echo_json(answer | {"jobs": facts})
     elif accounts.mode != "off":
-        _echo([EMULATED_NOTICE] if told["emulated"] else [])
+        _echo([EMULATED_NOTICE] if answer["emulated"] else [])
         _echo(summary_lines(accounts))
         for row in sort_rows(accounts.rows):
             click.echo()
             _echo(explain_lines(row, accounts, SystemClock().now(), _width()))
         if not accounts.rows:
             click.echo("No job yet: see `wattspan tune status`.")
-    _refuse_off(accounts, told)
+    _refuse_off(accounts, answer)
 
 
 @command.command()
@@ -100,14 +100,14 @@ def explain(job: str, config_file: Path | None, settings: tuple[str, ...], as_js
     "--since",
     default="",
     metavar="TIME",
-    help='Not before: "1h" ago, or a time such as "2026-01-31T08:00Z".',
+    help='Earliest time: "1h" ago, or a time such as "2026-01-31T08:00Z".',
 )
 @click.option(
     "--limit",
     type=click.IntRange(min=1, max=10_000),
     default=DEFAULT_LIMIT,
     show_default=True,
-    help="The last so many.",
+    help="Maximum number of decisions; the last ones are shown.",
 )
 @_options
 def history(
@@ -118,38 +118,38 @@ def history(
     settings: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Say what was decided, newest last.
+    """Show past decisions, newest last.
 
-    A decision is told once, however long it stands; a setting in brackets was not applied.
-    Without an agent the history is read from its state directory.
+    A decision is listed once, however long it holds; a setting in brackets was not applied.
+    Without an agent, the history is read from its state directory.
     """
     from wattspan.cli.tune.text import EMULATED_NOTICE, history_lines
 
     config = _config(config_file, settings)
-    asked = {"limit": str(limit)}
+    parameters = {"limit": str(limit)}
     if since:
-        asked["since"] = f"-{since}" if _is_duration(since) else since
+        parameters["since"] = f"-{since}" if _is_duration(since) else since
     try:
         if job:
             accounts = _accounts(_ask("/v1/tuning", config))
-            asked["job"] = _unambiguous(
+            parameters["job"] = _unambiguous(
                 job, [row.job for row in _matching_rows(job, accounts.rows)]
             )
-        told = _ask("/v1/tuning/history", config, asked)
+        answer = _ask("/v1/tuning/history", config, parameters)
     except _NoAgentError as error:
-        told = _stored_history(config, error, asked, job)
+        answer = _stored_history(config, error, parameters, job)
     if as_json:
-        echo_json(told)
+        echo_json(answer)
         return
-    decisions = _decisions(told)
+    decisions = _decisions(answer)
     if not decisions:
-        click.echo(f"Nothing was decided{f' about {job!r}' if job else ''} in that time.")
+        click.echo(f"No decision{f' about {job!r}' if job else ''} in that time.")
         return
-    _echo([EMULATED_NOTICE] if told["emulated"] else [])
+    _echo([EMULATED_NOTICE] if answer["emulated"] else [])
     _echo(history_lines(decisions, _width()))
 
 
-# ------------------------------------------------------------------------------------- asking
+# ----------------------------------------------------------------------------------- requests
 
 
 class _NoAgentError(WattspanError):
@@ -172,37 +172,37 @@ def _ask(path: str, config: Config, parameters: Mapping[str, str] | None = None)
         raise WattspanError(str(error)) from None
 
 
-def _accounts(told: Mapping[str, Any]) -> TuningAccounts:
+def _accounts(answer: Mapping[str, Any]) -> TuningAccounts:
     from wattspan.tuning.serialization import accounts_from_json
 
     try:
-        return accounts_from_json(told)
+        return accounts_from_json(answer)
     except (LookupError, TypeError, ValueError, AttributeError):
         raise WattspanError(_OTHER_VERSION) from None
 
 
-def _decisions(told: Mapping[str, Any]) -> list[RecordedDecision]:
+def _decisions(answer: Mapping[str, Any]) -> list[RecordedDecision]:
     from wattspan.tuning.serialization import recorded_decision_from_json
 
     try:
-        return [recorded_decision_from_json(one) for one in told["decisions"]]
+        return [recorded_decision_from_json(one) for one in answer["decisions"]]
     except (LookupError, TypeError, ValueError, AttributeError):
         raise WattspanError(_OTHER_VERSION) from None
 
 
 _OTHER_VERSION = (
-    "The agent tells of tuning in words that this program does not know: it is of another version."
+    "This program does not understand the agent's state of tuning: the agent has another version."
     " Use the `wattspan` that was installed with it, or --json."
 )
 
 
-def _refuse_off(accounts: TuningAccounts, told: Mapping[str, Any]) -> None:
-    """TuningOffError where nothing tunes; told last, so that programs have their facts."""
+def _refuse_off(accounts: TuningAccounts, answer: Mapping[str, Any]) -> None:
+    """TuningOffError if tuning is off; called last, so that programs have the JSON."""
     if accounts.mode == "off":
         raise TuningOffError(
-            f"Tuning is off in the agent of {told.get('host_name', 'this host')}. Set"
-            ' mode = "advise" in [autotune] and start it anew to be told what could be saved;'
-            ' "apply" saves it.'
+            f"Tuning is off in the agent of {answer.get('host_name', 'this host')}. Set"
+            ' mode = "advise" in [autotune] and restart it to get advice;'
+            ' "apply" applies it.'
         )
 
 
@@ -210,7 +210,7 @@ def _refuse_off(accounts: TuningAccounts, told: Mapping[str, Any]) -> None:
 
 
 def _select(accounts: TuningAccounts, job: str) -> TuningAccounts:
-    """The accounts with the jobs that ``job`` names; a usage error if there is none."""
+    """The accounts with the rows that match ``job``; a usage error if there is none."""
     from dataclasses import replace
 
     rows = _matching_rows(job, accounts.rows)
@@ -223,7 +223,7 @@ def _select(accounts: TuningAccounts, job: str) -> TuningAccounts:
 
 
 def _matching_rows(job: str, rows: Sequence[TuningRow]) -> list[TuningRow]:
-    """Those of that name; else of that service or span; else with that in their name."""
+    """The rows of that name; else of that service or span; else with that part of a name."""
     wanted = job.casefold()
     tests: tuple[Callable[[TuningRow], bool], ...] = (
         lambda row: job in ("", row.job),
@@ -234,10 +234,10 @@ def _matching_rows(job: str, rows: Sequence[TuningRow]) -> list[TuningRow]:
 
 
 def _unambiguous(job: str, found: Iterable[str]) -> str:
-    """The one job of the ``found`` that is meant, or what was written if there is none."""
+    """The only one of ``found``, or ``job`` if there is none; a usage error for several."""
     names = sorted(set(found))
     if len(names) > 1:
-        raise click.UsageError(f"{job!r} may be any of {', '.join(names)}. Write more of it.")
+        raise click.UsageError(f"{job!r} matches {', '.join(names)}. Write more of the name.")
     return names[0] if names else job
 
 
@@ -245,9 +245,9 @@ def _unambiguous(job: str, found: Iterable[str]) -> str:
 
 
 def _stored_history(
-    config: Config, why: WattspanError, asked: Mapping[str, str], job: str
+    config: Config, why: WattspanError, parameters: Mapping[str, str], job: str
 ) -> dict[str, Any]:
-    """The history as it stands on disk; ``why`` if there is none that can be read."""
+    """The history on disk; raises ``why`` if it cannot be read."""
     from wattspan.api.requests import TIME_FORMATS, parse_time
     from wattspan.storage.database import file_exists
     from wattspan.storage.decisions import decisions_path, read_decisions, select_decisions
@@ -258,26 +258,26 @@ def _stored_history(
     emulated = not file_exists(true) and file_exists(other)
     path = other if emulated else true
     now, since = SystemClock().now(), None
-    if "since" in asked:
+    if "since" in parameters:
         try:
-            since = now.wall - (now.mono - parse_time(asked["since"], now))
+            since = now.wall - (now.mono - parse_time(parameters["since"], now))
         except ValueError as error:
             raise click.BadParameter(f"{error}. {TIME_FORMATS}", param_hint="--since") from None
     known = read_decisions(path)
     if not known:
         raise why
-    told = f"No agent answers; this is what stands in {path}."
-    click.echo(f"wattspan: {printable(told)}", err=True)
+    note = f"No agent answers; these decisions are from {path}."
+    click.echo(f"wattspan: {printable(note)}", err=True)
     if job and job not in (names := {one.job for one in known}):
         job = _unambiguous(job, [name for name in names if job.casefold() in name.casefold()])
-    decisions = select_decisions(known, job, int(asked["limit"]), since)
+    decisions = select_decisions(known, job, int(parameters["limit"]), since)
     return {
         "emulated": emulated,
         "decisions": [recorded_decision_to_json(one) for one in decisions],
     }
 
 
-# ------------------------------------------------------------------------------------- showing
+# ------------------------------------------------------------------------------------ output
 
 
 def _echo(lines: Iterable[str]) -> None:
@@ -286,7 +286,7 @@ def _echo(lines: Iterable[str]) -> None:
 
 
 def _width() -> int | None:
-    """Columns of the terminal; None where a program reads."""
+    """Columns of the terminal; None without one."""
     return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else None
 
 

@@ -1,7 +1,4 @@
-"""Everything about one job's tuning: what was seen, tried and lost, and why it stands as it does.
-
-The same sentences serve people and, as facts, programs.
-"""
+"""The explanation of one job's tuning: units, settings, slowdown account, reasons and remedies."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from wattspan.cli.formatting import UNKNOWN, duration_text
+from wattspan.cli.tables import table_lines
 from wattspan.cli.tune.reasons import REASON_EXPLANATIONS
 from wattspan.cli.tune.text import (
     against_original,
@@ -36,7 +34,7 @@ from wattspan.util.text import printable
 
 
 def explain_facts(row: TuningRow, accounts: TuningAccounts) -> dict[str, Any]:
-    """The row as facts, with what its reason means and why no other setting stands."""
+    """The row as JSON, with its explanation."""
     meaning = REASON_EXPLANATIONS[row.decision.reason]
     return {
         **row_to_json(row),
@@ -52,39 +50,35 @@ def explain_facts(row: TuningRow, accounts: TuningAccounts) -> dict[str, Any]:
 def explain_lines(
     row: TuningRow, accounts: TuningAccounts, now: Instant, width: int | None
 ) -> Iterator[str]:
-    """The row for people."""
     meaning = REASON_EXPLANATIONS[row.decision.reason]
     age = duration_text(max(0, now.mono - row.since.mono))
     since = f"{local_time(row.since.wall)} ({age})"
     yield f"{printable(row.job)}, {row.knob}: {state_text(row)} since {since}"
     yield from wrap_lines(printable(row.decision.sentence), width, "  ")
     for title, sentences in (
-        ("Seen", _observation_lines(row)),
+        ("Observations", _observation_lines(row)),
         ("Setting", _setting_lines(row, accounts)),
         ("Ledger", _cost_lines(row)),
         ("Why this setting", [meaning.means, why_not_lower(row), why_not_higher(row, accounts)]),
         ("Next", [meaning.then]),
         ("What you can do", [meaning.do]),
-        ("Who holds the caps", [cap_line(cap, row) for cap in caps_of(row, accounts)]),
+        ("Caps", [cap_line(cap, row) for cap in caps_of(row, accounts)]),
     ):
-        told = [sentence for sentence in sentences if sentence]
+        shown = [sentence for sentence in sentences if sentence]
         if title == "Ledger" and row.tried:
             yield from ("", "Tried", *(f"  {line}" for line in _trial_lines(row)))
-        if told:
+        if shown:
             yield from ("", title)
-            for sentence in told:
+            for sentence in shown:
                 yield from wrap_lines(sentence, width, "  ")
 
 
-# ------------------------------------------------------------------------------------ what it saw
-
-
 def _observation_lines(row: TuningRow) -> list[str]:
-    devices = ", ".join(map(printable, row.devices)) or "no device that is known"
+    devices = ", ".join(map(printable, row.devices)) or "no known device"
     of = printable(" of ".join(filter(None, (row.span, row.service)))) or "the job"
     pairs = ""
     if row.pairs:
-        pairs = f"; {row.pairs} pairs of looks, one at a setting and one at the original"
+        pairs = f"; {row.pairs} pairs of blocks, one at a setting and one at the original"
     found = [f"{row.units} units of work ({of}), on {devices}{pairs}."]
     if row.committed is not None:
         time = duration_text(row.committed)
@@ -93,23 +87,23 @@ def _observation_lines(row: TuningRow) -> list[str]:
 
 
 def _setting_lines(row: TuningRow, accounts: TuningAccounts) -> list[str]:
-    told = against_original(row, accounts.caps)
+    text = against_original(row, accounts.caps)
     if not row.decision.caps:
-        original = f"The original, {told}" if told != UNKNOWN else "The original"
+        original = f"The original, {text}" if text != UNKNOWN else "The original"
         compared = _current_setting(row)
         if compared is not None:
             return [f"{original}, to compare {setting_text(row.knob, compared)} with it."]
         return [f"{original}."]
     if row.applied:
-        return [f"{told} on {', '.join(map(printable, row.decision.caps))}."]
+        return [f"{text} on {', '.join(map(printable, row.decision.caps))}."]
     advised = ", ".join(
         f"{setting_text(row.knob, value)} on {printable(device)}"
         for device, value in row.decision.caps.items()
     )
-    return [f"The original, {told}. Advised: {advised}."]
+    return [f"The original, {text}. Advised: {advised}."]
 
 
-def _trial_lines(row: TuningRow) -> Iterator[str]:
+def _trial_lines(row: TuningRow) -> list[str]:
     held = _current_setting(row)
     table = [("setting", "slower", "bound", "saving", "pairs", "")]
     for tried in sorted(row.tried, key=lambda one: -one.setting):
@@ -127,13 +121,7 @@ def _trial_lines(row: TuningRow) -> Iterator[str]:
                 ", ".join(notes),
             )
         )
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for line in table:
-        *figures, note = (f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True))
-        yield "  ".join([*figures, note.strip()]).rstrip()
-
-
-# ------------------------------------------------------------------------------------- the ledger
+    return table_lines(table, left=(5,))
 
 
 def _cost_lines(row: TuningRow) -> list[str]:
@@ -142,8 +130,8 @@ def _cost_lines(row: TuningRow) -> list[str]:
         of = ""
         if row.allowance is not None:
             of = (
-                f" of {duration_text(row.allowance)} that the budget of "
-                f"{budget_text(row.budget)} allows"
+                f" of {duration_text(row.allowance)} permitted by the budget of "
+                f"{budget_text(row.budget)}"
             )
         found.append(
             f"Lost so far: {duration_text(max(0, row.lost))}{of}; "
@@ -177,9 +165,6 @@ def _bound(row: TuningRow, bound: float | None) -> str:
     return "" if bound is None else f" ({budget_text(row.confidence)} bound {percent(bound)})"
 
 
-# --------------------------------------------------------------------------------- why not another
-
-
 _TRIAL_REASONS = frozenset(
     {
         DecisionReason.OVER_BUDGET,
@@ -190,23 +175,23 @@ _TRIAL_REASONS = frozenset(
         DecisionReason.NO_SAVING,
     }
 )
-"""Why the original stands, if it is for what was tried; else that has nothing to do with it."""
+"""Reasons for the original setting that follow from the tried settings."""
 
 
 def why_not_lower(row: TuningRow) -> str:
-    """Why no lower setting stands, from what was tried; "" if nothing is known of any."""
+    """Why no lower setting was chosen; "" if none is relevant."""
     held = _current_setting(row)
     if held is None and row.decision.reason not in _TRIAL_REASONS:
         return ""
     lower = [one for one in row.tried if held is None or one.setting < held]
     if not lower:
-        return "" if held is None else "Not lower: nothing lower was tried."
+        return "" if held is None else "Not lower: no lower setting was tried."
     nearest = max(lower, key=lambda one: one.setting)
     return f"Not lower: {_rejection_reason(nearest, row, held)}"
 
 
 def why_not_higher(row: TuningRow, accounts: TuningAccounts) -> str:
-    """Why no higher setting stands, or not the original; "" where the original stands."""
+    """Why no higher setting was chosen; "" at the original setting."""
     held = _current_setting(row)
     if held is None:
         return ""
@@ -215,12 +200,12 @@ def why_not_higher(row: TuningRow, accounts: TuningAccounts) -> str:
         nearest = min(higher, key=lambda one: one.setting)
         return f"Not higher: {_rejection_reason(nearest, row, held)}"
     before = set(originals(row, accounts.caps).values())
-    told = f", {setting_text(row.knob, before.pop())}," if len(before) == 1 else ""
-    return f"Not higher: nothing between it and the original{told} was tried."
+    original = f", {setting_text(row.knob, before.pop())}," if len(before) == 1 else ""
+    return f"Not higher: no setting between it and the original{original} was tried."
 
 
 def _rejection_reason(other: SettingResult, row: TuningRow, held: int | None) -> str:
-    """What speaks against ``other``: its speed, its energy, or how little is known of it."""
+    """The reason against ``other``: slowdown, energy, or missing comparisons."""
     name = setting_text(row.knob, other.setting)
     slower = f"{_slowdown_text(other.slowdown)}{_bound(row, other.bound)}"
     now = next((one for one in row.tried if one.setting == held), None)
@@ -237,41 +222,38 @@ def _rejection_reason(other: SettingResult, row: TuningRow, held: int | None) ->
             f"{name} was {slower}, and the bound is above the budget of {budget_text(row.budget)}."
         )
     if other.slowdown is None:
-        return f"{name} was not looked at for long enough to tell."
+        return f"{name} was not compared long enough."
     pairs = "one pair" if other.pairs == 1 else f"{other.pairs} pairs"
-    return f"{name} was {slower} after {pairs}, and was not proved."
+    return f"{name} was {slower} after {pairs}, and was not certified."
 
 
 def _current_setting(row: TuningRow) -> int | None:
-    """The lowest setting asked for now, or compared with the original that stands just now."""
-    asked = min(row.decision.caps.values(), default=None)
-    if asked is None and row.decision.move is Move.PROBE:
+    """The lowest requested setting, or the one that is compared with the original now."""
+    requested = min(row.decision.caps.values(), default=None)
+    if requested is None and row.decision.move is Move.PROBE:
         compared = row.decision.shown.get("setting")
         return None if compared is None or compared in row.original.values() else round(compared)
-    return asked
-
-
-# ------------------------------------------------------------------------------------- who holds
+    return requested
 
 
 def cap_line(cap: CapRow, row: TuningRow | None = None) -> str:
-    """One cap: what stands, who holds it, since when, and why if ``row`` has not said so."""
+    """One cap: its limit, holder, time, and reason unless it is the sentence of ``row``."""
     device, knob = printable(cap.state.name or cap.state.key.device), cap.state.key.knob
-    stands = setting_text(knob, cap.state.enforced)
+    limit = setting_text(knob, cap.state.enforced)
     if cap.state.requested not in (None, cap.state.enforced):
-        stands += f" (asked for: {setting_text(knob, cap.state.requested)})"
-    told = f"{device}, {knob}: {stands}"
+        limit += f" (requested: {setting_text(knob, cap.state.requested)})"
+    text = f"{device}, {knob}: {limit}"
     if not cap.usable:
-        return f"{told}; cannot be written: {printable(cap.trouble)}"
+        return f"{text}; cannot be written: {printable(cap.trouble)}"
     if cap.foreign:
-        return f"{told}; set by somebody else, and let be."
+        return f"{text}; set by another program, and left unchanged."
     if not cap.holder:
-        return f"{told}; nobody holds it."
+        return f"{text}; no holder."
     since = f" since {local_time(cap.since.wall)}" if cap.since is not None else ""
-    before = f", before us {setting_text(knob, cap.original)}" if cap.original is not None else ""
+    before = f", originally {setting_text(knob, cap.original)}" if cap.original is not None else ""
     ceiling = (
         f", the ceiling is {setting_text(knob, cap.ceiling)}" if cap.ceiling is not None else ""
     )
-    said = row is not None and cap.why == row.decision.sentence
-    why = f": {printable(cap.why)}" if cap.why and not said else "."
-    return f"{told}{before}{ceiling}; held by {printable(cap.holder)}{since}{why}"
+    shown = row is not None and cap.why == row.decision.sentence
+    why = f": {printable(cap.why)}" if cap.why and not shown else "."
+    return f"{text}{before}{ceiling}; held by {printable(cap.holder)}{since}{why}"

@@ -198,11 +198,11 @@ REASON_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
         "`wattspan caps status` names the holder.",
     ),
 }
-"""Every reason; a test fails if one is missing."""
+"""For every reason."""
 
 
 def markdown() -> Iterator[str]:
-    """The table of all reasons, line by line."""
+    """Lines of the table of all reasons."""
     yield "| reason | meaning | next | remedy |"
     yield "|---|---|---|---|"
     for reason in DecisionReason:
