@@ -1,13 +1,13 @@
-"""How the series about tuning and caps are drawn from a snapshot.
+"""The catalogue's chapter on tuning and caps.
 
-A job's name comes from outside: as a label it is printable and at most ``LONGEST`` characters.
-
-The catalogue's chapter on tuning and caps.
+Applications choose names of jobs; as labels they are printable and at most
+:data:`MAX_NAME_LENGTH` characters long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 
 from wattspan.model import (
     CapRow,
@@ -33,7 +33,7 @@ from wattspan_exporters.catalogue.metric import (
 )
 
 MAX_NAME_LENGTH = 100
-"""Characters of a job's name that are kept in a label."""
+"""Maximum characters of a job's name in a label."""
 
 _HERTZ = 1_000_000  # clocks are in megahertz
 
@@ -50,11 +50,11 @@ RELEASES = (
     DecisionReason.MIG, DecisionReason.NO_PERMISSION,
     DecisionReason.NO_CAPPER, DecisionReason.LOST_DEVICE,
 )  # fmt: skip
-"""Why a cap is let go. Each is counted from zero, so that ``increase()`` sees the first."""
+"""Reasons for a release. Each is counted from zero, so that ``increase()`` sees the first."""
 
 
 def name_label(name: str) -> str:
-    """The name of a job or of a cap's holder, fit to be a label."""
+    """The name of a job or of a cap's holder as a label value."""
     fit = "".join(c if c.isprintable() else "\ufffd" for c in name)
     return truncate_with_digest(name, fit, MAX_NAME_LENGTH)
 
@@ -63,7 +63,7 @@ def name_label(name: str) -> str:
 
 
 def job_value(field: Callable[[TuningRow], int | float | None]) -> Draw:
-    """Draw one figure of every job that has it, labelled ``job knob``."""
+    """Draw one figure of every job, labelled ``job knob``."""
 
     def draw(snapshot: Snapshot) -> Iterator[Sample]:
         for row in snapshot.tuning.rows:
@@ -74,7 +74,7 @@ def job_value(field: Callable[[TuningRow], int | float | None]) -> Draw:
 
 
 def job_value_with_provenance(field: Callable[[TuningRow], int | float | None]) -> Draw:
-    """The same of a figure about energy, labelled ``job knob provenance``."""
+    """Draw one figure of every job, labelled ``job knob provenance``."""
 
     def draw(snapshot: Snapshot) -> Iterator[Sample]:
         for row in snapshot.tuning.rows:
@@ -92,7 +92,7 @@ def saved_bounds(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def _provenance(snapshot: Snapshot, row: TuningRow) -> str:
-    """What may be said of the energies that were compared."""
+    """The provenance of the compared energies."""
     own = tuple(a for a in snapshot.domains if a.domain.id in row.devices)
     return (
         worst_provenance(own)
@@ -102,7 +102,7 @@ def _provenance(snapshot: Snapshot, row: TuningRow) -> str:
 
 
 def states(snapshot: Snapshot) -> Iterator[Sample]:
-    """Every state of every job: 1 for the one it is in, 0 for the others."""
+    """Every state of every job: 1 for the present one, 0 for the others."""
     for row in snapshot.tuning.rows:
         for state in TuningState:
             yield (name_label(row.job), row.knob, state), int(row.state is state)
@@ -137,7 +137,7 @@ def mode_info(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def capper_value(field: Callable[[TuningAccounts], int]) -> Draw:
-    """Draw one figure of the capper's, without labels, where one is asked for."""
+    """Draw one figure of the capper, without labels, if a capper is configured."""
 
     def draw(snapshot: Snapshot) -> Iterator[Sample]:
         tuning = snapshot.tuning
@@ -163,7 +163,7 @@ def host_ceiling(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def cap_flag(field: Callable[[CapRow], bool]) -> Draw:
-    """Draw whether something is true of every knob, labelled ``hw_id knob``."""
+    """Draw a condition of every knob, labelled ``hw_id knob``."""
 
     def draw(snapshot: Snapshot) -> Iterator[Sample]:
         for row in snapshot.tuning.caps:
@@ -181,7 +181,7 @@ def active_clock_limits(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def _active_limits(snapshot: Snapshot, unit: str, scale: int) -> Iterator[Sample]:
-    """What every knob is held at, which is the least of what its holder and the ceiling allow."""
+    """The effective caps of all knobs: the lowest of the holder's limit and the ceiling."""
     for row in snapshot.tuning.caps:
         knob, device = row.state.key
         allowed = [value for value in (row.wanted, row.ceiling) if value is not None]
@@ -190,12 +190,12 @@ def _active_limits(snapshot: Snapshot, unit: str, scale: int) -> Iterator[Sample
 
 
 def all_power_limits(snapshot: Snapshot) -> Iterator[Sample]:
-    """What GPUs tell of themselves, and what is known of every other device that can be capped."""
+    """The limits that GPUs report, and those of every other device with a power knob."""
     yield from power_limits(snapshot)
-    told = {gpu.domain_id for gpu in snapshot.gpus}
+    reported = {gpu.domain_id for gpu in snapshot.gpus}
     for row in snapshot.tuning.caps:
         if row.state.key.knob.unit == "mW":
-            yield from _limits(row, 1, own=row.state.key.device not in told)
+            yield from _limits(row, 1, own=row.state.key.device not in reported)
 
 
 def clock_limits(snapshot: Snapshot) -> Iterator[Sample]:
@@ -205,7 +205,7 @@ def clock_limits(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def _limits(row: CapRow, scale: int, *, own: bool) -> Iterator[Sample]:
-    """What is known of a knob's limits; the device's ``own`` as well, not only those set here."""
+    """The limits of a knob; with ``own``, also those that the device reports."""
     state = row.state
     known = [("original", row.original), ("ceiling", row.ceiling)]
     if own:
@@ -223,174 +223,137 @@ COUNTER, GAUGE, INFO = Instrument.COUNTER, Instrument.GAUGE, Instrument.INFO
 JOB_ATTRIBUTES = ("job", "knob")
 CAP_ATTRIBUTES = ("hw.id", "knob")
 
+
+def _job(name: str, instrument: Instrument, unit: str, description: str, field: str) -> Metric:
+    """A metric of one field of TuningRow."""
+    draw = job_value(attrgetter(field))
+    return Metric(f"wattspan.autotune.{name}", instrument, unit, description, JOB_ATTRIBUTES, draw)
+
+
+def _energy(name: str, instrument: Instrument, unit: str, description: str, field: str) -> Metric:
+    """A metric of one field of TuningRow, with the provenance of the energies."""
+    draw = job_value_with_provenance(attrgetter(field))
+    attributes = (*JOB_ATTRIBUTES, "provenance")
+    return Metric(f"wattspan.autotune.{name}", instrument, unit, description, attributes, draw)
+
+
 TUNING = Chapter(
     "Tuning and caps",
-    "Whole-run figures are of everything since the job was first seen, exploration included, "
-    "against its original setting. What was saved is an estimate by comparison, with an interval "
-    "at the declared confidence. `wattspan_autotune_saved_joules_total` counts only what the lower "
-    "end has been sure of, so it never falls; `provenance` is that of the energies that were "
-    "compared. One job's counters go on under another `knob` when it is that one's turn. Why a job "
-    "is where it is, in a sentence: `wattspan tune explain`.",
+    "Whole-run figures include everything since the job was first seen, exploration too, and are "
+    "relative to its original setting. Savings are estimates from comparisons, with an interval "
+    "at the configured confidence. `wattspan_autotune_saved_joules_total` counts the highest lower "
+    "bound so far, so it never falls; `provenance` is that of the compared energies. The counters "
+    "of a job continue under another `knob` when that one is tuned. `wattspan tune explain` shows "
+    "the reasons of a job's state.",
     (
         Metric(
             "wattspan.autotune.mode.info", INFO, "",
-            "Whether the tuner is on: `[autotune] mode`.",
+            "Mode of the tuner: `[autotune] mode`.",
             ("mode",), mode_info,
         ),
         Metric(
             "wattspan.autotune.job.info", INFO, "",
-            "Which spans are the units of a job's work, and whether caps are applied to it.",
+            "Spans that are the job's units of work, and whether its caps are applied.",
             (*JOB_ATTRIBUTES, "service.name", "span.name", "applied"), job_info,
         ),
         Metric(
             "wattspan.autotune.state", GAUGE, "",
-            "Where a job stands: 1 for the state it is in, 0 for the others.",
+            "State of a job: 1 for the present state, 0 for the others.",
             (*JOB_ATTRIBUTES, "state"), states,
         ),
         Metric(
             "wattspan.autotune.decision.info", INFO, "",
-            "The decision in force, and why.",
+            "The decision in force, and its reason.",
             (*JOB_ATTRIBUTES, "move", "reason"), decision_info,
         ),
         Metric(
             "wattspan.autotune.decisions", COUNTER, "{decision}",
-            "Decisions that differed from the one before, by what they do and why.",
+            "Decisions that differed from the previous one, by move and reason.",
             (*JOB_ATTRIBUTES, "move", "reason"), decisions,
         ),
-        Metric(
-            "wattspan.autotune.budget", GAUGE, "1",
-            "How much slower the job may become over its whole run.",
-            JOB_ATTRIBUTES, job_value(lambda row: row.budget),
-        ),
-        Metric(
-            "wattspan.autotune.confidence", GAUGE, "1",
-            "How sure bounds are.",
-            JOB_ATTRIBUTES, job_value(lambda row: row.confidence),
-        ),
-        Metric(
-            "wattspan.autotune.slowdown", GAUGE, "1",
-            "How much slower the job has become over its whole run.",
-            JOB_ATTRIBUTES, job_value(lambda row: row.slowdown),
-        ),
-        Metric(
-            "wattspan.autotune.slowdown.bound", GAUGE, "1",
-            "The upper bound of that slowdown.",
-            JOB_ATTRIBUTES, job_value(lambda row: row.slowdown_bound),
-        ),
-        Metric(
-            "wattspan.autotune.held.slowdown", GAUGE, "1",
-            "How much slower the job is at the setting that is held.",
-            JOB_ATTRIBUTES, job_value(lambda row: row.held_slowdown),
-        ),
-        Metric(
-            "wattspan.autotune.held.slowdown.bound", GAUGE, "1",
-            "The upper bound of that slowdown.",
-            JOB_ATTRIBUTES, job_value(lambda row: row.held_bound),
-        ),
-        Metric(
-            "wattspan.autotune.saving", GAUGE, "1",
-            "The part of the energy of a unit of work that is saved at the setting that is held.",
-            (*JOB_ATTRIBUTES, "provenance"), job_value_with_provenance(lambda row: row.saving),
-        ),
-        Metric(
-            "wattspan.autotune.saved", COUNTER, "J",
-            "Energy that has surely been saved: the most that the lower bound ever was.",
-            (*JOB_ATTRIBUTES, "provenance"),
-            job_value_with_provenance(lambda row: row.saved_surely),
-        ),
-        Metric(
-            "wattspan.autotune.saved.estimate", GAUGE, "J",
-            "Energy that has been saved, as far as is known now; it may fall, and below zero.",
-            (*JOB_ATTRIBUTES, "provenance"), job_value_with_provenance(lambda row: row.saved),
-        ),
+        _job("budget", GAUGE, "1", "Slowdown budget of the whole run (ratio).", "budget"),
+        _job("confidence", GAUGE, "1", "Configured confidence level (0–1).", "confidence"),
+        _job("slowdown", GAUGE, "1", "Slowdown of the whole run (ratio).", "slowdown"),
+        _job("slowdown.bound", GAUGE, "1",
+             "Upper confidence bound of the whole-run slowdown (ratio).", "slowdown_bound"),
+        _job("held.slowdown", GAUGE, "1",
+             "Slowdown at the setting that is held (ratio).", "held_slowdown"),
+        _job("held.slowdown.bound", GAUGE, "1",
+             "Upper confidence bound of the slowdown at the held setting (ratio).", "held_bound"),
+        _energy("saving", GAUGE, "1",
+                "Energy per unit of work saved at the held setting (ratio).", "saving"),
+        _energy("saved", COUNTER, "J",
+                "Energy that was certainly saved: the highest lower bound so far.",
+                "saved_surely"),
+        _energy("saved.estimate", GAUGE, "J",
+                "Estimate of the energy saved; it can fall, and become negative.", "saved"),
         Metric(
             "wattspan.autotune.saved.bound", GAUGE, "J",
-            "The bounds of that estimate.",
+            "Confidence bounds of the energy saved.",
             (*JOB_ATTRIBUTES, "bound", "provenance"), saved_bounds,
         ),
-        Metric(
-            "wattspan.autotune.exploration", COUNTER, "s",
-            "Time the job has lost to settings being measured.",
-            JOB_ATTRIBUTES, job_value(lambda row: row.exploration),
-        ),
-        Metric(
-            "wattspan.autotune.lost", GAUGE, "s",
-            "Time the job has lost to caps in all, as far as is known now.",
-            JOB_ATTRIBUTES, job_value(lambda row: row.lost),
-        ),
-        Metric(
-            "wattspan.autotune.allowance", GAUGE, "s",
-            "Time the budget allows the job to have lost by now.",
-            JOB_ATTRIBUTES, job_value(lambda row: row.allowance),
-        ),
-        Metric(
-            "wattspan.autotune.pairs", GAUGE, "{pair}",
-            "Comparisons with the original setting that the present figures rest on.",
-            JOB_ATTRIBUTES, job_value(lambda row: row.pairs),
-        ),
-        Metric(
-            "wattspan.autotune.units", COUNTER, "{unit}",
-            "Units of the job's work that have been seen.",
-            JOB_ATTRIBUTES, job_value(lambda row: row.units),
-        ),
-        Metric(
-            "wattspan.autotune.commit", GAUGE, "s",
-            "How long it took from the job's first unit of work to its first certified setting.",
-            JOB_ATTRIBUTES, job_value(lambda row: row.committed),
-        ),
+        _job("exploration", COUNTER, "s", "Time lost by exploration.", "exploration"),
+        _job("lost", GAUGE, "s", "Estimate of the time lost by caps.", "lost"),
+        _job("allowance", GAUGE, "s",
+             "Time that the budget permits the run to have lost so far.", "allowance"),
+        _job("pairs", GAUGE, "{pair}",
+             "Paired comparisons on which the present figures are based.", "pairs"),
+        _job("units", COUNTER, "{unit}", "Observed units of work.", "units"),
+        _job("commit", GAUGE, "s",
+             "Time from the first unit of work to the first certified setting.", "committed"),
         Metric(
             "wattspan.cap.power", GAUGE, "W",
-            "The power a device is held to, and for whom.",
+            "Power cap of a device, by holder.",
             (*CAP_ATTRIBUTES, "holder"), active_power_limits,
         ),
         Metric(
             "wattspan.cap.clock", GAUGE, "Hz",
-            "The clock frequency a device is held to, and for whom.",
+            "Clock cap of a device, by holder.",
             (*CAP_ATTRIBUTES, "holder"), active_clock_limits,
         ),
         Metric(
             "wattspan.clock.limit", GAUGE, "Hz",
-            "A limit of the device's clock.",
+            "Clock limits of a device.",
             ("hw.id", "limit"), clock_limits,
         ),
         Metric(
             "wattspan.cap.usable", GAUGE, "",
-            "Whether the knob can be written here.",
+            "Whether the capper can write the knob.",
             CAP_ATTRIBUTES, cap_flag(lambda row: row.usable),
         ),
         Metric(
             "wattspan.cap.foreign", GAUGE, "",
-            "Whether somebody else has set the knob, so that it is left alone.",
+            "Whether another program has set the knob, so that the capper leaves it unchanged.",
             CAP_ATTRIBUTES, cap_flag(lambda row: row.foreign),
         ),
         Metric(
             "wattspan.host.power.ceiling", GAUGE, "W",
-            "The host's power budget, if there is one.",
+            "Ceiling of the summed power limits of the host; absent without one.",
             (), host_ceiling,
         ),
         Metric(
             "wattspan.capper.up", GAUGE, "",
-            "Whether the process that alone may write limits answers; absent if none is asked for.",
+            "Whether the capper answers; absent if none is needed.",
             (), capper_value(lambda tuning: bool(tuning.capper)),
         ),
         Metric(
             "wattspan.capper.writes", COUNTER, "{write}",
-            "Limits that it has written.",
+            "Power-limit and clock-limit writes by the capper.",
             (), capper_value(lambda tuning: tuning.writes), begins=boot_start_times,
         ),
         Metric(
             "wattspan.capper.restores", COUNTER, "{write}",
-            "Limits that it has given back to what they were.",
+            "Original limits restored by the capper.",
             (), capper_value(lambda tuning: tuning.restores), begins=boot_start_times,
         ),
         Metric(
             "wattspan.logs.forwarded", COUNTER, "{record}",
-            "Log records about decisions and caps that the collector behind the agent has taken.",
+            "Log records of decisions and caps that the collector has accepted.",
             (), forwarded,
         ),
         Metric(
             "wattspan.logs.forward.drops", COUNTER, "{record}",
-            "Log records that the collector behind the agent did not get, by reason.",
+            "Log records of decisions and caps that the collector did not get, by reason.",
             ("reason",), forward_drops,
         ),
     ),
